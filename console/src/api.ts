@@ -7,8 +7,8 @@ export interface Limits {
   iops?: number;
   bandwidth?: string;
   burst?: string;
-  share?: number;
-  "minimum-iops"?: number;
+  weight?: number;
+  "reserved-iops"?: number;
 }
 
 export interface Volume extends Limits {
@@ -213,7 +213,7 @@ export async function ask<T>(method: string, path: string, body?: unknown): Prom
   try {
     answer = await fetch(`/v1${path}`, request);
   } catch {
-    throw new Refused(0, "unreachable", "The server does not answer: is it running, and reachable from here?", null);
+    throw new Refused(0, "unreachable", "The server does not answer; check that it runs and is reachable from here", null);
   }
   const text = await answer.text();
   let value: unknown = null;

@@ -44,7 +44,7 @@ export function App() {
   }
   return (
     <div onClick={followLinks}>
-      <a class="skip" href="#main">To the content</a>
+      <a class="skip" href="#main">Skip to content</a>
       <header>
         <a class="brand" href="/">sarsen</a>
         <nav aria-label="Screens">
@@ -77,10 +77,10 @@ function screen(path: string[]): ComponentChildren {
       case "history": return <History />;
     }
   }
-  return <p>There is no such page. <a href="/">To the overview</a></p>;
+  return <p>This page does not exist. <a href="/">Go to overview</a></p>;
 }
 
-/** Says when what is shown may be old. */
+/** Says when This page may be out of date. */
 function Lost() {
   const { link } = useLive();
   const askNow = () => {
@@ -91,8 +91,8 @@ function Lost() {
     <div role="status" class="lost-place">
       {link === "lost" && (
         <p class="lost">
-          The server does not answer: what is shown may be old. It is asked again every few seconds.
-          <button type="button" onClick={askNow}>Ask now</button>
+          The server does not answer. This page may be out of date; it retries every few seconds.
+          <button type="button" onClick={askNow}>Retry now</button>
         </p>
       )}
     </div>

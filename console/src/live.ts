@@ -69,7 +69,7 @@ export interface Entry {
   message: string;
   /** What to do about it. */
   remedy: string | null;
-  /** What it is about. */
+  /** Details about. */
   subject: Record<string, string>;
 }
 
@@ -123,7 +123,7 @@ export function rates(before: Statistics, after: Statistics, seconds: number, on
     limited += waited;
     for (const now of list) {
       let was = old.get(`${volume}/${now.operation}`);
-      // A volume that was taken away and came back counts from nothing.
+      // A volume that was taken away and came back counts from zero.
       if (was && was.count > now.count) was = undefined;
       const done = now.count - (was?.count ?? 0);
       if (done === 0) continue;

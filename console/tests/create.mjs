@@ -27,7 +27,7 @@ await withPage({ viewport: { width: 1000, height: 900 } }, async (page) => {
   };
 
   await page.goto(base);
-  await page.getByText("All is well.").waitFor();
+  await page.getByText("No problems.").waitFor();
   await tabTo("Create the first volume");
   await keyboard.press("Enter");
   await page.getByRole("heading", { name: "Create a volume" }).waitFor();
@@ -81,7 +81,7 @@ await withPage({ viewport: { width: 1000, height: 900 } }, async (page) => {
   assert.deepEqual(document.target[0].chap, ["vm"]);
   assert.ok(!JSON.stringify(document).includes(secret), "the secret is not shown again");
   assert.equal(await isTooWide(page), false);
-  await tabTo("To the volume");
+  await tabTo("Go to volume");
   await keyboard.press("Enter");
   await page.getByRole("heading", { name: "data", exact: true }).waitFor();
   assert.ok(!(await page.locator("body").textContent()).includes(secret), "nor by the page");

@@ -39,16 +39,16 @@ await withPage({ viewport: { width: 320, height: 640 }, colorScheme: "dark", has
   await picture(page, "phone-create");
   // A path that is none of ours is told from one that is.
   await page.goto(`${base}/nowhere`);
-  await page.getByText("There is no such page.").waitFor();
+  await page.getByText("This page does not exist.").waitFor();
   // A server that is away is told, and is asked again when somebody says so.
   await page.route("**/v1/**", (route) => route.abort());
   await page.goto(`${base}/sessions`);
-  await page.getByText("what is shown may be old").waitFor();
-  await page.getByRole("alert").filter({ hasText: "is it running, and reachable" }).waitFor();
+  await page.getByText("This page may be out of date").waitFor();
+  await page.getByRole("alert").filter({ hasText: "check that it runs and is reachable" }).waitFor();
   assert.equal(await isTooWide(page), false, "what is told of it sticks out");
   await picture(page, "phone-lost");
   await page.unroute("**/v1/**");
-  await page.getByRole("button", { name: "Ask now" }).click();
-  await page.getByText("Nobody is logged in.").waitFor();
-  await page.getByText("what is shown may be old").waitFor({ state: "detached" });
+  await page.getByRole("button", { name: "Retry now" }).click();
+  await page.getByText("No initiator is logged in.").waitFor();
+  await page.getByText("This page may be out of date").waitFor({ state: "detached" });
 }, [/ERR_FAILED/, /status of 404/]);

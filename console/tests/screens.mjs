@@ -15,7 +15,7 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
   // History: who changes something says so.
   await page.goto(base);
   await open(page, "History");
-  await page.getByLabel("You are").fill("Ada");
+  await page.getByLabel("Your name").fill("Ada");
   assert.match((await api(page, "/config/revisions")).revisions[0].author, /@/);
 
   // Overview: it lives.
@@ -40,51 +40,51 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
 
   // It is limited: what is wrong is told at its field, what it may have is in force, and goes again.
   const limits = async () => {
-    const { iops, bandwidth, burst, share } = (await api(page, "/config/volume/data")).object;
-    return { iops, bandwidth, burst, share };
+    const { iops, bandwidth, burst, weight } = (await api(page, "/config/volume/data")).object;
+    return { iops, bandwidth, burst, weight };
   };
-  const plan = page.getByRole("button", { name: "Look what that changes" });
+  const plan = page.getByRole("button", { name: "Preview changes" });
   const isWrong = async (label, told) => {
     await page.getByRole("alert").filter({ hasText: told }).waitFor();
     assert.equal(await page.getByLabel(label).getAttribute("aria-invalid"), "true", label);
     assert.equal(await page.evaluate(() => document.activeElement.labels[0].textContent), label);
   };
   for (const [label, wrong, told, right] of [
-    ["IOPS at most", "many", "is not a whole number", "400"],
-    ["Bandwidth at most", "fast", "is not a size", "200MiB"],
-    ["Burst", "2h", "up to 3600s", ""],
-    ["Share", "10001", "from 1 to 10000", "150"],
-    ["IOPS at least", "500", "above iops = 400", ""],
+    ["Maximum IOPS", "many", "is not a whole number", "400"],
+    ["Maximum bandwidth", "fast", "is not a size", "200MiB"],
+    ["Burst window", "2h", "up to 3600s", ""],
+    ["Weight", "10001", "from 1 to 10000", "150"],
+    ["Reserved IOPS", "500", "above iops = 400", ""],
   ]) {
     await page.getByLabel(label).fill(wrong);
     await plan.click();
     await isWrong(label, told);
     await page.getByLabel(label).fill(right);
   }
-  await page.getByLabel("Share").press("Enter");
-  await dialog.getByText("iops from nothing to 400").waitFor();
+  await page.getByLabel("Weight").press("Enter");
+  await dialog.getByText("iops from unset to 400").waitFor();
   assert.equal((await limits()).iops, undefined, "not before it is confirmed");
   await picture(page, "limits");
   await dialog.getByRole("button", { name: "Change", exact: true }).click();
-  await page.getByText("Its limits are in force.").waitFor();
-  assert.deepEqual(await limits(), { iops: 400, bandwidth: "200MiB", burst: undefined, share: 150 });
+  await page.getByText("The new limits are in force.").waitFor();
+  assert.deepEqual(await limits(), { iops: 400, bandwidth: "200MiB", burst: undefined, weight: 150 });
   const waited = figure("Had to wait");
   await page.waitForFunction(() => [...document.querySelectorAll(".figure")].some((one) => /^Had to wait[1-9]/.test(one.textContent)));
   assert.match(await waited.textContent(), /[1-9].* a second/);
   await picture(page, "limited");
-  for (const label of ["IOPS at most", "Bandwidth at most", "Share"]) await page.getByLabel(label).fill("");
+  for (const label of ["Maximum IOPS", "Maximum bandwidth", "Weight"]) await page.getByLabel(label).fill("");
   await plan.click();
-  await dialog.getByText("iops from 400 to nothing").waitFor();
+  await dialog.getByText("iops from 400 to unset").waitFor();
   // Somebody else was faster: who it was, and what he did, is told, and it is looked at again.
-  const other = await page.request.patch(`${base}/v1/config/volume/idle`, { data: { share: 7 }, headers: { "sarsen-author": "Bob" } });
+  const other = await page.request.patch(`${base}/v1/config/volume/idle`, { data: { weight: 7 }, headers: { "sarsen-author": "Bob" } });
   assert.equal(other.status(), 200);
   await dialog.getByRole("button", { name: "Change", exact: true }).click();
-  await dialog.getByText(/Bob, .*volume idle: share \(unset\) -> 7/).waitFor();
+  await dialog.getByText(/Bob, .*volume idle: weight \(unset\) -> 7/).waitFor();
   assert.equal((await limits()).iops, 400);
-  await dialog.getByRole("button", { name: "Look again" }).click();
+  await dialog.getByRole("button", { name: "Refresh preview" }).click();
   await dialog.getByRole("button", { name: "Change", exact: true }).click();
   await dialog.waitFor({ state: "detached" });
-  assert.deepEqual(await limits(), { iops: undefined, bandwidth: undefined, burst: undefined, share: undefined });
+  assert.deepEqual(await limits(), { iops: undefined, bandwidth: undefined, burst: undefined, weight: undefined });
   await page.waitForFunction(() => document.querySelector("input[name=iops]").value === "");
 
   // It grows while it is used.
@@ -97,7 +97,7 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
   await dialog.getByText("size from 64MiB to 128MiB").waitFor();
   assert.equal((await api(page, "/config/volume/data")).object.size, "64MiB", "not before it is confirmed");
   await dialog.getByRole("button", { name: "Grow" }).click();
-  await page.getByText("It has grown.").waitFor();
+  await page.getByText("The volume has the new size.").waitFor();
   assert.equal((await api(page, "/config/volume/data")).object.size, "128MiB");
   await page.getByText("128 MiB").first().waitFor();
 
@@ -124,12 +124,12 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
   await page.getByRole("alert").waitFor();
   await page.getByLabel("Its initiators").fill("iqn.2026-11.proof:web*");
   await page.getByRole("button", { name: "Add", exact: true }).click();
-  await page.getByText("Host web is there.").waitFor();
+  await page.getByText("Host web was created.").waitFor();
   assert.deepEqual((await api(page, "/config/host/web")).object.initiators, ["iqn.2026-11.proof:web*"]);
   await page.getByRole("button", { name: `Change access to ${TARGET}` }).click();
   await dialog.getByLabel("Host web").check();
   await dialog.getByLabel("Initiators").fill(INITIATOR);
-  await dialog.getByRole("button", { name: "Look what that changes" }).click();
+  await dialog.getByRole("button", { name: "Preview changes" }).click();
   await dialog.getByRole("button", { name: "Change", exact: true }).click();
   await page.getByRole("list", { name: "Targets" }).getByText("host web").waitFor();
   const { allow } = (await api(page, `/config/target/${encodeURIComponent(TARGET)}`)).object;
@@ -142,19 +142,19 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
   await page.getByLabel("Its initiators").fill(INITIATOR);
   await page.getByLabel("Host name").fill("client");
   await page.getByRole("button", { name: "Add", exact: true }).click();
-  await page.getByText("Host client is there.").waitFor();
+  await page.getByText("Host client was created.").waitFor();
   await page.getByRole("button", { name: "Limits of host client" }).click();
   await page.waitForFunction(() => /IOPS now[1-9]/.test(document.querySelector("dialog")?.textContent ?? ""));
-  await dialog.getByLabel("IOPS at most").fill("0");
-  await dialog.getByRole("button", { name: "Look what that changes" }).click();
-  await dialog.getByRole("alert").filter({ hasText: "from 1 on" }).waitFor();
-  assert.equal(await dialog.getByLabel("IOPS at most").getAttribute("aria-invalid"), "true");
-  await dialog.getByLabel("IOPS at most").fill("1200");
+  await dialog.getByLabel("Maximum IOPS").fill("0");
+  await dialog.getByRole("button", { name: "Preview changes" }).click();
+  await dialog.getByRole("alert").filter({ hasText: "from 1," }).waitFor();
+  assert.equal(await dialog.getByLabel("Maximum IOPS").getAttribute("aria-invalid"), "true");
+  await dialog.getByLabel("Maximum IOPS").fill("1200");
   await picture(page, "host-limits");
-  await dialog.getByRole("button", { name: "Look what that changes" }).click();
-  await dialog.getByText("change host client: iops from nothing to 1200").waitFor();
+  await dialog.getByRole("button", { name: "Preview changes" }).click();
+  await dialog.getByText("change host client: iops from unset to 1200").waitFor();
   await dialog.getByRole("button", { name: "Change", exact: true }).click();
-  await page.getByRole("row", { name: /^client/ }).getByText("at most 1,200 IOPS").waitFor();
+  await page.getByRole("row", { name: /^client/ }).getByText("maximum 1,200 IOPS").waitFor();
   assert.equal((await api(page, "/config/host/client")).object.iops, 1200);
 
   // What goes is taken out of the rules that name it; not where everybody would be let in by that.
@@ -164,7 +164,7 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
   await dialog.waitFor({ state: "detached" });
   assert.deepEqual((await api(page, `/config/target/${encodeURIComponent(TARGET)}`)).object.allow, [{ initiator: INITIATOR }]);
   await page.getByRole("button", { name: "Remove account vm" }).click();
-  await dialog.getByRole("alert").filter({ hasText: "everybody would be" }).waitFor();
+  await dialog.getByRole("alert").filter({ hasText: "every initiator would be permitted" }).waitFor();
   await dialog.getByRole("button", { name: "Cancel" }).click();
 
   // Removes CHAP of an existing target and restores it.
@@ -173,7 +173,7 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
     assert.deepEqual(await chapOf(), before);
     await page.getByRole("button", { name: `Change access to ${TARGET}` }).click();
     await dialog.getByLabel("Account vm").click();
-    await dialog.getByRole("button", { name: "Look what that changes" }).click();
+    await dialog.getByRole("button", { name: "Preview changes" }).click();
     await dialog.getByText(`change target ${TARGET}: chap`).waitFor();
     await dialog.getByRole("button", { name: /^Change/ }).click();
     await dialog.waitFor({ state: "detached" });
@@ -213,14 +213,14 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
   await open(page, "Sessions");
   const sessions = page.getByRole("list", { name: "Sessions" });
   await sessions.getByText(INITIATOR).first().waitFor();
-  await sessions.getByText("1 connection, and what was negotiated").click();
+  await sessions.getByText("1 connection, and negotiated parameters").click();
   const { sessions: [session] } = await until(page, "/sessions", ({ sessions }) => sessions.length > 0);
   const burst = session.connections[0].keys.max_burst_length.toLocaleString("en");
   await sessions.getByText("MaxBurstLength").locator("..").getByText(burst).waitFor();
   await picture(page, "sessions");
   await page.getByRole("button", { name: `Log out ${INITIATOR}` }).click();
   await dialog.getByRole("button", { name: "Log out" }).click();
-  await dialog.getByText(/It logged out|It was dropped/).waitFor();
+  await dialog.getByText(/It logged out|Its connections were closed/).waitFor();
   await dialog.getByRole("button", { name: "Close" }).click();
   await until(page, "/sessions", ({ sessions }) => sessions.every(({ tsih }) => tsih !== session.tsih));
 
@@ -315,7 +315,7 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
   await open(page, "Lab");
   await page.getByRole("link", { name: /^lunden/ }).click();
   await page.locator("td.published").first().waitFor();
-  const whole = page.getByRole("link", { name: "Whole report" });
+  const whole = page.getByRole("link", { name: "Full report" });
   assert.match(await whole.getAttribute("href"), /^\/v1\/lab\/runs\/1\/report\?format=html$/);
   const report = await page.request.get(new URL(await whole.getAttribute("href"), base).href);
   assert.match(report.headers()["content-security-policy"], /sandbox/);

@@ -1,6 +1,5 @@
-//! Who gets in, as initiators meet it: each refusal with the status that RFC 7143 §11.13.5 names, one
-//! line of the log and a count; what a part of a target looks like from both sides; and access that is
-//! revoked while it is used.
+//! Access control as initiators see it. Each refusal has the status of RFC 7143 §11.13.5, one log line and a count. The
+//! proofs also show a part of a target to two initiators, and revoke access during its use.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -31,7 +30,7 @@ const ELSEWHERE: &str = "iqn.2026-11.proof:elsewhere";
 const ACCOUNTS: [(&str, &str); 3] =
     [("host", "the host's secret"), ("other", "the other's secret"), ("san", "the san's secret")];
 
-/// Each of two initiators finds a disk of its own at LUN 0.
+/// At LUN 0, each of the two initiators sees a different disk.
 const ONE_RULE: &str =
     "[[target.allow]]\ninitiator = \"iqn.2026-11.proof:one\"\nluns = { 0 = \"a\" }\n";
 const TWO_RULE: &str =
@@ -39,7 +38,7 @@ const TWO_RULE: &str =
 const FAR_RULE: &str = "[[target.allow]]\ninitiator = \"iqn.2026-11.proof:elsewhere\"\n\
     address = \"192.0.2.0/24\"\n";
 
-/// A server with a target of two disks, of which each initiator is shown one, and a target behind CHAP.
+/// A server with two targets: one shows each initiator one of two disks, the other requires CHAP.
 struct Guarded {
     serving: Serving,
     folder: tempfile::TempDir,
@@ -66,7 +65,7 @@ impl Guarded {
         Ok(Self { serving: Serving::start_with(&volumes, &arguments)?, folder })
     }
 
-    /// Writes other rules for the first target and has them taken over.
+    /// Writes other rules for the first target and applies them.
     fn change(&self, rules: &str) -> Result<()> {
         fs::write(self.folder.path().join("sarsen.toml"), configuration(&self.folder, rules))?;
         client::signal(&self.serving, Signal::HUP)
@@ -84,7 +83,7 @@ impl Guarded {
         self.folder.path().join("control.sock")
     }
 
-    /// The value of a line of `sarsen metrics`.
+    /// Returns the value of a line of `sarsen metrics`.
     fn metric(&self, name: &str) -> Result<u64> {
         let mut command = Command::new("timeout");
         command.args(["--kill-after=5", "60"]).arg(program::path()?);
@@ -103,7 +102,7 @@ impl Guarded {
         self.metric(&format!("sarsen_logins_refused_total{{reason=\"{reason}\"}}"))
     }
 
-    /// The line of the log that has all of these words; there has to be one.
+    /// Returns the only line of the log that contains all these words; there must be exactly one.
     fn only_line(&self, words: &[&str]) -> Result<String> {
         let has_all = |line: &&str| words.iter().all(|word| line.contains(word));
         until(|| Ok(self.serving.log().lines().any(|line| has_all(&line))))
@@ -117,7 +116,7 @@ impl Guarded {
     }
 }
 
-/// Looks again until it is so: what is told of a login follows its answer.
+/// Repeats the check until it succeeds: the server logs a login after its response.
 fn until(mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     let deadline = now() + LIMIT;
     while !is_so()? {
@@ -149,7 +148,7 @@ fn credentials(name: &str, secret: &str) -> Credentials {
     Credentials { name: name.to_owned(), secret: Secret(secret.to_owned()) }
 }
 
-/// Logs in; the status if that is refused.
+/// Logs in; returns the status if the server refuses.
 fn login(url: &Url, initiator: &str, user: Option<(&str, &str)>) -> Result<Option<LoginStatus>> {
     let mut url: sarsen_initiator::Url = url.to_string().parse()?;
     if let Some((name, secret)) = user {
@@ -181,7 +180,7 @@ fn rfc7143_11_13_5_each_refusal_has_its_status_a_line_and_a_count() -> Result<()
     for (url, initiator, user, status, reason, reported) in [
         (closed, ONE, (host, others_secret), failed, "wrong_secret", "wrong secret"),
         (closed, ONE, ("nobody", secret), failed, "unknown_account", "unknown account"),
-        // A target's own account opens nothing.
+        // A target's own account does not permit a login.
         (closed, TWO, (san, sans_secret), failed, "unknown_account", "unknown account"),
         (
             closed,
@@ -189,7 +188,7 @@ fn rfc7143_11_13_5_each_refusal_has_its_status_a_line_and_a_count() -> Result<()
             (other, others_secret),
             LoginStatus::AuthorizationFailure,
             "account_not_allowed",
-            "this account has no access",
+            "this account is not permitted",
         ),
     ] {
         let before = server.refused(reason)?;
@@ -200,7 +199,7 @@ fn rfc7143_11_13_5_each_refusal_has_its_status_a_line_and_a_count() -> Result<()
         ensure!(line.contains("WARN") && line.contains("peer=127.0.0.1:"), "{line}");
     }
     for (url, initiator, status, reason, reported) in [
-        (closed, STRANGER, failed, "no_common_method", "no common way"),
+        (closed, STRANGER, failed, "no_common_method", "no common authentication method"),
         (shared, STRANGER, LoginStatus::NotFound, "initiator_not_allowed", "this initiator name"),
         (shared, ELSEWHERE, LoginStatus::NotFound, "address_not_allowed", "this address"),
     ] {
@@ -290,8 +289,8 @@ fn rfc7143_11_9_1_revoked_access_ends_the_session_and_stays_revoked() -> Result<
     ensure!(reported.asynchronous_event() == Some(AsyncEvent::SessionDrop), "{reported:?}");
     ensure!(one.next()?.is_none(), "the connection stays");
     until(|| Ok(server.metric("sarsen_access_revoked_total")? == 1))?;
-    server.only_line(&["access revoked", ONE, "this initiator name has no access"])?;
-    // The other stays, and is told of what it is shown now.
+    server.only_line(&["access revoked", ONE, "this initiator name is not permitted"])?;
+    // The other session stays open, and the server reports that its units have changed.
     let mut changed = None;
     until(|| {
         changed = two.test_unit_ready()?.sense();
@@ -303,7 +302,7 @@ fn rfc7143_11_9_1_revoked_access_ends_the_session_and_stays_revoked() -> Result<
     ensure!(again == LoginStatus::AuthorizationFailure, "{again:?}");
     let stranger = client::login_status(server.shared(), STRANGER, [0x80, 0, 0, 0, 0, 3])?;
     ensure!(stranger == LoginStatus::NotFound, "{stranger:?}");
-    // A number that comes to mean another disk ends the session, too.
+    // If a LUN is assigned to another disk, the session ends too.
     server.change(&TWO_RULE.replace("\"b\"", "\"a\""))?;
     let reported = two.next()?.context("closed without a word")?;
     ensure!(reported.asynchronous_event() == Some(AsyncEvent::SessionDrop), "{reported:?}");
@@ -324,7 +323,7 @@ fn rules_with_a_mistake_change_nothing() -> Result<()> {
     let before = client::login_status(server.shared(), TWO, [0x80, 0, 0, 0, 0, 2])?;
     ensure!(before == LoginStatus::Success, "{before:?}");
     server.change(&["alias = \"x\"\n", ONE_RULE].concat())?;
-    server.only_line(&["SIGHUP: the configuration is in force"])?;
+    server.only_line(&["SIGHUP: the configuration was applied"])?;
     let after = client::login_status(server.shared(), TWO, [0x80, 0, 0, 0, 0, 3])?;
     ensure!(after != LoginStatus::Success, "{after:?}");
     ensure!(one.test_unit_ready()?.status() == Some(0), "{}", server.serving.log());

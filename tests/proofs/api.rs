@@ -1,4 +1,4 @@
-//! The API held against its own document by schemathesis, which makes up requests, right ones and wrong ones.
+//! Tests the API against its own document with schemathesis, which generates valid and invalid requests.
 
 use std::process::Command;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use sarsen_proof::process;
 
 const INSTALL_LIMIT: Duration = Duration::from_secs(300);
 const RUN_LIMIT: Duration = Duration::from_secs(600);
-/// Of which the arguments below are known.
+/// The version that accepts the arguments below.
 const SCHEMATHESIS: &str = "schemathesis==4.32.5";
 
 #[test]
@@ -23,7 +23,7 @@ fn no_request_is_answered_with_a_fault_of_the_server_or_with_what_is_not_documen
     process::output(Command::new(venv.join("bin/pip")).args(install), INSTALL_LIMIT)?;
 
     let server = Managed::start_with(folder.path(), &["--api", "127.0.0.1:0"])?;
-    // Something that names can be found of.
+    // Creates objects whose names the requests can use.
     server
         .run(&["volume", "create", "data", "8MiB", "--store", "ram", "--export", "--chap", "vm"])?;
     let api = server.announced()["api"].as_str().context("where the API is")?;
@@ -31,16 +31,16 @@ fn no_request_is_answered_with_a_fault_of_the_server_or_with_what_is_not_documen
     command
         .current_dir(folder.path())
         .args(["run", "--max-examples", "30", "--no-color", "--checks"])
-        // What a document cannot say (which names there are, what goes together) is refused, too.
+        // The server also refuses requests for reasons that a document cannot express, such as unknown names.
         .arg("not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance")
-        // It answers as long as somebody listens.
+        // This stream does not end while the client is connected.
         .args(["--exclude-path", "/v1/live"])
         .arg(format!("{api}v1/openapi.json"));
     let finished = process::finish(&mut command, RUN_LIMIT)?;
     let said = finished.success().with_context(|| server.log())?;
     ensure!(said.contains("Tested: "), "{said}");
     ensure!(!server.log().contains("panicked"), "{}", server.log());
-    // And it still does what it is for.
+    // The server still works after the requests.
     server.run(&["volume", "create", "after", "1MiB", "--store", "ram"])?;
     server.stop()
 }

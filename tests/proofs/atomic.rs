@@ -1,10 +1,10 @@
-//! What a crash must not leave half done: WRITE ATOMIC, which is there whole or not at all, and
-//! SANITIZE, which is told as failed until another one has succeeded.
+//! Operations that a crash must not leave incomplete: WRITE ATOMIC takes effect as a whole or not at all, and a failed
+//! SANITIZE is reported until another one has succeeded.
 //!
-//! The writers of the first proof fill runs of 64 KiB, each word of which says run and generation.
-//! A kill seldom stops the kernel within one write, so the proof does to the file what a loss of
-//! power may do: a run that was on its way when the server was killed is torn before the next
-//! start. `PROOF_SEED` repeats a run, `PROOF_KILLS` lengthens it.
+//! The writers of the first proof fill runs of 64 KiB; each word contains the run and the generation. A kill rarely
+//! interrupts the kernel within a write. The proof therefore damages the file as a power failure may do: before the
+//! next start it tears the run that was in progress at the kill. `PROOF_SEED` repeats a run, `PROOF_KILLS` makes it
+//! longer.
 
 use std::cell::{Cell, RefCell};
 use std::fs::{self, OpenOptions};
@@ -26,14 +26,13 @@ use crate::client::{self, Dice};
 const MIB: u64 = 1 << 20;
 const BLOCK_LENGTH: usize = 512;
 
-/// Kills of the atomic writes' test, unless `PROOF_KILLS` says otherwise.
+/// Default number of kills in the test of atomic writes; `PROOF_KILLS` overrides it.
 const KILLS: u64 = 8;
-/// Kills that are added to these until one has cut a write off.
+/// Maximum number of additional kills until one has interrupted a write.
 const KILLS_ADDED_MAX: u64 = 200;
-/// Kills of each sanitize operation.
+/// Number of kills for each sanitize operation.
 const SANITIZE_KILLS: u64 = 3;
-/// A round acknowledges up to so many writes, and then answers up to so many pings, before its
-/// kill.
+/// Before its kill, a round acknowledges at most this many writes and then answers at most this many pings.
 const ACKNOWLEDGEMENTS_MAX: u64 = 40;
 const PINGS_MAX: u64 = 40;
 
@@ -60,20 +59,20 @@ fn fill(run: usize, generation: u64) -> Vec<u8> {
     word.repeat(RUN_LENGTH / WORD_LENGTH)
 }
 
-/// What the first word of a run says: whose it is, and its generation.
+/// Returns the content of the first word of a run: the run and its generation.
 fn word(bytes: &[u8]) -> Option<(u64, u64)> {
     let (run, rest) = bytes.split_first_chunk::<8>()?;
     Some((u64::from_be_bytes(*run), u64::from_be_bytes(*rest.first_chunk::<8>()?)))
 }
 
-/// A run may be of any generation between the two.
+/// A run may have any generation from `known` to `issued`.
 #[derive(Clone, Copy, Default)]
 struct AllowedGenerations {
     known: u64,
     issued: u64,
 }
 
-/// Reads a run, which is wholly of one generation.
+/// Reads a run and checks that it has a single generation.
 async fn generation(session: &Session, run: usize) -> Result<u64> {
     let bytes = session.read((run * RUN_BLOCKS) as u64, RUN_BLOCKS as u32).await?;
     let (owner, generation) = word(&bytes).context("a word")?;
@@ -89,7 +88,7 @@ async fn generation(session: &Session, run: usize) -> Result<u64> {
     Ok(generation)
 }
 
-/// Holds every run against what is owed. What was read once is not taken back later.
+/// Compares every run with its allowed generations. A generation that was read once must not disappear.
 async fn check(session: &Session, pending_size: &RefCell<Vec<AllowedGenerations>>) -> Result<()> {
     for run in 0..RUNS {
         let found = generation(session, run).await?;
@@ -101,17 +100,17 @@ async fn check(session: &Session, pending_size: &RefCell<Vec<AllowedGenerations>
     Ok(())
 }
 
-/// Writers, from connect to kill.
+/// The writers from their login to the kill.
 struct Round<'a> {
     serving: &'a Serving,
     session: &'a Session,
     pending_size: &'a RefCell<Vec<AllowedGenerations>>,
-    /// Acknowledgements until the kill.
+    /// Number of acknowledgements before the kill.
     left: Cell<u64>,
 }
 
 impl Round<'_> {
-    /// Writes until the server is gone.
+    /// Writes until the server has ended.
     async fn writer(&self, writer: usize, mut dice: Dice) -> Result<()> {
         loop {
             let run = writer * RUNS_PER_WRITER + dice.below(RUNS_PER_WRITER as u64) as usize;
@@ -135,7 +134,7 @@ impl Round<'_> {
         }
     }
 
-    /// Kills the server wherever its writes are so many pings after the last acknowledgement.
+    /// Kills the server `pings` pings after the last acknowledgement, whatever the state of its writes.
     async fn killer(&self, pings: u64) -> Result<()> {
         let mut late = 0;
         while late < pings {
@@ -146,19 +145,19 @@ impl Round<'_> {
     }
 }
 
-/// Tears the run whose record a kill left behind, if there is one: a part of its sectors holds
-/// neither the old data nor the new. Says whether there was one.
+/// Tears the run whose record a kill left behind, if there is one: part of its sectors get neither the old data nor the
+/// new. Returns whether there was one.
 fn tear(disk: &Path, dice: &mut Dice) -> Result<bool> {
     let record = match fs::read(record(disk, "atomic-write")) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         record => record?,
     };
-    // Its data come last.
+    // The data is at the end of the record.
     let data = record.len().checked_sub(RUN_LENGTH).context("a record without its data")?;
     let (run, _) = word(&record[data..]).context("a word")?;
     ensure!((1..=RUNS as u64).contains(&run), "the record is of run {run}");
     let file = OpenOptions::new().write(true).open(disk)?;
-    // One at least, and not all.
+    // At least one sector, and not all.
     let torn = dice.below(RUN_BLOCKS as u64);
     for block in (0..RUN_BLOCKS as u64).filter(|block| *block == torn || dice.below(2) == 0) {
         let offset = (run - 1) * RUN_LENGTH as u64 + block * BLOCK_LENGTH as u64;
@@ -167,7 +166,7 @@ fn tear(disk: &Path, dice: &mut Dice) -> Result<bool> {
     Ok(true)
 }
 
-/// Where a volume keeps what outlives the server, unless it is told otherwise.
+/// Returns the path of a volume's record, at its default location.
 fn record(disk: &Path, name: &str) -> PathBuf {
     let mut folder = disk.as_os_str().to_owned();
     folder.push(".state");
@@ -204,7 +203,7 @@ fn sbc4_4_29_kill_9_tears_no_atomic_write_and_loses_none_acknowledged() -> Resul
         })
         .with_context(|| format!("after {kills} kills (PROOF_SEED={seed})"))
         .with_context(|| serving.log())?;
-        // It is gone when this is dropped, and whatever it still did is done.
+        // The drop waits for the end of the server, including its last writes.
         drop(serving);
         kills += 1;
         torn += u64::from(tear(&disk, &mut dice)?);
@@ -236,7 +235,7 @@ const BLOCK_ERASE: u8 = 0x02;
 const EXIT_FAILURE_MODE: u8 = 0x1f;
 const INVERT: u8 = 0x80;
 
-/// What sense data may say here: key, code and qualifier.
+/// Possible sense data: key, code and qualifier.
 const IN_PROGRESS: (SenseKey, u8, u8) = (SenseKey::NotReady, 0x04, 0x1b);
 const FAILED: (SenseKey, u8, u8) = (SenseKey::MediumError, 0x31, 0x03);
 const INVALID_FIELD_IN_CDB: (SenseKey, u8, u8) = (SenseKey::IllegalRequest, 0x24, 0x00);
@@ -245,8 +244,7 @@ const fn reported(sense: &Sense) -> (SenseKey, u8, u8) {
     (sense.key, sense.asc, sense.ascq)
 }
 
-/// Carries a command out, and again where it was told of something else. Gives the sense data of
-/// a failure.
+/// Executes a command, and repeats it after each unit attention. Returns the sense data of a failure.
 async fn ask(
     session: &Session,
     cdb: &[u8],
@@ -274,7 +272,7 @@ async fn sanitize(session: &Session, what: &Sanitize) -> Result<Option<Sense>> {
     Ok(ask(session, &cdb, &what.list, 0).await?.1)
 }
 
-/// What REQUEST SENSE says, and the progress that it tells, in 65536ths.
+/// Returns the sense data of REQUEST SENSE, and the progress in 65536ths.
 async fn progress(session: &Session) -> Result<(Sense, Option<u16>)> {
     loop {
         let (completion, failure) = ask(session, &[3, 0, 0, 0, 252, 0], &[], 252).await?;
@@ -295,7 +293,7 @@ async fn connect(serving: &Serving) -> Result<Session> {
     session.with_context(|| serving.log())
 }
 
-/// Neither read nor written, and only another SANITIZE mends it.
+/// Checks that reads and writes fail; only another SANITIZE repairs this.
 async fn check_failed(session: &Session) -> Result<()> {
     let mut cdb = [0; 16];
     cdb[13] = 1;
@@ -311,7 +309,7 @@ async fn check_failed(session: &Session) -> Result<()> {
     Ok(())
 }
 
-/// Kills the server again and again while an operation's progress is told, then has one done.
+/// Kills the server repeatedly while it reports an operation's progress, then completes one operation.
 fn fails_until_it_succeeds(
     name: &str,
     cut_off: &Sanitize,
@@ -369,7 +367,7 @@ fn fails_until_it_succeeds(
             let is_done = bytes.chunks_exact(BLOCK_LENGTH).all(|block| block == expected);
             ensure!(is_done, "something else is in MiB {mebibyte}");
         }
-        // It is a disk as any other again.
+        // The disk works normally again.
         session.write(0, Buffer::copy_of(&[7; BLOCK_LENGTH]), true).await?;
         Ok(session.logout().await?)
     })
@@ -380,7 +378,7 @@ fn fails_until_it_succeeds(
     Ok(())
 }
 
-/// The parameter list of so many passes.
+/// Returns the parameter list for these passes.
 fn overwrite(flags: u8, pattern: &[u8]) -> Sanitize {
     let [high, low] = (pattern.len() as u16).to_be_bytes();
     Sanitize { action: OVERWRITE, list: [&[flags, 0, high, low][..], pattern].concat() }
@@ -389,7 +387,7 @@ fn overwrite(flags: u8, pattern: &[u8]) -> Sanitize {
 #[test]
 fn sbc3_4_11_4_an_overwrite_cut_off_by_kill_9_has_failed_until_another_succeeds() -> Result<()> {
     let pattern = b"grey wether";
-    // Two passes, of which the second writes the pattern's complement.
+    // Of the two passes, the second writes the pattern's complement.
     let done = overwrite(INVERT | 2, pattern);
     let mut expected = [0; BLOCK_LENGTH];
     for (byte, written) in expected.iter_mut().zip(pattern.iter().cycle()) {

@@ -1,5 +1,5 @@
-//! CHAP, ours and others': who has the right secret is let in, who has another one is not, and a
-//! target that cannot prove itself is left.
+//! CHAP of this program and of others. An initiator with the right secret logs in, an initiator with a wrong secret
+//! does not. An initiator ends the login if the target cannot authenticate itself.
 
 use std::process::{Command, Output, Stdio};
 
@@ -20,7 +20,7 @@ const USAGE: i32 = 2;
 const ACCOUNT: Account<'_> =
     Account { user: ("host", "the host's secret"), target: ("box", "the box's own secret") };
 
-/// The variables that say who logs in, and whom he wants to meet.
+/// Environment variables with the account of the initiator and the expected account of the target.
 type Variables<'a> = &'a [(&'a str, &'a str)];
 
 const USER: &str = "LIBISCSI_CHAP_USERNAME";
@@ -45,7 +45,7 @@ fn run(arguments: &[&str], variables: Variables<'_>) -> Result<Output> {
     Ok(command.envs(variables.iter().copied()).stdin(Stdio::null()).output()?)
 }
 
-/// Runs what must end with `code`; gives what it says.
+/// Runs a command that must end with `code`; returns its output.
 fn ends(code: i32, arguments: &[&str], variables: Variables<'_>) -> Result<String> {
     let output = run(arguments, variables)?;
     let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
@@ -60,7 +60,7 @@ fn with_user(url: &Url) -> String {
     url.with_user(ACCOUNT.user).to_string()
 }
 
-/// What holds at every target, one way.
+/// Checks one-way CHAP, which must work with every target.
 fn prove_one_way(url: &Url) -> Result<()> {
     let plain = url.to_string();
     let read = |url: &str| -> Vec<String> {
@@ -76,17 +76,17 @@ fn prove_one_way(url: &Url) -> Result<()> {
     let info = ["disk", "info", &plain];
     let wrong = [(USER, ACCOUNT.user.0), (SECRET, "not the host's secret")];
     let said = ends(FAILED, &info, &wrong)?;
-    ensure!(said.contains("does not know this user"), "{said}");
+    ensure!(said.contains("has no such account"), "{said}");
     let stranger = [(USER, "stranger"), (SECRET, ACCOUNT.user.1)];
     ends(FAILED, &info, &stranger)?;
-    // Nobody is not let in, and nothing is sent by a user without a secret.
+    // A login without an account fails, and an initiator without a secret sends nothing.
     ends(FAILED, &info, &[])?;
     let said = ends(USAGE, &info, &[(USER, ACCOUNT.user.0)])?;
     ensure!(said.contains(SECRET), "{said}");
     Ok(())
 }
 
-/// What holds at every target that proves itself.
+/// Checks mutual CHAP, which must work with every target that authenticates itself.
 fn prove_mutual(url: &Url) -> Result<()> {
     let plain = url.to_string();
     let info = ["disk", "info", &plain];
@@ -108,7 +108,7 @@ fn prove_mutual(url: &Url) -> Result<()> {
     Ok(())
 }
 
-/// The URL of the volume `disk`.
+/// Returns the URL of the volume `disk`.
 fn url_of(running: &Running, network: &Network) -> Result<Url> {
     let link = network.links().first().context("loopback")?;
     match running.endpoint("disk", link)? {
@@ -130,12 +130,12 @@ fn tgt_lets_in_whom_it_knows_and_proves_itself() -> Result<()> {
             &[&["--op", "bind"], &account[..], &["--tid", "1"], outgoing].concat(),
         )
     };
-    // A target that asks nobody knows nobody either.
+    // A target without authentication knows no accounts.
     let said = ends(FAILED, &["disk", "info", &url.to_string()], RIGHT)?;
-    ensure!(said.contains("a user") && said.contains("or none"), "{said}");
+    ensure!(said.contains("requires a user"), "{said}");
     account(ACCOUNT.user, &[])?;
     prove_one_way(url)?;
-    // It has no name of its own yet: what was demanded does not happen.
+    // The target has no account of its own yet, so the requested mutual authentication fails.
     let said = ends(FAILED, &["disk", "info", &url.to_string()], MUTUAL)?;
     ensure!(!said.contains("cannot connect"), "{said}");
     account(ACCOUNT.target, &["--outgoing"])?;
@@ -153,7 +153,7 @@ fn istgt_lets_in_whom_it_knows_and_proves_itself_in_discovery_too() -> Result<()
     prove_discovery(&url)
 }
 
-/// What holds at every target that asks who looks for it, and proves itself to him.
+/// Checks discovery with every target that requires authentication for it, and authenticates itself.
 fn prove_discovery(url: &Url) -> Result<()> {
     let discover = ["discover", &url.portal];
     for variables in [RIGHT, MUTUAL] {
@@ -170,7 +170,7 @@ fn prove_discovery(url: &Url) -> Result<()> {
     Ok(())
 }
 
-/// Accounts, and the program that demands them of everybody, for targets and for discovery.
+/// Creates accounts, and starts the program so that targets and discovery require them.
 fn serve(volumes: &[Volume], tables: &str) -> Result<(Accounts, Serving)> {
     let accounts = Accounts::new(&[ACCOUNT.user, ACCOUNT.target])?;
     let configuration = accounts.configuration(tables)?;
@@ -221,7 +221,7 @@ fn sarsen_and_its_initiator_agree_on_each_algorithm_both_ways() -> Result<()> {
     serving.stop()
 }
 
-/// A target without credentials of its own does not answer who asks for them.
+/// A target without its own credentials does not answer an initiator's request for them.
 #[test]
 fn sarsen_does_not_pretend_to_prove_itself() -> Result<()> {
     let tables = "[[target]]\nname = \"iqn.2026-11.proof:disk\"\nluns = [\"disk\"]\n\
@@ -229,11 +229,11 @@ fn sarsen_does_not_pretend_to_prove_itself() -> Result<()> {
     let (_accounts, serving) = serve(&[ram("disk"), ram("open")], tables)?;
     prove_one_way(serving.url("disk"))?;
     ends(FAILED, &["disk", "info", &serving.url("disk").to_string()], MUTUAL)?;
-    // Whoever comes with a user where nobody is asked is told so.
+    // A target without authentication reports this to an initiator that offers an account.
     let open = serving.url("open").to_string();
     ends(0, &["disk", "info", &open], &[])?;
     let said = ends(FAILED, &["disk", "info", &open], RIGHT)?;
-    ensure!(said.contains("or none"), "{said}");
+    ensure!(said.contains("requires a user"), "{said}");
     serving.stop()
 }
 
@@ -258,7 +258,7 @@ fn qemu_logs_in_with_a_secret_object_or_a_url_and_not_with_another_secret() -> R
     ensure!(copied[..MIB as usize].iter().all(|byte| *byte == 0x5a), "another pattern");
 
     let others = accounts.secret_file("other");
-    // libiscsi has MD5 alone.
+    // libiscsi supports only MD5.
     let refused = [
         qemu::patterns_by(USER.0, &others, url, &patterns),
         qemu::patterns_by("other", &others, url, &patterns),
@@ -272,7 +272,7 @@ fn qemu_logs_in_with_a_secret_object_or_a_url_and_not_with_another_secret() -> R
     serving.stop()
 }
 
-/// libiscsi's families about iSCSI itself, by somebody who has to prove who he is.
+/// Runs libiscsi's families for iSCSI itself with an account.
 #[test]
 fn libiscsi_finds_no_fault_behind_chap() -> Result<()> {
     const USER: (&str, &str) = ("libiscsi", "LibiscsisSecret7");
@@ -287,11 +287,11 @@ fn libiscsi_finds_no_fault_behind_chap() -> Result<()> {
     let report = conformance::run(&urls, &families, |_| {})?;
     println!("{report}\n{}", report.faults());
     let faults = report.families.iter().flat_map(|family| family.faults()).count();
-    // Later suites have tests of accounts with other names than this one's.
+    // Later suites contain tests of accounts with other names than this one.
     let mut skipped = report.ended(Verdict::Skipped);
     let expected = faults == 0 && skipped.all(|(family, _)| family == "iSCSICHAP");
     ensure!(expected && report.total(Verdict::Passed) > 0, "{}", serving.log());
-    // The suite does not see the disk as somebody else.
+    // With a wrong secret, the suite cannot access the disk.
     let stranger = [serving.url("disk").with_user((USER.0, "SomebodyElses99"))];
     let report = conformance::run(&stranger, &families[..1].to_vec(), |_| {})?;
     ensure!(report.total(Verdict::Passed) == 0, "{report}");

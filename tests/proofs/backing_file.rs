@@ -37,7 +37,7 @@ const POLL: Duration = Duration::from_millis(50);
 
 /// A server with one volume in a file of this cache mode, and a session with it.
 struct Bench {
-    // Created before the server, which is to detect that the file is deleted.
+    // Declared before the server, because the server must detect the deletion of the file.
     session: Session,
     server: Managed,
     path: PathBuf,
@@ -90,13 +90,13 @@ async fn connect(server: &Managed) -> Result<Session> {
     Ok(Session::connect(&url.parse()?, &SessionOptions::default()).await?)
 }
 
-/// Problems of volumes in the server's list of volumes.
+/// Returns the problems of volumes in the server's list of volumes.
 fn problems(server: &Managed) -> Result<Vec<String>> {
     let said = server.run(&["volume", "list"])?;
     Ok(said.lines().filter_map(|line| line.strip_prefix("! ")).map(str::to_owned).collect())
 }
 
-/// The sense of a failed command, after all unit attentions; `None` for a command that succeeds.
+/// Returns the sense of a failed command, after all unit attentions; `None` for a command that succeeds.
 async fn sense(session: &Session, cdb: &[u8]) -> Result<Option<(SenseKey, u16)>> {
     loop {
         let completion = session.execute(Command::new(cdb, TransferRequest::None)).await?;
@@ -122,14 +122,14 @@ fn events(server: &Managed, kind: &str) -> Result<Vec<Value>> {
     Ok(events["events"].as_array().cloned().unwrap_or_default())
 }
 
-/// The open file that a problem names, from which the data is rescued.
+/// Returns the open file that a problem names, from which the data can be rescued.
 fn open_file(problem: &str) -> Result<PathBuf> {
     let start = problem.find("/proc/").context("a file to rescue data from")?;
     let end = problem[start..].find([',', ' ']).context("its end")?;
     Ok(Path::new(&problem[start..][..end]).to_owned())
 }
 
-/// Writers and flushers get only errors, at once.
+/// Checks that writes and flushes fail at once.
 async fn is_refused(bench: &Bench, lba: u64) -> Result<()> {
     ensure!(bench.write(lba, 9).await.is_err(), "a write was acknowledged");
     ensure!(
@@ -160,7 +160,7 @@ fn a_file_that_is_deleted_takes_no_write_and_no_flush_and_its_data_can_be_rescue
             );
             let metrics = bench.server.run(&["metrics"])?;
             ensure!(metrics.lines().any(|line| line == "sarsen_problems 1"), "{metrics}");
-            // Follows the instructions of the problem.
+            // Follow the instructions of the problem.
             let data = fs::read(open_file(&problem)?)?;
             ensure!(data.len() as u64 == SIZE && data[3 * BLOCK] == 0x5a, "the data are there");
             Ok(())
@@ -462,7 +462,7 @@ fn a_deleted_volume_leaves_its_file_unless_it_is_erased() -> Result<()> {
     ensure!(!volumes.join("erased.img.state").exists(), "nor what was kept beside it");
     let orphans = server.json(&["volume", "orphan", "list"])?;
     ensure!(orphans["orphans"][0]["name"] == "left.img", "{orphans}");
-    // A volume without a file of its own is not erased, and stays.
+    // `--erase` refuses a volume whose path is a link to another file, and the volume stays.
     let (other, link) = (folder.path().join("other"), folder.path().join("link"));
     fs::File::create(&other)?.set_len(MIB)?;
     std::os::unix::fs::symlink(&other, &link)?;

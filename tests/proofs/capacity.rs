@@ -1,5 +1,5 @@
-//! Limits of the resources that clients of the API may use. Bodies of many small values from several clients at once
-//! do not make the server grow, and clients of streams that never read leave room for others.
+//! Limits of the resources that clients of the API may use. Bodies of many small values from several clients at once do
+//! not increase the server's memory. Clients that never read their streams do not block other clients.
 #![allow(clippy::disallowed_methods, reason = "several clients ask another process at once")]
 
 use std::fs;
@@ -15,9 +15,9 @@ use sarsen_io::time::now;
 use sarsen_proof::managed::Managed;
 
 const MIB: usize = 1 << 20;
-/// Maximum growth of the server's memory for all of them together.
+/// Maximum growth of the server's memory for all clients together.
 const GROWTH_LIMIT: u64 = 256 << 20;
-/// Maximum growth that may remain.
+/// Maximum growth that may remain afterwards.
 const KEPT_LIMIT: u64 = 96 << 20;
 const CLIENTS: usize = 4;
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -49,7 +49,7 @@ impl ApiAddress {
         })
     }
 
-    /// The response, from its status line on. A server that refuses a body need not read it to its end.
+    /// Returns the response, from its status line on. A server that refuses a body need not read it to the end.
     fn ask(&self, method: &str, path: &str, body: &[u8]) -> Result<String> {
         let mut stream = self.connect()?;
         let head = format!(
@@ -87,7 +87,7 @@ fn serve(folder: &Path) -> Result<Served> {
 }
 
 impl Served {
-    /// A line of the process's status, in bytes: `VmRSS`, the resident memory, or `VmHWM`, its maximum so far.
+    /// Returns a line of the process's status, in bytes: `VmRSS`, the resident memory, or `VmHWM`, its maximum so far.
     fn memory(&self, line: &str) -> Result<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.server.pid()))?;
         let found = status.lines().find_map(|text| text.strip_prefix(line)?.strip_prefix(':'));
@@ -95,7 +95,7 @@ impl Served {
         Ok(kib << 10)
     }
 
-    /// Waits until the resident memory is at most this much.
+    /// Waits until the resident memory does not exceed this limit.
     fn resident_falls_to(&self, limit: u64) -> Result<u64> {
         let end = now() + Duration::from_secs(10);
         loop {
@@ -112,13 +112,13 @@ impl Served {
 fn many(begin: &str, piece: &str, end: &str) -> Vec<u8> {
     let mut body = begin.as_bytes().to_vec();
     body.extend(piece.as_bytes().iter().cycle().take(16 * MIB / piece.len() * piece.len()));
-    // A comma follows the last one.
+    // Removes the comma after the last one.
     body.pop();
     body.extend_from_slice(end.as_bytes());
     body
 }
 
-/// A document with the maximum of 100,000 volumes.
+/// Returns a document with the maximum of 100,000 volumes.
 fn at_limit(volume: impl Fn(u32) -> String) -> Vec<u8> {
     let volumes: String = (0..100_000).map(volume).collect();
     format!(r#"{{"document":{{"volume":[{}]}}}}"#, volumes.trim_end_matches(',')).into_bytes()
@@ -145,7 +145,7 @@ fn bodies_of_many_small_things_do_not_grow_the_server() -> Result<()> {
         ("numbers in place of a size", of_size, "413"),
         ("a long key", long_key, "400"),
         ("lists in lists", vec![b'['; 16 * MIB], "400"),
-        // The maximum of objects, all of them invalid.
+        // The maximum number of objects, all of them invalid.
         ("volumes that are none at the limit", at_limit(|_| r#"{"a":0},"#.into()), "400"),
         ("volumes with one name at the limit", at_limit(|_| r#"{"name":"a"},"#.into()), "400"),
         ("volumes at the limit", at_limit(|number| format!(r#"{{"name":"{number}"}},"#)), "400"),
@@ -174,7 +174,7 @@ fn bodies_of_many_small_things_do_not_grow_the_server() -> Result<()> {
         ensure!(height < before + GROWTH_LIMIT, "{what}: {height} bytes at the most");
         ensure!(resident <= before + KEPT_LIMIT, "{what}: {resident} bytes after");
     }
-    // Smaller bodies, which change one object.
+    // Smaller bodies that change one object.
     for body in [many("[", r#"{"a":0},"#, "]"), vec![b' '; 65_537]] {
         let answer = served.places[0].ask("PATCH", "/v1/config/volume/data", &body)?;
         ensure!(answer.starts_with("413") && answer.contains("65536 bytes"), "{answer}");
@@ -184,7 +184,7 @@ fn bodies_of_many_small_things_do_not_grow_the_server() -> Result<()> {
     served.server.stop()
 }
 
-/// Twice as many clients as the port has connections; none of them reads anything.
+/// Opens twice as many clients as the port permits; none of them reads.
 #[test]
 fn clients_that_follow_and_never_read_leave_room_for_others() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -198,7 +198,7 @@ fn clients_that_follow_and_never_read_leave_room_for_others() -> Result<()> {
     let clients = clients.collect::<Result<Vec<_>>>()?;
     let answer = served.places[0].ask("GET", "/v1/volumes", b"")?;
     ensure!(answer.starts_with("200"), "{answer}");
-    // One more client gets the reason for its refusal, and the control socket has its own places.
+    // An additional client gets the reason for its refusal. The control socket has its own connection limit.
     let answer = served.places[0].ask("GET", "/v1/live", b"")?;
     ensure!(answer.starts_with("503") && answer.contains("64 streams"), "{answer}");
     let mut owner = served.places[1].connect()?;

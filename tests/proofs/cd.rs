@@ -1,5 +1,5 @@
-//! A CD: a PC boots from it over iSCSI, and a Linux kernel mounts it, ejects it and loads it again.
-//! Ignored by default, as is all that boots a kernel under emulation; `cargo xtask ci --full` runs it.
+//! A CD: a PC boots from it over iSCSI, and a Linux kernel mounts it, ejects it and loads it again. Ignored by default
+//! like all proofs that boot a kernel under emulation; `cargo xtask ci --full` runs it.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use sarsen_proof::{Serving, Volume, qemu};
 
 const PAYLOAD_BYTES: u64 = 24 << 20;
 
-/// What every way to the disc has to show.
+/// Checks the results that every path to the disc must have.
 fn check(played: &ScenarioReport, payload: &Path) -> Result<()> {
     println!("{}", played.console);
     let expected = qemu::sha256(payload)?;
@@ -42,8 +42,8 @@ fn check(played: &ScenarioReport, payload: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The firmware, the loader and the kernel all read by commands that reach us as they were sent:
-/// `scsi-block` hands each CDB on.
+/// The firmware, the loader and the kernel read with commands that reach the server unchanged: `scsi-block` forwards
+/// each CDB.
 #[test]
 #[ignore = "boots a kernel under emulation"]
 fn a_pc_boots_from_a_cd_and_its_kernel_mounts_it() -> Result<()> {
@@ -74,7 +74,7 @@ fn the_kernels_initiator_mounts_ejects_and_loads_a_cd() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let (payload, image) = (folder.path().join("payload"), folder.path().join("disc.iso"));
     qemu::make_image(&payload, PAYLOAD_BYTES, 0xdc)?;
-    // What boots it is on it, too, and of no matter here.
+    // The CD is also bootable, which this proof does not use.
     Guest::new("cd", &[])?.write_disc(&image, &payload)?;
     let serving = Serving::start(&[Volume::cd("disc", &image)])?;
     let url = serving.url("disc");

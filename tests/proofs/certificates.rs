@@ -11,7 +11,7 @@ use rcgen::{
 
 /// A certificate authority.
 pub(crate) struct Authority {
-    /// Its own certificate.
+    /// Certificate of the authority.
     pub(crate) pem: String,
     issuer: Issuer<'static, KeyPair>,
 }
@@ -22,7 +22,7 @@ pub(crate) const NOW: (i32, i32) = (2020, 2200);
 pub(crate) const PAST: (i32, i32) = (2020, 2021);
 
 impl Authority {
-    /// A certificate with this name.
+    /// Creates an authority with this name.
     pub(crate) fn new(name: &str) -> Result<Self> {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

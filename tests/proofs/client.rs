@@ -1,5 +1,5 @@
-//! What the proofs with the project's own initiator share: sessions on the calling thread, PDUs
-//! made by hand where an initiator in order would not send them, and dice with a seed.
+//! Shared parts of the proofs with the project's own initiator: sessions on the calling thread, PDUs built by hand that
+//! a correct initiator would not send, and random numbers from a seed.
 
 use std::collections::VecDeque;
 use std::io::{self, Read as _, Write as _};
@@ -20,10 +20,10 @@ use sarsen_wire::iscsi::{
     TaskManagementRequest, TaskManagementResponse, TaskManagementResponsePdu, U24, ahs,
 };
 
-/// Nothing that is waited for here takes so long in order.
+/// Maximum duration of any wait, if everything works.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
-/// The largest data segment that [`Wire`] takes.
+/// Maximum data segment that [`Wire`] accepts.
 const SEGMENT_LENGTH: u32 = 256 * 1024;
 
 /// Runs sessions on this thread.
@@ -31,12 +31,12 @@ pub(crate) fn run<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     block_on(FileEngine::Pool, future)?
 }
 
-/// A volume's URL as the initiator has it.
+/// Returns a volume's URL in the initiator's format.
 pub(crate) fn url(serving: &Serving, volume: &str) -> Result<sarsen_initiator::Url> {
     Ok(serving.url(volume).to_string().parse()?)
 }
 
-/// A session with a volume.
+/// Opens a session with a volume.
 pub(crate) async fn session(serving: &Serving, volume: &str) -> Result<Session> {
     let session = Session::connect(&url(serving, volume)?, &SessionOptions::default()).await;
     session.with_context(|| serving.log())
@@ -48,17 +48,17 @@ pub(crate) fn signal(serving: &Serving, signal: Signal) -> Result<()> {
     Ok(kill_process(pid.context("a process id")?, signal)?)
 }
 
-/// Dice from one seed (splitmix64).
+/// Random numbers from one seed (splitmix64).
 #[derive(Clone, Debug)]
 pub(crate) struct Dice(u64);
 
 impl Dice {
-    /// Dice that fall the same for the same seed.
+    /// Returns a generator that repeats its numbers for the same seed.
     pub(crate) const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Any number.
+    /// Returns a random number.
     pub(crate) fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -67,13 +67,13 @@ impl Dice {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `limit`.
+    /// Returns a number below `limit`.
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.roll() % limit
     }
 }
 
-/// A PDU of the target's.
+/// A PDU from the target.
 #[derive(Debug)]
 pub(crate) struct Pdu {
     pub(crate) header: RawHeader,
@@ -89,12 +89,12 @@ impl Pdu {
         self.header.basic().initiator_task_tag.get()
     }
 
-    /// The event, if this is an asynchronous message.
+    /// Returns the event, if this is an asynchronous message.
     pub(crate) fn asynchronous_event(&self) -> Option<AsyncEvent> {
         (self.opcode() == Opcode::AsyncMessage).then(|| AsyncMessage::view(&self.header).event())
     }
 
-    /// The SCSI status, if this ends a command.
+    /// Returns the SCSI status, if this PDU ends a command.
     pub(crate) fn status(&self) -> Option<u8> {
         match self.opcode() {
             Opcode::ScsiResponse => Some(ScsiResponse::view(&self.header).status),
@@ -106,13 +106,13 @@ impl Pdu {
         }
     }
 
-    /// The sense data of a SCSI response.
+    /// Returns the sense data of a SCSI response.
     pub(crate) fn sense(&self) -> Option<Sense> {
         (self.opcode() == Opcode::ScsiResponse).then(|| Sense::parse(self.data.get(2..)?))?
     }
 }
 
-/// A session whose every PDU is made by hand: no digests, one connection.
+/// A session with hand-made PDUs: no digests, one connection.
 pub(crate) struct Wire {
     stream: TcpStream,
     framer: Framer,
@@ -152,12 +152,12 @@ impl Wire {
         Ok((wire, LoginResponse::view(&answer.header).status()))
     }
 
-    /// Sends bytes that need not make sense.
+    /// Sends arbitrary bytes.
     pub(crate) fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes)
     }
 
-    /// Sends as much of `bytes` as the target takes without a pause as long as `pause`. Returns how much that was.
+    /// Sends as much of `bytes` as the target accepts without a pause of `pause`. Returns the number of accepted bytes.
     pub(crate) fn send_once(&mut self, bytes: &[u8], pause: Duration) -> io::Result<usize> {
         self.stream.set_write_timeout(Some(pause))?;
         let mut sent = 0;
@@ -171,7 +171,7 @@ impl Wire {
         Ok(sent)
     }
 
-    /// Sends `bytes` again and again until the target listens no more; how much that was.
+    /// Sends `bytes` repeatedly until the target stops reading; returns the number of sent bytes.
     pub(crate) fn send_until_stuck(&mut self, bytes: &[u8], pause: Duration) -> io::Result<usize> {
         let mut sent = 0;
         loop {
@@ -183,7 +183,7 @@ impl Wire {
         }
     }
 
-    /// Says that nothing more will be sent.
+    /// Ends the sending direction of the stream.
     pub(crate) fn end_sending(&mut self) -> io::Result<()> {
         self.stream.shutdown(Shutdown::Write)
     }
@@ -197,7 +197,7 @@ impl Wire {
         self.next_tag
     }
 
-    /// Sends a command, whose CDB may be long, with its data and gives its tag.
+    /// Sends a command, whose CDB may be long, with its data and returns its tag.
     pub(crate) fn command(
         &mut self,
         cdb: &[u8],
@@ -220,7 +220,7 @@ impl Wire {
         Ok(tag)
     }
 
-    /// WRITE(10) of whole blocks of 512 bytes, all of it immediate data.
+    /// Sends WRITE(10) of whole blocks of 512 bytes, all of it immediate data.
     pub(crate) fn write(&mut self, lba: u32, data: &[u8], fua: bool) -> Result<u32> {
         let mut cdb = [0x2a, if fua { 8 } else { 0 }, 0, 0, 0, 0, 0, 0, 0, 0];
         cdb[2..6].copy_from_slice(&lba.to_be_bytes());
@@ -228,7 +228,7 @@ impl Wire {
         self.command(&cdb, ScsiCommand::WRITE, data.len() as u32, data)
     }
 
-    /// READ(10) of blocks of 512 bytes.
+    /// Sends READ(10) of blocks of 512 bytes.
     pub(crate) fn read(&mut self, lba: u32, blocks: u16) -> Result<u32> {
         let mut cdb = [0x28, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         cdb[2..6].copy_from_slice(&lba.to_be_bytes());
@@ -252,13 +252,13 @@ impl Wire {
         request.referenced_task_tag = referenced.into();
         request.cmd_sn = self.cmd_sn.into();
         request.exp_stat_sn = self.exp_stat_sn.into();
-        // Of a task that nobody sent: long past.
+        // The CmdSN is older than every open task.
         request.ref_cmd_sn = self.cmd_sn.wrapping_sub(1).into();
         self.send(request, &[])?;
         Ok(tag)
     }
 
-    /// Waits until the target has taken all that was sent; other answers stay to be seen.
+    /// Waits until the target has processed everything sent; keeps the other PDUs for later calls.
     pub(crate) fn ping(&mut self) -> Result<()> {
         let tag = self.tag();
         let mut nop = NopOut::from(RawHeader::with_opcode(Opcode::NopOut));
@@ -280,7 +280,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Asks to close the session.
+    /// Requests to close the session.
     pub(crate) fn logout(&mut self) -> Result<u32> {
         let tag = self.tag();
         let mut request = LogoutRequest::from(RawHeader::with_opcode(Opcode::LogoutRequest));
@@ -292,7 +292,7 @@ impl Wire {
         Ok(tag)
     }
 
-    /// The next PDU; `None` when the target has closed the connection.
+    /// Returns the next PDU; `None` when the target has closed the connection.
     pub(crate) fn next(&mut self) -> Result<Option<Pdu>> {
         let mut scratch = [0; 64 * 1024];
         loop {
@@ -317,7 +317,7 @@ impl Wire {
                 Frame::Segment { segment, .. } => {
                     let header = *self.framer.header();
                     let pdu = Pdu { header, data: segment.bytes().to_vec() };
-                    // Every status counts; Data-In without one and R2Ts do not (RFC 7143 §4.2.2.2).
+                    // PDUs with a status count; Data-In PDUs without one and R2Ts do not (RFC 7143 §4.2.2.2).
                     let counts = match pdu.opcode() {
                         Opcode::DataIn => pdu.status().is_some(),
                         Opcode::R2t => false,
@@ -333,12 +333,12 @@ impl Wire {
         }
     }
 
-    /// PDUs that were received and that [`next`](Self::next) has not returned yet.
+    /// Returns PDUs that were received and that [`next`](Self::next) has not returned yet.
     pub(crate) fn received(&self) -> impl Iterator<Item = &Pdu> {
         self.received.iter()
     }
 
-    /// Waits for the end of a command that moves nothing; PDUs of others are dropped.
+    /// Waits for the end of a command without data; drops all other PDUs.
     pub(crate) fn end_of(&mut self, tag: u32) -> Result<Pdu> {
         loop {
             let pdu = self.next()?.context("the connection was closed before the answer")?;
@@ -348,13 +348,13 @@ impl Wire {
         }
     }
 
-    /// TEST UNIT READY.
+    /// Sends TEST UNIT READY and returns its end.
     pub(crate) fn test_unit_ready(&mut self) -> Result<Pdu> {
         let tag = self.command(&[0; 6], 0, 0, &[])?;
         self.end_of(tag)
     }
 
-    /// Takes the unit attentions that a new session is told.
+    /// Receives the unit attentions of a new session.
     pub(crate) fn settle(&mut self) -> Result<()> {
         for _ in 0..8 {
             if self.test_unit_ready()?.status() == Some(0) {
@@ -364,7 +364,7 @@ impl Wire {
         bail!("one unit attention after the other")
     }
 
-    /// Waits for the answer to a task management function; PDUs of others are dropped.
+    /// Waits for the response to a task management function; drops all other PDUs.
     pub(crate) fn managed(&mut self, tag: u32) -> Result<TaskManagementResponse> {
         loop {
             let pdu = self.next()?.context("the connection was closed before the answer")?;
@@ -375,12 +375,12 @@ impl Wire {
     }
 }
 
-/// How a login to a volume ends.
+/// Returns the status of a login to a volume.
 pub(crate) fn login_status(url: &Url, initiator_name: &str, isid: [u8; 6]) -> Result<LoginStatus> {
     Ok(Wire::try_login(url, initiator_name, isid)?.1)
 }
 
-/// The one login request that is needed without authentication.
+/// Returns the only login request that is necessary without authentication.
 pub(crate) fn login_request(isid: [u8; 6]) -> LoginRequest {
     let mut request = LoginRequest::from(RawHeader::with_opcode(Opcode::LoginRequest));
     request.opcode_byte |= IMMEDIATE;
@@ -394,12 +394,12 @@ pub(crate) fn login_request(isid: [u8; 6]) -> LoginRequest {
     request
 }
 
-/// A PDU as it goes over the wire.
+/// Encodes a PDU for the wire.
 pub(crate) fn encode(header: impl Into<RawHeader>, data: &[u8]) -> Vec<u8> {
     encode_long(header, &[], data)
 }
 
-/// The same with the rest of a CDB that is too long for the header (RFC 7143 §11.2.2.3).
+/// Encodes a PDU with the rest of a CDB that is too long for the header (RFC 7143 §11.2.2.3).
 fn encode_long(header: impl Into<RawHeader>, extension: &[u8], data: &[u8]) -> Vec<u8> {
     let mut segment = Vec::new();
     if !extension.is_empty() {

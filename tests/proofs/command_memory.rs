@@ -1,5 +1,5 @@
-//! A little traffic requests much memory: the server's memory stays within `limits.memory`, correct clients are
-//! served meanwhile, and the memory returns to the system when the peers have disconnected.
+//! Little traffic requests much memory. The server's memory stays within `limits.memory`, and correct clients are
+//! served meanwhile. The memory returns to the system after the peers have disconnected.
 
 use std::fs;
 use std::time::Duration;
@@ -15,18 +15,18 @@ use sarsen_wire::iscsi::{DataOut, Opcode, R2t, RawHeader, ScsiCommand};
 use crate::client::{Wire, encode, run};
 
 const MIB: u64 = 1 << 20;
-/// The longest transfer of one command.
+/// Maximum transfer length of one command.
 const LARGE: u32 = 16 << 20;
 /// Resident memory that is permitted in addition to the limit.
 const BESIDE: u64 = 64 * MIB;
-/// Time until the memory has returned to the system.
+/// Maximum time until the memory has returned to the system.
 const RETURNED: Duration = Duration::from_secs(10);
 /// Growth that may remain: more heaps and threads than at the start.
 const REMAINS: u64 = 24 * MIB;
 
 const NAME: &str = "iqn.2026-11.proof:memory";
 
-/// Memory of a process, and its own metric of it.
+/// The memory of a process, and the process's own metric of it.
 #[derive(Clone, Copy, Debug)]
 struct Memory {
     resident: u64,
@@ -70,7 +70,7 @@ impl Server {
     }
 }
 
-/// The CDB of WRITE(16).
+/// Returns the CDB of WRITE(16).
 fn write_16() -> [u8; 16] {
     let mut cdb = [0; 16];
     cdb[0] = 0x8a;
@@ -78,7 +78,7 @@ fn write_16() -> [u8; 16] {
     cdb
 }
 
-/// One write of 16 MiB from its first byte to its status.
+/// Executes one write of 16 MiB from its first byte to its status.
 fn finish_write(wire: &mut Wire) -> Result<()> {
     let tag = wire.command(&write_16(), ScsiCommand::WRITE, LARGE, &[1; 512])?;
     loop {
@@ -91,7 +91,7 @@ fn finish_write(wire: &mut Wire) -> Result<()> {
         let r2t = *R2t::view(&pdu.header);
         let start = r2t.buffer_offset.get();
         let data = vec![2; r2t.desired_data_transfer_length.get() as usize];
-        // Settings that every target accepts.
+        // Every target accepts these settings.
         for (sn, part) in data.chunks(8192).enumerate() {
             let offset = start + sn as u32 * 8192;
             let mut header = DataOut::from(RawHeader::with_opcode(Opcode::DataOut));
@@ -109,7 +109,7 @@ fn show(what: &str, Memory { resident, charged }: Memory) {
     println!("{what}: {} MiB resident, {} MiB charged", resident / MIB, charged / MIB);
 }
 
-/// Sessions that each begin this many writes of 16 MiB with 512 bytes of immediate data, and end none.
+/// Opens sessions that each begin this many writes of 16 MiB with 512 bytes of immediate data, and end none.
 fn attack(limit: Option<u64>, sessions: u8, commands: u32) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = Server::start(&folder, limit)?;
@@ -126,7 +126,7 @@ fn attack(limit: Option<u64>, sessions: u8, commands: u32) -> Result<()> {
         for _ in 0..commands {
             wire.command(&write_16(), ScsiCommand::WRITE, LARGE, &[1; 512])?;
         }
-        // The server has received everything when it answers this.
+        // When the server answers, it has received everything before.
         wire.ping()?;
         wires.push(wire);
         let memory = server.memory()?;
@@ -153,7 +153,7 @@ fn attack(limit: Option<u64>, sessions: u8, commands: u32) -> Result<()> {
     }
     show("at its height", most);
 
-    // A correct initiator, meanwhile.
+    // A correct initiator runs meanwhile.
     let commands = ["write -P 0x5a 0 1M", "read -P 0x5a 0 1M", "write -P 3 2M 64k", "flush"];
     patterns(server.serving.url("disk"), HeaderDigest::Off, &commands)?;
 

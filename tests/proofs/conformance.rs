@@ -1,5 +1,5 @@
-//! libiscsi's suite, all of it, against each kind of volume: no fault, and nothing skipped but what is
-//! known to be no disk's, with its reason (`conformance::why_skipped`).
+//! Runs libiscsi's whole suite against each kind of volume. No test fails, and each skipped test has a known reason
+//! (`conformance::why_skipped`).
 
 use anyhow::{Context as _, Result, ensure};
 use sarsen_proof::conformance::{self, Medium, Verdict};
@@ -30,7 +30,7 @@ fn libiscsi_finds_no_fault_in_ram_volumes() -> Result<()> {
 #[test]
 fn libiscsi_finds_no_fault_in_file_volumes() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    // What is read only is not made: it is there.
+    // The server does not create the file of a read-only volume, so the proof does.
     let path = |medium: Medium| folder.path().join(format!("{}.img", medium.name()));
     let file = std::fs::File::create(path(Medium::ReadOnly))?;
     file.set_len(scoreboard::BYTE_COUNT)?;

@@ -1,5 +1,5 @@
-//! A real browser uses the console of a real server, and the server says what came of it. Ignored by default:
-//! the browser is large. `cargo xtask ci --full` runs it. Pictures of what it saw stay in cargo's folder for tests.
+//! A real browser uses the console of a real server, and the proof checks the results on the server. Ignored by
+//! default: the browser is large. `cargo xtask ci --full` runs it. Screenshots stay in cargo's folder for tests.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -22,17 +22,17 @@ use serde_json::Value;
 
 use crate::client::run;
 
-/// A browser that clicks through everything on a loaded machine.
+/// Maximum duration of a script in the browser on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(300);
-/// npm fetches a few packages.
+/// Maximum duration of npm's download of a few packages.
 const PACKAGES_LIMIT: Duration = Duration::from_secs(300);
-/// Between attempts to come back.
+/// Pause between attempts to log in again.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../console");
 const INITIATOR: &str = "iqn.2026-11.proof:client";
 const TARGET: &str = "iqn.2026-11.proof:data";
 
-/// Lets the browser follow a script of `console/tests`, and gives what it says.
+/// Runs a script of `console/tests` in the browser, and returns its output.
 fn follow(script: &str, console: &str, environment: &[(&str, &str)]) -> Result<Value> {
     let source = Path::new(SOURCE);
     if !source.join("node_modules/playwright-core").exists() {
@@ -50,7 +50,7 @@ fn follow(script: &str, console: &str, environment: &[(&str, &str)]) -> Result<V
     serde_json::from_str(last).with_context(|| said.clone())
 }
 
-/// The URL of a server's console.
+/// Returns the URL of a server's console.
 fn console(server: &Managed) -> Result<String> {
     let url = server.announced()["api"].as_str().context("the URL of its API")?;
     Ok(url.trim_end_matches('/').to_owned())
@@ -73,7 +73,7 @@ fn one_form_by_keyboard_alone_makes_a_volume_that_qemu_uses_with_the_secret_it_s
     let (server, console) = start(folder.path())?;
     let made = follow("create.mjs", &console, &[])?;
     let pasted = made["lines"]["qemu"].as_str().context("lines for QEMU")?;
-    // The machine is not started: the image's facts are enough.
+    // The virtual machine is not started: the image's properties are enough.
     let pasted: Vec<_> = pasted.lines().filter(|line| !line.starts_with("qemu-system")).collect();
     ensure!(pasted.len() == 2, "the secret's file, and qemu-img: {pasted:?}");
     let paste = |lines: &str| {
@@ -87,7 +87,7 @@ fn one_form_by_keyboard_alone_makes_a_volume_that_qemu_uses_with_the_secret_it_s
     let secret = made["secret"].as_str().context("a secret")?;
     let wrong = pasted.join("\n").replace(secret, "not the secret..");
     ensure!(paste(&wrong).is_err(), "another secret lets in, too");
-    // And our own verbs, with the same secret.
+    // The program's own verbs also work with the same secret.
     let url = format!("iscsi://vm@{}/iqn.2026-11.io.sarsen:data/0", server.portal()?);
     let mut info = server.command(&["disk", "info", &url])?;
     process::output(info.env("LIBISCSI_CHAP_PASSWORD", secret), LIMIT)?;
@@ -96,7 +96,7 @@ fn one_form_by_keyboard_alone_makes_a_volume_that_qemu_uses_with_the_secret_it_s
     server.stop()
 }
 
-/// Somebody who reads all the time, and comes back when he is sent away. Dropping him ends it.
+/// A client that reads continuously, and logs in again when the server ends its session. Dropping it ends the client.
 struct Reader {
     done: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<()>>>,
@@ -160,7 +160,7 @@ name = "iqn.2026-11.proof:idle"
 luns = ["idle"]
 "#;
 
-/// A run of the lab, where a server whose state folder for users is this one looks for it.
+/// Creates a run of the lab in the user state folder that the server reads.
 fn measured(folder: &Path) -> Result<()> {
     let archive = Archive::open(&folder.join("sarsen/lab.sqlite"))?;
     let id = archive.begin(&Run {
@@ -238,7 +238,7 @@ fn where_a_token_is_wanted_nothing_is_shown_without_it() -> Result<()> {
     let certificate = file("api.pem", &made.cert.pem())?;
     let key = file("api.key", &made.signing_key.serialize_pem())?;
     let token = file("token", TOKEN)?;
-    // The loopback stands in for an address that others reach: both want the token where one is named.
+    // The loopback address stands for a network address: both require the token if the configuration names one.
     let configuration = format!(
         "[api]\nlisten = \"127.0.0.1:0\"\ncertificate = \"{}\"\nkey = \"{}\"\ntoken-file = \"{}\"\n",
         certificate.display(),

@@ -1,5 +1,5 @@
-//! The control socket as a person uses it: sessions and targets are listed and drained, and
-//! initiators that log in again are sent on.
+//! The control socket as a user sees it: it lists and drains sessions and targets, and redirects initiators that log in
+//! again.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -50,7 +50,7 @@ impl Controlled {
         Ok(command)
     }
 
-    /// Starts what ends when the sessions have.
+    /// Starts a command that ends when the sessions have ended.
     fn begin(&self, arguments: &[&str]) -> Result<Child> {
         let mut command = self.command(&[arguments, &["--json"]].concat())?;
         Ok(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
@@ -60,7 +60,7 @@ impl Controlled {
         reported(&self.command(&[arguments, &["--json"]].concat())?.output()?)
     }
 
-    /// Runs what must end with `code`; gives what it says about it.
+    /// Runs a command that must end with `code`; returns its error message.
     fn fail(&self, code: i32, arguments: &[&str]) -> Result<String> {
         let output = self.command(arguments)?.output()?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -84,7 +84,7 @@ fn reported(output: &Output) -> Result<Value> {
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// Waits for the request to log out; gives its seconds.
+/// Waits for the logout request; returns its number of seconds.
 fn asked_to_log_out(wire: &mut Wire) -> Result<u16> {
     loop {
         let pdu = wire.next()?.context("closed without a word")?;
@@ -138,7 +138,7 @@ fn sessions_are_listed_with_what_was_negotiated() -> Result<()> {
     Ok(())
 }
 
-/// One logs out when asked, the other never does; a third comes when nobody is to come.
+/// One session logs out on request, the second never does, and a third tries to log in during the drain.
 #[test]
 fn rfc7143_11_9_1_a_drained_target_sends_its_sessions_away_and_takes_no_new_ones() -> Result<()> {
     let server = Controlled::start(&[])?;
@@ -167,7 +167,7 @@ fn rfc7143_11_9_1_a_drained_target_sends_its_sessions_away_and_takes_no_new_ones
     server.serving.stop()
 }
 
-/// It ends by itself when the target is taken back, and whoever stayed stays.
+/// The drain ends when the target is permitted again, and the remaining session continues.
 #[test]
 fn a_drain_can_be_called_off_and_there_is_one_at_a_time() -> Result<()> {
     let server = Controlled::start(&[])?;
@@ -185,7 +185,7 @@ fn a_drain_can_be_called_off_and_there_is_one_at_a_time() -> Result<()> {
     server.serving.stop()
 }
 
-/// The project's own initiator does as it is asked; only the named session is.
+/// The project's own initiator complies; only the named session is drained.
 #[test]
 fn a_session_is_drained_alone() -> Result<()> {
     let server = Controlled::start(&[])?;
@@ -195,7 +195,7 @@ fn a_session_is_drained_alone() -> Result<()> {
         let named = server.sessions()?.into_iter().find(|listed| listed["initiator"] != NAME);
         let tsih = named.context("the session")?["tsih"].to_string();
         let drain = server.begin(&["session", "drain", &tsih])?;
-        // Its driver sees the request when it next has a turn.
+        // The session's driver sees the request when it next runs.
         let error = loop {
             if let Err(error) = session.read(0, 1).await {
                 break error;
@@ -211,7 +211,7 @@ fn a_session_is_drained_alone() -> Result<()> {
     server.serving.stop()
 }
 
-/// From a drained server to another.
+/// Initiators move from a drained server to another.
 #[test]
 fn rfc7143_13_8_initiators_follow_a_redirection() -> Result<()> {
     let elsewhere = Controlled::start(&[])?;
@@ -240,7 +240,7 @@ fn rfc7143_13_8_initiators_follow_a_redirection() -> Result<()> {
     elsewhere.serving.stop()
 }
 
-/// So many sessions or more have been here.
+/// Waits until at least `count` sessions have been established.
 fn arrived(server: &Controlled, count: usize) -> Result<()> {
     server
         .serving
@@ -261,7 +261,7 @@ fn own_initiator_arrives(server: &Controlled, elsewhere: &Controlled) -> Result<
     })
 }
 
-/// As the configuration says, with discovery as ever.
+/// The configuration names the redirection; discovery works as usual.
 #[test]
 fn rfc7143_11_13_5_a_target_that_moved_sends_its_initiators_on() -> Result<()> {
     let elsewhere = Controlled::start(&[])?;
@@ -299,13 +299,13 @@ fn what_cannot_be_done_is_said_with_its_exit_code() -> Result<()> {
     server.fail(USAGE, &["target", "drain", &target, "--redirect", "10.0.0.1:3260,2"])?;
     server.fail(USAGE, &["target", "drain", &target, "--permanent"])?;
     server.fail(USAGE, &["session", "drain", "x"])?;
-    // A living server's socket is not taken; a killed one's is.
+    // The server does not replace the socket of a running server; it replaces that of a killed one.
     let second = ["serve", "--volume", "b=ram:1MiB", "--listen", "127.0.0.1:0", "--control"];
     let second = [&second[..], &[server.socket.as_str()]].concat();
     let said = server.fail(CONFLICT, &second)?;
     ensure!(said.contains("another server has it"), "{said}");
     client::signal(&server.serving, Signal::KILL)?;
-    // The kernel closes the socket as the process ends; the file stays.
+    // The kernel closes the socket when the process ends; the file remains.
     while std::os::unix::net::UnixStream::connect(&server.socket).is_ok() {}
     server.fail(UNREACHABLE, &["session", "list"])?;
     ensure!(Path::new(&server.socket).exists(), "a killed server leaves its socket");
@@ -314,11 +314,11 @@ fn what_cannot_be_done_is_said_with_its_exit_code() -> Result<()> {
     ensure!(server.sessions()?.is_empty(), "nobody is there yet");
     again.stop()?;
     let said = server.fail(UNREACHABLE, &["session", "list"])?;
-    ensure!(said.contains("is a server running there"), "{said}");
+    ensure!(said.contains("check that a server runs"), "{said}");
     Ok(())
 }
 
-/// How a login ends.
+/// Returns the status of a login.
 fn status_of_login(url: &Url, host: u8) -> Result<LoginStatus> {
     client::login_status(url, NAME, [0x80, 0, 0, 0, 1, host])
 }

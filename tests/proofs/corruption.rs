@@ -1,6 +1,6 @@
-//! Random damage to the server's files, one at a time. Afterwards there are four permitted results: the server
-//! answers as before; it repairs the file and reports that; it runs without the log or the volume of the file and
-//! reports that; or it refuses to start and names the file. It never panics, and never gives another answer.
+//! Random damage to the server's files, one file at a time. Four results are permitted: the server answers as before;
+//! it repairs the file and reports that; it runs without the log or the volume of the file and reports that; or it
+//! refuses to start and names the file. It never panics, and never gives another answer.
 //!
 //! The server runs in this process, where a panic of any of its threads is counted and a signal ends the proof.
 //! `PROOF_SEED` repeats a run, and `PROOF_TRIALS` sets its length.
@@ -100,8 +100,8 @@ impl Damage {
         Self::Old,
     ];
 
-    /// Whether the server can distinguish the damage from an administrator's action. Removing a volume's record is
-    /// the remedy for a damaged one, and a file alone does not show that an older version replaced it.
+    /// Returns whether the server can distinguish the damage from an administrator's action. Deletion of a volume's
+    /// record is the remedy for a damaged one. A file alone does not show that an older version replaced it.
     fn is_damage_of(self, name: &str) -> bool {
         let is_state = name.starts_with("state");
         match self {
@@ -225,7 +225,8 @@ impl SavedFolder {
         Ok(())
     }
 
-    /// The files of a saved copy that may be damaged, below its folder. The content of a disk belongs to its owner.
+    /// Returns the files of a saved copy that may be damaged, below its folder. The content of a disk belongs to its
+    /// owner.
     fn files(&self, name: &str) -> Result<Vec<String>> {
         let root = self.place(name);
         let (mut folders, mut files) = (vec![root.clone()], Vec::new());
@@ -351,7 +352,7 @@ async fn fill(portal: &str) -> Result<()> {
     data.write(0, Buffer::copy_of(&[0xa5; 4096]), true).await?;
     let mut pages = read(&data, &[0x1a, 8, 0x0a, 0, 255, 0]).await?;
     pages[..4].fill(0);
-    // QERR (SPC-4 7.5.8), saved.
+    // QERR (SPC-4 7.5.8), as a saved value.
     pages[7] |= 0x02;
     write(&data, &[0x15, 0x11, 0, 0, u8::try_from(pages.len())?, 0], &pages).await?;
     let list = |key: u64, action_key: u64, aptpl| {
@@ -363,7 +364,7 @@ async fn fill(portal: &str) -> Result<()> {
     Ok(vault.logout().await?)
 }
 
-/// The state of a disk: registered keys, the reservation, the saved control mode page, and its first blocks.
+/// Returns the state of a disk: registered keys, the reservation, the saved control mode page, and its first blocks.
 async fn disk(portal: &str, target: &str) -> Result<Vec<u8>> {
     let session = session(portal, target).await?;
     let mut said = Vec::new();
@@ -377,7 +378,7 @@ async fn disk(portal: &str, target: &str) -> Result<Vec<u8>> {
     Ok(said)
 }
 
-/// The events before the last start.
+/// Returns the events before the last start.
 fn before_the_start(events: &[Value]) -> &[Value] {
     let start = events.iter().rposition(|event| event["kind"] == "server_started");
     &events[..start.unwrap_or(0)]
@@ -392,7 +393,7 @@ fn judge(found: &Answers, expected: &Answers, folder: &Path) -> Result<String> {
     for (kind, outcome) in [
         ("state_repaired", "repaired"),
         ("state_copy_replaced", "copy replaced"),
-        ("events_begun_anew", "log begun anew"),
+        ("events_recreated", "log begun anew"),
     ] {
         if tells(kind) {
             outcomes.push(outcome);
@@ -400,7 +401,7 @@ fn judge(found: &Answers, expected: &Answers, folder: &Path) -> Result<String> {
     }
     let before = before_the_start(&expected.events);
     ensure!(
-        found.events.starts_with(before) || tells("events_begun_anew"),
+        found.events.starts_with(before) || tells("events_recreated"),
         "other events: {:?}",
         found.events
     );

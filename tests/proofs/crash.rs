@@ -1,9 +1,9 @@
-//! The server is killed while it writes, again and again: what was acknowledged as durable is
-//! there afterwards, in every cache mode and with both ways to read and write files.
+//! The server is killed during writes, repeatedly. Afterwards all data with a durable acknowledgement is present, in
+//! every cache mode and with both I/O engines.
 //!
-//! Several writers fill slots of 4 KiB, each word of which says slot and generation. A ledger
-//! keeps which generation was issued and which acknowledged; after a restart every word of a slot
-//! is from between the two. `PROOF_SEED` and `PROOF_KILLS` repeat a run or lengthen it.
+//! Several writers fill slots of 4 KiB; each word contains the slot and the generation. A ledger records the issued and
+//! the acknowledged generation of each slot. After a restart every word of a slot is within this range. `PROOF_SEED`
+//! repeats a run, and `PROOF_KILLS` makes it longer.
 
 use std::cell::{Cell, RefCell};
 use std::path::Path;
@@ -17,9 +17,9 @@ use sarsen_proof::{Backing, Serving, Volume};
 
 use crate::client::{self, Dice};
 
-/// Kills of one test, unless `PROOF_KILLS` says otherwise.
+/// Default number of kills in one test; `PROOF_KILLS` overrides it.
 const KILLS: u64 = 50;
-/// A round acknowledges up to so many writes before its kill.
+/// Maximum number of writes that a round acknowledges before its kill.
 const ACKNOWLEDGEMENTS_MAX: u64 = 120;
 const WRITERS: usize = 8;
 const SLOTS_PER_WRITER: usize = 24;
@@ -27,10 +27,10 @@ const SLOTS: usize = WRITERS * SLOTS_PER_WRITER;
 const SLOT_LENGTH: usize = 4096;
 const SLOT_BLOCKS: usize = SLOT_LENGTH / 512;
 const WORD_LENGTH: usize = 16;
-/// Writes that one flush makes durable.
+/// Maximum number of writes that one flush makes durable.
 const BATCH_MAX: u64 = 4;
 
-/// What the disk owes us.
+/// The issued and the acknowledged generations of the disk.
 struct Ledger {
     acknowledged: Vec<u64>,
     issued: Vec<u64>,
@@ -41,7 +41,7 @@ impl Ledger {
         Self { acknowledged: vec![0; SLOTS], issued: vec![0; SLOTS] }
     }
 
-    /// Writes that were acknowledged or lost on the way are both past; those between are open.
+    /// Returns the number of issued writes without an acknowledgement; a kill ends them too.
     fn open(&self) -> u64 {
         self.issued.iter().zip(&self.acknowledged).map(|(issued, known)| issued - known).sum()
     }
@@ -66,7 +66,7 @@ fn fill(slot: usize, generation: u64) -> Vec<u8> {
     word.repeat(SLOT_LENGTH / WORD_LENGTH)
 }
 
-/// The generation of a word; 0 is a word that was not written yet.
+/// Returns the generation of a word; 0 means that the word was not written yet.
 fn generation(slot: usize, word: &[u8]) -> Option<u64> {
     let (owner, generation) = word.split_first_chunk::<8>()?;
     let generation = u64::from_be_bytes(generation.try_into().ok()?);
@@ -77,22 +77,22 @@ fn generation(slot: usize, word: &[u8]) -> Option<u64> {
     }
 }
 
-/// When an answered write is durable.
+/// The time at which an answered write is durable.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Promise {
-    /// With FUA, or after a flush.
+    /// After a write with FUA, or after a flush.
     WhenAsked,
-    /// At once.
+    /// Immediately.
     Always,
 }
 
-/// Writers, from connect to kill.
+/// The writers from their login to the kill.
 struct Round<'a> {
     serving: &'a Serving,
     session: &'a Session,
     ledger: &'a RefCell<Ledger>,
     promise: Promise,
-    /// Acknowledgements until the kill.
+    /// Number of acknowledgements before the kill.
     left: Cell<u64>,
 }
 
@@ -102,7 +102,7 @@ impl Round<'_> {
         ledger.acknowledged[slot] = ledger.acknowledged[slot].max(generation);
         let left = self.left.get();
         self.left.set(left.saturating_sub(1));
-        // Others are in the middle of their writes.
+        // The other writers have writes in progress.
         if left == 1 { client::signal(self.serving, Signal::KILL) } else { Ok(()) }
     }
 
@@ -120,7 +120,7 @@ impl Round<'_> {
         Ok((slot, generation))
     }
 
-    /// Writes until the server is gone. Half of the writers use FUA, the others flush.
+    /// Writes until the server has ended. Half of the writers use FUA, the others flush.
     async fn writer(&self, writer: usize, mut dice: Dice) -> Result<()> {
         let first = writer * SLOTS_PER_WRITER;
         let any = |dice: &mut Dice| dice.below(SLOTS_PER_WRITER as u64) as usize;
@@ -170,7 +170,7 @@ fn number(variable: &str) -> Result<Option<u64>> {
     Ok(Some(text.parse().with_context(|| format!("{variable}={text}"))?))
 }
 
-/// Kills a server in the middle of its writes so many times; says what was in flight in all.
+/// Kills a server during its writes `kills` times; prints the total number of writes in progress.
 fn survive(
     what: &str,
     promise: Promise,
@@ -217,7 +217,7 @@ fn survive(
     Ok(())
 }
 
-/// The engine of a test, or `None` where the kernel does not let it run.
+/// Starts a server with this engine, or returns `None` if the kernel does not support it.
 fn serve(path: &Path, cache: &str, engine: &str) -> Result<Serving> {
     let volume = Volume::new("data", Backing::File(path.into()), 1 << 20);
     let cache = format!("cache={cache}");
@@ -279,7 +279,7 @@ fn kill_9_loses_no_answered_write_in_directsync_by_io_uring() -> Result<()> {
     keeps_promises("directsync", "uring", Promise::Always)
 }
 
-/// The control: memory dies with its process, and the ledger says so.
+/// The control experiment: the content of memory is lost with its process, and the ledger detects it.
 #[test]
 fn the_ledger_misses_what_a_ram_volume_forgets() -> Result<()> {
     let ledger = RefCell::new(Ledger::new());

@@ -1,5 +1,4 @@
-//! A disk that holds something is written only with `--destroy`, and what others' tools make is
-//! recognised.
+//! The program overwrites a disk with content only with `--destroy`. It recognises the formats of other programs.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
@@ -15,7 +14,7 @@ const MIB: u64 = 1 << 20;
 const CONFLICT: i32 = 4;
 const TOOL_LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs the program; its exit code and what it says on stderr.
+/// Runs the program; returns its exit code and its stderr.
 fn run(arguments: &[&str]) -> Result<(Option<i32>, String)> {
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", "60"]).arg(program::path()?).args(arguments);
@@ -23,7 +22,7 @@ fn run(arguments: &[&str]) -> Result<(Option<i32>, String)> {
     Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
 }
 
-/// What is found in a file.
+/// Returns the formats that the program finds in a file.
 fn found(path: &Path) -> Result<Vec<String>> {
     let file = File::open(path)?;
     let length = file.metadata()?.len();
@@ -31,7 +30,7 @@ fn found(path: &Path) -> Result<Vec<String>> {
     Ok(found.iter().map(Signature::to_string).collect())
 }
 
-/// A file that begins as swap space does, by the one signature that needs no tool to make.
+/// Creates a file that begins like swap space, the one signature that needs no tool.
 fn swap(path: &Path) -> Result<()> {
     let file = File::create(path)?;
     file.set_len(16 * MIB)?;
@@ -74,11 +73,11 @@ fn a_disk_that_holds_something_is_written_only_when_that_is_said() -> Result<()>
     for arguments in writers {
         let (code, said) = run(arguments)?;
         ensure!(code == Some(CONFLICT), "{arguments:?}: {code:?}\n{said}");
-        let reported = format!("{held} holds {what}: give --destroy to overwrite it");
+        let reported = format!("{held} holds {what}: use --destroy to overwrite it");
         ensure!(said.contains(&reported), "{said}");
         ensure!(fs::read(&image)? == before, "{arguments:?} changed it");
     }
-    // Whoever only reads needs no leave, and neither does one who writes where nothing is.
+    // `--destroy` is not necessary for reads, nor for writes to an empty disk.
     for arguments in [
         ["lab", "load", &held, "--read", "100", "--seconds", "0.1"].as_slice(),
         &["disk", "copy", &held, &other],
@@ -88,14 +87,14 @@ fn a_disk_that_holds_something_is_written_only_when_that_is_said() -> Result<()>
         ensure!(code == Some(0), "{arguments:?}: {code:?}\n{said}");
     }
     ensure!(fs::read(&image)? == before, "a reader changed it");
-    // Now it is on the other one too.
+    // The copy has put the content on the other disk too.
     let (code, _) = run(&["disk", "write", &source, &other])?;
     assert_eq!(code, Some(CONFLICT));
     for arguments in writers {
         File::options().write(true).open(&image)?.write_all_at(&before, 0)?;
         let (code, said) = run(&[arguments, &["--destroy"]].concat())?;
         ensure!(code == Some(0), "{arguments:?}: {code:?}\n{said}");
-        // Nothing was on the disk but zeroes and the file system.
+        // Except for the file system, the disk contained only zeroes.
         let same = fs::read(&image)? == before;
         ensure!(same == arguments.contains(&"copy"), "{arguments:?}: same is {same}");
     }
@@ -109,7 +108,7 @@ fn a_disk_that_cannot_be_looked_at_is_not_written() -> Result<()> {
     let url = serving.url("bad").to_string();
     let load = ["lab", "load", &url, "--read", "0", "--seconds", "0.1"];
     let (code, said) = run(&load)?;
-    ensure!(code == Some(1) && said.contains("--destroy writes without a look"), "{said}");
+    ensure!(code == Some(1) && said.contains("use --destroy to write anyway"), "{said}");
     let (code, said) = run(&[&load[..], &["--destroy"]].concat())?;
     ensure!(code == Some(0), "{said}");
     serving.stop()
@@ -119,7 +118,7 @@ fn tool(name: &str) -> Command {
     Command::new(process::find(Path::new(name)).unwrap_or_else(|| name.into()))
 }
 
-/// What a tool makes, by its arguments with the file last, in a file of so many MiB.
+/// The result of a tool: its arguments before the file, and the file's size in MiB.
 type ChangeOutcome = (&'static str, &'static [&'static str], u64, &'static str);
 
 const MADE: &[ChangeOutcome] = &[
@@ -168,7 +167,7 @@ fn what_others_make_is_recognised() -> Result<()> {
 fn tables_and_volumes_of_others_are_recognised() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("disk");
-    // Tools that take what they need from their standard input.
+    // These tools read their instructions from standard input.
     for (name, arguments, input, what) in [
         ("sfdisk", ["-q", "--label", "gpt"].as_slice(), ",\n", "a GPT partition table"),
         ("sfdisk", &["-q", "--label", "dos"], ",\n", "an MBR partition table"),

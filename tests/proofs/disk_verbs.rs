@@ -1,4 +1,4 @@
-//! `sarsen discover` and `sarsen disk`, as a person types them, against volumes on offer.
+//! `sarsen discover` and `sarsen disk`, as a user types them, against served volumes.
 
 use std::fs;
 use std::io::Write as _;
@@ -11,7 +11,7 @@ use sarsen_proof::{Backing, Serving, Volume, program};
 use serde_json::Value;
 
 const MIB: usize = 1 << 20;
-/// Not whole pieces, and neither whole blocks of 512 nor of 4096 bytes.
+/// Not a multiple of the piece size, of 512, or of 4096 bytes.
 const SAMPLE_LENGTH: usize = 20 * MIB + 1234;
 const FAILED: i32 = 1;
 const USAGE: i32 = 2;
@@ -20,7 +20,7 @@ const CONFLICT: i32 = 4;
 const UNREACHABLE: i32 = 6;
 
 fn command(arguments: &[&str]) -> Result<Command> {
-    // Nothing is left to wait for ever when something hangs.
+    // `timeout` ends a command that hangs.
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", "60"]).arg(program::path()?).args(arguments);
     command.stdin(Stdio::null());
@@ -46,7 +46,7 @@ fn succeed_json(arguments: &[&str]) -> Result<Value> {
     serde_json::from_str(&said).with_context(|| said)
 }
 
-/// Runs what must end with `code`; gives what it says about it.
+/// Runs a command that must end with `code`; returns its error message.
 fn fail(code: i32, arguments: &[&str]) -> Result<String> {
     let output = run(arguments)?;
     let said = text(&output.stderr);
@@ -96,7 +96,7 @@ fn discover_lists_every_target_with_its_portals() -> Result<()> {
 #[test]
 fn info_tells_what_the_disk_is_and_what_was_negotiated() -> Result<()> {
     let disk = volume("disk").block_size(4096).option("serial=0815");
-    // The serial number is set by an option of the program's own.
+    // The serial number is an option of this program only.
     let serving = Serving::start_with(&[disk], &[])?;
     let url = serving.url("disk").to_string();
     let info = succeed_json(&["disk", "info", &url, "--data-digest"])?;
@@ -126,7 +126,7 @@ fn a_file_goes_to_a_disk_and_comes_back_equal() -> Result<()> {
         [("small", [].as_slice()), ("large", &["--header-digest", "--data-digest"])]
     {
         let url = serving.url(name).to_string();
-        // What the write must not touch: the rest of its last block, and of the disk.
+        // These bytes must stay unchanged: the rest of the last block, and of the disk.
         succeed(&["disk", "erase", &url, "--destroy"])?;
         let marks = vec![0xee; 64 * 1024];
         let last = SAMPLE_LENGTH / (64 * 1024) * (64 * 1024);
@@ -141,7 +141,7 @@ fn a_file_goes_to_a_disk_and_comes_back_equal() -> Result<()> {
         assert_eq!(written["bytes"], SAMPLE_LENGTH);
         assert_eq!(written["sha256"], read["sha256"]);
         assert!(fs::read(&back)? == bytes, "{name}");
-        // At least two mebibytes of zeroes take no room.
+        // At least two mebibytes of zeroes use no disk space.
         assert!(fs::metadata(&back)?.blocks() * 512 < (SAMPLE_LENGTH - 2 * MIB) as u64);
 
         let whole = path("whole");
@@ -151,7 +151,7 @@ fn a_file_goes_to_a_disk_and_comes_back_equal() -> Result<()> {
         assert!(whole[..SAMPLE_LENGTH] == bytes);
         assert!(whole[SAMPLE_LENGTH..last + marks.len()].iter().all(|&byte| byte == 0xee));
         assert!(whole[last + marks.len()..].iter().all(|&byte| byte == 0));
-        // Anywhere, in bytes.
+        // Any offset and length in bytes.
         succeed(&["disk", "read", &url, &back, "--offset", "1000001", "--length", "3000003"])?;
         assert!(fs::read(&back)? == bytes[1_000_001..4_000_004]);
     }
@@ -176,7 +176,7 @@ fn standard_input_and_output_are_files_too() -> Result<()> {
     let sum = sum.lines().find(|line| line.starts_with("SHA-256")).context("a checksum")?;
     ensure!(text(&read.stderr).contains(sum), "not the same checksum");
     fail(USAGE, &["disk", "read", &url, "-", "--json"])?;
-    // More than there is room for.
+    // The input is larger than the disk.
     let output = command(&["disk", "write", "/dev/zero", &url])?.output()?;
     assert_eq!(output.status.code(), Some(FAILED), "{}", text(&output.stderr));
     ensure!(text(&output.stderr).contains("do not fit"), "{}", text(&output.stderr));
@@ -199,7 +199,7 @@ fn a_disk_is_copied_to_another_servers_and_one_changed_byte_is_found() -> Result
     assert_eq!((&equal["equal"], &equal["compared_bytes"]), (&true.into(), &(32 * MIB).into()));
     succeed(&["disk", "verify", &to, &file])?;
 
-    // Exactly one byte, on the disk.
+    // Exactly one byte of the disk differs.
     let offset = 17 * MIB + 4321;
     let block = offset / 4096 * 4096;
     let (begin, length) = (block.to_string(), "4096");
@@ -217,7 +217,7 @@ fn a_disk_is_copied_to_another_servers_and_one_changed_byte_is_found() -> Result
     let found: Value = serde_json::from_slice(&output.stdout)?;
     assert_eq!((&found["equal"], &found["first_difference"]), (&false.into(), &offset.into()));
 
-    // Too small, and the same.
+    // A disk that is too small, and one with the same content.
     ensure!(fail(FAILED, &["disk", "copy", &to, &from])?.contains("do not fit"));
     ensure!(fail(FAILED, &["disk", "verify", &to, &from])?.contains("first at byte"));
     fail(USAGE, &["disk", "copy", &from, &from])?;
@@ -255,7 +255,7 @@ fn what_is_not_there_has_its_own_exit_codes() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let image = folder.path().join("image").display().to_string();
     let disk = Volume::new("disk", Backing::File(image.clone().into()), MIB as u64);
-    // Others do not lock their files.
+    // Only this program locks its files.
     let serving = Serving::start_with(&[disk], &[])?;
     let url = serving.url("disk").clone();
     let at = |iqn: &str, lun: u32| format!("iscsi://{}/{iqn}/{lun}", url.portal);
@@ -273,18 +273,18 @@ fn what_is_not_there_has_its_own_exit_codes() -> Result<()> {
     ensure!(!said.contains("hidden"), "{said}");
     serving.stop()?;
 
-    // A port that was free a moment ago: a client's end of a connection that is gone.
+    // A port without a listener: the client end of a closed connection.
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let client = TcpStream::connect(listener.local_addr()?)?;
     let nobody = client.local_addr()?;
     let said = fail(UNREACHABLE, &["discover", &nobody.to_string()])?;
-    ensure!(said.contains(&nobody.to_string()) && said.contains("running"), "{said}");
+    ensure!(said.contains(&nobody.to_string()) && said.contains("target runs"), "{said}");
     fail(UNREACHABLE, &["disk", "info", &format!("iscsi://{nobody}/iqn.2026-11.proof:x/0")])?;
     drop(client);
     Ok(())
 }
 
-/// The server's counters of the volume `thin`.
+/// Returns the server's counters of the volume `thin`.
 fn counted(control: &str) -> Result<(Value, u64, u64)> {
     let client = sarsen_node::control::Client::new(std::path::Path::new(control));
     let statistics = sarsen_io::cores::block_on(sarsen_io::cores::FileEngine::Pool, async {
@@ -298,7 +298,7 @@ fn counted(control: &str) -> Result<(Value, u64, u64)> {
     Ok((thin["errors"].clone(), number("count")?, number("bytes")?))
 }
 
-/// A thin volume of 64 MiB with this limit, and the address of the server's control socket.
+/// Starts a server with a thin volume of 64 MiB with this limit; returns the address of its control socket too.
 fn thin(folder: &std::path::Path, room_mib: usize) -> Result<(Serving, String)> {
     let control = folder.join("control").to_str().context("a path")?.to_owned();
     let volume = Volume::new("thin", Backing::Ram, 64 * MIB as u64);
@@ -318,7 +318,7 @@ fn sbc3_4_7_3_8_a_threshold_that_is_passed_does_not_break_off_a_copy() -> Result
     succeed(&["disk", "write", file, &url])?;
     succeed(&["disk", "verify", &url, file])?;
     let (errors, _, written) = counted(&control)?;
-    // The first one comes from the login.
+    // The login causes the first one.
     ensure!(errors["unit_attention"].as_u64() > Some(1), "no threshold was passed: {errors}");
     ensure!(written == 38 * MIB as u64, "{written} bytes: what was not written counts as well");
     serving.stop()

@@ -1,5 +1,5 @@
-//! Listening sockets outlive their server: over a restart by systemd, whose part the proof plays, and
-//! over `sarsen upgrade`. Who connects in between waits, and is served.
+//! Listening sockets outlive their server: over a restart by systemd, which the proof simulates, and over
+//! `sarsen upgrade`. A client that connects in between waits and is then served.
 
 use std::fs;
 use std::io::IoSliceMut;
@@ -20,7 +20,7 @@ use sarsen_proof::{process, program};
 const LIMIT: Duration = Duration::from_secs(30);
 const TARGET: &str = "iqn.2026-11.io.sarsen:data";
 
-/// A process that ends with the proof.
+/// A process that is killed at the end of the proof.
 struct Service(Child);
 
 impl Service {
@@ -29,7 +29,7 @@ impl Service {
         Ok(kill_process(pid, signal)?)
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the process.
     fn ended(&mut self) -> Result<ExitStatus> {
         let deadline = now() + LIMIT;
         loop {
@@ -56,13 +56,13 @@ impl Drop for Service {
     }
 }
 
-/// What systemd is for a service of Type=notify.
+/// A simulated systemd for a service of Type=notify.
 struct Manager {
     folder: tempfile::TempDir,
     socket: UnixDatagram,
 }
 
-/// A message to the manager, and the socket that came with it.
+/// A message to the manager, and its optional socket.
 type Message = (String, Option<OwnedFd>);
 
 impl Manager {
@@ -79,7 +79,7 @@ impl Manager {
 
     /// Starts `sarsen serve` with a RAM volume and this socket, if there is one, under this name.
     fn start(&self, socket: Option<(&str, OwnedFd)>, arguments: &[&str]) -> Result<Service> {
-        // The descriptor becomes the third, and the shell becomes the server.
+        // The socket becomes descriptor 3, and the shell executes the server.
         let take_over = "exec 3<&0 0</dev/null; export LISTEN_PID=$$; exec \"$@\"";
         let mut command = Command::new("sh");
         match socket {
@@ -113,7 +113,7 @@ impl Manager {
         Ok((String::from_utf8_lossy(&text[..received.bytes]).into_owned(), socket))
     }
 
-    /// All messages up to the one with this line.
+    /// Returns all messages up to the one with this line.
     fn messages_until(&self, line: &str) -> Result<Vec<Message>> {
         let mut all = Vec::new();
         loop {
@@ -127,7 +127,7 @@ impl Manager {
     }
 }
 
-/// A client that logs in, reads and goes. It gives up at once where nobody listens.
+/// Returns a client that logs in, reads and logs out. It fails at once if no server listens.
 fn client(address: SocketAddr) -> Result<Command> {
     let mut client = Command::new(program::path()?);
     client.args(["disk", "info", "--json"]).arg(format!("iscsi://{address}/{TARGET}/0"));
@@ -140,7 +140,7 @@ fn is_served(address: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// An address that was free a moment ago.
+/// Returns an address that was free a moment ago.
 fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
 }
@@ -150,7 +150,7 @@ fn a_client_that_comes_during_a_restart_waits_and_is_served() -> Result<()> {
     let manager = Manager::new()?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let address = listener.local_addr()?;
-    // Nothing says where to listen: where the socket does.
+    // No option names a portal, so the server listens where the socket does.
     let first = manager.start(Some(("sarsen.socket", listener.try_clone()?.into())), &[])?;
     manager.messages_until("READY=1")?;
     is_served(address)?;
@@ -165,7 +165,7 @@ fn a_client_that_comes_during_a_restart_waits_and_is_served() -> Result<()> {
     let status = waiting.ended()?;
     ensure!(status.success(), "who came during the restart ended with {status}");
     second.stop()?;
-    // A message that nobody has read still holds the socket.
+    // An unread message still holds the socket.
     manager.messages_until("STOPPING=1")?;
     ensure!(!client(address)?.status()?.success(), "nobody has the socket any more");
     Ok(())
@@ -218,7 +218,7 @@ fn systemd_starts_the_server_when_somebody_connects() -> Result<()> {
     activate.args(["serve", "--volume", "data=ram:8MiB"]).stdin(Stdio::null());
     let service = Service(activate.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
     let deadline = now() + LIMIT;
-    // Who connects before systemd listens is refused.
+    // A connection before systemd listens is refused.
     while TcpStream::connect(address).is_err() {
         ensure!(now() < deadline, "systemd-socket-activate does not listen");
         std::thread::yield_now();
@@ -227,11 +227,11 @@ fn systemd_starts_the_server_when_somebody_connects() -> Result<()> {
     service.stop()
 }
 
-/// Lays a program where another one may be running.
+/// Installs a program at a path that a running process may use.
 fn install(program: &Path, at: &Path) -> Result<()> {
     let beside = at.with_extension("new");
-    // By another process: what this one has open to write is open in each that it starts meanwhile, and such a file
-    // cannot be run (execve(2), ETXTBSY).
+    // Another process copies the file. Every child process that starts meanwhile inherits the files that this process
+    // has open for writing, and such a file cannot be executed (execve(2), ETXTBSY).
     process::output(Command::new("cp").arg(program).arg(&beside), LIMIT)?;
     Ok(fs::rename(beside, at)?)
 }
@@ -270,7 +270,7 @@ fn an_upgrade_keeps_process_and_sockets_and_refuses_a_program_that_does_not_run(
     let mut upgrade = Command::new(program::path()?);
     upgrade.args(["upgrade", "--json", "--control"]).arg(&control);
     let mut upgrade = Service(upgrade.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?);
-    // Whoever comes meanwhile finds somebody who listens, and is served or asked to come again.
+    // During the upgrade a socket always listens. The server serves each client, or asks it to try again.
     let mut came = 0;
     while upgrade.0.try_wait()?.is_none() {
         TcpStream::connect(address).with_context(|| format!("nobody listens; {}", log()))?;

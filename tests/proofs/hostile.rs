@@ -1,5 +1,5 @@
-//! Peers that ask and never take the answers, connections by the thousand from one place: what the server
-//! gives them is limited, and whoever behaves is served meanwhile.
+//! Peers that send requests and never read the answers, and thousands of connections from one source. The server limits
+//! their resources, and serves correct clients meanwhile.
 
 use std::fs;
 use std::net::TcpStream;
@@ -13,12 +13,12 @@ use sarsen_wire::iscsi::{NopOut, Opcode, RESERVED_TAG, RawHeader, ScsiCommand, T
 use crate::client::{Wire, encode};
 
 const MIB: u64 = 1 << 20;
-/// A server that listens takes what is sent in far less.
+/// A server that reads receives all data in far less time.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// More than four such peers can make of the limits below: each 4 MiB of commands and its largest
-/// one, 1 MiB of answers, and what 32 commands may bring unasked.
+/// More than four such peers can use with the limits below: each 4 MiB of commands and its largest command, 1 MiB of
+/// answers, and the unsolicited data of 32 commands.
 const GROWTH_LIMIT: u64 = 96 * MIB;
-/// What each sends at least before the server stops listening would pass the limit many times over.
+/// Without these limits, the data that each peer sends would exceed the growth limit many times.
 const LIMITS: &str = "[limits]\nmemory-per-connection = \"4MiB\"\nmemory = \"8MiB\"\n\
                       commands = 32\nconnections-per-source = 64\nlogins-per-source = 16\n";
 const READ_BLOCKS: u16 = 4096;
@@ -54,7 +54,7 @@ fn text() -> Vec<u8> {
     encode(request, b"SendTargets=\0")
 }
 
-/// Commands with these CmdSNs; those above the window are dropped.
+/// Returns commands with these CmdSNs; the server drops those above the window.
 fn commands(flags: u8, operation: u8, data: &[u8]) -> Vec<u8> {
     let one = |cmd_sn: u32| {
         let mut command = ScsiCommand::from(RawHeader::with_opcode(Opcode::ScsiCommand));
@@ -102,7 +102,7 @@ fn who_never_takes_an_answer_does_not_grow_the_server() -> Result<()> {
     serving.stop()
 }
 
-/// The same as after an error in an initiator: libiscsi's tests of its reconnection do this.
+/// Sends zeroes as after an error in an initiator; libiscsi's tests of its reconnection do this.
 #[test]
 fn rfc7143_7_7_zeroes_after_the_login_end_the_connection() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -112,7 +112,7 @@ fn rfc7143_7_7_zeroes_after_the_login_end_the_connection() -> Result<()> {
         let mut wire = Wire::login(url, "iqn.2026-11.proof:hostile", [0x80, 0, 0, 0, 3, 0])?;
         wire.settle()?;
         wire.send_bytes(&vec![0; length])?;
-        // The peer may have closed it already.
+        // The peer may have closed the connection already.
         let _ = wire.read(0, 8);
         ensure!(wire.next()?.is_none(), "{length} zeroes are taken");
     }
@@ -120,7 +120,7 @@ fn rfc7143_7_7_zeroes_after_the_login_end_the_connection() -> Result<()> {
     serving.stop()
 }
 
-/// The command may fail: nothing was written.
+/// The command fails, and nothing is written.
 #[test]
 fn rfc7143_11_3_1_a_write_that_is_said_to_read_fails() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -149,7 +149,7 @@ fn a_storm_from_one_place_is_cut_and_told_once() -> Result<()> {
     let status = sound.test_unit_ready()?.status();
     ensure!(status == Some(0), "status {status:?} in the session that was there");
     drop(storm);
-    // Who comes after them finds room again, as soon as the server has seen that they are gone.
+    // A later client gets a connection when the server has seen that the others are closed.
     let again = (0..1000)
         .find_map(|_| Wire::login(url, "iqn.2026-11.proof:later", [0x80, 0, 0, 0, 1, 1]).ok());
     again.context("nobody is let in any more")?.settle()?;

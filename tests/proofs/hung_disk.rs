@@ -1,9 +1,9 @@
-//! A disk that does not respond: a separate file system that is frozen (FIFREEZE), so that every thread that writes
-//! to it waits in the kernel and cannot be woken. Other volumes are served as before, clients can use their other
-//! units, and the server can shut down. When the disk responds, its volume is served again with all acknowledged
-//! data.
+//! A disk that does not respond: a separate file system that is frozen (FIFREEZE), so that every thread that writes to
+//! it waits in the kernel and cannot be woken. The server serves other volumes as before, clients can use their other
+//! units, and the server can shut down. When the disk responds, the server serves its volume again with all
+//! acknowledged data.
 //!
-//! It needs root, for the file system.
+//! The proof needs root, for the file system.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -26,16 +26,17 @@ const TARGET: &str = "iqn.2026-11.proof:both";
 const MIB: u64 = 1 << 20;
 const GOOD: u8 = 0;
 const CHECK_CONDITION: u8 = 2;
-/// Number of commands that each hung volume gets.
+/// Number of commands for each hung volume.
 const DEPTH: u32 = 8;
-/// At this depth, more volumes than the workers of io_uring and the former threads of all volumes could serve.
+/// Number of hung volumes. At this depth, io_uring's workers and the former threads of all volumes together could not
+/// serve them.
 const HUNG_VOLUMES: usize = 12;
 const WRITES: usize = 300;
 const WRITE_LENGTH: usize = 4096;
 const WRITE_BLOCKS: u32 = (WRITE_LENGTH / 512) as u32;
 /// The server waits for an aborted command until it is five seconds old, and the machine may be slow.
 const RESET_LIMIT: Duration = Duration::from_secs(10);
-/// "At once", on a slow machine.
+/// The meaning of "at once" on a slow machine.
 const AT_ONCE: Duration = Duration::from_secs(3);
 /// Time from SIGTERM to the end, for any number of hung disks.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -45,7 +46,7 @@ struct FileSystem {
     folder: PathBuf,
 }
 
-/// Drop this before the server: the server cannot end while the file system is frozen.
+/// A frozen file system. Drop this before the server, because the server cannot end while the file system is frozen.
 struct Frozen {
     folder: PathBuf,
 }
@@ -65,7 +66,7 @@ fn run(program: &str, arguments: &[&str]) -> Result<()> {
 }
 
 impl FileSystem {
-    /// `None` if the user may not mount one.
+    /// Mounts the file system; `None` if the user may not mount one.
     fn mount(within: &Path) -> Result<Option<Self>> {
         if !rustix::process::geteuid().is_root() {
             println!("not seen: a file system that can be frozen needs root");
@@ -106,7 +107,7 @@ fn block(mark: u8) -> [u8; WRITE_LENGTH] {
     [mark; WRITE_LENGTH]
 }
 
-/// Writes and waits for the end.
+/// Writes and waits for the status.
 fn write(wire: &mut Wire, lba: u32, mark: u8) -> Result<()> {
     let tag = wire.write(lba, &block(mark), false)?;
     let end = wire.end_of(tag)?;
@@ -126,7 +127,7 @@ fn hang(wire: &mut Wire, mark: u8) -> Result<Vec<u32>> {
     (0..DEPTH).map(|number| wire.write(number * WRITE_BLOCKS, &block(mark), false)).collect()
 }
 
-/// The latencies of consecutive writes, sorted.
+/// Returns the latencies of consecutive writes, sorted.
 fn latencies(wire: &mut Wire) -> Result<Vec<Duration>> {
     let mut took = Vec::with_capacity(WRITES);
     for number in 0..WRITES as u32 {
@@ -142,8 +143,8 @@ fn p99(sorted: &[Duration]) -> Duration {
     sorted[sorted.len() * 99 / 100]
 }
 
-/// The main thread has ended. A thread that waits in the kernel keeps the process ID until the disk responds,
-/// whatever the program does.
+/// Returns whether the main thread has ended. A thread that waits in the kernel keeps the process ID until the disk
+/// responds, whatever the program does.
 fn has_ended(pid: u32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return true };
     stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['Z', 'X']))
@@ -186,7 +187,7 @@ fn disks_that_hang_stop_no_other_volume() -> Result<()> {
             names.iter().map(|name| Volume::new(name, disk.file(name), 4 * MIB)).collect();
         let beside = folder.path().join(format!("beside-{engine}"));
         volumes.push(Volume::new("beside", Backing::File(beside), 16 * MIB));
-        // All of them use the same core.
+        // All volumes use the same core.
         let arguments = ["--cores", "1", "--io-engine", engine, "--logout-grace", "0"];
         let serving = Serving::start_with(&volumes, &arguments)?;
         let mut neighbour = Wire::login(serving.url("beside"), NAME, ISID)?;
@@ -203,7 +204,7 @@ fn disks_that_hang_stop_no_other_volume() -> Result<()> {
         let mut tags = Vec::new();
         for wire in &mut hung {
             tags.push(hang(wire, 1)?);
-            // The server has received all of them.
+            // The server has received all commands.
             wire.ping()?;
         }
         let with = latencies(&mut neighbour).with_context(|| serving.log())?;
@@ -235,7 +236,7 @@ fn disks_that_hang_stop_no_other_volume() -> Result<()> {
     Ok(())
 }
 
-/// A target with a unit that hangs (LUN 0), a unit that does not, and another one that hangs.
+/// Starts a target with a unit that hangs (LUN 0), a unit that does not, and another one that hangs.
 fn serve_both(disk: &FileSystem, folder: &Path) -> Result<Serving> {
     let configuration = folder.join("sarsen.toml");
     let table =
@@ -285,7 +286,7 @@ fn a_hung_unit_is_reset_in_time_and_its_clients_keep_the_others() -> Result<()> 
     wire.lun = 1;
     write(&mut wire, 0, 3)?;
 
-    // A client that closes the session of another unit, and logs in again.
+    // A client closes the session of another unit, and logs in again.
     wire.lun = 2;
     hang(&mut wire, 1)?;
     wire.lun = 1;

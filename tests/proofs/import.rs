@@ -1,5 +1,5 @@
-//! Moving in: what clients know of the disks of another target program, and who gets in there, is the same when
-//! the program serves what it made of that one's configuration.
+//! Import from other target programs. The disks' properties and the access rules stay the same for clients when this
+//! program serves the imported configuration.
 
 mod attempt;
 mod documented;
@@ -69,7 +69,7 @@ fn what_tgtd_served_is_known_by_the_same_names_and_lets_in_the_same_initiators()
         Attempt::new("iqn.2026-11.proof:none", 1),
     ];
     let mut before = carry_out(&attempts, &[tgtd.port])?;
-    // Its controller.
+    // LUN 0 is tgt's controller.
     before.iter_mut().flatten().for_each(|known| known.luns.retain(|lun| *lun != 0));
     drop(tgtd);
     let sarsen = moved(folder, "tgt", &file)?;
@@ -132,7 +132,7 @@ fn what_istgt_served_is_known_by_the_same_names_and_lets_in_the_same_initiators(
     drop(sarsen);
     let text = fs::read_to_string(&file)?;
     let sarsen = applied(folder, "istgt", "istgt.conf", 1, |ports| {
-        // Where its accounts are is said from the root.
+        // The paths of its account files are absolute.
         text.replace(&listened, &format!("127.0.0.1:{}", ports[0]))
     })?;
     compare(&before, &attempts, &sarsen.ports)?;

@@ -1,5 +1,5 @@
-//! Registration with a name server: Debian's isnsd has what we serve for as long as we do, and
-//! whatever becomes of it, we serve.
+//! Registration with a name server: Debian's isnsd lists the targets while the server runs. The server continues
+//! whatever happens to isnsd.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -19,14 +19,14 @@ const LIMIT: Duration = Duration::from_secs(20);
 const SERVER: &str = "/usr/sbin/isnsd";
 const MIB: u64 = 1 << 20;
 
-/// isnsd on a port of its own, with everything in a folder of its own.
+/// isnsd on its own port, with all its files in its own folder.
 struct NameServer {
     folder: tempfile::TempDir,
     address: SocketAddr,
     daemon: Option<Daemon>,
 }
 
-/// A host of this test alone: on a shared one a port is soon another's.
+/// Returns an address that only this test uses: other processes soon take a port on a shared address.
 fn own_host() -> Ipv4Addr {
     static COUNT: AtomicU8 = AtomicU8::new(1);
     let [.., high, low] = std::process::id().to_be_bytes();
@@ -34,9 +34,9 @@ fn own_host() -> Ipv4Addr {
 }
 
 impl NameServer {
-    /// One that is not running yet.
+    /// Returns a name server that does not run yet.
     fn new() -> Result<Self> {
-        // Free a moment ago; isnsd has no way to choose one, and nobody else has its host.
+        // The port was free a moment ago; isnsd cannot choose one, and no other process uses this address.
         let address = TcpListener::bind((own_host(), 0))?.local_addr()?;
         let folder = tempfile::tempdir()?;
         let server = Self { folder, address, daemon: None };
@@ -74,7 +74,7 @@ impl NameServer {
         self.address.to_string()
     }
 
-    /// Starts it, knowing nothing.
+    /// Starts isnsd with an empty database.
     fn start(&mut self) -> Result<()> {
         let database = self.file("database");
         if database.exists() {
@@ -102,14 +102,14 @@ impl NameServer {
         fs::read_to_string(self.file("log")).unwrap_or_default()
     }
 
-    /// What it has of a kind: `nodes`, `portals`, `portal-groups` or `entities`.
+    /// Returns the registered objects of a kind: `nodes`, `portals`, `portal-groups` or `entities`.
     fn list(&self, kind: &str) -> Result<String> {
         let mut command = Command::new("isnsadm");
         command.arg("-c").arg(self.file("isnsadm.conf")).args(["--list", kind]);
         Ok(process::output(&mut command, LIMIT)?)
     }
 
-    /// Waits until it has something, or has it no more.
+    /// Waits until an object is registered, or no longer registered.
     fn wait_for(&self, kind: &str, what: &str, is_there: bool) -> Result<String> {
         let daemon = self.daemon.as_ref().context("it runs")?;
         let mut listed = String::new();
@@ -171,7 +171,7 @@ fn a_name_server_that_comes_late_or_again_is_told_all_of_it() -> Result<()> {
     let mut name_server = NameServer::new()?;
     let arguments = ["--isns", &name_server.address()];
     let serving = Serving::start_with(&volumes(), &arguments)?;
-    // Nobody waited for it.
+    // The server does not wait for the name server.
     let url = serving.url("a").to_string();
     process::output(Command::new("iscsi-inq").arg(&url), LIMIT)?;
     for _ in 0..2 {
@@ -180,7 +180,7 @@ fn a_name_server_that_comes_late_or_again_is_told_all_of_it() -> Result<()> {
         name_server.kill();
         process::output(Command::new("iscsi-inq").arg(&url), LIMIT)?;
     }
-    // It is gone, and nobody waits for it at the end, either.
+    // isnsd has ended, and the server does not wait for it at its end either.
     serving.stop()
 }
 
@@ -221,7 +221,7 @@ fn rfc4171_5_6_5_13_whoever_asks_whether_it_lives_is_answered() -> Result<()> {
     let answers = || name_server.log().matches("---ESIRsp---").count();
     daemon.wait_until(LIMIT, || anyhow::Ok(answers() >= 3))?;
     ensure!(name_server.list("nodes")?.contains(&name), "it was forgotten all the same");
-    // One that is killed is found out by its silence.
+    // isnsd detects a killed server by its silence.
     client::signal(&serving, Signal::KILL)?;
     drop(serving);
     name_server.wait_for("nodes", &name, false)?;

@@ -1,5 +1,5 @@
-//! A Linux kernel's own initiator. Ignored by default: emulation takes its time, and Debian's
-//! kernel is downloaded once. `cargo xtask ci --full` runs them.
+//! A Linux kernel's own initiator. Ignored by default: emulation is slow, and Debian's kernel is downloaded once.
+//! `cargo xtask ci --full` runs it.
 
 use std::fs;
 
@@ -86,7 +86,7 @@ fn alua_attaches_to_both_portal_groups_and_sees_their_states_change() -> Result<
     serving.stop()
 }
 
-/// QEMU's own iSCSI driver provides a guest's disk, and forwards its discards. The guest boots from it.
+/// QEMU's own iSCSI driver provides a guest's disk, and forwards its discards. The guest boots from the disk.
 #[test]
 #[ignore = "boots a kernel under emulation"]
 fn a_guest_boots_from_a_disk_of_4_kib_blocks_and_discards() -> Result<()> {
@@ -115,8 +115,7 @@ fn a_guest_boots_from_a_disk_of_4_kib_blocks_and_discards() -> Result<()> {
     serving.stop()
 }
 
-/// The study's own way, small: a file system on the LUN, bonnie++ on it, and its lines made into
-/// samples.
+/// A small version of the study: a file system on the LUN, bonnie++ on it, and its lines converted to samples.
 #[test]
 #[ignore = "boots a kernel under emulation"]
 fn bonnie_on_a_lun_becomes_the_samples_of_the_study() -> Result<()> {
@@ -129,7 +128,7 @@ fn bonnie_on_a_lun_becomes_the_samples_of_the_study() -> Result<()> {
     let played = guest::run("bonnie", &environment).with_context(|| serving.log())?;
     println!("{}", played.console);
     assert_eq!(played.result("complaints")?, "0", "{}", played.console);
-    // A heading, which has too few fields, and the runs.
+    // One heading, which has too few fields, and one line for each run.
     assert_eq!(played.result("lines")?, (RUNS + 1).to_string());
     let lines: Result<Vec<_>> =
         (0..=RUNS).map(|line| played.result(&format!("line_{line}"))).collect();
@@ -140,7 +139,7 @@ fn bonnie_on_a_lun_becomes_the_samples_of_the_study() -> Result<()> {
     assert_eq!(samples.len(), RUNS * 12, "{samples:?}");
     let setup = Labels::new().with(SETUP, "iscsi-base");
     assert!(samples.iter().all(|sample| sample.labels.include(&setup)), "{samples:?}");
-    // Whatever is too quick to have a rate has a latency: every operation was measured.
+    // An operation that is too fast for a rate has a latency: every operation was measured.
     let unmeasured = samples.iter().find(|sample| !matches!(sample.outcome, Outcome::Measured(_)));
     assert_eq!(unmeasured, None);
     let putc = setup.with(OPERATION, "putc");
@@ -150,13 +149,13 @@ fn bonnie_on_a_lun_becomes_the_samples_of_the_study() -> Result<()> {
             other => panic!("{other:?}"),
         }
     });
-    // A MiB byte by byte is never too quick in a guest.
+    // In a guest, a MiB byte by byte is never too fast for a rate.
     assert!(rates.clone().all(|rate| rate.is_some_and(|rate| *rate > 0.0)), "{samples:?}");
     assert_eq!(rates.count(), RUNS);
     serving.stop()
 }
 
-/// Every tool of sg3-utils that a disk can answer, on the kernel's own devices.
+/// Runs every tool of sg3-utils that applies to a disk, on the kernel's own devices.
 #[test]
 #[ignore = "boots a kernel under emulation"]
 fn sg3_utils_have_no_complaint() -> Result<()> {
@@ -175,7 +174,7 @@ fn sg3_utils_have_no_complaint() -> Result<()> {
     serving.stop()
 }
 
-/// What sg3-utils makes of pages, logs, buffers and self-tests, and what it changes and saves.
+/// Checks how sg3-utils displays pages, logs, buffers and self-tests, and which settings it changes and saves.
 #[test]
 #[ignore = "boots a kernel under emulation"]
 fn pages_logs_buffers_self_tests_and_saved_modes_are_what_sg3_utils_expects() -> Result<()> {
@@ -230,8 +229,7 @@ fn pages_logs_buffers_self_tests_and_saved_modes_are_what_sg3_utils_expects() ->
     serving.stop()
 }
 
-/// open-iscsi and the program prove each other who they are, by an algorithm that is not MD5, and
-/// speak with both digests.
+/// open-iscsi and the program authenticate each other with an algorithm other than MD5, and use both digests.
 #[test]
 #[ignore = "boots a kernel under emulation"]
 fn open_iscsi_and_the_target_prove_who_they_are_with_both_digests() -> Result<()> {
@@ -262,7 +260,7 @@ fn open_iscsi_and_the_target_prove_who_they_are_with_both_digests() -> Result<()
     assert_eq!(played.result("username")?, HOST_ACCOUNT.0);
     assert_eq!(played.result("username_in")?, OWN_ACCOUNT.0);
     assert_eq!(played.result("read")?, played.result("written")?);
-    // 24: open-iscsi's word for a login that failed to authenticate.
+    // 24 is open-iscsi's code for a failed authentication.
     assert_eq!(played.result("wrong_secret")?, "refused with 24");
     assert_eq!(played.result("nobody")?, "refused with 24");
     assert!(played.result("wrong_target")?.starts_with("refused"), "{}", played.console);

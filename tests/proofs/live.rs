@@ -1,5 +1,5 @@
-//! A server in this process is changed while sessions use it: who has nothing to do with a change does not
-//! notice it, who would lose something is told of first and asked to go.
+//! A server in this process changes while sessions use it. Sessions that a change does not affect continue without
+//! interruption. Sessions that would lose access are reported first and asked to log out.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -30,7 +30,7 @@ fn target(name: &str, luns: &[(u16, &str)]) -> TargetConfig {
     TargetConfig { name: name.into(), luns, ..TargetConfig::default() }
 }
 
-/// One volume in a target, and what is changed about it.
+/// Returns a configuration of one volume in a target, modified by `change`.
 fn config(change: impl FnOnce(&mut Config)) -> Result<Config> {
     let mut config = Config {
         listen: vec![parse_portal("127.0.0.1:0").map_err(anyhow::Error::msg)?],
@@ -43,7 +43,7 @@ fn config(change: impl FnOnce(&mut Config)) -> Result<Config> {
     Ok(config.finish_managed()?)
 }
 
-/// Makes a change that takes nothing away from anybody.
+/// Applies a change that takes no access from any session.
 async fn apply(server: &Server, desired: Config) -> Result<()> {
     let prepared = server.prepare(desired)?;
     ensure!(prepared.interrupts().is_empty(), "{:?}", prepared.interrupts());
@@ -52,7 +52,7 @@ async fn apply(server: &Server, desired: Config) -> Result<()> {
     Ok(())
 }
 
-/// The same where somebody may just be leaving.
+/// Applies a change while a session may still be logging out.
 async fn apply_soon(server: &Server, desired: Config) -> Result<()> {
     server.prepare(desired)?.clear(Some(LIMIT)).await?.make();
     Ok(())
@@ -64,7 +64,7 @@ async fn connect(server: &Server, target: &str, lun: u16) -> Result<Session, Ses
     Session::connect(&url, &SessionOptions::default()).await
 }
 
-/// What TEST UNIT READY is told, if anything.
+/// Returns the unit attention that TEST UNIT READY receives, if any.
 async fn reported(session: &Session) -> Result<Option<(u8, u8)>> {
     let completion = session.execute(Command::new(&[0; 6], TransferRequest::None)).await?;
     Ok(completion.sense.get(12..14).map(|codes| (codes[0], codes[1])))
@@ -75,7 +75,8 @@ fn objects(interrupts: &[Interruption]) -> Vec<String> {
     interrupts.iter().map(reported).collect()
 }
 
-/// Takes unit attentions as any initiator does: what has changed about a target is told to all.
+/// Repeats a command after each unit attention, as any initiator does. All sessions of a target are notified of a
+/// change.
 async fn attentive<T>(
     command: impl AsyncFn() -> Result<T, SessionError>,
 ) -> Result<T, SessionError> {
@@ -87,7 +88,7 @@ async fn attentive<T>(
     }
 }
 
-/// Reads and writes without a pause until it is dropped, and fails where one of them does.
+/// A client that reads and writes continuously until it is dropped; it fails if an operation fails.
 struct Busy {
     session: Rc<Session>,
     task: tokio::task::JoinHandle<Result<u64, SessionError>>,
@@ -115,7 +116,7 @@ impl Busy {
         Self { session, task, stop }
     }
 
-    /// Nothing of it failed, and it did something.
+    /// Checks that no operation failed, and that at least one succeeded.
     async fn end(self) -> Result<Session> {
         self.stop.send_replace(true);
         let rounds = self.task.await??;
@@ -144,13 +145,13 @@ fn a_session_goes_on_while_other_volumes_and_targets_come_grow_are_renamed_and_g
         ensure!(session.read_capacity().await?.blocks == 3 * MIB / 512);
         session.write(3 * MIB / 512 - 1, Buffer::copy_of(&[8; 512]), false).await?;
 
-        // The same disk by another name, and larger again.
+        // The same disk with another name, extended again.
         apply(&server, b("c=ram:4MiB,serial=two,naa=3000000000000002", "c", 3)?).await?;
         ensure!(reported(&session).await? == Some((0x2a, 0x09)));
         ensure!(*session.read(4095, 1).await? == [7; 512], "another disk");
         ensure!(server.exports()[1].volume == "c" && server.exports()[1].size == 4 * MIB);
 
-        // Somebody has it, so that it cannot just go.
+        // A session uses the target, so that the server cannot delete it.
         let prepared = server.prepare(config(|_| {})?)?;
         ensure!(objects(prepared.interrupts()) == [format!("target {B} 1")]);
         let refused = prepared.clear(None).await.err().context("it was in use")?;
@@ -185,7 +186,7 @@ fn spc4_6_33_units_that_come_are_announced_and_those_in_use_go_only_by_force() -
         let prepared = server.prepare(config(|_| {})?)?;
         ensure!(objects(prepared.interrupts()) == ["volume b 2"], "{:?}", prepared.interrupts());
         ensure!(matches!(server.prepare(config(|_| {})?).err(), Some(ChangeError::UnderWay)));
-        // They are asked to go, and do; who comes meanwhile does not find the unit any more.
+        // The sessions receive a logout request and comply. A session that logs in meanwhile no longer finds the unit.
         let ready = prepared.clear(Some(LIMIT)).await?;
         ensure!(
             reported(&first).await.is_err() && reported(&second).await.is_err(),
@@ -194,7 +195,7 @@ fn spc4_6_33_units_that_come_are_announced_and_those_in_use_go_only_by_force() -
         ensure!(connect(&server, A, 5).await.is_err(), "it is withheld");
         let third = connect(&server, A, 0).await?;
         ensure!(third.report_luns().await? == [[0; 8]]);
-        // It is not made after all.
+        // The change is not applied.
         drop(ready);
         ensure!(reported(&third).await? == Some((0x3f, 0x0e)));
         ensure!(third.report_luns().await?.len() == 2);
@@ -231,14 +232,14 @@ fn a_change_that_cannot_be_opened_leaves_nothing_behind() -> Result<()> {
         let error = server.prepare(desired(&address.to_string())?).err().context("it is in use")?;
         ensure!(error.to_string().contains("another program serves this port"), "{error}");
         ensure!(!file.exists() && server.portals().len() == 1);
-        // What was prepared and is dropped goes as well.
+        // A prepared change that is dropped is undone too.
         let prepared = server.prepare(desired("127.0.0.1:0")?)?;
         ensure!(file.exists(), "it was opened");
         drop(prepared);
         ensure!(!file.exists() && server.portals().len() == 1 && server.exports().len() == 1);
         apply(&server, desired("127.0.0.1:0")?).await?;
         ensure!(file.exists() && server.portals().len() == 3);
-        // A volume without a target is open: nobody else may have it.
+        // A volume without a target is open: no other server may open it.
         let other = Server::start(config(|config| {
             config.volumes.push(volume(&file_text).expect("a volume"));
         })?);
@@ -248,7 +249,7 @@ fn a_change_that_cannot_be_opened_leaves_nothing_behind() -> Result<()> {
     })
 }
 
-/// Bytes of a file's beginning.
+/// Returns the first bytes of a file.
 fn first_bytes(path: &Path) -> Result<Vec<u8>> {
     Ok(std::fs::read(path)?[..512].to_vec())
 }
@@ -272,7 +273,7 @@ fn what_cannot_change_while_it_is_open_is_closed_and_opened_again() -> Result<()
         let through = || with(",cache=writethrough");
         let prepared = server.prepare(through()?)?;
         ensure!(objects(prepared.interrupts()) == ["volume b 1"]);
-        // What was written is there when it is opened again, also where that is undone.
+        // The written data is present when the volume is opened again, also after the change is undone.
         drop(prepared.clear(Some(LIMIT)).await?);
         let session = connect(&server, B, 0).await?;
         ensure!(*session.read(0, 1).await? == [1; 512]);
@@ -281,7 +282,7 @@ fn what_cannot_change_while_it_is_open_is_closed_and_opened_again() -> Result<()
         ensure!(first_bytes(&path)? == [2; 512]);
         let session = connect(&server, B, 0).await?;
         ensure!(*session.read(0, 1).await? == [2; 512]);
-        // A mistake that shows when it is opened: the old one comes back.
+        // The volume cannot be opened with this error, so the server restores the old one.
         session.logout().await?;
         let desired = with(",fault=lost-write@1000000")?;
         let failed = server.prepare(desired)?.clear(Some(LIMIT)).await.err();
@@ -289,7 +290,7 @@ fn what_cannot_change_while_it_is_open_is_closed_and_opened_again() -> Result<()
         let session = connect(&server, B, 0).await?;
         ensure!(*session.read(0, 1).await? == [2; 512]);
         session.logout().await?;
-        // Other blocks would be other data, and are refused at once.
+        // With another block size the data would be different, so the server refuses at once.
         let error = server.prepare(with(",block-size=4096")?).err().context("refused")?;
         ensure!(error.to_string().contains("leave block-size as it is"), "{error}");
         busy.end().await?.logout().await?;
@@ -337,7 +338,7 @@ fn portals_come_go_and_change_while_others_are_used() -> Result<()> {
         };
         let session = through(address).await?;
         ensure!(server.target_device(A).and_then(|a| a.access_state(2)).is_some(), "a port of it");
-        // Another group is another port: those who came through the old one cannot stay.
+        // Another group is another port: sessions through the old port cannot stay.
         let prepared = server.prepare(second(3)?)?;
         ensure!(objects(prepared.interrupts()) == [format!("portal {address} 1")]);
         prepared.clear(Some(Duration::ZERO)).await?.make();
@@ -368,7 +369,7 @@ fn an_address_changes_hands_between_portals() -> Result<()> {
         apply_soon(&server, on("0.0.0.0")?).await?;
         ensure!(server.portals()[0].address.ip().is_unspecified());
         connect(&server, A, 0).await?.logout().await?;
-        // It is closed for the other one, and opened again where that is not made.
+        // The server closes the old portal for the new one, and opens it again if the change is not applied.
         drop(server.prepare(on("127.0.0.1")?)?.clear(Some(LIMIT)).await?);
         connect(&server, A, 0).await?.logout().await?;
         apply_soon(&server, on("127.0.0.1")?).await?;
@@ -392,7 +393,8 @@ fn what_is_read_again_is_taken_over_unless_somebody_uses_what_would_go() -> Resu
         ensure!(refused.to_string().contains(&words), "{refused}");
         ensure!(reported(&session).await?.is_none(), "it was touched");
 
-        // Who may not be there any more goes, whatever he does; the rest takes a restart, and says so.
+        // Sessions that the rules no longer permit end, even if they are active. The other settings need a restart,
+        // which is reported.
         let rule = RuleConfig {
             initiator: Some(NamePattern::Exactly("iqn.2026-11.proof:another".into())),
             ..RuleConfig::default()
@@ -414,7 +416,7 @@ fn what_is_read_again_is_taken_over_unless_somebody_uses_what_would_go() -> Resu
         let only = connect(&server, A, 0).await?;
         ensure!(connect(&server, A, 0).await.is_err(), "limits.sessions is 1");
         only.logout().await?;
-        // What it runs by is asked for again, and again is not there.
+        // A second reload reports again that the setting needs a restart.
         ensure!(server.reload(config(desired)?).await?.needs_restart == ["cores"]);
         ensure!(server.shutdown(LIMIT).await);
         Ok(())

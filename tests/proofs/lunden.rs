@@ -1,5 +1,5 @@
-//! Lunden's study with the real bonnie++: its lines are read as its own `bon_csv2txt` reads them,
-//! and its runs become samples.
+//! Lunden's study with the real bonnie++: the lab reads its lines like bonnie++'s own `bon_csv2txt`, and converts its
+//! runs to samples.
 
 use std::fs;
 use std::process::Command;
@@ -11,17 +11,17 @@ use sarsen_lab::record::{Outcome, Sample};
 use sarsen_lab::study::lunden::{self, LundenError};
 use sarsen_proof::process;
 
-/// A run of these sizes takes seconds; the machine may be busy.
+/// Maximum duration; a run of these sizes takes seconds, and the machine may be busy.
 const LIMIT: Duration = Duration::from_secs(300);
 const SIZES: [&str; 6] = ["-s", "16", "-r", "8", "-n", "1"];
 
-/// A line whose figures are all different: none too quick, so that each shows its place.
+/// A line in which all figures differ and none is too fast to show, so that each figure identifies its position.
 const DISTINCT: &str = "1.98,2.00a,vm,1,7,512M,,8192,5,1223,91,1778,62,3001,13,1957,94,1005,15,\
     606.5,16,4,,,,,7411,97,18,28,19,29,7792,90,20,30,21,31,7677us,316us,324us,5250us,92us,\
     10665us,353us,273us,386us,2305us,43us,920us";
 
-/// The figures that bonnie++'s own converter shows of a line: rates with their CPU, operation by
-/// operation, and the latencies.
+/// Returns the figures that bonnie++'s own converter shows for a line: rates with their CPU, operation by operation,
+/// and the latencies.
 fn as_bonnie_shows(line: &str) -> Result<(Vec<f64>, Vec<f64>)> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("line.csv");
@@ -32,7 +32,7 @@ fn as_bonnie_shows(line: &str) -> Result<(Vec<f64>, Vec<f64>)> {
     let (mut figures, mut latencies) = (Vec::new(), Vec::new());
     for row in said.lines() {
         let words: Vec<_> = row.split_ascii_whitespace().collect();
-        // `vm 512M::8192:5 …` and `vm 4 …` have figures, `Latency …` the latencies.
+        // `vm 512M::8192:5 …` and `vm 4 …` contain figures, `Latency …` the latencies.
         let (into, words) = match words[..] {
             ["vm", _, ref rest @ ..] => (&mut figures, rest),
             ["Latency", ref rest @ ..] => (&mut latencies, rest),
@@ -78,7 +78,7 @@ fn a_folder_is_measured_and_left_as_it_was() -> Result<()> {
     })?;
     assert_eq!(heard, [(1, 2, 12), (2, 2, 12)]);
     assert_eq!(samples.len(), 24);
-    // Whatever is too quick to have a rate has a latency.
+    // An operation that is too fast for a rate has a latency.
     assert!(samples.iter().all(|sample| figures(sample).is_some()), "{samples:?}");
     ensure!(fs::read_dir(folder.path())?.next().is_none(), "bonnie++ left something behind");
     Ok(())
@@ -90,7 +90,7 @@ fn what_bonnie_wrote_to_a_file_is_read_with_its_heading() -> Result<()> {
     let own = tempfile::tempdir()?;
     let path = folder.path().join("local.csv");
     let mut command = Command::new("sh");
-    // As its manual says to keep the lines; what is for people goes elsewhere.
+    // bonnie++'s manual recommends this way to keep the lines; the readable output goes elsewhere.
     command
         .args(["-c", "PATH=$PATH:/usr/sbin; bonnie++ -q -d \"$1\" -u \"$2\" -s 16 -r 8 -n 0 -x 2 >\"$3\" 2>/dev/null", "sh"])
         .arg(own.path())
@@ -101,7 +101,7 @@ fn what_bonnie_wrote_to_a_file_is_read_with_its_heading() -> Result<()> {
     ensure!(text.starts_with("format_version,"), "no heading: {text}");
     let samples = lunden::run_from_files(&[path])?;
     assert_eq!(samples.len(), 24);
-    // On the file they are measured; small files were left out, which is no figure.
+    // The operations on the large file are measured; small files were omitted, so that they have no figures.
     let measured: Vec<_> = samples.iter().map(|sample| figures(sample).is_some()).collect();
     let of_a_run = [[true; 6], [false; 6]].concat();
     assert_eq!(measured, [of_a_run.clone(), of_a_run].concat());

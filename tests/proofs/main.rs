@@ -1,6 +1,8 @@
-//! The program, used from the outside as its users and their clients do. One test program: a proof is a module.
+//! The program, used from the outside like its users and their clients do. All proofs form one test program; each proof
+//! is a module.
 
 mod access;
+mod admin_workflow;
 mod api;
 mod atomic;
 mod authentication;
@@ -15,8 +17,7 @@ mod console;
 mod control;
 mod corruption;
 mod crash;
-mod crowd;
-mod daily;
+mod data_safety;
 mod destroy;
 mod disk_verbs;
 mod handover;
@@ -24,13 +25,15 @@ mod hostile;
 mod hung_disk;
 mod import;
 mod isns;
-mod keeping;
+mod json_schema;
 mod kernel_guest;
 mod live;
 mod lunden;
 mod management;
+mod many_sessions;
 mod misuse;
 mod nbd;
+mod observability;
 mod own_output;
 mod package;
 mod pass_through;
@@ -45,13 +48,11 @@ mod remote;
 mod report;
 mod reservations;
 mod secrets;
-mod seeing;
 mod session;
-mod shapes;
 mod shutdown;
 mod state;
 mod study;
-mod study_trouble;
+mod study_failures;
 mod target_url;
 mod targets_under_test;
 mod tasks;

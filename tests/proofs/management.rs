@@ -1,4 +1,4 @@
-//! What one session does to another: resets, aborts, reinstatement.
+//! Effects of one session on another: resets, aborts, reinstatement.
 
 use std::collections::HashSet;
 
@@ -15,11 +15,11 @@ const MIB: u64 = 1 << 20;
 const ONE: &str = "iqn.2026-11.proof:one";
 const OTHER: &str = "iqn.2026-11.proof:other";
 const ISID: [u8; 6] = [0x80, 0, 0, 0, 0, 1];
-/// Within the command window.
+/// This number fits into the command window.
 const WRITES: u32 = 100;
 const WRITE_BLOCKS: u32 = 8;
 
-/// Nobody here logs out, so that nobody needs time for it.
+/// Starts a server without a time for logouts, because no session here logs out.
 fn serve(volumes: &[Volume]) -> Result<Serving> {
     Serving::start_with(volumes, &["--cores", "2", "--logout-grace", "0"])
 }
@@ -51,27 +51,27 @@ fn blocks(wire: &mut Wire, lba: u32, count: u16) -> Result<Vec<u8>> {
     }
 }
 
-/// A file with direct and durable writes, which take their time.
+/// Returns a file volume with direct and durable writes, which are slow.
 fn slow_volume(folder: &tempfile::TempDir, engine: &str) -> Volume {
     let path = folder.path().join(format!("{engine}.img"));
     Volume::new("data", Backing::File(path), 16 * MIB).option("cache=directsync")
 }
 
-/// Resets the unit under the other session's writes. Gives how many of these the reset ended.
+/// Resets the unit during the other session's writes. Returns the number of writes that the reset ended.
 fn reset_under_writes(one: &mut Wire, other: &mut Wire) -> Result<usize> {
     let mut open = HashSet::new();
     for number in 0..WRITES {
         let data = vec![number as u8 + 1; WRITE_BLOCKS as usize * 512];
         open.insert(other.write(number * WRITE_BLOCKS, &data, false)?);
     }
-    // The target has taken all of them when it answers this.
+    // When the target answers, it has received all writes.
     other.ping()?;
     let reset = one.manage(TaskManagementFunction::LogicalUnitReset, 0)?;
     let response = one.managed(reset)?;
     ensure!(response == TaskManagementResponse::FunctionComplete, "{response:?}");
     is_reported(one, 0x03).context("the session that asked for the reset")?;
 
-    // After the answer the blocks are nobody's: nothing that was aborted is still written.
+    // After the response no aborted command writes any more.
     let count = (WRITES * WRITE_BLOCKS) as u16;
     let after = blocks(one, 0, count)?;
     let attention = other.command(&[0; 6], 0, 0, &[])?;
@@ -156,8 +156,8 @@ fn rfc7143_6_3_5_a_second_login_of_the_same_port_takes_the_first_ones_place() ->
             old.write(number * WRITE_BLOCKS, &[turn; WRITE_BLOCKS as usize * 512], false)?;
         }
         let mut new = Wire::login(url, ONE, ISID)?;
-        // What the old session began has ended before the new one stands: nothing of it comes
-        // after what the new one writes.
+        // The old session's commands end before the new session opens, so that none of them overwrites the new
+        // session's data.
         new.settle()?;
         let fresh = [0x80 | turn; 512];
         let tags = (0..WRITES).map(|number| new.write(number * WRITE_BLOCKS, &fresh, false));

@@ -1,5 +1,5 @@
-//! Bad input is told: what is wrong, where, and what to do; nothing starts half. And what goes
-//! wrong below a volume while it is served is its clients' to know, and no other volume's.
+//! The program reports invalid input with the error, its location and the remedy, and never starts partially. If the
+//! backing of a volume fails while it is served, only the clients of that volume see an error.
 
 use std::fs;
 use std::net::TcpListener;
@@ -13,16 +13,16 @@ use sarsen_proof::{Backing, Serving, Volume, process, program};
 
 use crate::client::{self, LIMIT};
 
-/// The arguments or the configuration are wrong.
+/// Exit code for wrong arguments or configuration.
 const USAGE: i32 = 2;
-/// What was named does not exist.
+/// Exit code for a named object that does not exist.
 const NOT_FOUND: i32 = 3;
-/// What was named is in use.
+/// Exit code for a named object that is in use.
 const CONFLICT: i32 = 4;
 
 const MIB: u64 = 1 << 20;
 
-/// `sarsen serve` must refuse these arguments with this exit code; gives what it said.
+/// Runs `sarsen serve`, which must refuse these arguments with this exit code; returns its output.
 fn refused(arguments: &[&str], code: i32) -> Result<String> {
     let mut command = Command::new(program::path()?);
     command.args(["serve", "--json"]).args(arguments);
@@ -45,7 +45,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("a path of ASCII")
 }
 
-/// A port that was free a moment ago, for a server that is not to come up.
+/// An unused port, for a server that must not start.
 const ANY_PORT: &str = "127.0.0.1:0";
 
 #[test]
@@ -113,14 +113,14 @@ fn a_file_that_another_server_has_is_in_use() -> Result<()> {
     let listen = ["--listen", ANY_PORT];
     let said = refused(&[&listen[..], &["--volume", &spec]].concat(), CONFLICT)?;
     says(&said, &["other", "shared.img"])?;
-    // Under another name it is the same file.
+    // With another name it is the same file.
     let link = folder.path().join("link.img");
     fs::hard_link(&path, &link)?;
     let spec = format!("other=file:{}", text(&link));
     says(&refused(&[&listen[..], &["--volume", &spec]].concat(), CONFLICT)?, &["link.img"])?;
-    // One server cannot have it twice either.
+    // One server cannot open the file twice either.
     let both = ["--volume", &spec, "--volume", &spec.replace("other", "again")];
-    says(&refused(&[&listen[..], &both].concat(), USAGE)?, &["other", "again", "one path"])?;
+    says(&refused(&[&listen[..], &both].concat(), USAGE)?, &["other", "again", "the same path"])?;
     client::run(async {
         Ok(client::session(&first, "data").await?.write(0, Buffer::zeroed(512), true).await?)
     })?;
@@ -136,7 +136,7 @@ fn a_port_in_use_is_told_and_leaves_no_volume_locked() -> Result<()> {
     let taken = TcpListener::bind(ANY_PORT)?;
     let portal = taken.local_addr()?.to_string();
     let spec = format!("data=file:{}", text(&path));
-    // A second portal, which is free, does not come up alone.
+    // If one portal is taken, the server does not start with the other one alone.
     let said = refused(&["--listen", ANY_PORT, "--listen", &portal, "--volume", &spec], CONFLICT)?;
     says(&said, &[&portal, "--listen"])?;
     Serving::start_with(&[file_volume(&path)], &[])?.stop()
@@ -157,7 +157,7 @@ async fn is_undisturbed(other: &Session) -> Result<()> {
     Ok(())
 }
 
-/// A file system of 4 MiB for the server alone.
+/// Commands that run the server with its own file system of 4 MiB.
 const SMALL_DISK: [&str; 4] = ["unshare", "--mount", "sh", "-c"];
 const MOUNT: &str = "mount -t tmpfs -o size=4m none \"$0\" && exec \"$@\"";
 
@@ -187,7 +187,7 @@ fn a_full_disk_is_told_and_the_session_stays() -> Result<()> {
                 let lba = stored * 128;
                 match sense(session.write(lba, piece(stored as u8), false).await)? {
                     None => stored += 1,
-                    // Before it is full it says that it soon will be: then the piece comes again.
+                    // Before the disk is full the server reports a threshold, and the client repeats the write.
                     Some(sense) if sense.key == SenseKey::UnitAttention => {}
                     Some(sense) => break sense,
                 }
@@ -205,7 +205,7 @@ fn a_full_disk_is_told_and_the_session_stays() -> Result<()> {
             let again = sense(session.write(60 << 11, piece(1), false).await)?;
             ensure!(again.is_some(), "the disk is full no more");
             is_undisturbed(&other).await?;
-            // Space that is given back can be used again.
+            // Freed space can be used again.
             session.unmap(&[(0, 16 * 128)]).await?;
             session.write(60 << 11, piece(7), false).await?;
             session.flush().await?;
@@ -253,7 +253,7 @@ fn a_file_cut_short_is_a_medium_error_with_its_block() -> Result<()> {
                 (reported.key, reported.information) == (SenseKey::MediumError, Some(bad)),
                 "{cache}, {engine}: a read {what} was told as {reported}, not with block {bad}"
             );
-            // From now on the volume is out of service: the rest of the file is no disk.
+            // From now on the volume is out of service, because the file is no longer a complete disk.
             let write = session.write(0, Buffer::copy_of(&[0x11; 4096]), true).await;
             let reported = sense(write)?
                 .with_context(|| format!("{cache}, {engine}: a write after it was GOOD"))?;
@@ -264,7 +264,7 @@ fn a_file_cut_short_is_a_medium_error_with_its_block() -> Result<()> {
             is_undisturbed(&other).await
         })
         .with_context(|| serving.log())?;
-        // Data beyond the new end cannot be written to disk.
+        // The server cannot persist data beyond the new end.
         ensure!(serving.stop().is_err(), "{cache}, {engine}: the server ended as if all was well");
     }
     Ok(())

@@ -35,7 +35,7 @@ impl Nbdkit {
                 .arg(&pid_file);
             command.args(arguments);
         })?;
-        // The file is written when the socket listens.
+        // nbdkit writes the file when the socket listens.
         daemon.wait_until(LIMIT, || {
             anyhow::Ok(fs::read(&pid_file).is_ok_and(|pid| !pid.is_empty()))
         })?;
@@ -80,7 +80,7 @@ fn what_a_load_writes_to_nbdkit_it_reads_again() -> Result<()> {
 
 #[test]
 fn an_export_that_holds_something_is_not_written_to() -> Result<()> {
-    // A LUKS volume is told by its first bytes.
+    // The first bytes identify a LUKS volume.
     let data = ["data", "data=0x4c 0x55 0x4b 0x53 0xba 0xbe 0x00 0x01", "size=64M"];
     let nbdkit = Nbdkit::start(&data)?;
     let refused = nbdkit.load(&["--read", "0"])?;

@@ -1,5 +1,5 @@
-//! Neither a server nor a verb ends because of its own output. Standard output and standard error may be closed, on a
-//! full disk, a pipe that is not read, or a pipe whose reader has ended.
+//! A server or a verb does not end because of its own output. Standard output and standard error may be closed, on a
+//! full disk, a pipe that no process reads, or a pipe whose reader has ended.
 
 use std::io::{PipeReader, PipeWriter, Write as _, pipe};
 use std::os::unix::process::ExitStatusExt as _;
@@ -15,7 +15,7 @@ use sarsen_proof::program;
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// More refusals than the maximum of log lines for one source.
+/// Number of refusals, more than the maximum of log lines for one source.
 const REFUSALS: usize = 12;
 /// Exit status (`sarsen --help`): a named object does not exist.
 const NOT_FOUND: i32 = 3;
@@ -46,7 +46,7 @@ impl Server {
         Ok(Self { folder, process })
     }
 
-    /// The server's targets, once it serves.
+    /// Returns the server's target, after its start.
     fn target(&mut self) -> Result<(String, String)> {
         let deadline = now() + LIMIT;
         loop {
@@ -101,7 +101,7 @@ fn verb(arguments: &[&str]) -> Result<Command> {
     Ok(command)
 }
 
-/// A full pipe.
+/// Returns a full pipe.
 fn full_pipe() -> Result<(PipeReader, PipeWriter)> {
     let (reader, mut writer) = pipe()?;
     let flags = fcntl_getfl(&writer)?;

@@ -1,5 +1,5 @@
-//! The Debian package, as `cargo xtask package` makes it: installed, upgraded and purged by dpkg below
-//! a folder of its own, and its units judged by systemd.
+//! The Debian package that `cargo xtask package` builds: dpkg installs, upgrades and purges it below a separate folder,
+//! and systemd checks its units.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,12 +11,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use sarsen_proof::process;
 
-/// Names the package instead of making it.
+/// Environment variable with the path of a package to test; without it, the proof builds one.
 const VARIABLE: &str = "SARSEN_DEB";
-/// A cold release build on two cores is a part of making it.
+/// Maximum duration of the build, which includes a cold release build on two cores.
 const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 const LIMIT: Duration = Duration::from_secs(120);
-/// systemd's scale goes from 0 to 100, and 20 is what it calls OK.
+/// Maximum of systemd's security exposure level, which is from 0 to 100; systemd calls 20 OK.
 const EXPOSURE_LIMIT: &str = "20";
 
 fn package() -> Result<PathBuf> {
@@ -57,7 +57,7 @@ impl Machine {
     fn dpkg(&self, arguments: &[&str]) -> Result<String> {
         let mut dpkg = Command::new("dpkg");
         dpkg.arg(format!("--root={}", self.0.path().display()));
-        // There is nothing else on this machine, and its scripts run on ours, told where it is.
+        // This machine has no other packages. Its scripts run on the host and get the path of the machine.
         dpkg.args(["--force-depends", "--force-script-chrootless", "--force-not-root"]);
         Ok(process::output(dpkg.args(arguments), LIMIT)?)
     }
@@ -69,7 +69,7 @@ impl Machine {
     }
 }
 
-/// The same package with a higher version.
+/// Builds the same package with a higher version.
 fn next_version(folder: &Path) -> Result<PathBuf> {
     let (root, next) = (folder.join("root"), folder.join("next.deb"));
     let mut unpack = Command::new("dpkg-deb");
@@ -117,7 +117,7 @@ fn an_upgrade_keeps_an_edited_configuration_and_a_purge_keeps_disks() -> Result<
 #[ignore = "makes a release build and a package"]
 fn systemd_understands_the_units_and_finds_the_service_well_confined() -> Result<()> {
     let machine = Machine::with_package()?;
-    // Another package's, which every machine has.
+    // A command from another package, which every machine has.
     let kill = machine.path("bin/kill");
     fs::create_dir_all(machine.path("bin"))?;
     fs::write(&kill, "")?;
@@ -128,7 +128,7 @@ fn systemd_understands_the_units_and_finds_the_service_well_confined() -> Result
         process::finish(&mut analyze, LIMIT)
     };
     let verified = analyze(&["verify", "--man=no", "sarsen.service", "sarsen.socket"])?;
-    // Other units are not on this machine.
+    // This machine has no other units.
     let ours = verified.output.lines().filter(|line| line.contains("sarsen.s"));
     let ours: Vec<_> = ours.filter(|line| !line.contains("not found")).collect();
     ensure!(ours.is_empty(), "{ours:#?}");
@@ -147,7 +147,7 @@ fn systemd_understands_the_units_and_finds_the_service_well_confined() -> Result
     Ok(())
 }
 
-/// Runs the package's service under a systemd that is the first process of namespaces of its own.
+/// Runs the package's service under a systemd that is the first process in separate namespaces.
 fn play_service() -> Result<Vec<String>> {
     let folder = tempfile::tempdir()?;
     fs::copy(package()?, folder.path().join("sarsen.deb"))?;
@@ -234,7 +234,7 @@ fn completions_and_manual_pages_are_carried() -> Result<()> {
     man.arg("--local-file").arg(machine.path("usr/share/man/man1/sarsen-target-url.1.gz"));
     let page = process::output(man.env("MANPAGER", "cat").env("LC_ALL", "C.UTF-8"), LIMIT)?;
     ensure!(page.contains("EXIT STATUS") && page.contains("--format"), "{page}");
-    // As a shell does it when somebody has typed `sarsen tar` and presses tab.
+    // Completes `sarsen tar` as a shell does when the user presses tab.
     let script = machine.path("usr/share/bash-completion/completions/sarsen");
     let complete = "source \"$1\"; COMP_WORDS=(sarsen tar); COMP_CWORD=1; _sarsen sarsen tar sarsen; \
                     echo \"${COMPREPLY[@]}\"";

@@ -1,6 +1,6 @@
-//! Pass-through of a real SCSI device, in a guest: QEMU's disk behind virtio-scsi is its `/dev/sg0`,
-//! the program under test serves that inside the guest, and the guest's own initiator finds the disk
-//! again. Ignored by default; `cargo xtask ci --full` runs it.
+//! Pass-through of a real SCSI device, in a guest. QEMU's disk behind virtio-scsi is its `/dev/sg0`. The program under
+//! test serves the device inside the guest, and the guest's own initiator finds the disk again. Ignored by default;
+//! `cargo xtask ci --full` runs it.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -15,8 +15,8 @@ use sarsen_proof::program;
 const BYTE_COUNT: u64 = 64 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The shared libraries of the program, and what loads them: those of the machine that built it, since
-/// the guest's may be older.
+/// Returns the shared libraries of the program, and the loader, from the machine that built it: the guest's may be
+/// older.
 fn libraries(program: &str) -> Result<Vec<PathBuf>> {
     let said = process::output(Command::new("ldd").arg(program), LIMIT)?;
     let paths = said.split_whitespace().filter(|word| word.starts_with('/'));

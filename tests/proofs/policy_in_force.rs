@@ -31,7 +31,7 @@ type Account = (&'static str, &'static str);
 const HOST: Account = ("host", "the host's secret");
 const OTHER: Account = ("other", "the other's secret");
 const SAN: Account = ("san", "the san's secret");
-/// The secret of an account with the same name elsewhere.
+/// The secret of an account with the same name on another server.
 const IMPOSTOR: Account = ("san", "of another san entirely");
 
 const PREFIX: &str = "iqn.2026-11.proof:";
@@ -43,11 +43,11 @@ const STRANGER: &str = "iqn.2026-11.proof:stranger";
 /// Maximum of sessions of a target, and of outstanding commands of a session.
 const SESSIONS: u8 = 8;
 const COMMANDS: u32 = 24;
-/// Number of reads that are sent at once where one per second is permitted: within the command window, and enough for
+/// Number of reads that are sent at once while one per second is permitted: within the command window, and enough for
 /// many seconds.
 const BURST: usize = 16;
 
-/// Each target is in front of one volume of its name, but for `view`, which has two.
+/// Each target exports one volume of its name; `view` exports two.
 const TARGETS: [&str; 10] = [
     "chap",
     "mutual",
@@ -61,7 +61,8 @@ const TARGETS: [&str; 10] = [
     "crowd",
 ];
 
-/// The rules of a server. A rule that is in force only because of another one would not be found with all rules.
+/// The set of rules of a server. With all rules at once, a rule that works only because of another one would not be
+/// found.
 #[derive(Clone, Copy, PartialEq)]
 enum Variant {
     /// Volumes and targets that every initiator may use.
@@ -166,11 +167,11 @@ enum Act {
     /// Reads a block of a target's unit.
     Read(&'static str, u16),
     Write(&'static str, u16),
-    /// Sends [`BURST`] reads to a target, which all end without a delay.
+    /// Sends [`BURST`] reads to a target; all must end without a delay.
     ReadAtOnce(&'static str),
-    /// Begins one session more than this maximum.
+    /// Opens one session more than this maximum.
     OneMoreThan(&'static str, u8),
-    /// Has this many commands outstanding.
+    /// Keeps this number of commands outstanding.
     Outstanding(&'static str, u32),
 }
 
@@ -215,7 +216,7 @@ const fn row(rule: &'static str, permits: (Client, Act), denies: (Client, Act)) 
     Row { rule, permits, denies }
 }
 
-/// The rules in force with this set.
+/// Returns the rules in force with this set.
 fn rows_of(variant: Variant) -> Vec<Row> {
     let is_beside = |rule: &str| ["discovery's own account", "a volume's limit"].contains(&rule);
     let mut rows = rows();
@@ -368,7 +369,7 @@ impl<'a> Server<'a> {
         Ok(kill_process(pid, signal)?)
     }
 
-    /// The output of a verb that asks the server.
+    /// Returns the output of a verb that queries the server.
     fn run(&self, arguments: &[&str]) -> Result<String> {
         let said = process::output(&mut managed::command(self.folder, arguments)?, 3 * LIMIT);
         said.with_context(|| self.log())
@@ -376,7 +377,7 @@ impl<'a> Server<'a> {
 
     /// Makes the server read its configuration and secrets again.
     fn reload(&self) -> Result<()> {
-        let count = || self.log().matches("SIGHUP: the configuration is in force").count();
+        let count = || self.log().matches("SIGHUP: the configuration was applied").count();
         let before = count();
         self.signal(Signal::HUP)?;
         let deadline = now() + LIMIT;
@@ -387,7 +388,7 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
-    /// Makes the installed program, which is the same one, take over.
+    /// Upgrades to the installed program, which is the same one.
     fn upgrade(&mut self) -> Result<()> {
         self.run(&["upgrade"])?;
         self.announced()
@@ -406,7 +407,7 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
-    /// Checks each row with clients; names all rows that fail.
+    /// Checks each row with clients; reports all rows that fail.
     fn holds(&self, rows: &[Row], way: &str) -> Result<()> {
         let mut wrong = Vec::new();
         for Row { rule, permits, denies } in rows {
@@ -462,7 +463,7 @@ impl<'a> Server<'a> {
         Url { portal: self.portals[0].clone(), iqn, lun: 0, user: None }
     }
 
-    /// A session whose PDUs the test builds, after its unit attentions.
+    /// Returns a session whose PDUs the test builds, after its unit attentions.
     fn wire(&self, client: &Client, target: &str, number: u8) -> Result<Wire> {
         let mut wire = Wire::login(&self.plain_url(target), client.initiator, isid(number))?;
         wire.settle()?;
@@ -531,7 +532,7 @@ impl Client {
     }
 }
 
-/// Whether the server carried it out. A failure that neither the login nor the unit reported is an error.
+/// Returns whether the server executed the command. A failure that neither the login nor the unit reported is an error.
 fn permitted(done: std::result::Result<(), SessionError>) -> Result<bool> {
     match done {
         Ok(()) => Ok(true),
@@ -542,7 +543,7 @@ fn permitted(done: std::result::Result<(), SessionError>) -> Result<bool> {
     }
 }
 
-/// Secrets, certificates and both documents.
+/// Writes secrets, certificates and both documents.
 fn prepared() -> Result<tempfile::TempDir> {
     let folder = tempfile::tempdir()?;
     let path = folder.path();
@@ -629,7 +630,7 @@ fn rules_of_a_state_are_in_force(name: &str, variant: Variant) -> Result<()> {
     let start = || Server::start(folder.path(), &["--state", &state]);
     let shown_and_held = |server: &Server<'_>, way: &str| {
         let planned = server.run(&["diff", "-f", &rules, "--prune"])?;
-        ensure!(planned.starts_with("nothing to do"), "{way}: {planned}");
+        ensure!(planned.starts_with("no changes"), "{way}: {planned}");
         server.holds(&rows, way)
     };
     let mut server = start()?;

@@ -1,5 +1,4 @@
-//! Two portal groups in front of one unit: two ports of its target, each with an access state of
-//! its own.
+//! Two portal groups for one unit: two ports of its target, each with its own access state.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -20,7 +19,7 @@ const NAME: &str = "scratch";
 const OPTIMIZED: u8 = 0;
 const STANDBY: u8 = 2;
 
-/// Both ways to the volume.
+/// Starts a server; returns both paths to the volume.
 fn serve() -> Result<(Serving, [Url; 2])> {
     let serving = Serving::start_on_two_portals(&[Volume::new(NAME, Backing::Ram, 8 * MIB)])?;
     let paths = serving.paths(NAME)?;
@@ -34,7 +33,7 @@ async fn session(url: &Url) -> Result<Session> {
     Ok(Session::connect(&url.to_string().parse()?, &SessionOptions::default()).await?)
 }
 
-/// The sense data of a command that is not GOOD.
+/// Returns the sense data of a command that is not GOOD.
 async fn sense(session: &Session, cdb: &[u8], transfer: TransferRequest) -> Result<Option<Sense>> {
     let completion = session.execute(Command::new(cdb, transfer)).await?;
     match completion.status {
@@ -59,7 +58,7 @@ async fn set_target_port_group(session: &Session, group: u8, state: u8) -> Resul
 const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 
-/// What the target says at the end of a login.
+/// Returns the text keys at the end of a login.
 fn login_text(url: &Url) -> Result<String> {
     let mut stream = TcpStream::connect(&url.portal)?;
     stream.set_read_timeout(Some(LIMIT))?;
@@ -134,7 +133,7 @@ fn spc4_5_15_2_8_a_session_brings_the_other_path_into_standby_and_back() -> Resu
         ensure!(sense(&one, &WRITE, block()).await?.is_none(), "the path that is left");
         ensure!(one.read(0, 1).await?[..] == [7; 512]);
 
-        // By the path in standby itself.
+        // The command uses the path in standby itself.
         set_target_port_group(&two, 2, OPTIMIZED).await?;
         ensure!(test_unit_ready(&one).await? == changed);
         ensure!(two.read(0, 1).await?[..] == [7; 512]);
@@ -173,7 +172,7 @@ fn a_target_begins_in_the_states_of_its_configuration() -> Result<()> {
     })?;
     let states = |at: usize| (report[at], u16::from_be_bytes([report[at + 2], report[at + 3]]));
     ensure!(report[..4] == [0, 0, 0, 24], "{:02x?}", &report[..]);
-    // TPGS: implicit alone.
+    // TPGS: implicit only.
     ensure!(standard[5] & 0x30 == 0x10, "{:02x?}", &standard[..]);
     ensure!((states(4), states(16)) == ((0x80, 1), (0x01, 7)), "{:02x?}", &report[..]);
     serving.stop()

@@ -1,5 +1,5 @@
-//! Portals of both address families in front of the same disk, on one address and on all of them,
-//! and targets that not every portal leads to.
+//! Portals of both address families for the same disk, on one address and on all of them, and targets that only some
+//! portals serve.
 
 use std::fs;
 use std::process::Command;
@@ -15,7 +15,7 @@ use crate::client;
 const LIMIT: Duration = Duration::from_secs(20);
 const MIB: u64 = 1 << 20;
 
-/// What discovery through a portal tells, unit by unit.
+/// Returns the result of discovery through a portal, unit by unit.
 fn listed(portal: &str) -> Result<String> {
     let mut list = Command::new("iscsi-ls");
     Ok(process::output(list.arg("--show-luns").arg(format!("iscsi://{portal}")), LIMIT)?)
@@ -39,7 +39,7 @@ fn discovery_through_either_portal_tells_of_both_and_both_lead_to_the_disk() -> 
     serving.stop()
 }
 
-/// What discovery through a portal tells: `address:port,group` of a target.
+/// Returns the portals of a target from the result of discovery, as `address:port,group`.
 fn portals_of(listed: &str, target: &str) -> Vec<String> {
     let of_target = |line: &str| {
         let rest = line.strip_prefix("Target:")?.strip_prefix(target)?;
@@ -48,7 +48,7 @@ fn portals_of(listed: &str, target: &str) -> Vec<String> {
     listed.lines().filter_map(of_target).collect()
 }
 
-/// A portal on all addresses is told as the one that the initiator came to, in its own family.
+/// Discovery reports a portal on all addresses with the address that the initiator used, in its own family.
 #[test]
 fn rfc7143_13_8_a_portal_on_all_addresses_is_told_by_one_that_leads_there() -> Result<()> {
     let volume = Volume::new("scratch", Backing::Ram, 8 * MIB);
@@ -66,7 +66,7 @@ fn rfc7143_13_8_a_portal_on_all_addresses_is_told_by_one_that_leads_there() -> R
     let on_all = port(&through_ipv4, "127.0.0.1:", 2)?;
     let ipv6 = port(&through_ipv4, "[::1]:", 4)?;
     ensure!(through_ipv4.len() == 3, "[::] has no address of this family: {through_ipv4:?}");
-    // Through another address of the machine, the portal on all of them is told by that one.
+    // Through another address of the machine, discovery reports that address for the portal on all addresses.
     let elsewhere = portals_of(&listed(&format!("127.0.0.2:{on_all}"))?, &url.iqn);
     ensure!(port(&elsewhere, "127.0.0.2:", 2)? == on_all, "{elsewhere:?}");
     port(&elsewhere, "127.0.0.1:", 1)?;

@@ -1,6 +1,6 @@
-//! Protection information from end to end: commands of 16 and 32 bytes that carry it, a disk that
-//! lies and is found out, files that are served as what they are, and a server that is killed in
-//! the middle of its writes. `PROOF_SEED` repeats a run of kills, `PROOF_KILLS` lengthens it.
+//! Protection information from end to end: commands of 16 and 32 bytes that carry it, a faulty disk that is detected,
+//! files with and without it, and a server that is killed during its writes. `PROOF_SEED` repeats a run of kills,
+//! `PROOF_KILLS` makes it longer.
 
 use std::cell::{Cell, RefCell};
 use std::fs;
@@ -18,7 +18,7 @@ use crate::client::{self, Dice, Wire};
 const MIB: u64 = 1 << 20;
 const TAG_BYTES: usize = 8;
 
-/// The CRC by its definition (SBC-3 4.22.4.1).
+/// Returns the CRC by its definition (SBC-3 4.22.4.1).
 fn crc(data: &[u8]) -> u16 {
     data.iter().fold(0, |crc, byte| {
         (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| match crc & 0x8000 {
@@ -33,13 +33,13 @@ fn with_tags(data: &[u8], application: u16, reference: u32) -> Vec<u8> {
     [data, &guard, &application, &reference.to_be_bytes()].concat()
 }
 
-/// READ(16) or WRITE(16) with every check.
+/// Returns READ(16) or WRITE(16) with every check.
 fn cdb_16(operation_code: u8, flags: u8, lba: u64, count: u32) -> Vec<u8> {
     [&[operation_code, 0x20 | flags][..], &lba.to_be_bytes(), &count.to_be_bytes(), &[0, 0]]
         .concat()
 }
 
-/// READ(32) or WRITE(32) with every check.
+/// Returns READ(32) or WRITE(32) with every check.
 fn cdb_32(action: u8, lba: u64, count: u32, reference: u32) -> Vec<u8> {
     [
         &[0x7f, 0, 0, 0, 0, 0, 0, 0x18, 0, action, 0x20, 0][..],
@@ -58,7 +58,7 @@ fn login(serving: &Serving) -> Result<Wire> {
     Ok(wire)
 }
 
-/// Waits for a read's end and gives its data.
+/// Waits for a read's end and returns its data.
 fn data_of(wire: &mut Wire, tag: u32) -> Result<Vec<u8>> {
     let mut data = Vec::new();
     loop {
@@ -112,7 +112,7 @@ fn a_disk_that_lies_is_found_out() -> Result<()> {
             let sense = sense.sense().context("sense data")?;
             ensure!((sense.asc, sense.ascq) == (0x10, ascq), "{fault}: {sense:?}");
             ensure!(sense.information == Some(9), "{fault}: {sense:?}");
-            // The blocks around it are good, and so is it when it is written again.
+            // The other blocks are valid, and so is this one after another write.
             session.read(0, 3).await?;
             session.write(9, Buffer::copy_of(&[6; 512]), false).await?;
             session.read(4, 12).await?;
@@ -145,17 +145,17 @@ fn a_file_is_never_served_as_what_it_is_not() -> Result<()> {
 const WRITERS: usize = 8;
 const BLOCKS_PER_WRITER: u64 = 24;
 const KILLS: u64 = 40;
-/// A round acknowledges up to so many writes before its kill.
+/// Maximum number of writes that a round acknowledges before its kill.
 const ACKNOWLEDGEMENTS_MAX: u64 = 100;
 
-/// What each writer's blocks may hold: all generations between the two.
+/// The generations that a writer's blocks may contain, from `acknowledged` to `issued`.
 #[derive(Clone, Copy, Default)]
 struct AllowedGenerations {
     acknowledged: u64,
     issued: u64,
 }
 
-/// Each byte of a block, and its application tag, say of which write it is.
+/// Returns a block in which each byte, and the application tag, identifies its write.
 fn block(size: usize, lba: u64, generation: u64) -> Vec<u8> {
     let word = [lba.to_be_bytes(), generation.to_be_bytes()].concat();
     with_tags(&word.repeat(size / 16), (generation % 0x7fff) as u16, lba as u32)
@@ -166,12 +166,12 @@ struct Round<'a> {
     session: &'a Session,
     pending_size: &'a RefCell<Vec<AllowedGenerations>>,
     block_size: usize,
-    /// Acknowledgements until the kill.
+    /// Number of acknowledgements before the kill.
     left: Cell<u64>,
 }
 
 impl Round<'_> {
-    /// Writes until the server is gone.
+    /// Writes until the server has ended.
     async fn writer(&self, writer: usize, mut dice: Dice) -> Result<()> {
         loop {
             let generation = {
@@ -202,7 +202,7 @@ impl Round<'_> {
     }
 }
 
-/// Reads everything with every check, and holds it against what is owed.
+/// Reads everything with every check, and compares it with the allowed generations.
 async fn check(session: &Session, pending_size: &[AllowedGenerations], size: usize) -> Result<()> {
     for (writer, pending_size) in (0..).zip(pending_size) {
         let first = writer * BLOCKS_PER_WRITER;

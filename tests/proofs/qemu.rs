@@ -9,8 +9,8 @@ use sarsen_proof::{Backing, Serving, Volume};
 
 const GIB: u64 = 1 << 30;
 
-/// A gigabyte there and back is the same gigabyte. The volume holds something else before, so that
-/// zeroes that were not written would show.
+/// Copies a gigabyte to the volume and back; both must be equal. The volume has other content before, so that zeroes
+/// that were not written are detected.
 fn survives_a_round_trip(volume: Volume) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let (image, copy) = (folder.path().join("image"), folder.path().join("copy"));
@@ -40,7 +40,7 @@ fn a_gigabyte_on_a_file_volume_comes_back_equal() -> Result<()> {
     survives_a_round_trip(Volume::new("data", backing, GIB))
 }
 
-/// Writes of all alignments, read back in other cuts; zeroes and discards between them.
+/// Writes of all alignments, read back with other boundaries; zeroes and discards between them.
 const PATTERNS: &[&str] = &[
     "write -P 0x5a 0 64k",
     "read -P 0x5a 0 64k",
@@ -48,7 +48,7 @@ const PATTERNS: &[&str] = &[
     "read -P 0x5a 0 4k",
     "read -P 0xa5 4k 4k",
     "read -P 0x5a 8k 56k",
-    // Across a page, and a length that the block size does not divide: read, changed, written.
+    // A write across a page, with a length that is not a multiple of the block size: read, changed, written.
     "write -P 0x3c 61440 12k",
     "read -P 0x3c 61440 12k",
     "write -P 0x77 1000001 777",
@@ -70,7 +70,7 @@ const PATTERNS: &[&str] = &[
     "read -P 0x44 67043328 64k",
 ];
 
-/// In memory and in files, with blocks of both lengths.
+/// Returns volumes in memory and in files, with both block sizes.
 fn volumes(folder: &Path) -> [Volume; 4] {
     let file = |name: &str| Backing::File(folder.join(name));
     [
@@ -96,8 +96,8 @@ fn patterns_hold_at_512_byte_and_4_kib_blocks_with_header_digests_on_and_off() -
     serving.stop()
 }
 
-/// Discards of whole clusters, then reads that are large enough for QEMU to look at its map of
-/// allocated clusters first: with a granularity reported for 4 KiB blocks, QEMU aborts there.
+/// Discards of whole clusters, then reads that are large enough for QEMU to check its map of allocated clusters first.
+/// With a granularity reported for 4 KiB blocks, QEMU aborts there.
 const DISCARDS: &[&str] = &[
     "write -P 0x5a 16M 16M",
     "discard 24M 4M",

@@ -1,8 +1,7 @@
-//! A client of the project loses one connection of four after the other under a mixed load.
+//! A client of the project loses its four connections repeatedly under a mixed load.
 //!
-//! The server runs in this process, so that its store can write down what it is given: at level 2
-//! each write has to come exactly once. Between the two stands a relay that cuts the connection
-//! that the dice name, at moments that they name.
+//! The server runs in this process, so that its store can record all writes: at level 2 each write must arrive exactly
+//! once. A relay between client and server cuts random connections at random times.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -25,16 +24,16 @@ use crate::client::{Dice, LIMIT, run};
 
 const BLOCK: usize = 512;
 const CONNECTIONS: usize = 4;
-/// Each has a part of the disk of its own and one I/O open.
+/// Number of workers; each uses its own part of the disk and has one I/O open.
 const WORKERS: u64 = 24;
-/// Blocks of a worker's part.
+/// Number of blocks of a worker's part.
 const PART: u64 = 4096;
-/// Blocks of the longest I/O: more than may go unasked.
+/// Maximum number of blocks of an I/O: more than may be sent unsolicited.
 const LONGEST: u64 = 1200;
-/// I/Os of each worker after the last cut.
+/// Number of I/Os of each worker after the last cut.
 const AFTERWARDS: u64 = 4;
 
-/// The beginning of each block that is written: which it is, and of which generation.
+/// Writes the beginning of a block: its LBA and its generation.
 fn stamp(block: &mut [u8], lba: u64, generation: u64) {
     block[..8].copy_from_slice(&lba.to_be_bytes());
     block[8..16].copy_from_slice(&generation.to_be_bytes());
@@ -49,10 +48,10 @@ fn read_stamp(block: &[u8]) -> (u64, u64) {
     (number(0), number(8))
 }
 
-/// How often each generation of a block was written.
+/// Number of writes of each generation of a block.
 type Writes = Arc<Mutex<HashMap<(u64, u64), u32>>>;
 
-/// Writes down what is written.
+/// A store that records all writes.
 struct Recorder {
     inner: Arc<dyn Store>,
     writes: Writes,
@@ -80,7 +79,7 @@ impl Store for Recorder {
     }
 }
 
-/// Passes bytes on until one side ends, which is an error here.
+/// Forwards bytes until one side ends, which is an error here.
 async fn pass_on(from: &TcpStream, to: &TcpStream) -> io::Result<()> {
     let mut buffer = vec![0; 64 * 1024];
     loop {
@@ -103,7 +102,7 @@ async fn pass_on(from: &TcpStream, to: &TcpStream) -> io::Result<()> {
     }
 }
 
-/// Lines between a client and a server, until they are cut.
+/// A relay of connections between a client and a server, until they are cut.
 struct Relay {
     address: SocketAddr,
     lines: Rc<RefCell<Vec<JoinHandle<()>>>>,
@@ -118,7 +117,7 @@ impl Relay {
         let opened = lines.clone();
         let accepting = tokio::task::spawn_local(async move {
             while let Ok((near, _)) = listener.accept().await {
-                // When either side ends, or the line is cut, both sockets are closed.
+                // When either side ends, or the connection is cut, both sockets are closed.
                 let line = tokio::task::spawn_local(async move {
                     let Ok(far) = TcpStream::connect(to).await else { return };
                     let _ = near.set_nodelay(true).and(far.set_nodelay(true));
@@ -130,12 +129,12 @@ impl Relay {
         Ok(Self { address, lines, accepting })
     }
 
-    /// Lines that were opened by now.
+    /// Returns the number of connections that were opened so far.
     fn opened(&self) -> usize {
         self.lines.borrow().len()
     }
 
-    /// Cuts one of those that are there.
+    /// Cuts one of the open connections.
     fn cut(&self, dice: &mut Dice) {
         let lines = self.lines.borrow();
         let live: Vec<_> = lines.iter().filter(|line| !line.is_finished()).collect();
@@ -152,7 +151,7 @@ impl Drop for Relay {
     }
 }
 
-/// When the next line is cut, and how many more.
+/// The time of the next cut, and the number of remaining cuts.
 struct Cuts<'a> {
     relay: &'a Relay,
     dice: RefCell<Dice>,
@@ -161,7 +160,7 @@ struct Cuts<'a> {
 }
 
 impl Cuts<'_> {
-    /// An I/O has ended.
+    /// Records the end of an I/O.
     fn count(&self) {
         self.due.set(self.due.get().saturating_sub(1));
         if self.due.get() > 0 || self.left.get() == 0 {
@@ -174,7 +173,7 @@ impl Cuts<'_> {
     }
 }
 
-/// A part of the disk with what was written to it.
+/// A part of the disk with the data that was written to it.
 struct Part {
     first: u64,
     generations: Vec<u64>,
@@ -193,7 +192,7 @@ impl Part {
         Ok(())
     }
 
-    /// Reads and writes until the last cut and a little longer.
+    /// Reads and writes until a few I/Os after the last cut.
     async fn work(&mut self, session: &Session, cuts: &Cuts<'_>, mut dice: Dice) -> Result<()> {
         let mut afterwards = AFTERWARDS;
         while afterwards > 0 {
@@ -223,18 +222,18 @@ impl Part {
     }
 }
 
-/// What a run was like.
+/// The result of a run.
 struct Outcome {
     level: u32,
-    /// Connections that the client has opened in all.
+    /// Total number of connections that the client has opened.
     opened: usize,
-    /// Blocks of generations, and how often each was written.
+    /// Number of writes of each generation of each block.
     writes: HashMap<(u64, u64), u32>,
-    /// How many there should be.
+    /// Expected number of entries.
     wanted: u64,
 }
 
-/// Puts the load on a session while its connections are cut.
+/// Runs the load on a session while its connections are cut.
 async fn load(session: &Session, relay: &Relay, seed: u64, cuts: u32) -> Result<Vec<Part>> {
     let mut dice = Dice::new(seed);
     let mut parts: Vec<Part> = (0..WORKERS)
@@ -250,7 +249,7 @@ async fn load(session: &Session, relay: &Relay, seed: u64, cuts: u32) -> Result<
     Ok(parts)
 }
 
-/// A server, a relay before it, and a client that is cut off again and again.
+/// Starts a server, a relay, and a client whose connections are cut repeatedly.
 fn prove(options: SessionOptions, seed: u64, cuts: u32) -> Result<Outcome> {
     println!("seed {seed}");
     let writes = Writes::default();
@@ -293,7 +292,7 @@ fn options() -> SessionOptions {
     SessionOptions { connections: CONNECTIONS as u32, ..SessionOptions::default() }
 }
 
-/// A seed of the moment, which is printed.
+/// Returns a random seed, which the proof prints.
 fn seed() -> u64 {
     let mut bytes = [0; 8];
     sarsen_io::random::fill(&mut bytes);
@@ -305,7 +304,7 @@ fn rfc7143_7_2_2_at_level_2_nobody_sees_that_connections_are_cut() -> Result<()>
     const CUTS: u32 = 24;
     for digest in [DigestOffer::None, DigestOffer::Require] {
         let options = SessionOptions { error_recovery_level: 2, data_digest: digest, ..options() };
-        // Without a new login of the session, which would end what is open.
+        // The session must not log in again, because this would end the open commands.
         assert!(options.reconnect_limit.is_none());
         let outcome = prove(options, seed(), CUTS)?;
         assert_eq!(outcome.level, 2, "the target grants it");

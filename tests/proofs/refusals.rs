@@ -1,5 +1,5 @@
-//! What a person asks for by mistake is refused in words that name the thing and the key, and with the exit code that
-//! `sarsen --help` promises.
+//! The program refuses mistakes with a message that names the object and the key, and with the exit code that
+//! `sarsen --help` documents.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -15,7 +15,7 @@ const CONFLICT: i32 = 4;
 
 const TARGET: &str = "iqn.2026-11.proof:data";
 
-/// What a program says that fails with this exit code.
+/// Returns the error message of a program that must fail with this exit code.
 fn fails(command: &mut Command, code: i32) -> Result<String> {
     let output = command.stdin(Stdio::null()).output()?;
     let stderr = String::from_utf8(output.stderr)?;
@@ -55,7 +55,7 @@ fn what_others_speak_of_goes_only_when_they_do_not() -> Result<()> {
         let said = server.refused(CONFLICT, &[kind, "delete", name])?;
         ensure!(said.contains(&reported) && !said.contains("did you mean"), "{said}");
     }
-    // The same where a document leaves out what it speaks of.
+    // The same applies if a document omits an object that it refers to.
     let shorter =
         document.replace("[[volume]]\nname = \"d4\"\nstore = \"ram\"\nsize = \"1MiB\"\n", "");
     ensure!(shorter != document, "nothing was left out");
@@ -67,7 +67,7 @@ fn what_others_speak_of_goes_only_when_they_do_not() -> Result<()> {
         "{said}"
     );
     ensure!(server.json(&["history"])?["revisions"].as_array().map(Vec::len) == Some(1));
-    // And of what is not there nothing is said by a new thing.
+    // A new object cannot refer to a missing object either.
     let said = server.refused(USAGE, &["host", "create", "h3", "--account", "nope"])?;
     ensure!(said.contains("host/h3: account: there is no account nope"), "{said}");
     server.run(&["target", "detach", TARGET, "d4"])?;
@@ -96,7 +96,7 @@ fn what_is_set_wrongly_is_told_with_the_thing_and_the_key() -> Result<()> {
     let said = server.refused(USAGE, &["volume", "set", "x", "iops=abc"])?;
     ensure!(said.contains("volume/x.iops: invalid type: string \"abc\""), "{said}");
     ensure!(!said.contains("column"), "{said}");
-    // A text stays one, whatever it looks like.
+    // A text remains a text, even if it looks like a number.
     server.run(&["target", "create", TARGET, "--lun", "x"])?;
     server.run(&["target", "set", TARGET, "alias=2026"])?;
     ensure!(server.json(&["target", "show", TARGET])?["alias"] == "2026");
@@ -104,12 +104,12 @@ fn what_is_set_wrongly_is_told_with_the_thing_and_the_key() -> Result<()> {
     server.run(&["volume", "set", "file", "serial=12345", "naa=3111111111111111"])?;
     let shown = server.json(&["volume", "show", "file"])?;
     ensure!(shown["serial"] == "12345" && shown["naa"] == "3111111111111111", "{shown}");
-    // What has no value is not what has the value none.
+    // A key without a value differs from a key with the value `none`.
     let planned = server.run(&["volume", "set", "file", "cache=none", "--dry-run"])?;
     ensure!(planned.contains("cache (unset) -> none"), "{planned}");
     server.run(&["volume", "set", "file", "cache=none"])?;
     let again = server.run(&["volume", "set", "file", "cache=none"])?;
-    ensure!(again.starts_with("nothing to do"), "{again}");
+    ensure!(again.starts_with("no changes"), "{again}");
     server.stop()
 }
 
@@ -140,7 +140,7 @@ fn exit_codes_tell_what_is_missing_from_what_is_taken() -> Result<()> {
     serve(&["--volume", &format!("a=file:{nowhere},size=1MiB")], NOT_FOUND)?;
     let tls = ["--listen-tls", "127.0.0.1:0", "--tls-certificate", nowhere, "--tls-key", nowhere];
     serve(&[&["--volume", "a=ram:1MiB"], &tls[..]].concat(), NOT_FOUND)?;
-    // What another server has.
+    // These files belong to another server.
     let mut path = String::new();
     let state = path_of(folder.path(), "state", &mut path)?;
     let said = serve(&["--state", state, "--control", &format!("{state}/c.sock")], CONFLICT)?;
@@ -152,7 +152,7 @@ fn exit_codes_tell_what_is_missing_from_what_is_taken() -> Result<()> {
     let theirs = path_of(elsewhere.path(), "state/volumes/theirs.img", &mut path)?;
     let said = server.refused(CONFLICT, &["volume", "create", "ours", "--path", theirs])?;
     ensure!(said.contains("is in use"), "{said}");
-    // What is there and cannot be used is neither.
+    // An object that exists and cannot be used has yet another exit code.
     let folder = folder.path().to_str().context("a path")?;
     server.refused(FAILED, &["apply", "-f", folder])?;
     other.stop()?;

@@ -1,4 +1,4 @@
-//! The command line from afar: the API by TLS with a token, and what keeps anybody else out.
+//! The command line over the network: the API by TLS with a token, and the rejection of all other clients.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
@@ -18,7 +18,7 @@ const USAGE: i32 = 2;
 const NOT_FOUND: i32 = 3;
 const UNREACHABLE: i32 = 6;
 
-/// A server whose API is on the network, with the token and the certificate that it made itself.
+/// A server whose API is on the network, with the token and the certificate that it created itself.
 struct Remote {
     server: Managed,
     url: String,
@@ -30,7 +30,7 @@ impl Remote {
         let folder = tempfile::tempdir()?;
         let server = Managed::start_with(folder.path(), &["--api", "0.0.0.0:0"])?;
         let api = server.announced()["api"].as_str().context("where the API is")?;
-        // A name that the certificate does not have.
+        // The certificate does not contain this name.
         let url = api.trim_end_matches('/').replace("0.0.0.0", "127.0.0.1");
         ensure!(url.starts_with("https://"), "{url}");
         Ok(Self { server, url, folder })
@@ -44,7 +44,7 @@ impl Remote {
         self.folder.path().join("state/api.pem")
     }
 
-    /// A command that knows nothing of this machine but what is in its environment.
+    /// Returns a command that knows only the environment, and nothing else of this machine.
     fn command(
         &self,
         token: Option<&Path>,
@@ -82,7 +82,7 @@ fn ask(address: &str, arguments: &[&str]) -> Result<Command> {
     Ok(command)
 }
 
-/// What is said by what must fail with this code.
+/// Returns the error message of a command that must fail with this code.
 fn refused(code: i32, command: &mut Command) -> Result<String> {
     let Output { status, stdout, stderr } = command.output()?;
     let said = String::from_utf8(stderr)?;
@@ -91,7 +91,7 @@ fn refused(code: i32, command: &mut Command) -> Result<String> {
     Ok(said)
 }
 
-/// The server's certificate is trusted by its file, whatever name it was reached under.
+/// The client trusts the server's certificate from its file, whatever name the URL contains.
 #[test]
 fn every_kind_of_verb_works_by_tls_with_the_token() -> Result<()> {
     let remote = Remote::start()?;
@@ -115,7 +115,7 @@ fn every_kind_of_verb_works_by_tls_with_the_token() -> Result<()> {
     remote.server.stop()
 }
 
-/// The token is worth what the socket is: who shows it is shown secrets.
+/// The token has the same rights as the control socket: it gives access to secrets.
 #[test]
 fn who_shows_the_token_may_see_secrets_and_follow_what_happens() -> Result<()> {
     let remote = Remote::start()?;
@@ -132,7 +132,7 @@ fn who_shows_the_token_may_see_secrets_and_follow_what_happens() -> Result<()> {
     remote.run(&["volume", "create", "later", "1MiB", "--store", "ram"])?;
     let seen = lines.map_while(Result::ok).any(|line| line.contains("later"));
     ensure!(seen, "what happens later is not told");
-    // It ends with the server that it asks.
+    // The command ends with its server.
     remote.server.stop()?;
     follow.wait()?;
     Ok(())
@@ -151,7 +151,7 @@ fn nobody_is_let_in_without_the_token_nor_with_another() -> Result<()> {
     let wrong = refused(FAILED, &mut remote.command(Some(&other), Some(&ca), &list)?)?;
     ensure!(wrong.contains("does not take the token in"), "{wrong}");
     ensure!(!wrong.contains("0123456789"), "{wrong}");
-    // Of the streaming kind, too.
+    // The same applies to streams.
     let arguments = ["session", "trace", "1", "--out", "/dev/null"];
     let wrong = refused(FAILED, &mut remote.command(Some(&other), Some(&ca), &arguments)?)?;
     ensure!(wrong.contains("does not take the token in"), "{wrong}");
@@ -163,7 +163,7 @@ fn nobody_is_let_in_without_the_token_nor_with_another() -> Result<()> {
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
-/// A server whose API requires this token, on the loopback address and without TLS.
+/// Starts a server whose API requires this token, on the loopback address and without TLS.
 fn with_token(folder: &Path) -> Result<(Managed, SocketAddr)> {
     let token = folder.join("token");
     fs::write(&token, TOKEN)?;
@@ -217,10 +217,10 @@ fn wrong_tokens_are_reported_counted_and_slowed() -> Result<()> {
         ensure!(answer.starts_with("HTTP/1.1 401"), "{answer}");
         ensure!(answer.contains("www-authenticate: Bearer"), "{answer}");
     }
-    // 100 + 200 + 400 + 800 + 1600 ms.
+    // The delays are 100 + 200 + 400 + 800 + 1600 ms.
     let taken = sarsen_io::time::now() - begin;
     ensure!(taken >= Duration::from_secs(3), "{taken:?}");
-    // The maximum of waiting requests, and one from another address with the right token.
+    // Sends the maximum of waiting requests, and one from another address with the right token.
     let waiting = (5..13).map(guess).collect::<Result<Vec<_>>>()?;
     let answered = answer(ask_from(other, api, "GET", &right)?)?;
     ensure!(answered.starts_with("HTTP/1.1 200"), "{answered}");
@@ -229,7 +229,7 @@ fn wrong_tokens_are_reported_counted_and_slowed() -> Result<()> {
         let nothing = stream.read(&mut [0; 1]).err().map(|error| error.kind());
         ensure!(nothing == Some(ErrorKind::WouldBlock), "a guess was not slowed: {nothing:?}");
     }
-    // Until all of them have arrived, the server still checks the right token from there.
+    // Until all of them have arrived, the server still accepts the right token from this address.
     let refused = (0..1000).find_map(|_| {
         let last = ask_from(guessing, api, "GET", &right).and_then(answer).ok()?;
         (!last.starts_with("HTTP/1.1 200")).then_some(last)
@@ -237,7 +237,7 @@ fn wrong_tokens_are_reported_counted_and_slowed() -> Result<()> {
     let refused = refused.context("any number of guesses is looked at at once")?;
     ensure!(refused.starts_with("HTTP/1.1 429") && refused.contains("retry-after: "), "{refused}");
     drop(waiting);
-    // A page that does not come from the console.
+    // The request is from a page other than the console.
     let origin = format!("{right}origin: https://{api}\r\ncontent-length: 0\r\n");
     let foreign = answer(ask_from(other, api, "POST", &origin)?)?;
     ensure!(foreign.starts_with("HTTP/1.1 403"), "{foreign}");
@@ -266,7 +266,7 @@ fn a_server_that_is_not_known_is_not_asked() -> Result<()> {
     let remote = Remote::start()?;
     let token = remote.token();
     let list = ["session", "list"];
-    // Whom this machine trusts, which is not the server itself.
+    // This machine trusts the other certificate, but not the server's.
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()])?;
     let other = remote.folder.path().join("other.pem");
     fs::write(&other, made.cert.pem())?;
@@ -300,14 +300,14 @@ fn no_token_goes_over_the_network_in_clear() -> Result<()> {
     let gone = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
     let nobody = refused(UNREACHABLE, &mut ask(&format!("http://{gone}"), &list)?)?;
     ensure!(nobody.contains("--api"), "{nobody}");
-    // On this machine it is everybody's, but for secrets.
+    // On this machine all users have access, except to secrets.
     let folder = tempfile::tempdir()?;
     let server = Managed::start_with(folder.path(), &["--api", "127.0.0.1:0"])?;
     let api = server.announced()["api"].as_str().context("where the API is")?.to_owned();
     ensure!(ask(&api, &list)?.output()?.status.success(), "{}", server.log());
     let secrets = refused(FAILED, &mut ask(&api, &["export", "--secrets"])?)?;
     ensure!(secrets.contains("control socket"), "{secrets}");
-    // TLS to what speaks none.
+    // TLS to a server without TLS.
     let tls = api.replace("http://", "https://");
     let mut tls = ask(&tls, &list)?;
     refused(UNREACHABLE, tls.env("SARSEN_CA", own_certificate(folder.path())?))?;

@@ -1,6 +1,5 @@
-//! A real browser opens a report of the lab. Ignored by default: the browser is large.
-//! `cargo xtask ci --full` runs it. What it opened stays in cargo's folder for tests, to be looked
-//! at.
+//! A real browser opens a report of the lab. Ignored by default: the browser is large. `cargo xtask ci --full` runs it.
+//! The reports stay in cargo's folder for tests, for inspection.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -16,19 +15,19 @@ use sarsen_lab::report::{
 use sarsen_proof::{process, program};
 use serde_json::Value;
 
-/// A browser's start on a loaded machine.
+/// Maximum duration of a browser's start on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(120);
-/// A study in its quick form on a loaded machine.
+/// Maximum duration of a quick study on a loaded machine.
 const STUDY_LIMIT: Duration = Duration::from_secs(900);
 
-/// Loads the report in frames of two widths, measures what is in them, and says it in words.
+/// A page that loads the report in frames of two widths, measures its content, and prints the result as text.
 const GAUGE: &str = include_str!("report/gauge.html");
 
-/// Blink's numbers for the theme that a person prefers.
+/// Blink's numbers for the preferred theme.
 const DARK: &str = "0";
 const LIGHT: &str = "1";
 
-/// A browser without a window, without a network and without a memory.
+/// Returns a browser without a window, a network or a history.
 fn browser(profile: &Path, theme: &str) -> Command {
     let mut command = Command::new("chromium");
     command.args([
@@ -48,7 +47,7 @@ fn browser(profile: &Path, theme: &str) -> Command {
     command
 }
 
-/// What the gauge says of the report in a folder, by the width of its window.
+/// Returns the measurements of the report in a folder, by the width of its window.
 fn gauged(folder: &Path, theme: &str) -> Result<Value> {
     fs::write(folder.join("gauge.html"), GAUGE)?;
     let profile = tempfile::tempdir()?;
@@ -63,7 +62,7 @@ fn gauged(folder: &Path, theme: &str) -> Result<Value> {
     Ok(serde_json::from_str(said)?)
 }
 
-/// Where reports are kept to be looked at.
+/// Returns the folder for reports that can be inspected later.
 fn folder(name: &str) -> Result<PathBuf> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::create_dir_all(&folder)?;
@@ -92,7 +91,7 @@ fn a_browser_draws_every_chart_in_both_themes_on_wide_and_narrow_screens() -> Re
             for name in ["overflow", "fetched", "sources", "foreign", "broken", "faint"] {
                 assert_eq!(count(page, name), 0, "{name}: {page}");
             }
-            // The report's own, and those of how it was measured, the plan among them.
+            // The report's own tables, and those about the method of measurement, including the plan.
             assert_eq!(count(page, "tables"), 7);
             let charts = page["charts"].as_array().context("charts")?;
             assert_eq!(charts.len(), 4);
@@ -161,8 +160,7 @@ fn a_browser_takes_hostile_names_for_names() -> Result<()> {
 const ACCESSES: [&str; 4] =
     ["Maximum Throughput", "Maximum IOPS", "Maximum Write Throughput", "Maximum Write IOPS"];
 
-/// Numbers of a plausible size, of nothing that was measured.
-/// A study in its quick form, as a user runs it; what it printed, and its report in `folder`.
+/// Runs a quick study like a user; returns its output and writes its report to `folder`.
 fn studied(study: &str, arguments: &[&str], folder: &Path) -> Result<String> {
     let archive = tempfile::tempdir()?;
     let mut command = Command::new(program::path()?);
@@ -172,7 +170,7 @@ fn studied(study: &str, arguments: &[&str], folder: &Path) -> Result<String> {
     process::output(&mut command, STUDY_LIMIT).map_err(Into::into)
 }
 
-/// Every chart of a report is drawn, on wide and narrow screens; how many there are.
+/// Checks that every chart of a report is drawn, on wide and narrow screens; returns the number of charts.
 fn drawn(folder: &Path) -> Result<usize> {
     let pages = gauged(folder, LIGHT)?;
     let pages = pages.as_array().context("a page for each width")?;
@@ -204,7 +202,7 @@ fn trinkles_quick_study_ends_with_its_tables_and_a_report_that_a_browser_draws()
     for NamedAccess { name, .. } in &access::NAMED {
         assert!(said.contains(name), "{name}:\n{said}");
     }
-    // Bars of IOPS and MB/s, and for three accesses the latencies and the course.
+    // Bars of IOPS and MB/s, and for three accesses the latencies and the values over time.
     assert!(drawn(&folder)? >= 8);
     Ok(())
 }

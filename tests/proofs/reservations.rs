@@ -1,6 +1,6 @@
-//! Persistent reservations as a cluster relies on them: what was registered with APTPL is there
-//! after the server was killed, and fences whom it fenced before; what was cleared is gone; a
-//! damaged record is told, and nobody is served without it.
+//! Persistent reservations for clusters. A registration with APTPL survives a kill of the server and fences the same
+//! nexuses as before. A cleared registration stays cleared. The server reports a damaged record, and does not serve the
+//! volume without it.
 
 use std::fs;
 use std::path::Path;
@@ -27,14 +27,14 @@ const PREEMPT: u8 = 4;
 const WRITE_EXCLUSIVE_REGISTRANTS: u8 = 5;
 const APTPL: u8 = 1;
 
-/// The general failure of every verb.
+/// Exit code for a general failure of every verb.
 const FAILED: i32 = 1;
 
 fn volume(folder: &Path) -> Volume {
     Volume::new("data", Backing::File(folder.join("disk")), 4 * MIB)
 }
 
-/// A node of the cluster: the same initiator port in each of its sessions.
+/// Opens a session of a cluster node, which has the same initiator port in each of its sessions.
 async fn node(serving: &Serving, number: u8) -> Result<Session> {
     let options = SessionOptions {
         initiator_name: format!("iqn.2026-01.example:node{number}"),
@@ -45,7 +45,7 @@ async fn node(serving: &Serving, number: u8) -> Result<Session> {
     session.with_context(|| serving.log())
 }
 
-/// Carries a command out, and again where it was told of something else.
+/// Executes a command, and repeats it after each unit attention.
 async fn ask(session: &Session, cdb: &[u8], data: Option<&[u8]>) -> Result<Completion> {
     loop {
         let transfer = match data {
@@ -86,7 +86,7 @@ async fn keys(session: &Session) -> Result<Vec<u64>> {
     Ok(keys.filter_map(|key| Some(u64::from_be_bytes(key.try_into().ok()?))).collect())
 }
 
-/// The holder's key and the type.
+/// Returns the holder's key and the type.
 async fn reservation(session: &Session) -> Result<Option<(u64, u8)>> {
     let data = reserve_in(session, 1).await?;
     Ok(match data.get(8..24) {

@@ -1,4 +1,4 @@
-//! The server keeps its data secret: other users cannot read its files, and core dumps do not contain its memory.
+//! The server protects its secrets: other users cannot read its files, and core dumps do not contain its memory.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
@@ -12,7 +12,7 @@ use sarsen_proof::program;
 /// The user nobody, who owns no files.
 const OTHER: u32 = 65534;
 
-/// A server whose parent process leaves the umask open: the server itself has to protect the files that it creates.
+/// Starts a server whose parent process has an open umask: the server itself must protect the files that it creates.
 fn start(folder: &Path) -> Result<Managed> {
     let mut command = Command::new("sh");
     command.args(["-c", "umask 022; exec \"$0\" \"$@\""]).arg(program::path()?);
@@ -20,7 +20,7 @@ fn start(folder: &Path) -> Result<Managed> {
     Managed::start_command(command, folder, &["--api", "0.0.0.0:0"])
 }
 
-/// Each path below a folder, with its mode.
+/// Returns each path below a folder, with its mode.
 fn modes(folder: &Path) -> Result<Vec<(String, bool, u32)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -61,9 +61,9 @@ fn what_the_server_keeps_is_its_owners_alone() -> Result<()> {
     server.run(&["volume", "create", "hidden", "1MiB", "--encrypted"])?;
     is_closed(&state)?;
     server.stop()?;
-    // The modes that an earlier version left.
+    // An earlier version created the files with these modes.
     for (path, is_folder, _) in modes(&state)? {
-        // The server refuses a key that other users can read, whatever program left it so.
+        // The server refuses a key that other users can read, whichever program created it.
         if !path.ends_with(".token") && !path.ends_with("key") {
             let mode = if is_folder { 0o755 } else { 0o644 };
             fs::set_permissions(&path, Permissions::from_mode(mode))?;

@@ -1,5 +1,4 @@
-//! What the project's own initiator makes of a session: its steps, and what becomes of it when
-//! the connection is lost.
+//! The steps of a session of the project's own initiator, and its behaviour after the loss of the connection.
 
 use std::cell::RefCell;
 use std::fs;
@@ -43,7 +42,7 @@ fn the_steps_of_setting_up_are_told_with_what_was_negotiated() -> Result<()> {
     assert_eq!(names(&normal), [&login[..], &found_out].concat());
     assert_eq!(names(&discovery), [&login[..], &["SendTargets", "logout"]].concat());
     for phases in [&normal, &discovery] {
-        // Each has gone to the target and back, which takes some time on any machine.
+        // Each step includes a round trip to the target, which takes some time on any machine.
         ensure!(phases.steps.iter().all(|step| !step.duration.is_zero()), "{phases:?}");
         assert_eq!(phases.negotiated["HeaderDigest"], "None");
         phases.negotiated["MaxRecvDataSegmentLength (the peer's)"].parse::<u32>()?;
@@ -53,8 +52,8 @@ fn the_steps_of_setting_up_are_told_with_what_was_negotiated() -> Result<()> {
     serving.stop()
 }
 
-/// Copies a file to a volume whose server is killed in the middle and started again at the same
-/// port; what the volume then holds must be the file. In between the image is lost, if it is to be.
+/// Copies a file to a volume whose server is killed during the copy and started again at the same port. Afterwards the
+/// volume must contain the file. With `lost` the image is deleted in between.
 fn prove_copy_survives(volume: &Volume, lost: Option<&Path>) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("sample");
@@ -70,7 +69,7 @@ fn prove_copy_survives(volume: &Volume, lost: Option<&Path>) -> Result<()> {
         if done < volume.byte_count / 2 {
             return;
         }
-        // What is dropped is killed.
+        // Dropping the server kills it.
         if first.take().is_some() {
             lost.map_or(Ok(()), fs::remove_file).expect("the image is there");
             *second =
@@ -95,7 +94,7 @@ fn prove_copy_survives(volume: &Volume, lost: Option<&Path>) -> Result<()> {
 fn a_copy_survives_that_its_target_is_killed_and_started_again() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let backing = Backing::File(folder.path().join("image"));
-    // More than is kept before a flush.
+    // More data than the client buffers before a flush.
     prove_copy_survives(&Volume::new("disk", backing, 160 * MIB), None)
 }
 
@@ -103,7 +102,7 @@ fn a_copy_survives_that_its_target_is_killed_and_started_again() -> Result<()> {
 fn what_a_target_forgot_before_a_flush_is_written_again() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let image = folder.path().join("image");
-    // An empty image in its place is like a cache that lost its power before the first flush.
+    // An empty image in its place simulates a cache that lost its power before the first flush.
     let volume = Volume::new("disk", Backing::File(image.clone()), 48 * MIB);
     prove_copy_survives(&volume, Some(&image))
 }
@@ -129,7 +128,7 @@ fn what_is_written_again_undoes_nothing_that_was_acknowledged_after_it() -> Resu
         cdb[13] = 1;
         let both = Buffer::copy_of(&[[1; LENGTH], [3; LENGTH]].concat());
         session.command(Command::new(&cdb, TransferRequest::Write(both))).await?;
-        // Killed, and started again with what it had.
+        // The server is killed, and started again with its volumes.
         drop(serving);
         let again = Serving::start_with(&volumes, &["--listen", &portal])?;
         let found = session.read(0, 3).await?;
@@ -140,7 +139,7 @@ fn what_is_written_again_undoes_nothing_that_was_acknowledged_after_it() -> Resu
     })
 }
 
-/// The next PDU's header; its data is passed over. `None` when the connection is closed.
+/// Returns the next PDU's header and skips its data. `None` when the connection is closed.
 fn header(stream: &mut TcpStream) -> Result<Option<RawHeader>> {
     let mut header = RawHeader::ZERO;
     if stream.read_exact(&mut header.0).is_err() {
@@ -152,7 +151,7 @@ fn header(stream: &mut TcpStream) -> Result<Option<RawHeader>> {
     Ok(Some(header))
 }
 
-/// The answer to a login request: yes, and no keys.
+/// Returns a successful login response without keys.
 fn grant(request: &RawHeader) -> RawHeader {
     let mut response = LoginResponse::from(RawHeader::ZERO);
     response.opcode_byte = Opcode::LoginResponse.0;
@@ -162,8 +161,8 @@ fn grant(request: &RawHeader) -> RawHeader {
     response.into()
 }
 
-/// A target that logs everyone in and never ends a command. Of management functions it answers
-/// `answers`. Gives the functions that it was asked for, until the connection is closed.
+/// Runs a target that permits every login and never ends a command. It answers only the management function `answers`.
+/// Returns the requested functions when the connection is closed.
 fn stubborn(
     stream: &mut TcpStream,
     answers: Option<TaskManagementFunction>,
@@ -192,8 +191,8 @@ fn stubborn(
     Ok(asked)
 }
 
-/// A target of a disk with blocks of 512 bytes, which ends all commands well, and counts those as
-/// not moved that `residual` says, with the flag `flag`.
+/// Runs a target of a disk with blocks of 512 bytes, which ends all commands with GOOD. It reports the residual count
+/// `residual` with the flag `flag`.
 fn sloppy(stream: &mut TcpStream, flag: u8, residual: u32) -> Result<()> {
     while let Some(header) = header(stream)? {
         if header.basic().opcode() == Opcode::LoginRequest {
@@ -229,7 +228,7 @@ fn rfc7143_11_4_5_a_write_of_which_a_part_was_left_out_has_failed() -> Result<()
     let (under, over) = (ScsiResponse::UNDERFLOW, ScsiResponse::OVERFLOW);
     for (flag, residual, reported) in [
         (0, 0, None),
-        // The flag alone says that nothing is missing.
+        // A flag with a residual count of 0 means that nothing is missing.
         (under, 0, None),
         (under, 512, Some((1024, 512))),
         (over, 3072, Some((4096, 1024))),

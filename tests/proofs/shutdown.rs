@@ -1,5 +1,5 @@
-//! SIGTERM with sessions open and writes in flight: initiators are asked to log out first, what
-//! was acknowledged is in the file, the exit status is 0, and the file is free at once.
+//! SIGTERM with open sessions and writes in progress. The server first asks initiators to log out. All acknowledged
+//! data is in the file, the exit status is 0, and the file is unlocked at once.
 
 use std::collections::HashMap;
 use std::fs;
@@ -21,12 +21,12 @@ use crate::client::{self, Wire};
 
 const NAME: &str = "iqn.2026-11.proof:writer";
 const MIB: u64 = 1 << 20;
-/// Within the command window, so that the target takes them all at once.
+/// This number fits into the command window, so that the target receives all writes at once.
 const WRITES: u32 = 100;
 const WRITE_LENGTH: usize = 4096;
 const WRITE_BLOCKS: u32 = WRITE_LENGTH as u32 / 512;
 
-/// A second to log out, a second to take the last answers, and room for a slow machine.
+/// One second for the logout, one second for the last answers, and tolerance for a slow machine.
 const STUCK_LIMIT: Duration = Duration::from_secs(8);
 
 fn serve(path: &Path, cache: &str, engine: &str, grace_seconds: &str) -> Result<Serving> {
@@ -45,7 +45,7 @@ fn fill(number: u32) -> Vec<u8> {
     (number + 1).to_be_bytes().repeat(WRITE_LENGTH / 4)
 }
 
-/// Sends writes and does not wait; gives the number of each by its tag.
+/// Sends writes and does not wait; returns the number of each by its tag.
 fn write_all(wire: &mut Wire, fua: bool) -> Result<HashMap<u32, u32>> {
     (0..WRITES)
         .map(|number| Ok((wire.write(number * WRITE_BLOCKS, &fill(number), fua)?, number)))
@@ -62,7 +62,7 @@ fn is_in_the_file(path: &Path, acknowledged: &[u32]) -> Result<()> {
     Ok(())
 }
 
-/// One that obeys: after the request to log out, it logs out, and takes what ends until then.
+/// An initiator that complies: after the logout request it receives its remaining answers and logs out.
 #[test]
 fn rfc7143_11_9_1_a_logout_is_asked_for_and_commands_in_flight_end() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -70,7 +70,7 @@ fn rfc7143_11_9_1_a_logout_is_asked_for_and_commands_in_flight_end() -> Result<(
         [("writeback", "pool"), ("writeback", "auto"), ("directsync", "auto"), ("none", "pool")]
     {
         let path = folder.path().join(format!("{cache}-{engine}.img"));
-        // Longer than the limit of a stop: it ends because the last session went.
+        // The time for logouts is longer than the limit of `stop`: the server ends because the last session has ended.
         let serving = serve(&path, cache, engine, "60")?;
         let mut wire = login(&serving, 1)?;
         let writes = write_all(&mut wire, true)?;
@@ -84,7 +84,7 @@ fn rfc7143_11_9_1_a_logout_is_asked_for_and_commands_in_flight_end() -> Result<(
                     ensure!(seconds == 60, "{seconds} seconds to log out");
                     ensure!(logout.is_none(), "asked twice");
                     before = acknowledged.len();
-                    // Others may wait for theirs, so the logout comes with the last answer.
+                    // The other writes are still open, so the logout is sent after the last answer.
                     logout = Some(None);
                 }
                 (Opcode::ScsiResponse, _) => {
@@ -115,7 +115,7 @@ fn rfc7143_11_9_1_a_logout_is_asked_for_and_commands_in_flight_end() -> Result<(
     Ok(())
 }
 
-/// One that goes on writing and never logs out: its session is dropped with a word.
+/// An initiator that continues to write and never logs out: its session is dropped with an asynchronous message.
 #[test]
 fn rfc7143_11_9_1_who_does_not_log_out_is_told_of_the_drop() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -143,7 +143,7 @@ fn rfc7143_11_9_1_who_does_not_log_out_is_told_of_the_drop() -> Result<()> {
     is_in_the_file(&path, &acknowledged)
 }
 
-/// One that asks for much and reads none of it cannot hold the server up.
+/// An initiator that sends many requests and reads no answers cannot delay the shutdown.
 #[test]
 fn who_does_not_read_does_not_delay_the_end() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -153,7 +153,7 @@ fn who_does_not_read_does_not_delay_the_end() -> Result<()> {
     for _ in 0..WRITES {
         stuck.read(0, 2048)?;
     }
-    // Its commands have been taken when a later session of the same server is served.
+    // The server has received the first session's commands when it serves a later session.
     let mut other = login(&serving, 2)?;
     other.test_unit_ready()?;
     let began = sarsen_io::time::now();
@@ -164,7 +164,7 @@ fn who_does_not_read_does_not_delay_the_end() -> Result<()> {
     serve(&path, "writeback", "auto", "1")?.stop()
 }
 
-/// Many sessions of an initiator in order, all of them writing.
+/// Many sessions of a correct initiator, all of them writing.
 #[test]
 fn sessions_in_order_are_logged_out_and_lose_nothing() -> Result<()> {
     const SESSIONS: u32 = 8;
@@ -179,7 +179,7 @@ fn sessions_in_order_are_logged_out_and_lose_nothing() -> Result<()> {
         let server = &serving;
         let written = join_all(sessions.iter().zip(0u32..).map(|(session, index)| async move {
             let mut known = Vec::new();
-            // Each writes its own blocks until it is logged out; the first one asks for the end.
+            // Each session writes its own blocks until it is logged out; the first one sends SIGTERM.
             for number in (0..).map(|turn| index + turn * SESSIONS).take(1024) {
                 let data = Buffer::copy_of(&fill(number));
                 match session.write((number * WRITE_BLOCKS).into(), data, false).await {
@@ -212,7 +212,7 @@ fn sessions_in_order_are_logged_out_and_lose_nothing() -> Result<()> {
     Ok(())
 }
 
-/// It waits for a client that does not go, and is called off; the server ends as ever.
+/// The change waits for a client that does not log out, and is cancelled; the server ends as usual.
 #[test]
 fn a_forced_change_that_waits_for_a_client_does_not_hold_up_the_end() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -232,14 +232,14 @@ fn a_forced_change_that_waits_for_a_client_does_not_hold_up_the_end() -> Result<
     server.stop()?;
     let change = change.wait_with_output()?;
     let reported = String::from_utf8_lossy(&change.stderr);
-    ensure!(!change.status.success() && reported.contains("the server ends"), "{reported}");
+    ensure!(!change.status.success() && reported.contains("the server stops"), "{reported}");
     is_in_the_file(&folder.path().join("state/volumes/data.img"), &[0])?;
     let server = Managed::start(folder.path())?;
     ensure!(server.run(&["target", "list"])?.contains(target), "nothing was changed");
     server.stop()
 }
 
-/// What comes back while a change waits is nothing that the change made.
+/// A file that returns while a change waits was not created by that change.
 #[test]
 fn a_change_that_is_called_off_takes_no_disk_away_that_came_back_meanwhile() -> Result<()> {
     let folder = tempfile::tempdir()?;

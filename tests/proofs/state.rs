@@ -1,4 +1,4 @@
-//! What a server is to be: made, changed, planned, refused and kept, as a person does it on the command line.
+//! The desired state of a server: users create, change, preview, refuse and store it on the command line.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -19,7 +19,7 @@ const NOT_FOUND: i32 = 3;
 const USAGE: i32 = 2;
 const FAILED: i32 = 1;
 
-/// A line of `sarsen volume create` that ends with the secret.
+/// Returns the secret at the end of a line of `sarsen volume create`.
 fn secret_of(stderr: &[u8]) -> Result<String> {
     let text = String::from_utf8_lossy(stderr).into_owned();
     let line = text.lines().find(|line| line.starts_with("the secret of ")).context("a secret")?;
@@ -27,7 +27,7 @@ fn secret_of(stderr: &[u8]) -> Result<String> {
     Ok(secret.to_owned())
 }
 
-/// Writes a pattern over iSCSI with CHAP, and reads it, as QEMU does.
+/// Writes a pattern over iSCSI with CHAP and reads it with QEMU.
 fn qemu_uses(portal: &str, target: &str, user: &str, secret: &str) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("secret");
@@ -49,16 +49,16 @@ fn qemu_uses(portal: &str, target: &str, user: &str, secret: &str) -> Result<()>
 #[test]
 fn from_an_empty_machine_to_a_volume_that_qemu_uses_with_chap_it_is_three_commands() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    // One: the server.
+    // First step: the server.
     let server = Managed::start(folder.path())?;
-    // Two: the volume.
+    // Second step: the volume.
     let made = server
         .command(&["volume", "create", "data", "64MiB", "--export", "--chap", "vm"])?
         .output()?;
     ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let secret = secret_of(&made.stderr)?;
     ensure!(!String::from_utf8_lossy(&made.stdout).contains(&secret), "a secret on stdout");
-    // Three: QEMU.
+    // Third step: QEMU.
     let target = "iqn.2026-11.io.sarsen:data";
     qemu_uses(server.portal()?, target, "vm", &secret)?;
     let wrong = qemu_uses(server.portal()?, target, "vm", "not the secret");
@@ -66,7 +66,7 @@ fn from_an_empty_machine_to_a_volume_that_qemu_uses_with_chap_it_is_three_comman
     let exported = server.run(&["export"])?;
     ensure!(!exported.contains(&secret) && exported.contains("chap = [\"vm\"]"), "{exported}");
     ensure!(server.run(&["export", "--secrets"])?.contains(&secret), "it is kept");
-    // And it is there after a power cut.
+    // The data is present after a power failure.
     server.kill()?;
     let server = Managed::start(folder.path())?;
     qemu_uses(server.portal()?, target, "vm", &secret)?;
@@ -101,21 +101,24 @@ fn a_document_is_applied_shown_and_applied_again() -> Result<()> {
     std::fs::write(&file, DOCUMENT)?;
     let path = file.to_str().context("a path")?;
     let planned = server.run(&["diff", "-f", path])?;
-    ensure!(planned.contains("+ volume a\n") && planned.contains("nothing was done"), "{planned}");
+    ensure!(
+        planned.contains("+ volume a\n") && planned.contains("nothing was changed"),
+        "{planned}"
+    );
     let applied = server.run(&["apply", "-f", path])?;
     ensure!(applied.contains("+ target iqn.2026-11.proof:t") && applied.ends_with("revision 1\n"));
-    ensure!(server.run(&["apply", "-f", path])?.starts_with("nothing to do: revision 1"));
-    // What the document does not list stays, unless it is asked for.
+    ensure!(server.run(&["apply", "-f", path])?.starts_with("no changes: revision 1"));
+    // Objects that the document does not list stay, unless `--prune` is given.
     server.run(&["volume", "create", "c", "4MiB", "--store", "ram"])?;
-    ensure!(server.run(&["diff", "-f", path])?.starts_with("nothing to do"));
+    ensure!(server.run(&["diff", "-f", path])?.starts_with("no changes"));
     let pruned = server.run(&["diff", "-f", path, "--prune"])?;
     ensure!(pruned.starts_with("- volume c\n"), "{pruned}");
-    // An export is a document, and says the same.
+    // An export is a document with the same content.
     let exported = server.run(&["export"])?;
     let copy = folder.path().join("copy.toml");
     std::fs::write(&copy, exported)?;
     let copy = copy.to_str().context("a path")?;
-    ensure!(server.run(&["apply", "-f", copy, "--prune"])?.starts_with("nothing to do"));
+    ensure!(server.run(&["apply", "-f", copy, "--prune"])?.starts_with("no changes"));
     let revisions = server.json(&["history"])?;
     let revision = &revisions["revisions"][1];
     ensure!(revision["revision"] == 1 && revision["summary"][0] == "+ host web", "{revisions}");
@@ -133,7 +136,7 @@ fn what_is_wrong_is_refused_whole_with_the_field() -> Result<()> {
         ("[[volume]]\nname = \"n\"\nstore = \"rma\"", "did you mean ram?"),
         ("[[target]]\nname = \"iqn.2026-11.proof:n\"\nluns = [\"x\"]", "there is no volume x"),
         ("[[volume]]\nname = \"n\"\n[[volume]]\nname = \"n\"", "listed twice"),
-        // What can be made before what cannot is not made either.
+        // The server does not create the valid objects of an invalid document either.
         (
             "[[volume]]\nname = \"n\"\nsize = \"1MiB\"\n[[account]]\nname = \"x\"\nsecret = \"short\"",
             "has 5 bytes",
@@ -152,7 +155,7 @@ fn what_is_wrong_is_refused_whole_with_the_field() -> Result<()> {
     server.refused(CONFLICT, &["volume", "create", "a", "1MiB"])?;
     let shrunk = server.refused(FAILED, &["volume", "resize", "b", "4MiB"])?;
     ensure!(shrunk.contains("volume b"), "{shrunk}");
-    // Who looked before somebody else changed it has to look again.
+    // After a change by another user, a client with the old revision must read the state again.
     let stale =
         server.refused(CONFLICT, &["volume", "set", "a", "size=16MiB", "--revision", "0"])?;
     ensure!(stale.contains("revision 1"), "{stale}");
@@ -189,7 +192,7 @@ fn what_is_in_use_goes_only_when_it_is_forced() -> Result<()> {
     let portal = server.portal()?.to_owned();
     let _user = user(&portal, "iqn.2026-11.io.sarsen:used", 0)?;
     wait_for_sessions(&server, 1)?;
-    // Others come and go meanwhile.
+    // Other objects can be deleted meanwhile.
     let named = server.refused(CONFLICT, &["volume", "delete", "other"])?;
     ensure!(named.contains("volume other is LUN 0 of"), "{named}");
     let gone = server.run(&["volume", "delete", "other", "--cascade"])?;
@@ -206,7 +209,7 @@ fn what_is_in_use_goes_only_when_it_is_forced() -> Result<()> {
     wait_for_sessions(&server, 1)?;
     server.run(&["target", "delete", target, "--force", "--grace", "0"])?;
     wait_for_sessions(&server, 0)?;
-    // A file and its data stay where they are.
+    // A file and its data remain.
     server.run(&["volume", "create", "file", "1MiB"])?;
     server.run(&["volume", "delete", "file"])?;
     ensure!(folder.path().join("state/volumes/file.img").exists(), "the data were taken away");
@@ -241,7 +244,7 @@ fn a_full_state_disk_is_told_and_the_data_go_on() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let state = folder.path().join("state");
     std::fs::create_dir(&state)?;
-    // A disk of its own, which nobody else sees.
+    // A separate disk that no other process sees.
     let mut command = Command::new("unshare");
     let script =
         format!("mount -t tmpfs -o size=3m,mode=700 none {} && exec \"$@\"", state.display());
@@ -255,7 +258,7 @@ fn a_full_state_disk_is_told_and_the_data_go_on() -> Result<()> {
     let mut revision = 1;
     let refused = loop {
         ensure!(revision < 200, "the disk is never full");
-        // Incompressible, and a little more each time.
+        // The data is incompressible, and grows a little each time.
         let aliases: String = (0..1000)
             .map(|number| {
                 format!("[[host]]\nname = \"h{revision}-{number}\"\naddress = \"10.0.0.0/8\"\n")
@@ -272,7 +275,7 @@ fn a_full_state_disk_is_told_and_the_data_go_on() -> Result<()> {
     let mut qemu = Command::new("qemu-io");
     qemu.args(["-f", "raw", "-c", "write -P 7 0 1M", "-c", "read -P 7 0 1M"]).arg(&url);
     process::output(&mut qemu, LIMIT)?;
-    // Where there is room again, changes are kept again, and none of what was refused is there.
+    // When space is available again, the server stores changes again, and none of the refused changes is present.
     let mut enlarge = Command::new("nsenter");
     let pid = server.pid().to_string();
     enlarge.args(["--target", &pid, "--user", "--mount", "--preserve-credentials"]);
@@ -286,7 +289,7 @@ fn a_full_state_disk_is_told_and_the_data_go_on() -> Result<()> {
     server.stop()
 }
 
-/// A stream of changes that never ends, until the server does. Gives the last revision that was acknowledged.
+/// Sends changes until the server ends. Returns the last acknowledged revision.
 fn keep_changing(folder: &Path, begin: u64) -> Result<u64> {
     let mut acknowledged = begin;
     loop {
@@ -304,7 +307,7 @@ fn keep_changing(folder: &Path, begin: u64) -> Result<u64> {
     }
 }
 
-/// `1GiB` and `3MiB` as mebibytes.
+/// Parses `1GiB` and `3MiB` as mebibytes.
 fn parse_mebibytes(size: &Value) -> Option<u64> {
     let size = size.as_str()?;
     let mebibytes = |text: &str| text.parse::<u64>().ok();
@@ -314,8 +317,8 @@ fn parse_mebibytes(size: &Value) -> Option<u64> {
     }
 }
 
-/// Kills a server in a stream of changes `count` times; each time the state is the one that was acknowledged
-/// last, or the one that was under way.
+/// Kills a server during a stream of changes `count` times. Each time the state is the last acknowledged one, or the
+/// one that was in progress.
 fn survives_kills(count: u32) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let (mut acknowledged, mut under_way) = (0, 0);
@@ -328,7 +331,7 @@ fn survives_kills(count: u32) -> Result<()> {
             "round {round}: revision {revision}, and {acknowledged} was acknowledged"
         );
         under_way += u32::from(revision == acknowledged + 1 && round > 0);
-        // Each revision has put one host there, of its number: all up to here are, and none beyond.
+        // Each revision has created one host with its number: all hosts up to this number exist, and none above.
         let hosts = server.json(&["host", "list"])?;
         let mut named: Vec<u64> = hosts["host"]
             .as_array()
@@ -343,7 +346,7 @@ fn survives_kills(count: u32) -> Result<()> {
         ensure!(revision == 0 || parse_mebibytes(size) == Some(revision), "{revision}: {volumes}");
         let path = folder.path().to_owned();
         let changing = threads::spawn("changes", move || keep_changing(&path, revision))?;
-        // A moment that is different each time, and long enough for some changes.
+        // A duration that is different each time, and long enough for some changes.
         let micros = 1_000 + u64::from(round).wrapping_mul(0x9e37_79b9) % 60_000;
         let (_sender, nothing) = std::sync::mpsc::channel::<()>();
         let _ = nothing.recv_timeout(Duration::from_micros(micros));
@@ -368,7 +371,7 @@ fn a_thousand_kills_leave_a_state_before_or_after_a_change() -> Result<()> {
     survives_kills(1000)
 }
 
-/// What the API answers to a request of whoever is on this machine.
+/// Returns the API's answer to a request from this machine.
 fn asked(api: &str, path: &str, host: &str) -> Result<String> {
     let address = api.trim_start_matches("http://").trim_end_matches('/');
     let mut socket = TcpStream::connect(address)?;

@@ -1,4 +1,4 @@
-//! `sarsen lab run` and what becomes of its runs, as somebody meets them who measures targets.
+//! `sarsen lab run` and its stored runs, as seen by a user who measures targets.
 
 use std::fs;
 use std::time::Duration;
@@ -14,17 +14,17 @@ use sarsen_proof::{Backing, Serving, Volume, process};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
-/// What a study's quick run wants of a target under test's volume.
+/// Required size of a volume for a study's quick run.
 const VOLUME_BYTES: u64 = 128 * MIB;
 const NOT_FOUND: i32 = 3;
 const USAGE: i32 = 2;
-/// The beginning of a run.
+/// Maximum time until a run has begun.
 const LIMIT: Duration = Duration::from_secs(120);
 
 const READS: &str = "test=Maximum IOPS";
 const WRITES: &str = "test=Maximum Write IOPS";
 
-/// The targets that can be measured here: those that are installed.
+/// Returns the installed targets that can be measured here.
 fn targets_under_test() -> Vec<&'static str> {
     let mut here = vec!["sarsen"];
     for (name, program) in [("tgt", "tgtd"), ("istgt", "istgt")] {
@@ -65,7 +65,7 @@ fn targets_are_measured_beside_each_other_and_nothing_is_left() -> Result<()> {
     }
     ensure!(samples(&run, &[("test", "Workstation")]).is_empty(), "only two tests were wanted");
 
-    // 53,569 is what the thesis measured of IET with Maximum Write IOPS and standard frames.
+    // 53,569 is the thesis's result for IET with Maximum Write IOPS and standard frames.
     let columns =
         [&targets_under_test[..], &["IET (2013)", "SCST (2013)", "LIO (2013)", "ISTGT (2013)"]];
     for wanted in columns.concat().into_iter().chain(["Maximum Write IOPS", "53,569"]) {
@@ -84,7 +84,7 @@ fn targets_are_measured_beside_each_other_and_nothing_is_left() -> Result<()> {
     lab.is_clean_after(&run)
 }
 
-/// Waits until a run has some samples of its cells, and gives it.
+/// Waits until a run has `count` samples, and returns it.
 fn run_with(lab: &Laboratory, count: usize) -> Result<Value> {
     let deadline = now() + LIMIT;
     loop {
@@ -124,11 +124,11 @@ fn a_run_that_was_killed_goes_on_where_it_was() -> Result<()> {
     let run = lab.run(1)?;
     let all = run["samples"].as_array().map_or(0, Vec::len);
     ensure!(
-        said.error.contains(&format!("run 1: {all} measurements, {made} made already")),
+        said.error.contains(&format!("run 1: {all} measurements, {made} done already")),
         "{said}"
     );
     ensure!(made < all && !run["ended_at"].is_null(), "{made} of {all}");
-    // What was measured is as it was, and no cell is there twice.
+    // The existing samples are unchanged, and no cell occurs twice.
     assert_eq!(
         run["samples"].as_array().map(|all| &all[..made]),
         broken["samples"].as_array().map(|all| &all[..])
@@ -147,7 +147,7 @@ fn a_run_that_was_killed_goes_on_where_it_was() -> Result<()> {
     );
     lab.is_clean_after(&run)?;
     let said = lab.say(&[&arguments[..], &["--resume"]].concat())?.ended(NOT_FOUND)?;
-    ensure!(said.error.contains("is unfinished"), "{said}");
+    ensure!(said.error.contains("no interrupted run"), "{said}");
     Ok(())
 }
 
@@ -190,7 +190,7 @@ fn somebody_elses_target_is_written_only_when_that_is_said() -> Result<()> {
     serving.stop()
 }
 
-/// Puts a run into the archive whose cells have these figures, three of each.
+/// Stores a run whose cells have these figures, three of each, in the archive.
 fn craft(archive: &Archive, iops: [[f64; 3]; 2]) -> Result<i64> {
     let mut run = study::record("trinkle", Scale::Quick, "by hand".into());
     run.targets_under_test = vec![TargetUnderTest::Sarsen.to_string()];
@@ -253,13 +253,13 @@ fn an_old_run_is_told_again_and_forgotten() -> Result<()> {
     for verb in ["report", "remove"] {
         lab.say(&[verb, "1"])?.ended(NOT_FOUND)?;
     }
-    // A number is not given twice.
+    // A number is not used twice.
     lab.say(&quick(&["-c", "direct", "--only", READS, "--report", "next.html"]))?.ended(0)?;
     ensure!(lab.run(2)?["ended_at"].is_u64());
     Ok(())
 }
 
-/// What bonnie++ 2.00 wrote of two runs, the first one's small files too quick to have a rate.
+/// bonnie++ 2.00's output for two runs; the first one's small files are too fast for a rate.
 const BONNIE: &str = "\
 2.00,2.00a,vm,1,7,512M,,8192,5,1223,91,1778,62,3001,13,1957,94,1005,15,606.5,16,4,,,,,7411,97,18,\
 28,+++++,+++,7792,90,20,30,21,31,7677us,316us,324us,5250us,92us,10665us,353us,273us,,2305us,43us,\
@@ -288,10 +288,10 @@ fn what_bonnie_wrote_becomes_a_run() -> Result<()> {
     for (arguments, code, reported) in [
         (["run", "lunden", "no.csv"].as_slice(), NOT_FOUND, "no.csv"),
         (&["run", "lunden", "--mount", "nowhere"], NOT_FOUND, "nowhere"),
-        (&["run", "lunden", "garbage"], 1, "what `bonnie++ -q` prints"),
+        (&["run", "lunden", "garbage"], 1, "the output of `bonnie++ -q`"),
         (&["run", "lunden"], USAGE, "--mount FOLDER"),
         (&["run", "lunden", "iscsi.csv", "-c", "sarsen"], USAGE, "--target"),
-        (&["run", "trinkle", "iscsi.csv"], USAGE, "for lunden alone"),
+        (&["run", "trinkle", "iscsi.csv"], USAGE, "only for lunden"),
     ] {
         fs::write(lab.folder().join("garbage"), [0xff; 1000])?;
         let said = lab.say(arguments)?.ended(code)?;

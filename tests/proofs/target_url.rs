@@ -1,4 +1,4 @@
-//! The lines that `sarsen target url` prints are pasted as they are, and work.
+//! The lines that `sarsen target url` prints work without changes.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const MIB: u64 = 1 << 20;
 const SECRET: &str = "a secret of many words";
 
-/// Someone's secret: QEMU takes a newline at its end for a part of it.
+/// Writes a secret file without a newline, because QEMU treats a newline at the end as a part of the secret.
 fn keep_secret(path: &Path) -> Result<()> {
     let mut file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(path)?;
     Ok(file.write_all(SECRET.as_bytes())?)
@@ -34,7 +34,7 @@ fn what_is_printed_for_qemu_and_libiscsi_logs_in_with_chap() -> Result<()> {
     let target = serving.url("data").iqn.clone();
     let lines = |format: &str, more: &[&str]| -> Result<String> {
         let mut url = Command::new(program::path()?);
-        // There is one account, and so it is that one's lines.
+        // The only account is used for the lines.
         url.args(["target", "url", &target, "--format", format]).args(more);
         url.arg("--secret-file").arg(&secret).env("SARSEN_CONTROL", &socket);
         let output = url.output()?;

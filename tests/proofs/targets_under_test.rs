@@ -1,5 +1,5 @@
-//! What the lab measures starts, answers, and leaves nothing behind: neither when it is dropped nor
-//! when the process that started it is killed.
+//! The lab's targets start, answer, and leave nothing behind, neither after a drop nor after a kill of the process that
+//! started them.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::TcpListener;
@@ -46,7 +46,7 @@ fn start(
     Ok((running, endpoints))
 }
 
-/// The load generator reads back what it wrote.
+/// Checks with the load generator that data reads back as written.
 fn answers(endpoint: &Endpoint, pids: Vec<u32>) -> Result<()> {
     let access =
         Access { block_bytes: 4096, read_percent: 50, random_percent: 100, queue_depth: 4 };
@@ -73,7 +73,7 @@ fn is_gone(pid: u32) -> bool {
     !Path::new(&format!("/proc/{pid}")).exists()
 }
 
-/// One life of a target under test.
+/// Starts, uses and ends a target under test.
 fn comes_and_goes(target_under_test: &TargetUnderTest, cache: CacheMode) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let (running, endpoints) = start(target_under_test, cache, folder.path())?;
@@ -100,7 +100,7 @@ fn comes_and_goes(target_under_test: &TargetUnderTest, cache: CacheMode) -> Resu
     Ok(())
 }
 
-/// Whether a program is here; a person is told when it is not.
+/// Returns whether a program is installed; prints a message if it is not.
 fn is_installed(peer: &str) -> bool {
     let found = process::find(Path::new(peer)).is_some();
     if !found {
@@ -194,8 +194,8 @@ fn one_that_is_killed_says_so() -> Result<()> {
     Ok(())
 }
 
-/// The other process of the proof below: starts a target, says what it made, and stays. Without
-/// that proof, which names a folder, there is nothing to do.
+/// The other process of the proof below: it starts a target, prints its files and processes, and waits. It does nothing
+/// unless that proof names a folder.
 #[test]
 fn a_lab_that_stays() -> Result<()> {
     let Ok(folder) = std::env::var("LAB_FOLDER") else { return Ok(()) };
@@ -242,7 +242,7 @@ fn nothing_is_left_of_a_lab_that_is_killed() -> Result<()> {
     Ok(())
 }
 
-/// Looks again until there is something to see.
+/// Repeats the check until it returns a value.
 fn until<T>(mut look: impl FnMut() -> Option<T>) -> Result<T> {
     let deadline = now() + LIMIT;
     loop {

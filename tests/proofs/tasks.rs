@@ -1,4 +1,4 @@
-//! Tasks over the wire: their order, and who is told how they ended.
+//! Tasks over the wire: their order, and the sessions that learn of their ends.
 
 use std::collections::HashSet;
 
@@ -28,8 +28,7 @@ const fn read_nowhere(control: u8) -> [u8; 10] {
     [0x28, 0, 0xff, 0, 0, 0, 0, 0, 1, control]
 }
 
-/// A volume with two sessions to which nothing is left to tell, and bytes 2 to 5 of its control mode
-/// page.
+/// Starts a volume with two sessions without pending unit attentions, and sets bytes 2 to 5 of its control mode page.
 fn two_sessions(control: [u8; 4]) -> Result<(Serving, Wire, Wire)> {
     let volumes = [Volume::new("data", Backing::Ram, MIB)];
     let serving = Serving::start_with(&volumes, &["--cores", "2", "--logout-grace", "0"])?;
@@ -48,7 +47,7 @@ fn two_sessions(control: [u8; 4]) -> Result<(Serving, Wire, Wire)> {
     Ok((serving, one, other))
 }
 
-/// A WRITE(10) whose data is asked for and never sent: a task for as long as it takes.
+/// Sends a WRITE(10) whose data the target requests and never receives: the task stays open.
 fn unfinished_write(wire: &mut Wire) -> Result<u32> {
     let cdb = [0x2a, 0, 0, 0, 0, 8, 0, 0, 8, 0];
     let tag = wire.command(&cdb, ScsiCommand::WRITE, 8 * 512, &[])?;
@@ -57,7 +56,7 @@ fn unfinished_write(wire: &mut Wire) -> Result<u32> {
     Ok(tag)
 }
 
-/// The status of the next answer to a command, which must be this one.
+/// Returns the status of the next answer, which must belong to this command.
 fn status_of(wire: &mut Wire, tag: u32) -> Result<u8> {
     let pdu = wire.next()?.context("closed before the answer")?;
     ensure!(pdu.tag() == tag, "an answer to {:#x}, not {tag:#x}", pdu.tag());
@@ -91,7 +90,7 @@ fn sam5_8_6_3_an_ordered_write_ends_after_all_before_it_and_before_all_after_it(
         cdb[2..6].copy_from_slice(&(number * 64).to_be_bytes());
         wire.command(&cdb, ScsiCommand::WRITE | attribute, 512, &[number as u8; 512])
     };
-    // Sets of tags that end in this order, each in any order within.
+    // Sets of tags that must end in this order; the order within a set is arbitrary.
     let mut groups: Vec<HashSet<u32>> = Vec::new();
     let mut number = 0;
     for _ in 0..ROUNDS {
@@ -130,7 +129,8 @@ fn rfc7143_4_2_3_3_who_loses_tasks_to_clear_task_set_is_told_so_once() -> Result
             let Sense { key, asc, ascq, .. } = pdu.sense().context("no unit attention")?;
             ensure!((key, asc, ascq) == (SenseKey::UnitAttention, 0x2f, 0), "{:?}", pdu.sense());
         }
-        // Nobody is told more, and nobody is told who asked for it: its own task ended in silence.
+        // No session receives more, nor the identity of the requester; the requester's own task ended without a
+        // response.
         for wire in [&mut one, &mut other] {
             ensure!(run(wire, &[0; 6], 0)? == GOOD);
         }
@@ -147,7 +147,7 @@ fn spc4_7_5_8_with_qerr_01b_a_failure_ends_all_tasks_before_it_is_answered() -> 
     let failing = one.command(&read_nowhere(0), ScsiCommand::READ, 512, &[])?;
     ensure!(status_of(&mut one, failing)? == CHECK_CONDITION);
     ensure!(status_of(&mut other, lost)? == TASK_ABORTED);
-    // The own write ended in silence: its tag is free again, and the session goes on.
+    // The session's own write ended without a response: its tag is free again, and the session continues.
     for wire in [&mut one, &mut other] {
         ensure!(run(wire, &[0; 6], 0)? == GOOD);
     }
@@ -170,7 +170,7 @@ fn sam5_5_9_an_auto_contingent_allegiance_lasts_until_clear_aca() -> Result<()> 
     for wire in [&mut one, &mut other] {
         ensure!(run(wire, &[0; 6], 0)? == GOOD);
     }
-    // The loss of its nexus ends it, too.
+    // The loss of its nexus ends the condition too.
     let failing = one.command(&read_nowhere(4), ScsiCommand::READ, 512, &[])?;
     ensure!(status_of(&mut one, failing)? == CHECK_CONDITION);
     ensure!(run(&mut other, &[0; 6], 0)? == BUSY);

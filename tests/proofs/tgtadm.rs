@@ -1,5 +1,5 @@
-//! The scripts that drive tgt drive this program, unchanged: Pacemaker's resource agents, and tgt-admin as
-//! OpenStack Cinder calls it.
+//! Scripts for tgt control this program without changes: Pacemaker's resource agents, and tgt-admin as OpenStack Cinder
+//! calls it.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -41,13 +41,13 @@ impl Stage {
         self.folder.path().join("disk.img")
     }
 
-    /// A script that finds it.
+    /// Returns a script that finds this tgtadm.
     fn script(&self, program: impl AsRef<Path>) -> Result<Command> {
         let mut command = Command::new(program.as_ref());
         let bin = self.folder.path().join("bin");
         let path = std::env::var("PATH").context("PATH")?;
         command.env("PATH", format!("{}:{path}", bin.display()));
-        // Where `Managed` has it.
+        // The path that `Managed` uses.
         command.env("SARSEN_CONTROL", self.folder.path().join("control.sock"));
         Ok(command)
     }
@@ -57,7 +57,7 @@ impl Stage {
         Ok(process::finish(command.args(line.split(' ')), LIMIT)?)
     }
 
-    /// The exit code of a resource agent's action.
+    /// Returns the exit code of a resource agent's action.
     fn agent(&self, agent: &str, action: &str, parameters: &[(&str, &str)]) -> Result<i32> {
         let mut command = self.script(Path::new(AGENTS).join(agent))?;
         command.arg(action).env("OCF_ROOT", "/usr/lib/ocf").env("OCF_RESOURCE_INSTANCE", "proof");
@@ -113,7 +113,7 @@ fn pacemakers_agents_start_watch_and_stop_a_target_that_is_used() -> Result<()> 
         ensure!(found.vendor == "ACME" && session.serial().await?.as_deref() == Some("SN-4711"));
         let stranger = stage.url("web%secretpass13", HIGHLY_AVAILABLE)?.parse()?;
         ensure!(Session::connect(&stranger, &SessionOptions::default()).await.is_err());
-        // The target goes while the session stands: the agent ends it first.
+        // The agent ends the open session before it deletes the target.
         let code = acts("iSCSITarget", "stop")?;
         ensure!(code == RUNNING, "stop: {code}; {}", stage.server.log());
         Ok(())
@@ -149,11 +149,11 @@ fn tgt_admin_makes_shows_and_deletes_targets_as_cinder_asks() -> Result<()> {
     };
     let shown = stage.tgtadm("--lld iscsi --op show --mode target")?.success()?;
     ensure!(shown.is_empty(), "{shown}");
-    // Twice: what is there already is made anew.
+    // The second update replaces the existing target.
     for _ in 0..2 {
         admin(&["--update", CINDER])?;
         let shown = admin(&["--show"])?;
-        // Cinder takes the number of this line and looks for that one.
+        // Cinder reads the number from this line and searches for that one.
         ensure!(shown.contains(&format!("Target 1: {CINDER}\n")), "{shown}");
         ensure!(shown.lines().any(|line| line == "        LUN: 1"), "{shown}");
     }
@@ -162,7 +162,7 @@ fn tgt_admin_makes_shows_and_deletes_targets_as_cinder_asks() -> Result<()> {
     let url = stage.url("cinderuser%cindersecret12", CINDER)?.parse()?;
     run(async {
         let session = Session::connect(&url, &SessionOptions::default()).await?;
-        // What tgtd would show.
+        // The values that tgtd would report.
         let naa = session.naa().await?.context("a name of the unit")?;
         ensure!(session.serial().await?.as_deref() == Some("beaf11"), "another serial number");
         let busy = stage.tgtadm("--lld iscsi --op delete --mode target --tid 1")?;

@@ -8,8 +8,8 @@ use sarsen_proof::{Backing, Serving, Volume};
 
 const BYTE_COUNT: u64 = 64 << 20;
 
-/// What `qemu-img convert -C` reports to have been copied by EXTENDED COPY is all data of the image;
-/// what it would have carried itself after a refusal is missing there.
+/// `qemu-img convert -C` must report that EXTENDED COPY copied all data of the image. Its number excludes data that
+/// QEMU copies itself after a refusal.
 #[test]
 fn qemu_img_has_a_volume_copied_to_another_by_the_target() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -39,7 +39,7 @@ fn qemu_img_has_a_volume_copied_to_another_by_the_target() -> Result<()> {
     Ok(())
 }
 
-/// Bytes of sectors that are not all zero.
+/// Returns the number of bytes in sectors that are not all zero.
 fn data_bytes(image: &[u8]) -> u64 {
     let sectors = image.chunks(512).filter(|sector| sector.iter().any(|&byte| byte != 0));
     sectors.map(|sector| sector.len() as u64).sum()

@@ -1,5 +1,5 @@
-//! Portals that are reached by TLS: our initiator comes to them by itself, others' through stunnel,
-//! and whoever has no certificate that holds stays outside.
+//! Portals with TLS. The project's own initiator connects directly, other initiators connect through stunnel. The
+//! server rejects initiators without a valid certificate.
 
 use std::fs;
 use std::net::TcpListener;
@@ -23,7 +23,7 @@ const NAME: &str = "scratch";
 const TARGET: &str = "iqn.2026-11.proof:tls";
 const REFUSED: &str = "0202";
 
-/// A server with a plain portal and one by TLS, its folder, and who vouches for it.
+/// A server with a plain portal and a TLS portal, and its folder with the certificate authorities.
 struct Fixture {
     serving: Serving,
     folder: tempfile::TempDir,
@@ -32,7 +32,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// `rules` is what the target's table has more; `flags` what the portal has.
+    /// Starts the server; adds `rules` to the target's table and `flags` to the portal.
     fn start(rules: &str, flags: &[&str]) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let path = folder.path();
@@ -75,7 +75,7 @@ impl Fixture {
         self.folder.path().join(name)
     }
 
-    /// The URL by TLS, as whoever has this certificate.
+    /// Returns the TLS URL of a client with this certificate.
     fn url(&self, ca: &str, client: Option<&str>) -> String {
         self.url_at(&self.by_tls.portal, ca, client)
     }
@@ -90,7 +90,7 @@ impl Fixture {
         url
     }
 
-    /// Runs `sarsen disk info`; what it says if it fails.
+    /// Runs `sarsen disk info`; returns its output if it fails.
     fn info(&self, url: &str) -> Result<Result<(), String>> {
         let output = Command::new("timeout")
             .args(["--kill-after=5", "60"])
@@ -123,7 +123,7 @@ fn pattern(seed: u8, length: usize) -> Buffer {
     Buffer::copy_of(&bytes)
 }
 
-/// stunnel with one service, which ends with it.
+/// stunnel with one service, which ends when this is dropped.
 struct Tunnel {
     _daemon: Daemon,
     port: u16,
@@ -133,7 +133,7 @@ impl Tunnel {
     fn start(folder: &Path, service: &str) -> Result<Self> {
         let config = folder.join("stunnel.conf");
         let mut last = None;
-        // stunnel wants to be told a port, which somebody else may have taken meanwhile.
+        // stunnel needs a port number, which another process may have taken meanwhile.
         for _ in 0..10 {
             let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
             let text =
@@ -194,11 +194,11 @@ fn who_is_not_what_it_should_be_is_found_out_and_the_error_says_what_is_wrong() 
     fixture.is_refused(&fixture.url("theirs", None), "not vouched for by")?;
     let named = format!("{right}&server-name=elsewhere.example");
     fixture.is_refused(&named, "not for elsewhere.example")?;
-    // Two ports that take each other's language for noise.
+    // The two ports do not understand each other's protocol.
     fixture.is_refused(&fixture.url_at(&fixture.plain.portal, "ours", None), "no TLS with")?;
     ensure!(fixture.info(&fixture.by_tls.to_string())?.is_err());
 
-    // Our own server does not start with such a certificate.
+    // The program's own server does not start with such a certificate.
     Authority::new("ours")?.issue(fixture.folder.path(), "old", PAST)?;
     let old = |ending| fixture.path("old").with_extension(ending).display().to_string();
     let output = Command::new(program::path()?)
@@ -206,7 +206,10 @@ fn who_is_not_what_it_should_be_is_found_out_and_the_error_says_what_is_wrong() 
         .args(["--tls-certificate", &old("pem"), "--tls-key", &old("key")])
         .output()?;
     let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(!output.status.success() && said.contains("old.pem: a certificate expired"), "{said}");
+    ensure!(
+        !output.status.success() && said.contains("old.pem: the certificate expired"),
+        "{said}"
+    );
     let service =
         format!("cert = {}\nkey = {}\nconnect = {}", old("pem"), old("key"), fixture.plain.portal);
     let tunnel = Tunnel::start(fixture.folder.path(), &service)?;
@@ -238,7 +241,7 @@ fn rfc7143_11_13_5_a_certificate_that_no_rule_names_ends_the_login_with_0202() -
     fixture.is_refused(&fixture.plain.to_string(), "access rules")?;
     let refused = format!("status={REFUSED}");
     fixture.serving.log_tells(|log| log.matches(&refused).count() == 4)?;
-    // Nobody that a rule could be about.
+    // No rule can match this certificate.
     fixture.is_refused(&fixture.url("ours", Some("san")), "who vouches for our certificate")?;
     fixture.serving.stop()
 }
@@ -260,7 +263,7 @@ fn certificates_are_renewed_under_sessions_that_run() -> Result<()> {
         }
         ensure!(session(&first).await.is_err(), "the old certificate is still shown");
 
-        // One that is broken changes nothing.
+        // An invalid certificate changes nothing.
         put(folder, "san.pem", "nothing")?;
         signal(&fixture.serving, Signal::HUP)?;
         let begun = sarsen_io::time::now();

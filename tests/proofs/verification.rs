@@ -1,4 +1,4 @@
-//! `sarsen lab load --verify` against volumes that lie: what is planted is found, and named.
+//! `sarsen lab load --verify` on volumes with faults: it finds and names each injected fault.
 
 use std::process::{Command, Stdio};
 
@@ -10,7 +10,7 @@ const MIB: u64 = 1 << 20;
 const FAILED: i32 = 1;
 const USAGE: i32 = 2;
 
-/// A load over a volume with these options: the exit code, the result, and what it says.
+/// Runs a load on a volume with these options; returns the exit code, the result, and the messages.
 fn load(options: &[&str], flags: &[&str]) -> Result<(Option<i32>, Value, String)> {
     let volume = Volume::new("liar", Backing::Ram, MIB);
     let volume = options.iter().fold(volume, |volume, option| volume.option(option));
@@ -18,9 +18,9 @@ fn load(options: &[&str], flags: &[&str]) -> Result<(Option<i32>, Value, String)
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", "60"]).arg(program::path()?);
     command.args(["lab", "load", &serving.url("liar").to_string(), "--verify", "--json"]);
-    // Nobody looks before: a fault that happens once is to meet the load.
+    // No check runs before the load, so that a single fault affects the load.
     command.arg("--destroy");
-    // One after another over all of the volume, which has room for 16 of them.
+    // Sequential I/Os over the whole volume, which has space for 16 of them.
     command.args(["--random", "0", "--block-size", "64K", "--depth", "4", "--seconds", "1"]);
     let output = command.args(flags).stdin(Stdio::null()).output()?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -34,7 +34,7 @@ fn load(options: &[&str], flags: &[&str]) -> Result<(Option<i32>, Value, String)
     Ok((output.status.code(), result, said))
 }
 
-/// The mismatches as block, kind, and the other block that is named.
+/// Returns the mismatches as block, kind, and the other named block.
 fn found(result: &Value) -> Vec<Value> {
     let listed = result["mismatched"].as_array().cloned().unwrap_or_default();
     let brief = |mismatch: &Value| {
@@ -54,13 +54,14 @@ fn what_only_the_last_pass_reads_is_found_and_named() -> Result<()> {
         ("flipped-bit-stored@1234", json!([[1234, "corrupt", null]])),
         ("lost-write@2047", json!([[2047, "foreign", null]])),
         ("stale-read@0", json!([[0, "stale", null]])),
-        // Both within one write, which ends with the clobbering: else the next one heals it.
+        // Both blocks are in one write, which ends with the overwritten block; otherwise the next write would repair
+        // it.
         (
             "misdirected-write@1234>1236",
             json!([[1234, "foreign", 1236], [1236, "misdirected", 1234]]),
         ),
     ] {
-        // Nothing but writes: the load itself sees nothing.
+        // With writes only, the load itself detects nothing.
         let (code, result, said) = load(&[&format!("fault={fault}")], &["--read", "0"])?;
         ensure!(code == Some(FAILED), "{fault}: {code:?}\n{said}");
         assert_eq!(Value::from(found(&result)), wanted, "{fault}: {result}");
@@ -102,7 +103,7 @@ fn one_unreadable_block_hides_no_other() -> Result<()> {
     Ok(())
 }
 
-/// The control.
+/// The control experiment without a fault.
 #[test]
 fn an_honest_volume_is_found_to_be_one() -> Result<()> {
     for flags in [["--read", "0"], ["--read", "50"]] {
@@ -118,9 +119,9 @@ fn an_honest_volume_is_found_to_be_one() -> Result<()> {
 #[test]
 fn a_fault_that_cannot_be_is_refused() -> Result<()> {
     for (fault, reported) in [
-        ("lost-write@2048", "the volume's last one is 2047"),
+        ("lost-write@2048", "the last block of the volume is 2047"),
         ("lost-wirte@1", "did you mean lost-write?"),
-        ("misdirected-write@1>4000", "there is no block 4000"),
+        ("misdirected-write@1>4000", "block 4000 does not exist"),
     ] {
         let mut command = Command::new("timeout");
         command.args(["--kill-after=5", "60"]).arg(program::path()?);

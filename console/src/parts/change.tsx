@@ -8,7 +8,7 @@ import { Dialog, Trouble } from "./basics";
 
 /** A step in words. */
 export function stepInWords(step: Step): string {
-  const value = (value: unknown) => (value === null || value === undefined ? "nothing" : typeof value === "string" ? value : JSON.stringify(value));
+  const value = (value: unknown) => (value === null || value === undefined ? "unset" : typeof value === "string" ? value : JSON.stringify(value));
   const changes = (step.changes ?? []).map(({ field, from, to }) => `${field} from ${value(from)} to ${value(to)}`);
   const name = step.new_name ? `${step.name} to ${step.new_name}` : step.name;
   return `${step.action} ${step.kind} ${name}${changes.length ? `: ${changes.join(", ")}` : ""}`;
@@ -59,13 +59,13 @@ export function ConfirmChange(props: {
     <Dialog title={props.title} onClose={props.onClose}>
       {props.children}
       {plan && <Plan plan={plan} />}
-      {!plan && !error && <p role="status">Asking the server what this would do.</p>}
+      {!plan && !error && <p role="status">The server prepares a preview.</p>}
       <Trouble error={error} />
       {isOld && plan && <Meanwhile since={plan.revision} />}
       <div class="actions">
         <button type="button" onClick={props.onClose}>Cancel</button>
         {error && (isOld || !plan)
-          ? <button type="button" class="primary" onClick={lookAgain}>Look again</button>
+          ? <button type="button" class="primary" onClick={lookAgain}>Refresh preview</button>
           : (
             <button type="button" class={interrupts.length > 0 ? "danger" : "primary"} disabled={!plan || busy || plan.steps.length === 0} onClick={confirm}>
               {interrupts.length > 0 ? `${props.verb}, and log them out` : props.verb}
@@ -80,7 +80,7 @@ function Plan(props: { plan: Changed }) {
   const { steps, interrupts, interrupted_sessions: sessions, needs_restart, warnings = [] } = props.plan;
   return (
     <div role="status">
-      {steps.length === 0 && <p>It is so already: there is nothing to change.</p>}
+      {steps.length === 0 && <p>There is nothing to change.</p>}
       <ul class="plan">
         {steps.slice(0, STEPS).map((step) => <li>{stepInWords(step)}</li>)}
         {steps.length > STEPS && <li>and {steps.length - STEPS} more</li>}

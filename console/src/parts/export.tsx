@@ -50,7 +50,7 @@ export function Export(props: { volume: string; document: Document; onDone: (mad
         </label>
         {chap
           ? (
-            <Field label="Account" hint={known ? "It exists already, and keeps its secret." : "It is created. Its secret is shown once."}>
+            <Field label="Account" hint={known ? "The account exists, and keeps its secret." : "The server creates it, and shows its secret once."}>
               {(attributes) => <input {...attributes} autocomplete="off" spellcheck={false} value={account} onInput={(event) => setAccount(event.currentTarget.value)} />}
             </Field>
           )

@@ -8,11 +8,11 @@ import * as format from "../format";
 import { Field, Trouble } from "./basics";
 
 const FIELDS: { key: keyof Limits; label: string; hint: string; isNumber: boolean }[] = [
-  { key: "iops", label: "IOPS at most", hint: "Commands a second, such as 5000. No limit if empty.", isNumber: true },
-  { key: "bandwidth", label: "Bandwidth at most", hint: "Data a second, such as 200MiB. No limit if empty.", isNumber: false },
-  { key: "burst", label: "Burst", hint: "For how long what is not used of them is saved, such as 500ms or 2s. 1s if empty.", isNumber: false },
-  { key: "minimum-iops", label: "IOPS at least", hint: "So many commands a second go ahead of others. None if empty.", isNumber: true },
-  { key: "share", label: "Share", hint: "Its part, beside others', when all want more than there is: 1 to 10000. 100 if empty.", isNumber: true },
+  { key: "iops", label: "Maximum IOPS", hint: "Commands a second, such as 5000. Empty: no limit.", isNumber: true },
+  { key: "bandwidth", label: "Maximum bandwidth", hint: "Bytes a second, such as 200MiB. Empty: no limit.", isNumber: false },
+  { key: "burst", label: "Burst window", hint: "For how long unused commands and bytes are saved, such as 500ms or 2s. Default: 1s.", isNumber: false },
+  { key: "reserved-iops", label: "Reserved IOPS", hint: "Commands a second that start before those of others. Empty: none.", isNumber: true },
+  { key: "weight", label: "Weight", hint: "Relative to others while the server is busy: 1 to 10000. Default: 100.", isNumber: true },
 ];
 
 /** Larger ones do not survive in a browser. */
@@ -25,13 +25,13 @@ export function limitsOf(thing: Limits): Limits {
 
 /** In a few words; nothing is said of what is not limited. */
 export function limitsInWords(limits: Limits): string {
-  const { iops, bandwidth, burst, share, "minimum-iops": minimum } = limits;
+  const { iops, bandwidth, burst, weight, "reserved-iops": minimum } = limits;
   return [
-    iops !== undefined && `at most ${format.count(iops)} IOPS`,
-    bandwidth !== undefined && `at most ${bandwidth}/s`,
+    iops !== undefined && `maximum ${format.count(iops)} IOPS`,
+    bandwidth !== undefined && `maximum ${bandwidth}/s`,
     burst !== undefined && `bursts of ${burst}`,
-    minimum !== undefined && `at least ${format.count(minimum)} IOPS`,
-    share !== undefined && `share ${share}`,
+    minimum !== undefined && `reserved ${format.count(minimum)} IOPS`,
+    weight !== undefined && `weight ${weight}`,
   ].filter(Boolean).join(", ");
 }
 
@@ -78,7 +78,7 @@ export function LimitsForm(props: { limits: Limits; path: string; onPlanned: (ed
       </div>
       {error && !placed && <Trouble error={error} />}
       <div class="actions">
-        <button class="primary" disabled={busy || changed.length === 0}>Look what that changes</button>
+        <button class="primary" disabled={busy || changed.length === 0}>Preview changes</button>
         {props.children}
       </div>
     </form>

@@ -5,7 +5,7 @@ import { useId, useState } from "preact/hooks";
 import { segment, useResource } from "../api";
 import { Copy, Trouble } from "./basics";
 
-interface Way {
+interface AccessPath {
   portal: string;
   group: number;
   tls: boolean;
@@ -41,10 +41,10 @@ export function Lines(props: { target: string; account?: string | undefined; sec
   const file = `${account ?? "san"}.secret`;
   const query = new URLSearchParams({ host: location.hostname, secret_file: file });
   if (account) query.set("user", account);
-  const { data, error } = useResource<{ ways: Way[] }>(`/targets/${segment(target)}/lines?${query}`, 30000);
+  const { data, error } = useResource<{ paths: AccessPath[] }>(`/targets/${segment(target)}/lines?${query}`, 30000);
   if (error) return <section><h2>Use it</h2><Trouble error={error} /></section>;
   if (!data) return null;
-  const ways = data.ways.flatMap((way) => {
+  const paths = data.paths.flatMap((way) => {
     const lines = way.formats.find((one) => one.format === format)?.lines;
     return [{ ...way, lines: lines ? withSecret(format, lines, file, secret) : null }];
   });
@@ -52,7 +52,7 @@ export function Lines(props: { target: string; account?: string | undefined; sec
     <section class="use">
       <h2>Use it</h2>
       <fieldset class="tabs">
-        <legend class="hidden">Lines to paste for</legend>
+        <legend class="hidden">Commands for</legend>
         {Object.entries(NAMES).map(([value, name]) => (
           <label>
             <input type="radio" name={group} value={value} checked={format === value} onChange={() => setFormat(value)} />
@@ -60,14 +60,14 @@ export function Lines(props: { target: string; account?: string | undefined; sec
           </label>
         ))}
       </fieldset>
-      {ways.length === 0 && <p class="quiet">No portal leads to it.</p>}
-      {ways.map(({ portal, tls, lines }) => (
+      {paths.length === 0 && <p class="quiet">No portal serves it.</p>}
+      {paths.map(({ portal, tls, lines }) => (
         <div class="paste" key={portal}>
           <div class="paste-head">
             <span>By {portal}{tls && ", TLS"}</span>
             {lines && <Copy text={`${lines.join("\n")}\n`} what={`lines for ${NAMES[format]} by ${portal}`} />}
           </div>
-          {lines ? <pre tabIndex={0} data-format={format}>{lines.join("\n")}</pre> : <p class="quiet">This client does not speak TLS: put stunnel before it.</p>}
+          {lines ? <pre tabIndex={0} data-format={format}>{lines.join("\n")}</pre> : <p class="quiet">This client does not support TLS; put stunnel in front of it.</p>}
         </div>
       ))}
       {account && secret === null && (

@@ -1,4 +1,4 @@
-// Who may reach what: hosts, targets and volumes as one map.
+// Access rules: hosts, targets and volumes as one map.
 
 import { useState } from "preact/hooks";
 import { type Document, type Edit, type LiveTarget, type Refused, type Rule, type Target, ask, segment, useResource } from "../api";
@@ -32,7 +32,7 @@ export function Access() {
   };
   return (
     <>
-      <Heading title="Access">Who may reach what</Heading>
+      <Heading title="Access">Access rules</Heading>
       <Trouble error={error ?? inventory.error} />
       <Unmanaged shown={!inventory.managed} />
       {data && inventory.loaded && all.length === 0 && (
@@ -77,7 +77,7 @@ function MapRow(props: { row: Row; document: Document | null; onDone: () => void
     <li class="map-row">
       <div class="map-who">
         <h3>Who</h3>
-        {config ? <Who target={config} /> : <p class="quiet">{live?.authentication === "chap" ? "Who knows a secret" : "As the server's file says"}</p>}
+        {config ? <Who target={config} /> : <p class="quiet">{live?.authentication === "chap" ? "Initiators with a secret" : "As configured in the server's file"}</p>}
       </div>
       <div class="map-target">
         <h3 class="hidden">Target</h3>
@@ -129,7 +129,7 @@ function MapRow(props: { row: Row; document: Document | null; onDone: () => void
             setRemoving(false);
             props.onDone();
           }}>
-          <p>Its volumes stay, and are not reached by this name any more.</p>
+          <p>Its volumes are kept. Initiators cannot reach them by this name any more.</p>
         </ConfirmChange>
       )}
       {editing && config && <EditAccess target={config} document={props.document!} onClose={() => setEditing(false)} onDone={() => {
@@ -170,9 +170,9 @@ function EditAccess(props: { target: Target; document: Document; onClose: () => 
     return <ConfirmChange title={`Access to ${target.name}`} verb="Change" edit={edit} onClose={props.onClose} onDone={props.onDone} />;
   }
   return (
-    <Dialog title={`Who may reach ${target.name}`} onClose={props.onClose}>
+    <Dialog title={`Access to ${target.name}`} onClose={props.onClose}>
       <form onSubmit={submit} noValidate>
-        {others.length > 0 && <p class="quiet">Kept as they are: {others.map(ruleInWords).join("; ")}.</p>}
+        {others.length > 0 && <p class="quiet">Unchanged: {others.map(ruleInWords).join("; ")}.</p>}
         {(document.host ?? []).map(({ name }) => (
           <label class="check" key={name}>
             <input type="checkbox" checked={hosts.includes(name)} onChange={(event) =>
@@ -192,11 +192,11 @@ function EditAccess(props: { target: Target; document: Document; onClose: () => 
               Account {name}
             </label>
           ))}
-          <p class="hint">{accounts.length > 0 ? "Initiators authenticate as one of these. With none, no secret is demanded." : "There are no accounts yet: “Add an account” creates one."}</p>
+          <p class="hint">{accounts.length > 0 ? "Initiators authenticate as one of these. Without accounts, no secret is required." : "There are no accounts yet: “Add an account” creates one."}</p>
         </fieldset>
         <div class="actions">
           <button type="button" onClick={props.onClose}>Cancel</button>
-          <button class="primary">Look what that changes</button>
+          <button class="primary">Preview changes</button>
         </div>
       </form>
     </Dialog>

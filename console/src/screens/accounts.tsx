@@ -36,12 +36,12 @@ export function Accounts(props: { document: Document; onDone: () => void }) {
   return (
     <section aria-labelledby="accounts">
       <h2 id="accounts">Accounts</h2>
-      {accounts.length === 0 && <p class="quiet">An account is a name and a secret (CHAP), which targets may ask for.</p>}
+      {accounts.length === 0 && <p class="quiet">An account is a name and a secret (CHAP). Targets can require it.</p>}
       {made && (
         <div class="secret" role="status">
           <h3>The secret of account {made.account}</h3>
           <p class="secret-line"><code>{made.secret}</code> <Copy text={made.secret} what="the secret" /></p>
-          <p>Keep it: it is not shown again.</p>
+          <p>Save it now: it is shown only once.</p>
         </div>
       )}
       {accounts.length > 0 && (
@@ -79,7 +79,7 @@ export function Accounts(props: { document: Document; onDone: () => void }) {
           setPending(null);
           props.onDone();
         }}>
-          {pending.secret && <p>Who logs in with the old one is let in no more: give the new one to its initiators.</p>}
+          {pending.secret && <p>Logins with the old secret are refused from now on. Set the new secret at its initiators.</p>}
         </ConfirmChange>
       )}
     </section>
@@ -105,7 +105,7 @@ function AddAccount(props: { onMade: (made: Made) => void }) {
     <details class="add">
       <summary>Add an account</summary>
       <form class="line" onSubmit={submit} noValidate>
-        <Field label="Account name" error={error?.message ?? null} hint="Its secret is made, and shown once.">
+        <Field label="Account name" error={error?.message ?? null} hint="The server creates its secret and shows it once.">
           {(attributes) => <input {...attributes} autocomplete="off" spellcheck={false} autoCapitalize="none" value={name} onInput={(event) => setName(event.currentTarget.value)} />}
         </Field>
         <button class="primary" disabled={!name.trim()}>Add</button>

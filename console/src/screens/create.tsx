@@ -112,10 +112,10 @@ export function Create() {
       <Field label="Name" error={at("name")} hint="Lower-case letters, digits, dots and hyphens.">
         {(attributes) => <input {...attributes} name="name" autocomplete="off" spellcheck={false} autoCapitalize="none" value={form.name} onInput={(event) => set({ name: event.currentTarget.value })} />}
       </Field>
-      <Field label="Size" error={at("size")} hint="Such as 500MiB, 10GiB or 2TiB. It can grow later.">
+      <Field label="Size" error={at("size")} hint="Such as 500MiB, 10GiB or 2TiB. The volume can grow later.">
         {(attributes) => <input {...attributes} name="size" autocomplete="off" value={form.size} onInput={(event) => set({ size: event.currentTarget.value })} />}
       </Field>
-      <Field label="Kept" error={at("store")}>
+      <Field label="Storage" error={at("store")}>
         {(attributes) => (
           <select {...attributes} name="store" value={form.store} onChange={(event) => set({ store: event.currentTarget.value })}>
             <option value="file">in a file on the server's disk</option>
@@ -143,8 +143,8 @@ export function Create() {
           </label>
           {form.chap && (
             <Field label="Account" error={at("account")} hint={accounts.some(({ name }) => name === account)
-              ? "It is there already, and keeps its secret."
-              : "Its secret is made, and shown once."}>
+              ? "The account exists, and keeps its secret."
+              : "The server creates its secret and shows it once."}>
               {(attributes) => (
                 <>
                   <input {...attributes} name="account" autocomplete="off" spellcheck={false} list="accounts" value={account}
@@ -154,7 +154,7 @@ export function Create() {
               )}
             </Field>
           )}
-          <Field label="Allowed initiators" error={at("initiators")} hint="iSCSI names, one a line; one may end with *. Nobody is kept out by his name if there are none.">
+          <Field label="Allowed initiators" error={at("initiators")} hint="iSCSI names, one a line; one may end with *. Empty: initiators of any name.">
             {(attributes) => (
               <textarea {...attributes} name="initiators" rows={2} spellcheck={false} value={form.initiators}
                 onInput={(event) => set({ initiators: event.currentTarget.value })} />
@@ -173,7 +173,7 @@ export function Create() {
               ))}
             </fieldset>
           )}
-          <Field label="Listen at, too" error={at("portal")} hint="Such as 0.0.0.0:3260, for clients on other machines. Leave it empty where the server listens already.">
+          <Field label="Additional portal" error={at("portal")} hint="Such as 0.0.0.0:3260, for clients on other machines. Empty: only the existing portals.">
             {(attributes) => <input {...attributes} name="portal" autocomplete="off" value={form.portal} onInput={(event) => set({ portal: event.currentTarget.value })} />}
           </Field>
         </fieldset>
@@ -206,13 +206,13 @@ function Done(props: { made: Made; onAnother: () => void }) {
         <section class="secret">
           <h2>The secret of account {account}</h2>
           <p class="secret-line"><code id="secret">{secret}</code> <Copy text={secret} what="the secret" /></p>
-          <p>Keep it: it is not shown again.</p>
+          <p>Save it now: it is shown only once.</p>
         </section>
       )}
       {target !== null && <Lines target={target} account={account} secret={secret} />}
       <div class="actions">
         <button type="button" onClick={props.onAnother}>Create another</button>
-        <a class="button primary" href={`/volumes/${encodeURIComponent(name)}`}>To the volume</a>
+        <a class="button primary" href={`/volumes/${encodeURIComponent(name)}`}>Go to volume</a>
       </div>
     </>
   );

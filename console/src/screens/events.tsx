@@ -40,11 +40,11 @@ export function Events() {
           </select>
         </label>
       </div>
-      {loaded && entries.length === 0 && <p class="quiet">Nothing of this severity has happened.</p>}
+      {loaded && entries.length === 0 && <p class="quiet">There are no events of this severity.</p>}
       <ol class="log" aria-label="Events">
         {of.shown.map((entry) => <One key={entry.id} entry={entry} />)}
       </ol>
-      {entries.length > 0 && of.found === 0 && <p class="quiet">No event fits: choose another kind, or empty the filter.</p>}
+      {entries.length > 0 && of.found === 0 && <p class="quiet">No event matches; choose another kind, or clear the filter.</p>}
       <Pages of={of} />
     </>
   );

@@ -31,11 +31,11 @@ export function History() {
       <Heading title="History">History</Heading>
       <Trouble error={error ?? newest.error} />
       <div class="narrow">
-        <Field label="You are" hint="So your changes are signed here.">
+        <Field label="Your name" hint="The history shows it beside your changes.">
           {(attributes) => <input {...attributes} value={name} maxLength={100} onInput={(event) => setName(event.currentTarget.value)} />}
         </Field>
       </div>
-      {newest.data && revisions.length === 0 && <p class="quiet">Nothing was changed yet. Whatever is changed, here, on the command line or by the API, is listed here with who did it.</p>}
+      {newest.data && revisions.length === 0 && <p class="quiet">There are no changes yet. Changes by the console, the command line and the API are listed here with their authors.</p>}
       <ol class="log" aria-label="Revisions">
         {revisions.map(({ revision, at_unix_seconds, author, summary }) => (
           <li key={revision}>

@@ -23,20 +23,20 @@ export function Hosts(props: { document: Document; onDone: () => void }) {
   return (
     <section aria-labelledby="hosts">
       <h2 id="hosts">Hosts</h2>
-      {hosts.length === 0 && <p class="quiet">A host gives initiators a name of yours, for targets to let in.</p>}
+      {hosts.length === 0 && <p class="quiet">A host is a name for one or more initiators, for access rules and limits.</p>}
       {hosts.length > 0 && (
         <>
           <Filter of={of} what="host" />
           <div class="scroll">
             <table class="stack">
-              <thead><tr><th scope="col">Host</th><th scope="col">Is</th><th scope="col">Reaches</th><th scope="col">Limits and share</th><th scope="col"><span class="hidden">Actions</span></th></tr></thead>
+              <thead><tr><th scope="col">Host</th><th scope="col">Initiators</th><th scope="col">Targets</th><th scope="col">Quality of service</th><th scope="col"><span class="hidden">Actions</span></th></tr></thead>
               <tbody>
                 {of.shown.map((host) => (
                   <tr key={host.name}>
                     <th scope="row">{host.name}</th>
-                    <td class="name" data-label="Is">{hostInWords(host)}{host.initiators?.map((name) => <> <Copy text={name} what={name} /></>)}</td>
-                    <td class="name" data-label="Reaches">{reaches(host.name).map(({ name }) => <div>{name}</div>)}</td>
-                    <td data-label="Limits and share">{limitsInWords(host) || <span class="quiet">none</span>}</td>
+                    <td class="name" data-label="Initiators">{hostInWords(host)}{host.initiators?.map((name) => <> <Copy text={name} what={name} /></>)}</td>
+                    <td class="name" data-label="Targets">{reaches(host.name).map(({ name }) => <div>{name}</div>)}</td>
+                    <td data-label="Quality of service">{limitsInWords(host) || <span class="quiet">none</span>}</td>
                     <td>
                       <div class="row-actions">
                         <button type="button" onClick={() => setLimiting(host)} aria-label={`Limits of host ${host.name}`}>Limits</button>
@@ -80,7 +80,7 @@ function HostLimits(props: { host: Host; onPlanned: (edit: Edit) => void; onClos
   const { iops, bytesPerSecond } = ratesOf(useLive(), (initiator) => isOf(host, initiator));
   return (
     <Dialog title={`Limits of host ${host.name}`} onClose={props.onClose}>
-      <p>They are for all that its initiators do together.</p>
+      <p>They apply to all its initiators together.</p>
       <dl class="figures">
         <Figure name="IOPS now" value={format.iops(iops)} />
         <Figure name="Throughput now" value={format.throughput(bytesPerSecond)} />
@@ -121,7 +121,7 @@ function AddHost(props: { accounts: string[]; onDone: () => void }) {
     };
     try {
       await ask("POST", "/config/host", body);
-      setSaid(`Host ${body.name} is there.`);
+      setSaid(`Host ${body.name} was created.`);
       [setName, setInitiators, setAddress, setAccount].forEach((set) => set(""));
       setError(null);
       props.onDone();
@@ -140,7 +140,7 @@ function AddHost(props: { accounts: string[]; onDone: () => void }) {
         <Field label="Its initiators" error={at("initiators")} hint="iSCSI names, one a line; one may end with *.">
           {(attributes) => <textarea {...attributes} rows={2} spellcheck={false} value={initiators} onInput={(event) => setInitiators(event.currentTarget.value)} />}
         </Field>
-        <Field label="Comes from" error={at("address")} hint="An address or a network, such as 10.0.0.0/24. Anywhere if empty.">
+        <Field label="Comes from" error={at("address")} hint="An address or a network, such as 10.0.0.0/24. Empty: any address.">
           {(attributes) => <input {...attributes} value={address} onInput={(event) => setAddress(event.currentTarget.value)} />}
         </Field>
         <Field label="Logs in as" error={at("account")}>

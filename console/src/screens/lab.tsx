@@ -55,11 +55,11 @@ function Runs() {
     <>
       <Heading title="Lab">Lab</Heading>
       <Trouble error={error} />
-      {data?.runs.length === 0 && <p class="quiet">The lab has measured nothing on this machine yet. <code>sarsen lab studies</code> tells what it can measure, and <code>sarsen lab run</code> does it.</p>}
+      {data?.runs.length === 0 && <p class="quiet">The lab has no results on this machine yet. <code>sarsen lab studies</code> tells what it can measure, and <code>sarsen lab run</code> does it.</p>}
       {data !== null && data.runs.length > 0 && (
         <div class="scroll">
           <table>
-            <thead><tr><th scope="col">Study</th><th scope="col">Began</th><th scope="col">Took part</th></tr></thead>
+            <thead><tr><th scope="col">Study</th><th scope="col">Began</th><th scope="col">Targets</th></tr></thead>
             <tbody>
               {data.runs.toReversed().map((run) => (
                 <tr key={run.id}>
@@ -82,7 +82,7 @@ function Report(props: { id: string }) {
   const report = data?.report;
   return (
     <>
-      <Heading title={report?.title ?? "Lab"} actions={report && <a class="button" href={`/v1${path}?format=html`} target="_blank" rel="noopener">Whole report, with charts</a>}>
+      <Heading title={report?.title ?? "Lab"} actions={report && <a class="button" href={`/v1${path}?format=html`} target="_blank" rel="noopener">Full report with charts</a>}>
         {report?.title ?? `Run ${props.id}`}
       </Heading>
       <Trouble error={error} />

@@ -14,7 +14,7 @@ export function Orphans() {
   return (
     <section aria-labelledby="orphans">
       <h2 id="orphans">Orphans</h2>
-      <p class="quiet">These files belong to no volume: their volumes were deleted without their data, or the server was killed while it created them.</p>
+      <p class="quiet">No volume uses these files. Their volumes were deleted without their data, or the server was killed while it created them.</p>
       <div class="scroll">
         <table class="stack">
           <thead><tr><th scope="col">File</th><th scope="col" class="number">Size</th><th scope="col" class="number">Allocated</th><th scope="col"><span class="hidden">Remove</span></th></tr></thead>

@@ -30,7 +30,7 @@ export function Overview() {
       <Trouble error={error} />
       {loaded && (
         <p class={worries.length > 0 ? "health worried" : "health"} role="status">
-          {worries.length > 0 ? <>{sentence(worries.join("; "))} <a href="/events">To the events</a></> : "All is well."}{" "}
+          {worries.length > 0 ? <>{sentence(worries.join("; "))} <a href="/events">View events</a></> : "No problems."}{" "}
           <span class="quiet">{things}.</span>
         </p>
       )}

@@ -80,7 +80,7 @@ function AddPortal(props: { onDone: () => void }) {
         <Field label="Address" error={ofGroup ? null : error?.message ?? null} hint="Such as 0.0.0.0:3260 or [::]:3260, for clients on other machines.">
           {(attributes) => <input {...attributes} autocomplete="off" spellcheck={false} value={address} onInput={(event) => setAddress(event.currentTarget.value)} />}
         </Field>
-        <Field label="Portal group" error={ofGroup} hint="Paths of one group are alike to initiators.">
+        <Field label="Portal group" error={ofGroup} hint="Initiators see the portals of one group as one path.">
           {(attributes) => <input {...attributes} autocomplete="off" inputMode="numeric" value={group} onInput={(event) => setGroup(event.currentTarget.value)} />}
         </Field>
         <button class="primary" disabled={!address.trim()}>Add</button>

@@ -14,7 +14,7 @@ export function Sessions() {
     <>
       <Heading title="Sessions">Sessions</Heading>
       <Trouble error={error} />
-      {data?.sessions.length === 0 && <p class="quiet">Nobody is logged in. The page of each <a href="/volumes">volume</a> has lines to paste where it is to be used; logins that were refused are among the <a href="/events">events</a>.</p>}
+      {data?.sessions.length === 0 && <p class="quiet">No initiator is logged in. The page of each <a href="/volumes">volume</a> has lines to paste where it is to be used; logins that were refused are among the <a href="/events">events</a>.</p>}
       {data !== null && data.sessions.length > 0 && <Filter of={of} what="session" />}
       <ul class="cards" aria-label="Sessions">
         {of.shown.map((session) => (
@@ -25,7 +25,7 @@ export function Sessions() {
               {" "}since <time dateTime={new Date(session.since_unix_seconds * 1000).toISOString()}>{format.moment(session.since_unix_seconds)}</time>
             </p>
             <details>
-              <summary>{format.many(session.connections.length, "connection")}, and what was negotiated</summary>
+              <summary>{format.many(session.connections.length, "connection")}, and negotiated parameters</summary>
               <dl class="facts"><dt>TSIH</dt><dd>{session.tsih}</dd><dt>ISID</dt><dd class="name">{session.isid}</dd></dl>
               {session.connections.map((connection) => <Path connection={connection} key={connection.cid} />)}
             </details>
@@ -85,10 +85,10 @@ function LogOut(props: { session: Session; onClose: () => void; onDone: () => vo
   };
   return (
     <Dialog title={`Log out ${session.initiator}`} onClose={props.onClose}>
-      <p>It is asked to log out, and dropped if it has not after 10 seconds. Most initiators come back by themselves unless they are kept from it.</p>
+      <p>The server asks it to log out, and closes its connections after 10 seconds. Most initiators log in again unless an access rule denies them.</p>
       <div role="status">
-        {busy && <p>Waiting for it to go.</p>}
-        {drained && <p>{drained.logged_out > 0 ? "It logged out." : drained.dropped > 0 ? "It was dropped." : "It was gone."}</p>}
+        {busy && <p>Waiting for its logout.</p>}
+        {drained && <p>{drained.logged_out > 0 ? "It logged out." : drained.dropped > 0 ? "Its connections were closed." : "It was gone."}</p>}
       </div>
       <Trouble error={error} />
       <div class="actions">

@@ -21,7 +21,7 @@ export function VolumeDetail(props: { name: string }) {
       <>
         <Heading title={props.name}>{props.name}</Heading>
         <Trouble error={inventory.error} />
-        {inventory.loaded && <p>There is no volume of this name. <a href="/volumes">To the volumes</a></p>}
+        {inventory.loaded && <p>This volume does not exist. <a href="/volumes">Go to volumes</a></p>}
       </>
     );
   }
@@ -41,19 +41,19 @@ function Detail(props: { volume: Shown; inventory: Inventory }) {
         <section class="secret" role="status">
           <h2>The secret of account {made.account}</h2>
           <p class="secret-line"><code id="secret">{made.secret}</code> <Copy text={made.secret} what="the secret" /></p>
-          <p>Keep it: it is not shown again.</p>
+          <p>Save it now: it is shown only once.</p>
         </section>
       )}
       <Now point={points.at(-1)} />
       <Charts points={points} />
       <Operations name={volume.name} />
       <section>
-        <h2>What it is</h2>
+        <h2>Details</h2>
         <dl class="facts">
           <dt>Size</dt><dd>{volume.sizeBytes === null ? "that of its file" : format.size(volume.sizeBytes)}</dd>
           {volume.allocatedBytes !== null && <><dt>Allocated</dt><dd>{format.size(volume.allocatedBytes)}</dd></>}
-          {volume.freeBytes !== null && <><dt>Free where it is kept</dt><dd>{format.size(volume.freeBytes)}</dd></>}
-          <dt>Reached as</dt>
+          {volume.freeBytes !== null && <><dt>Free on its file system</dt><dd>{format.size(volume.freeBytes)}</dd></>}
+          <dt>Targets</dt>
           <dd class="name">{volume.target ? <>{volume.target}, LUN {volume.lun} <Copy text={volume.target} what="the target's name" /></> : "It is not exported."}</dd>
           {config && <><dt>Store</dt><dd>{config.store}{config.encrypted && ", encrypted"}{config["read-only"] && ", read-only"}</dd></>}
           {config?.path && <><dt>File</dt><dd class="name">{config.path}</dd></>}
@@ -77,7 +77,7 @@ function Detail(props: { volume: Shown; inventory: Inventory }) {
 function Operations(props: { name: string }) {
   const { statistics } = useLive();
   const volume = statistics?.volumes.find(({ volume }) => volume === props.name);
-  if (!volume) return <p class="quiet">Nobody has used it since the server began.</p>;
+  if (!volume) return <p class="quiet">No initiator has used it since the server started.</p>;
   const seconds = volume.recent_seconds || 1;
   // A unit attention is not a failure: the initiator sends the command again.
   const errors = Object.entries(volume.errors).filter(([kind]) => kind !== "unit_attention");
@@ -132,14 +132,14 @@ function Changes(props: { volume: Shown; config: Volume; point: Point | undefine
   };
   const limit = (edit: Edit) => {
     setSaid("");
-    setPending({ title: `Limits of ${volume.name}`, verb: "Change", edit, after: () => done("Its limits are in force.") });
+    setPending({ title: `Limits of ${volume.name}`, verb: "Change", edit, after: () => done("The new limits are in force.") });
   };
   const grow = (event: Event) => {
     event.preventDefault();
     const edit: Edit = { method: "PATCH", path, body: { size: size.trim() } };
     setPending({ title: `Grow ${volume.name}`, verb: "Grow", edit, after: () => {
       setSize("");
-      done("It has grown.");
+      done("The volume has the new size.");
     } });
   };
   const rename = (event: Event) => {
@@ -154,7 +154,7 @@ function Changes(props: { volume: Shown; config: Volume; point: Point | undefine
   return (
     <>
       <section>
-        <h2>Limits and share</h2>
+        <h2>Quality of service</h2>
         <dl class="figures">
           <Figure name="IOPS now" value={format.iops(point?.iops ?? 0)} />
           <Figure name="Throughput now" value={format.throughput(point?.bytesPerSecond ?? 0)} />
@@ -163,16 +163,16 @@ function Changes(props: { volume: Shown; config: Volume; point: Point | undefine
         <LimitsForm limits={limitsOf(config)} path={path} onPlanned={limit} />
       </section>
       <section>
-        <h2>Change it</h2>
+        <h2>Settings</h2>
         <p role="status">{said}</p>
         <form class="line" onSubmit={grow} noValidate>
-          <Field label="New size" hint="Larger than it is, such as 20GiB.">
+          <Field label="New size" hint="The new size, such as 20GiB. A volume can only grow.">
             {(attributes) => <input {...attributes} autocomplete="off" value={size} onInput={(event) => setSize(event.currentTarget.value)} />}
           </Field>
           <button disabled={!size.trim()}>Grow</button>
         </form>
         <form class="line" onSubmit={rename} noValidate>
-          <Field label="New name" hint="Who uses it is not disturbed; its target keeps its name.">
+          <Field label="New name" hint="Initiators are not interrupted. The target keeps its name.">
             {(attributes) => <input {...attributes} autocomplete="off" spellcheck={false} autoCapitalize="none" value={name} onInput={(event) => setName(event.currentTarget.value)} />}
           </Field>
           <button disabled={!name.trim()}>Rename</button>
@@ -195,7 +195,7 @@ function Changes(props: { volume: Shown; config: Volume; point: Point | undefine
 /** What is left of a volume that is deleted. */
 function Left(props: { config: Volume }) {
   const { store, path } = props.config;
-  if (store === "ram") return <p>What is on it is lost.</p>;
+  if (store === "ram") return <p>Its data is deleted.</p>;
   if (path === undefined) return null;
-  return <p>Its data stay on the server: <code class="name">{path}</code></p>;
+  return <p>Its data stays on the server: <code class="name">{path}</code></p>;
 }

@@ -27,7 +27,7 @@ export function Volumes() {
           <Filter of={of} what="volume" />
           <div class="scroll">
             <table class="stack">
-              <thead><tr><th scope="col">Name</th><th scope="col" class="number">Size</th><th scope="col" class="number">Allocated</th><th scope="col" class="number">Free</th><th scope="col">Store</th><th scope="col">Reached as</th><th scope="col" class="number">IOPS</th></tr></thead>
+              <thead><tr><th scope="col">Name</th><th scope="col" class="number">Size</th><th scope="col" class="number">Allocated</th><th scope="col" class="number">Free</th><th scope="col">Store</th><th scope="col">Targets</th><th scope="col" class="number">IOPS</th></tr></thead>
               <tbody>
                 {of.shown.map((volume) => (
                   <tr key={volume.name}>
@@ -36,7 +36,7 @@ export function Volumes() {
                     <td class="number" data-label="Allocated">{volume.allocatedBytes === null ? "–" : format.size(volume.allocatedBytes)}</td>
                     <td class="number" data-label="Free">{volume.freeBytes === null ? "–" : format.size(volume.freeBytes)}</td>
                     <td data-label="Store">{volume.store ?? "–"}</td>
-                    <td class="name" data-label="Reached as">{volume.target ? `${volume.target}, LUN ${volume.lun}` : <span class="quiet">not exported</span>}</td>
+                    <td class="name" data-label="Targets">{volume.target ? `${volume.target}, LUN ${volume.lun}` : <span class="quiet">not exported</span>}</td>
                     <td class="number" data-label="IOPS">{format.iops(rate(volume.name))}</td>
                   </tr>
                 ))}

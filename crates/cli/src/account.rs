@@ -17,19 +17,19 @@ use crate::state::{self, ChangeOptions, OneVerb};
 /// Verbs of `sarsen account`.
 #[derive(Subcommand)]
 pub(crate) enum Verb {
-    /// Make an account. Its secret, unless one is given, is made and printed, once.
+    /// Create an account. Without --secret-from, the server creates the secret, and it is printed once.
     Create {
-        /// Its name.
+        /// The account's name (CHAP_N).
         name: String,
         #[command(flatten)]
         secret: SecretArguments,
         #[command(flatten)]
         options: ChangeOptions,
     },
-    /// Give an account another secret. Unless one is given, it is made and printed, once. Initiators that are
-    /// logged in stay so, and need the new one the next time.
+    /// Replace the secret of an account. Without --secret-from, the server creates the secret, and it is printed
+    /// once. Sessions stay open; the next login needs the new secret.
     Secret {
-        /// Its name.
+        /// The account's name (CHAP_N).
         name: String,
         #[command(flatten)]
         secret: SecretArguments,
@@ -40,7 +40,7 @@ pub(crate) enum Verb {
     Common(state::Verb),
 }
 
-/// Where a secret comes from. It is never an argument, which others on the machine can see.
+/// The source of a secret. It is never an argument: other users of the machine could see it.
 #[derive(clap::Args)]
 pub(crate) struct SecretArguments {
     /// Read the secret from a file, or from stdin with `-`.
@@ -51,7 +51,7 @@ pub(crate) struct SecretArguments {
 /// A secret.
 pub(crate) struct SecretInput {
     pub(crate) secret: String,
-    /// It was made just now, and nobody knows it.
+    /// The server created it now.
     pub(crate) is_new: bool,
 }
 
@@ -60,7 +60,7 @@ impl SecretArguments {
         self.secret_from.is_some()
     }
 
-    /// The secret that was given, or a new one.
+    /// Returns the given secret, or a new one.
     pub(crate) fn take(&self) -> anyhow::Result<SecretInput> {
         let secret = match &self.secret_from {
             None => return Ok(SecretInput { secret: new_secret(), is_new: true }),
@@ -78,7 +78,7 @@ impl SecretArguments {
     }
 }
 
-/// 16 letters and digits: 95 bits, and no more bytes than Windows takes.
+/// Creates 16 letters and digits: 95 bits, and no more bytes than Windows accepts.
 fn new_secret() -> String {
     const MESSAGES: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
     let letter = || loop {
@@ -124,7 +124,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     }
 }
 
-/// What is an argument is seen by others on the machine, and kept by shells.
+/// Refuses a secret as an argument: other users of the machine can see it, and shells store it.
 fn refuse_secrets(account: &str, settings: &[String]) -> Result<(), UsageError> {
     let is_secret = |setting: &String| {
         setting
@@ -133,17 +133,17 @@ fn refuse_secrets(account: &str, settings: &[String]) -> Result<(), UsageError> 
     };
     match settings.iter().any(is_secret) {
         true => Err(UsageError(format!(
-            "a secret is no argument: others on the machine see those, and shells keep them. `sarsen account \
-             secret {account}` makes another one; with --secret-from FILE, or - for stdin, it takes yours"
+            "a secret may not be an argument: other users of the machine can see it. `sarsen account secret \
+             {account}` creates a new one; with --secret-from FILE, or - for standard input, it uses yours"
         ))),
         false => Ok(()),
     }
 }
 
-/// Says a secret that was made, on stderr: what is on stdout is for programs, and is kept.
+/// Prints a created secret on standard error: standard output is for programs, and may be stored.
 pub(crate) fn tell_secret(secret: Option<&str>, account: Option<&str>) -> anyhow::Result<()> {
     if let (Some(secret), Some(account)) = (secret, account) {
-        note(format_args!("the secret of {account}, which is not shown again: {secret}"));
+        note(format_args!("the secret of {account} (shown only once): {secret}"));
     }
     Ok(())
 }

@@ -17,10 +17,10 @@ use crate::state::{self, ChangeOptions};
 /// Flags of `sarsen apply`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// The document: TOML, or JSON where its name ends so; stdin with `-`.
+    /// The document: TOML, or JSON if its name ends in .json; - is standard input.
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
-    /// What the document does not list is taken away. Otherwise it is left as it is.
+    /// Delete objects that the document does not list. Without it, they are left unchanged.
     #[arg(long)]
     prune: bool,
     #[command(flatten)]
@@ -30,10 +30,10 @@ pub(crate) struct Arguments {
 /// Flags of `sarsen diff`.
 #[derive(clap::Args)]
 pub(crate) struct DiffArguments {
-    /// The document: TOML, or JSON where its name ends so; stdin with `-`.
+    /// The document: TOML, or JSON if its name ends in .json; - is standard input.
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
-    /// As `sarsen apply --prune` would have it.
+    /// Compare as `sarsen apply --prune` does.
     #[arg(long)]
     prune: bool,
     #[command(flatten)]
@@ -43,10 +43,10 @@ pub(crate) struct DiffArguments {
 /// Flags of `sarsen export`.
 #[derive(clap::Args)]
 pub(crate) struct ExportArguments {
-    /// With the secrets, for a server that has none of these accounts.
+    /// Include the secrets, for a server that does not have these accounts.
     #[arg(long)]
     secrets: bool,
-    /// Write the document there; nobody but its owner can read it.
+    /// Write the document to this file, which only its owner can read.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     #[command(flatten)]
@@ -56,7 +56,7 @@ pub(crate) struct ExportArguments {
 /// Flags of `sarsen history`.
 #[derive(clap::Args)]
 pub(crate) struct HistoryArguments {
-    /// How many of the last changes.
+    /// Number of changes, newest first.
     #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 20)]
     limit: usize,
     #[command(flatten)]
@@ -116,7 +116,7 @@ pub(crate) fn history(arguments: &HistoryArguments) -> anyhow::Result<()> {
     print_line(&table(["REVISION", "AT", "AUTHOR", "CHANGES"], &rows))
 }
 
-/// A document from its file; what is wrong with it is told with its line.
+/// Reads a document from its file. An error names the line.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Document> {
     let text = match path.as_os_str() == "-" {
         true => {

@@ -9,8 +9,8 @@ use crate::exit::printed;
 /// Flags of `sarsen completions`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Whose: bash takes it from `/usr/share/bash-completion/completions/sarsen`, zsh from a file
-    /// `_sarsen` in a folder of `$fpath`, fish from `~/.config/fish/completions/sarsen.fish`.
+    /// The shell. bash reads `/usr/share/bash-completion/completions/sarsen`, zsh a file `_sarsen` in a folder of
+    /// `$fpath`, fish `~/.config/fish/completions/sarsen.fish`.
     #[arg(value_parser = clap::builder::PossibleValuesParser::new(["bash", "zsh", "fish"]))]
     shell: String,
 }
@@ -21,7 +21,7 @@ pub(crate) fn run(arguments: &Arguments, command: clap::Command) -> anyhow::Resu
     printed(out.write_all(&script).and_then(|()| out.flush()))
 }
 
-/// What the shell of that name is to read.
+/// Returns the script for a shell.
 fn script(shell: &str, mut command: clap::Command) -> anyhow::Result<Vec<u8>> {
     let shell: Shell = shell.parse().map_err(anyhow::Error::msg)?;
     let mut script = Vec::new();

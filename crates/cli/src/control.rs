@@ -12,11 +12,11 @@ use sarsen_node::control::{
 use crate::exit::{DegradedError, UsageError};
 use crate::output::{one_line, print_line};
 
-/// Where the packaged service has its socket, and who is root.
+/// The control socket of the packaged service, and the user id of root.
 const DEFAULT_PATH: &str = "/run/sarsen/control.sock";
 
-/// Where a server of who runs this has its socket, unless it is told: the packaged service's, or, where there
-/// is none and a session's folder is, there.
+/// Returns the default control socket: that of the packaged service, or, if there is none, one in the user's session
+/// folder.
 pub(crate) fn default_socket() -> PathBuf {
     let own = var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let is_root = std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
@@ -28,20 +28,19 @@ pub(crate) fn default_socket() -> PathBuf {
     }
 }
 
-/// Which server, and how its answer is shown.
+/// The server to use, and the format of the result.
 #[derive(clap::Args)]
 pub(crate) struct ServerOptions {
-    /// The server: the path of its control socket, as `sarsen serve --control` was given it, or the URL of its
-    /// API, such as `https://san.example:3280`; SARSEN_CONTROL in the environment, or /run/sarsen/control.sock,
-    /// unless given.
+    /// The server: the path of its control socket (`sarsen serve --control`), or the URL of its API, such as
+    /// `https://san.example:3280`. Default: SARSEN_CONTROL of the environment, then /run/sarsen/control.sock.
     #[arg(long, value_name = "PATH|URL")]
     control: Option<OsString>,
-    /// At a URL: the file that holds the server's token (api.token of its state folder), readable by its owner
-    /// alone; SARSEN_TOKEN_FILE in the environment unless given.
+    /// With a URL: the file with the server's token (api.token of its state folder). Only its owner may be able to
+    /// read it. Default: SARSEN_TOKEN_FILE of the environment.
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// At a URL: certificates of who vouches for the server, or the server's own (api.pem of its state folder);
-    /// SARSEN_CA in the environment, or whom this machine trusts, unless given.
+    /// With a URL: the certificate authority of the server, or its own certificate (api.pem of its state folder).
+    /// Default: SARSEN_CA of the environment, then the authorities that this machine trusts.
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
     /// Print the result as one line of JSON.
@@ -50,12 +49,12 @@ pub(crate) struct ServerOptions {
 }
 
 impl ServerOptions {
-    /// The server that is meant.
+    /// Returns the address of the server.
     pub(crate) fn client(&self) -> anyhow::Result<Client> {
         self.client_or(None)
     }
 
-    /// The same; unless the flag names it, the one at `path`.
+    /// Returns the address of the server; without the flag, the socket at `path`.
     pub(crate) fn client_or(&self, path: Option<&Path>) -> anyhow::Result<Client> {
         let named = self.control.clone().or_else(|| path.map(|path| path.as_os_str().to_owned()));
         let Self { token_file, ca, .. } = self;
@@ -63,7 +62,7 @@ impl ServerOptions {
     }
 }
 
-/// Of the server that is named, or else the one that the environment names.
+/// Returns the named server, or else that of the environment.
 pub(crate) fn client(named: Option<OsString>, given: Credentials) -> anyhow::Result<Client> {
     let address = match named.or_else(|| var_os(ADDRESS_VARIABLE)) {
         Some(named) => Address::parse(&named).map_err(|error| UsageError(error.to_string()))?,
@@ -77,7 +76,7 @@ pub(crate) fn client(named: Option<OsString>, given: Credentials) -> anyhow::Res
     Ok(Client::open(address, &credentials)?)
 }
 
-/// Tells what became of the sessions that were to go.
+/// Prints how the sessions ended.
 pub(crate) fn report_drain(drained: &Drained, json: bool) -> anyhow::Result<()> {
     if json {
         print_line(&serde_json::to_string(drained)?)?;
@@ -86,7 +85,7 @@ pub(crate) fn report_drain(drained: &Drained, json: bool) -> anyhow::Result<()> 
     }
     if drained.ending > 0 {
         let message = format!(
-            "{} of the dropped sessions have commands that a store does not answer",
+            "{} of the terminated sessions have commands that their disk does not answer",
             drained.ending
         );
         return Err(DegradedError(message).into());
@@ -99,21 +98,22 @@ fn render_drain(drained: &Drained) -> String {
     let sessions = if *asked == 1 { "session" } else { "sessions" };
     let mut text = format!("{asked} {sessions} asked to log out: {logged_out} did");
     if *dropped > 0 {
-        text += &format!(", {dropped} were dropped");
+        text += &format!(", {dropped} were terminated");
     }
     if *called_off {
-        text += "; the target was taken back into service meanwhile, and who was left stays";
+        text +=
+            "; the target was put back into service meanwhile, and the remaining sessions continue";
     }
     text
 }
 
-/// A moment, in seconds since 1970, as RFC 3339 writes it.
+/// Formats seconds since 1970 as RFC 3339 does.
 pub(crate) fn utc(unix_seconds: u64) -> String {
     let moment = std::time::UNIX_EPOCH + std::time::Duration::from_secs(unix_seconds);
     humantime::format_rfc3339_seconds(moment).to_string()
 }
 
-/// Aligned columns under their heads, the last one ragged.
+/// Formats aligned columns with heads; the last column is not padded.
 pub(crate) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
     let rows: Vec<_> =
         rows.iter().map(|row| row.each_ref().map(|cell| one_line(cell).into_owned())).collect();
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn what_became_of_the_sessions_is_one_sentence() {
         let drained = Drained { asked: 3, logged_out: 2, dropped: 1, ending: 0, called_off: false };
-        assert_eq!(render_drain(&drained), "3 sessions asked to log out: 2 did, 1 were dropped");
+        assert_eq!(render_drain(&drained), "3 sessions asked to log out: 2 did, 1 were terminated");
         let one = Drained { asked: 1, logged_out: 1, dropped: 0, ..drained };
         assert_eq!(render_drain(&one), "1 session asked to log out: 1 did");
     }

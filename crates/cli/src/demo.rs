@@ -22,7 +22,7 @@ use crate::output::print_line;
 /// Flags of `sarsen demo`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Attach with the built-in initiator even if QEMU's is installed.
+    /// Attach with the built-in initiator, even if QEMU is installed.
     #[arg(long)]
     built_in: bool,
 }
@@ -55,7 +55,7 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
         cores::block_on(FileEngine::Pool, copy_built_in(&url, &sample))??
     };
     let (written, read) = (Sha256::digest(&sample), Sha256::digest(&read_back));
-    ensure!(written == read, "what was read back is not what was written");
+    ensure!(written == read, "the data that was read differs from the data that was written");
     print_line(&format!("     SHA-256 of both: {}", hex(&written)))?;
 
     print_line("3. three seconds of random 4 KiB reads, 32 at a time")?;
@@ -70,7 +70,10 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
     print_line(&format!("     {}", lab::render(&result)))?;
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    ensure!(runtime.block_on(server.shutdown(Duration::from_secs(1))), "the server ended badly");
+    ensure!(
+        runtime.block_on(server.shutdown(Duration::from_secs(1))),
+        "the server ended with an error"
+    );
     print_line("4. every step succeeded, and the server has stopped. To serve a file:")?;
     print_line(
         "     sarsen serve --volume data=file:/srv/data.img,size=10GiB --listen 0.0.0.0:3260",

@@ -11,8 +11,8 @@ use crate::output::{note, print_line};
 /// Flags of `sarsen discover`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Where to ask: `host`, `host:port`, `[address]` or `[address]:port`; with a user as
-    /// `iscsi://USER%SECRET@HOST`, or with the environment's as `sarsen disk` has it.
+    /// The portal: `host`, `host:port`, `[address]` or `[address]:port`. With an account: `iscsi://USER%SECRET@HOST`,
+    /// or the variables of the environment that `sarsen disk` uses.
     portal: String,
     /// Print the result as one line of JSON.
     #[arg(long)]
@@ -71,7 +71,7 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
         return print_line(&serde_json::to_string(&discovered)?);
     }
     if discovered.targets.is_empty() {
-        note(format_args!("sarsen: {portal} answers, and has no target for this initiator"));
+        note(format_args!("sarsen: {portal} has no target for this initiator"));
         return Ok(());
     }
     print_line(&render(&discovered))

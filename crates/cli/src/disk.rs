@@ -23,32 +23,31 @@ use crate::exit::UsageError;
 use crate::output::{ask, note, print_line};
 use progress::Bar;
 
-/// How long a target may be away before a verb gives up: a restart takes less.
+/// How long a target may be unreachable before a verb fails: a restart takes less.
 const RECONNECT_LIMIT: Duration = Duration::from_secs(60);
 
-/// Verbs for disks. A URL is `iscsi://[user[%secret]@]host[:port]/target/lun`, and a target that
-/// is to prove itself follows as `?target_user=U&target_password=P`; what is left out is looked for
-/// in `LIBISCSI_CHAP_USERNAME`, `LIBISCSI_CHAP_PASSWORD`, `LIBISCSI_CHAP_TARGET_USERNAME` and
-/// `LIBISCSI_CHAP_TARGET_PASSWORD`.
+/// Verbs for disks. A URL is `iscsi://[user[%secret]@]host[:port]/target/lun`. For mutual CHAP, add
+/// `?target_user=U&target_password=P`. Missing parts are taken from `LIBISCSI_CHAP_USERNAME`,
+/// `LIBISCSI_CHAP_PASSWORD`, `LIBISCSI_CHAP_TARGET_USERNAME` and `LIBISCSI_CHAP_TARGET_PASSWORD`.
 #[derive(clap::Subcommand)]
 pub(crate) enum Verb {
-    /// Tell what a disk is and what was negotiated with its target.
+    /// Show the properties of a disk and the negotiated parameters.
     Info(InfoArguments),
-    /// Copy a disk, or a part of it, into a file; long runs of zeroes become holes.
+    /// Copy a disk, or a part of it, to a file. Long runs of zeroes become holes.
     Read(ReadArguments),
-    /// Copy a file to a disk; what is on the disk there is lost. A disk on which a file system or
-    /// the like is found is written only with --destroy.
+    /// Copy a file to a disk, which overwrites its data. A disk with a file system or the like is only overwritten
+    /// with --destroy.
     Write(WriteArguments),
-    /// Copy a disk to another, also of another server; what is on that is lost. One on which a file
-    /// system or the like is found is written only with --destroy.
+    /// Copy a disk to another disk of the same or another server, which overwrites its data. A disk with a file
+    /// system or the like is only overwritten with --destroy.
     Copy(CopyArguments),
-    /// Compare a disk with a file or with another disk, and tell the first byte that differs.
+    /// Compare a disk with a file or another disk, and report the first byte that differs.
     Verify(VerifyArguments),
-    /// Make a whole disk read as zeroes; what is on it is lost.
+    /// Erase a whole disk: its data is lost, and it reads as zeroes.
     Erase(EraseArguments),
 }
 
-/// How to log in, and how to tell the result.
+/// The parameters of the login, and the format of the result.
 #[derive(clap::Args)]
 pub(crate) struct DiskOptions {
     /// Require header digests (CRC32C).
@@ -57,12 +56,12 @@ pub(crate) struct DiskOptions {
     /// Require data digests (CRC32C).
     #[arg(long)]
     data_digest: bool,
-    /// Have so many connections, if the target grants them, with the commands spread over all.
+    /// Number of connections of the session, if the target permits it. Commands are spread over them.
     #[arg(long, value_name = "N", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=65535))]
     connections: u32,
-    /// The highest level of error recovery, if the target grants it: at 1 what is damaged on the
-    /// way is sent again, at 2 a connection that is lost is recovered, too.
+    /// Maximum ErrorRecoveryLevel, if the target permits it. At 1 damaged PDUs are sent again, at 2 lost connections
+    /// are replaced as well.
     #[arg(long, value_name = "LEVEL", default_value_t = 0,
         value_parser = clap::value_parser!(u8).range(..=2))]
     recovery_level: u8,
@@ -72,8 +71,8 @@ pub(crate) struct DiskOptions {
 }
 
 impl DiskOptions {
-    /// For one disk: two of the same target need an ISID each, or one session takes the other's
-    /// place (RFC 7143 §6.3.5).
+    /// Returns the options for one disk. Two disks of one target need an ISID each, or one session replaces the other
+    /// (RFC 7143 §6.3.5).
     fn options(&self) -> SessionOptions {
         let offer = |wanted| if wanted { DigestOffer::Require } else { DigestOffer::None };
         SessionOptions {
@@ -99,12 +98,12 @@ pub(crate) struct InfoArguments {
 pub(crate) struct ReadArguments {
     /// The disk.
     url: String,
-    /// The file, which is made or emptied; - is standard output.
+    /// The file, which is created or overwritten; - is standard output.
     file: PathBuf,
-    /// Where on the disk to begin.
+    /// Offset of the first byte on the disk.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
     offset: u64,
-    /// How much; all to the end unless given.
+    /// Number of bytes. Default: to the end of the disk.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     length: Option<u64>,
     #[command(flatten)]
@@ -117,10 +116,10 @@ pub(crate) struct WriteArguments {
     file: PathBuf,
     /// The disk.
     url: String,
-    /// Where on the disk to begin: a multiple of its block.
+    /// Offset of the first byte on the disk: a multiple of its block size.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
     offset: u64,
-    /// Write even if a file system, a partition table, swap or the like is found on the disk.
+    /// Overwrite the disk even if it has a file system, a partition table, swap or the like.
     #[arg(long)]
     destroy: bool,
     #[command(flatten)]
@@ -135,7 +134,7 @@ pub(crate) struct CopyArguments {
     /// The disk to copy to, of at least the same size.
     #[arg(value_name = "TO")]
     other: String,
-    /// Write even if a file system, a partition table, swap or the like is found on the disk.
+    /// Overwrite the disk even if it has a file system, a partition table, swap or the like.
     #[arg(long)]
     destroy: bool,
     #[command(flatten)]
@@ -146,8 +145,8 @@ pub(crate) struct CopyArguments {
 pub(crate) struct VerifyArguments {
     /// The disk.
     url: String,
-    /// A file, of which the disk must hold all and may hold more; or the URL of another disk,
-    /// which must hold all of the first and may be larger.
+    /// A file, or the URL of another disk. The first disk is compared with all of the file; the other disk with all
+    /// of the first one. A surplus is ignored.
     #[arg(value_name = "FILE|URL")]
     other: String,
     #[command(flatten)]
@@ -158,13 +157,14 @@ pub(crate) struct VerifyArguments {
 pub(crate) struct EraseArguments {
     /// The disk.
     url: String,
-    /// Only give space back; what the disk then reads as is its own to say.
+    /// Only unmap the blocks. The target decides what they read as.
     #[arg(long, conflicts_with = "zero")]
     unmap: bool,
-    /// Write zeroes everywhere and give no space back.
+    /// Write zeroes to all blocks, and unmap none.
     #[arg(long)]
     zero: bool,
-    /// Do not ask, and erase even if a file system, a partition table, swap or the like is found.
+    /// Do not ask for confirmation, and erase the disk even if it has a file system, a partition table, swap or the
+    /// like.
     #[arg(long)]
     destroy: bool,
     #[command(flatten)]
@@ -185,12 +185,12 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     }
 }
 
-/// Runs what needs sessions and files.
+/// Runs a future with sessions and files.
 pub(crate) fn on_a_core<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     cores::block_on(FileEngine::Auto, future)?
 }
 
-/// A URL, completed from the environment, or a usage error that does not repeat a secret.
+/// Parses a URL and completes it from the environment. The usage error does not repeat a secret.
 fn parse(url: &str) -> anyhow::Result<Url> {
     let mut url: Url = url.parse().map_err(|error| {
         UsageError(format!("{error}; a disk is named iscsi://HOST[:PORT]/TARGET/LUN"))
@@ -199,7 +199,7 @@ fn parse(url: &str) -> anyhow::Result<Url> {
     Ok(url)
 }
 
-/// A variable of the environment. One that is no UTF-8 is no name and no secret.
+/// Reads a variable of the environment. Text that is not UTF-8 is an error.
 pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
@@ -216,7 +216,7 @@ async fn read(arguments: ReadArguments) -> anyhow::Result<()> {
     let url = parse(&arguments.url)?;
     let to_stdout = is_dash(&arguments.file);
     if to_stdout && arguments.options.json {
-        let message = "standard output cannot take both the disk and --json: name a file";
+        let message = "standard output cannot have both the disk and --json; name a file";
         return Err(UsageError(message.into()).into());
     }
     let disk = Disk::open(&url, &arguments.options.options()).await?;
@@ -274,8 +274,8 @@ async fn copy(arguments: CopyArguments) -> anyhow::Result<()> {
     }
     if from.block_length() != to.block_length() {
         note(format_args!(
-            "sarsen: the bytes are copied from blocks of {} to blocks of {} bytes: a partition \
-             table counts in blocks and has to be adapted",
+            "sarsen: the disks have blocks of {} and of {} bytes; a partition table counts blocks, so adapt it \
+             after the copy",
             from.block_length(),
             to.block_length()
         ));
@@ -313,11 +313,11 @@ async fn verify(arguments: VerifyArguments) -> anyhow::Result<()> {
         (None, Some(file)) => {
             let place = file.place().to_owned();
             let length = file.length().with_context(|| {
-                UsageError(format!("{place} has no length: copy it into a file first"))
+                UsageError(format!("{place} has no length; copy it to a file first"))
             })?;
             (file, length, left.length())
         }
-        (None, None) => unreachable!("the other side is a file or a disk"),
+        (None, None) => unreachable!("one of the two must be a file"),
     };
     let length = wanted.min(room);
     let bar = Bar::new(Some(length));
@@ -346,8 +346,8 @@ async fn verify(arguments: VerifyArguments) -> anyhow::Result<()> {
     }
     if !equal {
         return Err(anyhow!(
-            "{left_place} and {right_place} are equal as far as both go, but one ends at byte \
-             {room} and the other at byte {wanted}"
+            "{left_place} and {right_place} are equal up to byte {room}, where one of them ends; the other one \
+             ends at byte {wanted}"
         ));
     }
     if !arguments.options.json {
@@ -376,7 +376,7 @@ fn erase(arguments: &EraseArguments) -> anyhow::Result<()> {
             Ok(question)
         })?;
         if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
-            let message = format!("this erases all of {url}: say so with --destroy");
+            let message = format!("this erases all of {url}; confirm with --destroy");
             return Err(UsageError(message).into());
         }
         if !confirmed(&question, &url)? {
@@ -407,16 +407,16 @@ fn erase(arguments: &EraseArguments) -> anyhow::Result<()> {
     print_line(&format!("{} {done} in {}", render_size(bytes), rate(bytes, elapsed)))
 }
 
-/// Asks the person at the terminal.
+/// Asks for confirmation at the terminal.
 pub(crate) fn confirmed(description: &str, what: &dyn Display) -> anyhow::Result<bool> {
     note(format_args!("This erases {what}\n  {description}"));
-    ask("Type yes to go on: ")?;
+    ask("Type yes to continue: ")?;
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer)?;
     Ok(answer.trim() == "yes")
 }
 
-/// A transfer with the time that it took.
+/// A transfer and its duration.
 struct Moved {
     transferred: Transferred,
     elapsed: Duration,
@@ -429,7 +429,7 @@ struct MovedJson {
     sha256: String,
 }
 
-/// Carries a transfer out with a progress bar.
+/// Runs a transfer with a progress bar.
 async fn timed<F>(
     length: Option<u64>,
     transfer: impl FnOnce(Box<dyn Fn(u64)>) -> F,

@@ -13,27 +13,27 @@ use crate::output::{one_line, print_line};
 /// Verbs of `sarsen event`.
 #[derive(Subcommand)]
 pub(crate) enum Verb {
-    /// List what happened at a running server: logins, refusals and what to do about them, sessions that
-    /// ended, changes, trouble.
+    /// List the events of a running server: logins and refusals with their remedies, ends of sessions, changes,
+    /// problems.
     List(List),
 }
 
 /// Flags of `sarsen event list`.
 #[derive(clap::Args)]
 pub(crate) struct List {
-    /// Go on with what happens, until interrupted.
+    /// Continue with new events until interrupted.
     #[arg(long)]
     follow: bool,
-    /// Only those of this kind, such as login_refused.
+    /// Only events of this kind, such as login_refused.
     #[arg(long)]
     kind: Option<String>,
-    /// Only those that name this: an initiator, target, volume, account or peer, or what was changed.
+    /// Only events about this initiator, target, volume, account, peer or object.
     #[arg(long)]
     subject: Option<String>,
-    /// Only those that are at least so severe.
+    /// Only events of this severity or above.
     #[arg(long, value_enum)]
     severity: Option<MinimumSeverity>,
-    /// At most so many, the newest.
+    /// Maximum number of events; the newest are listed.
     #[arg(long, value_name = "COUNT", default_value_t = 100)]
     limit: usize,
     #[command(flatten)]
@@ -48,7 +48,7 @@ enum MinimumSeverity {
 }
 
 impl List {
-    /// What is asked for, as the end of a path.
+    /// Returns the query as the end of a path.
     fn query(&self) -> String {
         let severity = self.severity.map(|least| match least {
             MinimumSeverity::Info => "info",
@@ -99,7 +99,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     })
 }
 
-/// What a message of the server's stream tells, if it is an event.
+/// Returns the event in a message of the server's stream, if it has one.
 fn event(message: &[u8]) -> Option<Event> {
     let text = std::str::from_utf8(message).ok()?;
     let of = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));

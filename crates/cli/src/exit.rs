@@ -27,18 +27,18 @@ const USAGE: u8 = 2;
 const NOT_FOUND: u8 = 3;
 /// Something is in use.
 const CONFLICT: u8 = 4;
-/// Part of it failed, and the rest is there.
+/// Part of it failed; the rest was done.
 const DEGRADED: u8 = 5;
-/// The other side does not answer.
+/// The server or target cannot be reached.
 const UNREACHABLE: u8 = 6;
 
-/// What each code tells a script, for people.
+/// The meaning of each exit code.
 pub(crate) const CODES: &[(u8, &str)] = &[
     (0, "done"),
     (FAILED, "failed"),
     (USAGE, "the arguments or the configuration are wrong"),
-    (NOT_FOUND, "something that was named does not exist"),
-    (CONFLICT, "something is in use, or was changed by somebody else meanwhile"),
+    (NOT_FOUND, "a named object does not exist"),
+    (CONFLICT, "an object is in use, or another client changed it meanwhile"),
     (DEGRADED, "done in part"),
     (UNREACHABLE, "the server cannot be reached"),
 ];
@@ -49,27 +49,27 @@ pub(crate) fn help() -> String {
     format!("Exit codes:{}", lines.collect::<String>())
 }
 
-/// Arguments that clap does not see through.
+/// An error in the arguments that clap does not find.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct UsageError(pub(crate) String);
 
-/// Something that was named and is not there.
+/// A named object does not exist.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct NotFoundError(pub(crate) String);
 
-/// Part of what was to be done.
+/// Part of the work was done.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct DegradedError(pub(crate) String);
 
-/// Who reads what is printed has seen enough, as `head` has: it ends quietly.
+/// The reader of the output closed it, as `head` does: the program ends without an error.
 #[derive(Debug, thiserror::Error)]
-#[error("nobody reads standard output")]
+#[error("standard output was closed")]
 pub(crate) struct OutputClosed;
 
-/// What became of printing.
+/// The result of printing.
 pub(crate) fn printed(outcome: io::Result<()>) -> anyhow::Result<()> {
     match outcome {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(OutputClosed.into()),
@@ -84,7 +84,7 @@ const WRITE_PROTECTED: u8 = 0x27;
 /// SCSI status RESERVATION CONFLICT.
 const RESERVATION_CONFLICT: u8 = 0x18;
 
-/// Says on stderr what went wrong, and gives the code for it.
+/// Prints an error on standard error, and returns its exit code.
 pub(crate) fn code(outcome: anyhow::Result<()>) -> ExitCode {
     let Err(error) = outcome else { return ExitCode::SUCCESS };
     if error.downcast_ref::<OutputClosed>().is_some() {
@@ -99,7 +99,7 @@ pub(crate) fn code(outcome: anyhow::Result<()>) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// What went wrong, and why.
+/// Formats an error and its causes.
 pub(crate) fn message(error: &anyhow::Error) -> String {
     // A library's message may already hold its source's.
     let mut message = String::new();
@@ -113,13 +113,13 @@ pub(crate) fn message(error: &anyhow::Error) -> String {
     message
 }
 
-/// The number that [`code`] would give.
+/// Returns the exit code of an error as a number.
 #[cfg(test)]
 pub(crate) fn number(outcome: &anyhow::Result<()>) -> u8 {
     outcome.as_ref().err().map_or(0, |error| classify(error).0)
 }
 
-/// The code for an error, and what to do about it where its own words do not say.
+/// Returns the exit code of an error, and a remedy if its message has none.
 fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
     if error.downcast_ref::<UsageError>().is_some() {
         return (USAGE, None);
@@ -162,10 +162,10 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
     if let (Some(TransferError::Occupied(_)), _) | (_, Some(LoadError::Occupied(_))) =
         (error.downcast_ref(), error.downcast_ref())
     {
-        return (CONFLICT, Some("give --destroy to overwrite it"));
+        return (CONFLICT, Some("use --destroy to overwrite it"));
     }
     if let Some(LoadError::Look(TransferError::Disk { .. })) = error.downcast_ref() {
-        return (FAILED, Some("what is there cannot be told; --destroy writes without a look"));
+        return (FAILED, Some("its content could not be checked; use --destroy to write anyway"));
     }
     if let Some(error) = error.chain().find_map(|cause| cause.downcast_ref::<SessionError>()) {
         return session(error);
@@ -201,13 +201,13 @@ fn control(error: &ClientError) -> (u8, Option<&'static str>) {
     match error {
         ClientError::Unreachable { address: Address::Socket(_), source } => match source.kind() {
             ErrorKind::PermissionDenied => {
-                (FAILED, Some("be the user that the server runs as, or root"))
+                (FAILED, Some("run this as the server's user, or as root"))
             }
-            _ => (UNREACHABLE, Some("is a server running there, with --control and this path?")),
+            _ => (UNREACHABLE, Some("check that a server runs with --control and this path")),
         },
         ClientError::Unreachable { .. } => (
             UNREACHABLE,
-            Some("is a server's API served there, with --api, and the way to it open?"),
+            Some("check that a server runs with --api at this address, and that it is reachable"),
         ),
         ClientError::Token(_) | ClientError::Tls(_) => {
             (error_class(ErrorClass::below(error)), None)
@@ -232,7 +232,7 @@ fn control(error: &ClientError) -> (u8, Option<&'static str>) {
             | ErrorCode::Unknown => (FAILED, None),
         },
         ClientError::Broken(_) => {
-            (UNREACHABLE, Some("did the server end meanwhile, and is it of this version?"))
+            (UNREACHABLE, Some("check that the server still runs and has this version"))
         }
     }
 }
@@ -253,15 +253,15 @@ fn study(error: &RunError) -> Option<u8> {
 fn session(error: &SessionError) -> (u8, Option<&'static str>) {
     match error {
         SessionError::Connect { .. } | SessionError::TimedOut { .. } => {
-            (UNREACHABLE, Some("is the target running, and are host and port right?"))
+            (UNREACHABLE, Some("check that the target runs, and the host and the port"))
         }
         SessionError::Lost(_) => {
-            (UNREACHABLE, Some("see what the target and the network say, and run it again"))
+            (UNREACHABLE, Some("check the logs of the target and the network, and run it again"))
         }
         SessionError::Identity(_) => (USAGE, None),
         SessionError::Tls { source, .. } => match **source {
             TlsError::Lost(_) | TlsError::Protocol(_) => {
-                (UNREACHABLE, Some("is it the port that TLS is spoken at?"))
+                (UNREACHABLE, Some("check that this port speaks TLS"))
             }
             _ => (FAILED, None),
         },
@@ -270,19 +270,19 @@ fn session(error: &SessionError) -> (u8, Option<&'static str>) {
                 (NOT_FOUND, Some("`sarsen discover` lists the targets of a portal"))
             }
             LoginError::Denied { algorithm: Some(_), .. } => {
-                (FAILED, Some("the target does not know this user, or by another secret"))
+                (FAILED, Some("the target has no such account, or another secret for it"))
             }
             LoginError::Denied { status: LoginStatus::AuthenticationFailure, .. } => {
-                (FAILED, Some("see whether it wants a user (iscsi://USER%SECRET@HOST/…) or none"))
+                (FAILED, Some("check whether it requires a user (iscsi://USER%SECRET@HOST/…)"))
             }
             LoginError::Authentication(AuthenticationError::Method { .. }) => {
-                (FAILED, Some("leave the user out, or set one at the target"))
+                (FAILED, Some("remove the user from the URL, or create it at the target"))
             }
             LoginError::Authentication(
                 AuthenticationError::Target { .. } | AuthenticationError::TargetSilent,
-            ) => (FAILED, Some("see which user and secret the target has for itself")),
+            ) => (FAILED, Some("check the user and the secret of the target itself")),
             LoginError::Denied { .. } => {
-                (FAILED, Some("let this initiator in, at the target's access rules"))
+                (FAILED, Some("permit this initiator in the target's access rules"))
             }
             LoginError::Unavailable { .. } => (FAILED, Some("try again later")),
             _ => (FAILED, None),
@@ -292,12 +292,9 @@ fn session(error: &SessionError) -> (u8, Option<&'static str>) {
         }) if (*asc, *ascq) == NO_SUCH_UNIT => {
             (NOT_FOUND, Some("the target has no such LUN; most begin with 0"))
         }
-        SessionError::CheckCondition(sense) if sense.is_out_of_space() => (
-            FAILED,
-            Some(
-                "the storage of the target is full; free space or add some there, and run it again",
-            ),
-        ),
+        SessionError::CheckCondition(sense) if sense.is_out_of_space() => {
+            (FAILED, Some("the storage of the target is full; free space there, and run it again"))
+        }
         SessionError::CheckCondition(Sense {
             key: SenseKey::DataProtect,
             asc: WRITE_PROTECTED,

@@ -9,20 +9,20 @@ use crate::state::{self, ChangeOptions};
 /// Verbs of `sarsen host`.
 #[derive(Subcommand)]
 pub(crate) enum Verb {
-    /// Give initiators that belong together a name, for targets' rules to speak of.
+    /// Create a host: a name for one or more initiators, for access rules and limits.
     Create {
         /// The host's name.
         name: String,
-        /// An initiator's name, which may end with *; it may be given several times. Any unless given.
+        /// The name of an initiator, which may end with *. Several may be given. Default: any.
         #[arg(long = "initiator", value_name = "IQN")]
         initiators: Vec<String>,
-        /// Where it comes from: an address or a network.
+        /// Its address, or a network.
         #[arg(long, value_name = "NETWORK")]
         address: Option<String>,
-        /// The account that it logs in with.
+        /// The account with which it authenticates.
         #[arg(long, value_name = "ACCOUNT")]
         account: Option<String>,
-        /// The client certificate that it shows.
+        /// Its client certificate: one of its names, or sha256:HASH.
         #[arg(long, value_name = "NAME")]
         certificate: Option<String>,
         #[command(flatten)]

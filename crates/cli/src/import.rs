@@ -15,26 +15,26 @@ use crate::exit::{DegradedError, UsageError};
 use crate::output::{note, print_line};
 use crate::state::{self, ChangeOptions};
 
-/// What says how a change is made, where there is one.
+/// The flags about the change itself, where there is one.
 const OF_A_CHANGE: [&str; 4] = ["force", "grace", "revision", "control"];
 
 /// Flags of `sarsen import`.
 #[derive(clap::Args)]
 #[command(mut_args(only_with_a_change))]
 pub(crate) struct Arguments {
-    /// Whose configuration it is.
+    /// The program that the configuration belongs to.
     #[arg(value_name = "PROGRAM")]
     from: Program,
     /// The file: saveconfig.json, targets.conf, scst.conf, ctl.conf or istgt.conf.
     file: PathBuf,
-    /// Send the document to the running server, as `sarsen apply` does: planned, whole or not at all, and nothing
-    /// that it has is taken away.
+    /// Apply the document to the running server, as `sarsen apply` does. Objects that it does not list are left
+    /// unchanged.
     #[arg(long, conflicts_with = "out")]
     apply: bool,
-    /// Write the document there, with its secrets, for `sarsen apply -f`; nobody but its owner can read it.
+    /// Write the document with its secrets to this file, for `sarsen apply -f`. Only its owner can read it.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Show secrets in what is printed.
+    /// Show secrets in the output.
     #[arg(long)]
     secrets: bool,
     #[command(flatten)]
@@ -74,7 +74,7 @@ impl From<Program> for Origin {
     }
 }
 
-/// The longest configuration that is read.
+/// Maximum length of a configuration.
 const LONGEST: u64 = 64 << 20;
 
 /// The files of this machine.
@@ -88,7 +88,7 @@ impl Files for Disk {
         std::fs::read_to_string(path)
     }
 
-    /// Patterns are in the last part of a path, as configurations have them.
+    /// A pattern may only be the last part of a path, as in the configurations.
     fn matching(&self, pattern: &str) -> Vec<PathBuf> {
         let pattern = Path::new(pattern);
         let (Some(folder), Some(wanted)) = (pattern.parent(), pattern.file_name()) else {
@@ -110,7 +110,7 @@ impl Files for Disk {
     }
 }
 
-/// `*` and `?` as a shell has them.
+/// Matches `*` and `?` as a shell does.
 fn matches(pattern: &[char], name: &[char]) -> bool {
     match pattern.split_first() {
         None => name.is_empty(),
@@ -144,21 +144,21 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let lost = imported.complaints.iter().filter(|one| one.weight == import::Weight::Loss).count();
     if lost > 0 {
-        let message =
-            format!("{lost} of the fields above matter to clients and could not be carried");
+        let message = format!("{lost} of these settings affect clients and could not be imported");
         return Err(DegradedError(message).into());
     }
     Ok(())
 }
 
-/// Sends it to the running server.
+/// Applies the document to the running server.
 fn apply(options: &ChangeOptions, imported: &Imported) -> anyhow::Result<Changed> {
     options.ask(&options.apply(imported.document.clone()))
 }
 
-/// The document, which says how to listen elsewhere where it says nothing of that.
+/// Prints the document, with a note on listening if it has no portals.
 fn text_of(document: &Document, assumes_portals: bool) -> anyhow::Result<String> {
-    const PORTALS: &str = "# Where it listened is not in the file. A server keeps the portals that it has; one that is\n\
+    const PORTALS: &str = "# Where it listened is not in the file. A server keeps the portals that it has; one \
+                           that is\n\
                            # to be reached from everywhere needs this, too:\n\
                            # [[portal]]\n# address = \"0.0.0.0:3260\"\n\n";
     let text = toml::to_string(document)?;
@@ -209,7 +209,7 @@ fn print(arguments: &Arguments, imported: &Imported) -> anyhow::Result<()> {
     state::report(&apply(&arguments.options, imported)?, false)
 }
 
-/// With mode 0600, also where it was there before.
+/// Creates a file with mode 0600, or sets that mode.
 pub(crate) fn write_private(path: &Path, text: &str) -> io::Result<()> {
     let mut options = OpenOptions::new();
     let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(path)?;

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use sarsen_lab::access::{self, Access, NamedAccess};
+use sarsen_lab::distribution::Distribution;
 use sarsen_lab::load::{self, Endpoint, Latency, LoadError, LoadOptions, LoadResult};
 use sarsen_lab::mix::Mix;
-use sarsen_lab::places::Distribution;
 use sarsen_lab::study;
 use sarsen_lab::trace::{self, Format, Synthetic};
 use sarsen_lab::{fio, icf};
@@ -27,103 +27,100 @@ use crate::output::{note, print_line};
 /// Verbs of the lab.
 #[derive(clap::Subcommand)]
 pub(crate) enum Verb {
-    /// Keep I/Os open on a target for a while and measure them. Writes destroy what is there; where
-    /// something is known to be, they need --destroy.
+    /// Run a load on a target and measure it. Writes overwrite its data; a disk with a file system or the like needs
+    /// --destroy.
     Load(LoadArguments),
-    /// Ask of a target what a trace asks, and measure it. Writes destroy what is there; where
-    /// something is known to be, they need --destroy.
+    /// Replay a trace on a target and measure it. Writes overwrite its data; a disk with a file system or the like
+    /// needs --destroy.
     Replay(ReplayArguments),
-    /// Run a study: measure several targets as others did before, and report it beside their figures.
+    /// Run a study: measure several targets as a published comparison did, and report the figures beside the
+    /// published ones.
     Run(run::Arguments),
     /// List the studies.
     Studies {
-        /// Print each as a line of JSON.
+        /// Print each as one line of JSON.
         #[arg(long)]
         json: bool,
     },
-    /// List the access specifications that are known by name, or write them as an Iometer file.
+    /// List the named access specifications, or write them as an Iometer file.
     Specs(SpecsArguments),
-    /// List the runs that were made here.
+    /// List the archived runs of this machine.
     Runs(archive::RunsArguments),
-    /// Report a run again, in any format.
+    /// Write the report of an archived run, in any format.
     Report(archive::ReportArguments),
-    /// Say what changed between two runs, and whether it is more than noise.
+    /// Compare two runs, and test whether the differences are significant.
     Compare(archive::CompareArguments),
-    /// Forget a run.
+    /// Delete an archived run.
     Remove(archive::RemoveArguments),
 }
 
 #[derive(clap::Args)]
 pub(crate) struct SpecsArguments {
-    /// Where an Iometer file with all of them goes.
+    /// The Iometer file to write.
     #[arg(long, value_name = "FILE")]
     icf: Option<PathBuf>,
-    /// Print each as a line of JSON.
+    /// Print each as one line of JSON.
     #[arg(long, conflicts_with = "icf")]
     json: bool,
 }
 
 #[derive(clap::Args)]
 pub(crate) struct LoadArguments {
-    /// What the I/Os go to: `iscsi://host[:port]/target/lun`, `nbd://host[:port]/export`,
-    /// `nbd+unix:///export?socket=PATH`, or the path of a file or block device.
+    /// The target: `iscsi://host[:port]/target/lun`, `nbd://host[:port]/export`, `nbd+unix:///export?socket=PATH`, or
+    /// the path of a file or block device.
     endpoint: String,
-    /// A known access specification, such as "Exchange 2003"; the flags below change it.
+    /// A named access specification, such as "Exchange 2003". The flags below override parts of it.
     #[arg(long, value_name = "NAME")]
     spec: Option<String>,
-    /// Bytes of an I/O.
+    /// Size of an I/O.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     block_size: Option<u64>,
-    /// Percentage of I/Os that read.
+    /// Percentage of reads.
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(..=100))]
     read: Option<u8>,
-    /// Percentage of I/Os that go anywhere.
+    /// Percentage of random I/Os.
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(..=100))]
     random: Option<u8>,
-    /// I/Os that each session keeps open.
+    /// Number of outstanding I/Os of each session.
     #[arg(long)]
     depth: Option<u32>,
-    /// Sessions, one connection each [default: 1, or what the job says].
+    /// Number of sessions, with one connection each [default: 1, or that of the job]
     #[arg(long)]
     sessions: Option<u32>,
-    /// How long to measure [default: 3, or what the job says].
+    /// Duration of the measurement [default: 3, or that of the job]
     #[arg(long)]
     seconds: Option<f64>,
-    /// How long to put the load on before it is measured [default: 0.3, or what the job says].
+    /// Duration of the load before the measurement [default: 0.3, or that of the job]
     #[arg(long, value_name = "SECONDS")]
     warm_up: Option<f64>,
-    /// I/Os a second of all sessions together, begun by the clock whether or not others have ended;
-    /// latencies count from when an I/O should have begun. --depth limits what is open.
+    /// Rate of all sessions together, kept by the clock. Latencies count from the scheduled start of an I/O. --depth
+    /// limits the outstanding ones.
     #[arg(long, value_name = "IOPS")]
     rate: Option<f64>,
-    /// Where random I/Os go: `uniform`, `zipf:THETA`, or `hot:ACCESSES/SPACE` in percent, such as
-    /// `hot:90/10`.
+    /// Distribution of random I/Os: `uniform`, `zipf:THETA`, or `hot:ACCESSES/SPACE` in percent, such as `hot:90/10`.
     #[arg(long)]
     distribution: Option<Distribution>,
-    /// Mark each block that is written, hold what is read against what this run wrote, and at the
-    /// end read all of it once more. It takes CPU time: leave it out to measure.
+    /// Verify data: mark each written block, check each read against the writes of this run, and read all of it at
+    /// the end. It costs CPU time.
     #[arg(long)]
     verify: bool,
-    /// Write even if a file system, a partition table, swap or the like is found there, which is
-    /// lost then.
+    /// Overwrite the disk even if it has a file system, a partition table, swap or the like.
     #[arg(long)]
     destroy: bool,
-    /// Run the jobs of a fio file (`.fio`) or the access specifications of an Iometer file (`.icf`),
-    /// one after another; with --spec, only the one of that name. Other flags go before what the
-    /// file says.
+    /// Run the jobs of a fio file (`.fio`) or the access specifications of an Iometer file (`.icf`) one after
+    /// another; with --spec, only the one of that name. Other flags override the file.
     #[arg(long, value_name = "FILE")]
     job: Option<PathBuf>,
-    /// How a file or block device is used: writeback, writethrough, none, directsync or unsafe
-    /// [default: writeback, through the page cache]
+    /// Cache mode of a file or block device: writeback, writethrough, none, directsync or unsafe [default: writeback]
     #[arg(long, value_name = "MODE", value_parser = parse_cache)]
     cache: Option<CacheMode>,
-    /// Ask for header digests.
+    /// Request header digests (CRC32C).
     #[arg(long)]
     header_digest: bool,
-    /// Ask for data digests.
+    /// Request data digests (CRC32C).
     #[arg(long)]
     data_digest: bool,
-    /// A process of the target on this machine, whose CPU time and memory are measured.
+    /// Process id of the target on this machine, to measure its CPU time and memory.
     #[arg(long = "pid")]
     pids: Vec<u32>,
     /// Print the result as one line of JSON.
@@ -133,33 +130,32 @@ pub(crate) struct LoadArguments {
 
 #[derive(clap::Args)]
 pub(crate) struct ReplayArguments {
-    /// A trace: a file (MSR Cambridge CSV, blkparse text, or `time_s,op,offset,length`), or `lu-du`
-    /// for 8,626 requests, 70 % reads, made from the seed.
+    /// The trace: a file (MSR Cambridge CSV, blkparse text, or `time_s,op,offset,length`), or `lu-du`: 8,626 requests
+    /// with 70 % reads, created from the seed.
     trace: PathBuf,
-    /// What the requests go to: `iscsi://host[:port]/target/lun`, `nbd://host[:port]/export`,
-    /// `nbd+unix:///export?socket=PATH`, or the path of a file or block device.
+    /// The target: `iscsi://host[:port]/target/lun`, `nbd://host[:port]/export`, `nbd+unix:///export?socket=PATH`, or
+    /// the path of a file or block device.
     endpoint: String,
-    /// How the file is written, if its first line does not tell: msr, blkparse or csv.
+    /// Format of the trace: msr, blkparse or csv. Default: derived from its first line.
     #[arg(long)]
     format: Option<Format>,
-    /// Keep the trace's own times, divided by so much: 1 is as recorded. Without it, as fast as the
-    /// depth allows.
+    /// Replay at the times of the trace, divided by this factor: 1 is as recorded. Default: as fast as the depth
+    /// permits.
     #[arg(long, value_name = "FACTOR")]
     speed: Option<f64>,
-    /// I/Os that each session keeps open.
+    /// Number of outstanding I/Os of each session.
     #[arg(long, default_value_t = 32)]
     depth: u32,
-    /// Sessions, one connection each.
+    /// Number of sessions, with one connection each.
     #[arg(long, default_value_t = 1)]
     sessions: u32,
-    /// Write even if a file system, a partition table, swap or the like is found there, which is
-    /// lost then.
+    /// Overwrite the disk even if it has a file system, a partition table, swap or the like.
     #[arg(long)]
     destroy: bool,
-    /// What `lu-du` is made from.
+    /// Seed of `lu-du`.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// A process of the target on this machine, whose CPU time and memory are measured.
+    /// Process id of the target on this machine, to measure its CPU time and memory.
     #[arg(long = "pid")]
     pids: Vec<u32>,
     /// Print the result as one line of JSON.
@@ -228,7 +224,7 @@ fn run_load(arguments: &LoadArguments) -> anyhow::Result<()> {
     let mut endpoint = endpoint(&arguments.endpoint)?;
     if let Some(mode) = arguments.cache {
         let Endpoint::File { cache, .. } = &mut endpoint else {
-            bail!("--cache is about files and block devices; {endpoint} is none");
+            bail!("--cache is for files and block devices; {endpoint} is neither");
         };
         *cache = mode;
     }
@@ -281,7 +277,7 @@ fn run_replay(arguments: &ReplayArguments) -> anyhow::Result<()> {
     options.destroy = arguments.destroy;
     options.target_pids.clone_from(&arguments.pids);
     let requests: load::Requests = if arguments.trace == Path::new("lu-du") {
-        ensure!(arguments.speed.is_none(), "lu-du has no times that --speed could keep");
+        ensure!(arguments.speed.is_none(), "lu-du has no times for --speed");
         Box::new(Synthetic::lu_du(arguments.seed))
     } else {
         Box::new(trace::open(&arguments.trace, arguments.format)?)
@@ -313,7 +309,7 @@ fn print(job: Option<&str>, result: &LoadResult, json: bool) -> anyhow::Result<(
 fn outcome(result: &LoadResult) -> anyhow::Result<()> {
     if let Some(count @ 1..) = result.mismatches {
         let first = result.mismatched.first().map_or("", |first| &first.detail);
-        bail!("{count} blocks were not what had been written, the first one: {first}");
+        bail!("{count} blocks differ from the written data, the first one: {first}");
     }
     match result.errors {
         0 => Ok(()),
@@ -324,7 +320,7 @@ fn outcome(result: &LoadResult) -> anyhow::Result<()> {
     }
 }
 
-/// The jobs of a file with their names. What they ask for in vain goes to stderr.
+/// Reads the jobs of a file with their names. Unsupported options are reported on standard error.
 fn read_jobs(file: &Path, endpoint: &Endpoint) -> anyhow::Result<Vec<(String, LoadOptions)>> {
     let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
     let name = file.display().to_string();
@@ -335,7 +331,7 @@ fn read_jobs(file: &Path, endpoint: &Endpoint) -> anyhow::Result<Vec<(String, Lo
         Some("fio") => {
             let found = fio::parse(&name, &text)?;
             for fio::Unmapped { line, option, reason, .. } in &found.unmapped {
-                note(format_args!("{name}:{line}: {option} is left out: {reason}"));
+                note(format_args!("{name}:{line}: {option} is ignored: {reason}"));
             }
             for job in found.jobs {
                 let mut options = LoadOptions::new(endpoint.clone(), plain);
@@ -356,7 +352,7 @@ fn read_jobs(file: &Path, endpoint: &Endpoint) -> anyhow::Result<Vec<(String, Lo
             for specification in found.specifications {
                 let (mix, left_out) = specification.to_mix(found.outstanding.unwrap_or(1));
                 for what in left_out {
-                    note(format_args!("{name}: {}: left out: {what}", specification.name));
+                    note(format_args!("{name}: {}: ignored: {what}", specification.name));
                 }
                 let mut options = LoadOptions::new(endpoint.clone(), plain);
                 set_mix(&mut options, mix);
@@ -372,7 +368,7 @@ fn read_jobs(file: &Path, endpoint: &Endpoint) -> anyhow::Result<Vec<(String, Lo
     Ok(jobs)
 }
 
-/// A mix that is no more than an access specification runs as one, which is lighter.
+/// Converts a mix to an access specification if it is one, which is cheaper to run.
 fn set_mix(options: &mut LoadOptions, mix: Mix) {
     match mix.as_access() {
         Some(access) => (options.access, options.mix) = (access, None),
@@ -380,7 +376,7 @@ fn set_mix(options: &mut LoadOptions, mix: Mix) {
     }
 }
 
-/// Flags go before what the specification or job says.
+/// Applies the flags, which override the specification or the job.
 fn refine(options: &mut LoadOptions, arguments: &LoadArguments) -> anyhow::Result<()> {
     let mut mix = options.mix.take().unwrap_or_else(|| options.access.into());
     for part in &mut mix.parts {
@@ -416,7 +412,7 @@ fn options(arguments: &LoadArguments, endpoint: Endpoint) -> anyhow::Result<Load
                 .with_context(|| {
                     let names: Vec<_> = access::NAMED.iter().map(|known| known.name).collect();
                     format!(
-                        "there is no access specification {name:?}; known: {}",
+                        "access specification {name:?} does not exist; known: {}",
                         names.join(", ")
                     )
                 })?
@@ -431,7 +427,7 @@ fn options(arguments: &LoadArguments, endpoint: Endpoint) -> anyhow::Result<Load
     Ok(options)
 }
 
-/// What a result says beyond its one line.
+/// Formats the lines of a result after the first.
 fn details(result: &LoadResult) -> Vec<String> {
     let mut lines = Vec::new();
     if let (Some(reads), Some(writes)) = (&result.reads, &result.writes) {
@@ -448,8 +444,9 @@ fn details(result: &LoadResult) -> Vec<String> {
             .push("not steady: IOPS drifted by more than 10 %, or spread by more than 20 %".into());
     }
     if let (Some(rate), Some(backlog)) = (result.rate, result.backlog) {
-        lines
-            .push(format!("{rate} I/Os a second were asked for; {backlog} had to wait at the end"));
+        lines.push(format!(
+            "{rate} I/Os a second were requested; {backlog} were still waiting at the end"
+        ));
     }
     if let (Some(blocks), Some(mismatches)) = (result.verified_blocks, result.mismatches) {
         let read_back = result.read_back_blocks.unwrap_or(0);
@@ -459,12 +456,14 @@ fn details(result: &LoadResult) -> Vec<String> {
         lines.extend(result.mismatched.iter().map(|mismatch| mismatch.detail.clone()));
     }
     if let Some(wrapped @ 1..) = result.wrapped {
-        lines.push(format!("{wrapped} requests lay beyond the unit and went to its beginning"));
+        lines.push(format!(
+            "{wrapped} requests beyond the end of the unit were moved to its beginning"
+        ));
     }
     lines
 }
 
-/// A result on one line.
+/// Formats a result as one line.
 pub(crate) fn render(result: &LoadResult) -> String {
     let mut line = format!(
         "{:.0} IOPS, {:.1} MB/s, latency p50 {:.0} µs, p99 {:.0} µs, p99.9 {:.0} µs",

@@ -12,6 +12,7 @@ mod discover;
 mod disk;
 mod doctor;
 mod event;
+mod examples;
 mod exit;
 mod host;
 mod import;
@@ -31,7 +32,7 @@ mod volume;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches as _, Parser, Subcommand};
 
 use crate::output::{LogFormat, start_logging};
 
@@ -47,45 +48,45 @@ struct Arguments {
 enum Verb {
     /// Serve volumes over iSCSI until SIGTERM or SIGINT.
     Serve(Box<serve::Arguments>),
-    /// Let the server that runs become the program that is installed now. It keeps its process id and its
-    /// listening sockets; initiators are asked to log out, and come back.
+    /// Replace the running server by the installed version. It keeps its process id and its listening sockets.
+    /// Initiators are asked to log out, and log in again.
     Upgrade(control::ServerOptions),
-    /// Make, change and list the volumes of a running server.
+    /// Create, change and list the volumes of a running server.
     #[command(subcommand)]
     Volume(volume::Verb),
-    /// Make, change and list targets, take them out of service, and print how they are reached.
+    /// Create, change and list targets, take them out of service, and print commands for initiators.
     #[command(subcommand)]
     Target(target::Verb),
-    /// Give initiators names, for targets' rules to speak of.
+    /// Create, change and list hosts: names of initiators, for access rules and limits.
     #[command(subcommand)]
     Host(host::Verb),
-    /// Make, change and list the accounts with which initiators and targets prove who they are.
+    /// Create, change and list the accounts (CHAP) of initiators and targets.
     #[command(subcommand)]
     Account(account::Verb),
-    /// Choose where a running server listens.
+    /// Create, change and list the portals: the addresses on which the server listens.
     #[command(subcommand)]
     Portal(portal::Verb),
-    /// Make of a running server what a file says, whole or not at all.
+    /// Apply a document to a running server, as a whole or not at all.
     Apply(apply::Arguments),
-    /// Show what `apply` would do.
+    /// Show what `apply` would change.
     Diff(apply::DiffArguments),
-    /// Print what a running server is to be, as `apply` takes it.
+    /// Print the document of a running server, for `apply`.
     Export(apply::ExportArguments),
-    /// List the last changes of a running server, and who made them.
+    /// List the last changes of a running server with their authors.
     History(apply::HistoryArguments),
-    /// Look after the sessions of a running server.
+    /// List, trace and drain the sessions of a running server.
     #[command(subcommand)]
     Session(session::Verb),
-    /// Show who is busy and who is slow, second after second.
+    /// Show the busiest and slowest volumes and sessions, refreshed every second.
     Top(top::Arguments),
-    /// Look at what happened at a running server.
+    /// List the events of a running server.
     #[command(subcommand)]
     Event(event::Verb),
-    /// Print what a running server counts, as OpenMetrics text.
+    /// Print the metrics of a running server as OpenMetrics text.
     Metrics(metrics::Arguments),
-    /// Serve a RAM volume, attach to it, check it and measure it: half a minute, no root.
+    /// Serve a RAM volume, attach to it, check it and measure it. It takes half a minute and needs no root.
     Demo(demo::Arguments),
-    /// List the targets that a portal offers.
+    /// List the targets of a portal (SendTargets).
     Discover(discover::Arguments),
     /// Read, write, copy, compare and erase disks of any iSCSI target, without attaching them.
     #[command(subcommand)]
@@ -93,21 +94,21 @@ enum Verb {
     /// Measure any iSCSI target.
     #[command(subcommand)]
     Lab(lab::Verb),
-    /// Tell what is wrong with this machine for a storage server, and what to do about it. Exits with 1
-    /// if there are problems, with 5 if there are warnings.
+    /// Check this machine and its server, and print problems with their remedies. Exits with 1 if there are problems,
+    /// with 5 if there are warnings.
     Doctor(doctor::Arguments),
-    /// Turn another target program's configuration into ours: identities are kept, and what could not be carried
-    /// is listed. Exits with 5 if clients notice some of that.
+    /// Convert the configuration of another target program. Identities are kept, and settings without a counterpart
+    /// are listed. Exits with 5 if initiators would notice one of these.
     Import(import::Arguments),
-    /// Change a running server as tgtadm would tgtd: what Cinder, Pacemaker's agents and tgt-admin call. A link
-    /// named tgtadm to this program does the same.
+    /// Change a running server with the flags of tgtadm, for Cinder, Pacemaker's agents and tgt-admin. A link named
+    /// tgtadm to this program does the same.
     #[command(disable_help_flag = true)]
     Tgtadm {
-        /// tgtadm's own: `sarsen tgtadm --help` has them.
+        /// The flags of tgtadm: see `sarsen tgtadm --help`.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
         arguments: Vec<std::ffi::OsString>,
     },
-    /// Print what a shell needs to complete `sarsen`'s verbs and flags.
+    /// Print the completion script of a shell.
     Completions(completions::Arguments),
     /// Write a manual page for each verb.
     #[command(hide = true)]
@@ -120,7 +121,8 @@ fn main() -> ExitCode {
         start_logging("warn", LogFormat::Text, false);
         return tgtadm::run(words);
     }
-    let arguments = Arguments::parse();
+    let matches = examples::add(Arguments::command()).get_matches();
+    let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     // What serves tells its story by the log; elsewhere that would only interrupt.
     let serves = matches!(arguments.verb, Verb::Serve(_));
     let format = match &arguments.verb {

@@ -1,4 +1,4 @@
-//! `sarsen man`: a manual page for each verb, made of what `--help` says.
+//! `sarsen man`: a manual page for each verb, from its help and examples, and one for the configuration file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,32 +6,40 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Command;
 use clap_mangen::Man;
-use clap_mangen::roff::{Roff, bold, roman};
+use clap_mangen::roff::{Inline, Roff, bold, roman};
+use sarsen_node::reference;
 
-use crate::exit;
+use crate::{examples, exit};
 
 /// Flags of `sarsen man`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// The folder that gets the pages; it is made if it is absent.
+    /// The folder that gets the pages, in man1 and man5. It is created if it is missing.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 }
 
 pub(crate) fn run(arguments: &Arguments, command: Command) -> anyhow::Result<()> {
     let out = &arguments.out;
-    fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    let commands = out.join("man1");
+    create_folder(&commands)?;
     for (name, page) in pages(command)? {
-        write(&out.join(name), &page)?;
+        write(&commands.join(name), &page)?;
     }
-    Ok(())
+    let files = out.join("man5");
+    create_folder(&files)?;
+    write(&files.join("sarsen.toml.5"), &configuration_page()?)
+}
+
+fn create_folder(path: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))
 }
 
 fn write(path: &Path, page: &[u8]) -> anyhow::Result<()> {
     fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// The pages by their names as files.
+/// Returns the pages by file name.
 fn pages(command: Command) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     // `sarsen help VERB` shows the same as the page of the verb.
     let mut command = command.disable_help_subcommand(true);
@@ -69,11 +77,58 @@ fn page(command: &Command, parent: Option<&str>) -> anyhow::Result<Vec<u8>> {
     if command.get_subcommands().any(|verb| !verb.is_hide_set()) {
         man.render_subcommands_section(&mut page)?;
     }
+    let name = command.get_display_name().unwrap_or_else(|| command.get_name());
+    let path = name.split_once('-').map_or("", |(_, path)| path).replace('-', " ");
+    let mut roff = Roff::new();
+    examples::section(&path, &mut roff);
+    roff.to_writer(&mut page)?;
     endings(parent).to_writer(&mut page)?;
     Ok(page)
 }
 
-/// What every page ends with.
+/// The page of the configuration file.
+fn configuration_page() -> anyhow::Result<Vec<u8>> {
+    let version = format!("sarsen {}", env!("CARGO_PKG_VERSION"));
+    let mut roff = Roff::new();
+    roff.control("TH", ["sarsen.toml", "5", "", &version, "File Formats"]);
+    roff.control("SH", ["NAME"])
+        .text([roman("sarsen.toml - the configuration of the server of sarsen")]);
+    roff.control("SH", ["DESCRIPTION"]);
+    for paragraph in reference::INTRODUCTION {
+        roff.control("PP", []).text(inlines(paragraph));
+    }
+    for table in reference::tables() {
+        let heading = if table.heading.is_empty() { reference::FIRST_KEYS } else { &table.heading };
+        roff.control("SH", [heading]).text(inlines(&table.text));
+        for key in &table.keys {
+            let mut values = vec![bold(&key.name), roman(" = ")];
+            values.extend(inlines(&key.values));
+            roff.control("TP", []).text(values).text(inlines(&key.text));
+            match reference::default_of(key) {
+                "" => {}
+                "required" => drop(roff.text([roman("Required.")])),
+                default => {
+                    let text = format!("Default: {default}.");
+                    roff.text(inlines(&text));
+                }
+            }
+        }
+    }
+    roff.control("SH", ["SEE ALSO"]).text([bold("sarsen-serve"), roman("(1), ")]);
+    roff.text([bold("sarsen-apply"), roman("(1)")]);
+    let mut page = Vec::new();
+    roff.to_writer(&mut page)?;
+    Ok(page)
+}
+
+/// Text with code between backticks, which becomes bold.
+fn inlines(text: &str) -> Vec<Inline> {
+    let text = text.replace('\n', " ");
+    let parts = text.split('`').enumerate();
+    parts.map(|(n, part)| if n % 2 == 1 { bold(part) } else { roman(part) }).collect()
+}
+
+/// Returns the end of each page.
 fn endings(parent: Option<&str>) -> Roff {
     let mut roff = Roff::new();
     roff.control("SH", ["EXIT STATUS"]);
@@ -112,7 +167,7 @@ mod tests {
         }
     }
 
-    /// What groff complains about in a page. None if it is not installed.
+    /// Returns the complaints of groff about a page, or none if groff is not installed.
     fn complaints(page: &Path) -> Option<String> {
         let mut groff = Process::new("groff");
         groff.args(["-ww", "-man", "-Tutf8", "-z"]).arg(page).stdin(Stdio::null());
@@ -123,10 +178,12 @@ mod tests {
     #[test]
     fn groff_reads_every_page_without_a_warning() {
         let folder = tempfile::tempdir().expect("a folder");
-        let out = folder.path().join("made/man1");
+        let out = folder.path().join("made/man");
         run(&Arguments { out: out.clone() }, crate::Arguments::command()).expect("pages");
         let mut seen = 0;
-        for entry in fs::read_dir(&out).expect("the folder") {
+        let pages =
+            ["man1", "man5"].map(|folder| fs::read_dir(out.join(folder)).expect("the folder"));
+        for entry in pages.into_iter().flatten() {
             let path = entry.expect("an entry").path();
             let Some(complaints) = complaints(&path) else { return };
             assert_eq!(complaints, "", "{}", path.display());

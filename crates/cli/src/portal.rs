@@ -20,16 +20,16 @@ pub(crate) enum Verb {
     Create {
         /// The address, such as `0.0.0.0:3260` or `[::]:3260`.
         address: String,
-        /// Its portal group.
+        /// The tag of its portal group. Default: 1.
         #[arg(long, value_name = "TAG")]
         group: Option<u16>,
-        /// It is reached by TLS alone, with this certificate: a PEM file of the server.
+        /// Accept only TLS 1.3, with this certificate: a PEM file of the server.
         #[arg(long, value_name = "FILE", requires = "tls_key")]
         tls_certificate: Option<String>,
-        /// And its private key.
+        /// The private key of the certificate.
         #[arg(long, value_name = "FILE", requires = "tls_certificate")]
         tls_key: Option<String>,
-        /// Those who vouch for clients, which then have to show a certificate.
+        /// The certificate authority of clients, which must then present a certificate.
         #[arg(long, value_name = "FILE", requires = "tls_certificate")]
         tls_client_ca: Option<String>,
         #[command(flatten)]
@@ -70,14 +70,14 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     }
 }
 
-/// Refuses a verb about a portal that listens and is no object of the state.
+/// Refuses a change of a portal that is not an object of the state.
 fn refuse_others(verb: &state::OneVerb) -> anyhow::Result<()> {
     let (name, client) = verb.object()?;
     let is_it = |portal: &&ServedPortal| !portal.is_object && portal.address == name;
     if listening(&client)?.portals.iter().any(|portal| is_it(&portal)) {
         let remedy = "change those and restart the server";
         let message = format!(
-            "portal {name}: it is opened by the server's flags, its file or by default; {remedy}"
+            "portal {name}: the server's flags, its file or its defaults open it; {remedy}"
         );
         return Err(UsageError(message).into());
     }
@@ -99,8 +99,8 @@ fn listening(client: &Client) -> anyhow::Result<PortalList> {
 pub(crate) fn note_loopback(client: &Client) -> anyhow::Result<()> {
     if is_local(&listening(client)?) {
         note(
-            "only this machine can log in: every portal listens on a loopback address. \
-             `sarsen portal create ADDRESS:3260`, with an address of this machine, opens one for others",
+            "every portal listens on a loopback address, so only this machine can log in; `sarsen portal create \
+             ADDRESS:3260` with an address of this machine adds another one",
         );
     }
     Ok(())

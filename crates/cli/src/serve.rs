@@ -31,80 +31,75 @@ use crate::control::default_socket;
 use crate::exit;
 use crate::lab::Results;
 
-/// Flags of `sarsen serve`. What flags say is added to what the file says.
+/// Flags of `sarsen serve`. They add to the configuration file.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// A TOML file with `listen`, `[[volume]]`, `[[target]]`, `[[account]]` and more. SIGHUP takes over
-    /// what has changed without a restart, unless somebody uses what would be taken away.
+    /// The configuration file: `man sarsen.toml`. SIGHUP applies its changes without a restart, unless an initiator
+    /// uses an object that would be removed.
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// A volume: NAME=ram:SIZE, NAME=file:PATH, NAME=iso:PATH (a CD), NAME=sg:PATH (a real SCSI
-    /// device, such as /dev/sg0) or NAME=null:SIZE, then options such as ,size=10GiB ,cache=none
-    /// ,block-size=4096 ,read-only ,removable ,encrypted ,serial=TEXT; and, for drills, what is
-    /// to go wrong: ,fault=KIND@BLOCK with flipped-bit, flipped-bit-stored, lost-write, stale-read,
-    /// unreadable or unwritable, or ,fault=misdirected-write@BLOCK>BLOCK; :once after it is once.
+    /// A volume: NAME=ram:SIZE, NAME=file:PATH, NAME=iso:PATH (a CD), NAME=sg:PATH (a real SCSI device, such as
+    /// /dev/sg0) or NAME=null:SIZE. Keys of `[[volume]]` may follow, such as ,size=10GiB ,cache=none ,block-size=4096
+    /// ,read-only ,encrypted ,iops=5000.
     #[arg(short, long = "volume", value_name = "SPEC")]
     volumes: Vec<String>,
-    /// An address to listen on, such as `0.0.0.0:3260` or `[::]:3260`; port 0 takes a free one. A
-    /// number behind it, such as `10.0.1.1:3260,2`, is its portal group: 1 unless given.
+    /// A portal: the address to listen on, such as `0.0.0.0:3260` or `[::]:3260`. Port 0 takes a free one. A number
+    /// after a comma is its portal group, such as `10.0.1.1:3260,2`. Default: 1.
     #[arg(short, long, value_name = "ADDRESS[,TAG]", value_parser = config::parse_portal)]
     listen: Vec<Portal>,
     #[command(flatten)]
     tls: TlsArguments,
-    /// An account: NAME=FILE, the file with its secret, which nobody but its owner may read.
+    /// An account: NAME=FILE, with the file of its secret. Only its owner may be able to read it.
     #[arg(long = "account", value_name = "NAME=FILE")]
     accounts: Vec<String>,
-    /// An account of which initiators have to prove to be one (by CHAP) before they see or use any
-    /// target; it may be given several times.
+    /// Require CHAP with this account before initiators see or use any target. Several may be given.
     #[arg(long, value_name = "NAME")]
     chap: Vec<String>,
-    /// Threads that serve; one for each processor unless given.
+    /// Number of threads that serve. Default: one for each processor.
     #[arg(long)]
     cores: Option<NonZeroUsize>,
-    /// How files are read and written: auto, uring or pool.
+    /// The way to read and write files: auto, uring or pool.
     #[arg(long, value_name = "ENGINE", value_parser = config::parse_engine)]
     io_engine: Option<FileEngine>,
-    /// Whether a busy core looks for more requests for a moment before it sleeps: auto, while they
-    /// come so quickly that it pays, or never.
+    /// Whether a core polls for the next request for a moment before it sleeps: auto, if requests arrive so quickly
+    /// that it pays, or never.
     #[arg(long, value_name = "WHEN", value_parser = config::parse_spin)]
     spin: Option<Spin>,
-    /// A Unix socket at which the other verbs reach this server; only its owner can use it. Under
-    /// systemd, unless given, control.sock in the RuntimeDirectory; with --state, where the other verbs look
-    /// for it; else none.
+    /// The Unix socket for the other verbs. Only its owner can use it. Default: with --state, the socket that the
+    /// other verbs use; under systemd, control.sock in the RuntimeDirectory; otherwise none.
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
-    /// The folder of the state: volumes, targets, accounts and what else changes while the server runs are
-    /// kept there, and made by `sarsen volume`, `sarsen apply` and the console. It is made if it is missing.
-    /// Under systemd, unless given, the StateDirectory.
+    /// The folder of the server's state. With it, objects are created while the server runs, by `sarsen volume`,
+    /// `sarsen apply` and the console. It is created if it is missing. Default under systemd: the StateDirectory.
     #[arg(long, value_name = "FOLDER")]
     state: Option<PathBuf>,
-    /// Where the API and the console are on the network, such as 127.0.0.1:3280. On the loopback they are
-    /// for everybody on this machine; elsewhere TLS is spoken, and who comes shows the token.
+    /// The address of the HTTP API and the console, such as 127.0.0.1:3280. On the loopback they are open to every
+    /// user of this machine. Elsewhere they require TLS and the token.
     #[arg(long, value_name = "ADDRESS", value_parser = config::parse_api)]
     api: Option<ApiConfig>,
-    /// A name server (iSNS) at which the targets are registered, where initiators find them.
+    /// The name server (iSNS) at which the server registers its targets.
     #[arg(long, value_name = "HOST[:PORT]", value_parser = config::parse_isns)]
     isns: Option<IsnsConfig>,
-    /// Seconds that initiators get to log out when the server ends.
+    /// Seconds that initiators have to log out when the server ends.
     #[arg(long, value_name = "SECONDS", default_value_t = 3)]
     logout_grace: u64,
-    /// How the log on stderr is written.
+    /// Format of the log on standard error.
     #[arg(long, value_enum, default_value = "text")]
     pub(crate) log_format: crate::LogFormat,
-    /// Print what is served as one line of JSON.
+    /// Print the served volumes as one line of JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// Portals that are reached by TLS, as flags name them.
+/// Flags about portals with TLS.
 #[derive(clap::Args)]
 struct TlsArguments {
-    /// The same, reached by TLS 1.3 alone.
+    /// A portal that accepts only TLS 1.3.
     #[arg(long, value_name = "ADDRESS[,TAG]", value_parser = config::parse_portal)]
     #[arg(requires_all = ["certificate", "key"])]
     listen_tls: Vec<Portal>,
-    /// The certificate of these portals and the chain that leads to it: a PEM file. It, the key and
-    /// --tls-client-ca are read again when they change, at SIGHUP at the latest.
+    /// The certificate of these portals and its chain: a PEM file. The server reads it, the key and --tls-client-ca
+    /// again when they change.
     #[arg(
         id = "certificate",
         long = "tls-certificate",
@@ -112,13 +107,13 @@ struct TlsArguments {
         requires = "listen_tls"
     )]
     certificate: Option<PathBuf>,
-    /// Its private key: a PEM file that is closed to others.
+    /// The private key of the certificate: a PEM file. Only its owner may be able to read it.
     #[arg(id = "key", long = "tls-key", value_name = "FILE", requires = "listen_tls")]
     key: Option<PathBuf>,
-    /// Those who vouch for clients: a PEM file. A client then has to show a certificate.
+    /// The certificate authority of clients: a PEM file. Clients must then present a certificate.
     #[arg(long = "tls-client-ca", value_name = "FILE", requires = "listen_tls")]
     client_ca: Option<PathBuf>,
-    /// With --tls-client-ca: a client without a certificate is let in, too, and access rules see that.
+    /// With --tls-client-ca: accept clients without a certificate as well. Access rules can tell them apart.
     #[arg(long = "tls-client-optional", requires = "client_ca")]
     client_optional: bool,
 }
@@ -319,9 +314,9 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
     match (clean, &ending) {
         (true, _) => {}
         (false, Ending::Stopped) => {
-            anyhow::bail!("not everything could be brought to disk; see the log")
+            anyhow::bail!("some data could not be flushed; see the log")
         }
-        (false, Ending::Replaced { .. }) => error!("not everything could be brought to disk"),
+        (false, Ending::Replaced { .. }) => error!("some data could not be flushed"),
     }
     Ok(ending)
 }
@@ -332,7 +327,7 @@ async fn end_at_signal(terminate: &mut Signal, interrupt: &mut Signal) -> Infall
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
-    error!("a second signal: ending at once; volumes may not have been flushed");
+    error!("second signal: stopping at once; volumes may not have been flushed");
     sarsen_io::log::flush();
     // Dropping the runtime waits for its threads.
     std::process::exit(exit::FAILED.into())
@@ -352,13 +347,13 @@ fn successor(server: &Server, program: Option<&Path>) -> anyhow::Result<PathBuf>
         // This process cannot execute another program before its disk responds.
         anyhow::bail!("volume {volume} does not respond");
     }
-    let program = program.context("it is not known where this program is")?;
+    let program = program.context("the path of this program is unknown")?;
     let shown = program.display();
     let output = Command::new(program).arg("--version").stdin(Stdio::null()).output();
     let output = output.with_context(|| format!("{shown} does not start"))?;
     anyhow::ensure!(output.status.success(), "{shown} --version ends with {}", output.status);
     let version = String::from_utf8_lossy(&output.stdout);
-    info!(version = version.trim(), "SIGUSR2: the program that is installed takes over");
+    info!(version = version.trim(), "SIGUSR2: replacing this server by the installed version");
     Ok(program.to_owned())
 }
 
@@ -375,9 +370,9 @@ async fn reload(server: &Server, arguments: &Arguments, received: &[SocketAddr])
                 error!("SIGHUP: {problem}");
             }
             for key in needs_restart {
-                warn!("SIGHUP: {key} was changed: that needs a restart");
+                warn!("SIGHUP: {key} was changed, which needs a restart");
             }
-            info!(sessions_ended, "SIGHUP: the configuration is in force");
+            info!(sessions_ended, "SIGHUP: the configuration was applied");
         }
         Err(error) => error!("SIGHUP: nothing was changed: {}", exit::message(&error)),
     }

@@ -24,30 +24,30 @@ pub(crate) enum Verb {
         #[command(flatten)]
         options: ServerOptions,
     },
-    /// Write what a session receives and sends to a pcap file, which Wireshark reads, until it ends or
-    /// this is interrupted. What is on the disks goes there, too; what came by TLS is there in clear.
+    /// Write the traffic of a session to a pcap file, for Wireshark, until the session ends or this is interrupted.
+    /// The file contains the data of the disks. Traffic of TLS portals is decrypted.
     Trace {
-        /// The session's handle, as `sarsen session list` shows it.
+        /// The session's TSIH: see `sarsen session list`.
         #[arg(required_unless_present = "initiator")]
         tsih: Option<u16>,
-        /// Trace this initiator instead, from its next login on. Secrets of the login are hidden.
+        /// Trace this initiator instead, from its next login on. Login secrets are masked.
         #[arg(long, value_name = "NAME", conflicts_with = "tsih")]
         initiator: Option<String>,
-        /// With --initiator: do not hide what proves who it is.
+        /// With --initiator: do not mask login secrets.
         #[arg(long, requires = "initiator")]
         secrets: bool,
-        /// Where the trace goes.
+        /// The file to write.
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
-        /// End after so many seconds.
+        /// End after this number of seconds.
         #[arg(long, value_name = "SECONDS")]
         seconds: Option<u64>,
         #[command(flatten)]
         options: ServerOptions,
     },
-    /// Ask a session's initiator to log out, and drop the session if it does not in time.
+    /// Ask a session's initiator to log out, and terminate the session after the grace period.
     Drain {
-        /// The session's handle, as `sarsen session list` shows it.
+        /// The session's TSIH: see `sarsen session list`.
         tsih: u16,
         /// Seconds that the initiator has to log out.
         #[arg(long, value_name = "SECONDS", default_value_t = 30)]
@@ -88,7 +88,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     }
 }
 
-/// Writes a trace for as long as it is to go on.
+/// Writes a trace until it ends.
 fn trace(
     path: &str,
     out: &Path,
@@ -151,7 +151,7 @@ fn render(sessions: &[Session], now: u64) -> String {
     table(["TSIH", "AGE", "INITIATOR", "ACCOUNT", "TARGET", "PEERS"], &rows)
 }
 
-/// The two largest units.
+/// Formats a duration with its two largest units.
 fn age(seconds: u64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
     match (days, hours, minutes) {

@@ -16,29 +16,30 @@ use crate::disk::on_a_core;
 use crate::exit::{DegradedError, NotFoundError, UsageError};
 use crate::output::{print_document, print_line};
 
-/// How a change is made.
+/// Flags of a change.
 #[derive(clap::Args)]
 pub(crate) struct ChangeOptions {
-    /// Only show what would be done.
+    /// Show the changes without applying them.
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Also if clients use what is taken away: they are asked to log out first, and dropped if they do not.
+    /// Apply the change even if initiators use what it removes. They are asked to log out, and their sessions are
+    /// terminated after the grace period.
     #[arg(long)]
     pub(crate) force: bool,
-    /// Seconds that they have for it.
+    /// Grace period: seconds that initiators have to log out.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub(crate) grace: u16,
-    /// The revision that the change is made for; another one by now is a conflict.
+    /// Apply the change only if the server is still at this revision.
     #[arg(long, value_name = "REVISION")]
     pub(crate) revision: Option<u64>,
     #[command(flatten)]
     pub(crate) options: ServerOptions,
 }
 
-/// Verbs that every noun has.
+/// Verbs of every noun.
 #[derive(Subcommand)]
 pub(crate) enum Verb {
-    /// List them.
+    /// List all objects of this kind.
     List {
         #[command(flatten)]
         options: ServerOptions,
@@ -47,44 +48,43 @@ pub(crate) enum Verb {
     One(OneVerb),
 }
 
-/// Those of them that are about one.
+/// Verbs about one object.
 #[derive(Subcommand)]
 pub(crate) enum OneVerb {
-    /// Show one, as a document has it.
+    /// Show an object as a document has it.
     Show {
-        /// Its name.
+        /// The object's name.
         name: String,
         #[command(flatten)]
         options: ServerOptions,
     },
-    /// Change keys of one. Lists and tables are written as JSON.
+    /// Change keys of an object. Lists and tables are written as JSON.
     Set {
-        /// Its name.
+        /// The object's name.
         name: String,
-        /// A key, as `show` has it, and its new value; KEY= takes it away.
+        /// A key and its new value: see `show`. KEY= removes the key.
         #[arg(required = true, value_name = "KEY=VALUE")]
         settings: Vec<String>,
         #[command(flatten)]
         options: ChangeOptions,
     },
-    /// Give one another name; whatever speaks of it does so by the new name.
+    /// Rename an object. References to it are changed as well.
     Rename {
-        /// Its name.
+        /// The object's name.
         name: String,
-        /// Its new name.
+        /// The new name.
         new_name: String,
         #[command(flatten)]
         options: ChangeOptions,
     },
-    /// Delete an object. Files and their data stay, unless --erase is given.
+    /// Delete an object. The file of a volume is kept, unless --erase is given.
     Delete {
-        /// Its name.
+        /// The object's name.
         name: String,
-        /// Also remove it from the targets, rules and lists of accounts that name it. A target that loses its
-        /// last volume is deleted.
+        /// Remove it from targets, rules and lists of accounts as well. A target without volumes is then deleted.
         #[arg(long)]
         cascade: bool,
-        /// Also erase the file and the records of a volume: its data is lost.
+        /// Delete the file and the metadata of a volume as well: its data is lost.
         #[arg(long)]
         erase: bool,
         #[command(flatten)]
@@ -93,7 +93,7 @@ pub(crate) enum OneVerb {
 }
 
 impl OneVerb {
-    /// The name of its object, and the server that is asked.
+    /// The name of an object, and the server.
     pub(crate) fn object(&self) -> anyhow::Result<(&str, Client)> {
         match self {
             Self::Show { name, options } => Ok((name, options.client()?)),
@@ -104,7 +104,7 @@ impl OneVerb {
     }
 }
 
-/// Runs one of them for a kind.
+/// Runs a verb for a kind of objects.
 pub(crate) fn run(kind: ObjectKind, verb: Verb) -> anyhow::Result<()> {
     match verb {
         Verb::List { options } => list(kind, &options),
@@ -112,7 +112,7 @@ pub(crate) fn run(kind: ObjectKind, verb: Verb) -> anyhow::Result<()> {
     }
 }
 
-/// The same of those that are about one.
+/// Runs a verb about one object.
 pub(crate) fn run_one(kind: ObjectKind, verb: OneVerb) -> anyhow::Result<()> {
     match verb {
         OneVerb::Show { name, options } => show(kind, &name, &options),
@@ -140,7 +140,7 @@ fn path(key: &Key) -> String {
 }
 
 impl ChangeOptions {
-    /// The server that is meant, asked in the name of who runs this.
+    /// Returns a client of the server, with the user as the author.
     pub(crate) fn client(&self) -> anyhow::Result<Client> {
         Ok(self.options.client()?.with_author(author()))
     }
@@ -163,24 +163,24 @@ impl ChangeOptions {
         }
     }
 
-    /// Sends it, and tells what became of it.
+    /// Sends the change and prints the result.
     pub(crate) fn send(&self, apply: &Apply) -> anyhow::Result<()> {
         report(&self.ask(apply)?, self.options.json)
     }
 
-    /// Sends it.
+    /// Sends the change.
     pub(crate) fn ask(&self, apply: &Apply) -> anyhow::Result<Changed> {
         let client = self.client()?;
         on_a_core(async { Ok(client.post("/config/apply", apply).await?) })
     }
 
-    /// Makes what is listed, which is to be new.
+    /// Creates the listed objects, which must not exist.
     pub(crate) fn create(&self, document: Document) -> anyhow::Result<()> {
         self.send(&Apply { create: true, ..self.apply(document) })
     }
 }
 
-/// `user@host`, as the state's history will have it.
+/// Returns `user@host`, the author in the history.
 fn author() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let user = user(|name| std::env::var(name).ok(), machine::effective_user());
@@ -188,7 +188,7 @@ fn author() -> String {
     author.chars().filter(|&c| c == ' ' || c.is_ascii_graphic()).take(200).collect()
 }
 
-/// Who runs this, as his session says, or by his number.
+/// Returns the name of the user, or the user id.
 fn user(variable: impl Fn(&str) -> Option<String>, id: u32) -> String {
     let named = ["SUDO_USER", "USER", "LOGNAME"].into_iter().find_map(|name| {
         let user = variable(name)?;
@@ -201,24 +201,24 @@ fn change(key: &Key, patch: &Value, options: &ChangeOptions) -> anyhow::Result<(
     report(&self::patch(key, patch, options)?, options.options.json)
 }
 
-/// Changes one as a JSON merge patch says.
+/// Changes an object by a JSON merge patch.
 pub(crate) fn patch(key: &Key, patch: &Value, options: &ChangeOptions) -> anyhow::Result<Changed> {
     let client = options.client()?;
     let path = format!("{}{}", path(key), options.query());
     on_a_core(async { Ok(client.patch(&path, patch).await?) })
 }
 
-/// The key that holds a thing's name.
+/// Returns the key with the name of an object.
 fn name_key(kind: ObjectKind) -> &'static str {
     if kind == ObjectKind::Portal { "address" } else { "name" }
 }
 
-/// `size=20GiB`, `read-only=true`, `chap=["a","b"]`, `alias=`.
+/// Parses `size=20GiB`, `read-only=true`, `chap=["a","b"]` or `alias=`.
 fn parse_setting(kind: ObjectKind, text: &str) -> Result<(String, Value), UsageError> {
-    let (key, value) = text
-        .split_once('=')
-        .filter(|(key, _)| !key.is_empty())
-        .ok_or_else(|| UsageError(format!("{text:?}: write KEY=VALUE, or KEY= to take it away")))?;
+    let (key, value) =
+        text.split_once('=').filter(|(key, _)| !key.is_empty()).ok_or_else(|| {
+            UsageError(format!("{text:?}: write KEY=VALUE, or KEY= to remove the key"))
+        })?;
     if value.is_empty() {
         return Ok((key.to_owned(), Value::Null));
     }
@@ -231,14 +231,14 @@ fn parse_setting(kind: ObjectKind, text: &str) -> Result<(String, Value), UsageE
     Ok((key.to_owned(), value))
 }
 
-/// Whether such a value has the type of the key.
+/// Returns whether a value has the type of the key.
 fn takes(kind: ObjectKind, key: &str, value: &Value) -> bool {
     let mut fields = Map::from_iter([(name_key(kind).to_owned(), Value::String(String::new()))]);
     fields.insert(key.to_owned(), value.clone());
     Object::from_json(kind, Value::Object(fields).to_string().as_bytes()).is_ok()
 }
 
-/// Tells what was done.
+/// Prints the changes that were applied.
 pub(crate) fn report(changed: &Changed, json: bool) -> anyhow::Result<()> {
     if json {
         print_line(&serde_json::to_string(changed)?)?;
@@ -264,8 +264,8 @@ fn render(changed: &Changed) -> String {
     lines.extend(changed.needs_restart.iter().map(|what| format!("! {what}: with the next start")));
     lines.extend(changed.warnings.iter().map(|warning| format!("! {warning}")));
     lines.push(match (changed.steps.is_empty(), changed.dry_run) {
-        (true, _) => format!("nothing to do: revision {}", changed.revision),
-        (false, true) => "nothing was done: this is the plan".to_owned(),
+        (true, _) => format!("no changes: revision {}", changed.revision),
+        (false, true) => "nothing was changed: this is a preview".to_owned(),
         (false, false) => format!("done: revision {}", changed.revision),
     });
     lines.join("\n")
@@ -275,7 +275,7 @@ fn sessions(count: usize) -> String {
     format!("{count} session{}", if count == 1 { "" } else { "s" })
 }
 
-/// The state, whole.
+/// Returns the whole state.
 pub(crate) fn state(client: &Client) -> anyhow::Result<ConfigState> {
     on_a_core(async { Ok(client.get("/config").await?) })
 }
@@ -354,7 +354,7 @@ fn list_volumes(
     print_line(&lines.collect::<Vec<_>>().join("\n"))
 }
 
-/// A thing's keys, but its name, on one line.
+/// Formats an object's keys, except its name, on one line.
 fn details(object: &Object) -> String {
     let Ok(Value::Object(fields)) = serde_json::to_value(object) else { return String::new() };
     let named = |(key, _): &(&String, &Value)| {
@@ -375,7 +375,7 @@ fn show(kind: ObjectKind, name: &str, options: &ServerOptions) -> anyhow::Result
         .find(|object| object.kind() == kind && object.name() == name)
         .ok_or_else(|| {
             NotFoundError(format!(
-                "there is no {} {name}: `sarsen {} list` has them",
+                "{} {name} does not exist; see `sarsen {} list`",
                 kind.word(),
                 kind.word()
             ))
@@ -462,10 +462,11 @@ mod tests {
         };
         assert_eq!(
             render(&changed),
-            "+ volume a\n! iqn.x:h lost volume b\n! logged out: 1 session in all\n! limits.memory: with the next start\n\
+            "+ volume a\n! iqn.x:h lost volume b\n! logged out: 1 session in all\n! limits.memory: with the next \
+             start\n\
              ! there is little room\n\
              done: revision 7"
         );
-        assert_eq!(render(&Changed::default()), "nothing to do: revision 0");
+        assert_eq!(render(&Changed::default()), "no changes: revision 0");
     }
 }

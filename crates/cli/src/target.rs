@@ -27,46 +27,46 @@ pub(crate) enum Verb {
         #[command(flatten)]
         options: ServerOptions,
     },
-    /// Print lines to paste where a target's disks are to be used.
+    /// Print commands and settings by which initiators use a target's disks.
     Url(url::Arguments),
-    /// Make a target.
+    /// Create a target.
     Create {
-        /// Its iSCSI name.
+        /// The target's iSCSI name.
         name: String,
-        /// A volume that it serves: VOLUME, at the next LUN from 0 on, or LUN=VOLUME; several times.
+        /// A volume to serve: VOLUME at the next LUN from 0 on, or LUN=VOLUME. Several may be given.
         #[arg(long = "lun", value_name = "[LUN=]VOLUME")]
         luns: Vec<String>,
         /// TargetAlias.
         #[arg(long, value_name = "TEXT")]
         alias: Option<String>,
-        /// An account of which initiators have to prove to be one; several times.
+        /// Require CHAP with this account. Several may be given.
         #[arg(long, value_name = "ACCOUNT")]
         chap: Vec<String>,
-        /// The account with which the target proves who it is.
+        /// The account with which the target authenticates itself (mutual CHAP).
         #[arg(long, value_name = "ACCOUNT")]
         own_account: Option<String>,
-        /// Only this host may log in; several times.
+        /// Permit only this host. Several may be given.
         #[arg(long = "host", value_name = "HOST")]
         hosts: Vec<String>,
-        /// Only this initiator may log in; its name may end with *; several times.
+        /// Permit only this initiator. The name may end with *. Several may be given.
         #[arg(long = "initiator", value_name = "IQN")]
         initiators: Vec<String>,
         #[command(flatten)]
         options: ChangeOptions,
     },
-    /// Serve one more volume through a target.
+    /// Add a volume to a target.
     Attach {
         /// The target's iSCSI name.
         name: String,
         /// The volume.
         volume: String,
-        /// The number that it gets; the lowest that is free unless given.
+        /// The LUN. Default: the lowest free one.
         #[arg(long)]
         lun: Option<u16>,
         #[command(flatten)]
         options: ChangeOptions,
     },
-    /// Serve a volume through a target no more.
+    /// Remove a volume from a target.
     Detach {
         /// The target's iSCSI name.
         name: String,
@@ -77,26 +77,26 @@ pub(crate) enum Verb {
     },
     #[command(flatten)]
     One(state::OneVerb),
-    /// Take a target out of service: new sessions are turned away or sent on, those that are there
-    /// are asked to log out, and dropped if they do not in time.
+    /// Take a target out of service. New logins are refused or redirected. Initiators are asked to log out, and their
+    /// sessions are terminated after the grace period.
     Drain {
-        /// Its iSCSI name.
+        /// The target's iSCSI name.
         name: String,
-        /// Seconds that initiators have to log out.
+        /// Grace period: seconds that initiators have to log out.
         #[arg(long, value_name = "SECONDS", default_value_t = 30)]
         grace: u16,
-        /// Where initiators are sent when they log in again; else they are told to try later.
+        /// Redirect initiators to this server. Default: they are told to try again later.
         #[arg(long, value_name = "HOST[:PORT]", value_parser = parse_redirect_address)]
         redirect: Option<String>,
-        /// The redirection is for good: initiators need not ask here again.
+        /// Redirect permanently: initiators need not ask here again.
         #[arg(long, requires = "redirect")]
         permanent: bool,
         #[command(flatten)]
         options: ServerOptions,
     },
-    /// Take a target back into service.
+    /// Put a target back into service.
     Undrain {
-        /// Its iSCSI name.
+        /// The target's iSCSI name.
         name: String,
         #[command(flatten)]
         options: ServerOptions,
@@ -141,7 +141,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             let (luns, revision) = luns_of(&name, &options)?;
             let lun = lun.or_else(|| (0..).find(|lun| !luns.contains_key(lun))).unwrap_or(0);
             if let Some(other) = luns.get(&lun) {
-                let message = format!("LUN {lun} of {name} is {other}: give another --lun");
+                let message = format!("LUN {lun} of {name} is {other}; give another --lun");
                 return Err(UsageError(message).into());
             }
             set_lun(name, lun, Some(&volume), revision, options)
@@ -177,19 +177,19 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     }
 }
 
-/// Whether nothing was said of who may log in.
+/// Returns whether there is no access rule.
 pub(crate) fn is_open(chap: &[String], hosts: &[String], initiators: &[String]) -> bool {
     chap.is_empty() && hosts.is_empty() && initiators.is_empty()
 }
 
-/// Says what that means.
+/// Warns that every initiator is permitted.
 pub(crate) fn tell_open() {
     note(format_args!(
-        "everybody who reaches a portal may log in: --chap, --host or --initiator restricts it"
+        "every initiator that reaches a portal is permitted; --chap, --host or --initiator restricts that"
     ));
 }
 
-/// `VOLUME` or `LUN=VOLUME`.
+/// Parses `VOLUME` or `LUN=VOLUME`.
 fn parse_luns(texts: &[String]) -> Result<Luns, UsageError> {
     let mut luns = BTreeMap::new();
     for text in texts {
@@ -210,7 +210,7 @@ fn parse_luns(texts: &[String]) -> Result<Luns, UsageError> {
     Ok(Luns(luns))
 }
 
-/// The volumes that a target serves, and the revision at which it does.
+/// Returns the volumes of a target, and the revision of the state.
 fn luns_of(name: &str, options: &ChangeOptions) -> anyhow::Result<(BTreeMap<u16, String>, u64)> {
     let ConfigState { document, revision } = state::state(&options.client()?)?;
     let target = document.target.into_iter().find(|target| target.name == name);
@@ -218,7 +218,7 @@ fn luns_of(name: &str, options: &ChangeOptions) -> anyhow::Result<(BTreeMap<u16,
     Ok((target.luns.0, revision))
 }
 
-/// One number, as it was looked at: others are left as they are.
+/// Changes one LUN, relative to the revision that was read: others are left unchanged.
 fn set_lun(
     name: String,
     lun: u16,

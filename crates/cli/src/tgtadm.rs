@@ -26,11 +26,11 @@ use crate::disk::on_a_core;
 use crate::exit::OutputClosed;
 use crate::output::{note, print_document, print_line};
 
-/// EINVAL, with which tgtadm ends whatever went wrong.
+/// EINVAL, tgtadm's exit code for every error.
 const FAILED: u8 = 22;
-/// ENOTCONN, where no server answers.
+/// ENOTCONN, if no server answers.
 const UNREACHABLE: u8 = 107;
-/// How often a change is tried again that somebody else's came before.
+/// Number of attempts if others change the state at the same time.
 const ATTEMPTS: usize = 8;
 
 /// Flags of `tgtadm`.
@@ -97,14 +97,14 @@ struct Arguments {
     device_type: Option<String>,
     #[arg(short = 'O', long)]
     outgoing: bool,
-    /// One of several tgtds; SARSEN_CONTROL says which server is meant.
+    /// Number of one of several tgtds. It is ignored: SARSEN_CONTROL names the server.
     #[arg(short = 'C', long)]
     control_port: Option<String>,
     #[arg(short, long)]
     debug: bool,
 }
 
-/// Why something was not done, in the words that scripts look for.
+/// The reason of a refusal, in the words that scripts look for.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error("can't find the driver")]
@@ -141,12 +141,12 @@ enum Failure {
     Other(#[from] anyhow::Error),
 }
 
-/// Whether the program was started by tgtadm's name.
+/// Returns whether the program was started by tgtadm's name.
 pub(crate) fn is_meant(program: Option<&OsString>) -> bool {
     program.and_then(|program| Path::new(program).file_name()).is_some_and(|name| name == "tgtadm")
 }
 
-/// Does what tgtadm would, and ends as it would.
+/// Runs a command line of tgtadm, with its output and exit code.
 pub(crate) fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments = [OsString::from("tgtadm")].into_iter().chain(arguments);
     let arguments = match Arguments::try_parse_from(arguments) {
@@ -202,7 +202,7 @@ struct Server {
     client: Client,
 }
 
-/// What there is.
+/// Returns the state of the server.
 struct ServerView {
     revision: u64,
     document: Document,
@@ -237,7 +237,7 @@ impl Server {
         Ok(answer?)
     }
 
-    /// Ends the session, whichever of its connections was named.
+    /// Ends a session, whichever of its connections is named.
     fn drop_session(&self, arguments: &Arguments) -> Result<(), Failure> {
         let world = self.world()?;
         let target = world.target(arguments.tid)?;
@@ -262,8 +262,8 @@ impl ServerView {
     }
 }
 
-/// A target's number: the one that it was made with, or, where another tool made it, one that follows from its
-/// name and is larger than those that scripts give.
+/// Returns a target's number: the one that it was created with. If another tool created it, the number is derived
+/// from its name and larger than those of scripts.
 fn number(target: &Target) -> u32 {
     const FIRST: u32 = 1 << 29;
     // FNV-1a.
@@ -272,7 +272,7 @@ fn number(target: &Target) -> u32 {
     target.tid.unwrap_or(FIRST | hash & (FIRST - 1))
 }
 
-/// The code of a refusal.
+/// Returns the code of a refusal.
 fn code(failure: &Failure) -> Option<ErrorCode> {
     match failure {
         Failure::Server(ClientError::Refused(failure)) => Some(failure.code),

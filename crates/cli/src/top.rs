@@ -26,30 +26,30 @@ const NANOSECONDS: f64 = 1e9;
 /// Flags of `sarsen top`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Seconds between looks.
+    /// Seconds between refreshes.
     #[arg(short, long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     interval: u16,
-    /// End after so many looks; without a terminal after one.
+    /// Number of refreshes. Default: without a terminal 1, otherwise unlimited.
     #[arg(short = 'n', long, value_name = "COUNT")]
     count: Option<u64>,
-    /// So many of the busiest; on a terminal as many as there is room for.
+    /// Number of lines. On a terminal: as many as fit.
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     lines: usize,
     #[command(flatten)]
     options: ServerOptions,
 }
 
-/// One look, the stable shape of `--json`.
+/// One refresh: the stable format of `--json`.
 #[derive(Debug, PartialEq, Serialize)]
 struct Sample {
     unix_seconds: u64,
-    /// The busiest first.
+    /// The busiest are first.
     volumes: Vec<Row>,
-    /// The busiest first.
+    /// The busiest are first.
     sessions: Vec<Row>,
 }
 
-/// What one volume, or one session with one volume, does.
+/// The activity of a volume, or of a session on a volume.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 struct Row {
     volume: String,
@@ -62,16 +62,16 @@ struct Row {
     writes_per_second: f64,
     read_bytes_per_second: f64,
     write_bytes_per_second: f64,
-    /// Reads and writes, on average.
+    /// Mean latency of reads and writes.
     latency_microseconds: f64,
-    /// Of a volume, over the last ten seconds: the larger one of reads and writes.
+    /// 99th percentile of a volume over the last ten seconds: the larger one of reads and writes.
     #[serde(skip_serializing_if = "Option::is_none")]
     p99_microseconds: Option<f64>,
     queue_depth: u64,
     errors: u64,
 }
 
-/// What is counted of reads and writes: commands, bytes, nanoseconds.
+/// Counters of reads and writes: commands, bytes, nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     reads: [u64; 3],
@@ -91,7 +91,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     })
 }
 
-/// Looks at a server, an interval between them.
+/// Reads a server's figures at an interval.
 struct Samples {
     client: Client,
     interval: Duration,
@@ -105,7 +105,7 @@ impl Samples {
         Ok(Self { client, interval, before, then: time::now() })
     }
 
-    /// The next one. Whoever stops waiting for it has lost nothing.
+    /// Returns the next figures. Dropping the future loses none.
     async fn next(&mut self) -> anyhow::Result<Sample> {
         time::sleep_until(self.then + self.interval).await;
         let after: Statistics = self.client.get("/statistics").await?;
@@ -117,7 +117,7 @@ impl Samples {
     }
 }
 
-/// Prints so many looks.
+/// Prints a number of refreshes.
 async fn tell(mut looks: Samples, count: u64, lines: usize, json: bool) -> anyhow::Result<()> {
     for _ in 0..count {
         let look = looks.next().await?;
@@ -129,14 +129,14 @@ async fn tell(mut looks: Samples, count: u64, lines: usize, json: bool) -> anyho
     Ok(())
 }
 
-/// A terminal that is given back as it was, however this ends.
+/// A terminal that is restored when this is dropped.
 struct Borrowed(DefaultTerminal);
 
 impl Borrowed {
     fn take() -> anyhow::Result<Self> {
         ratatui::try_init().map(Self).or_else(|error| {
             ratatui::restore();
-            Err(error).context("this terminal cannot be drawn on: use --count or --json")
+            Err(error).context("this terminal is not supported; use --count or --json")
         })
     }
 }
@@ -147,7 +147,7 @@ impl Drop for Borrowed {
     }
 }
 
-/// Shows looks on the terminal, and does what keys say, until one says to leave.
+/// Shows refreshes on the terminal and handles keys, until one of them quits.
 async fn watch(mut looks: Samples, count: Option<u64>) -> anyhow::Result<()> {
     let has_colour = std::env::var_os("NO_COLOR").is_none();
     let mut screen = Screen::new(looks.client.address().to_string(), has_colour);
@@ -258,12 +258,12 @@ impl Row {
         self.reads_per_second + self.writes_per_second
     }
 
-    /// Bytes a second, in both directions.
+    /// Bytes a second, reads and writes together.
     fn bandwidth(&self) -> f64 {
         self.read_bytes_per_second + self.write_bytes_per_second
     }
 
-    /// Its handle and whose it is.
+    /// The TSIH and the initiator.
     fn session(&self) -> String {
         let initiator = self.initiator.as_deref().unwrap_or_default();
         format!("{} {initiator}", self.tsih.unwrap_or_default())

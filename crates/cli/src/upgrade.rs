@@ -13,12 +13,12 @@ use crate::disk::on_a_core;
 use crate::exit::UsageError;
 use crate::output::print_line;
 
-/// A server that has to flush much may take so long.
+/// How long a server may take to flush.
 const LIMIT: Duration = Duration::from_secs(120);
-/// How often the new server is looked for: nothing announces it.
+/// How often this looks for the new server: it sends no notification.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The stable shape of `--json`.
+/// The stable format of `--json`.
 #[derive(Serialize)]
 struct Upgraded {
     pid: u32,
@@ -39,12 +39,13 @@ pub(crate) fn run(options: &ServerOptions) -> anyhow::Result<()> {
 async fn upgrade(options: &ServerOptions) -> anyhow::Result<Upgraded> {
     let client = options.client()?;
     let Address::Socket(socket) = client.address() else {
-        let message = "a server is replaced on its own machine: give its control socket, not a URL";
+        let message =
+            "upgrade works on the server's own machine; give its control socket, not a URL";
         return Err(UsageError(message.to_owned()).into());
     };
     // What does not answer at all is told as of every other verb.
     let _: TargetList = client.get("/targets").await?;
-    let old = LocalStream::connect(socket).await.context("the server went away")?;
+    let old = LocalStream::connect(socket).await.context("the server closed the connection")?;
     let process = old.peer_process().context("the kernel does not say whose the socket is")?;
     handover::ask(process).with_context(|| format!("process {process} cannot be asked"))?;
     let deadline = time::now() + LIMIT;
@@ -52,7 +53,7 @@ async fn upgrade(options: &ServerOptions) -> anyhow::Result<Upgraded> {
         // A connection that broke has ended, too.
         _ = old.closed() => {}
         () = time::sleep_until(deadline) => {
-            bail!("process {process} does not end what it does: see its log");
+            bail!("process {process} does not end; see its log");
         }
     }
     loop {
@@ -60,10 +61,10 @@ async fn upgrade(options: &ServerOptions) -> anyhow::Result<Upgraded> {
             return Ok(Upgraded { pid: process, targets: targets.len() });
         }
         if !handover::is_alive(process) {
-            bail!("process {process} has ended instead of being replaced: see its log");
+            bail!("process {process} has ended instead of being replaced; see its log");
         }
         if time::now() > deadline {
-            bail!("process {process} does not serve again: see its log");
+            bail!("process {process} does not serve again; see its log");
         }
         time::sleep_until(time::now() + LOOK_INTERVAL).await;
     }

@@ -21,33 +21,34 @@ use crate::target::{is_open, tell_open};
 /// Verbs of `sarsen volume`.
 #[derive(Subcommand)]
 pub(crate) enum Verb {
-    /// Make a volume, and, with --export, a target that serves it.
+    /// Create a volume, and, with --export, a target that serves it.
     Create(Box<Create>),
-    /// Let a volume grow, while it is used.
+    /// Increase the size of a volume while it is used.
     Resize {
-        /// Its name.
+        /// The volume's name.
         name: String,
-        /// The new size, such as 20GiB, or an amount to add, such as +10GiB.
+        /// The new size, such as 20GiB, or the size to add, such as +10GiB.
         #[arg(allow_hyphen_values = true)]
         size: String,
         #[command(flatten)]
         options: ChangeOptions,
     },
-    /// Close a volume and open it again when its disk works again: after a failed flush, or after its file was
-    /// deleted, replaced or truncated and then restored. Writes that were not flushed may be lost.
+    /// Close a volume and open it again after its disk was repaired: after a failed flush, or after its file was
+    /// deleted, replaced or truncated, and restored. Writes that were not flushed may be lost.
     Reattach {
-        /// Its name.
+        /// The volume's name.
         name: String,
-        /// Also while clients use it: the server asks them to log out first, and drops those that do not.
+        /// Do it even if initiators use the volume. They are asked to log out, and their sessions are terminated
+        /// after the grace period.
         #[arg(long)]
         force: bool,
-        /// Seconds that clients have to log out.
+        /// Grace period: seconds that initiators have to log out.
         #[arg(long, value_name = "SECONDS", default_value_t = 10)]
         grace: u16,
         #[command(flatten)]
         options: ServerOptions,
     },
-    /// Files in the state's folder of volumes that belong to no volume.
+    /// Files in the state folder that belong to no volume.
     #[command(subcommand)]
     Orphan(OrphanVerb),
     #[command(flatten)]
@@ -57,14 +58,14 @@ pub(crate) enum Verb {
 /// Verbs of `sarsen volume orphan`.
 #[derive(Subcommand)]
 pub(crate) enum OrphanVerb {
-    /// List the orphans.
+    /// List the orphaned files.
     List {
         #[command(flatten)]
         options: ServerOptions,
     },
-    /// Remove the named orphans. Their data is lost.
+    /// Delete orphaned files. Their data is lost.
     Remove {
-        /// Names of orphans, as `list` shows them.
+        /// Names of orphaned files: see `list`.
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
         /// Do not ask for confirmation.
@@ -78,44 +79,44 @@ pub(crate) enum OrphanVerb {
 /// Flags of `sarsen volume create`.
 #[derive(clap::Args)]
 pub(crate) struct Create {
-    /// Its name: lower-case letters, digits, dots and hyphens.
+    /// The name: lower-case letters, digits, dots and hyphens.
     name: String,
-    /// Its size, such as 10GiB; a file or device that exists has its own.
+    /// The size, such as 10GiB. Default for a file or device that exists: its own size.
     size: Option<String>,
-    /// Where its blocks are: file, ram, null, iso or sg.
+    /// Where the blocks are stored: file, ram, null, iso or sg.
     #[arg(long, default_value = "file")]
     store: String,
-    /// The file or device; unless given, a file in the server's state folder.
+    /// The file or device. Default: a file in the server's state folder.
     #[arg(long, value_name = "PATH")]
     path: Option<String>,
-    /// Bytes of a logical block: 512 or 4096.
+    /// Size of a logical block: 512 or 4096 bytes.
     #[arg(long, value_name = "BYTES")]
     block_size: Option<u32>,
-    /// A file's cache mode: writeback, writethrough, none, directsync or unsafe.
+    /// The cache mode of a file: writeback, writethrough, none, directsync or unsafe.
     #[arg(long, value_name = "MODE")]
     cache: Option<String>,
-    /// Writes are refused.
+    /// Refuse writes.
     #[arg(long)]
     read_only: bool,
-    /// Its blocks are kept encrypted.
+    /// Encrypt the stored blocks.
     #[arg(long)]
     encrypted: bool,
-    /// Its serial number; one is made unless given.
+    /// The serial number. Default: created by the server.
     #[arg(long, value_name = "TEXT")]
     serial: Option<String>,
-    /// A target is made that serves it at LUN 0: this iSCSI name, or one of the volume's name.
+    /// Create a target that serves the volume at LUN 0, with this iSCSI name. Default: a name with the volume's name.
     #[arg(long, value_name = "IQN", num_args = 0..=1, default_missing_value = "")]
     export: Option<String>,
-    /// With --export: initiators have to prove to be this account. It is made if there is none of that name,
-    /// and its secret, unless one is given, is made and printed, once.
+    /// With --export: require CHAP with this account. If it does not exist, it is created. Without --secret-from, its
+    /// secret is created and printed once.
     #[arg(long, value_name = "ACCOUNT", requires = "export")]
     chap: Option<String>,
     #[command(flatten)]
     secret: SecretArguments,
-    /// With --export: only this host may log in; it may be given several times.
+    /// With --export: permit only this host. Several may be given.
     #[arg(long = "host", value_name = "HOST", requires = "export")]
     hosts: Vec<String>,
-    /// With --export: only this initiator may log in; its name may end with *. It may be given several times.
+    /// With --export: permit only this initiator. The name may end with *. Several may be given.
     #[arg(long = "initiator", value_name = "IQN", requires = "export")]
     initiators: Vec<String>,
     #[command(flatten)]
@@ -150,7 +151,7 @@ fn grown(document: &Document, name: &str, growth: &str) -> anyhow::Result<u64> {
     let wrong = |what: String| UsageError(format!("volume {name}: {what}"));
     let volume = document.volume.iter().find(|volume| volume.name == name);
     let volume = volume.ok_or_else(|| {
-        NotFoundError(format!("there is no volume {name}: `sarsen volume list` has them"))
+        NotFoundError(format!("volume {name} does not exist; see `sarsen volume list`"))
     })?;
     let size = volume.size.as_ref().map(|size| parse_size(&size.0));
     let size = size
@@ -158,7 +159,7 @@ fn grown(document: &Document, name: &str, growth: &str) -> anyhow::Result<u64> {
         .ok_or_else(|| wrong("it has no size of its own to add to; give the new size".into()))?;
     let added = parse_size(growth).map_err(|error| wrong(format!("+{growth}: {error}")))?;
     let grown = size.checked_add(added);
-    Ok(grown.ok_or_else(|| wrong(format!("+{growth}: more than a volume can hold; give less")))?)
+    Ok(grown.ok_or_else(|| wrong(format!("+{growth}: too large for a volume; give less")))?)
 }
 
 fn reattach(name: &str, force: bool, grace: u16, options: &ServerOptions) -> anyhow::Result<()> {
@@ -205,7 +206,7 @@ fn remove_orphans(names: &[String], destroy: bool, options: &ServerOptions) -> a
     let client = options.client()?;
     if !destroy {
         if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
-            let message = "this removes files and the data in them: confirm it with --destroy";
+            let message = "this deletes files and their data; confirm with --destroy";
             return Err(UsageError(message.into()).into());
         }
         if !confirmed("the data in these files will be lost", &names.join(", "))? {
@@ -289,7 +290,7 @@ impl Create {
     }
 }
 
-/// The server has another folder than who calls this.
+/// The server has another working folder than the caller.
 fn absolute(path: &str) -> String {
     std::path::absolute(path).map_or_else(|_| path.to_owned(), |path| path.display().to_string())
 }
@@ -316,7 +317,7 @@ mod tests {
         let refused = |name, growth| of(name, growth).expect_err("refused").to_string();
         assert!(refused("v", "much").starts_with("volume v: +much: "));
         let too_much = refused("huge", "16777215TiB");
-        assert!(too_much.contains("huge: +16777215TiB: more than"), "{too_much}");
+        assert!(too_much.contains("huge: +16777215TiB: too large"), "{too_much}");
         assert!(refused("sized-by-its-file", "1GiB").contains("no size of its own"));
         assert!(of("w", "1GiB").expect_err("absent").is::<NotFoundError>());
     }

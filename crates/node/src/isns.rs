@@ -263,7 +263,7 @@ impl Registrar {
             Event::WithoutInquiries => {
                 info!(
                     server,
-                    "the name server does not ask who lives: it is told from time to time"
+                    "the name server sends no status inquiries; the registration is renewed periodically"
                 );
             }
             Event::WithoutChanges(status) => {

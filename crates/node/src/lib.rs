@@ -14,11 +14,13 @@ mod fronts;
 mod health;
 mod host;
 pub mod import;
+pub mod initiator_lines;
 mod isns;
-mod keeper;
+mod metadata;
 mod metrics;
 mod private;
 mod qos;
+pub mod reference;
 pub mod server;
 #[cfg(feature = "simulation")]
 mod simulation;
@@ -27,7 +29,6 @@ pub mod stores;
 mod targets;
 mod tls;
 mod trace;
-pub mod ways;
 
 pub use access::Object;
 pub use config::{Config, ConfigError};

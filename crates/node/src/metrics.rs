@@ -74,7 +74,7 @@ impl Default for Metrics {
         let registry = root.sub_registry_with_prefix("sarsen");
         let (logins, refused) = (Counter::default(), Family::<Refused, Counter>::default());
         let (sessions, revoked) = (Gauge::default(), Counter::default());
-        registry.register("logins", "Connections that were let in", logins.clone());
+        registry.register("logins", "Logins that were permitted", logins.clone());
         let help = "Logins that were refused, by reason";
         registry.register("logins_refused", help, refused.clone());
         registry.register("sessions", "Sessions that stand", sessions.clone());

@@ -37,7 +37,7 @@ pub(crate) fn close(folder: &Path) {
     if metadata.permissions().mode() & OTHERS != 0 {
         warn!(
             folder = %folder.display(),
-            "the state folder is open to others: chmod 700 it, unless it holds something else as well"
+            "the state folder is readable by others: chmod 700 it, unless it holds something else as well"
         );
     }
 }
@@ -70,7 +70,7 @@ fn close_all(path: &Path, metadata: &Metadata, changed: &mut usize) {
         false => Ok(()),
     };
     if let Err(error) = outcome.and_then(|()| within()) {
-        warn!(path = %path.display(), %error, "a file of the state is open to others");
+        warn!(path = %path.display(), %error, "a file of the state is readable by others");
     }
 }
 

@@ -39,6 +39,8 @@ const END_LIMIT: Duration = Duration::from_secs(6);
 const FLUSH_LIMIT: Duration = Duration::from_millis(1500);
 /// Time that the shutdown waits for a change in progress, and for requests of the API.
 const CHANGE_LIMIT: Duration = Duration::from_secs(1);
+/// How often the end of the server checks whether its cores are still held.
+const HELD_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Interval of the checks of each volume's health.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
@@ -96,7 +98,7 @@ pub enum StartError {
     #[error(transparent)]
     Web(#[from] WebError),
     /// The two CRC32C implementations disagree: digests could not be trusted.
-    #[error("CRC32C is computed wrongly on this processor; please report it")]
+    #[error("this processor computes CRC32C wrongly; report it as a bug")]
     Digest,
 }
 
@@ -104,7 +106,7 @@ pub enum StartError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SetAccessError {
     /// There is no such target.
-    #[error("there is no target {0}")]
+    #[error("target {0} does not exist")]
     NoTarget(String),
     /// The target refused.
     #[error(transparent)]
@@ -397,9 +399,18 @@ impl Server {
         let isns = self.isns.take();
         is_clean &=
             ended_within(left(), "the registration at the name server", || drop(isns)).await;
-        let Some(cores) = Arc::into_inner(self.cores) else {
-            error!("the cores are still in use at the end");
-            return false;
+        // A deleted volume that is closed just now holds the cores while it hands its flush to one of them.
+        let mut shared = self.cores;
+        let cores = loop {
+            match Arc::try_unwrap(shared) {
+                Ok(cores) => break cores,
+                Err(_) if left().is_zero() => {
+                    error!("the cores are still in use at the end");
+                    return false;
+                }
+                Err(held) => shared = held,
+            }
+            time::sleep_until(time::now() + HELD_INTERVAL).await;
         };
         let limit = left();
         let (sender, answer) = oneshot::channel();

@@ -39,13 +39,13 @@ pub enum TlsError {
     #[error(transparent)]
     Pem(#[from] PemError),
     /// What is in the file is no certificate.
-    #[error("{path}: what it holds is not a certificate: make it anew")]
+    #[error("{path}: the file contains no valid certificate; create it again")]
     NotACertificate {
         /// Which file.
         path: PathBuf,
     },
     /// A certificate does not hold any more.
-    #[error("{path}: a certificate expired at {at}: renew it")]
+    #[error("{path}: the certificate expired at {at}; renew it")]
     Expired {
         /// Which file.
         path: PathBuf,
@@ -53,7 +53,7 @@ pub enum TlsError {
         at: String,
     },
     /// A certificate does not hold yet.
-    #[error("{path}: a certificate holds from {from} on: is this machine's clock right?")]
+    #[error("{path}: the certificate is not valid before {from}; check this machine's clock")]
     NotYet {
         /// Which file.
         path: PathBuf,
@@ -79,7 +79,7 @@ pub enum TlsError {
     NoAuthorities,
     /// It is a kind of key or certificate that cannot be used.
     #[error(
-        "{path} cannot be used: {source}: use ECDSA P-256 or P-384, Ed25519, or RSA of 2048 bits"
+        "{path} cannot be used: {source}; use ECDSA P-256 or P-384, Ed25519, or RSA with 2048 bits"
     )]
     Unusable {
         /// Which file.

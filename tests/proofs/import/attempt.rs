@@ -1,4 +1,4 @@
-//! A login that is tried, and what a client finds behind it.
+//! A login attempt, and the properties that a client finds after it.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use sarsen_initiator::{Command, Inquiry, Session, SessionOptions, TransferRequest};
@@ -19,28 +19,28 @@ const REPORT_LUNS: [u8; 12] = [0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 252, 0, 0];
 const REPORT_TARGET_PORT_GROUPS: [u8; 12] = [0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 0, 252, 0, 0];
 const PREFERRED: u8 = 0x80;
 
-/// What a client finds at a LUN.
+/// The properties that a client finds at a LUN.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Known {
-    /// Vendor, product and revision, as libiscsi shows them.
+    /// Vendor, product and revision, in libiscsi's format.
     pub(crate) standard: Vec<String>,
     pub(crate) serial: String,
-    /// CODE SET, DESIGNATOR TYPE and DESIGNATOR of each that is about the unit.
+    /// CODE SET, DESIGNATOR TYPE and DESIGNATOR of each designator of the unit.
     pub(crate) designators: Vec<(u8, u8, Vec<u8>)>,
-    /// It may not be written.
+    /// The unit is write-protected.
     pub(crate) is_protected: bool,
-    /// All the LUNs that this initiator is told of.
+    /// All LUNs that this initiator is shown.
     pub(crate) luns: Vec<u16>,
 }
 
-/// A login that is tried.
+/// A login attempt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attempt {
     target: &'static str,
     lun: u16,
-    /// Which of the server's ports.
+    /// Index of the server's port.
     way: usize,
-    /// User and secret, and those of the target.
+    /// Account name and secret, and those of the target.
     user: Option<(&'static str, &'static str)>,
     own: Option<(&'static str, &'static str)>,
     initiator: &'static str,
@@ -72,7 +72,7 @@ impl Attempt {
         Self { initiator, ..self }
     }
 
-    /// libiscsi does not get in everywhere that others do.
+    /// Marks an attempt that the project's own initiator can make and libiscsi cannot.
     pub(crate) fn without_libiscsi(self) -> Self {
         Self { is_ours_alone: true, ..self }
     }
@@ -93,7 +93,7 @@ impl Attempt {
         format!("{} from {} through {}", self.url(0), self.initiator, self.way)
     }
 
-    /// What is found there, or nothing where nobody gets in.
+    /// Returns the properties at the LUN, or `None` if the login fails.
     pub(crate) fn carry_out(&self, ports: &[u16]) -> Result<Option<Known>> {
         let url = self.url(ports[self.way]);
         let inquiry = |page: &[&str]| {
@@ -161,7 +161,7 @@ impl Attempt {
         Ok(Session::connect(&url.parse()?, &options).await.ok())
     }
 
-    /// ASYMMETRIC ACCESS STATE of the port that this goes through, and PREF (SPC-4 6.37).
+    /// Returns ASYMMETRIC ACCESS STATE of the port of this attempt, and PREF (SPC-4 6.37).
     pub(crate) fn access(&self, ports: &[u16]) -> Result<(u8, bool)> {
         let (page, groups) = run(async {
             let session = self.log_in(&self.url(ports[self.way])).await?.context("a login")?;
@@ -186,11 +186,11 @@ impl Attempt {
     }
 }
 
-/// What our initiator is told.
+/// The data that the project's own initiator reads.
 struct Asked {
     standard: Vec<String>,
     serial: String,
-    /// Device Identification.
+    /// Device Identification page.
     page: Vec<u8>,
     /// A mode page with its header.
     mode: Vec<u8>,
@@ -204,7 +204,7 @@ async fn data_of(session: &Session, cdb: &[u8]) -> Result<Vec<u8>> {
     Ok(completion.data.map_or(Vec::new(), |data| data.to_vec()))
 }
 
-/// A designator as it is on the page.
+/// A designator from the page.
 struct Designator {
     code_set: u8,
     association: u8,
@@ -229,10 +229,10 @@ fn all_designators(page: &[u8]) -> Vec<Designator> {
     found
 }
 
-/// Those of the unit. What fills a text up is no part of it.
+/// Returns the designators of the unit, without the padding of texts.
 fn designators(page: &[u8]) -> Vec<(u8, u8, Vec<u8>)> {
     const OF_UNIT: u8 = 0;
-    /// Which units the kernel's target has their states together with: nobody is known by that.
+    /// The kernel's target groups units by their common states; this designator identifies no unit.
     const LOGICAL_UNIT_GROUP: u8 = 6;
     const BINARY: u8 = 1;
     const ASCII: u8 = 2;
@@ -243,7 +243,7 @@ fn designators(page: &[u8]) -> Vec<(u8, u8, Vec<u8>)> {
         let is_text = code_set != BINARY;
         let end = value.iter().rposition(|byte| !is_text || !b"\0 ".contains(byte));
         let value = value[..end.map_or(0, |end| end + 1)].to_vec();
-        // istgt says UTF-8 of what is ASCII.
+        // istgt reports ASCII text as UTF-8.
         (if is_text { ASCII } else { BINARY }, kind, value)
     });
     reported.collect()

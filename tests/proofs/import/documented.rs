@@ -1,5 +1,5 @@
-//! SCST and FreeBSD's ctld run in kernels that tests do not have. What clients knew of their disks is written here by
-//! hand, as their sources make it of the file.
+//! SCST and FreeBSD's ctld run in kernels that tests do not have. The properties that clients saw are written here by
+//! hand, as their source code derives them from the file.
 
 use std::path::Path;
 
@@ -73,7 +73,7 @@ fn what_an_scst_conf_says_is_known_by_its_names_and_lets_in_whom_it_says() -> Re
     let two = || Attempt::new("iqn.2026-11.proof:two", 0);
     let web = |lun| one(lun).by("web", "secretpass12");
     // scst_vdisk.c, vdisk_gen_dev_id_num: setup_id, and the kernel's crc32c(0, …) of the name with its zero. From it
-    // `%llx-NAME` in 25 characters is t10_dev_id; that is vend_specific_id unless the file says another.
+    // `%llx-NAME` in 25 characters is t10_dev_id; this is also vend_specific_id unless the file sets another.
     let naa = [
         0x60, 0x01, 0x40, 0x5a, 0xbc, 0xde, 0xf0, 0x12, 0x34, 0x56, 0x78, 0x9a, 0xbc, 0xde, 0xf0,
         0x12,
@@ -82,7 +82,7 @@ fn what_an_scst_conf_says_is_known_by_its_names_and_lets_in_whom_it_says() -> Re
         let designators = [text(T10, "SCST_FIO1234b8fdbd32-disk1"), binary(NAA, &naa)];
         Some(known(["SCST_FIO", "Big Disk", "3110", "01234567"], &designators, luns))
     };
-    // vdisk_dev_id_vpd: with neither EUI-64 nor NAA, the first eight characters of t10_dev_id stand as an EUI-64.
+    // vdisk_dev_id_vpd: without EUI-64 and NAA, the first eight characters of t10_dev_id are reported as an EUI-64.
     let second = known(
         ["SCST_FIO", "disk-of-many-let", "3110", "1234b4bc80a3"],
         &[text(T10, "SCST_FIO1234b4bc80a3-disk-of-many"), binary(EUI, b"1234b4bc")],
@@ -108,7 +108,7 @@ fn what_an_scst_conf_says_is_known_by_its_names_and_lets_in_whom_it_says() -> Re
     check(&expected, &sarsen.ports)
 }
 
-/// Both of ctld's notations say the same.
+/// Returns the same configuration in either of ctld's notations.
 fn ctld(folder: &Path, port: u16, is_ucl: bool) -> Result<String> {
     let files = images(folder, &["plain", "shared", "other", "far"])?;
     let path = |name: &str| files[name].display().to_string();
@@ -157,7 +157,7 @@ fn ctld(folder: &Path, port: u16, is_ucl: bool) -> Result<String> {
 
 fn what_ctld_served(is_ucl: bool) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    // Files are there before they are named.
+    // The files must exist before a configuration names them.
     ctld(folder.path(), 0, is_ucl)?;
     let sarsen = applied(folder.path(), "ctld", "ctl.conf", 1, |ports| {
         ctld(folder.path(), ports[0], is_ucl).unwrap_or_default()
@@ -165,8 +165,9 @@ fn what_ctld_served(is_ucl: bool) -> Result<()> {
     let one = |lun| Attempt::new("iqn.2026-11.proof:one", lun).from(SATURN);
     let two = || Attempt::new("iqn.2026-11.proof:two", 0);
     let web = |lun| one(lun).by("web", "secretpass12");
-    // ctl.c, ctl_add_lun: the T10 designator is the option vendor, or FREEBSD, and the device-id; then scsiname, which
-    // ctld makes `TARGET,lun,NUMBER` where the LUN stands within its target (conf.c); then EUI-64 and NAA.
+    // ctl.c, ctl_add_lun: the T10 designator consists of the option vendor, or FREEBSD, and the device-id. Then
+    // scsiname follows, which ctld sets to `TARGET,lun,NUMBER` from the LUN's number in its target (conf.c); then
+    // EUI-64 and NAA.
     let naa = [
         0x65, 0x89, 0xcf, 0xc0, 0x00, 0x00, 0x0a, 0xbc, 0xde, 0xf0, 0x12, 0x34, 0x56, 0x78, 0x9a,
         0xbc,

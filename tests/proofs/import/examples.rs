@@ -1,4 +1,4 @@
-//! The examples that Debian's tgt comes with: what of each is carried, and that the rest is told.
+//! The examples of Debian's tgt: the program imports a part of each, and reports the rest.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::client::LIMIT;
 
 const FOLDER: &str = "/usr/share/doc/tgt/examples";
 
-/// The document, and each loss as `LINE: what`.
+/// Imports an example; returns the document, and each loss as `LINE: what`.
 fn import(name: &str) -> Result<(Value, Vec<String>)> {
     const DEGRADED: i32 = 5;
     let file = Path::new(FOLDER).join(name);
@@ -34,7 +34,7 @@ fn import(name: &str) -> Result<(Value, Vec<String>)> {
 #[test]
 fn the_example_of_tgt_becomes_its_targets_and_each_field_that_is_lost_is_told() -> Result<()> {
     let (document, lost) = import("targets.conf.example")?;
-    // tgt serves a device through as many targets as name it; here the first has it.
+    // tgt serves a device through every target that names it; here only the first target gets it.
     const TARGET: &str = "iqn.2008-09.com.example:server.target";
     let too = |line: u16, volume: &str, lun: u16, target: u16| {
         format!("{line}: volume {volume} as LUN {lun} of {TARGET}{target}, too")

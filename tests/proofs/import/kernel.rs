@@ -1,4 +1,4 @@
-//! The kernel's own target (LIO) in a guest, with what rtslib saves of it, beside the program with that file.
+//! The kernel's own target (LIO) in a guest, with the file that rtslib saves, next to this program with that file.
 
 use std::path::Path;
 
@@ -8,16 +8,16 @@ use sarsen_proof::guest::Guest;
 use super::attempt::Attempt;
 use super::servers::{applied, carry_out, compare, free_port};
 
-// rtslib wants a dot in who names.
+// rtslib requires a dot in the naming authority.
 const SATURN: &str = "iqn.2026-11.example.proof:saturn";
 const JUPITER: &str = "iqn.2026-11.example.proof:jupiter";
 const WEB: (&str, &str) = ("web", "secretpass12");
 const SAN: (&str, &str) = ("san", "secretpass34");
 const DB: (&str, &str) = ("db", "secretpass56");
 const GUEST: (&str, &str) = ("guest", "secretpass78");
-/// Where the guest's portal groups listen.
+/// Ports of the guest's portal groups.
 const PORTS: [u16; 2] = [3260, 3261];
-/// The attempt at a target whose portal groups differ.
+/// Index of the attempt at a target with different portal groups.
 const UNEQUAL: usize = 18;
 
 fn disks(lun: u16) -> Attempt {
@@ -25,7 +25,7 @@ fn disks(lun: u16) -> Attempt {
 }
 
 fn attempts() -> Vec<Attempt> {
-    // Of both proving who they are, libiscsi and this target have not the same idea.
+    // libiscsi and this target do not agree on mutual authentication.
     let web = |lun| disks(lun).from(SATURN).by(WEB.0, WEB.1).of(SAN.0, SAN.1).without_libiscsi();
     let db = |lun| disks(lun).from(JUPITER).by(DB.0, DB.1);
     let unequal = |lun| Attempt::new("iqn.2003-01.org.linux-iscsi.proof:unequal", lun);
@@ -89,10 +89,8 @@ fn what_the_kernel_served_is_known_by_the_same_names_and_lets_in_the_same_initia
         });
         ports.fold(moved, |text, (old, new)| text.replace(&old, &new))
     })?;
-    // Where portal groups differ, what only one of them gives is given by none, and that is told.
-    for (who, what) in
-        [(SATURN, "finds at single portal groups"), (JUPITER, "at single portal groups")]
-    {
+    // If portal groups differ, a unit that only one of them provides is not imported, and the program reports that.
+    for (who, what) in [(SATURN, "at single portal groups"), (JUPITER, "at single portal groups")] {
         let mut reported = sarsen.said.lines().filter(|line| line.starts_with("lost"));
         let is_reported = reported.any(|line| line.contains(&format!("{who} {what}")));
         ensure!(is_reported, "{who}: {}", sarsen.said);

@@ -1,4 +1,4 @@
-//! Servers to move from, and the program with what it made of their configurations.
+//! The servers to import from, and this program with their imported configurations.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -15,7 +15,7 @@ use sarsen_proof::program;
 use super::attempt::{Attempt, Known};
 use crate::client::LIMIT;
 
-/// Where a server listens, and what keeps it alive.
+/// The port of a server, and the process that serves it.
 pub(crate) struct Peer {
     pub(crate) port: u16,
     _daemon: Daemon,
@@ -25,7 +25,7 @@ pub(crate) fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// Starts another server. Where somebody took the port meanwhile, that is tried again.
+/// Starts another server; tries again if another process has taken the port meanwhile.
 pub(crate) fn peer(
     program: &str,
     log: &Path,
@@ -49,7 +49,7 @@ pub(crate) fn peer(
     bail!("{program} does not listen: {}", fs::read_to_string(log)?)
 }
 
-/// Makes a document of a configuration and serves it, on another port.
+/// Imports a configuration and serves it on another port.
 pub(crate) fn moved(folder: &Path, from: &str, file: &Path) -> Result<Peer> {
     let out = folder.join("imported.toml");
     let mut import = Command::new(program::path()?);
@@ -76,7 +76,7 @@ pub(crate) fn moved(folder: &Path, from: &str, file: &Path) -> Result<Peer> {
     Ok(Peer { port, _daemon: daemon })
 }
 
-/// A document as a configuration file: secrets are in files of their own, and its portals are left out.
+/// Returns a document as a configuration file: secrets are in separate files, and the portals are left out.
 fn as_configuration(folder: &Path, document: &str) -> Result<String> {
     let mut text = String::new();
     let mut in_portal = false;
@@ -106,7 +106,7 @@ pub(crate) fn images(folder: &Path, names: &[&str]) -> Result<BTreeMap<String, P
     names.iter().map(image).collect()
 }
 
-/// Tries each again; gives how many got in.
+/// Repeats each attempt; returns the number of successful logins.
 pub(crate) fn compare(
     before: &[Option<Known>],
     attempts: &[Attempt],
@@ -119,20 +119,20 @@ pub(crate) fn compare(
     Ok(before.iter().flatten().count())
 }
 
-/// What is found by each.
+/// Returns the results of all attempts.
 pub(crate) fn carry_out(attempts: &[Attempt], ports: &[u16]) -> Result<Vec<Option<Known>>> {
     attempts.iter().map(|attempt| attempt.carry_out(ports)).collect()
 }
 
-/// A server that began with nothing and was sent a configuration, and what was said of it.
+/// A server that started empty and received a configuration, and its output.
 pub(crate) struct Applied {
     _server: Managed,
     pub(crate) ports: Vec<u16>,
     pub(crate) said: String,
 }
 
-/// Sends a configuration to a running server: `text` makes it of free ports. Where somebody took one meanwhile,
-/// that is tried again.
+/// Applies a configuration to a running server: `text` creates it for free ports. Tries again if another process has
+/// taken a port meanwhile.
 pub(crate) fn applied(
     folder: &Path,
     from: &str,
@@ -152,13 +152,17 @@ pub(crate) fn applied(
         let path = file.to_str().context("a path of text")?;
         let planned = server.command(&["import", from, path, "--apply", "--dry-run"])?.output()?;
         let plan = String::from_utf8(planned.stdout)?;
-        ensure!(plan.ends_with("nothing was done: this is the plan\n"), "{plan}: {}", server.log());
+        ensure!(
+            plan.ends_with("nothing was changed: this is a preview\n"),
+            "{plan}: {}",
+            server.log()
+        );
         let output = server.command(&["import", from, path, "--apply"])?.output()?;
         said = String::from_utf8(output.stderr)?;
         if matches!(output.status.code(), Some(0 | DEGRADED)) {
             let done = String::from_utf8(output.stdout)?;
             ensure!(done.ends_with("done: revision 1\n"), "{done}");
-            // Its own portal serves what the file says no portal for.
+            // If the file names no portal, the server's own portal serves it.
             if ports.is_empty() {
                 let (_, port) = server.portal()?.rsplit_once(':').context("a port")?;
                 ports.push(port.parse()?);

@@ -1,4 +1,4 @@
-//! What is laid where on a machine, whatever kind of package carries it there.
+//! The files of a package and their paths on a machine, for every kind of package.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 
 use crate::shell;
 
-/// Files of the repository, and where they belong.
+/// Files of the repository, and their paths.
 const FILES: &[(&str, &str)] = &[
     ("packaging/multipath/sarsen.conf", "etc/multipath/conf.d/sarsen.conf"),
     ("packaging/sarsen.toml", "etc/sarsen/sarsen.toml"),
@@ -19,23 +19,23 @@ const FILES: &[(&str, &str)] = &[
     ("README.md", "usr/share/doc/sarsen/README.md"),
     ("CHANGELOG.md", "usr/share/doc/sarsen/CHANGELOG.md"),
 ];
-/// Folders of the repository that are carried whole, where they are there.
+/// Folders of the repository that are copied whole, if they exist.
 const FOLDERS: &[(&str, &str)] = &[
     ("docs", "usr/share/doc/sarsen/docs"),
     ("packaging/grafana", "usr/share/sarsen/grafana"),
     ("packaging/prometheus", "usr/share/sarsen/prometheus"),
 ];
-/// Who completes words, and where.
+/// Shells with completion, and the paths of their files.
 const COMPLETIONS: &[(&str, &str)] = &[
     ("bash", "usr/share/bash-completion/completions/sarsen"),
     ("zsh", "usr/share/zsh/vendor-completions/_sarsen"),
     ("fish", "usr/share/fish/vendor_completions.d/sarsen.fish"),
 ];
-/// Secrets are root's: systemd hands them to the service.
+/// Secrets belong to root: systemd passes them to the service.
 const SECRETS: &str = "etc/sarsen/secrets";
-const PAGES: &str = "usr/share/man/man1";
+const PAGES: &str = "usr/share/man";
 
-/// Lays everything below `root`: the program, and what it says of itself.
+/// Installs all files under `root`: the program, and the files that it generates.
 pub(super) fn lay(program: &Path, root: &Path) -> Result<()> {
     lay_file(program, &root.join("usr/bin/sarsen"), 0o755)?;
     let installed = root.join("usr/bin/sarsen");
@@ -54,7 +54,8 @@ pub(super) fn lay(program: &Path, root: &Path) -> Result<()> {
     }
     let pages = root.join(PAGES);
     shell::run(Command::new(program).args(["man", "--out"]).arg(&pages))?;
-    for page in entries(&pages)? {
+    for page in files(&pages)? {
+        let page = pages.join(page);
         set_mode(&page, 0o644)?;
         shell::run(Command::new("gzip").args(["-9", "--no-name"]).arg(&page))?;
     }
@@ -80,7 +81,7 @@ fn lay_file(from: &Path, to: &Path, mode: u32) -> Result<()> {
     set_mode(to, mode)
 }
 
-/// Writes a file that everybody may read.
+/// Writes a file that every user may read.
 pub(super) fn write(path: &Path, content: &[u8]) -> Result<()> {
     make_folder_of(path)?;
     fs::write(path, content).with_context(|| path.display().to_string())?;
@@ -96,7 +97,7 @@ pub(super) fn set_mode(path: &Path, mode: u32) -> Result<()> {
     Ok(fs::set_permissions(path, fs::Permissions::from_mode(mode))?)
 }
 
-/// What a folder has, by name.
+/// Returns the entries of a folder, by name.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
     let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
@@ -104,7 +105,7 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Every regular file below a folder, relative to it.
+/// Returns every regular file in a folder, relative to it.
 pub(super) fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];

@@ -1,5 +1,5 @@
-//! The Debian package. Control files are in `packaging/debian`; dpkg's own tools find out what the
-//! program depends on and make the archive.
+//! The Debian package. Control files are in `packaging/debian`; dpkg's own tools determine the program's dependencies
+//! and create the archive.
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,9 +14,9 @@ use crate::shell;
 const MAINTAINER: &str = "The sarsen authors <sarsen@example.invalid>";
 /// Scripts that dpkg runs.
 const SCRIPTS: &[&str] = &["postinst", "prerm", "postrm"];
-/// What the scripts call.
+/// The package with the commands that the scripts call.
 const HELPERS: &str = "init-system-helpers (>= 1.54~)";
-/// Of each file and folder dpkg counts whole KiB.
+/// dpkg counts whole KiB for each file and folder.
 const KIB: u64 = 1024;
 
 pub(super) fn build(program: &Path, out: &Path) -> Result<PathBuf> {
@@ -50,13 +50,13 @@ pub(super) fn build(program: &Path, out: &Path) -> Result<PathBuf> {
     let package = out.join(name);
     let mut dpkg = Command::new("dpkg-deb");
     dpkg.args(["--root-owner-group", "-Zxz", "--build"]).arg(&root).arg(&package);
-    // The same sources make the same package.
+    // The same sources produce the same package.
     dpkg.env("SOURCE_DATE_EPOCH", date.seconds);
     shell::output(&mut dpkg)?;
     Ok(package)
 }
 
-/// When the sources were last changed.
+/// The time of the last change of the sources.
 struct Date {
     seconds: String,
     rfc2822: String,
@@ -71,7 +71,7 @@ fn date() -> Result<Date> {
     Ok(Date { seconds: ask("%ct")?, rfc2822: ask("%cD")? })
 }
 
-/// What Debian wants to know of every package.
+/// Writes the documents that Debian requires in every package.
 fn document(root: &Path, date: &Date) -> Result<()> {
     let folder = root.join("usr/share/doc/sarsen");
     contents::write(&folder.join("copyright"), &fs::read("packaging/debian/copyright")?)?;
@@ -88,9 +88,9 @@ fn changelog(version: &str, date: &str) -> String {
     )
 }
 
-/// The packages that have the libraries that the program is linked to.
+/// Returns the packages with the libraries that the program is linked to.
 fn libraries(program: &Path, work: &Path) -> Result<String> {
-    // The tool wants to stand in a source package.
+    // The tool must run in a source package.
     contents::write(
         &work.join("debian/control"),
         b"Source: sarsen\n\nPackage: sarsen\nArchitecture: any\n",
@@ -98,19 +98,19 @@ fn libraries(program: &Path, work: &Path) -> Result<String> {
     let mut find = Command::new("dpkg-shlibdeps");
     find.args(["-O", "--warnings=0"]).arg(program).current_dir(work);
     let reported = shell::output(&mut find)?;
-    // A static program has none.
+    // A static program has no libraries.
     Ok(reported.trim().strip_prefix("shlibs:Depends=").unwrap_or_default().to_owned())
 }
 
-/// The sum of all files and folders.
+/// Returns the total size of all files and folders.
 fn size_in_kib(root: &Path) -> Result<u64> {
     let files = contents::files(root)?;
     let lengths = files.iter().map(|file| Ok(fs::metadata(root.join(file))?.len()));
     Ok(lengths.sum::<Result<u64>>()? / KIB + files.len() as u64)
 }
 
-/// MD5 of each file, as dpkg keeps them to find what has changed. What the owner may change is not
-/// among them.
+/// Returns the MD5 of each file, by which dpkg finds changed files. Files that the administrator may change are not
+/// included.
 fn checksums(root: &Path) -> Result<String> {
     let files = contents::files(root)?.into_iter().map(PathBuf::into_os_string);
     let files: Vec<OsString> =
@@ -118,7 +118,7 @@ fn checksums(root: &Path) -> Result<String> {
     shell::output(Command::new("md5sum").arg("--").args(files).current_dir(root))
 }
 
-/// Puts values in the places of their names; none may be left over.
+/// Replaces the names of fields by their values; no name may remain.
 fn fill(template: &str, fields: &[(&str, &str)]) -> Result<String> {
     let mut text = template.to_owned();
     for (name, value) in fields {

@@ -1,7 +1,7 @@
-//! The static program: musl instead of glibc, no library of the machine it runs on.
+//! The static program: musl instead of glibc, without libraries of the machine.
 //!
-//! Rust's standard library for musl comes with rustup's target, or is built along with the program
-//! from Debian's package of its source, by Debian's compiler, where rustup cannot be reached.
+//! Rust's standard library for musl comes from rustup's target. If rustup is not available, Debian's compiler builds it
+//! along with the program, from Debian's package of its source.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,26 +12,26 @@ use sarsen_proof::program;
 use crate::shell;
 
 const TARGET: &str = "x86_64-unknown-linux-musl";
-/// Debian's compiler that follows browsers' demands, and so keeps up with Rust.
+/// Debian's compiler for browsers, which follows new Rust versions.
 const DEBIANS_COMPILER: &str = "/usr/bin/rustc";
 /// The standard library's source, from rust-web-src.
 const DEBIANS_SOURCE: &str = "/usr/lib/rustlib/src/rust/library/std";
-/// What the C code in dependencies is compiled with, and what links.
+/// The compiler for C code in dependencies, and the linker.
 const MUSL_COMPILER: &str = "musl-gcc";
 
-/// Answers the unwinder's question that glibc alone knows.
+/// Implements a function for the unwinder that only glibc has.
 const FIND_OBJECT: &str = "packaging/musl/find_object.c";
-/// The unwinder asks only for what of threads is there already: the linker is to bring it.
+/// The unwinder uses these functions only if they are linked already, so the linker must include them.
 const OF_THREADS: &str = "pthread_once pthread_key_create pthread_getspecific pthread_setspecific \
                           pthread_mutex_lock pthread_mutex_unlock pthread_rwlock_rdlock \
                           pthread_rwlock_unlock";
 
-/// Where the standard library comes from.
+/// The source of the standard library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Library {
-    /// rustup has it.
+    /// rustup has installed it.
     Installed,
-    /// It is built by Debian's compiler.
+    /// Debian's compiler builds it.
     FromSource,
 }
 
@@ -46,14 +46,14 @@ pub(super) fn build(out: &Path) -> Result<PathBuf> {
         Library::Installed => {}
         Library::FromSource => {
             cargo.args(["-Z", "build-std=std,panic_abort"]);
-            // Debian's compiler has no start files of its own: musl's are used, which want no PIE.
+            // Debian's compiler has no start files of its own: the build uses those of musl, which do not support PIE.
             let flags = "-C link-self-contained=no -C target-feature=+crt-static \
                          -C relocation-model=static";
             cargo.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_RUSTFLAGS", flags);
             cargo.env("RUSTC", DEBIANS_COMPILER);
             provide_unwinder(libraries.path())?;
             cargo.env("LIBRARY_PATH", libraries.path());
-            // Building the standard library is not stable.
+            // Building the standard library is an unstable feature.
             cargo.env("RUSTC_BOOTSTRAP", "1");
         }
     }
@@ -66,7 +66,7 @@ pub(super) fn build(out: &Path) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Makes the libunwind.a that Rust's library for musl wants, of gcc's own unwinder.
+/// Creates the libunwind.a that Rust's library for musl requires, from gcc's own unwinder.
 fn provide_unwinder(folder: &Path) -> Result<()> {
     let object = folder.join("find_object.o");
     let mut compile = Command::new(MUSL_COMPILER);
@@ -98,7 +98,7 @@ fn choose(installed: bool, from_source: bool, compiler: bool) -> Result<Library>
     Ok(if installed { Library::Installed } else { Library::FromSource })
 }
 
-/// Whether no loader is asked for.
+/// Returns whether the program needs no loader.
 fn is_static(program: &Path) -> Result<bool> {
     let segments = shell::output(Command::new("readelf").args(["--program-headers"]).arg(program))?;
     Ok(!segments.contains("INTERP"))

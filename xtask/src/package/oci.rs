@@ -1,5 +1,5 @@
-//! The image for containers, as `packaging/oci/Containerfile` describes it: the static program and
-//! nothing else, for a user who is nobody. umoci makes it, which needs neither root nor a daemon.
+//! The container image, as `packaging/oci/Containerfile` describes it: only the static program, for an unprivileged
+//! user. umoci creates it, which needs neither root nor a daemon.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::shell;
 
 const RECIPE: &str = "packaging/oci/Containerfile";
 
-/// What the recipe says of how the image is run.
+/// The recipe's settings for running the image.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Recipe {
     user: String,
@@ -21,7 +21,7 @@ struct Recipe {
     command: Vec<String>,
 }
 
-/// Makes an OCI archive of a static program.
+/// Creates an OCI archive of a static program.
 pub(super) fn build(program: &Path, out: &Path) -> Result<PathBuf> {
     let umoci = || Command::new("umoci");
     ensure!(shell::succeeds(umoci().arg("--version")), "umoci is missing: apt-get install umoci");
@@ -51,7 +51,7 @@ pub(super) fn build(program: &Path, out: &Path) -> Result<PathBuf> {
     Ok(archive)
 }
 
-/// Reads the recipe's instructions, of which each is on one line.
+/// Parses the recipe's instructions; each is on one line.
 fn parse(text: &str) -> Result<Recipe> {
     let mut recipe = Recipe::default();
     for line in text.lines() {

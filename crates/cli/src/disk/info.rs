@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::output::{one_line, print_line};
 
-/// The stable shape of `--json`.
+/// The stable format of `--json`.
 #[derive(Serialize)]
 struct Info {
     url: String,
@@ -37,7 +37,7 @@ struct Provisioning {
     unmapped_reads_zero: bool,
 }
 
-/// Blocks of one command; 0 where the disk tells none.
+/// Maximum number of blocks of a command; 0 if the disk reports none.
 #[derive(Serialize)]
 struct Limits {
     transfer_blocks: u32,
@@ -110,13 +110,13 @@ async fn collect(disk: &Disk) -> Result<Info, SessionError> {
     })
 }
 
-/// As the standard writes it: `None` or `CRC32C`.
+/// Digest as in the standard: `None` or `CRC32C`.
 fn digest(kind: impl Debug) -> String {
     let name = format!("{kind:?}");
     if name == "None" { name } else { name.to_uppercase() }
 }
 
-/// A disk in one line, for a question.
+/// Describes a disk in one line, for a question.
 pub(super) async fn describe(disk: &Disk) -> anyhow::Result<String> {
     let info = collect(disk).await?;
     let serial = info.serial.unwrap_or_else(|| "none".to_owned());

@@ -7,12 +7,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 const KNOWN: &str = "{wide_bar} {percent:>3}% {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta} left";
 const UNKNOWN: &str = "{spinner} {binary_bytes} {binary_bytes_per_sec}";
 
-/// How far a transfer is; clones are the same bar.
+/// The progress bar of a transfer. Clones are the same bar.
 #[derive(Clone)]
 pub(super) struct Bar(ProgressBar);
 
 impl Bar {
-    /// For so many bytes, or an unknown number.
+    /// Creates a bar for a number of bytes, or an unknown number.
     pub(super) fn new(length: Option<u64>) -> Self {
         if !std::io::stderr().is_terminal() {
             return Self(ProgressBar::hidden());
@@ -28,12 +28,12 @@ impl Bar {
         Self(bar)
     }
 
-    /// So many bytes are through.
+    /// Advances the bar by a number of bytes.
     pub(super) fn tell(&self, done: u64) {
         self.0.set_position(done);
     }
 
-    /// Takes the bar away: the result stands in its place.
+    /// Removes the bar: the result replaces it.
     pub(super) fn end(&self) {
         self.0.finish_and_clear();
     }

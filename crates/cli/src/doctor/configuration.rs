@@ -31,13 +31,13 @@ pub(super) fn read(path: Option<&Path>) -> (Option<Config>, Vec<Finding>) {
         Ok(config) => (Some(config), vec![Finding::ok(CHECK, format!("{} holds", path.display()))]),
         Err(error) => {
             // The message ends with what to do.
-            let remedy = "mend it; `sarsen serve` would not start";
+            let remedy = "correct it; `sarsen serve` would not start";
             (None, vec![Finding::problem(CHECK, error.to_string(), remedy)])
         }
     }
 }
 
-/// Whether what a configuration names is there.
+/// Checks whether the files and addresses of a configuration exist.
 pub(super) fn findings(config: &Config) -> Vec<Finding> {
     let mut findings = Vec::new();
     for volume in &config.volumes {
@@ -54,18 +54,14 @@ pub(super) fn findings(config: &Config) -> Vec<Finding> {
     for account in &config.accounts {
         if let Err(error) = account.read_secret() {
             let finding = format!("account {}: {error}", account.name);
-            findings.push(Finding::problem(
-                "account",
-                finding,
-                "give it a secret that can be read",
-            ));
+            findings.push(Finding::problem("account", finding, "provide a readable secret"));
         }
     }
     for portal in &config.listen {
         let checked = portal.tls.as_ref().map(config::TlsConfig::check);
         if let Some(Err(error)) = checked {
             let finding = format!("portal {}: {error}", portal.address);
-            findings.push(Finding::problem("tls", finding, "mend the certificate or the key"));
+            findings.push(Finding::problem("tls", finding, "replace the certificate or the key"));
         }
     }
     findings
@@ -78,21 +74,21 @@ fn store(volume: &str, path: &Path, opened: std::io::Result<()>) -> Finding {
         Err(error) => error,
     };
     let remedy = match error.kind() {
-        ErrorKind::NotFound => "create it, or give the volume a size to have it made",
+        ErrorKind::NotFound => "create it, or set a size so that the server creates it",
         ErrorKind::PermissionDenied => "let the user that the server runs as read and write it",
-        ErrorKind::ResourceBusy => "unmount it: a disk has one user",
+        ErrorKind::ResourceBusy => "unmount it; only one program may use a disk",
         _ => "name a regular file or a block device",
     };
     Finding::problem("store", format!("volume {volume}: {path}: {error}"), remedy)
 }
 
-/// What is known of the server that runs here.
+/// The facts about the running server.
 pub(super) struct RunningServer {
     pub(super) running: bool,
     pub(super) findings: Vec<Finding>,
 }
 
-/// Asks the server that the flags, or else the configuration, name.
+/// Asks the server of the flags, or else of the configuration.
 pub(super) fn server(options: &ServerOptions, config: Option<&Config>) -> RunningServer {
     let client = options.client_or(config.and_then(|config| config.control.as_deref()));
     let asked = client.and_then(|client| {
@@ -113,14 +109,14 @@ pub(super) fn server(options: &ServerOptions, config: Option<&Config>) -> Runnin
 /// Figures that a server reports about itself.
 #[derive(Default)]
 struct ReportedFigures {
-    /// The number of its objects of this kind.
+    /// Returns the number of objects of a kind.
     targets: usize,
     problems: Vec<Problem>,
     warnings: Vec<String>,
     orphans: Vec<Orphan>,
 }
 
-/// One sentence for all orphans: there may be thousands.
+/// Reports all orphaned files in one sentence: there may be thousands.
 fn orphaned(orphans: &[Orphan]) -> Option<Finding> {
     const SHOWN: usize = 10;
     let names: Vec<&str> = orphans.iter().map(|orphan| orphan.name.as_str()).take(SHOWN).collect();
@@ -150,8 +146,7 @@ fn judge(asked: anyhow::Result<ReportedFigures>) -> RunningServer {
         Ok(ReportedFigures { targets, problems, warnings, orphans }) => {
             let runs = Finding::ok(CHECK, format!("a server runs and has {targets} targets"));
             let lacks = problems.into_iter().map(|Problem { problem, .. }| {
-                let remedy =
-                    "follow the problem's text; the server serves everything else meanwhile";
+                let remedy = "follow the message; the server continues to serve all other objects";
                 Finding::problem(CHECK, problem, remedy)
             });
             let little = warnings.into_iter().map(|warning| {
@@ -175,12 +170,12 @@ fn judge(asked: anyhow::Result<ReportedFigures>) -> RunningServer {
             match source.kind() {
                 ErrorKind::PermissionDenied => Finding::warning(
                     CHECK,
-                    format!("{address} is closed to this user"),
-                    "be the user that the server runs as, or root",
+                    format!("this user may not use {address}"),
+                    "run this as the server's user, or as root",
                 ),
                 ErrorKind::ConnectionRefused => Finding::warning(
                     CHECK,
-                    format!("{address} is there and nobody answers: the server has died"),
+                    format!("{address} exists, but no server answers there: the server has ended"),
                     "see its log (journalctl -u sarsen), and start it",
                 ),
                 _ => Finding::ok(CHECK, format!("no server runs with {address}")),
@@ -194,13 +189,13 @@ fn judge(asked: anyhow::Result<ReportedFigures>) -> RunningServer {
             | ClientError::Unauthorized { .. }),
         ) => Finding::warning(
             CHECK,
-            format!("the server cannot be asked: {error}"),
+            format!("the server does not answer: {error}"),
             "see --control, --token-file and --ca",
         ),
         _ => Finding::warning(
             CHECK,
-            format!("a server answers, and not as it should: {error:#}"),
-            "see that it and this program are of one version",
+            format!("the server sends invalid responses: {error:#}"),
+            "check that it and this program have the same version",
         ),
     };
     RunningServer { running: false, findings: vec![finding] }

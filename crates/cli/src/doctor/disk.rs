@@ -14,14 +14,14 @@ use sarsen_node::config::StoreConfig;
 use super::Finding;
 
 const CHECK: &str = "disk";
-/// Less than so much of a file system is soon nothing.
+/// Free space below this is a warning.
 const LITTLE_ROOM_PERCENT: u64 = 5;
-/// File systems that forget what they are given.
+/// File systems in memory.
 const FORGETFUL: &[&str] = &["tmpfs", "ramfs", "overlay"];
-/// File systems of other machines, whose durability is theirs.
+/// Network file systems, whose durability depends on the other machine.
 const REMOTE: &[&str] = &["nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "virtiofs", "fuse.sshfs"];
 
-/// A file system, as /proc/self/mountinfo has it.
+/// A line of /proc/self/mountinfo.
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
     device: String,
@@ -30,7 +30,7 @@ struct Mount {
     options: Vec<String>,
 }
 
-/// What the device below says of itself; empty where it does not.
+/// Properties of the block device. Empty if it reports none.
 #[derive(Default)]
 struct Queue {
     write_cache: Option<String>,
@@ -58,7 +58,7 @@ fn of_place(place: &Path, mounts: &str) -> Vec<Finding> {
     let absolute = match fs::canonicalize(place) {
         Ok(absolute) => absolute,
         Err(error) => {
-            let remedy = "make it, or name what is there";
+            let remedy = "create it, or correct the path";
             return vec![Finding::problem(CHECK, format!("{shown}: {error}"), remedy)];
         }
     };
@@ -81,20 +81,20 @@ fn room(place: &Path, Space { free, size }: Space) -> Finding {
     let place = place.display();
     let finding = format!("{place}: {} of {} are free", BinaryBytes(free), BinaryBytes(size));
     if free < size / 100 * LITTLE_ROOM_PERCENT {
-        let remedy = "make room: a thin volume whose disk is full answers writes with errors";
+        let remedy = "free space; writes to a thin volume fail when its disk is full";
         return Finding::warning(CHECK, finding, remedy);
     }
     Finding::ok(CHECK, finding)
 }
 
-/// The mount that has `path`: the longest that leads to it, the last of equals.
+/// Returns the mount of a path: the longest prefix, and the last of equals.
 fn mount_of(mounts: &str, path: &Path) -> Option<Mount> {
     let all = mounts.lines().filter_map(parse_mount);
     all.filter(|mount| path.starts_with(&mount.point))
         .max_by_key(|mount| mount.point.components().count())
 }
 
-/// A line of /proc/self/mountinfo (proc(5)).
+/// Parses a line of /proc/self/mountinfo (proc(5)).
 fn parse_mount(line: &str) -> Option<Mount> {
     let (front, back) = line.split_once(" - ")?;
     let front: Vec<_> = front.split(' ').collect();
@@ -116,7 +116,7 @@ fn file_system(place: &Path, mount: &Mount) -> Vec<Finding> {
         findings.push(Finding::problem(
             CHECK,
             format!("{place}: its file system ({kind}) is mounted read-only"),
-            format!("mount -o remount,rw {}, and see why it was (dmesg)", mount.point.display()),
+            format!("mount -o remount,rw {}, and find the cause (dmesg)", mount.point.display()),
         ));
     }
     if has("nobarrier") || has("barrier=0") {
@@ -132,18 +132,18 @@ fn file_system(place: &Path, mount: &Mount) -> Vec<Finding> {
         _ if FORGETFUL.contains(&kind) => Finding::warning(
             CHECK,
             format!(
-                "{place} is on {kind}: volumes there are gone with the machine or the container"
+                "{place} is on {kind}: volumes there are lost with the machine or the container"
             ),
             "put volumes on ext4 or xfs, or on a device",
         ),
         _ if REMOTE.contains(&kind) => Finding::warning(
             CHECK,
-            format!("{place} is on {kind}: another machine decides what is durable"),
+            format!("{place} is on {kind}: durability depends on another machine"),
             "put volumes on a disk of this machine",
         ),
         "btrfs" | "zfs" => Finding::warning(
             CHECK,
-            format!("{place} is on {kind}: each overwrite is a copy, and files fall into pieces"),
+            format!("{place} is on {kind}: each overwrite is a copy, and files become fragmented"),
             "chattr +C on an empty folder (btrfs), a volblocksize that fits (zfs), or ext4 or xfs",
         ),
         _ => Finding::ok(CHECK, format!("{place} is on {kind}")),
@@ -152,7 +152,7 @@ fn file_system(place: &Path, mount: &Mount) -> Vec<Finding> {
 }
 
 impl Queue {
-    /// Of a device, by its numbers; a partition's is that of the disk above.
+    /// Reads the properties of a device by its numbers; a partition has those of its disk.
     fn of(device: &str) -> Self {
         let read = |name: &str| {
             ["queue", "../queue"].iter().find_map(|queue| {
@@ -183,14 +183,16 @@ fn device(place: &Path, queue: &Queue) -> Vec<Finding> {
     let discard = match queue.discard_max_bytes {
         Some(0) => Some(Finding::ok(
             CHECK,
-            format!("{place}: its device does not discard: what is freed stays taken there"),
+            format!(
+                "{place}: its device does not support discard: freed space is not returned to it"
+            ),
         )),
         _ => None,
     };
     cache.into_iter().chain(discard).collect()
 }
 
-/// What O_DIRECT asks for there, as the kernel says of a file that is there or is made for it.
+/// Returns the alignment that O_DIRECT requires at a path.
 fn direct_alignment(path: &Path) -> io::Result<u32> {
     let options = OpenOptions { read_only: true, direct: true, ..OpenOptions::default() };
     if path.is_dir() {
@@ -210,7 +212,7 @@ fn direct(place: &Path, alignment: io::Result<u32>) -> Finding {
         Ok(alignment) => Finding::warning(
             CHECK,
             format!(
-                "{place}: O_DIRECT wants blocks of {alignment} bytes, more than any initiator's"
+                "{place}: O_DIRECT needs blocks of {alignment} bytes, more than initiators use"
             ),
             "use cache=writeback there",
         ),
@@ -227,7 +229,7 @@ fn direct(place: &Path, alignment: io::Result<u32>) -> Finding {
         Err(error) => Finding::warning(
             CHECK,
             format!("{place}: O_DIRECT could not be tried: {error}"),
-            "see whether the folder can be written to",
+            "check that the folder is writable",
         ),
     }
 }

@@ -10,15 +10,15 @@ use sarsen_node::config::Limits;
 
 use super::Finding;
 
-/// Files that are open beside connections: volumes, rings, logs.
+/// Number of open files besides connections: volumes, rings, logs.
 const OTHER_FILES: u64 = 256;
-/// Since when rings are not counted as locked memory.
+/// The first kernel version that does not count rings as locked memory.
 const RINGS_WITHOUT_MEMLOCK: (u32, u32) = (5, 12);
-/// The oldest kernel that is tested by anybody still (a long-term line).
+/// The oldest kernel that is still maintained (long-term).
 const OLDEST_KERNEL: (u32, u32) = (5, 10);
-/// What rings take of the locked memory where it is counted.
+/// Locked memory of the rings, on kernels that count it.
 const RINGS_MEMLOCK: u64 = 8 << 20;
-/// A clock that may be off by more makes logs of two machines hard to compare.
+/// An offset of the clock beyond this makes logs of two machines hard to compare.
 const CLOCK_ERROR: Duration = Duration::from_secs(1);
 
 pub(super) fn findings(config: Option<&Config>) -> Vec<Finding> {
@@ -41,8 +41,8 @@ fn volumes(config: Option<&Config>) -> u64 {
     config.map_or(0, |config| config.volumes.len() as u64)
 }
 
-/// The hard limit of a line of `/proc/self/limits`. None if there is no such line, `u64::MAX` if there
-/// is no limit.
+/// Returns the hard limit of a line of `/proc/self/limits`: none if there is no such line, `u64::MAX` if it is
+/// unlimited.
 fn hard_limit(limits: &str, name: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
     match line.split_whitespace().nth(1)? {
@@ -83,7 +83,7 @@ fn kernel(release: &str) -> Finding {
         None => Finding::unknown(CHECK, "the kernel's version", &format!("it is {release:?}")),
         Some(found) if found < OLDEST_KERNEL => Finding::warning(
             CHECK,
-            format!("Linux {release} is older than anything this is tested on"),
+            format!("Linux {release} is older than the tested kernels"),
             "run Linux 6.1 or later",
         ),
         Some(_) => Finding::ok(CHECK, format!("Linux {release}")),
@@ -108,9 +108,9 @@ fn locked_memory(version: Option<(u32, u32)>, limit: Option<u64>) -> Finding {
     }
 }
 
-/// What keeps this process from something.
+/// The restrictions of this process.
 struct Confinement {
-    /// A filter of system calls is in force.
+    /// A seccomp filter is active.
     seccomp: bool,
     /// The profile or context of AppArmor or SELinux, with its mode.
     label: Option<String>,
@@ -181,13 +181,13 @@ fn clock(clock: &std::io::Result<Clock>) -> Finding {
         Err(error) => Finding::unknown(CHECK, "the clock", error),
         Ok(Clock { synchronised: false, .. }) => Finding::warning(
             CHECK,
-            "nothing keeps the clock right: logs, certificates and schedules go by it",
+            "the clock is not synchronised; logs, certificates and schedules depend on it",
             "run chrony or systemd-timesyncd (timedatectl set-ntp true)",
         ),
         Ok(Clock { maximum_error, .. }) if *maximum_error > CLOCK_ERROR => Finding::warning(
             CHECK,
             format!("the clock may be off by {:.1} s", maximum_error.as_secs_f64()),
-            "see that the time servers can be reached (chronyc sources, timedatectl)",
+            "check that the time servers are reachable (chronyc sources, timedatectl)",
         ),
         Ok(_) => Finding::ok(CHECK, "the clock is synchronised"),
     }
@@ -197,11 +197,11 @@ fn machine_id(id: Option<&str>) -> Finding {
     const CHECK: &str = "machine-id";
     match id.map(str::trim) {
         Some(id) if !id.is_empty() && id != "uninitialized" => {
-            Finding::ok(CHECK, "volumes without a serial have a lasting identity")
+            Finding::ok(CHECK, "volumes without a serial number have a permanent identity")
         }
         _ => Finding::problem(
             CHECK,
-            "/etc/machine-id is missing: volumes without a serial are other disks after a restart",
+            "/etc/machine-id is missing: volumes without a serial number get another identity at each restart",
             "systemd-machine-id-setup, or give each volume a serial",
         ),
     }

@@ -20,24 +20,24 @@ use crate::output::print_line;
 /// Flags of `sarsen doctor`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// The configuration that is to be served: its portals, volumes, secrets and limits are looked at.
+    /// The configuration to check: its portals, volumes, secrets and limits.
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// An initiator or another server: how long packets to it may be is tried out with ping.
+    /// An initiator or another server: ping checks the path MTU to it.
     #[arg(long = "peer", value_name = "HOST")]
     peers: Vec<String>,
-    /// Folders, files or devices that are to hold volumes.
+    /// Folders, files or devices for volumes.
     #[arg(value_name = "PATH")]
     paths: Vec<PathBuf>,
     #[command(flatten)]
     options: ServerOptions,
 }
 
-/// How bad something is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Level {
-    /// As it should be.
+    /// No problem.
     Ok,
     /// It works, but slower or less safely than it could.
     Warning,
@@ -55,7 +55,7 @@ impl Level {
     }
 }
 
-/// What a check found out. The stable shape of `--json`.
+/// The result of a check. The stable format of `--json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Finding {
     check: &'static str,
@@ -78,13 +78,13 @@ impl Finding {
         Self { level: Level::Problem, ..Self::warning(check, finding, remedy) }
     }
 
-    /// What could not be looked at, which is not wrong by itself.
+    /// Checks that were not possible. This is no problem by itself.
     fn unknown(check: &'static str, what: &str, error: &dyn std::fmt::Display) -> Self {
-        Self::ok(check, format!("{what} could not be looked at: {error}"))
+        Self::ok(check, format!("{what} could not be checked: {error}"))
     }
 }
 
-/// Everything. The stable shape of `--json`.
+/// All results. The stable format of `--json`.
 #[derive(Serialize)]
 struct Report {
     problems: usize,
@@ -133,7 +133,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     report.verdict()
 }
 
-/// One line for each, the remedy below what is wrong.
+/// Formats a line for each result, with the remedy below.
 fn render(findings: &[Finding]) -> String {
     let width = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
     let mut lines = Vec::new();

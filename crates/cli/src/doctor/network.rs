@@ -15,15 +15,15 @@ use super::Finding;
 
 /// The registered port of iSCSI.
 const ISCSI_PORT: u16 = 3260;
-/// The discard port: nothing is sent there, the way to the host is asked for.
+/// The discard port. Nothing is sent there; it only selects the route to the host.
 const ANY_PORT: u16 = 9;
-/// What Ethernet carries unless told otherwise.
+/// The default MTU of Ethernet.
 const USUAL_MTU: u32 = 1500;
-/// Headers of IP and ICMP in front of what ping sends.
+/// Length of the IP and ICMP headers of a ping.
 const PING_HEADERS: (u32, u32) = (28, 48);
-/// 10 Gbit/s for 2 ms are 2.5 MB on their way.
+/// 10 Gbit/s with a round trip of 2 ms keep 2.5 MB in flight.
 const BUFFER_WANTED: u64 = 4 << 20;
-/// The state of a socket that listens, in /proc/net/tcp.
+/// The state of a listening socket in /proc/net/tcp.
 const LISTENS: &str = "0A";
 
 pub(super) fn findings(
@@ -90,19 +90,18 @@ fn interfaces(all: &[Interface]) -> Finding {
         (Some(least), Some(most)) if least != most => Finding::warning(
             CHECK,
             format!("interfaces carry packets of different lengths: {list}"),
-            "give both ways to a disk the same MTU (multipath spreads over them), and try it with \
-             --peer HOST",
+            "use the same MTU on all paths to a disk, and check it with --peer HOST",
         ),
         (Some(mtu), _) if mtu > USUAL_MTU => Finding::ok(
             CHECK,
-            format!("{list}: switches and peers must carry it, too; --peer HOST tries it"),
+            format!("{list}: switches and peers must support it as well; check with --peer HOST"),
         ),
         (Some(_), _) => Finding::ok(CHECK, list),
         (None, _) => Finding::ok(CHECK, "no interface but the loopback is up"),
     }
 }
 
-/// Sends one packet as long as the way begins, not to be cut.
+/// Sends one packet of the interface's MTU that must not be fragmented.
 fn way_to(peer: &str) -> Finding {
     const CHECK: &str = "peer";
     let address = match resolve(peer).map(|addresses| addresses.first().copied()) {
@@ -113,7 +112,7 @@ fn way_to(peer: &str) -> Finding {
     let mtu = match machine::path_mtu((address, ANY_PORT).into()) {
         Ok(mtu) => mtu,
         Err(error) => {
-            let finding = format!("there is no way to {peer} ({address}): {error}");
+            let finding = format!("there is no route to {peer} ({address}): {error}");
             return Finding::problem(CHECK, finding, "see the routes (ip route get)");
         }
     };
@@ -133,13 +132,13 @@ fn pinged(peer: &str, address: IpAddr, mtu: u32, answered: io::Result<bool>) -> 
             CHECK,
             format!("no answer from {peer} ({address}) to packets of {mtu} bytes in one piece"),
             format!(
-                "if `ping {address}` is answered, something on the way has a smaller MTU than \
-                 {mtu}: set the same at switches and both ends"
+                "if `ping {address}` works, the path has a smaller MTU than {mtu}; set the same MTU at switches \
+                 and both ends"
             ),
         ),
         Err(error) => Finding::warning(
             CHECK,
-            format!("whether packets of {mtu} bytes reach {peer} was not tried: ping: {error}"),
+            format!("packets of {mtu} bytes to {peer} were not checked: ping: {error}"),
             "apt install iputils-ping",
         ),
     }
@@ -181,14 +180,14 @@ fn name_server<T>(server: &str, found: io::Result<T>) -> Finding {
     }
 }
 
-/// `text` is the least, the first and the most that the kernel gives to a connection.
+/// `text` has the minimum, default and maximum buffer of a connection.
 fn buffers(name: &str, text: &str) -> Finding {
     const CHECK: &str = "socket-buffers";
     match text.split_whitespace().nth(2).and_then(|most| most.parse::<u64>().ok()) {
         None => Finding::unknown(CHECK, name, &format!("it is {text:?}")),
         Some(most) if most < BUFFER_WANTED => Finding::warning(
             CHECK,
-            format!("net.ipv4.{name} lets a connection have {most} bytes at most"),
+            format!("net.ipv4.{name} limits a connection to {most} bytes"),
             format!("sysctl -w net.ipv4.{name}=\"4096 131072 {BUFFER_WANTED}\" for 10 Gbit/s"),
         ),
         Some(most) => Finding::ok(CHECK, format!("net.ipv4.{name} goes up to {most} bytes")),
@@ -208,34 +207,34 @@ fn portal(
     };
     match error.kind() {
         ErrorKind::AddrInUse if server_runs && holder.is_none_or(|name| name == "sarsen") => {
-            Finding::ok(CHECK, format!("port {} is taken by the running server", address.port()))
+            Finding::ok(CHECK, format!("port {} is used by the running server", address.port()))
         }
         ErrorKind::AddrInUse if holder == Some("systemd") => {
-            Finding::ok(CHECK, format!("{address} is listened on by systemd, for a socket unit"))
+            Finding::ok(CHECK, format!("systemd listens on {address} for a socket unit"))
         }
         ErrorKind::AddrInUse => {
-            let holder = holder.unwrap_or("somebody whom only root can see");
+            let holder = holder.unwrap_or("a process that only root can see");
             Finding::problem(
                 CHECK,
-                format!("{address} is taken by {holder}"),
+                format!("{address} is in use by {holder}"),
                 "stop it (the kernel's own target: targetcli clearconfig), or listen elsewhere",
             )
         }
         ErrorKind::AddrNotAvailable => Finding::problem(
             CHECK,
-            format!("{address} is no address of this machine"),
-            "see `ip address`; sysctl net.ipv4.ip_nonlocal_bind=1 if it comes and goes",
+            format!("{address} is not an address of this machine"),
+            "check `ip address`; set sysctl net.ipv4.ip_nonlocal_bind=1 if the address is not always present",
         ),
         ErrorKind::PermissionDenied => Finding::problem(
             CHECK,
             format!("{address}: ports below 1024 are for root"),
-            "take 3260 or another one above",
+            "use 3260 or another one above 1023",
         ),
         _ => Finding::problem(CHECK, format!("{address}: {error}"), "listen elsewhere"),
     }
 }
 
-/// The name of the process that listens at `port`, as far as we may see.
+/// Returns the name of the process that listens at `port`, if it is visible.
 fn holder(port: u16) -> Option<String> {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(fs::read_to_string);
     let inode = tables.iter().flatten().find_map(|table| inode_of(table, port))?;
@@ -256,7 +255,7 @@ fn holder(port: u16) -> Option<String> {
     }
 }
 
-/// The socket that listens at `port`, in a table as /proc/net/tcp.
+/// Finds the socket that listens at `port` in a table like /proc/net/tcp.
 fn inode_of(table: &str, port: u16) -> Option<u64> {
     table.lines().skip(1).find_map(|line| {
         let words: Vec<_> = line.split_whitespace().collect();
@@ -320,7 +319,10 @@ mod tests {
         assert_eq!(taken(Some("sarsen"), false).level, Level::Problem);
         assert_eq!(taken(Some("systemd"), false).level, Level::Ok, "it waits for somebody");
         let tgtd = taken(Some("tgtd"), true);
-        assert_eq!((tgtd.level, &*tgtd.finding), (Level::Problem, "0.0.0.0:3260 is taken by tgtd"));
+        assert_eq!(
+            (tgtd.level, &*tgtd.finding),
+            (Level::Problem, "0.0.0.0:3260 is in use by tgtd")
+        );
         let elsewhere = portal(address, Err(ErrorKind::AddrNotAvailable.into()), None, false);
         assert_eq!(elsewhere.level, Level::Problem);
         assert_eq!(portal(address, Ok(()), None, false).level, Level::Ok);
@@ -328,7 +330,8 @@ mod tests {
 
     #[test]
     fn a_socket_is_found_by_its_port_if_it_listens() {
-        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout \
+                     inode\n\
              0: 0100007F:0CBC 00000000:0000 01 00000000:00000000 00:00000000 00000000     0        0 601 1\n\
              1: 00000000:0CBC 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 602 1\n";
         assert_eq!(inode_of(table, 3260), Some(602));

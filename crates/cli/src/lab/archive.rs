@@ -17,7 +17,7 @@ use crate::output::print_line;
 
 #[derive(clap::Args)]
 pub(crate) struct Kept {
-    /// Where runs are kept [default: sarsen/lab.sqlite in the user's state folder].
+    /// The archive of runs [default: sarsen/lab.sqlite in the user's state folder]
     #[arg(long, value_name = "FILE")]
     archive: Option<PathBuf>,
 }
@@ -35,10 +35,10 @@ pub(crate) struct RunsArguments {
 pub(crate) struct ReportArguments {
     /// The number of the run.
     run: i64,
-    /// html, md, csv, json or tex [default: tables on the terminal, or what the file's ending says].
+    /// The format: html, md, csv, json or tex [default: tables on the terminal, or the ending of the file]
     #[arg(long)]
     format: Option<Format>,
-    /// Where it goes [default: standard output].
+    /// The file to write [default: standard output]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
     #[command(flatten)]
@@ -51,8 +51,8 @@ pub(crate) struct CompareArguments {
     before: i64,
     /// The number of the second run.
     after: i64,
-    /// A figure that is compared, once for each, such as iops or p99_us [default: iops, p99_us and
-    /// target_cpu_us_per_io].
+    /// A figure to compare, such as iops or p99_us. Several may be given [default: iops, p99_us and
+    /// target_cpu_us_per_io]
     #[arg(long = "figure", value_name = "NAME")]
     figures: Vec<String>,
     /// Print it as JSON.
@@ -121,7 +121,7 @@ pub(super) fn compare(arguments: &CompareArguments) -> anyhow::Result<()> {
     let figures = if asked.is_empty() { &compare::USUAL[..] } else { &asked };
     let compared = compare::compare(&before, &after, figures);
     if compared.figures.is_empty() {
-        return Err(anyhow!("the two runs have no cell in common that has these figures"));
+        return Err(anyhow!("the two runs have no common cell with these figures"));
     }
     if arguments.json {
         print_line(&serde_json::to_string(&compared)?)?;
@@ -135,7 +135,7 @@ pub(super) fn remove(arguments: &RemoveArguments) -> anyhow::Result<()> {
     Ok(open(arguments.kept.archive.as_deref())?.remove(arguments.run)?)
 }
 
-/// The format that a file's ending names.
+/// Returns the format of a file by its ending.
 pub(super) fn format_of(path: &Path) -> anyhow::Result<Format> {
     let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
     Format::ALL.into_iter().find(|format| format.extension() == ending).ok_or_else(|| {
@@ -161,7 +161,7 @@ pub(super) fn write(
     Ok(out.flush()?)
 }
 
-/// A word of the command line as it may be kept: `user%secret@` loses its secret.
+/// Returns an argument as it is archived: `user%secret@` without the secret.
 pub(super) fn without_secret(word: &str) -> String {
     let Some((scheme, rest)) = word.split_once("://") else { return word.to_owned() };
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));

@@ -39,7 +39,7 @@ impl Watcher for Progress {
         self.0.set_position(made as u64);
         // So that a run that is broken off goes on with an honest rate.
         self.0.reset_eta();
-        let known = if made == 0 { String::new() } else { format!(", {made} made already") };
+        let known = if made == 0 { String::new() } else { format!(", {made} done already") };
         self.say(&format!("run {run}: {measurements} measurements{known}"));
     }
 

@@ -10,19 +10,19 @@ use sarsen_node::control::{LabFormat, LabResults};
 
 use super::run::find;
 
-/// The archive of whoever runs the server.
+/// The archive of the user that runs the server.
 #[derive(Debug)]
 pub(crate) struct Results {
     archive: PathBuf,
 }
 
 impl Results {
-    /// Of the archive that the lab's verbs use.
+    /// Uses the archive of the lab's verbs.
     pub(crate) fn usual() -> Self {
         Self { archive: Archive::usual_path() }
     }
 
-    /// The archive, if there is one: who only looks makes none.
+    /// Returns the archive, if it exists. Reading does not create it.
     fn open(&self) -> Result<Option<Archive>, String> {
         self.archive.is_file().then(|| Archive::open(&self.archive)).transpose().map_err(reported)
     }

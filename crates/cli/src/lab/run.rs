@@ -24,56 +24,56 @@ const LUNDEN: &str = "lunden";
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// The study; `sarsen lab studies` says what each measures.
+    /// The study: see `sarsen lab studies`.
     study: String,
-    /// What bonnie++ printed, of version 1.03, 1.9x or 2.00; for `lunden` alone.
+    /// Files with the output of bonnie++ 1.03, 1.9x or 2.00; only for `lunden`.
     #[arg(conflicts_with = "mount")]
     files: Vec<PathBuf>,
-    /// A folder of a mounted disk, in which bonnie++ is run; for `lunden` alone.
+    /// A folder of a mounted disk in which to run bonnie++; only for `lunden`.
     #[arg(long, value_name = "FOLDER")]
     mount: Option<PathBuf>,
-    /// A minute or so: whether it works and about how fast; the default.
+    /// Take about a minute: a rough result. This is the default.
     #[arg(long, conflicts_with = "full")]
     quick: bool,
-    /// The study's own durations and repetitions: hours.
+    /// Use the durations and repetitions of the study: hours.
     #[arg(long)]
     full: bool,
-    /// Who takes part, once for each: sarsen, tgt, istgt, nbdkit, direct, direct:PATH, an
-    /// iscsi://, nbd:// or nbd+unix:// URL [default: what the study says].
+    /// A target to measure: sarsen, tgt, istgt, nbdkit, direct, direct:PATH, or an iscsi://, nbd:// or nbd+unix://
+    /// URL. Several may be given [default: those of the study]
     // Read later: a complaint of clap's would repeat a URL with its secret.
     #[arg(long = "target", short = 'c', value_name = "NAME|URL")]
     targets_under_test: Vec<String>,
-    /// What the volumes of the targets under test are on: ram or disk [default: what the study says].
+    /// The medium of the volumes: ram or disk [default: that of the study]
     #[arg(long, value_parser = parse_medium)]
     medium: Option<Medium>,
-    /// Targets under test that the lab has not started may be written to: what is there is lost.
+    /// Permit writes to targets that the lab has not started: their data is lost.
     #[arg(long)]
     destroy: bool,
-    /// Go on with the newest run of the same study, scale and targets under test that was broken off.
+    /// Continue the newest interrupted run of the same study, scale and targets.
     #[arg(long)]
     resume: bool,
-    /// Measure only the cells of this label, once for each, such as `test=Exchange 2003`; of several
-    /// values of one label, the cells of each.
+    /// Measure only the cells with this label, such as `test=Exchange 2003`. Several may be given; several values of
+    /// one label select the cells of each.
     #[arg(long, value_name = "LABEL=VALUE", value_parser = parse_label)]
     only: Vec<(String, String)>,
-    /// Where volumes on disk are, in a folder that is removed at the end.
+    /// The folder for volumes on disk. They are deleted at the end.
     #[arg(long, value_name = "FOLDER", default_value = ".")]
     folder: PathBuf,
-    /// What the pseudo-random choices begin from.
+    /// Seed of the pseudo-random choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
     output: Output,
 }
 
-/// Where a run is kept and told.
+/// Where a run is archived and reported.
 #[derive(clap::Args)]
 pub(super) struct Output {
-    /// Where reports go, once for each; the ending says the format: .html, .md, .csv, .json or
-    /// .tex [default: sarsen-lab-STUDY-RUN.html].
+    /// A report to write, in the format of its ending: .html, .md, .csv, .json or .tex. Several may be given
+    /// [default: sarsen-lab-STUDY-RUN.html]
     #[arg(long = "report", value_name = "FILE")]
     reports: Vec<PathBuf>,
-    /// Where runs are kept [default: sarsen/lab.sqlite in the user's state folder].
+    /// The archive of runs [default: sarsen/lab.sqlite in the user's state folder]
     #[arg(long, value_name = "FILE")]
     archive: Option<PathBuf>,
     /// Print the run and its report as JSON instead of tables.
@@ -87,7 +87,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return arguments.output.tell(study, &run_lunden(arguments)?);
     }
     if !arguments.files.is_empty() || arguments.mount.is_some() {
-        return Err(UsageError(format!("files and --mount are for {LUNDEN} alone")).into());
+        return Err(UsageError(format!("files and --mount are only for {LUNDEN}")).into());
     }
     let targets_under_test = arguments.targets_under_test()?;
     let elsewhere = targets_under_test.iter().any(TargetUnderTest::is_elsewhere);
@@ -128,7 +128,7 @@ impl Arguments {
         self.targets_under_test.iter().map(read).collect()
     }
 
-    /// Whether something was said that only means anything to studies that measure themselves.
+    /// Returns whether a flag was given that only applies to studies that run loads.
     fn is_about_targets_under_test(&self) -> bool {
         !self.targets_under_test.is_empty()
             || self.medium.is_some()
@@ -142,7 +142,7 @@ fn parse_medium(text: &str) -> Result<Medium, String> {
     match text {
         "ram" => Ok(Medium::Ram),
         "disk" => Ok(Medium::Disk),
-        _ => Err(format!("{text:?} is no medium: write ram or disk")),
+        _ => Err(format!("{text:?} is not a medium; write ram or disk")),
     }
 }
 
@@ -151,11 +151,11 @@ fn parse_label(text: &str) -> Result<(String, String), String> {
         Some((dimension, value)) if !dimension.is_empty() => {
             Ok((dimension.to_owned(), value.to_owned()))
         }
-        _ => Err(format!("{text:?} is no label: write LABEL=VALUE, such as target=tgt")),
+        _ => Err(format!("{text:?} is not a label; write LABEL=VALUE, such as target=tgt")),
     }
 }
 
-/// What bonnie++ has printed, or prints now.
+/// Returns the output of bonnie++, from a file or from a new run.
 fn run_lunden(arguments: &Arguments) -> anyhow::Result<Run> {
     let scale = arguments.scale();
     if arguments.is_about_targets_under_test() {
@@ -166,7 +166,8 @@ fn run_lunden(arguments: &Arguments) -> anyhow::Result<Run> {
     }
     let from_files = match (&arguments.mount, &arguments.files[..]) {
         (None, []) => {
-            let remedy = "name files that bonnie++ has printed, or --mount FOLDER to run it there";
+            let remedy =
+                "name files with the output of bonnie++, or --mount FOLDER to run it there";
             return Err(UsageError(format!("{LUNDEN}: {remedy}")).into());
         }
         // Files that are wrong are told before a run begins.
@@ -197,19 +198,22 @@ fn run_lunden(arguments: &Arguments) -> anyhow::Result<Run> {
     Ok(archive.run(run.id)?)
 }
 
-/// The study of this name.
+/// Returns the study of a name.
 pub(super) fn find(name: &str) -> anyhow::Result<&'static dyn Study> {
     study::find(name).ok_or_else(|| {
         let known: Vec<_> = study::ALL.iter().map(|study| study.name()).collect();
         // What is no name may be a URL in the wrong place, with a secret in it.
         let is_name = name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c));
-        let what =
-            if is_name { format!("there is no study {name:?}") } else { "this is no study".into() };
+        let what = if is_name {
+            format!("study {name:?} does not exist")
+        } else {
+            "this is no study".into()
+        };
         UsageError(format!("{what}; known: {}", known.join(", "))).into()
     })
 }
 
-/// The command line, without the secrets that a URL may hold.
+/// Returns the command line without the secrets of URLs.
 pub(super) fn command_line() -> String {
     let mut words =
         std::env::args_os().map(|word| archive::without_secret(&word.to_string_lossy()));
@@ -218,20 +222,20 @@ pub(super) fn command_line() -> String {
 }
 
 impl Output {
-    /// Opens the archive; what would go wrong at the end goes wrong now.
+    /// Opens the archive and the reports before the run, so that errors are found early.
     pub(super) fn open(&self) -> anyhow::Result<Archive> {
         for path in &self.reports {
             archive::format_of(path)?;
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
                 let (path, folder) = (path.display(), folder.display());
-                return Err(UsageError(format!("{path}: there is no folder {folder}")).into());
+                return Err(UsageError(format!("{path}: folder {folder} does not exist")).into());
             }
         }
         archive::open(self.archive.as_deref())
     }
 
-    /// Prints a finished run and writes its reports; an error if anything of it failed.
+    /// Prints a finished run and writes its reports. Failures of the run are an error.
     pub(super) fn tell(&self, study: &dyn Study, run: &Run) -> anyhow::Result<()> {
         let document = study.report(run);
         if self.json {
@@ -250,7 +254,7 @@ impl Output {
     }
 }
 
-/// An error if anything of a run failed, or nothing was measured.
+/// Returns an error if a part of the run failed, or nothing was measured.
 fn judge(run: &Run) -> anyhow::Result<()> {
     let (mut failed, mut left_out, mut measured) = (Vec::new(), Vec::new(), 0);
     for sample in &run.samples {

@@ -9,21 +9,21 @@ use sarsen_node::Server;
 use sd_notify::NotifyState;
 use tracing::{error, warn};
 
-/// What the names of sockets begin with that we gave systemd to keep.
+/// Prefix of the names of sockets that systemd stores for the server.
 const NAME_PREFIX: &str = "portal_";
 
-/// The names under which the last run of this service left sockets with systemd.
+/// Names of the sockets that the last run of this service stored with systemd.
 pub(super) fn kept_names() -> Vec<String> {
     let names = handover::received().into_iter().map(|(name, _)| name);
     names.filter(|name| name.starts_with(NAME_PREFIX)).collect()
 }
 
-/// The server takes connections. `kept` are the sockets that systemd need not keep any more: while the
-/// server runs they are its own, and a portal that goes is to close its socket.
+/// Reports that the server accepts connections. `kept` are the sockets that systemd need not store any more: a
+/// running server owns them, and a deleted portal closes its socket.
 pub(super) fn ready(kept: &[String]) {
     for (name, address) in handover::received() {
         if !name.starts_with(NAME_PREFIX) {
-            warn!(%address, name, "no portal listens there, though the service manager does: closed");
+            warn!(%address, name, "closed a socket of the service manager: no portal listens there");
         }
     }
     handover::close_the_rest();
@@ -33,7 +33,7 @@ pub(super) fn ready(kept: &[String]) {
     tell(&[NotifyState::Ready]);
 }
 
-/// The server ends. If it is started again, it gets its sockets back, and who connects meanwhile waits.
+/// Reports that the server ends. After a restart it gets its sockets back, and new connections wait meanwhile.
 pub(super) fn stopping(sockets: &[HandoverSocket]) {
     for kept in sockets {
         // A colon separates names.
@@ -46,12 +46,12 @@ pub(super) fn stopping(sockets: &[HandoverSocket]) {
     tell(&[NotifyState::Stopping]);
 }
 
-/// Pets the watchdog, if there is one, as long as every core does what it is asked to. Does not end.
+/// Notifies the watchdog, if there is one, while every core responds. Does not end.
 pub(super) async fn watch(server: &Server) {
     let Some(limit) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
     loop {
         if !server.pulse().await {
-            error!("a core is gone: the watchdog will end this process");
+            error!("a core has ended; the watchdog will end this process");
             return std::future::pending().await;
         }
         tell(&[NotifyState::Watchdog]);
@@ -59,7 +59,7 @@ pub(super) async fn watch(server: &Server) {
     }
 }
 
-/// The same while the server ends, when its cores answer no more: what is brought to disk may take long.
+/// Notifies the watchdog while the server ends and flushes, when its cores do not respond any more.
 pub(super) async fn watch_end() {
     let Some(limit) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
     loop {
@@ -68,13 +68,13 @@ pub(super) async fn watch_end() {
     }
 }
 
-/// Twice would do; once more, one may come late.
+/// Two notifications each period are enough; a third one covers a late one.
 fn interval(limit: Duration) -> Duration {
     limit / 3
 }
 
 fn tell(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
-        warn!(%error, "the service manager cannot be told");
+        warn!(%error, "the service manager cannot be notified");
     }
 }

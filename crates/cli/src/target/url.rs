@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use sarsen_initiator::Portal;
 use sarsen_node::control::schema::{self, TargetList};
-use sarsen_node::ways::{self, AccessPath, Client, PortalAddress, ways};
+use sarsen_node::initiator_lines::{self, AccessPath, Client, PortalAddress, access_paths};
 use serde::Serialize;
 
 use crate::control::ServerOptions;
@@ -14,28 +14,27 @@ use crate::output::{note, print_line};
 /// Flags of `sarsen target url`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// A target of the running server, by its iSCSI name; all of them unless given.
+    /// A target of the running server, by its iSCSI name. Default: all.
     target: Option<String>,
-    /// For whom.
+    /// The format: the initiator that uses the lines.
     #[arg(long, value_enum, default_value_t = Format::Libiscsi)]
     format: Format,
-    /// Whom initiators log in as; unless given the target's one account, or USER where there are more.
+    /// The account of the initiators. Default: the target's only account, or USER if it has several.
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
-    /// The file that has the secret where the line is to be used: secrets themselves are in no line.
+    /// The file with the secret on the initiator's machine. Lines never contain secrets.
     #[arg(long, value_name = "FILE", default_value = "SECRET-FILE")]
     secret_file: String,
-    /// The name or address by which clients reach a portal that listens on all addresses; this
-    /// machine's name unless given.
+    /// The server's name or address, for portals that listen on all addresses. Default: this machine's name.
     #[arg(long, value_name = "HOST")]
     host: Option<String>,
-    /// Ask no server: the portal is this one.
+    /// Print lines for this portal without asking a server.
     #[arg(long, value_name = "HOST[:PORT]", requires = "name", conflicts_with = "target")]
     portal: Option<Portal>,
-    /// Ask no server: the target has this name.
+    /// Print lines for this target without asking a server.
     #[arg(id = "name", long = "target", value_name = "IQN", requires = "portal")]
     explicit: Option<String>,
-    /// Ask no server: the disk has this number.
+    /// Print lines for this LUN without asking a server.
     #[arg(long, default_value_t = 0, requires = "portal",
         value_parser = clap::value_parser!(u16).range(..=16383))]
     lun: u16,
@@ -43,24 +42,24 @@ pub(crate) struct Arguments {
     options: ServerOptions,
 }
 
-/// For whom a line is.
+/// The initiator that uses a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// iscsi:// as libiscsi, QEMU and `sarsen disk` take it (iscsis:// for TLS, sarsen alone).
+    /// iscsi:// URL for libiscsi, QEMU and `sarsen disk` (iscsis:// for TLS: sarsen only).
     Libiscsi,
     /// open-iscsi on Linux.
     Iscsiadm,
-    /// qemu-img and a virtual machine's disk.
+    /// qemu-img, and a disk of a virtual machine.
     Qemu,
-    /// Booting by iPXE, as RFC 4173 writes it.
+    /// Boot by iPXE (RFC 4173).
     Ipxe,
-    /// A shell on VMware ESXi.
+    /// Commands for VMware ESXi.
     Esxi,
-    /// PowerShell on Windows.
+    /// PowerShell for Windows.
     Windows,
 }
 
-impl From<Format> for ways::Format {
+impl From<Format> for initiator_lines::Format {
     fn from(format: Format) -> Self {
         match format {
             Format::Libiscsi => Self::Libiscsi,
@@ -73,7 +72,7 @@ impl From<Format> for ways::Format {
     }
 }
 
-/// The stable shape of `--json`.
+/// The stable format of `--json`.
 #[derive(Serialize)]
 struct Shown {
     target: String,
@@ -82,7 +81,7 @@ struct Shown {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let ways = match (&arguments.portal, &arguments.explicit) {
+    let paths = match (&arguments.portal, &arguments.explicit) {
         (Some(portal), Some(target)) => vec![explicit(arguments, portal, target)?],
         _ => {
             let client = arguments.options.client()?;
@@ -91,10 +90,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
     };
     let mut shown = Vec::new();
-    for way in &ways {
+    for way in &paths {
         let Some(lines) = way.lines(arguments.format.into()) else {
             note(format_args!(
-                "sarsen: {} speaks TLS, which this client does not: put stunnel before it",
+                "sarsen: {} requires TLS, which this client does not support; put stunnel in front of it",
                 way.portal
             ));
             continue;
@@ -129,23 +128,25 @@ fn of_server(arguments: &Arguments, targets: &[schema::Target]) -> anyhow::Resul
     };
     let targets: Vec<_> = targets.iter().filter(wanted).collect();
     if let (Some(name), []) = (&arguments.target, &*targets) {
-        let advice = "`sarsen target list` has those that there are";
+        let advice = "see `sarsen target list`";
         return Err(NotFoundError(format!("there is no target {name}: {advice}")).into());
     }
-    let host = arguments.host.clone().or_else(ways::own_name);
+    let host = arguments.host.clone().or_else(initiator_lines::own_name);
     let client = Client {
         host: host.as_deref(),
         user: arguments.user.as_deref(),
         secret_file: &arguments.secret_file,
     };
-    for target in targets.iter().filter(|target| target.portals.iter().all(ways::is_local)) {
+    for target in
+        targets.iter().filter(|target| target.portals.iter().all(initiator_lines::is_local))
+    {
         note(format_args!(
-            "sarsen: {}: only this machine reaches it: its portals listen on loopback addresses; \
-             `sarsen portal create ADDRESS:3260`, with an address of this machine, opens one for others",
+            "sarsen: {}: its portals listen on loopback addresses, so only this machine can log in; `sarsen \
+             portal create ADDRESS:3260` with an address of this machine adds another one",
             target.name
         ));
     }
-    Ok(targets.into_iter().flat_map(|target| ways(target, client)).collect())
+    Ok(targets.into_iter().flat_map(|target| access_paths(target, client)).collect())
 }
 
 #[cfg(test)]
@@ -182,9 +183,9 @@ mod tests {
         };
         let all = [target("iqn.x:a"), target("iqn.x:b")];
         let arguments = parse("iqn.x:b --host san.example").expect("valid");
-        let ways = of_server(&arguments, &all).expect("one");
+        let paths = of_server(&arguments, &all).expect("one");
         let seen: Vec<_> =
-            ways.iter().map(|way| (way.target.as_str(), way.portal.to_string())).collect();
+            paths.iter().map(|way| (way.target.as_str(), way.portal.to_string())).collect();
         assert_eq!(seen, [("iqn.x:b", "san.example:3260".to_owned())]);
         assert_eq!(of_server(&parse("").expect("valid"), &all).expect("two").len(), 2);
         let absent = of_server(&parse("iqn.x:c").expect("valid"), &all).expect_err("absent");

@@ -7,24 +7,24 @@ use sarsen_node::import::{DENIED_INITIATOR, tgt_unit};
 
 use super::{ATTEMPTS, Arguments, Failure, Server, ServerView, code, number, params};
 
-/// How the units of a target are named that this made.
+/// Name prefix of the volumes that tgtadm creates.
 const UNIT_PREFIX: &str = "tgt-";
-/// Seconds that clients have to log out where `--force` is given.
+/// Grace period with `--force`: seconds that initiators have to log out.
 const GRACE: u16 = 2;
 const EVERYBODY: &str = "ALL";
 
-/// What is to be done.
+/// A planned change.
 #[derive(Default)]
 struct Steps {
-    /// Things that are to be there as they are here.
+    /// Objects to create or change.
     apply: Document,
-    /// Things that are to go then.
+    /// Objects to delete.
     remove: Vec<Key>,
 }
 
 type Plan = fn(&ServerView, &Arguments) -> Result<Steps, Failure>;
 
-/// Does it; what others do meanwhile is looked at, and it is planned anew.
+/// Applies a change. If others change the state at the same time, it is planned again.
 pub(super) fn carry_out(
     server: &Server,
     op: &str,
@@ -74,7 +74,7 @@ impl Server {
     }
 }
 
-/// A rule that lets nobody in, since nobody has that name.
+/// A rule that denies every initiator: none has this name.
 pub(super) fn is_nobody(rule: &Rule) -> bool {
     rule.initiator.as_deref() == Some(DENIED_INITIATOR)
 }
@@ -115,7 +115,7 @@ fn delete_target(world: &ServerView, arguments: &Arguments) -> Result<Steps, Fai
     Ok(Steps { remove, ..Steps::default() })
 }
 
-/// What is negotiated is what both sides can; a name that is none is refused all the same.
+/// Parameters are negotiated from what both sides support. An unknown key is refused nevertheless.
 fn update_target(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure> {
     world.target(arguments.tid)?;
     let name = wanted(arguments.name.as_deref(), "name")?;
@@ -129,8 +129,8 @@ fn update_target(world: &ServerView, arguments: &Arguments) -> Result<Steps, Fai
     }
 }
 
-/// The rule of an address, a name, or a name at an address. What tgtd makes of both is the name alone, wherever it
-/// comes from: who gives both means both.
+/// Returns the rule of an address, a name, or a name at an address. tgtd ignores the address if both are given; here
+/// both must match.
 fn rule_of(arguments: &Arguments) -> Result<Rule, Failure> {
     let (address, initiator) = (&arguments.initiator_address, &arguments.initiator_name);
     if address.is_none() && initiator.is_none() {
@@ -138,7 +138,8 @@ fn rule_of(arguments: &Arguments) -> Result<Rule, Failure> {
         return Err(Failure::Invalid(message.into()));
     }
     if initiator.as_ref().is_some_and(|name| name.contains('*')) {
-        let message = "* stands for nothing in a name here: give the whole one, or write a rule of the target";
+        let message =
+            "* is not a wildcard here; give the whole name, or write a rule of the target";
         return Err(Failure::Invalid(message.into()));
     }
     let address = address.clone().filter(|address| address != EVERYBODY);
@@ -220,7 +221,7 @@ fn new_unit(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure>
     Ok(Steps { apply, remove: Vec::new() })
 }
 
-/// The volume under a number.
+/// Returns the volume at a LUN.
 fn unit<'a>(target: &'a Target, arguments: &Arguments) -> Result<(u16, &'a String), Failure> {
     let lun = *wanted(arguments.lun.as_ref(), "lun")?;
     let lun = u16::try_from(lun).map_err(|_| Failure::NoUnit)?;
@@ -263,14 +264,14 @@ fn new_account(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failu
     Ok(Steps { apply, remove: Vec::new() })
 }
 
-/// An account that there is.
+/// Returns an account, which must exist.
 fn account<'a>(world: &ServerView, arguments: &'a Arguments) -> Result<&'a String, Failure> {
     let name = wanted(arguments.user.as_ref(), "user")?;
     let is_there = world.document.account.iter().any(|account| account.name == *name);
     if is_there { Ok(name) } else { Err(Failure::NoAccount) }
 }
 
-/// It is taken from whoever lists it, too. As in tgt, a target that is left without one asks for no proof.
+/// Deletes an account and removes it from targets. As in tgt, a target without accounts requires no authentication.
 fn delete_account(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure> {
     let name = account(world, arguments)?;
     let mut apply = Document::default();
@@ -292,7 +293,7 @@ fn delete_account(world: &ServerView, arguments: &Arguments) -> Result<Steps, Fa
     Ok(Steps { apply, remove: vec![Key::new(ObjectKind::Account, name)] })
 }
 
-/// An account is no one's of a target any more.
+/// Removes an account from a target.
 fn release(target: &mut Target, name: &str) {
     target.chap.retain(|known| known != name);
     target.own_account.take_if(|own| own == name || target.chap.is_empty());
@@ -348,7 +349,7 @@ mod tests {
         Arguments::try_parse_from(words).expect(line)
     }
 
-    /// What the state comes to after these, one after the other.
+    /// Returns the state after these changes, one after the other.
     fn after(lines: &[(Plan, &str)]) -> Document {
         let mut world = ServerView {
             revision: 0,
@@ -473,7 +474,7 @@ mod tests {
             (
                 bind,
                 "--tid 7 -Q iqn.2026-11.x:*",
-                "invalid request: * stands for nothing in a name here: give the whole one, or write a rule of the target",
+                "invalid request: * is not a wildcard here; give the whole name, or write a rule of the target",
             ),
             (delete_account, "--user x", "can't find the account"),
             (bind_account, "--tid 7 --user x", "can't find the account"),

@@ -5,7 +5,7 @@ use sarsen_node::import::show_as_tgt;
 
 use super::Failure;
 
-/// What is accepted and changes nothing here: sarsen tells clients what the file or device can.
+/// Parameters that are accepted without an effect: sarsen reports the properties of the file or device.
 const HINTS: [&str; 10] = [
     "sense_format",
     "lbppbe",
@@ -22,7 +22,7 @@ const HINTS: [&str; 10] = [
 const CACHING: &str = "8";
 const WRITE_CACHE: u8 = 0x04;
 
-/// Changes a unit as they say.
+/// Applies parameters to a unit.
 pub(super) fn take(volume: &mut Volume, params: &str) -> Result<(), Failure> {
     for param in params.split(',').filter(|param| !param.is_empty()) {
         let (key, value) = param.split_once('=').unwrap_or((param, ""));
@@ -45,7 +45,7 @@ pub(super) fn take(volume: &mut Volume, params: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `8:0:18:0x10:…`: page, subpage, length, bytes. Other pages than the caching page are sarsen's own.
+/// Parses `8:0:18:0x10:…`: page, subpage, length, bytes. Pages other than the caching page are sarsen's own.
 fn take_mode_page(volume: &mut Volume, value: &str) {
     let mut fields = value.split(':');
     if fields.next() != Some(CACHING) {

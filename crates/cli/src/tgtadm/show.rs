@@ -30,7 +30,7 @@ iSNS:
     iSNSServerPort=3205
     iSNSAccessControl=Off";
 
-/// `--mode target`: all of them, or one.
+/// `--mode target`: all targets, or one.
 pub(super) fn targets(world: &ServerView, tid: Option<u32>) -> Result<String, Failure> {
     let mut targets: Vec<&Target> = match tid {
         Some(_) => vec![world.target(tid)?],
@@ -84,7 +84,7 @@ fn target(world: &ServerView, target: &Target) -> String {
     text
 }
 
-/// What a rule lets in, in tgtadm's words.
+/// Formats the initiators of a rule in tgtadm's words.
 pub(super) fn bound(rule: &Rule) -> &str {
     let named = rule.address.as_deref().or(rule.initiator.as_deref()).or(rule.host.as_deref());
     named.unwrap_or("ALL")

@@ -16,17 +16,17 @@ use crate::output::one_line;
 
 const KEYS: &str =
     "q quit  Tab volumes, sessions, initiators  ←→ or o b l n sort  r reverse  ↑↓ scroll";
-/// Lines that a page key goes.
+/// Number of lines of a page key.
 const PAGE: usize = 10;
 
-/// Columns of numbers, each with its width.
+/// Columns of numbers with their widths.
 const NUMBERS: usize = 8;
 const WIDTHS: [u16; NUMBERS] = [8, 8, 8, 9, 7, 7, 5, 6];
-/// In a narrower window names need the room of those columns that are left out there.
+/// In narrower windows these columns are hidden, so that names fit.
 const WIDE: u16 = 100;
 const ONLY_WIDE: [usize; 2] = [5, 7];
 
-/// Of what there is a line each.
+/// The objects of the lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum View {
     Volumes,
@@ -34,7 +34,7 @@ enum View {
     Initiators,
 }
 
-/// What comes first.
+/// The order of the lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     Iops,
@@ -46,20 +46,20 @@ enum Order {
 const VIEWS: [View; 3] = [View::Volumes, View::Sessions, View::Initiators];
 const ORDERS: [Order; 4] = [Order::Iops, Order::Bandwidth, Order::Latency, Order::Name];
 
-/// The screen between two looks.
+/// The state of the screen.
 pub(super) struct Screen {
     server: String,
     look: Option<Sample>,
     view: View,
     order: Order,
     is_reversed: bool,
-    /// Lines that are above the first one.
+    /// Number of lines above the first visible one.
     scrolled: usize,
     has_colour: bool,
 }
 
 impl Screen {
-    /// Of a server; nothing has been seen yet.
+    /// Creates an empty screen for a server.
     pub(super) fn new(server: String, has_colour: bool) -> Self {
         Self {
             server,
@@ -72,12 +72,12 @@ impl Screen {
         }
     }
 
-    /// Shows this from now on.
+    /// Shows new figures.
     pub(super) fn show(&mut self, look: Sample) {
         self.look = Some(look);
     }
 
-    /// Does what a key stands for; breaks if that is to leave.
+    /// Handles a key. Breaks if it quits.
     pub(super) fn press(&mut self, key: KeyEvent) -> ControlFlow<()> {
         if key.kind == KeyEventKind::Release {
             return ControlFlow::Continue(());
@@ -117,7 +117,7 @@ impl Screen {
         (self.order, self.is_reversed, self.scrolled) = (order, false, 0);
     }
 
-    /// Draws it, as large as there is room.
+    /// Draws the screen in the available area.
     pub(super) fn draw(&mut self, frame: &mut Frame<'_>) {
         let places = [Constraint::Length(1), Constraint::Min(0), Constraint::Length(1)];
         let [head, body, foot] = Layout::vertical(places).areas(frame.area());
@@ -158,7 +158,7 @@ impl Screen {
         )
     }
 
-    /// The names of the columns; those by which lines are sorted are marked.
+    /// Returns the heads of the columns. The column of the order is marked.
     fn head(&self, shown: &[usize]) -> TableRow<'static> {
         let name = match self.view {
             View::Volumes => "VOLUME",
@@ -214,7 +214,7 @@ impl Screen {
         }
     }
 
-    /// In their order.
+    /// Returns the lines in their order.
     fn rows(&self, look: &Sample) -> Vec<Row> {
         let mut rows = match self.view {
             View::Volumes => look.volumes.clone(),
@@ -238,13 +238,13 @@ impl Screen {
     }
 }
 
-/// The one that comes so many after this.
+/// Returns the value that follows at a distance.
 fn next<T: Copy + PartialEq>(all: &[T], now: T, steps: usize) -> T {
     let index = all.iter().position(|one| *one == now).unwrap_or(0);
     all[(index + steps) % all.len()]
 }
 
-/// What all sessions of an initiator do together.
+/// The activity of all sessions of an initiator.
 fn by_initiator(sessions: &[Row]) -> Vec<Row> {
     let mut sums: BTreeMap<&str, Row> = BTreeMap::new();
     for row in sessions {
@@ -308,7 +308,7 @@ mod tests {
         screen.press(KeyEvent::new(code, KeyModifiers::NONE))
     }
 
-    /// What a terminal of this size shows, line by line.
+    /// Renders the screen for a terminal of a size, line by line.
     fn shown(screen: &mut Screen, width: u16, height: u16) -> Vec<String> {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("a terminal");
         terminal.draw(|frame| screen.draw(frame)).expect("drawn");
@@ -317,7 +317,7 @@ mod tests {
         cells.map(|line| line.iter().map(|cell| cell.symbol()).collect::<String>()).collect()
     }
 
-    /// The last word of each line of the table.
+    /// Returns the last word of each line of the table.
     fn order(screen: &mut Screen) -> String {
         let lines = shown(screen, 120, 10);
         let words = lines[2..9].iter().filter_map(|line| line.split_whitespace().last());

@@ -3,7 +3,7 @@
 
 mod losses;
 mod policy;
-mod storm;
+mod suppression;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ pub use self::losses::Object;
 pub(crate) use self::losses::{Losses, SessionKey, TargetLoss};
 use self::policy::Applicant;
 pub(crate) use self::policy::{Policy, Previous};
-pub(crate) use self::storm::{LogDecision, LogThrottle, source_of};
+pub(crate) use self::suppression::{LogDecision, LogThrottle, source_of};
 use crate::events::{EventLog, Occurrence, Subject};
 use crate::fronts::iscsi::{Message, Portal};
 use crate::metrics::Metrics;

@@ -170,8 +170,7 @@ impl AccessConfig {
                 let names = source.strings(value, key)?.into_iter();
                 self.chap = names.map(|(value, place)| Placed { value, place }).collect();
                 if self.chap.is_empty() {
-                    let message = "chap = []: name accounts, or remove it where nobody has to prove \
-                                   who he is";
+                    let message = "chap = []: name accounts, or remove the key if no authentication is required";
                     return Err(ConfigError::new(place, message));
                 }
             }
@@ -186,8 +185,8 @@ impl AccessConfig {
                 self.rules =
                     tables.map(|table| parse_rule(source, table)).collect::<Result<_, _>>()?;
                 if self.rules.is_empty() {
-                    let message = "allow = []: write [[target.allow]] for whom to let in, or remove it \
-                                   to let in everybody";
+                    let message = "allow = []: write [[target.allow]] for each permitted initiator, or remove the \
+                                   key to permit every initiator";
                     return Err(ConfigError::new(place, message));
                 }
             }
@@ -214,15 +213,14 @@ impl AccessConfig {
             facts.find_account(name, "own-account", place)?;
             if !self.requires_authentication() {
                 let message =
-                    "own-account: who has to prove nothing cannot ask for proof: add chap";
+                    "own-account: mutual CHAP needs chap; add chap, or remove own-account";
                 return Err(ConfigError::new(place, message));
             }
             if let Some(at) = facts.login_accounts.get(name.as_str()) {
                 return Err(ConfigError::new(
                     place,
                     format!(
-                        "own-account = {name:?}: initiators log in with it ({at}): give the target an \
-                         account of its own"
+                        "own-account = {name:?}: initiators use it, too ({at}); give the target an account of its own"
                     ),
                 ));
             }
@@ -230,14 +228,15 @@ impl AccessConfig {
         if let Some(Placed { place, .. }) = &self.algorithms
             && !self.requires_authentication()
         {
-            let message = "algorithms: nobody has to prove anything here: add chap";
+            let message = "algorithms: CHAP is not required here; add chap, or remove algorithms";
             return Err(ConfigError::new(place, message));
         }
         let mut rules = self.rules.iter().peekable();
         while let Some(rule) = rules.next() {
             rule.check(self, facts, target)?;
             if let (true, Some(next)) = (rule.is_unconditional(), rules.peek()) {
-                let message = "the rule before this one lets in everybody: swap them";
+                let message = "the rule before this one permits every initiator, so this rule has no effect; swap \
+                               them";
                 return Err(ConfigError::new(&next.place, message));
             }
         }
@@ -280,8 +279,8 @@ impl RuleConfig {
             Some((_, name)) if self.read_only => Err(ConfigError::new(
                 &self.place,
                 format!(
-                    "read-only: volume {name} is a real device, whose commands are not looked at: do \
-                     not show it here, with luns"
+                    "read-only: volume {name} is a real device, whose writes cannot be refused; exclude it from \
+                     this rule with luns"
                 ),
             )),
             _ => Ok(()),
@@ -486,9 +485,10 @@ fn parse_rule(
         ("certificate", rule.certificate.is_some()),
     ];
     match (&rule.host, given.iter().find(|(_, is_given)| *is_given)) {
-        (Some(Placed { place, .. }), Some((key, _))) => {
-            Err(ConfigError::new(place, format!("host: the host says who it is: remove {key}")))
-        }
+        (Some(Placed { place, .. }), Some((key, _))) => Err(ConfigError::new(
+            place,
+            format!("host: the host has this condition itself; remove {key}"),
+        )),
         _ => Ok(rule),
     }
 }
@@ -516,7 +516,7 @@ fn parse_luns(
         let place = source.place(key.span().start);
         let lun = number(key.get_ref(), place.clone())?;
         if volumes.insert(lun, source.scalar(value, "luns")?).is_some() {
-            return Err(ConfigError::new(place, format!("luns tells of {lun} twice: remove one")));
+            return Err(ConfigError::new(place, format!("luns has {lun} twice; remove one")));
         }
     }
     Ok(LunsConfig::Volumes(volumes))
@@ -593,16 +593,16 @@ mod tests {
             ("chap = [\"hots\"]", "s.toml:22: chap: there is no account hots; did you mean host?"),
             ("chap = []", "s.toml:22: chap = []: name accounts"),
             ("chap = [\"host\", \"host\"]", "chap lists host twice"),
-            ("own-account = \"san\"", "s.toml:22: own-account: who has to prove nothing"),
+            ("own-account = \"san\"", "s.toml:22: own-account: mutual CHAP needs chap"),
             (
                 "chap = [\"host\"]\nown-account = \"x\"",
                 "s.toml:23: own-account: there is no account x",
             ),
             (
                 "chap = [\"host\"]\nown-account = \"host\"",
-                "s.toml:23: own-account = \"host\": initiators log in with it (iqn.2026-11.x:t)",
+                "s.toml:23: own-account = \"host\": initiators use it, too (iqn.2026-11.x:t)",
             ),
-            ("algorithms = [\"md5\"]", "s.toml:22: algorithms: nobody has to prove"),
+            ("algorithms = [\"md5\"]", "s.toml:22: algorithms: CHAP is not required here"),
             ("algorithms = [\"md4\"]", "algorithms = \"md4\": it is one of sha3-256, sha-256"),
             ("algorithms = []", "algorithms is to be a list of at least one"),
             ("algorithms = [\"md5\", \"md5\"]", "algorithms lists md5 twice"),
@@ -620,7 +620,7 @@ mod tests {
             ("[[target.allow]]\ninitiator = \"iqn.2026-11.*:a\"", "s.toml:23: initiator = "),
             (
                 "[[target.allow]]\naddress = \"10.0.0.1/8\"",
-                "s.toml:23: \"10.0.0.1/8\" begins within",
+                "s.toml:23: \"10.0.0.1/8\" has bits after",
             ),
             (
                 "[[target.allow]]\naccount = \"host\"",
@@ -639,7 +639,7 @@ mod tests {
             ("[[target.allow]]\nluns = [\"a\"]", "luns: \"a\" is no LUN: write numbers"),
             ("[[target.allow]]\nluns = { 0 = \"c\" }", "luns: the target has no volume c"),
             ("[[target.allow]]\nluns = { 0 = \"a\", 1 = \"a\" }", "luns shows a twice"),
-            ("[[target.allow]]\nluns = { 0 = \"a\", 00 = \"b\" }", "luns tells of 0 twice"),
+            ("[[target.allow]]\nluns = { 0 = \"a\", 00 = \"b\" }", "luns has 0 twice"),
             ("[[target.allow]]\nluns = { 16384 = \"a\" }", "16384 is no LUN: write 0 to 16383"),
             ("[[target.allow]]\nread-only = \"yes\"", "read-only = yes: write true or false"),
             (
@@ -648,7 +648,7 @@ mod tests {
             ),
             (
                 "[[target.allow]]\n[[target.allow]]\naddress = \"::\"",
-                "s.toml:23: the rule before this one lets in everybody: swap them",
+                "s.toml:23: the rule before this one permits every initiator, so this rule has no effect; swap them",
             ),
             ("[discovery]\nallow = []", "unknown key allow"),
             ("[discovery]\nchap = [\"x\"]", "s.toml:23: chap: there is no account x"),
@@ -659,11 +659,11 @@ mod tests {
             ("[[account]]\nname = \"z\"", "s.toml:22: the account has no secret-file: add it"),
             (
                 "[[account]]\nsecret = \"abc\"",
-                "s.toml:23: secret: a secret has no place in this file",
+                "s.toml:23: secret: this file may not contain secrets",
             ),
             (
                 "[[account]]\nsecret-env = \"A\"\nsecret-file = \"B\"",
-                "secret-file and secret-env: the secret is in one of them",
+                "secret-file and secret-env: only one of them is possible",
             ),
         ] {
             let message = parse(&format!("{BEGIN}{TARGET}{text}")).expect_err(reported);

@@ -106,7 +106,7 @@ pub(crate) fn read_private(path: &std::path::Path) -> Result<Zeroizing<Vec<u8>>,
     let mode = file.metadata().map_err(remedy)?.permissions().mode();
     if mode & OTHERS != 0 {
         return Err(format!(
-            "others can use this secret (mode {:04o}): chmod 600 {}",
+            "other users can read this secret (mode {:04o}); run chmod 600 {}",
             mode & 0o7777,
             path.display()
         ));
@@ -145,8 +145,7 @@ pub(super) fn account_from_settings(
             "secret" => {
                 return Err(ConfigError::new(
                     place,
-                    "secret: a secret has no place in this file: write secret-file = PATH or \
-                     secret-env = NAME",
+                    "secret: this file may not contain secrets; write secret-file = PATH or secret-env = NAME",
                 ));
             }
             _ => return Err(unknown_key(&place, &key, KEYS)),
@@ -154,7 +153,7 @@ pub(super) fn account_from_settings(
         if secret.replace(source).is_some() {
             return Err(ConfigError::new(
                 place,
-                "secret-file and secret-env: the secret is in one of them: remove the other",
+                "secret-file and secret-env: only one of them is possible; remove the other",
             ));
         }
     }
@@ -195,7 +194,11 @@ mod tests {
     #[test]
     fn rfc7143_9_2_1_a_secret_that_others_know_or_guess_is_refused_with_the_remedy() {
         for (content, mode, reported) in [
-            (&b"twelve bytes"[..], 0o640, "others can use this secret (mode 0640): chmod 600 "),
+            (
+                &b"twelve bytes"[..],
+                0o640,
+                "other users can read this secret (mode 0640); run chmod 600 ",
+            ),
             (b"twelve bytes", 0o604, "(mode 0604)"),
             (b"eleven byte\n", 0o600, "has 11 bytes: write 12 to 255"),
             (&[b'x'; 256], 0o600, "has 256 bytes"),

@@ -45,8 +45,7 @@ pub(super) fn parse_certificate(text: &str) -> Result<CertificatePattern, String
         return match valid {
             true => Ok(CertificatePattern::Name(text.into())),
             false => Err(format!(
-                "certificate = {text:?}: write a name that the certificate is for, as it stands \
-                 there, or {HASH} and its hash"
+                "certificate = {text:?}: write a name in the certificate, exactly as there, or {HASH} and its hash"
             )),
         };
     };

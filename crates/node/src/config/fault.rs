@@ -42,7 +42,7 @@ pub(super) fn parse_fault(text: &str) -> Result<FaultConfig, String> {
         None => (text, Times::Always),
         Some((spec, "once")) => (spec, Times::Once),
         Some((_, other)) => {
-            return Err(wrong(format!("after the block comes :once or nothing, not :{other}")));
+            return Err(wrong(format!("write :once or nothing after the block, not :{other}")));
         }
     };
     let (kind, place) = spec.split_once('@').ok_or_else(|| wrong(FORM.into()))?;
@@ -53,11 +53,14 @@ pub(super) fn parse_fault(text: &str) -> Result<FaultConfig, String> {
         |fault, last_block| Ok(FaultConfig { fault, times, text: text.to_owned(), last_block });
     if kind == MISDIRECTED {
         let (from, to) = place.split_once('>').ok_or_else(|| {
-            wrong("say where it lands, such as misdirected-write@1234>5678".into())
+            wrong(
+                "write the block that is written instead, such as misdirected-write@1234>5678"
+                    .into(),
+            )
         })?;
         let (lba, to) = (block(from)?, block(to)?);
         if lba == to {
-            return Err(wrong("it lands where it should: name two blocks".into()));
+            return Err(wrong("both blocks are the same; write two different blocks".into()));
         }
         return config(Fault::MisdirectedWrite { lba, to }, lba.max(to));
     }
@@ -105,8 +108,8 @@ mod tests {
             ("lost-write@-1", "not a block's number"),
             ("lost-write@1KiB", "not a block's number"),
             ("lost-write@1:twice", ":once or nothing"),
-            ("misdirected-write@1", "say where it lands"),
-            ("misdirected-write@1>1", "name two blocks"),
+            ("misdirected-write@1", "write the block that is written instead"),
+            ("misdirected-write@1>1", "write two different blocks"),
         ] {
             let message = parse_fault(text).expect_err(reported);
             assert!(message.contains(reported), "{message}");

@@ -121,8 +121,8 @@ const VOLUME_KEYS: &[&str] = &[
     "iops",
     "bandwidth",
     "burst",
-    "share",
-    "minimum-iops",
+    "weight",
+    "reserved-iops",
 ];
 /// Keys of a volume whose value may be a list, where a flag has the key several times.
 const REPEATED_KEYS: [&str; 2] = ["fault", "designators"];
@@ -331,7 +331,7 @@ pub(super) fn volume_from_settings(
     let missing = |key: &str| ConfigError::new(place, format!("the volume has no {key}: add it"));
     qos.check().map_err(|(key, message)| ConfigError::new(&places[key], message))?;
     let name = name.ok_or_else(|| missing("name"))?;
-    let store = store.ok_or_else(|| missing("store"))?;
+    let store = store.unwrap_or("file");
     let is_device = store == "sg";
     if is_device || store == "iso" {
         let given = [
@@ -355,10 +355,9 @@ pub(super) fn volume_from_settings(
         ];
         if let Some((key, _)) = given.iter().find(|(_, is_given)| *is_given) {
             let why = match is_device {
-                true => "a real device is what it is",
+                true => "a real device has its own properties",
                 false => {
-                    "a CD has blocks of 2048 bytes, as many as its image holds, \
-                     is removable and never written"
+                    "a CD is read-only and removable, and has the blocks of 2048 bytes of its image"
                 }
             };
             return Err(ConfigError::new(&places[*key], format!("{key}: {why}: remove it")));
@@ -397,16 +396,16 @@ pub(super) fn volume_from_settings(
     if let Some((_, place)) = &state
         && (store != "file" || read_only)
     {
-        let message = "only a file volume that can be written keeps state: remove it";
+        let message = "only a writable file volume has a state folder; remove the key";
         return Err(ConfigError::new(place, message));
     }
     if let Some((_, place)) = &limit
         && store != "ram"
     {
-        return Err(ConfigError::new(place, "only a ram volume has a limit: remove it"));
+        return Err(ConfigError::new(place, "only a RAM volume has a limit; remove the key"));
     }
     if protection.is_some() && store == "null" {
-        let message = "a null volume keeps no protection information: remove it";
+        let message = "a null volume stores no protection information; remove the key";
         return Err(ConfigError::new(place, message));
     }
     let encrypted = match &encrypted {
@@ -425,10 +424,13 @@ pub(super) fn volume_from_settings(
         },
         _ if cache.is_some() => {
             let place = cache.map_or(String::new(), |(_, place)| place);
-            return Err(ConfigError::new(place, "only a file volume has a cache mode: remove it"));
+            return Err(ConfigError::new(
+                place,
+                "only a file volume has a cache mode; remove the key",
+            ));
         }
         _ if path.is_some() => {
-            return Err(ConfigError::new(place, "only a file volume has a path: remove it"));
+            return Err(ConfigError::new(place, "only a file volume has a path; remove the key"));
         }
         "ram" => StoreConfig::Ram {
             size: size.ok_or_else(|| missing("size"))?,
@@ -466,13 +468,12 @@ fn check_encrypted(
     place: &str,
 ) -> Result<(), ConfigError> {
     let message = match store {
-        "null" => "encrypted: a null volume keeps nothing: remove it",
+        "null" => "encrypted: a null volume stores nothing; remove the key",
         "file" if read_only => {
-            "encrypted: a read-only file volume has no state, which the key is kept in: \
-             remove read-only"
+            "encrypted: a read-only file volume has no state folder for the key; remove read-only"
         }
         _ if protection.is_some() => {
-            "encrypted: blocks with protection information cannot be: remove one of the two"
+            "encrypted: protection information cannot be encrypted; remove one of the two keys"
         }
         _ => return Ok(()),
     };
@@ -555,7 +556,7 @@ fn parse_luns(
             wrong(format!("luns: {number:?} is no LUN: write a number from 0 to {LARGEST_LUN}"))
         })?;
         if luns.insert(lun, source.scalar(value, "luns")?).is_some() {
-            return Err(wrong(format!("luns tells of {lun} twice: remove one")));
+            return Err(wrong(format!("luns has {lun} twice; remove one")));
         }
     }
     Ok(luns)
@@ -587,7 +588,7 @@ fn parse_access(
         let state = choose("access", &source.scalar(value, "access")?, &ACCESS_STATES);
         let state = state.map_err(wrong)?;
         if access.insert(group, state).is_some() {
-            return Err(wrong(format!("access tells of group {group} twice: remove one")));
+            return Err(wrong(format!("access has group {group} twice; remove one")));
         }
     }
     Ok(access)

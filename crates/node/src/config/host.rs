@@ -40,8 +40,8 @@ const KEYS: &[&str] = &[
     "iops",
     "bandwidth",
     "burst",
-    "share",
-    "minimum-iops",
+    "weight",
+    "reserved-iops",
 ];
 
 /// A host.
@@ -237,7 +237,7 @@ mod tests {
                 format!(
                     "[[host]]\nname = \"web\"\n{target}allow = [{{ host = \"web\", account = \"x\" }}]"
                 ),
-                "s.toml:13: host: the host says who it is: remove account",
+                "s.toml:13: host: the host has this condition itself; remove account",
             ),
         ] {
             let message = parse(&text).expect_err(reported);

@@ -128,7 +128,9 @@ pub(super) fn check_unique(volumes: &[VolumeConfig]) -> Result<(), String> {
         for mark in given.chain(own).chain(path) {
             if let Some(other) = known.insert(mark, name) {
                 let key = mark.key();
-                return Err(format!("volumes {other} and {name} have one {key}: each has its own"));
+                return Err(format!(
+                    "volumes {other} and {name} have the same {key}; change one of them"
+                ));
             }
         }
     }
@@ -183,7 +185,10 @@ mod tests {
             ("a=file:/d:1MiB", "b=file:/d:1MiB", "path"),
         ] {
             let reported = both(first, second).expect_err(key);
-            assert_eq!(reported, format!("volumes a and b have one {key}: each has its own"));
+            assert_eq!(
+                reported,
+                format!("volumes a and b have the same {key}; change one of them")
+            );
         }
         both("a=ram:1MiB,serial=s,naa=3000000000000001", "b=ram:1MiB,serial=s").expect("two disks");
         both("a=file:/d,read-only", "b=file:/d,read-only").expect("nobody writes");

@@ -1,44 +1,4 @@
-//! What initiators may take of the server, all of them and each: the table `[limits]`.
-//!
-//! ```toml
-//! [limits]
-//! # A login must be done by then; the connection is closed.
-//! login-timeout = "15s"
-//! # Open connections, in all and from one source: an IPv4 address, or an IPv6 network of 64 bits.
-//! # Those beyond are closed as they come.
-//! connections = 20000
-//! connections-per-source = 12000
-//! # Connections from one source whose login is not done. Those beyond are closed as they come.
-//! logins-per-source = 1024
-//! # Sessions, in all and of one target: a login beyond is refused with status 0302h. And connections
-//! # of one session (MaxConnections): one beyond is refused with 0206h.
-//! sessions = 16384
-//! sessions-per-target = 16384
-//! connections-per-session = 16
-//! # Commands that a session may have outstanding (the window that MaxCmdSN tells; what is above it is
-//! # dropped), and those for immediate delivery or of task management beside them (rejected, reason 06h).
-//! commands = 128
-//! immediate-commands = 32
-//! # Commands of all sessions that are carried out at once where volumes or hosts have a share or a
-//! # minimum; those beyond wait, and go by these.
-//! in-service = 64
-//! # Memory for the data of commands: of each connection, and of all together. Commands beyond wait.
-//! # One command of each connection may pass the first limit, and one of all the second. A write whose
-//! # unsolicited data finds no memory is answered with TASK SET FULL or BUSY.
-//! memory-per-connection = "32MiB"
-//! memory = "1GiB"
-//! # Text of one request of a login (refused with 0302h) or after it (rejected, reason 0Ah).
-//! text = "64KiB"
-//! # Answers that wait to be sent. A peer that does not take them is not listened to beyond that.
-//! unsent = "1MiB"
-//! # A silent initiator is pinged after ping-interval, and given up when it leaves that unanswered for
-//! # ping-timeout.
-//! ping-interval = "30s"
-//! ping-timeout = "30s"
-//! # TCP: when a silent connection is probed, and when one is given up whose peer acknowledges nothing.
-//! keepalive = "60s"
-//! user-timeout = "60s"
-//! ```
+//! The table `[limits]`: what initiators may use of the server, together and each.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,6 +6,7 @@ use std::time::Duration;
 use sarsen_proto::iscsi::keys::TargetOffer;
 use sarsen_proto::iscsi::target::{Budget, Settings};
 
+use super::reference::KeyReference;
 use super::size::{parse_size, render_size};
 use super::{ConfigError, Setting, nearest};
 
@@ -115,48 +76,135 @@ impl Default for Limits {
     }
 }
 
-/// How a limit is written, its range, and where it is kept.
-enum LimitKind {
+/// A key of the table.
+struct Limit {
+    key: &'static str,
+    range: LimitRange,
+    text: &'static str,
+}
+
+/// The smallest and the largest value of a limit, and its field.
+enum LimitRange {
     Count(usize, usize, fn(&mut Limits) -> &mut usize),
     Bytes(usize, usize, fn(&mut Limits) -> &mut usize),
     /// In milliseconds.
     Time(u64, u64, fn(&mut Limits) -> &mut Duration),
 }
 
+/// A time as the file writes it.
+pub(crate) const TIME_PATTERN: &str = "^[0-9]+(ms|s)$";
 const HOUR: u64 = 3_600_000;
 const GIB: usize = 1 << 30;
 
-/// One row a key.
-const ROWS: [(&str, LimitKind); 18] = [
-    ("login-timeout", LimitKind::Time(100, HOUR, |limits| &mut limits.login_timeout)),
-    ("connections", LimitKind::Count(1, 1_000_000, |limits| &mut limits.connections)),
-    (
-        "connections-per-source",
-        LimitKind::Count(1, 1_000_000, |limits| &mut limits.connections_per_source),
-    ),
-    ("logins-per-source", LimitKind::Count(1, 1_000_000, |limits| &mut limits.logins_per_source)),
+const LIMITS: [Limit; 18] = [
+    Limit {
+        key: "login-timeout",
+        range: LimitRange::Time(100, HOUR, |limits| &mut limits.login_timeout),
+        text: "The time that a login may take. The server closes the connection after it.",
+    },
+    Limit {
+        key: "connections",
+        range: LimitRange::Count(1, 1_000_000, |limits| &mut limits.connections),
+        text: "Maximum number of open connections. The server closes further ones at once.",
+    },
+    Limit {
+        key: "connections-per-source",
+        range: LimitRange::Count(1, 1_000_000, |limits| &mut limits.connections_per_source),
+        text: "Maximum number of open connections from one source: an IPv4 address, or an IPv6 network of 64 \
+               bits. The \
+               server closes further ones at once.",
+    },
+    Limit {
+        key: "logins-per-source",
+        range: LimitRange::Count(1, 1_000_000, |limits| &mut limits.logins_per_source),
+        text: "Maximum number of connections from one source whose login is not complete. The server closes further \
+               ones at once.",
+    },
     // TSIHs, which are not 0.
-    ("sessions", LimitKind::Count(1, 65_535, |limits| &mut limits.sessions)),
-    ("sessions-per-target", LimitKind::Count(1, 65_535, |limits| &mut limits.sessions_per_target)),
-    // RFC 7143 §13.2 has 65535; each costs the others a look.
-    (
-        "connections-per-session",
-        LimitKind::Count(1, 1024, |limits| &mut limits.connections_per_session),
-    ),
-    ("commands", LimitKind::Count(1, 4096, |limits| &mut limits.commands)),
-    ("immediate-commands", LimitKind::Count(1, 4096, |limits| &mut limits.immediate_commands)),
-    ("in-service", LimitKind::Count(1, 65_536, |limits| &mut limits.in_service)),
-    (
-        "memory-per-connection",
-        LimitKind::Bytes(1 << 20, 64 * GIB, |limits| &mut limits.memory_per_connection),
-    ),
-    ("memory", LimitKind::Bytes(1 << 20, 1024 * GIB, |limits| &mut limits.memory)),
-    ("text", LimitKind::Bytes(8 << 10, 16 << 20, |limits| &mut limits.text)),
-    ("unsent", LimitKind::Bytes(64 << 10, GIB, |limits| &mut limits.unsent)),
-    ("ping-interval", LimitKind::Time(1_000, HOUR, |limits| &mut limits.ping_interval)),
-    ("ping-timeout", LimitKind::Time(1_000, HOUR, |limits| &mut limits.ping_timeout)),
-    ("keepalive", LimitKind::Time(1_000, HOUR, |limits| &mut limits.keepalive)),
-    ("user-timeout", LimitKind::Time(1_000, HOUR, |limits| &mut limits.user_timeout)),
+    Limit {
+        key: "sessions",
+        range: LimitRange::Count(1, 65_535, |limits| &mut limits.sessions),
+        text: "Maximum number of sessions. Further logins are refused with status 0302h.",
+    },
+    Limit {
+        key: "sessions-per-target",
+        range: LimitRange::Count(1, 65_535, |limits| &mut limits.sessions_per_target),
+        text: "Maximum number of sessions of one target. Further logins are refused with status 0302h.",
+    },
+    // RFC 7143 13.2 has 65535; each connection is looked at when another one joins.
+    Limit {
+        key: "connections-per-session",
+        range: LimitRange::Count(1, 1024, |limits| &mut limits.connections_per_session),
+        text: "MaxConnections, the maximum number of connections of one session. Further ones are refused with \
+               status \
+               0206h.",
+    },
+    Limit {
+        key: "commands",
+        range: LimitRange::Count(1, 4096, |limits| &mut limits.commands),
+        text: "Maximum number of outstanding commands of a session: the window up to MaxCmdSN. Commands above the \
+               window are dropped.",
+    },
+    Limit {
+        key: "immediate-commands",
+        range: LimitRange::Count(1, 4096, |limits| &mut limits.immediate_commands),
+        text: "Maximum number of immediate commands and task management functions of a session, beside the window. \
+               Further ones are rejected with reason 06h.",
+    },
+    Limit {
+        key: "in-service",
+        range: LimitRange::Count(1, 65_536, |limits| &mut limits.in_service),
+        text: "Maximum number of commands of all sessions that run at the same time, if a volume or a host has a \
+               weight or a reserved rate. Further commands wait, and start in the order of these.",
+    },
+    Limit {
+        key: "memory-per-connection",
+        range: LimitRange::Bytes(1 << 20, 64 * GIB, |limits| &mut limits.memory_per_connection),
+        text: "Maximum memory for the data of one connection's commands. Further commands wait. One command may \
+               exceed \
+               this limit.",
+    },
+    Limit {
+        key: "memory",
+        range: LimitRange::Bytes(1 << 20, 1024 * GIB, |limits| &mut limits.memory),
+        text: "Maximum memory for the data of all commands. Further commands wait. One command may exceed this \
+               limit. \
+               A write whose unsolicited data finds no memory ends with TASK SET FULL or BUSY.",
+    },
+    Limit {
+        key: "text",
+        range: LimitRange::Bytes(8 << 10, 16 << 20, |limits| &mut limits.text),
+        text: "Maximum length of the text of one request. A longer one is refused with status 0302h during the \
+               login, \
+               and rejected with reason 0Ah after it.",
+    },
+    Limit {
+        key: "unsent",
+        range: LimitRange::Bytes(64 << 10, GIB, |limits| &mut limits.unsent),
+        text: "Maximum size of the responses that wait until the initiator reads them. Beyond it, the server \
+               reads no \
+               more requests from this connection.",
+    },
+    Limit {
+        key: "ping-interval",
+        range: LimitRange::Time(1_000, HOUR, |limits| &mut limits.ping_interval),
+        text: "The server sends a NOP-In after this time of silence.",
+    },
+    Limit {
+        key: "ping-timeout",
+        range: LimitRange::Time(1_000, HOUR, |limits| &mut limits.ping_timeout),
+        text: "The server closes the connection if the NOP-In is not answered within this time.",
+    },
+    Limit {
+        key: "keepalive",
+        range: LimitRange::Time(1_000, HOUR, |limits| &mut limits.keepalive),
+        text: "TCP probes a silent connection after this time.",
+    },
+    Limit {
+        key: "user-timeout",
+        range: LimitRange::Time(1_000, HOUR, |limits| &mut limits.user_timeout),
+        text: "TCP closes a connection whose peer acknowledges nothing for this time.",
+    },
 ];
 
 impl Limits {
@@ -164,27 +212,27 @@ impl Limits {
     pub(super) fn from_settings(settings: Vec<Setting>) -> Result<Self, ConfigError> {
         let mut limits = Self::default();
         for Setting { key, value, place } in settings {
-            let Some((_, kind)) = ROWS.iter().find(|(name, _)| *name == key) else {
-                let names = || ROWS.iter().map(|(name, _)| *name);
+            let Some(limit) = LIMITS.iter().find(|limit| limit.key == key) else {
+                let names = || LIMITS.iter().map(|limit| limit.key);
                 let (hint, known) = (nearest(&key, names()), names().collect::<Vec<_>>());
                 let message = format!("unknown key {key}{hint} (known: {})", known.join(", "));
                 return Err(ConfigError::new(place, message));
             };
             limits
-                .set(kind, &value)
+                .set(&limit.range, &value)
                 .map_err(|wrong| ConfigError::new(place, format!("{key} = {value:?}: {wrong}")))?;
         }
         Ok(limits)
     }
 
-    fn set(&mut self, kind: &LimitKind, value: &str) -> Result<(), String> {
-        match *kind {
-            LimitKind::Count(low, high, field) => {
+    fn set(&mut self, range: &LimitRange, value: &str) -> Result<(), String> {
+        match *range {
+            LimitRange::Count(low, high, field) => {
                 let number = value.parse().ok().filter(|number| (low..=high).contains(number));
                 *field(self) =
                     number.ok_or_else(|| format!("write a number from {low} to {high}"))?;
             }
-            LimitKind::Bytes(low, high, field) => {
+            LimitRange::Bytes(low, high, field) => {
                 let size = parse_size(value).ok().and_then(|size| usize::try_from(size).ok());
                 let size = size.filter(|size| (low..=high).contains(size));
                 *field(self) = size.ok_or_else(|| {
@@ -192,7 +240,7 @@ impl Limits {
                     format!("write a size from {low} to {high}, such as 64MiB")
                 })?;
             }
-            LimitKind::Time(low, high, field) => {
+            LimitRange::Time(low, high, field) => {
                 let time = parse_time(value).filter(|time| (low..=high).contains(time));
                 *field(self) = Duration::from_millis(time.ok_or_else(|| {
                     format!("write a time from {low}ms to {}s, such as 15s", high / 1000)
@@ -200,6 +248,35 @@ impl Limits {
             }
         }
         Ok(())
+    }
+
+    /// The keys of the table with their ranges and defaults.
+    pub(super) fn reference() -> Vec<KeyReference> {
+        let mut defaults = Self::default();
+        let of_limit = |limit: &Limit| {
+            let size = |bytes: usize| render_size(bytes as u64).replace(' ', "");
+            let (values, default) = match limit.range {
+                LimitRange::Count(low, high, field) => {
+                    (format!("number from {low} to {high}"), field(&mut defaults).to_string())
+                }
+                LimitRange::Bytes(low, high, field) => {
+                    let values = format!("size from {} to {}", size(low), size(high));
+                    (values, size(*field(&mut defaults)))
+                }
+                LimitRange::Time(low, high, field) => {
+                    let values = format!("time from {} to {}", render_time(low), render_time(high));
+                    (values, render_time(field(&mut defaults).as_millis() as u64))
+                }
+            };
+            KeyReference {
+                name: limit.key.to_owned(),
+                values,
+                default: Some(format!("`{default}`")),
+                is_required: false,
+                text: limit.text.to_owned(),
+            }
+        };
+        LIMITS.iter().map(of_limit).collect()
     }
 
     /// What these come to for each connection's machine.
@@ -227,6 +304,15 @@ impl Limits {
     }
 }
 
+/// Milliseconds, in whole seconds where they are.
+fn render_time(milliseconds: u64) -> String {
+    if milliseconds.is_multiple_of(1000) {
+        format!("{}s", milliseconds / 1000)
+    } else {
+        format!("{milliseconds}ms")
+    }
+}
+
 /// Milliseconds of `20ms`, or `2s`.
 pub(super) fn parse_time(text: &str) -> Option<u64> {
     let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
@@ -250,17 +336,6 @@ mod tests {
     }
 
     #[test]
-    fn the_example_of_the_module_says_what_holds_unless_given() {
-        let text = include_str!("limits.rs");
-        let example = text.split("```").nth(1).expect("an example").trim_start_matches("toml");
-        let example: String =
-            example.lines().map(|line| format!("{}\n", line.trim_start_matches("//! "))).collect();
-        let keys = example.lines().filter(|line| !line.starts_with('#') && line.contains(" = "));
-        assert!(keys.map(|line| line.split(' ').next().expect("a key")).eq(ROWS.map(|row| row.0)));
-        assert_eq!(parse(&example.replace("//!", "")).expect("valid").limits, Limits::default());
-    }
-
-    #[test]
     fn a_limit_reaches_the_machines() {
         let text = "[limits]\ncommands = 7\nimmediate-commands = 3\nlogin-timeout = \"500ms\"\n\
                     memory-per-connection = \"2MiB\"\ntext = 8192\nunsent = \"64KiB\"\n\
@@ -281,16 +356,16 @@ mod tests {
 
     #[test]
     fn every_limit_has_a_range_and_tells_it() {
-        for (name, kind) in &ROWS {
+        for Limit { key, range, .. } in &LIMITS {
             let mut limits = Limits::default();
-            let value = match kind {
-                LimitKind::Count(_, high, _) | LimitKind::Bytes(_, high, _) => {
+            let value = match range {
+                LimitRange::Count(_, high, _) | LimitRange::Bytes(_, high, _) => {
                     (high + 1).to_string()
                 }
-                LimitKind::Time(_, high, _) => format!("{}ms", high + 1),
+                LimitRange::Time(_, high, _) => format!("{}ms", high + 1),
             };
             for wrong in ["0", "-1", "1.5", "much", "", &value] {
-                let message = limits.set(kind, wrong).expect_err(name);
+                let message = limits.set(range, wrong).expect_err(key);
                 assert!(message.contains("write a ") && message.contains(" to "), "{message}");
             }
             assert_eq!(limits, Limits::default());

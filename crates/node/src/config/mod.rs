@@ -5,7 +5,7 @@ mod access;
 mod account;
 mod api;
 mod certificate;
-mod different;
+mod diff;
 mod fault;
 mod file;
 mod host;
@@ -17,6 +17,7 @@ mod network;
 mod portal;
 mod qos;
 mod redirect;
+mod reference;
 mod size;
 mod spec;
 mod tls;
@@ -41,7 +42,7 @@ pub use self::account::{AccountConfig, SecretSource, parse_account};
 pub(crate) use self::api::DEFAULT_API_PORT;
 pub use self::api::{ApiConfig, parse_api};
 pub use self::certificate::CertificatePattern;
-pub(crate) use self::different::Different;
+pub(crate) use self::diff::Different;
 pub use self::fault::FaultConfig;
 use self::file::Setting;
 pub(crate) use self::file::{ACCESS_STATES, ALUA, CACHES, STORES};
@@ -50,11 +51,14 @@ pub use self::host::HostConfig;
 pub use self::identity::IdentityConfig;
 pub use self::isns::{IsnsConfig, parse_isns};
 pub use self::limits::Limits;
+pub(crate) use self::limits::TIME_PATTERN;
 pub(crate) use self::needs::PortalRequirement;
 pub use self::network::{Network, parse_network};
 pub use self::portal::{DEFAULT_GROUP, Portal, parse_portal};
-pub use self::qos::{DEFAULT_SHARE, QosConfig};
+pub use self::qos::{DEFAULT_WEIGHT, QosConfig};
 pub use self::redirect::{Redirect, parse_redirect_address};
+pub(crate) use self::reference::tables as reference_tables;
+pub use self::reference::{KeyReference, TableReference};
 pub use self::size::{parse_size, render_size};
 pub use self::spec::parse_volume;
 pub use self::tls::TlsConfig;
@@ -205,13 +209,13 @@ impl TargetConfig {
         let mut named = self.access.keys().copied().chain(self.preferred);
         if let Some(group) = named.find(|group| !self.is_reached_through(*group)) {
             return wrong(format!(
-                "target {}: access or preferred names group {group}, and groups leaves it out",
+                "target {}: access or preferred has group {group}, which groups does not have",
                 self.name
             ));
         }
         if self.groups.as_ref().is_some_and(BTreeSet::is_empty) {
             return wrong(format!(
-                "target {}: groups is empty: nobody would reach it; remove the key",
+                "target {}: groups is empty, so no initiator can reach the target; remove the key",
                 self.name
             ));
         }
@@ -287,7 +291,7 @@ impl Config {
             return self.check_beside_state();
         }
         if self.volumes.is_empty() {
-            return wrong("no volume: give one, such as --volume scratch=ram:1GiB");
+            return wrong("no volume is configured; add one, such as --volume scratch=ram:1GiB");
         }
         self.add_default_targets()?;
         self.finish_managed()
@@ -305,8 +309,8 @@ impl Config {
         ];
         match given.iter().find(|(_, is_given)| *is_given) {
             Some((what, _)) => wrong(format!(
-                "{what}: a server that has a state keeps them there: write them to a file of their own, and \
-                 `sarsen apply -f FILE` when the server runs"
+                "{what}: a server with a state folder has them in its state; move them to another file, and run \
+                 `sarsen apply -f FILE` while the server runs"
             )),
             None => Ok(self),
         }
@@ -336,7 +340,7 @@ impl Config {
         let groups: BTreeSet<u16> = groups.into_iter().chain(named).collect();
         if groups.len() > MAXIMUM_TARGET_PORTS {
             return wrong(format!(
-                "{} portal groups, of {MAXIMUM_TARGET_PORTS} at most: let portals share tags",
+                "{} portal groups, of {MAXIMUM_TARGET_PORTS} at most: use the same group for several portals",
                 groups.len()
             ));
         }
@@ -359,8 +363,8 @@ impl Config {
             for volume in target.luns.values() {
                 if let Some(other) = exported.insert(volume.as_str(), target.name.as_str()) {
                     return wrong(format!(
-                        "volume {volume} is listed twice, by {other} and by {}: one target serves a volume, \
-                         at one LUN",
+                        "volume {volume} is listed twice, in {other} and in {}; a volume can have one LUN of one \
+                         target",
                         target.name
                     ));
                 }
@@ -589,7 +593,7 @@ mod tests {
                     preferred: Some(1),
                     ..target("iqn.2026-11.x:t", &["a"])
                 }],
-                "names group 1, and groups leaves it out",
+                "has group 1, which groups does not have",
             ),
         ] {
             let error = Config { volumes, targets, ..Config::default() }.finish();

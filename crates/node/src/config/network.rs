@@ -51,10 +51,7 @@ pub fn parse_network(text: &str) -> Result<Network, String> {
     };
     let address: IpAddr = address.parse().map_err(|_| form())?;
     if address.to_canonical() != address {
-        return Err(format!(
-            "{text:?}: these addresses are known as IPv4: write {}",
-            address.to_canonical()
-        ));
+        return Err(format!("{text:?}: write this address as IPv4: {}", address.to_canonical()));
     }
     let bits = if address.is_ipv4() { 32 } else { 128 };
     let length = match length {
@@ -64,7 +61,7 @@ pub fn parse_network(text: &str) -> Result<Network, String> {
     let network = Network { first: masked(address, length), length };
     match network.first == address {
         true => Ok(network),
-        false => Err(format!("{text:?} begins within the network: write {network}")),
+        false => Err(format!("{text:?} has bits after the prefix; write {network}")),
     }
 }
 
@@ -99,8 +96,8 @@ mod tests {
             ("10.0.0.0/", "is not a network"),
             ("10.0.0.0/-1", "is not a network"),
             ("host", "is not a network"),
-            ("10.0.0.1/8", "begins within the network: write 10.0.0.0/8"),
-            ("::ffff:10.0.0.1", "known as IPv4: write 10.0.0.1"),
+            ("10.0.0.1/8", "has bits after the prefix; write 10.0.0.0/8"),
+            ("::ffff:10.0.0.1", "write this address as IPv4: 10.0.0.1"),
         ] {
             let message = parse_network(text).expect_err(text);
             assert!(message.contains(reported), "{message}");

@@ -82,7 +82,7 @@ pub(super) fn parse_portal_table(
     })?;
     let group = match group {
         Some((_, place)) if names_group => {
-            let message = "group: the address names the portal's group, too: remove one of the two";
+            let message = "group: the address has a group as well; remove one of the two";
             return Err(ConfigError::new(place, message));
         }
         Some((tag, _)) => tag,

@@ -28,7 +28,7 @@ pub fn parse_redirect_address(text: &str) -> Result<String, String> {
         && parse_group(tag).is_ok()
     {
         // RFC 7143 §13.8: of a redirection, the portal group tag is left out.
-        return Err(format!("{text:?}: a redirection names no portal group: write {address:?}"));
+        return Err(format!("{text:?}: a redirection has no portal group; write {address:?}"));
     }
     parse_host_and_port(text, DEFAULT_PORT)
 }

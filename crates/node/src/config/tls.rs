@@ -67,7 +67,7 @@ pub(super) fn parse_tls(
     if let Some((_, place)) = &require
         && client_ca.is_none()
     {
-        let message = "require-client-certificate: nobody vouches for clients: add client-ca";
+        let message = "require-client-certificate: there is no certificate authority for clients; add client-ca";
         return Err(ConfigError::new(place, message));
     }
     Ok(TlsConfig {
@@ -138,7 +138,7 @@ mod tests {
             (format!("{portal}tls.key = []"), "s.toml:3: key is to be a string"),
             (
                 format!("{portal}tls.require-client-certificate = true"),
-                "s.toml:3: require-client-certificate: nobody vouches for clients: add client-ca",
+                "s.toml:3: require-client-certificate: there is no certificate authority for clients; add client-ca",
             ),
             (
                 format!("{portal}tls.client-ca = \"a\"\ntls.require-client-certificate = 1"),

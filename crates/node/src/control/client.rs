@@ -74,7 +74,7 @@ pub enum ClientError {
     #[error("{}", refusal(.0))]
     Refused(Failure),
     /// The answer broke off, or makes no sense.
-    #[error("the server's answer cannot be used: {0}")]
+    #[error("the server sent an invalid response: {0}")]
     Broken(String),
 }
 

@@ -18,7 +18,7 @@ use super::error::ApiError;
 use super::openapi::Failures;
 use super::routes::{Answer, Json};
 use super::schema::{Apply, ConfigBody, ConfigObject, ConfigState, RevisionList};
-use super::{Api, places};
+use super::{Api, file_access};
 use crate::desired::{
     Action, Change, ChangeRefused, Changed, Current, Desired, Document, Edit, JsonMismatch, Key,
     Object, ObjectKind, StateError, from_json,
@@ -514,7 +514,7 @@ async fn carry_out(
             if !is_trusted {
                 change.author.insert_str(0, UNPROVEN);
             }
-            places::check(&change.edits, current, desired.folder(), is_trusted)?;
+            file_access::check(&change.edits, current, desired.folder(), is_trusted)?;
             if change.erase && !is_trusted {
                 return Err(ApiError::forbidden(
                     "erase: permitted only at the control socket, or with the token of the API; use one of them",
@@ -524,7 +524,7 @@ async fn carry_out(
         });
         changed.await
     });
-    changing.await.map_err(|_| ApiError::internal("the change broke off; see the log"))?
+    changing.await.map_err(|_| ApiError::internal("the change was aborted; see the log"))?
 }
 
 impl From<ChangeRefused> for ApiError {

@@ -356,7 +356,7 @@ async fn next_connection(listener: &Listener) -> (TcpStream, SocketAddr) {
                 Err(error) => debug!(%peer, %error, "a client of the API ended as it began"),
             },
             Err(error) => {
-                error!(%error, "the API's port accepts nobody any more");
+                error!(%error, "the API accepts no more connections");
                 std::future::pending::<()>().await;
             }
         }

@@ -73,7 +73,7 @@ pub(super) enum Failures {
         super::volumes::remove_orphan,
         super::routes::targets,
         super::routes::problems,
-        super::ways::lines,
+        super::initiator_lines::lines,
         super::lab::runs,
         super::lab::report,
         super::routes::drain_target,
@@ -120,7 +120,7 @@ pub(super) async fn openapi() -> Response {
 }
 
 /// The schemas of the routes and types, made exact.
-fn document() -> Value {
+pub(crate) fn document() -> Value {
     let mut document = serde_json::to_value(Document::openapi()).expect("our own types are JSON");
     exact::tighten(&mut document);
     document

@@ -23,7 +23,7 @@ use super::schema::{
     ServedPortal, ServedVolume, Session, SessionKind, SessionList, TargetList, TargetLun,
     TargetPortal, TargetState, Undrained, VolumeList, unix_seconds,
 };
-use super::{Api, VERSION, config, events, lab, statistics, trace, volumes, ways};
+use super::{Api, VERSION, config, events, initiator_lines, lab, statistics, trace, volumes};
 use crate::config::{Portal, Redirect, parse_portal, parse_redirect_address};
 use crate::desired::{Key, ObjectKind};
 use crate::drain::{Outcome, Service, UnderWay, send_away};
@@ -72,7 +72,7 @@ pub(super) fn router(api: Api) -> Router {
         .route("/problems", get(problems))
         .route("/portals", get(portals))
         .route("/targets", get(targets))
-        .route("/targets/{name}/lines", get(ways::lines))
+        .route("/targets/{name}/lines", get(initiator_lines::lines))
         .route("/targets/{name}/drain", post(drain_target))
         .route("/targets/{name}/undrain", post(undrain_target))
         .merge(volumes::router())

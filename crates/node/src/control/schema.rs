@@ -427,7 +427,7 @@ pub struct RevisionList {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TargetLines {
     /// One for each portal.
-    pub ways: Vec<PathCommands>,
+    pub paths: Vec<PathCommands>,
 }
 
 /// What is pasted to reach a target by one of its portals.

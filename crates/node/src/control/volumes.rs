@@ -47,7 +47,7 @@ pub(super) async fn reattach(
     }
     let is_known = api.engine.config_with_absent().volumes.iter().any(|one| one.name == name);
     if !is_known {
-        let message = format!("there is no volume {name}: `sarsen volume list` has them");
+        let message = format!("volume {name} does not exist; see `sarsen volume list`");
         return Err(ApiError::not_found(message));
     }
     let grace = force.then_some(Duration::from_secs(grace.into()));

@@ -84,10 +84,10 @@ pub enum WebError {
         what: String,
     },
     /// The token is too short to be one.
-    #[error("{}: a token has 16 characters at least", .0.display())]
+    #[error("{}: the token is too short; write at least 16 characters", .0.display())]
     Token(PathBuf),
     /// A file that the server created has been changed or damaged.
-    #[error("{}: its checksum is wrong; restore it from a backup, or delete it, and the server creates another", .0.display())]
+    #[error("{}: the checksum is wrong; restore the file from a backup, or delete it: the server then creates another", .0.display())]
     Damaged(PathBuf),
     /// The certificate cannot be used.
     #[error(transparent)]

@@ -93,8 +93,8 @@ fn take_account_out(
 fn last(key: &Key, of: &Key, field: &str) -> Invalid {
     let what = if of.name.is_empty() { "discovery" } else { &of.name };
     let message = format!(
-        "{} {} is the last that {what} lets in: without it everybody would be. Let somebody else in there, \
-         or remove that first",
+        "{} {} is the last one that {what} permits; without it every initiator would be permitted; permit another \
+         one first, or delete {what} first",
         key.kind.word(),
         key.name
     );
@@ -180,7 +180,12 @@ mod tests {
     fn nobody_is_let_in_by_what_goes() {
         for (kind, name, field, reported) in [
             (ObjectKind::Account, "y", "host/of-y.account", "give it another one"),
-            (ObjectKind::Host, "h", "target/iqn.x:third.allow", "everybody would be"),
+            (
+                ObjectKind::Host,
+                "h",
+                "target/iqn.x:third.allow",
+                "every initiator would be permitted",
+            ),
         ] {
             let refused = after(kind, name).expect_err(reported);
             assert_eq!(refused.field.as_deref(), Some(field), "{refused}");

@@ -281,8 +281,8 @@ mod tests {
         iops = 5000
         bandwidth = "200MiB"
         burst = "2s"
-        share = 10
-        minimum-iops = 100
+        weight = 10
+        reserved-iops = 100
         fault = ["lost-write@7"]
         [[volume]]
         name = "b"
@@ -380,11 +380,11 @@ mod tests {
                 "\"big\" is not a size",
             ),
             (
-                "[[volume]]\nname = \"a\"\nstore = \"ram\"\nsize = 512\niops = 5\nminimum-iops = 6",
-                "volume/a.minimum-iops",
+                "[[volume]]\nname = \"a\"\nstore = \"ram\"\nsize = 512\niops = 5\nreserved-iops = 6",
+                "volume/a.reserved-iops",
                 "above iops = 5",
             ),
-            ("[[host]]\nname = \"h\"\nburst = \"2s\"", "host/h.burst", "give one of them"),
+            ("[[host]]\nname = \"h\"\nburst = \"2s\"", "host/h.burst", "has no effect without"),
             (
                 "[[target]]\nname = \"iqn.2026-11.x:t\"\nallow = [{ initiator = \"Q\" }]",
                 "target/iqn.2026-11.x:t.allow.initiator",

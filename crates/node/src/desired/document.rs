@@ -1,7 +1,7 @@
-//! The document: what a server is to be, as people and programs write it. In TOML it has the tables of the
-//! configuration file, in JSON the same keys. `Config` is what becomes of it; there it is checked.
+//! The document: the objects of a server as people and programs write them. In TOML it has the tables of the
+//! configuration file, in JSON the same keys. `Config` is made from it and checks it.
 
-mod written;
+mod values;
 
 use std::collections::BTreeMap;
 
@@ -9,29 +9,29 @@ use sarsen_proto::iscsi::chap::Secret;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What a server is to be. What it leaves out is left as it is.
+/// The objects of a server. An apply leaves objects that are not listed unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Document {
-    /// Where it listens.
+    /// The portals.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub portal: Vec<Portal>,
-    /// With which names and secrets initiators, and targets, prove who they are.
+    /// The accounts with which initiators and targets authenticate.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub account: Vec<Account>,
-    /// Initiators by names of ours, for rules to speak of.
+    /// Named initiators, for access rules.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub host: Vec<Host>,
-    /// The disks.
+    /// The volumes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volume: Vec<Volume>,
-    /// Under which names and numbers they are reached, and by whom.
+    /// The targets, with their LUNs and access rules.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub target: Vec<Target>,
-    /// Who may look for targets.
+    /// Access to discovery.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub discovery: Option<Discovery>,
-    /// What initiators may take of the server: the keys of the configuration's `[limits]`.
+    /// Limits of what initiators may use: the keys of the configuration's `[limits]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<BTreeMap<String, Scalar>>,
 }
@@ -46,8 +46,8 @@ pub enum Scalar {
     Text(String),
 }
 
-/// A size: bytes, or a text such as `10GiB`. It is shown with the largest binary unit of which it is a
-/// whole number.
+/// A size: a number of bytes, or a text such as `10GiB`. It is shown with the largest binary unit of which it is a
+/// multiple.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(transparent)]
 #[schema(value_type = String, example = "10GiB")]
@@ -59,13 +59,13 @@ impl<'de> Deserialize<'de> for Size {
             Scalar::Number(bytes) => bytes.to_string(),
             Scalar::Text(text) => text,
         };
-        // What is no size stays as it is, and is refused by its name where all is checked.
+        // The check of the whole document refuses a text that is not a size.
         Ok(crate::config::parse_size(&written).map_or(Self(written), Self::of_bytes))
     }
 }
 
 impl Size {
-    /// So many bytes.
+    /// A size of so many bytes.
     pub fn of_bytes(bytes: u64) -> Self {
         let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
         let unit =
@@ -81,37 +81,38 @@ impl Size {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Volume {
-    /// 1 to 64 lower-case letters, digits, dots and hyphens.
+    /// Unique name: lower-case letters, digits, dots and hyphens.
     pub name: String,
-    /// `file` unless given; `ram`, `null`, `iso` or `sg`.
+    /// Where the blocks are stored: in a file or on a block device, in memory, nowhere, in the image of a CD, or on a
+    /// real SCSI device (`sg`).
     #[serde(default = "file")]
     pub store: String,
-    /// Of a file, image or device. A file volume without one is kept in the server's state folder.
+    /// The file, image or device. Default with a state folder: a file in it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Its size; a file that exists has its own unless given.
+    /// The size of the volume. Default for a file or device that exists: its own size. A smaller file grows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Size>,
-    /// Bytes of a logical block: 512 unless given, or 4096.
+    /// Bytes of a logical block.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u32>,
-    /// `writeback` unless given; `writethrough`, `none`, `directsync` or `unsafe`.
+    /// The cache mode of a file, with the names and meanings of QEMU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<String>,
-    /// Writes are refused.
+    /// Refuse writes.
     #[serde(default, skip_serializing_if = "is_false")]
     pub read_only: bool,
-    /// Its medium can be ejected.
+    /// Let initiators eject and load the medium.
     #[serde(default, skip_serializing_if = "is_false")]
     pub removable: bool,
-    /// PRODUCT SERIAL NUMBER; one is made for a new volume, and stays with it whatever its name.
+    /// PRODUCT SERIAL NUMBER. Default: created for a new volume, and kept when the volume is renamed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
-    /// The NAA identifier of 16 or 32 hexadecimal digits; one is made for a new volume.
+    /// The NAA identifier: 16 or 32 hexadecimal digits. Default: created for a new volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub naa: Option<String>,
-    /// What the Device Identification page shows, in place of what follows from the rest: `naa:HEX`,
-    /// `eui:HEX`, `t10:TEXT` and `name:TEXT`.
+    /// The designators of the Device Identification VPD page: `naa:HEX`, `eui:HEX`, `t10:TEXT`, `name:TEXT`. Default:
+    /// derived from the other keys.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub designators: Vec<String>,
     /// T10 VENDOR IDENTIFICATION.
@@ -123,37 +124,40 @@ pub struct Volume {
     /// PRODUCT REVISION LEVEL.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,
-    /// The type of protection information: 1, 2 or 3.
+    /// The type of protection information (T10 DIF). Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protection: Option<u8>,
-    /// Its blocks are kept encrypted.
+    /// Encrypt the stored blocks, so that SANITIZE with CRYPTOGRAPHIC ERASE can erase them.
     #[serde(default, skip_serializing_if = "is_false")]
     pub encrypted: bool,
-    /// The folder of what it keeps beside its blocks.
+    /// The folder for metadata of a file volume, such as persistent reservations. Default: beside a regular file; none
+    /// for a device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
-    /// Memory that a RAM volume may take.
+    /// Maximum memory of a RAM volume. Default: its size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<Size>,
-    /// How much later each request is answered, on purpose: `20ms`.
+    /// Delay of each response, for tests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delay: Option<String>,
-    /// Commands a second, at most.
+    /// Maximum number of commands a second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops: Option<u64>,
-    /// Bytes a second, at most: `200MiB`.
+    /// Maximum number of bytes a second, such as `200MiB`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Size>,
-    /// For how long what is not used is saved: `2s`.
+    /// The burst window: for how long unused commands and bytes are saved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst: Option<String>,
-    /// Its part, beside the others', of what the server can do.
+    /// The weight of its commands, relative to others, while more commands wait than the server runs at the same time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub share: Option<u32>,
-    /// Commands a second that it gets whatever the others want.
+    pub weight: Option<u32>,
+    /// Commands a second that start before those of others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub minimum_iops: Option<u64>,
-    /// What is to go wrong, on purpose: `lost-write@1234`.
+    pub reserved_iops: Option<u64>,
+    /// Faults to inject for tests, such as `lost-write@1234`: `KIND@BLOCK` with `flipped-bit`, `flipped-bit-stored`,
+    /// `lost-write`, `stale-read`, `unreadable` or `unwritable`, or `misdirected-write@BLOCK>BLOCK`. `:once` after it
+    /// injects it once.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fault: Vec<String>,
 }
@@ -167,38 +171,37 @@ pub struct Target {
     /// TargetAlias.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alias: Option<String>,
-    /// Its number for those who administer it by `tgtadm`.
+    /// The target's number for `tgtadm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tid: Option<u32>,
-    /// Volumes by logical unit number.
+    /// Volumes by logical unit number: `["a", "b"]` from LUN 0 on, or `{ 0 = "a", 5 = "b" }`.
     #[serde(default, skip_serializing_if = "Luns::is_empty")]
     pub luns: Luns,
-    /// Access states by portal group: `optimized`, `non-optimized`, `standby`, `unavailable`, `offline`.
+    /// ALUA access states by portal group, such as `{ 1 = "optimized", 2 = "standby" }`. Default: `optimized`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub access: BTreeMap<String, String>,
-    /// The portal group that initiators are to prefer.
+    /// The portal group that is reported as preferred (ALUA).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preferred: Option<u16>,
-    /// Who changes the access states: `both` the server and initiators (SET TARGET PORT GROUPS), which is the default, or
-    /// `implicit`: the server alone.
+    /// Whether initiators may change access states by SET TARGET PORT GROUPS (`both`), or only the server (`implicit`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alua: Option<String>,
-    /// The portal groups that it is reached through: all unless given.
+    /// The portal groups that serve this target. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<Vec<u16>>,
-    /// Where it is instead.
+    /// The server to which initiators are redirected when they log in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub redirect: Option<Redirect>,
-    /// Accounts of which an initiator has to prove to be one.
+    /// The accounts with which initiators may authenticate (CHAP). Default: none, and no authentication.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub chap: Vec<String>,
-    /// The account with which the target proves who it is.
+    /// The account with which the target authenticates itself (mutual CHAP).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own_account: Option<String>,
-    /// CHAP's algorithms: `sha3-256`, `sha-256`, `sha1`, `md5`; all unless given.
+    /// The permitted CHAP algorithms. Default: all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub algorithms: Vec<String>,
-    /// The first rule that fits lets in; none: everybody.
+    /// Access rules. The first rule that matches permits the login; without rules every initiator is permitted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allow: Vec<Rule>,
 }
@@ -215,160 +218,160 @@ impl Luns {
     }
 }
 
-/// Where a target is instead.
+/// A redirection of a target's initiators (RFC 7143 §11.13.5).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Redirect {
-    /// `host:port`.
+    /// The other server: `HOST[:PORT]`.
     pub address: String,
-    /// For good: initiators need not ask here again.
+    /// Whether the target moved permanently, so that initiators need not ask here again.
     #[serde(default, skip_serializing_if = "is_false")]
     pub permanent: bool,
 }
 
-/// Lets in whom all of its conditions fit.
+/// An access rule of a target: it matches an initiator that fulfils all of its conditions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Rule {
-    /// One of the hosts, in place of the conditions below.
+    /// A host by name, in place of the other conditions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// The initiator's name, or its beginning and `*`.
+    /// The initiator's name, which may end with `*`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initiator: Option<String>,
-    /// Where it comes from: an address or a network.
+    /// The initiator's address, or a network such as `10.0.0.0/8`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// What it has proved to be.
+    /// The account with which it authenticated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub account: Option<String>,
-    /// The client certificate that it has shown.
+    /// The client certificate: one of its names, or `sha256:HASH`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<String>,
-    /// What it is shown: numbers, or volumes by the number that it finds them under. All unless given.
+    /// The logical units that it sees: `[1, 3]`, or volumes by the LUNs that it sees, `{ 0 = "b" }`. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub luns: Option<ShownLuns>,
-    /// It may not write.
+    /// Refuse its writes.
     #[serde(default, skip_serializing_if = "is_false")]
     pub read_only: bool,
 }
 
-/// The units that a rule shows.
+/// The logical units that a rule shows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum ShownLuns {
-    /// By the target's numbers.
+    /// LUNs of the target.
     Numbers(Vec<u16>),
-    /// Volumes by the number that an initiator finds them under.
+    /// Volumes by the LUNs that the initiator sees.
     Volumes(BTreeMap<String, String>),
 }
 
-/// An account.
+/// An account: a name and a secret for CHAP. The secret is in a file, in a variable, or in the server's state.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Account {
-    /// CHAP_N.
+    /// Unique name: CHAP_N.
     pub name: String,
-    /// The secret, 12 to 255 bytes. It is taken, and never shown unless asked for.
-    #[serde(default, skip_serializing_if = "Option::is_none", with = "written::secret")]
+    /// The secret, 12 to 255 bytes. It can be set, and is only shown by an export with secrets.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "values::secret")]
     #[schema(value_type = Option<String>, write_only)]
     pub secret: Option<Secret>,
-    /// Or a file of the server that holds it.
+    /// A file of the server with the secret. Only its owner may be able to read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_file: Option<String>,
-    /// Or a variable of the server's environment.
+    /// An environment variable of the server with the secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_env: Option<String>,
 }
 
-/// Without the secret.
+/// Formats without the secret.
 impl std::fmt::Debug for Account {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Account").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
-/// An initiator, or some that belong together, under a name of ours.
+/// A named group of initiators, for access rules and limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Host {
-    /// Its name here.
+    /// Unique name.
     pub name: String,
-    /// Its initiators' names: each may end with `*`. Any unless given.
+    /// Names of its initiators, each of which may end with `*`. Default: any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub initiators: Vec<String>,
-    /// Where it comes from: an address or a network.
+    /// The initiator's address, or a network such as `10.0.0.0/8`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// The account that it logs in with.
+    /// The account with which it authenticates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub account: Option<String>,
-    /// The client certificate that it shows.
+    /// The client certificate: one of its names, or `sha256:HASH`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<String>,
-    /// Commands a second, at most.
+    /// Maximum number of commands a second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops: Option<u64>,
-    /// Bytes a second, at most: `200MiB`.
+    /// Maximum number of bytes a second, such as `200MiB`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Size>,
-    /// For how long what is not used is saved: `2s`.
+    /// The burst window: for how long unused commands and bytes are saved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst: Option<String>,
-    /// Its part, beside the others', of what the server can do.
+    /// The weight of its commands, relative to others, while more commands wait than the server runs at the same time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub share: Option<u32>,
-    /// Commands a second that it gets whatever the others want.
+    pub weight: Option<u32>,
+    /// Commands a second that start before those of others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub minimum_iops: Option<u64>,
+    pub reserved_iops: Option<u64>,
 }
 
-/// Where the server listens.
+/// An address on which the server listens.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Portal {
-    /// `0.0.0.0:3260`, `[::]:3260`.
+    /// Address and port, such as `0.0.0.0:3260` or `[::]:3260`.
     pub address: String,
-    /// Its portal group: 1 unless given.
+    /// The tag of its portal group. Portals of one group are one port of each target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<u16>,
-    /// The portal accepts only TLS.
+    /// The TLS settings of a portal that accepts only TLS 1.3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<Tls>,
 }
 
-/// How a portal proves who it is, and what clients have to show. All are PEM files of the server.
+/// The certificates of a portal. All are PEM files of the server, which reads them again when they change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Tls {
-    /// The portal's certificate and the chain that leads to it.
+    /// The portal's certificate and its chain.
     pub certificate: String,
-    /// Its private key.
+    /// The private key of the certificate.
     pub key: String,
-    /// Those who vouch for clients.
+    /// The certificate authorities of clients. Default: clients are not asked for a certificate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_ca: Option<String>,
-    /// A client without a certificate is not let in: true where there is `client-ca`, unless given.
+    /// Whether clients without a certificate are refused. Default: `true` with `client-ca`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub require_client_certificate: Option<bool>,
 }
 
-/// Who may look for targets.
+/// Access to discovery (SendTargets).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Discovery {
-    /// Accounts of which an initiator has to prove to be one.
+    /// The accounts with which initiators may authenticate (CHAP). Default: none, and no authentication.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub chap: Vec<String>,
-    /// The account with which the server proves who it is.
+    /// The account with which the server authenticates itself (mutual CHAP).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own_account: Option<String>,
-    /// CHAP's algorithms; all unless given.
+    /// The permitted CHAP algorithms. Default: all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub algorithms: Vec<String>,
 }
 
-/// The store of volumes that name none.
+/// The store of volumes that name no store.
 fn file() -> String {
     "file".to_owned()
 }

@@ -10,7 +10,7 @@ use super::document::{Account, Document, ShownLuns, Target, Volume};
 use super::object::{Key, Object, ObjectKind, Objects, serial};
 use super::store::VOLUMES;
 use crate::config::nearest;
-use crate::keeper;
+use crate::metadata;
 
 /// One thing that is done to a state.
 #[derive(Clone, Debug)]
@@ -155,7 +155,7 @@ fn complete(volume: &mut Volume, folder: &Path) {
         let path = folder.join(format!("{name}.img"));
         // A volume of that name was there before, and its data are, or what it kept beside them: they are not
         // this one's.
-        let path = match path.exists() || keeper::beside(&path).exists() {
+        let path = match path.exists() || metadata::beside(&path).exists() {
             true => folder.join(format!("{name}-{:016x}.img", number())),
             false => path,
         };

@@ -5,12 +5,12 @@ mod cascade;
 mod compile;
 pub mod document;
 mod edit;
-mod fit;
 mod object;
 mod orphans;
 mod plan;
 mod references;
 mod store;
+mod typed_json;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -27,7 +27,6 @@ pub use self::compile::Invalid;
 use self::compile::{Compiler, unmet};
 pub use self::document::Document;
 pub use self::edit::Edit;
-pub use self::fit::{JsonMismatch, from_json};
 use self::object::differences;
 pub use self::object::{Key, Object, ObjectKind, Objects};
 pub use self::orphans::{Orphan, OrphanError};
@@ -37,6 +36,7 @@ use self::references::referred;
 pub(crate) use self::store::VOLUMES;
 use self::store::{Contents, History, Store};
 pub use self::store::{Revision, StateError};
+pub use self::typed_json::{JsonMismatch, from_json};
 use crate::config::{Config, ConfigError};
 use crate::engine::{self, Cause, ChangeError, ChangeOutcome, Engine, Force, Managed};
 use crate::events::{EventLog, Occurrence};
@@ -144,7 +144,7 @@ pub enum ChangeRefused {
         current: u64,
     },
     /// Clients use what it takes away.
-    #[error("{}: give --force to log them out first", reported(.0))]
+    #[error("{}: use --force to log them out first", reported(.0))]
     InUse(Vec<Interruption>),
     /// The volume has no file of its own to erase.
     #[error("volume {volume}: {why}")]

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::document::{Account, Discovery, Document, Host, Portal, Scalar, Target, Volume};
-use super::fit::{JsonMismatch, from_json};
+use super::typed_json::{JsonMismatch, from_json};
 use std::collections::BTreeMap;
 
 /// What kind of thing.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::object::{Object, Objects};
-use crate::keeper;
+use crate::metadata;
 
 /// The unit of st_blocks (stat(2)).
 const STAT_BLOCK: u64 = 512;
@@ -62,7 +62,7 @@ fn system(path: &Path) -> impl FnOnce(io::Error) -> OrphanError {
 pub(super) fn places(object: &Object) -> Option<(PathBuf, PathBuf)> {
     let Object::Volume(volume) = object else { return None };
     let path = PathBuf::from(volume.path.as_deref()?);
-    let state = volume.state.as_ref().map_or_else(|| keeper::beside(&path), PathBuf::from);
+    let state = volume.state.as_ref().map_or_else(|| metadata::beside(&path), PathBuf::from);
     Some((path, state))
 }
 
@@ -106,7 +106,7 @@ pub(super) fn find(folder: &Path, objects: &Objects) -> Result<Vec<Orphan>, Orph
             path: path.display().to_string(),
             size_bytes: if is_state { 0 } else { found.len() },
             allocated_bytes: found.blocks() * STAT_BLOCK,
-            has_state: is_state || keeper::beside(&path).is_dir(),
+            has_state: is_state || metadata::beside(&path).is_dir(),
         });
     }
     orphans.sort_by(|one, other| one.name.cmp(&other.name));
@@ -145,7 +145,7 @@ pub(super) fn erase(path: &Path, timeout: Duration) -> Result<(), OrphanError> {
     }
     let state = match path.is_dir() {
         true => path.to_owned(),
-        false => keeper::beside(path),
+        false => metadata::beside(path),
     };
     match fs::remove_dir_all(&state) {
         Err(error) if !is_missing(&error) => Err(system(&state)(error)),

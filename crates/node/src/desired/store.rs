@@ -43,7 +43,7 @@ const HISTORY: u64 = 10_000;
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// The folder or the file cannot be made or opened.
-    #[error("{}: {source} (the state folder has to be one that the server can write)", path.display())]
+    #[error("{}: {source} (the server must be able to write to the state folder)", path.display())]
     Open {
         /// Which.
         path: PathBuf,

@@ -67,10 +67,10 @@ pub enum ChangeError {
     #[error("{} in use: {}", Listed(.0), "log its initiators out first, or force the change")]
     InUse(Vec<Interruption>),
     /// A volume's commands have not ended in time.
-    #[error("volume {0} still carries out commands: try again when they have ended")]
+    #[error("volume {0} still runs commands; try again later")]
     Busy(String),
     /// Another change is being made.
-    #[error("another change is being made: try again when it is done")]
+    #[error("another change is in progress; try again later")]
     UnderWay,
     /// What was written to a volume that would have to be closed is not on the disk.
     #[error(
@@ -79,10 +79,10 @@ pub enum ChangeError {
     )]
     Unflushed(String),
     /// It stumbled over an error of its own.
-    #[error("the change broke off; see the log")]
+    #[error("the change was aborted; see the log")]
     BrokeOff,
     /// The server ends.
-    #[error("the server ends: nothing was changed")]
+    #[error("the server stops; nothing was changed")]
     ServerEnds,
 }
 
@@ -275,11 +275,11 @@ impl Engine {
         // Under the lock, so that a later caller compares with these problems.
         for problem in absent::without(&problems, &before) {
             error!("{}", problem.why);
-            self.front.access.events.tell(&Occurrence::Lacks(problem.clone()));
+            self.front.access.events.tell(&Occurrence::ProblemFound(problem.clone()));
         }
         for Problem { lacking, .. } in absent::without(&before, &problems) {
             info!("{lacking} is as it is to be again");
-            self.front.access.events.tell(&Occurrence::LacksNoMore(lacking.clone()));
+            self.front.access.events.tell(&Occurrence::ProblemSolved(lacking.clone()));
         }
     }
 

@@ -18,7 +18,7 @@ use super::ChangeError;
 use super::diff::data_place;
 use crate::config::{StoreConfig, VolumeConfig};
 use crate::health::Health;
-use crate::keeper;
+use crate::metadata;
 use crate::stores::encrypted::NewKey;
 use crate::stores::{self, FileStore, GuardedStore, OpenMode, Opened, RamStore, StoreError};
 
@@ -268,7 +268,7 @@ impl Drop for NewFiles {
 pub(crate) fn places(config: &VolumeConfig) -> Vec<PathBuf> {
     match &config.store {
         StoreConfig::File { path, state, .. } => {
-            vec![path.clone(), state.clone().unwrap_or_else(|| keeper::beside(path))]
+            vec![path.clone(), state.clone().unwrap_or_else(|| metadata::beside(path))]
         }
         StoreConfig::Sg { path } | StoreConfig::Iso { path } => vec![path.clone()],
         StoreConfig::Ram { .. } | StoreConfig::Null { .. } => Vec::new(),
@@ -305,7 +305,7 @@ fn logical_unit(
     companion: oneshot::Sender<()>,
     open_mode: OpenMode,
 ) -> Result<(Arc<LogicalUnit>, Option<NewKey>), StoreError> {
-    let keeper = keeper::open(volume, open_mode)?;
+    let keeper = metadata::open(volume, open_mode)?;
     let encrypted = stores::encrypted::open(volume, &store, keeper.as_ref())?;
     let (encrypted, new_key) = encrypted.map(|one| (one.store, one.new_key)).unzip();
     let eraser = encrypted.clone().map(|store| store as _);

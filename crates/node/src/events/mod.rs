@@ -3,7 +3,7 @@
 //! folder for it; who tells of one never waits for that. Nothing is told on the way of a command that
 //! goes well.
 
-mod kept;
+mod event_file;
 mod occurrence;
 
 use std::collections::{HashMap, VecDeque};
@@ -15,7 +15,7 @@ use sarsen_io::time;
 use tokio::sync::watch;
 use tracing::error;
 
-use self::kept::EventWriter;
+use self::event_file::EventWriter;
 pub(crate) use self::occurrence::{KINDS, Occurrence, Subject};
 use crate::control::schema::events::{Event, Severity};
 use crate::statistics::Failure;
@@ -129,7 +129,7 @@ impl EventLog {
             Err(error) => {
                 error!(%error, folder = %folder.display(), "events are kept in memory alone");
                 let path = folder.display().to_string();
-                log.tell(&Occurrence::EventsNotKept { path, error });
+                log.tell(&Occurrence::EventsNotStored { path, error });
             }
         }
         log
@@ -144,7 +144,7 @@ impl EventLog {
     pub(crate) fn tell_if_missing(&self) {
         if let Some(path) = self.keeper.as_ref().and_then(EventWriter::is_new) {
             let (path, why) = (path.display().to_string(), "it was missing".to_owned());
-            self.tell(&Occurrence::EventsBegunAnew { path, aside: None, why });
+            self.tell(&Occurrence::EventsRecreated { path, aside: None, why });
         }
     }
 
@@ -353,6 +353,6 @@ mod tests {
         let log = EventLog::open(&folder.path().join("is not there"));
         log.tell(&drained("iqn.x:a"));
         let found = log.query(&Filter::default(), 10).events;
-        assert_eq!(kinds(&found), ["events_not_kept", "target_drained"]);
+        assert_eq!(kinds(&found), ["events_not_stored", "target_drained"]);
     }
 }

@@ -1,4 +1,4 @@
-//! What can happen, and how it is told: how severe it is, in a sentence, and what to do.
+//! The events: kind, severity, message and remedy of each.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -11,7 +11,7 @@ use crate::desired::Key;
 use crate::engine::{MissingObject, Problem};
 use crate::statistics::Failure;
 
-/// What can be asked for.
+/// The kinds of events.
 pub(crate) const KINDS: [&str; 25] = [
     "access_revoked",
     "api_token_refused",
@@ -20,13 +20,13 @@ pub(crate) const KINDS: [&str; 25] = [
     "connection_added",
     "connection_lost",
     "connections_rejected",
-    "events_begun_anew",
-    "events_not_kept",
+    "events_not_stored",
+    "events_recreated",
     "handshake_failed",
     "logged_out",
-    "login_broken_off",
+    "login_aborted",
     "login_refused",
-    "logins_not_told",
+    "logins_suppressed",
     "problem",
     "problem_solved",
     "server_started",
@@ -71,12 +71,12 @@ pub(crate) enum Occurrence {
         reason: RefusalReason,
     },
     /// It came to no end: the initiator broke the protocol, or fell silent.
-    LoginBrokenOff {
+    LoginAborted {
         subject: Subject,
         why: String,
     },
     /// The refusals of a source were too many to tell each.
-    LoginsNotTold {
+    LoginsSuppressed {
         source: IpAddr,
         count: u64,
     },
@@ -127,9 +127,9 @@ pub(crate) enum Occurrence {
         failure: Failure,
     },
     /// An object is missing or has a problem.
-    Lacks(Problem),
+    ProblemFound(Problem),
     /// It is as it is desired again.
-    LacksNoMore(MissingObject),
+    ProblemSolved(MissingObject),
     /// A client of the API sent a wrong token.
     ApiTokenRefused {
         peer: SocketAddr,
@@ -139,12 +139,12 @@ pub(crate) enum Occurrence {
         source: IpAddr,
         count: u64,
     },
-    EventsNotKept {
+    EventsNotStored {
         path: String,
         error: String,
     },
     /// The log of events was damaged or missing, and a new one has begun.
-    EventsBegunAnew {
+    EventsRecreated {
         path: String,
         /// The new path of the damaged file.
         aside: Option<String>,
@@ -202,8 +202,8 @@ impl Occurrence {
             Self::LoggedIn { joins: false, .. } => ("session_begun", Severity::Info),
             Self::LoggedIn { joins: true, .. } => ("connection_added", Severity::Info),
             Self::LoginRefused { .. } => ("login_refused", Severity::Warning),
-            Self::LoginBrokenOff { .. } => ("login_broken_off", Severity::Warning),
-            Self::LoginsNotTold { .. } => ("logins_not_told", Severity::Warning),
+            Self::LoginAborted { .. } => ("login_aborted", Severity::Warning),
+            Self::LoginsSuppressed { .. } => ("logins_suppressed", Severity::Warning),
             Self::ConnectionsRejected { .. } => ("connections_rejected", Severity::Warning),
             Self::HandshakeFailed { .. } => ("handshake_failed", Severity::Warning),
             Self::LoggedOut { .. } => ("logged_out", Severity::Info),
@@ -213,12 +213,12 @@ impl Occurrence {
             Self::TargetInService { .. } => ("target_in_service", Severity::Info),
             Self::ConfigurationChanged { .. } => ("configuration_changed", Severity::Info),
             Self::VolumeError { .. } => ("volume_error", Severity::Error),
-            Self::Lacks(_) => ("problem", Severity::Error),
-            Self::LacksNoMore(_) => ("problem_solved", Severity::Info),
+            Self::ProblemFound(_) => ("problem", Severity::Error),
+            Self::ProblemSolved(_) => ("problem_solved", Severity::Info),
             Self::ApiTokenRefused { .. } => ("api_token_refused", Severity::Warning),
             Self::ApiTokensRefused { .. } => ("api_tokens_refused", Severity::Warning),
-            Self::EventsNotKept { .. } => ("events_not_kept", Severity::Error),
-            Self::EventsBegunAnew { .. } => ("events_begun_anew", Severity::Warning),
+            Self::EventsNotStored { .. } => ("events_not_stored", Severity::Error),
+            Self::EventsRecreated { .. } => ("events_recreated", Severity::Warning),
             Self::StateRepaired { .. } => ("state_repaired", Severity::Error),
             Self::StateCopyReplaced { .. } => ("state_copy_replaced", Severity::Warning),
             Self::StateCopyLost { .. } => ("state_copy_lost", Severity::Error),
@@ -228,7 +228,7 @@ impl Occurrence {
     fn message(&self) -> String {
         match self {
             Self::ServerStarted { version } => format!("the server has started, version {version}"),
-            Self::ServerStopping => "the server ends".into(),
+            Self::ServerStopping => "the server stops".into(),
             Self::LoggedIn { subject, joins } => {
                 let what = if *joins { "added a connection to its session" } else { "logged in" };
                 format!("{} {what}", subject.who())
@@ -236,17 +236,17 @@ impl Occurrence {
             Self::LoginRefused { subject, reason } => {
                 let account = subject.account.as_ref();
                 let account = account.map_or(String::new(), |name| format!(" as account {name}"));
-                // Who broke the rules has not said where he wanted to go.
+                // A login that violates the protocol has not named its target.
                 let who = match reason.status() {
                     LoginStatus::InitiatorError | LoginStatus::MissingParameter => subject.name(),
                     _ => subject.who(),
                 };
                 format!("the login of {who}{account} was refused: {reason}")
             }
-            Self::LoginBrokenOff { subject, why } => {
-                format!("the login of {} broke off: {why}", subject.name())
+            Self::LoginAborted { subject, why } => {
+                format!("the login of {} was aborted: {why}", subject.name())
             }
-            Self::LoginsNotTold { source, count } => {
+            Self::LoginsSuppressed { source, count } => {
                 format!("{count} more logins from {source} were refused within seconds")
             }
             Self::ConnectionsRejected { peer, count, why, .. } => {
@@ -265,36 +265,37 @@ impl Occurrence {
             }
             Self::AccessRevoked { subject, why } => {
                 format!(
-                    "the session of {} was ended, for its access was revoked: {why}",
+                    "the session of {} was terminated, because its access was revoked: {why}",
                     subject.who()
                 )
             }
             Self::TargetDrained { target, asked, dropped } => format!(
                 "target {target} is out of service; {asked} sessions were asked to log out, \
-                 {dropped} were dropped"
+                 {dropped} were terminated"
             ),
             Self::TargetInService { target } => format!("target {target} is in service again"),
             Self::ConfigurationChanged { author, what, .. } => {
                 format!("{author} changed the configuration: {what}")
             }
             Self::VolumeError { volume, failure, .. } => {
-                format!("volume {volume} answered a command with {}", failure.name())
+                format!("a command of volume {volume} failed with {}", failure.name())
             }
-            Self::Lacks(Problem { why, .. }) => why.clone(),
-            Self::LacksNoMore(lacking) => format!("{lacking} is as it is to be again"),
+            Self::ProblemFound(Problem { why, .. }) => why.clone(),
+            Self::ProblemSolved(lacking) => format!("{lacking} works again"),
             Self::ApiTokenRefused { peer } => {
                 format!("the API refused a wrong token from {}", peer.ip())
             }
             Self::ApiTokensRefused { source, count } => {
                 format!("the API refused {count} more wrong tokens from {source} within a minute")
             }
-            Self::EventsNotKept { path, error } => {
-                format!("events are kept in memory alone: {path}: {error}")
+            Self::EventsNotStored { path, error } => {
+                format!("events are stored in memory only: {path}: {error}")
             }
-            Self::EventsBegunAnew { path, aside, why } => {
-                let aside =
-                    aside.as_ref().map_or(String::new(), |aside| format!("; it is now {aside}"));
-                format!("a new log of events has begun: {path}: {why}{aside}")
+            Self::EventsRecreated { path, aside, why } => {
+                let aside = aside
+                    .as_ref()
+                    .map_or(String::new(), |aside| format!("; the old file is now {aside}"));
+                format!("the event log was created again: {path}: {why}{aside}")
             }
             Self::StateRepaired { path, why, aside, revision } => {
                 let aside = aside.as_ref();
@@ -316,43 +317,43 @@ impl Occurrence {
     fn remedy(&self) -> Option<String> {
         Some(match self {
             Self::LoginRefused { reason, .. } => remedy(*reason).to_owned(),
-            Self::LoginBrokenOff { .. } => {
-                "if it comes again, see whether the network between them drops packets, and update the \
-                 initiator; `sarsen session trace --initiator` shows what it sends"
+            Self::LoginAborted { .. } => {
+                "if this repeats, check the network between them for lost packets, and update the \
+                 initiator; `sarsen session trace --initiator` shows its requests"
                     .to_owned()
             }
-            Self::LoginsNotTold { .. } => {
-                "the reasons are in the entries before: correct what they name, or keep whoever is at \
-                 that address from trying"
+            Self::LoginsSuppressed { .. } => {
+                "the previous events have the reasons: correct them, or block that address"
                     .to_owned()
             }
             Self::ConnectionsRejected { limit, .. } => format!(
-                "raise limits.{limit} if they are wanted; `sarsen session list` tells who has so many"
+                "raise limits.{limit} if these connections are wanted; `sarsen session list` shows the initiators \
+                 with many"
             ),
             Self::HandshakeFailed { .. } => {
-                "hold the client's certificate against the portal's client-ca, and its name and time \
-                 of validity; a client that speaks no TLS needs a portal without it"
+                "check that the portal's client-ca issued the client's certificate, and that it is valid now; a \
+                 client without TLS needs a portal without TLS"
                     .to_owned()
             }
             Self::ConnectionLost { .. } => {
-                "if it comes again, look at the network between them, and at the initiator's log"
+                "if this repeats, check the network between them and the initiator's log"
                     .to_owned()
             }
             Self::VolumeError { failure: Failure::MediumError, .. } => {
-                "a block could not be read or written: look at the disk below and at the kernel's log, \
-                 and at the log here for the block"
+                "a block could not be read or written: check the backing disk and the kernel's log; the server's \
+                 log has the number of the block"
                     .to_owned()
             }
             Self::VolumeError { failure: Failure::NoSpace, .. } => {
-                "its disk or thin pool is full: free space there, or raise a RAM volume's limit; writes then succeed \
-                 at once"
+                "its disk or thin pool is full: free space there, or raise the limit of a RAM volume; no restart is \
+                 needed"
                     .to_owned()
             }
             Self::VolumeError { .. } => {
-                "the store below failed: look at its disk and at the kernel's log".to_owned()
+                "the backing store failed: check its disk and the kernel's log".to_owned()
             }
-            Self::Lacks(_) => {
-                "follow the problem's text; the server serves everything else meanwhile"
+            Self::ProblemFound(_) => {
+                "follow the message; the server continues to serve all other objects"
                     .to_owned()
             }
             Self::ApiTokenRefused { .. } | Self::ApiTokensRefused { .. } => {
@@ -360,19 +361,19 @@ impl Occurrence {
                  address"
                     .to_owned()
             }
-            Self::EventsNotKept { .. } => {
-                "make room on the state folder's disk, or make the folder writable; then the \
-                 server writes the file again"
+            Self::EventsNotStored { .. } => {
+                "free space on the state folder's disk, or make the folder writable; the server then writes the \
+                 file again"
                     .to_owned()
             }
-            Self::EventsBegunAnew { .. } | Self::StateRepaired { .. } | Self::StateCopyReplaced { .. } => {
+            Self::EventsRecreated { .. } | Self::StateRepaired { .. } | Self::StateCopyReplaced { .. } => {
                 "check the disk of the state folder and the kernel's log; if an administrator changed the \
                  file, no action is needed"
                     .to_owned()
             }
             Self::StateCopyLost { .. } => {
-                "make room on the state folder's disk, or make the folder writable; the next change writes the copy \
-                 again; until then a state that is damaged cannot be repaired"
+                "free space on the state folder's disk, or make the folder writable; the next change writes the copy \
+                 again; until then a damaged state cannot be repaired"
                     .to_owned()
             }
             _ => return None,
@@ -389,7 +390,7 @@ impl Occurrence {
         match self {
             Self::LoggedIn { subject, .. }
             | Self::LoginRefused { subject, .. }
-            | Self::LoginBrokenOff { subject, .. }
+            | Self::LoginAborted { subject, .. }
             | Self::LoggedOut { subject }
             | Self::ConnectionLost { subject, .. }
             | Self::AccessRevoked { subject, .. } => {
@@ -406,7 +407,7 @@ impl Occurrence {
             Self::HandshakeFailed { peer, .. } | Self::ApiTokenRefused { peer } => {
                 add("peer", Some(peer.to_string()));
             }
-            Self::LoginsNotTold { source, .. } | Self::ApiTokensRefused { source, .. } => {
+            Self::LoginsSuppressed { source, .. } | Self::ApiTokensRefused { source, .. } => {
                 add("peer", Some(source.to_string()));
             }
             Self::ConnectionsRejected { peer, limit, .. } => {
@@ -425,12 +426,12 @@ impl Occurrence {
                 add("initiator", Some(initiator.clone()));
                 add("error", Some(failure.name().to_owned()));
             }
-            Self::Lacks(Problem { lacking, .. }) | Self::LacksNoMore(lacking) => {
+            Self::ProblemFound(Problem { lacking, .. }) | Self::ProblemSolved(lacking) => {
                 let Key { kind, name } = lacking.key();
                 add(kind.word(), Some(name));
             }
-            Self::EventsNotKept { path, .. }
-            | Self::EventsBegunAnew { path, .. }
+            Self::EventsNotStored { path, .. }
+            | Self::EventsRecreated { path, .. }
             | Self::StateRepaired { path, .. }
             | Self::StateCopyReplaced { path, .. }
             | Self::StateCopyLost { path, .. } => add("path", Some(path.clone())),
@@ -447,96 +448,91 @@ impl Subject {
     }
 
     fn name(&self) -> String {
-        let initiator = self.initiator.as_deref().unwrap_or("an initiator that gave no name");
+        let initiator = self.initiator.as_deref().unwrap_or("an initiator without a name");
         format!("{initiator} ({})", self.peer)
     }
 }
 
-/// What to do so that a login is not refused again.
+/// Returns what to do so that the login succeeds.
 fn remedy(reason: RefusalReason) -> &'static str {
     use RefusalReason::*;
     match reason {
         MovedTemporarily | MovedPermanently => {
-            "nothing, if the initiator follows; else give it the new address"
+            "nothing, if the initiator follows the redirection; otherwise give it the new address"
         }
         Malformed | UnknownSessionType | InvalidDuringLogin => {
-            "the initiator breaks the protocol: update it; `sarsen session trace --initiator` shows what \
-             it sends, for its makers"
+            "the initiator violates the protocol: update it; `sarsen session trace --initiator` records its \
+             requests for a bug report"
         }
         InvalidName => {
-            "correct the initiator's own name, or the target's name there: an iSCSI name is written \
+            "correct the initiator's own name, or the target's name at the initiator: an iSCSI name is \
              iqn.YYYY-MM.reversed.domain:anything, without spaces and control characters"
         }
         MissingParameter => {
-            "the initiator does not say its own name, or the target's: set both there"
+            "the initiator sends no name of its own, or no target name: set both at the initiator"
         }
         NoCommonMethod => {
             "turn CHAP on at the initiator, with the name and secret of an account that the target lists \
              in chap, and with an algorithm that the target accepts"
         }
         ChapNotConfigured => {
-            "turn CHAP off at the initiator; or, if it is to be used, add an account here with the \
-             initiator's name and secret, and list it in chap of the target (or of discovery)"
+            "turn CHAP off at the initiator; or, to use CHAP, create an account with the initiator's name and \
+             secret, and list it in chap of the target (or of discovery)"
         }
         ProofMissing => {
             "give the initiator the name and secret of an account that the target lists in chap"
         }
         UnknownAccount => {
-            "the initiator's CHAP name is no account here: correct it, or add the account"
+            "no account has the initiator's CHAP name: correct the name, or create the account"
         }
         WrongSecret => {
-            "give the initiator the secret of its account here, or the account a new one"
+            "give the initiator the secret of its account, or give the account a new secret"
         }
         ReflectedChallenge => {
-            "somebody answers with our own challenge, which is an attack or a misguided proxy: find out \
-             who is at that address"
+            "the client sent the server's own challenge back, which is an attack or a broken proxy: find out \
+             which machine has that address"
         }
         NoOwnCredentials => {
-            "the initiator wants the target to prove who it is: give the target an own-account, or turn \
-             mutual CHAP off at the initiator"
+            "the initiator requires mutual CHAP: give the target an own-account, or turn mutual CHAP off at the \
+             initiator"
         }
         SameSecret => {
-            "the account and the target's own-account have one secret, which proves nothing: give one of \
-             them another, here and at the initiator"
+            "the account and the target's own-account have the same secret, which is not secure: give one of \
+             them another secret, here and at the initiator"
         }
         InitiatorNotAllowed => {
-            "add the initiator's name to a rule (allow) of the target, if it is to get in"
+            "to permit it, add the initiator's name to a rule (allow) of the target"
         }
-        AddressNotAllowed => {
-            "add the address to the rule that has the initiator's name, if it is to get in"
-        }
-        AccountNotAllowed => {
-            "list the account in chap, or in a rule, of the target, if it is to get in"
-        }
+        AddressNotAllowed => "to permit it, add the address to the rule with the initiator's name",
+        AccountNotAllowed => "to permit it, list the account in chap or in a rule of the target",
         CertificateNotAllowed => {
-            "add the name in the client's certificate to a rule of the target, if it is to get in; a \
-             client without one has to be given one"
+            "to permit it, add the name in the client's certificate to a rule of the target; a client without a \
+             certificate needs one"
         }
         AccessRevoked => {
-            "its access was taken away on purpose: give it back by a rule, or let the initiator forget the target"
+            "an administrator revoked its access: add a rule to permit it again, or remove the target at the \
+             initiator"
         }
         NoSuchTarget => {
-            "the initiator asks for a target that is not here: let it discover targets anew, or correct the name"
+            "the target does not exist: repeat discovery at the initiator, or correct the name there"
         }
         UnsupportedVersion => {
-            "the initiator does not speak the iSCSI of RFC 7143: update it, or find out what is at that \
-             address"
+            "the client does not support RFC 7143: update it, or find out which program uses that address"
         }
         TooManyConnections => {
             "raise limits.connections-per-session, or lower the initiator's number of connections"
         }
         CannotIncludeInSession => {
-            "two initiators use one session's name: give each a name, or an ISID, of its own"
+            "two initiators use the same name and ISID: give each initiator a name of its own"
         }
-        NoSuchSession => "nothing: the initiator begins a session anew when its own is gone",
+        NoSuchSession => "nothing: the initiator creates a new session",
         NotInService => {
-            "the target was taken out of service: `sarsen target undrain` brings it back; if the server \
+            "the target was taken out of service: `sarsen target undrain` puts it back; if the server \
              ends, start it again"
         }
         OutOfResources => {
-            "there is no room: raise limits.sessions or limits.sessions-per-target, or send away whom \
-             `sarsen session list` shows too often; where a store holds the session that this one \
-             replaces, see to its disk"
+            "a limit is reached: raise limits.sessions or limits.sessions-per-target, or log out unneeded sessions \
+             (`sarsen session list`); if a hung disk keeps the session that this one replaces, repair the disk"
         }
     }
 }
@@ -588,24 +584,9 @@ mod tests {
             cid: None,
         };
         // What a person does begins with one of these; "nothing" is said where there is nothing to do.
-        const DEEDS: [&str; 17] = [
-            "nothing",
-            "update",
-            "set both",
-            "let the",
-            "give",
-            "correct",
-            "find out",
-            "turn",
-            "add",
-            "list",
-            "raise",
-            "lower",
-            "undrain",
-            "send away",
-            "start",
-            "take",
-            "forget",
+        const DEEDS: [&str; 12] = [
+            "nothing", "update", "set both", "give", "correct", "find out", "turn", "add", "list",
+            "raise", "lower", "undrain",
         ];
         for reason in [
             MovedTemporarily,

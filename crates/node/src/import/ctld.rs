@@ -171,7 +171,7 @@ impl Access {
                     "chap" | "chap-mutual" => RequiredAuth::Proof,
                     "deny" => RequiredAuth::Denied,
                     _ => {
-                        let remedy = "sarsen knows none and CHAP: nobody is let in";
+                        let remedy = "sarsen supports none and CHAP; all initiators are refused";
                         draft.lose(place, reported(setting), remedy);
                         RequiredAuth::Denied
                     }
@@ -218,9 +218,9 @@ impl Access {
             match &self.own_account {
                 Some(first) if *first != own => draft.lose(
                     place,
-                    format!("the account {own}, with which the target proves who it is"),
+                    format!("the target's own account {own} (mutual CHAP)"),
                     format!(
-                        "a target has one here, {first}: tell this initiator that one's secret"
+                        "in sarsen a target has one, {first}; set that secret at this initiator"
                     ),
                 ),
                 _ => self.own_account = Some(own),
@@ -325,7 +325,7 @@ fn take_portal_group(draft: &mut Draft, world: &CtldContext, node: &Node) -> Por
             "listen-iser" => draft.lose(
                 &place,
                 reported(setting),
-                "sarsen speaks iSCSI over TCP: clients need that",
+                "sarsen only serves iSCSI over TCP; clients must use it",
             ),
             "redirect" => group.redirect = Some(setting.word().to_owned()),
             "discovery-auth-group" => {
@@ -403,7 +403,7 @@ fn take_target(draft: &mut Draft, world: &mut CtldContext, name: &str, node: &No
             "port" | "offload" => draft.lose(
                 &place,
                 reported(setting),
-                "sarsen speaks iSCSI over TCP: clients need that",
+                "sarsen only serves iSCSI over TCP; clients must use it",
             ),
             "alias" | "lun" | "auth-type" | "chap" | "chap-mutual" | "initiator-name"
             | "initiator-portal" => {}
@@ -415,7 +415,7 @@ fn take_target(draft: &mut Draft, world: &mut CtldContext, name: &str, node: &No
     }
     if !is_own && groups.iter().any(|(_, _, own)| own.is_none()) {
         let what = format!("target {name} without an auth-group");
-        draft.note(&node.place, what, "ctld let in nobody, as it is here");
+        draft.note(&node.place, what, "no initiator is permitted, as in ctld");
         access = find_access(draft, world, &node.place, DEFAULT);
     }
     let of_groups = groups.iter().map(|(_, _, own)| own.as_ref().unwrap_or(&access).clone());
@@ -449,7 +449,11 @@ fn find_access(draft: &mut Draft, world: &CtldContext, place: &str, name: &str) 
         (None, OPEN) => Access { requirement: RequiredAuth::Nothing, ..Access::default() },
         (None, DEFAULT | CLOSED) => Access::default(),
         (None, _) => {
-            draft.lose(place, format!("auth-group {name}"), "there is none: nobody is let in");
+            draft.lose(
+                place,
+                format!("auth-group {name}"),
+                "it does not exist; all initiators are refused",
+            );
             Access::default()
         }
     }
@@ -460,7 +464,7 @@ fn redirect(draft: &mut Draft, place: &str, target: &mut TargetDraft, address: &
         Ok(address) => {
             target.target.redirect = Some(Redirect { address, permanent: false });
         }
-        Err(_) => draft.lose(place, format!("redirect {address}"), "it is no address: left out"),
+        Err(_) => draft.lose(place, format!("redirect {address}"), "it is not an address; omitted"),
     }
 }
 
@@ -488,7 +492,7 @@ fn take_lun(
     node: &Node,
 ) {
     let Ok(lun) = number.parse::<u64>() else {
-        draft.lose(&node.place, format!("LUN {number}"), "it is no number: left out");
+        draft.lose(&node.place, format!("LUN {number}"), "it is not a number; omitted");
         return;
     };
     let shared = node.words.first();
@@ -501,7 +505,7 @@ fn take_lun(
                 volume
             }
             (None, None) => {
-                draft.lose(&node.place, format!("lun {name}"), "there is none: left out");
+                draft.lose(&node.place, format!("lun {name}"), "it does not exist; omitted");
                 None
             }
         },
@@ -576,7 +580,7 @@ fn take_volume(
     };
     let fits = if store == "ram" { size.is_some() } else { path.is_some() };
     if !fits {
-        draft.lose(place, format!("lun {name}"), "it names no path, or no size: left out");
+        draft.lose(place, format!("lun {name}"), "it has no path or no size; omitted");
         return None;
     }
     let mut volume = Volume { store: store.into(), ..Volume::default() };
@@ -595,8 +599,7 @@ fn take_volume(
             draft.lose(
                 place,
                 what,
-                "sarsen has blocks of 512 or 4096 bytes: left out; copy its files to a \
-                volume of one of these",
+                "sarsen has blocks of 512 or 4096 bytes; omitted; copy its files to a volume of one of these",
             );
             return None;
         }
@@ -622,7 +625,7 @@ fn take_volume(
         match HINTS.contains(&key.as_str()) {
             true => {
                 let what = format!("option {key} {value}");
-                draft.note(&place, what, "sarsen tells clients what the file or device can");
+                draft.note(&place, what, "sarsen reports the properties of the file or device");
             }
             false => draft.pass_over(&place, &key),
         }
@@ -688,8 +691,7 @@ fn identify(draft: &mut Draft, node: &Node, name: &str, volume: &mut Volume, giv
         draft.lose(
             place,
             format!("the uuid of lun {name}"),
-            "sarsen has no such designator: clients that knew \
-            the LUN by it find another",
+            "sarsen has no such designator; clients see another one",
         );
     }
     let designators = [

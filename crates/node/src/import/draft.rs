@@ -93,16 +93,12 @@ impl Draft {
 
     /// A setting that nothing here is like. Its key alone is told: under a key that nobody knows may be a secret.
     pub(super) fn pass_over(&mut self, place: &str, key: &str) {
-        self.note(place, shown_key(key), "sarsen has nothing of that kind");
+        self.note(place, shown_key(key), "sarsen has no such setting");
     }
 
     /// The same where it may have been to keep somebody out, or to say what a client finds.
     pub(super) fn miss(&mut self, place: &str, key: &str) {
-        self.lose(
-            place,
-            shown_key(key),
-            "nothing is known that is called so, and nothing comes of it: is it misspelt?",
-        );
+        self.lose(place, shown_key(key), "unknown key, which is ignored; check its spelling");
     }
 
     fn complain(&mut self, weight: Weight, place: &str, what: String, remedy: String) {
@@ -135,7 +131,7 @@ impl Draft {
             self.note(
                 place,
                 what,
-                format!("volume {name} here: names are for people, clients do not see it"),
+                format!("volume {name} here: only the name differs, which clients do not see"),
             );
         }
         self.document.volume.push(Volume { name: name.clone(), ..volume });
@@ -161,7 +157,7 @@ impl Draft {
         self.lose(
             place,
             what,
-            format!("it is no multiple of {block}: the file's own is taken, or the next"),
+            format!("it is not a multiple of {block}; the size of the file is used, or the next multiple"),
         );
     }
 
@@ -182,7 +178,7 @@ impl Draft {
             false => self.lose(
                 place,
                 format!("the serial number {serial:?}"),
-                "here it has 1 to 36 visible ASCII characters: clients find another one; set serial",
+                "sarsen permits 1 to 36 visible ASCII characters; clients see another serial number; set serial",
             ),
         }
         let naa = shown.designators.iter().find_map(|designator| match designator {
@@ -196,7 +192,7 @@ impl Draft {
             self.lose(
                 place,
                 "a designator of its Device Identification page",
-                "it is no printable text: clients that knew the volume by it find another; see designators",
+                "it is not printable text; clients see another one; see designators",
             );
         }
     }
@@ -232,8 +228,8 @@ impl Draft {
                 self.lose(
                     place,
                     format!("another secret for the account {name}"),
-                    "an account has one secret here, the first, and who has another is not let in by it: give this \
-                     initiator an account of its own",
+                    "in sarsen an account has one secret: the first is used, and initiators with the other one \
+                     are refused; create an account for them",
                 );
                 return None;
             }
@@ -253,8 +249,8 @@ impl Draft {
                     place,
                     format!("the account {name}"),
                     format!(
-                        "{fault}: it is left out, and who has no other cannot log in; give it and its \
-                         initiators a new secret"
+                        "{fault}; it is omitted, and initiators without another account cannot log in; create a \
+                         new secret"
                     ),
                 );
             }
@@ -295,8 +291,8 @@ impl Draft {
             if !is_same {
                 let what = format!("volume {volume} as LUN {lun} of {target}, too");
                 let remedy = format!(
-                    "a volume is in one target at one LUN here, and this one is LUN {at} of {other}: let \
-                     clients use that one, or put both ways into one target with portal groups"
+                    "in sarsen a volume has one LUN of one target, and this one is LUN {at} of {other}; use that \
+                     one, or one target with several portal groups"
                 );
                 self.lose(place, what, remedy);
             }
@@ -355,8 +351,8 @@ impl Draft {
                 self.lose(
                     &place,
                     what,
-                    "an initiator may write to all it is shown, or to nothing: it is not shown these; add them \
-                     to its rule if it may write, or set read-only on the volumes",
+                    "an initiator may write to all of its units, or to none: these are hidden; add them to its \
+                     rule if it may write, or set read-only on the volumes",
                 );
                 shown.retain(|lun, _| !luns.contains(lun));
             }
@@ -375,7 +371,7 @@ impl Draft {
             Err(_) => self.lose(
                 place,
                 format!("the portal {address}"),
-                "it is no address: write the addresses that it stands for as [[portal]]",
+                "it is not an address; write the addresses that it means as [[portal]]",
             ),
         }
     }
@@ -383,7 +379,8 @@ impl Draft {
     /// Wherever targets are reached, the file does not say so.
     pub(super) fn assume_portals(&mut self, place: &str, what: &str) {
         self.assumes_portals = true;
-        let remedy = "no [[portal]] comes of it: a server keeps those that it has; add others if it is to listen elsewhere";
+        let remedy =
+            "no [[portal]] is created; the server keeps its portals; add others if necessary";
         self.note(place, what, remedy);
     }
 
@@ -409,7 +406,7 @@ impl Draft {
                 self.lose(
                     place,
                     format!("the initiators' address {text}"),
-                    "it is no address or network: who comes from there is not let in; add a rule",
+                    "it is not an address or a network; its initiators are refused; add a rule",
                 );
                 None
             }
@@ -425,7 +422,7 @@ impl Draft {
         self.lose(
             place,
             format!("the initiator {text}"),
-            "it is no iSCSI name: who has it is not let in; add rules for them",
+            "it is not an iSCSI name; its initiators are refused; add rules for them",
         );
         None
     }
@@ -445,8 +442,7 @@ impl Draft {
         self.lose(
             place,
             format!("the initiator {text}"),
-            "it is no iSCSI name, or a pattern with more than a * at its end: who it meant is not let in; \
-             add rules for them",
+            "it is not an iSCSI name with at most one * at its end; its initiators are refused; add rules for them",
         );
         None
     }
@@ -490,8 +486,8 @@ impl Draft {
         self.document.discovery = Some(Discovery { chap: vec![name], ..Discovery::default() });
         self.lose(
             place,
-            "who may look for targets",
-            "nobody may: there was no account for it, or none that can be one here; set discovery.chap",
+            "the access to discovery",
+            "discovery is closed: there was no account for it, or none could be imported; set discovery.chap",
         );
     }
 
@@ -518,8 +514,8 @@ impl Draft {
         }
         if all.is_empty() && !draft.is_everywhere {
             let what = format!("target {}", target.name);
-            let remedy = "it had no portal, or none that can be one here: nobody is let in; write its addresses as \
-                          [[portal]], their group into its groups, and rules";
+            let remedy = "it had no portal, or none could be imported; all initiators are refused; write its \
+                          addresses as [[portal]], their group into its groups, and rules";
             self.lose(&place, what, remedy);
             target.allow.clear();
             is_closed = true;
@@ -535,7 +531,7 @@ impl Draft {
             self.lose(
                 &place,
                 format!("the name {}", target.name),
-                format!("{fault}; it is {mended} here, and clients have to log in to that"),
+                format!("{fault}; it is {mended} in sarsen; clients must log in to that name"),
             );
             target.name = mended;
         }
@@ -543,13 +539,13 @@ impl Draft {
             self.lose(
                 &place,
                 "a target without a name",
-                "it is left out: give it one and import again",
+                "it is omitted; add a name and import again",
             );
             return;
         }
         if self.document.target.iter().any(|other| other.name == target.name) {
             let what = format!("target {}", target.name);
-            self.lose(&place, what, "there is one of that name already: join the two");
+            self.lose(&place, what, "another one has the same name; join the two");
             return;
         }
         let rules = std::mem::take(&mut target.allow);
@@ -562,7 +558,7 @@ impl Draft {
         if target.allow.is_empty() && is_closed {
             target.allow.push(Rule { initiator: Some(DENIED_INITIATOR.into()), ..Rule::default() });
             let what = format!("target {}", target.name);
-            self.note(&place, what, "nobody is let in: add rules for who is to be");
+            self.note(&place, what, "all initiators are refused; add rules");
         }
         self.document.target.push(target);
     }
@@ -576,9 +572,9 @@ impl Draft {
             return false;
         }
         target.allow.retain(is_named);
-        let what = format!("who else gets in to {}", target.name);
-        let remedy = "some initiators had rules of their own, which could not be carried, and would be among them: \
-                      only those that rules name are let in; add rules for the others";
+        let what = format!("the other initiators of {}", target.name);
+        let remedy = "rules of some initiators could not be imported; only initiators in rules are permitted; add \
+                      rules for the others";
         self.lose(place, what, remedy);
         true
     }
@@ -608,9 +604,8 @@ impl Draft {
         for (who, own) in lost {
             self.lose(
                 &who,
-                format!("the account {own}, with which it proves who it is"),
-                "initiators log in with that one, or need not prove anything: clients that ask for mutual CHAP \
-                 are refused; give it an account of its own (own-account)",
+                format!("its own account {own} (mutual CHAP)"),
+                "initiators use that account, or no CHAP; mutual CHAP is refused; create an account for own-account",
             );
         }
         if self.document.discovery.as_ref() == Some(&Discovery::default()) {

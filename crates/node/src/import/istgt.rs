@@ -69,7 +69,7 @@ pub(super) fn import(path: &Path, text: &str, files: &dyn Files) -> Result<Impor
             "UnitControl" => draft.note(
                 &section.place,
                 "the unit control port",
-                "sarsen is told what to do at its control socket, not over the network",
+                "sarsen is administered at its control socket, not over the network",
             ),
             "Global" | "PortalGroup" | "InitiatorGroup" | "AuthGroup" => {}
             other => draft.pass_over(&section.place, other),
@@ -156,7 +156,8 @@ fn parse(path: &Path, text: &str) -> Result<Vec<Section>, ImportError> {
             continue;
         }
         let Some(section) = sections.last_mut() else {
-            let message = "a setting before the first section: is it an istgt.conf?";
+            let message =
+                "a setting before the first section; check that the file is an istgt.conf";
             return Err(ImportError::new(place, message));
         };
         let key = words.remove(0);
@@ -237,8 +238,8 @@ impl Accounts {
                     match &group.own {
                         Some(first) if *first != own => draft.lose(
                             &auth.place,
-                            format!("the account {own}, with which the target proves who it is"),
-                            format!("a target has one here, {first}: tell this initiator that one's secret"),
+                            format!("the target's own account {own} (mutual CHAP)"),
+                            format!("in sarsen a target has one, {first}; set that secret at this initiator"),
                         ),
                         _ => group.own = Some(own),
                     }
@@ -277,7 +278,7 @@ fn take_global(draft: &mut Draft, global: &Section, accounts: &Accounts) {
 fn is_unknown(draft: &mut Draft, setting: &Setting, taken: &[&str]) -> bool {
     let is_in = |keys: &[&str]| keys.iter().any(|key| setting.key.eq_ignore_ascii_case(key));
     if is_in(&NEGOTIATED) {
-        let remedy = "sarsen negotiates what both sides can; [limits] say what it takes";
+        let remedy = "sarsen negotiates what both sides support, within [limits]";
         draft.note(&setting.place, setting.reported(), remedy);
         return false;
     }
@@ -292,7 +293,7 @@ fn take_unit(
     accounts: &Accounts,
 ) {
     let Some(name) = unit.word("TargetName", 0) else {
-        draft.lose(&unit.place, format!("[{}]", unit.name), "it has no TargetName: left out");
+        draft.lose(&unit.place, format!("[{}]", unit.name), "it has no TargetName; omitted");
         return;
     };
     let lower = name.to_ascii_lowercase();
@@ -316,7 +317,7 @@ fn take_unit(
         let find = |name: &str| sections.iter().find(|section| section.is(name));
         let (Some(portals), Some(initiators)) = (find(mapping.word(0)), find(mapping.word(1)))
         else {
-            let remedy = "there is no such portal group, or no such initiator group: left out";
+            let remedy = "the portal group or the initiator group does not exist; omitted";
             draft.lose(&mapping.place, mapping.reported(), remedy);
             continue;
         };
@@ -332,7 +333,8 @@ fn take_unit(
         draft.lose(
             &unit.place,
             "initiator groups of single portal groups",
-            "a target has the same rules at all its portals: only who got in through each of them is let in",
+            "in sarsen a target has the same rules at all portals: only initiators that were permitted at each of \
+             them are permitted",
         );
     }
     let rules = common_rules(&lists);
@@ -343,7 +345,7 @@ fn take_unit(
     if unit.word("UnitOnline", 0).is_some_and(|online| !online.eq_ignore_ascii_case("Yes")) {
         target.is_closed = true;
         target.target.allow.clear();
-        let remedy = "nobody is let in: add rules for who is to be";
+        let remedy = "all initiators are refused; add rules";
         draft.lose(&unit.place, format!("{name} is offline"), remedy);
     }
     take_proof(draft, unit, &mut target, accounts);
@@ -393,8 +395,8 @@ fn take_initiators(draft: &mut Draft, group: &Section, target: &mut TargetDraft)
                 target.leaves_out = true;
                 draft.lose(
                     place,
-                    format!("InitiatorName {name}, which is not let in"),
-                    "rules here let in: who is not to be let in is in none of them",
+                    format!("InitiatorName {name}, which is refused"),
+                    "sarsen's rules permit; an initiator without a rule is refused",
                 );
             }
             None if is_all(name) => names.push(None),
@@ -431,8 +433,8 @@ fn take_proof(draft: &mut Draft, unit: &Section, target: &mut TargetDraft, accou
         if !has("none") && group.is_some() {
             draft.note(
                 &unit.place,
-                "AuthMethod Auto, which takes CHAP from who offers it and lets in everybody",
-                "everybody is let in, without CHAP: set the target's chap to demand it",
+                "AuthMethod Auto, which makes CHAP optional",
+                "every initiator is permitted without CHAP; set the target's chap to require it",
             );
         }
         return;
@@ -444,7 +446,8 @@ fn take_proof(draft: &mut Draft, unit: &Section, target: &mut TargetDraft, accou
         draft.lose(
             &unit.place,
             format!("CHAP of {}", target.target.name),
-            "its accounts could not be carried: nobody is let in; add accounts, the target's chap and rules",
+            "its accounts could not be imported; all initiators are refused; add accounts, the target's chap and \
+             rules",
         );
         return;
     };
@@ -453,8 +456,8 @@ fn take_proof(draft: &mut Draft, unit: &Section, target: &mut TargetDraft, accou
     if has("mutual") {
         draft.note(
             &unit.place,
-            "AuthMethod Mutual, which initiators had to ask for",
-            "who asks the target to prove who it is gets its proof; who does not is let in, too",
+            "AuthMethod Mutual, which requires mutual CHAP",
+            "mutual CHAP is possible, but not required",
         );
     }
 }
@@ -494,7 +497,7 @@ fn take_lun(
                 draft.lose(
                     &place,
                     storage.reported(),
-                    "the size of the file is taken: is it the same?",
+                    "the size of the file is used; check that it is the same",
                 );
             }
             let is_device = storage.word(1).starts_with("/dev/");
@@ -503,7 +506,7 @@ fn take_lun(
             Volume { store: "file".into(), path, size, ..Volume::default() }
         }
         ("pass", "device") => {
-            let remedy = "commands go to its generic device: write that as path, such as /dev/sg3";
+            let remedy = "sarsen uses its generic device; write that as path, such as /dev/sg3";
             draft.lose(&place, storage.reported(), remedy);
             let path = Some(storage.word(1).to_owned());
             Volume { store: "sg".into(), path, ..Volume::default() }
@@ -516,8 +519,7 @@ fn take_lun(
             draft.lose(
                 &place,
                 storage.reported(),
-                "sarsen serves disks and CDs of files and block devices, and real \
-                SCSI devices as they are: left out",
+                "sarsen serves disks and CDs of files and block devices, and real SCSI devices; omitted",
             );
             return None;
         }
@@ -530,8 +532,7 @@ fn take_lun(
             draft.lose(
                 &place,
                 what,
-                "sarsen has blocks of 512 or 4096 bytes: left out; copy its files to a \
-                volume of one of these",
+                "sarsen has blocks of 512 or 4096 bytes; omitted; copy its files to a volume of one of these",
             );
             return None;
         }

@@ -14,7 +14,7 @@ pub(super) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// None for what is no object.
+    /// None for a value that is not an object.
     pub(super) fn of(value: &'a Value, place: String) -> Option<Self> {
         value.as_object().map(|map| Self { map, place, taken: BTreeSet::new() })
     }
@@ -52,12 +52,16 @@ impl<'a> Fields<'a> {
         self.take(key).and_then(|value| Self::of(value, place))
     }
 
-    /// The objects of a list within; what is no object is told of.
+    /// The objects of a list within; a value that is not an object is told of.
     pub(super) fn list(&mut self, draft: &mut Draft, key: &str) -> Vec<Self> {
         let place = format!("{}.{key}", self.place);
         let Some(value) = self.take(key) else { return Vec::new() };
         let Some(list) = value.as_array() else {
-            draft.lose(&place, "what is no list", "it is left out: mend it and import again");
+            draft.lose(
+                &place,
+                "a value that is not a list",
+                "it is omitted; correct it and import again",
+            );
             return Vec::new();
         };
         let mut objects = Vec::new();
@@ -67,8 +71,8 @@ impl<'a> Fields<'a> {
                 Some(fields) => objects.push(fields),
                 None => draft.lose(
                     &place,
-                    "what is no object",
-                    "it is left out: mend it and import again",
+                    "a value that is not an object",
+                    "it is omitted; correct it and import again",
                 ),
             }
         }

@@ -61,12 +61,13 @@ pub(super) fn import(path: &Path, text: &str) -> Result<Imported, ImportError> {
     let value = serde_json::from_str(text).map_err(|error| {
         ImportError::new(
             format!("{}:{}", path.display(), error.line()),
-            format!("{error}: is it a saveconfig.json?"),
+            format!("{error}; check that the file is a saveconfig.json"),
         )
     })?;
     let file = path.display().to_string();
-    let mut root = Fields::of(&value, file.clone())
-        .ok_or_else(|| ImportError::new(&file, "this is no object: is it a saveconfig.json?"))?;
+    let mut root = Fields::of(&value, file.clone()).ok_or_else(|| {
+        ImportError::new(&file, "this is not an object; check that the file is a saveconfig.json")
+    })?;
     let mut draft = Draft::default();
     let mut stores = BTreeMap::new();
     for store in root.list(&mut draft, "storage_objects") {
@@ -146,8 +147,8 @@ fn take_store(draft: &mut Draft, mut fields: Fields<'_>, stores: &mut Stores) {
             draft.lose(
                 &place,
                 what,
-                "sarsen serves files, block devices, memory and SCSI devices: attach \
-                what it stands for as one of these and add a volume",
+                "sarsen serves files, block devices, memory and SCSI devices: attach its storage as one of these, \
+                 and add a volume",
             );
             return;
         }
@@ -160,7 +161,7 @@ fn take_store(draft: &mut Draft, mut fields: Fields<'_>, stores: &mut Stores) {
         draft.lose(
             &place,
             format!("backstore {plugin}/{name}"),
-            "it names no dev, or no size: left out",
+            "it has no dev or no size; omitted",
         );
         return;
     }
@@ -195,8 +196,8 @@ fn identify(
         draft.lose(
             place,
             "a backstore without wwn",
-            "the kernel made its serial number at each start, and so sarsen makes a new one: clients that \
-             know the disk by it find another; set serial and naa to keep one",
+            "the kernel created a serial number at each start, and sarsen creates a new one; set serial and naa \
+             if clients need the old one",
         );
         return;
     };
@@ -243,8 +244,7 @@ fn take_attributes(
             draft.lose(
                 &place,
                 what,
-                "sarsen has blocks of 512 or 4096 bytes: left out; copy its files to a \
-                volume of one of these",
+                "sarsen has blocks of 512 or 4096 bytes; omitted; copy its files to a volume of one of these",
             );
             return BackstoreSupport::No;
         }
@@ -256,8 +256,12 @@ fn take_attributes(
     }
     if let Some(kind @ 1..) = attributes.number("pi_prot_type") {
         let what = format!("pi_prot_type = {kind}");
-        draft.lose(&place, what, "the kernel keeps protection information in a file of its own, which sarsen \
-            does not read: the volume has none; give it protection and copy its blocks to have some again");
+        draft.lose(
+            &place,
+            what,
+            "sarsen cannot read the kernel's file of protection information; the volume has \
+                                  none; set protection and copy its blocks to create it again",
+        );
     }
     for (key, usual) in ABILITIES {
         if let Some(value) = attributes.text(key).filter(|value| value != usual)
@@ -292,7 +296,7 @@ fn take_groups(draft: &mut Draft, groups: Vec<Fields<'_>>) -> BTreeMap<String, P
             Some(14) => "offline",
             Some(other) => {
                 let what = format!("the access state {other} of {name}");
-                draft.lose(&group.place, what, "sarsen has no such state: optimized here");
+                draft.lose(&group.place, what, "sarsen has no such state; optimized is used");
                 "optimized"
             }
         };
@@ -301,7 +305,7 @@ fn take_groups(draft: &mut Draft, groups: Vec<Fields<'_>>) -> BTreeMap<String, P
             Some(1) => true,
             Some(other) => {
                 let what = format!("alua_access_type {other} of {name}");
-                draft.lose(&group.place, what, "sarsen supports 1 and 3: 3 here");
+                draft.lose(&group.place, what, "sarsen supports 1 and 3; 3 is used");
                 false
             }
         };
@@ -357,7 +361,7 @@ fn take_target(draft: &mut Draft, mut fields: Fields<'_>, stores: &Stores) {
     let fabric = fields.text("fabric").unwrap_or_default();
     if fabric != "iscsi" {
         let what = format!("target {name} of {fabric}");
-        draft.lose(&place, what, "sarsen speaks iSCSI alone: left out");
+        draft.lose(&place, what, "sarsen only serves iSCSI; omitted");
         return;
     }
     let mut target = TargetDraft::new(&place, &name);
@@ -382,7 +386,7 @@ fn take_target(draft: &mut Draft, mut fields: Fields<'_>, stores: &Stores) {
         draft.lose(
             &place,
             what,
-            "a target has one rule for all its groups here: CHAP in all of them",
+            "in sarsen a target has the same rule in all groups; CHAP is required in all of them",
         );
     }
     let (mut ways, mut showings) = (Vec::new(), Vec::new());
@@ -397,7 +401,7 @@ fn take_target(draft: &mut Draft, mut fields: Fields<'_>, stores: &Stores) {
                     draft.lose(
                         &portal.place,
                         what,
-                        "sarsen speaks iSCSI over TCP: clients need that",
+                        "sarsen only serves iSCSI over TCP; clients must use it",
                     );
                 }
             }
@@ -423,24 +427,24 @@ fn join(
 ) -> Vec<DraftRule> {
     let mut showings = Vec::new();
     let who = |initiator: &Option<String>| {
-        initiator.clone().unwrap_or_else(|| "who has no rule of his own".to_owned())
+        initiator.clone().unwrap_or_else(|| "initiators without a rule".to_owned())
     };
     for common in common_showings(groups) {
         match common {
             Common::Same(showing) => showings.push(showing),
             Common::Less(showing) => {
                 let what =
-                    format!("what {} finds at single portal groups", who(&showing.rule.initiator));
-                let remedy = "a target has the same rules at all its portals: he finds what he found at each of them, \
-                              and may write what he might at each";
+                    format!("the LUNs of {} at single portal groups", who(&showing.rule.initiator));
+                let remedy = "in sarsen a target has the same rules at all portals; the initiator sees the LUNs \
+                              that it saw at each of them, and may write where it could at each";
                 draft.lose(&showing.place, what, remedy);
                 showings.push(showing);
             }
             Common::Nobody { place, initiator } => {
                 let what = format!("{} at single portal groups", who(&initiator));
-                let remedy = "a target has the same rules at all its portals, and another portal group does not let \
-                              him in, or asks for another account: he is not let in; add a rule if he may come \
-                              through all of them";
+                let remedy = "in sarsen a target has the same rules at all portals, and another portal group \
+                              refuses the initiator or requires another account; the initiator is refused; add a \
+                    rule if it may use all portals";
                 draft.lose(&place, what, remedy);
                 target.leaves_out |= initiator.is_some();
             }
@@ -479,7 +483,7 @@ fn take_units(
             draft.lose(
                 &place,
                 format!("LUN {index} of {path}"),
-                "that backstore was not carried: left out",
+                "that backstore was not imported; omitted",
             );
             continue;
         };
@@ -493,7 +497,7 @@ fn take_units(
     }
     if states.values().collect::<BTreeSet<_>>().len() > 1 {
         let what = format!("different access states of LUNs in portal group {tag}");
-        let remedy = "a target has one for each group here: that of the lowest LUN is taken";
+        let remedy = "in sarsen a target has one for each group; that of the lowest LUN is used";
         draft.lose(&group.place, what, remedy);
     }
     if let Some((_, lowest)) = states.first_key_value() {
@@ -527,7 +531,7 @@ fn take_parameters(draft: &mut Draft, group: &mut Fields<'_>, target: &mut Targe
             draft.note(
                 &parameters.place,
                 format!("{key} = {value}"),
-                "sarsen negotiates what both sides can; [limits] say what it takes",
+                "sarsen negotiates what both sides support, within [limits]",
             );
         }
     }
@@ -615,7 +619,7 @@ fn take_access(
             draft.note(
                 &place,
                 "demo mode with CHAP and no account",
-                "nobody could log in by it: left out",
+                "no initiator could use it; omitted",
             );
             return showings;
         }
@@ -670,7 +674,7 @@ fn take_acl(
             _ => draft.lose(
                 &mapped.place,
                 format!("LUN {index} of {name}"),
-                "what it stands for was not carried: the initiator does not find it",
+                "its backstore was not imported; the initiator does not see it",
             ),
         }
         mapped.finish(draft);
@@ -692,7 +696,7 @@ fn take_acl(
         (true, Some(None)) => return None,
         (true, None) => {
             let what = format!("{name} without an account, where CHAP is wanted");
-            draft.note(&place, what, "it could not log in: left out");
+            draft.note(&place, what, "it could not log in; omitted");
             return None;
         }
     };

@@ -146,7 +146,7 @@ pub fn import(
     }?;
     if imported.document.target.is_empty() && imported.document.volume.is_empty() {
         let mut message =
-            format!("neither a target nor a volume comes of it: is it {}?", origin.file());
+            format!("it has neither a target nor a volume; check that it is {}", origin.file());
         let lost = imported.complaints.iter().filter(|one| one.weight == Weight::Loss);
         lost.take(REASONS).for_each(|one| message += &format!("\n  {one}"));
         return Err(ImportError::new(path.display().to_string(), message));
@@ -159,7 +159,7 @@ fn shown_key(key: &str) -> &str {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
     match (1..=LONGEST_KEY).contains(&key.len()) && key.bytes().all(allowed) {
         true => key,
-        false => "what is no key",
+        false => "an invalid key",
     }
 }
 

@@ -91,7 +91,7 @@ pub(super) fn import(path: &Path, text: &str) -> Result<Imported, ImportError> {
             "copy_manager" | "scst_local" => {}
             other => {
                 let what = format!("the target driver {other}");
-                draft.lose(&driver.place, what, "sarsen speaks iSCSI alone: clients need that");
+                draft.lose(&driver.place, what, "sarsen only serves iSCSI; clients must use it");
             }
         }
     }
@@ -101,14 +101,14 @@ pub(super) fn import(path: &Path, text: &str) -> Result<Imported, ImportError> {
             draft.pass_over(&node.place, &node.key);
         }
     }
-    const WHERE: &str = "where iscsi-scstd listens, which is on its command line";
+    const WHERE: &str = "the addresses of iscsi-scstd, which are on its command line";
     let file = path.display().to_string();
     let targets = root.iter().flat_map(|driver| driver.within("TARGET"));
     if targets.flat_map(|target| target.within("allowed_portal")).next().is_none() {
         draft.assume_portals(&file, WHERE);
     } else {
         let remedy =
-            "0.0.0.0:3260 here, and each allowed_portal: write other addresses as [[portal]]";
+            "0.0.0.0:3260 and each allowed_portal are used; write other addresses as [[portal]]";
         draft.note(&file, WHERE, remedy);
     }
     Ok(draft.finish())
@@ -159,9 +159,9 @@ fn parse(path: &Path, text: &str) -> Result<Vec<Node>, ImportError> {
         let place = format!("{}:{number}", path.display());
         let mut words = words(line).map_err(|message| ImportError::new(&place, message))?;
         if words == ["}"] {
-            let node = open.pop().ok_or_else(|| {
-                ImportError::new(&place, "} ends what has not begun: take it out")
-            })?;
+            let node = open
+                .pop()
+                .ok_or_else(|| ImportError::new(&place, "} without a section; remove it"))?;
             open.last_mut().map_or(&mut done, |node| &mut node.nodes).push(node);
             continue;
         }
@@ -288,7 +288,7 @@ fn take_device(draft: &mut Draft, handler: &str, device: &Node, setup_id: u32) -
         }
     };
     if volume.path.is_none() && volume.store != "null" {
-        draft.lose(place, format!("device {name}"), "it names no filename: left out");
+        draft.lose(place, format!("device {name}"), "it has no filename; omitted");
         return None;
     }
     match device.attribute("blocksize") {
@@ -300,8 +300,7 @@ fn take_device(draft: &mut Draft, handler: &str, device: &Node, setup_id: u32) -
             draft.lose(
                 place,
                 what,
-                "sarsen has blocks of 512 or 4096 bytes: left out; copy its files to a \
-                volume of one of these",
+                "sarsen has blocks of 512 or 4096 bytes; omitted; copy its files to a volume of one of these",
             );
             return None;
         }
@@ -342,13 +341,13 @@ fn take_rest(draft: &mut Draft, device: &Node) {
             "scsi_device_name" | "inq_vend_specific" => draft.lose(
                 &node.place,
                 node.reported(),
-                "sarsen says nothing of that kind to clients: few look at it",
+                "sarsen does not report this to clients; few of them use it",
             ),
             _ if key.starts_with("dif_") => draft.lose(
                 &node.place,
                 node.reported(),
-                "SCST keeps protection information in a file of its own, which sarsen does not read: the volume \
-                 has none; give it protection and copy its blocks to have some again",
+                "sarsen cannot read SCST's file of protection information; the volume has none; set protection \
+                 and copy its blocks to create it again",
             ),
             _ => draft.pass_over(&node.place, &node.key),
         }
@@ -393,9 +392,9 @@ fn identify(draft: &mut Draft, handler: &str, device: &Node, volume: &mut Volume
     if device.attribute("t10_dev_id").is_none() && device.attribute("naa_id").is_none() {
         draft.note(
             &device.place,
-            format!("the identity of device {name}, which the file does not say"),
-            "as SCST 3.11 makes it of the name and setup_id; older ones differ: compare with what `sg_inq -p \
-             di` shows on a client",
+            format!("the identity of device {name}, which the file does not have"),
+            "derived from the name and setup_id as in SCST 3.11; compare it with `sg_inq -p di` on a client, \
+             since older versions differ",
         );
     }
 }
@@ -415,7 +414,7 @@ fn take_groups(draft: &mut Draft, root: &[Node]) -> States {
                 Some("offline") => "offline",
                 Some(other) => {
                     let what = format!("the access state {other}");
-                    draft.lose(&group.place, what, "sarsen has no such state: optimized here");
+                    draft.lose(&group.place, what, "sarsen has no such state; optimized is used");
                     "optimized"
                 }
             };
@@ -424,7 +423,11 @@ fn take_groups(draft: &mut Draft, root: &[Node]) -> States {
                 let own = states.entry(target.value().to_owned()).or_insert((state, preferred));
                 if *own != (state, preferred) {
                     let what = format!("different access states of devices in {}", target.value());
-                    draft.lose(&target.place, what, "a target has one here: the first is taken");
+                    draft.lose(
+                        &target.place,
+                        what,
+                        "in sarsen a target has one; the first is used",
+                    );
                 }
             }
         }
@@ -440,7 +443,7 @@ fn take_driver(draft: &mut Draft, driver: &Node, devices: &Devices, states: &Sta
             "TARGET" if is_enabled => take_target(draft, node, devices, states),
             "TARGET" => {
                 let what = format!("target {} while iSCSI was not enabled", node.value());
-                draft.note(&node.place, what, "left out: nobody could log in to it");
+                draft.note(&node.place, what, "omitted: no initiator could log in to it");
             }
             "IncomingUser" => {
                 let account = take_account(draft, node);
@@ -454,7 +457,7 @@ fn take_driver(draft: &mut Draft, driver: &Node, devices: &Devices, states: &Sta
             "iSNSServer" => draft.lose(
                 &node.place,
                 node.reported(),
-                "start sarsen with --isns SERVER[:PORT]; who may log in is said by rules",
+                "start sarsen with --isns SERVER[:PORT]; access is controlled by rules",
             ),
             "enabled" => {}
             _ => draft.pass_over(&node.place, &node.key),
@@ -494,7 +497,7 @@ fn take_target(draft: &mut Draft, node: &Node, devices: &Devices, states: &State
             key if NEGOTIATED.contains(&key) => draft.note(
                 &attribute.place,
                 attribute.reported(),
-                "sarsen negotiates what both sides can; [limits] say what it takes",
+                "sarsen negotiates what both sides support, within [limits]",
             ),
             _ => draft.pass_over(&attribute.place, &attribute.key),
         }
@@ -519,7 +522,7 @@ fn take_target(draft: &mut Draft, node: &Node, devices: &Devices, states: &State
         draft.reach(&portal.place, index, 1, &address);
     }
     for portal in portals.iter().filter(|portal| !exact(portal)) {
-        let remedy = "write the addresses that it stands for as [[portal]], and their group into the target's groups";
+        let remedy = "write the addresses that it means as [[portal]], and their group into the target's groups";
         draft.lose(&portal.place, portal.reported(), remedy);
     }
     if portals.is_empty() {
@@ -548,7 +551,7 @@ fn take_units(
             draft.lose(
                 &lun.place,
                 what,
-                "that device was not carried, or that is no LUN: left out",
+                "that device was not imported, or the LUN is invalid; omitted",
             );
             continue;
         };
@@ -566,7 +569,7 @@ fn take_units(
         }
         if units.volumes.values().any(|shown| shown == volume) {
             let what = format!("device {device} as LUN {number}, too");
-            draft.lose(&lun.place, what, "an initiator finds a volume under one number here");
+            draft.lose(&lun.place, what, "in sarsen an initiator sees a volume at one LUN");
             continue;
         }
         units.volumes.insert(number, volume.clone());
@@ -619,8 +622,7 @@ fn take_initiator(draft: &mut Draft, node: &Node, name: &str, by_portal: bool) -
         _ => None,
     };
     if anywhere.is_none() {
-        let remedy =
-            "rules here are about initiators, whichever portal they come through: it is not let in";
+        let remedy = "in sarsen rules apply to initiators at all portals; it is refused";
         draft.lose(&node.place, format!("the initiator {name}"), remedy);
     }
     draft.initiators(&node.place, anywhere?)

@@ -26,7 +26,7 @@ fn covers(wide: &Rule, narrow: &Rule) -> bool {
         && covers(&wide.account, &narrow.account)
 }
 
-/// What becomes of an initiator, or of everybody who has no rule of his own.
+/// What becomes of an initiator, or of everybody initiators without a rule.
 pub(super) enum Common {
     /// He is shown the same through all portal groups.
     Same(DraftRule),

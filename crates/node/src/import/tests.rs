@@ -126,13 +126,13 @@ fn a_file_of_another_kind_is_no_empty_configuration() {
         (
             Origin::Tgt,
             sample("saveconfig.json"),
-            "x: neither a target nor a volume comes of it: is it a targets.conf?",
+            "x: it has neither a target nor a volume; check that it is a targets.conf",
         ),
-        (Origin::Tgt, "", "is it a targets.conf?"),
-        (Origin::Lio, "{}", "is it a saveconfig.json?"),
-        (Origin::Scst, "", "is it an scst.conf?"),
-        (Origin::Ctld, sample("targets.conf"), "is it a ctl.conf?"),
-        (Origin::Istgt, "[Global]\n", "is it an istgt.conf?"),
+        (Origin::Tgt, "", "check that it is a targets.conf"),
+        (Origin::Lio, "{}", "check that it is a saveconfig.json"),
+        (Origin::Scst, "", "check that it is an scst.conf"),
+        (Origin::Ctld, sample("targets.conf"), "check that it is a ctl.conf"),
+        (Origin::Istgt, "[Global]\n", "check that it is an istgt.conf"),
     ] {
         let error = import(origin, Path::new("x"), text, &files()).expect_err(reported).to_string();
         assert!(error.contains(reported), "{error}");
@@ -146,11 +146,11 @@ fn a_file_of_another_kind_is_no_empty_configuration() {
 #[test]
 fn what_may_have_kept_somebody_out_is_lost_where_its_key_is_misspelt() {
     let imported = tgt("incomminguser web secretpass12\n");
-    assert_reported(&imported, Weight::Loss, "x:3", "incomminguser: nothing is known");
+    assert_reported(&imported, Weight::Loss, "x:3", "incomminguser: unknown key");
     let imported = tgt("<backing-store /srv/b>\nscsi_sm SN\n</backing-store>\n");
-    assert_reported(&imported, Weight::Loss, "x:4", "scsi_sm: nothing is known");
+    assert_reported(&imported, Weight::Loss, "x:4", "scsi_sm: unknown key");
     let imported = ctld("auth-group g {\nchapp web secretpass12\n}\n", "auth-group g\n");
-    assert_reported(&imported, Weight::Loss, "x:2", "chapp: nothing is known");
+    assert_reported(&imported, Weight::Loss, "x:2", "chapp: unknown key");
 }
 
 #[test]
@@ -305,7 +305,7 @@ fn scst_shows_groups_what_they_saw() {
         &imported,
         Weight::Loss,
         "scst.conf:61",
-        "a volume is in one target at one LUN here",
+        "in sarsen a volume has one LUN of one target",
     );
     assert_reported(&imported, Weight::Loss, "scst.conf:29", "device 1:0:0:0");
     assert_reported(&imported, Weight::Loss, "scst.conf:67", "qla2x00t");
@@ -377,14 +377,14 @@ fn istgt_brings_names_serials_and_the_accounts_of_its_other_file() {
 fn what_is_no_configuration_is_told_with_file_and_line() {
     for (origin, text, reported) in [
         (Origin::Lio, "{\n\"targets\": [}", "x:2: "),
-        (Origin::Lio, "[]", "x: this is no object"),
+        (Origin::Lio, "[]", "x: this is not an object"),
         (Origin::Tgt, "\n<target a>\nlun 1\n", "x:2: <target> does not end: add </target>"),
         (Origin::Tgt, "<target a>\n</backing-store>\n", "x:2: </backing-store> ends <target>"),
         (Origin::Tgt, "</target>\n", "x:1: </target> ends what has not begun"),
         (Origin::Tgt, "include none.conf\n", "x:1: cannot read none.conf"),
         (Origin::Tgt, "include loop.conf\n", "loop.conf:1: files include each other"),
         (Origin::Scst, "HANDLER a {\n", "x:1: the section HANDLER does not end"),
-        (Origin::Scst, "a\n}\n", "x:2: } ends what has not begun"),
+        (Origin::Scst, "a\n}\n", "x:2: } without a section"),
         (Origin::Scst, "IncomingUser \"joe\n", "x:1: a quoted text does not end"),
         (Origin::Ctld, "target a {\nlun 0 {\n}\n", "x:1: the section target does not end"),
         (Origin::Ctld, "listen = [ a\n", "x:1: the list of listen does not end"),
@@ -597,7 +597,7 @@ fn portal_groups_of_lio_let_in_whom_each_does_to_what_each_shows() {
     let [rule] = &target(&imported, ":a").allow[..] else { panic!("{imported:#?}") };
     assert_eq!((rule.initiator.as_deref(), rule.read_only), (Some(A), false));
     assert_eq!(rule.luns, Some(ShownLuns::Numbers(vec![0])));
-    assert_reported(&imported, Weight::Loss, "node_acls[0]", "finds at single portal groups");
+    assert_reported(&imported, Weight::Loss, "node_acls[0]", "at single portal groups");
     assert_reported(
         &imported,
         Weight::Loss,
@@ -613,7 +613,7 @@ fn portal_groups_of_lio_let_in_whom_each_does_to_what_each_shows() {
     let imported = lio([group(1, &[]), group(0, &[&one])], none());
     let allow = &target(&imported, ":a").allow;
     assert_eq!((allow.len(), allow[0].initiator.as_deref()), (1, Some(A)), "{allow:#?}");
-    assert_reported(&imported, Weight::Loss, "tpgs[0]", "who has no rule of his own");
+    assert_reported(&imported, Weight::Loss, "tpgs[0]", "initiators without a rule");
     // Nor does that of a group that nobody enabled close anything.
     let mut off = group(0, &[]);
     off["enable"] = false.into();
@@ -626,7 +626,7 @@ fn who_had_rules_that_cannot_be_here_is_not_let_in_with_all_others() {
     let groups = [group(1, &[&bad]), group(1, &[&bad])];
     let imported = lio(groups, serde_json::json!({"name": "iscsi"}));
     assert_eq!(target(&imported, ":a").allow, [denied()]);
-    assert_reported(&imported, Weight::Loss, "targets[0]", "who else gets in");
+    assert_reported(&imported, Weight::Loss, "targets[0]", "the other initiators");
 }
 
 #[test]

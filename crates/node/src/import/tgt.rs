@@ -77,7 +77,7 @@ pub(super) fn import(path: &Path, text: &str, files: &dyn Files) -> Result<Impor
     let items = apache::parse(path, text, files)?;
     let mut draft = Draft::default();
     let file = path.display().to_string();
-    draft.assume_portals(&file, "where tgtd listens, which is on its command line");
+    draft.assume_portals(&file, "the addresses of tgtd, which are on its command line");
     let mut targets: BTreeMap<String, (String, Vec<Item>)> = BTreeMap::new();
     let mut driver = "iscsi".to_owned();
     for item in items {
@@ -122,7 +122,7 @@ fn take_global(draft: &mut Draft, item: &Item) {
             draft.lose(
                 place,
                 what,
-                "start sarsen with --isns SERVER[:PORT]; who may log in is said by rules",
+                "start sarsen with --isns SERVER[:PORT]; access is controlled by rules",
             );
         }
         key if OF_THE_TOOL.contains(&key) => {}
@@ -159,7 +159,7 @@ fn take_target(
     let driver = items.iter().rfind(|item| item.key == "driver").map_or(driver, |item| &item.value);
     if driver != "iscsi" {
         let what = format!("target {name} of the driver {driver}");
-        draft.lose(place, what, "sarsen speaks iSCSI over TCP: clients need that");
+        draft.lose(place, what, "sarsen only serves iSCSI over TCP; clients must use it");
     }
     let mut target = TargetDraft::new(place, name);
     take_stores(draft, &mut target, items, number);
@@ -178,7 +178,7 @@ fn take_target(
                 draft.note(
                     &item.place,
                     "a second outgoinguser",
-                    "tgt-admin used the first, as it is here",
+                    "the first is used, as tgt-admin does",
                 );
             }
             "outgoinguser" => target.target.own_account = take_account(draft, item),
@@ -190,15 +190,11 @@ fn take_target(
             key if NEGOTIATED.contains(&key) => draft.note(
                 &item.place,
                 reported(item),
-                "sarsen negotiates what both sides can; [limits] say what it takes",
+                "sarsen negotiates what both sides support, within [limits]",
             ),
             "state" if item.value != "ready" => {
                 is_offline = true;
-                draft.lose(
-                    &item.place,
-                    reported(item),
-                    "nobody is let in: add rules for who is to be",
-                );
+                draft.lose(&item.place, reported(item), "all initiators are refused; add rules");
             }
             _ => draft.miss(&item.place, &item.key),
         }
@@ -223,7 +219,7 @@ fn take_rules(draft: &mut Draft, target: &mut TargetDraft, addresses: &[&Item], 
         draft.lose(
             &first.place,
             "initiator-name without initiator-address",
-            "tgt-admin lets in everybody then; here only these names are",
+            "tgt-admin permits every initiator then; sarsen permits only these names",
         );
     }
     for item in addresses {
@@ -325,7 +321,7 @@ fn take_store(
     lun: u64,
 ) -> Option<String> {
     if settings.value("online") == Some("0") {
-        let remedy = "left out: take that line out, and import again, to have it";
+        let remedy = "omitted; to import it, remove that line and import again";
         draft.lose(store.place, format!("{} is offline", store.path), remedy);
         return None;
     }
@@ -348,8 +344,7 @@ fn take_store(
                 draft.lose(
                     store.place,
                     what,
-                    "sarsen has blocks of 512 or 4096 bytes: left out; copy its \
-                    files to a volume of one of these",
+                    "sarsen has blocks of 512 or 4096 bytes; omitted; copy its files to a volume of one of these",
                 );
                 return None;
             }
@@ -375,8 +370,8 @@ fn kind_of(draft: &mut Draft, store: &Store<'_>, settings: &Settings<'_>) -> Opt
             draft.lose(
                 store.place,
                 what,
-                "sarsen serves disks and CDs of files and block devices, and real SCSI \
-                devices (also tapes and changers) as they are: left out",
+                "sarsen serves disks and CDs of files and block devices, and real SCSI devices (also tapes and \
+                 changers); omitted",
             );
             None
         }
@@ -401,14 +396,14 @@ fn take_hints(draft: &mut Draft, store: &Store<'_>, settings: &Settings<'_>) {
         draft.note(
             &item.place,
             reported(item),
-            "sarsen tells clients what the file or device can: mode pages, sense data and alignment are its own",
+            "sarsen reports the properties of the file or device; mode pages, sense data and alignment are its own",
         );
     }
     if let Some(item) = settings.item("path") {
         draft.lose(
             &item.place,
             reported(item),
-            format!("the path is {} here: change it", store.path),
+            format!("the path is {} in sarsen; change it", store.path),
         );
     }
     let known =

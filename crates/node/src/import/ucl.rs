@@ -54,7 +54,7 @@ fn parse_at(
         let place = path.display().to_string();
         return Err(ImportError::new(
             place,
-            "files include each other without end: take the include out",
+            "files include each other endlessly; remove the include",
         ));
     }
     let tokens = tokens(path, text)?;
@@ -62,7 +62,7 @@ fn parse_at(
     let nodes = parser.nodes(0)?;
     match parser.peek() {
         None => Ok(nodes),
-        Some((_, place)) => Err(ImportError::new(place, "} ends what has not begun: take it out")),
+        Some((_, place)) => Err(ImportError::new(place, "} without a section; remove it")),
     }
 }
 
@@ -234,7 +234,7 @@ impl<'a> Parser<'a> {
             (node.key, node.place) = (key.clone(), place.clone());
         }
         if depth == DEEPEST {
-            return Err(ImportError::new(node.place, "sections within sections without end"));
+            return Err(ImportError::new(node.place, "too many nested sections"));
         }
         loop {
             match self.peek() {

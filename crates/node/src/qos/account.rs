@@ -1,4 +1,4 @@
-//! What a volume, or a host, has used and may use.
+//! The account of a volume or a host: its rates, its weight, and what it has used of them.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,19 +7,19 @@ use std::time::{Duration, Instant};
 use sarsen_io::time;
 
 use super::bucket::{Bucket, Ticket};
-use crate::config::{DEFAULT_SHARE, QosConfig};
+use crate::config::{DEFAULT_WEIGHT, QosConfig};
 
-/// The minimum of so long goes ahead in one go.
-const MINIMUM_BURST: Duration = Duration::from_millis(10);
-/// What one command of the least weight moves a tag by, at the default share.
-const TAG_STEP: u64 = DEFAULT_SHARE << 10;
+/// The burst window of a reserved rate.
+const RESERVED_BURST: Duration = Duration::from_millis(10);
+/// By how much a command of one unit advances the tag of an account with the default weight.
+const TAG_STEP: u64 = DEFAULT_WEIGHT << 10;
 
-/// See the module. Its lock is held for some additions, by those alone that are limited.
+/// See the module. Its lock is held for a few additions, and only for accounts with limits.
 pub(crate) struct Account {
     number: u64,
-    /// Commands have to ask.
+    /// Commands must be admitted.
     is_governed: AtomicBool,
-    /// It may not use all that it wants.
+    /// It has a maximum rate.
     is_limited: AtomicBool,
     standing: Mutex<Standing>,
 }
@@ -27,13 +27,13 @@ pub(crate) struct Account {
 struct Standing {
     commands: Bucket,
     bytes: Bucket,
-    minimum: Bucket,
-    share: u64,
-    /// The tag that it comes to by all that it has asked for.
+    reserved: Bucket,
+    weight: u64,
+    /// The start tag of its next command.
     tag: u64,
 }
 
-/// What a command takes.
+/// The cost of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cost {
     pub(crate) bytes: u64,
@@ -42,7 +42,7 @@ pub(crate) struct Cost {
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
 impl Account {
-    /// One that may use all.
+    /// Creates an account without limits.
     pub(super) fn new(now: Instant) -> Self {
         let bucket = || Bucket::new(now);
         Self {
@@ -52,8 +52,8 @@ impl Account {
             standing: Mutex::new(Standing {
                 commands: bucket(),
                 bytes: bucket(),
-                minimum: bucket(),
-                share: DEFAULT_SHARE,
+                reserved: bucket(),
+                weight: DEFAULT_WEIGHT,
                 tag: 0,
             }),
         }
@@ -63,23 +63,23 @@ impl Account {
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What holds from here on, also for what waits.
+    /// Applies rates and weight, to waiting commands as well.
     pub(super) fn set(&self, qos: &QosConfig, now: Instant) {
         self.is_limited.store(qos.has_limits(), Ordering::Relaxed);
         let mut standing = self.standing();
         standing.commands.set(qos.iops, qos.burst(), 1, now);
         standing.bytes.set(qos.bandwidth, qos.burst(), 0, now);
-        standing.minimum.set(qos.minimum_iops, MINIMUM_BURST, 1, now);
-        standing.share = qos.share.map_or(DEFAULT_SHARE, |share| share.get());
+        standing.reserved.set(qos.reserved_iops, RESERVED_BURST, 1, now);
+        standing.weight = qos.weight.map_or(DEFAULT_WEIGHT, |weight| weight.get());
     }
 
-    /// Whether its commands have to ask.
+    /// Returns whether its commands must be admitted.
     #[inline]
     pub(crate) fn is_governed(&self) -> bool {
         self.is_governed.load(Ordering::Relaxed)
     }
 
-    /// Whether it may not use all that it wants.
+    /// Returns whether it has a maximum rate.
     pub(super) fn is_limited(&self) -> bool {
         self.is_limited.load(Ordering::Relaxed)
     }
@@ -89,7 +89,7 @@ impl Account {
     }
 }
 
-/// What a command has taken of an account; dropped before it is [spent](Self::spend), it is given back.
+/// The charge of a command to an account. Dropping it before it is [spent](Self::spend) refunds it.
 pub(super) struct Charge {
     account: Arc<Account>,
     cost: Cost,
@@ -107,14 +107,14 @@ impl Charge {
         Self { account, cost, commands, bytes, is_spent: false }
     }
 
-    /// How long the command has to wait.
+    /// Returns the time that the command has to wait.
     pub(super) fn left(&self, now: Instant) -> Duration {
         let mut standing = self.account.standing();
         let commands = standing.commands.left(self.commands, now);
         commands.max(standing.bytes.left(self.bytes, now))
     }
 
-    /// The command is carried out.
+    /// Makes the charge final: the command runs.
     pub(super) fn spend(mut self) {
         self.is_spent = true;
     }
@@ -131,7 +131,7 @@ impl Drop for Charge {
     }
 }
 
-/// Those whom a command is for: its volume, and its initiator's host if that has anything to say.
+/// The accounts that a command is charged to: its volume's, and its host's if that has any.
 #[derive(Clone)]
 pub(super) struct ChargedAccounts {
     volume: Arc<Account>,
@@ -151,33 +151,32 @@ impl ChargedAccounts {
         (self.volume.number, self.host.as_ref().map_or(0, |host| host.number))
     }
 
-    /// The volume, by its number.
+    /// Returns the number of the volume's account.
     pub(super) fn volume(&self) -> u64 {
         self.volume.number
     }
 
-    /// The tag of a command: where it starts by what the volume, or the host, has asked for already,
-    /// whichever is later. Each moves on from its own start alone, or a busy volume would put its
-    /// hosts behind on all others.
-    pub(super) fn take_tag(&self, now_served: u64, weight: u64) -> u64 {
+    /// Returns the start tag of a command: the later one of its volume and its host. Each account advances from its own
+    /// tag. Otherwise a busy volume would delay its hosts' commands to all other volumes.
+    pub(super) fn take_tag(&self, now_served: u64, units: u64) -> u64 {
         let start = |account: &Arc<Account>| {
             let mut standing = account.standing();
             let start = standing.tag.max(now_served);
-            standing.tag = start + weight * TAG_STEP / standing.share;
+            standing.tag = start + units * TAG_STEP / standing.weight;
             start
         };
         self.accounts().map(start).max().unwrap_or(now_served)
     }
 
-    /// Whether one of them has not had its minimum.
-    pub(super) fn has_minimum(&self, now: Instant) -> bool {
-        self.accounts().any(|account| account.standing().minimum.has_saved(now))
+    /// Returns whether one of the accounts has some of its reserved rate left.
+    pub(super) fn has_reserved(&self, now: Instant) -> bool {
+        self.accounts().any(|account| account.standing().reserved.has_saved(now))
     }
 
-    /// A command goes: that counts for the minimum.
-    pub(super) fn take_minimum(&self, now: Instant) {
+    /// Charges a command to the reserved rates.
+    pub(super) fn take_reserved(&self, now: Instant) {
         for account in self.accounts() {
-            account.standing().minimum.take_saved(now);
+            account.standing().reserved.take_saved(now);
         }
     }
 }

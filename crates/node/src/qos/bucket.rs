@@ -1,29 +1,28 @@
-//! An allowance that comes in steadily. Whoever wants some takes it at once, if need be from what is
-//! still to come, and waits for as long as that takes: so there is an order, nobody is passed by, and
-//! time that a timer loses is not lost.
+//! A token bucket with debt. A command takes its tokens at once, from future income if necessary, and waits until that
+//! income has arrived. So commands start in order, none is passed by, and late timers lose nothing.
 
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
 const NANO: i128 = 1_000_000_000;
 
-/// See the module. Amounts are in billionths.
+/// See the module. Amounts are billionths of a token.
 #[derive(Debug)]
 pub(super) struct Bucket {
-    /// In a second; without one there is no limit.
+    /// Tokens a second. `None`: no limit.
     rate: Option<NonZeroU64>,
-    /// What is saved at most.
+    /// Maximum number of saved tokens.
     capacity: i128,
-    /// All that ever came in.
+    /// All tokens that ever arrived.
     income: i128,
-    /// What of it is gone or promised: what is above the income is still to come.
+    /// All tokens that were taken or expired. It exceeds the income by the debt.
     taken: i128,
     since: Instant,
-    /// Counts how often a limit began or ceased.
+    /// Number of times that a limit was set or removed.
     era: u64,
 }
 
-/// How much must have come in before whoever took something may go.
+/// The income that must have arrived before a command may start.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ticket {
     due: i128,
@@ -31,13 +30,12 @@ pub(super) struct Ticket {
 }
 
 impl Bucket {
-    /// Without a limit.
+    /// Creates a bucket without a limit.
     pub(super) fn new(now: Instant) -> Self {
         Self { rate: None, capacity: 0, income: 0, taken: 0, since: now, era: 0 }
     }
 
-    /// From here on there is so much in a second, of which at least `least` and at most what comes
-    /// over the time of `burst` is saved. Who waits does so by the new rate.
+    /// Sets the rate. The bucket saves the tokens of `burst`, and at least `least`. Waiting commands use the new rate.
     pub(super) fn set(
         &mut self,
         rate: Option<NonZeroU64>,
@@ -65,7 +63,7 @@ impl Bucket {
         self.since = self.since.max(now);
     }
 
-    /// Takes so much.
+    /// Takes tokens.
     pub(super) fn take(&mut self, amount: u64, now: Instant) -> Ticket {
         self.settle(now);
         if self.rate.is_some() {
@@ -74,8 +72,7 @@ impl Bucket {
         Ticket { due: self.taken, era: self.era }
     }
 
-    /// How long it takes until what was taken has come in. What was taken before the limit was set is
-    /// free to go.
+    /// Returns the time until the tokens of a ticket have arrived: none if it is older than the limit.
     pub(super) fn left(&mut self, ticket: Ticket, now: Instant) -> Duration {
         self.settle(now);
         let Some(rate) = self.rate.filter(|_| ticket.era == self.era) else {
@@ -90,7 +87,7 @@ impl Bucket {
         }
     }
 
-    /// What was taken with that ticket is not used.
+    /// Returns the tokens of a ticket to the bucket.
     pub(super) fn give_back(&mut self, ticket: Ticket, amount: u64, now: Instant) {
         self.settle(now);
         if self.rate.is_some() && ticket.era == self.era {
@@ -99,13 +96,13 @@ impl Bucket {
         }
     }
 
-    /// Whether one has come in already. Without a rate none ever does.
+    /// Returns whether a token is saved. Without a rate none ever is.
     pub(super) fn has_saved(&mut self, now: Instant) -> bool {
         self.settle(now);
         self.rate.is_some() && self.income - self.taken >= NANO
     }
 
-    /// Takes that one.
+    /// Takes a saved token, if there is one.
     pub(super) fn take_saved(&mut self, now: Instant) {
         if self.has_saved(now) {
             self.taken += NANO;

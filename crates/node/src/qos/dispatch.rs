@@ -1,10 +1,9 @@
-//! Who is served next while more is asked for than the server carries out at once. Below that nobody
-//! waits here. Above it, whoever has not had his minimum goes first; the others go by start-time fair
-//! queuing over so many places: whose share is twice another's is served twice as much, and none that
-//! waits is passed by for ever.
+//! The order of commands while more wait than the server has slots. With a free slot no command waits here. Otherwise
+//! commands within a reserved rate start first. The others follow start-time fair queuing by weight: twice the weight
+//! gets twice the service, and no command waits for ever.
 //!
-//! A store that is slow, or hangs, holds up its own volume only: no volume has all places, and what has
-//! been carried out for long takes no other's.
+//! A store that is slow or hangs delays only its own volume. No volume can use all slots, and a command that runs for
+//! long releases its slot.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,9 +15,9 @@ use tokio::sync::oneshot;
 
 use super::account::ChargedAccounts;
 
-/// What one volume leaves to others is this part of the places, and one at least.
+/// One slot of so many, and at least one, is reserved for other volumes than the one that uses the rest.
 const LEFT_TO_OTHERS: usize = 8;
-/// A command that is carried out for so long counts as one of its volume only: its store may hang.
+/// A command that runs for so long releases its slot: its store may hang.
 const LONG: Duration = Duration::from_secs(1);
 
 /// See the module.
@@ -30,16 +29,16 @@ pub(super) struct Dispatcher {
 
 #[derive(Default)]
 struct DispatcherState {
-    /// Commands that are carried out at once.
+    /// Number of slots.
     places: usize,
-    /// Those that take a place: when each was begun, and its number.
+    /// The commands that occupy a slot: start time and number of each.
     taken: BTreeSet<(Instant, u64)>,
     last_number: u64,
-    /// How many are carried out of each volume, for however long.
+    /// Number of running commands of each volume, those without a slot included.
     under_way: BTreeMap<u64, usize>,
-    /// What waits, by those whom it is for. None is empty.
+    /// The waiting commands by volume and host. No flow is empty.
     flows: BTreeMap<(u64, u64), Flow>,
-    /// The tag of what was begun last.
+    /// The start tag of the command that started last.
     now_served: u64,
 }
 
@@ -53,7 +52,7 @@ struct Waiting {
     go: oneshot::Sender<DispatchSlot>,
 }
 
-/// A command's leave to be carried out; when this is dropped, another may.
+/// The slot of a running command. Dropping it releases the slot and starts the next command.
 #[derive(Debug)]
 pub(crate) struct DispatchSlot {
     dispatcher: Option<Arc<Dispatcher>>,
@@ -68,7 +67,7 @@ impl std::fmt::Debug for Dispatcher {
 }
 
 impl DispatchSlot {
-    /// Gives it back, and lets nobody go.
+    /// Releases the slot without starting another command.
     fn forget(mut self) {
         if let Some(dispatcher) = self.dispatcher.take() {
             dispatcher.state().end(self.volume, self.begun);
@@ -95,22 +94,22 @@ impl Dispatcher {
         self.is_on.load(Ordering::Relaxed)
     }
 
-    /// From here on so many commands are carried out at once; without a number, all of them.
+    /// Sets the number of slots. `None` turns the order off.
     pub(super) fn set(self: &Arc<Self>, places: Option<usize>, now: Instant) {
         self.is_on.store(places.is_some(), Ordering::Relaxed);
         self.state().places = places.unwrap_or(usize::MAX);
         self.serve(now);
     }
 
-    /// Asks for a place for a command of that weight; gives it, or what it will come by.
+    /// Requests a slot for a command of so many units. Returns the slot, or the channel that will deliver it.
     fn enter(
         self: &Arc<Self>,
         parties: &ChargedAccounts,
-        weight: u64,
+        units: u64,
         now: Instant,
     ) -> Result<DispatchSlot, oneshot::Receiver<DispatchSlot>> {
         let mut state = self.state();
-        let tag = parties.take_tag(state.now_served, weight);
+        let tag = parties.take_tag(state.now_served, units);
         state.forget_long(now);
         if state.flows.is_empty() && state.has_room(parties, now) {
             return Ok(self.take(&mut state, parties, tag, now));
@@ -122,18 +121,18 @@ impl Dispatcher {
             .or_insert_with(|| Flow { parties: parties.clone(), queue: VecDeque::new() });
         flow.queue.push_back(Waiting { tag, go });
         drop(state);
-        // Those that were to go may have gone away meanwhile.
+        // Commands at the head of the queue may have been aborted meanwhile.
         self.serve(now);
         Err(waiting)
     }
 
-    /// The place of a command of that weight, when it has come.
+    /// Waits for a slot for a command of so many units.
     pub(super) async fn place(
         self: &Arc<Self>,
         parties: &ChargedAccounts,
-        weight: u64,
+        units: u64,
     ) -> Option<DispatchSlot> {
-        let mut waiting = match self.enter(parties, weight, time::now()) {
+        let mut waiting = match self.enter(parties, units, time::now()) {
             Ok(place) => return Some(place),
             Err(waiting) => waiting,
         };
@@ -141,7 +140,7 @@ impl Dispatcher {
             tokio::select! {
                 biased;
                 place = &mut waiting => return place.ok(),
-                // Where all hang, nobody else looks.
+                // If all running commands hang, none of them ends and starts the next one.
                 () = time::sleep_until(time::now() + LONG) => self.serve(time::now()),
             }
         }
@@ -160,11 +159,11 @@ impl Dispatcher {
         let begun = (now, state.last_number);
         state.taken.insert(begun);
         *state.under_way.entry(volume).or_default() += 1;
-        parties.take_minimum(now);
+        parties.take_reserved(now);
         DispatchSlot { dispatcher: Some(self.clone()), volume, begun }
     }
 
-    /// Gives places to those that wait.
+    /// Starts waiting commands while there are slots.
     fn serve(self: &Arc<Self>, now: Instant) {
         loop {
             let mut state = self.state();
@@ -172,7 +171,7 @@ impl Dispatcher {
             let Some((parties, next)) = state.next(now) else { return };
             let place = self.take(&mut state, &parties, next.tag, now);
             drop(state);
-            // One that was aborted just now does not take it.
+            // The command was aborted just now.
             if let Err(place) = next.go.send(place) {
                 place.forget();
             }
@@ -191,22 +190,22 @@ impl DispatcherState {
         }
     }
 
-    /// What is carried out for long leaves its place to others.
+    /// Releases the slots of commands that run for long.
     fn forget_long(&mut self, now: Instant) {
         while self.taken.first().is_some_and(|(begun, _)| *begun + LONG <= now) {
             self.taken.pop_first();
         }
     }
 
-    /// Whether a command of these may go. Who has not had his minimum has one place in any case.
+    /// Returns whether a command of these accounts may start. With a reserved rate, one may start without a slot.
     fn has_room(&self, parties: &ChargedAccounts, now: Instant) -> bool {
         let under_way = self.under_way.get(&parties.volume()).copied().unwrap_or(0);
         let most = self.places - (self.places / LEFT_TO_OTHERS).max(1);
         under_way < most.max(1)
-            && (self.taken.len() < self.places || under_way == 0 && parties.has_minimum(now))
+            && (self.taken.len() < self.places || under_way == 0 && parties.has_reserved(now))
     }
 
-    /// Whose turn it is, of those that were not aborted.
+    /// Removes and returns the command that starts next. Aborted commands are skipped.
     fn next(&mut self, now: Instant) -> Option<(ChargedAccounts, Waiting)> {
         self.flows.retain(|_, flow| {
             while flow.queue.front().is_some_and(|first| first.go.is_closed()) {
@@ -216,7 +215,7 @@ impl DispatcherState {
         });
         let tag = |flow: &Flow| flow.queue.front().map_or(u64::MAX, |first| first.tag);
         let flows = || self.flows.iter().filter(|(_, flow)| self.has_room(&flow.parties, now));
-        let has_claim = |flow: &Flow| flow.parties.has_minimum(now);
+        let has_claim = |flow: &Flow| flow.parties.has_reserved(now);
         let claimed = flows().filter(|(_, flow)| has_claim(flow)).min_by_key(|(_, flow)| tag(flow));
         let (&key, _) = claimed.or_else(|| flows().min_by_key(|(_, flow)| tag(flow)))?;
         let flow = self.flows.get_mut(&key)?;
@@ -233,11 +232,11 @@ mod tests {
     use super::*;
     use crate::config::QosConfig;
 
-    fn parties(share: u64, minimum: u64, now: Instant) -> ChargedAccounts {
+    fn parties(weight: u64, minimum: u64, now: Instant) -> ChargedAccounts {
         let account = Account::new(now);
         let qos = QosConfig {
-            share: NonZeroU64::new(share),
-            minimum_iops: NonZeroU64::new(minimum),
+            weight: NonZeroU64::new(weight),
+            reserved_iops: NonZeroU64::new(minimum),
             ..QosConfig::default()
         };
         account.set(&qos, now);
@@ -283,14 +282,14 @@ mod tests {
     fn what_waits_is_served_by_share_however_much_of_it_there_is() {
         let now = time::now();
         let dispatcher = of_places(1, now);
-        let shares = [(100, 0), (300, 0)].map(|(share, minimum)| parties(share, minimum, now));
+        let weights = [(100, 0), (300, 0)].map(|(weight, minimum)| parties(weight, minimum, now));
         let mut place = dispatcher.enter(&parties(100, 0, now), 1, now).expect("the first");
         let mut waiting: Waiters = Vec::new();
         for _ in 0..400 {
-            waiting.push((0, dispatcher.enter(&shares[0], 1, now).expect_err("it waits")));
+            waiting.push((0, dispatcher.enter(&weights[0], 1, now).expect_err("it waits")));
         }
         for _ in 0..100 {
-            waiting.push((1, dispatcher.enter(&shares[1], 1, now).expect_err("it waits")));
+            waiting.push((1, dispatcher.enter(&weights[1], 1, now).expect_err("it waits")));
         }
         let mut served = [0, 0];
         for _ in 0..80 {
@@ -345,7 +344,7 @@ mod tests {
         for command in 0..1000 {
             let now = now + Duration::from_micros(100) * command;
             let (parties, _) = state.next(now).expect("all wait");
-            parties.take_minimum(now);
+            parties.take_reserved(now);
         }
         let served = 500 - state.flows[&quiet].queue.len();
         assert!((105..=115).contains(&served), "{served}: a hundred, and what was saved");
@@ -357,13 +356,13 @@ mod tests {
         let dispatcher = of_places(1, now);
         let claims = parties(1, 100, now);
         let _first = dispatcher.enter(&parties(100, 0, now), 1, now).expect("the first");
-        claims.take_minimum(now);
+        claims.take_reserved(now);
         for _ in 0..3 {
             drop(dispatcher.enter(&claims, 1, now).expect_err("it waits"));
         }
         let later = now + Duration::from_millis(10);
         dispatcher.serve(later);
-        assert!(claims.has_minimum(later), "one has come in since");
+        assert!(claims.has_reserved(later), "one has come in since");
     }
 
     #[test]

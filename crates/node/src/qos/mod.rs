@@ -1,13 +1,13 @@
-//! Nobody takes more than is his, and whoever needs more than he gets is served before those who get
-//! more than they need: limits of volumes and hosts, which commands wait for, and an order for what is
-//! asked for beyond what the server carries out at once.
+//! Quality of service: maximum rates of volumes and hosts, and weights and reserved rates for the time when more
+//! commands wait than the server runs at once.
 //!
-//! A command waits as a task of its unit ([`sarsen_scsi::NexusHandle::begin_after`]), so that order and
-//! aborts are as they would be. It keeps its place in its session's command window and its memory; where
-//! a session uses several units, one of them cannot take up all of that with what waits: beyond three
-//! quarters the answer is TASK SET FULL.
+//! A command waits as a task of its logical unit ([`sarsen_scsi::NexusHandle::begin_after`]), so that the task
+//! attributes and task management apply to it. It occupies its session's command window and memory while it waits. If a
+//! session uses several units, the waiting commands of one unit may occupy three quarters of both. The response to
+//! further ones is TASK SET FULL.
 //!
-//! Who is not limited and has no claims is asked nothing, unless somebody has claims: then all are.
+//! A command skips all of this if neither its volume nor its host has a limit, and no volume or host has a weight or a
+//! reserved rate.
 
 mod account;
 mod bucket;
@@ -28,14 +28,14 @@ use self::dispatch::{DispatchSlot, Dispatcher};
 use crate::config::{Config, HostConfig, QosConfig};
 use crate::tls::ClientCertificate;
 
-/// A command weighs one, and one more for so many bytes.
-const BYTES_OF_WEIGHT: u64 = 32 << 10;
+/// A command costs one unit, and one more for each of so many bytes.
+const BYTES_OF_UNIT: u64 = 32 << 10;
 
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Qos {
     dispatcher: Arc<Dispatcher>,
-    /// Told to those that wait when limits have changed.
+    /// Wakes waiting commands when limits have changed.
     changed: Arc<Notify>,
     /// Counts the changes of hosts.
     generation: AtomicU64,
@@ -45,15 +45,15 @@ pub(crate) struct Qos {
 #[derive(Default)]
 struct QosState {
     by_volume: BTreeMap<String, QosConfig>,
-    /// Of those that are used.
+    /// The accounts of volumes that are in use.
     volumes: BTreeMap<String, Arc<Account>>,
-    /// Those that have anything to say, in the configuration's order.
+    /// The hosts that have a limit, a weight or a reserved rate, in the configuration's order.
     hosts: Vec<(HostConfig, Arc<Account>)>,
-    /// Every command has to ask, whatever its volume.
+    /// Every command must be admitted, whatever its volume.
     is_general: bool,
 }
 
-/// Who a connection is with, as far as hosts go by that.
+/// The properties of a connection's initiator by which hosts are found.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer<'a> {
     pub(crate) initiator: &'a str,
@@ -62,14 +62,14 @@ pub(crate) struct Peer<'a> {
     pub(crate) certificate: Option<&'a ClientCertificate>,
 }
 
-/// What waits of a session.
+/// The waiting commands of a session.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     commands: AtomicUsize,
     bytes: AtomicUsize,
 }
 
-/// How much of a session's window and memory may be taken up by what waits.
+/// The part of a session's window and memory that waiting commands may occupy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QueueLimit {
     pub(crate) commands: usize,
@@ -77,13 +77,13 @@ pub(crate) struct QueueLimit {
 }
 
 impl QueueLimit {
-    /// Three quarters of all that there is.
+    /// Three quarters of the window and of the memory.
     pub(crate) const fn of(commands: usize, bytes: usize) -> Self {
         Self { commands: commands - commands / 4, bytes: bytes - bytes / 4 }
     }
 }
 
-/// One that waits of a [`Queue`].
+/// A waiting command of a [`Queue`].
 struct Queued {
     queue: Arc<Queue>,
     bytes: usize,
@@ -104,17 +104,17 @@ impl Drop for Queued {
     }
 }
 
-/// What becomes of a command that has to ask.
+/// The decision about a command that must be admitted.
 pub(crate) enum Admit {
-    /// It is carried out now.
+    /// It runs now.
     Now,
-    /// Too many wait already.
+    /// Too many commands wait already.
     Full,
     /// It waits; see [`Wait::ended`].
     After(Wait),
 }
 
-/// What a command waits for.
+/// The wait of a command for its limits and for a slot.
 pub(crate) struct Wait {
     charges: Vec<Charge>,
     parties: ChargedAccounts,
@@ -125,11 +125,11 @@ pub(crate) struct Wait {
 }
 
 impl Wait {
-    /// Waits until the command may be carried out; what is given is to be kept until it has been.
+    /// Waits until the command may run. The caller keeps the slot until the command has ended.
     pub(crate) async fn ended(self) -> Option<DispatchSlot> {
         let Self { charges, parties, cost, dispatcher, changed, _queued } = self;
         loop {
-            // Hears of every change from here on.
+            // Registered before the limits are read, so that no change is missed.
             let changed = changed.notified();
             let now = time::now();
             let left = longest(&charges, now);
@@ -142,7 +142,7 @@ impl Wait {
             }
         }
         let place = match dispatcher.is_on() {
-            true => dispatcher.place(&parties, cost.weight()).await,
+            true => dispatcher.place(&parties, cost.units()).await,
             false => None,
         };
         charges.into_iter().for_each(Charge::spend);
@@ -155,19 +155,19 @@ fn longest(charges: &[Charge], now: std::time::Instant) -> Duration {
 }
 
 impl Cost {
-    const fn weight(self) -> u64 {
-        1 + self.bytes / BYTES_OF_WEIGHT
+    const fn units(self) -> u64 {
+        1 + self.bytes / BYTES_OF_UNIT
     }
 }
 
 impl Qos {
-    /// What the configuration says holds from here on, also for what waits.
+    /// Applies a configuration, to waiting commands as well.
     pub(crate) fn apply(&self, config: &Config) {
         let volumes = config.volumes.iter().map(|volume| (volume.name.clone(), volume.qos));
         self.set(volumes.collect(), &config.hosts, config.limits.in_service);
     }
 
-    /// The same, piece by piece.
+    /// Applies limits, weights and reserved rates, and the number of slots.
     pub(crate) fn set(
         &self,
         by_volume: BTreeMap<String, QosConfig>,
@@ -189,14 +189,14 @@ impl Qos {
                 (host.clone(), account)
             })
             .collect();
-        // What waits for those that are no longer limited, or are gone, is free to go.
+        // Commands that wait for a host that was deleted, or has no limit any more, may run.
         known.iter().for_each(|(_, account)| account.set(&QosConfig::default(), now));
         let claims = by_volume.values().chain(hosts.iter().map(|host| &host.qos));
         let has_claims = { claims }.any(QosConfig::has_claims);
         state.is_general = has_claims || !state.hosts.is_empty();
         state.by_volume = by_volume;
         let QosState { by_volume, volumes, is_general, .. } = &mut *state;
-        // Others hold those that are used.
+        // Accounts in use are referenced by logical units.
         volumes
             .retain(|name, account| by_volume.contains_key(name) || Arc::strong_count(account) > 1);
         for (name, account) in volumes {
@@ -210,7 +210,7 @@ impl Qos {
         self.changed.notify_waiters();
     }
 
-    /// A volume's account.
+    /// Returns a volume's account.
     pub(crate) fn volume(&self, name: &str) -> Arc<Account> {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         let QosState { by_volume, volumes, is_general, .. } = &mut *state;
@@ -224,12 +224,12 @@ impl Qos {
         account.clone()
     }
 
-    /// Another number whenever [`Self::host`] may answer otherwise.
+    /// Returns a number that changes whenever the result of [`Self::host`] may change.
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// The account of the first host that a peer is of, if it has anything to say.
+    /// Returns the account of the first host that matches a peer.
     pub(crate) fn host(&self, peer: &Peer<'_>) -> Option<Arc<Account>> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         let Peer { initiator, address, account, certificate } = *peer;
@@ -238,8 +238,8 @@ impl Qos {
         state.hosts.iter().find(of).map(|(_, account)| account.clone())
     }
 
-    /// What becomes of a command to a volume whose commands have to ask. Where others are to have `room`
-    /// beside what waits, there may be no more of it than that.
+    /// Decides about a command to a volume whose commands must be admitted. With `room`, waiting commands may occupy no
+    /// more than that.
     pub(crate) fn admit(
         &self,
         volume: &Arc<Account>,

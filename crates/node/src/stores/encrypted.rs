@@ -208,7 +208,7 @@ mod tests {
 
     use super::*;
     use crate::config::parse_volume;
-    use crate::keeper;
+    use crate::metadata;
     use crate::stores::OpenMode;
 
     type Opened = Result<Option<Arc<EncryptedStore>>, StoreError>;
@@ -223,7 +223,7 @@ mod tests {
     fn opened(text: &str) -> Opened {
         let volume = parse_volume(text).expect("valid");
         let below = settled(&volume)?;
-        let keeper = keeper::open(&volume, OpenMode::OpenOrCreate)?;
+        let keeper = metadata::open(&volume, OpenMode::OpenOrCreate)?;
         let opened = open(&volume, &below, keeper.as_ref())?;
         let kept = opened.map(|Encrypted { store, new_key }| match new_key {
             Some(key) => key.keep().map(|()| store),

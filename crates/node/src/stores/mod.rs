@@ -83,9 +83,7 @@ pub(crate) enum OpenMode {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The file is not there.
-    #[error(
-        "{path} does not exist: correct the path, or give a disk a size to have its file created"
-    )]
+    #[error("{path} does not exist: correct the path, or set a size to create the file")]
     NotFound {
         /// The file.
         path: PathBuf,
@@ -100,7 +98,7 @@ pub enum StoreError {
         path: PathBuf,
     },
     /// Somebody else has the file.
-    #[error("{path} is in use: another program serves it (or this one, under another name)")]
+    #[error("{path} is in use by another program, or by another volume of this server")]
     InUse {
         /// The file.
         path: PathBuf,
@@ -142,7 +140,7 @@ pub enum StoreError {
     },
     /// A fault is planned for a block that the volume does not have.
     #[error(
-        "fault = {fault:?}: there is no block {block}: the volume's last one is {}",
+        "fault = {fault:?}: block {block} does not exist; the last block of the volume is {}",
         .block_count.saturating_sub(1)
     )]
     FaultOutside {

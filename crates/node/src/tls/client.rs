@@ -91,7 +91,7 @@ impl ServerVerifier {
             // One that vouches for itself, or two authorities of one name.
             Error::InvalidCertificate(_) => match &self.given {
                 Some((path, _)) => format!("is not vouched for by {}", path.display()),
-                None => "is vouched for by nobody whom this machine trusts".to_owned(),
+                None => "was issued by an authority that this machine does not trust".to_owned(),
             },
             other => format!("cannot be used: {other}"),
         };

@@ -187,24 +187,24 @@ fn a_mistake_in_the_files_is_told_with_path_and_remedy() {
     assert!(files.open().is_ok());
 
     files.put(&ours.issue("san", Span::Past));
-    reported(&["san.pem: a certificate expired at 2021-01-01T00:00:00Z: renew it"]);
+    reported(&["san.pem: the certificate expired at 2021-01-01T00:00:00Z; renew it"]);
     files.put(&ours.issue("san", Span::Future));
-    reported(&["san.pem: a certificate holds from 2199-01-01T00:00:00Z on", "clock"]);
+    reported(&["san.pem: the certificate is not valid before 2199-01-01T00:00:00Z", "clock"]);
     let other_key =
         Issued { key: theirs.issue("san", Span::Now).key, ..ours.issue("san", Span::Now) };
     files.put(&other_key);
     reported(&["san.key does not belong to the first certificate in", "san.pem"]);
     let not_one = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     fs::write(&files.config.certificate, not_one).unwrap();
-    reported(&["san.pem: what it holds is not a certificate"]);
+    reported(&["san.pem: the file contains no valid certificate"]);
 
     files.put(&issued);
     fs::set_permissions(&files.config.key, fs::Permissions::from_mode(0o644)).unwrap();
-    reported(&["san.key is open to everybody", "chmod o="]);
+    reported(&["san.key is readable by every user", "chmod o="]);
     files.put(&issued);
     let client_ca = files.config.client_ca.as_ref().unwrap();
     fs::write(client_ca, not_one).unwrap();
-    reported(&["clients.pem: what it holds is not a certificate"]);
+    reported(&["clients.pem: the file contains no valid certificate"]);
     fs::remove_file(client_ca).unwrap();
     reported(&["cannot read", "clients.pem"]);
 }

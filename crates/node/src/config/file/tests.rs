@@ -52,7 +52,7 @@ fn luns_are_numbered_as_they_are_listed_or_as_they_say() {
     for (luns, reported) in [
         ("{ x = \"a\" }", "luns: \"x\" is no LUN"),
         ("{ 16384 = \"a\" }", "\"16384\" is no LUN: write a number from 0 to 16383"),
-        ("{ 1 = \"a\", 01 = \"b\" }", "luns tells of 1 twice"),
+        ("{ 1 = \"a\", 01 = \"b\" }", "luns has 1 twice"),
         ("{ 0 = \"a\", 1 = \"a\" }", "volume a is listed twice"),
     ] {
         let message = parse(luns).expect_err(reported);
@@ -110,7 +110,7 @@ fn a_mistake_names_file_line_key_and_remedy() {
         ("[[target]]\naccess = { x = \"standby\" }", "\"x\" is not a portal group"),
         (
             "[[target]]\naccess = { 1 = \"standby\", 01 = \"standby\" }",
-            "sarsen.toml:2: access tells of group 1 twice",
+            "sarsen.toml:2: access has group 1 twice",
         ),
         ("[[target]]\n\npreferred = 0", "sarsen.toml:3: \"0\" is not a portal group"),
         ("[[target]]\ngroups = [1,\n0]", "sarsen.toml:3: \"0\" is not a portal group"),

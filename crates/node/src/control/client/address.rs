@@ -36,9 +36,7 @@ pub enum AddressError {
     #[error("{0}: write https://HOST:PORT, or the path of a control socket")]
     Malformed(String),
     /// It has a user, a path or a query.
-    #[error(
-        "{0}: write https://HOST:PORT alone; the token is given by its file, with --token-file"
-    )]
+    #[error("{0}: write only https://HOST:PORT; --token-file names the file of the token")]
     Surplus(String),
     /// The token would go over the network for everybody to read.
     #[error(

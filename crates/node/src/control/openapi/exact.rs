@@ -3,7 +3,9 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::config::{ACCESS_STATES, ALGORITHMS, ALUA, CACHES, STORES};
+use crate::config::{
+    ACCESS_STATES, ALGORITHMS, ALUA, CACHES, DEFAULT_GROUP, DEFAULT_WEIGHT, STORES, TIME_PATTERN,
+};
 use crate::control::config::{AUTHOR_LENGTH, LAST_REVISION, LONGEST_GRACE};
 use crate::control::events::LAST_SECOND;
 use crate::desired::ObjectKind;
@@ -45,13 +47,17 @@ fn properties() -> Vec<(&'static str, &'static str, Value)> {
     let algorithms = || json!({ "items": { "type": "string", "enum": words(&ALGORITHMS) } });
     let group = || json!({ "maximum": u16::MAX });
     let count = || json!({ "minimum": 1 });
+    let weight = || json!({ "minimum": 1, "maximum": 10_000, "default": DEFAULT_WEIGHT });
+    let time = |default: &str| json!({ "pattern": TIME_PATTERN, "default": default });
     let text = |longest: usize| json!({ "minLength": 1, "maxLength": longest });
     let states = json!({ "type": "string", "enum": words(&ACCESS_STATES) });
     vec![
         ("Volume", "name", json!({ "minLength": 1, "maxLength": 64, "pattern": "^[a-z0-9.-]+$" })),
-        ("Volume", "store", json!({ "enum": STORES })),
-        ("Volume", "cache", json!({ "enum": words(&CACHES) })),
-        ("Volume", "block-size", json!({ "enum": [512, 4096] })),
+        ("Volume", "store", json!({ "enum": STORES, "default": "file" })),
+        ("Volume", "cache", json!({ "enum": words(&CACHES), "default": "writeback" })),
+        ("Volume", "block-size", json!({ "enum": [512, 4096], "default": 512 })),
+        ("Volume", "burst", time("1s")),
+        ("Volume", "delay", json!({ "pattern": TIME_PATTERN })),
         ("Volume", "protection", json!({ "minimum": 1, "maximum": 3 })),
         ("Volume", "serial", json!({ "minLength": 1, "maxLength": 36, "pattern": "^[!-~]+$" })),
         ("Volume", "naa", json!({ "pattern": "^[0-9A-Fa-f]{16}([0-9A-Fa-f]{16})?$" })),
@@ -59,18 +65,20 @@ fn properties() -> Vec<(&'static str, &'static str, Value)> {
         ("Volume", "product", text(16)),
         ("Volume", "revision", text(4)),
         ("Volume", "iops", count()),
-        ("Volume", "minimum-iops", count()),
-        ("Volume", "share", json!({ "minimum": 1, "maximum": 10_000 })),
+        ("Volume", "reserved-iops", count()),
+        ("Volume", "weight", weight()),
         ("Host", "iops", count()),
-        ("Host", "minimum-iops", count()),
-        ("Host", "share", json!({ "minimum": 1, "maximum": 10_000 })),
+        ("Host", "reserved-iops", count()),
+        ("Host", "weight", weight()),
+        ("Host", "burst", time("1s")),
         ("Target", "name", text(sarsen_wire::iscsi::MAX_NAME_LENGTH)),
         ("Target", "access", json!({ "additionalProperties": states })),
         ("Target", "algorithms", algorithms()),
         ("Target", "preferred", group()),
-        ("Target", "alua", json!({ "enum": words(&ALUA) })),
+        ("Target", "alua", json!({ "enum": words(&ALUA), "default": "both" })),
+        ("Target", "tid", count()),
         ("Discovery", "algorithms", algorithms()),
-        ("Portal", "group", group()),
+        ("Portal", "group", json!({ "maximum": u16::MAX, "default": DEFAULT_GROUP })),
         ("Account", "name", text(sarsen_wire::iscsi::text::MAX_VALUE_LENGTH)),
         ("Account", "secret", json!({ "minLength": 12, "maxLength": 255 })),
         ("Apply", "author", text(AUTHOR_LENGTH)),

@@ -1,11 +1,11 @@
 //! One connection from accept to close: one task, which receives until the socket is empty,
 //! carries out what came, and answers with one send.
 
+mod hung_commands;
 mod observer;
 mod parked;
 mod qos_gate;
 mod turn;
-mod unended;
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -29,9 +29,9 @@ use sarsen_wire::iscsi::{LogoutResponse, TaskManagementFunction, TaskManagementR
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, info, warn};
 
+use self::hung_commands::{Answer, UnderWay};
 use self::observer::{BegunCommand, Observer};
 use self::qos_gate::QosGate;
-use self::unended::{Answer, UnderWay};
 use super::connection_table::{ConnectionEntry, ConnectionInfo};
 use super::environment::{View, attribute, cdb};
 use super::sessions::{AbortOrder, Mailbox, Message, SessionMember};

@@ -132,7 +132,7 @@ impl View {
         if subject.initiator.is_some() {
             tell(&self.front.access, subject.peer, || {
                 let why = reason.to_string();
-                self.front.access.events.tell(&Occurrence::LoginBrokenOff { subject, why });
+                self.front.access.events.tell(&Occurrence::LoginAborted { subject, why });
             });
         }
     }
@@ -148,7 +148,7 @@ pub(super) fn tell(access: &Arc<Access>, peer: SocketAddr, write: impl FnOnce())
                 time::sleep_until(deadline).await;
                 let left_out = access.storm.close(source);
                 warn!(%source, left_out, "more logins were refused");
-                access.events.tell(&Occurrence::LoginsNotTold { source, count: left_out });
+                access.events.tell(&Occurrence::LoginsSuppressed { source, count: left_out });
             });
         }
         LogDecision::LeaveOut => {}

@@ -35,13 +35,13 @@ impl From<IpAddr> for Source {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Full {
     /// See [`Limits::connections`].
-    #[error("there are as many connections as limits.connections allows")]
+    #[error("the server has the maximum number of connections (limits.connections)")]
     Connections,
     /// See [`Limits::connections_per_source`].
-    #[error("its source has as many connections as limits.connections-per-source allows")]
+    #[error("its source has the maximum number of connections (limits.connections-per-source)")]
     Source,
     /// See [`Limits::logins_per_source`].
-    #[error("its source has as many logins under way as limits.logins-per-source allows")]
+    #[error("its source has the maximum number of incomplete logins (limits.logins-per-source)")]
     Logins,
 }
 

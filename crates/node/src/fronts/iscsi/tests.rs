@@ -30,8 +30,8 @@ use super::*;
 use crate::config::Limits;
 use crate::host::ServerHost;
 
+mod hung_commands;
 mod limits;
-mod unended;
 
 const TARGET: &str = "iqn.2026-11.test:slow";
 /// Long against what a wrong answer takes.

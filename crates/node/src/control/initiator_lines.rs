@@ -12,7 +12,7 @@ use super::openapi::Failures;
 use super::routes::{self, Answer, Json};
 use super::schema::{FormatLines, PathCommands, TargetLines};
 use crate::fronts::iscsi::Front;
-use crate::ways::{Client, Format, is_own, own_name, ways};
+use crate::initiator_lines::{Client, Format, access_paths, is_own, own_name};
 
 /// What a query may say.
 #[derive(Default, Deserialize, IntoParams)]
@@ -59,7 +59,7 @@ pub(super) async fn lines(
         user: user.as_deref(),
         secret_file: secret_file.as_deref().unwrap_or("SECRET-FILE"),
     };
-    let ways = ways(target, client).into_iter().map(|way| PathCommands {
+    let paths = access_paths(target, client).into_iter().map(|way| PathCommands {
         portal: way.portal.to_string(),
         group: way.group,
         tls: way.tls,
@@ -70,7 +70,7 @@ pub(super) async fn lines(
             })
             .collect(),
     });
-    Ok(Json(TargetLines { ways: ways.collect() }))
+    Ok(Json(TargetLines { paths: paths.collect() }))
 }
 
 /// Whoever can paste it can read it: what is no name must not become a command.

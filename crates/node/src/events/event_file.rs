@@ -162,7 +162,7 @@ impl Log {
         let readable = database::open_damaged(&aside).and_then(|damaged| last(&damaged));
         self.last = before.max(readable.unwrap_or(0));
         let path = self.path.display().to_string();
-        Ok(Occurrence::EventsBegunAnew { path, aside: Some(aside.display().to_string()), why })
+        Ok(Occurrence::EventsRecreated { path, aside: Some(aside.display().to_string()), why })
     }
 
     /// Writes the events after the last one in the file. If the file is found to be damaged, a new one begins, and
@@ -284,7 +284,7 @@ async fn write(
                 if !is_failing {
                     error!(%error, "events are not kept in the file for now");
                     let (path, error) = ("the file of events".to_owned(), error.to_string());
-                    recent.add(&Occurrence::EventsNotKept { path, error });
+                    recent.add(&Occurrence::EventsNotStored { path, error });
                 }
                 is_failing = true;
             }
@@ -355,7 +355,7 @@ mod tests {
             let log = EventLog::open(folder.path());
             log.tell(&drained("iqn.x:b"));
             let found = kinds(&log);
-            assert_eq!(count(&log, "events_begun_anew"), 1, "{damage}: {found:?}");
+            assert_eq!(count(&log, "events_recreated"), 1, "{damage}: {found:?}");
             assert_eq!(found.last().expect("events").1, "target_drained", "{damage}");
             drop(log);
             assert_eq!(
@@ -387,7 +387,7 @@ mod tests {
         let (drained_id, reported) = (found[0].0, &found[1]);
         assert_eq!(
             (drained_id, reported.0, &*reported.1),
-            (202, 203, "events_begun_anew"),
+            (202, 203, "events_recreated"),
             "{found:?}"
         );
         assert_eq!(found.len(), 2, "nothing of the damaged file is answered: {found:?}");
@@ -409,7 +409,7 @@ mod tests {
         log.connection().expect("open").execute_batch("DROP TABLE event").expect("damaged");
         recent.add(&drained("iqn.x:b"));
         let reported = log.catch_up(&recent).expect("written");
-        assert!(matches!(reported, Some(Occurrence::EventsBegunAnew { .. })), "{reported:?}");
+        assert!(matches!(reported, Some(Occurrence::EventsRecreated { .. })), "{reported:?}");
         let all = find(log.connection().expect("open"), (1, 100), |_| true, 100, false);
         assert_eq!(all.expect("read").len(), 4);
         assert_eq!(log.last, 4);

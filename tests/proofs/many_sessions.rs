@@ -1,5 +1,5 @@
-//! Two hundred sessions at once, beside connections that misbehave: those end alone. And what an
-//! idle session costs.
+//! Two hundred sessions at once, together with connections that misbehave: only these end. Also the memory of an idle
+//! session.
 
 use std::io::{ErrorKind, Write as _};
 use std::net::Shutdown;
@@ -16,12 +16,12 @@ use tokio::net::TcpStream;
 use crate::client::{self, Dice, encode, login_request};
 
 const SESSIONS: usize = 200;
-/// Blocks that each session has for itself.
+/// Number of blocks that each session uses alone.
 const OWN_BLOCKS: u32 = 128;
 const OWN_LENGTH: usize = OWN_BLOCKS as usize * 512;
-/// A silent login is given up after 15 seconds.
+/// The server closes a silent login after 15 seconds.
 const END_LIMIT: Duration = Duration::from_secs(30);
-/// Resident memory that an idle session may take.
+/// Maximum resident memory of an idle session.
 const IDLE_LIMIT: u64 = 64 << 10;
 
 async fn sessions(serving: &Serving, count: usize, kind: &str) -> Result<Vec<Session>> {
@@ -34,13 +34,13 @@ async fn sessions(serving: &Serving, count: usize, kind: &str) -> Result<Vec<Ses
     connected.await.with_context(|| serving.log())
 }
 
-/// What the session of this number writes the `turn`th time.
+/// Returns the data that the session `index` writes in turn `turn`.
 fn pattern(index: usize, turn: u64) -> Vec<u8> {
     let mut dice = Dice::new(((index as u64) << 8) | turn);
     (0..OWN_LENGTH / 8).flat_map(|_| dice.roll().to_be_bytes()).collect()
 }
 
-/// Every session writes its own blocks; when all have, every one reads them back. Twice.
+/// Each session writes its own blocks. After all writes, each session reads them back. This happens twice.
 async fn write_and_read_back(sessions: &[Session]) -> Result<()> {
     let place = |index: usize| index as u64 * u64::from(OWN_BLOCKS);
     for turn in 0..2 {
@@ -58,14 +58,14 @@ async fn write_and_read_back(sessions: &[Session]) -> Result<()> {
     Ok(())
 }
 
-/// A login request that announces more bytes than follow.
+/// Returns a login request that announces more bytes than follow.
 fn login_that_announces(length: u32) -> Vec<u8> {
     let mut header = BasicHeader::from(RawHeader::from(login_request([0x80, 0, 0, 0, 0, 1])));
     header.data_segment_length = U24::new(length);
     RawHeader::from(header).0.to_vec()
 }
 
-/// What may come from a port scanner, a broken client or an attacker.
+/// Returns data as from a port scanner, a broken client or an attacker.
 fn nonsense() -> Vec<(&'static str, Vec<u8>)> {
     let login = |data: &[u8]| encode(login_request([0x80, 0, 0, 0, 0, 2]), data);
     let mut long_ahs = BasicHeader::from(RawHeader::from(login_request([0x80; 6])));
@@ -89,7 +89,7 @@ fn nonsense() -> Vec<(&'static str, Vec<u8>)> {
 async fn is_closed_after(serving: &Serving, what: &str, bytes: &[u8]) -> Result<Duration> {
     let began = sarsen_io::time::now();
     let stream = TcpStream::connect(&serving.url("scratch").portal).await?;
-    // All of it fits into the socket's memory.
+    // The socket buffer can hold all the bytes.
     stream.writable().await?;
     let sent = stream.try_write(bytes)?;
     ensure!(sent == bytes.len(), "{what}: sent {sent} of {} bytes", bytes.len());
@@ -98,7 +98,7 @@ async fn is_closed_after(serving: &Serving, what: &str, bytes: &[u8]) -> Result<
             stream.readable().await?;
             match stream.try_read(&mut [0; 4096]) {
                 Ok(0) => return Ok(()),
-                // Bytes of ours that nobody wanted.
+                // The server did not read all bytes.
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(()),
                 Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error),
                 _ => {}
@@ -111,7 +111,7 @@ async fn is_closed_after(serving: &Serving, what: &str, bytes: &[u8]) -> Result<
     }
 }
 
-/// Half a PDU, then an end from this side.
+/// Sends half a PDU and then ends the stream.
 fn leaves_in_the_middle(serving: &Serving) -> Result<()> {
     let mut stream = std::net::TcpStream::connect(&serving.url("scratch").portal)?;
     stream.write_all(&login_that_announces(100))?;
@@ -131,7 +131,7 @@ fn two_hundred_sessions_are_not_disturbed_by_those_that_misbehave() -> Result<()
         let others = async {
             let nonsense = nonsense();
             let sent = nonsense.iter().map(|(what, bytes)| is_closed_after(&serving, what, bytes));
-            // Side by side: the misbehaviour is there while the others work.
+            // The misbehaving connections run at the same time as the others.
             let (_, closed) = try_join(write_and_read_back(&sessions), try_join_all(sent)).await?;
             write_and_read_back(&sessions).await?;
             let kinds = nonsense.iter().zip(closed);
@@ -139,7 +139,7 @@ fn two_hundred_sessions_are_not_disturbed_by_those_that_misbehave() -> Result<()
         };
         let (silence, others) = try_join(silence, others).await?;
         println!("closed: silence in mid-login {silence:.0?}, {}", others.join(", "));
-        // They were there all the time.
+        // The sessions were open all the time.
         write_and_read_back(&sessions).await?;
         println!("{SESSIONS} sessions wrote and read {} times 64 KiB each", 6);
         try_join_all(sessions.into_iter().map(Session::logout)).await?;
@@ -159,8 +159,8 @@ fn garbage_within_a_session_ends_that_session_alone() -> Result<()> {
         let isid = [0x80, 0, 0, 0, 2, index as u8];
         let mut wire = client::Wire::login(url, "iqn.2026-11.proof:broken", isid)?;
         let _ = wire.send_bytes(&bytes);
-        // What is a PDU of some kind is answered or rejected; the rest ends the connection at
-        // once, or when its last PDU lacks its end.
+        // The server answers or rejects each valid PDU. Other data ends the connection at once, or when its last PDU is
+        // incomplete.
         let _ = wire.end_sending();
         let mut answers = 0;
         while wire.next().with_context(|| format!("{what} after {answers} answers"))?.is_some() {
@@ -183,7 +183,7 @@ fn resident_bytes(serving: &Serving) -> Result<u64> {
 fn an_idle_session_takes_less_than_64_kib() -> Result<()> {
     let serving = Serving::start_with(&[Volume::new("scratch", Backing::Ram, 64 << 20)], &[])?;
     client::run(async {
-        // All blocks of the volume are touched before, so that no session pays for them.
+        // All blocks of the volume are written before, so that no session is charged for them.
         let first = sessions(&serving, 8, "first").await?;
         for lba in (0..first[0].capacity().blocks).step_by(2048) {
             first[0].write(lba, Buffer::copy_of(&[1; 2048 * 512]), false).await?;

@@ -1,5 +1,5 @@
-//! What people's only copy of their data hangs on: no change, planned, made or refused, and no start puts an empty
-//! disk, or another one, in the place of one that clients know.
+//! Data safety. No change (planned, applied or refused) and no start replaces a known disk with an empty disk or with
+//! another one.
 
 use std::fs;
 use std::net::TcpListener;
@@ -32,7 +32,7 @@ fn qemu_io(url: &str, commands: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Marks a disk, so that it is known again.
+/// Writes a mark to a disk.
 fn mark(url: &str) -> Result<()> {
     qemu_io(url, &["write -P 0x5a 0 1M", "flush"])
 }
@@ -62,12 +62,12 @@ fn a_disk_whose_file_is_away_is_not_served_empty_and_is_there_when_the_file_is()
     server.stop()?;
     fs::rename(&path, &away)?;
     was_written_long_ago(&away)?;
-    // As on a morning when its file system is not mounted yet.
+    // The file is missing, as when its file system is not mounted yet.
     let server = Managed::start(folder.path())?;
     ensure!(!path.exists(), "an empty file was made");
     ensure!(events(&server, "problem")? == 1, "{}", server.log());
     ensure!(qemu_io(&url(&server, "kept")?, &["read 0 1M"]).is_err(), "something is served");
-    // All else goes on, and can be changed.
+    // All other objects work, and can be changed.
     qemu_io(&url(&server, "other")?, &["write 0 1M"])?;
     server.run(&["volume", "create", "third", "1MiB", "--store", "ram", "--export"])?;
     ensure!(!path.exists(), "an empty file was made by the way");
@@ -78,13 +78,13 @@ fn a_disk_whose_file_is_away_is_not_served_empty_and_is_there_when_the_file_is()
     server.stop()
 }
 
-/// Makes a file one that no program has written for years.
+/// Gives a file an old modification time.
 fn was_written_long_ago(path: &Path) -> Result<()> {
     let then = UNIX_EPOCH + Duration::from_secs(1_000_000_000);
     Ok(fs::File::options().write(true).open(path)?.set_modified(then)?)
 }
 
-/// The missing objects that `doctor` reports.
+/// Returns the missing objects that `doctor` reports.
 fn lacks(server: &Managed) -> Result<Vec<String>> {
     let said = server.command(&["doctor", "--json"])?.output()?.stdout;
     let said: Value = serde_json::from_slice(&said)?;
@@ -123,7 +123,8 @@ fn a_server_starts_without_what_is_not_there_and_takes_it_up_by_itself() -> Resu
     );
     server.applied(&document, &[])?;
     server.stop()?;
-    // As when another program is quicker, and a file system with secrets is not mounted yet.
+    // The port is taken, and the secrets are missing, as when another program starts first and a file system is not
+    // mounted.
     let taken = TcpListener::bind(address)?;
     for name in ["certificate", "secret"] {
         fs::rename(place(name), place(&format!("{name}-away")))?;
@@ -142,7 +143,7 @@ fn a_server_starts_without_what_is_not_there_and_takes_it_up_by_itself() -> Resu
     let guarded = |portal: &str| format!("iscsi://host%{SECRET}@{portal}/{TARGET}/0");
     let refused = qemu_io(&guarded(server.portal()?), &["read 0 1M"]);
     ensure!(refused.is_err(), "nobody is let in whose secret is not known");
-    // What was never right is refused all the same.
+    // The server still refuses configurations that were never valid.
     let wrong = format!("[[account]]\nname = \"b\"\nsecret-file = {:?}\n", place("nowhere"));
     ensure!(!server.apply(&wrong, &[])?.status.success());
     drop(taken);
@@ -205,7 +206,7 @@ fn a_target_whose_portals_went_with_a_flag_keeps_nothing_else_from_being_served(
             "{shut} is reached by another way than its own"
         );
     }
-    // Existing objects can still be changed, and new objects are refused all the same.
+    // Existing objects can still be changed, and the server still refuses invalid new objects.
     server.run(&["volume", "create", "more", "8MiB", "--export"])?;
     mark(&url(&server, "more")?)?;
     let refused = server.apply(&target("new", "groups = [3]"), &[])?;
@@ -247,7 +248,7 @@ fn a_disk_that_comes_back_beside_one_that_is_used_disturbs_nobody() -> Result<()
     while server.json(&["session", "list"])?["sessions"].as_array().is_none_or(Vec::is_empty) {
         ensure!(now() < deadline, "no session: {}", server.log());
     }
-    // While it is away, and when it is back, others' changes need no force.
+    // While the file is missing, and after its return, changes of other objects need no force.
     server.run(&["volume", "create", "first", "1MiB", "--store", "ram"])?;
     fs::rename(&away, &path)?;
     server.run(&["volume", "create", "second", "1MiB", "--store", "ram"])?;
@@ -288,7 +289,7 @@ fn names_that_change_hands_change_what_a_number_is_and_are_said_to() -> Result<(
     ensure!(swapped != exported, "{exported}");
     let (a, b) = (serial(&server, "a")?, serial(&server, "b")?);
     server.applied(&swapped, &[])?;
-    // At once, and not with the next change of the target or the next start.
+    // The change takes effect at once, not with the next change of the target or the next start.
     ensure!(serial(&server, "a")? == b && serial(&server, "b")? == a);
     is_marked(&url(&server, "b")?)?;
     server.kill()?;
@@ -304,7 +305,7 @@ fn what_is_in_memory_is_not_lost_by_the_way() -> Result<()> {
     let server = Managed::start(folder.path())?;
     server.run(&["volume", "create", "scratch", "8MiB", "--store", "ram", "--export"])?;
     mark(&url(&server, "scratch")?)?;
-    // A document that forgot the kind of store, and a serial number that makes another disk of it.
+    // The document omits the kind of store; a new serial number would create another disk.
     let output = server.apply("[[volume]]\nname = \"scratch\"\nsize = \"8MiB\"\n", &[])?;
     let reported = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(!output.status.success() && reported.contains("is in memory"), "{reported}");
@@ -325,7 +326,7 @@ fn a_file_that_is_there_is_touched_by_what_is_made_and_not_by_what_is_planned() 
     fs::write(&path, [7; 4096])?;
     let file = path.to_str().context("a path")?;
     let server = Managed::start(folder.path())?;
-    // What is there is not made longer by the way: it may be somebody's.
+    // The server does not extend an existing file without a request: it may belong to a user.
     let reported = server.refused(FAILED, &["volume", "create", "x", "8MiB", "--path", file])?;
     ensure!(reported.contains("has 4096 bytes, not 8388608"), "{reported}");
     server.run(&["volume", "create", "x", "--path", file])?;
@@ -339,7 +340,7 @@ fn a_file_that_is_there_is_touched_by_what_is_made_and_not_by_what_is_planned() 
     );
     let output = server.apply(&refused, &[])?;
     let reported = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(reported.contains("volumes y and z have one naa"), "{reported}");
+    ensure!(reported.contains("volumes y and z have the same naa"), "{reported}");
     ensure!(length(&path)? == 4096, "a change that was refused made it longer");
     server.run(&resize)?;
     ensure!(length(&path)? == 8 << 20 && fs::read(&path)?[..4096] == [7; 4096]);
@@ -361,7 +362,7 @@ fn a_disk_that_is_opened_otherwise_and_grows_is_long_only_when_that_is_kept() ->
     ensure!(length(&path)? == 16 << 20);
     is_marked(&url(&server, "x")?)?;
     qemu_io(&url(&server, "x")?, &["write 15M 1M"])?;
-    // Blocks of another size would be other data.
+    // With blocks of another size the data would be different.
     let refused = server.refused(FAILED, &["volume", "set", "x", "block-size=4096"])?;
     ensure!(refused.contains("leave block-size as it is"), "{refused}");
     server.stop()
@@ -378,7 +379,7 @@ fn a_new_disk_has_nothing_of_one_that_had_its_name() -> Result<()> {
     ensure!(Path::new(&path).is_absolute(), "{path}");
     server.run(&["target", "delete", "iqn.2026-11.io.sarsen:a"])?;
     server.run(&["volume", "delete", "a"])?;
-    // Its image alone is taken away; what it kept beside it is not.
+    // Only the image is deleted; its stored state remains.
     fs::remove_file(&path)?;
     fs::create_dir(format!("{path}.state"))?;
     server.run(&["volume", "create", "a", "8MiB", "--export"])?;
@@ -410,7 +411,7 @@ fn a_disk_that_is_being_copied_back_is_served_when_it_is_whole() -> Result<()> {
     ensure!(fs::metadata(&path)?.len() == 4 << 20, "it was made longer");
     fs::write(&path, data)?;
     server.run(&["volume", "delete", "other"])?;
-    // It has its length, and whoever restores it may go on to write.
+    // The file has its full length, but a restore may still be writing.
     let reported = lacks(&server)?.join("\n");
     ensure!(reported.contains("was written a moment ago"), "{reported}");
     was_written_long_ago(&path)?;
@@ -429,7 +430,7 @@ fn a_growth_that_a_power_cut_takes_back_is_made_again() -> Result<()> {
     mark(&url(&server, "kept")?)?;
     server.run(&["volume", "resize", "kept", "16MiB"])?;
     server.kill()?;
-    // The change is on the disk, and the file's length was not yet.
+    // The change is in the state, but the file has not been extended yet.
     fs::File::options().write(true).open(&path)?.set_len(8 << 20)?;
     let server = Managed::start(folder.path())?;
     ensure!(length(&path)? == 16 << 20 && lacks(&server)?.is_empty(), "{}", server.log());
@@ -455,7 +456,7 @@ fn reservations_are_not_forgotten_since_the_folder_that_has_them_is_away() -> Re
     let reported = lacks(&server)?.join("\n");
     ensure!(reported.contains("meta does not exist, and no empty file is created"), "{reported}");
     fs::rename(place("away"), place("meta"))?;
-    // Its file was made a moment ago.
+    // The file was created a moment ago.
     let deadline = now() + LIMIT;
     while !lacks(&server)?.is_empty() {
         ensure!(now() < deadline, "{}", server.log());
@@ -490,7 +491,7 @@ fn what_is_only_planned_writes_to_no_file_and_a_new_disk_takes_none_that_is_some
     let server = Managed::start(folder.path())?;
     ensure!(lacks(&server)?.is_empty(), "{:?}", lacks(&server)?);
     server.run(&["volume", "delete", "new"])?;
-    // Somebody's text is no disk that would have to become longer.
+    // A user's text file is not a disk to extend.
     let text = place("notes").display().to_string();
     fs::write(&text, "my notes")?;
     let refused = server.command(&["volume", "create", "x", "1MiB", "--path", &text])?.output()?;

@@ -1,5 +1,5 @@
-//! What can be seen of a running server: what commands do, by volume and session; what happened; what went
-//! over the wire, as Wireshark's dissector takes it.
+//! Observability of a running server: commands by volume and session, events, and traces of the traffic that Wireshark
+//! can dissect.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -21,7 +21,7 @@ use tempfile::TempDir;
 
 use crate::client::{self, Wire, run};
 
-/// Until something that is under way has happened.
+/// Maximum time until a started operation has completed.
 const LIMIT: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 const NAME: &str = "iqn.2026-11.proof:host";
@@ -29,7 +29,7 @@ const ISID: [u8; 6] = [0x80, 0, 0, 0, 0, 1];
 /// READ(10) of a block beyond the last one.
 const READ_NOWHERE: [u8; 10] = [0x28, 0, 0xff, 0, 0, 0, 0, 0, 1, 0];
 
-/// A server with a RAM volume, `data`, and one that nobody uses.
+/// A server with a RAM volume, `data`, and an unused volume.
 struct Seen {
     serving: Serving,
     client: Client,
@@ -57,7 +57,7 @@ impl Seen {
         run(async { Ok(self.client.get("/statistics").await?) })
     }
 
-    /// `sarsen` at this server.
+    /// Returns a `sarsen` command for this server.
     fn command(&self, arguments: &[&str]) -> Result<Command> {
         let mut command = Command::new("timeout");
         command.args(["--kill-after=5", "60"]).arg(program::path()?).args(arguments);
@@ -111,7 +111,7 @@ fn what_commands_do_is_seen_by_volume_and_session() -> Result<()> {
     let mut of_idle = text.lines().filter(|line| line.contains("idle"));
     // A volume that no client uses has a size, and no commands.
     ensure!(of_idle.all(|line| line.starts_with("sarsen_volume_")), "commands of idle:\n{text}");
-    // The initiator is forgotten with its session; what it did to the volume is not.
+    // The metrics of the initiator end with its session; those of the volume remain.
     wire.logout()?;
     while wire.next()?.is_some() {}
     let text = loop {
@@ -156,7 +156,7 @@ fn what_happened_is_told_with_what_to_do_and_is_there_after_a_restart() -> Resul
     let wire = Wire::login(&url, NAME, ISID).with_context(|| server.log())?;
     let nowhere = Url { iqn: format!("{}x", url.iqn), ..url };
     ensure!(Wire::login(&nowhere, NAME, ISID).is_err(), "there is no such target");
-    // Who tells is another thread than who asks.
+    // The thread that records events is not the thread that answers.
     let reported = |query: &str| -> Result<EventList> {
         let deadline = now() + LIMIT;
         loop {
@@ -226,12 +226,12 @@ fn what_open_iscsi_and_monitors_do_every_day_raises_no_warning() -> Result<()> {
     Ok(())
 }
 
-/// Waits until the server says that it traces.
+/// Waits until the server logs that it traces.
 fn tracing(server: &Seen) -> Result<()> {
     server.serving.log_tells(|log| log.contains("is traced"))
 }
 
-/// Waits until the file has this frame; until then it may end within one.
+/// Waits until the file contains this frame; before that, the file may end within a frame.
 fn traced(trace: &Path, frame: &str) -> Result<()> {
     let deadline = now() + LIMIT;
     while !dissect(trace, &[]).is_ok_and(|frames| frames.contains(frame)) {
@@ -240,7 +240,7 @@ fn traced(trace: &Path, frame: &str) -> Result<()> {
     Ok(())
 }
 
-/// Interrupts a trace, which ends it in good order.
+/// Interrupts a trace, which then ends gracefully.
 fn end(trace: Child) -> Result<()> {
     let pid = i32::try_from(trace.id()).ok().and_then(rustix::process::Pid::from_raw);
     let signal = rustix::process::Signal::INT;
@@ -251,7 +251,7 @@ fn end(trace: Child) -> Result<()> {
     Ok(())
 }
 
-/// What tshark says of each frame.
+/// Returns tshark's output for each frame.
 fn dissect(trace: &Path, arguments: &[&str]) -> Result<String> {
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", "60", "tshark", "-n", "-o", "tcp.check_checksum:TRUE"]);
@@ -305,7 +305,7 @@ fn a_trace_of_a_session_that_stands_is_turned_on_and_off() -> Result<()> {
     let path = out.to_str().context("a path")?;
     let trace = server.command(&["session", "trace", &tsih, "--out", path])?.spawn()?;
     tracing(&server)?;
-    // The connection hears of it no later than of what comes after it.
+    // The connection starts the trace before it handles later commands.
     let read = wire.read(0, 8)?;
     wire.end_of(read)?;
     traced(&out, "Data In")?;
@@ -322,7 +322,7 @@ fn a_trace_of_a_session_that_stands_is_turned_on_and_off() -> Result<()> {
     server.serving.stop()
 }
 
-/// `sarsen top` on a terminal of its own, where the first look has been drawn.
+/// `sarsen top` on its own terminal, after it has drawn the first view.
 struct OnTerminal {
     process: Child,
     out: std::process::ChildStdout,
@@ -348,7 +348,7 @@ impl OnTerminal {
         Ok(started)
     }
 
-    /// How it ends, and what is on the terminal after that was given back.
+    /// Returns the exit code, and the terminal's content after the program has restored the terminal.
     fn end(mut self) -> Result<(Option<i32>, String)> {
         self.out.read_to_end(&mut self.seen)?;
         let code = self.process.wait()?.code();
@@ -373,7 +373,7 @@ fn top_gives_the_terminal_back_when_one_leaves_and_when_the_server_does() -> Res
     Ok(())
 }
 
-/// The values of a key in a trace, whatever is around them.
+/// Returns the values of a key in a trace.
 fn values<'a>(trace: &'a [u8], key: &str) -> Vec<&'a [u8]> {
     let starts = trace.windows(key.len()).enumerate().filter(|(_, at)| *at == key.as_bytes());
     let values = starts.map(|(start, _)| {
@@ -383,7 +383,7 @@ fn values<'a>(trace: &'a [u8], key: &str) -> Vec<&'a [u8]> {
     values.collect()
 }
 
-/// Both ends prove who they are.
+/// Initiator and target authenticate each other.
 #[test]
 fn what_proves_who_somebody_is_is_in_a_trace_only_if_it_is_asked_for() -> Result<()> {
     const TARGET: &str = "iqn.2026-11.io.sarsen:data";
@@ -420,7 +420,7 @@ fn what_proves_who_somebody_is_is_in_a_trace_only_if_it_is_asked_for() -> Result
     };
     let hidden = trace(&[])?;
     let shown = trace(&["--secrets"])?;
-    // Who it is stays, and so does the length of what proves it.
+    // The account names stay readable, and the hidden values keep their lengths.
     ensure!(values(&hidden, "CHAP_N=") == [&b"vm"[..], b"san"], "{:?}", values(&hidden, "CHAP_N="));
     for key in ["CHAP_R=", "CHAP_C="] {
         let (hidden, shown) = (values(&hidden, key), values(&shown, key));
@@ -430,7 +430,7 @@ fn what_proves_who_somebody_is_is_in_a_trace_only_if_it_is_asked_for() -> Result
         let lengths = |values: &[&[u8]]| values.iter().map(|value| value.len()).collect::<Vec<_>>();
         ensure!(lengths(&hidden) == lengths(&shown), "{key}: {hidden:?} {shown:?}");
     }
-    // Everybody on this machine may ask there, and is shown nothing.
+    // Every user of this machine may query the API, but the API does not provide traces.
     let api = server.announced()["api"].as_str().context("where the API is")?;
     let out = from(&folder.path().join("stranger.pcap"));
     for secrets in [&[][..], &["--secrets"]] {

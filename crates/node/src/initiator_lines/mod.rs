@@ -99,9 +99,9 @@ pub struct Client<'a> {
     pub secret_file: &'a str,
 }
 
-/// The ways to a target of a server: one for each of its portals. A portal at a loopback address is no way for a
+/// The paths to a target of a server: one for each of its portals. A portal at a loopback address is no way for a
 /// client, unless the target has no other.
-pub fn ways(target: &Target, client: Client<'_>) -> Vec<AccessPath> {
+pub fn access_paths(target: &Target, client: Client<'_>) -> Vec<AccessPath> {
     let Client { host, user, secret_file } = client;
     let account = target.account.as_deref().unwrap_or("USER");
     let demanded = (target.authentication == Authentication::Chap).then_some(account);
@@ -172,20 +172,24 @@ mod tests {
     #[test]
     fn a_target_of_the_server_is_reached_by_each_of_its_portals() {
         let client = Client { host: Some("san.example"), user: None, secret_file: "f" };
-        let ways = super::ways(&target(Authentication::Chap), client);
-        let seen: Vec<_> = ways.iter().map(|way| (way.portal.to_string(), way.tls)).collect();
+        let paths = super::access_paths(&target(Authentication::Chap), client);
+        let seen: Vec<_> = paths.iter().map(|way| (way.portal.to_string(), way.tls)).collect();
         let expected = [("san.example:3260".into(), false), ("[2001:db8::1]:3261".into(), true)];
         assert_eq!(seen, expected);
-        assert!(ways.iter().all(|way| way.user.as_deref() == Some("USER")), "CHAP is demanded");
-        assert!(ways.iter().all(|way| way.luns == [0, 7] && way.group == Some(3)));
-        let named =
-            super::ways(&target(Authentication::Chap), Client { user: Some("me"), ..client });
+        assert!(paths.iter().all(|way| way.user.as_deref() == Some("USER")), "CHAP is demanded");
+        assert!(paths.iter().all(|way| way.luns == [0, 7] && way.group == Some(3)));
+        let named = super::access_paths(
+            &target(Authentication::Chap),
+            Client { user: Some("me"), ..client },
+        );
         assert!(named.iter().all(|way| way.user.as_deref() == Some("me")));
         let one = Target { account: Some("vm".into()), ..target(Authentication::Chap) };
-        assert!(super::ways(&one, client).iter().all(|way| way.user.as_deref() == Some("vm")));
-        let named = super::ways(&one, Client { user: Some("me"), ..client });
+        assert!(
+            super::access_paths(&one, client).iter().all(|way| way.user.as_deref() == Some("vm"))
+        );
+        let named = super::access_paths(&one, Client { user: Some("me"), ..client });
         assert!(named.iter().all(|way| way.user.as_deref() == Some("me")));
-        let open = super::ways(&target(Authentication::None), client);
+        let open = super::access_paths(&target(Authentication::None), client);
         assert!(open.iter().all(|way| way.user.is_none()));
     }
 
@@ -196,8 +200,8 @@ mod tests {
         let portals_of = |portals: &[&str]| {
             let portals = portals.iter().map(|address| portal(address)).collect();
             let target = Target { portals, ..target(Authentication::None) };
-            let ways = super::ways(&target, client).into_iter();
-            ways.map(|way| way.portal.to_string()).collect::<Vec<_>>()
+            let paths = super::access_paths(&target, client).into_iter();
+            paths.map(|way| way.portal.to_string()).collect::<Vec<_>>()
         };
         let [local, every, one] = ["127.0.0.1:3260", "0.0.0.0:3261", "192.0.2.1:3260"];
         assert_eq!(portals_of(&[local, every, one]), ["san.example:3261", one]);
@@ -207,7 +211,7 @@ mod tests {
     #[test]
     fn who_does_not_speak_tls_is_given_nothing_to_paste_for_it() {
         let client = Client { host: None, user: None, secret_file: "f" };
-        let [plain, tls] = &super::ways(&target(Authentication::None), client)[..] else {
+        let [plain, tls] = &super::access_paths(&target(Authentication::None), client)[..] else {
             panic!("two portals")
         };
         for format in Format::ALL {

@@ -1,5 +1,4 @@
-//! `sarsen lab run` when something is wrong: with a target, with what was asked for, with a URL that
-//! holds a secret.
+//! `sarsen lab run` with errors: a faulty target, invalid arguments, and a URL that contains a secret.
 
 use std::net::Ipv4Addr;
 
@@ -9,7 +8,7 @@ use sarsen_proof::laboratory::{Laboratory, samples};
 use sarsen_proof::{Backing, Serving, Volume};
 
 const MIB: u64 = 1 << 20;
-/// What a study's quick run wants of a target under test's volume.
+/// Required size of a volume for a study's quick run.
 const VOLUME_BYTES: u64 = 128 * MIB;
 const FAILED: i32 = 1;
 const USAGE: i32 = 2;
@@ -20,7 +19,7 @@ const READS: &str = "Maximum IOPS";
 const WRITES: &str = "Maximum Write Throughput";
 const ONLY: [&str; 4] = ["--only", "test=Maximum IOPS", "--only", "test=Maximum Write Throughput"];
 
-/// A port at which nobody listens as long as the socket is there.
+/// Returns a port that stays closed as long as the socket exists.
 fn closed_port() -> Result<(rustix::fd::OwnedFd, u16)> {
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
     bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0))?;
@@ -35,7 +34,7 @@ fn what_fails_is_named_and_the_others_keep_their_figures() -> Result<()> {
     let volumes = [
         ram("tiny", MIB),
         ram("fixed", VOLUME_BYTES).option("read-only"),
-        // The first block that is read.
+        // The first block that a read reaches.
         ram("bad", VOLUME_BYTES).option("fault=unreadable@0"),
     ];
     let serving = Serving::start_with(&volumes, &[])?;
@@ -43,9 +42,9 @@ fn what_fails_is_named_and_the_others_keep_their_figures() -> Result<()> {
     let unknown = url("tiny").replace("tiny", "unknown");
     let (_socket, port) = closed_port()?;
     let gone = format!("iscsi://127.0.0.1:{port}/iqn.2026-11.proof:gone/0");
-    // Whom, which cells fail, and why.
+    // The target, the cells that fail, and the reason.
     let troubled = [
-        (url("tiny"), [true, true], "1048576 bytes, and 134217728 are wanted"),
+        (url("tiny"), [true, true], "1048576 bytes, but at least 134217728 are needed"),
         (url("fixed"), [false, true], "DATA PROTECT"),
         (url("bad"), [true, false], "MEDIUM ERROR"),
         (unknown, [true, true], "the target does not exist there"),
@@ -77,7 +76,7 @@ fn what_fails_is_named_and_the_others_keep_their_figures() -> Result<()> {
     for cell in samples(&run, &[("target", "sarsen")]) {
         ensure!(cell["outcome"]["measured"].is_object(), "{cell}");
     }
-    // What could not be filled is said before anything is measured.
+    // The lab reports volumes that it cannot fill before it measures anything.
     for name in ["tiny", "fixed", "unknown"] {
         ensure!(said.error.contains(&format!("{name}: lun cannot be filled: ")), "{name}: {said}");
     }
@@ -91,13 +90,13 @@ fn a_run_without_any_figure_has_failed() -> Result<()> {
     let (_socket, port) = closed_port()?;
     let gone = format!("iscsi://127.0.0.1:{port}/iqn.2026-11.proof:gone/0");
     let only = ["run", "trinkle", "--only", "test=Maximum Write IOPS", "--report", "r.html", "-c"];
-    // The limits of the network and the memory are measured all the same.
+    // The lab still measures the limits of the network and the memory.
     let said = lab.say(&[&only[..], &[&gone, "--destroy"]].concat())?.ended(FAILED)?;
     ensure!(
         said.error.contains("nothing was measured: ") && said.error.contains("refused"),
         "{said}"
     );
-    // Neither is one in which all was left out.
+    // A run without any executed test has failed too.
     let said = lab.say(&[&only[..], &[&gone]].concat())?.ended(FAILED)?;
     ensure!(
         said.error.contains("nothing was measured: ") && said.error.contains("--destroy"),
@@ -115,26 +114,22 @@ fn what_makes_no_sense_is_refused_before_anything_begins() -> Result<()> {
         (["run", "nothing"].as_slice(), USAGE, "known: trinkle"),
         (&["run", "trinkle", "-c", "lio"], USAGE, "write sarsen, tgt"),
         (&["run", "trinkle", "--report", "r.pdf"], USAGE, "must be one of .html"),
-        (&["run", "trinkle", "--report", "no/r.html"], USAGE, "there is no folder no"),
+        (&["run", "trinkle", "--report", "no/r.html"], USAGE, "folder no does not exist"),
         (&["run", "trinkle", "--only", "test=No such"], USAGE, "Maximum IOPS, "),
         (&["run", "trinkle", "--only", "tset=Maximum IOPS"], USAGE, "test (Maximum"),
         (&["run", "trinkle", "--only", "test"], USAGE, "write LABEL=VALUE"),
         (&["run", "trinkle", "--medium", "tape"], USAGE, "write ram or disk"),
         (&["run", "trinkle", "--full", "--quick"], USAGE, "cannot be used with"),
-        (&["run", "trinkle", "-c", "sarsen", "-c", "sarsen"], USAGE, "sarsen takes part twice"),
-        (
-            &[&["run", "trinkle"], &twice[..]].concat(),
-            USAGE,
-            "iqn.2026-11.proof:x takes part twice",
-        ),
-        (&["run", "trinkle", "--resume"], NOT_FOUND, "is unfinished"),
+        (&["run", "trinkle", "-c", "sarsen", "-c", "sarsen"], USAGE, "sarsen is given twice"),
+        (&[&["run", "trinkle"], &twice[..]].concat(), USAGE, "iqn.2026-11.proof:x is given twice"),
+        (&["run", "trinkle", "--resume"], NOT_FOUND, "no interrupted run"),
     ] {
         let said = lab.say(arguments)?.ended(code)?;
         ensure!(said.error.contains(reported), "{arguments:?}: {said}");
         assert_eq!(said.out, "", "{arguments:?}");
     }
     assert_eq!(lab.say(&["runs"])?.ended(0)?.out, "");
-    // One that goes wrong later has begun.
+    // A run that fails later has begun.
     let said = lab.say(&["run", "trinkle", "--folder", "nowhere"])?.ended(NOT_FOUND)?;
     ensure!(said.error.contains("nowhere"), "{said}");
     Ok(())

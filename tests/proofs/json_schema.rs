@@ -1,5 +1,5 @@
-//! What `--json` prints, verb by verb: one document on standard output and nothing else, and of the names and types
-//! that `docs/json.md` lists. `SARSEN_WRITE=1` writes that file anew.
+//! The output of `--json` for each verb: one document on standard output and nothing else, with the names and types in
+//! `docs/json.md`. `SARSEN_WRITE=1` writes that file again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -28,9 +28,9 @@ const HEAD: &str = "# What `--json` prints\n\n\
     error. Names and types stay, and what is added is new. `?`: not always there; `[]`: each of a list; `*`: any name.\n";
 const TARGET: &str = "iqn.2026-11.io.sarsen:data";
 const SECRET: &str = "a-secret-of-proofs";
-/// Whose keys are names of things.
+/// Maps whose keys are names of objects.
 const MAPS: [&str; 6] = ["access", "errors", "figures", "labels", "luns", "subject"];
-/// What a field was and is to be, whatever that is.
+/// Fields for old and new values, which may have any type.
 const ANY: [&str; 2] = [".from", ".to"];
 const CHANGE: &str = "Every change: `create`, `set`, `rename` and `delete` of every noun, `volume resize`, \
                       `target attach|detach`, `account secret`, `apply`, `diff`";
@@ -38,7 +38,7 @@ const EVENTS: &str = "`event list`; with `--follow` each of `events` on a line";
 const NOT_FOUND: i32 = 3;
 const DEGRADED: i32 = 5;
 
-/// What was seen at one place of the documents of a verb.
+/// The values at one place of a verb's documents.
 #[derive(Default)]
 struct ShapeLocation {
     types: BTreeSet<&'static str>,
@@ -46,7 +46,7 @@ struct ShapeLocation {
     objects: usize,
 }
 
-/// What the documents of a verb have in common.
+/// The common structure of a verb's documents.
 #[derive(Default)]
 struct Shape {
     places: BTreeMap<String, ShapeLocation>,
@@ -92,7 +92,7 @@ impl Shape {
             let parent = path.rsplit_once('.').and_then(|(parent, _)| self.places.get(parent));
             let is_optional = !path.ends_with(['*', ']'])
                 && parent.is_some_and(|parent| parent.objects > place.count);
-            // What is in it says the same.
+            // The inner fields show the same information.
             let is_plain = place.types.len() == 1 && !is_optional;
             let has_inner = self.places.keys().any(|other| {
                 let inner = other.strip_prefix(path.as_str());
@@ -110,7 +110,7 @@ impl Shape {
     }
 }
 
-/// Sections of the file, in the order in which they were first seen.
+/// Sections of the file, in the order of their first use.
 #[derive(Default)]
 struct Shapes(Vec<(&'static str, Shape)>);
 
@@ -124,7 +124,7 @@ impl Shapes {
         &mut self.0[index].1
     }
 
-    /// Runs what ends with this code, and sees what it prints: so many documents.
+    /// Runs a command that must end with this code, and records its output, which consists of `documents` documents.
     fn ask(
         &mut self,
         title: &'static str,
@@ -155,7 +155,7 @@ impl Shapes {
     }
 }
 
-/// Everything that is asked of one server.
+/// The commands for one server.
 struct Asking<'a> {
     server: &'a Managed,
     folder: &'a Path,
@@ -196,7 +196,7 @@ fn what_programs_read_keeps_its_names_and_types() -> Result<()> {
         session.read(0, 1).await?;
         session.read(u64::MAX / 4096, 1).await.err();
         questions(&mut asking)?;
-        // It is asked to, when it next has a turn.
+        // The session receives the logout request when it next runs.
         while session.read(0, 1).await.is_ok() {}
         Ok(())
     })?;
@@ -276,7 +276,7 @@ fn questions(asking: &mut Asking<'_>) -> Result<()> {
     asking.ask("`history`", "history")?;
     let nowhere = format!("disk info iscsi://{}/iqn.2026-11.proof:none/0", asking.server.portal()?);
     asking.server.refused(NOT_FOUND, &nowhere.split(' ').collect::<Vec<_>>())?;
-    // Who tells of it is another thread.
+    // Another thread records the event.
     while !asking.server.run(&["event", "list"])?.contains("login_refused") {}
     asking.ask(EVENTS, "event list")?;
     let sessions = asking.ask("`session list`", "session list")?;
@@ -297,7 +297,7 @@ fn questions(asking: &mut Asking<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Every key that a document can have.
+/// A document with every possible key.
 const WHOLE: &str = r#"
 [[portal]]
 address = "127.0.0.1:0"
@@ -318,8 +318,8 @@ certificate = "web.example"
 iops = 5000
 bandwidth = "200MiB"
 burst = "2s"
-share = 10
-minimum-iops = 100
+weight = 10
+reserved-iops = 100
 [[volume]]
 name = "a"
 store = "file"
@@ -340,8 +340,8 @@ delay = "2ms"
 iops = 5000
 bandwidth = "200MiB"
 burst = "2s"
-share = 10
-minimum-iops = 100
+weight = 10
+reserved-iops = 100
 fault = ["lost-write@7"]
 [[volume]]
 name = "b"
@@ -377,7 +377,7 @@ sessions = 9
 memory = "2GiB"
 "#;
 
-/// What is shown of things of which everything is said, and of a disk that has no room. Gives back what was seen.
+/// Records the output for objects with all keys set, and for a full disk. Returns the shapes.
 fn whole(shapes: Shapes) -> Result<Shapes> {
     let folder = tempfile::tempdir()?;
     let folder = folder.path();
@@ -392,7 +392,7 @@ fn whole(shapes: Shapes) -> Result<Shapes> {
     }
     let text = WHOLE.replace("FOLDER", &folder.display().to_string()).replace("TARGET", TARGET);
     fs::write(folder.join("whole.toml"), text)?;
-    // Files of 64 MiB at most, as on a disk that has no more room.
+    // Limits files to 64 MiB, as on a full disk.
     let mut command = Command::new("sh");
     command.args(["-c", "trap '' XFSZ; ulimit -f 131072; exec \"$@\"", "sh"]).arg(program::path()?);
     command.args(["serve", "--listen", "127.0.0.1:0", "--json"]).env("SARSEN_PROOF_SECRET", SECRET);
@@ -421,7 +421,7 @@ fn whole(shapes: Shapes) -> Result<Shapes> {
     Ok(shapes)
 }
 
-/// What the API's description says that a document has is in the samples.
+/// Checks that the samples contain every key of the API's description of a document.
 fn has_every_key(export: &Shape) -> Result<()> {
     let described: Value = serde_json::from_str(&fs::read_to_string(OPENAPI)?)?;
     for (name, place) in [
@@ -509,7 +509,7 @@ fn laboratory(shapes: &mut Shapes, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A run in the archive.
+/// Writes a run to the archive.
 fn measured(path: &Path) -> Result<()> {
     let archive = Archive::open(path)?;
     let id = archive.begin(&Run {

@@ -1,5 +1,5 @@
-//! What somebody does with a server from day to day, and what must not go wrong of it: secrets that change, a file
-//! that is imported, a change that is looked for.
+//! Daily administration of a server, and errors that must not occur: changes of secrets, the import of a file, and the
+//! search for a change.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -16,7 +16,7 @@ const USAGE: i32 = 2;
 const FIRST: &str = "the-first-secret";
 const SECOND: &str = "the-second-secret";
 
-/// What is said on stdout and on stderr by what succeeds.
+/// Returns the standard output and standard error of a command that must succeed.
 fn said(server: &Managed, arguments: &[&str]) -> Result<(String, String)> {
     let Output { status, stdout, stderr } = server.command(arguments)?.output()?;
     let (stdout, stderr) = (String::from_utf8(stdout)?, String::from_utf8(stderr)?);
@@ -52,7 +52,7 @@ fn a_secret_is_changed_and_is_in_no_command_line() -> Result<()> {
         "{out}{reported}"
     );
     ensure!(logs_in(&server, SECOND)? && !logs_in(&server, FIRST)?);
-    // One that is made is told once, on stderr.
+    // The server generates a secret and prints it once, on stderr.
     let (out, reported) = said(&server, &["account", "secret", "vm"])?;
     let made = reported.trim().rsplit_once(": ").context("a secret")?.1;
     ensure!(
@@ -74,8 +74,7 @@ fn a_secret_is_changed_and_is_in_no_command_line() -> Result<()> {
 
 #[test]
 fn a_target_for_everybody_is_told_to_be_one() -> Result<()> {
-    const REPORTED_MAX: &str =
-        "everybody who reaches a portal may log in: --chap, --host or --initiator restricts it";
+    const REPORTED_MAX: &str = "every initiator that reaches a portal is permitted; --chap, --host or --initiator restricts that";
     let folder = tempfile::tempdir()?;
     let server = Managed::start(folder.path())?;
     let volume = |name: &'static str| ["volume", "create", name, "1MiB", "--store", "ram"];
@@ -154,7 +153,7 @@ fn an_imported_file_opens_nothing_that_it_does_not_name() -> Result<()> {
     ensure!(server.json(&["portal", "list"])? == before, "a portal was opened");
     ensure!(server.json(&["target", "list"])?["targets"][0]["account"] == "vm");
 
-    // A file of another program is none, and its secrets are nobody's.
+    // A file of another program is rejected, and its secrets are not printed.
     let json = path("saveconfig.json");
     let kernel = format!("{{\n  \"targets\": [],\n  \"chap_password\": \"{FIRST}\"\n}}\n");
     fs::write(&json, kernel)?;
@@ -163,6 +162,6 @@ fn an_imported_file_opens_nothing_that_it_does_not_name() -> Result<()> {
         ensure!(!refused.contains(FIRST), "{program}: {refused}");
     }
     let refused = server.refused(USAGE, &["import", "tgt", &json])?;
-    ensure!(refused.contains("is it a targets.conf?"), "{refused}");
+    ensure!(refused.contains("check that it is a targets.conf"), "{refused}");
     server.stop()
 }
