@@ -1,4 +1,4 @@
-//! The target's end of a connection, with a world that answers everything from the request itself.
+//! The target's end of a connection, with an environment that answers all queries from the request itself.
 
 #![allow(dead_code, reason = "each target takes what it needs")]
 
@@ -14,28 +14,28 @@ use sarsen_proto::iscsi::target::{
 use sarsen_proto::iscsi::{Frame, Framer, Landing};
 use sarsen_wire::iscsi::{BasicHeader, RawHeader, U24};
 
-/// The one target.
+/// The only target.
 pub(crate) const TARGET: &str = "iqn.2026-11.fuzz:disk";
-/// The one logical unit.
+/// The only logical unit.
 pub(crate) const LUN: [u8; 8] = [0; 8];
 
-/// The one account, and its secret.
+/// The only account, and its secret.
 pub(crate) const ACCOUNT: (&str, &str) = ("host", "what the host knows");
-/// With what the target proves who it is.
+/// The target's own credentials, for mutual CHAP.
 const OWN: (&str, &str) = ("box", "what the box knows");
-/// What all random bytes are.
+/// The value of all random bytes.
 pub(crate) const RANDOM: u8 = 7;
 
-/// Surroundings that never change.
+/// An environment that never changes.
 #[derive(Clone, Default)]
 pub(crate) struct World {
-    /// Whether who logs in has to prove that it is [`ACCOUNT`].
+    /// Whether an initiator must authenticate as [`ACCOUNT`].
     pub(crate) demanding: bool,
-    /// The session that there is to join.
+    /// The session that a connection can join.
     pub(crate) session: Option<Arc<Session>>,
 }
 
-/// How many bytes a command takes, by its CDB.
+/// Returns the number of bytes that a command takes, from its CDB.
 pub(crate) fn data_out_length(cdb: &[u8; 16]) -> usize {
     usize::from(cdb[1]) * 512 + usize::from(cdb[2])
 }
@@ -83,7 +83,7 @@ impl Environment for World {
             name: TARGET.into(),
             addresses: vec!["127.0.0.1:3260,1".into(), "[::1]:3260,1".into()],
         };
-        // Enough of them for an answer in several parts.
+        // Enough records for an answer in several parts.
         let records = std::iter::repeat_n(record, 200);
         records.filter(|record| only.is_none_or(|only| only == record.name)).collect()
     }
@@ -122,12 +122,13 @@ impl Scripted {
         self.connection.handle_input(bytes, self.now, &mut self.world)
     }
 
-    /// Another connection of the session said [`sarsen_proto::iscsi::target::Event::Wake`].
+    /// Resumes the connection after another connection of the session reported
+    /// [`sarsen_proto::iscsi::target::Event::Wake`].
     pub(crate) fn resume(&mut self) -> Result<(), CloseReason> {
         self.connection.resume(&mut self.world)
     }
 
-    /// What the target has to say, cut into PDUs.
+    /// Returns the target's output, cut into PDUs.
     pub(crate) fn output(&mut self) -> Vec<(RawHeader, Vec<u8>)> {
         let mut pdus = Vec::new();
         loop {
@@ -160,7 +161,7 @@ impl Scripted {
     }
 }
 
-/// A PDU as it goes over the wire.
+/// Returns the bytes of a PDU on the wire.
 pub(crate) fn encode(header: impl Into<RawHeader>, data: &[u8]) -> Vec<u8> {
     let mut basic = BasicHeader::from(header.into());
     basic.data_segment_length = U24::new(data.len() as u32);

@@ -1,5 +1,5 @@
-//! The device server with arbitrary commands and data: each ends, within the limits, sense comes
-//! with CHECK CONDITION alone, and what a GOOD write wrote is what a read gives.
+//! The device server with arbitrary commands and data: each command ends, within the limits. Sense data occurs only
+//! with CHECK CONDITION, and a read returns the data of a GOOD write.
 #![no_main]
 
 use std::collections::{BTreeMap, HashMap};
@@ -19,10 +19,10 @@ use sarsen_scsi::{
 use sarsen_wire::scsi::opcode::VARIABLE_LENGTH;
 
 const BLOCK_COUNT: u64 = 256;
-/// The device server takes and gives no more than this with one command.
+/// Maximum data that the device server receives and returns with one command.
 const LARGEST_DATA: usize = 16 << 20;
 
-/// A world in which nothing happens by chance.
+/// A host without randomness or real time.
 struct StillHost;
 
 impl Host for StillHost {
@@ -60,8 +60,7 @@ impl Keeper for MemoryKeeper {
     }
 }
 
-/// A disk that may have protection information, one whose medium is removable and that keeps records, and
-/// a CD.
+/// Returns a disk that may have protection information, a disk with a removable medium that keeps records, and a CD.
 fn units(kind: u8) -> BTreeMap<Lun, Arc<LogicalUnit>> {
     let block_size = if kind & 1 == 0 { BlockSize::B512 } else { BlockSize::B4096 };
     let protection = match kind >> 1 & 3 {
@@ -92,7 +91,7 @@ fn units(kind: u8) -> BTreeMap<Lun, Arc<LogicalUnit>> {
     (0..).map(Lun).zip([disk, removable, disc].map(unit)).collect()
 }
 
-/// What arrives: the row that the byte names, or whatever it is, and further bytes.
+/// Returns the CDB of the row that the byte names, or one with any opcode, and further bytes.
 fn cdb(row: u8, bytes: &[u8], extension: &[u8]) -> Cdb {
     let mut cdb = [0; 16];
     cdb[1..=bytes.len()].copy_from_slice(bytes);
@@ -143,7 +142,7 @@ fuzz_target!(|input: &[u8]| {
                 };
                 let cdb = cdb(*row, bytes, data);
                 let block_bytes = if kind & 1 == 0 { 512 } else { 4096 };
-                // What a protected unit transfers has more bytes than its blocks.
+                // The transfer of a protected unit has more bytes than its blocks.
                 let reads_back = lun == Lun(0) && kind >> 1 & 3 == 0;
                 let block_bytes = reads_back.then_some(block_bytes);
                 command(nexus, lun, (cdb, attribute), data, who & 2 != 0, block_bytes);
@@ -152,7 +151,7 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-/// Data that repeats, and says where it is.
+/// Returns data that repeats a pattern and contains its position.
 fn repeat(pattern: &[u8], length: usize) -> Buffer {
     let mut buffer = Buffer::zeroed(length);
     if !pattern.is_empty() {
@@ -204,12 +203,12 @@ fn command(
     read[10..14].copy_from_slice(&(count as u32).to_be_bytes());
     let answer = loop {
         let answer = run(nexus, lun, Command::new(Cdb::new(&read)));
-        // What the write led to, such as a threshold that it passed.
+        // A unit attention that the write caused, such as a threshold that it passed.
         if answer.sense.as_ref().is_none_or(|sense| sense.key() != SenseKey::UnitAttention) {
             break answer;
         }
     };
-    // A reservation may let this nexus write and not read; ACA may be in force.
+    // A reservation may permit this nexus to write but not to read; ACA may be in force.
     if answer.status == Status::Good {
         assert_eq!(answer.data_in.into_buffer()[..], sent[..]);
     } else {

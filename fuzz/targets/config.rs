@@ -1,5 +1,5 @@
-//! The configuration, from a file and from flags: what is accepted can be relied on, and what is
-//! refused is told with a place and a message.
+//! The configuration, from a file and from flags: an accepted configuration is valid, and a rejected one is reported
+//! with a place and a message.
 #![no_main]
 
 use std::collections::HashSet;
@@ -47,7 +47,7 @@ fn reported(error: &ConfigError) {
     assert!(!error.place.is_empty() && !error.message.is_empty(), "{error:?}");
 }
 
-/// Whatever gets through is complete and without contradictions.
+/// Checks that an accepted configuration is complete and without contradictions.
 fn finish(config: Config) {
     let config = match config.finish() {
         Ok(config) => config,

@@ -1,5 +1,5 @@
-//! The framer: whatever the bytes and wherever they are cut, the same PDUs come out and the same
-//! error ends them; and a stream of PDUs made in order gives just those PDUs, digests and all.
+//! The framer: for all bytes, and wherever they are cut, it returns the same PDUs and the same final error. A valid
+//! stream of PDUs gives exactly those PDUs, including digests.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -10,7 +10,7 @@ const HEADER_DIGEST: u8 = 1;
 const DATA_DIGEST: u8 = 2;
 /// The rest of the input describes PDUs instead of being the stream itself.
 const MADE: u8 = 4;
-/// One bit of the made stream is turned.
+/// One bit of the generated stream is flipped.
 const DAMAGED: u8 = 8;
 const DISCARD: u8 = 16;
 const SHORT_LIMIT: u8 = 32;
@@ -30,8 +30,7 @@ fn framer(mode: u8) -> Framer {
     framer
 }
 
-/// Feeds `stream` in pieces whose lengths come from `cuts`, over and over; an empty `cuts` feeds
-/// it whole.
+/// Feeds `stream` in pieces whose lengths come from `cuts`, repeatedly; an empty `cuts` feeds it whole.
 fn run(mode: u8, stream: &[u8], cuts: &[u8]) -> Vec<Seen> {
     let mut framer = framer(mode);
     let mut seen = Vec::new();
@@ -45,7 +44,7 @@ fn run(mode: u8, stream: &[u8], cuts: &[u8]) -> Vec<Seen> {
         let (mut piece, later) = rest.split_at(length);
         rest = later;
         turn += 1;
-        // Every other piece goes straight into the segment's memory, as a driver may do.
+        // Every second piece goes directly into the segment's memory, as a driver may do.
         if turn % 2 == 0
             && !cuts.is_empty()
             && let Some(landing) = framer.landing()
@@ -79,7 +78,7 @@ fn run(mode: u8, stream: &[u8], cuts: &[u8]) -> Vec<Seen> {
     seen
 }
 
-/// PDUs from the input, and the stream that carries them.
+/// Returns PDUs from the input, and the stream that contains them.
 fn make(mode: u8, mut input: &[u8]) -> (Vec<Seen>, Vec<u8>) {
     let (mut expected, mut stream) = (Vec::new(), Vec::new());
     while let [opcode, words, length, rest @ ..] = input {
@@ -118,7 +117,7 @@ fuzz_target!(|input: &[u8]| {
         assert_eq!(run(mode, rest, cuts), run(mode, rest, &[]));
         return;
     }
-    // Lengths are below every limit.
+    // The lengths are below every limit.
     let (expected, mut stream) = make(mode, rest);
     if mode & DAMAGED == 0 {
         assert_eq!(run(mode, &stream, cuts), expected);
@@ -131,7 +130,7 @@ fuzz_target!(|input: &[u8]| {
     stream[place] ^= 1 << (cut_count / 8 % 8);
     let seen = run(mode, &stream, cuts);
     assert_eq!(seen, run(mode, &stream, &[]));
-    // With both digests no damage passes for what was sent.
+    // With both digests, damaged data is never accepted.
     if mode & HEADER_DIGEST != 0 && mode & DATA_DIGEST != 0 {
         let good = seen.iter().zip(&expected).take_while(|(one, other)| one == other).count();
         assert!(good < expected.len(), "a flipped bit went unseen");

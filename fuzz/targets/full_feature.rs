@@ -1,6 +1,6 @@
-//! A session after its login, with arbitrary requests in and out of order: no command is carried
-//! out twice, none ends twice, the data of a write is what was sent and nothing else, and the
-//! target's numbers follow each other (RFC 7143 §4.2.2).
+//! A session after its login, with arbitrary requests in and out of order. No command is carried out twice, and none
+//! ends twice. The data of a write is exactly the sent data, and the target's numbers are consecutive (RFC 7143
+//! §4.2.2).
 #![no_main]
 
 #[path = "../support/scripted.rs"]
@@ -19,7 +19,7 @@ use sarsen_wire::iscsi::{
 
 use scripted::{LUN, Scripted, TARGET, data_out_length, encode};
 
-/// What the login agrees on, by the first byte of the input.
+/// The negotiated keys, selected by the first byte of the input.
 const KEYS: [&str; 4] = [
     "",
     "InitialR2T=No\0",
@@ -30,7 +30,7 @@ const KEYS: [&str; 4] = [
 struct Session {
     target: Scripted,
     next_cmd_sn: u32,
-    /// Every command gets a number of its own, in its CDB.
+    /// Every command gets a separate number, in its CDB.
     sent: u32,
     statuses: u32,
     carried_out: HashSet<u32>,
@@ -44,7 +44,7 @@ struct Session {
     over: bool,
 }
 
-/// The data at each offset of every write.
+/// Returns the data at an offset, which is the same in every write.
 fn data(offset: usize, length: usize) -> Vec<u8> {
     (offset..offset + length).map(|at| (at % 251) as u8).collect()
 }
@@ -104,7 +104,7 @@ impl Session {
         }
     }
 
-    /// Mostly the next number, sometimes one before or after.
+    /// Returns mostly the next number, sometimes one before or after.
     fn cmd_sn(&mut self, choice: u8, immediate: bool) -> u32 {
         let next = self.next_cmd_sn;
         match choice {
@@ -223,11 +223,11 @@ impl Session {
         }
     }
 
-    /// Bytes as they come, beyond what the rest makes up.
+    /// Sends arbitrary bytes from the input, beyond the requests that the other functions build.
     fn arbitrary(&mut self, input: &mut Input<'_>) {
         let mut header = RawHeader::ZERO;
         header.0.iter_mut().for_each(|byte| *byte = input.byte());
-        // A known opcode, and no marks of commands that were not counted.
+        // A known opcode, but no command that is not counted.
         header.0[0] &= 0x4f;
         if header.basic().opcode() == Opcode::ScsiCommand {
             return self.command(input);
@@ -291,7 +291,7 @@ impl Session {
         self.look();
     }
 
-    /// Takes events and output.
+    /// Handles events and output.
     fn look(&mut self) {
         while let Some(event) = self.target.connection.poll_event() {
             match event {
@@ -361,7 +361,7 @@ fuzz_target!(|input: &[u8]| {
             _ => session.arbitrary(&mut input),
         }
     }
-    // Whatever became of the connection, what was begun may still end, and make room for others.
+    // Even if the connection has ended, running commands may still end and make space for others.
     while !session.running.is_empty() {
         for task in std::mem::take(&mut session.running) {
             let data_in = Data::empty();

@@ -1,5 +1,5 @@
-//! The client of a name server with arbitrary servers: however the bytes are cut, the same is told;
-//! it never waits for more than one answer, and what it sends is whole messages.
+//! The client of a name server with arbitrary servers: wherever the bytes are cut, it reports the same events. It never
+//! waits for more than one answer, and it sends only whole messages.
 #![no_main]
 
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ fn entity(nodes: usize) -> Entity {
     }
 }
 
-/// What a client told, and whether it gave the connection up.
+/// Returns a client's events and output, and whether it closed the connection.
 fn play(input: &[u8], piece: usize, origin: Instant) -> (Vec<Event>, Vec<u8>, bool) {
     let mut client = Client::new(entity(2));
     client.handle_connected(origin);

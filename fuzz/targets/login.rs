@@ -1,7 +1,6 @@
-//! The target's login with arbitrary requests and text: every request has at most one answer, the
-//! answers follow the rules of the wire, and what was negotiated is within the RFC's limits
-//! (RFC 7143 §6.3, §13), however the bytes are cut. Where CHAP is demanded, nobody gets in without the
-//! right response (§12.1.3).
+//! The target's login with arbitrary requests and text. Every request has at most one answer, and the answers follow
+//! the protocol. The negotiated values are within the RFC's limits (RFC 7143 §6.3, §13), wherever the bytes are cut. If
+//! CHAP is required, no initiator logs in without the correct response (§12.1.3).
 #![no_main]
 
 #[path = "../support/scripted.rs"]
@@ -15,7 +14,7 @@ use sarsen_wire::iscsi::{Isid, LoginRequest, LoginResponse, LoginStatus, Opcode,
 
 use scripted::{ACCOUNT, RANDOM, Scripted, World, encode};
 
-/// How a login goes in the end.
+/// The result of a login.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Outcome {
     answers: Vec<(RawHeader, Vec<u8>)>,
@@ -26,11 +25,11 @@ struct Outcome {
 /// A request as it is sent.
 struct Request {
     bytes: Vec<u8>,
-    /// Its text, with an end where no other request continues it.
+    /// Its text, with a terminator if no other request continues it.
     text: Vec<u8>,
 }
 
-/// Requests: flags, a byte of oddities, the length of the text in two bytes, the text.
+/// Parses requests: flags, a byte of variations, the length of the text in two bytes, the text.
 fn requests(mut input: &[u8]) -> Vec<Request> {
     let mut requests = Vec::new();
     while let [flags, odd, high, low, rest @ ..] = input {
@@ -54,8 +53,8 @@ fn requests(mut input: &[u8]) -> Vec<Request> {
     requests
 }
 
-/// Whether the requests name the account and hold a right response to the challenge, which is always
-/// the same.
+/// Returns whether the requests name the account and contain a correct response to the challenge, which is always the
+/// same.
 fn prove_who_it_is(requests: &[Request]) -> bool {
     let challenge = Challenge::new([RANDOM; 1 + CHALLENGE_LENGTH]);
     let secret = Secret(ACCOUNT.1.into());
@@ -113,7 +112,7 @@ fn log_in(requests: &[Request], world: &World, cut: usize) -> Outcome {
 fuzz_target!(|input: &[u8]| {
     let Some((&cut, input)) = input.split_first() else { return };
     let requests = requests(input);
-    // A bit of what is the first CmdSN otherwise.
+    // A bit that is otherwise part of the first CmdSN.
     let demanding = input.get(1).is_some_and(|odd| odd & 0x80 != 0);
     let world = World { demanding, ..World::default() };
     let outcome = log_in(&requests, &world, usize::MAX);

@@ -1,6 +1,5 @@
-//! The memory store against an array: any run of requests leaves both with the same bytes, and
-//! what lies outside is refused. This store is the model that others are compared with, so it had
-//! better be right.
+//! The memory store compared with an array: any sequence of requests leaves both with the same bytes, and requests
+//! outside are rejected. This store is the model for the tests of other stores, so it must be correct.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -16,7 +15,7 @@ fuzz_target!(|input: &[u8]| {
     let mut model = vec![0; BLOCK_COUNT as usize * BLOCK_BYTES];
     for step in input.chunks_exact(4) {
         let &[kind, lba, block_count, fill] = step else { continue };
-        // A high bit sends the request far outside, where sums overflow.
+        // A high bit moves the request far outside, where sums overflow.
         let lba = if lba < 0x80 { u64::from(lba) % 32 } else { u64::MAX - u64::from(lba % 32) };
         let extent = Extent::new(lba, (block_count % 16).into());
         let inside = lba.checked_add(extent.block_count).is_some_and(|end| end <= BLOCK_COUNT);
@@ -58,7 +57,7 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-/// A store in memory answers in line.
+/// Returns the answer of a store in memory, which is always ready.
 fn ready<T>(answer: Io<T>) -> T {
     match answer {
         Io::Ready(answer) => answer,

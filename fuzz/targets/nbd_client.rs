@@ -1,17 +1,16 @@
-//! The NBD client with arbitrary servers: however the bytes are cut, and whether or not data lands
-//! straight in its buffers, the same is told; each request ends at most once, with exactly the data
-//! that was asked for.
+//! The NBD client with arbitrary servers. It reports the same events wherever the bytes are cut, and whether or not
+//! data is read directly into its buffers. Each request ends at most once, with exactly the requested data.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use sarsen_block::Buffer;
 use sarsen_proto::nbd::{Client, Event, Request};
 
-/// What is asked as soon as an export is chosen: reads of these lengths, and one of each other
+/// Lengths of the reads that the client sends as soon as an export is selected. It also sends one request of each other
 /// kind.
 const READS: [u32; 4] = [0, 1, 512, 40_000];
 
-/// A server in order, up to the first reply.
+/// A valid server's bytes, up to the first reply.
 const HELLO: &[u8] = b"NBDMAGICIHAVEOPT\x00\x03\
     \x00\x03\xe8\x89\x04\x55\x65\xa9\x00\x00\x00\x07\x00\x00\x00\x03\x00\x00\x00\x0c\
     \x00\x00\x00\x00\x00\x00\x00\x10\x00\x00\x00\x6d\
@@ -29,7 +28,7 @@ fn requests() -> Vec<Request> {
     requests
 }
 
-/// What a client tells of a server's bytes.
+/// A client's results for a server's bytes.
 struct Told {
     ended: Vec<(usize, Result<Vec<u8>, u32>)>,
     export: Option<u64>,
@@ -89,15 +88,15 @@ fuzz_target!(|input: &[u8]| {
     let [choice, bytes @ ..] = input else { return };
     let hello = if choice & 1 == 0 { HELLO } else { &[] };
     let stream = [hello, bytes].concat();
-    // A greeting that is taken whole makes requests only after what came with it; so it is cut
-    // behind the hello in all three.
+    // A greeting that arrives whole triggers requests only after the bytes that follow it are processed. So all three
+    // runs cut the stream after the hello.
     let (head, rest) = stream.split_at(hello.len());
     let step = usize::from(choice >> 1).max(1);
     let whole = play([head, rest].into_iter(), false);
     for lands in [false, true] {
         let cut = play(head.chunks(step).chain(rest.chunks(step)), lands);
         if hello.is_empty() {
-            // Requests begin at another moment, so that replies may come to nothing.
+            // Requests begin at another moment, so replies may have no request.
             continue;
         }
         assert_eq!((cut.export, &cut.error), (whole.export, &whole.error));

@@ -1,6 +1,6 @@
-//! Two connections of one session, with commands on either in any order, and events that are looked at
-//! late: each CmdSN is carried out once, whichever connection brought it; ORDERED commands keep their
-//! place among those of their unit; and when nothing is missing any more, nothing waits.
+//! Two connections of one session, with commands on either in any order, and with delayed handling of events. Each
+//! CmdSN is carried out once, whichever connection delivered it. ORDERED commands keep their place among those of their
+//! unit. When no command is missing any more, no command waits.
 #![no_main]
 
 #[path = "../support/scripted.rs"]
@@ -21,20 +21,20 @@ use scripted::{LUN, Scripted, TARGET, World, encode};
 
 const TSIH: u16 = 7;
 const ORDERED: u8 = 2;
-/// Tags of everything but commands.
+/// Tags of all requests except commands.
 const OTHER_TAGS: u32 = 1 << 30;
 
 struct Member {
     target: Scripted,
     id: MemberId,
     running: Vec<TaskId>,
-    /// All that ever ran: who looks late may be told to end what has ended.
+    /// All commands that ever ran: a late look at the events may ask to end a command that has ended already.
     begun: Vec<TaskId>,
     managing: Vec<u32>,
     stat_sn: Option<u32>,
 }
 
-/// A command as it was carried out.
+/// A command that was carried out.
 #[derive(Clone, Copy)]
 struct Carried {
     cmd_sn: u32,
@@ -49,11 +49,11 @@ struct Pair {
     last_tag: u32,
     carried_out: Vec<Carried>,
     cmd_sns: BTreeSet<u32>,
-    /// CmdSNs that something else than a command had, too.
+    /// CmdSNs that a request other than a command also used.
     others: BTreeSet<u32>,
-    /// What was sent as a command, by its CmdSN.
+    /// The requests that were sent as commands, by CmdSN.
     commands: BTreeMap<u32, u32>,
-    /// Tasks were ended, or a connection: not all that came is carried out.
+    /// Tasks or a connection were ended, so not all received commands are carried out.
     ended_early: bool,
     over: bool,
 }
@@ -115,7 +115,7 @@ impl Pair {
         }
     }
 
-    /// Mostly the next number, sometimes one before or after.
+    /// Returns mostly the next number, sometimes one before or after.
     fn cmd_sn(&mut self, choice: u8) -> u32 {
         match choice {
             0..160 => {
@@ -135,7 +135,7 @@ impl Pair {
         let mut command = ScsiCommand::from(RawHeader::with_opcode(Opcode::ScsiCommand));
         let attribute = choice % 4;
         command.flags = FINAL | attribute;
-        // The second unit, sometimes.
+        // Sometimes the second unit.
         command.lun = LUN;
         command.lun[1] = choice >> 7;
         self.last_tag += 1;
@@ -193,13 +193,13 @@ impl Pair {
         member.target.connection.complete(task, completion);
     }
 
-    /// As another session's reset does.
+    /// Aborts tasks, as another session's reset does.
     fn abort(&mut self, index: usize) {
         self.ended_early = true;
         self.members[index].target.connection.abort_tasks(1, |_, _| Some(Ending::Silent));
     }
 
-    /// Takes a connection's events, at most so many.
+    /// Handles a connection's events, up to `limit`.
     fn look(&mut self, index: usize, limit: usize) {
         for _ in 0..limit {
             let Some(event) = self.members[index].target.connection.poll_event() else { break };
@@ -229,13 +229,13 @@ impl Pair {
                 }
                 Event::Logout(logout) => self.log_out(index, logout),
                 Event::TasksEnded(_) => {}
-                // There is no recovery at this level.
+                // This level has no recovery.
                 other @ (Event::Adopt(_) | Event::Establish(_)) => panic!("{other:?}"),
             }
         }
     }
 
-    /// RFC 7143 §4.2.2.1, §11.3.1: what comes to the layer above, and after what.
+    /// Checks the order in which commands reach the layer above (RFC 7143 §4.2.2.1, §11.3.1).
     fn carry_out(&mut self, now: Carried) {
         assert!(self.cmd_sns.insert(now.cmd_sn), "a CmdSN was carried out twice");
         let overtaken = |before: &Carried| {
@@ -252,7 +252,7 @@ impl Pair {
         self.carried_out.push(now);
     }
 
-    /// The others end what they have, and close.
+    /// Ends the other connections' commands and closes those connections.
     fn log_out(&mut self, index: usize, logout: Logout) {
         let other = 1 - index;
         if logout.cid.is_none_or(|cid| usize::from(cid) == other) {
@@ -268,7 +268,7 @@ impl Pair {
         }
     }
 
-    /// Takes a connection's output: its StatSN follow each other, and the window moves forward.
+    /// Checks a connection's output: its StatSN are consecutive, and the window moves forward.
     fn receive(&mut self, index: usize) {
         let member = &mut self.members[index];
         for (header, _) in member.target.output() {
@@ -287,7 +287,7 @@ impl Pair {
         self.over |= self.members[index].target.connection.closing().is_some();
     }
 
-    /// Until nothing moves any more.
+    /// Repeats until no command moves any more.
     fn settle(&mut self) {
         loop {
             let before =
@@ -348,7 +348,7 @@ fuzz_target!(|input: &[u8]| {
     if pair.over || pair.ended_early {
         return;
     }
-    // A ping's answer tells how far the session is.
+    // The answer to a ping reports the session's progress.
     for index in 0..2 {
         let mut ping = NopOut::from(RawHeader::with_opcode(Opcode::NopOut));
         ping.opcode_byte |= IMMEDIATE;

@@ -1,11 +1,11 @@
-//! URLs and portals: what is accepted is the same when it is written and read again, a target's
-//! name is one piece of login text, and no message or rendering shows the secret.
+//! URLs and portals: an accepted URL is the same after it is written and parsed again. A target's name is one piece of
+//! login text, and no message or rendering shows the secret.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use sarsen_initiator::{Chap, Portal, Url};
 
-/// Not to be found in any text by chance.
+/// This text does not occur in other text by chance.
 const SECRET: &str = "\u{fdd0}hidden\u{fdd1}";
 
 fuzz_target!(|input: &[u8]| {
@@ -15,7 +15,7 @@ fuzz_target!(|input: &[u8]| {
     }
     if let Ok(url) = text.parse::<Url>() {
         let again: Url = url.to_string().parse().expect("what it wrote itself");
-        // Of what logs in, the user's name alone is written.
+        // Of the CHAP settings, only the user's name is written.
         let chap = Chap { user: url.chap.user.clone(), ..Chap::default() };
         assert_eq!(again, Url { chap, ..url.clone() });
         assert!(!url.target.contains(|c: char| c.is_control() || c.is_whitespace()));
@@ -23,7 +23,7 @@ fuzz_target!(|input: &[u8]| {
         let [high, low, ..] = url.lun_field();
         assert_eq!(u16::from_be_bytes([high & 0x3f, low]), url.lun);
     }
-    // A secret in front of whatever it is.
+    // The same text with a secret in front.
     let Some(rest) = text.strip_prefix("iscsi://") else { return };
     match format!("iscsi://user%{SECRET}@{rest}").parse::<Url>() {
         Ok(url) => assert!(!format!("{url} {url:?}").contains(SECRET)),

@@ -1,4 +1,4 @@
-//! The commands that initiators send, and what their ends mean for what the disk holds.
+//! The commands that initiators send, and how their results change the expected content of the disk.
 
 use crate::dice::Dice;
 use sarsen_block::Buffer;
@@ -17,19 +17,19 @@ use crate::model::{Outcome, Violation};
 use crate::reservation::Custom;
 use crate::stamp;
 
-/// What a command is for.
+/// The kind of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CommandKind {
     TestUnitReady,
     Read,
     Write,
-    /// WRITE SAME, of one block to many.
+    /// WRITE SAME of one block to several blocks.
     WriteSame,
     /// WRITE SAME of zeroes with UNMAP, or UNMAP itself.
     Zero {
         by_write_same: bool,
     },
-    /// COMPARE AND WRITE of one block that is hoped to be this.
+    /// COMPARE AND WRITE of one block, which expects this content.
     Swap {
         expected: u64,
     },
@@ -40,7 +40,7 @@ pub(crate) enum CommandKind {
     },
 }
 
-/// A command before it is sent.
+/// A command before the initiator sends it.
 #[derive(Clone, Debug)]
 pub(crate) struct Command {
     pub(crate) kind: CommandKind,
@@ -49,12 +49,12 @@ pub(crate) struct Command {
     pub(crate) block_count: u64,
     pub(crate) is_durable: bool,
     pub(crate) attribute: TaskAttribute,
-    /// Of what it writes.
+    /// Stamp of the blocks that the command writes.
     pub(crate) stamp: u64,
 }
 
 impl Command {
-    /// What it may do to which blocks.
+    /// Returns the blocks that the command may change, with their new stamps.
     pub(crate) fn writes(&self) -> Vec<(u64, u64)> {
         let stamp = match self.kind {
             CommandKind::TestUnitReady
@@ -69,7 +69,7 @@ impl Command {
         (self.lba..self.lba + self.block_count).map(|lba| (lba, stamp)).collect()
     }
 
-    /// What it does about reservations.
+    /// Returns the reservation action of the command.
     pub(crate) const fn action(&self) -> Option<Action> {
         match self.kind {
             CommandKind::Reservation { action, .. } => Some(action),
@@ -77,7 +77,7 @@ impl Command {
         }
     }
 
-    /// The request for a session.
+    /// Returns the request for a session.
     pub(crate) fn request(&self, machine: &Machine) -> CommandRequest {
         let (cdb, data) = self.bytes();
         let transfer = match (self.kind, data) {
@@ -140,7 +140,7 @@ impl Command {
         }
     }
 
-    /// What its end says.
+    /// Returns the outcome that the completion reports.
     pub(crate) fn outcome(&self, completion: &Completion) -> Result<Outcome, Violation> {
         if completion.response != 0 {
             let response = completion.response;
@@ -158,7 +158,7 @@ impl Command {
         let key = sense.map(|sense| sense.key).filter(|_| status == Some(Status::CheckCondition));
         match key {
             Some(SenseKey::UnitAttention) => Ok(Outcome::Nothing),
-            // An aborted command that the disk has not ended blocks the unit.
+            // The unit is blocked while the disk has not ended an aborted command.
             Some(SenseKey::NotReady)
                 if sense.is_some_and(|sense| (sense.asc, sense.ascq) == (0x04, 0x00)) =>
             {
@@ -175,7 +175,7 @@ impl Command {
     }
 }
 
-/// Whether a COMPARE AND WRITE found something else.
+/// Returns whether a COMPARE AND WRITE found a different content.
 pub(crate) fn is_miscompare(completion: &Completion) -> bool {
     let sense = Sense::parse(&completion.sense);
     sense.is_some_and(|sense| sense.key == SenseKey::Miscompare)
@@ -220,7 +220,7 @@ pub(crate) fn padded(cdb: &(impl IntoBytes + Immutable)) -> [u8; 16] {
     bytes
 }
 
-/// Which commands an initiator likes, in parts of a hundred.
+/// The mix of commands of an initiator, in percent.
 #[derive(Clone, Debug)]
 pub(crate) struct CommandMix {
     pub(crate) reads: u64,
@@ -230,7 +230,7 @@ pub(crate) struct CommandMix {
     pub(crate) durable_percent: u32,
     pub(crate) special_percent: u32,
     pub(crate) block_count_max: u64,
-    /// It keeps to so many blocks at the front, where others are.
+    /// Number of blocks at the start of the disk that this initiator uses, and that other initiators use too.
     pub(crate) span: u64,
 }
 
@@ -248,7 +248,7 @@ impl CommandMix {
         }
     }
 
-    /// A command for a disk of so many blocks; `held` tells what a block may hold.
+    /// Draws a command for a disk with this number of blocks. `held` returns the possible stamps of a block.
     pub(crate) fn command(
         &self,
         dice: &mut Dice,

@@ -1,5 +1,5 @@
-//! What an initiator does about its session's connections: further ones join, and at level 2 those
-//! that are lost are recovered (RFC 7143 §7.2), mostly in time.
+//! How an initiator manages the connections of its session. Further connections join. At level 2 the initiator recovers
+//! lost connections (RFC 7143 §7.2), in most cases in time.
 
 use std::time::{Duration, Instant};
 
@@ -12,34 +12,34 @@ use crate::initiator::{Initiator, LOGIN_LIMIT};
 use crate::link::{Loss, Lost};
 use crate::session::Session;
 
-/// What the end of a recovery leads to is seen by then.
+/// The effects of a completed recovery are visible after this time.
 const AFTERMATH: Duration = Duration::from_secs(60);
-/// Who asks for what is lost so long after the target has let it go finds nothing.
+/// Delay after the target's retention time. A recovery that starts so late finds no tasks.
 const TOO_LATE: Duration = Duration::from_secs(5);
 
 /// A connection that was lost at level 2.
 struct Recovery {
     connection: Cid,
-    /// The target keeps its tasks until then, if not longer.
+    /// The target keeps the tasks at least until this time.
     kept_until: Instant,
-    /// The next attempt, or when an attempt that is under way is given up.
+    /// Time of the next attempt, or the deadline of the current attempt.
     next: Instant,
     ended: Option<Instant>,
 }
 
-/// See the module.
+/// The connections of a session (see the module).
 pub(crate) struct Connections {
-    /// So many are wanted.
+    /// Number of connections that the session needs.
     wanted: usize,
     next_join: Instant,
     wait: Duration,
     retain: Duration,
-    /// Logins that are under way, and until when they may be.
+    /// Logins in progress, with their deadlines.
     logins: Vec<(Cid, Instant)>,
     recoveries: Vec<Recovery>,
-    /// Those that are to be logged out alone.
+    /// Connections whose logout is pending.
     leaving: Vec<Cid>,
-    /// A connection may have ended that the machine does not know of.
+    /// A connection may have ended without the machine's knowledge.
     has_lost_any: bool,
 }
 
@@ -58,7 +58,7 @@ impl Connections {
         }
     }
 
-    /// Whether the target may have let tasks go: they were asked for late.
+    /// Returns whether the target may have discarded tasks because the initiator was late.
     fn is_late(&self) -> bool {
         let now = time::now();
         self.recoveries.iter().any(|recovery| now > recovery.kept_until)
@@ -66,7 +66,7 @@ impl Connections {
 }
 
 impl Initiator {
-    /// Joins and recovers. Says when there is more to do.
+    /// Joins and recovers connections. Returns the time of the next action.
     pub(crate) async fn keep_connections(
         &mut self,
         session: &mut Session,
@@ -86,7 +86,7 @@ impl Initiator {
             }
         }
         if !session.link.machine.is_full_feature() {
-            // The last connections were on their way out when they were lost.
+            // The last connections were logging out when they were lost.
             return Err(Lost::Silence);
         }
         let present = session.link.machine.connections().count();
@@ -120,7 +120,7 @@ impl Initiator {
         session.connections.logins.push((connection, time::now() + LOGIN_LIMIT));
     }
 
-    /// Goes on with what a connection that was lost was about, over another one or a new one.
+    /// Recovers the tasks of a lost connection over another connection or a new connection.
     async fn recover(
         &mut self,
         session: &mut Session,
@@ -131,7 +131,7 @@ impl Initiator {
         if machine.is_being_removed(connection)
             || machine.connections().any(|one| one == connection)
         {
-            // It took too long.
+            // The recovery took too long.
             return Err(Lost::Silence);
         }
         session.connections.recoveries[at].next = time::now() + LOGIN_LIMIT;
@@ -156,7 +156,7 @@ impl Initiator {
         }
     }
 
-    /// Logs a connection out whose commands go on first; another one joins in its place.
+    /// Logs one connection out; its commands continue. Another connection joins in its place.
     pub(crate) fn let_one_go(&mut self, session: &mut Session) {
         let machine = &mut session.link.machine;
         let ready: Vec<Cid> =
@@ -195,7 +195,7 @@ impl Initiator {
         true
     }
 
-    /// A connection is over.
+    /// Handles the loss of a connection.
     pub(crate) fn handle_loss(&mut self, session: &mut Session, loss: Loss) -> Result<(), Lost> {
         self.note(format_args!("{:?} is lost: {:?}", loss.connection, loss.why));
         self.admit(session, &loss);
@@ -210,7 +210,7 @@ impl Initiator {
             return Err(why);
         }
         if !session.link.machine.is_lost(connection) {
-            // Joining again has time.
+            // The initiator joins again later.
             return Ok(());
         }
         let soon = Duration::from_millis(self.dice.below(2_000));
@@ -226,7 +226,7 @@ impl Initiator {
         self.world.count(format_args!("connections lost at level 2"));
         let Connections { wait, retain, recoveries, .. } = &mut session.connections;
         let delay = match self.dice.below(100) {
-            // Like a process that was killed.
+            // This initiator behaves like a killed process.
             0..8 => return Err(why),
             8..16 => {
                 self.world.count(format_args!("recoveries left until it is too late"));
@@ -243,12 +243,12 @@ impl Initiator {
         Ok(())
     }
 
-    /// Whether the target may have caused this.
+    /// Checks that the target may have caused this loss.
     fn admit(&self, session: &Session, loss: &Loss) {
         let may_change = session.is_guarded && self.weather.flips_per_mille > 0;
         let is_mended = session.level > 0 && self.weather.spares_headers;
         let connections = &session.connections;
-        // What takes tasks, or connections, away beside the network.
+        // Causes other than the network that end tasks or connections.
         let has_excuse = connections.is_late()
             || session.has_lost_abort
             || self.world.server.life() != session.link.life

@@ -1,6 +1,6 @@
-//! Everything that a seed decides.
+//! The random choices that follow from a seed.
 
-/// Numbers that follow from a seed (splitmix64).
+/// A generator of numbers that follow from a seed (splitmix64).
 #[derive(Clone, Debug)]
 pub(crate) struct Dice(u64);
 
@@ -9,7 +9,7 @@ impl Dice {
         Self(seed)
     }
 
-    /// 64 bits.
+    /// Returns 64 bits.
     pub(crate) const fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -18,12 +18,12 @@ impl Dice {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `end`; 0 if `end` is 0.
+    /// Returns a number below `end`, or 0 if `end` is 0.
     pub(crate) const fn below(&mut self, end: u64) -> u64 {
         ((self.bits() as u128 * end as u128) >> 64) as u64
     }
 
-    /// True in `percent` of a hundred cases.
+    /// Returns true in `percent` of 100 cases.
     pub(crate) const fn chance(&mut self, percent: u32) -> bool {
         self.below(100) < percent as u64
     }

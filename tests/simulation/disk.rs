@@ -1,7 +1,7 @@
-//! Disks that take their time, fail, and forget at a crash what nobody made durable.
+//! Disks that delay requests, fail, and lose their volatile data at a crash.
 //!
-//! A [`Disk`] outlives the servers that have it open; each of them has it through an [`Opened`],
-//! which does nothing any more once its server has crashed.
+//! A [`Disk`] outlives the servers that open it. Each server uses it through an [`Opened`], which has no effect after
+//! the crash of its server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -18,24 +18,24 @@ use sarsen_scsi::{Keeper, Record};
 
 use crate::stamp;
 
-/// What a seed's disk is like.
+/// The properties of a seed's disk.
 #[derive(Clone, Debug)]
 pub(crate) struct DiskTraits {
     pub(crate) block_count: u64,
-    /// It acknowledges what is not durable yet.
+    /// The disk acknowledges writes that are not durable yet.
     pub(crate) is_volatile: bool,
-    /// A request takes up to so long, and then up to so long until it is answered.
+    /// Maximum duration of a request, and again maximum delay of its answer.
     pub(crate) delay_max_ms: u64,
-    /// Of a thousand requests, so many take a thousand times as long.
+    /// Number of requests of 1000 that take 1000 times as long.
     pub(crate) hiccups_per_mille: u64,
-    /// Of a thousand requests, so many fail.
+    /// Number of requests of 1000 that fail.
     pub(crate) errors_per_mille: u64,
-    /// Of a thousand flushes, so many fail, and the disk stops until the server starts again.
+    /// Number of flushes of 1000 that fail. The disk then stops until the server starts again.
     pub(crate) stops_per_mille: u64,
 }
 
 impl DiskTraits {
-    /// What a seed has in store.
+    /// Draws the properties for a seed.
     pub(crate) const fn draw(dice: &mut Dice) -> Self {
         Self {
             block_count: if dice.chance(80) { 24 + dice.below(40) } else { 512 },
@@ -48,26 +48,26 @@ impl DiskTraits {
     }
 }
 
-/// What a disk does wrong, so that it can be seen that it is found out.
+/// A defect of a disk. The tests prove that the model detects it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DiskDefect {
-    /// One write is acknowledged and not done.
+    /// The disk acknowledges one write and does not execute it.
     LosesWrite,
-    /// Flushes are acknowledged and make nothing durable.
+    /// The disk acknowledges flushes and makes nothing durable.
     IgnoresFlush,
-    /// FUA is ignored.
+    /// The disk ignores FUA.
     IgnoresDurability,
-    /// Reads give what was there before, now and then.
+    /// Some reads return the previous content.
     ReadsStale,
-    /// A write is done again after others.
+    /// The disk repeats a write after later writes.
     WritesAgain,
-    /// What was kept beside the data is lost at a crash.
+    /// The disk loses its records at a crash.
     ForgetsRecords,
 }
 
 type Content = Arc<[u8]>;
 
-/// A block: what is durable, and what came since, oldest first.
+/// A block: its durable content, and later contents, oldest first.
 struct Block {
     durable: Content,
     cached: Vec<(u64, Content)>,
@@ -80,25 +80,25 @@ impl Block {
 }
 
 struct DiskState {
-    /// Which of its servers has it.
+    /// Number of the server that has the disk open.
     life: u64,
     blocks: Vec<Block>,
-    /// Counts changes, so that a flush knows which came before it.
+    /// Number of changes. A flush uses it to find the changes before it.
     changes: u64,
     under_way: usize,
     has_stopped: bool,
     may_fail: bool,
     dice: Dice,
     lie: Option<DiskDefect>,
-    /// Of every write that came: block and stamp.
+    /// Block and stamp of every write that the disk received.
     written: BTreeSet<(u64, u64)>,
-    /// What came twice.
+    /// Block and stamp of a write that the disk received twice.
     written_twice: Option<(u64, u64)>,
-    /// What is kept beside the data, under the records' names.
+    /// The stored records, by name.
     records: BTreeMap<&'static str, Vec<u8>>,
 }
 
-/// See the module.
+/// A simulated disk (see the module).
 pub(crate) struct Disk {
     nature: DiskTraits,
     state: Mutex<DiskState>,
@@ -130,12 +130,12 @@ impl Disk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For the server that starts now.
+    /// Opens the disk for the server that starts now.
     pub(crate) fn open(self: &Arc<Self>) -> Arc<Opened> {
         Arc::new(Opened { disk: self.clone(), life: self.state().life })
     }
 
-    /// The power fails: of each block some version survives that is not older than the durable one.
+    /// Simulates a power failure. Of each block one version survives that is not older than the durable one.
     pub(crate) fn crash(&self) {
         let mut state = self.state();
         let DiskState { blocks, dice, .. } = &mut *state;
@@ -159,24 +159,24 @@ impl Disk {
         state.has_stopped = false;
     }
 
-    /// From here on it works as it should.
+    /// Ends the injection of faults and restarts a stopped disk.
     pub(crate) fn heal(&self) {
         let mut state = self.state();
         state.may_fail = false;
         state.has_stopped = false;
     }
 
-    /// Requests that were not answered.
+    /// Returns the number of unanswered requests.
     pub(crate) fn under_way(&self) -> usize {
         self.state().under_way
     }
 
-    /// Whether a flush failed.
+    /// Returns whether a flush failed.
     pub(crate) fn has_stopped(&self) -> bool {
         self.state().has_stopped
     }
 
-    /// The block and the stamp that were written twice, if any were.
+    /// Returns the block and the stamp of a repeated write, if there is one.
     pub(crate) fn written_twice(&self) -> Option<(u64, u64)> {
         self.state().written_twice
     }
@@ -195,7 +195,7 @@ impl DiskState {
         }
     }
 
-    /// Makes durable what changed up to `change`.
+    /// Makes the changes up to `change` durable.
     fn settle(&mut self, change: u64) {
         for block in &mut self.blocks {
             let count = block.cached.iter().take_while(|(of, _)| *of <= change).count();
@@ -216,25 +216,25 @@ impl DiskState {
     }
 }
 
-/// A disk as one server has it.
+/// A disk that one server has open.
 pub(crate) struct Opened {
     disk: Arc<Disk>,
     life: u64,
 }
 
-/// What becomes of a request, drawn when it comes.
+/// The fate of a request, drawn at its arrival.
 struct Course {
     before: Duration,
     after: Duration,
     fails: bool,
-    /// Into how many parts a change falls.
+    /// Number of parts into which the disk splits a change.
     parts: u64,
-    /// Changes that had come when it was submitted.
+    /// Number of changes before the request was submitted.
     changes: u64,
 }
 
 impl Opened {
-    /// The disk, as long as this server has it.
+    /// Returns the state of the disk while this server has it open.
     fn state(&self) -> Option<MutexGuard<'_, DiskState>> {
         Some(self.disk.state()).filter(|state| state.life == self.life)
     }
@@ -257,7 +257,7 @@ impl Opened {
         Some(Course { before, after, fails: fails && may_fail, parts, changes })
     }
 
-    /// Replaces what is kept, as long as this server has the disk.
+    /// Replaces a record while this server has the disk open.
     fn replace(&self, record: Record, content: Vec<u8>) -> Option<()> {
         let mut state = self.state()?;
         match content.is_empty() {
@@ -287,7 +287,7 @@ impl Opened {
         Ok(Reply::Done)
     }
 
-    /// Changes blocks part by part, which others may see half done; one that fails stops anywhere.
+    /// Changes blocks part by part; other requests may see the parts. A change that fails stops after any part.
     async fn change(
         self: Arc<Self>,
         extent: Extent,
@@ -340,7 +340,7 @@ impl Opened {
         }
     }
 
-    /// Notes what a write brings: nothing may come twice.
+    /// Records the blocks of a write; no write may arrive twice.
     fn note(&self, extent: Extent, contents: &[Content]) {
         let Some(mut state) = self.state() else { return };
         for (lba, content) in (extent.lba.0..).zip(contents) {
@@ -404,7 +404,7 @@ impl Keeper for Opened {
         let course = self.course(&Request::Flush);
         let opened = Self { disk: self.disk.clone(), life: self.life };
         let lost = || io::Error::other("the power has failed");
-        // Like a request, it goes on whether its answer is waited for or not.
+        // Like a request, this task continues when the caller stops waiting.
         let task = tokio::task::spawn_local(async move {
             let course = course.ok_or_else(lost)?;
             time::sleep_until(time::now() + course.before).await;
@@ -451,7 +451,7 @@ impl Store for Opened {
             return Io::Ready(Err(BlockError::Stopped));
         };
         let opened = Arc::new(Self { disk: self.disk.clone(), life: self.life });
-        // A request that was submitted goes on, whether its answer is waited for or not.
+        // A submitted request continues when the caller stops waiting.
         self.disk.state().under_way += 1;
         let task = tokio::task::spawn_local(async move {
             let reply = opened.clone().carry_out(request, course).await;

@@ -1,18 +1,18 @@
-//! Who may write to a disk: what was registered, reserved and preempted (SPC-4 5.12), as far as
-//! answers tell.
+//! Which nexus may write to a disk. The model derives this from the acknowledged registrations, reservations and
+//! preemptions (SPC-4 5.12).
 //!
-//! Each action takes effect at one moment between its request and its latest moment, like a change of
-//! a block; it is certain once it was acknowledged. A nexus is fenced off at a moment if it is certain
-//! that there is a reservation and that the nexus is not registered: nobody can have ended the one, or
-//! registered the other, since that was brought about. Who is fenced off may not write, whatever the
-//! type. Each registration has a key of its own, so that who is preempted is known.
+//! Each action takes effect at one moment between its request and its latest moment, like a change of a block. After
+//! its acknowledgement the action is certain. A nexus is fenced off at a moment if two facts are certain: a reservation
+//! exists, and the nexus is not registered. No later action can have ended the reservation or registered the nexus. A
+//! fenced nexus must not write, whatever the type of the reservation. Each registration has a unique key, so the model
+//! knows the victim of a preemption.
 
 use crate::model::Moment;
 
-/// An action of PERSISTENT RESERVE OUT, with the key that the nexus has registered.
+/// An action of PERSISTENT RESERVE OUT, with the registered key of the nexus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Registers a key for the nexus that asks, whatever it had.
+    /// Registers a key for the requesting nexus and replaces its previous key.
     Register {
         key: u64,
     },
@@ -28,7 +28,7 @@ pub(crate) enum Action {
     Clear {
         key: u64,
     },
-    /// PREEMPT, or PREEMPT AND ABORT, of who has registered the victim.
+    /// PREEMPT, or PREEMPT AND ABORT, of the nexus that registered the victim.
     Preempt {
         key: u64,
         victim: u64,
@@ -37,18 +37,18 @@ pub(crate) enum Action {
 }
 
 impl Action {
-    /// It may end a reservation.
+    /// Returns whether the action may end a reservation.
     pub(crate) const fn releases(self) -> bool {
         matches!(self, Self::Unregister { .. } | Self::Release { .. } | Self::Clear { .. })
     }
 
-    /// It may let in again who was fenced off.
+    /// Returns whether the action may permit a fenced nexus again.
     pub(crate) const fn admits(self) -> bool {
         self.releases() || matches!(self, Self::Register { .. })
     }
 }
 
-/// Who asks: an initiator port, and so an I_T nexus with the only target port.
+/// The requesting initiator port, and thus an I_T nexus with the only target port.
 pub(crate) type Nexus = u8;
 
 struct Change {
@@ -56,7 +56,7 @@ struct Change {
     nexus: Nexus,
     action: Action,
     invoked: Moment,
-    /// `None` while it may happen yet.
+    /// `None` while the action may still take effect.
     latest: Option<Moment>,
     is_certain: bool,
 }
@@ -82,13 +82,14 @@ pub(crate) struct Fencing {
 }
 
 impl Fencing {
-    /// An action is about to be sent.
+    /// Records that an initiator is about to send an action.
     pub(crate) fn begin(&mut self, operation: u64, nexus: Nexus, action: Action, now: Moment) {
         let (invoked, latest, is_certain) = (now, None, false);
         self.changes.push(Change { operation, nexus, action, invoked, latest, is_certain });
     }
 
-    /// An action has ended: done, without effect, or nobody knows.
+    /// Records the end of an action: `Some(true)` if it succeeded, `Some(false)` if it had no effect, `None` if
+    /// unknown.
     pub(crate) fn end(&mut self, operation: u64, is_done: Option<bool>, now: Moment) {
         if is_done == Some(false) {
             return self.changes.retain(|change| change.operation != operation);
@@ -100,8 +101,8 @@ impl Fencing {
         }
     }
 
-    /// The server starts anew. What `persists` is found again; of what nobody knows it may have been
-    /// kept, though it was not in force.
+    /// Simulates a restart of the server. With `persists` the server restores the reservations. An action with an
+    /// unknown outcome may have been stored although it was not in force.
     pub(crate) fn crash(&mut self, persists: bool, now: Moment) {
         if !persists {
             return self.changes.clear();
@@ -111,12 +112,13 @@ impl Fencing {
         }
     }
 
-    /// Whether a nexus cannot have been let in at any moment of these.
+    /// Returns whether the nexus was certainly fenced off during the whole interval.
     pub(crate) fn is_fenced(&self, nexus: Nexus, from: Moment, to: Moment) -> bool {
         self.is_reserved(from, to) && self.is_unregistered(nexus, from, to)
     }
 
-    /// Preemption hands a reservation on, but does not end it: who preempts is registered.
+    /// Returns whether a reservation certainly existed during the whole interval. Preemption transfers a reservation
+    /// and does not end it, because the preempting nexus is registered.
     fn is_reserved(&self, from: Moment, to: Moment) -> bool {
         let is_held = |reserve: &Change| {
             let mut others = self.changes.iter();
@@ -133,12 +135,12 @@ impl Fencing {
             registers
                 .any(|one| one.may_lie_within(since, to) && Some(one.action) != but.map(register))
         };
-        // Initiators only know keys that somebody sent.
+        // Initiators know only keys that an initiator sent.
         let removes = |change: &Change| match change.action {
             Action::Clear { .. } => Some(None),
             Action::Unregister { .. } if change.nexus == nexus => Some(None),
             Action::Preempt { victim, .. } if self.owner(victim) == Some(nexus) => {
-                // Its victim was registered before, whatever is known of that.
+                // The victim was registered before the preemption, even if the model has no certainty about it.
                 Some(Some(victim))
             }
             _ => None,
@@ -150,7 +152,7 @@ impl Fencing {
             })
     }
 
-    /// Whether a nexus must have been registered at all moments of these.
+    /// Returns whether the nexus was certainly registered during the whole interval.
     fn is_registered(&self, nexus: Nexus, from: Moment, to: Moment) -> bool {
         let is_kept = |registration: &Change| {
             !self.changes.iter().any(|one| {
@@ -167,8 +169,8 @@ impl Fencing {
         registrations.any(|one| one.is_before(from) && is_kept(one))
     }
 
-    /// Whether a reservation may have kept a nexus from its disk at one of these moments; registrants
-    /// have access, or the holder alone.
+    /// Returns whether a reservation may have denied a nexus access during the interval. With `registrants` all
+    /// registered nexuses have access, otherwise only the holder.
     pub(crate) fn may_refuse(
         &self,
         nexus: Nexus,
@@ -183,13 +185,13 @@ impl Fencing {
         self.changes.iter().any(reserves) && !is_admitted
     }
 
-    /// Who has, or had, registered a key.
+    /// Returns the nexus that has registered the key, now or earlier.
     pub(crate) fn owner(&self, key: u64) -> Option<Nexus> {
         let registration = self.changes.iter().find(|change| change.action == register(key));
         registration.map(|change| change.nexus)
     }
 
-    /// The newest key of each nexus that may be registered.
+    /// Returns the newest key of each nexus that may be registered.
     pub(crate) fn keys(&self) -> Vec<(Nexus, u64)> {
         let mut keys: Vec<(Nexus, u64)> = Vec::new();
         for change in &self.changes {

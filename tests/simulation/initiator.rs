@@ -1,6 +1,5 @@
-//! An initiator: sessions one after another, in each of them commands of all kinds, and whatever
-//! ends badly is begun again. What it does within a session is in `session`, what it does about
-//! connections in `connections`.
+//! An initiator. It opens one session after another, sends commands of all kinds in each, and starts again after each
+//! failure. `session` describes its actions within a session, `connections` those on connections.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -23,26 +22,26 @@ use crate::session::{COMMAND_LIMIT, Session};
 use crate::stamp;
 use crate::world::{Mutation, World};
 
-/// A login or logout is given up after so long.
+/// Maximum duration of a login or logout.
 pub(crate) const LOGIN_LIMIT: Duration = Duration::from_secs(20);
-/// The check at the end waits for each disk so often, and so long between two attempts.
+/// Number of attempts of the final check for each disk, and the pause between two attempts.
 const READY_ATTEMPTS: u32 = 1000;
 const READY_PAUSE: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// A simulated initiator (see the module).
 pub(crate) struct Initiator {
     pub(crate) world: Rc<World>,
     pub(crate) name: String,
-    /// What reservations tell it from others by: its port never changes.
+    /// Number that identifies the initiator for reservations; its port never changes.
     pub(crate) number: u8,
     pub(crate) dice: Dice,
     pub(crate) weather: NetworkTraits,
     pub(crate) taste: CommandMix,
     pub(crate) depth: usize,
-    /// Commands that are to be sent yet.
+    /// Number of commands that the initiator still has to send.
     pub(crate) left: u64,
     pub(crate) next_token: u64,
-    /// What the sessions before this one left open.
+    /// Commands that the previous sessions left open.
     pub(crate) stale: Vec<u64>,
 }
 
@@ -71,8 +70,7 @@ impl Initiator {
         time::sleep_until(time::now() + pause).await;
     }
 
-    /// Sends all commands, in as many sessions as it takes. Gives those of which it does not know how
-    /// they ended.
+    /// Sends all commands, in as many sessions as necessary. Returns the commands with an unknown outcome.
     pub(crate) async fn run(mut self) -> Vec<u64> {
         while self.left > 0 {
             if self.dice.chance(10) {
@@ -120,7 +118,7 @@ impl Initiator {
         options
     }
 
-    /// A connection that has logged in, and whether what changes on the way is noticed.
+    /// Returns a connection after its login, and whether both ends detect changed bytes.
     async fn log_in(&mut self, target: SessionTarget) -> Result<(Link, bool), Lost> {
         let options = self.options(target);
         let required = [options.header_digest, options.data_digest] == [DigestOffer::Require; 2];
@@ -147,7 +145,7 @@ impl Initiator {
         }
     }
 
-    /// Looks which targets there are.
+    /// Discovers the targets.
     async fn discover(&mut self) -> Result<(), Lost> {
         let (mut link, is_guarded) = self.log_in(SessionTarget::Discovery).await?;
         link.machine.text(b"SendTargets=All\0", Token(1));
@@ -175,10 +173,10 @@ impl Initiator {
         }
     }
 
-    /// A session from its login to its end. In order that is a logout.
+    /// Runs one session from its login to its end. The orderly end is a logout.
     async fn session(&mut self) -> Result<(), Lost> {
         let (link, is_guarded) = self.log_in(SessionTarget::Named(TARGET.into())).await?;
-        // RFC 7143 §6.3.5: what was left of the session before this one has ended.
+        // RFC 7143 §6.3.5: the tasks of the previous session have ended.
         self.forget_stale();
         let limit = if self.dice.chance(50) { u64::MAX } else { 1 + self.dice.below(60) };
         let mut session = Session::new(&self.world, link, limit, is_guarded);
@@ -186,7 +184,7 @@ impl Initiator {
         let end = self.work(&mut session).await;
         self.stale.extend(session.open.values().map(|open| open.operation));
         if end.is_ok() {
-            // They ended before the logout was answered.
+            // The open commands ended before the logout response.
             self.forget_stale();
         }
         end
@@ -199,7 +197,7 @@ impl Initiator {
         }
     }
 
-    /// Reads all disks, which nothing keeps it from, and holds every block against the model.
+    /// Reads all disks without faults and compares every block with the model.
     pub(crate) async fn verify(mut self) {
         self.weather = NetworkTraits::fair();
         let (link, is_guarded) =
@@ -217,15 +215,15 @@ impl Initiator {
                 stamp: stamp::ZERO,
             };
             let key = self.world.next_stamp();
-            // A new session has a few unit attentions, and a unit is not ready until its disk has ended the commands that
-            // were written off.
+            // A new session receives a few unit attentions. A unit is not ready until its disk has ended the abandoned
+            // commands.
             let mut attempts = 0;
             while self.complete(&mut session, command(CommandKind::TestUnitReady)).await.is_err() {
                 attempts += 1;
                 assert!(attempts <= READY_ATTEMPTS, "disk {disk} does not become ready");
                 time::sleep_until(time::now() + READY_PAUSE).await;
             }
-            // Nobody's reservation keeps it from reading.
+            // Removes all reservations that could prevent the read.
             for action in [Action::Register { key }, Action::Clear { key }] {
                 let command = self.world.reservation(disk, action);
                 let _ = self.complete(&mut session, command).await;
@@ -240,7 +238,7 @@ impl Initiator {
         }
     }
 
-    /// Sends one command and waits for its completion, which is the error if it is not good.
+    /// Sends one command and waits for its completion, which is the error if the status is not GOOD.
     async fn complete(&mut self, session: &mut Session, command: Command) -> Result<(), String> {
         self.send(session, command);
         let mut result = Ok(());

@@ -1,9 +1,9 @@
-//! The whole engine without a system: a connection's driver, its machine, the device server and a
-//! disk in memory, over a stream that holds prepared requests. `cargo xtask instructions` counts the
-//! instructions of two lengths of it, whose difference is what the I/Os take.
+//! The whole engine without system calls: a connection's driver, its machine, the device server and a disk in memory,
+//! over a stream of prepared requests. `cargo xtask instructions` counts the instructions of two runs of different
+//! length. The difference is the cost of the I/Os.
 //!
-//! `instructions read 1024` reads 4 KiB so many times, `write` writes; it fails unless the answers are
-//! as long as they are to be, which an error's is not.
+//! `instructions read 1024` reads 4 KiB 1024 times, `write` writes. The program fails unless the answers have the
+//! expected length; an error's answer does not.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -34,17 +34,17 @@ const TARGET: &str = "iqn.2026-11.test:instructions";
 const BLOCK: usize = 512;
 /// Bytes of an I/O.
 const LENGTH: usize = 4096;
-/// I/Os that are asked for at once, as with this queue depth.
+/// I/Os that are requested at once, as with this queue depth.
 const DEPTH: usize = 32;
-/// I/Os until the same blocks come again.
+/// Number of I/Os before the same blocks are used again.
 const PLACES: usize = 1024;
-/// As many commands may be told a unit attention of a new nexus.
+/// Maximum number of commands that can receive a unit attention of a new nexus.
 const ATTENTIONS: usize = 8;
 
-/// What is asked for next, and what that leads to.
+/// The next requests and their expected answers.
 struct Step {
     requests: Vec<u8>,
-    /// Bytes of the answers; `None` if any will do.
+    /// Number of bytes of the answers; `None` accepts any number.
     expected: Option<usize>,
 }
 
@@ -55,12 +55,12 @@ enum InstructionKind {
     Write,
 }
 
-/// An initiator as far as its bytes go.
+/// An initiator that sends and counts bytes only.
 struct Initiator {
     step: Step,
     taken: usize,
     answered: usize,
-    /// What follows, how often; the last entry comes first.
+    /// The remaining steps, with their numbers of repetitions; the last entry is the next step.
     plan: Vec<(usize, InstructionKind)>,
     cmd_sn: SerialNumber,
     exp_stat_sn: SerialNumber,
@@ -69,7 +69,7 @@ struct Initiator {
 }
 
 impl Initiator {
-    /// Logs in, then does what the plan says.
+    /// Returns an initiator that logs in and then carries out the plan.
     fn new(plan: Vec<(usize, InstructionKind)>) -> Self {
         Self {
             step: Step { requests: login(), expected: None },
@@ -138,7 +138,7 @@ impl Initiator {
         requests.resize(requests.len() + data, 0x5a);
     }
 
-    /// Hands out what there is of the requests.
+    /// Copies the available bytes of the requests into the buffer.
     fn hand_out(&mut self, into: &mut [u8]) -> usize {
         let left = &self.step.requests[self.taken..];
         let count = left.len().min(into.len());
@@ -169,7 +169,7 @@ impl Initiator {
     }
 }
 
-/// One login request, from the operational stage to the full feature phase.
+/// Returns one login request, from the operational stage to the full feature phase.
 fn login() -> Vec<u8> {
     let mut request = LoginRequest::from(RawHeader::with_opcode(Opcode::LoginRequest));
     request.opcode_byte |= IMMEDIATE;
@@ -207,7 +207,7 @@ impl SimulatedStream for Requests {
         Box::pin(async move {
             match is_ready {
                 true => Ok(()),
-                // Nothing else would bring an answer that is missing.
+                // No other event would produce the missing answer.
                 false => Err(io::ErrorKind::TimedOut.into()),
             }
         })
@@ -239,7 +239,7 @@ impl SimulatedStream for Requests {
     }
 }
 
-/// Reads and writes need nothing of it.
+/// A host that does nothing; reads and writes do not need it.
 struct Nothing;
 
 impl Host for Nothing {
@@ -254,7 +254,7 @@ impl Host for Nothing {
     fn spawn(&self, _: Work) {}
 }
 
-/// Carries the plan out; whether all of it was answered as expected.
+/// Carries out the plan. Returns whether all answers were as expected.
 fn run(plan: Vec<(usize, InstructionKind)>) -> io::Result<bool> {
     seed_randomness(1);
     let store = RamStore::new(BlockSize::B512, (PLACES * LENGTH / BLOCK) as u64)?;
@@ -266,7 +266,7 @@ fn run(plan: Vec<(usize, InstructionKind)>) -> io::Result<bool> {
     let address = requests.local_addr();
     let units = BTreeMap::from([(Lun(0), unit)]);
     let portal = SimulatedPortal::new(settings, address, Arc::new(Nothing), TARGET, units);
-    // Time stands still: asking for it is no call to the system.
+    // The clock is paused, so that reading it is not a system call.
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_time().start_paused(true).build()?;
     LocalSet::new().block_on(&runtime, portal.serve(Stream::simulated(requests)));
@@ -291,7 +291,7 @@ fn main() -> ExitCode {
         eprintln!("usage: instructions read|write COUNT, which is a multiple of {DEPTH}");
         return ExitCode::FAILURE;
     };
-    // From the back: what a new nexus is told, everything once so that no page is new, what counts.
+    // In reverse order: first the unit attentions of a new nexus, then one write to every page, then the measured I/Os.
     let plan =
         vec![asked, (PLACES / DEPTH, InstructionKind::Write), (ATTENTIONS, InstructionKind::Ready)];
     match run(plan) {

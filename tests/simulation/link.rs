@@ -13,15 +13,15 @@ use sarsen_proto::iscsi::initiator::{
 
 use crate::network::Side;
 
-/// Why a connection is over.
+/// The reason for the end of a connection.
 #[derive(Debug)]
 pub(crate) enum Lost {
     /// The stream ended.
     #[allow(dead_code, reason = "it is noted down")]
     Stream(io::ErrorKind),
-    /// The machine gave up.
+    /// The machine ended the connection.
     Machine(ConnectionError),
-    /// Nothing was heard for too long.
+    /// The connection was silent for too long.
     Silence,
 }
 
@@ -30,15 +30,15 @@ pub(crate) enum Lost {
 pub(crate) struct Loss {
     pub(crate) connection: Cid,
     pub(crate) why: Lost,
-    /// Since when the target may know.
+    /// Earliest time at which the target may know of the loss.
     pub(crate) since: Instant,
-    /// The network did it, rather than one of the ends.
+    /// The network caused the end, not one of the two sides.
     pub(crate) was_harmed: bool,
-    /// The session is not over with it.
+    /// The session continues without the connection.
     pub(crate) goes_on: bool,
 }
 
-/// What there is to tell.
+/// An event of the link.
 #[derive(Debug)]
 pub(crate) enum News {
     Event(Event),
@@ -51,19 +51,19 @@ struct Line {
     last_heard: Instant,
 }
 
-/// See the module.
+/// The connections of a session (see the module).
 pub(crate) struct Link {
     pub(crate) machine: Machine,
     lines: Vec<Line>,
-    /// Those that have ended, which the machine is to be told of.
+    /// Connections that have ended, and whose end the machine does not know yet.
     broken: VecDeque<(Line, Lost)>,
     scratch: Vec<u8>,
-    /// The server's life in which the first connection was made.
+    /// Number of the server's run in which the first connection was opened.
     pub(crate) life: u64,
 }
 
 impl Link {
-    /// Begins to log in.
+    /// Starts the login.
     pub(crate) fn new(side: Side, options: LoginOptions, life: u64) -> Self {
         let mut link = Self {
             machine: Machine::new(options),
@@ -76,23 +76,23 @@ impl Link {
         link
     }
 
-    /// A connection that the machine has begun to log in.
+    /// Adds a connection whose login the machine has started.
     pub(crate) fn add(&mut self, connection: Cid, side: Side) {
         self.lines.push(Line { connection, side, last_heard: time::now() });
     }
 
-    /// Whether there is no connection.
+    /// Returns whether there is no connection.
     pub(crate) const fn is_bare(&self) -> bool {
         self.lines.is_empty()
     }
 
-    /// Whether the network has ended a connection, which may not be known yet.
+    /// Returns whether the network has ended a connection, even if no side knows it yet.
     pub(crate) fn is_harmed(&self) -> bool {
         let broken = self.broken.iter().map(|(line, _)| line);
         self.lines.iter().chain(broken).any(|line| line.side.was_harmed())
     }
 
-    /// Ends a connection, which [`News::Loss`] tells of then.
+    /// Ends a connection; [`News::Loss`] reports this later.
     pub(crate) fn give_up(&mut self, connection: Cid) {
         if let Some(at) = self.lines.iter().position(|line| line.connection == connection) {
             let line = self.lines.remove(at);
@@ -100,18 +100,18 @@ impl Link {
         }
     }
 
-    /// The connection that has been silent longest.
+    /// Returns the connection that has been silent longest.
     pub(crate) fn quietest(&self) -> Option<Cid> {
         self.lines.iter().min_by_key(|line| line.last_heard).map(|line| line.connection)
     }
 
-    /// Sends and receives until something happens, which is returned, or until `deadline`.
+    /// Sends and receives until an event occurs, which it returns, or until `deadline`.
     pub(crate) async fn turn(&mut self, deadline: Instant) -> Option<News> {
         loop {
             if let Some(event) = self.machine.poll_event() {
                 return Some(News::Event(event));
             }
-            // What came before it counts.
+            // Events before the loss are reported first.
             if let Some((line, why)) = self.broken.pop_front() {
                 return Some(News::Loss(self.lose(&line, why)));
             }
@@ -148,8 +148,7 @@ impl Link {
         Loss { connection, why, since, was_harmed, goes_on }
     }
 
-    /// Everything is received before anything is sent: what came over one connection may have to be
-    /// answered over another.
+    /// Receives everything before it sends. Data from one connection may require an answer over another.
     fn transfer(&mut self) {
         for at in (0..self.lines.len()).rev() {
             if let Err(why) = self.receive(at) {
@@ -158,7 +157,7 @@ impl Link {
         }
         for at in (0..self.lines.len()).rev() {
             if let Err(why) = self.send(at) {
-                // What had come before counts.
+                // Data that arrived before the end is processed.
                 let why = self.receive(at).err().unwrap_or(why);
                 self.broken.push_back((self.lines.remove(at), why));
             }

@@ -1,15 +1,15 @@
-//! One seed makes initiators, connections, disks and crashes, and the server's own code runs among
-//! them on one thread, on time that does not pass by itself. What was acknowledged is held against a
-//! model; every command ends once; nothing is left at the end. The same seed runs the same again:
+//! A seed creates initiators, connections, disks and crashes. The server's own code runs with them on one thread, with
+//! simulated time. The tests compare every acknowledged change with a model. Every command ends exactly once, and
+//! nothing remains at the end. The same seed repeats the same run:
 //!
 //! ```text
 //! SARSEN_SEED=17 RUST_LOG=debug cargo test -p sarsen-simulation a_seed -- --nocapture
 //! ```
 //!
-//! `world` is what a seed has in store; `network` (with `payloads`), `disk` and `server` go wrong;
-//! `initiator` has a `session` of several `connections` over a `link`, and asks for `command`s;
-//! `model` knows what the answers may be, with `fencing` about `reservation`s; `runner` runs seeds, `tally` counts what they met. `qos` is without chance: limits, held to the
-//! millisecond. `control` has the control plane in it, and a model of the access rules.
+//! `world` is the plan of a seed. `network` (with `payloads`), `disk` and `server` inject faults. `initiator` has a
+//! `session` of several `connections` over a `link`, and sends `command`s. `model` knows the permitted answers, with
+//! `fencing` for `reservation`s. `runner` runs seeds, and `tally` counts their events. `qos` uses no random numbers: it
+//! tests limits to the millisecond. `control` includes the control plane, and a model of the access rules.
 
 #![allow(
     clippy::disallowed_methods,
@@ -40,11 +40,11 @@ use disk::DiskDefect;
 use runner::{all, run};
 use world::Mutation;
 
-/// The seeds of every gate.
+/// The number of seeds of every gate.
 const SEEDS: u64 = 300;
-/// Those of the full one.
+/// The number of seeds of the full gate.
 const MANY_SEEDS: u64 = 10_000;
-/// Within so many seeds a mutation is found out.
+/// The number of seeds within which a mutation must be detected.
 const MUTATION_SEEDS: u64 = 120;
 
 #[test]
@@ -58,7 +58,7 @@ fn what_was_acknowledged_stays_and_every_command_ends_once_for_many_seeds() {
     all(1..=MANY_SEEDS);
 }
 
-/// The one that is named, or the first.
+/// Runs the selected seed, or the first.
 #[test]
 fn a_seed_runs_the_same_again() {
     let named = std::env::var("SARSEN_SEED").ok();

@@ -1,11 +1,11 @@
-//! What each block may hold, by what was asked and what was acknowledged.
+//! The possible contents of each block, derived from the requests and their acknowledgements.
 //!
-//! A change of a block takes effect at one moment between its request and its latest moment: the
-//! answer, or, of one whose outcome is unknown, the moment from which on it cannot happen any more.
-//! It is certain once it was acknowledged or seen. A value cannot be read any more once something
-//! that is certain lies wholly behind its write and wholly before the read. A read that has
-//! succeeded is something certain itself, since the block held the value then. At a crash, what was
-//! not made durable is uncertain again. Who may change anything at all is in `fencing`.
+//! A change of a block takes effect at one moment between its request and its latest moment. The latest moment is the
+//! answer. If the outcome is unknown, it is the moment after which the change can no longer take effect. A change is
+//! certain after its acknowledgement, or after a read has found it. A read can no longer return a value once a certain
+//! event lies wholly after its write and wholly before the read. A successful read is itself a certain event, because
+//! the block held the value at that time. At a crash, changes that are not durable become uncertain again. `fencing`
+//! knows which initiators may change anything.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,37 +17,37 @@ use crate::stamp;
 /// A point in the order of events.
 pub(crate) type Moment = u64;
 
-/// How a command stands to others of its session.
+/// The order of a command relative to the other commands of its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) nexus: Nexus,
-    /// Which session.
+    /// Number of the session.
     pub(crate) session: u64,
-    /// Which command of it, in the order in which they were sent.
+    /// Number of the command within the session, in the order of sending.
     pub(crate) number: u64,
-    /// After all that were sent before it, and before all that were sent later but to the head.
+    /// The command runs after all earlier commands and before all later commands except those with HEAD OF QUEUE.
     pub(crate) is_ordered: bool,
-    /// Before all that have not begun.
+    /// The command runs before all commands that have not started.
     pub(crate) is_head: bool,
 }
 
-/// That of nobody's command.
+/// The place of changes that belong to no command.
 const NOWHERE: Place = Place { nexus: 0, session: 0, number: 0, is_ordered: false, is_head: false };
 
-/// Something that happened to a block, or may have.
+/// An event that changed a block, or may have changed it.
 #[derive(Clone, Debug)]
 struct Change {
-    /// The command.
+    /// The number of the command.
     operation: u64,
     stamp: u64,
-    /// It was found there, rather than put there.
+    /// A read found the value; it is not the effect of a write.
     is_sighting: bool,
     place: Place,
     invoked: Moment,
-    /// `None` while it may happen yet.
+    /// `None` while the change may still take effect.
     latest: Option<Moment>,
     is_certain: bool,
-    /// It survives crashes.
+    /// The change survives crashes.
     is_durable: bool,
     was_seen: bool,
 }
@@ -64,25 +64,25 @@ pub(crate) struct Operation {
     pub(crate) disk: usize,
     pub(crate) place: Place,
     pub(crate) invoked: Moment,
-    /// Blocks, and what it writes there.
+    /// The blocks, and the stamps that the command writes there.
     pub(crate) writes: Vec<(u64, u64)>,
     pub(crate) action: Option<Action>,
 }
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Its changes were made, and are durable if it asked for that.
+    /// The command made its changes; they are durable if the command requested it.
     Done { durable: bool },
-    /// It had no effect.
+    /// The command had no effect.
     Nothing,
-    /// A reservation kept it from having any.
+    /// The command had no effect because of a reservation.
     Conflict,
-    /// Nobody knows; it cannot happen any more.
+    /// The outcome is unknown; the command can no longer take effect.
     Unknown,
 }
 
-/// What must not be.
+/// A violation of the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Violation(pub(crate) String);
 
@@ -97,17 +97,17 @@ struct Disk {
     blocks: Vec<Vec<Change>>,
     last_crash: Moment,
     fencing: Fencing,
-    /// Block and stamp of what was compared and replaced, and when.
+    /// Block and stamp of each successful compare-and-write, and its time.
     swapped: BTreeMap<(u64, u64), Moment>,
 }
 
-/// See the module.
+/// The expected state of all disks (see the module).
 pub(crate) struct Model {
     now: Moment,
     last_operation: u64,
     disks: Vec<Disk>,
     operations: BTreeMap<u64, Operation>,
-    /// How reservations are used.
+    /// The use of reservations.
     custom: Custom,
 }
 
@@ -117,7 +117,7 @@ impl Model {
         Self { now: 0, last_operation: 0, disks: Vec::new(), operations, custom }
     }
 
-    /// A disk full of zeroes. Disks are known by their numbers from 0 on.
+    /// Adds a disk full of zeroes. The disks have consecutive numbers from 0.
     pub(crate) fn add_disk(&mut self, block_count: u64, is_volatile: bool) {
         let place = NOWHERE;
         let blank = Change {
@@ -136,13 +136,13 @@ impl Model {
         self.disks.push(Disk { is_volatile, blocks, last_crash: 0, fencing, swapped });
     }
 
-    /// Time goes on.
+    /// Advances the time.
     pub(crate) fn tick(&mut self) -> Moment {
         self.now += 1;
         self.now
     }
 
-    /// A command is about to be sent.
+    /// Records that an initiator is about to send a command.
     pub(crate) fn begin(
         &mut self,
         disk: usize,
@@ -176,7 +176,7 @@ impl Model {
         operation
     }
 
-    /// A command has ended.
+    /// Records the end of a command.
     pub(crate) fn end(&mut self, operation: u64, outcome: Outcome) -> Result<(), Violation> {
         let now = self.tick();
         let Some(ended) = self.operations.remove(&operation) else {
@@ -204,7 +204,7 @@ impl Model {
             let change = &mut changes[index];
             change.latest = Some(change.latest.map_or(now, |latest| latest.min(now)));
             match outcome {
-                // The answer may have been on its way when the power failed.
+                // The answer may have been in transit at the power failure.
                 Outcome::Done { durable } => {
                     change.is_durable |= durable || !disk.is_volatile;
                     change.is_certain |= change.is_durable || ended.invoked > disk.last_crash;
@@ -222,7 +222,7 @@ impl Model {
         Ok(())
     }
 
-    /// Holds the end of a command against who may do what.
+    /// Checks the outcome of a command against the reservations.
     fn check_reservation(
         &self,
         ended: &Operation,
@@ -232,7 +232,7 @@ impl Model {
         let Operation { disk, place: Place { nexus, .. }, invoked, .. } = *ended;
         let Disk { fencing, last_crash, .. } = &self.disks[disk];
         if invoked < *last_crash {
-            // What it met may be forgotten.
+            // The crash may have deleted the reservation that the command met.
             return Ok(());
         }
         let registrants = self.custom.admits_registrants();
@@ -256,8 +256,8 @@ impl Model {
         }
     }
 
-    /// PREEMPT AND ABORT was acknowledged: what its victim had under way cannot happen any more,
-    /// as long as that is fenced off.
+    /// Handles the acknowledgement of PREEMPT AND ABORT: the victim's open commands can no longer take effect while the
+    /// victim is fenced off.
     fn aborted(&mut self, disk: usize, victim: u64) {
         let now = self.tick();
         let disk = &mut self.disks[disk];
@@ -272,7 +272,7 @@ impl Model {
         }
     }
 
-    /// Somebody may be let in again: what was on its way may still happen.
+    /// Handles an action that may permit a nexus again: its open commands may still take effect.
     fn readmit(&mut self, disk: usize) {
         let disk = &mut self.disks[disk];
         for change in disk.blocks.iter_mut().flatten() {
@@ -283,7 +283,7 @@ impl Model {
         }
     }
 
-    /// A flush of so many blocks from `lba`, 0 for all that follow, succeeded.
+    /// Records a successful flush of `block_count` blocks from `lba`; a count of 0 includes all following blocks.
     pub(crate) fn flushed(&mut self, operation: u64, lba: u64, block_count: u64) {
         let Some(&Operation { disk, invoked, .. }) = self.operations.get(&operation) else {
             return;
@@ -300,14 +300,14 @@ impl Model {
         }
     }
 
-    /// The server has ended in good order: what was acknowledged is durable.
+    /// Records an orderly end of the server: all acknowledged changes are durable.
     pub(crate) fn ended_in_order(&mut self) {
         for change in self.disks.iter_mut().flat_map(|disk| &mut disk.blocks).flatten() {
             change.is_durable |= change.is_certain;
         }
     }
 
-    /// The server and its disks lost their power, and with it what was under way.
+    /// Records a power failure of the server and its disks, which ends all commands in progress.
     pub(crate) fn crash(&mut self) {
         let now = self.tick();
         for disk in &mut self.disks {
@@ -323,7 +323,7 @@ impl Model {
         }
     }
 
-    /// `content` was found at `lba` by a command that was sent at `invoked`.
+    /// Records that a command found `content` at `lba`; the initiator sent the command at `invoked`.
     pub(crate) fn found(
         &mut self,
         operation: u64,
@@ -362,11 +362,11 @@ impl Model {
             )));
         }
         if invoked < disk.last_crash {
-            // What was found may be lost again.
+            // The value may be lost again.
             return Ok(());
         }
         let is_durable = match next {
-            // Which of several it was is not known.
+            // The model does not know which of several writes the read found.
             Some(_) => false,
             None => {
                 let change = &mut changes[first];
@@ -392,7 +392,7 @@ impl Model {
         Ok(())
     }
 
-    /// A compare at `lba` found `stamp` and put something else there: no other may find it again.
+    /// Records a successful compare-and-write at `lba`: no other command may find `stamp` there again.
     pub(crate) fn swapped(
         &mut self,
         operation: u64,
@@ -415,7 +415,7 @@ impl Model {
         }
     }
 
-    /// What a block may hold, as far as a command that is sent now knows.
+    /// Returns the possible stamps of a block for a command that is sent now.
     pub(crate) fn stamps(&self, disk: usize, lba: u64) -> Vec<u64> {
         let changes = &self.disks[disk].blocks[lba as usize];
         let mut stamps: Vec<u64> = possible(changes, self.now + 1, NOWHERE)
@@ -426,7 +426,7 @@ impl Model {
         stamps
     }
 
-    /// A compare at `lba` found something else than `stamp`, sent as `operation`.
+    /// Records that the compare of `operation` at `lba` did not find `stamp`.
     pub(crate) fn missed(&mut self, operation: u64, lba: u64, stamp: u64) -> Result<(), Violation> {
         let now = self.tick();
         let Some(known) = self.operations.get(&operation) else {
@@ -445,23 +445,23 @@ impl Model {
         }
     }
 
-    /// The newest key of each nexus that may be registered.
+    /// Returns the newest key of each nexus that may be registered.
     pub(crate) fn keys(&self, disk: usize) -> Vec<(Nexus, u64)> {
         self.disks[disk].fencing.keys()
     }
 
-    /// Commands that have not ended.
+    /// Returns the number of commands that have not ended.
     pub(crate) fn open_count(&self) -> usize {
         self.operations.len()
     }
 }
 
-/// Whether the effect of the first lies before all of the second.
+/// Returns whether the effect of the first change lies wholly before the second.
 fn precedes(first: &Change, second_invoked: Moment, second: Place) -> bool {
     if first.latest.is_some_and(|latest| latest < second_invoked) {
         return true;
     }
-    // SAM-5 8.6: what is ORDERED is carried out between what was sent before it and after it.
+    // SAM-5 8.6: an ORDERED command runs between the commands that were sent before and after it.
     let one = first.place;
     one.session == second.session
         && one.session != 0
@@ -469,7 +469,7 @@ fn precedes(first: &Change, second_invoked: Moment, second: Place) -> bool {
         && ((second.is_ordered) || (one.is_ordered && !second.is_head))
 }
 
-/// The writes whose value a read that is sent at `invoked` may find.
+/// Returns the writes whose value a read that is sent at `invoked` may find.
 fn possible(changes: &[Change], invoked: Moment, place: Place) -> Vec<usize> {
     let certain: Vec<&Change> = changes
         .iter()

@@ -1,6 +1,6 @@
-//! Connections: bytes that take their time, arrive in odd pieces, change on the way, stall, vanish or
-//! end in the middle. Within a connection nothing is lost, reordered or doubled, as TCP has it; what
-//! goes over several connections of a session arrives in any order.
+//! Connections that delay bytes, split and change them, stall, lose them, or end in the middle of a PDU. Within a
+//! connection no bytes are lost, reordered or duplicated, as with TCP. Data on several connections of a session arrives
+//! in any order.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -17,35 +17,35 @@ use tokio::sync::Notify;
 
 use crate::payloads::Follower;
 
-/// A stalled segment is sent again after so long, at most.
+/// Maximum delay of a stalled segment, as after a retransmission.
 const STALL_MAX_MS: u64 = 8_000;
 
-/// How a seed's connections behave.
+/// The properties of a seed's connections.
 #[derive(Clone, Debug)]
 pub(crate) struct NetworkTraits {
-    /// A segment takes up to so long.
+    /// Maximum transit time of a segment.
     pub(crate) latency_max_ms: u64,
-    /// Of a thousand segments, so many are stuck for a while.
+    /// Number of segments of 1000 that stall.
     pub(crate) stalls_per_mille: u64,
-    /// Of a thousand segments, so many arrive with a bit flipped, where the ends notice.
+    /// Number of segments of 1000 that arrive with a flipped bit. Bits flip only where both ends detect it.
     pub(crate) flips_per_mille: u64,
-    /// Headers are spared: of a thousand data segments of PDUs, so many have a bit flipped. Level 1
-    /// mends that.
+    /// Bits flip only in data segments of PDUs, not in headers. `flips_per_mille` then counts data segments. Level 1
+    /// recovers from this error.
     pub(crate) spares_headers: bool,
-    /// Of a hundred connections, so many are cut.
+    /// Percentage of connections that are cut.
     pub(crate) cut_percent: u32,
-    /// Of a hundred connections, so many fall silent.
+    /// Percentage of connections that become silent.
     pub(crate) silence_percent: u32,
-    /// A connection that comes to harm does so before so many bytes went one way.
+    /// A connection with a fault fails before it has sent this number of bytes in one direction.
     pub(crate) harm_within: u64,
-    /// What the sender may have under way.
+    /// Maximum number of bytes in transit for a sender.
     pub(crate) room: usize,
-    /// What one call receives, at most.
+    /// Maximum number of bytes that one call receives.
     pub(crate) piece_max: u64,
 }
 
 impl NetworkTraits {
-    /// What nothing happens in.
+    /// Returns the properties of a network without faults.
     pub(crate) const fn fair() -> Self {
         Self {
             latency_max_ms: 1,
@@ -60,7 +60,7 @@ impl NetworkTraits {
         }
     }
 
-    /// What a seed has in store.
+    /// Draws the properties for a seed.
     pub(crate) const fn forecast(dice: &mut Dice) -> Self {
         const ROOMS: [usize; 4] = [100, 3_000, 20_000, 1 << 20];
         const PIECES: [u64; 4] = [7, 100, 5_000, 1 << 20];
@@ -79,25 +79,25 @@ impl NetworkTraits {
     }
 }
 
-/// What ends a connection before its time.
+/// A fault that ends a connection early.
 #[derive(Clone, Copy, Debug)]
 enum ConnectionFault {
     Cut,
     Silence,
 }
 
-/// One direction.
+/// One direction of a connection.
 #[derive(Default)]
 struct Pipe {
     segments: VecDeque<(Instant, Vec<u8>)>,
-    /// Sent and not received.
+    /// Number of bytes that are sent and not received.
     under_way: usize,
-    /// Sent in all.
+    /// Number of bytes that are sent in total.
     total: u64,
     last_arrival: Option<Instant>,
-    /// The sender has ended it.
+    /// The sender has ended the stream.
     is_ended: bool,
-    /// The receiver is gone.
+    /// The receiver is closed.
     is_deaf: bool,
     reported: Rc<Notify>,
     has_room: Rc<Notify>,
@@ -107,23 +107,23 @@ struct Wire {
     dice: Dice,
     weather: NetworkTraits,
     addresses: [SocketAddr; 2],
-    /// From the side of the same index.
+    /// Each pipe starts at the side with the same index.
     pipes: [Pipe; 2],
-    /// In which direction, after how many bytes.
+    /// The fault, its direction, and the number of bytes before it.
     harm: Option<(ConnectionFault, usize, u64)>,
     is_cut: bool,
     is_silent: bool,
-    /// It came to harm, rather than that one side ended it.
+    /// A fault ended the connection, not one of the two sides.
     was_harmed: bool,
-    /// Both ends notice what changes after the login.
+    /// Both ends detect changed bytes after the login.
     is_guarded: bool,
     followers: [Follower; 2],
-    /// Since when one side at least may know that it is over.
+    /// Earliest time at which one side may know that the connection has ended.
     over_since: Option<Instant>,
 }
 
 impl Wire {
-    /// Takes bytes from `side`, as many as there is room for.
+    /// Accepts bytes from `side`, as many as there is room for.
     fn send(&mut self, side: usize, pieces: &[Piece<'_>]) -> io::Result<usize> {
         if self.is_cut {
             return Err(io::ErrorKind::ConnectionReset.into());
@@ -161,7 +161,7 @@ impl Wire {
         Ok(count)
     }
 
-    /// Flips bits, where that is noticed: after the login.
+    /// Flips bits after the login, when both ends detect it.
     fn change(&mut self, side: usize, bytes: &mut [u8]) {
         let was_full_feature = self.followers[side].is_full_feature();
         let rate = if self.is_guarded { self.weather.flips_per_mille } else { 0 };
@@ -181,7 +181,7 @@ impl Wire {
         }
     }
 
-    /// Cuts the connection, or lets it fall silent, if it is time.
+    /// Cuts or silences the connection when its time has come.
     fn come_to_harm(&mut self, side: usize, bytes: &mut Vec<u8>) {
         let Some((harm, direction, after)) = self.harm else { return };
         let total = self.pipes[side].total;
@@ -203,7 +203,7 @@ impl Wire {
         }
     }
 
-    /// Ends both directions; of what is under way some may arrive yet.
+    /// Ends both directions; some of the bytes in transit may still arrive.
     fn cut(&mut self) {
         self.is_cut = true;
         self.is_over();
@@ -232,7 +232,7 @@ impl Wire {
         pipe.reported.notify_one();
     }
 
-    /// Gives `side` what has arrived.
+    /// Returns the bytes that have arrived for `side`.
     fn receive(
         &mut self,
         side: usize,
@@ -276,7 +276,7 @@ impl Wire {
         }
     }
 
-    /// When there is something for `side`: now, then, or nobody knows.
+    /// Returns the time of the next arrival for `side`, or `None` if it is unknown.
     fn arrival(&self, side: usize) -> Option<Instant> {
         let pipe = &self.pipes[1 - side];
         match pipe.segments.front() {
@@ -287,14 +287,14 @@ impl Wire {
     }
 }
 
-/// One end of a connection. Who drops it ends it.
+/// One end of a connection. Dropping it ends the connection.
 pub(crate) struct Side {
     wire: Rc<RefCell<Wire>>,
     index: usize,
 }
 
-/// A connection: the end of who made it, and the end of who accepted it. If it `is_guarded`, both
-/// notice what changes after the login, so it may.
+/// Creates a connection; returns the initiator's end and the server's end. With `is_guarded` both ends detect changed
+/// bytes after the login, so bits may flip.
 pub(crate) fn connection(
     dice: &mut Dice,
     weather: &NetworkTraits,
@@ -325,27 +325,28 @@ pub(crate) fn connection(
 }
 
 impl Side {
-    /// Since when the other side may know that the connection is over: now, if it does not yet.
+    /// Returns the earliest time at which the other side may know that the connection has ended; now, if it does not
+    /// know yet.
     pub(crate) fn over_since(&self) -> Instant {
         self.wire.borrow().over_since.unwrap_or_else(time::now)
     }
 
-    /// Whether it was cut, or has fallen silent, rather than that one side ended it.
+    /// Returns whether a fault cut or silenced the connection, rather than one of the two sides.
     pub(crate) fn was_harmed(&self) -> bool {
         self.wire.borrow().was_harmed
     }
 
-    /// A handle by which the world does to the connection what it likes.
+    /// Returns a handle with which the world injects faults into the connection.
     pub(crate) fn fate(&self) -> Fate {
         Fate(Rc::downgrade(&self.wire))
     }
 }
 
-/// What the world holds of a connection.
+/// The world's handle of a connection.
 pub(crate) struct Fate(std::rc::Weak<RefCell<Wire>>);
 
 impl Fate {
-    /// The machine at one end is gone: both ends hear of it, or none does.
+    /// Stops the machine at one end: either both ends learn of it, or neither does.
     pub(crate) fn strike(&self, heard: bool) {
         let Some(wire) = self.0.upgrade() else { return };
         let mut wire = wire.borrow_mut();

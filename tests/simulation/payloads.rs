@@ -1,29 +1,28 @@
-//! Follows the PDUs of one direction of a connection, to know where their data segments are: bits
-//! that flip there cost a PDU its data, and nobody the stream.
+//! Follows the PDUs of one direction of a connection and finds their data segments. A flipped bit there loses the data
+//! of one PDU and not the stream.
 
 use sarsen_wire::iscsi::{
     BASIC_HEADER_LENGTH, DIGEST_LENGTH, LoginResponse, LoginStatus, Opcode, RawHeader,
 };
 
-/// Of a login response: the stage is over, and the full feature phase is next (RFC 7143 §11.13.2,
-/// §11.13.3).
+/// Flags of a login response: the stage is complete, and the full feature phase is next (RFC 7143 §11.13.2, §11.13.3).
 const TRANSIT: u8 = 0x80;
 const NEXT_STAGE: u8 = 0x03;
 
-/// See the module.
+/// A parser of one direction (see the module).
 #[derive(Default)]
 pub(crate) struct Follower {
     part: Part,
-    /// The PDU that is sent now ends the login.
+    /// The current PDU ends the login.
     ends_login: bool,
     is_full_feature: bool,
 }
 
 enum Part {
     Header(Vec<u8>),
-    /// So many bytes until the data segment, which is so long with its padding and its digest.
+    /// Number of bytes before the data segment, and the length of the segment with its padding and digest.
     BeforeData(u64, u64),
-    /// So many bytes of it are left; one of them is to be changed.
+    /// Number of remaining bytes of the segment, and the position of the byte to change.
     Data(u64, Option<u64>),
 }
 
@@ -34,18 +33,18 @@ impl Default for Part {
 }
 
 impl Follower {
-    /// Whether the login is over.
+    /// Returns whether the login has ended.
     pub(crate) const fn is_full_feature(&self) -> bool {
         self.is_full_feature
     }
 
-    /// The other direction tells that the login is over.
+    /// Records that the login has ended, which the other direction has detected.
     pub(crate) const fn enter_full_feature(&mut self) {
         self.is_full_feature = true;
     }
 
-    /// Takes what is sent next, and flips a bit where `harm` says so, which is asked for each data
-    /// segment after the login, and told its length. Both digests are there if it `has_digests`.
+    /// Follows the next bytes and flips a bit where `harm` requests it. It calls `harm` with the length of each data
+    /// segment after the login. Both digests are present if `has_digests`.
     pub(crate) fn follow(
         &mut self,
         bytes: &mut [u8],

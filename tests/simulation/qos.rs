@@ -1,5 +1,4 @@
-//! Limits, shares and minima in time that does not pass by itself, so that what they let through can be
-//! counted to the command.
+//! Limits, weights and minima in simulated time, so that the tests can count the exact number of admitted commands.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
@@ -31,7 +30,7 @@ use crate::network::{self, NetworkTraits};
 
 const TARGET: &str = "iqn.2026-11.test:fair";
 const SECOND: Duration = Duration::from_secs(1);
-/// Of the network and of timers, each way.
+/// Tolerance for the network and for timers, in each direction.
 const SLACK: Duration = Duration::from_millis(5);
 const GOOD: u8 = 0x00;
 const TASK_SET_FULL: u8 = 0x28;
@@ -50,7 +49,7 @@ impl Host for Nothing {
     fn spawn(&self, _: Work) {}
 }
 
-/// A disk that carries out one request after the other, in the order in which they come.
+/// A disk that executes one request after another, in the order of arrival.
 struct OneByOne {
     memory: Arc<dyn Store>,
     takes: Duration,
@@ -81,10 +80,10 @@ impl Store for OneByOne {
     }
 }
 
-/// No simulation lasts so long.
+/// A duration that is longer than any simulation.
 const HANGS: Duration = Duration::from_secs(1 << 30);
 
-/// How long a disk takes for a command, and when it has nothing to do any more.
+/// The duration of a command on the disk, and the time at which the disk becomes idle.
 type Disk = (Duration, Arc<Mutex<Option<Instant>>>);
 
 /// A portal with units `a`, `b` and so on at the LUNs from 0.
@@ -95,13 +94,13 @@ struct QosWorld {
 }
 
 impl QosWorld {
-    /// With two units on one disk.
+    /// Returns a world with two units on one disk.
     fn new(takes: Duration) -> Rc<Self> {
         let idle_at: Arc<Mutex<Option<Instant>>> = Arc::default();
         Self::on(&[(takes, idle_at.clone()), (takes, idle_at)])
     }
 
-    /// With units on disks of their own.
+    /// Returns a world in which each unit has its own disk.
     fn apart(takes: &[Duration]) -> Rc<Self> {
         let disks: Vec<_> = takes.iter().map(|takes| (*takes, Arc::default())).collect();
         Self::on(&disks)
@@ -123,7 +122,7 @@ impl QosWorld {
         Rc::new(Self { portal, next_port: Cell::new(1024), unit_count })
     }
 
-    /// A session to which nothing is left to tell.
+    /// Returns a session without pending unit attentions.
     async fn login(self: &Rc<Self>, name: &str) -> Client {
         let port = self.next_port.replace(self.next_port.get() + 1);
         let own = SocketAddr::from(([192, 0, 2, 2], port));
@@ -145,7 +144,7 @@ impl QosWorld {
     }
 }
 
-/// A session, and when it sent what.
+/// A session, and the commands that it sent with their times.
 struct Client {
     link: Link,
     last: u64,
@@ -167,7 +166,7 @@ impl Client {
         }
     }
 
-    /// Sends a command that reads so much, if the window lets it.
+    /// Sends a command that reads `length` bytes, if the command window is open.
     fn ask(&mut self, lun: u8, cdb_bytes: &[u8], length: u32) -> Option<Token> {
         let mut cdb = [0; 16];
         cdb[..cdb_bytes.len()].copy_from_slice(cdb_bytes);
@@ -185,12 +184,12 @@ impl Client {
         Some(token)
     }
 
-    /// READ(10).
+    /// Sends READ(10).
     fn read(&mut self, lun: u8, blocks: u8) -> Option<Token> {
         self.ask(lun, &[0x28, 0, 0, 0, 0, 0, 0, 0, blocks, 0], u32::from(blocks) * 512)
     }
 
-    /// The next command that ends before then.
+    /// Returns the next command that ends before `deadline`.
     async fn answer(&mut self, deadline: Instant) -> Option<Answer> {
         loop {
             if let Event::Completed(completion) = self.event(deadline).await? {
@@ -200,7 +199,7 @@ impl Client {
         }
     }
 
-    /// Keeps so many reads open on a unit until then; gives how many ended well, and the longest.
+    /// Keeps `depth` reads open on a unit until `until`. Returns the counts and durations of the answers.
     async fn keep_reading(
         &mut self,
         lun: u8,
@@ -237,7 +236,7 @@ impl Counters {
         self.took.push(answer.took);
     }
 
-    /// What 99 of a hundred stayed below.
+    /// Returns the 99th percentile of the durations.
     fn p99(&self) -> Duration {
         let mut took = self.took.clone();
         took.sort_unstable();
@@ -264,13 +263,13 @@ fn so_many_commands_a_second_are_let_through_and_none_fails() {
         let mut two = fair.login("iqn.2026-11.test:two").await;
         fair.portal.govern(&[("a", iops(1000))], 64);
         let until = time::now() + 10 * SECOND;
-        // The limit is the volume's, whoever uses it.
+        // The limit applies to the volume, for all initiators together.
         let (first, second) =
             tokio::join!(one.keep_reading(0, 1, 32, until), two.keep_reading(0, 1, 8, until));
         let good = first.good + second.good;
         assert!((9_950..=10_001).contains(&good), "{good}");
         assert_eq!(first.full + second.full, 0);
-        // In the order in which they came: who asks for more gets more, and nobody is passed by.
+        // The server admits commands in the order of arrival: more requests give a larger part, and no session starves.
         assert!(first.longest.max(second.longest) <= Duration::from_millis(40) + SLACK);
         assert!(second.good > 1_500, "{second:?}");
     });
@@ -347,7 +346,7 @@ fn what_waits_for_one_volume_does_not_hold_up_another_of_the_session() {
         let until = time::now() + 20 * SECOND;
         while time::now() < until {
             let open = |client: &Client, lun| client.sent.values().filter(|of| of.0 == lun).count();
-            // More than may wait for the volume that is slow.
+            // These are more commands than may wait for the slow volume.
             while open(&client, 0) < 120 && client.read(0, 1).is_some() {}
             while open(&client, 1) < 2 && client.read(1, 1).is_some() {}
             let Some(answer) = client.answer(until).await else { break };
@@ -406,7 +405,7 @@ fn what_waits_can_be_aborted_and_has_used_nothing() {
             }
         }
         assert!(time::now() - begun <= SLACK && aborted == 89, "{aborted}");
-        // Ninety seconds' worth was given back.
+        // The abort returned the tokens of 90 seconds.
         client.sent.clear();
         client.read(0, 1).expect("the window is open");
         let answer = client.answer(begun + 10 * SECOND).await.expect("it goes");
@@ -458,7 +457,8 @@ fn a_host_that_is_no_longer_limited_or_has_another_name_does_not_wait() {
     });
 }
 
-/// How many commands each unit answers in ten seconds that sessions of their own ask for without end.
+/// Returns the number of commands that each unit answers in ten seconds. One session for each unit requests commands
+/// continuously.
 async fn apart(takes: &[Duration], qos: &[QosConfig], in_service: usize) -> Vec<u64> {
     let fair = QosWorld::apart(takes);
     let governed: Vec<_> = ["a", "b", "c"].into_iter().zip(qos.iter().copied()).collect();
@@ -469,7 +469,7 @@ async fn apart(takes: &[Duration], qos: &[QosConfig], in_service: usize) -> Vec<
         readings.push(tokio::task::spawn_local(async move {
             client.keep_reading(lun, 1, 90, time::now() + 10 * SECOND).await.good
         }));
-        // The others are ahead.
+        // The earlier sessions start first.
         time::sleep_until(time::now() + Duration::from_millis(10)).await;
     }
     let mut good = Vec::new();
@@ -483,13 +483,13 @@ async fn apart(takes: &[Duration], qos: &[QosConfig], in_service: usize) -> Vec<
 fn a_store_that_hangs_holds_up_no_other_volume() {
     run(async {
         let nothing = QosConfig::default();
-        let minimum = QosConfig { minimum_iops: NonZeroU64::new(100), ..nothing };
-        let share = QosConfig { share: NonZeroU64::new(100), ..nothing };
+        let minimum = QosConfig { reserved_iops: NonZeroU64::new(100), ..nothing };
+        let weight = QosConfig { weight: NonZeroU64::new(100), ..nothing };
         let fast = Duration::from_millis(1);
         let good = apart(&[HANGS, fast], &[nothing, minimum], 4).await;
         assert!(good[0] == 0 && good[1] > 9_900, "{good:?}");
-        // Two have all places, but for a second.
-        let good = apart(&[HANGS, HANGS, fast], &[share, share, nothing], 4).await;
+        // The two hanging units occupy all slots, except for one second.
+        let good = apart(&[HANGS, HANGS, fast], &[weight, weight, nothing], 4).await;
         assert!(good[2] > 8_900, "{good:?}");
         let good = apart(&[HANGS, HANGS, fast], &[nothing, nothing, minimum], 4).await;
         assert!(good[2] > 8_900 + 90, "{good:?}: its minimum does not wait");
@@ -499,14 +499,14 @@ fn a_store_that_hangs_holds_up_no_other_volume() {
 #[test]
 fn a_slow_store_does_not_slow_down_a_volume_of_the_same_share() {
     run(async {
-        let share = QosConfig { share: NonZeroU64::new(100), ..QosConfig::default() };
+        let weight = QosConfig { weight: NonZeroU64::new(100), ..QosConfig::default() };
         let takes = [Duration::from_millis(100), Duration::from_millis(1)];
-        let good = apart(&takes, &[share, share], 8).await;
+        let good = apart(&takes, &[weight, weight], 8).await;
         assert!((95..=101).contains(&good[0]) && good[1] > 9_900, "{good:?}");
     });
 }
 
-/// Two sessions at one disk that does a thousand commands a second; the one on `b` has few open.
+/// Runs two sessions on one disk of 1000 commands per second; the session on `b` has few commands open.
 async fn side_by_side(a: QosConfig, b: QosConfig) -> [Counters; 2] {
     let fair = QosWorld::new(Duration::from_millis(1));
     let mut noisy = fair.login("iqn.2026-11.test:noisy").await;
@@ -524,11 +524,11 @@ fn who_asks_for_much_takes_much_unless_there_are_shares() {
         let nothing = QosConfig::default();
         let [noisy, quiet] = side_by_side(nothing, nothing).await;
         assert!(noisy.good > 10 * quiet.good, "{noisy:?} {quiet:?}");
-        let share = |share| QosConfig { share: NonZeroU64::new(share), ..nothing };
-        let [noisy, quiet] = side_by_side(share(100), share(300)).await;
+        let weight = |weight| QosConfig { weight: NonZeroU64::new(weight), ..nothing };
+        let [noisy, quiet] = side_by_side(weight(100), weight(300)).await;
         let part = quiet.good as f64 / (noisy.good + quiet.good) as f64;
         assert!((0.7..=0.8).contains(&part), "{noisy:?} {quiet:?}");
-        // Nothing is lost by it.
+        // The weights do not reduce the total throughput.
         assert!(noisy.good + quiet.good > 9_800, "{noisy:?} {quiet:?}");
     });
 }
@@ -536,8 +536,8 @@ fn who_asks_for_much_takes_much_unless_there_are_shares() {
 #[test]
 fn a_minimum_is_had_whatever_others_ask_for() {
     run(async {
-        let minimum_iops = NonZeroU64::new(400);
-        let quiet = QosConfig { minimum_iops, share: NonZeroU64::new(1), ..QosConfig::default() };
+        let reserved_iops = NonZeroU64::new(400);
+        let quiet = QosConfig { reserved_iops, weight: NonZeroU64::new(1), ..QosConfig::default() };
         let [noisy, quiet] = side_by_side(QosConfig::default(), quiet).await;
         assert!(quiet.good >= 3_950, "{quiet:?}");
         assert!(noisy.good >= 5_500, "what is left is the others': {noisy:?}");

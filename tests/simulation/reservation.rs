@@ -17,14 +17,14 @@ const PREEMPT: u8 = 0x04;
 const PREEMPT_AND_ABORT: u8 = 0x05;
 const REGISTER_AND_IGNORE_EXISTING_KEY: u8 = 0x06;
 
-/// How a seed uses reservations.
+/// The use of reservations by a seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Custom {
-    /// Of a hundred commands, so many are about reservations.
+    /// Percentage of the commands that concern reservations.
     pub(crate) percent: u32,
-    /// TYPE of all of them (SPC-4 6.15.3.4).
+    /// TYPE of all reservations (SPC-4 6.15.3.4).
     pub(crate) reservation_type: u8,
-    /// APTPL: they outlive the server.
+    /// APTPL: the reservations survive a restart of the server.
     pub(crate) persists: bool,
 }
 
@@ -38,12 +38,12 @@ impl Custom {
         }
     }
 
-    /// Every registrant has access, not the holder alone.
+    /// Returns whether every registrant has access, not only the holder.
     pub(crate) const fn admits_registrants(self) -> bool {
         self.reservation_type > 3
     }
 
-    /// CDB and parameter list.
+    /// Returns the CDB and the parameter list.
     pub(crate) fn bytes(self, action: Action) -> ([u8; 16], Vec<u8>) {
         let (service_action, own, other) = match action {
             Action::Register { key } => (REGISTER_AND_IGNORE_EXISTING_KEY, 0, key),
@@ -74,7 +74,7 @@ impl Custom {
     }
 }
 
-/// What a nexus does next, of the keys that were registered; `fresh` was not.
+/// Draws the next action of a nexus from the registered keys; `fresh` is a new key.
 pub(crate) fn draw(dice: &mut Dice, nexus: Nexus, keys: &[(Nexus, u64)], fresh: u64) -> Action {
     let Some(&(_, key)) = keys.iter().find(|(owner, _)| *owner == nexus) else {
         return Action::Register { key: fresh };

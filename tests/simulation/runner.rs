@@ -1,4 +1,4 @@
-//! Runs seeds, each on a thread of its own: nothing of one reaches the next.
+//! Runs seeds, each on its own thread: a seed does not affect the next.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -17,16 +17,17 @@ use crate::initiator::Initiator;
 use crate::tally::Counters;
 use crate::world::{Mutation, World};
 
-/// A seed that takes longer, in the world's time, hangs.
+/// Maximum duration of a seed in simulated time; a longer seed hangs.
 const LIMIT: Duration = Duration::from_secs(6 * 3_600);
-/// The same in real time, where the world's stands still: long, since a machine may be busy.
+/// Maximum duration of a seed in real time, in case the simulated time stops. It is long, because a machine may be
+/// busy.
 const REAL_LIMIT: Duration = Duration::from_secs(300);
-/// What is left behind by who vanished is gone after this.
+/// The server has removed all resources of ended initiators after this time.
 const SETTLE_LIMIT: Duration = Duration::from_secs(600);
-/// Failures after which no more are looked for.
+/// Number of failures after which the run stops.
 const FAILURES_MAX: usize = 3;
 
-/// What the seeds of every gate meet.
+/// Events that the seeds of every gate must include.
 const MET: [&str; 14] = [
     "sessions of level 0",
     "sessions of level 1",
@@ -45,14 +46,14 @@ const MET: [&str; 14] = [
 ];
 
 thread_local! {
-    /// What panicked on this thread; tasks keep it to themselves otherwise.
+    /// The panics of this thread; tasks would not report them otherwise.
     static PANICS: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
 }
 
-/// What a seed did.
+/// The result of a seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Report {
-    /// Of everything that happened.
+    /// Hash of all events.
     fingerprint: u64,
     commands: u64,
     answers: u64,
@@ -60,7 +61,7 @@ pub(crate) struct Report {
     tally: Counters,
 }
 
-/// Runs seeds on two threads at a time, and gives their reports. Panics if any fails.
+/// Runs seeds on two threads, and returns their reports. Panics if any fails.
 pub(crate) fn each<R: Send>(
     seeds: RangeInclusive<u64>,
     run: impl Fn(u64) -> Result<R, String> + Sync,
@@ -85,7 +86,7 @@ pub(crate) fn each<R: Send>(
     reports.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Panics unless all of this was met.
+/// Panics unless all these events occurred.
 pub(crate) fn assert_met(tally: &Counters, what: &[&str]) {
     let missed: Vec<_> = what.iter().filter(|what| tally.of(what) == 0).collect();
     assert!(missed.is_empty(), "never met: {missed:?}, of\n{tally}");
@@ -108,12 +109,12 @@ pub(crate) fn all(seeds: RangeInclusive<u64>) {
     );
 }
 
-/// Runs a seed; an error says what went wrong and how to see it again.
+/// Runs a seed; an error states the failure and the command that repeats it.
 pub(crate) fn run(seed: u64, mutation: Option<Mutation>) -> Result<Report, String> {
     isolated(seed, "a_seed", move || on_stopped_time(seed, scenario(seed, mutation)))
 }
 
-/// Runs a seed on a thread of its own; an error says which test runs it again.
+/// Runs a seed on its own thread; an error names the test that repeats it.
 pub(crate) fn isolated<R: Send + 'static>(
     seed: u64,
     test: &str,
@@ -130,7 +131,7 @@ pub(crate) fn isolated<R: Send + 'static>(
             (Ok(_), Some(first)) => Err(first.clone()),
             (Err(panic), first) => Err(first.cloned().unwrap_or_else(|| words(&*panic))),
         };
-        // Who waited may have given up.
+        // The caller may have stopped waiting.
         let _ = done.send(result);
     });
     thread.map_err(|error| error.to_string())?;
@@ -149,7 +150,7 @@ fn words(panic: &(dyn Any + Send)) -> String {
     text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic").to_owned()
 }
 
-/// Logs where that is asked for, and keeps panics of seeds to their report.
+/// Enables logs on request, and adds panics of seeds to their reports only.
 fn prepare() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -172,7 +173,7 @@ fn prepare() {
     });
 }
 
-/// Runs a future on a clock that stands still while anything is to be done, with randomness from the seed.
+/// Runs a future with a clock that pauses while tasks are ready, with randomness from the seed.
 pub(crate) fn on_stopped_time<F: Future>(seed: u64, future: F) -> F::Output {
     simulation::seed_randomness(seed);
     let mut builder = tokio::runtime::Builder::new_current_thread();
@@ -203,7 +204,7 @@ async fn scenario(seed: u64, mutation: Option<Mutation>) -> Report {
     let _ = power.await;
     world.server.disks().iter().for_each(|disk| disk.heal());
     if world.server.is_ending() {
-        // It was not to be.
+        // The orderly end did not complete before the end of the seed.
         world.server.crash();
         world.model.borrow_mut().crash();
     }
@@ -230,7 +231,7 @@ async fn scenario(seed: u64, mutation: Option<Mutation>) -> Report {
     Report { fingerprint, commands, answers, elapsed, tally: world.tally() }
 }
 
-/// Waits until nothing is left of those who went.
+/// Waits until no session, connection or request remains.
 async fn settle(world: &World) {
     let deadline = time::now() + SETTLE_LIMIT;
     loop {
@@ -248,8 +249,8 @@ async fn settle(world: &World) {
     }
 }
 
-/// Lets the power fail when the plan says so, or soon after a disk has stopped, and ends the server in
-/// good order when the plan says that.
+/// Cuts the power when the plan says so, or soon after a disk has stopped. Ends the server gracefully when the plan
+/// says so.
 async fn power(world: Rc<World>, mut dice: Dice) {
     loop {
         let in_order = tokio::select! {

@@ -1,5 +1,5 @@
-//! The server, over disks that outlive it: it runs until the power fails, or until it is ended in good
-//! order, and then starts again.
+//! The server, over disks that outlive it. It runs until the power fails or until an orderly end, and then starts
+//! again.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ use crate::network::{self, Fate, NetworkTraits, Side};
 /// The iSCSI name of the only target.
 pub(crate) const TARGET: &str = "iqn.2026-11.test:simulated";
 
-/// What the device servers need of the world.
+/// The environment that the device servers need.
 struct SimulatedHost {
     begun: std::time::Instant,
     works: mpsc::UnboundedSender<Work>,
@@ -45,7 +45,7 @@ impl Host for SimulatedHost {
     }
 }
 
-/// The server from a start to a crash.
+/// One run of the server, from a start to a crash.
 struct ServerRun {
     portal: Rc<SimulatedPortal>,
     stores: Vec<Arc<Opened>>,
@@ -56,7 +56,7 @@ struct ServerRun {
     over: EndGuard,
 }
 
-/// Ends what drives the tasks of a life.
+/// Ends the task that drives the tasks of a run.
 struct EndGuard(Rc<Notify>);
 
 impl Drop for EndGuard {
@@ -65,7 +65,7 @@ impl Drop for EndGuard {
     }
 }
 
-/// See the module.
+/// The simulated server (see the module).
 pub(crate) struct Server {
     begun: std::time::Instant,
     address: SocketAddr,
@@ -75,12 +75,12 @@ pub(crate) struct Server {
     dice: RefCell<Dice>,
     next_port: Cell<u16>,
     lives: Cell<u64>,
-    /// It ends in good order: until when sessions may log out.
+    /// Deadline for the logouts of the sessions during an orderly end.
     ending: Cell<Option<Instant>>,
 }
 
 impl Server {
-    /// One that has not been started.
+    /// Returns a server that has not been started.
     pub(crate) fn new(disks: Vec<Arc<Disk>>, settings: Settings, dice: &mut Dice) -> Self {
         Self {
             begun: time::now(),
@@ -95,12 +95,12 @@ impl Server {
         }
     }
 
-    /// Its disks, whose places are their logical unit numbers.
+    /// Returns the disks; their indexes are their logical unit numbers.
     pub(crate) fn disks(&self) -> &[Arc<Disk>] {
         &self.disks
     }
 
-    /// Starts over what is left on the disks.
+    /// Starts the server with the current content of the disks.
     pub(crate) fn start(&self) {
         self.lives.set(self.lives.get() + 1);
         self.ending.set(None);
@@ -140,8 +140,7 @@ impl Server {
         *self.life.borrow_mut() = Some(life);
     }
 
-    /// Stops where it stands: everything that it did ends, and the disks lose what they had not made
-    /// durable.
+    /// Stops the server at once: all its work ends, and the disks lose the data that is not durable.
     pub(crate) fn crash(&self) {
         let Some(life) = self.life.borrow_mut().take() else { return };
         let heard = self.dice.borrow_mut().chance(60);
@@ -152,13 +151,13 @@ impl Server {
         self.disks.iter().for_each(|disk| disk.crash());
     }
 
-    /// Which of its lives it is in, or was in last.
+    /// Returns the number of the current or latest run.
     pub(crate) fn life(&self) -> u64 {
         self.lives.get()
     }
 
-    /// Ends in good order: its sessions are asked to log out and have `grace` for it, and all that was
-    /// acknowledged is made durable, if it `flushes`. Then the power fails. Says whether that worked.
+    /// Ends the server gracefully. It asks its sessions to log out and gives them the time `grace`. With `flushes` it
+    /// makes all acknowledged data durable. Then the power fails. Returns whether this succeeded.
     pub(crate) async fn end_in_order(&self, grace: Duration, flushes: bool) -> bool {
         let (portal, stores) = match self.life.borrow().as_ref() {
             Some(life) => (life.portal.clone(), life.stores.clone()),
@@ -170,23 +169,23 @@ impl Server {
         for store in stores.iter().filter(|_| flushes) {
             all &= store.submit(Request::Flush).wait().await.is_ok();
         }
-        // Its streams are closed, and what was sent over them arrives.
+        // The server's streams are closed, and the bytes in transit arrive.
         *self.life.borrow_mut() = None;
         self.disks.iter().for_each(|disk| disk.crash());
         all
     }
 
-    /// Whether it is on its way to an end in good order.
+    /// Returns whether an orderly end is in progress.
     pub(crate) fn is_ending(&self) -> bool {
         self.ending.get().is_some()
     }
 
-    /// Whether it may end connections: all sessions have had their time.
+    /// Returns whether the server may end connections because the time of all sessions has expired.
     pub(crate) fn is_over(&self) -> bool {
         self.ending.get().is_some_and(|until| until <= time::now())
     }
 
-    /// A connection to it, both ends of which notice what changes on the way if it `is_guarded`.
+    /// Opens a connection to the server. With `is_guarded` both ends detect changed bytes.
     pub(crate) async fn connect(
         &self,
         dice: &mut Dice,
@@ -208,29 +207,29 @@ impl Server {
         Ok(side)
     }
 
-    /// Whether it was started and has not crashed.
+    /// Returns whether the server was started and has not crashed.
     pub(crate) fn is_running(&self) -> bool {
         self.life.borrow().is_some()
     }
 
-    /// How many sessions it has.
+    /// Returns the number of sessions.
     pub(crate) fn session_count(&self) -> usize {
         self.life.borrow().as_ref().map_or(0, |life| life.portal.session_count())
     }
 
-    /// Connections that are served, or whose commands have not ended.
+    /// Returns the number of connections that are open or have commands in progress.
     pub(crate) fn connection_count(&self) -> usize {
         let life = self.life.borrow();
         let Some(life) = life.as_ref() else { return 0 };
         life.connections.borrow().iter().filter(|one| !one.is_finished()).count()
     }
 
-    /// Ends it when nothing is under way, and says how many of its units somebody still holds.
+    /// Ends the idle server, and returns the number of its units that are still referenced.
     pub(crate) async fn end(&self) -> usize {
         let Some(life) = self.life.borrow_mut().take() else { return 0 };
         let ServerRun { portal, stores, tasks, units, over, .. } = life;
         drop((portal, stores));
-        // Tasks that are left run on, so that one of them that holds a unit is seen.
+        // Remaining tasks continue, so that a task that holds a unit is detected.
         for _ in 0..8 {
             tokio::task::yield_now().await;
         }

@@ -1,5 +1,5 @@
-//! What an initiator does in a session: commands and task management functions over all of its
-//! connections, each held against the model when it ends.
+//! The actions of an initiator in a session: commands and task management functions over all of its connections. Each
+//! result is compared with the model.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,12 +20,12 @@ use crate::model::{Outcome, Place, Violation};
 use crate::stamp;
 use crate::world::World;
 
-/// A command is aborted after so long.
+/// The initiator aborts a command after this time.
 pub(crate) const COMMAND_LIMIT: Duration = Duration::from_secs(30);
-/// A connection that does not answer a task management function is given up after so long.
+/// The initiator closes a connection that does not answer a task management function within this time.
 const MANAGEMENT_LIMIT: Duration = Duration::from_secs(25);
 
-/// A command that was sent.
+/// A command in progress.
 pub(crate) struct Open {
     pub(crate) operation: u64,
     command: Command,
@@ -33,7 +33,7 @@ pub(crate) struct Open {
     is_aborting: bool,
 }
 
-/// One session's state.
+/// The state of one session.
 pub(crate) struct Session {
     number: u64,
     pub(crate) link: Link,
@@ -41,16 +41,16 @@ pub(crate) struct Session {
     pub(crate) connections: Connections,
     pub(crate) open: BTreeMap<u64, Open>,
     management: BTreeMap<u64, (TaskManagement, Instant)>,
-    /// Commands that were sent in it.
+    /// Number of commands that were sent in the session.
     sent: u64,
     next_step: Instant,
-    /// After so many commands it is over.
+    /// Number of commands after which the session ends.
     limit: u64,
-    /// What changes on the way is noticed.
+    /// Both ends detect changed bytes.
     pub(crate) is_guarded: bool,
-    /// Nobody knows whether the target has ended a command, or still has it.
+    /// The initiator does not know whether the target has ended a command.
     pub(crate) has_lost_abort: bool,
-    /// The target has asked it to log out, and it does.
+    /// The target has requested a logout, and the initiator complies.
     is_asked_to_go: bool,
 }
 
@@ -112,11 +112,11 @@ impl Initiator {
         }
     }
 
-    /// Aborts what takes too long, and gives up a connection that does not even answer that.
+    /// Aborts commands that take too long, and closes a connection that does not answer the abort.
     fn check_deadlines(&mut self, session: &mut Session) {
         let now = time::now();
         if session.management.values().any(|(_, deadline)| *deadline <= now) {
-            // Which one it is cannot be told: one after the other.
+            // The initiator does not know which connection failed, so it closes them one after another.
             if let Some(connection) = session.link.quietest() {
                 session.link.give_up(connection);
             }
@@ -132,18 +132,18 @@ impl Initiator {
         }
     }
 
-    /// Sends something, if the time is right.
+    /// Sends a command or request when its time has come.
     async fn step(&mut self, session: &mut Session) {
         let think = if self.dice.chance(60) { 0 } else { self.dice.below(50) };
         session.next_step = time::now() + Duration::from_millis(think);
         if self.dice.chance(1) {
-            // It does not even look at what it receives.
+            // During the pause the initiator does not receive.
             self.pause(5_000).await;
         }
         let sets = session.management.values();
         let ends_many = |one: &TaskManagement| !matches!(one, TaskManagement::AbortTask(_));
         if { sets }.any(|(one, _)| ends_many(one)) {
-            // What is sent now would be ended by it or not: nobody could tell.
+            // The outcome of a command that is sent now would be unknown: the function may end it or not.
             session.next_step = time::now() + Duration::from_millis(100);
             return;
         }
@@ -216,8 +216,8 @@ impl Initiator {
         let is_sent = session.link.machine.task_management(request, Token(token));
         if let Some(open) = aborted {
             open.is_aborting = is_sent;
-            // From here on it is the function that has to be answered in time. One whose
-            // connection is lost is aborted when it has another one.
+            // From now on the deadline is that of the function. After the loss of its connection, the command is
+            // aborted again over another connection.
             open.deadline = time::now() + MANAGEMENT_LIMIT / 5;
         }
         self.note(format_args!("{token}: {request:?}, {}", if is_sent { "sent" } else { "not" }));
@@ -268,10 +268,10 @@ impl Initiator {
             Event::Rejected { reason, .. } => {
                 self.note(format_args!("a PDU was rejected: {reason:?}"));
                 assert!(session.is_guarded, "{}: rejected: {reason:?}", self.name);
-                // Nothing but commands and their data has a data segment.
+                // Only commands and their data have data segments.
                 let is_mended = session.level > 0 && self.weather.spares_headers;
                 assert!(!is_mended, "{}: rejected: {reason:?}", self.name);
-                // At level 0 the session starts anew.
+                // At level 0 the session starts again.
                 return Err(Lost::Silence);
             }
             Event::Left { connection } => {
@@ -282,7 +282,7 @@ impl Initiator {
             Event::Removed { connection } => self.note_removed(session, connection),
             Event::AsyncMessage { event, .. } => {
                 self.note(format_args!("told of {event:?}"));
-                // Of several connections each is told.
+                // The target sends the message over each of several connections.
                 if event == AsyncEvent::LogoutRequest && !session.is_asked_to_go {
                     session.is_asked_to_go = self.dice.chance(50);
                 }
@@ -292,7 +292,7 @@ impl Initiator {
         Ok(())
     }
 
-    /// Holds the end of a command against the model.
+    /// Compares the result of a command with the model.
     fn finish(&mut self, open: &Open, completion: &Completion) -> Result<(), Violation> {
         let Open { operation, command, .. } = open;
         let operation = *operation;
@@ -331,10 +331,10 @@ impl Initiator {
         model.end(operation, outcome)
     }
 
-    /// Ends the session, mostly in order.
+    /// Ends the session, in most cases gracefully.
     async fn leave(&mut self, session: &mut Session) -> Result<(), Lost> {
         if self.dice.chance(20) {
-            // Like a process that was killed.
+            // This initiator behaves like a killed process.
             return Err(Lost::Silence);
         }
         session.link.machine.logout(Token(0));

@@ -1,15 +1,15 @@
-//! What is written: blocks that say which write they come from and where they belong.
+//! The content of written blocks, which names the write and the position of each block.
 
 /// Bytes of a block.
 pub(crate) const BLOCK: usize = 512;
-/// The stamp of a block that was never written, or was given back.
+/// The stamp of a block that was never written, or was unmapped.
 pub(crate) const ZERO: u64 = 0;
-/// In the stamps of writes that put one content into many blocks.
+/// Flag in the stamps of writes that put the same content into several blocks.
 pub(crate) const SAME: u64 = 1 << 63;
-/// In the place of a block's number there.
+/// Value that replaces the block number in such blocks.
 const ANYWHERE: u64 = u64::MAX;
 
-/// What a write with this stamp puts at `lba`.
+/// Returns the content that a write with this stamp puts at `lba`.
 pub(crate) fn block(lba: u64, stamp: u64) -> Vec<u8> {
     let place = match stamp {
         ZERO => 0,
@@ -20,7 +20,7 @@ pub(crate) fn block(lba: u64, stamp: u64) -> Vec<u8> {
     word.repeat(BLOCK / word.len())
 }
 
-/// The stamp of what is found at `lba`; `None` if it is torn, changed or another's.
+/// Returns the stamp of the content at `lba`; `None` if it is torn, changed, or belongs to another block.
 pub(crate) fn of(lba: u64, content: &[u8]) -> Option<u64> {
     let stamp = u64::from_be_bytes(*content.first_chunk()?);
     (block(lba, stamp) == content).then_some(stamp)

@@ -1,26 +1,26 @@
-//! How often what seeds are for has happened, so that it is seen that it did.
+//! Counts the events that seeds must include, so that a test can check that they occurred.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Counts under names.
+/// Counters by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counters(BTreeMap<String, u64>);
 
 impl Counters {
-    /// It happened once more.
+    /// Increments a counter.
     pub(crate) fn count(&mut self, what: &str) {
         *self.0.entry(what.to_owned()).or_default() += 1;
     }
 
-    /// With what happened elsewhere.
+    /// Adds the counts of another tally.
     pub(crate) fn add(&mut self, other: &Self) {
         for (what, count) in &other.0 {
             *self.0.entry(what.clone()).or_default() += count;
         }
     }
 
-    /// How often.
+    /// Returns a count.
     pub(crate) fn of(&self, what: &str) -> u64 {
         self.0.get(what).copied().unwrap_or(0)
     }

@@ -1,4 +1,4 @@
-//! What all parties of one seed share: the server, the model, and a record of what happened.
+//! The shared state of all parties of one seed: the server, the model, and a record of the events.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -22,28 +22,28 @@ use crate::server::Server;
 use crate::stamp;
 use crate::tally::Counters;
 
-/// What a run proves to be found out.
+/// A deliberate defect that a run must detect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutation {
     Disk(DiskDefect),
-    /// Bits flip although nobody looks at digests.
+    /// Bits flip although the ends check no digests.
     FlipsUnnoticed,
-    /// A server that ends in good order flushes nothing.
+    /// A server that ends gracefully flushes nothing.
     EndsWithoutFlush,
 }
 
-/// What a seed has in store.
+/// The plan of a seed.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) natures: Vec<DiskTraits>,
     pub(crate) weather: NetworkTraits,
     pub(crate) initiators: u64,
     pub(crate) commands_each: u64,
-    /// After how many commands the power fails.
+    /// Numbers of commands after which the power fails.
     pub(crate) crashes: Vec<u64>,
-    /// After how many commands the server is ended in good order.
+    /// Numbers of commands after which the server ends gracefully.
     pub(crate) ends: Vec<u64>,
-    /// Of a hundred steps, so many are task management functions.
+    /// Percentage of the steps that are task management functions.
     pub(crate) management_percent: u32,
     pub(crate) reservations: Custom,
     /// DefaultTime2Wait and DefaultTime2Retain of the server, in seconds.
@@ -78,7 +78,7 @@ impl Plan {
         }
     }
 
-    /// Whether commands are ended by others.
+    /// Returns whether other initiators can end commands.
     pub(crate) const fn ends_tasks(&self) -> bool {
         self.management_percent > 0 || self.reservations.percent > 0
     }
@@ -91,7 +91,7 @@ impl Plan {
     }
 }
 
-/// See the module.
+/// The world of one seed (see the module).
 pub(crate) struct World {
     pub(crate) plan: Plan,
     pub(crate) mutation: Option<Mutation>,
@@ -101,9 +101,9 @@ pub(crate) struct World {
     last_stamp: Cell<u64>,
     last_session: Cell<u64>,
     issued: Cell<u64>,
-    /// Told when the power is to fail.
+    /// Notified when the power must fail.
     pub(crate) power: Notify,
-    /// Told when the server is to end.
+    /// Notified when the server must end.
     pub(crate) end: Notify,
     record: RefCell<DefaultHasher>,
     ended: Cell<u64>,
@@ -146,7 +146,7 @@ impl World {
         }
     }
 
-    /// Something happened, which another run of the seed has to repeat.
+    /// Records an event that another run of the seed must repeat.
     pub(crate) fn note(&self, who: &str, what: fmt::Arguments<'_>) {
         let at = (time::now() - self.begun).as_millis();
         let what = what.to_string();
@@ -154,22 +154,22 @@ impl World {
         (at, who, what).hash(&mut *self.record.borrow_mut());
     }
 
-    /// Something happened that seeds are for.
+    /// Counts an event that the seeds must include.
     pub(crate) fn count(&self, what: fmt::Arguments<'_>) {
         self.tally.borrow_mut().count(&what.to_string());
     }
 
-    /// How often what seeds are for has happened.
+    /// Returns the counts of the events that the seeds must include.
     pub(crate) fn tally(&self) -> Counters {
         self.tally.borrow().clone()
     }
 
-    /// What tells this run from every other that went differently.
+    /// Returns a hash that distinguishes this run from every run with other events.
     pub(crate) fn fingerprint(&self) -> u64 {
         self.record.borrow().finish()
     }
 
-    /// How long it has gone on.
+    /// Returns the age of the run.
     pub(crate) fn age(&self) -> Duration {
         time::now() - self.begun
     }
@@ -184,7 +184,7 @@ impl World {
         self.last_session.get()
     }
 
-    /// A command was sent.
+    /// Counts a sent command.
     pub(crate) fn issued(&self) {
         self.issued.set(self.issued.get() + 1);
         if self.plan.crashes.contains(&self.issued.get()) {
@@ -195,17 +195,17 @@ impl World {
         }
     }
 
-    /// A command was answered.
+    /// Counts an answered command.
     pub(crate) fn ended(&self) {
         self.ended.set(self.ended.get() + 1);
     }
 
-    /// Commands that were sent, and that were answered.
+    /// Returns the numbers of sent and of answered commands.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.issued.get(), self.ended.get())
     }
 
-    /// Ends the run if something is not as it must be.
+    /// Ends the run if the result is a violation.
     pub(crate) fn hold<T>(&self, result: Result<T, Violation>) -> T {
         match result {
             Ok(value) => value,
@@ -213,7 +213,7 @@ impl World {
         }
     }
 
-    /// A command for one of the disks.
+    /// Draws a command for one of the disks.
     pub(crate) fn command(&self, taste: &CommandMix, nexus: Nexus, dice: &mut Dice) -> Command {
         let disk = dice.below(self.plan.natures.len() as u64) as usize;
         let block_count = self.plan.natures[disk].block_count;
@@ -226,7 +226,7 @@ impl World {
         let held = |lba| self.model.borrow().stamps(disk, lba);
         taste.command(dice, disk, block_count, stamp, held)
     }
-    /// A command about a disk's reservations.
+    /// Returns a command for a disk's reservations.
     pub(crate) const fn reservation(&self, disk: usize, action: Action) -> Command {
         Command {
             kind: CommandKind::Reservation { action, custom: self.plan.reservations },
@@ -239,7 +239,7 @@ impl World {
         }
     }
 
-    /// A command has ended.
+    /// Counts the end of a command.
     pub(crate) fn count_end(&self, command: &Command, outcome: Outcome) {
         let what = match (command.action(), outcome) {
             (None, Outcome::Conflict) if !command.writes().is_empty() => {

@@ -1,5 +1,5 @@
-//! libiscsi's suite (`iscsi-test-cu`), one process a family, so that a test that hangs or aborts
-//! costs itself alone: the family's other tests are then run one by one.
+//! libiscsi's suite (`iscsi-test-cu`), with one process for each family. If a test hangs or aborts, only that test is
+//! lost: the other tests of the family then run one by one.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Display};
@@ -13,34 +13,34 @@ use crate::serving::Url;
 
 /// The suite's program, unless [`PROGRAM_VARIABLE`] names another.
 const PROGRAM: &str = "iscsi-test-cu";
-/// Names another build of the suite's program instead of the installed one, such as a build of its newest source.
+/// Environment variable with the path of another build of the suite's program, such as a build of its newest source.
 const PROGRAM_VARIABLE: &str = "ISCSI_TEST_CU";
-/// A family takes seconds; the slowest tests wait for replies that must not come.
+/// A family takes seconds; the slowest tests wait for replies that must not arrive.
 const FAMILY_LIMIT: Duration = Duration::from_secs(60);
-/// `Sanitize.Reset` looks once a minute whether the operation has ended.
+/// `Sanitize.Reset` checks once a minute whether the operation has ended.
 const SLOW_LIMIT: Duration = Duration::from_secs(300);
-/// One test, when it is run alone.
+/// Maximum duration of a single test.
 const TEST_LIMIT: Duration = Duration::from_secs(20);
-/// So many tests that hang, and the target is taken for dead.
+/// Number of hanging tests after which the target is considered dead.
 const STUCK_LIMIT: usize = 5;
-/// Families that want several paths. To the others the first one alone is given: they would take a
-/// second one for their second initiator, which then had the first one's name.
+/// Families that use several paths. All other families get only the first path. They would use a second path for their
+/// second initiator, which would then have the name of the first.
 const MULTIPATH: [&str; 1] = ["MultipathIO"];
 /// Names of the suite's two initiators.
 const INITIATORS: [&str; 2] = ["iqn.2026-11.proof:a", "iqn.2026-11.proof:b"];
 
-/// How one test of the suite ended.
+/// The result of one test of the suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It ran and nothing was wrong.
+    /// The test ran without an error.
     Passed,
-    /// It said that the target lacks what it tests, in whole or in part.
+    /// The test reported that the target lacks all or part of the tested function.
     Skipped,
-    /// Something was wrong.
+    /// The test reported an error.
     Failed,
-    /// It had to be killed.
+    /// The test hung and was killed.
     Stuck,
-    /// The suite's process ended in the middle of it.
+    /// The suite's process ended during the test.
     Aborted,
 }
 
@@ -49,23 +49,23 @@ pub enum Verdict {
 pub struct Test {
     /// Its name within the family.
     pub name: String,
-    /// How it ended.
+    /// Result of the test.
     pub verdict: Verdict,
-    /// What it said.
+    /// The output of the test.
     pub said: String,
 }
 
 /// One family of tests.
 #[derive(Clone, Debug)]
 pub struct Family {
-    /// Its name, `Read10` for instance.
+    /// Name of the family, for example `Read10`.
     pub name: String,
-    /// Its tests, in the suite's order.
+    /// Tests of the family, in the suite's order.
     pub tests: Vec<Test>,
 }
 
 impl Test {
-    /// Why it was skipped, in the suite's own words.
+    /// Returns the reason for a skipped test, in the suite's words.
     pub fn reason(&self) -> &str {
         let reported = self.said.lines().find_map(|line| line.split_once("[SKIPPED]"));
         reported.map_or("", |(_, reason)| reason.trim())
@@ -73,41 +73,41 @@ impl Test {
 }
 
 impl Family {
-    /// How many tests ended so.
+    /// Returns the number of tests with this verdict.
     pub fn count(&self, verdict: Verdict) -> usize {
         self.tests.iter().filter(|test| test.verdict == verdict).count()
     }
 
-    /// The tests that show a fault.
+    /// Returns the tests that show a fault.
     pub fn faults(&self) -> impl Iterator<Item = &Test> {
         self.tests.iter().filter(|test| !matches!(test.verdict, Verdict::Passed | Verdict::Skipped))
     }
 }
 
-/// What the suite found.
+/// The results of the suite.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// Every family that was run.
+    /// Every family that ran.
     pub families: Vec<Family>,
 }
 
 impl Report {
-    /// A family by its name.
+    /// Returns a family by its name.
     pub fn family(&self, name: &str) -> Option<&Family> {
         self.families.iter().find(|family| family.name == name)
     }
 
-    /// Tests that ended so, in all families.
+    /// Returns the number of tests with this verdict, in all families.
     pub fn total(&self, verdict: Verdict) -> usize {
         self.families.iter().map(|family| family.count(verdict)).sum()
     }
 
-    /// How many tests there were.
+    /// Returns the number of tests.
     pub fn test_count(&self) -> usize {
         self.families.iter().map(|family| family.tests.len()).sum()
     }
 
-    /// Tests that ended so, each with its family's name.
+    /// Returns the tests with this verdict, each with the name of its family.
     pub fn ended(&self, verdict: Verdict) -> impl Iterator<Item = (&str, &Test)> {
         self.families
             .iter()
@@ -115,7 +115,7 @@ impl Report {
             .filter(move |(_, test)| test.verdict == verdict)
     }
 
-    /// Every fault, with what the test said.
+    /// Returns every fault with the output of its test.
     pub fn faults(&self) -> String {
         let mut text = String::new();
         for family in &self.families {
@@ -167,7 +167,7 @@ fn program() -> Command {
     Command::new(std::env::var_os(PROGRAM_VARIABLE).unwrap_or_else(|| PROGRAM.into()))
 }
 
-/// All families of the suite.
+/// Returns all families of the suite.
 pub fn catalogue() -> Result<Catalogue> {
     let listed = process::output(program().arg("--list"), TEST_LIMIT)?;
     let families = parse_list(&listed);
@@ -175,29 +175,29 @@ pub fn catalogue() -> Result<Catalogue> {
     Ok(families)
 }
 
-/// What a family of the suite wants of a unit to test anything.
+/// The kind of unit that a family of the suite needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
-    /// One that can be written and cannot be removed.
+    /// A writable disk that is not removable.
     Disk,
-    /// One that cannot be written.
+    /// A read-only disk.
     ReadOnly,
-    /// One that can be removed.
+    /// A removable disk.
     Removable,
-    /// One that is slow enough to be met in the middle of an operation on all of it.
+    /// A disk so slow that a test can observe an operation on the whole disk in progress.
     Slow,
-    /// One whose physical blocks are its logical ones.
+    /// A disk whose physical blocks are as large as its logical blocks.
     Native,
-    /// One that encrypts, so that it has a key to lose.
+    /// An encrypted disk, which thus has a key to destroy.
     Encrypted,
-    /// One with blocks of 512 bytes, whatever the others have.
+    /// A disk with blocks of 512 bytes, whatever the others have.
     Small,
-    /// One with room for two copies of the longest EXTENDED COPY segment.
+    /// A disk with space for two copies of the longest EXTENDED COPY segment.
     Large,
 }
 
 impl Medium {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 8] = [
         Self::Disk,
         Self::ReadOnly,
@@ -209,25 +209,25 @@ impl Medium {
         Self::Large,
     ];
 
-    /// What a test wants.
+    /// Returns the kind that a test needs.
     fn of(family: &str, test: &str) -> Self {
         match family {
-            // It wants to meet SANITIZE under way, seconds after it began.
+            // This test needs a SANITIZE that is still in progress after several seconds.
             "Sanitize" if test == "Reset" => Self::Slow,
             "Sanitize" => Self::Encrypted,
-            // It writes 512 bytes as one block.
+            // This test writes 512 bytes as one block.
             "ProutReserve" => Self::Small,
-            // It copies one segment of the maximum length to the blocks that follow it.
+            // This test copies one segment of the maximum length to the blocks that follow it.
             "ExtendedCopy" if test == "Large" => Self::Large,
             "ReadOnly" => Self::ReadOnly,
             "NoMedia" | "PreventAllow" | "StartStopUnit" => Self::Removable,
-            // Where physical blocks are larger it wants answers that begin behind what it asked for.
+            // With larger physical blocks, this test expects answers that begin after the requested block.
             "GetLBAStatus" => Self::Native,
             _ => Self::Disk,
         }
     }
 
-    /// Its name as a volume's.
+    /// Returns the name of the volume.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Disk => "disk",
@@ -242,8 +242,8 @@ impl Medium {
     }
 }
 
-/// Tests that a disk, or this medium, cannot have, with the reason. A name ends with `*` where all that begin
-/// so are meant.
+/// Tests that a disk, or this medium, cannot pass, with the reason. A `*` at the end of a name matches all names with
+/// this prefix.
 const SKIPPED: &[(&str, &str, &str)] = &[
     ("CompareAndWrite", "InvalidDataOutSize", SMALL_PHYSICAL_BLOCKS),
     ("WriteSame10", "InvalidDataOutSize", SMALL_PHYSICAL_BLOCKS),
@@ -251,10 +251,10 @@ const SKIPPED: &[(&str, &str, &str)] = &[
     ("WriteSame16", "InvalidDataOutSize", SMALL_PHYSICAL_BLOCKS),
     ("WriteSame16", "UnmapUnaligned", SMALL_PHYSICAL_BLOCKS),
 ];
-/// Met on disks of 4 KiB blocks alone.
+/// Applies to disks of 4 KiB blocks only.
 const SMALL_PHYSICAL_BLOCKS: &str = "physical blocks are larger than logical ones on other disks";
 
-/// Why a test may be skipped.
+/// Returns the reason for which a test may be skipped.
 pub fn why_skipped(family: &str, test: &str) -> Option<&'static str> {
     let is_meant = |pattern: &str| match pattern.strip_suffix('*') {
         Some(prefix) => test.starts_with(prefix),
@@ -264,8 +264,7 @@ pub fn why_skipped(family: &str, test: &str) -> Option<&'static str> {
     found.map(|(_, _, reason)| *reason)
 }
 
-/// Runs `families`, each against the unit of the medium that it wants: `paths` gives its URLs, one for
-/// each path to it.
+/// Runs `families`, each against a unit of the kind that it needs: `paths` returns its URLs, one for each path to it.
 pub fn run_on_media(
     paths: impl Fn(Medium) -> Result<Vec<Url>>,
     families: &Catalogue,
@@ -294,8 +293,7 @@ pub fn run_on_media(
     Ok(report)
 }
 
-/// Runs `families` against the logical unit at `urls`, whose data it destroys: one URL for each path
-/// to it.
+/// Runs `families` against the logical unit at `urls`, one URL for each path, and destroys its data.
 pub fn run(urls: &[Url], families: &Catalogue, mut done: impl FnMut(&Family)) -> Result<Report> {
     ensure!(!urls.is_empty(), "the suite wants a URL");
     let mut report = Report { families: Vec::new() };
@@ -309,7 +307,7 @@ pub fn run(urls: &[Url], families: &Catalogue, mut done: impl FnMut(&Family)) ->
     Ok(report)
 }
 
-/// As many of the paths as a family looks at.
+/// Returns only the paths that a family uses.
 fn paths_of(family: &str, mut urls: Vec<Url>) -> Vec<Url> {
     if !MULTIPATH.contains(&family) {
         urls.truncate(1);
@@ -317,7 +315,7 @@ fn paths_of(family: &str, mut urls: Vec<Url>) -> Vec<Url> {
     urls
 }
 
-/// One test in a process of its own.
+/// Runs one test in its own process.
 fn run_alone(urls: &[Url], family: &str, test: &str, limit: Duration) -> Result<Test> {
     let alone = parse_run(&suite(&urls[..1], &format!("{family}.{test}"), limit)?);
     Ok(alone.into_iter().find(|found| found.name == test).unwrap_or_else(|| Test {
@@ -347,7 +345,7 @@ fn suite(urls: &[Url], tests: &str, limit: Duration) -> Result<Finished> {
     process::finish(&mut command, limit).with_context(|| format!("the suite's {tests}"))
 }
 
-/// The lines `ALL.family.test` of `--list`.
+/// Parses the lines `ALL.family.test` of `--list`.
 fn parse_list(listed: &str) -> Catalogue {
     let mut families = Catalogue::new();
     for line in listed.lines() {
@@ -369,17 +367,17 @@ fn parse_list(listed: &str) -> Catalogue {
     families
 }
 
-/// CUnit's verbose output: `Test: NAME ...`, what the test says, then `passed` or `FAILED`.
+/// Parses CUnit's verbose output: `Test: NAME ...`, the output of the test, then `passed` or `FAILED`.
 fn parse_run(finished: &Finished) -> Vec<Test> {
     let mut tests = Vec::new();
-    // What follows the run summary belongs to no test.
+    // The text after the run summary belongs to no test.
     let body = finished.output.split("Run Summary:").next().unwrap_or_default();
     for section in body.split("  Test: ").skip(1) {
         let Some((name, said)) = section.split_once(" ...") else { continue };
         let (name, said) = (name.trim().to_owned(), said.to_owned());
         let ended = said.lines().map(str::trim).find_map(|line| match line {
             "FAILED" => Some(Verdict::Failed),
-            // What a test's clean-up says comes behind its verdict, on the same line.
+            // The output of a test's clean-up follows the verdict on the same line.
             _ if line.starts_with("passed") => Some(Verdict::Passed),
             _ if line.ends_with("FAILED") => Some(Verdict::Failed),
             _ => None,

@@ -1,9 +1,9 @@
-//! A Linux kernel as the initiator: Debian's own, booted by QEMU under software emulation from an
-//! archive in memory, needing neither root nor KVM.
+//! A Linux kernel as the initiator: Debian's own. QEMU boots it with software emulation from an archive in memory,
+//! without root and without KVM.
 //!
-//! `tests/guest/` holds the guest's first program (`init`) and its scenarios; a [`Guest`] plays one
-//! and powers off, or stays as a server. A scenario reports with lines `RESULT name value`. What is downloaded is kept in
-//! `tests/guest/cache`.
+//! `tests/guest/` contains the guest's first program (`init`) and its scenarios. A [`Guest`] runs one scenario and
+//! powers off, or continues as a server. A scenario reports with lines `RESULT name value`. Downloaded files are cached
+//! in `tests/guest/cache`.
 
 mod archive;
 mod base;
@@ -22,40 +22,40 @@ use tempfile::TempDir;
 use crate::process::{self, Daemon};
 use archive::Archive;
 
-/// Where the host's loopback is, seen from inside QEMU's user network.
+/// Address of the host's loopback interface within QEMU's user network.
 pub const HOST: &str = "10.0.2.2";
 
-/// Emulation is slow, and slower still beside other work.
+/// Emulation is slow, and slower under other load.
 const LIMIT: Duration = Duration::from_secs(600);
 const MEMORY_MIB: u32 = 1024;
 const QEMU: &str = "qemu-system-x86_64";
-/// On a busy machine emulated timer ticks come so late that the kernel takes the timer for broken;
-/// it is not to look.
+/// On a busy machine emulated timer ticks are so late that the kernel considers the timer broken. This argument
+/// disables the check.
 const KERNEL_ARGUMENTS: &str =
     "console=ttyS0 quiet panic=-1 mitigations=off net.ifnames=0 no_timer_check";
 
-/// What a scenario reported.
+/// The results of a scenario.
 #[derive(Debug)]
 pub struct ScenarioReport {
     results: BTreeMap<String, String>,
-    /// All that the guest's console showed.
+    /// The whole output of the guest's console.
     pub console: String,
 }
 
 impl ScenarioReport {
-    /// One result; an error with the console when the scenario did not get that far.
+    /// Returns one result, or an error with the console output if it is missing.
     pub fn result(&self, name: &str) -> Result<&str> {
         let value = self.results.get(name).map(String::as_str);
         value.with_context(|| format!("no RESULT {name}; the console:\n{}", self.console))
     }
 }
 
-/// Boots a guest that plays `tests/guest/SCENARIO.sh` with `environment`.
+/// Boots a guest that runs `tests/guest/SCENARIO.sh` with `environment`.
 pub fn run(scenario: &str, environment: &[(&str, &str)]) -> Result<ScenarioReport> {
     Guest::new(scenario, environment)?.run()
 }
 
-/// A guest that is yet to be booted.
+/// A guest before its boot.
 #[derive(Debug)]
 pub struct Guest {
     scenario: String,
@@ -65,7 +65,7 @@ pub struct Guest {
     forwards: Vec<(u16, u16)>,
 }
 
-/// A guest that stays until this is dropped.
+/// A guest that runs until this is dropped.
 #[derive(Debug)]
 pub struct RunningGuest {
     daemon: Daemon,
@@ -73,12 +73,12 @@ pub struct RunningGuest {
 }
 
 impl RunningGuest {
-    /// What its scenario reported; waits until it has.
+    /// Waits for a result of the scenario and returns it.
     pub fn result(&self, name: &str) -> Result<String> {
         let mut found = None;
         let ready = self.daemon.wait_until(LIMIT, || -> Result<bool> {
             let console = self.console()?;
-            // The last line may not be whole yet.
+            // The last line may be incomplete.
             let whole = console.rfind('\n').map_or("", |end| &console[..end]);
             found = results(whole).remove(name);
             Ok(found.is_some())
@@ -87,7 +87,7 @@ impl RunningGuest {
         found.context("a result")
     }
 
-    /// All that its console showed.
+    /// Returns the whole output of the console.
     pub fn console(&self) -> Result<String> {
         let bytes = fs::read(self.work.path().join("console"))?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
@@ -95,7 +95,7 @@ impl RunningGuest {
 }
 
 impl Guest {
-    /// It plays `tests/guest/SCENARIO.sh` with `environment`.
+    /// Returns a guest that will run `tests/guest/SCENARIO.sh` with `environment`.
     pub fn new(scenario: &str, environment: &[(&str, &str)]) -> Result<Self> {
         Ok(Self {
             scenario: scenario.into(),
@@ -106,25 +106,25 @@ impl Guest {
         })
     }
 
-    /// With a program or a library of the host's at `path`: a name, or one in a folder of its own.
+    /// Adds a program or a library of the host at `path`: a name, or a name in its own folder.
     pub fn file(mut self, path: &str, source: &Path) -> Self {
         self.files.push((path.into(), source.into()));
         self
     }
 
-    /// With more of QEMU's arguments.
+    /// Adds arguments for QEMU.
     pub fn devices(mut self, arguments: &[&str]) -> Self {
         self.devices.extend(arguments.iter().map(|&argument| argument.to_owned()));
         self
     }
 
-    /// With a TCP port of its own that is reached at one of the host's loopback.
+    /// Forwards a port of the host's loopback interface to the guest's TCP port `own`.
     pub fn forward(mut self, host: u16, own: u16) -> Self {
         self.forwards.push((host, own));
         self
     }
 
-    /// Boots it from its kernel and its archive.
+    /// Boots the guest from its kernel and its archive.
     pub fn run(&self) -> Result<ScenarioReport> {
         let work = tempfile::tempdir()?;
         let mut qemu = Command::new(QEMU);
@@ -132,7 +132,7 @@ impl Guest {
         self.play(&mut qemu)
     }
 
-    /// Boots it and lets it run: its scenario does not end.
+    /// Boots the guest and lets it run: its scenario does not end.
     pub fn start(&self) -> Result<RunningGuest> {
         let work = tempfile::tempdir()?;
         let console = File::create(work.path().join("console"))?;
@@ -155,15 +155,14 @@ impl Guest {
         Ok(())
     }
 
-    /// Boots it from what its devices hold: the kernel and the archive are there (see
-    /// [`Self::write_disc`]).
+    /// Boots the guest from its devices, which contain the kernel and the archive (see [`Self::write_disc`]).
     pub fn run_from_disc(&self) -> Result<ScenarioReport> {
         let mut qemu = Command::new(QEMU);
         self.machine(&mut qemu);
         self.play(&mut qemu)
     }
 
-    /// Makes the image of a CD that boots this guest and holds `payload` under that name.
+    /// Creates the image of a CD that boots this guest and contains `payload` under its file name.
     pub fn write_disc(&self, image: &Path, payload: &Path) -> Result<()> {
         let base = base::prepare(&folder())?;
         let work = tempfile::tempdir()?;
@@ -172,7 +171,7 @@ impl Guest {
         disc::write(image, &base.kernel, &initrd, payload, KERNEL_ARGUMENTS)
     }
 
-    /// What is common to all guests, behind a copy of it what is this one's.
+    /// Writes a copy of the archive of all guests, followed by the files of this guest.
     fn write_archive(&self, base: &Path, path: &Path) -> Result<()> {
         let mut archive = Archive::append_to_copy(base, path)?;
         let read = |path: &Path| fs::read(path).with_context(|| path.display().to_string());
@@ -219,7 +218,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("guest")
 }
 
-/// Lines for the guest's shell.
+/// Returns lines for the guest's shell.
 fn exports(environment: &[(&str, &str)]) -> Result<String> {
     let mut lines = String::new();
     for (name, value) in environment {

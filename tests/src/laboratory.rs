@@ -1,4 +1,4 @@
-//! The lab as a person uses it: `sarsen lab …` in a folder of its own, with an archive of its own.
+//! The lab as a user runs it: `sarsen lab …` in its own folder, with its own archive.
 
 use std::fs;
 use std::path::Path;
@@ -11,19 +11,19 @@ use tempfile::TempDir;
 
 use crate::program;
 
-/// Seconds that a verb may take; a study of a few cells takes ten.
+/// Maximum duration of a verb in seconds; a study of a few cells takes ten.
 const LIMIT: &str = "300";
-/// What is killed has been cleaned up after.
+/// Time within which the remains of a killed verb are removed.
 const GONE_LIMIT: Duration = Duration::from_secs(30);
-/// Says in a process's environment whose it is.
+/// Environment variable that marks the processes of a lab.
 const MARK: &str = "SARSEN_PROOF_LAB";
-/// How the folders are called that a run makes for itself.
+/// Prefix of the folders that a run creates.
 const PREFIX: &str = "sarsen-lab-";
 
-/// What a verb said, and how it ended.
+/// The output and the exit code of a verb.
 #[derive(Debug)]
 pub struct Said {
-    /// Its exit code; none if it was killed.
+    /// Exit code; `None` if the verb was killed.
     pub code: Option<i32>,
     /// Its standard output.
     pub out: String,
@@ -32,7 +32,7 @@ pub struct Said {
 }
 
 impl Said {
-    /// An error with all that was said, unless it ended with this code.
+    /// Returns an error with the whole output unless the verb ended with this code.
     pub fn ended(self, code: i32) -> Result<Self> {
         ensure!(self.code == Some(code), "{:?} instead of {code}: {self}", self.code);
         Ok(self)
@@ -45,24 +45,24 @@ impl std::fmt::Display for Said {
     }
 }
 
-/// A lab, which goes with its folder.
+/// A lab, which is deleted with its folder.
 #[derive(Debug)]
 pub struct Laboratory {
     folder: TempDir,
 }
 
 impl Laboratory {
-    /// One without any runs.
+    /// Creates a lab without any runs.
     pub fn new() -> Result<Self> {
         Ok(Self { folder: tempfile::tempdir()? })
     }
 
-    /// Its folder, in which verbs run.
+    /// Returns the folder in which the verbs run.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// What a report, or another file there, holds.
+    /// Returns the content of a report or another file in the folder.
     pub fn read(&self, file: &str) -> Result<String> {
         let path = self.folder().join(file);
         fs::read_to_string(&path).with_context(|| path.display().to_string())
@@ -80,7 +80,7 @@ impl Laboratory {
         })
     }
 
-    /// Starts a verb that is to be killed.
+    /// Starts a verb that the test will kill.
     pub fn start(&self, arguments: &[&str]) -> Result<Child> {
         let mut command = self.marked(program::path()?);
         command.arg("lab").args(arguments).args(["--archive", "archive"]);
@@ -93,20 +93,20 @@ impl Laboratory {
         command
     }
 
-    /// A run as the program tells it to other programs.
+    /// Returns a run in the program's JSON format.
     pub fn run(&self, id: u64) -> Result<Value> {
         let said = self.say(&["report", &id.to_string(), "--format", "json"])?.ended(0)?;
         let mut document: Value = serde_json::from_str(&said.out)?;
         Ok(document["run"].take())
     }
 
-    /// The processes that verbs of this lab have started and that still run.
+    /// Returns the running processes that verbs of this lab have started.
     pub fn processes(&self) -> Result<Vec<String>> {
         let mark = format!("{MARK}={}", self.folder().display());
         let mut found = Vec::new();
         for entry in fs::read_dir("/proc")? {
             let path = entry?.path();
-            // Others' cannot be looked into, and some end meanwhile.
+            // The process may belong to another user, or may have ended.
             let Ok(environment) = fs::read(path.join("environ")) else { continue };
             if environment.split(|&byte| byte == 0).any(|variable| variable == mark.as_bytes()) {
                 let command = fs::read(path.join("cmdline")).unwrap_or_default();
@@ -116,8 +116,8 @@ impl Laboratory {
         Ok(found)
     }
 
-    /// Waits until nothing is left of the runs: no process, no folder of theirs, neither here nor
-    /// among those in memory that the run's commands name.
+    /// Waits until nothing remains of the runs: no process and no folder, neither here nor in memory, where the run's
+    /// commands name the folders.
     pub fn is_clean_after(&self, run: &Value) -> Result<()> {
         let homes = homes(run);
         let deadline = Instant::now() + GONE_LIMIT;
@@ -141,7 +141,7 @@ fn is_report(name: &str) -> bool {
     name.contains('.')
 }
 
-/// The folders in memory that the commands of a run name.
+/// Returns the folders in memory that the commands of a run name.
 pub fn homes(run: &Value) -> Vec<String> {
     let start = format!("/dev/shm/{PREFIX}");
     let mut homes = Vec::new();
@@ -158,7 +158,7 @@ pub fn homes(run: &Value) -> Vec<String> {
     homes
 }
 
-/// The samples of a run that have these labels.
+/// Returns the samples of a run that have these labels.
 pub fn samples<'a>(run: &'a Value, labels: &[(&str, &str)]) -> Vec<&'a Value> {
     let has = |sample: &&Value| labels.iter().all(|(name, value)| sample["labels"][name] == *value);
     run["samples"].as_array().into_iter().flatten().filter(has).collect()

@@ -1,11 +1,10 @@
-//! What proves the program from the outside: it is started as a person would start it, and real
-//! clients (libiscsi's suite, QEMU's tools, a Linux kernel in a guest) decide whether it is right.
+//! Proofs of the program from the outside. Each proof starts it as a user would, and real clients (libiscsi's suite,
+//! QEMU's tools, a Linux kernel in a guest) decide whether it is correct.
 //!
-//! The proofs are in `proofs/`; `cargo xtask` uses the same pieces for its conformance table and
-//! its benchmark. Nothing here runs a part of the target: a proof that shares code with what it
-//! proves shares its mistakes. Starting programs, the target among them, is the lab's. What real
-//! clients do not offer (a ledger across crashes, a crowd, PDUs out of order) some proofs do with
-//! the project's own initiator.
+//! The proofs are in `proofs/`; `cargo xtask` uses the same functions for its conformance table and its benchmark. No
+//! code here runs a part of the target, because a proof that shares code with the target shares its errors. The lab
+//! starts the programs, including the target. Real clients lack some functions (a ledger across crashes, many sessions,
+//! PDUs out of order); such proofs use the project's own initiator.
 #![allow(
     clippy::disallowed_methods,
     reason = "drives other processes in real time; nothing of the program runs in here"

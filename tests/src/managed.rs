@@ -1,4 +1,4 @@
-//! A server with a state, as a person has one: started with `--state`, asked and changed by the command line.
+//! A server with a state, as a user runs it: started with `--state`, queried and changed by the command line.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::program;
 
-/// A server that runs until this is dropped. Its state stays for as long as the folder does.
+/// A server that runs until this is dropped. Its state exists as long as the folder does.
 #[derive(Debug)]
 pub struct Managed {
     folder: PathBuf,
@@ -19,19 +19,19 @@ pub struct Managed {
 }
 
 impl Managed {
-    /// Starts one whose state and control socket are in this folder, at a free port of 127.0.0.1.
+    /// Starts a server at a free port of 127.0.0.1, with its state and control socket in this folder.
     pub fn start(folder: &Path) -> Result<Self> {
         Self::start_with(folder, &[])
     }
 
-    /// The same with more arguments.
+    /// Starts such a server with more arguments.
     pub fn start_with(folder: &Path, arguments: &[&str]) -> Result<Self> {
         let mut command = Command::new(program::path()?);
         command.arg("serve").args(["--listen", "127.0.0.1:0", "--logout-grace", "1", "--json"]);
         Self::start_command(command, folder, arguments)
     }
 
-    /// The same, by a command that may be more than the program alone.
+    /// Starts such a server with this command, which may be more than the program alone.
     pub fn start_command(mut command: Command, folder: &Path, arguments: &[&str]) -> Result<Self> {
         let log = std::fs::File::options().create(true).append(true).open(folder.join("log"))?;
         command.arg("--state").arg(folder.join("state"));
@@ -46,32 +46,32 @@ impl Managed {
         Ok(started)
     }
 
-    /// What it said when it had started.
+    /// Returns the announcement that the server printed after its start.
     pub fn announced(&self) -> &Value {
         &self.announced
     }
 
-    /// `address:port` of its first portal.
+    /// Returns `address:port` of the first portal.
     pub fn portal(&self) -> Result<&str> {
         self.announced["portals"][0].as_str().context("a portal")
     }
 
-    /// Its log.
+    /// Returns the server's log.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.folder.join("log")).unwrap_or_default()
     }
 
-    /// Its process.
+    /// Returns the server's process ID.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// A command that asks it.
+    /// Returns a command that queries this server.
     pub fn command(&self, arguments: &[&str]) -> Result<Command> {
         command(&self.folder, arguments)
     }
 
-    /// What a command says, which succeeds.
+    /// Runs a command that must succeed, and returns its output.
     pub fn run(&self, arguments: &[&str]) -> Result<String> {
         let Output { status, stdout, stderr } = self.command(arguments)?.output()?;
         let stderr = String::from_utf8_lossy(&stderr);
@@ -79,13 +79,13 @@ impl Managed {
         Ok(String::from_utf8(stdout)?)
     }
 
-    /// The same, as JSON.
+    /// Runs a command that must succeed, and returns its JSON output.
     pub fn json(&self, arguments: &[&str]) -> Result<Value> {
         let said = self.run(&[arguments, &["--json"]].concat())?;
         serde_json::from_str(&said).with_context(|| said.clone())
     }
 
-    /// What a command says that fails with this exit code.
+    /// Runs a command that must fail with this exit code, and returns its error message.
     pub fn refused(&self, code: i32, arguments: &[&str]) -> Result<String> {
         let Output { status, stderr, .. } = self.command(arguments)?.output()?;
         let stderr = String::from_utf8(stderr)?;
@@ -106,21 +106,21 @@ impl Managed {
         Ok(process.wait_with_output()?)
     }
 
-    /// The same, which succeeds; gives what was said.
+    /// Applies a document, which must succeed, and returns the output.
     pub fn applied(&self, document: &str, arguments: &[&str]) -> Result<String> {
         let Output { status, stdout, stderr } = self.apply(document, arguments)?;
         ensure!(status.success(), "{status}: {}{}", String::from_utf8_lossy(&stderr), self.log());
         Ok(String::from_utf8(stdout)?)
     }
 
-    /// Ends it as a power cut would.
+    /// Kills the server, as a power failure would.
     pub fn kill(mut self) -> Result<()> {
         self.process.kill()?;
         self.process.wait()?;
         Ok(())
     }
 
-    /// Ends it in good order.
+    /// Ends the server gracefully.
     pub fn stop(mut self) -> Result<()> {
         let pid = Pid::from_raw(i32::try_from(self.process.id())?);
         kill_process(pid.context("a process id")?, Signal::TERM)?;
@@ -139,11 +139,11 @@ impl Drop for Managed {
     }
 }
 
-/// A program that has a session with a disk until it is dropped: `qemu-io`, which waits for its next command.
+/// A client that has a session with a disk until it is dropped: `qemu-io`, which waits for its next command.
 pub struct User(Child);
 
 impl User {
-    /// Of the disk at this URL.
+    /// Opens the disk at this URL.
     pub fn of(url: &str) -> Result<Self> {
         let mut qemu = Command::new("qemu-io");
         qemu.args(["-f", "raw", url]).stdin(Stdio::piped());
@@ -158,12 +158,12 @@ impl Drop for User {
     }
 }
 
-/// Where a server of this folder is asked.
+/// Returns the path of the control socket of the server in this folder.
 fn socket(folder: &Path) -> PathBuf {
     folder.join("control.sock")
 }
 
-/// A command that asks the server of this folder.
+/// Returns a command that queries the server in this folder.
 pub fn command(folder: &Path, arguments: &[&str]) -> Result<Command> {
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", "60"]).arg(program::path()?).args(arguments);

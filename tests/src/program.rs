@@ -1,4 +1,4 @@
-//! Where the program under test is: `SARSEN_BIN`, or what cargo builds now.
+//! The path of the program under test: `SARSEN_BIN`, or a new build by cargo.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -9,13 +9,13 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::process;
 
-/// Names the program to test instead of building it.
+/// Environment variable with the path of the program to test; without it, cargo builds the program.
 pub const VARIABLE: &str = "SARSEN_BIN";
 
-/// A cold release build on two cores.
+/// Maximum duration of a cold release build on two cores.
 const BUILD_LIMIT: Duration = Duration::from_secs(1200);
 
-/// The path of `sarsen`, built in release if `SARSEN_BIN` does not name one.
+/// Returns the path of `sarsen`; builds it in release mode if `SARSEN_BIN` is not set.
 pub fn path() -> Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     BUILT
@@ -32,26 +32,39 @@ fn find() -> Result<PathBuf> {
         }
         return Ok(path);
     }
-    build()
+    build(Profile::Release)
 }
 
-/// Builds the release binary and gives its path.
-pub fn build() -> Result<PathBuf> {
-    build_package("sarsen")
+/// A profile of cargo.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// The profile of the tests, whose dependencies are built already.
+    Dev,
+    /// The profile of users.
+    Release,
 }
 
-/// The same of a package whose only program has its name.
-pub fn build_package(name: &str) -> Result<PathBuf> {
+/// Builds `sarsen` and returns its path.
+pub fn build(profile: Profile) -> Result<PathBuf> {
+    build_package("sarsen", profile)
+}
+
+/// Builds a package whose only program has its name, and returns the program's path.
+pub fn build_package(name: &str, profile: Profile) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let profile = match profile {
+        Profile::Dev => "dev",
+        Profile::Release => "release",
+    };
     let mut command = Command::new(cargo);
     command
-        .args(["build", "--quiet", "--release", "--package", name, "--bin", name])
+        .args(["build", "--quiet", "--profile", profile, "--package", name, "--bin", name])
         .args(["--message-format", "json-render-diagnostics"]);
     let said = process::output(&mut command, BUILD_LIMIT)?;
     executable(&said, name).with_context(|| format!("cargo built no executable named {name}"))
 }
 
-/// The executable of this name among what cargo says as JSON.
+/// Returns the executable with this name from cargo's JSON messages.
 pub fn executable(messages: &str, name: &str) -> Option<PathBuf> {
     messages
         .lines()

@@ -11,13 +11,13 @@ use anyhow::{Context as _, Result, ensure};
 use crate::process;
 use crate::serving::Url;
 
-/// Copying a gigabyte on a loaded machine.
+/// Maximum duration of a copy of a gigabyte on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// How an image's content is laid out: random pieces with holes between them.
+/// Length of the random pieces of an image, which holes separate.
 const PIECE_BYTES: u64 = 256 << 10;
 
-/// Makes an image whose content follows from `seed` alone: about a quarter data, the rest holes.
+/// Creates an image whose content follows from `seed` alone: about a quarter data, the rest holes.
 pub fn make_image(path: &Path, byte_count: u64, seed: u64) -> Result<()> {
     let file = File::create(path)?;
     file.set_len(byte_count)?;
@@ -28,7 +28,7 @@ pub fn make_image(path: &Path, byte_count: u64, seed: u64) -> Result<()> {
             for word in piece.chunks_exact_mut(8) {
                 word.copy_from_slice(&split_mix(&mut state).to_le_bytes());
             }
-            // Pieces begin and end off the grid, so that copies have ragged edges.
+            // Pieces are not aligned, so that copies have unaligned edges.
             let cut = (split_mix(&mut state) % (PIECE_BYTES / 512)) as usize * 512;
             file.write_all_at(&piece[cut..], offset + cut as u64)?;
         }
@@ -36,7 +36,7 @@ pub fn make_image(path: &Path, byte_count: u64, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// The next number of the splitmix64 sequence.
+/// Returns the next number of the splitmix64 sequence.
 fn split_mix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut mixed = *state;
@@ -45,14 +45,14 @@ fn split_mix(state: &mut u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// SHA-256 of a file, in hexadecimal.
+/// Returns the SHA-256 of a file, in hexadecimal.
 pub fn sha256(path: &Path) -> Result<String> {
     let said = process::output(Command::new("sha256sum").arg(path), LIMIT)?;
     let digest = said.split_whitespace().next().context("sha256sum printed nothing")?;
     Ok(digest.to_owned())
 }
 
-/// Copies an image file onto a logical unit, with every block written.
+/// Copies an image file to a logical unit and writes every block.
 pub fn copy_to(image: &Path, url: &Url) -> Result<()> {
     let mut command = Command::new("qemu-img");
     command.args(["convert", "-n", "-f", "raw", "-O", "raw"]).arg(image).arg(url.to_string());
@@ -60,7 +60,7 @@ pub fn copy_to(image: &Path, url: &Url) -> Result<()> {
     Ok(())
 }
 
-/// Copies a logical unit into an image file.
+/// Copies a logical unit to an image file.
 pub fn copy_from(url: &Url, image: &Path) -> Result<()> {
     let mut command = Command::new("qemu-img");
     command.args(["convert", "-f", "raw", "-O", "raw"]).arg(url.to_string()).arg(image);
@@ -68,8 +68,8 @@ pub fn copy_from(url: &Url, image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Lets the target copy a logical unit onto another, and says how many bytes it copied: what QEMU
-/// would carry itself where EXTENDED COPY fails is not among them.
+/// Requests a copy of a logical unit to another by the target. Returns the number of bytes that the target copied. Data
+/// that QEMU copies itself after a failed EXTENDED COPY is not included.
 pub fn copy_within(from: &Url, to: &Url) -> Result<u64> {
     let mut command = Command::new("qemu-img");
     command.args(["--trace", "iscsi_xcopy", "convert", "-n", "-C", "-f", "raw", "-O", "raw"]);
@@ -88,7 +88,7 @@ pub fn copy_within(from: &Url, to: &Url) -> Result<u64> {
     Ok(copied)
 }
 
-/// `qemu-img bench`: so many 4 KiB requests, 32 at once.
+/// Runs `qemu-img bench`: `count` requests of 4 KiB, 32 at once.
 pub fn bench(url: &Url, writes: bool, count: u32) -> Result<String> {
     let mut command = Command::new("qemu-img");
     command.args(["bench", "-f", "raw", "-d", "32", "-s", "4096", "-c", &count.to_string()]);
@@ -100,17 +100,16 @@ pub fn bench(url: &Url, writes: bool, count: u32) -> Result<String> {
     Ok(said)
 }
 
-/// CRC32C over each header.
+/// The setting of the header digest (CRC32C over each header).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderDigest {
-    /// Insisted on.
+    /// The initiator requires the digest.
     Crc32c,
-    /// Refused.
+    /// The initiator refuses the digest.
     Off,
 }
 
-/// `qemu-io` on a logical unit, one command after the other; a pattern that does not match is an
-/// error.
+/// Runs `qemu-io` commands on a logical unit, one after another; a pattern that does not match is an error.
 pub fn patterns(url: &Url, digest: HeaderDigest, commands: &[&str]) -> Result<String> {
     let digest = match digest {
         HeaderDigest::Crc32c => "crc32c",
@@ -119,12 +118,12 @@ pub fn patterns(url: &Url, digest: HeaderDigest, commands: &[&str]) -> Result<St
     check_patterns(&[], &format!("{},file.header-digest={digest}", image(url)), commands)
 }
 
-/// The same, with discards sent to the unit as UNMAP.
+/// Runs `qemu-io` commands; discards go to the unit as UNMAP.
 pub fn discards(url: &Url, commands: &[&str]) -> Result<String> {
     check_patterns(&[], &format!("{},discard=unmap", image(url)), commands)
 }
 
-/// The same by somebody whose secret is in a file.
+/// Runs `qemu-io` commands with CHAP; the secret is in a file.
 pub fn patterns_by(user: &str, secret_file: &Path, url: &Url, commands: &[&str]) -> Result<String> {
     let secret = format!("secret,id=chap,file={}", secret_file.display());
     let image = format!("{},file.user={user},file.password-secret=chap", image(url));
@@ -145,7 +144,7 @@ fn check_patterns(objects: &[&str], image: &str, commands: &[&str]) -> Result<St
         command.args(["-c", line]);
     }
     let said = process::output(&mut command, LIMIT)?;
-    // Old versions end with status 0 although a pattern did not match.
+    // Old versions end with status 0 even if a pattern did not match.
     let wrong = ["Pattern verification failed", "failed:", "error"];
     ensure!(!wrong.iter().any(|sign| said.contains(sign)), "qemu-io {commands:?}:\n{said}");
     Ok(said)

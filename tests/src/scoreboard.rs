@@ -1,5 +1,5 @@
-//! The scoreboard: libiscsi's suite against this program and against Debian's tgt and istgt, on the same
-//! media, and the page that shows it.
+//! The scoreboard: it runs libiscsi's suite against this program and against Debian's tgt and istgt, on the same media,
+//! and creates the page with the results.
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -14,26 +14,26 @@ use crate::conformance::{self, Catalogue, Family, Medium, Report, Verdict};
 use crate::process;
 use crate::serving::{Backing, Serving, Url, Volume};
 
-/// Bytes of each unit: the suite writes at both ends and some megabytes in between.
+/// Size of each unit in bytes: the suite writes at both ends and some megabytes in between.
 pub const BYTE_COUNT: u64 = 256 << 20;
-/// Bytes of [`Medium::Large`].
+/// Size of [`Medium::Large`] in bytes.
 const LARGE_BYTE_COUNT: u64 = 1 << 30;
-/// Looking up a package.
+/// Maximum duration of a package query.
 const QUERY_LIMIT: Duration = Duration::from_secs(20);
 /// The suite's package.
 const SUITE: &str = "libiscsi-bin";
 
-/// What the suite found in one target.
+/// The results of the suite for one target.
 pub struct Column {
-    /// The target's name.
+    /// Name of the target.
     pub name: &'static str,
-    /// Its version.
+    /// Version of the target.
     pub version: String,
-    /// Every test.
+    /// Results of all tests.
     pub report: Report,
 }
 
-/// The volumes of this program for each medium.
+/// Returns the volumes of this program for each medium.
 pub fn volumes(backing: impl Fn(Medium) -> Backing) -> Vec<Volume> {
     Medium::ALL
         .into_iter()
@@ -44,7 +44,7 @@ pub fn volumes(backing: impl Fn(Medium) -> Backing) -> Vec<Volume> {
                 Medium::Disk | Medium::Small | Medium::Large => volume,
                 Medium::ReadOnly => volume.option("read-only=true"),
                 Medium::Removable => volume.option("removable=true"),
-                // 256 pieces of 1 MiB one after the other: half a minute.
+                // 256 pieces of 1 MiB in sequence take half a minute.
                 Medium::Slow => volume.option("delay=100ms"),
                 Medium::Native => volume.block_size(4096),
                 Medium::Encrypted => volume.option("encrypted=true"),
@@ -53,7 +53,7 @@ pub fn volumes(backing: impl Fn(Medium) -> Backing) -> Vec<Volume> {
         .collect()
 }
 
-/// Runs the suite against each target; `done` is told of every family.
+/// Runs the suite against each target; calls `done` for every family.
 pub fn run(families: &Catalogue, mut done: impl FnMut(&str, &Family)) -> Result<Vec<Column>> {
     let serving = Serving::start_on_two_portals(&volumes(|_| Backing::Ram))?;
     let paths = |medium: Medium| serving.urls(medium.name());
@@ -88,8 +88,8 @@ fn start_istgt(network: &Network) -> Result<Running> {
     Ok(istgt::start(network, &images(), None)?)
 }
 
-/// A peer is started anew for each family: what one test breaks or leaves reserved is not held
-/// against it again and again.
+/// Starts a peer again for each family, so that the effects of one test, such as a reservation, are not counted
+/// repeatedly.
 fn peer(
     name: &'static str,
     network: &Network,
@@ -101,7 +101,7 @@ fn peer(
     let mut report = Report { families: Vec::new() };
     for family in families {
         let running = start(network)?;
-        // Twice the same: two sessions are two paths where there is one portal.
+        // With a single portal, two sessions serve as two paths.
         let paths = |medium: Medium| match running.endpoint(medium.name(), link)? {
             Endpoint::Iscsi(url) => Ok(vec![Url::from(url); 2]),
             other => bail!("{name} offers {} as {other:?}", medium.name()),
@@ -119,7 +119,7 @@ fn version(package: &str) -> Result<String> {
         .with_context(|| format!("the version of {package}"))
 }
 
-/// The page.
+/// Returns the page.
 pub fn page(columns: &[Column]) -> Result<String> {
     let Some(own) = columns.first() else { bail!("nobody was tested") };
     let mut page = format!(

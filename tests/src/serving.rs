@@ -1,7 +1,7 @@
-//! Volumes on offer: the fixture that every proof begins with.
+//! Served volumes: the fixture with which every proof begins.
 //!
-//! Usually the program under test serves them. With `PROOF_TARGET=tgt` Debian's tgt does: the
-//! control experiment that shows whether a failing proof is the program's fault or its own.
+//! By default the program under test serves them. With `PROOF_TARGET=tgt` Debian's tgt serves them. This control
+//! experiment shows whether a proof fails because of the program or because of the proof itself.
 
 use std::fmt::{self, Display};
 use std::net::Ipv4Addr;
@@ -18,76 +18,76 @@ use sarsen_lab::target_under_test::{self, Image, Running, sarsen, tgt};
 
 use crate::{process, program};
 
-/// Names who serves: `sarsen` (the default) or `tgt`.
+/// Environment variable that selects the target: `sarsen` (the default) or `tgt`.
 pub const TARGET_VARIABLE: &str = "PROOF_TARGET";
 
 /// A free port in portal group 2.
 const SECOND_PORTAL: [&str; 2] = ["--listen", "127.0.0.1:0,2"];
 
-/// A discovery.
+/// Maximum duration of a discovery.
 const LIST_LIMIT: Duration = Duration::from_secs(20);
 
-/// From SIGTERM to the end.
+/// Maximum time from SIGTERM to the end.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 
-/// From an answer to what the log tells of it.
+/// Maximum time from a response to its log line.
 const LOG_LIMIT: Duration = Duration::from_secs(20);
 
 const MIB: u64 = 1 << 20;
 
-/// Where a volume's blocks are.
+/// The location of a volume's blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// Memory.
     Ram,
-    /// A file, made if it is absent.
+    /// A file, which is created if it is missing.
     File(PathBuf),
-    /// Nowhere.
+    /// No storage.
     Null,
-    /// A CD, from its image.
+    /// A CD from its image.
     Iso(PathBuf),
 }
 
-/// A volume to be served.
+/// A volume to serve.
 #[derive(Clone, Debug)]
 pub struct Volume {
-    /// Its name on the command line.
+    /// Name on the command line.
     pub name: String,
-    /// Where its blocks are.
+    /// Location of the blocks.
     pub backing: Backing,
     /// Size, a multiple of 1 MiB.
     pub byte_count: u64,
-    /// Logical block, in bytes.
+    /// Size of a logical block in bytes.
     pub block_size: u32,
     /// Further `key=value` options.
     pub options: Vec<String>,
 }
 
 impl Volume {
-    /// A volume of 512-byte blocks.
+    /// Returns a volume of 512-byte blocks.
     pub fn new(name: &str, backing: Backing, byte_count: u64) -> Self {
         assert!(byte_count.is_multiple_of(MIB), "sizes are written in MiB");
         Self { name: name.into(), backing, byte_count, block_size: 512, options: Vec::new() }
     }
 
-    /// A CD of an image.
+    /// Returns a CD of an image.
     pub fn cd(name: &str, image: &Path) -> Self {
         Self { block_size: 2048, ..Self::new(name, Backing::Iso(image.into()), 0) }
     }
 
-    /// With another block size.
+    /// Sets the block size.
     pub fn block_size(mut self, bytes: u32) -> Self {
         self.block_size = bytes;
         self
     }
 
-    /// With an option such as `cache=none`.
+    /// Adds an option such as `cache=none`.
     pub fn option(mut self, option: &str) -> Self {
         self.options.push(option.into());
         self
     }
 
-    /// What another target serves.
+    /// Returns the image that another target serves.
     fn image(&self) -> Result<Image> {
         let backing = match &self.backing {
             Backing::Ram => target_under_test::Backing::Memory,
@@ -99,7 +99,7 @@ impl Volume {
         Ok(Image { block_bytes: self.block_size, ..image })
     }
 
-    /// What follows `--volume`.
+    /// Returns the value for `--volume`.
     fn argument(&self) -> String {
         let mebibytes = self.byte_count / MIB;
         let mut argument = match &self.backing {
@@ -129,7 +129,7 @@ pub struct Url {
     pub iqn: String,
     /// Logical unit number.
     pub lun: u32,
-    /// Who logs in, and his secret.
+    /// Account name and secret for the login.
     pub user: Option<(String, String)>,
 }
 
@@ -161,13 +161,13 @@ impl FromStr for Url {
 }
 
 impl Url {
-    /// The port of the portal.
+    /// Returns the port of the portal.
     pub fn port(&self) -> Result<u16> {
         let port = self.portal.rsplit_once(':').map_or("3260", |(_, port)| port);
         port.parse().with_context(|| format!("the port of {self}"))
     }
 
-    /// The same, for a user.
+    /// Returns this URL with an account.
     pub fn with_user(&self, (user, secret): (&str, &str)) -> Self {
         Self { user: Some((user.into(), secret.into())), ..self.clone() }
     }
@@ -179,12 +179,12 @@ impl From<sarsen_initiator::Url> for Url {
     }
 }
 
-/// Volumes on offer until this is dropped.
+/// Volumes that are served until this is dropped.
 #[derive(Debug)]
 pub struct Serving {
     running: Running,
     urls: Vec<(String, Url)>,
-    /// SIGTERM ends it with exit status 0.
+    /// SIGTERM ends the server with exit status 0.
     ends_in_order: bool,
 }
 
@@ -194,19 +194,20 @@ impl Serving {
         Self::start_choice(volumes, &[])
     }
 
-    /// The same on another port as well, which is portal group 2. A peer has the one.
+    /// Serves `volumes` on a free port, and on another port, which is portal group 2. Another target has only the first
+    /// port.
     pub fn start_on_two_portals(volumes: &[Volume]) -> Result<Self> {
         Self::start_choice(volumes, &SECOND_PORTAL)
     }
 
-    /// Starts whom [`TARGET_VARIABLE`] names; the program under test with more arguments.
+    /// Starts the target that [`TARGET_VARIABLE`] selects; only the program under test gets the additional arguments.
     fn start_choice(volumes: &[Volume], arguments: &[&str]) -> Result<Self> {
         match std::env::var(TARGET_VARIABLE).as_deref() {
             Err(_) | Ok("sarsen") => Self::start_with(volumes, arguments),
             Ok("tgt") => {
                 let images = volumes.iter().map(Volume::image).collect::<Result<Vec<_>>>()?;
                 let running = tgt::start(&loopback(), &images)?;
-                // tgtd has no orderly end while targets are configured.
+                // tgtd does not end gracefully while targets are configured.
                 Self::of(running, volumes, false)
             }
             Ok(other) => bail!("{TARGET_VARIABLE} is {other}; it may be sarsen or tgt"),
@@ -218,7 +219,7 @@ impl Serving {
         Self::start_under(&[], volumes, arguments)
     }
 
-    /// The same by another program, which takes the command as its last arguments and becomes it.
+    /// Starts the server through another program, which gets the command as its last arguments and executes it.
     pub fn start_under(wrapper: &[&str], volumes: &[Volume], arguments: &[&str]) -> Result<Self> {
         let wrapper: Vec<_> = wrapper.iter().map(|&word| word.to_owned()).collect();
         let volumes_of = volumes.iter().flat_map(|volume| ["--volume".into(), volume.argument()]);
@@ -240,7 +241,7 @@ impl Serving {
         Ok(Self { running, urls, ends_in_order })
     }
 
-    /// The URL of a volume.
+    /// Returns the URL of a volume.
     pub fn url(&self, name: &str) -> &Url {
         match self.urls.iter().find(|(other, _)| other == name) {
             Some((_, url)) => url,
@@ -248,7 +249,7 @@ impl Serving {
         }
     }
 
-    /// The ways to a volume, as `iscsi-ls` is told them, by portal group.
+    /// Returns the paths to a volume from `iscsi-ls`, by portal group.
     pub fn paths(&self, name: &str) -> Result<Vec<(u16, Url)>> {
         let url = self.url(name);
         let mut list = Command::new("iscsi-ls");
@@ -259,22 +260,22 @@ impl Serving {
         Ok(paths)
     }
 
-    /// The same without the groups' numbers.
+    /// Returns the paths without the groups' numbers.
     pub fn urls(&self, name: &str) -> Result<Vec<Url>> {
         Ok(self.paths(name)?.into_iter().map(|(_, url)| url).collect())
     }
 
-    /// The server's process.
+    /// Returns the server's process ID.
     pub fn pid(&self) -> u32 {
         self.running.pids()[0]
     }
 
-    /// What the server wrote to its standard error.
+    /// Returns the standard error of the server.
     pub fn log(&self) -> String {
         format!("the server's log:\n{}", self.running.log())
     }
 
-    /// Waits until the log is so: a client has its answer before the server has told of it.
+    /// Waits until the log fulfils a condition: a client has its answer before the server has logged it.
     pub fn log_tells(&self, is_so: impl Fn(&str) -> bool) -> Result<()> {
         let deadline = now() + LOG_LIMIT;
         loop {
@@ -287,7 +288,7 @@ impl Serving {
         }
     }
 
-    /// Ends the server in order; an error unless it goes with exit status 0.
+    /// Ends the server gracefully; an error unless its exit status is 0.
     pub fn stop(mut self) -> Result<()> {
         if !self.ends_in_order {
             return Ok(());
@@ -310,7 +311,7 @@ impl Serving {
     }
 }
 
-/// The lines `Target:IQN Portal:ADDRESS,GROUP` of the target of `url`.
+/// Parses the lines `Target:IQN Portal:ADDRESS,GROUP` of the target of `url`.
 fn parse_paths(listed: &str, url: &Url) -> Result<Vec<(u16, Url)>> {
     let mut paths = Vec::new();
     for line in listed.lines() {

@@ -1,6 +1,6 @@
-//! `cargo xtask bench`: the program beside tgt, istgt and the limit, with one client for all, and
-//! beside itself where it is to be as good under other conditions. Rounds are interleaved over the
-//! targets under test, because a shared machine drifts: read the ratios rather than the figures.
+//! `cargo xtask bench`: compares the program with tgt, istgt and the limit, with one client for all. It also compares
+//! the program with itself where it must be as fast under other conditions. Rounds are interleaved over the targets
+//! under test, because the speed of a shared machine drifts: read the ratios rather than the figures.
 
 mod files;
 mod generator;
@@ -29,41 +29,41 @@ use points::{Group, Point};
 use results::{Figures, Results};
 use targets_under_test::{Field, MeasureMode, Participant};
 
-/// Of writing over a whole volume first, so that nobody reads holes.
+/// Duration of the first writes to a whole volume, so that reads do not hit holes.
 const FILL_SECONDS: f64 = 3.0;
-/// What a measurement may take beyond its own time.
+/// Maximum time of a measurement beyond its own duration.
 const GRACE: Duration = Duration::from_secs(60);
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Interleaved runs of each point, of which the median counts.
+    /// Interleaved runs of each point; the median counts.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Of each run.
+    /// Seconds of each run.
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
-    /// One round of half a second: whether it works, not how fast.
+    /// One round of half a second: checks that the bench works, not the speed.
     #[arg(long)]
     quick: bool,
-    /// These groups alone; it may be given several times.
+    /// Only these groups; may be given several times.
     #[arg(long = "group")]
     groups: Vec<Group>,
-    /// Points whose name contains this alone.
+    /// Only points whose name contains this text.
     #[arg(long)]
     point: Option<String>,
-    /// A target under test that is left out, such as istgt or `limit, spinning`; several times, too.
+    /// A target under test to leave out, such as istgt or `limit, spinning`; may be given several times.
     #[arg(long, value_name = "CONTESTANT")]
     without: Vec<String>,
     /// The folder on disk for the group of files.
     #[arg(long, default_value_os_t = temp_dir())]
     disk: PathBuf,
-    /// Writes every run here.
+    /// Write every run to this file.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// The load generator itself beside libiscsi's iscsi-perf, on a volume without a medium.
+    /// Compare the load generator itself with libiscsi's iscsi-perf, on a volume without a medium.
     #[arg(long, conflicts_with_all = ["point", "json", "groups"])]
     generator: bool,
-    /// Our own program alone, with 10,000 idle sessions and then 1,000 logins at once.
+    /// Only this project's program, with 10,000 idle sessions and then 1,000 logins at once.
     #[arg(long, conflicts_with_all = ["point", "json", "groups", "generator"])]
     sessions: bool,
 }
@@ -73,7 +73,7 @@ impl Options {
         !self.without.iter().any(|without| without == target_under_test)
     }
 
-    /// Points of a group that were not left out.
+    /// Returns the points of a group that were not left out.
     fn points(&self, group: Group) -> Vec<Point> {
         let mut points = points::of(group);
         points.retain(|point| self.point.as_ref().is_none_or(|part| point.name.contains(part)));
@@ -124,7 +124,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// All points of a group, with all of its targets under test in turns.
+/// Measures all points of a group, with all of its targets under test in turn.
 fn measure_group(
     client: &Path,
     group: Group,
@@ -143,7 +143,7 @@ fn measure_group(
             eprintln!("{}, round {} of {rounds}: {}", group.title(), round + 1, point.name);
             let mut runs: Vec<Option<Figures>> = vec![None; entrants.len()];
             for turn in 0..entrants.len() {
-                // Each begins as often as the others.
+                // Each target under test begins equally often.
                 let index = (round + turn) % entrants.len();
                 let entrant = &entrants[index];
                 runs[index] = match measure(client, entrant, point, seconds) {
@@ -179,7 +179,7 @@ fn measure(client: &Path, entrant: &Participant, point: &Point, seconds: f64) ->
     }
 }
 
-/// One run of the load generator.
+/// Runs the load generator once.
 fn load(client: &Path, url: &Url, pids: &[u32], point: &Point, seconds: f64) -> Result<Figures> {
     let mut command = Command::new(client);
     command.args(["lab", "load", "--json", "--destroy"]).arg(url.to_string());
@@ -197,7 +197,7 @@ fn load(client: &Path, url: &Url, pids: &[u32], point: &Point, seconds: f64) -> 
         command.args(["--header-digest", "--data-digest"]);
     }
     if let Some(rate) = point.rate {
-        // As long as a neighbour takes to be at work.
+        // The time until a neighbour is at work.
         command.arg("--rate").arg(rate.to_string());
         command.arg("--warm-up").arg(neighbours::AHEAD.as_secs_f64().to_string());
     }
@@ -208,7 +208,7 @@ fn load(client: &Path, url: &Url, pids: &[u32], point: &Point, seconds: f64) -> 
     said(&process::output(&mut command, Duration::from_secs_f64(seconds) + GRACE)?)
 }
 
-/// What the load generator has measured.
+/// Parses the results of the load generator.
 fn said(output: &str) -> Result<Figures> {
     let line = output.lines().rev().find(|line| line.starts_with('{'));
     let result: Value = serde_json::from_str(line.context("the load generator's result")?)?;

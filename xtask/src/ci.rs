@@ -1,26 +1,29 @@
-//! `cargo xtask ci`: everything that decides whether a change may go in, cheapest first. The tests
-//! come last, so that the output ends with cargo's own summary.
+//! `cargo xtask ci`: all checks that a change must pass, cheapest first. The tests are last, so that the output ends
+//! with cargo's own summary.
 
+use std::num::NonZeroUsize;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use sarsen_proof::{process, program};
+use sarsen_proof::process;
+use sarsen_proof::program::{self, Profile};
 
 use crate::{console, fuzz, instructions, package, requirements, shell, tidy};
 
-/// For each target, in the short and in the full run.
+/// Seconds for each target, in the short and in the full run.
 const FUZZ_SECONDS: (u64, u64) = (5, 60);
 
-/// Fetching the database of advisories and looking through it.
+/// Time limit to fetch the database of advisories and to search it.
 const ADVISORIES_LIMIT: Duration = Duration::from_secs(120);
 
-/// Tells the proofs of the package which it is.
+/// Passes the path of the package to its tests.
 const PACKAGE_VARIABLE: &str = "SARSEN_DEB";
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Also what takes long: kernel guests, other ignored tests, long fuzzing, cargo-deny.
+    /// Also run slow checks: kernel guests, other ignored tests, long fuzzing, cargo-deny.
     #[arg(long)]
     full: bool,
 }
@@ -41,11 +44,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         shell::run(doc.env("RUSTDOCFLAGS", "-D warnings"))
     })?;
     let mut program = None;
-    step("release build", || {
-        program = Some(program::build()?);
+    // The short run tests a program that shares its dependencies with the tests. Speed is not tested.
+    let profile = if options.full { Profile::Release } else { Profile::Dev };
+    step("program", || {
+        program = Some(program::build(profile)?);
         Ok(())
     })?;
-    let program = program.context("the release build's program")?;
+    let program = program.context("the built program")?;
     let mut package = None;
     if options.full {
         step("package", || {
@@ -62,12 +67,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     println!("== tests, after {:.0} s; nothing follows them", begun.elapsed().as_secs_f64());
     let mut test = shell::cargo();
-    // One run names every failure.
+    // One run reports all failures.
     test.args(["test", "--workspace", "--no-fail-fast"]);
     if options.full {
         test.args(["--", "--include-ignored"]);
     }
-    // Errors of the proofs carry the whole story already.
+    // Most proofs wait for programs and clocks most of the time.
+    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get) * 2;
+    test.env("RUST_TEST_THREADS", threads.to_string());
+    // Errors of the proofs have all details already.
     test.env("RUST_LIB_BACKTRACE", "0");
     test.env(program::VARIABLE, program);
     if let Some(package) = package {
@@ -104,7 +112,7 @@ fn deny() -> Result<()> {
         return Ok(());
     }
     shell::run(&mut cargo_deny(&["bans", "licenses", "sources"]))?;
-    // Needs its database from the network, which a machine may not have.
+    // Needs its database from the network, which may be unavailable.
     let advisories = process::finish(&mut cargo_deny(&["advisories"]), ADVISORIES_LIMIT)?;
     if advisories.output.contains("failed to fetch advisory database") {
         println!("advisories were not checked: their database cannot be reached from here");

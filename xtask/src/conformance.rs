@@ -1,4 +1,4 @@
-//! `cargo xtask conformance`: libiscsi's suite and its table; `cargo xtask scoreboard`: its page.
+//! `cargo xtask conformance`: libiscsi's suite and its table. `cargo xtask scoreboard`: its page.
 
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
@@ -10,17 +10,17 @@ const BYTE_COUNT: u64 = 256 << 20;
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// A logical unit that is already served; ITS DATA IS DESTROYED. Given several times, each is
-    /// another path to it.
+    /// A logical unit that is already served; ITS DATA IS DESTROYED. Given several times, each URL is another path to
+    /// it.
     #[arg(long, conflicts_with = "store")]
     url: Vec<Url>,
-    /// Otherwise the program is built and serves such a volume.
+    /// Without a URL the program is built and serves a volume with this store.
     #[arg(long, value_enum, default_value = "ram")]
     store: Store,
     /// Bytes in a logical block of that volume.
     #[arg(long, default_value_t = 512)]
     block_size: u32,
-    /// These families alone, `Read10` for instance.
+    /// Only these families, for instance `Read10`.
     families: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     serving.map_or(Ok(()), Serving::stop)
 }
 
-/// Where the scoreboard is.
+/// The file of the scoreboard.
 const PAGE: &str = "docs/conformance.md";
 
 /// Runs the suite against this program, tgt and istgt, and writes the page.

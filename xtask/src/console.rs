@@ -1,5 +1,5 @@
-//! `cargo xtask console`: builds the console with npm. What comes of it is committed, so that cargo alone builds
-//! the program; the full gate sees that it is what the source gives.
+//! `cargo xtask console`: builds the console with npm. The result is committed, so that the program builds with cargo
+//! alone. The full gate checks that the committed files match the source.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,16 +14,16 @@ use crate::shell;
 
 const SOURCE: &str = "console";
 const BUILT: &str = "console/dist";
-/// Fetching a few packages over a slow line.
+/// Time limit to fetch a few packages over a slow line.
 const PACKAGES_LIMIT: Duration = Duration::from_secs(300);
 
-/// Builds it anew.
+/// Builds the console.
 pub(crate) fn build() -> Result<()> {
     fetch()?.success()?;
     shell::run(npm().args(["run", "build"]))
 }
 
-/// Whether what is committed is what the source gives, where that can be told.
+/// Checks that the committed files match the source, if npm is available.
 pub(crate) fn check() -> Result<()> {
     if !shell::succeeds(Command::new("npm").arg("--version")) {
         println!("not checked: npm is not there (the packages nodejs and npm bring it)");
@@ -56,7 +56,7 @@ fn fetch() -> Result<process::Finished> {
     Ok(process::finish(npm().args(["ci", "--no-audit", "--no-fund"]), PACKAGES_LIMIT)?)
 }
 
-/// What is in a folder, by path.
+/// Returns the contents of a folder, by path.
 fn files(folder: &Path) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
     let mut found = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];

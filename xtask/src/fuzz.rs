@@ -1,8 +1,10 @@
-//! `cargo xtask fuzz`: builds the targets of `fuzz/` with libFuzzer's instrumentation and runs
-//! them. The flags are those of cargo-fuzz without a sanitizer, which a stable compiler takes.
+//! `cargo xtask fuzz`: builds the targets of `fuzz/` with libFuzzer's instrumentation and runs them. The flags are
+//! those of cargo-fuzz without a sanitizer, which a stable compiler accepts.
 
-use std::fs;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{fs, thread};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
@@ -23,17 +25,17 @@ const INSTRUMENTATION: &[&str] = &[
     "-Ccodegen-units=1",
 ];
 
-/// An input that takes so long is a find: everything here is meant to be quick.
+/// An input that takes this long is a finding: all targets must be fast.
 const TIMEOUT_SECONDS: u64 = 10;
-/// A peer's length that was believed shows as memory.
+/// Maximum memory. A target that trusts a length from a peer exceeds it.
 const MEMORY_LIMIT_MIB: u64 = 1024;
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// For each target.
+    /// Seconds for each target.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// This target alone.
+    /// Run only this target.
     #[arg(long)]
     target: Option<String>,
     /// Replay this input instead (needs --target).
@@ -55,13 +57,29 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             }
             Ok(())
         }
-        None => targets.iter().try_for_each(|target| target.fuzz(options.seconds)),
+        None => fuzz(&targets, options.seconds),
     }
 }
 
-/// Every target for so long.
+/// Runs every target for this number of seconds.
 pub(crate) fn all(seconds: u64) -> Result<()> {
-    build()?.iter().try_for_each(|target| target.fuzz(seconds))
+    fuzz(&build()?, seconds)
+}
+
+/// Fuzzes targets, as many at the same time as there are processors. A find stops those that have not started.
+fn fuzz(targets: &[Target], seconds: u64) -> Result<()> {
+    let workers = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        while let Some(target) = targets.get(next.fetch_add(1, Ordering::Relaxed)) {
+            target.fuzz(seconds).inspect_err(|_| next.store(targets.len(), Ordering::Relaxed))?;
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(worker)).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().expect("a worker does not panic"))
+    })
 }
 
 struct Target {
@@ -84,7 +102,7 @@ impl Target {
             .arg(format!("-artifact_prefix={}/", artifacts.display()))
             .args(["-verbosity=0", "-print_final_stats=1"])
             .arg(&corpus);
-        // What is found goes to the corpus; the seeds are part of the project and stay as they are.
+        // New inputs go to the corpus; the seeds are part of the project and stay unchanged.
         let seeds = folder("seeds");
         if seeds.is_dir() {
             command.arg(seeds);
@@ -105,7 +123,7 @@ fn names(targets: &[Target]) -> String {
     targets.iter().map(|target| target.name.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-/// Lints and builds every target; they come in the order of their names.
+/// Lints and builds every target; returns them in the order of their names.
 fn build() -> Result<Vec<Target>> {
     let said = shell::output(shell::cargo().arg("-vV"))?;
     let host = said
@@ -115,7 +133,7 @@ fn build() -> Result<Vec<Target>> {
     let cargo = |verb: &str| {
         let mut command = shell::cargo();
         command.args([verb, "--quiet", "--manifest-path", MANIFEST, "--release"]);
-        // With a target of its own, build scripts and macros are left uninstrumented.
+        // With an explicit target, build scripts and macros are not instrumented.
         command.args(["--target", host, "--target-dir", "fuzz/target"]);
         command.env("CARGO_ENCODED_RUSTFLAGS", INSTRUMENTATION.join("\x1f"));
         command

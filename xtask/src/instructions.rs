@@ -1,10 +1,10 @@
-//! `cargo xtask instructions`: how many instructions an I/O takes through the whole engine, counted
-//! by valgrind and held against `xtask/instructions.toml`. It is the same on a busy machine, so the
-//! gate can fail for it, as it never may for a time.
+//! `cargo xtask instructions`: counts the instructions of an I/O through the whole engine with valgrind, and compares
+//! them with `xtask/instructions.toml`. The count is the same on a busy machine, so the gate can fail because of it. It
+//! never fails because of a measured time.
 //!
-//! What is counted is `tests/simulation/instructions.rs`: all from the bytes that a socket gives to
-//! the pieces that it takes, with a disk in memory. Two lengths are counted; by their difference the
-//! start and the login fall out.
+//! The measured program is `tests/simulation/instructions.rs`: the whole path from the bytes that a socket delivers to
+//! the pieces that it accepts, with a disk in memory. Two runs have different lengths; their difference excludes the
+//! start and the login.
 
 use std::collections::BTreeMap;
 use std::env::consts::ARCH;
@@ -20,24 +20,24 @@ use serde_json::Value;
 
 use crate::shell;
 
-/// What was accepted, by architecture and I/O.
+/// The accepted numbers, by architecture and I/O.
 const FILE: &str = "xtask/instructions.toml";
-/// Each as the harness calls it, and in the file.
+/// The kinds of I/O: the harness's name, and the name in the file.
 const KINDS: [(&str, &str); 2] = [("read", "read-4k"), ("write", "write-4k")];
-/// I/Os of the two runs.
+/// Number of I/Os in each of the two runs.
 const COUNTS: [u64; 2] = [4096, 12_288];
-/// What is more than accepted by more than this part of it fails; what is less is worth a new figure.
+/// A count that exceeds the accepted number by more than this fraction fails; a lower count deserves a new number.
 const TOLERANCE: f64 = 0.05;
-/// A cold build of the harness on two cores.
+/// Time limit for a cold build of the harness on two cores.
 const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 const RUN_LIMIT: Duration = Duration::from_secs(300);
-/// Copies by vectors, whose instructions are the same on most processors: one that repeats itself for
-/// each byte would count as so many.
+/// Makes copies use vectors, whose instructions are the same on most processors. An instruction that repeats itself for
+/// each byte would count once per byte.
 const COPIES: (&str, &str) = (
     "GLIBC_TUNABLES",
     "glibc.cpu.x86_rep_movsb_threshold=1073741824:glibc.cpu.x86_rep_stosb_threshold=1073741824",
 );
-/// What is before the figures in the file.
+/// The text before the numbers in the file.
 const HEAD: &str = "\
 # Instructions for each I/O through the whole engine, as `cargo xtask instructions` counts them; a rise
 # of more than 5 % fails the full gate. `cargo xtask instructions --accept` writes new figures: say in
@@ -48,7 +48,7 @@ type Accepted = BTreeMap<String, BTreeMap<String, u64>>;
 
 #[derive(Args, Default)]
 pub(crate) struct Options {
-    /// Writes what is counted now into the file.
+    /// Write the current counts into the file.
     #[arg(long)]
     accept: bool,
 }
@@ -77,7 +77,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Instructions of each kind of I/O; nothing without the tool.
+/// Returns the instructions of each kind of I/O; `None` without valgrind.
 fn count() -> Result<Option<BTreeMap<String, u64>>> {
     if process::find(Path::new("valgrind")).is_none() {
         return Ok(None);
@@ -106,7 +106,7 @@ fn build() -> Result<PathBuf> {
     executable.context("cargo built no executable named instructions")
 }
 
-/// All that a run of the harness takes.
+/// Returns all instructions of a run of the harness.
 fn instructions(program: &Path, kind: &str, count: u64) -> Result<u64> {
     let mut command = Command::new("valgrind");
     command.args(["--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]);
@@ -116,7 +116,7 @@ fn instructions(program: &Path, kind: &str, count: u64) -> Result<u64> {
     references(&said).with_context(|| format!("valgrind said {said}"))
 }
 
-/// The line `==1== I refs: 1,234`.
+/// Parses the line `==1== I refs: 1,234`.
 fn references(said: &str) -> Option<u64> {
     let line = said.lines().find_map(|line| {
         let (name, number) = line.split_once("refs:")?;

@@ -1,4 +1,4 @@
-//! The project's chores, one subcommand each: `cargo xtask --help`.
+//! The project's development tasks, one subcommand each: `cargo xtask --help`.
 #![allow(
     clippy::disallowed_methods,
     reason = "drives other processes in real time; nothing of the program runs in here"
@@ -18,7 +18,7 @@ mod tidy;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-/// Chores of the project.
+/// Development tasks of the project.
 #[derive(Parser)]
 #[command(name = "cargo xtask")]
 struct Arguments {
@@ -28,28 +28,28 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// The whole gate, the same for a person and for CI.
+    /// All checks, the same for a developer and for CI.
     Ci(ci::Options),
-    /// Rules that neither the compiler nor clippy knows.
+    /// Rules that neither the compiler nor clippy checks.
     Tidy,
     /// libiscsi's suite, with a table by family.
     Conformance(conformance::Options),
-    /// The same against tgt and istgt as well (their packages are wanted): writes docs/conformance.md.
+    /// The same also against tgt and istgt (their packages are required): writes docs/conformance.md.
     Scoreboard,
     /// Coverage-guided fuzzing of every target in `fuzz/`.
     Fuzz(fuzz::Options),
-    /// The program beside tgt, istgt and the limit, with one client, interleaved.
+    /// Compares the program with tgt, istgt and the limit, with one client, interleaved.
     Bench(bench::Options),
-    /// The console, built with npm: what is committed as console/dist.
+    /// Builds the console with npm: the files that are committed as console/dist.
     Console,
-    /// How many instructions an I/O takes, held against what was accepted (valgrind is wanted).
+    /// Counts the instructions of an I/O and compares them with the accepted numbers (valgrind is required).
     Instructions(instructions::Options),
-    /// What people install: a Debian package, a static program, an image for containers.
+    /// Builds the packages to install: a Debian package, a static program, a container image.
     Package(package::Options),
 }
 
 fn main() -> Result<()> {
-    // Wherever it is called from, chores run at the root.
+    // The tasks run at the root, whatever the current folder is.
     std::env::set_current_dir(shell::root())?;
     match Arguments::parse().chore {
         Task::Ci(options) => ci::run(&options),

@@ -1,5 +1,5 @@
-//! `cargo xtask package`: what people install. A Debian package, a static program, an image for
-//! containers; each made of `packaging/` and of what the program says of itself.
+//! `cargo xtask package`: the packages that users install. A Debian package, a static program, a container image; each
+//! is built from `packaging/` and from the program's own output.
 
 mod contents;
 mod deb;
@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use sarsen_proof::program;
 
-/// Where packages are left unless told otherwise.
+/// The default folder for packages.
 const OUT: &str = "target/package";
 
 #[derive(Args, Default)]
@@ -20,13 +20,13 @@ pub(crate) struct Options {
     /// A static program (musl) instead of a Debian package.
     #[arg(long)]
     musl: bool,
-    /// An image for containers, as an OCI archive, of the static program.
+    /// A container image of the static program, as an OCI archive.
     #[arg(long)]
     oci: bool,
-    /// The program to pack, instead of building it; static for an image.
+    /// The program to pack, instead of building it; it must be static for an image.
     #[arg(long, value_name = "FILE", conflicts_with = "musl")]
     program: Option<PathBuf>,
-    /// The folder for what is made.
+    /// The folder for the results.
     #[arg(long, value_name = "DIR", default_value = OUT)]
     out: PathBuf,
 }
@@ -55,13 +55,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The Debian package of this program, for the gate.
+/// Builds the Debian package of this program, for the gate.
 pub(crate) fn deb(program: &Path) -> Result<PathBuf> {
     std::fs::create_dir_all(OUT)?;
     deb::build(program, Path::new(OUT))
 }
 
-/// The version of the workspace.
+/// Returns the version of the workspace.
 fn version() -> &'static str {
     env!("CARGO_PKG_VERSION")
 }

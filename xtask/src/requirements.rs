@@ -1,4 +1,4 @@
-//! Debian packages that the gate wants: installed when we are root, named when we are not.
+//! Debian packages that the gate needs: a run as root installs them, another run lists them.
 
 use std::process::Command;
 
@@ -6,9 +6,9 @@ use anyhow::Result;
 
 use crate::shell;
 
-/// Wanted by every run: the real clients, servers to move in from and the scripts that drive one, a name
-/// server, a tunnel, a dissector, a benchmark whose figures are read, libFuzzer's compiler, the lab's networks,
-/// and what starts services and judges their units.
+/// Packages that every run needs: the real clients, servers to migrate from and the scripts that drive one, a name
+/// server, a tunnel, a dissector, a benchmark whose output is parsed, libFuzzer's compiler, the lab's networks, and the
+/// tools that start services and check their units.
 const ALWAYS: &[&str] = &[
     "bonnie++",
     "g++",
@@ -26,8 +26,8 @@ const ALWAYS: &[&str] = &[
     "tgt",
     "tshark",
 ];
-/// Wanted by the full run besides: the browser that opens reports, the guest's machine, the loader of
-/// the CD that it boots from, what counts instructions, and what judges a package.
+/// Packages that only the full run needs: the browser that opens reports, the guest's machine, the loader of the CD
+/// that the guest boots from, the instruction counter, and the package checker.
 const FULL: &[&str] = &[
     "chromium",
     "genisoimage",
@@ -40,7 +40,7 @@ const FULL: &[&str] = &[
     "valgrind",
 ];
 
-/// Installs what is missing, or says what that is. Tests that need it fail by themselves.
+/// Installs missing packages, or lists them. Tests that need them fail by themselves.
 pub(crate) fn install(full: bool) -> Result<()> {
     let wanted = ALWAYS.iter().chain(if full { FULL } else { &[] });
     let missing: Vec<_> = wanted.filter(|package| !is_installed(package)).copied().collect();
@@ -56,7 +56,7 @@ pub(crate) fn install(full: bool) -> Result<()> {
     }
     println!("installing {}", missing.join(" "));
     if apt_install(&missing).is_err() {
-        // The package lists are absent or old.
+        // The package lists are missing or old.
         shell::run(apt_get().args(["-qq", "update"]))?;
         apt_install(&missing)?;
     }

@@ -1,5 +1,5 @@
-//! `cargo xtask tidy`: rules that neither the compiler nor clippy knows. Each is a pure function
-//! over text, with a test that shows it can fail.
+//! `cargo xtask tidy`: rules that neither the compiler nor clippy checks. Each is a pure function over text, with a
+//! test that shows that it can fail.
 
 mod dependencies;
 mod layers;
@@ -17,11 +17,11 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::shell;
 
-/// What others made, what tools made.
+/// Folders of other projects' files and of generated files.
 const SKIPPED_FOLDERS: &[&str] =
     &[".git", "artifacts", "cache", "corpus", "node_modules", "target"];
 
-/// Where something is wrong, and what.
+/// The place of an error, and its description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Finding {
     place: String,
@@ -38,7 +38,7 @@ impl Finding {
     }
 }
 
-/// Checks the working tree; prints every finding, and fails if one is more than a warning.
+/// Checks the working tree. Prints every finding, and fails if any of them is more than a warning.
 pub(crate) fn run() -> Result<()> {
     let root = shell::root();
     let paths = files(&root)?;
@@ -95,12 +95,12 @@ pub(crate) fn run() -> Result<()> {
     }
 }
 
-/// Whether this is within a crate's sources, where a module may have any name.
+/// Returns whether this is within a crate's sources, where a module may have any name.
 fn is_source(folder: &Path) -> bool {
     folder.components().any(|part| part.as_os_str() == "src")
 }
 
-/// Every file of the project, relative to `root`, in order.
+/// Returns every file of the project, relative to `root`, in order.
 fn files(root: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
     let mut folders = vec![PathBuf::new()];

@@ -1,5 +1,5 @@
-//! Takes the steps of a seed: starts the server, changes what is desired, ends the server and starts it again. After
-//! each step the state is what it should be, and some attempts at once find it in force.
+//! Carries out the steps of a seed: starts the server, changes the desired state, ends the server and starts it again.
+//! After each step it checks the state, and some login attempts check at once that it is in force.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -17,22 +17,22 @@ use super::server::StartMode;
 use super::{Mutation, World};
 use crate::dice::Dice;
 
-/// See the module.
+/// The administrator (see the module).
 pub(super) struct Administrator {
     world: Rc<World>,
     dice: Dice,
     auditor: Client,
-    /// What the server is to be: with a state, what it shows; else what its file or flags say.
+    /// The desired configuration: the content of the state, or of the file or flags.
     desired: Document,
     revision: u64,
 }
 
-/// Objects by their keys.
+/// Returns the objects of a document by their keys.
 fn objects(document: &Document) -> BTreeMap<Key, Object> {
     document.clone().into_objects().map(|object| (object.key(), object)).collect()
 }
 
-/// Edits that make one document of another.
+/// Returns edits that change one document to the other.
 fn edits(dice: &mut Dice, before: &Document, after: &Document) -> Vec<Edit> {
     if dice.chance(50) {
         return vec![Edit::Replace(after.clone())];
@@ -60,7 +60,7 @@ impl Administrator {
         time::sleep_until(time::now() + pause).await;
     }
 
-    /// The first start. A state is empty then, and the document is applied.
+    /// Starts the server for the first time. An empty state then gets the document by apply.
     pub(super) async fn begin(&mut self) {
         let way = self.world.server.way;
         self.note(format_args!("starts by {way:?}: {:?}", self.desired));
@@ -77,7 +77,7 @@ impl Administrator {
         self.check_state();
     }
 
-    /// All other steps.
+    /// Carries out all other steps.
     pub(super) async fn run(&mut self) {
         for _ in 0..6 + self.dice.below(8) {
             self.pause(400).await;
@@ -119,7 +119,7 @@ impl Administrator {
         desired.change(|_| Ok::<_, ChangeRefused>(change)).await
     }
 
-    /// The state shows what is desired, and nothing else.
+    /// Checks that the state contains exactly the desired objects.
     fn check_state(&self) {
         if self.world.server.way != StartMode::State {
             return;
@@ -134,13 +134,13 @@ impl Administrator {
         assert_eq!(current.revision, self.revision, "the number of the revision");
     }
 
-    /// From now on another document is in force.
+    /// Records that another document is now in force.
     fn enforce(&mut self, document: Document) {
         self.desired = document;
         self.world.history.enforce(Rules::new(self.desired.clone()));
     }
 
-    /// Changes the state, with force or without.
+    /// Changes the state, with or without force.
     async fn alter(&mut self) {
         let next = altered(&mut self.dice, &self.desired);
         let is_same = objects(&next) == objects(&self.desired);
@@ -199,7 +199,7 @@ impl Administrator {
         }
     }
 
-    /// Asks what a change would do, which changes nothing.
+    /// Previews a change, which changes nothing.
     async fn preview(&mut self) {
         let next = altered(&mut self.dice, &self.desired);
         let edits = edits(&mut self.dice, &self.desired, &next);
@@ -211,7 +211,7 @@ impl Administrator {
         self.world.count("previews");
     }
 
-    /// Makes a change that is refused, and changes nothing.
+    /// Sends a change that the server refuses without any effect.
     async fn refuse(&mut self) {
         let is_conflict = self.dice.chance(25);
         let (next, why) = match is_conflict {
@@ -230,7 +230,7 @@ impl Administrator {
         }
     }
 
-    /// SIGHUP, after the file and secrets were written again.
+    /// Writes the file and the secrets again and reloads them, as SIGHUP does.
     async fn reload(&mut self, next: Document) {
         self.note(format_args!("reloads: {next:?}"));
         let before = self.world.server.control().config();
@@ -249,7 +249,7 @@ impl Administrator {
             Err(ChangeError::InUse(interrupted)) => {
                 assert!(may_be_in_use, "refused, though nothing is in use: {interrupted:?}");
                 self.world.count("reloads refused as in use");
-                // What was written stays, and the next start reads it.
+                // The new file remains, and the next start reads it.
                 self.desired = next;
             }
             Err(error) => panic!("a drawn file is refused: {error}"),
@@ -293,7 +293,7 @@ impl Administrator {
         misapplied.expect("the rules of a server that runs");
     }
 
-    /// Has a mutation act that is about starts.
+    /// Applies a mutation that affects starts.
     fn mutate_start(&self) {
         let mut config = self.world.server.control().config();
         match self.world.mutation {
@@ -306,7 +306,7 @@ impl Administrator {
         self.misapply(&config);
     }
 
-    /// Has a mutation act that is about changes.
+    /// Applies a mutation that affects changes.
     fn mutate_change(&self, before: &Config) {
         let mut config = self.world.server.control().config();
         match self.world.mutation {
@@ -317,7 +317,7 @@ impl Administrator {
         self.misapply(&config);
     }
 
-    /// Has a mutation act that is about starts and changes.
+    /// Applies a mutation that affects starts and changes.
     fn mutate_always(&self) {
         let mut config = self.world.server.control().config();
         let rules = config.targets.iter_mut().flat_map(|target| &mut target.login.rules);

@@ -1,5 +1,5 @@
-//! An initiator that logs in with right, wrong and no credentials, looks at what it is shown, and reads and writes.
-//! Each outcome is held against the rules that were in force meanwhile.
+//! An initiator that logs in with right, wrong and no credentials, lists its units, and reads and writes. Each result
+//! is compared with the rules that were in force during the operation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -27,22 +27,22 @@ use crate::dice::Dice;
 use crate::link::{Link, Lost, News};
 use crate::stamp;
 
-/// A server that runs answers within this time.
+/// A running server answers within this time.
 const LIMIT: Duration = Duration::from_secs(30);
-/// After a change, a session may go on for so long until it is terminated.
+/// After a change, a session may continue for this time before its termination.
 const TERMINATION: Duration = Duration::from_millis(500);
-/// Unit attentions that a command may meet, one after another.
+/// Maximum number of consecutive unit attentions of a command.
 const ATTENTIONS_MAX: usize = 20;
-/// Blocks that are read and written.
+/// Number of blocks that are read and written.
 const SPAN: u64 = 8;
-/// The data that commands answer with at most.
+/// Maximum length of a command's data.
 const LENGTH: u32 = 4_096;
 
-/// How a login ended.
+/// The result of a login.
 enum Login {
     Done(Box<Link>),
     Denied(LoginStatus),
-    /// The initiator ended it.
+    /// The initiator ended the login.
     Mistrusted,
     Lost,
 }
@@ -50,7 +50,7 @@ enum Login {
 /// A session that ended before its logout.
 struct Ended;
 
-/// What a command is for.
+/// The kind of a command.
 #[derive(Clone, Copy, Debug)]
 enum CommandKind {
     ReportLuns,
@@ -59,7 +59,7 @@ enum CommandKind {
     Write(u16, u64),
 }
 
-/// What a command found.
+/// The result of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Found {
     Luns(BTreeSet<u16>),
@@ -78,7 +78,7 @@ struct Session {
     is_asked_to_go: bool,
 }
 
-/// See the module.
+/// The initiator (see the module).
 pub(super) struct Client {
     world: Rc<World>,
     name: String,
@@ -99,7 +99,7 @@ impl Client {
         time::sleep_until(time::now() + pause).await;
     }
 
-    /// Logs in again and again until the seed's steps are done.
+    /// Logs in repeatedly until the seed's steps are complete.
     pub(super) async fn run(mut self) {
         while !self.world.is_over() {
             let count = self.dice.below(12);
@@ -108,7 +108,7 @@ impl Client {
         }
     }
 
-    /// Tries to log in, and sends so many commands.
+    /// Tries to log in, and sends `count` commands.
     pub(super) async fn try_once(&mut self, count: u64) {
         let attempt = draw::attempt(&mut self.dice, self.world.history.current().document());
         let (number, begun) = (self.world.next_number(), time::now());
@@ -201,13 +201,13 @@ impl Client {
         }
     }
 
-    /// Holds the end of a login against the rules.
+    /// Checks the result of a login against the rules.
     fn check_login(&self, number: u64, attempt: &Attempt, login: &Login, begun: Instant) {
         let (history, now) = (&self.world.history, time::now());
         let versions = history.during(begun, now);
         let answers: Vec<Answer> = versions.iter().map(|rules| rules.login(attempt)).collect();
         let is_settled = history.is_settled(begun, now);
-        // Of a login that began before a change and ended after it, each of the two may have decided a part.
+        // If a login began before a change and ended after it, either set of rules may have decided each part.
         let is_mixed = versions.len() > 1;
         let is_proven = versions.iter().any(|rules| rules.knows(attempt.proof.as_ref()));
         let is_permitted = answers.iter().any(|answer| matches!(answer, Answer::Permitted(_)))
@@ -267,7 +267,7 @@ impl Client {
         );
     }
 
-    /// Asks for all targets.
+    /// Requests the list of all targets.
     async fn list_targets(&mut self, session: &mut Session) -> Result<(), Ended> {
         let begun = time::now();
         session.link.machine.text(b"SendTargets=All\0", Token(1));
@@ -291,7 +291,7 @@ impl Client {
         }
     }
 
-    /// Looks at all units, and sends so many commands to some.
+    /// Inspects all units, and sends `count` commands to some of them.
     async fn use_units(&mut self, session: &mut Session, count: u64) -> Result<(), Ended> {
         self.carry_out(session, CommandKind::ReportLuns).await?;
         let shown: Vec<u16> = self.shown(session).into_iter().flatten().collect();
@@ -302,7 +302,7 @@ impl Client {
             if session.is_asked_to_go && self.dice.chance(40) {
                 break;
             }
-            // One in some is to a unit that may not be shown.
+            // Some commands go to a unit that may not be visible.
             let lun = match shown.get(self.dice.below(shown.len() as u64) as usize) {
                 Some(&lun) if !self.dice.chance(15) => lun,
                 _ => self.dice.below(9) as u16,
@@ -320,13 +320,13 @@ impl Client {
             }
         }
         if self.dice.chance(15) {
-            // Like a process that was killed.
+            // This initiator behaves like a killed process.
             return Ok(());
         }
         self.log_out(session).await
     }
 
-    /// The numbers that the rules of this moment show.
+    /// Returns the LUNs that the current rules show.
     fn shown(&self, session: &Session) -> Option<Vec<u16>> {
         let view = self.world.history.current().session(&session.attempt)?;
         Some(view.into_keys().collect())
@@ -359,7 +359,7 @@ impl Client {
         }
     }
 
-    /// Carries out a command, and holds what it finds against the rules.
+    /// Carries out a command, and checks its result against the rules.
     async fn carry_out(&mut self, session: &mut Session, kind: CommandKind) -> Result<(), Ended> {
         for _ in 0..ATTENTIONS_MAX {
             let begun = time::now();
@@ -445,7 +445,7 @@ impl Client {
         }
     }
 
-    /// What a completion says; `None` of what no rule explains.
+    /// Returns the result that a completion reports; `None` if no rule permits it.
     fn found(
         &self,
         kind: CommandKind,
@@ -487,7 +487,7 @@ impl Client {
     }
 }
 
-/// What a command finds by these rules.
+/// Returns the result of a command that these rules require.
 fn expected(kind: CommandKind, view: &View) -> Found {
     let (CommandKind::Serial(lun) | CommandKind::Read(lun, _) | CommandKind::Write(lun, _)) = kind
     else {
@@ -501,12 +501,12 @@ fn expected(kind: CommandKind, view: &View) -> Found {
     }
 }
 
-/// What is written to a volume: whoever reads it knows which one it is.
+/// Returns the content that is written to a volume; it identifies the volume.
 fn content(serial: &str, lba: u64) -> Vec<u8> {
     stamp::block(lba, u64::from_str_radix(serial, 16).unwrap_or_default() >> 1)
 }
 
-/// The answer to SendTargets.
+/// Parses the response to SendTargets.
 fn listed(text: &str) -> BTreeMap<String, Vec<String>> {
     let mut targets: Vec<(String, Vec<String>)> = Vec::new();
     for pair in text.split_terminator('\0') {

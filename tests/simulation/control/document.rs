@@ -1,4 +1,4 @@
-//! Desired documents: a seed draws one, and changes of it. The server may refuse a drawn document only in the ways
+//! Desired documents: a seed draws one, and changes of it. The server may refuse a drawn document only for the reasons
 //! that [`broken`] names.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,27 +25,27 @@ pub(super) const OWN_ACCOUNTS: [&str; 2] = ["san", "vault"];
 /// Names of targets.
 pub(super) const TARGETS: [&str; 3] =
     ["iqn.2026-11.test:one", "iqn.2026-11.test:two", "iqn.2026-11.test:three"];
-/// What rules say of initiators and of addresses.
+/// Patterns for initiators and networks in rules.
 const PATTERNS: [&str; 4] = [INITIATORS[0], INITIATORS[1], "iqn.2026-11.test:host-*", "iqn.*"];
 const NETWORKS: [&str; 4] = [ADDRESSES[0], "192.0.2.0/24", "192.0.2.128/25", "198.51.100.0/24"];
-/// Hosts that rules name.
+/// Names of hosts in rules.
 const HOSTS: [&str; 2] = ["rack", "spare"];
-/// Volumes that a target has, and numbers that they have there.
+/// Maximum number of volumes of a target, and the end of the range of their LUNs.
 const LUNS_MAX: u64 = 3;
 const LUN_END: u64 = 6;
 
-/// One of several.
+/// Returns a random element.
 pub(super) fn one_of<'a, T>(dice: &mut Dice, all: &'a [T]) -> &'a T {
     &all[dice.below(all.len() as u64) as usize]
 }
 
-/// An account with a new secret.
+/// Returns an account with a new secret.
 fn account(dice: &mut Dice, name: &str) -> Account {
     let secret = format!("{name} {:016x}", dice.bits());
     Account { name: name.to_owned(), secret: Some(Secret(secret)), ..Account::default() }
 }
 
-/// A volume in memory. Its identity is given, so that a document names all that the server keeps.
+/// Returns a volume in memory. Its identity is set, so that the document contains all stored properties.
 fn volume(dice: &mut Dice) -> Volume {
     let number = dice.bits();
     Volume {
@@ -68,7 +68,7 @@ fn host(dice: &mut Dice, name: &str) -> Host {
     }
 }
 
-/// CHAP accounts, in any number but none.
+/// Returns one or more CHAP accounts.
 fn some_accounts(dice: &mut Dice) -> Vec<String> {
     let first = dice.below(ACCOUNTS.len() as u64) as usize;
     let count = 1 + dice.below(ACCOUNTS.len() as u64) as usize;
@@ -95,7 +95,7 @@ fn limits(dice: &mut Dice) -> Option<BTreeMap<String, Scalar>> {
     })
 }
 
-/// A rule that has a condition, unless it `may_be_bare`.
+/// Returns a rule with a condition, or possibly without one if it `may_be_bare`.
 fn rule(dice: &mut Dice, target: &Target, may_be_bare: bool) -> Rule {
     let mut rule = Rule { read_only: dice.chance(25), ..Rule::default() };
     if dice.chance(20) {
@@ -126,7 +126,7 @@ fn rule(dice: &mut Dice, target: &Target, may_be_bare: bool) -> Rule {
     rule
 }
 
-/// Draws who may log in to a target, and what its initiators are shown.
+/// Draws the login rules of a target, and the units that its initiators are shown.
 fn draw_access(dice: &mut Dice, target: &mut Target) {
     target.chap = if dice.chance(45) { Vec::new() } else { some_accounts(dice) };
     target.own_account = None;
@@ -142,7 +142,7 @@ fn draw_access(dice: &mut Dice, target: &mut Target) {
     };
 }
 
-/// Gives a target volumes that are new, or in no target.
+/// Gives a target volumes that are new or belong to no target.
 fn draw_luns(dice: &mut Dice, document: &mut Document, target: &mut Target) {
     target.luns = Luns::default();
     let mut number = dice.below(2);
@@ -175,7 +175,7 @@ fn add_target(dice: &mut Dice, document: &mut Document, name: &str) {
     document.target.push(target);
 }
 
-/// The document that a seed begins with.
+/// Draws the first document of a seed.
 pub(super) fn draw(dice: &mut Dice) -> Document {
     let portal = |(address, group): (&str, u16)| Portal {
         address: address.to_owned(),
@@ -197,7 +197,7 @@ pub(super) fn draw(dice: &mut Dice) -> Document {
     document
 }
 
-/// Another document, one step away.
+/// Returns another document, one step away.
 pub(super) fn altered(dice: &mut Dice, before: &Document) -> Document {
     let mut document = before.clone();
     let at = dice.below(document.target.len() as u64) as usize;
@@ -214,7 +214,7 @@ pub(super) fn altered(dice: &mut Dice, before: &Document) -> Document {
             document.host[at] = host(dice, &before.host[at].name);
         }
         70..87 => {
-            // Its volumes, and with them what its rules show.
+            // Changes its volumes, and thus the units that its rules show.
             let mut target = document.target.remove(at);
             let had = std::mem::take(&mut target.luns);
             draw_luns(dice, &mut document, &mut target);
@@ -241,7 +241,7 @@ pub(super) fn altered(dice: &mut Dice, before: &Document) -> Document {
     document
 }
 
-/// A document that the server refuses, and the reason.
+/// Returns a document that the server refuses, and the reason.
 pub(super) fn broken(dice: &mut Dice, before: &Document) -> (Document, &'static str) {
     let mut document = before.clone();
     let at = dice.below(document.target.len() as u64) as usize;

@@ -1,4 +1,4 @@
-//! What initiators try: mostly what a document permits, and often enough what it does not.
+//! Draws the login attempts of initiators: most of them permitted by the document, and many of them not.
 
 use sarsen_node::desired::Document;
 
@@ -6,7 +6,7 @@ use super::document::{ACCOUNTS, ADDRESSES, INITIATORS, OWN_ACCOUNTS, PORTALS, TA
 use super::rules::{Attempt, Credentials};
 use crate::dice::Dice;
 
-/// An account with its secret, or with another one.
+/// Returns an account with its secret, or with a wrong secret.
 fn credentials(
     dice: &mut Dice,
     document: &Document,
@@ -20,7 +20,7 @@ fn credentials(
     Credentials { name: name.to_owned(), secret }
 }
 
-/// An attempt at a server that is to be this.
+/// Draws an attempt to log in to a server with this document.
 pub(super) fn attempt(dice: &mut Dice, document: &Document) -> Attempt {
     let target = match dice.below(100) {
         0..25 => None,
@@ -50,7 +50,7 @@ pub(super) fn attempt(dice: &mut Dice, document: &Document) -> Attempt {
             Some(own) if dice.chance(85) => own,
             _ => one_of(dice, &OWN_ACCOUNTS),
         };
-        // RFC 7143 §9.2.1: an initiator does not begin with one secret for both.
+        // RFC 7143 §9.2.1: an initiator does not use the same secret for both directions.
         let expected = credentials(dice, document, name, 80);
         expects =
             Some(expected).filter(|one| proof.as_ref().is_some_and(|own| own.secret != one.secret));

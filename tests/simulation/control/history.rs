@@ -1,5 +1,5 @@
-//! Which rules were in force when, and which sessions there are: what the answer to a login, or the end of a session,
-//! is held against. While rules change, either of the two sets may have decided.
+//! The history of rules and sessions. The results of logins, and the ends of sessions, are checked against it. During a
+//! change of the rules, either of the two sets may have decided.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,10 +10,10 @@ use sarsen_io::time;
 
 use super::rules::{Attempt, Rules};
 
-/// A session that has ended may be counted by the server for so long.
+/// The server may count an ended session for this time.
 const CLOSING: Duration = Duration::from_secs(2);
 
-/// A login that is under way, or a session.
+/// A login in progress, or a session.
 struct Session {
     attempt: Attempt,
     begun: Instant,
@@ -21,12 +21,12 @@ struct Session {
     ended: Option<Instant>,
 }
 
-/// See the module.
+/// The history (see the module).
 #[derive(Default)]
 pub(super) struct History {
-    /// Each set of rules, from when on it is in force.
+    /// The sets of rules, each with the time from which it is in force.
     versions: RefCell<Vec<(Instant, Rc<Rules>)>>,
-    /// When sessions were terminated by a change or a restart, from and until.
+    /// Begin and end of each period in which a change or a restart terminated sessions.
     upheavals: RefCell<Vec<(Instant, Option<Instant>)>>,
     sessions: RefCell<BTreeMap<u64, Session>>,
     /// Initiators that may have had sessions since the last start, by name and target.
@@ -34,17 +34,17 @@ pub(super) struct History {
 }
 
 impl History {
-    /// From now on these rules are in force.
+    /// Records that these rules are in force from now on.
     pub(super) fn enforce(&self, rules: Rules) {
         self.versions.borrow_mut().push((time::now(), Rc::new(rules)));
     }
 
-    /// The rules that are in force.
+    /// Returns the rules in force.
     pub(super) fn current(&self) -> Rc<Rules> {
         self.versions.borrow().last().expect("a server was started").1.clone()
     }
 
-    /// All rules that were in force at some moment of this time.
+    /// Returns all rules that were in force at any moment of this period.
     pub(super) fn during(&self, from: Instant, to: Instant) -> Vec<Rc<Rules>> {
         let versions = self.versions.borrow();
         let ends = versions.iter().skip(1).map(|(since, _)| Some(*since)).chain([None]);
@@ -54,7 +54,7 @@ impl History {
         meant.map(|((_, rules), _)| rules.clone()).collect()
     }
 
-    /// From now on sessions are terminated, and logins may be refused, whatever the rules say.
+    /// Records that from now on sessions are terminated, and logins may be refused, whatever the rules say.
     pub(super) fn begin_upheaval(&self) {
         self.upheavals.borrow_mut().push((time::now(), None));
     }
@@ -65,57 +65,58 @@ impl History {
         }
     }
 
-    /// The server has started again.
+    /// Records that the server has started again.
     pub(super) fn forget_sessions(&self) {
         self.sessions.borrow_mut().clear();
         self.were_in.borrow_mut().clear();
     }
 
-    /// Whether the rules alone decide during this time.
+    /// Returns whether the rules alone decide during this period.
     pub(super) fn is_settled(&self, from: Instant, to: Instant) -> bool {
         let upheavals = self.upheavals.borrow();
         !upheavals.iter().any(|(since, until)| *since <= to && until.is_none_or(|end| end >= from))
     }
 
-    /// An attempt begins.
+    /// Records the begin of an attempt.
     pub(super) fn begin(&self, number: u64, attempt: &Attempt) {
         let attempt = attempt.clone();
         let session = Session { attempt, begun: time::now(), established: None, ended: None };
         self.sessions.borrow_mut().insert(number, session);
     }
 
-    /// It has become a session.
+    /// Records that an attempt has opened a session.
     pub(super) fn establish(&self, number: u64) {
         if let Some(session) = self.sessions.borrow_mut().get_mut(&number) {
             session.established = Some(time::now());
         }
     }
 
-    /// It ends, or does not become a session.
+    /// Records that a session has ended or an attempt has failed.
     pub(super) fn end(&self, number: u64) {
         if let Some(session) = self.sessions.borrow_mut().get_mut(&number) {
             session.ended = Some(time::now());
         }
     }
 
-    /// An attempt may have been permitted, whether the initiator learnt that or not.
+    /// Records that the server may have permitted an attempt, whether or not the initiator received the response.
     pub(super) fn note_permission(&self, attempt: &Attempt) {
         let known = (attempt.initiator.clone(), attempt.target.clone());
         self.were_in.borrow_mut().insert(known);
     }
 
-    /// Whether the server may call its refusal a revocation.
+    /// Returns whether the server may report its refusal as a revocation.
     pub(super) fn was_in(&self, attempt: &Attempt) -> bool {
         self.were_in.borrow().contains(&(attempt.initiator.clone(), attempt.target.clone()))
     }
 
-    /// Whether the rules were the same since the attempt: the server has a session before its initiator knows.
+    /// Returns whether the rules are unchanged since the attempt. The server has a session before the initiator knows
+    /// it.
     fn is_undisturbed(&self, session: &Session) -> bool {
         let now = time::now();
         self.during(session.begun, now).len() == 1 && self.is_settled(session.begun, now)
     }
 
-    /// How many other sessions a target has at least, and at most.
+    /// Returns the minimum and the maximum of the number of other sessions of a target.
     pub(super) fn neighbours(&self, number: u64, from: Instant) -> (u64, u64) {
         let sessions = self.sessions.borrow();
         let Some(own) = sessions.get(&number) else { return (0, u64::MAX) };
@@ -132,7 +133,7 @@ impl History {
         (least, most)
     }
 
-    /// Whether rules, or a restart, may have terminated a session that began then.
+    /// Returns whether the rules, or a restart, may have terminated a session that began at `since`.
     pub(super) fn may_have_ended(&self, attempt: &Attempt, since: Instant) -> bool {
         let versions = self.during(since, time::now());
         let first = &versions[0];
@@ -140,7 +141,7 @@ impl History {
             || versions.iter().any(|rules| is_loss(first, rules, attempt))
     }
 
-    /// Whether a session, which may be about to begin or to end, would lose something by these rules.
+    /// Returns whether these rules would take access from a session, which may be about to begin or to end.
     pub(super) fn may_be_in_use(&self, rules: &Rules) -> bool {
         let (now, current) = (time::now(), self.current());
         let sessions = self.sessions.borrow();
@@ -149,7 +150,7 @@ impl History {
         open.any(|one| is_loss(&current, rules, &one.attempt))
     }
 
-    /// A session that is there for sure and that these rules do not permit.
+    /// Returns a session that certainly exists and that these rules do not permit.
     pub(super) fn certain_loser(&self, rules: &Rules) -> Option<String> {
         let sessions = self.sessions.borrow();
         let mut certain = sessions.values().filter(|one| {
@@ -160,7 +161,7 @@ impl History {
     }
 }
 
-/// Whether a session that one set of rules permits may have to end for the other one.
+/// Returns whether a session that one set of rules permits may have to end with the other set.
 fn is_loss(before: &Rules, after: &Rules, attempt: &Attempt) -> bool {
     before.session(attempt) != after.session(attempt)
         || before.grant(attempt) != after.grant(attempt)

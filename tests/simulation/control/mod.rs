@@ -1,22 +1,23 @@
-//! The control plane in the simulation: one seed draws a desired document and steps (changes, previews, refused
-//! changes, SIGHUP, restarts in good order and by SIGKILL) of a server that is started by a state, a file or flags.
-//! Meanwhile simulated initiators log in, list targets, read and write. What becomes of each attempt is held against
-//! a model of the access rules, which is written from the document alone.
+//! The control plane in the simulation. A seed draws a desired document and the steps of a server that starts with a
+//! state, a file or flags. The steps are changes, previews, refused changes, SIGHUP, orderly restarts, and restarts by
+//! SIGKILL. Meanwhile simulated initiators log in, list targets, read and write. The result of each attempt is compared
+//! with a model of the access rules, which depends on the document alone.
 //!
-//! Real are the document, its edits, plan, compiler and store (SQLite, in a folder), the configuration file's parser,
-//! the flags' parsers, the engine with its differences, volumes in memory and portals, the policy, and the whole path
-//! of a login and of a command: front, target machine, SCSI, store. `sarsen_node::SimulatedServer` starts and reloads
-//! them by the functions that `Server` uses. Simulated are streams, time, randomness and the threads of the cores.
-//! Left out are TLS and certificates, the API, the log of events, volumes in files, the growth of volumes, changes of
-//! portals, redirections, and limits other than `sessions-per-target`. SIGKILL drops the server between two of its
-//! steps: a power cut inside a commit is the matter of the store's own tests.
+//! These parts are real: the document, its edits, plan, compiler and store (SQLite, in a folder); the parsers of the
+//! configuration file and the flags; the engine with its differences, volumes in memory and portals; the policy; and
+//! the whole path of a login and of a command: front, target machine, SCSI, store. `sarsen_node::SimulatedServer`
+//! starts and reloads them with the functions that `Server` uses. Streams, time, randomness and the threads of the
+//! cores are simulated. These parts are excluded: TLS and certificates, the API, the event log, volumes in files, the
+//! growth of volumes, changes of portals, redirections, and limits other than `sessions-per-target`. SIGKILL drops the
+//! server between two of its steps. The tests of the store cover a power failure within a commit.
 //!
 //! ```text
 //! SARSEN_SEED=17 RUST_LOG=debug cargo test -p sarsen-simulation a_seed_of_the_control -- --nocapture
 //! ```
 //!
-//! `document` draws what is desired, `draw` what initiators try; `rules` is the model, `history` knows which rules
-//! were in force when; `server` starts and ends, `administrator` takes the steps, `client` tries and compares.
+//! `document` draws the desired state, and `draw` the attempts of initiators. `rules` is the model, and `history` knows
+//! the rules of each moment. `server` starts and ends the server, `administrator` carries out the steps, and `client`
+//! attempts and compares.
 
 mod administrator;
 mod client;
@@ -44,7 +45,7 @@ use crate::runner::{assert_met, each, isolated, on_stopped_time};
 use crate::tally::Counters;
 use crate::{MANY_SEEDS, MUTATION_SEEDS, SEEDS};
 
-/// What the seeds of every gate meet.
+/// Events that the seeds of every gate must include.
 const MET: [&str; 22] = [
     "starts by State",
     "starts by File",
@@ -70,24 +71,24 @@ const MET: [&str; 22] = [
     "commands to units that are not shown",
 ];
 
-/// A defect of the server that a run finds.
+/// A defect of the server that a run must detect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mutation {
-    /// At a start, the rules of discovery are taken for rules that are in force already.
+    /// At a start, the server treats the rules of discovery as already in force.
     TakesDiscoveryForInForce,
-    /// At a start, the rules of targets are taken for rules that are in force already.
+    /// At a start, the server treats the rules of targets as already in force.
     TakesTargetsForInForce,
-    /// Initiators are shown all units of a target.
+    /// The server shows initiators all units of a target.
     ForgetsViews,
-    /// Rules that permit reading permit writing.
+    /// Rules that permit reads also permit writes.
     ForgetsReadOnly,
-    /// A change is kept and shown, and the old rules stay in force.
+    /// The server stores and shows a change, and the old rules stay in force.
     KeepsOldRules,
-    /// After a change, accounts have the secrets that they had before.
+    /// After a change, accounts still have their previous secrets.
     KeepsOldSecrets,
 }
 
-/// What all parties of one seed share.
+/// The shared state of all parties of one seed.
 struct World {
     server: Server,
     history: History,
@@ -99,10 +100,10 @@ struct World {
     tally: RefCell<Counters>,
 }
 
-/// What a seed did.
+/// The result of a seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Report {
-    /// Of everything that happened.
+    /// Hash of all events.
     fingerprint: u64,
     tally: Counters,
 }

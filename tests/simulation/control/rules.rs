@@ -1,5 +1,5 @@
-//! The model: what a desired document permits and denies, by the words of the documentation alone. It shares no code
-//! with the server's rules.
+//! The model: it derives the permitted and denied actions of a desired document from the documentation alone. It shares
+//! no code with the server's rules.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -17,47 +17,47 @@ pub(super) struct Credentials {
     pub(super) secret: String,
 }
 
-/// What one initiator tries.
+/// A login attempt of an initiator.
 #[derive(Clone, Debug)]
 pub(super) struct Attempt {
     pub(super) initiator: String,
     pub(super) address: IpAddr,
-    /// Its place in [`PORTALS`].
+    /// Index of the portal in [`PORTALS`].
     pub(super) portal: usize,
     /// `None` for a discovery session.
     pub(super) target: Option<String>,
     pub(super) proof: Option<Credentials>,
-    /// What it expects the target to authenticate itself with.
+    /// The credentials that the initiator expects of the target.
     pub(super) expects: Option<Credentials>,
 }
 
-/// A logical unit as an initiator finds it.
+/// A logical unit as an initiator sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unit {
     pub(super) serial: String,
     pub(super) is_read_only: bool,
 }
 
-/// Logical units by their numbers.
+/// Logical units by LUN.
 pub(super) type View = BTreeMap<u16, Unit>;
 
-/// What becomes of an attempt.
+/// The result of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// It logs in and is shown this.
+    /// The initiator logs in and is shown these units.
     Permitted(View),
     Denied(LoginStatus),
-    /// The initiator ends it: the target does not authenticate itself as it should.
+    /// The initiator ends the login because the target does not authenticate itself as expected.
     Mistrusted,
 }
 
-/// Who may use something, and with which accounts.
+/// The CHAP accounts of a target or of discovery, and its own account.
 struct Access<'a> {
     chap: &'a [String],
     own_account: Option<&'a str>,
 }
 
-/// What is desired.
+/// The rules of a desired document.
 #[derive(Clone, Debug)]
 pub(super) struct Rules {
     document: Document,
@@ -81,7 +81,7 @@ impl Rules {
         Some(account.secret.as_ref()?.0.as_str())
     }
 
-    /// An account with which a target or discovery authenticates itself is no initiator's.
+    /// Returns whether a target or discovery authenticates itself with this account, so that no initiator may use it.
     fn is_own(&self, account: &str) -> bool {
         let targets = self.document.target.iter().map(|target| &target.own_account);
         let discovery = self.document.discovery.iter().map(|discovery| &discovery.own_account);
@@ -95,7 +95,7 @@ impl Rules {
         }
     }
 
-    /// The most sessions that a target takes.
+    /// Returns the maximum number of sessions of a target.
     pub(super) fn sessions_per_target(&self) -> Option<u64> {
         match self.document.limits.as_ref()?.get("sessions-per-target")? {
             Scalar::Number(number) => Some(*number),
@@ -103,7 +103,7 @@ impl Rules {
         }
     }
 
-    /// Whether a rule is about an initiator with this name and this address.
+    /// Returns whether a rule applies to an initiator with this name and this address.
     fn concerns(&self, rule: &Rule, initiator: &str, address: IpAddr) -> bool {
         let is_address = |network: &Option<String>| {
             network.as_ref().is_none_or(|network| is_within(network, address))
@@ -120,13 +120,13 @@ impl Rules {
         }
     }
 
-    /// Whether an initiator may learn that a target exists.
+    /// Returns whether an initiator may learn that a target exists.
     fn is_shown(&self, target: &Target, initiator: &str, address: IpAddr) -> bool {
         target.allow.is_empty()
             || target.allow.iter().any(|rule| self.concerns(rule, initiator, address))
     }
 
-    /// The rule that decides about an initiator with this account.
+    /// Returns the rule that decides for an initiator with this account.
     fn rule<'a>(
         &self,
         target: &'a Target,
@@ -139,9 +139,9 @@ impl Rules {
         })
     }
 
-    /// Whether a session is shown all units of its target, those that come later among them, and whether its rule is
-    /// read-only. The server counts a list of all units, or a rule that is read-only, as less, also where that makes
-    /// no difference to the units of this moment.
+    /// Returns whether a session is shown all units of its target, including later ones, and whether its rule is
+    /// read-only. The server treats the change to a list of units, or to a read-only rule, as a loss, even if the list
+    /// contains all current units.
     pub(super) fn grant(&self, attempt: &Attempt) -> (bool, bool) {
         let account = attempt.proof.as_ref().map(|one| one.name.as_str());
         let target = attempt.target.as_ref().and_then(|name| self.target(name));
@@ -149,7 +149,8 @@ impl Rules {
         rule.map_or((true, false), |rule| (rule.luns.is_none(), rule.read_only))
     }
 
-    /// What an initiator with this account, which it has proven, finds in a target; `None` if it is not permitted.
+    /// Returns the units of a target for an initiator that authenticated with this account; `None` if it is not
+    /// permitted.
     fn view(&self, target: &Target, attempt: &Attempt, account: Option<&str>) -> Option<View> {
         if !target.chap.is_empty() && !target.chap.iter().any(|one| account == Some(one)) {
             return None;
@@ -183,7 +184,7 @@ impl Rules {
         target.groups.as_ref().is_none_or(|groups| groups.contains(&PORTALS[portal].1))
     }
 
-    /// What a session that began with this attempt is shown now; `None` if it may not go on.
+    /// Returns the units that a session of this attempt is shown now; `None` if the session may not continue.
     pub(super) fn session(&self, attempt: &Attempt) -> Option<View> {
         let account = attempt.proof.as_ref().map(|one| one.name.as_str());
         let Some(name) = &attempt.target else {
@@ -195,13 +196,13 @@ impl Rules {
         self.view(target, attempt, account)
     }
 
-    /// Whether these are an account's name and secret; no proof needs none.
+    /// Returns whether these are an account's name and secret, or no credentials at all.
     pub(super) fn knows(&self, proof: Option<&Credentials>) -> bool {
         let is_right = |proof: &Credentials| self.secret(&proof.name) == Some(&*proof.secret);
         proof.is_none_or(is_right)
     }
 
-    /// What becomes of an attempt.
+    /// Returns the result of an attempt.
     pub(super) fn login(&self, attempt: &Attempt) -> Answer {
         let access = match &attempt.target {
             None => self.discovery(),
@@ -219,7 +220,7 @@ impl Rules {
         let unproven = Answer::Denied(LoginStatus::AuthenticationFailure);
         match (&attempt.proof, access.chap.is_empty()) {
             (None, true) => {}
-            // An initiator offers CHAP or nothing, and not both.
+            // An initiator offers either CHAP or no authentication.
             (None, false) | (Some(_), true) => return unproven,
             (Some(Credentials { name, secret }), false) => {
                 let is_right = self.secret(name) == Some(secret.as_str());
@@ -242,7 +243,7 @@ impl Rules {
         }
     }
 
-    /// The targets that SendTargets lists, with the addresses of their portals.
+    /// Returns the targets that SendTargets lists, with the addresses of their portals.
     pub(super) fn send_targets(&self, attempt: &Attempt) -> BTreeMap<String, Vec<String>> {
         let mut listed = BTreeMap::new();
         for target in &self.document.target {
@@ -257,7 +258,7 @@ impl Rules {
         listed
     }
 
-    /// Whether a target has the same volumes under the same numbers, through the same portals.
+    /// Returns whether a target has the same volumes under the same LUNs, through the same portals.
     pub(super) fn has_same_units(&self, other: &Self, target: Option<&str>) -> bool {
         let Some(name) = target else { return true };
         let units = |rules: &Self| {
@@ -273,7 +274,7 @@ impl Rules {
     }
 }
 
-/// Whether a pattern of a rule means this name.
+/// Returns whether a pattern of a rule matches this name.
 fn fits(pattern: &str, name: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(beginning) => name.starts_with(beginning),
@@ -281,7 +282,7 @@ fn fits(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// Whether an IPv4 address is in a network, `a.b.c.d/bits` or one address.
+/// Returns whether an IPv4 address is in a network, `a.b.c.d/bits` or a single address.
 fn is_within(network: &str, address: IpAddr) -> bool {
     let (base, bits) = network.split_once('/').unwrap_or((network, "32"));
     let number = |text: &str| {

@@ -1,5 +1,5 @@
-//! The server from its starts to its ends. What it is started by lies in a folder: a state, or a file and secrets; or
-//! it is started by flags.
+//! The server from its starts to its ends. Its configuration is a state in a folder, a file and secrets in a folder, or
+//! flags.
 
 use std::cell::{Cell, RefCell};
 use std::fs;
@@ -22,18 +22,18 @@ use super::document::PORTALS;
 use crate::dice::Dice;
 use crate::network::{self, Fate, NetworkTraits, Side};
 
-/// By what a server is started.
+/// The configuration source of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StartMode {
-    /// A state, which is changed while the server runs.
+    /// A state, which changes while the server runs.
     State,
     /// A file, which SIGHUP reads again.
     File,
-    /// Flags, which name files of secrets.
+    /// Flags that name files of secrets.
     Flags,
 }
 
-/// The server from a start to its end.
+/// One run of the server, from a start to its end.
 struct ServerRun {
     server: Rc<SimulatedServer>,
     tasks: Rc<LocalSet>,
@@ -41,7 +41,7 @@ struct ServerRun {
     _over: EndGuard,
 }
 
-/// Ends what drives the tasks of a life.
+/// Ends the task that drives the tasks of a run.
 struct EndGuard(Rc<Notify>);
 
 impl Drop for EndGuard {
@@ -50,7 +50,7 @@ impl Drop for EndGuard {
     }
 }
 
-/// See the module.
+/// The simulated server (see the module).
 pub(super) struct Server {
     pub(super) way: StartMode,
     folder: TempDir,
@@ -63,7 +63,7 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn new(way: StartMode, dice: &mut Dice) -> Self {
-        // Memory, where there is some to be had as files: each commit waits for its disk.
+        // Uses a file system in memory if there is one, because each commit waits for its disk.
         let shared = Path::new("/dev/shm");
         let folder = match shared.is_dir() {
             true => tempfile::tempdir_in(shared),
@@ -87,12 +87,12 @@ impl Server {
         }
     }
 
-    /// The part of a document that a server of this way can have.
+    /// Returns the part of a document that this configuration source supports.
     pub(super) fn possible(&self, mut document: Document) -> Document {
         if self.way == StartMode::State {
             return document;
         }
-        // A volume in no target would get a target of its own.
+        // A volume without a target would get its own target.
         let luns = document.target.iter().flat_map(|target| target.luns.0.values());
         let used: Vec<String> = luns.cloned().collect();
         document.volume.retain(|volume| used.contains(&volume.name));
@@ -114,7 +114,7 @@ impl Server {
         document
     }
 
-    /// The configuration of a server that is to be this, as far as flags and files say it.
+    /// Returns the configuration for a document, as far as flags and files can express it.
     pub(super) fn configuration(&self, document: &Document) -> Config {
         match self.way {
             StartMode::State => Config::default(),
@@ -164,7 +164,7 @@ impl Server {
         config.finish().expect("valid flags were drawn")
     }
 
-    /// The path of the file with an account's secret.
+    /// Writes an account's secret to a file, and returns the path.
     fn write_secret(&self, account: &Account) -> String {
         let path = self.folder.path().join(&account.name);
         let secret = account.secret.as_ref().expect("each account has one");
@@ -173,7 +173,7 @@ impl Server {
         path.display().to_string()
     }
 
-    /// Starts it.
+    /// Starts the server.
     pub(super) fn start(&self, document: &Document) {
         self.lives.set(self.lives.get() + 1);
         let state = self.folder.path().join("state");
@@ -189,35 +189,35 @@ impl Server {
         *self.life.borrow_mut() = Some(ServerRun { server, tasks, fates, _over: EndGuard(over) });
     }
 
-    /// The number of its life.
+    /// Returns the number of the current run.
     pub(super) fn life(&self) -> u64 {
         self.lives.get()
     }
 
-    /// The control plane of a server that runs.
+    /// Returns the control plane of the running server.
     pub(super) fn control(&self) -> Rc<SimulatedServer> {
         self.life.borrow().as_ref().expect("it runs").server.clone()
     }
 
-    /// Reads its file and its secrets again.
+    /// Reads the file and the secrets again.
     pub(super) async fn reload(&self, document: &Document) -> Result<ChangeOutcome, ChangeError> {
         self.control().reload(self.configuration(document)).await
     }
 
-    /// Ends it as SIGKILL does.
+    /// Ends the server as SIGKILL does.
     pub(super) fn kill(&self) {
         let Some(life) = self.life.borrow_mut().take() else { return };
         let is_noticed = self.dice.borrow_mut().chance(60);
         life.fates.borrow().iter().for_each(|fate| fate.strike(is_noticed));
     }
 
-    /// Ends it in good order.
+    /// Ends the server gracefully.
     pub(super) async fn end(&self, grace: Duration) {
         self.control().end_sessions(grace).await;
         drop(self.life.borrow_mut().take());
     }
 
-    /// A connection to a portal; `None` where the server does not run.
+    /// Opens a connection to a portal; `None` if the server does not run.
     pub(super) fn connect(&self, address: std::net::IpAddr, portal: usize) -> Option<Side> {
         let life = self.life.borrow();
         let life = life.as_ref()?;

@@ -1,6 +1,6 @@
-//! A cpio archive in the `newc` form that the kernel unpacks into its first root file system.
+//! A cpio archive in the `newc` format, which the kernel unpacks into its first root file system.
 //!
-//! Everything in it belongs to root, whoever writes it.
+//! All its entries belong to root, whichever user writes it.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Seek as _, SeekFrom, Write as _};
@@ -16,20 +16,20 @@ const FILE: u32 = 0o100_000;
 const LINK: u32 = 0o120_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
 
-/// An archive that is being written.
+/// An archive in progress.
 pub(super) struct Archive {
     file: BufWriter<File>,
     entries: u32,
 }
 
 impl Archive {
-    /// A new archive.
+    /// Creates an archive.
     pub(super) fn create(path: &Path) -> Result<Self> {
         let file = File::create(path).with_context(|| path.display().to_string())?;
         Ok(Self { file: BufWriter::new(file), entries: 0 })
     }
 
-    /// A second archive behind a copy of a first: the kernel unpacks one after the other.
+    /// Creates a second archive after a copy of the first: the kernel unpacks both.
     pub(super) fn append_to_copy(first: &Path, path: &Path) -> Result<Self> {
         fs::copy(first, path).with_context(|| first.display().to_string())?;
         let mut file = File::options().write(true).open(path)?;
@@ -37,27 +37,27 @@ impl Archive {
         Ok(Self { file: BufWriter::new(file), entries: 0 })
     }
 
-    /// A regular file.
+    /// Adds a regular file.
     pub(super) fn file(&mut self, name: &str, permissions: u32, content: &[u8]) -> Result<()> {
         self.entry(name.as_bytes(), FILE | permissions, (0, 0), content)
     }
 
-    /// A folder.
+    /// Adds a folder.
     pub(super) fn folder(&mut self, name: &str) -> Result<()> {
         self.entry(name.as_bytes(), FOLDER | 0o755, (0, 0), &[])
     }
 
-    /// A symbolic link.
+    /// Adds a symbolic link.
     pub(super) fn link(&mut self, name: &str, target: &str) -> Result<()> {
         self.entry(name.as_bytes(), LINK | 0o777, (0, 0), target.as_bytes())
     }
 
-    /// A character device, which only root could make as a file.
+    /// Adds a character device, which only root could create as a file.
     pub(super) fn character_device(&mut self, name: &str, numbers: (u32, u32)) -> Result<()> {
         self.entry(name.as_bytes(), CHARACTER_DEVICE | 0o600, numbers, &[])
     }
 
-    /// Everything below `folder`, except what `leave_out` says of its path from there.
+    /// Adds everything below `folder` except the relative paths that `leave_out` selects.
     pub(super) fn tree(&mut self, folder: &Path, leave_out: &impl Fn(&str) -> bool) -> Result<()> {
         self.subtree(folder, folder, leave_out)
     }
@@ -127,7 +127,7 @@ impl Archive {
         }
         self.file.write_all(name)?;
         self.file.write_all(&[0])?;
-        // The header has 110 bytes; name and content each end on a multiple of four.
+        // The header has 110 bytes; the name and the content are each padded to a multiple of four.
         self.pad(110 + name.len() + 1)?;
         self.file.write_all(content)?;
         self.pad(content.len())

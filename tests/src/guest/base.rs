@@ -1,6 +1,6 @@
-//! What every guest starts from: Debian's kernel, and an archive with busybox, open-iscsi, e2fsprogs,
-//! eject, sg3-utils, bonnie++, rtslib and the modules they want. Downloaded with apt into a private state, so that nothing is
-//! installed and no root is needed; kept until the recipe changes.
+//! The base of every guest: Debian's kernel, and an archive with busybox, open-iscsi, e2fsprogs, eject, sg3-utils,
+//! bonnie++, rtslib and the necessary modules. apt downloads it into a private state, so that nothing is installed and
+//! root is not necessary. The result is kept until the recipe changes.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -13,13 +13,13 @@ use super::archive::Archive;
 use super::modules::Modules;
 use crate::process;
 
-/// Raised when what this file makes of the lists below changes.
+/// Increase this number when this file processes the lists below differently.
 const RECIPE_VERSION: u32 = 1;
 
-/// Debian's name for its newest stable kernel; it depends on the package that has it.
+/// Debian's name for its newest stable kernel; it depends on the package with the kernel.
 const KERNEL: &str = "linux-image-amd64";
 
-/// What scenarios call; their libraries follow from Debian's dependencies.
+/// Packages that scenarios use; Debian's dependencies add their libraries.
 const PACKAGES: &[&str] = &[
     "bonnie++",
     "busybox-static",
@@ -31,8 +31,7 @@ const PACKAGES: &[&str] = &[
     "sg3-utils",
 ];
 
-/// Drawn in by dependencies, never used: package management, perl, udev (the kernel's devtmpfs
-/// names the disks).
+/// Dependencies that are never used: package management, perl, udev (the kernel's devtmpfs names the disks).
 const UNUSED_PACKAGES: &[&str] = &[
     "adduser",
     "debconf",
@@ -52,11 +51,11 @@ const UNUSED_PACKAGES: &[&str] = &[
     "usrmerge",
 ];
 
-/// Not read by any program in the guest.
+/// Folders that no program in the guest reads.
 const UNUSED_FOLDERS: &[&str] =
     &["etc/init.d", "lib/systemd", "usr/lib/x86_64-linux-gnu/gconv", "usr/share"];
 
-/// The rest of what these need is found out.
+/// Modules that the guest needs; the code determines their dependencies.
 const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_net",
@@ -77,17 +76,17 @@ const MODULES: &[&str] = &[
 const APT_LIMIT: Duration = Duration::from_secs(600);
 const UNPACK_LIMIT: Duration = Duration::from_secs(120);
 
-/// Files that QEMU boots from.
+/// Files from which QEMU boots.
 pub(super) struct Base {
     pub(super) kernel: PathBuf,
     pub(super) archive: PathBuf,
 }
 
-/// The base in `folder/cache`, made if it is absent or of another recipe.
+/// Returns the base in `folder/cache`; builds it if it is missing or the recipe has changed.
 pub(super) fn prepare(folder: &Path) -> Result<Base> {
     let cache = folder.join("cache");
     fs::create_dir_all(&cache).with_context(|| cache.display().to_string())?;
-    // One builder at a time; the others find its work.
+    // Only one process builds the base; the others use its result.
     let lock = File::create(cache.join("lock"))?;
     lock.lock()?;
     let base = Base { kernel: cache.join("vmlinuz"), archive: cache.join("base.cpio") };
@@ -127,14 +126,14 @@ fn write_archive(path: &Path, root: &Path, modules: &[PathBuf]) -> Result<()> {
     for folder in ["dev", "mnt", "modules", "proc", "root", "run", "sys", "tmp"] {
         archive.folder(folder)?;
     }
-    // The first program's outputs, before anything is mounted.
+    // Devices for the output of the first program before any mount.
     archive.character_device("dev/console", (5, 1))?;
     archive.link("bin/sh", "busybox")?;
     archive.file("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\n")?;
     let mut order = String::new();
     for (index, module) in modules.iter().enumerate() {
         let name = module.file_name().unwrap_or_default().to_string_lossy();
-        // Numbered, so that the shell's own order of names is the order to load them in.
+        // The numbers make the shell's order of names equal to the load order.
         let name = format!("modules/{index:03}-{name}");
         archive.file(&name, 0o644, &fs::read(module)?)?;
         order += &format!("/{name}\n");
@@ -143,7 +142,7 @@ fn write_archive(path: &Path, root: &Path, modules: &[PathBuf]) -> Result<()> {
     archive.finish()
 }
 
-/// apt with a state of its own, in which nothing is installed yet.
+/// apt with a separate state, in which no package is installed.
 struct Apt<'a> {
     work: &'a Path,
     own_lists: bool,
@@ -155,7 +154,7 @@ impl<'a> Apt<'a> {
         fs::create_dir_all(work.join("lists/partial"))?;
         fs::write(work.join("status"), "")?;
         let mut apt = Self { work, own_lists: false };
-        // A fresh machine, or a container image, has no package lists yet.
+        // A new machine, or a container image, has no package lists yet.
         apt.own_lists = apt.kernel_package().is_err();
         if apt.own_lists {
             process::output(apt.command("apt-get").args(["-q", "update"]), APT_LIMIT)?;
@@ -185,7 +184,7 @@ impl<'a> Apt<'a> {
         command
     }
 
-    /// The package that has the kernel itself.
+    /// Returns the package that contains the kernel itself.
     fn kernel_package(&self) -> Result<String> {
         let mut command = self.command("apt-cache");
         let said = process::output(command.args(["depends", KERNEL]), APT_LIMIT)?;
@@ -200,7 +199,7 @@ impl<'a> Apt<'a> {
         let mut closure = self.command("apt-get");
         closure.args(["-q", "-y", "--download-only", "install"]).args(PACKAGES);
         process::output(&mut closure, APT_LIMIT)?;
-        // By itself: its own dependencies only make an initramfs, which we do.
+        // Downloads the kernel alone, because its dependencies only build an initramfs, which this code does itself.
         let mut kernel = self.command("apt-get");
         kernel.args(["-q", "download", &self.kernel_package()?]);
         kernel.current_dir(self.work.join("archives"));

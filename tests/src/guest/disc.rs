@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 
 use crate::process;
 
-/// Of Debian's packages isolinux and syslinux-common.
+/// Files from Debian's packages isolinux and syslinux-common.
 const LOADER: [&str; 2] =
     ["/usr/lib/ISOLINUX/isolinux.bin", "/usr/lib/syslinux/modules/bios/ldlinux.c32"];
 const LIMIT: Duration = Duration::from_secs(120);

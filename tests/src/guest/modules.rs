@@ -1,5 +1,5 @@
-//! Which kernel modules a guest needs, and in which order they load. The packages carry no
-//! `modules.dep` (their installation makes it), so each module is asked itself.
+//! The kernel modules that a guest needs, and their load order. The packages contain no `modules.dep` (the installation
+//! creates it), so the code reads the dependencies from each module.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,7 +14,7 @@ pub(super) struct Modules {
 }
 
 impl Modules {
-    /// Those below `folder`, which is `/lib/modules/VERSION` of the unpacked package.
+    /// Returns the modules below `folder`, which is `/lib/modules/VERSION` of the unpacked package.
     pub(super) fn below(folder: &Path) -> Result<Self> {
         let mut paths = BTreeMap::new();
         collect(folder, &mut paths)?;
@@ -23,7 +23,7 @@ impl Modules {
         Ok(Self { paths, built_in })
     }
 
-    /// The files of `names` and of all that they depend on, each behind what it needs.
+    /// Returns the files of `names` and of all their dependencies, each after its dependencies.
     pub(super) fn in_load_order(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
         let mut visit = Visit { modules: self, seen: BTreeSet::new(), order: Vec::new() };
         for name in names {
@@ -69,13 +69,13 @@ fn collect(folder: &Path, paths: &mut BTreeMap<String, PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// `crc32c_generic` of `kernel/crypto/crc32c-generic.ko`.
+/// Returns `crc32c_generic` for `kernel/crypto/crc32c-generic.ko`.
 fn module_name(path: &Path) -> Option<String> {
     let name = path.file_name()?.to_str()?.strip_suffix(".ko")?;
     Some(name.replace('-', "_"))
 }
 
-/// The zero-terminated `depends=a,b` of a module's `.modinfo` section.
+/// Returns the zero-terminated `depends=a,b` of a module's `.modinfo` section.
 fn dependencies(image: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(start) = image.windows(KEY.len()).position(|window| window == KEY) else {

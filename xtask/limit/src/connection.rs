@@ -1,4 +1,4 @@
-//! A connection: requests cut out of what was received, and answers that wait to be sent.
+//! A connection: requests cut out of the received bytes, and answers that wait to be sent.
 
 use std::io::{self, ErrorKind, IoSlice, Read as _, Write as _};
 use std::net::TcpStream;
@@ -19,23 +19,23 @@ use crate::login;
 
 /// Bytes of a logical block.
 const BLOCK: u32 = 512;
-/// Commands that a session may have open.
+/// Maximum of open commands of a session.
 const WINDOW: u32 = 256;
-/// Slices of one vectored send, of 1,024 that the system takes.
+/// Maximum of slices in one vectored send; the system accepts 1,024.
 const SLICE_LIMIT: usize = 512;
-/// The session's name at this end.
+/// The target's session identifying handle.
 const TSIH: u16 = 1;
 
-/// Some headers (and what little there is beside them), and the data that follows them.
+/// Consecutive headers (with short data of their own), and the data that follows them.
 struct Piece {
     headers: Range<usize>,
     data: Range<usize>,
 }
 
-/// A write of which data is still to come.
+/// A write whose data is not complete yet.
 struct Write {
     task: u32,
-    /// Where it is in the unit.
+    /// Its first byte in the unit.
     begin: usize,
     whole: u32,
     missing: u32,
@@ -44,26 +44,26 @@ struct Write {
 /// See the module.
 pub(crate) struct Connection {
     socket: TcpStream,
-    /// The request that is being received, and how much of its header has come.
+    /// The request that is being received, and the length of its header so far.
     header: RawHeader,
     header_length: usize,
-    /// Bytes of its data and padding that are still to come.
+    /// Bytes of its data and padding that are still missing.
     rest: usize,
-    /// What is written is kept in the unit's memory.
+    /// Whether written data is stored in the unit's memory.
     keeps: bool,
-    /// Where the next byte of data is kept, if it is.
+    /// The place of the next byte of data in the unit, if it is stored.
     place: Option<usize>,
     /// The keys of a login.
     keys: Vec<u8>,
     is_new: bool,
     stat_sn: u32,
     exp_cmd_sn: u32,
-    /// The longest data of one PDU that the initiator takes.
+    /// The initiator's maximum of data in one PDU.
     data_segment_length: usize,
     writes: Vec<Write>,
     headers: Vec<u8>,
     pieces: Vec<Piece>,
-    /// Bytes of the pieces, and how many of them have gone.
+    /// Bytes of the pieces, and the number of them that were sent.
     queued: usize,
     sent: usize,
 }
@@ -94,12 +94,12 @@ impl Connection {
         &self.socket
     }
 
-    /// Whether answers wait for room in the socket.
+    /// Returns whether answers wait for space in the socket.
     pub(crate) const fn is_blocked(&self) -> bool {
         !self.pieces.is_empty()
     }
 
-    /// One receive, all answers to what came, one send. An error is the connection's end.
+    /// Does one receive, creates all answers, and does one send. An error ends the connection.
     pub(crate) fn turn(&mut self, scratch: &mut [u8], memory: &mut [u8]) -> io::Result<()> {
         match self.socket.read(scratch) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
@@ -110,7 +110,7 @@ impl Connection {
         self.send(memory)
     }
 
-    /// Takes what was received.
+    /// Processes received bytes.
     fn take(&mut self, mut bytes: &[u8], memory: &mut [u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             if self.rest == 0 {
@@ -145,7 +145,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Where the data goes of the request whose header has come.
+    /// Returns the place in the unit for the data of the current request.
     fn place(&self, unit_length: usize) -> Option<usize> {
         match self.header.basic().opcode() {
             Opcode::ScsiCommand => begin(ScsiCommand::view(&self.header), unit_length),
@@ -239,7 +239,7 @@ impl Connection {
         }
     }
 
-    /// Longer writes than a burst are none of the bench's.
+    /// Asks for the rest of a write. The bench does not use writes longer than a burst.
     fn ask_for_the_rest(&mut self, offset: u32, length: u32) {
         let mut r2t = R2t::from(self.response(Opcode::R2t));
         r2t.target_transfer_tag = r2t.initiator_task_tag;
@@ -256,7 +256,7 @@ impl Connection {
         self.push(&RawHeader::from(response).0);
     }
 
-    /// Data of the unit with the status in its last PDU.
+    /// Sends data of the unit, with the status in the last PDU.
     fn data_in(&mut self, begin: usize, length: usize) {
         let mut offset = 0;
         let mut number: u32 = 0;
@@ -274,7 +274,7 @@ impl Connection {
         }
     }
 
-    /// A little data that is not the unit's.
+    /// Sends short data that is not data of the unit.
     fn data_in_of(&mut self, data: &[u8]) {
         self.push_data_in_header(data.len(), 0, 0, true);
         self.push(data);
@@ -324,7 +324,7 @@ impl Connection {
         next
     }
 
-    /// The start of an answer to the request that was received last.
+    /// Creates the header of an answer to the last received request.
     fn response(&self, opcode: Opcode) -> RawHeader {
         let mut header = ScsiResponse::from(RawHeader::with_opcode(opcode));
         if opcode == Opcode::ScsiResponse || opcode == Opcode::LogoutResponse {
@@ -336,7 +336,7 @@ impl Connection {
         header.into()
     }
 
-    /// Behind what waits to be sent; together with it as far as no data lies between them.
+    /// Appends bytes to the output. They join the previous headers if no data is between them.
     fn push(&mut self, bytes: &[u8]) {
         let begin = self.headers.len();
         self.headers.extend_from_slice(bytes);
@@ -364,7 +364,7 @@ impl Connection {
     }
 }
 
-/// The first byte of the blocks that a READ or WRITE names, if they are all in the unit.
+/// Returns the first byte of the blocks of a READ or WRITE, if all of them are in the unit.
 fn begin(command: &ScsiCommand, unit_length: usize) -> Option<usize> {
     let cdb = command.cdb;
     let lba = match (cdb[0], Block10::ref_from_prefix(&cdb)) {
@@ -379,7 +379,7 @@ fn begin(command: &ScsiCommand, unit_length: usize) -> Option<usize> {
     (end <= unit_length).then_some(begin)
 }
 
-/// What is behind the first `sent` bytes, as far as one call takes it.
+/// Returns the output after the first `sent` bytes, as much as one call accepts.
 fn slices<'a>(
     pieces: &[Piece],
     headers: &'a [u8],
@@ -412,7 +412,7 @@ mod tests {
 
     const UNIT: usize = 1 << 16;
 
-    /// The client's end and a connection that has no login.
+    /// Returns the client's end and a connection without a login.
     fn pair() -> (TcpStream, Connection) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -437,14 +437,14 @@ mod tests {
         [&RawHeader::from(command).0, data].concat()
     }
 
-    /// One turn over what the client sends; what it is answered, and what the unit is then.
+    /// Processes the client's requests in turns. Returns the answers, and the unit's data afterwards.
     fn exchange(requests: &[u8], length: usize) -> (Vec<u8>, Vec<u8>) {
         let (mut client, mut connection) = pair();
         client.write_all(requests).unwrap();
         let mut memory: Vec<u8> = (0..UNIT).map(|at| (at / BLOCK as usize) as u8).collect();
         let mut scratch = vec![0; 100];
         let mut answers = vec![0; length];
-        // The scratch is smaller than what came: the turns cut it anywhere.
+        // The scratch memory is smaller than the requests: the turns cut them anywhere.
         for _ in 0..requests.len().div_ceil(scratch.len()) {
             connection.turn(&mut scratch, &mut memory).unwrap();
         }

@@ -1,20 +1,20 @@
-//! The answer to a login: every key as the initiator would have it.
+//! The answer to a login: every key has the value that the initiator prefers.
 
 use std::fmt::Write as _;
 
 use sarsen_wire::iscsi::text;
 
-/// What one PDU of data may be that comes here.
+/// Maximum data of one PDU that the limit receives.
 const DATA_SEGMENT_LENGTH: u32 = 1 << 20;
 
-/// What an initiator has declared, and what it is answered.
+/// The initiator's declarations, and the answer to them.
 pub(crate) struct Answer {
     pub(crate) text: String,
-    /// MaxRecvDataSegmentLength, if it was there.
+    /// MaxRecvDataSegmentLength, if the initiator declared it.
     pub(crate) data_segment_length: Option<usize>,
 }
 
-/// Answers the keys of one request; the first one is told the portal group, too.
+/// Answers the keys of one request; the first answer includes the portal group.
 pub(crate) fn answer(keys: &[u8], is_first: bool) -> Answer {
     let mut text = String::new();
     let mut data_segment_length = None;

@@ -1,10 +1,10 @@
-//! The limit: what the bench holds targets against. It answers a login with whatever is good for
-//! speed, and each READ and WRITE from memory, with nothing between two system calls that the bytes
-//! on the wire do not ask for: no window, no order, no unit, no rules. One receive takes all requests
-//! that have come, one vectored send all their answers. No target can be faster with the same
-//! system calls, and none that has rules can be as fast.
+//! The limit: the upper bound with which the bench compares targets. It accepts at login all settings that help speed,
+//! and answers each READ and WRITE from memory. Between two system calls it does only the work that the bytes on the
+//! wire need: no window, no order, no unit, no rules. One receive takes all requests that have arrived; one vectored
+//! send sends all their answers. No target can be faster with the same system calls, and no target with rules can be as
+//! fast.
 //!
-//! It is for one client that does nothing unusual; anything else ends the connection.
+//! It is for one client with ordinary requests; any other request ends the connection.
 
 mod connection;
 mod login;
@@ -21,31 +21,31 @@ use rustix::fs::Timespec;
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
-/// Connections of which one wait tells.
+/// Maximum of ready connections that one wait reports.
 const READY_LIMIT: usize = 64;
-/// Of one receive.
+/// Bytes of one receive.
 const SCRATCH_LENGTH: usize = 512 << 10;
-/// What the unit is full of.
+/// The byte that fills the unit.
 const PATTERN: u8 = 0x5a;
-/// Names the listener among what is waited for.
+/// Identifies the listener in the epoll.
 const LISTENER: u64 = u64::MAX;
-/// The congestion control that costs least over a short path, as targets have it.
+/// The congestion control with the least cost over a short path, the same as for the targets.
 const CONGESTION: &str = "cubic";
 
 /// Answers iSCSI from memory, as fast as one thread and the system's calls allow.
 #[derive(Parser)]
 #[command(name = "sarsen-limit")]
 struct Arguments {
-    /// Ask again at once whether something has come, instead of sleeping until it has.
+    /// Poll for data without sleeping.
     #[arg(long)]
     spin: bool,
-    /// Keep what is written, as a target has to: a copy more.
+    /// Store written data, as a target must: this costs one more copy.
     #[arg(long)]
     keep: bool,
     /// Bytes of the unit.
     #[arg(long, default_value_t = 1 << 30)]
     bytes: usize,
-    /// Where to listen; port 0 takes a free one.
+    /// The address to listen on; port 0 selects a free port.
     #[arg(long, default_value = "127.0.0.1:0")]
     listen: SocketAddr,
 }
@@ -103,7 +103,7 @@ impl Responder {
     }
 
     fn accept(&mut self) -> Result<()> {
-        // Who has left again already is of no interest.
+        // A client that has closed its connection already does not matter.
         let Ok((socket, _)) = self.listener.accept() else { return Ok(()) };
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
@@ -123,7 +123,7 @@ impl Responder {
         let was_blocked = connection.is_blocked();
         let turn = connection.turn(&mut self.scratch, &mut self.memory);
         if turn.is_err() {
-            // Its socket leaves the epoll as it closes.
+            // Closing the socket removes it from the epoll.
             self.connections[index] = None;
         } else if connection.is_blocked() != was_blocked {
             let room = if was_blocked { EventFlags::empty() } else { EventFlags::OUT };

@@ -1,5 +1,5 @@
-//! Files by cache mode, on tmpfs and on disk, beside memory and beside fio on the same file; by
-//! io_uring and by the pool of threads that stands in for it.
+//! Files by cache mode, on tmpfs and on disk, compared with memory and with fio on the same file; by io_uring and by
+//! the pool of threads that replaces it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
@@ -26,14 +26,14 @@ pub(super) const DISK_NONE: &str = "disk, none";
 const BYTE_COUNT: u64 = 256 << 20;
 const TMPFS: &str = "/dev/shm";
 const MODES: [&str; 5] = ["writeback", "writethrough", "none", "directsync", "unsafe"];
-/// The modes of which the pool is measured, too.
+/// The modes that are also measured with the pool.
 const POOL_MODES: [&str; 2] = ["writeback", "none"];
-/// One that serves, as fio has one job: what is compared has the same threads.
+/// One core, as fio has one job: the compared programs have the same number of threads.
 const ONE_CORE: [&str; 2] = ["--cores", "1"];
-/// Files are written in such pieces.
+/// Length of the pieces in which files are written.
 const PIECE: usize = 1 << 20;
 
-/// Starts a server of each engine, with a file of its own for each mode.
+/// Starts a server for each engine, with a separate file for each mode.
 pub(super) fn start(program: &Path, options: &Options) -> Result<Field> {
     let mut field = Field::default();
     let mut direct = None;
@@ -105,13 +105,13 @@ fn is_direct(mode: &str) -> bool {
     matches!(mode, "none" | "directsync")
 }
 
-/// Whether the file system lets a file be opened past the page cache.
+/// Returns whether the file system permits direct I/O.
 fn takes_direct(path: &Path) -> bool {
     let flags = OFlags::DIRECT.bits().cast_signed();
     OpenOptions::new().read(true).custom_flags(flags).open(path).is_ok()
 }
 
-/// Nobody is to read holes, or to wait for what was written before.
+/// Fills a file, so that reads do not hit holes and do not wait for earlier writes.
 fn fill(path: &Path) -> Result<()> {
     let mut file = File::create(path)?;
     let piece = vec![0x5a; PIECE];
@@ -122,7 +122,7 @@ fn fill(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What fio's io_uring engine gets from a file, past the page cache.
+/// Measures fio's io_uring engine on a file, bypassing the page cache.
 pub(super) fn measure(path: &Path, point: &Point, seconds: f64) -> Result<Figures> {
     let folder = tempfile::tempdir()?;
     let said = folder.path().join("said.json");
@@ -141,7 +141,7 @@ pub(super) fn measure(path: &Path, point: &Point, seconds: f64) -> Result<Figure
     figures(&text).with_context(|| format!("fio said {text}"))
 }
 
-/// The figures of the only job.
+/// Returns the figures of the only job.
 fn figures(said: &str) -> Result<Figures> {
     let said: Value = serde_json::from_str(said)?;
     let job = &said["jobs"][0];

@@ -1,5 +1,5 @@
-//! `cargo xtask bench --generator`: what the load generator itself costs, beside libiscsi's
-//! `iscsi-perf`: the same reads of the same volume without a medium, in turns.
+//! `cargo xtask bench --generator`: the CPU cost of the load generator itself, compared with libiscsi's `iscsi-perf`.
+//! Both read the same volume without a medium in the same way, in turn.
 
 use std::fs;
 use std::path::Path;
@@ -14,10 +14,10 @@ const BYTE_COUNT: u64 = 1 << 30;
 const BLOCK: u32 = 512;
 /// Random reads: bytes and depth.
 const POINTS: [(u32, u32); 3] = [(4096, 32), (512, 32), (64 << 10, 16)];
-/// What a client may take beyond its own time, in seconds.
+/// Maximum time of a client beyond its own duration, in seconds.
 const GRACE: u64 = 30;
 
-/// What a run of a client gave.
+/// The results of a client's run.
 struct Figures {
     iops: f64,
     cpu_us_per_io: f64,
@@ -91,7 +91,7 @@ fn iscsi_perf(url: &str, bytes: u32, depth: u32, seconds: u32) -> Result<Figures
     Ok(Figures { iops, cpu_us_per_io: cpu_us / (iops * f64::from(seconds)) })
 }
 
-/// The last "iops average N" of what iscsi-perf says, which overwrites its line as it goes.
+/// Parses the last "iops average N" of iscsi-perf's output, which overwrites its line repeatedly.
 fn average(said: &str) -> Option<f64> {
     let (_, rest) = said.rsplit_once("iops average ")?;
     rest.split_whitespace().next()?.parse().ok()
@@ -103,8 +103,7 @@ fn limited(program: &Path, seconds: u32) -> Command {
     command
 }
 
-/// Runs a command under `timeout` to its end: what it said, and the CPU time of what it ran, in
-/// microseconds.
+/// Runs a command under `timeout` to its end. Returns its output, and the CPU time of its children, in microseconds.
 fn finish(command: &mut Command) -> Result<(String, f64)> {
     let output = tempfile::NamedTempFile::new()?;
     let described = format!("{command:?}");
@@ -114,7 +113,7 @@ fn finish(command: &mut Command) -> Result<(String, f64)> {
         .stderr(output.reopen()?)
         .spawn()
         .with_context(|| described.clone())?;
-    // Ended and not yet waited for: the kernel still tells what it used.
+    // The process has ended and was not waited for yet: the kernel still reports its CPU time.
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     waitid(WaitId::Pid(Pid::from_child(&child)), options)?;
     let stat = fs::read_to_string(format!("/proc/{}/stat", child.id()))?;
@@ -125,8 +124,8 @@ fn finish(command: &mut Command) -> Result<(String, f64)> {
     Ok((said, ticks as f64 * 1e6 / clock_ticks_per_second() as f64))
 }
 
-/// `cutime` and `cstime` of proc_pid_stat(5): the fields 16 and 17, where the name, the second, may
-/// hold anything.
+/// Returns `cutime` plus `cstime` of proc_pid_stat(5), the fields 16 and 17. The name, the second field, may contain
+/// any character.
 fn ticks_of_children(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split_whitespace().skip(13);

@@ -1,5 +1,5 @@
-//! A volume that little is asked of, and how long its client waits while another volume's clients ask for all
-//! that they can get: with a limit on those, and without.
+//! The latency of a lightly loaded volume while clients of another volume run at full load, with a limit for that
+//! volume and without.
 
 use std::fs;
 use std::path::Path;
@@ -19,15 +19,15 @@ pub(super) const ALONE: &str = "alone";
 pub(super) const BESIDE_LIMITED: &str = "beside a limited neighbour";
 pub(super) const BESIDE_UNLIMITED: &str = "beside a neighbour without limits";
 
-/// From the start of the neighbour until the other is measured; it asks all of that time.
+/// Time from the start of the noisy neighbour until the measurement begins; it runs at full load meanwhile.
 pub(super) const AHEAD: Duration = Duration::from_secs(1);
-/// The neighbour goes on for so long after the other has ended.
+/// Time that the neighbour continues after the measurement.
 const BEHIND: Duration = Duration::from_millis(500);
 const TARGET: &str = "iqn.2026-11.invalid.example:neighbours";
 const VOLUMES: [(&str, &str); 3] =
     [("steady", ""), ("limited", "iops = 1000\n"), ("unlimited", "")];
 
-/// One server for all three.
+/// Starts one server for all three volumes.
 pub(super) fn start(program: &Path) -> Result<Field> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("neighbours.toml");
@@ -58,11 +58,11 @@ pub(super) fn start(program: &Path) -> Result<Field> {
     Ok(field)
 }
 
-/// Who asks for all that there is.
+/// A client at full load.
 pub(super) struct NoisyNeighbour(JoinHandle<Result<String>>);
 
 impl NoisyNeighbour {
-    /// Around a measurement that takes so many seconds.
+    /// Starts it for a measurement that takes this number of seconds.
     pub(super) fn start(client: &Path, url: &Url, seconds: f64) -> Self {
         let seconds = seconds + (AHEAD + BEHIND).as_secs_f64();
         let mut command = Command::new(client);
@@ -74,7 +74,7 @@ impl NoisyNeighbour {
         Self(thread::spawn(move || Ok(process::output(&mut command, limit)?)))
     }
 
-    /// Waits until it has ended. That it got nothing is an error: nobody was beside it then.
+    /// Waits until it has ended. It is an error if it had no I/O: the measurement then had no neighbour.
     pub(super) fn end(self) -> Result<()> {
         let output = self.0.join().map_err(|_| anyhow!("the neighbour's thread panicked"))??;
         let figures = said(&output).context("the neighbour")?;

@@ -1,9 +1,9 @@
-//! What the client does, by groups.
+//! The client's workloads, by groups.
 
 use clap::ValueEnum;
 use serde::Serialize;
 
-/// What belongs together: measured beside the same targets under test.
+/// A group of points that are measured with the same targets under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Group {
@@ -19,14 +19,14 @@ pub(super) enum Group {
     Luns,
     /// One idle session beside the busy one, and a thousand.
     Idle,
-    /// A volume that little is asked of, alone and beside one that all is asked of, with limits and without.
+    /// A lightly loaded volume, alone and next to a volume at full load, with limits and without.
     Neighbours,
-    /// How long it takes to start with ten thousand logical units.
+    /// The time to start with ten thousand logical units.
     StartUp,
 }
 
 impl Group {
-    /// What is before the table.
+    /// Returns the heading of the table.
     pub(super) const fn title(self) -> &'static str {
         match self {
             Self::Specs => "Access specifications",
@@ -52,12 +52,12 @@ pub(super) struct Point {
     pub(super) sessions: u32,
     /// Header and data digests.
     pub(super) digests: bool,
-    /// I/Os a second, begun by the clock; as many as there can be unless given.
+    /// I/Os per second, started by the clock; `None` means as many as possible.
     pub(super) rate: Option<u32>,
 }
 
 impl Point {
-    /// One session without digests.
+    /// Creates a point with one session, without digests.
     pub(super) fn new(
         name: impl Into<String>,
         block_bytes: u32,
@@ -70,7 +70,7 @@ impl Point {
         Self { name, block_bytes, read_percent, random_percent, depth, sessions, digests, rate }
     }
 
-    /// Random I/O of one kind over some sessions.
+    /// Creates a point with random I/O of one kind over some sessions.
     pub(super) fn small(block_bytes: u32, reads: bool, depth: u32, sessions: u32) -> Self {
         let name = small_name(block_bytes, reads, depth, sessions);
         let percent = if reads { 100 } else { 0 };
@@ -81,19 +81,19 @@ impl Point {
 const KIB: u32 = 1 << 10;
 /// Outstanding I/Os of a session.
 pub(super) const DEPTHS: [u32; 4] = [1, 4, 32, 128];
-/// How many sessions.
+/// Number of sessions.
 pub(super) const SESSIONS: [u32; 4] = [1, 4, 16, 64];
 pub(super) const LARGE_READS: &str = "Maximum Throughput";
 pub(super) const LARGE_WRITES: &str = "Maximum Write Throughput";
-/// 4 KiB reads in the groups where reads and writes are the points.
+/// 4 KiB reads and writes, in the groups with one point for each.
 pub(super) const READS: &str = "4K random read, depth 32";
 pub(super) const WRITES: &str = "4K random write, depth 32";
-/// What a client asks that is served well by the volume it has.
+/// The load of a client that its volume can serve easily.
 pub(super) const STEADY: &str = "4K random read, 1,000 a second";
-/// Behind a point's name, where it is with digests.
+/// The end of a point's name, if it uses digests.
 pub(super) const WITH_DIGESTS: &str = ", digests";
 
-/// The name of a point of [`Group::Small`].
+/// Returns the name of a point of [`Group::Small`].
 pub(super) fn small_name(block_bytes: u32, reads: bool, depth: u32, sessions: u32) -> String {
     let size = match block_bytes {
         KIB.. => format!("{}K", block_bytes / KIB),
@@ -104,7 +104,7 @@ pub(super) fn small_name(block_bytes: u32, reads: bool, depth: u32, sessions: u3
     format!("{size} random {kind}, depth {depth}, {sessions} session{plural}")
 }
 
-/// What is measured in a group.
+/// Returns the points of a group.
 pub(super) fn of(group: Group) -> Vec<Point> {
     let reads_and_writes =
         || vec![Point::new(READS, 4 * KIB, 100, 100, 32), Point::new(WRITES, 4 * KIB, 0, 100, 32)];

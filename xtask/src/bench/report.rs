@@ -1,4 +1,4 @@
-//! The results as Markdown: a table for each group, then what was to be shown.
+//! The results as Markdown: a table for each group, then the requirements.
 
 use std::fmt::Write as _;
 
@@ -12,13 +12,13 @@ const HEAD: &str = "\
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 ";
 
-/// For each point a row a target under test, and how many times as many IOPS, and how many times the CPU
-/// time, the first one has.
+/// Returns the tables. Each point has a row for each target under test, with the factors by which the first target has
+/// more IOPS and more CPU time.
 pub(super) fn tables(results: &Results) -> String {
     let mut text = String::new();
     let mut group: Option<Group> = None;
     let mut first: Option<&Cell> = None;
-    // Cells came round by round; the first round has them all in order.
+    // Cells were noted round by round; the first round has all of them in order.
     for cell in &results.cells {
         if group != Some(cell.group) {
             group = Some(cell.group);
@@ -81,7 +81,7 @@ fn row(cell: &Cell, ours: Option<&Cell>) -> String {
     format!("| {point} | {target_under_test} | {} |\n", columns.join(" | "))
 }
 
-/// What was to be shown, what was measured, and whether that is enough.
+/// Returns the table of requirements: each with its bound, the measured value, and whether it is met.
 pub(super) fn verdicts(verdicts: &[Verdict]) -> String {
     let mut text = String::from(
         "\n### What is to be shown\n\n| what | wanted | measured | met |\n| --- | --- | --- | --- |\n",

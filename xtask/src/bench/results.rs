@@ -1,11 +1,11 @@
-//! What was measured, by point and target under test, one run a round.
+//! The measured figures, by point and target under test, one run per round.
 
 use serde::{Deserialize, Serialize};
 
 use super::points::Group;
 use super::start_up::Changes;
 
-/// One run, as the load generator names what it has measured.
+/// The figures of one run, with the load generator's names.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Figures {
     pub(super) iops: f64,
@@ -31,7 +31,7 @@ pub(super) struct Cell {
     pub(super) group: Group,
     pub(super) point: String,
     pub(super) target_under_test: String,
-    /// Round by round; nothing where it failed.
+    /// The runs in the order of the rounds; `None` for a failed run.
     pub(super) runs: Vec<Option<Figures>>,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Results {
     pub(super) cells: Vec<Cell>,
     /// Seconds from the start of the program to its readiness with ten thousand units.
     pub(super) start_up: Vec<f64>,
-    /// What a server with a state takes for changes.
+    /// The times that a server with a state needs for changes.
     pub(super) changes: Vec<Changes>,
 }
 
@@ -83,8 +83,8 @@ impl Results {
     }
 }
 
-/// The median of the rounds' ratios: both cells of a round were measured shortly after one another,
-/// so what drifts is in both.
+/// Returns the median of the rounds' ratios. Both cells of a round are measured shortly after one another, so a drift
+/// of the machine affects both.
 pub(super) fn ratio(over: &Cell, under: &Cell, figure: Figure) -> Option<f64> {
     let pairs = over.runs.iter().zip(&under.runs);
     let ratios: Vec<f64> = pairs
@@ -94,7 +94,7 @@ pub(super) fn ratio(over: &Cell, under: &Cell, figure: Figure) -> Option<f64> {
     (!ratios.is_empty()).then(|| median(&ratios))
 }
 
-/// NaN of nothing.
+/// Returns the median; NaN for no values.
 pub(super) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -105,7 +105,7 @@ pub(super) fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// Half the distance of the extremes, in per cent of the median.
+/// Returns half the distance of the extremes, as a percentage of the median.
 pub(super) fn spread_percent(values: &[f64]) -> f64 {
     let low = values.iter().copied().fold(f64::INFINITY, f64::min);
     let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -128,7 +128,7 @@ mod tests {
     fn a_ratio_is_taken_round_by_round() {
         let mut results = Results::default();
         let run = |iops| Some(Figures { iops, ..Figures::default() });
-        // The machine is half as fast from the second round on, and in the third one fails.
+        // The machine is half as fast from the second round on. In the third round one run fails.
         for (ours, theirs) in [(run(200.0), run(100.0)), (run(100.0), run(50.0)), (run(90.0), None)]
         {
             results.note(Group::Small, "p", "ours", ours);

@@ -1,5 +1,5 @@
-//! `cargo xtask bench --sessions`: what thousands of idle sessions cost the server, and how it stands
-//! a storm of logins on top of them.
+//! `cargo xtask bench --sessions`: the cost of thousands of idle sessions for the server, and how it handles many
+//! simultaneous logins in addition.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -21,7 +21,7 @@ use super::results::median;
 const VOLUME: &str = "bench";
 const IDLE: usize = 10_000;
 const STORM: usize = 1000;
-/// What a client opens beside its sessions.
+/// Files of a client in addition to its sessions.
 const SPARE_FILES: u64 = 64;
 /// Threads that open the idle sessions.
 const OPENERS: usize = 8;
@@ -67,7 +67,7 @@ fn megabytes(bytes: u64) -> f64 {
     bytes as f64 / 1e6
 }
 
-/// Raises this process's limit of open files as far as it may go.
+/// Raises this process's limit of open files to its maximum.
 fn raise_limit(wanted: u64) -> Result<u64> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?;
@@ -83,7 +83,7 @@ fn resident_bytes(serving: &Serving) -> Result<u64> {
     Ok(kib << 10)
 }
 
-/// Seconds that the server has computed.
+/// Returns the server's CPU time in seconds.
 fn processor_time(serving: &Serving) -> Result<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", serving.pid()))?;
     // proc_pid_stat(5): after the name come state, and utime and stime as fields 14 and 15.
@@ -95,7 +95,7 @@ fn processor_time(serving: &Serving) -> Result<f64> {
     Ok((ticks(14)? + ticks(15)?) as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// Sessions that do nothing beside one that is measured; they end when the streams are dropped.
+/// Opens idle sessions next to a session that is measured; they end when the streams are dropped.
 pub(super) fn open_idle(url: &sarsen_initiator::Url, count: usize) -> Result<Vec<TcpStream>> {
     if count > 0 {
         raise_limit(count as u64 + SPARE_FILES)?;
@@ -103,7 +103,7 @@ pub(super) fn open_idle(url: &sarsen_initiator::Url, count: usize) -> Result<Vec
     open(&url.clone().into(), count)
 }
 
-/// So many sessions, which then do nothing.
+/// Opens this number of sessions, which are then idle.
 fn open(url: &Url, count: usize) -> Result<Vec<TcpStream>> {
     thread::scope(|scope| {
         let share = count.div_ceil(OPENERS);
@@ -123,12 +123,12 @@ fn open(url: &Url, count: usize) -> Result<Vec<TcpStream>> {
     })
 }
 
-/// All log in at once, each on a thread of its own; how long all of it took, and each of them.
+/// Logs in all sessions at once, each on its own thread. Returns the total time, and the time of each login.
 fn storm(url: &Url) -> Result<(Duration, Vec<Duration>)> {
     let gate = RwLock::new(());
     thread::scope(|scope| {
         let gate = &gate;
-        // Whatever happens, it opens: nobody is left waiting.
+        // Whatever happens, the gate opens: no thread waits for ever.
         let closed = gate.write().unwrap_or_else(PoisonError::into_inner);
         let one = |index| {
             thread::Builder::new().stack_size(STACK).spawn_scoped(scope, move || {
@@ -142,7 +142,7 @@ fn storm(url: &Url) -> Result<(Duration, Vec<Duration>)> {
         let threads = threads.context("not enough threads for the storm")?;
         let begun = Instant::now();
         drop(closed);
-        // Nobody leaves before all are there.
+        // No session closes before all are logged in.
         let ended =
             threads.into_iter().map(|one| joined(one.join())).collect::<Result<Vec<_>>>()?;
         let whole = begun.elapsed();
@@ -157,7 +157,7 @@ fn joined<T>(result: thread::Result<Result<T>>) -> Result<T> {
     }
 }
 
-/// A session, from its connection to the answer that ends the login.
+/// Opens a session, from its connection to the answer that ends the login.
 fn login(url: &Url, kind: &str, index: usize) -> Result<TcpStream> {
     let mut stream = TcpStream::connect(&url.portal)?;
     stream.set_read_timeout(Some(LIMIT))?;

@@ -1,5 +1,5 @@
-//! How long the program takes from its start until it serves ten thousand units; and how long a server with a
-//! state takes to get them, one more, and to come back with them.
+//! The program's time from its start until it serves ten thousand units. Also the times that a server with a state
+//! needs to add them, to add one more, and to restart with them.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -12,10 +12,10 @@ use sarsen_proof::managed::Managed;
 
 use super::targets_under_test::configuration;
 
-/// Logical units, of one MiB each.
+/// Number of logical units, of one MiB each.
 const UNITS: usize = 10_000;
 
-/// Seconds from the start of the process to the line that says what it serves.
+/// Returns the seconds from the start of the process to the line that reports the served volumes.
 pub(super) fn measure(program: &Path, rounds: usize) -> Result<Vec<f64>> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("units.toml");
@@ -23,18 +23,18 @@ pub(super) fn measure(program: &Path, rounds: usize) -> Result<Vec<f64>> {
     (0..rounds).map(|_| once(program, &path)).collect()
 }
 
-/// Seconds that changes take, as who waits for the command sees them.
+/// Seconds that changes take, as the user of the command sees them.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub(super) struct Changes {
     /// Ten thousand volumes and as many targets, applied from one file.
     pub(super) apply: f64,
-    /// One more of both.
+    /// One more volume and target.
     pub(super) one_more: f64,
-    /// From its start after that until it serves.
+    /// The restart after that, until the server is ready.
     pub(super) restart: f64,
 }
 
-/// Each round with a server of its own.
+/// Measures the changes; each round has its own server.
 pub(super) fn measure_changes(rounds: usize) -> Result<Vec<Changes>> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("units.toml");

@@ -1,4 +1,4 @@
-//! Who is measured in a group, and how each is reached.
+//! The targets that are measured in a group, and the paths to them.
 
 use std::env::temp_dir;
 use std::fs::{self, File};
@@ -16,22 +16,23 @@ use sarsen_lab::network::{LinkProfile, Network};
 use sarsen_lab::process::{Daemon, ProcessError};
 use sarsen_lab::target_under_test::{Medium, Running, TargetUnderTest, VolumeSpec, sarsen};
 use sarsen_node::stores::CacheMode;
-use sarsen_proof::{process, program};
+use sarsen_proof::process;
+use sarsen_proof::program::{self, Profile};
 use tempfile::TempDir;
 
 use super::points::Group;
 use super::{Options, files, neighbours};
 
 pub(super) const SARSEN: &str = "sarsen";
-/// Ours where it never spins.
+/// This project's program when it never spins.
 pub(super) const SLEEPING: &str = "sarsen, sleeping";
-/// Ours with one thread, as the limit has.
+/// This project's program with one thread, as the limit has.
 pub(super) const ONE_CORE: &str = "sarsen, sleeping, one core";
 pub(super) const TGT: &str = "tgt";
 pub(super) const ISTGT: &str = "istgt";
 pub(super) const LIMIT: &str = "limit";
 pub(super) const LIMIT_SPINNING: &str = "limit, spinning";
-/// The limit where what is written is kept.
+/// The limit when it stores written data.
 pub(super) const LIMIT_KEEPING: &str = "limit, keeping";
 pub(super) const FIO: &str = "fio, io_uring";
 pub(super) const LUNS_ONE: &str = "sarsen, 1 unit";
@@ -41,13 +42,13 @@ pub(super) const IDLE_MANY: &str = "sarsen, 1,000 idle";
 
 const VOLUME: &str = "bench";
 const BYTE_COUNT: u64 = 1 << 30;
-/// The units of a group of many.
+/// Number of units in a group of many.
 const MANY: usize = 1000;
 const UNIT_MIB: usize = 16;
-/// What the limit calls itself does not matter.
+/// The limit accepts any target name.
 const LIMIT_TARGET: &str = "iqn.2026-11.invalid.example:limit";
 const HELP_LIMIT: Duration = Duration::from_secs(20);
-/// From the start of the limit to its readiness: it writes over its memory first.
+/// Time from the start of the limit to its readiness: it fills its memory first.
 const LIMIT_READY: Duration = Duration::from_secs(30);
 
 /// A target under test at all points of a group.
@@ -56,21 +57,21 @@ pub(super) struct Participant {
     pub(super) way: MeasureMode,
     /// Sessions that log in before each measurement and do nothing.
     pub(super) idle: usize,
-    /// Stopped while others are measured: it never sleeps.
+    /// Process that is stopped while others are measured, because it never sleeps.
     pub(super) restless: Option<Pid>,
-    /// Not of this project: it may fail.
+    /// A target of another project: it may fail.
     pub(super) is_peer: bool,
-    /// To be written over first, so that nobody reads holes.
+    /// The volume must be filled first, so that reads do not hit holes.
     pub(super) is_empty: bool,
-    /// A volume that all is asked of meanwhile.
+    /// A volume that runs at full load meanwhile.
     pub(super) neighbour: Option<Url>,
 }
 
 /// How a target under test is measured.
 pub(super) enum MeasureMode {
-    /// By the load generator; the processes are those whose CPU time counts.
+    /// By the load generator; `pids` are the processes whose CPU time counts.
     Load { url: Url, pids: Vec<u32> },
-    /// By fio's io_uring engine, past the page cache.
+    /// By fio's io_uring engine, bypassing the page cache.
     Fio { path: PathBuf },
 }
 
@@ -81,7 +82,7 @@ impl Participant {
         Self { name, way, idle, restless, is_peer: false, is_empty: false, neighbour }
     }
 
-    /// A volume of a program that runs.
+    /// Creates a target for a volume of a running program.
     pub(super) fn of(name: impl Into<String>, running: &Running, volume: &str) -> Result<Self> {
         let network = loopback();
         let link = network.links().first().context("loopback")?;
@@ -91,7 +92,7 @@ impl Participant {
         Ok(Self::new(name, MeasureMode::Load { url, pids: running.pids() }))
     }
 
-    /// Lets it run until what is returned is dropped.
+    /// Lets it run until the result is dropped.
     pub(super) fn wake(&self) -> Result<Awake> {
         if let Some(pid) = self.restless {
             kill_process(pid, Signal::CONT)?;
@@ -106,7 +107,7 @@ pub(super) struct Awake(Option<Pid>);
 impl Drop for Awake {
     fn drop(&mut self) {
         if let Some(pid) = self.0 {
-            // It may have ended, which shows elsewhere.
+            // The process may have ended; another check reports that.
             let _ = kill_process(pid, Signal::STOP);
         }
     }
@@ -122,7 +123,7 @@ pub(super) struct Field {
 }
 
 struct Limit {
-    // Before the folder: it ends before its files go.
+    // Before the folder: it ends before its files are deleted.
     _daemon: Daemon,
     _folder: TempDir,
 }
@@ -136,7 +137,8 @@ pub(super) fn serve(program: &Path, arguments: &[String]) -> Result<Running> {
     Ok(sarsen::serve(program, &[], Ipv4Addr::LOCALHOST.into(), arguments)?)
 }
 
-/// The flags with which the program never spins. One from before it could has none, and never does.
+/// Returns the flags with which the program never spins. A version without spinning has no flag for it, and never
+/// spins.
 fn sleeping(program: &Path) -> Result<Vec<String>> {
     let help = process::output(Command::new(program).args(["serve", "--help"]), HELP_LIMIT)?;
     let can_spin = help.contains("--spin ");
@@ -153,7 +155,7 @@ pub(super) fn start(group: Group, program: &Path, options: &Options) -> Result<F
                     field.add_sleeping(program, name, cores)?;
                 }
             }
-            let limit = program::build_package("sarsen-limit")?;
+            let limit = program::build_package("sarsen-limit", Profile::Release)?;
             for (name, flag) in
                 [(LIMIT, None), (LIMIT_SPINNING, Some("--spin")), (LIMIT_KEEPING, Some("--keep"))]
             {
@@ -172,7 +174,7 @@ pub(super) fn start(group: Group, program: &Path, options: &Options) -> Result<F
     }
 }
 
-/// Our own program, and the others that are installed.
+/// Starts this project's program, and the other targets that are installed.
 fn beside_peers(program: &Path, options: &Options) -> Result<Field> {
     let volume = VolumeSpec {
         name: VOLUME.into(),
@@ -243,7 +245,7 @@ impl Field {
     }
 }
 
-/// One target with one unit, and one with many.
+/// Starts one target with one unit, and one with many.
 fn units(program: &Path) -> Result<Field> {
     let mut field = Field::default();
     for (name, count) in [(LUNS_ONE, 1), (LUNS_MANY, MANY)] {
@@ -253,7 +255,7 @@ fn units(program: &Path) -> Result<Field> {
         let mut arguments = sleeping(program)?;
         arguments.extend(["--config".into(), path.display().to_string()]);
         let running = serve(program, &arguments)?;
-        // One in the middle of them.
+        // A unit in the middle.
         let entrant = Participant::of(name, &running, &unit(count / 2))?;
         field.entrants.push(Participant { is_empty: true, ..entrant });
         field.running.push(running);
@@ -266,7 +268,7 @@ fn unit(number: usize) -> String {
     format!("unit{number}")
 }
 
-/// A configuration of one target with so many units in memory.
+/// Returns a configuration of one target with this number of units in memory.
 pub(super) fn configuration(count: usize, mebibytes: usize) -> String {
     let volume = |number| {
         let name = unit(number);
@@ -279,7 +281,7 @@ pub(super) fn configuration(count: usize, mebibytes: usize) -> String {
     text
 }
 
-/// The same target with few and with many sessions that do nothing.
+/// Starts the same target with few and with many idle sessions.
 fn crowd(program: &Path) -> Result<Field> {
     let mut arguments = sleeping(program)?;
     arguments.extend(["--volume".into(), format!("{VOLUME}=ram:{BYTE_COUNT}")]);
@@ -287,7 +289,7 @@ fn crowd(program: &Path) -> Result<Field> {
     let mut field = Field::default();
     for (name, idle) in [(IDLE_ONE, 1), (IDLE_MANY, MANY)] {
         let entrant = Participant::of(name, &running, VOLUME)?;
-        // One volume: filled once.
+        // Both use one volume, which is filled once.
         let is_empty = idle == 1;
         field.entrants.push(Participant { idle, is_empty, ..entrant });
     }

@@ -1,5 +1,4 @@
-//! What the program is to show against others, against the limit and against itself, and how far
-//! it does.
+//! The requirements for the program, compared with other targets, with the limit and with itself, and their results.
 
 use std::fmt;
 
@@ -17,7 +16,7 @@ use super::targets_under_test::{
     ONE_CORE, SARSEN, SLEEPING, TGT,
 };
 
-/// The border that a figure has to be on the right side of.
+/// The bound of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Bound {
     AtLeast(f64),
@@ -32,7 +31,7 @@ impl Bound {
         }
     }
 
-    /// Of two, the one that is closer to failing, or fails by more.
+    /// Returns whether the first of two values is closer to failing, or fails by more.
     fn is_worse(self, value: f64, other: f64) -> bool {
         match self {
             Self::AtLeast(_) => value < other,
@@ -56,14 +55,14 @@ impl Serialize for Bound {
     }
 }
 
-/// One line of what is to be shown.
+/// The result of one requirement.
 #[derive(Debug, Serialize)]
 pub(super) struct Verdict {
     pub(super) what: String,
     pub(super) bound: Bound,
-    /// The worst of all places; nothing if none was measured.
+    /// The worst of all places; `None` if none was measured.
     pub(super) measured: Option<f64>,
-    /// Where it is the worst.
+    /// The place of the worst value.
     pub(super) place: Option<String>,
 }
 
@@ -76,7 +75,7 @@ impl Verdict {
 /// A point and a target under test.
 type PointKey<'a> = (String, &'a str);
 
-/// A demand on the ratio of one figure in two cells, for each of several pairs of them.
+/// A requirement on the ratio of one figure in two cells, for each of several pairs of cells.
 struct Requirement<'a> {
     what: String,
     group: Group,
@@ -105,7 +104,7 @@ impl Requirement<'_> {
     }
 }
 
-/// Everything that is to be shown, in the order of the issue that asks for it.
+/// Returns all requirements, in the order of the issue that defines them.
 pub(super) fn all(results: &Results) -> Vec<Verdict> {
     let mut requirements = against_peers(TGT, [10.0, 4.0, 2.5, 1.0]);
     requirements.extend(against_peers(ISTGT, [6.0, 2.5, 2.0, 1.5]));
@@ -136,7 +135,7 @@ pub(super) fn all(results: &Results) -> Vec<Verdict> {
     verdicts
 }
 
-/// Both at the same points.
+/// Returns pairs in which both cells have the same point.
 fn same_points<'a>(
     points: impl IntoIterator<Item = String>,
     over: &'a str,
@@ -196,7 +195,7 @@ fn against_the_limit<'a>() -> Vec<Requirement<'a>> {
         let low = by_depth(&|depth| depth <= 12);
         let deep = by_depth(&|depth| depth == 32);
         let least = Bound::AtLeast;
-        // The limit throws away what is written. How far that alone reaches shows beside it.
+        // The limit discards written data. The results also show how much that alone contributes.
         for (how, ours) in [("sleeping", SLEEPING), ("sleeping, one core", ONE_CORE)] {
             for (of, limit) in [("the limit", LIMIT), ("the limit that keeps", LIMIT_KEEPING)] {
                 let (iops, cpu) =

@@ -1,8 +1,8 @@
-//! Others' libraries are declared once, in the root manifest, each with the reason it is here.
+//! External libraries are declared once, in the root manifest, each with its reason.
 
 use super::Finding;
 
-/// The root's `[workspace.dependencies]`: one line each, ending in its reason.
+/// Checks the root's `[workspace.dependencies]`: one line each, ending in its reason.
 pub(super) fn check_root(path: &str, manifest: &str) -> Vec<Finding> {
     entries(manifest, |section| section == "workspace.dependencies")
         .filter(|(_, line)| !line.contains("path = "))
@@ -15,7 +15,7 @@ pub(super) fn check_root(path: &str, manifest: &str) -> Vec<Finding> {
         .collect()
 }
 
-/// A member's dependencies: all of them inherited.
+/// Checks a member's dependencies: all of them are inherited.
 pub(super) fn check_member(path: &str, manifest: &str) -> Vec<Finding> {
     entries(manifest, |section| section.ends_with("dependencies"))
         .filter(|(_, line)| !line.replace(' ', "").contains("workspace=true"))
@@ -27,7 +27,7 @@ pub(super) fn check_member(path: &str, manifest: &str) -> Vec<Finding> {
         .collect()
 }
 
-/// The numbered lines that begin an entry in the sections of interest.
+/// Returns the numbered lines that begin an entry in the wanted sections.
 fn entries(manifest: &str, wanted: impl Fn(&str) -> bool) -> impl Iterator<Item = (usize, &str)> {
     let mut inside = false;
     (1..).zip(manifest.lines()).filter(move |(_, line)| {

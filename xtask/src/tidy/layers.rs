@@ -1,11 +1,11 @@
-//! The floors of `ARCHITECTURE.md`: a crate imports only from below.
+//! The layers of `ARCHITECTURE.md`: a crate imports only from lower layers.
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use super::Finding;
 
-/// From the top to the bottom.
+/// The layers from the top to the bottom.
 const FLOORS: &[&str] = &[
     "sarsen",
     "sarsen-lab",
@@ -18,19 +18,19 @@ const FLOORS: &[&str] = &[
     "sarsen-wire",
 ];
 
-/// Floors that do not know each other although one lies above.
+/// Pairs of layers without imports, although one is above the other.
 const STRANGERS: &[(&str, &str)] = &[("sarsen-proto", "sarsen-scsi")];
 
-/// Beside the house: they drive it from the outside, and nothing in it imports them.
+/// Crates outside the layers: they drive the program from the outside, and no crate of a layer imports them.
 const BESIDE: &[&str] = &["sarsen-limit", "sarsen-proof", "sarsen-simulation", "xtask"];
 
-/// A package of the workspace and what it imports, for whatever purpose.
+/// A package of the workspace and all its imports.
 pub(super) struct Package {
     pub(super) name: String,
     pub(super) imports: Vec<String>,
 }
 
-/// The packages in the output of `cargo metadata`.
+/// Returns the packages in the output of `cargo metadata`.
 pub(super) fn packages(metadata: &str) -> Result<Vec<Package>> {
     let metadata: Value = serde_json::from_str(metadata).context("the output of cargo metadata")?;
     let packages = metadata["packages"].as_array().context("`packages` of cargo metadata")?;
@@ -45,7 +45,7 @@ pub(super) fn packages(metadata: &str) -> Result<Vec<Package>> {
         .collect()
 }
 
-/// Holds every import, those of tests and build scripts too, against the floors.
+/// Compares every import with the layers, including those of tests and build scripts.
 pub(super) fn check(packages: &[Package]) -> Vec<Finding> {
     let floor = |name: &str| FLOORS.iter().position(|floor| *floor == name);
     let mut findings = Vec::new();

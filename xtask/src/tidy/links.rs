@@ -1,4 +1,4 @@
-//! Links in Markdown that lead to a file lead to one that is there.
+//! Checks that links from Markdown to files lead to files that exist.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -37,7 +37,7 @@ pub(super) fn check(path: &str, text: &str, exists: impl Fn(&Path) -> bool) -> V
     findings
 }
 
-/// `target` of `[text](target)`, `[text](target "title")` and `[label]: target`.
+/// Returns `target` of `[text](target)`, `[text](target "title")` and `[label]: target`.
 fn links(line: &str) -> Vec<String> {
     let first_word = |text: &str| text.split_whitespace().next().unwrap_or_default().to_owned();
     let mut found: Vec<_> = line
@@ -54,12 +54,12 @@ fn links(line: &str) -> Vec<String> {
     found
 }
 
-/// The line without what stands between backticks.
+/// Returns the line without the text between backticks.
 fn without_code(line: &str) -> String {
     line.split('`').step_by(2).collect()
 }
 
-/// `None` when the target climbs above the root.
+/// Returns the path of a target; `None` if it is above the root.
 fn resolve(folder: &Path, target: &str) -> Option<PathBuf> {
     let mut resolved = match target.strip_prefix('/') {
         Some(_) => PathBuf::new(),

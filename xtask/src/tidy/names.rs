@@ -1,4 +1,4 @@
-//! Names that say nothing.
+//! Names without meaning.
 
 use std::path::{Component, Path};
 
@@ -7,7 +7,7 @@ use super::Finding;
 const BANNED: &[&str] =
     &["common", "helper", "helpers", "manager", "misc", "util", "utilities", "utils"];
 
-/// Looks at every component of a path.
+/// Checks every component of a path.
 pub(super) fn check(path: &str) -> Vec<Finding> {
     Path::new(path)
         .components()
@@ -20,7 +20,7 @@ pub(super) fn check(path: &str) -> Vec<Finding> {
         .collect()
 }
 
-/// `framer_v2`: the old one is to go instead.
+/// Returns whether a name is like `framer_v2`: the old version must be deleted instead.
 fn is_versioned(name: &str) -> bool {
     name.rsplit_once("_v")
         .is_some_and(|(_, tail)| !tail.is_empty() && tail.bytes().all(|byte| byte.is_ascii_digit()))

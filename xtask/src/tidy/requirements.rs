@@ -1,15 +1,15 @@
-//! A page of requirements names files and tests that are there: in the rows of its tables, a word
-//! between backticks that ends in `.rs` is a file, named from its crate on, and one that is as long as a
-//! test's name is a function.
+//! Checks that the files and tests exist that a page of requirements names. In the rows of its tables, a word between
+//! backticks that ends in `.rs` is a file, named from its crate on. A word that is as long as a test's name is a
+//! function.
 
 use std::collections::HashSet;
 
 use super::Finding;
 
-/// The pages that are held to it.
+/// The pages that are checked.
 pub(super) const PAGES: &[&str] = &["docs/rfc7143.md"];
 
-/// Names of all functions of a source file.
+/// Returns the names of all functions of a source file.
 pub(super) fn functions(text: &str) -> impl Iterator<Item = String> {
     text.split("fn ")
         .skip(1)
@@ -41,7 +41,7 @@ pub(super) fn check(
     findings
 }
 
-/// Where a file is that is named from its crate on.
+/// Returns the path of a file that is named from its crate on.
 fn file(name: &str) -> String {
     match name.split_once('/') {
         Some(("tests" | "xtask" | "fuzz", _)) | None => name.to_owned(),

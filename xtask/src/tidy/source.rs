@@ -1,22 +1,22 @@
-//! Rust files: where `unsafe` and real time may be, and how long a file gets.
+//! Rules for Rust files: where `unsafe` and real time are permitted, and the length of a file.
 
 use super::Finding;
 
-/// The one crate that talks to the kernel.
+/// The one crate that communicates with the kernel.
 const KERNEL_CRATE: &str = "crates/io/";
 
-/// Besides [`KERNEL_CRATE`], these live in real time: they are no part of the program.
+/// Like [`KERNEL_CRATE`], these use real time: they are not part of the program.
 const REAL_TIME: &[&str] = &["fuzz/", "tests/", "xtask/"];
 
-/// Beyond this, a file is worth a thought about its parts.
+/// A longer file may be worth splitting.
 const LONG_FILE_LINES: usize = 700;
 
-/// The rules for one file.
+/// Checks the rules for one file.
 pub(super) fn check(path: &str, text: &str) -> Vec<Finding> {
     if path.starts_with(KERNEL_CRATE) {
         return Vec::new();
     }
-    // A test gives its machine some instant to begin with.
+    // A test passes some instant to its machine.
     let real_time =
         path.ends_with("/tests.rs") || REAL_TIME.iter().any(|folder| path.starts_with(folder));
     let mut findings = Vec::new();
@@ -28,7 +28,7 @@ pub(super) fn check(path: &str, text: &str) -> Vec<Finding> {
         if words.contains(&"unsafe") {
             findings.push(Finding::at_line(path, number, "`unsafe` belongs in crates/io"));
         }
-        // clippy.toml bans the clock itself; this is the way around it.
+        // clippy.toml forbids the clock itself; this attribute would bypass that.
         if words.contains(&"disallowed_methods") && !real_time {
             let what = "clocks, dice, sleeps and threads come from crates/io";
             findings.push(Finding::at_line(path, number, what));
@@ -37,14 +37,14 @@ pub(super) fn check(path: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// A warning, never an error.
+/// Returns a warning for a long file, never an error.
 pub(super) fn length(path: &str, text: &str) -> Option<Finding> {
     let count = text.lines().count();
     let what = format!("{count} lines: are these several files?");
     (count > LONG_FILE_LINES).then(|| Finding::new(path, what))
 }
 
-/// The text with comments and the insides of literals blanked, line by line as long as it was.
+/// Returns the text with comments and the contents of literals blanked; each line keeps its length.
 fn code_alone(text: &str) -> String {
     let mut code = String::with_capacity(text.len());
     let mut rest = text;
@@ -90,7 +90,7 @@ fn block_comment(text: &str) -> usize {
     text.len()
 }
 
-/// The length up to and with the closing quotation mark, from `start` behind the opening one.
+/// Returns the length up to and including the closing quotation mark, from `start` after the opening one.
 fn quoted(text: &str, start: usize) -> usize {
     let mut escaped = false;
     for (at, byte) in text.bytes().enumerate().skip(start) {
@@ -104,7 +104,7 @@ fn quoted(text: &str, start: usize) -> usize {
     text.len()
 }
 
-/// `r"…"`, `r#"…"#`, `b"…"`, `br"…"`, `c"…"`; 0 when it is a word that begins so.
+/// Returns the length of `r"…"`, `r#"…"#`, `b"…"`, `br"…"`, `c"…"`; 0 for a word that begins like one.
 fn literal(text: &str) -> usize {
     let prefix = text.find(|c| !matches!(c, 'r' | 'b' | 'c')).unwrap_or(text.len());
     let hashes = text[prefix..].bytes().take_while(|byte| *byte == b'#').count();
@@ -120,7 +120,7 @@ fn literal(text: &str) -> usize {
     text[start..].find(&end).map_or(text.len(), |at| start + at + end.len())
 }
 
-/// `'x'` and `'\n'`; 0 for a lifetime.
+/// Returns the length of `'x'` and `'\n'`; 0 for a lifetime.
 fn character(text: &str) -> usize {
     let mut rest = text.char_indices().skip(1);
     match (rest.next(), rest.next()) {

@@ -1,18 +1,23 @@
-//! Words that were names here before the field's own terms replaced them.
+//! Words that were names in this project before the field's own terms replaced them.
 
 use super::Finding;
 
-/// Each word with the one to write instead. Words that stand for something else as well are not listed.
+/// Each word with its replacement. Words that also have another meaning are not listed.
 const REPLACED: &[(&str, &str)] = &[
     ("Attendance", "ConnectionInfo"),
     ("Beneath", "ServerHost"),
-    ("Contestant", "TargetUnderTest"),
     ("contestant", "target under test"),
+    ("Contestant", "TargetUnderTest"),
     ("contestants", "targets under test"),
     ("Doorman", "Acceptor"),
+    ("events_begun_anew", "events_recreated"),
+    ("events_not_kept", "events_not_stored"),
     ("Fairness", "Qos"),
     ("fairness", "qos"),
+    ("login_broken_off", "login_aborted"),
+    ("logins_not_told", "logins_suppressed"),
     ("Manner", "ChangeOptions"),
+    ("minimum_iops", "reserved_iops"),
     ("Obstacle", "ErrorClass"),
     ("Occasion", "OpenMode"),
     ("Patience", "CancelToken"),
@@ -21,11 +26,12 @@ const REPLACED: &[(&str, &str)] = &[
     ("Seated", "SessionInfo"),
     ("Toll", "QosGate"),
     ("TurnedAway", "Rejected"),
+    ("unended", "unfinished"),
 ];
 /// The list itself.
 const LIST: &str = "xtask/src/tidy/words.rs";
 
-/// Looks at every word of a text.
+/// Checks every word of a text.
 pub(super) fn check(path: &str, text: &str) -> Vec<Finding> {
     if path == LIST {
         return Vec::new();
