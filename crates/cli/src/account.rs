@@ -48,7 +48,7 @@ pub(crate) struct SecretArguments {
     secret_from: Option<PathBuf>,
 }
 
-/// A secret.
+/// A secret and its origin.
 pub(crate) struct SecretInput {
     pub(crate) secret: String,
     /// The server created it now.
@@ -82,7 +82,7 @@ impl SecretArguments {
 fn new_secret() -> String {
     const MESSAGES: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
     let letter = || loop {
-        // The numbers beyond a whole multiple would make some letters likelier.
+        // Without this limit, some letters would be more probable.
         let number = (sarsen_io::random::number() & 0xff) as usize;
         if number < 256 / MESSAGES.len() * MESSAGES.len() {
             break char::from(MESSAGES[number % MESSAGES.len()]);
@@ -108,7 +108,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
         }
         Verb::Secret { name, secret, options } => {
             let SecretInput { secret, is_new } = secret.take()?;
-            // It takes the place of a secret that is elsewhere.
+            // The new secret replaces a secret in a file or in the environment.
             let patch = json!({ "secret": &secret, "secret-file": null, "secret-env": null });
             let changed = state::patch(&Key::new(ObjectKind::Account, &name), &patch, &options)?;
             let made = (is_new && !changed.dry_run).then_some(secret.as_str());
@@ -164,7 +164,7 @@ mod tests {
     fn a_new_secret_is_another_each_time_and_goes_with_every_initiator() {
         let secrets: std::collections::BTreeSet<String> = (0..50).map(|_| new_secret()).collect();
         assert_eq!(secrets.len(), 50);
-        // Windows takes 12 to 16 bytes.
+        // Windows accepts 12 to 16 bytes.
         assert!(secrets.iter().all(|secret| secret.len() == 16));
         assert!(secrets.iter().all(|secret| secret.bytes().all(|b| b.is_ascii_alphanumeric())));
     }

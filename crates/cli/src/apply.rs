@@ -1,4 +1,4 @@
-//! `sarsen apply`, `diff`, `export` and `history`: the whole state at once.
+//! `sarsen apply`, `diff`, `export` and `history`: verbs for the whole state.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -63,13 +63,13 @@ pub(crate) struct HistoryArguments {
     options: ServerOptions,
 }
 
-/// `sarsen apply`.
+/// Runs `sarsen apply`.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { file, prune, options } = arguments;
     options.send(&Apply { prune: *prune, ..options.apply(read(file)?) })
 }
 
-/// `sarsen diff`.
+/// Runs `sarsen diff`.
 pub(crate) fn diff(arguments: &DiffArguments) -> anyhow::Result<()> {
     let DiffArguments { file, prune, options } = arguments;
     let document = read(file)?;
@@ -79,7 +79,7 @@ pub(crate) fn diff(arguments: &DiffArguments) -> anyhow::Result<()> {
     state::report(&changed, options.json)
 }
 
-/// `sarsen export`.
+/// Runs `sarsen export`.
 pub(crate) fn export(arguments: &ExportArguments) -> anyhow::Result<()> {
     let ExportArguments { secrets, out, options } = arguments;
     let (client, path) = (options.client()?, format!("/config?secrets={secrets}"));
@@ -96,7 +96,7 @@ pub(crate) fn export(arguments: &ExportArguments) -> anyhow::Result<()> {
     }
 }
 
-/// `sarsen history`.
+/// Runs `sarsen history`.
 pub(crate) fn history(arguments: &HistoryArguments) -> anyhow::Result<()> {
     let HistoryArguments { limit, options } = arguments;
     let (client, path) = (options.client()?, format!("/config/revisions?limit={limit}"));

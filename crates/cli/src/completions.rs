@@ -38,7 +38,7 @@ mod tests {
 
     use super::*;
 
-    /// Gives a script to a shell that only reads it. None if the shell is not installed.
+    /// Passes a script to a shell for a syntax check. Returns `None` if the shell is not installed.
     fn is_accepted(shell: &str, script: &[u8]) -> Option<bool> {
         let mut reader = Command::new(shell);
         reader.args(["-n", "/dev/stdin"]).stdin(Stdio::piped()).stderr(Stdio::null());
@@ -57,7 +57,7 @@ mod tests {
                 assert!(text.contains(word), "{shell}'s script does not know {word}");
             }
             let accepted = is_accepted(shell, &script);
-            // Every Debian has bash; the others are looked at where they are.
+            // Every Debian system has bash. The other shells are checked where they are installed.
             assert!(accepted == Some(true) || (shell != "bash" && accepted.is_none()), "{shell}");
         }
         assert_eq!(is_accepted("bash", b"if then"), Some(false), "the check can fail");

@@ -1,4 +1,4 @@
-//! What the verbs that speak to a running server share.
+//! The flags and functions that the verbs for a running server share.
 
 use std::env::var_os;
 use std::ffi::OsString;

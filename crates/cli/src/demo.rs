@@ -1,4 +1,4 @@
-//! `sarsen demo`: everything once, on a RAM volume, with a real client where there is one.
+//! `sarsen demo`: serves, attaches, checks and measures a RAM volume, with a real client if one is installed.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -27,9 +27,9 @@ pub(crate) struct Arguments {
     built_in: bool,
 }
 
-/// Bytes that are written and read back.
+/// Number of bytes that the demo writes and reads back.
 const SAMPLE_BYTES: usize = 64 << 20;
-/// Bytes of one command of the built-in initiator.
+/// Number of bytes in one command of the built-in initiator.
 const CHUNK_BYTES: usize = 1 << 20;
 
 pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
@@ -63,7 +63,7 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
     let mut random = spec.access;
     random.block_bytes = 4096;
     random.random_percent = 100;
-    // Blocks that were never written take no memory, and reads of them are faster.
+    // Only the blocks with data are read: reads of unwritten blocks are faster, because such blocks take no memory.
     let size = Some(Amount::Bytes(SAMPLE_BYTES as u64));
     let result = load::run(&LoadOptions { size, ..LoadOptions::new(url, random) })?;
     ensure!(result.errors == 0, "{} reads failed", result.errors);
@@ -83,7 +83,7 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Bytes that no compression or hole helps with, and that are the same on every run.
+/// Returns bytes that are the same on every run, without runs of zeroes, and that cannot be compressed.
 fn sample() -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut words = std::iter::repeat_with(move || {
@@ -100,13 +100,13 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Whether qemu-img is installed with its iSCSI driver.
+/// Returns whether qemu-img is installed with its iSCSI driver.
 fn qemu_speaks_iscsi() -> bool {
     let output = Command::new("qemu-img").arg("--help").stderr(Stdio::null()).output();
     output.is_ok_and(|output| {
         let help = String::from_utf8_lossy(&output.stdout);
         help.split_ascii_whitespace().any(|word| word == "iscsi")
-            // The driver is a module of its own, which may be missing.
+            // The driver is a separate module, which may be missing.
             && ["/usr/lib/x86_64-linux-gnu/qemu", "/usr/lib/aarch64-linux-gnu/qemu", "/usr/lib/qemu"]
                 .iter()
                 .any(|folder| Path::new(folder).join("block-iscsi.so").exists())

@@ -19,7 +19,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// The stable shape of `--json`.
+/// The stable format of `--json`.
 #[derive(Serialize)]
 struct Discovered {
     portal: String,
@@ -39,7 +39,7 @@ struct TargetPortal {
 }
 
 impl TargetPortal {
-    /// From `address:port,portal group tag`.
+    /// Parses `address:port,portal group tag`.
     fn parse(text: &str) -> Self {
         match text.rsplit_once(',') {
             Some((address, group)) => {
@@ -61,7 +61,7 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
         let mut portals: Vec<_> =
             target.addresses.iter().map(|address| TargetPortal::parse(address)).collect();
         if portals.is_empty() {
-            // RFC 7143 appendix C: then it is the portal that was asked.
+            // RFC 7143 appendix C: a target without addresses has the address of the portal that was asked.
             portals.push(TargetPortal { address: portal.to_string(), group: None });
         }
         Target { name: target.name, portals }

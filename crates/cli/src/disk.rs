@@ -1,4 +1,4 @@
-//! `sarsen disk`: what one does with a disk of any iSCSI target, without attaching it.
+//! `sarsen disk`: verbs for a disk of any iSCSI target, without attaching it.
 
 mod info;
 mod progress;
@@ -88,7 +88,7 @@ impl DiskOptions {
 
 #[derive(clap::Args)]
 pub(crate) struct InfoArguments {
-    /// The disk.
+    /// URL of the disk.
     url: String,
     #[command(flatten)]
     options: DiskOptions,
@@ -96,7 +96,7 @@ pub(crate) struct InfoArguments {
 
 #[derive(clap::Args)]
 pub(crate) struct ReadArguments {
-    /// The disk.
+    /// URL of the disk.
     url: String,
     /// The file, which is created or overwritten; - is standard output.
     file: PathBuf,
@@ -112,9 +112,9 @@ pub(crate) struct ReadArguments {
 
 #[derive(clap::Args)]
 pub(crate) struct WriteArguments {
-    /// The file; - is standard input.
+    /// File; - is standard input.
     file: PathBuf,
-    /// The disk.
+    /// URL of the disk.
     url: String,
     /// Offset of the first byte on the disk: a multiple of its block size.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
@@ -128,10 +128,10 @@ pub(crate) struct WriteArguments {
 
 #[derive(clap::Args)]
 pub(crate) struct CopyArguments {
-    /// The disk to copy from.
+    /// URL of the disk to copy from.
     #[arg(value_name = "FROM")]
     url: String,
-    /// The disk to copy to, of at least the same size.
+    /// URL of the disk to copy to, of the same size or larger.
     #[arg(value_name = "TO")]
     other: String,
     /// Overwrite the disk even if it has a file system, a partition table, swap or the like.
@@ -143,7 +143,7 @@ pub(crate) struct CopyArguments {
 
 #[derive(clap::Args)]
 pub(crate) struct VerifyArguments {
-    /// The disk.
+    /// URL of the disk.
     url: String,
     /// A file, or the URL of another disk. The first disk is compared with all of the file; the other disk with all
     /// of the first one. A surplus is ignored.
@@ -155,7 +155,7 @@ pub(crate) struct VerifyArguments {
 
 #[derive(clap::Args)]
 pub(crate) struct EraseArguments {
-    /// The disk.
+    /// URL of the disk.
     url: String,
     /// Only unmap the blocks. The target decides what they read as.
     #[arg(long, conflicts_with = "zero")]
@@ -225,7 +225,7 @@ async fn read(arguments: ReadArguments) -> anyhow::Result<()> {
         Some(length) => length,
         None => disk.length().saturating_sub(arguments.offset),
     };
-    // Before the file is made, so that a mistake leaves none behind.
+    // Checked before the file is created, so that a mistake leaves no file.
     source.check_room(arguments.offset, length)?;
     let sink = if to_stdout {
         let stdout = std::io::stdout().as_fd().try_clone_to_owned()?;
@@ -306,7 +306,7 @@ async fn verify(arguments: VerifyArguments) -> anyhow::Result<()> {
         Some(_) => None,
         None => Some(Disk::open(&parse(other)?, &arguments.options.options()).await?),
     };
-    // What is right decides how much is compared; the other side may be larger.
+    // The compared length is that of the first disk, or of the file. The other side may be larger.
     let left_source = Source::Disk(&left);
     let (right_source, wanted, room) = match (&second, file) {
         (Some(disk), _) => (Source::Disk(disk), left.length(), disk.length()),
@@ -367,7 +367,7 @@ fn erase(arguments: &EraseArguments) -> anyhow::Result<()> {
     let url = parse(&arguments.url)?;
     let options = arguments.options.options();
     if !arguments.destroy {
-        // The session does not wait for a person.
+        // The session is closed while the user answers.
         let question = on_a_core(async {
             let disk = Disk::open(&url, &options).await?;
             disk.check_vacant().await?;
@@ -463,7 +463,7 @@ impl Moved {
     }
 }
 
-/// `1.25 s (860 MB/s)`.
+/// Formats a rate as `1.25 s (860 MB/s)`.
 fn rate(bytes: u64, elapsed: Duration) -> String {
     let seconds = elapsed.as_secs_f64();
     format!("{seconds:.2} s ({:.0} MB/s)", bytes as f64 / 1e6 / seconds.max(1e-6))

@@ -133,11 +133,11 @@ fn render(event: &Event) -> String {
     text
 }
 
-/// `2026-01-31 23:59:59Z`, by the proleptic Gregorian calendar.
+/// Formats a time as `2026-01-31 23:59:59Z`, by the proleptic Gregorian calendar.
 fn utc(unix_ms: u64) -> String {
     let (days, second) = (unix_ms / 86_400_000, unix_ms / 1000 % 86_400);
-    // Years begin in March here, so that a leap day is a year's last; 719,468 days are from the first
-    // of March of year 0 to 1970.
+    // Years begin in March here, so that a leap day is the last day of a year. 719,468 is the number of days from the
+    // first of March of year 0 to 1970.
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

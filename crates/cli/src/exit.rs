@@ -19,13 +19,13 @@ use sarsen_node::{ConfigError, ErrorClass, StartError};
 
 use crate::output::note;
 
-/// Something failed.
+/// Exit code: the verb failed.
 pub(crate) const FAILED: u8 = 1;
-/// The arguments or the configuration are wrong; clap uses the same.
+/// Exit code: the arguments or the configuration are wrong. clap uses the same code.
 const USAGE: u8 = 2;
-/// Something that was named does not exist.
+/// Exit code: a named object does not exist.
 const NOT_FOUND: u8 = 3;
-/// Something is in use.
+/// Exit code: an object is in use.
 const CONFLICT: u8 = 4;
 /// Part of it failed; the rest was done.
 const DEGRADED: u8 = 5;
@@ -43,7 +43,7 @@ pub(crate) const CODES: &[(u8, &str)] = &[
     (UNREACHABLE, "the server cannot be reached"),
 ];
 
-/// The end of `sarsen --help`.
+/// Returns the end of `sarsen --help`.
 pub(crate) fn help() -> String {
     let lines = CODES.iter().map(|(code, meaning)| format!("\n  {code}  {meaning}"));
     format!("Exit codes:{}", lines.collect::<String>())
@@ -101,7 +101,7 @@ pub(crate) fn code(outcome: anyhow::Result<()>) -> ExitCode {
 
 /// Formats an error and its causes.
 pub(crate) fn message(error: &anyhow::Error) -> String {
-    // A library's message may already hold its source's.
+    // The message of a library may already contain the message of its source.
     let mut message = String::new();
     for cause in error.chain() {
         let cause = cause.to_string();
@@ -139,7 +139,7 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
     if error.downcast_ref::<ConfigError>().is_some() {
         return (USAGE, None);
     }
-    // A file that an argument names.
+    // An error of a file that an argument names.
     if let Some(error) = error.downcast_ref::<io::Error>() {
         return (error_class(ErrorClass::below(error)), None);
     }
@@ -316,7 +316,7 @@ mod tests {
     use super::*;
 
     fn code_of(error: impl Into<anyhow::Error>) -> u8 {
-        // Words on top hide nothing.
+        // Added context does not hide the cause.
         classify(&error.into().context("while it was done")).0
     }
 

@@ -11,7 +11,7 @@ use crate::state::{self, ChangeOptions};
 pub(crate) enum Verb {
     /// Create a host: a name for one or more initiators, for access rules and limits.
     Create {
-        /// The host's name.
+        /// Name of the host.
         name: String,
         /// The name of an initiator, which may end with *. Several may be given. Default: any.
         #[arg(long = "initiator", value_name = "IQN")]

@@ -1,4 +1,4 @@
-//! `sarsen import`: moving in from another target program.
+//! `sarsen import`: converts the configuration of another target program.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -25,7 +25,7 @@ pub(crate) struct Arguments {
     /// The program that the configuration belongs to.
     #[arg(value_name = "PROGRAM")]
     from: Program,
-    /// The file: saveconfig.json, targets.conf, scst.conf, ctl.conf or istgt.conf.
+    /// Configuration file: saveconfig.json, targets.conf, scst.conf, ctl.conf or istgt.conf.
     file: PathBuf,
     /// Apply the document to the running server, as `sarsen apply` does. Objects that it does not list are left
     /// unchanged.
@@ -195,7 +195,7 @@ fn print(arguments: &Arguments, imported: &Imported) -> anyhow::Result<()> {
             ));
         }
     }
-    // Before the server is asked: whoever reads why it refuses knows what it was asked for.
+    // Printed before the request to the server, so that the user sees these notes before a refusal.
     for complaint in &imported.complaints {
         let weight = match complaint.weight {
             import::Weight::Note => "note",
@@ -240,7 +240,7 @@ mod tests {
         let document: Document = toml::from_str(&text).expect(&text);
         assert_eq!(document, Document::default());
         assert!(text.contains("[[portal]]"), "{text}");
-        // Who takes the marks away has a portal.
+        // With the comment marks removed, the text declares a portal.
         let taken = text.lines().map(|line| match line.trim_start_matches("# ") {
             line if line.starts_with("[[") || line.starts_with("address") => format!("{line}\n"),
             _ => String::new(),

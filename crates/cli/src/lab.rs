@@ -187,7 +187,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
 }
 
 fn endpoint(text: &str) -> anyhow::Result<Endpoint> {
-    // The text may hold a secret, so it is not repeated.
+    // The text may contain a secret, so the error does not repeat it.
     let mut endpoint = text.parse()?;
     if let Endpoint::Iscsi(url) = &mut endpoint {
         url.chap.complete(variable);
@@ -248,7 +248,7 @@ fn run_load(arguments: &LoadArguments) -> anyhow::Result<()> {
     let mut failures = Vec::new();
     for (name, mut options) in jobs {
         refine(&mut options, arguments)?;
-        // The others may still work.
+        // The other jobs may still succeed.
         let ended = load::run(&options).map_err(anyhow::Error::from).and_then(|result| {
             print(Some(&name), &result, arguments.json)?;
             outcome(&result)

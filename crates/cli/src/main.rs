@@ -1,6 +1,6 @@
-//! `sarsen`: arguments, output, exit codes; everything else is in the libraries below.
+//! `sarsen`: arguments, output, exit codes. The library crates do everything else.
 
-// These macros panic when the output cannot be written: use the functions of `output` instead.
+// These macros panic if output fails: use the functions of `output` instead.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod account;

@@ -41,7 +41,7 @@ fn write(path: &Path, page: &[u8]) -> anyhow::Result<()> {
 
 /// Returns the pages by file name.
 fn pages(command: Command) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
-    // `sarsen help VERB` shows the same as the page of the verb.
+    // `sarsen help VERB` shows the same text as the page of the verb.
     let mut command = command.disable_help_subcommand(true);
     command.build();
     let mut pages = Vec::new();

@@ -59,12 +59,12 @@ pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     escape(text, |c| is_unsafe(c) && c != '\n' && c != '\t')
 }
 
-/// Does the same for a name or another text of one line: a cell of a table, a field of the log.
+/// Escapes text of one line: a name, a cell of a table, a field of the log.
 pub(crate) fn one_line(text: &str) -> Cow<'_, str> {
     escape(text, is_unsafe)
 }
 
-/// Control characters, including line ends, bidirectional marks, and characters without width.
+/// Returns whether `c` is a control character (line ends included), a bidirectional mark or a character without width.
 fn is_unsafe(c: char) -> bool {
     matches!(
         c,
@@ -91,8 +91,8 @@ fn escape(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// Sends logs to standard error; `RUST_LOG` chooses the level. The log of a server is `queued`, so that the server
-/// does not wait for a reader.
+/// Sends logs to standard error; `RUST_LOG` chooses the level. The log of a server is `queued`, so that the server does
+/// not wait for a reader.
 pub(crate) fn start_logging(default_level: &str, format: LogFormat, queued: bool) {
     let writer = match sarsen_io::log::standard_error() {
         Ok(log) if queued => {
@@ -102,7 +102,7 @@ pub(crate) fn start_logging(default_level: &str, format: LogFormat, queued: bool
         _ => BoxMakeWriter::new(io::stderr),
     };
     let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    // If an earlier caller has set a subscriber, as in a test, that subscriber stays.
+    // A subscriber that an earlier caller has set stays, as in a test.
     let _ =
         tracing::subscriber::set_global_default(subscriber(default_level, format, colour, writer));
 }
@@ -132,7 +132,7 @@ fn subscriber(
     }
 }
 
-/// Flushes the log at a panic, so that the lines before the panic are not lost.
+/// Flushes the log in case of a panic, so that the lines before the panic are not lost.
 fn flush_at_a_panic() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

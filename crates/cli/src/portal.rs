@@ -16,9 +16,9 @@ use crate::state::{self, ChangeOptions};
 /// Verbs of `sarsen portal`.
 #[derive(Subcommand)]
 pub(crate) enum Verb {
-    /// Listen on one more address.
+    /// Listen on another address.
     Create {
-        /// The address, such as `0.0.0.0:3260` or `[::]:3260`.
+        /// Address, such as `0.0.0.0:3260` or `[::]:3260`.
         address: String,
         /// The tag of its portal group. Default: 1.
         #[arg(long, value_name = "TAG")]
@@ -84,7 +84,7 @@ fn refuse_others(verb: &state::OneVerb) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A portal that is not an object of the state.
+/// Describes a portal that is not an object of the state.
 fn others(portal: &ServedPortal) -> String {
     let ServedPortal { address, group, tls, .. } = portal;
     let tls = if *tls { ", TLS" } else { "" };
@@ -95,7 +95,7 @@ fn listening(client: &Client) -> anyhow::Result<PortalList> {
     on_a_core(async { Ok(client.get("/portals").await?) })
 }
 
-/// Warns if no portal can be reached from another machine.
+/// Warns if other machines can reach no portal.
 pub(crate) fn note_loopback(client: &Client) -> anyhow::Result<()> {
     if is_local(&listening(client)?) {
         note(

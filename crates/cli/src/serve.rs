@@ -120,7 +120,7 @@ struct TlsArguments {
 
 impl TlsArguments {
     fn portals(&self) -> Vec<Portal> {
-        // Who gives one of the three without the others has been refused.
+        // clap has rejected one of these flags without the others.
         let Some((certificate, key)) = self.certificate.clone().zip(self.key.clone()) else {
             return Vec::new();
         };
@@ -136,8 +136,8 @@ impl TlsArguments {
 }
 
 impl Arguments {
-    /// What flags and file say. Where neither says where to listen, it is where the sockets `received`
-    /// from the service manager do.
+    /// Returns the configuration from the flags and the file. If neither has an address to listen on, the server
+    /// listens on the sockets `received` from the service manager.
     fn config(&self, received: &[SocketAddr]) -> anyhow::Result<Config> {
         let mut config = match &self.config {
             None => Config::default(),
@@ -174,50 +174,50 @@ impl Arguments {
     }
 }
 
-/// In the folder that systemd made for this service (RuntimeDirectory=), which is ours alone.
+/// Returns the socket in the folder that systemd created only for this service (RuntimeDirectory=).
 fn socket_of_the_service() -> Option<PathBuf> {
     Some(folder_of_the_service("RUNTIME_DIRECTORY")?.join("control.sock"))
 }
 
-/// A folder that systemd made for this service, by its variable.
+/// Returns a folder that systemd created for this service, from its environment variable.
 fn folder_of_the_service(variable: &str) -> Option<PathBuf> {
     let folders = std::env::var_os(variable)?;
-    // Several are separated by colons.
+    // Colons separate several folders.
     let folder = std::env::split_paths(&folders).next()?;
     folder.is_dir().then_some(folder)
 }
 
-/// Where the other verbs look for it; the folder is made if it is missing.
+/// Returns the socket path where the other verbs look for it. Creates the folder if it is missing.
 fn own_socket() -> PathBuf {
     let socket = default_socket();
     if let Some(folder) = socket.parent() {
-        // Where it cannot be made, the socket cannot either, and that is told.
+        // If the folder cannot be created, creating the socket fails too, and that error is reported.
         let _ = std::fs::create_dir_all(folder);
     }
     socket
 }
 
-/// Time that the server waits at its end for a change in progress.
+/// Time that the server, when it ends, waits for a change in progress.
 const CHANGE_LIMIT: Duration = Duration::from_secs(1);
 
 /// How a server ends.
 enum Ending {
-    /// It does not come back by itself.
+    /// The server ends and does not start again by itself.
     Stopped,
-    /// The program that lies there now takes its place in the same process, and has its sockets.
+    /// The program now installed at the path replaces this one in the same process and gets its sockets.
     Replaced { program: PathBuf, sockets: Vec<HandoverSocket> },
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     sarsen_io::heap::set_up();
-    // Called before the process holds a secret or creates a file.
+    // This must precede all secrets in memory and all new files.
     process::keep_files_private();
     if let Err(error) = process::keep_memory_private() {
         warn!(%error, "a core dump of this server would hold secrets");
     }
-    // Where this program was: another may lie there when it is to be replaced.
+    // The path of this program. At the time of a replacement, another program may be installed there.
     let program = std::env::current_exe();
-    // The main thread only waits; the cores have threads of their own.
+    // The main thread only waits; the cores have their own threads.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let ending = runtime.block_on(serve(arguments, program.as_deref().ok()));
     let (program, sockets) = match ending {
@@ -228,7 +228,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             return ended.map(drop);
         }
     };
-    // Waits for all threads: a thread that ended later would close descriptors that already belong to the next
+    // This waits for all threads. A thread that ended later could close descriptors that already belong to the next
     // program.
     drop(runtime);
     let mut command = Command::new(&program);
@@ -238,9 +238,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Err(error).with_context(|| format!("{} cannot take over", program.display()))
 }
 
-/// Serves until a signal ends it. `program` is where this program lies, if that is known.
+/// Serves until a signal ends the server. `program` is the path of this program, if known.
 async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<Ending> {
-    // Before anything is told, so that no signal is lost.
+    // Installed before the server announces anything, so that no signal is lost.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hang_up = signal(SignalKind::hangup())?;
@@ -269,7 +269,7 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
                     Ok(program) => return Some(program),
                     Err(error) => error!("SIGUSR2: nothing was changed: {error:#}"),
                 },
-                // One that comes meanwhile is seen then.
+                // A SIGHUP during a reload takes effect after it.
                 _ = hang_up.recv(), if reloading.is_none() => {
                     reloading = Some(Box::pin(reload(&server, arguments, &received)));
                 }
@@ -297,7 +297,7 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
         () = time::sleep_until(time::now() + CHANGE_LIMIT) => {}
         () = service_manager::watch_end() => unreachable!("it does not end"),
     }
-    // Who connects after this waits for the next server, if there is one.
+    // Clients that connect after this wait for the next server, if there is one.
     let sockets = handover::keep().context("the listening sockets cannot be kept")?;
     let ending = match successor {
         Some(program) => Ending::Replaced { program, sockets },
@@ -321,7 +321,7 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
     Ok(ending)
 }
 
-/// Ends the process at the next signal: a second signal during the shutdown ends the process at once.
+/// Ends the process at the next signal, so that a second signal during the shutdown takes effect at once.
 async fn end_at_signal(terminate: &mut Signal, interrupt: &mut Signal) -> Infallible {
     tokio::select! {
         _ = terminate.recv() => {}
@@ -329,11 +329,11 @@ async fn end_at_signal(terminate: &mut Signal, interrupt: &mut Signal) -> Infall
     }
     error!("second signal: stopping at once; volumes may not have been flushed");
     sarsen_io::log::flush();
-    // Dropping the runtime waits for its threads.
+    // Dropping the runtime would wait for its threads.
     std::process::exit(exit::FAILED.into())
 }
 
-/// The end of what is being done; there is none where nothing is.
+/// Waits for the end of `work`. Without work, waits forever.
 async fn end_of(work: &mut Option<Pin<Box<dyn Future<Output = ()> + '_>>>) {
     match work {
         Some(work) => work.await,
@@ -341,7 +341,7 @@ async fn end_of(work: &mut Option<Pin<Box<dyn Future<Output = ()> + '_>>>) {
     }
 }
 
-/// What is to take over, if it runs at all.
+/// Returns the program for the replacement, after a check that it runs.
 fn successor(server: &Server, program: Option<&Path>) -> anyhow::Result<PathBuf> {
     if let Some(volume) = server.silent_volume() {
         // This process cannot execute another program before its disk responds.
@@ -357,7 +357,7 @@ fn successor(server: &Server, program: Option<&Path>) -> anyhow::Result<PathBuf>
     Ok(program.to_owned())
 }
 
-/// Takes over what has changed, all of it or nothing. The log tells what became of it.
+/// Applies a changed configuration, all of it or nothing, and logs the result.
 async fn reload(server: &Server, arguments: &Arguments, received: &[SocketAddr]) {
     server.reload_certificates();
     let reloaded = match arguments.config(received) {
@@ -381,7 +381,7 @@ async fn reload(server: &Server, arguments: &Arguments, received: &[SocketAddr])
 #[derive(Serialize)]
 struct Announcement {
     portals: Vec<SocketAddr>,
-    /// Of the console, where there is one.
+    /// URL of the console, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     api: Option<String>,
     volumes: Vec<AnnouncedVolume>,
@@ -397,8 +397,8 @@ struct AnnouncedVolume {
     urls: Vec<String>,
 }
 
-/// Prints the served targets on a separate thread: standard output may have no reader, or its reader may have ended,
-/// as after another program has taken over.
+/// Prints the served targets on a separate thread. Standard output may have no reader, or its reader may have ended,
+/// for example after a replacement of the program.
 fn announce(text: String) {
     let print = move || {
         let mut out = std::io::stdout().lock();
@@ -411,7 +411,7 @@ fn announce(text: String) {
     }
 }
 
-/// The served targets, with URLs to paste.
+/// Returns the list of served targets with their URLs.
 fn announcement(
     server: &Server,
     volumes: &[VolumeConfig],

@@ -49,7 +49,7 @@ pub(crate) enum Verb {
     Drain {
         /// The session's TSIH: see `sarsen session list`.
         tsih: u16,
-        /// Seconds that the initiator has to log out.
+        /// Seconds until the session is dropped.
         #[arg(long, value_name = "SECONDS", default_value_t = 30)]
         grace: u16,
         #[command(flatten)]

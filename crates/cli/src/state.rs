@@ -1,5 +1,5 @@
-//! What the verbs that look at a server's state, and change it, share: `list`, `show`, `set`, `rename` and
-//! `delete` are the same for every noun.
+//! The flags and functions that the verbs for a server's state share. `list`, `show`, `set`, `rename` and `delete` are
+//! the same for every kind of object.
 
 use clap::Subcommand;
 use sarsen_io::machine;
@@ -151,7 +151,7 @@ impl ChangeOptions {
         format!("?dry_run={dry_run}&force={force}&grace_seconds={grace}{revision}")
     }
 
-    /// A change that is a document.
+    /// Returns a change to the objects of a document.
     pub(crate) fn apply(&self, document: Document) -> Apply {
         Apply {
             document,
@@ -223,7 +223,7 @@ fn parse_setting(kind: ObjectKind, text: &str) -> Result<(String, Value), UsageE
         return Ok((key.to_owned(), Value::Null));
     }
     let text = Value::String(value.to_owned());
-    // What is JSON, such as a number, true or a list, is that, unless the key takes a text alone.
+    // Valid JSON, such as a number, true or a list, is used as JSON, unless the key accepts only text.
     let value = match serde_json::from_str(value) {
         Ok(json) if takes(kind, key, &json) || !takes(kind, key, &text) => json,
         _ => text,
@@ -318,7 +318,7 @@ pub(crate) fn list(kind: ObjectKind, options: &ServerOptions) -> anyhow::Result<
     print_line(&lines.collect::<Vec<_>>().join("\n"))
 }
 
-/// Objects of one kind with their problems; volumes with their allocated bytes, portals with all that are in use.
+/// The objects of one kind with their problems. Volumes include their allocated bytes, portals all portals in use.
 #[derive(serde::Serialize)]
 struct Listed {
     #[serde(flatten)]
@@ -413,13 +413,13 @@ mod tests {
             ("chap=[\"a\"]", "chap", serde_json::json!(["a"])),
             ("alias=", "alias", Value::Null),
             ("alias=a=b", "alias", serde_json::json!("a=b")),
-            // A text stays one, whatever else it may look like.
+            // A text stays a text, even if it looks like another type.
             ("alias=2026", "alias", serde_json::json!("2026")),
             ("alias=true", "alias", serde_json::json!("true")),
             ("name=7", "name", serde_json::json!("7")),
             ("preferred=2", "preferred", serde_json::json!(2)),
             ("luns={\"0\":\"a\"}", "luns", serde_json::json!({ "0": "a" })),
-            // What fits neither way is the server's to refuse.
+            // The server rejects values that have the wrong type either way.
             ("preferred=abc", "preferred", serde_json::json!("abc")),
             ("chap=7", "chap", serde_json::json!(7)),
         ] {

@@ -56,9 +56,9 @@ pub(crate) enum Verb {
     },
     /// Add a volume to a target.
     Attach {
-        /// The target's iSCSI name.
+        /// iSCSI name of the target.
         name: String,
-        /// The volume.
+        /// Name of the volume.
         volume: String,
         /// The LUN. Default: the lowest free one.
         #[arg(long)]
@@ -68,9 +68,9 @@ pub(crate) enum Verb {
     },
     /// Remove a volume from a target.
     Detach {
-        /// The target's iSCSI name.
+        /// iSCSI name of the target.
         name: String,
-        /// The volume.
+        /// Name of the volume.
         volume: String,
         #[command(flatten)]
         options: ChangeOptions,

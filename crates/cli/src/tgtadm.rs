@@ -1,9 +1,9 @@
-//! `tgtadm`, as scripts know it: OpenStack Cinder's helper, Pacemaker's resource agents and tgt-admin run this
-//! program by that name. What they do becomes changes of the state of a running server; a target's number (tid)
-//! is kept with it there.
+//! The `tgtadm` command for scripts: OpenStack Cinder's helper, Pacemaker's resource agents and tgt-admin run this
+//! program by that name. Its commands become changes of the state of a running server, which also stores a target's
+//! number (tid).
 //!
-//! As in tgt, LUN 0 of a target is a controller, which is only told of; nobody is let in before an address or a
-//! name is bound; and a target's units go with it. A unit shows clients the identity that tgtd would give it.
+//! As in tgt, LUN 0 of a target is a controller; it exists only in the output. No initiator is permitted before an
+//! address or a name is bound. Deleting a target deletes its units. A unit has the identity that tgtd would give it.
 
 mod change;
 mod params;
@@ -42,16 +42,16 @@ const ATTEMPTS: usize = 8;
     about = "Change a running sarsen as tgtadm would tgtd"
 )]
 struct Arguments {
-    /// iscsi.
+    /// Driver: only iscsi.
     #[arg(short = 'L', long, default_value = "iscsi")]
     lld: String,
-    /// new, delete, show, update, bind or unbind.
+    /// Operation: new, delete, show, update, bind or unbind.
     #[arg(short, long, default_value = "")]
     op: String,
-    /// target, logicalunit, account, conn, portal or sys.
+    /// Object: target, logicalunit, account, conn, portal or sys.
     #[arg(short, long, default_value = "")]
     mode: String,
-    /// A target's number.
+    /// Number of a target.
     #[arg(short, long)]
     tid: Option<u32>,
     #[arg(short, long)]
@@ -64,7 +64,7 @@ struct Arguments {
     name: Option<String>,
     #[arg(short, long)]
     value: Option<String>,
-    /// The file or device.
+    /// File or device.
     #[arg(short, long)]
     backing_store: Option<String>,
     #[arg(short = 'E', long)]
@@ -197,7 +197,7 @@ fn carry_out(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The running server.
+/// A client of the running server.
 struct Server {
     client: Client,
 }
@@ -245,7 +245,7 @@ impl Server {
             session.target.as_deref() == Some(&target.name)
                 && arguments.sid == Some(session.tsih.into())
         };
-        // One whose right was taken away before has gone by itself.
+        // The server has already closed a session that lost its access rights.
         let Some(session) = world.sessions.iter().find(of_it) else { return Ok(()) };
         let path = format!("/sessions/{}/drain", session.tsih);
         let _: Drained = self.post(&path, &DrainSession { grace_seconds: Some(0) })?;

@@ -1,4 +1,4 @@
-//! `sarsen top`: who is busy, and who is slow, second after second.
+//! `sarsen top`: load and latency of volumes, sessions and initiators, updated every second.
 
 mod screen;
 
@@ -53,7 +53,7 @@ struct Sample {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 struct Row {
     volume: String,
-    /// Of a session.
+    /// The initiator of a session; not for a volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     initiator: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -164,7 +164,7 @@ async fn watch(mut looks: Samples, count: Option<u64>) -> anyhow::Result<()> {
             }
             event = keys.next() => match event.transpose()? {
                 Some(Event::Key(key)) if screen.press(key).is_break() => break,
-                // Another size is seen when it is drawn.
+                // A new size takes effect when the screen is drawn.
                 Some(_) => {}
                 None => break,
             },
@@ -281,7 +281,7 @@ impl Row {
     }
 }
 
-/// Failed commands. A unit attention does not count: the initiator sends the command again.
+/// Returns the number of failed commands. A unit attention does not count: the initiator sends the command again.
 fn errors(by_kind: &BTreeMap<String, u64>) -> u64 {
     by_kind.iter().filter(|(kind, _)| *kind != "unit_attention").map(|(_, count)| count).sum()
 }

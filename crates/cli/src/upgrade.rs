@@ -1,4 +1,4 @@
-//! `sarsen upgrade`: the server that runs becomes the program that is installed now.
+//! `sarsen upgrade`: replaces a running server with the program that is installed now.
 
 use std::time::Duration;
 
@@ -43,14 +43,14 @@ async fn upgrade(options: &ServerOptions) -> anyhow::Result<Upgraded> {
             "upgrade works on the server's own machine; give its control socket, not a URL";
         return Err(UsageError(message.to_owned()).into());
     };
-    // What does not answer at all is told as of every other verb.
+    // If the server does not respond at all, this request returns the same error as for other verbs.
     let _: TargetList = client.get("/targets").await?;
     let old = LocalStream::connect(socket).await.context("the server closed the connection")?;
     let process = old.peer_process().context("the kernel does not say whose the socket is")?;
     handover::ask(process).with_context(|| format!("process {process} cannot be asked"))?;
     let deadline = time::now() + LIMIT;
     tokio::select! {
-        // A connection that broke has ended, too.
+        // A broken connection also means that the old server ended.
         _ = old.closed() => {}
         () = time::sleep_until(deadline) => {
             bail!("process {process} does not end; see its log");

@@ -146,7 +146,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     }
 }
 
-/// The size in bytes of a volume after it grows by this many bytes.
+/// Returns the size in bytes of a volume after `growth` is added.
 fn grown(document: &Document, name: &str, growth: &str) -> anyhow::Result<u64> {
     let wrong = |what: String| UsageError(format!("volume {name}: {what}"));
     let volume = document.volume.iter().find(|volume| volume.name == name);

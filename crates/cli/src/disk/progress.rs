@@ -1,4 +1,4 @@
-//! A progress bar on a terminal, and nothing anywhere else.
+//! A progress bar on a terminal. Without a terminal there is no output.
 
 use std::io::IsTerminal;
 

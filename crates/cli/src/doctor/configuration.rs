@@ -1,4 +1,4 @@
-//! The configuration that is to be served, and the server that runs.
+//! Checks of the configuration to be served, and of the running server.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::disk::on_a_core;
 
 const CHECK: &str = "configuration";
 
-/// Reads a configuration, as far as that is possible.
+/// Reads a configuration, as far as possible.
 pub(super) fn read(path: Option<&Path>) -> (Option<Config>, Vec<Finding>) {
     let Some(path) = path else { return (None, Vec::new()) };
     let text = match std::fs::read_to_string(path) {
@@ -42,7 +42,7 @@ pub(super) fn findings(config: &Config) -> Vec<Finding> {
     let mut findings = Vec::new();
     for volume in &config.volumes {
         let path = match &volume.store {
-            // It will be made; the folder is looked at among the disks.
+            // The server will create the file. The disk checks cover its folder.
             StoreConfig::File { path, size: Some(_), .. } if !path.exists() => continue,
             StoreConfig::File { path, .. } | StoreConfig::Iso { path } => path,
             StoreConfig::Ram { .. } | StoreConfig::Null { .. } | StoreConfig::Sg { .. } => continue,
@@ -139,7 +139,7 @@ fn orphaned(orphans: &[Orphan]) -> Option<Finding> {
     })
 }
 
-/// Values that the server reports about itself.
+/// Evaluates the figures that the server reports about itself.
 fn judge(asked: anyhow::Result<ReportedFigures>) -> RunningServer {
     const CHECK: &str = "server";
     let error = match asked {

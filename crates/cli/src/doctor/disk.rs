@@ -1,4 +1,4 @@
-//! Where volumes are to be: room, O_DIRECT, the file system, what the device below says.
+//! Checks of the places for volumes: free space, O_DIRECT, the file system, the backing device.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -40,7 +40,7 @@ struct Queue {
 pub(super) fn findings(config: Option<&Config>, paths: &[PathBuf]) -> Vec<Finding> {
     let mut places: BTreeSet<PathBuf> = paths.iter().cloned().collect();
     for volume in config.into_iter().flat_map(|config| &config.volumes) {
-        // Of a volume that is to be made the folder counts.
+        // If the file does not exist yet, its folder is checked.
         if let StoreConfig::File { path, .. } = &volume.store {
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             places.insert(match path.exists() {

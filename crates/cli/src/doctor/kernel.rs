@@ -1,4 +1,4 @@
-//! Limits of the process, the kernel, its clock, and what confines us.
+//! Checks of process limits, the kernel, its clock, and the confinement of this process.
 
 use std::fs;
 use std::time::Duration;
@@ -70,7 +70,7 @@ fn open_files(limit: Option<u64>, connections: u64, volumes: u64) -> Finding {
     }
 }
 
-/// Major and minor version.
+/// Returns the major and minor version.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.trim().split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
@@ -158,7 +158,7 @@ fn io_uring(error: Option<&str>, confinement: &Confinement) -> Finding {
 fn confinement(confinement: &Confinement) -> Finding {
     const CHECK: &str = "confinement";
     match confinement.label.as_deref() {
-        // `name (enforce)` is AppArmor's; SELinux has user:role:type:level and no mode.
+        // AppArmor writes `name (enforce)`. SELinux writes user:role:type:level without a mode.
         Some(label) if label.ends_with("(enforce)") => Finding::warning(
             CHECK,
             format!("AppArmor confines this process: {label}"),

@@ -1,8 +1,8 @@
-//! `sarsen doctor`: what is wrong with this machine for a storage server, and what to do about it.
+//! `sarsen doctor`: checks this machine for problems as a storage server, and prints remedies.
 //!
-//! Each check reads something and hands it to a pure function that judges; the judgements are what
-//! tests look at. [`kernel`] has limits, the kernel and what confines us; [`network`] interfaces, names
-//! and ports; [`disk`] the folders that are to hold volumes; [`configuration`] the file and the server.
+//! Each check reads values and passes them to a pure function that evaluates them; tests cover these functions.
+//! [`kernel`] checks limits, the kernel and the confinement of this process; [`network`] checks interfaces, names and
+//! ports; [`disk`] checks the folders for volumes; [`configuration`] checks the file and the server.
 
 mod configuration;
 mod disk;
@@ -39,9 +39,9 @@ pub(crate) struct Arguments {
 enum Level {
     /// No problem.
     Ok,
-    /// It works, but slower or less safely than it could.
+    /// The server works, but slower or less safely than possible.
     Warning,
-    /// It will fail.
+    /// The server will fail.
     Problem,
 }
 
@@ -98,7 +98,7 @@ impl Report {
         Self { problems: count(Level::Problem), warnings: count(Level::Warning), findings }
     }
 
-    /// Problems fail, warnings degrade.
+    /// Returns an error for problems, and a degraded result for warnings.
     fn verdict(&self) -> anyhow::Result<()> {
         let plural = |count: usize, word: &str| match count {
             1 => format!("1 {word}"),

@@ -1,4 +1,4 @@
-//! Interfaces, the way to peers, names, buffers, and who has the ports.
+//! Checks of interfaces, paths to peers, names, buffers, and the users of the ports.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -55,7 +55,7 @@ pub(super) fn findings(
     findings
 }
 
-/// A network interface that is not the loopback.
+/// A network interface other than the loopback.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Interface {
     name: String,
@@ -160,7 +160,7 @@ fn own_name(host: &str, addresses: &io::Result<Vec<IpAddr>>) -> Finding {
         Ok(addresses) if addresses.iter().any(|address| !address.is_loopback()) => {
             Finding::ok(CHECK, format!("{host} can be resolved"))
         }
-        // As Debian's installer leaves it: fine here, and of no use to others.
+        // Debian's installer leaves it this way. It works on this machine, but not for other machines.
         Ok(_) => Finding::ok(
             CHECK,
             format!("{host} is a loopback address here: initiators need an address or a DNS name"),
@@ -249,7 +249,7 @@ fn holder(port: u16) -> Option<String> {
     };
     match processes.into_iter().find(|process| has_it(process)) {
         Some(process) => Some(fs::read_to_string(process.join("comm")).ok()?.trim().to_owned()),
-        // Sockets of the kernel belong to no process, which only root can tell.
+        // Sockets of the kernel belong to no process. Only root can be sure of that.
         None if own == 0 => Some("the kernel (its own iSCSI target?)".to_owned()),
         None => None,
     }

@@ -1,4 +1,4 @@
-//! `sarsen lab runs|report|compare|remove`: what was measured before.
+//! `sarsen lab runs|report|compare|remove`: earlier measurements.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -26,14 +26,14 @@ pub(crate) struct Kept {
 pub(crate) struct RunsArguments {
     #[command(flatten)]
     kept: Kept,
-    /// Print them as JSON.
+    /// Print the runs as JSON.
     #[arg(long)]
     json: bool,
 }
 
 #[derive(clap::Args)]
 pub(crate) struct ReportArguments {
-    /// The number of the run.
+    /// Number of the run.
     run: i64,
     /// The format: html, md, csv, json or tex [default: tables on the terminal, or the ending of the file]
     #[arg(long)]
@@ -47,15 +47,15 @@ pub(crate) struct ReportArguments {
 
 #[derive(clap::Args)]
 pub(crate) struct CompareArguments {
-    /// The number of the first run.
+    /// Number of the first run.
     before: i64,
-    /// The number of the second run.
+    /// Number of the second run.
     after: i64,
     /// A figure to compare, such as iops or p99_us. Several may be given [default: iops, p99_us and
     /// target_cpu_us_per_io]
     #[arg(long = "figure", value_name = "NAME")]
     figures: Vec<String>,
-    /// Print it as JSON.
+    /// Print the comparison as JSON.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -64,7 +64,7 @@ pub(crate) struct CompareArguments {
 
 #[derive(clap::Args)]
 pub(crate) struct RemoveArguments {
-    /// The number of the run.
+    /// Number of the run.
     run: i64,
     #[command(flatten)]
     kept: Kept,
@@ -145,7 +145,7 @@ pub(super) fn format_of(path: &Path) -> anyhow::Result<Format> {
     })
 }
 
-/// Tables on the terminal.
+/// Prints a report as tables on the terminal.
 pub(super) fn print(document: &Report) -> anyhow::Result<()> {
     printed(terminal::write(document, None, &mut io::stdout().lock()))
 }
@@ -165,7 +165,7 @@ pub(super) fn write(
 pub(super) fn without_secret(word: &str) -> String {
     let Some((scheme, rest)) = word.split_once("://") else { return word.to_owned() };
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-    // What stands before an @ may hold another one, or a ?, and so may what follows a ?.
+    // Both the text before an @ and the text after a ? may contain more @ and ? characters.
     let (user, portal) = match authority.rsplit_once('@') {
         Some((user, portal)) => (user.split('%').next(), portal),
         None => (None, authority),

@@ -1,4 +1,4 @@
-//! A study's progress: a bar on a terminal, a line for each thing that failed anywhere.
+//! The progress of a study: a bar on a terminal, and a line for each failure.
 
 use std::io::IsTerminal;
 
@@ -37,7 +37,7 @@ impl Watcher for Progress {
     fn begins(&mut self, run: i64, measurements: usize, made: usize) {
         self.0.set_length(measurements as u64);
         self.0.set_position(made as u64);
-        // So that a run that is broken off goes on with an honest rate.
+        // Measurements of an earlier, interrupted run must not affect the estimated time.
         self.0.reset_eta();
         let known = if made == 0 { String::new() } else { format!(", {made} done already") };
         self.say(&format!("run {run}: {measurements} measurements{known}"));
@@ -55,7 +55,7 @@ impl Watcher for Progress {
         self.0.inc(1);
         match &sample.outcome {
             Outcome::Measured(_) => {}
-            // A target's own words may be in it.
+            // The reason may contain text from a target.
             Outcome::Failed(reason) => {
                 self.say(&one_line(&format!("{} failed: {reason}", sample.labels)));
             }

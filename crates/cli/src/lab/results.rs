@@ -1,4 +1,4 @@
-//! What the lab measured, for the console of a server.
+//! The results of the lab, for the console of a server.
 
 use std::path::PathBuf;
 

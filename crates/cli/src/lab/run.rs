@@ -19,7 +19,7 @@ use crate::disk::variable;
 use crate::exit::{DegradedError, UsageError, printed};
 use crate::output::note;
 
-/// The study whose figures bonnie++ measures.
+/// The study whose figures come from bonnie++.
 const LUNDEN: &str = "lunden";
 
 #[derive(clap::Args)]
@@ -170,7 +170,7 @@ fn run_lunden(arguments: &Arguments) -> anyhow::Result<Run> {
                 "name files with the output of bonnie++, or --mount FOLDER to run it there";
             return Err(UsageError(format!("{LUNDEN}: {remedy}")).into());
         }
-        // Files that are wrong are told before a run begins.
+        // Errors in the files are reported before a run begins.
         (None, files) => lunden::run_from_files(files)?,
         (Some(_), _) => Vec::new(),
     };
@@ -202,7 +202,7 @@ fn run_lunden(arguments: &Arguments) -> anyhow::Result<Run> {
 pub(super) fn find(name: &str) -> anyhow::Result<&'static dyn Study> {
     study::find(name).ok_or_else(|| {
         let known: Vec<_> = study::ALL.iter().map(|study| study.name()).collect();
-        // What is no name may be a URL in the wrong place, with a secret in it.
+        // An invalid name may be a misplaced URL with a secret.
         let is_name = name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c));
         let what = if is_name {
             format!("study {name:?} does not exist")
@@ -261,7 +261,7 @@ fn judge(run: &Run) -> anyhow::Result<()> {
         match &sample.outcome {
             Outcome::Failed(reason) => failed.push(format!("{}: {reason}", sample.labels)),
             Outcome::NotMeasured(reason) => left_out.push(format!("{}: {reason}", sample.labels)),
-            // What the network and the media can do is no result.
+            // The limits of the network and the media do not count as results.
             Outcome::Measured(_) => measured += usize::from(sample.labels.value("limit").is_none()),
         }
     }

@@ -1,5 +1,4 @@
-//! What systemd is told and what it keeps: that the server is ready, that it lives, and its listening
-//! sockets over a restart.
+//! Notifications to systemd: ready, watchdog. systemd also stores the listening sockets during a restart.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! `sarsen target url`: lines to paste where a disk is to be used.
+//! `sarsen target url`: command lines that connect a client to a disk.
 
 use clap::ValueEnum;
 use sarsen_initiator::Portal;
@@ -108,7 +108,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 fn explicit(arguments: &Arguments, portal: &Portal, target: &str) -> anyhow::Result<AccessPath> {
-    // Whoever can paste it can read it: what is no name must not become a command.
+    // Clients paste the lines into a shell: an invalid name must not become a command.
     let url = format!("iscsi://{portal}/{target}/{}", arguments.lun);
     let url: sarsen_initiator::Url = url.parse().map_err(|error| UsageError(format!("{error}")))?;
     Ok(AccessPath {

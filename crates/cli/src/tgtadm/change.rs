@@ -1,4 +1,4 @@
-//! What `tgtadm` changes: from the state as it is, the things that are to be another way, and what is to go.
+//! The changes of `tgtadm`: from the current state, the objects to apply and the objects to delete.
 
 use sarsen_node::control::schema::{Apply, ErrorCode};
 use sarsen_node::desired::document::{Account, Rule, Target, Volume};
@@ -49,7 +49,7 @@ pub(super) fn carry_out(
     for attempt in 1.. {
         let world = server.world()?;
         let steps = plan(&world, arguments)?;
-        // Who is not let in any more is logged out; with tgt he stays for as long as he likes.
+        // An initiator without permission is logged out. With tgt, its session stays open.
         let is_about_access = matches!(op, "bind" | "unbind") || mode == "account";
         match server.make(&world, steps, arguments.force || is_about_access) {
             Err(failure)
@@ -156,7 +156,7 @@ fn bind(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure> {
         return Err(Failure::RuleExists);
     }
     target.allow.retain(|rule| !is_nobody(rule));
-    // Everybody is the last rule, or the others were never asked.
+    // The rule for all initiators stays last; rules after it would have no effect.
     let is_last = target.allow.last() == Some(&Rule::default());
     let place = target.allow.len() - usize::from(is_last);
     target.allow.insert(place, rule);
@@ -240,7 +240,7 @@ fn delete_unit(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failu
 
 fn update_unit(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure> {
     let target = world.target(arguments.tid)?;
-    // The controller's parameters are nobody's.
+    // The controller has no parameters to change.
     if arguments.lun == Some(0) {
         return Ok(Steps::default());
     }
@@ -299,7 +299,7 @@ fn release(target: &mut Target, name: &str) {
     target.own_account.take_if(|own| own == name || target.chap.is_empty());
     let had_rules = !target.allow.is_empty();
     target.allow.retain(|rule| rule.account.as_deref() != Some(name));
-    // Without a rule everybody would be let in.
+    // A target without rules would permit all initiators.
     if had_rules && target.allow.is_empty() {
         target.allow.push(nobody());
     }
@@ -389,7 +389,7 @@ mod tests {
         assert_eq!(volume.serial.as_deref(), Some("beaf71"));
         assert_eq!(volume.naa.as_deref(), Some("60000000000000000e00000000070001"));
         assert_eq!(document.target[0].luns.0[&1], volume.name);
-        // And with its target it goes.
+        // The unit is deleted with its target.
         let document = after(&[NEW, UNIT, (delete_target, "--tid 7")]);
         assert_eq!(document, Document::default());
         let document = after(&[NEW, UNIT, (delete_unit, "--tid 7 --lun 1")]);

@@ -1,4 +1,4 @@
-//! `--params` of a unit: `scsi_sn=…,vendor_id=…`.
+//! The parameters of a unit in `--params`: `scsi_sn=…,vendor_id=…`.
 
 use sarsen_node::desired::document::Volume;
 use sarsen_node::import::show_as_tgt;
@@ -18,7 +18,7 @@ const HINTS: [&str; 10] = [
     "bsopts",
     "bsoflags",
 ];
-/// The caching mode page, and the bit of its third byte that says that there is a write cache (SBC-4 6.5.5).
+/// The number of the caching mode page. Bit [`WRITE_CACHE`] of its third byte enables the write cache (SBC-4 6.5.5).
 const CACHING: &str = "8";
 const WRITE_CACHE: u8 = 0x04;
 

@@ -1,4 +1,5 @@
-//! What `tgtadm --op show` prints, to the space, since scripts look at it with sed, grep and regular expressions.
+//! The output of `tgtadm --op show`. Every space is significant, since scripts parse it with sed, grep and regular
+//! expressions.
 
 use std::fmt::Write as _;
 
@@ -9,7 +10,7 @@ use super::change::is_nobody;
 use super::{Failure, ServerView, number};
 use crate::output::one_line;
 
-/// `--mode sys`.
+/// The output of `--mode sys`.
 pub(super) const SYSTEM: &str = "System:
     State: ready
     debug: off
@@ -61,7 +62,7 @@ fn target(world: &ServerView, target: &Target) -> String {
     for (lun, name) in &target.luns.0 {
         let volume = world.document.volume.iter().find(|volume| volume.name == *name);
         let served = world.volumes.iter().find(|volume| volume.name == *name);
-        // LUN 0 of other tools' targets takes the controller's place in no script that looks for its own.
+        // The output omits LUN 0 of other tools' targets, since scripts expect the controller there.
         if let Some(volume) = volume.filter(|_| *lun != 0) {
             let size = served.map_or(0, |served| served.size_bytes);
             text += &unit(&Unit::of(*lun, volume, size));
@@ -182,13 +183,13 @@ fn unit(unit: &Unit<'_>) -> String {
     )
 }
 
-/// `--mode account`.
+/// Returns the output of `--mode account`.
 pub(super) fn accounts(world: &ServerView) -> String {
     let names = world.document.account.iter().map(|account| format!("    {}\n", account.name));
     format!("Account list:\n{}", names.collect::<String>())
 }
 
-/// `--mode conn`.
+/// Returns the output of `--mode conn`.
 pub(super) fn connections(world: &ServerView, tid: Option<u32>) -> Result<String, Failure> {
     let target = world.target(tid)?;
     let mut text = String::new();
@@ -203,7 +204,7 @@ pub(super) fn connections(world: &ServerView, tid: Option<u32>) -> Result<String
     Ok(text)
 }
 
-/// `--mode portal`.
+/// Returns the output of `--mode portal`.
 pub(super) fn portals(world: &ServerView) -> String {
     let portal = |portal: &sarsen_node::desired::document::Portal| {
         format!("Portal: {},{}\n", portal.address, portal.group.unwrap_or(1))

@@ -1,4 +1,4 @@
-//! The screen of `sarsen top`: what is shown of a look, and what keys change about that.
+//! The screen of `sarsen top`: the view of a sample, and the keys that change it.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -127,7 +127,7 @@ impl Screen {
             return frame.render_widget(Paragraph::new("\nlooking…"), body);
         };
         let rows = self.rows(look);
-        // The head takes a line.
+        // The heading takes one line.
         let room = usize::from(body.height).saturating_sub(1);
         self.scrolled = self.scrolled.min(rows.len().saturating_sub(room));
         let columns: Vec<usize> = (0..NUMBERS)
@@ -136,7 +136,7 @@ impl Screen {
         let lines = rows.iter().skip(self.scrolled).take(room);
         let lines = lines.map(|row| self.line(row, &columns));
         let widths = columns.iter().map(|column| Constraint::Length(WIDTHS[*column]));
-        // A session's name is an initiator's, and long.
+        // The name of a session contains the initiator's long name.
         let names: &[u16] = if self.view == View::Sessions { &[2, 1] } else { &[1] };
         let widths = widths.chain(names.iter().map(|share| Constraint::Fill(*share)));
         let table = Table::new(lines, widths).header(self.head(&columns));
@@ -145,7 +145,7 @@ impl Screen {
 
     fn summary(&self) -> String {
         let Some(look) = &self.look else { return self.server.clone() };
-        // Not by `sum`, which makes -0 of nothing.
+        // `sum` would return -0 for an empty list.
         let sum = |of: fn(&Row) -> f64| look.volumes.iter().map(of).fold(0.0, |a, b| a + b);
         format!(
             "{}  {}  {} volumes, {} sessions in use, {:.0} IOPS, {:.1} MB/s",
@@ -385,7 +385,7 @@ mod tests {
         idle.show(Sample { unix_seconds: 0, volumes: Vec::new(), sessions: Vec::new() });
         let lines = shown(&mut idle, 120, 4);
         assert!(lines[0].contains(" 0 IOPS, 0.0 MB/s"), "{lines:?}");
-        // A window of no size at all is no reason to fall over.
+        // A window without any room must not cause a panic.
         assert_eq!(shown(&mut screen, 1, 1).len(), 1);
     }
 

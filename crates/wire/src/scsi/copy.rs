@@ -14,8 +14,8 @@ macro_rules! layout {
 }
 
 layout! {
-    /// CDB of EXTENDED COPY, whose parameter list may contain a list identifier. CDB also of RECEIVE COPY STATUS(LID1)
-    /// and similar commands, which have a LIST IDENTIFIER of one byte.
+    /// CDB of EXTENDED COPY, RECEIVE COPY STATUS(LID1) and similar commands. They have a LIST IDENTIFIER of one byte;
+    /// EXTENDED COPY has it, if any, in its parameter list.
     pub struct ShortListId {
         /// OPERATION CODE.
         pub operation_code: u8,
@@ -35,8 +35,8 @@ layout! {
 }
 
 layout! {
-    /// CDB of the commands that name an operation by a LIST IDENTIFIER of four bytes: RECEIVE COPY STATUS(LID4),
-    /// RECEIVE ROD TOKEN INFORMATION, COPY OPERATION ABORT. CDB also of REPORT ALL ROD TOKENS.
+    /// CDB of commands with a LIST IDENTIFIER of four bytes: RECEIVE COPY STATUS(LID4), RECEIVE ROD TOKEN INFORMATION,
+    /// COPY OPERATION ABORT. REPORT ALL ROD TOKENS has the same layout.
     pub struct LongListId {
         /// OPERATION CODE.
         pub operation_code: u8,
