@@ -1,8 +1,6 @@
 //! `cargo xtask ci`: all checks that a change must pass, cheapest first. The tests are last, so that the output ends
 //! with cargo's own summary.
 
-use std::num::NonZeroUsize;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -72,9 +70,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.full {
         test.args(["--", "--include-ignored"]);
     }
-    // Most proofs wait for programs and clocks most of the time.
-    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get) * 2;
-    test.env("RUST_TEST_THREADS", threads.to_string());
     // Errors of the proofs have all details already.
     test.env("RUST_LIB_BACKTRACE", "0");
     test.env(program::VARIABLE, program);
