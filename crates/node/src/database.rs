@@ -1,6 +1,6 @@
-//! The SQLite databases of the server. A database is created completely or not at all, opened with every check that
-//! SQLite has, copied, and renamed when it is damaged. SQLite stores no checksums: each record gets a [`checksum`]
-//! from its owner.
+//! The SQLite databases of the server. A database is created completely or not at all, opened with all checks of
+//! SQLite, copied, and renamed if it is damaged. SQLite stores no checksums: the owner of the database adds a
+//! [`checksum`] to each record.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -13,17 +13,17 @@ use sha2::{Digest as _, Sha256};
 
 /// Bytes of a [`checksum`].
 pub const CHECKSUM_LENGTH: usize = 16;
-/// Maximum of damaged files that are kept for one database; older ones are deleted.
+/// Maximum number of damaged files that are kept for one database. Older ones are deleted.
 const ASIDE_COUNT: usize = 3;
 /// Prefix of the names of incomplete files.
 const NEW_PREFIX: &str = ".new-database-";
-/// Pages after which the write-ahead log is moved into the database, and bytes that the log keeps then.
+/// Pages after which the write-ahead log is moved into the database, and maximum bytes of the log after that.
 const CHECKPOINT_PAGES: i64 = 256;
 const LOG_BYTES: i64 = 1 << 20;
-/// What SQLite appends to the name of a database for its own files.
+/// The suffixes that SQLite appends to the name of a database for its own files.
 const COMPANIONS: [&str; 2] = ["-wal", "-journal"];
 
-/// Why a database cannot be used.
+/// The reason why a database cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DatabaseError {
     /// The operating system reports an error on creating, opening or renaming a file.
@@ -54,15 +54,15 @@ impl From<rusqlite::Error> for DatabaseError {
     }
 }
 
-/// Whether an error reports that a database does not contain the data that was written.
+/// Returns whether an error reports that a database does not contain the data that was written.
 pub fn is_damage(error: &rusqlite::Error) -> bool {
     let code = match error {
         rusqlite::Error::SqliteFailure(failure, _) => failure.code,
         rusqlite::Error::SqlInputError { error, .. } => error.code,
-        // A value has another type, length or encoding than the value that was written.
+        // A value has another type, length or encoding than the written value.
         _ => return true,
     };
-    // The statements are constant: where SQLite does not understand one, the tables are not those that were created.
+    // The statements are constant: if SQLite does not understand one, the tables are not those that were created.
     matches!(
         code,
         ErrorCode::DatabaseCorrupt
@@ -75,26 +75,26 @@ pub fn is_damage(error: &rusqlite::Error) -> bool {
     )
 }
 
-/// The tables of a database, and the version of their content.
+/// The tables of a database, and the version of its content.
 #[derive(Clone, Copy, Debug)]
 pub struct Schema {
     /// Increases with each change of the tables.
     pub version: i32,
-    /// Statements, which SQLite stores word for word.
+    /// The statements, which SQLite stores word for word.
     pub tables: &'static [&'static str],
 }
 
-/// How transactions survive a crash.
+/// The journal that protects transactions against a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Journal {
-    /// A write-ahead log: the fastest. If the end of the log is damaged, the last transactions are missing without an
-    /// error: the owner has to detect that.
+    /// A write-ahead log, which is the fastest. If the end of the log is damaged, the last transactions are missing
+    /// without an error. The owner must detect that.
     WriteAhead,
-    /// A rollback journal: while nothing is written, the database is the only file.
+    /// A rollback journal. While nothing is written, the database is the only file.
     Rollback,
 }
 
-/// A record's checksum: truncated SHA-256 of its parts and their lengths.
+/// Returns a record's checksum: the truncated SHA-256 of its parts and their lengths.
 pub fn checksum(parts: &[&[u8]]) -> [u8; CHECKSUM_LENGTH] {
     let mut hash = Sha256::new();
     for part in parts {
@@ -106,8 +106,8 @@ pub fn checksum(parts: &[&[u8]]) -> [u8; CHECKSUM_LENGTH] {
     cut
 }
 
-/// Sets SQLite up to distrust the file: it runs no code from a schema, checks cells when it reads pages, and maps no
-/// memory, where a truncated file would end the process.
+/// Configures SQLite to distrust the file. It runs no code from a schema, checks cells when it reads pages, and maps no
+/// memory, where a truncated file would kill the process.
 pub fn harden(connection: &Connection) -> rusqlite::Result<()> {
     for (setting, value) in [
         (DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true),
@@ -129,8 +129,8 @@ pub fn check_integrity(connection: &Connection) -> Result<(), DatabaseError> {
     }
 }
 
-/// Creates an empty database for its owner alone, completely and durably or not at all; an existing one stays. `fill`
-/// writes its first records.
+/// Creates an empty database that only its owner can access, completely and durably or not at all. An existing one
+/// stays. `fill` writes its first records.
 pub fn create(
     path: &Path,
     schema: Schema,
@@ -154,8 +154,7 @@ pub fn create(
     Ok(sync_folder(path)?)
 }
 
-/// Opens a database for this program alone and checks its structure. Its owner has to check the content of its
-/// records.
+/// Opens a database exclusively, and checks its structure. Its owner must check the content of its records.
 pub(crate) fn open(
     path: &Path,
     schema: Schema,
@@ -165,12 +164,12 @@ pub(crate) fn open(
     if !fs::metadata(path)?.is_file() {
         return Err(damaged("it is not a regular file"));
     }
-    // SQLite would open a read-only file for reading, and take an empty file for a new database.
+    // SQLite would open a read-only file for reading, and treat an empty file as a new database.
     if OpenOptions::new().read(true).write(true).open(path)?.metadata()?.len() == 0 {
         return Err(damaged("it is empty"));
     }
     let connection = connect(path)?;
-    // Exclusive mode: no file of shared memory, which SQLite would map.
+    // Exclusive mode avoids a file of shared memory, which SQLite would map.
     connection.execute_batch("PRAGMA locking_mode = EXCLUSIVE")?;
     let wanted = match journal {
         Journal::WriteAhead => "wal",
@@ -192,7 +191,7 @@ pub(crate) fn open(
     Ok(connection)
 }
 
-/// Replaces the database at `path` by a copy of another, durably.
+/// Replaces the database at `path` by a copy of another one, durably.
 pub(crate) fn copy(connection: &Connection, path: &Path) -> Result<(), DatabaseError> {
     let new = new_file(path)?;
     let target =
@@ -212,8 +211,8 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     sync_folder(path)
 }
 
-/// Renames a damaged database to `NAME.damaged-N`, durably, and returns its new name. Of the renamed ones, the latest
-/// are kept.
+/// Renames a damaged database to `NAME.damaged-N`, durably, and returns its new name. Only the latest damaged files are
+/// kept.
 pub(crate) fn put_aside(path: &Path) -> io::Result<PathBuf> {
     let mut prefix = path.file_stem().unwrap_or_default().to_owned();
     prefix.push(".damaged-");
@@ -249,7 +248,7 @@ pub(crate) fn put_aside(path: &Path) -> io::Result<PathBuf> {
     Ok(new)
 }
 
-/// Opens a database without a check, to read the remaining data.
+/// Opens a database without checks, to read the remaining data.
 pub(crate) fn open_damaged(path: &Path) -> Result<Connection, DatabaseError> {
     let connection = connect(path)?;
     connection.execute_batch("PRAGMA locking_mode = EXCLUSIVE")?;
@@ -267,7 +266,7 @@ pub(crate) fn sweep(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the write-ahead log has changes that are not in the database yet.
+/// Returns whether the write-ahead log has changes that are not in the database yet.
 pub(crate) fn has_log(path: &Path) -> bool {
     fs::metadata(with_suffix(path, COMPANIONS[0])).is_ok_and(|log| log.len() != 0)
 }
@@ -296,7 +295,8 @@ fn check_schema(connection: &Connection, schema: Schema) -> Result<(), DatabaseE
     }
 }
 
-/// Creates an empty file for the owner alone, in the folder of `path`; it is deleted unless it gets a name.
+/// Creates an empty file that only its owner can access, in the folder of `path`. It is deleted unless it is persisted
+/// under a name.
 fn new_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
     tempfile::Builder::new().prefix(NEW_PREFIX).tempfile_in(folder_of(path))
 }

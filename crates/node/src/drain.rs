@@ -1,6 +1,5 @@
-//! Targets that are taken out of service for a while, and sessions that are asked to go: new ones
-//! are turned away or sent on, those that are there are asked to log out, and are dropped when
-//! their time is over.
+//! Draining of targets, and logouts of sessions. New sessions are rejected or redirected. Existing sessions are asked
+//! to log out, and are terminated at the end of their grace time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,26 +13,26 @@ use tokio::sync::{oneshot, watch};
 use crate::config::Redirect;
 use crate::fronts::iscsi::{Mailbox, Message};
 
-/// A session that was dropped ends when its store answers; longer than this nobody waits.
+/// Maximum time to wait for terminated sessions, which end when their store answers.
 const ENDING_LIMIT: Duration = Duration::from_secs(30);
 
-/// The targets that take no sessions now. Looked at when a session begins.
+/// The targets that accept no sessions now. They are looked up when a session begins.
 #[derive(Default)]
 pub(crate) struct Drains {
     by_target: Mutex<BTreeMap<String, Drained>>,
-    /// Those that are about to be removed.
+    /// The targets that are about to be removed.
     going: Mutex<BTreeSet<String>>,
 }
 
 struct Drained {
     redirect: Option<Redirect>,
-    /// Sessions are still being waited for.
+    /// The drain still waits for sessions.
     is_under_way: bool,
-    /// Told, or dropped, when the target is in service again.
+    /// Notified, or dropped, when the target is in service again.
     ended: watch::Sender<bool>,
 }
 
-/// How far a target is out of service.
+/// The service state of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Service {
     In,
@@ -41,25 +40,25 @@ pub(crate) enum Service {
     Out,
 }
 
-/// A target is being drained already.
+/// The error that a target is being drained already.
 #[derive(Debug)]
 pub(crate) struct UnderWay;
 
-/// What became of the sessions that were asked to log out.
+/// The result of the logouts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) asked: usize,
-    /// In time.
+    /// Number of sessions that logged out in time.
     pub(crate) logged_out: usize,
-    /// Ended by us.
+    /// Number of sessions that the server terminated.
     pub(crate) dropped: usize,
-    /// Of those, the ones that a store still holds.
+    /// Number of terminated sessions that a store still holds.
     pub(crate) ending: usize,
-    /// The target was taken back into service first: who was left stays.
+    /// The target was put back into service before the end. Remaining sessions stay.
     pub(crate) is_called_off: bool,
 }
 
-/// A drain that is under way; the target stays out of service when it has ended.
+/// A drain in progress. The target stays out of service after its end.
 pub(crate) struct Draining {
     drains: Arc<Drains>,
     target: String,
@@ -75,23 +74,23 @@ impl Drains {
         self.going.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// No session begins with a target that is about to be removed.
+    /// Rejects new sessions of a target that is about to be removed.
     pub(crate) fn hold(&self, target: &str) {
         self.going().insert(target.to_owned());
     }
 
-    /// It stays after all.
+    /// Permits sessions of a target that is not removed after all.
     pub(crate) fn release(&self, target: &str) {
         self.going().remove(target);
     }
 
-    /// It has gone; one that comes by its name is in service.
+    /// Forgets a removed target. A new target with its name is in service.
     pub(crate) fn forget(&self, target: &str) {
         self.release(target);
         self.end(target);
     }
 
-    /// Takes a target out of service: from here on new sessions are turned away.
+    /// Takes a target out of service. New sessions are rejected from then on.
     pub(crate) fn begin(
         self: &Arc<Self>,
         target: &str,
@@ -107,13 +106,13 @@ impl Drains {
         Ok(Draining { drains: self.clone(), target: target.to_owned(), ended })
     }
 
-    /// Takes a target back into service. False if it was not out of it.
+    /// Puts a target back into service. Returns false if it was in service.
     pub(crate) fn end(&self, target: &str) -> bool {
         let ended = self.by_target().remove(target);
         ended.map(|drained| drained.ended.send_replace(true)).is_some()
     }
 
-    /// How far a target is out of service, and where its initiators are sent.
+    /// Returns the service state of a target, and the redirection of its initiators.
     pub(crate) fn service(&self, target: &str) -> (Service, Option<Redirect>) {
         match self.by_target().get(target) {
             None => (Service::In, None),
@@ -124,8 +123,7 @@ impl Drains {
         }
     }
 
-    /// Why a session with a target is not to begin, if it is out of service or, `configured`,
-    /// elsewhere.
+    /// Returns the reason to refuse a session with a target, if it is out of service or redirected by `configured`.
     pub(crate) fn refusal(&self, target: &str, configured: Option<&Redirect>) -> Option<Refusal> {
         if self.going().contains(target) {
             return Some(RefusalReason::NotInService.into());
@@ -146,7 +144,7 @@ impl Drains {
 }
 
 impl Draining {
-    /// Asks the target's sessions to go, and sees that they do.
+    /// Asks the target's sessions to log out, and terminates the remaining ones.
     pub(crate) async fn run(mut self, sessions: Vec<Vec<Mailbox>>, grace: Duration) -> Outcome {
         let called_off = async {
             let _ = self.ended.wait_for(|ended| *ended).await;
@@ -158,7 +156,7 @@ impl Draining {
 impl Drop for Draining {
     fn drop(&mut self) {
         let mut by_target = self.drains.by_target();
-        // It may have been called off, and begun again since: then its sender is gone.
+        // If the drain was cancelled and begun again since, its sender was dropped.
         if self.ended.has_changed().is_ok()
             && let Some(drained) = by_target.get_mut(&self.target)
         {
@@ -167,9 +165,8 @@ impl Drop for Draining {
     }
 }
 
-/// Asks sessions to log out (RFC 7143 §11.9.1), each by the mailboxes of its connections, waits
-/// until they have or their time is over, and drops those that are left, unless it is called off
-/// first.
+/// Asks sessions to log out (RFC 7143 §11.9.1), each by the mailboxes of its connections. Waits until they have logged
+/// out or the grace time is over, and terminates the remaining ones, unless `called_off` resolves first.
 pub(crate) async fn send_away(
     sessions: &[Vec<Mailbox>],
     grace: Duration,
@@ -178,7 +175,7 @@ pub(crate) async fn send_away(
     let seconds = u16::try_from(grace.as_secs()).unwrap_or(u16::MAX);
     let deadline = time::now() + grace;
     for mailbox in sessions.iter().flatten() {
-        // A connection that is gone has closed its mailbox.
+        // A closed connection has closed its mailbox.
         let _ = mailbox.send(Message::RequestLogout { seconds });
     }
     let is_called_off = tokio::select! {
@@ -257,7 +254,7 @@ mod tests {
         assert_eq!(drains.service(TARGET).0, Service::Out);
     }
 
-    /// One goes when it is asked, the other when it is told.
+    /// One session ends after the request to log out, the other one after its termination.
     #[test]
     fn rfc7143_11_9_1_sessions_are_asked_first_and_dropped_when_their_time_is_over() {
         let (polite, mut polite_messages) = mpsc::unbounded_channel();

@@ -1,5 +1,4 @@
-//! What stands in the way of a server or a change, for who answers with a code: what was named is not there, or
-//! somebody else has it.
+//! Classes of errors, for callers that return an error code: an object does not exist, or it is in use.
 
 use std::error::Error;
 use std::io::{self, ErrorKind};
@@ -8,17 +7,17 @@ use std::iter::successors;
 use crate::desired::StateError;
 use crate::{ChangeError, StartError};
 
-/// What can be told apart without reading a message.
+/// A class of errors that a caller can distinguish without the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorClass {
-    /// A file, a folder or a device that was named is not there.
+    /// A named file, folder or device does not exist.
     Missing,
-    /// Somebody else has it.
+    /// Another party uses the object.
     Taken,
 }
 
 impl ErrorClass {
-    /// What the system's own error says, wherever it is among the sources of `error`.
+    /// Returns the class of the system's error among the sources of `error`.
     pub fn below(error: &(dyn Error + 'static)) -> Option<Self> {
         let chain = successors(Some(error), |error| (*error).source());
         match chain.filter_map(|error| error.downcast_ref::<io::Error>()).last()?.kind() {
@@ -30,7 +29,7 @@ impl ErrorClass {
 }
 
 impl StartError {
-    /// What stands in the way, if it is one of these.
+    /// Returns the class of the error, if it has one.
     pub fn error_class(&self) -> Option<ErrorClass> {
         match self {
             Self::Store { source, .. } if source.is_in_use() => Some(ErrorClass::Taken),
@@ -42,7 +41,7 @@ impl StartError {
 }
 
 impl ChangeError {
-    /// What stands in the way, if it is one of these.
+    /// Returns the class of the error, if it has one.
     pub fn error_class(&self) -> Option<ErrorClass> {
         match self {
             Self::Open(error) => error.error_class(),

@@ -1,5 +1,5 @@
-//! The health of a volume: whether its backing can be used. Any thread that finds a problem reports it here. The
-//! volume's store and its unit act on it at once, and the engine reports it as a problem.
+//! The health of a volume: whether its backing is usable. Any thread that finds a problem reports it here. The volume's
+//! store and its unit act on it at once, and the engine reports it as a problem.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use sarsen_scsi::{Condition, LogicalUnit};
 
-/// Whether a volume can be used. A reason follows the volume's name in a sentence, and contains the remedy.
+/// The health of a volume. A reason follows the volume's name in a sentence, and contains the remedy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum VolumeHealth {
     /// Completely usable.
@@ -18,7 +18,7 @@ pub(crate) enum VolumeHealth {
         /// `takes no writes: …`.
         reason: String,
     },
-    /// No command that needs its medium is carried out.
+    /// Commands that need its medium fail.
     OutOfService {
         /// `is out of service: …`.
         reason: String,
@@ -43,17 +43,17 @@ pub(crate) enum Level {
     OutOfService = 2,
 }
 
-/// The health of one volume, from when it is opened until it is closed.
+/// The health of one volume, from its opening to its closing.
 #[derive(Default)]
 pub(crate) struct Health {
-    /// Read by each request.
+    /// The level, which each request reads.
     level: AtomicU8,
     reports: Mutex<BTreeMap<Aspect, VolumeHealth>>,
     unit: OnceLock<Weak<LogicalUnit>>,
 }
 
 impl Health {
-    /// From now on, `unit` reports the health to its initiators.
+    /// Attaches the unit that reports the health to its initiators from now on.
     pub(crate) fn attach(&self, unit: Weak<LogicalUnit>) {
         let reports = self.reports();
         let _ = self.unit.set(unit);
@@ -64,7 +64,7 @@ impl Health {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The operations that a store may carry out now.
+    /// Returns the operations that a store may execute now.
     #[inline]
     pub(crate) fn level(&self) -> Level {
         match self.level.load(Ordering::Acquire) {
@@ -88,7 +88,7 @@ impl Health {
         was_well && !is_well
     }
 
-    /// All aspects together: the worst of the reports.
+    /// Returns the worst of all reports.
     pub(crate) fn current(&self) -> VolumeHealth {
         let reports = self.reports();
         let is_out = |health: &&VolumeHealth| matches!(health, VolumeHealth::OutOfService { .. });
@@ -96,7 +96,7 @@ impl Health {
         worst.cloned().unwrap_or_default()
     }
 
-    /// The last report about one aspect.
+    /// Returns the last report about one aspect.
     pub(crate) fn of(&self, aspect: Aspect) -> VolumeHealth {
         self.reports().get(&aspect).cloned().unwrap_or_default()
     }

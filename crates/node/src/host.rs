@@ -1,4 +1,4 @@
-//! What the device servers need of the world: the clock, randomness, and cores to work on.
+//! The services of the host for the device servers: the clock, randomness, and cores that execute work.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, UNIX_EPOCH};
@@ -7,7 +7,7 @@ use sarsen_io::cores::Cores;
 use sarsen_io::{random, time};
 use sarsen_scsi::{Host, Work};
 
-/// See the module. It does not keep the cores from ending; work that they have not finished then is
+/// The services of the host. They do not keep the cores running: work that is unfinished at the end of the cores is
 /// dropped.
 pub(crate) struct ServerHost {
     cores: Weak<Cores>,

@@ -1,5 +1,5 @@
-//! The name server's client: registers the targets where initiators ask for them (iSNS, RFC 4171),
-//! on a thread of its own. Whatever becomes of the name server, it neither delays nor ends serving.
+//! The iSNS client (RFC 4171), which registers the targets with an iSNS server, on its own thread. Problems with the
+//! iSNS server never delay or end the service.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -21,32 +21,32 @@ use tracing::{debug, info, warn};
 use crate::config::{self, IsnsConfig};
 use crate::fronts::iscsi::Front;
 
-/// A name server that does not take a connection by then is tried again.
+/// Maximum time of a connection attempt to the iSNS server.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// Between attempts: the first pause, which doubles, and the longest.
+/// The first and the longest pause between attempts. Each pause is twice the previous one.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// A registration that has stood for so long makes the next pause the first one again.
+/// Minimum duration of a registration that resets the pause to the first one.
 const STANDING: Duration = Duration::from_secs(60);
-/// The server's end waits no longer than this for the name server to take the targets away.
+/// Maximum time that the shutdown waits for the deregistration.
 const DEPARTURE_LIMIT: Duration = Duration::from_secs(2);
-/// Asked of the name server: silence after which it forgets us.
+/// The requested registration period: if the server is silent for this time, the iSNS server may deregister it.
 const REGISTRATION_PERIOD_SECONDS: u32 = 600;
-/// Calls of name servers that are heard at a time, at each address.
+/// Maximum number of concurrent connections from iSNS servers, at each address.
 const MAX_CALLS: usize = 8;
-/// A call that is silent for so long is ended.
+/// Maximum idle time of a connection from an iSNS server.
 const CALL_LIMIT: Duration = Duration::from_secs(60);
-/// Notices that wait for the client.
+/// Maximum number of notices that wait for the client.
 const MAX_NOTICES: usize = 16;
 const SCRATCH_LENGTH: usize = 16 * 1024;
 
-/// The client; dropping it takes the targets away from the name server, in a few seconds or not.
+/// The client. Its drop deregisters the targets, and gives up after a few seconds.
 pub(crate) struct Isns {
     leaving: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Isns {
-    /// Registers, and stays registered. `notices` listen at [`notice_addresses`].
+    /// Starts a thread that registers the targets and keeps them registered. `notices` listen at [`notice_addresses`].
     pub(crate) fn start(
         config: IsnsConfig,
         notices: Vec<Listener>,
@@ -57,7 +57,7 @@ impl Isns {
         Ok(Self { leaving, thread: Some(thread) })
     }
 
-    /// Begins to take the targets away.
+    /// Begins the deregistration.
     pub(crate) fn leave(&self) {
         self.leaving.send_replace(true);
     }
@@ -67,20 +67,21 @@ impl Drop for Isns {
     fn drop(&mut self) {
         self.leave();
         if let Some(thread) = self.thread.take() {
-            // A panic there has been reported.
+            // A panic of the thread was reported already.
             let _ = thread.join();
         }
     }
 }
 
-/// Where the name server may call: one port for each address that portals have.
+/// Returns the addresses at which the server accepts connections of the iSNS server: one port for each address of the
+/// portals.
 pub(crate) fn notice_addresses(
     config: Option<&IsnsConfig>,
     portals: &[config::Portal],
 ) -> Vec<SocketAddr> {
     let Some(port) = config.and_then(|config| config.notice_port) else { return Vec::new() };
     let hosts: BTreeSet<IpAddr> = portals.iter().map(|portal| portal.address.ip()).collect();
-    // One on all addresses has those of its family, too.
+    // A portal on all addresses includes the other addresses of its family.
     let is_own = |host: &&IpAddr| {
         host.is_unspecified()
             || !hosts.iter().any(|all| all.is_unspecified() && all.is_ipv4() == host.is_ipv4())
@@ -114,7 +115,8 @@ async fn run(
     }
 }
 
-/// Two servers of one host listen on different ports.
+/// Returns the default entity identifier. It contains the port, because two servers on one host listen on different
+/// ports.
 fn default_identifier(front: &Front) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = host.trim();
@@ -122,7 +124,7 @@ fn default_identifier(front: &Front) -> String {
     format!("{}:{port}", if host.is_empty() { "sarsen" } else { host })
 }
 
-/// Why a connection to the name server has ended.
+/// The reason why a connection to the iSNS server has ended.
 enum Disconnection {
     Left,
     Lost(String),
@@ -143,10 +145,10 @@ impl From<ClientError> for Disconnection {
 struct Registrar {
     identifier: String,
     server: String,
-    /// Where the name server may call.
+    /// The addresses at which the server accepts connections of the iSNS server.
     notices: Vec<SocketAddr>,
     front: Arc<Front>,
-    /// What was warned of last: it is not repeated.
+    /// The last logged problem, which is not logged again.
     last_trouble: String,
 }
 
@@ -178,7 +180,7 @@ impl Registrar {
             if began.elapsed() >= STANDING {
                 pause = first;
             }
-            // Servers that lost the same name server do not all come back at once.
+            // The jitter spreads the connection attempts of many servers that lost the same iSNS server.
             let jitter = random::number() % (pause.as_millis() as u64 / 2 + 1);
             let until = time::now() + pause + Duration::from_millis(jitter);
             pause = (pause * 2).min(longest);
@@ -189,7 +191,7 @@ impl Registrar {
         }
     }
 
-    /// Registers over a connection, and keeps it so until the connection ends.
+    /// Registers the targets over a connection, and keeps them registered until the connection ends.
     async fn register(
         &mut self,
         stream: Stream,
@@ -279,8 +281,8 @@ impl Registrar {
         }
     }
 
-    /// What there is to register. A portal on all addresses is told by the one by which the name
-    /// server is reached, `local`.
+    /// Returns the registered entity. For a portal on all addresses, it has the `local` address that reaches the iSNS
+    /// server.
     fn entity(&self, local: IpAddr) -> Entity {
         let portal = |portal: &config::Portal| {
             let host = match portal.address.ip() {
@@ -329,7 +331,7 @@ async fn connect(server: &str) -> io::Result<Stream> {
     }
 }
 
-/// Receives and sends what is there to be.
+/// Receives and sends as much as possible without waiting.
 fn exchange(stream: &Stream, client: &mut Client, scratch: &mut [u8]) -> Result<(), Disconnection> {
     loop {
         match stream.try_receive(&mut [], scratch) {
@@ -349,7 +351,7 @@ fn exchange(stream: &Stream, client: &mut Client, scratch: &mut [u8]) -> Result<
     Ok(())
 }
 
-/// Answers the name server's calls.
+/// Answers requests of the iSNS server.
 async fn hear(listener: &Listener, teller: &mpsc::Sender<Notice>) {
     let mut calls = FuturesUnordered::new();
     loop {
@@ -386,7 +388,7 @@ async fn answer_call(socket: TcpStream, teller: &mpsc::Sender<Notice>) -> io::Re
                     let heard = answerer.handle_input(&scratch[..count]);
                     let (answers, notices) = heard.map_err(io::Error::other)?;
                     output = answers;
-                    // One more among so many says nothing new.
+                    // If the queue is full, a further notice has no new information.
                     notices.into_iter().for_each(|notice| drop(teller.try_send(notice)));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

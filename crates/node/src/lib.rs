@@ -1,5 +1,5 @@
-//! The server: [`config`] says what it is to be, [`stores`] are the disks that do I/O, `fronts`
-//! speak to clients, [`server`] starts all of it and ends it in good order.
+//! The server. [`config`] is its configuration, [`stores`] are the disks that do I/O, `fronts` communicate with
+//! clients, and [`server`] starts everything and shuts it down.
 
 mod access;
 pub mod config;

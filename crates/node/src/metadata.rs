@@ -1,5 +1,5 @@
-//! Where a volume keeps what outlives the server: a folder with one file for each record, each
-//! with a header that tells damage and strangers apart.
+//! Persistent records of a volume: a folder with one file for each record. Each file has a header that reveals damage
+//! and files of other programs.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -19,26 +19,26 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::config::{StoreConfig, VolumeConfig};
 use crate::stores::{LOCK_TIMEOUT, OpenMode, StoreError};
 
-/// What a file volume's path gets for the folder that lies beside it.
+/// The suffix that turns a volume's path into its state folder.
 const FOLDER_SUFFIX: &str = ".state";
 const FOLDER_MODE: u32 = 0o700;
-/// The longest content of a record.
+/// Maximum length of a record's content.
 const CONTENT_LIMIT: usize = 64 << 20;
 
 const MAGIC: [u8; 8] = *b"sarsen\x1ar";
 const VERSION: u32 = 1;
 
-/// The beginning of each file.
+/// The header of each file.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Header {
     magic: [u8; 8],
     version: U32,
-    /// Bytes of the content, which is all that follows.
+    /// Length of the content in bytes. Nothing follows the content.
     length: U32,
-    /// The record's name, then zeroes.
+    /// The record's name, padded with zeroes.
     name: [u8; 24],
-    /// CRC32C of all before it and of the content.
+    /// CRC32C of all previous fields and of the content.
     checksum: [u8; 4],
 }
 
@@ -49,25 +49,25 @@ const _: () = assert!(HEADER_LENGTH == 44);
 /// The records of one volume.
 pub(crate) struct Records {
     files: [(Record, RecordFile); Record::ALL.len()],
-    /// Locked while this lives, where it was there from the start.
+    /// The folder, which stays locked while this lives, if it existed at the opening.
     _folder: Option<fs::File>,
 }
 
-/// The records of a volume, where it keeps any. All of them have been read once: a damaged one is an
-/// error here already.
+/// Opens the records of a volume, if it has any. All of them are read once, so that a damaged one is an error already
+/// here.
 pub(crate) fn open(
     volume: &VolumeConfig,
     open_mode: OpenMode,
 ) -> Result<Option<Arc<dyn Keeper>>, StoreError> {
     let StoreConfig::File { path, state, .. } = &volume.store else { return Ok(None) };
-    // Several servers may serve a file that none of them writes.
+    // Several servers may serve a read-only file at once.
     if volume.read_only {
         return Ok(None);
     }
     let folder = match state {
         Some(folder) => {
             match open_mode {
-                // Reservations and keys are not forgotten since their file system is away.
+                // Missing reservations and keys mean that their file system is unavailable, not that they were deleted.
                 OpenMode::Existing { has_state: true, .. } if !folder.exists() => {
                     return Err(StoreError::Gone { path: folder.clone() });
                 }
@@ -93,13 +93,13 @@ fn make(folder: &Path) -> Result<(), StoreError> {
         Err(source) if source.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
         made => made.map_err(system("make the folder for the state"))?,
     }
-    // What is in it is durable, and so is its name (fsync(2)).
+    // The folder's name must be durable, too, not only its content (fsync(2)).
     let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
     let parent = fs::File::open(parent.unwrap_or(Path::new(".")));
     parent.and_then(|parent| parent.sync_all()).map_err(system("make its name durable"))
 }
 
-/// The folder beside a file volume, for what it keeps.
+/// Returns the state folder next to a file volume.
 pub(crate) fn beside(path: &Path) -> PathBuf {
     let mut folder = path.as_os_str().to_owned();
     folder.push(FOLDER_SUFFIX);
@@ -107,7 +107,7 @@ pub(crate) fn beside(path: &Path) -> PathBuf {
 }
 
 impl Records {
-    /// The records in a folder, which need not be there; those that are there are sound.
+    /// Opens the records in a folder, and checks the existing ones. The folder may be missing.
     fn open(folder: &Path) -> Result<Self, StoreError> {
         let records = Self {
             files: Record::ALL.map(|record| (record, RecordFile::new(folder.join(record.name())))),
@@ -127,7 +127,7 @@ impl Records {
     }
 }
 
-/// Locks a folder that is there against other servers.
+/// Locks an existing folder against other servers.
 fn lock(folder: &Path) -> Result<Option<fs::File>, StoreError> {
     let system = |source| StoreError::System {
         path: folder.to_owned(),
@@ -160,7 +160,7 @@ impl Keeper for Records {
         };
         decode(record, bytes).map(Some).map_err(|problem| {
             let remedy = match record {
-                // Without it what is encrypted is lost.
+                // Without the key, the encrypted data is lost.
                 Record::Key => "restore it from a copy".into(),
                 _ => format!(
                     "restore it from a copy, or remove it to start without the {} that it kept",
@@ -204,7 +204,7 @@ fn encode(record: Record, content: &[u8]) -> Vec<u8> {
     [header.as_bytes(), content].concat()
 }
 
-/// The content of a record's file, or what is wrong with it.
+/// Returns the content of a record's file, or the problem of the file.
 fn decode(record: Record, mut bytes: Vec<u8>) -> Result<Vec<u8>, &'static str> {
     let Ok((header, content)) = Header::ref_from_prefix(&bytes) else {
         return Err("is damaged (it is too short)");

@@ -1,4 +1,4 @@
-//! What is counted, as OpenMetrics text.
+//! The metrics, as OpenMetrics text.
 
 mod machine;
 pub(crate) mod text;
@@ -19,14 +19,13 @@ use crate::control::ApiRefusal;
 use crate::fronts::iscsi::Full;
 use crate::statistics::{Exposition, Statistics};
 
-/// What the text is (OpenMetrics 1.0.0).
+/// The content type of the text (OpenMetrics 1.0.0).
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The reason of a handshake that is broken off before the login.
+/// The reason of a TLS handshake that fails before the login.
 const CERTIFICATE: &str = "certificate";
 
-/// See the module. Counted where a login ends, never on the way of a command: what commands do is in
-/// the statistics.
+/// The metrics. They are counted at the end of a login, never during a command; the statistics count commands.
 pub(crate) struct Metrics {
     registry: Registry,
     machine: Machine,
@@ -44,16 +43,16 @@ pub(crate) struct Metrics {
     api_refused: Family<Refused, Counter>,
 }
 
-/// What there is at a moment.
+/// Values at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct MetricsSnapshot {
     pub(crate) sessions: usize,
     pub(crate) connections: usize,
-    /// Bytes that commands have of the memory that all share.
+    /// Bytes of the shared memory that commands use.
     pub(crate) memory: usize,
-    /// How often a command had to wait for memory.
+    /// Number of commands that had to wait for memory.
     pub(crate) memory_waits: usize,
-    /// How often a command was refused because there was no memory for its unsolicited data.
+    /// Number of commands that were refused because there was no memory for their unsolicited data.
     pub(crate) memory_refusals: usize,
 }
 
@@ -103,7 +102,7 @@ impl Default for Metrics {
         for refusal in ApiRefusal::ALL {
             drop(api_refused.get_or_create(&Refused { reason: refusal.name() }));
         }
-        // From the start on, so that the first burst is a rise that alerts see.
+        // All counters exist from the start, so that alerts see the first increase.
         let reasons = RefusalReason::ALL.iter().map(|reason| reason.name());
         for reason in reasons.chain([CERTIFICATE]) {
             drop(refused.get_or_create(&Refused { reason }));
@@ -133,47 +132,47 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// A connection was let in.
+    /// Counts a permitted connection.
     pub(crate) fn permit(&self) {
         self.logins.inc();
     }
 
-    /// A login was refused.
+    /// Counts a refused login.
     pub(crate) fn refused(&self, reason: RefusalReason) {
         self.refused.get_or_create(&Refused { reason: reason.name() }).inc();
     }
 
-    /// A handshake was broken off before the login, for want of a client certificate that holds.
+    /// Counts a handshake that failed before the login, because the client had no valid certificate.
     pub(crate) fn refused_certificate(&self) {
         self.refused.get_or_create(&Refused { reason: CERTIFICATE }).inc();
     }
 
-    /// The port of the API refused a request.
+    /// Counts a request that the port of the API refused.
     pub(crate) fn api_refused(&self, refusal: ApiRefusal) {
         self.api_refused.get_or_create(&Refused { reason: refusal.name() }).inc();
     }
 
-    /// So many sessions were ended, for access was revoked.
+    /// Counts sessions that were terminated because their access was revoked.
     pub(crate) fn revoked(&self, sessions: usize) {
         self.revoked.inc_by(sessions as u64);
     }
 
-    /// A connection was closed as it came.
+    /// Counts a connection that was closed immediately.
     pub(crate) fn rejected(&self, limit: &'static str) {
         self.rejected.get_or_create(&RejectedLabels { limit }).inc();
     }
 
-    /// So many things are not as they are desired from here on.
+    /// Sets the number of current problems.
     pub(crate) fn lacks(&self, problems: usize) {
         self.problems.set(i64::try_from(problems).unwrap_or(i64::MAX));
     }
 
-    /// From now on, these are the open volumes.
+    /// Sets the open volumes.
     pub(crate) fn show_volumes(&self, volumes: Vec<VolumeSpace>) {
         self.machine.show(volumes);
     }
 
-    /// All of it, with what there is at this moment.
+    /// Returns all metrics, with the values of this moment.
     pub(crate) fn render(&self, moment: MetricsSnapshot) -> String {
         for (gauge, value) in [
             (&self.sessions, moment.sessions),
@@ -185,7 +184,7 @@ impl Metrics {
         self.memory_waits.inner().store(moment.memory_waits as u64, Ordering::Relaxed);
         self.memory_refusals.inner().store(moment.memory_refusals as u64, Ordering::Relaxed);
         let mut text = String::new();
-        // A String takes everything.
+        // Writes to a String cannot fail.
         let _ = open_metrics::encode(&mut text, &self.registry);
         text
     }
@@ -238,7 +237,7 @@ mod tests {
         assert_eq!(text.matches("# EOF").count(), 1);
     }
 
-    /// The names that follow `sarsen_` in a text.
+    /// Returns the names that follow `sarsen_` in a text.
     fn names(text: &str) -> BTreeSet<&str> {
         let is_part = |c: char| c.is_ascii_lowercase() || c == '_';
         let names = text.match_indices("sarsen_").map(|(at, _)| {

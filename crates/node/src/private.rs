@@ -1,5 +1,5 @@
-//! Permissions of the state folder: only the owner may read and write its files. The program creates new files so;
-//! this module changes files that an earlier version left open to other users.
+//! Permissions of the state folder: only the owner may read and write its files. The program creates new files with
+//! these permissions. This module corrects files that an earlier version left open to other users.
 
 use std::fs::{self, Metadata, Permissions};
 use std::io;
@@ -14,11 +14,11 @@ const FILE_MODE: u32 = 0o600;
 const FOLDER_MODE: u32 = 0o700;
 /// Permissions of other users on a file.
 const OTHERS: u32 = 0o077;
-/// Prefixes of the names of the server's own files: the server must not change other files in the folder.
+/// Prefixes of the names of the server's own files. The server must not change other files in the folder.
 const OWN: [&str; 4] = ["state.", "state-copy.", "events.", "api."];
 
-/// Removes the permissions of other users on the server's files in this folder. A file that cannot be changed is
-/// logged, and stays.
+/// Removes the permissions of other users on the server's files in this folder. If a file cannot be changed, the server
+/// logs it and leaves the file unchanged.
 pub(crate) fn close(folder: &Path) {
     let Ok(metadata) = fs::symlink_metadata(folder) else { return };
     let mut changed = 0;

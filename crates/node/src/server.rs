@@ -1,5 +1,5 @@
-//! The server: opens what the configuration names, all or nothing, serves it, and ends so that
-//! everything it promised is on disk.
+//! The server. It opens all objects of the configuration or none, serves them, and shuts down so that all acknowledged
+//! data is on disk.
 
 use std::io;
 use std::net::SocketAddr;
@@ -32,12 +32,11 @@ use crate::tls::TlsError;
 
 /// Interval at which the server tries missing objects again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
-/// Maximum time of the shutdown beyond the time that initiators have to log out, for any number of disks that do not
-/// respond.
+/// Maximum time of the shutdown beyond the grace time of initiators, for any number of disks that do not respond.
 const END_LIMIT: Duration = Duration::from_secs(6);
 /// Part of that time that is reserved for flushes.
 const FLUSH_LIMIT: Duration = Duration::from_millis(1500);
-/// Time that the shutdown waits for a change in progress, and for requests of the API.
+/// Maximum time that the shutdown waits for a change in progress, and for requests of the API.
 const CHANGE_LIMIT: Duration = Duration::from_secs(1);
 /// How often the end of the server checks whether its cores are still held.
 const HELD_INTERVAL: Duration = Duration::from_millis(1);
@@ -47,7 +46,7 @@ const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of these intervals between checks of the volumes' files.
 const HEALTH_SHOWN_EACH_LOOK: usize = 4;
 
-/// Why a server did not start. Nothing of it is left running.
+/// The reason why a server did not start. No part of it is left running.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The configuration is wrong.
@@ -56,9 +55,9 @@ pub enum StartError {
     /// A volume could not be opened.
     #[error("volume {volume}: {source}")]
     Store {
-        /// Its name.
+        /// The name of the volume.
         volume: String,
-        /// What is wrong and what to do.
+        /// The problem and its remedy.
         source: StoreError,
     },
     /// A portal could not be opened.
@@ -74,7 +73,7 @@ pub enum StartError {
     Tls {
         /// The portal.
         address: SocketAddr,
-        /// What is wrong with which file.
+        /// The problem and its file.
         source: TlsError,
     },
     /// The threads or the file engine could not be started.
@@ -91,7 +90,7 @@ pub enum StartError {
     /// The state cannot be opened.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The state does not go with the server's own settings.
+    /// The state contradicts the server's own settings.
     #[error("the state: {0}")]
     Invalid(#[from] Invalid),
     /// The API cannot be served.
@@ -102,13 +101,13 @@ pub enum StartError {
     Digest,
 }
 
-/// Why an access state was not set.
+/// The reason why an access state was not set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SetAccessError {
     /// There is no such target.
     #[error("target {0} does not exist")]
     NoTarget(String),
-    /// The target refused.
+    /// The target rejected the change.
     #[error(transparent)]
     Access(#[from] AccessError),
 }
@@ -144,24 +143,24 @@ fn control_remedy(error: &io::Error) -> &'static str {
     }
 }
 
-/// A logical unit as clients reach it.
+/// A logical unit that clients can reach.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Export {
-    /// The volume.
+    /// The name of the volume.
     pub volume: String,
     /// The target's name.
     pub target: String,
     /// The logical unit number.
     pub lun: u16,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// A URL for libiscsi and QEMU, one for each portal; with TLS, for our own initiator alone.
+    /// URLs for libiscsi and QEMU, one for each portal. With TLS, only sarsen's own initiator understands them.
     pub urls: Vec<String>,
 }
 
-/// A server that runs.
+/// A running server.
 pub struct Server {
-    /// First, so that they end before what they speak of.
+    /// The first fields are dropped first: the interfaces end before the objects that they report.
     web: Option<Web>,
     control: Option<Control>,
     isns: Option<Isns>,
@@ -172,13 +171,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts what `config` names, or nothing.
+    /// Starts all objects of `config`, or none.
     pub fn start(config: Config) -> Result<Self, StartError> {
         Self::start_layered(config, |_, store| store)
     }
 
-    /// The same with a layer of the caller's over the store of each volume, which is named: what it
-    /// sees is what clients ask of the volume.
+    /// Starts the server with a layer of the caller over the store of each volume, whose name it receives. The layer
+    /// sees all requests of clients to the volume.
     pub fn start_layered(
         config: Config,
         layer: impl Fn(&str, Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync + 'static,
@@ -235,15 +234,15 @@ impl Server {
         Ok(Self { web, control, isns, cores, engine, desired, lab })
     }
 
-    /// Opens what `desired`, which is finished, has and this server has not yet, and finds out who uses
-    /// what would be taken away. Nobody sees anything of it until it is made; to drop it is to undo it.
-    /// Blocks the thread.
+    /// Opens the objects that are in `desired`, a finished configuration, and not running, and finds the sessions that
+    /// would lose something. Clients do not notice it until the change is made. A dropped change is undone. Blocks the
+    /// thread.
     pub fn prepare(&self, desired: Config) -> Result<Prepared, ChangeError> {
         self.engine.prepare(desired, Cause::Edit)
     }
 
-    /// Takes over a changed configuration, secrets included: all of it or, where something is wrong with
-    /// it or in use, nothing. Sessions that are not let in any more are ended.
+    /// Applies a changed configuration, including secrets: as a whole or, if a part is wrong or in use, not at all.
+    /// Sessions that are not permitted any more are terminated.
     pub async fn reload(&self, desired: Config) -> Result<ChangeOutcome, ChangeError> {
         let reloading = threads::aside(reload(self.engine.clone(), self.desired.clone(), desired));
         reloading.await.unwrap_or_else(|_| Err(ChangeError::BrokeOff))
@@ -260,7 +259,7 @@ impl Server {
         reattach(self.engine.clone(), self.desired.clone(), volume.to_owned(), grace).await
     }
 
-    /// Tries regularly to open missing objects, and checks the files of volumes. Does not end.
+    /// Tries regularly to open missing objects, and checks the files of volumes. This future never ends.
     pub async fn retry(&self) {
         tokio::join!(self.retry_missing(), self.watch_backings());
     }
@@ -287,37 +286,37 @@ impl Server {
         }
     }
 
-    /// One of the volumes that do not respond, if there is one.
+    /// Returns one of the volumes that do not respond, if there are any.
     pub fn silent_volume(&self) -> Option<String> {
         self.engine.silent_volume()
     }
 
-    /// What it runs by.
+    /// Returns the configuration in force.
     pub fn config(&self) -> Config {
         self.engine.config()
     }
 
-    /// What clients can reach, in the order of the configuration.
+    /// Returns the exported units, in the order of the configuration.
     pub fn exports(&self) -> Vec<Export> {
         self.engine.exports()
     }
 
-    /// The portals, with the ports that were taken.
+    /// Returns the portals with their actual ports.
     pub fn portals(&self) -> Vec<Portal> {
         self.engine.front.portals.configs()
     }
 
-    /// Where the API and the console are on the network.
+    /// Returns the network URL of the API and the console.
     pub fn api_url(&self) -> Option<String> {
         self.web.as_ref().map(Web::url)
     }
 
-    /// A target device by its iSCSI name.
+    /// Returns a target device by its iSCSI name.
     pub fn target_device(&self, name: &str) -> Option<Arc<TargetDevice>> {
         self.engine.front.targets.find(name).map(|target| target.device)
     }
 
-    /// Brings a portal group of a target into an access state; its initiators are told (SPC-4
+    /// Sets the access state of a target's portal group. The target reports the change to its initiators (SPC-4
     /// 5.15.2.7).
     pub fn set_access_state(
         &self,
@@ -330,33 +329,33 @@ impl Server {
         Ok(device.set_access_state(group, state)?)
     }
 
-    /// Looks at the certificates of portals now, instead of when the next connection comes in.
+    /// Checks the certificates of portals now, instead of at the next connection.
     pub fn reload_certificates(&self) {
         self.engine.reload_certificates();
     }
 
-    /// Shows what the lab measured to who asks from now on.
+    /// Returns the results of the lab to clients from now on.
     pub fn show_lab(&self, results: Arc<dyn LabResults>) {
         self.lab.take(results);
     }
 
-    /// The metrics, as OpenMetrics text.
+    /// Returns the metrics as OpenMetrics text.
     pub fn metrics(&self) -> String {
         self.engine.metrics()
     }
 
-    /// Ends when every core has shown that it is not stuck; false if one is gone.
+    /// Waits until every core has responded. Returns false if a core has ended.
     pub async fn pulse(&self) -> bool {
         self.cores.pulse().await
     }
 
-    /// How files are read and written.
+    /// Returns the engine that reads and writes files.
     pub fn file_engine(&self) -> FileEngine {
         self.cores.file_engine()
     }
 
-    /// Ends when no change is under way, and none will be: one that waits for its sessions to go is called off,
-    /// as if it had never been asked for.
+    /// Ends all changes, and waits until none is in progress. A change that waits for logouts is aborted without
+    /// effect.
     pub async fn end_changes(&self) {
         self.engine.end_changes();
         if let Some(desired) = &self.desired {
@@ -365,13 +364,13 @@ impl Server {
     }
 
     /// Shuts the server down: it accepts no new connections, initiators have `grace` to log out, commands in flight
-    /// finish, and every store is flushed. Returns whether all of it succeeded; the log has the failures. The
-    /// shutdown does not wait for disks that do not respond: it ends at most a few seconds after `grace`, and the
-    /// threads that wait for such a disk stay until the process ends.
+    /// finish, and every store is flushed. Returns whether all of it succeeded; the log has the failures. The shutdown
+    /// does not wait for disks that do not respond. It ends a few seconds after `grace` at the latest, and the threads
+    /// that wait for such a disk stay until the process ends.
     pub async fn shutdown(mut self, grace: Duration) -> bool {
         let deadline = time::now() + grace + END_LIMIT;
         self.engine.front.access.events.tell(&Occurrence::ServerStopping);
-        // Who asked for one is still there to be told, and so is the thread whose timers it waits by.
+        // Changes end first: their callers can still receive the answer, and the thread of their timers still runs.
         let mut is_clean = within(CHANGE_LIMIT, self.end_changes()).await.is_some();
         if !is_clean {
             error!("a change does not end: the server stops without waiting for it");
@@ -392,10 +391,10 @@ impl Server {
         is_clean &= is_flushed;
         let left = || {
             let left = deadline.saturating_duration_since(time::now());
-            // Operations of a disk that was not flushed hardly end now.
+            // Operations of a disk that was not flushed will probably not end now.
             if is_flushed { left } else { left.min(FLUSH_LIMIT / 3) }
         };
-        // It has had all that time to say that it leaves.
+        // The deregistration has had this time to finish.
         let isns = self.isns.take();
         is_clean &=
             ended_within(left(), "the registration at the name server", || drop(isns)).await;
@@ -420,14 +419,14 @@ impl Server {
         if ending.is_err() || !answer.await.unwrap_or(false) {
             error!("disks have not ended operations: their effect on the disks is not known");
             is_clean = false;
-            // Closing their files may wait for the disk, too.
+            // Closing their files could also wait for the disk.
             std::mem::forget(self.engine);
         }
         is_clean
     }
 }
 
-/// An engine that has applied `config`: to start is to change nothing into it.
+/// Returns an engine that has applied `config`. A start is a change from an empty configuration.
 pub(crate) fn start_engine(
     config: Config,
     cores: &Arc<Cores>,
@@ -444,7 +443,7 @@ pub(crate) fn start_engine(
     Ok(engine)
 }
 
-/// Applies a configuration that was read again, secrets included. Blocks the thread.
+/// Applies a reread configuration, including secrets. Blocks the thread.
 pub(crate) async fn reload(
     engine: Arc<Engine>,
     state: Option<Arc<Desired>>,
@@ -463,8 +462,8 @@ pub(crate) async fn reload(
     Ok(made)
 }
 
-/// Listens at the address that the name server calls. If only portals of the state have the address, it may be
-/// missing like these portals.
+/// Listens at the addresses for connections of the iSNS server. If only portals of the state have an address, the
+/// address may be missing, as these portals may.
 fn listen_for_notices(
     config: &Config,
     managed: Option<&Managed>,
@@ -507,7 +506,7 @@ pub(crate) async fn reattach(
     reattaching.await.unwrap_or_else(|_| Err(ChangeError::BrokeOff.into()))
 }
 
-/// The result of a future, if it ends in time.
+/// Returns the result of a future, if it ends in time.
 async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         done = work => Some(done),
@@ -515,7 +514,7 @@ async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> 
     }
 }
 
-/// Runs a function that may block for long on a separate thread. Returns whether it ended in time.
+/// Runs a function that may block for a long time on a separate thread. Returns whether it ended in time.
 async fn ended_within(limit: Duration, what: &str, work: impl FnOnce() + Send + 'static) -> bool {
     let (sender, ended) = oneshot::channel();
     let thread = threads::spawn("ending", move || {
@@ -529,7 +528,7 @@ async fn ended_within(limit: Duration, what: &str, work: impl FnOnce() + Send + 
     is_ended
 }
 
-/// Takes as many descriptors as the system gives, and says if that is too few.
+/// Raises the limit of open files as far as possible, and logs a warning if it is too low.
 fn check_descriptors(limits: &Limits) {
     match sarsen_io::descriptors::raise_limit() {
         Ok(given) if given < limits.connections as u64 => warn!(

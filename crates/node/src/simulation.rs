@@ -1,6 +1,6 @@
-//! The server for a simulation: the same state, engine, policy and front as [`crate::Server`], started by the same
-//! functions, on one core without a thread. Left out are the API, the name server, the log of events and the sockets;
-//! the simulation hands over connections.
+//! The server in a simulation. It has the same state, engine, policy and front as [`crate::Server`], started by the
+//! same functions, on one core without a thread. It has no API, no iSNS client, no log of events and no sockets; the
+//! simulation provides connections.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,17 +16,17 @@ use crate::engine::{ChangeError, ChangeOutcome, Engine};
 use crate::fronts::iscsi::serve_simulated;
 use crate::server::{StartError, reload, start_engine};
 
-/// See the module. The thread's randomness must have a seed, or portals would be sockets.
+/// A server in a simulation. The thread's randomness must have a seed; otherwise portals would be sockets.
 pub struct SimulatedServer {
     engine: Arc<Engine>,
     desired: Option<Arc<Desired>>,
-    /// The engine does not keep them.
+    /// The cores, which the engine does not keep alive.
     _cores: Arc<Cores>,
 }
 
 impl SimulatedServer {
-    /// Starts by `config`, which is finished, and by the state in a folder where one is given. The future is the
-    /// server's core: it must run for as long as the server does.
+    /// Starts with `config`, a finished configuration, and with the state in a folder if one is given. The future is
+    /// the server's core. It must run as long as the server does.
     pub fn start(
         config: Config,
         state: Option<&Path>,
@@ -48,12 +48,12 @@ impl SimulatedServer {
         Ok((Self { engine, desired: desired.map(Arc::new), _cores: cores }, core))
     }
 
-    /// The state, where it has one.
+    /// Returns the state, if the server has one.
     pub fn desired(&self) -> Option<&Arc<Desired>> {
         self.desired.as_ref()
     }
 
-    /// What it runs by.
+    /// Returns the configuration in force.
     pub fn config(&self) -> Config {
         self.engine.config()
     }
@@ -63,24 +63,24 @@ impl SimulatedServer {
         reload(self.engine.clone(), self.desired.clone(), config).await
     }
 
-    /// Serves a connection to its end; `None` where no portal has its local address.
+    /// Serves a connection to its end. Returns `None` if no portal has its local address.
     pub fn serve(&self, stream: Stream) -> Option<impl Future<Output = ()> + 'static> {
         serve_simulated(self.engine.front.clone(), stream)
     }
 
-    /// Ends all sessions as a server does that ends in good order.
+    /// Ends all sessions in the same way as an orderly shutdown.
     pub async fn end_sessions(&self, grace: Duration) {
         self.engine.end_changes();
         self.engine.front.end_sessions(grace).await;
     }
 
-    /// How many sessions there are.
+    /// Returns the number of sessions.
     pub fn session_count(&self) -> usize {
         self.engine.front.sessions.count()
     }
 
-    /// A defect, for a test to find: the rules of `config` are in force, and the server goes on showing those that it
-    /// runs by.
+    /// Injects a defect that a test must find: the rules of `config` are in force, but the server reports those of its
+    /// own configuration.
     pub fn misapply(&self, config: &Config) -> Result<(), ConfigError> {
         self.engine.front.access.put_in_force(Policy::compile(config, None)?);
         Ok(())

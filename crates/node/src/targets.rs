@@ -1,4 +1,4 @@
-//! The targets that the server has, by name.
+//! The targets of the server, by name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -13,14 +13,14 @@ use crate::config::Redirect;
 pub(crate) struct Target {
     pub(crate) device: Arc<TargetDevice>,
     pub(crate) alias: Option<String>,
-    /// The portal groups that it is reached through: all unless given.
+    /// The portal groups through which it is reachable. Default: all.
     pub(crate) groups: Option<BTreeSet<u16>>,
-    /// Where it is instead.
+    /// The address to which the target redirects initiators.
     pub(crate) redirect: Option<Redirect>,
 }
 
 impl Target {
-    /// One that is here, and reached through every portal.
+    /// Creates a target without a redirection, reachable through all portals.
     #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn of_device(device: Arc<TargetDevice>) -> Self {
         Self { device, alias: None, groups: None, redirect: None }
@@ -31,11 +31,11 @@ impl Target {
     }
 }
 
-/// All targets. Looked at when a session begins, never on the way of a command.
+/// All targets. They are looked up when a session begins, never during a command.
 #[derive(Default)]
 pub(crate) struct Targets {
     by_name: RwLock<BTreeMap<String, Target>>,
-    /// Told when a target comes, goes or changes.
+    /// Notified when a target is added, removed or changed.
     changes: watch::Sender<()>,
 }
 
@@ -45,7 +45,7 @@ impl Targets {
         self.change(vec![target], &[]);
     }
 
-    /// Some come or take the places of others, some go: all at once for whoever looks.
+    /// Adds or replaces some targets and removes others, in one step for all readers.
     pub(crate) fn change(&self, come: Vec<Target>, gone: &[String]) {
         let mut by_name = self.by_name.write().unwrap_or_else(PoisonError::into_inner);
         gone.iter().for_each(|name| drop(by_name.remove(name)));
@@ -54,12 +54,12 @@ impl Targets {
         self.tell();
     }
 
-    /// Tells those who follow the targets, also when what leads to them has changed.
+    /// Notifies the receivers of [`Self::changes`], also after a change of portals.
     pub(crate) fn tell(&self) {
         self.changes.send_replace(());
     }
 
-    /// Tells when a target has come, gone or changed.
+    /// Returns a receiver that is notified when a target is added, removed or changed.
     pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
     }
@@ -68,7 +68,7 @@ impl Targets {
         self.by_name.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
 
-    /// All of them, by name.
+    /// Returns all targets, by name.
     pub(crate) fn all(&self) -> Vec<Target> {
         self.by_name.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }

@@ -1,7 +1,7 @@
-//! Certificates of portals, and of those who come to them.
+//! Certificates of portals and of their clients.
 //!
-//! A portal's files are looked at again when a connection comes in, so that a certificate can be
-//! renewed while the server runs. What is wrong with new ones is told once; the old ones stay.
+//! The files of a portal are checked again when a connection arrives, so that a certificate can be renewed while the
+//! server runs. Errors in new files are logged once, and the old certificates stay in use.
 
 mod certificate;
 mod client;
@@ -29,10 +29,10 @@ pub(crate) use self::client::{Untrusted, client_config, fingerprint};
 use self::verifier::ClientVerifier;
 use crate::config::TlsConfig;
 
-/// How often the files are looked at, at most.
+/// Minimum interval between two checks of the files.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is wrong with a portal's files, and what to do.
+/// An error in a portal's files, and its remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be used.
@@ -41,63 +41,63 @@ pub enum TlsError {
     /// What is in the file is no certificate.
     #[error("{path}: the file contains no valid certificate; create it again")]
     NotACertificate {
-        /// Which file.
+        /// The path of the file.
         path: PathBuf,
     },
     /// A certificate does not hold any more.
     #[error("{path}: the certificate expired at {at}; renew it")]
     Expired {
-        /// Which file.
+        /// The path of the file.
         path: PathBuf,
-        /// When.
+        /// The time of the expiry.
         at: String,
     },
     /// A certificate does not hold yet.
     #[error("{path}: the certificate is not valid before {from}; check this machine's clock")]
     NotYet {
-        /// Which file.
+        /// The path of the file.
         path: PathBuf,
-        /// From when.
+        /// The beginning of its validity.
         from: String,
     },
-    /// The key is that of another certificate.
+    /// The key belongs to another certificate.
     #[error(
         "the private key {key} does not belong to the first certificate in {certificate}: put the \
          two that belong together there, the portal's own certificate first"
     )]
     WrongKey {
-        /// The key's file.
+        /// The path of the key's file.
         key: PathBuf,
-        /// The certificate's file.
+        /// The path of the certificate's file.
         certificate: PathBuf,
     },
-    /// There is nobody whom a client could believe.
+    /// This machine has no CA certificates that a client could trust.
     #[error(
         "this machine has no list of whom it trusts to vouch for servers (ca-certificates): give the server's own \
          certificate with --ca"
     )]
     NoAuthorities,
-    /// It is a kind of key or certificate that cannot be used.
+    /// The kind of the key or certificate is not supported.
     #[error(
         "{path} cannot be used: {source}; use ECDSA P-256 or P-384, Ed25519, or RSA with 2048 bits"
     )]
     Unusable {
-        /// Which file.
+        /// The path of the file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         #[source]
         source: rustls::Error,
     },
 }
 
 impl TlsConfig {
-    /// Reads the files and says what is wrong with them. Blocks the thread.
+    /// Reads the files and returns the first error in them. Blocks the thread.
     pub fn check(&self) -> Result<(), TlsError> {
         Loaded::read(self).map(drop)
     }
 }
 
-/// A portal's certificates, as its files have them.
+/// A portal's certificates from its files.
 pub(crate) struct Tls {
     config: TlsConfig,
     state: Mutex<TlsState>,
@@ -109,10 +109,10 @@ struct TlsState {
     look_again: Instant,
 }
 
-/// What tells that a file was replaced or changed; `None` where it is not there.
+/// A stamp that reveals whether a file was replaced or changed; `None` if it does not exist.
 type FileStamp = Option<(u64, u64, SystemTime)>;
 
-/// What was read at one time: a connection's whole handshake goes by one.
+/// The content of the files at one time. A handshake uses the same content throughout.
 pub(crate) struct Loaded {
     pub(crate) server: Arc<ServerConfig>,
     clients: Option<Arc<ClientVerifier>>,
@@ -128,7 +128,7 @@ impl Tls {
         Ok(Self { config: config.clone(), state })
     }
 
-    /// What the files hold for a connection that comes in now, or held when they were last right.
+    /// Returns the content of the files for a new connection, or the last valid content.
     pub(crate) fn current(&self, now: Instant) -> Arc<Loaded> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if now >= state.look_again {
@@ -138,13 +138,13 @@ impl Tls {
         state.loaded.clone()
     }
 
-    /// Looks at the files now.
+    /// Checks the files now.
     pub(crate) fn reload(&self) {
         self.look(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     fn look(&self, state: &mut TlsState) {
-        // Before they are read: what changes meanwhile is seen the next time.
+        // The stamps are taken before the files are read, so that a change meanwhile is seen the next time.
         let stamps = stamps(&self.config);
         if stamps == state.stamps {
             return;
@@ -200,14 +200,15 @@ impl Loaded {
             source => TlsError::Unusable { path: key.clone(), source },
         };
         let mut server = builder.with_single_cert(chain, private_key).map_err(wrong)?;
-        // A session lasts for days and its connection is one; a ticket that was not read when a
-        // client closes would make a reset of its end.
+        // A session lasts for days and has one connection, so tickets are useless. An unread ticket would turn the
+        // client's close into a reset.
         server.send_tls13_tickets = 0;
         server.session_storage = Arc::new(NoServerSessionStorage {});
         Ok(Self { server: Arc::new(server), clients })
     }
 
-    /// Who came, by what it showed in its handshake: nobody, if that does not hold now.
+    /// Returns the client's identity by its certificate, or `None` without a certificate. A certificate that is invalid
+    /// now is an error.
     pub(crate) fn client(
         &self,
         chain: &[CertificateDer<'_>],
@@ -247,7 +248,7 @@ fn unix_time() -> UnixTime {
     UnixTime::since_unix_epoch(since.unwrap_or_default())
 }
 
-/// Why a handshake failed, for the log.
+/// Returns the reason of a failed handshake, for the log.
 pub(crate) fn reason(error: &io::Error) -> String {
     use rustls::Error as Tls;
     match sarsen_io::tls::cause(error) {
@@ -264,7 +265,7 @@ pub(crate) fn reason(error: &io::Error) -> String {
     }
 }
 
-/// Whether a handshake failed for want of a certificate that holds.
+/// Returns whether a handshake failed because the client had no valid certificate.
 pub(crate) fn is_about_the_clients_certificate(error: &io::Error) -> bool {
     matches!(
         sarsen_io::tls::cause(error),

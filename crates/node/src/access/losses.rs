@@ -1,4 +1,4 @@
-//! What a change takes away, and from whom.
+//! The objects that a change withdraws from sessions.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -11,27 +11,27 @@ use sarsen_wire::iscsi::Isid;
 use super::{Access, ConnectionRecord, Policy, moved};
 use crate::fronts::iscsi::Portal;
 
-/// Something that is taken away, or is not what it was.
+/// An object that is closed or changed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Object {
     /// A portal.
     Portal(SocketAddr),
-    /// A target, or its way through a portal group.
+    /// A target, or its access through a portal group.
     Target(String),
     /// A volume.
     Volume(String),
-    /// A target's logical unit, whose volume stays.
+    /// A logical unit of a target, whose volume stays open.
     Lun {
         /// The target.
         target: String,
-        /// The number.
+        /// The LUN.
         lun: u16,
     },
     /// Access to a target, or to discovery.
     Access(Option<String>),
 }
 
-/// As a message names it.
+/// Displays the object as in a message.
 impl fmt::Display for Object {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -45,27 +45,27 @@ impl fmt::Display for Object {
     }
 }
 
-/// All that a change takes away. The default takes away nothing.
+/// All objects that a change withdraws. The default withdraws none.
 #[derive(Default)]
 pub(crate) struct Losses {
     pub(crate) portals: Vec<Arc<Portal>>,
     pub(crate) targets: BTreeMap<String, TargetLoss>,
-    /// Later connections never had the units that were deferred by then.
+    /// The number of the last connection when the units were withheld. Later connections never had these units.
     pub(crate) deferred_at: Option<u64>,
 }
 
-/// What is taken away of a target.
+/// The withdrawn part of a target.
 #[derive(Debug)]
 pub(crate) enum TargetLoss {
     All,
     Part { groups: BTreeSet<u16>, luns: BTreeMap<u16, Object> },
 }
 
-/// A session by what tells sessions apart (RFC 7143 §4.4.3).
+/// The identity of a session (RFC 7143 §4.4.3).
 pub(crate) type SessionKey = (String, Isid, Option<String>);
 
 impl Losses {
-    /// What this guest has and would lose. Its policy is not looked at.
+    /// Returns the object that this connection would lose. This ignores the policy.
     pub(super) fn of(&self, number: u64, record: &ConnectionRecord) -> Option<Object> {
         if self.portals.iter().any(|portal| Arc::ptr_eq(portal, &record.portal)) {
             return Some(Object::Portal(record.portal.address));
@@ -90,8 +90,8 @@ fn shows(view: &LunView, own: u16) -> bool {
 }
 
 impl Access {
-    /// The sessions that would lose something if this policy took the place of the one that holds, with
-    /// these losses; and the first thing that each would lose.
+    /// Returns the sessions that would lose something by these losses, or if this policy replaced the current one, each
+    /// with the first lost object.
     pub(crate) fn losers(&self, losses: &Losses, policy: &Policy) -> HashMap<SessionKey, Object> {
         let state = self.state();
         let mut losers = HashMap::new();
@@ -112,13 +112,13 @@ impl Access {
         losers
     }
 
-    /// The number of the last guest that came.
+    /// Returns the number of the last permitted connection.
     pub(crate) fn last_record(&self) -> u64 {
         self.state().last_record
     }
 }
 
-/// Whether a changed view shows less than before, or another unit anywhere.
+/// Returns whether a changed view shows fewer units than before, permits less, or shows another unit at any LUN.
 fn takes_away(before: &LunView, after: &LunView) -> bool {
     let own = |view: &LunView| {
         let numbers = view.numbers.as_ref()?;

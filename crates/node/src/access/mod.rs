@@ -1,5 +1,5 @@
-//! Who gets in: the [`policy`] of the moment, and everybody who is in by it. When another policy takes its
-//! place, whoever it would not let in is ended.
+//! Access control: the current [`policy`], and all connections that it permits. When another policy replaces it, the
+//! server terminates the sessions that the new one does not permit.
 
 mod losses;
 mod policy;
@@ -27,10 +27,10 @@ use crate::metrics::Metrics;
 use crate::targets::Targets;
 use crate::tls::ClientCertificate;
 
-/// Revocations that are remembered; the oldest is forgotten first.
+/// Maximum number of remembered revocations. The oldest is dropped first.
 const REVOKED: usize = 1024;
 
-/// See the module.
+/// The current policy and the permitted connections.
 #[derive(Default)]
 pub(crate) struct Access {
     state: Mutex<AccessRecords>,
@@ -44,20 +44,20 @@ struct AccessRecords {
     policy: Arc<Policy>,
     last_record: u64,
     records: BTreeMap<u64, ConnectionRecord>,
-    /// Initiators, and the targets that they know of.
+    /// Initiators whose access was revoked, and the targets that they know of.
     revoked: VecDeque<(String, Option<String>)>,
 }
 
-/// Where a connection comes from, and what it has shown before its login.
+/// The origin of a connection, and the certificate that it presented before its login.
 #[derive(Clone)]
 pub(crate) struct Origin {
     pub(crate) peer: SocketAddr,
-    /// What was verified.
+    /// The verified certificate.
     pub(crate) certificate: Option<ClientCertificate>,
     pub(crate) portal: Arc<Portal>,
 }
 
-/// A connection that was let in.
+/// A permitted connection.
 struct ConnectionRecord {
     initiator: String,
     isid: Isid,
@@ -67,12 +67,12 @@ struct ConnectionRecord {
     peer: SocketAddr,
     portal: Arc<Portal>,
     view: LunView,
-    /// The session's, once there is one.
+    /// The session's nexus, once it exists.
     nexus: Option<u64>,
     mailbox: mpsc::UnboundedSender<Message>,
 }
 
-/// A connection's leave to be here; whoever holds it hears of changes by its mailbox.
+/// The registration of a permitted connection, which is notified of changes by its mailbox.
 pub(crate) struct AccessGuard {
     access: Arc<Access>,
     number: u64,
@@ -85,8 +85,8 @@ impl Drop for AccessGuard {
 }
 
 impl AccessGuard {
-    /// The session's nexus, which was opened with the view that came with the pass. Gives the view of
-    /// this moment, if that has become another one.
+    /// Sets the session's nexus, which was opened with the view that came with the guard. Returns the current view if
+    /// it has changed since.
     pub(crate) fn use_nexus(&self, nexus: u64, opened_with: &LunView) -> Option<LunView> {
         let mut state = self.access.state();
         let record = state.records.get_mut(&self.number)?;
@@ -105,7 +105,7 @@ impl ConnectionRecord {
         }
     }
 
-    /// RFC 7143 §4.4.3: what tells sessions apart.
+    /// Returns the identity of the session (RFC 7143 §4.4.3).
     fn session(&self) -> (&str, Isid, Option<&str>) {
         (&self.initiator, self.isid, self.target.as_deref())
     }
@@ -125,7 +125,7 @@ impl ConnectionRecord {
         }
     }
 
-    /// Ends the session; its initiator is told.
+    /// Terminates the session, and notifies its initiator.
     fn terminate(&self, why: &str, reason: &str) {
         warn!(
             peer = %self.peer,
@@ -141,20 +141,20 @@ impl ConnectionRecord {
 }
 
 impl Access {
-    /// Lets in whom `policy` lets in.
+    /// Creates access control by `policy`.
     #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn new(policy: Policy) -> Self {
         let state = AccessRecords { policy: Arc::new(policy), ..AccessRecords::default() };
         Self { state: Mutex::new(state), ..Self::default() }
     }
 
-    /// Has another policy decide, without a word to those that the one before let in.
+    /// Replaces the policy, without a check of the sessions that the previous one permitted.
     #[cfg(feature = "simulation")]
     pub(crate) fn put_in_force(&self, policy: Policy) {
         self.state().policy = Arc::new(policy);
     }
 
-    /// Tells what happens there.
+    /// Reports events to this log.
     pub(crate) fn telling(self, events: EventLog) -> Self {
         Self { events: Arc::new(events), ..self }
     }
@@ -163,12 +163,13 @@ impl Access {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The policy of this moment.
+    /// Returns the current policy.
     pub(crate) fn policy(&self) -> Arc<Policy> {
         self.state().policy.clone()
     }
 
-    /// Whether an initiator may know of a target, and what it has to prove to get in.
+    /// Returns the authentication that an initiator needs at a target, or the reason why it must not know of the
+    /// target.
     pub(crate) fn look(
         &self,
         admission: &Admission,
@@ -180,12 +181,12 @@ impl Access {
         requirement.cloned().map_err(|reason| state.of_the_past(admission, reason))
     }
 
-    /// Whether an initiator is told of a target.
+    /// Returns whether discovery reports a target to an initiator.
     pub(crate) fn shows(&self, target: &str, initiator: &str, peer: SocketAddr) -> bool {
         self.policy().look(Some(target), initiator, peer.ip()).is_ok()
     }
 
-    /// Whether who wants to use a target has to prove who he is.
+    /// Returns whether initiators must authenticate at a target.
     pub(crate) fn requires_authentication(&self, target: &str) -> bool {
         self.policy().requires_authentication(target)
     }
@@ -205,7 +206,7 @@ impl Access {
         self.policy().own_credentials(admission.target_name.as_deref()).cloned()
     }
 
-    /// Whether who has proved to be `account` is let in.
+    /// Checks whether an initiator that authenticated as `account` is permitted.
     pub(crate) fn authorize(
         &self,
         admission: &Admission,
@@ -215,8 +216,8 @@ impl Access {
         self.state().permit(admission, account, origin).map(drop)
     }
 
-    /// Lets a connection in whose login is done, if the policy of this moment does: it may not be the
-    /// one that the login began with. Gives what it is shown.
+    /// Registers a connection whose login is complete, if the current policy permits it, which may differ from the
+    /// policy at the beginning of the login. Returns the units that it is shown.
     pub(crate) fn enter(
         self: &Arc<Self>,
         admission: &Admission,
@@ -230,7 +231,7 @@ impl Access {
         }
         let session =
             (&*admission.initiator_name, admission.isid, admission.target_name.as_deref());
-        // The connections of a session are ways to the same units.
+        // All connections of a session must have the same units.
         let is_shown_otherwise =
             |record: &ConnectionRecord| record.session() == session && record.view != view;
         if admission.tsih != 0 && state.records.values().any(is_shown_otherwise) {
@@ -255,9 +256,9 @@ impl Access {
         Ok((AccessGuard { access: self.clone(), number }, view))
     }
 
-    /// Another policy takes the place of this one. Whoever it does not let in is ended, and so is who
-    /// would find another unit at a number: a number means one disk for as long as a session lasts.
-    /// Who has what is lost is ended as well. Gives how many sessions were ended.
+    /// Replaces the policy. It terminates the sessions that the new policy does not permit, and those that would find
+    /// another unit at a LUN. A LUN must denote one disk during a session. It also terminates the sessions that would
+    /// lose an object. Returns the number of terminated sessions.
     pub(crate) fn replace(&self, policy: Arc<Policy>, targets: &Targets, losses: &Losses) -> usize {
         let mut state = self.state();
         let old = std::mem::replace(&mut state.policy, policy);
@@ -277,7 +278,7 @@ impl Access {
                 Err(reason) => reason.to_string(),
                 Ok(view) => match moved(&record.view, &view) {
                     Some(lun) => format!("LUN {lun} is to be another unit"),
-                    // The connections of a session are ways to the same units.
+                    // All connections of a session must have the same units.
                     None if *shown.entry(record.session_key()).or_insert(view.clone()) != view => {
                         "its connections are to be shown different units".to_owned()
                     }
@@ -305,7 +306,7 @@ impl Access {
 }
 
 impl ConnectionRecord {
-    /// Shows it another part of its target, where that is one.
+    /// Changes the view of its target, if it differs.
     fn show(&mut self, view: LunView, targets: &Targets) {
         if view == self.view {
             return;
@@ -337,8 +338,8 @@ impl AccessRecords {
         let applicant = Applicant { initiator, address: origin.peer.ip(), account, certificate };
         let view = self.policy.permit(target, &applicant);
         let view = view.map_err(|reason| self.of_the_past(admission, reason))?;
-        // A login takes the place of the session that has its names, or joins it (RFC 7143 §6.3.5): not
-        // if somebody else has proved to be that session's initiator.
+        // A login replaces or joins the session with its names (RFC 7143 §6.3.5). It must not do so if another identity
+        // authenticated for that session.
         let session = (initiator, admission.isid, target);
         let mut others = self.records.values().filter(|record| record.session() == session);
         let is_other = |record: &ConnectionRecord| match record.account.as_deref() == account {
@@ -354,7 +355,7 @@ impl AccessRecords {
         }
     }
 
-    /// The reason for one who was in before.
+    /// Returns the reason for an initiator whose access was revoked.
     fn of_the_past(&self, admission: &Admission, reason: RefusalReason) -> RefusalReason {
         let was_in = |(initiator, target): &(String, Option<String>)| {
             *initiator == admission.initiator_name && *target == admission.target_name
@@ -366,7 +367,7 @@ impl AccessRecords {
     }
 }
 
-/// The first number at which a changed view shows another unit than before.
+/// Returns the first LUN at which a changed view shows another unit than before.
 fn moved(before: &LunView, after: &LunView) -> Option<Lun> {
     let shown = [before, after].into_iter().filter_map(|view| view.numbers.as_ref());
     let mut luns = shown.flat_map(BTreeMap::keys);

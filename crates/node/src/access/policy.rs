@@ -1,5 +1,5 @@
-//! The policy: what the configuration says of accounts and rules, with the secrets, ready to be asked.
-//! It does not change; another one takes its place.
+//! The policy: the compiled accounts and access rules of the configuration, with the secrets. It is immutable; a new
+//! policy replaces it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -15,22 +15,22 @@ use crate::config::{
 };
 use crate::tls::ClientCertificate;
 
-/// Who wants in, and what he has proved.
+/// An initiator that requests access, and its proven identity.
 #[derive(Clone, Debug)]
 pub(crate) struct Applicant<'a> {
-    /// Its name, as it says.
+    /// Its name, by its own statement.
     pub(crate) initiator: &'a str,
-    /// Where it comes from.
+    /// Its network address.
     pub(crate) address: IpAddr,
-    /// The account whose secret it knows.
+    /// The account as which it authenticated.
     pub(crate) account: Option<&'a str>,
-    /// The certificate whose key it has, which was verified.
+    /// Its verified certificate.
     pub(crate) certificate: Option<&'a ClientCertificate>,
 }
 
-/// See the module. Each part records the configuration from which it was compiled, so that the next policy reuses
-/// only parts whose configuration is in force. The default is compiled from nothing: no accounts, no targets, and
-/// discovery without rules.
+/// The policy. Each part records the configuration from which it was compiled, so that the next policy reuses only
+/// parts whose configuration is in force. The default is compiled from an empty configuration: no accounts, no targets,
+/// and discovery without rules.
 #[derive(Default, PartialEq)]
 pub(crate) struct Policy {
     secrets: Arc<Secrets>,
@@ -40,26 +40,26 @@ pub(crate) struct Policy {
     targets: HashMap<Arc<str>, Arc<AccessRules>>,
 }
 
-/// What accounts know.
+/// The secrets of the accounts.
 #[derive(Default, PartialEq, Eq)]
 struct Secrets {
-    /// Of the accounts that are not a target's own.
+    /// The secrets of initiators' accounts.
     initiators: BTreeMap<String, Secret>,
     own: BTreeMap<String, Secret>,
-    /// Accounts whose secret is not where it is to be, and why: nobody can prove to be one of them.
+    /// Accounts whose secret could not be read, with the reasons. No initiator can authenticate as one of them.
     unread: BTreeMap<String, String>,
 }
 
 /// The policy in force, from which the next policy reuses unchanged parts.
 pub(crate) struct Previous<'a> {
     pub(crate) policy: &'a Policy,
-    /// Secrets may have been changed where they are: all are read again.
+    /// Secrets may have changed at their source, so all are read again.
     pub(crate) reads_all: bool,
     /// Accounts from this index on may lack their secret, or share it with another account.
     pub(crate) may_lack_from: usize,
 }
 
-/// What holds for one target, or for discovery. The default lets in everybody.
+/// The access rules of one target, or of discovery. The default permits every initiator.
 #[derive(Default, PartialEq)]
 struct AccessRules {
     source: AccessRulesSource,
@@ -69,7 +69,7 @@ struct AccessRules {
     rules: Vec<Rule>,
 }
 
-/// The configuration of a door, without secrets.
+/// The configuration of access rules, without secrets.
 #[derive(Default, PartialEq)]
 struct AccessRulesSource {
     access: AccessConfig,
@@ -101,7 +101,7 @@ impl Policy {
         let compile = |access: &AccessConfig,
                        target: Option<&TargetConfig>,
                        previous: Option<&Arc<AccessRules>>| {
-            // Whether a door's own secret is also an initiator's depends on all accounts.
+            // Whether a target's own secret is also an initiator's depends on all accounts.
             let may_stay = are_same_secrets || access.own_account.is_none();
             match previous.filter(|access_rules| may_stay && access_rules.source.is(access, target))
             {
@@ -125,7 +125,7 @@ impl Policy {
         Ok(Self { secrets, secret_sources: source.collect(), discovery, targets })
     }
 
-    /// Whether it is known to say the same as another one of a target, or of discovery.
+    /// Returns whether both policies share the compiled rules of a target, or of discovery.
     pub(crate) fn is_same_for(&self, other: &Self, target: Option<&str>) -> bool {
         let access_rules = [self, other].map(|policy| match target {
             Some(name) => policy.targets.get(name),
@@ -133,14 +133,14 @@ impl Policy {
         });
         matches!(access_rules, [Some(one), Some(other)] if Arc::ptr_eq(one, other))
     }
-    /// Lets everybody in to these targets.
+    /// Creates a policy that permits all initiators at these targets.
     #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn of_everybody<const N: usize>(targets: [&str; N]) -> Self {
         let targets = targets.map(|name| (name.into(), Arc::default()));
         Self { targets: targets.into(), ..Self::default() }
     }
 
-    /// Of a target by its name, or of discovery.
+    /// Returns the access rules of a target, or of discovery.
     fn access_rules(&self, target: Option<&str>) -> Result<&AccessRules, RefusalReason> {
         match target {
             Some(name) => match self.targets.get(name) {
@@ -151,8 +151,8 @@ impl Policy {
         }
     }
 
-    /// Whether somebody of that name who comes from there may know of the target, and what he has to
-    /// prove to get in.
+    /// Returns the authentication that an initiator with this name and address needs, or the reason why it must not
+    /// know of the target.
     pub(crate) fn look(
         &self,
         target: Option<&str>,
@@ -167,14 +167,14 @@ impl Policy {
         }
     }
 
-    /// Whether who wants to use a target has to prove who he is.
+    /// Returns whether initiators must authenticate at a target.
     pub(crate) fn requires_authentication(&self, target: &str) -> bool {
         self.targets
             .get(target)
             .is_some_and(|access_rules| access_rules.requirement != AuthRequirement::Nothing)
     }
 
-    /// The account that whoever uses a target has to prove to be, where it is one for everybody.
+    /// Returns the account as which all initiators of a target must authenticate, if there is only one.
     pub(crate) fn only_account(&self, target: &str) -> Option<&str> {
         let access_rules = self
             .targets
@@ -188,7 +188,7 @@ impl Policy {
         allowed.next().filter(|_| allowed.next().is_none()).map(String::as_str)
     }
 
-    /// What whoever wants in is shown, or why he is not let in.
+    /// Returns the units that an initiator is shown, or the reason of its refusal.
     pub(crate) fn permit(
         &self,
         target: Option<&str>,
@@ -210,25 +210,25 @@ impl Policy {
         }
     }
 
-    /// What initiators with this account know. There is one answer for all targets: who proves to be
-    /// someone whom this target does not let in is refused for that, and not for a wrong secret.
+    /// Returns the secret of an initiator's account. It is the same for all targets: an initiator with an account that
+    /// this target does not permit is refused for that reason, not for a wrong secret.
     pub(crate) fn secret_of(&self, account: &str) -> Option<&Secret> {
         self.secrets.initiators.get(account)
     }
 
-    /// Accounts that nobody can prove to be, since their secret could not be read, and why not.
+    /// Returns the accounts whose secret could not be read, with the reasons.
     pub(crate) fn unread(&self) -> &BTreeMap<String, String> {
         &self.secrets.unread
     }
 
-    /// With what the target proves who it is, or discovery.
+    /// Returns the credentials with which the target or discovery authenticates itself.
     pub(crate) fn own_credentials(&self, target: Option<&str>) -> Option<&Credentials> {
         self.access_rules(target).ok()?.own.as_ref()
     }
 }
 
-/// Why a list of rules lets nobody in: the reason of the one that fits best, which is the last in the
-/// list of reasons. `None` if one lets in, or if there are no rules.
+/// Returns the reason why a list of rules permits no access: that of the best matching rule, which is the last in the
+/// order of reasons. Returns `None` if a rule permits access, or if there are no rules.
 fn most_telling(results: impl Iterator<Item = Result<(), RefusalReason>>) -> Option<RefusalReason> {
     let reasons: Option<Vec<_>> = results.map(Result::err).collect();
     reasons?.into_iter().max()
@@ -246,7 +246,7 @@ impl Secrets {
         let mut may_lack = Vec::new();
         for (number, account) in config.accounts.iter().enumerate() {
             let name = account.name.as_str();
-            // The source of a secret does not show its content.
+            // The source of a secret does not show whether the secret has changed.
             let known = previous.filter(|previous| {
                 previous.policy.secret_sources.get(name) == Some(&account.secret)
             });
@@ -276,8 +276,8 @@ impl Secrets {
         Ok(secrets)
     }
 
-    /// A target must not authenticate with a secret that an initiator also has (RFC 7143 §9.2.1): of these accounts,
-    /// one with such a secret counts as an account without a secret.
+    /// Treats accounts whose secret is shared as accounts without a secret. A target must not authenticate with a
+    /// secret that an initiator also has (RFC 7143 §9.2.1).
     fn set_shared_aside(&mut self, accounts: &[&AccountConfig]) {
         let by_secret = self.by_secret();
         let shared = accounts.iter().filter_map(|account| {
@@ -293,7 +293,7 @@ impl Secrets {
         }
     }
 
-    /// The initiators' accounts by what they know.
+    /// Returns the initiators' accounts by their secrets.
     fn by_secret(&self) -> HashMap<&str, &str> {
         let by_secret = self.initiators.iter().map(|(name, secret)| (secret.0.as_str(), &**name));
         by_secret.collect()
@@ -307,7 +307,7 @@ impl AccessRulesSource {
         Self { access: access.clone(), luns }
     }
 
-    /// Whether this configuration compiles to the same door.
+    /// Returns whether this configuration compiles to the same access rules.
     fn is(&self, access: &AccessConfig, target: Option<&TargetConfig>) -> bool {
         let has_same_units =
             || access.rules.is_empty() || target.is_none_or(|target| target.luns == self.luns);
@@ -323,13 +323,13 @@ impl AccessRules {
         by_secret: &HashMap<&str, &str>,
     ) -> Result<Self, ConfigError> {
         let own = match &access.own_account {
-            // Who wants a proof does not get one, and stays away.
+            // An initiator that requests target authentication does not get it, and ends the login.
             Some(Placed { value: name, .. }) if secrets.unread.contains_key(name) => None,
             Some(Placed { value: name, place }) => {
                 let Some(secret) = secrets.own.get(name).cloned() else {
                     unreachable!("a finished configuration names accounts that exist")
                 };
-                // RFC 7143 §9.2.1: or an initiator could have us make its proof.
+                // Otherwise an initiator could obtain the target's response by reflection (RFC 7143 §9.2.1).
                 if let Some(other) = by_secret.get(secret.0.as_str()) {
                     return Err(ConfigError::new(
                         place,
@@ -372,8 +372,8 @@ impl Rule {
         })
     }
 
-    /// What is known before anything is proved. Who does not get past this does not learn that the
-    /// target is there.
+    /// Checks the conditions that are known before the authentication. An initiator that fails them must not learn that
+    /// the target exists.
     fn knows(&self, initiator: &str, address: IpAddr) -> Result<(), RefusalReason> {
         if self.initiator.as_ref().is_some_and(|pattern| !pattern.fits(initiator)) {
             return Err(RefusalReason::InitiatorNotAllowed);
@@ -384,7 +384,7 @@ impl Rule {
         Ok(())
     }
 
-    /// In the order of the list of reasons, so that the most telling one is found.
+    /// Checks all conditions in the order of the list of reasons, so that the last one is the best match.
     fn fits(&self, applicant: &Applicant<'_>) -> Result<(), RefusalReason> {
         self.knows(applicant.initiator, applicant.address)?;
         if self.account.is_some() && self.account.as_deref() != applicant.account {
@@ -413,8 +413,8 @@ mod tests {
 
     const TARGET: &str = "iqn.2026-11.x:t";
 
-    /// A configuration with two volumes and accounts whose secrets are `secrets`; `rest` follows the
-    /// target's name and LUNs.
+    /// Returns a configuration with two volumes and accounts whose secrets are `secrets`; `rest` follows the target's
+    /// name and LUNs.
     pub(in crate::access) fn config(folder: &Path, secrets: &[(&str, &str)], rest: &str) -> Config {
         let mut text = String::new();
         for volume in ["a", "b"] {
@@ -500,7 +500,7 @@ mod tests {
         ] {
             assert_eq!(ask(&policy, initiator, address, account), answer, "{initiator} {address}");
         }
-        // Who has proved nothing yet is told of what he may try.
+        // Before the authentication, the answer depends only on name and address.
         let look = |initiator, address: &str| {
             policy.look(Some(TARGET), initiator, address.parse().expect("one")).map(drop)
         };

@@ -1,33 +1,33 @@
-//! How much is told of refusals: a source that knocks without end does not fill the log. What is left
-//! out is counted, and told when its time is over.
+//! The throttle of log lines about refusals, so that one source cannot fill the log. It counts omitted lines, and the
+//! count is logged when the time window of the source ends.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// So many lines for one source within [`WINDOW`], and one that tells how many were left out.
+/// Maximum number of lines for one source within [`WINDOW`], in addition to one with the number of omitted lines.
 pub(crate) const LINES: u32 = 10;
-/// From the first line of a source on.
+/// The window, from the first line of a source on.
 pub(crate) const WINDOW: Duration = Duration::from_secs(10);
-/// Sources that are told apart; further ones are taken for one.
+/// Maximum number of distinguished sources. Further ones count as one source.
 const SOURCES: usize = 1024;
-/// The name of those further ones.
+/// The name of all further sources.
 const REST: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// What is to become of one line.
+/// The decision about a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LogDecision {
-    /// It is written.
+    /// The line is written.
     Write,
-    /// It is left out, and the first that is: at this time [`LogThrottle::close`] is to be called with this
-    /// source.
+    /// The line is the first one that is omitted. The caller must call [`LogThrottle::close`] with this source at this
+    /// time.
     CloseAt(Instant, IpAddr),
-    /// It is left out.
+    /// The line is omitted.
     LeaveOut,
 }
 
-/// See the module.
+/// The throttle of log lines.
 #[derive(Default)]
 pub(crate) struct LogThrottle {
     sources: Mutex<HashMap<IpAddr, Window>>,
@@ -50,12 +50,12 @@ impl LogThrottle {
         self.sources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// There is a line to be written about an address.
+    /// Decides whether a line about an address is written.
     pub(crate) fn note(&self, address: IpAddr, now: Instant) -> LogDecision {
         let mut sources = self.sources();
         let mut source = source_of(address);
         if sources.len() >= SOURCES && !sources.contains_key(&source) {
-            // One whose lines were left out is forgotten by `close`.
+            // `close` removes windows with omitted lines.
             sources.retain(|_, window| !window.is_over(now) || window.left_out > 0);
             if sources.len() >= SOURCES {
                 source = REST;
@@ -77,13 +77,13 @@ impl LogThrottle {
         }
     }
 
-    /// The time of a source is over: how many lines were left out.
+    /// Ends the window of a source. Returns the number of omitted lines.
     pub(crate) fn close(&self, source: IpAddr) -> u64 {
         self.sources().remove(&source).map_or(0, |window| window.left_out)
     }
 }
 
-/// Whoever has one IPv6 address of a link has all of them.
+/// Returns the source of an address. A host may use all IPv6 addresses of its /64 network, so they count as one source.
 pub(crate) fn source_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
@@ -121,7 +121,7 @@ mod tests {
             assert_eq!(storm.note(source, begin), LogDecision::Write);
         }
         assert_eq!(storm.note(source, begin + WINDOW), LogDecision::Write);
-        // Its neighbour's is the same one.
+        // A neighbour's address in the same /64 network is the same source.
         let neighbour = "2001:db8::2".parse().unwrap();
         for _ in 1..LINES {
             assert_eq!(storm.note(neighbour, begin + WINDOW), LogDecision::Write);
@@ -138,7 +138,7 @@ mod tests {
         }
         assert!(storm.sources().len() <= SOURCES + 1);
         assert_eq!(storm.close(REST), 100_000 - SOURCES as u64 - u64::from(LINES));
-        // Later there is room for others.
+        // Expired windows are removed, so new sources fit.
         assert_eq!(storm.note(address(200_000), begin + WINDOW), LogDecision::Write);
         assert!(storm.sources().len() < SOURCES);
     }

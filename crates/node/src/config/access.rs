@@ -1,5 +1,5 @@
-//! Who may log in to a target, or look for targets, what he has to prove, and which units he is
-//! shown.
+//! Access rules: the initiators that may log in to a target or discover targets, the authentication that they need, and
+//! the units that they are shown.
 //!
 //! ```toml
 //! [discovery]                         # who looks for targets proves who he is
@@ -37,12 +37,12 @@ use super::file::{Source, choose, parse_truth, unknown_key};
 use super::network::{Network, parse_network};
 use super::{Config, ConfigError, LARGEST_LUN, StoreConfig, TargetConfig, is_iqn_tail, nearest};
 
-/// Keys of a target that this file takes.
+/// The keys of a target that this module parses.
 pub(super) const TARGET_KEYS: [&str; 4] = ["chap", "own-account", "algorithms", "allow"];
 const DISCOVERY_KEYS: [&str; 3] = ["chap", "own-account", "algorithms"];
 const RULE_KEYS: &[&str] =
     &["host", "initiator", "address", "account", "certificate", "luns", "read-only"];
-/// Numbers that a message lists at most.
+/// Maximum number of LUNs that a message lists.
 const LISTED: usize = 8;
 pub(crate) const ALGORITHMS: [(&str, Algorithm); 4] = [
     ("sha3-256", Algorithm::Sha3),
@@ -51,69 +51,70 @@ pub(crate) const ALGORITHMS: [(&str, Algorithm); 4] = [
     ("md5", Algorithm::Md5),
 ];
 
-/// Something with the place where it was written, for what is found wrong with it later.
+/// A value with the place where it was written, for later error messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placed<T> {
-    /// It.
+    /// The value.
     pub value: T,
     /// File and line, or the flag.
     pub place: String,
 }
 
-/// Who may log in somewhere, and what he has to prove; everybody, and nothing, unless given.
+/// Access rules of a target or of discovery. By default, every initiator may log in without authentication.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessConfig {
-    /// The accounts of which an initiator has to prove to be one; none: it has to prove nothing.
+    /// The accounts of which an initiator must authenticate as one. If empty, no authentication is necessary.
     pub chap: Vec<Placed<String>>,
-    /// The account with which we prove who we are.
+    /// The account with which the server authenticates itself.
     pub own_account: Option<Placed<String>>,
-    /// The algorithms that are accepted; all unless given.
+    /// The accepted algorithms. Default: all.
     pub algorithms: Option<Placed<Vec<Algorithm>>>,
-    /// The first that fits lets in; none: everybody.
+    /// The rules. The first matching rule permits the login. If empty, every initiator is permitted.
     pub rules: Vec<RuleConfig>,
 }
 
-/// Lets in whom all of its conditions fit.
+/// A rule that permits an initiator if all of its conditions match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleConfig {
-    /// The host that is let in, in place of the conditions below; [`Config::finish`] puts its own there.
+    /// The permitted host, in place of the conditions below. [`Config::finish`] replaces it with the conditions of the
+    /// host.
     pub host: Option<Placed<String>>,
     /// The initiator's name.
     pub initiator: Option<NamePattern>,
-    /// Where it comes from.
+    /// The initiator's network address.
     pub address: Option<Network>,
-    /// What it has proved to be.
+    /// The account as which the initiator authenticated.
     pub account: Option<Placed<String>>,
-    /// Which client certificate it has shown.
+    /// The client certificate that the initiator presented.
     pub certificate: Option<Placed<CertificatePattern>>,
-    /// What it is shown; all unless given.
+    /// The units that the initiator is shown. Default: all.
     pub luns: Option<Placed<LunsConfig>>,
-    /// It may not write.
+    /// The initiator may not write.
     pub read_only: bool,
-    /// Where the rule was written.
+    /// The place in the configuration.
     pub place: String,
 }
 
 /// The units that an initiator is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LunsConfig {
-    /// By the target's numbers, under which it finds them.
+    /// By the target's LUNs. The initiator sees the same LUNs.
     Numbers(Vec<u16>),
-    /// By volume, with the number under which it finds each.
+    /// By volume, with the LUN under which the initiator sees each.
     Volumes(BTreeMap<u16, String>),
 }
 
-/// An initiator's name, or the beginning of some.
+/// An initiator's name, or the beginning of names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NamePattern {
-    /// This name.
+    /// Exactly this name.
     Exactly(String),
-    /// All names that begin so.
+    /// All names with this beginning.
     Beginning(String),
 }
 
 impl NamePattern {
-    /// Whether the name is one that is meant.
+    /// Returns whether the pattern matches the name.
     pub fn fits(&self, name: &str) -> bool {
         match self {
             Self::Exactly(exactly) => name == exactly,
@@ -122,7 +123,7 @@ impl NamePattern {
     }
 }
 
-/// As it is written.
+/// Displays the pattern in the form of the configuration.
 impl fmt::Display for NamePattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -132,7 +133,7 @@ impl fmt::Display for NamePattern {
     }
 }
 
-/// `iqn.2026-11.example:host`, or the beginning of such a name and `*`.
+/// Parses `iqn.2026-11.example:host`, or the beginning of such a name and `*`.
 pub(super) fn parse_pattern(text: &str) -> Result<NamePattern, String> {
     let allowed = |name: &str| {
         name.len() <= sarsen_wire::iscsi::MAX_NAME_LENGTH
@@ -157,7 +158,7 @@ pub(super) fn parse_pattern(text: &str) -> Result<NamePattern, String> {
 }
 
 impl AccessConfig {
-    /// Takes one of [`TARGET_KEYS`].
+    /// Parses one of [`TARGET_KEYS`].
     pub(super) fn take(
         &mut self,
         source: &Source<'_>,
@@ -194,12 +195,12 @@ impl AccessConfig {
         Ok(())
     }
 
-    /// Whether someone has to prove who he is.
+    /// Returns whether initiators must authenticate.
     pub fn requires_authentication(&self) -> bool {
         !self.chap.is_empty()
     }
 
-    /// Whether it fits what else the configuration says.
+    /// Checks that the rules fit the rest of the configuration.
     fn check(&self, facts: &Facts<'_>, target: Option<&TargetConfig>) -> Result<(), ConfigError> {
         let mut listed = HashSet::new();
         for Placed { value: name, place } in &self.chap {
@@ -287,7 +288,7 @@ impl RuleConfig {
         }
     }
 
-    /// What whoever this rule lets in is shown of the target.
+    /// Returns the units of the target that initiators permitted by this rule are shown.
     pub(crate) fn view(&self, target: &TargetConfig) -> Result<LunView, ConfigError> {
         let Some(Placed { value: luns, place }) = &self.luns else {
             return Ok(LunView { numbers: None, read_only: self.read_only });
@@ -332,7 +333,7 @@ impl RuleConfig {
     }
 }
 
-/// `0, 1, 2` of numbers, the first few of them.
+/// Returns the first few numbers as `0, 1, 2`.
 fn list<'a>(numbers: impl ExactSizeIterator<Item = &'a u16>) -> String {
     if numbers.len() == 0 {
         return "none at all".into();
@@ -342,12 +343,12 @@ fn list<'a>(numbers: impl ExactSizeIterator<Item = &'a u16>) -> String {
     format!("{}{left_out}", listed.join(", "))
 }
 
-/// What is asked of a configuration for each of its targets and rules.
+/// Facts of the configuration, collected once for the checks of all targets and rules.
 struct Facts<'a> {
     accounts: HashSet<&'a str>,
-    /// Those that initiators log in with, and at which target.
+    /// The accounts with which initiators log in, each with a target where they do.
     login_accounts: HashMap<&'a str, &'a str>,
-    /// Volumes that are real devices.
+    /// Volumes that are pass-through devices.
     devices: HashSet<&'a str>,
 }
 
@@ -383,8 +384,7 @@ impl<'a> Facts<'a> {
     }
 }
 
-/// What the accounts and the rules say of each other and of the targets. Called once all targets
-/// are there.
+/// Checks that accounts and rules fit each other and the targets. Called when all targets are known.
 pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let facts = Facts::of(config)?;
     for Placed { value: name, place } in
@@ -398,7 +398,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     config.discovery.check(&facts, None)
 }
 
-/// The table `discovery`.
+/// Parses the table `discovery`.
 pub(super) fn parse_discovery(
     source: &Source<'_>,
     value: &Spanned<DeValue<'_>>,
@@ -436,7 +436,7 @@ fn parse_algorithms(
     }
 }
 
-/// One `[[target.allow]]`.
+/// Parses one `[[target.allow]]`.
 fn parse_rule(
     source: &Source<'_>,
     table: &Spanned<DeValue<'_>>,
@@ -493,7 +493,7 @@ fn parse_rule(
     }
 }
 
-/// `[0, 2]` or `{ 0 = "a", 5 = "b" }`.
+/// Parses `[0, 2]` or `{ 0 = "a", 5 = "b" }`.
 fn parse_luns(
     source: &Source<'_>,
     value: &Spanned<DeValue<'_>>,
@@ -588,7 +588,7 @@ mod tests {
 
     #[test]
     fn a_mistake_in_accounts_or_rules_names_file_line_key_and_remedy() {
-        // The target ends with line 21.
+        // The target's own text ends at line 21.
         for (text, reported) in [
             ("chap = [\"hots\"]", "s.toml:22: chap: there is no account hots; did you mean host?"),
             ("chap = []", "s.toml:22: chap = []: name accounts"),

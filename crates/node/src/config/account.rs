@@ -1,5 +1,5 @@
-//! Accounts: with which names and secrets initiators prove who they are, and targets. The secret is
-//! never in the configuration's own text, which is shown around, but in a file or a variable.
+//! Accounts: the names and secrets with which initiators and targets authenticate. The text of the configuration is
+//! displayed and copied, so it never contains a secret: secrets are in files or environment variables.
 
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -14,9 +14,10 @@ use super::ConfigError;
 use super::file::{Setting, unknown_key};
 
 const KEYS: &[&str] = &["name", "secret-file", "secret-env"];
-/// RFC 7143 §9.2.1: 96 random bits at least. Longer secrets than this are not portable.
+/// The permitted lengths of a secret. RFC 7143 §9.2.1 requires at least 96 random bits. Longer secrets than the maximum
+/// are not portable.
 const SECRET_LENGTHS: std::ops::RangeInclusive<usize> = 12..=255;
-/// What others than the owner may do with a file, and are not to.
+/// The permission bits that a secret file must not grant to group and others.
 const OTHERS: u32 = 0o077;
 
 /// An account.
@@ -24,25 +25,25 @@ const OTHERS: u32 = 0o077;
 pub struct AccountConfig {
     /// Unique name: CHAP_N.
     pub name: String,
-    /// Where its secret is.
+    /// The place of its secret.
     pub secret: SecretSource,
-    /// Where it was configured.
+    /// The place in the configuration.
     pub place: String,
 }
 
-/// Where a secret is.
+/// The place of a secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SecretSource {
-    /// In a file that nobody but its owner can read.
+    /// In a file that only its owner can read.
     File(PathBuf),
     /// In an environment variable of this name.
     Environment(String),
-    /// With the state that the server keeps.
+    /// In the server's state.
     Kept(Secret),
 }
 
 impl AccountConfig {
-    /// An account of that name, which is one that can be told on the wire (CHAP_N).
+    /// Creates an account. Its name must be valid as CHAP_N.
     pub(crate) fn new(
         name: String,
         secret: SecretSource,
@@ -61,9 +62,9 @@ impl AccountConfig {
         }
     }
 
-    /// Reads the secret. It may be changed at any time, so that nobody keeps it but who uses it.
+    /// Reads the secret. The secret may change at any time, so callers must not keep it longer than they use it.
     pub fn read_secret(&self) -> Result<Secret, ConfigError> {
-        // Every buffer that held the secret is wiped.
+        // Every buffer that held the secret is zeroed.
         let (secret, origin) = match &self.secret {
             SecretSource::File(path) => {
                 let wrong = |what: String| self.wrong(&format!("{}: {what}", path.display()));
@@ -98,11 +99,11 @@ impl AccountConfig {
     }
 }
 
-/// The content of a file that is its owner's alone; what a secret cannot have is not read to its end.
+/// Reads a file that only its owner can access. Reading stops at the maximum length of a secret.
 pub(crate) fn read_private(path: &std::path::Path) -> Result<Zeroizing<Vec<u8>>, String> {
     let remedy = |error: std::io::Error| format!("cannot read the secret: {error}");
     let file = open_to_read(path).map_err(remedy)?;
-    // Of the open file: one that is put in its place meanwhile is not the one that is read.
+    // The mode is that of the open file: a file that replaces it meanwhile is not read.
     let mode = file.metadata().map_err(remedy)?.permissions().mode();
     if mode & OTHERS != 0 {
         return Err(format!(
@@ -111,15 +112,15 @@ pub(crate) fn read_private(path: &std::path::Path) -> Result<Zeroizing<Vec<u8>>,
             path.display()
         ));
     }
-    // With room for the end of the line.
+    // The limit includes the end of the line.
     let limit = *SECRET_LENGTHS.end() as u64 + 2;
-    // A growing buffer would leave copies of the secret behind.
+    // A growing buffer would leave copies of the secret in memory.
     let mut bytes = Zeroizing::new(Vec::with_capacity(4 * SECRET_LENGTHS.end()));
     file.take(limit + 1).read_to_end(&mut bytes).map_err(remedy)?;
     Ok(bytes)
 }
 
-/// `NAME=FILE`, of a flag.
+/// Parses the `NAME=FILE` of a flag.
 pub fn parse_account(text: &str) -> Result<AccountConfig, ConfigError> {
     let place = format!("--account {text}");
     let Some((name, path)) = text.split_once('=').filter(|(_, path)| !path.is_empty()) else {
@@ -128,7 +129,7 @@ pub fn parse_account(text: &str) -> Result<AccountConfig, ConfigError> {
     AccountConfig::new(name.to_owned(), SecretSource::File(path.into()), &place)
 }
 
-/// A table of the file.
+/// Parses a table of the file.
 pub(super) fn account_from_settings(
     settings: Vec<Setting>,
     place: &str,
@@ -214,7 +215,7 @@ mod tests {
         let pipe = folder.path().join("pipe");
         let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
         assert!(made.success());
-        // Who opens a pipe would wait for ever for who writes there.
+        // A blocking open of the pipe would wait forever for a writer.
         let account = parse_account(&format!("host={}", pipe.display())).expect("an account");
         let message = account.read_secret().expect_err("no file").to_string();
         assert!(message.contains("neither a regular file"), "{message}");

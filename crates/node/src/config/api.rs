@@ -1,4 +1,4 @@
-//! Where the API and the console are reached, beside the control socket.
+//! The network address of the API and the console, in addition to the control socket.
 //!
 //! ```toml
 //! # On the loopback they are for everybody on this machine, without more. At any other address, TLS is
@@ -22,29 +22,29 @@ use super::ConfigError;
 use super::file::{Source, unknown_key};
 use super::tls::TlsConfig;
 
-/// The port of the API where none is given.
+/// The default port of the API.
 pub(crate) const DEFAULT_API_PORT: u16 = 3280;
 const KEYS: &[&str] = &["listen", "certificate", "key", "token-file"];
 
-/// See the module.
+/// The configuration of the API on the network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiConfig {
     /// Address and port.
     pub address: SocketAddr,
-    /// Its certificate and key.
+    /// The TLS certificate and key of the API.
     pub tls: Option<TlsConfig>,
-    /// The file with the token that is to be shown.
+    /// The file with the token that clients must present.
     pub token_file: Option<PathBuf>,
 }
 
 impl ApiConfig {
-    /// Whether whoever comes is on this machine, and is asked for nothing.
+    /// Returns whether all clients are on this machine and need no authentication.
     pub fn is_open(&self) -> bool {
         self.address.ip().is_loopback() && self.tls.is_none() && self.token_file.is_none()
     }
 }
 
-/// `127.0.0.1:3280`, or without the port.
+/// Parses `127.0.0.1:3280`, or an address without a port.
 pub fn parse_api(text: &str) -> Result<ApiConfig, String> {
     let bare = text.trim_start_matches('[').trim_end_matches(']');
     let address = text
@@ -56,7 +56,7 @@ pub fn parse_api(text: &str) -> Result<ApiConfig, String> {
     Ok(ApiConfig { address, tls: None, token_file: None })
 }
 
-/// The key `api`, or the table.
+/// Parses the key `api`, or the table.
 pub(super) fn parse_api_table(
     source: &Source<'_>,
     value: &Spanned<DeValue<'_>>,

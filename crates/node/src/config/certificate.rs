@@ -1,22 +1,21 @@
-//! Which client certificates a rule is about.
+//! The client certificates that a rule matches.
 
 use std::fmt;
 
-/// What stands before the hash of a certificate.
+/// The prefix of the hash of a certificate.
 const HASH: &str = "sha256:";
 
-/// A client's certificate.
+/// A pattern of client certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificatePattern {
-    /// Any that holds for this name: a common name of its subject, or a host's name or URI among
-    /// its subjectAltNames.
+    /// All certificates with this name: a common name of the subject, or a DNS name or URI in subjectAltName.
     Name(String),
-    /// The one that has this SHA-256.
+    /// The certificate with this SHA-256 fingerprint.
     Fingerprint([u8; 32]),
 }
 
 impl CertificatePattern {
-    /// Whether a certificate with these names and this hash is meant.
+    /// Returns whether the pattern matches a certificate with these names and this fingerprint.
     pub fn fits(&self, names: &[String], fingerprint: &[u8; 32]) -> bool {
         match self {
             Self::Name(name) => names.contains(name),
@@ -25,7 +24,7 @@ impl CertificatePattern {
     }
 }
 
-/// As it is written.
+/// Displays the pattern in the form of the configuration.
 impl fmt::Display for CertificatePattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -38,7 +37,7 @@ impl fmt::Display for CertificatePattern {
     }
 }
 
-/// A name, or `sha256:` and 64 hexadecimal digits, with or without colons between.
+/// Parses a name, or `sha256:` and 64 hexadecimal digits, with or without colons between.
 pub(super) fn parse_certificate(text: &str) -> Result<CertificatePattern, String> {
     let Some(digits) = text.strip_prefix(HASH) else {
         let valid = !text.is_empty() && !text.contains(|c: char| c.is_control() || c == '*');

@@ -1,15 +1,16 @@
-//! In what two configurations differ, found without a map of all that they have: most of ten thousand
-//! volumes are what they were, in the order in which they were.
+//! The differences between two configurations. Most of ten thousand volumes are unchanged and in the same order, so the
+//! comparison builds no map of them.
 
-/// What is in one of two lists and not in the other, or not as it is there.
+/// The elements of two lists that are missing in the other list, or differ from the element there.
 pub(crate) struct Different<'a, T> {
     pub(crate) old: Vec<&'a T>,
-    /// With their places.
+    /// Each with its index in the new list.
     pub(crate) new: Vec<(usize, &'a T)>,
 }
 
 impl<'a, T: PartialEq> Different<'a, T> {
-    /// What is equal and in the same order is left out. What is equal and elsewhere may be in both.
+    /// Compares two lists. Elements that are equal and in the same order are left out. An element that is equal but at
+    /// another position may be in both results.
     pub(crate) fn between(old: &'a [T], new: &'a [T]) -> Self {
         let mut different = Self { old: Vec::new(), new: Vec::new() };
         let (mut before, mut after) = (0, 0);
@@ -19,7 +20,7 @@ impl<'a, T: PartialEq> Different<'a, T> {
                 after += 1;
                 continue;
             }
-            // Of the list in which more follows something has no counterpart.
+            // The longer remainder contains an element without a counterpart.
             let (left_before, left_after) = (old.len() - before, new.len() - after);
             if left_before >= left_after {
                 different.old.push(&old[before]);

@@ -1,5 +1,5 @@
-//! What is to go wrong with a volume, on purpose: `KIND@BLOCK`, `misdirected-write@BLOCK>BLOCK`,
-//! and then `:once` where it is to happen to the first request only.
+//! Faults that are injected into a volume: `KIND@BLOCK`, `misdirected-write@BLOCK>BLOCK`, and then optionally `:once`
+//! for a fault of the first request only.
 
 use sarsen_block::layers::{Fault, Times};
 use sarsen_block::{Extent, Lba};
@@ -10,7 +10,7 @@ const FORM: &str = "write KIND@BLOCK, such as lost-write@1234 or, for the first 
                     lost-write@1234:once";
 const MISDIRECTED: &str = "misdirected-write";
 
-/// A kind that needs no more than a block.
+/// The name and the constructor of a fault that needs only a block.
 type FaultKind = (&'static str, fn(Lba) -> Fault);
 
 const KINDS: [FaultKind; 6] = [
@@ -22,20 +22,20 @@ const KINDS: [FaultKind; 6] = [
     ("unwritable", |lba| Fault::Unwritable(Extent { lba, block_count: 1 })),
 ];
 
-/// Something that goes wrong with a volume, for drills and tests.
+/// A fault that is injected into a volume, for drills and tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FaultConfig {
-    /// What.
+    /// The fault.
     pub fault: Fault,
-    /// How often.
+    /// The number of its occurrences.
     pub times: Times,
-    /// As it was written.
+    /// Its text in the configuration.
     pub text: String,
-    /// The last block that it names: the volume must have it.
+    /// The last block that the fault names. The volume must have this block.
     pub last_block: Lba,
 }
 
-/// A fault from its text.
+/// Parses a fault.
 pub(super) fn parse_fault(text: &str) -> Result<FaultConfig, String> {
     let wrong = |message: String| format!("fault = {text:?}: {message}");
     let (spec, times) = match text.split_once(':') {

@@ -1,4 +1,4 @@
-//! The TOML file. Every complaint names file, line, key and remedy.
+//! The TOML file. Every error names file, line, key and remedy.
 //!
 //! ```toml
 //! # A portal may name its portal group, 1 unless given: portals of one group are one way to the
@@ -50,7 +50,7 @@
 //! # secret-file = "/etc/sarsen/host.secret"  # or secret-env = "HOST_SECRET"
 //! ```
 //!
-//! What initiators may take is in the table `[limits]`: see [`super::Limits`].
+//! The limits of initiators are in the table `[limits]`: see [`super::Limits`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
@@ -124,11 +124,11 @@ const VOLUME_KEYS: &[&str] = &[
     "weight",
     "reserved-iops",
 ];
-/// Keys of a volume whose value may be a list, where a flag has the key several times.
+/// Keys of a volume whose value may be a list in the file. A flag repeats the key instead.
 const REPEATED_KEYS: [&str; 2] = ["fault", "designators"];
 const TARGET_KEYS: &[&str] =
     &["name", "alias", "tid", "luns", "access", "preferred", "alua", "groups", "redirect"];
-/// A group in transition is on its way to one of these.
+/// The access states that a group can be set to.
 pub(crate) const ACCESS_STATES: [(&str, AccessState); 5] = [
     ("optimized", AccessState::Optimized),
     ("non-optimized", AccessState::NonOptimized),
@@ -136,7 +136,7 @@ pub(crate) const ACCESS_STATES: [(&str, AccessState); 5] = [
     ("unavailable", AccessState::Unavailable),
     ("offline", AccessState::Offline),
 ];
-/// Who changes access states.
+/// The parties that change access states.
 pub(crate) const ALUA: [(&str, Alua); 2] = [("both", Alua::Both), ("implicit", Alua::Implicit)];
 pub(crate) const STORES: [&str; 5] = ["ram", "file", "null", "iso", "sg"];
 pub(crate) const CACHES: [(&str, CacheMode); 5] = [
@@ -152,15 +152,14 @@ const ENGINES: [(&str, FileEngine); 3] =
     [("auto", FileEngine::Auto), ("uring", FileEngine::Uring), ("pool", FileEngine::Pool)];
 const SPINS: [(&str, Spin); 2] = [("auto", Spin::Auto), ("never", Spin::Never)];
 
-/// A key with its value as text and where it stands, whichever way it was written.
+/// A key with its value as text and its place, from the file or from a flag.
 pub(super) struct Setting {
     pub(super) key: String,
     pub(super) value: String,
     pub(super) place: String,
 }
 
-/// Parses the text of a configuration file; `path` is for messages. The result still wants
-/// [`Config::finish`].
+/// Parses the text of a configuration file; `path` is for messages. The caller must then call [`Config::finish`].
 pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
     let source = Source::new(path, text);
     let table = DeTable::parse(text).map_err(|error| {
@@ -233,17 +232,17 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
     Ok(config)
 }
 
-/// `auto`, `uring` or `pool`.
+/// Parses `auto`, `uring` or `pool`.
 pub fn parse_engine(text: &str) -> Result<FileEngine, String> {
     choose("io-engine", text, &ENGINES)
 }
 
-/// `auto` or `never`.
+/// Parses `auto` or `never`.
 pub fn parse_spin(text: &str) -> Result<Spin, String> {
     choose("spin", text, &SPINS)
 }
 
-/// `writeback`, `writethrough`, `none`, `directsync` or `unsafe`.
+/// Parses `writeback`, `writethrough`, `none`, `directsync` or `unsafe`.
 pub fn parse_cache(text: &str) -> Result<CacheMode, String> {
     choose("cache", text, &CACHES)
 }
@@ -270,7 +269,7 @@ pub(super) fn parse_truth(key: &str, value: &str) -> Result<bool, String> {
     value.parse().map_err(|_| format!("{key} = {value}: write true or false"))
 }
 
-/// A volume from its settings, from the file or from a flag.
+/// Creates a volume from its settings, from the file or from a flag.
 pub(super) fn volume_from_settings(
     settings: Vec<Setting>,
     place: &str,
@@ -453,14 +452,14 @@ pub(super) fn volume_from_settings(
     })
 }
 
-/// `20ms`, or `2s`.
+/// Parses `20ms` or `2s`.
 fn parse_delay(text: &str) -> Result<Duration, String> {
     parse_time(text).map(Duration::from_millis).ok_or_else(|| {
         format!("delay = {text:?}: write milliseconds or seconds, such as 20ms or 2s")
     })
 }
 
-/// What cannot be kept encrypted.
+/// Rejects volumes that cannot be encrypted.
 fn check_encrypted(
     store: &str,
     read_only: bool,
@@ -523,7 +522,7 @@ fn parse_target(
     Ok(TargetConfig { name, alias, luns, access, preferred, alua, groups, redirect, login })
 }
 
-/// The number that `tgtadm` knows a target by: nothing here depends on it.
+/// Checks the number with which `tgtadm` identifies a target. The server does not use it.
 fn check_tid(source: &Source<'_>, value: &Spanned<DeValue<'_>>) -> Result<(), ConfigError> {
     let text = source.scalar(value, "tid")?;
     match text.parse::<u32>() {
@@ -535,7 +534,7 @@ fn check_tid(source: &Source<'_>, value: &Spanned<DeValue<'_>>) -> Result<(), Co
     }
 }
 
-/// `["a", "b"]`, or `{ 0 = "a", 5 = "b" }`.
+/// Parses `["a", "b"]`, or `{ 0 = "a", 5 = "b" }`.
 fn parse_luns(
     source: &Source<'_>,
     value: &Spanned<DeValue<'_>>,
@@ -562,7 +561,7 @@ fn parse_luns(
     Ok(luns)
 }
 
-/// `[1, 2]`.
+/// Parses `[1, 2]`.
 fn parse_groups(
     source: &Source<'_>,
     value: &Spanned<DeValue<'_>>,
@@ -573,7 +572,7 @@ fn parse_groups(
         .collect()
 }
 
-/// `{ tag = "state" }`.
+/// Parses `{ tag = "state" }`.
 fn parse_access(
     source: &Source<'_>,
     value: &Spanned<DeValue<'_>>,
@@ -596,7 +595,7 @@ fn parse_access(
 
 pub(super) struct Source<'a> {
     path: path::Display<'a>,
-    /// Where lines end. Every value of ten thousand volumes is asked for its line.
+    /// Offsets of the line ends. The places of all values of ten thousand volumes are looked up here.
     line_ends: Vec<usize>,
 }
 
@@ -606,7 +605,7 @@ impl<'a> Source<'a> {
         Self { path: path.display(), line_ends }
     }
 
-    /// `file:line` of a byte.
+    /// Returns `file:line` of a byte.
     pub(super) fn place(&self, offset: usize) -> String {
         let ended = self.line_ends.partition_point(|&end| end < offset);
         format!("{}:{}", self.path, ended + 1)
@@ -621,7 +620,7 @@ impl<'a> Source<'a> {
         ConfigError::new(self.place(value.span().start), format!("{key} is to be {wanted}"))
     }
 
-    /// A string, number or boolean, as text.
+    /// Returns a string, number or boolean as text.
     pub(super) fn scalar(
         &self,
         value: &Spanned<DeValue<'_>>,
@@ -646,7 +645,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// A list of strings (or one string), each with its place.
+    /// Returns a list of strings (or one string), each with its place.
     pub(super) fn strings(
         &self,
         value: &Spanned<DeValue<'_>>,
@@ -660,7 +659,7 @@ impl<'a> Source<'a> {
             .collect()
     }
 
-    /// A list of tables, each as settings with its place.
+    /// Returns a list of tables, each as settings with its place.
     fn tables(
         &self,
         value: &Spanned<DeValue<'_>>,
@@ -677,7 +676,7 @@ impl<'a> Source<'a> {
         self.array(value, key)?.map(table_settings).collect()
     }
 
-    /// One table, as settings.
+    /// Returns one table as settings.
     fn table(&self, value: &Spanned<DeValue<'_>>, key: &str) -> Result<Vec<Setting>, ConfigError> {
         match value.get_ref().as_table() {
             Some(table) => self.settings(table),

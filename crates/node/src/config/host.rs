@@ -1,4 +1,4 @@
-//! Hosts: initiators that belong together, under a name of ours, for rules to speak of.
+//! Hosts: named groups of initiators, which access rules can name.
 //!
 //! ```toml
 //! [[host]]
@@ -49,21 +49,21 @@ const KEYS: &[&str] = &[
 pub struct HostConfig {
     /// Unique name.
     pub name: String,
-    /// Its initiators' names; none: any.
+    /// The names of its initiators. Default: any.
     pub initiators: Vec<NamePattern>,
-    /// Where it comes from.
+    /// The network of its initiators.
     pub address: Option<Network>,
-    /// What it proves to be.
+    /// The account as which its initiators authenticate.
     pub account: Option<Placed<String>>,
-    /// Which client certificate it shows.
+    /// The client certificate that its initiators present.
     pub certificate: Option<Placed<CertificatePattern>>,
-    /// What its initiators may ask for together.
+    /// The QoS limits of all its initiators together.
     pub qos: QosConfig,
-    /// Where it was written.
+    /// The place in the configuration.
     pub place: String,
 }
 
-/// A `[[host]]`.
+/// Parses a `[[host]]`.
 pub(super) fn parse_host_table(
     source: &Source<'_>,
     table: &Spanned<DeValue<'_>>,
@@ -115,8 +115,8 @@ pub(super) fn parse_host_table(
 }
 
 impl HostConfig {
-    /// Whether an initiator is of this host, by its name, where it comes from, the account whose secret
-    /// it knows and the certificate that it has shown.
+    /// Returns whether an initiator belongs to this host, by its name, its address, the account as which it
+    /// authenticated and the certificate that it presented.
     pub(crate) fn is_of(
         &self,
         initiator: &str,
@@ -135,7 +135,7 @@ impl HostConfig {
 }
 
 impl Config {
-    /// In place of rules that name hosts, the rules that these come to.
+    /// Replaces each rule that names a host with rules that have the conditions of the host.
     pub(super) fn expand_hosts(&mut self) -> Result<(), ConfigError> {
         let mut hosts = std::collections::BTreeMap::new();
         for host in &self.hosts {
@@ -165,7 +165,7 @@ impl Config {
 }
 
 impl HostConfig {
-    /// What `rule`, which names this host, comes to: one for each of its initiators.
+    /// Returns the rules that replace `rule`, which names this host: one for each of its initiators.
     fn rules(&self, rule: &RuleConfig) -> Vec<RuleConfig> {
         let of = |initiator: Option<&NamePattern>| RuleConfig {
             host: None,

@@ -1,5 +1,5 @@
-//! Who a volume is to initiators: what multipath maps, udev's links and VMFS hang on. A volume that comes from
-//! another server brings these along.
+//! The identity of a volume. Multipath maps, udev's links and VMFS depend on it. A volume from another server keeps the
+//! identity that it had there.
 //!
 //! ```toml
 //! [[volume]]
@@ -23,14 +23,14 @@ use sarsen_scsi::{Designator, Naa};
 
 use super::{StoreConfig, VolumeConfig};
 
-/// What is said of a volume's identity; the rest is derived.
+/// The configured parts of a volume's identity. The other parts are derived.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IdentityConfig {
-    /// PRODUCT SERIAL NUMBER: the identity of a volume without `naa` is derived from it.
+    /// PRODUCT SERIAL NUMBER. The identity of a volume without `naa` is derived from it.
     pub serial: Option<String>,
     /// NAA identifier.
     pub naa: Option<Naa>,
-    /// What the Device Identification page shows in place of what is derived.
+    /// The designators of the Device Identification page, in place of the derived ones.
     pub designators: Option<Vec<Designator>>,
     /// T10 VENDOR IDENTIFICATION.
     pub vendor: Option<String>,
@@ -41,7 +41,7 @@ pub struct IdentityConfig {
 }
 
 impl IdentityConfig {
-    /// Takes the value of one of its keys.
+    /// Sets the value of one of its keys.
     pub(super) fn take(&mut self, key: &str, value: String) -> Result<(), String> {
         let (field, longest) = match key {
             "naa" => {
@@ -65,7 +65,7 @@ impl IdentityConfig {
                 return Ok(());
             }
             "serial" => {
-                // SPC-4 7.8.18: ASCII; multipath and udev want it without spaces.
+                // SPC-4 7.8.18: ASCII. Multipath and udev expect it without spaces.
                 let valid = (1..=36).contains(&value.len())
                     && value.bytes().all(|byte| byte.is_ascii_graphic());
                 if !valid {
@@ -91,7 +91,7 @@ impl IdentityConfig {
     }
 }
 
-/// What two volumes cannot both have.
+/// An identifying property that two volumes must not share.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Mark<'a> {
     Serial(&'a str),
@@ -111,8 +111,8 @@ impl Mark<'_> {
     }
 }
 
-/// Two disks that say that they are one are mixed up by every multipath driver, and two volumes over one file
-/// overwrite each other.
+/// Checks that no two volumes have the same identity or file. Multipath drivers confuse disks with the same identity,
+/// and two volumes with one file overwrite each other.
 pub(super) fn check_unique(volumes: &[VolumeConfig]) -> Result<(), String> {
     let mut known = HashMap::new();
     for volume in volumes {
@@ -122,7 +122,7 @@ pub(super) fn check_unique(volumes: &[VolumeConfig]) -> Result<(), String> {
             _ => None,
         };
         let given = identity.designators.iter().flatten().map(Mark::Designator);
-        // Where nothing else is said, the identifier follows from the serial number.
+        // By default, the identifier is derived from the serial number.
         let own = identity.naa.map(Mark::Naa).or(identity.serial.as_deref().map(Mark::Serial));
         let own = own.filter(|_| identity.designators.is_none());
         for mark in given.chain(own).chain(path) {

@@ -1,4 +1,4 @@
-//! The name server that initiators ask where targets are.
+//! The iSNS server, which returns the addresses of targets to initiators.
 
 use sarsen_wire::isns::{DEFAULT_PORT, MAX_TEXT_LENGTH};
 use toml::Spanned;
@@ -10,25 +10,25 @@ use super::redirect::parse_host_and_port;
 
 const KEYS: [&str; 3] = ["server", "entity", "notice-port"];
 
-/// A name server (iSNS, RFC 4171).
+/// An iSNS server (RFC 4171).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IsnsConfig {
     /// `host:port`.
     pub server: String,
-    /// The name of this server there: that of the host and its first port unless given.
+    /// The name of this server there. Default: the name of the host and its first port.
     pub entity: Option<String>,
-    /// A TCP port of each portal's address, or 0 for a free one, at which the name server asks
-    /// whether this one lives and tells of changes; it does neither unless given.
+    /// The TCP port of each portal's address for the iSNS server's status inquiries and state change notifications; 0
+    /// for a free port. Default: none, so that the iSNS server sends neither.
     pub notice_port: Option<u16>,
 }
 
-/// `host`, `host:port`, `[v6]` or `[v6]:port`.
+/// Parses `host`, `host:port`, `[v6]` or `[v6]:port`.
 pub fn parse_isns(text: &str) -> Result<IsnsConfig, String> {
     let server = parse_host_and_port(text, DEFAULT_PORT)?;
     Ok(IsnsConfig { server, entity: None, notice_port: None })
 }
 
-/// The table `[isns]`.
+/// Parses the table `[isns]`.
 pub(super) fn parse_isns_table(
     source: &Source<'_>,
     value: &Spanned<DeValue<'_>>,
@@ -61,7 +61,7 @@ pub(super) fn parse_isns_table(
     Ok(IsnsConfig { server, entity, notice_port })
 }
 
-/// RFC 4171 §6.2.1: 3 to 255 bytes, and the NUL that ends them.
+/// Checks a name of 3 to 255 bytes, plus its terminating NUL (RFC 4171 §6.2.1).
 fn check_entity(name: &str) -> Result<(), String> {
     let is_name = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
     match (3..MAX_TEXT_LENGTH).contains(&name.len()) && is_name(name) {

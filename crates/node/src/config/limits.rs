@@ -10,44 +10,44 @@ use super::reference::KeyReference;
 use super::size::{parse_size, render_size};
 use super::{ConfigError, Setting, nearest};
 
-/// See the module.
+/// The limits of initiators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// A login must be done by then.
+    /// Maximum duration of a login.
     pub login_timeout: Duration,
-    /// Open connections in all.
+    /// Maximum number of open connections.
     pub connections: usize,
-    /// Open connections from one source.
+    /// Maximum number of open connections from one source.
     pub connections_per_source: usize,
-    /// Connections from one source whose login is not done.
+    /// Maximum number of connections from one source whose login is not complete.
     pub logins_per_source: usize,
-    /// Sessions in all.
+    /// Maximum number of sessions.
     pub sessions: usize,
-    /// Sessions of one target.
+    /// Maximum number of sessions of one target.
     pub sessions_per_target: usize,
-    /// Connections of one session: MaxConnections.
+    /// Maximum number of connections of one session: MaxConnections.
     pub connections_per_session: usize,
-    /// Commands that a session may have outstanding.
+    /// Maximum number of outstanding commands of a session.
     pub commands: usize,
-    /// Immediate commands beside them.
+    /// Maximum number of immediate commands in addition to them.
     pub immediate_commands: usize,
-    /// Commands that are carried out at once, of all sessions, where it matters who goes first.
+    /// Maximum number of commands of all sessions that are executed at once while volumes or hosts have QoS claims.
     pub in_service: usize,
-    /// Bytes for the data of one connection's commands.
+    /// Maximum memory in bytes for the data of one connection's commands.
     pub memory_per_connection: usize,
-    /// Bytes for the data of all commands.
+    /// Maximum memory in bytes for the data of all commands.
     pub memory: usize,
-    /// Bytes of text of one request.
+    /// Maximum bytes of text of one request.
     pub text: usize,
-    /// Bytes of answers that wait to be sent.
+    /// Maximum bytes of unsent answers.
     pub unsent: usize,
-    /// An initiator that was silent for so long is pinged.
+    /// The server pings an initiator that was silent for this time.
     pub ping_interval: Duration,
-    /// One that leaves a ping unanswered for so long is given up.
+    /// The server closes the connection of an initiator that does not answer a ping within this time.
     pub ping_timeout: Duration,
-    /// A TCP connection that was silent for so long is probed.
+    /// TCP probes a connection that was silent for this time.
     pub keepalive: Duration,
-    /// A TCP connection whose peer acknowledges nothing for so long is given up.
+    /// TCP closes a connection whose peer acknowledges nothing for this time.
     pub user_timeout: Duration,
 }
 
@@ -208,7 +208,7 @@ const LIMITS: [Limit; 18] = [
 ];
 
 impl Limits {
-    /// The table's settings over what holds unless given.
+    /// Applies the table's settings to the defaults.
     pub(super) fn from_settings(settings: Vec<Setting>) -> Result<Self, ConfigError> {
         let mut limits = Self::default();
         for Setting { key, value, place } in settings {
@@ -284,7 +284,7 @@ impl Limits {
         self.settings_with(Arc::new(Budget::new(self.memory)))
     }
 
-    /// The same with memory that is lent already.
+    /// Returns the settings with an existing memory budget.
     pub(crate) fn settings_with(&self, budget: Arc<Budget>) -> Settings {
         Settings {
             offer: TargetOffer {

@@ -1,5 +1,5 @@
-//! What the server is to be: portals, volumes, targets. Parsed once into a valid value, from a
-//! TOML file ([`parse_file`]) or from flags ([`parse_volume`]); everything behind it can rely on it.
+//! The configuration of the server: portals, volumes, targets. It is parsed once into a valid value, from a TOML file
+//! ([`parse_file`]) or from flags ([`parse_volume`]). All other code relies on its validity.
 
 mod access;
 mod account;
@@ -63,47 +63,47 @@ pub use self::size::{parse_size, render_size};
 pub use self::spec::parse_volume;
 pub use self::tls::TlsConfig;
 
-/// The naming authority of targets whose name is not given: each volume is a target of its own,
+/// The naming authority of targets without a configured name. Each such volume has its own target, named
 /// `iqn.2026-11.io.sarsen:` and the volume's name.
 pub const DEFAULT_TARGET_PREFIX: &str = "iqn.2026-11.io.sarsen:";
-/// The most volumes that one server takes.
+/// Maximum number of volumes of one server.
 pub const MAX_VOLUMES: usize = 16_384;
-/// SAM-5 4.7.7.1: flat space addressing.
+/// The largest LUN of flat space addressing (SAM-5 4.7.7.1).
 const LARGEST_LUN: u16 = 0x3fff;
 
-/// The server.
+/// The configuration of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Where to listen.
+    /// The portals at which the server listens.
     pub listen: Vec<Portal>,
-    /// Threads that serve; one for each processor unless given.
+    /// Number of serving threads. Default: one for each processor.
     pub cores: Option<NonZeroUsize>,
-    /// How files are read and written.
+    /// The engine that reads and writes files.
     pub io_engine: FileEngine,
-    /// Whether busy cores look for more for a moment before they sleep.
+    /// Whether busy cores poll for a moment before they sleep.
     pub spin: Spin,
     /// Volumes, by unique names.
     pub volumes: Vec<VolumeConfig>,
-    /// Targets; those of volumes that no target lists are added by [`Config::finish`].
+    /// Targets. [`Config::finish`] adds those of volumes that no target lists.
     pub targets: Vec<TargetConfig>,
-    /// The socket at which the server is told what to do; none unless given.
+    /// The control socket of the server; `None` for no control socket.
     pub control: Option<PathBuf>,
-    /// The accounts that there are, by unique names.
+    /// The accounts, by unique names.
     pub accounts: Vec<AccountConfig>,
-    /// The hosts that rules may speak of, by unique names.
+    /// The hosts that rules may name, by unique names.
     pub hosts: Vec<HostConfig>,
-    /// Who may look for targets; it has no rules.
+    /// The access rules of discovery sessions; they have no `rules`.
     pub discovery: AccessConfig,
-    /// Accounts that may log in everywhere, beside those that each target and discovery list.
+    /// Accounts that may log in everywhere, in addition to those that each target and discovery list.
     pub chap: Vec<Placed<String>>,
-    /// The name server at which targets are registered.
+    /// The iSNS server at which targets are registered.
     pub isns: Option<IsnsConfig>,
-    /// What initiators may take.
+    /// The limits of the resources that initiators may use.
     pub limits: Limits,
-    /// Where the API and the console are on the network; nowhere unless given.
+    /// The network address of the API and the console. Default: none.
     pub api: Option<ApiConfig>,
-    /// The folder of the desired state: volumes, targets, accounts and what else changes while the
-    /// server runs; without one, it runs by what this says alone.
+    /// The folder of the desired state: volumes, targets, accounts and all other objects that change while the server
+    /// runs. Without a folder, the server runs by this configuration alone.
     pub state: Option<PathBuf>,
 }
 
@@ -112,64 +112,64 @@ pub struct Config {
 pub struct VolumeConfig {
     /// Unique name.
     pub name: String,
-    /// Where its blocks are.
+    /// The store of its blocks.
     pub store: StoreConfig,
     /// Logical block size.
     pub block_size: BlockSize,
-    /// Writes are refused.
+    /// The volume rejects writes.
     pub read_only: bool,
-    /// Its medium can be ejected and loaded; that of an ISO image always can.
+    /// Initiators can eject and load its medium. An ISO image is always removable.
     pub removable: bool,
-    /// By which initiators know it wherever it is served; derived from this machine and the volume's
-    /// names where it says nothing.
+    /// The identifiers that initiators see, wherever the volume is served. Missing ones are derived from the names of
+    /// this machine and of the volume.
     pub identity: IdentityConfig,
-    /// The type of protection information that its blocks have, if any.
+    /// The type of the protection information of its blocks; `None` for no protection information.
     pub protection: Option<ProtectionType>,
-    /// How much later each of its requests is answered, on purpose.
+    /// A deliberate delay of each response.
     pub delay: Option<Duration>,
-    /// Its blocks are kept encrypted, so that SANITIZE can erase them by forgetting the key.
+    /// Its blocks are stored encrypted, so that SANITIZE can erase them by discarding the key.
     pub encrypted: bool,
-    /// What is to go wrong with it, on purpose.
+    /// The faults that are injected into it.
     pub faults: Vec<FaultConfig>,
-    /// What may be asked of it.
+    /// Its QoS limits.
     pub qos: QosConfig,
 }
 
-/// Where a volume's blocks are.
+/// The store of a volume's blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreConfig {
-    /// In memory, gone when the server ends.
+    /// In memory. The data is lost when the server ends.
     Ram {
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
-        /// Bytes of memory that it may take; what finds no room is refused as on any thin disk.
+        /// Maximum memory in bytes. Writes beyond it fail, as on any thin-provisioned disk.
         limit: Option<u64>,
     },
-    /// Nowhere.
+    /// A store that keeps no data.
     Null {
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
     },
     /// In a file or on a block device.
     File {
-        /// Path.
+        /// Path of the file or the device.
         path: PathBuf,
-        /// Bytes: a file that does not exist is made with this size, one that is smaller grows.
+        /// Size in bytes: the server creates a missing file with this size and grows a smaller one.
         size: Option<u64>,
         /// Cache mode.
         cache: CacheMode,
-        /// The folder of what it keeps beyond the server's life, such as persistent reservations:
-        /// beside a regular file unless given; none for a block device unless given.
+        /// The folder of its persistent state, such as persistent reservations. Default: next to a regular file; none
+        /// for a block device.
         state: Option<PathBuf>,
     },
-    /// A real SCSI device of this machine, to which commands go as they are.
+    /// A SCSI device of this machine, to which commands are passed through unchanged.
     Sg {
         /// Path, such as `/dev/sg0`.
         path: PathBuf,
     },
-    /// A CD or DVD: an image of blocks of 2,048 bytes, which is only read.
+    /// A CD or DVD: a read-only image of blocks of 2,048 bytes.
     Iso {
-        /// Path.
+        /// Path of the image.
         path: PathBuf,
     },
 }
@@ -183,27 +183,27 @@ pub struct TargetConfig {
     pub alias: Option<String>,
     /// Names of volumes, by logical unit number.
     pub luns: BTreeMap<u16, String>,
-    /// How the units are reached through portal groups, by tag: optimized unless given.
+    /// The access states of the units through portal groups, by tag. Default: optimized.
     pub access: BTreeMap<u16, AccessState>,
-    /// The portal group that initiators are to prefer.
+    /// The portal group that initiators should prefer.
     pub preferred: Option<u16>,
-    /// Who changes the access states.
+    /// The parties that may change the access states.
     pub alua: Alua,
-    /// The portal groups that it is reached through: all unless given.
+    /// The portal groups through which it is reachable. Default: all.
     pub groups: Option<BTreeSet<u16>>,
-    /// Where it is instead.
+    /// The address to which the target redirects initiators.
     pub redirect: Option<Redirect>,
-    /// Who may log in to it.
+    /// The access rules of logins to it.
     pub login: AccessConfig,
 }
 
 impl TargetConfig {
-    /// Whether it is reached through portals of this group.
+    /// Returns whether portals of this group reach the target.
     pub fn is_reached_through(&self, group: u16) -> bool {
         self.groups.as_ref().is_none_or(|groups| groups.contains(&group))
     }
 
-    /// Its name, and the check that its portal groups fit each other.
+    /// Checks its name, and that its portal groups fit each other.
     fn check_groups(&self) -> Result<(), ConfigError> {
         check_iscsi_name(&self.name).or_else(wrong)?;
         let mut named = self.access.keys().copied().chain(self.preferred);
@@ -222,7 +222,7 @@ impl TargetConfig {
         Ok(())
     }
 
-    /// Its numbers are ones, and its volumes are among those that there are.
+    /// Checks that its LUNs are valid and that its volumes exist.
     fn check_luns(&self, volumes: &HashSet<&str>) -> Result<(), ConfigError> {
         for (number, volume) in &self.luns {
             if *number > LARGEST_LUN {
@@ -244,13 +244,13 @@ fn wrong<T>(message: impl Into<String>) -> Result<T, ConfigError> {
     Err(ConfigError::new("configuration", message))
 }
 
-/// What is wrong with a configuration, where, and what to do.
+/// A configuration error: the problem, its place and its remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{place}: {message}")]
 pub struct ConfigError {
     /// File and line, or the flag.
     pub place: String,
-    /// What is wrong, and the remedy.
+    /// The problem and its remedy.
     pub message: String,
 }
 
@@ -283,9 +283,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Completes and checks what was gathered: names are unique and valid, each volume is in
-    /// exactly one target (those that none lists get one of their own), there is something to serve,
-    /// and accounts and rules fit that.
+    /// Completes and checks the configuration. Names are unique and valid. Each volume is in exactly one target;
+    /// unlisted volumes get their own target. At least one volume exists. Accounts and rules fit the targets.
     pub fn finish(mut self) -> Result<Self, ConfigError> {
         if self.state.is_some() {
             return self.check_beside_state();
@@ -297,8 +296,8 @@ impl Config {
         self.finish_managed()
     }
 
-    /// Of a server that has a state, this says what the state does not: what the state speaks of has no
-    /// second place. It is finished when the state is known.
+    /// Checks the configuration of a server that has a state. It must not contain objects that belong to the state. It
+    /// is finished when the state is known.
     fn check_beside_state(self) -> Result<Self, ConfigError> {
         let given = [
             ("volumes", !self.volumes.is_empty()),
@@ -316,13 +315,14 @@ impl Config {
         }
     }
 
-    /// The same where volumes and targets come and go while the server runs: there may be no volume,
-    /// and a volume may be in no target; then nobody reaches it.
+    /// Completes and checks a configuration whose volumes and targets change while the server runs. It may have no
+    /// volume at all. A volume may be in no target; then no initiator reaches it.
     pub fn finish_managed(self) -> Result<Self, ConfigError> {
         self.finish_with(Some(&BTreeSet::new()))
     }
 
-    /// Does the same, where targets may have needs that are `unmet` already; `None` permits every need.
+    /// Completes and checks the configuration, where targets may have needs that are `unmet` already; `None` permits
+    /// every need.
     pub(crate) fn finish_with(
         mut self,
         unmet: Option<&BTreeSet<PortalRequirement>>,
@@ -335,7 +335,7 @@ impl Config {
             self.listen = vec![Portal { address, group: DEFAULT_GROUP, tls: None }];
         }
         let groups: BTreeSet<u16> = self.listen.iter().map(|portal| portal.group).collect();
-        // Targets have a port for a group without a portal, too.
+        // Targets also have a port for a group without a portal.
         let named = self.targets.iter().flat_map(TargetConfig::named_groups);
         let groups: BTreeSet<u16> = groups.into_iter().chain(named).collect();
         if groups.len() > MAXIMUM_TARGET_PORTS {
@@ -385,7 +385,7 @@ impl Config {
         Ok(self)
     }
 
-    /// Volumes that no target lists get one of their own.
+    /// Adds a target for each volume that no target lists.
     fn add_default_targets(&mut self) -> Result<(), ConfigError> {
         let exported: HashSet<&str> = self
             .targets
@@ -406,7 +406,7 @@ impl Config {
         Ok(())
     }
 
-    /// Accounts and rules fit each other and the targets.
+    /// Checks that accounts and rules fit each other and the targets.
     pub(crate) fn check_access(&self) -> Result<(), ConfigError> {
         access::check(self)
     }
@@ -418,12 +418,12 @@ use sarsen_wire::iscsi::{DEFAULT_PORT, MAX_NAME_LENGTH};
 pub(crate) const DEFAULT_PORTAL: SocketAddr =
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_PORT);
 
-/// A volume's name becomes part of an iSCSI name: what RFC 3722 leaves of ASCII.
+/// Checks the name of a volume. The name becomes part of an iSCSI name: the ASCII characters that RFC 3722 permits.
 fn check_volume_name(name: &str) -> Result<(), String> {
     let valid = !name.is_empty()
         && name.len() <= 64
         && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b));
-    // A name is also a part of paths: of files, and of the API.
+    // A name is also a part of paths, of files and of the API.
     if valid && !matches!(name, "." | "..") {
         return Ok(());
     }
@@ -432,7 +432,7 @@ fn check_volume_name(name: &str) -> Result<(), String> {
     ))
 }
 
-/// RFC 7143 §4.2.7: an iqn, eui or naa name.
+/// Checks that the name is an iqn, eui or naa name (RFC 7143 §4.2.7).
 fn check_iscsi_name(name: &str) -> Result<(), String> {
     let hex = |digits: &str, lengths: &[usize]| {
         lengths.contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_hexdigit())
@@ -452,12 +452,12 @@ fn check_iscsi_name(name: &str) -> Result<(), String> {
     ))
 }
 
-/// What keeps a text from being the name of a target, if anything does.
+/// Returns the reason why the text is not a valid target name, or `None` for a valid name.
 pub(crate) fn target_name_fault(name: &str) -> Option<String> {
     check_iscsi_name(name).err()
 }
 
-/// `YYYY-MM.authority[:anything]`.
+/// Returns whether the text is `YYYY-MM.authority[:anything]`.
 fn is_iqn_tail(rest: &str) -> bool {
     let bytes = rest.as_bytes();
     let digits = |range: std::ops::Range<usize>| {
@@ -473,7 +473,7 @@ fn is_iqn_tail(rest: &str) -> bool {
             .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.:".contains(b))
 }
 
-/// "; did you mean …?" for the candidate that is nearest to a misspelt word.
+/// Returns "; did you mean …?" with the candidate that is nearest to a misspelt word.
 pub(crate) fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> String {
     candidates
         .map(|candidate| (strsim::damerau_levenshtein(word, candidate), candidate))

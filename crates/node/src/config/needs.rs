@@ -1,6 +1,6 @@
-//! The needs of targets: a portal in each group that they name, and a portal that asks clients for certificates where
-//! a rule names a certificate. A change that causes a new unmet need is refused. A server with a state whose portals
-//! are missing, for example because a flag was removed, continues without them.
+//! The needs of targets: a portal in each group that they name, and a portal that asks clients for certificates where a
+//! rule names a certificate. The server refuses a change that causes a new unmet need. A server with a state continues
+//! when portals are missing, for example because a flag was removed.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +25,7 @@ pub(crate) struct UnmetRequirement<'a> {
 }
 
 impl TargetConfig {
-    /// The portal groups that the target names.
+    /// Returns the portal groups that the target names.
     pub(super) fn named_groups(&self) -> impl Iterator<Item = u16> {
         let named = self.access.keys().copied().chain(self.preferred);
         named.chain(self.groups.iter().flatten().copied())
@@ -33,7 +33,7 @@ impl TargetConfig {
 }
 
 impl Config {
-    /// Needs of targets in a finished configuration that no portal meets.
+    /// Returns the needs of targets in a finished configuration that no portal meets.
     pub(crate) fn unmet_needs(&self) -> impl Iterator<Item = UnmetRequirement<'_>> {
         let groups: BTreeSet<u16> = self.listen.iter().map(|portal| portal.group).collect();
         let asks = |portal: &Portal| portal.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
@@ -64,7 +64,7 @@ impl Config {
 }
 
 impl UnmetRequirement<'_> {
-    /// The problem and its remedy.
+    /// Returns the problem and its remedy.
     pub(crate) fn what(&self) -> String {
         match self.need {
             PortalRequirement::Group(group) => format!(
@@ -79,7 +79,7 @@ impl UnmetRequirement<'_> {
         }
     }
 
-    /// The same text, with the place in the configuration.
+    /// Returns the same text, with the place in the configuration.
     pub(crate) fn error(&self) -> ConfigError {
         let message = match self.need {
             PortalRequirement::Group(_) => format!("target {}: {}", self.target, self.what()),

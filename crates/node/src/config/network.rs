@@ -1,33 +1,32 @@
-//! Networks: addresses that begin alike.
+//! Networks: ranges of addresses with a common prefix.
 
 use std::fmt;
 use std::net::IpAddr;
 
-/// All addresses whose first bits are these.
+/// All addresses with the same first bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network {
     first: IpAddr,
-    /// How many bits count.
+    /// Length of the prefix in bits.
     length: u8,
 }
 
 impl Network {
-    /// Whether the address is one of them. An IPv4 address is the same one when it comes as IPv6's
-    /// image of it.
+    /// Returns whether the address is in the network. An IPv4-mapped IPv6 address counts as its IPv4 address.
     pub fn contains(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         address.is_ipv4() == self.first.is_ipv4() && masked(address, self.length) == self.first
     }
 }
 
-/// As it is written.
+/// Displays the network in the form of the configuration.
 impl fmt::Display for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.first, self.length)
     }
 }
 
-/// The address with all bits beyond the first `length` cleared.
+/// Clears all bits of the address beyond the first `length`.
 fn masked(address: IpAddr, length: u8) -> IpAddr {
     match address {
         IpAddr::V4(address) => {
@@ -41,7 +40,7 @@ fn masked(address: IpAddr, length: u8) -> IpAddr {
     }
 }
 
-/// `10.0.0.0/8`, `2001:db8::/32`, or one address.
+/// Parses `10.0.0.0/8`, `2001:db8::/32`, or one address.
 pub fn parse_network(text: &str) -> Result<Network, String> {
     let form =
         || format!("{text:?} is not a network: write 10.0.0.0/8, 2001:db8::/32 or one address");

@@ -1,4 +1,4 @@
-//! Where the server listens, and which port of its targets that is.
+//! Network portals: the addresses at which the server listens, and the target port of each.
 
 use std::fmt;
 use std::net::{AddrParseError, SocketAddr};
@@ -13,7 +13,7 @@ use super::tls::{TlsConfig, parse_tls};
 
 const KEYS: &[&str] = &["address", "group", "tls"];
 
-/// The portal group of portals that name none.
+/// The default portal group.
 pub const DEFAULT_GROUP: u16 = 1;
 
 /// A network portal.
@@ -21,20 +21,21 @@ pub const DEFAULT_GROUP: u16 = 1;
 pub struct Portal {
     /// Address and port.
     pub address: SocketAddr,
-    /// The tag of its portal group: portals of one group are one port of each target.
+    /// The tag of its portal group. Portals of one group are one port of each target.
     pub group: u16,
     /// The portal accepts only TLS.
     pub tls: Option<TlsConfig>,
 }
 
-/// As SendTargets tells it (RFC 7143 §13.8).
+/// Displays the portal as in SendTargets (RFC 7143 §13.8).
 impl fmt::Display for Portal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{},{}", self.address, self.group)
     }
 }
 
-/// `address:port`, `[v6]:port`, or either without its port; `,tag` behind it names its portal group.
+/// Parses `address:port`, `[v6]:port`, or either without its port. An optional `,tag` at the end names the portal
+/// group.
 pub fn parse_portal(text: &str) -> Result<Portal, String> {
     let (address, group) = match text.split_once(',') {
         Some((address, tag)) => (address, parse_group(tag)?),
@@ -50,7 +51,7 @@ pub fn parse_portal(text: &str) -> Result<Portal, String> {
     Ok(Portal { address, group, tls: None })
 }
 
-/// A `[[portal]]`.
+/// Parses a `[[portal]]`.
 pub(super) fn parse_portal_table(
     source: &Source<'_>,
     table: &Spanned<DeValue<'_>>,
@@ -91,7 +92,7 @@ pub(super) fn parse_portal_table(
     Ok(Portal { group, tls, ..portal })
 }
 
-/// RFC 7143 §13.9: a portal group tag; SPC-4 keeps 0 for no port.
+/// Parses a portal group tag (RFC 7143 §13.9). SPC-4 reserves 0 for no port.
 pub(super) fn parse_group(text: &str) -> Result<u16, String> {
     let tag = text.parse().ok().filter(|tag| *tag != 0);
     tag.ok_or_else(|| format!("{text:?} is not a portal group: write a number from 1 to 65535"))

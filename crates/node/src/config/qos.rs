@@ -23,7 +23,7 @@ const LONGEST_BURST: Duration = Duration::from_secs(3600);
 pub const DEFAULT_WEIGHT: u64 = 100;
 const WEIGHTS: std::ops::RangeInclusive<u64> = 1..=10_000;
 
-/// See the module. The default has no limits.
+/// The QoS settings of a volume or a host. The default has no limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QosConfig {
     /// Maximum number of commands a second.
@@ -39,7 +39,7 @@ pub struct QosConfig {
 }
 
 impl QosConfig {
-    /// Takes the setting of one of the keys.
+    /// Sets one of the keys.
     pub(super) fn take(&mut self, key: &str, value: &str) -> Result<(), String> {
         match key {
             "iops" => positive(key, value).map(|iops| self.iops = Some(iops)),

@@ -1,4 +1,4 @@
-//! Where a target is instead, which initiators are told when they log in.
+//! Redirections of targets, which the server returns to initiators at login.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -9,20 +9,20 @@ use toml::de::DeValue;
 use super::file::{Source, unknown_key};
 use super::{ConfigError, portal::parse_group};
 
-/// The longest name of a host (RFC 1035 §2.3.4).
+/// Maximum length of a host name (RFC 1035 §2.3.4).
 const HOST_LENGTH_LIMIT: usize = 253;
 const KEYS: [&str; 2] = ["address", "permanent"];
 
-/// Where a target is instead.
+/// The address to which a target redirects initiators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redirect {
-    /// `host:port`, as TargetAddress tells it.
+    /// `host:port`, as in TargetAddress.
     pub address: String,
-    /// For good: initiators need not ask here again.
+    /// The redirection is permanent: initiators need not ask this server again.
     pub permanent: bool,
 }
 
-/// `host`, `host:port`, `[v6]` or `[v6]:port`; gives it with its port. A host may be a name.
+/// Parses `host`, `host:port`, `[v6]` or `[v6]:port`, and returns the address with its port. A host may be a name.
 pub fn parse_redirect_address(text: &str) -> Result<String, String> {
     if let Some((address, tag)) = text.rsplit_once(',')
         && parse_group(tag).is_ok()
@@ -33,7 +33,7 @@ pub fn parse_redirect_address(text: &str) -> Result<String, String> {
     parse_host_and_port(text, DEFAULT_PORT)
 }
 
-/// The same with another port for those that name none.
+/// Parses an address in the same way, with another default port.
 pub(super) fn parse_host_and_port(text: &str, default_port: u16) -> Result<String, String> {
     let wrong = || {
         format!(
@@ -67,14 +67,14 @@ fn is_host(host: &str) -> bool {
     let is_label = |label: &str| {
         !label.is_empty() && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
     };
-    // What has the look of an IPv4 address is to be one.
+    // A text of digits and dots alone must be an IPv4 address.
     let looks_numeric = host.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     host.len() <= HOST_LENGTH_LIMIT
         && host.split('.').all(is_label)
         && (!looks_numeric || host.parse::<Ipv4Addr>().is_ok())
 }
 
-/// `{ address = "host:port", permanent = true }`.
+/// Parses `{ address = "host:port", permanent = true }`.
 pub(super) fn parse_redirect(
     source: &Source<'_>,
     value: &Spanned<DeValue<'_>>,

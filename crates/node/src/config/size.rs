@@ -1,4 +1,4 @@
-//! Sizes as people write them.
+//! Sizes in the form that people write them.
 
 const UNITS: [(&str, u64); 13] = [
     ("KiB", 1 << 10),
@@ -16,7 +16,7 @@ const UNITS: [(&str, u64); 13] = [
     ("B", 1),
 ];
 
-/// Bytes from `1GiB`, `500MB`, `64K` (binary, as qemu-img has it) or a plain number.
+/// Parses bytes from `1GiB`, `500MB`, `64K` (binary, as in qemu-img) or a plain number.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let (number, factor) = UNITS
         .iter()
@@ -26,7 +26,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     size.ok_or_else(|| format!("{text:?} is not a size: write it like 10GiB, 500MB or 1048576"))
 }
 
-/// `1 GiB` for what is a whole number of a binary unit, bytes otherwise.
+/// Returns `1 GiB` for a whole number of a binary unit, otherwise the number of bytes.
 pub fn render_size(bytes: u64) -> String {
     let units = UNITS[..4].iter().rev();
     units

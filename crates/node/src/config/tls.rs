@@ -1,4 +1,4 @@
-//! Portals that are reached by TLS alone.
+//! Portals that accept only TLS.
 //!
 //! ```toml
 //! [[portal]]                                     # beside `listen`, or in its place
@@ -20,22 +20,22 @@ use super::file::{Source, parse_truth, unknown_key};
 
 const KEYS: &[&str] = &["certificate", "key", "client-ca", "require-client-certificate"];
 
-/// How a portal proves who it is, and what clients have to show. The files are PEM, and are looked
-/// at again while the server runs.
+/// The authentication of a portal, and the certificates that clients must present. The files are PEM. The server
+/// reloads them while it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsConfig {
-    /// The portal's certificate, and the chain from it to one that clients know.
+    /// The portal's certificate, and the chain from it to one that clients trust.
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// Those who vouch for clients; none: clients are not asked for a certificate.
+    /// The CA certificates for client certificates. If missing, the portal does not ask clients for a certificate.
     pub client_ca: Option<PathBuf>,
-    /// A client without a certificate that holds is not let in at all; otherwise it is one without
-    /// a certificate.
+    /// If true, the portal rejects clients without a valid certificate. Otherwise, it accepts a client without a
+    /// certificate, and treats one with an expired certificate in the same way.
     pub require_client_certificate: bool,
 }
 
-/// The `tls` of a `[[portal]]`.
+/// Parses the `tls` of a `[[portal]]`.
 pub(super) fn parse_tls(
     source: &Source<'_>,
     value: &Spanned<DeValue<'_>>,
@@ -115,7 +115,7 @@ mod tests {
         };
         assert_eq!(listen[2].tls, Some(tls.clone()));
         let client_ca = Some("a".into());
-        // Who names someone to vouch for clients means it.
+        // With a client CA, the certificate is required by default.
         let tls = TlsConfig { client_ca, require_client_certificate: true, ..tls };
         assert_eq!(listen[3].tls, Some(tls));
     }

@@ -1,5 +1,5 @@
-//! A thing that goes is taken out of whatever speaks of it. Nobody is let in by that who was not before: a
-//! condition that would be the last one has to be changed by who knows what is meant.
+//! Deletes the references to a deleted object. No initiator may gain access by that: the administrator must change an
+//! access condition that would lose its last entry.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use super::Invalid;
 use super::document::{Rule, ShownLuns, Target};
 use super::object::{Key, Object, ObjectKind, Objects};
 
-/// Whatever speaks of `key` does not any more. A target that loses its last volume by that goes, too.
+/// Deletes all references to `key`. A target that loses its last volume is deleted, too.
 pub(super) fn take_out(objects: &mut Objects, key: &Key) -> Result<(), Invalid> {
     let mut empty = Vec::new();
     for (other, object) in objects.iter_mut() {
@@ -46,7 +46,7 @@ pub(super) fn take_out(objects: &mut Objects, key: &Key) -> Result<(), Invalid> 
     Ok(())
 }
 
-/// Rules that showed it alone stay, and show nothing.
+/// Deletes a volume from a target. Rules that showed only this volume stay, and show no units.
 fn take_volume_out(target: &mut Target, volume: &str) {
     target.luns.0.retain(|_, name| name != volume);
     let luns = &target.luns.0;
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn a_volume_goes_out_of_targets_and_rules_and_a_target_that_had_no_other_goes() {
         let document = after(ObjectKind::Volume, "a").expect("nobody is let in by it");
-        // The third target had none before: it is none of this.
+        // The third target had no volumes before, so it stays.
         assert_eq!(names(&document), ["iqn.x:both", "iqn.x:other", "iqn.x:third"]);
         let both = &document.target[0];
         assert_eq!(both.luns.0.values().collect::<Vec<_>>(), ["b"]);

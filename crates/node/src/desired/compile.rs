@@ -1,5 +1,5 @@
-//! From things to the configuration that a server runs by. Each thing is written as the configuration file would
-//! have it and goes through that file's parser, so that there is one language and one set of rules.
+//! Compiles objects into the configuration that a server runs. Each object is rendered as in the configuration file and
+//! parsed by the parser of that file, so that one set of rules applies to both.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,13 +12,13 @@ use crate::config::{
     PortalRequirement, SecretSource, TargetConfig, VolumeConfig, parse_file,
 };
 
-/// What is wrong with a thing.
+/// An error in an object.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}{message}", prefix(field))]
 pub struct Invalid {
-    /// Which: `volume/data.size`.
+    /// The object and its field: `volume/data.size`.
     pub field: Option<String>,
-    /// What is wrong, and the remedy.
+    /// The problem and its remedy.
     pub message: String,
 }
 
@@ -26,7 +26,7 @@ fn prefix(field: &Option<String>) -> String {
     field.as_ref().map_or(String::new(), |field| format!("{field}: "))
 }
 
-/// A thing as the server takes it.
+/// The compiled form of an object.
 #[derive(Clone)]
 enum Part {
     Portal(Portal),
@@ -38,7 +38,7 @@ enum Part {
     Limits(Limits),
 }
 
-/// Remembers what became of each thing, so that one more among ten thousand costs little.
+/// Compiles objects, and caches the result of each one: a change of one among ten thousand is cheap.
 pub(super) struct Compiler {
     /// The server's own settings, from flags and its file.
     base: Config,
@@ -48,42 +48,42 @@ pub(super) struct Compiler {
 }
 
 impl Compiler {
-    /// Of a server that has these settings of its own.
+    /// Creates a compiler for a server with these settings of its own.
     pub(super) fn new(base: Config) -> Self {
         Self { base, parts: BTreeMap::new(), unmet: BTreeSet::new() }
     }
 
-    /// Whether the server listens at the default address while no object names an address.
+    /// Returns whether the server listens at the default address while no object names an address.
     pub(super) fn listens_by_default(&self) -> bool {
         self.base.listen.is_empty()
     }
 
-    /// Keeps the results of these objects only.
+    /// Keeps only the results of these objects.
     pub(super) fn forget_all_but(&mut self, objects: &Objects) {
         self.parts.retain(|key, (object, _)| {
             objects.get(key).is_some_and(|current| Arc::ptr_eq(current, object))
         });
     }
 
-    /// The same compiler for other settings of the server itself.
+    /// Returns the same compiler for other settings of the server itself.
     pub(super) fn with_base(&self, base: Config) -> Self {
         Self { unmet: self.unmet.clone(), ..Self::new(base) }
     }
 
-    /// A configuration is in force from now on, with these [`unmet`] needs.
+    /// Adopts the [`unmet`] needs of a configuration that is in force now.
     pub(super) fn adopt(&mut self, unmet: BTreeSet<PortalRequirement>) {
         self.unmet = unmet;
     }
 
-    /// The configuration with which a server starts: an earlier server has accepted these objects, perhaps with other
-    /// portals.
+    /// Returns the configuration with which a server starts. An earlier server has accepted these objects, perhaps with
+    /// other portals.
     pub(super) fn compile_to_start(&mut self, objects: &Objects) -> Result<Config, Invalid> {
         let config = self.compile_with(objects, None)?;
         self.unmet = unmet(&config);
         Ok(config)
     }
 
-    /// The configuration of these objects. Targets may have needs that are unmet already.
+    /// Returns the configuration of these objects. Targets may have needs that are unmet already.
     pub(super) fn compile(&mut self, objects: &Objects) -> Result<Config, Invalid> {
         let unmet = self.unmet.clone();
         self.compile_with(objects, Some(&unmet))
@@ -94,7 +94,7 @@ impl Compiler {
         objects: &Objects,
         may_be_unmet: Option<&BTreeSet<PortalRequirement>>,
     ) -> Result<Config, Invalid> {
-        // Checked before the objects take memory.
+        // This check precedes all others, before the objects take memory.
         let volumes = objects.keys().filter(|key| key.kind == ObjectKind::Volume).count();
         if volumes > MAX_VOLUMES {
             let message = format!("{volumes} volumes, of {MAX_VOLUMES} at most");
@@ -129,7 +129,7 @@ impl Compiler {
     }
 }
 
-/// Needs of the targets of a configuration that no portal meets.
+/// Returns the needs of the targets of a configuration that no portal meets.
 pub(super) fn unmet(config: &Config) -> BTreeSet<PortalRequirement> {
     config.unmet_needs().map(|unmet| unmet.need).collect()
 }
@@ -178,12 +178,12 @@ fn part_of(key: &Key, object: &Object) -> Result<Part, Invalid> {
     })
 }
 
-/// As the configuration file has it.
+/// Returns the object as the configuration file has it.
 fn rendered(object: &Object) -> String {
     toml::to_string(&Document::of([object])).expect("a document can be written as TOML")
 }
 
-/// What a complaint of the parser is about.
+/// Returns the error with the object that it concerns.
 fn invalid(error: ConfigError, objects: &Objects) -> Invalid {
     let named = error.place.rsplit_once(':').and_then(|(label, _)| Key::parse(label));
     match named.and_then(|key| objects.get(&key).map(|object| (key, object))) {
@@ -202,13 +202,13 @@ fn invalid_of(error: ConfigError, key: &Key, text: &str) -> Invalid {
     Invalid { field: Some(field), message: error.message }
 }
 
-/// The key on a line of a text that [`rendered`] gave: `size`, `luns.0`, `allow.initiator`.
+/// Returns the key on a line of the text of [`rendered`]: `size`, `luns.0`, `allow.initiator`.
 fn field_at(text: &str, line: usize) -> Option<String> {
     let (mut table, mut field) = (String::new(), None);
     for text in text.lines().take(line) {
         if let Some(header) = text.strip_prefix('[') {
             let path = header.trim_start_matches('[').trim_end_matches(']');
-            // The first is the thing's kind.
+            // The first part is the kind of the object.
             table = path.split_once('.').map_or(String::new(), |(_, rest)| format!("{rest}."));
             field = None;
         } else if let Some((key, _)) = text.split_once(" = ") {
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(message, format!("{} volumes, of {MAX_VOLUMES} at most", MAX_VOLUMES + 1));
     }
 
-    /// Everything that a document can say, as far as it goes together.
+    /// A document with all keys that fit together.
     const WHOLE: &str = r#"
         [[portal]]
         address = "127.0.0.1:0"
@@ -324,7 +324,7 @@ mod tests {
         assert_eq!(without_places(&format!("{document:?}")), without_places(&from_file));
     }
 
-    /// Without what is said of places.
+    /// Removes all places from the text.
     fn without_places(text: &str) -> String {
         let mut parts = text.split("place: \"");
         let first = parts.next().unwrap_or_default().to_owned();

@@ -206,7 +206,7 @@ pub struct Target {
     pub allow: Vec<Rule>,
 }
 
-/// Volumes by logical unit number: `{ "0": "a", "5": "b" }`, or `["a", "b"]` for numbers from 0 on.
+/// Volumes by LUN: `{ "0": "a", "5": "b" }`, or `["a", "b"]` for LUNs from 0 on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(transparent)]
 #[schema(value_type = BTreeMap<String, String>)]

@@ -1,4 +1,4 @@
-//! What can be done to a state.
+//! Edits of the desired state.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
@@ -12,29 +12,29 @@ use super::store::VOLUMES;
 use crate::config::nearest;
 use crate::metadata;
 
-/// One thing that is done to a state.
+/// An edit of the desired state.
 #[derive(Clone, Debug)]
 pub enum Edit {
-    /// This is there, in place of what had its name.
+    /// Adds an object, or replaces the object of this name.
     Put(Object),
-    /// This is there, and nothing had its name.
+    /// Adds an object. An object of this name must not exist.
     Add(Object),
-    /// That of it changes which a JSON merge patch says (RFC 7396); another name is a renaming.
+    /// Applies a JSON merge patch (RFC 7396) to an object. A new name renames the object.
     Patch(Key, serde_json::Value),
-    /// It is gone.
+    /// Deletes an object.
     Remove(Key),
-    /// It is gone, and out of whatever spoke of it; a target that has lost its last volume is gone, too.
+    /// Deletes an object and all references to it. A target that loses its last volume is deleted, too.
     RemoveEverywhere(Key),
-    /// All that a document lists is there, and nothing had those names.
+    /// Adds all objects of a document. None of their names may exist.
     Create(Document),
-    /// All that a document lists is there.
+    /// Adds or replaces all objects of a document.
     Apply(Document),
-    /// The same, and what it does not list is gone.
+    /// Adds or replaces all objects of a document, and deletes all others.
     Replace(Document),
 }
 
 impl Edit {
-    /// Does it. Files of volumes that name none lie under `folder`.
+    /// Applies the edit. Files of volumes without a path are placed under `folder`.
     pub(super) fn carry_out(
         self,
         objects: &mut Objects,
@@ -79,7 +79,7 @@ fn find<'a>(objects: &'a Objects, key: &Key) -> Result<&'a Arc<Object>, ChangeRe
     })
 }
 
-/// Gives what was listed.
+/// Adds or replaces the objects of a document. Returns their keys.
 fn apply(
     objects: &mut Objects,
     document: Document,
@@ -94,7 +94,7 @@ fn apply(
         }
     }
     let unlisted = objects.iter().filter(|(key, _)| !listed.contains(key));
-    // Of two that came from elsewhere with one number, none is meant by it.
+    // If two imported volumes have the same serial number, it identifies neither of them.
     let mut by_serial: HashMap<String, Option<Key>> = HashMap::new();
     for (key, serial) in unlisted.filter_map(|(key, object)| Some((key, serial(object)?))) {
         let known = by_serial.entry(serial.to_owned());
@@ -102,7 +102,7 @@ fn apply(
     }
     for object in all {
         let new = object.key();
-        // A volume is known by its serial number, whatever its name.
+        // The serial number identifies a volume, whatever its name.
         if !objects.contains_key(&new)
             && let Some(old) = serial(&object).and_then(|serial| by_serial.remove(serial)?)
             && objects.get(&old).is_some_and(|old| has_same_naa(&object, old))
@@ -114,7 +114,7 @@ fn apply(
     Ok(listed)
 }
 
-/// Unless it is said, it is.
+/// Returns whether both volumes have the same NAA identifier. A missing one counts as the same.
 fn has_same_naa(object: &Object, before: &Object) -> bool {
     match (object, before) {
         (Object::Volume(volume), Object::Volume(before)) => {
@@ -141,10 +141,10 @@ fn put(objects: &mut Objects, mut object: Object, folder: &Path) {
     }
 }
 
-/// What a new volume gets for life.
+/// Sets the permanent properties of a new volume.
 fn complete(volume: &mut Volume, folder: &Path) {
     let number = || sarsen_io::random::number();
-    // A real device says itself who it is.
+    // A pass-through device has its own identity.
     if volume.store != "sg" {
         volume.serial.get_or_insert_with(|| format!("{:016x}", number()));
         // 3h: locally assigned.
@@ -163,8 +163,8 @@ fn complete(volume: &mut Volume, folder: &Path) {
     }
 }
 
-/// A document that does not say who a volume is, where, or how its data lie there, does not make another one of
-/// it. With another kind of store, or another serial number, it is another one.
+/// Keeps the identity, the path and the data format of a volume where the new version omits them. A volume with another
+/// store or another serial number is a different volume.
 fn keep_identity(volume: &mut Volume, before: &Volume) {
     let is_another = volume.serial.is_some() && volume.serial != before.serial;
     if volume.store != before.store || is_another {
@@ -183,7 +183,7 @@ fn keep_identity(volume: &mut Volume, before: &Volume) {
     volume.encrypted |= before.encrypted;
 }
 
-/// A document without the secret, as it is shown, does not take it away.
+/// Keeps the secret of an account where the new version omits it, as exported documents do.
 fn keep_secret(account: &mut Account, before: &Account) {
     let Account { secret, secret_file, secret_env, .. } = account;
     if secret.is_none() && secret_file.is_none() && secret_env.is_none() {
@@ -223,7 +223,7 @@ fn patch(
     Ok(())
 }
 
-/// RFC 7396.
+/// Applies a JSON merge patch (RFC 7396).
 fn merge(value: &mut serde_json::Value, patch: &serde_json::Value) {
     let serde_json::Value::Object(patch) = patch else {
         *value = patch.clone();
@@ -241,7 +241,7 @@ fn merge(value: &mut serde_json::Value, patch: &serde_json::Value) {
     }
 }
 
-/// It is what it was under a new name, and whoever speaks of it does by that.
+/// Renames an object, and changes all references to it.
 fn rename(objects: &mut Objects, key: &Key, new: &str) {
     if let Some(object) = objects.remove(key) {
         objects.insert(Key::new(key.kind, new), object);

@@ -41,59 +41,59 @@ use crate::config::{Config, ConfigError};
 use crate::engine::{self, Cause, ChangeError, ChangeOutcome, Engine, Force, Managed};
 use crate::events::{EventLog, Occurrence};
 
-/// Time for a deleted volume to be closed. If it takes longer, its file is not erased.
+/// Maximum time for a deleted volume to be closed. If it takes longer, its file is not erased.
 const CLOSING_LIMIT: Duration = Duration::from_secs(30);
 
-/// A change that somebody wants.
+/// A requested change.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// What is to be done, in this order; all of it or nothing.
+    /// The edits, in this order. They are applied as a whole or not at all.
     pub edits: Vec<Edit>,
-    /// The revision that who wants it has seen; another one by now is a conflict.
+    /// The revision that the requester has seen. If the state has another one now, the change is a conflict.
     pub expected: Option<u64>,
-    /// Who wants it, as he says.
+    /// The requester, by its own statement.
     pub author: String,
-    /// What is in use may be taken away: its clients are logged out first.
+    /// Objects in use may be deleted: the server logs their clients out first.
     pub force: bool,
-    /// How long they have for that.
+    /// The time that the clients have to log out.
     pub grace: Duration,
-    /// Only the plan is wanted.
+    /// The change is only planned.
     pub dry_run: bool,
-    /// The files of volumes that are deleted are erased.
+    /// The files of deleted volumes are erased.
     pub erase: bool,
 }
 
-/// What became of a change.
+/// The result of a change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Changed {
     /// The state's revision now.
     pub revision: u64,
-    /// What was done, or, of a dry run, would be done.
+    /// The steps that were done, or that a dry run would do.
     pub steps: Vec<Step>,
-    /// What of it clients notice: they use what is taken away.
+    /// The steps that clients notice, because they use the deleted objects.
     pub interrupts: Vec<Interruption>,
-    /// How many sessions are, or would be, logged out for that.
+    /// Number of sessions that are, or would be, logged out for the steps.
     #[serde(default)]
     pub interrupted_sessions: usize,
-    /// What of it takes effect with the next start.
+    /// The parts of the change that take effect with the next start.
     pub needs_restart: Vec<String>,
-    /// Sessions that were ended since they are not let in any more.
+    /// Number of sessions that were terminated because they are not permitted any more.
     pub sessions_ended: usize,
-    /// What of it is kept and has not come about, such as a growth that the disk did not allow: the next change
-    /// tries it again.
+    /// The parts of the change that are stored but failed, such as a growth for which the disk is too small. The next
+    /// change tries them again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
     /// Warnings, for example that volumes may need more space than there is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// Nothing was done, as it was asked.
+    /// The request was a dry run: the server changed nothing.
     pub dry_run: bool,
 }
 
-/// Something that is used, and would be taken away.
+/// An object that is in use, and that the change would close.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Interruption {
-    /// What: `volume data`.
+    /// The object: `volume data`.
     pub object: String,
     /// The initiators that use it.
     pub initiators: Vec<String>,
@@ -110,37 +110,37 @@ impl Interruption {
     }
 }
 
-/// Why a change was not made. Nothing of it was.
+/// The reason why a change was refused. The server applied no part of it.
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeRefused {
-    /// It makes no sense.
+    /// The change is invalid.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// What it names does not exist.
+    /// The named object does not exist.
     #[error("there is no {} {}{}", .0.kind.word(), .0.name, .1)]
     NotFound(Key, String),
-    /// The name is taken.
+    /// An object of this name exists already.
     #[error("there is {} {} already", article(.0.kind), .0.name)]
     Exists(Key),
-    /// Others, which stay, speak of what it takes away.
+    /// Remaining objects refer to an object that the change would delete.
     #[error("{} {} is {}: {}", .key.kind.word(), .key.name, .by.join(", "), remedy(.key, *.is_left_out))]
     Referred {
-        /// What would go.
+        /// The object that would be deleted.
         key: Key,
-        /// How others speak of it: `LUN 1 of iqn…`.
+        /// The references: `LUN 1 of iqn…`.
         by: Vec<String>,
-        /// It would go since a document does not list it.
+        /// The reason of the deletion is that a document does not list the object.
         is_left_out: bool,
     },
-    /// Somebody else has changed the state meanwhile.
+    /// Another client has changed the state meanwhile.
     #[error(
         "the state is at revision {current}, and this change was made for {expected}: look again, and \
          repeat it if it still fits"
     )]
     Conflict {
-        /// What the change was made for.
+        /// The expected revision.
         expected: u64,
-        /// What is there.
+        /// The current revision.
         current: u64,
     },
     /// Clients use what it takes away.
@@ -149,31 +149,31 @@ pub enum ChangeRefused {
     /// The volume has no file of its own to erase.
     #[error("volume {volume}: {why}")]
     NotErasable {
-        /// Its name.
+        /// The name of the volume.
         volume: String,
         /// The reason and the remedy.
         why: String,
     },
-    /// A store, a portal or a secret does not allow it.
+    /// A store, a portal or a secret prevents it.
     #[error(transparent)]
     Change(#[from] ChangeError),
-    /// It could not be kept.
+    /// The change could not be stored.
     #[error(transparent)]
     State(#[from] StateError),
 }
 
-/// `a volume`, `an account`.
+/// Returns `a volume`, `an account`.
 fn article(kind: ObjectKind) -> String {
     let article = if kind == ObjectKind::Account { "an" } else { "a" };
     format!("{article} {}", kind.word())
 }
 
-/// What to do about a thing that others speak of.
+/// Returns the remedy for an object to which others refer.
 fn remedy(key: &Key, is_left_out: bool) -> &'static str {
     match (is_left_out, key.kind) {
         (true, _) => "the document leaves it out: list it, or change that, too",
         (false, ObjectKind::Volume) => "detach it first, or give --cascade",
-        // Of a host, and where it is the last, it is not taken out by itself.
+        // A cascade does not delete the account of a host, nor the last account of a list.
         (false, ObjectKind::Account) => "take it out of there first",
         (false, _) => "take it out of there first, or give --cascade",
     }
@@ -186,14 +186,14 @@ fn reported(interruptions: &[Interruption]) -> String {
     interruptions.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
-/// The state of a server that runs.
+/// The desired state of a running server.
 pub struct Desired {
     folder: PathBuf,
-    /// What changes left.
+    /// The history of changes.
     kept: History,
-    /// One change at a time.
+    /// The lock that admits one change at a time.
     changing: AsyncMutex<Changing>,
-    /// What holds now.
+    /// The current state.
     current: Mutex<Current>,
     /// This start created the state.
     is_new: bool,
@@ -201,18 +201,18 @@ pub struct Desired {
     repairs: Vec<Occurrence>,
 }
 
-/// What a change works with.
+/// The objects that a change uses.
 struct Changing {
     store: Store,
     compiler: Compiler,
     engine: Option<Arc<Engine>>,
-    /// How long files are that are to become longer and may not have yet, by the serial numbers of their volumes, as it
-    /// is kept.
+    /// The stored lengths of files that are to grow and may not have grown yet, by the serial numbers of their volumes.
     pending_size: BTreeMap<String, u64>,
 }
 
 impl Changing {
-    /// Keeps what files are short of no more. Where that is not possible they may be short once more, which is no loss.
+    /// Stores which files have grown to their lengths. If that fails, they count as pending once more, which is
+    /// harmless.
     fn settle(&mut self) {
         let Some(engine) = &self.engine else { return };
         let pending_size = engine.pending_size();
@@ -229,20 +229,19 @@ impl Changing {
     }
 }
 
-/// What holds.
+/// The current state.
 #[derive(Clone, Debug, Default)]
 pub struct Current {
-    /// Its number.
+    /// Its revision.
     pub revision: u64,
-    /// What there is.
+    /// Its objects.
     pub objects: Arc<Objects>,
 }
 
 impl Desired {
-    /// The state in `folder`, and the configuration that it comes to for a server with these settings of
-    /// its own.
+    /// Opens the state in `folder`. Returns it with its configuration for a server with these settings of its own.
     pub fn open(folder: &Path, base: Config) -> Result<(Self, Config), OpenError> {
-        // Paths under it are kept, and hold wherever the server is started the next time.
+        // Stored paths under the folder must stay valid if the server is started in another directory.
         let folder = &std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
         let (store, contents) = Store::open(folder)?;
         let Contents { revision, objects, pending_size, is_new, repairs } = contents;
@@ -268,7 +267,7 @@ impl Desired {
         }
     }
 
-    /// How much of the configuration that it comes to is of the state.
+    /// Returns the part of the configuration that the state manages.
     pub(crate) fn managed(&mut self) -> Managed {
         let objects = self.current().objects;
         let count = |kind| objects.keys().filter(|key| key.kind == kind).count();
@@ -280,7 +279,7 @@ impl Desired {
         }
     }
 
-    /// From now on, changes are made to what this engine runs.
+    /// Applies future changes to this engine.
     pub(crate) fn drive(&mut self, engine: Arc<Engine>) {
         let changing = self.changing.get_mut();
         changing.engine = Some(engine);
@@ -291,29 +290,29 @@ impl Desired {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What holds now.
+    /// Returns the current state.
     pub fn current(&self) -> Current {
         self.current_mut().clone()
     }
 
-    /// Where it is kept.
+    /// Returns the folder of the state.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The changes before the one of that number, the last of them first.
-    /// Blocks the thread for a moment, but waits for no change.
+    /// Returns the changes before this revision, the latest first. Blocks the thread for a moment, but does not wait
+    /// for a change.
     pub fn history(&self, before: u64, limit: usize) -> Result<Vec<Revision>, StateError> {
         self.kept.history(before, limit)
     }
 
-    /// Ends when no change is under way. Those that wait are made, or refused, first.
+    /// Waits until no change is in progress. Pending changes are made or refused first.
     pub(crate) async fn settle(&self) {
         drop(self.changing.lock().await);
     }
 
-    /// Takes over other settings of the server's own, and reads secrets again, as far as it can be done while
-    /// it runs. Blocks the thread.
+    /// Applies other settings of the server itself, and reads secrets again, as far as a running server can do that.
+    /// Blocks the thread.
     pub(crate) async fn rebase(&self, base: Config) -> Result<ChangeOutcome, ChangeError> {
         let mut changing = self.changing.lock().await;
         let mut compiler = changing.compiler.with_base(base);
@@ -345,7 +344,7 @@ impl Desired {
         Ok(made)
     }
 
-    /// Files in the folder of volumes that belong to no volume. Blocks the thread.
+    /// Returns the files in the folder of volumes that belong to no volume. Blocks the thread.
     pub(crate) fn orphans(&self) -> Result<Vec<Orphan>, OrphanError> {
         orphans::find(&self.folder.join(VOLUMES), &self.current().objects)
     }
@@ -385,7 +384,7 @@ impl Desired {
         let change = make(&self.current().objects)?;
         let changed = self.carry_out(&mut changing, change).await;
         if !changed.as_ref().is_ok_and(|changed| !changed.dry_run) {
-            // Memory of a change that was not made is released.
+            // Memory of a failed change is released.
             changing.compiler.forget_all_but(&self.current().objects);
         }
         Ok(changed?)
@@ -490,18 +489,18 @@ impl Desired {
     }
 }
 
-/// Why a state could not be opened.
+/// The reason why a state could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The file.
+    /// The files cannot be opened.
     #[error(transparent)]
     State(#[from] StateError),
-    /// What it says does not go with the server's own settings.
+    /// The state contradicts the server's own settings.
     #[error(transparent)]
     Invalid(#[from] Invalid),
 }
 
-/// The files of deleted volumes: regular files that no other volume uses.
+/// Returns the files of deleted volumes: regular files that no other volume uses.
 fn to_be_erased(
     before: &Objects,
     after: &Objects,
@@ -538,7 +537,7 @@ fn to_be_erased(
     Ok(paths)
 }
 
-/// What is not the same, by its names before and after.
+/// Returns the names of all changed objects, before and after the change.
 fn names(steps: &[Step]) -> Vec<String> {
     let names = steps.iter().flat_map(|step| [Some(&step.name), step.new_name.as_ref()]);
     names.flatten().filter(|name| !name.is_empty()).cloned().collect()

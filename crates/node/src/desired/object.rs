@@ -1,4 +1,4 @@
-//! The things that a document lists, each with its kind and name: what changes, and what is kept, one by one.
+//! The objects of a document, each with its kind and name. The server changes and stores them one by one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,30 +11,30 @@ use super::document::{Account, Discovery, Document, Host, Portal, Scalar, Target
 use super::typed_json::{JsonMismatch, from_json};
 use std::collections::BTreeMap;
 
-/// What kind of thing.
+/// The kind of an object.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum ObjectKind {
-    /// Where the server listens.
+    /// A network portal of the server.
     Portal,
     /// A name and a secret.
     Account,
-    /// Initiators under a name of ours.
+    /// A named group of initiators.
     Host,
-    /// A disk.
+    /// A volume.
     Volume,
-    /// What volumes are reached through.
+    /// A target, through which initiators reach volumes.
     Target,
-    /// Who may look for targets; there is one.
+    /// The access rules of discovery sessions; a singleton.
     Discovery,
-    /// What initiators may take; there is one.
+    /// The limits of initiators; a singleton.
     Limits,
 }
 
 impl ObjectKind {
-    /// All of them, in the order of a document.
+    /// All kinds, in the order of a document.
     pub const ALL: [Self; 7] = [
         Self::Portal,
         Self::Account,
@@ -45,7 +45,7 @@ impl ObjectKind {
         Self::Limits,
     ];
 
-    /// Its table in a document.
+    /// Returns its table in a document.
     pub fn word(self) -> &'static str {
         match self {
             Self::Portal => "portal",
@@ -59,7 +59,7 @@ impl ObjectKind {
     }
 }
 
-/// Which thing: of a kind there is one of each name. Those of which there is one have an empty name.
+/// The kind and the name of an object, which together are unique. Singletons have an empty name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = ObjectKey)]
@@ -72,12 +72,12 @@ pub struct Key {
 }
 
 impl Key {
-    /// The thing of that kind and name.
+    /// Returns the key of the object with this kind and name.
     pub fn new(kind: ObjectKind, name: &str) -> Self {
         Self { kind, name: name.to_owned() }
     }
 
-    /// From how it is written.
+    /// Parses the displayed form.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (word, name) = text.split_once('/')?;
         let kind = ObjectKind::ALL.into_iter().find(|kind| kind.word() == word)?;
@@ -85,14 +85,14 @@ impl Key {
     }
 }
 
-/// `volume/data`.
+/// Displays the key as `volume/data`.
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.kind.word(), self.name)
     }
 }
 
-/// A thing.
+/// An object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(untagged)]
 #[schema(as = ConfigBody)]
@@ -108,7 +108,7 @@ pub enum Object {
 }
 
 impl Object {
-    /// Its kind.
+    /// Returns its kind.
     pub fn kind(&self) -> ObjectKind {
         match self {
             Self::Portal(_) => ObjectKind::Portal,
@@ -121,7 +121,7 @@ impl Object {
         }
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &str {
         match self {
             Self::Portal(portal) => &portal.address,
@@ -133,12 +133,12 @@ impl Object {
         }
     }
 
-    /// Both.
+    /// Returns its kind and name.
     pub fn key(&self) -> Key {
         Key::new(self.kind(), self.name())
     }
 
-    /// From JSON.
+    /// Parses an object of this kind from JSON.
     pub fn from_json(kind: ObjectKind, text: &[u8]) -> Result<Self, JsonMismatch> {
         Ok(match kind {
             ObjectKind::Portal => Self::Portal(from_json(text)?),
@@ -151,7 +151,7 @@ impl Object {
         })
     }
 
-    /// Without what is not shown.
+    /// Returns the object without its secret.
     pub fn shown(&self) -> Self {
         match self {
             Self::Account(account) => Self::Account(Account { secret: None, ..account.clone() }),
@@ -160,10 +160,10 @@ impl Object {
     }
 }
 
-/// All things there are.
+/// The objects by key.
 pub type Objects = BTreeMap<Key, Arc<Object>>;
 
-/// What a volume is known by.
+/// Returns the serial number, which identifies a volume.
 pub(super) fn serial(object: &Object) -> Option<&str> {
     match object {
         Object::Volume(volume) => volume.serial.as_deref(),
@@ -171,15 +171,15 @@ pub(super) fn serial(object: &Object) -> Option<&str> {
     }
 }
 
-/// A key under which one set has something else than the other.
+/// A key at which two sets of objects differ.
 pub(super) struct Difference<'a> {
     pub(super) key: &'a Key,
     pub(super) before: Option<&'a Arc<Object>>,
     pub(super) after: Option<&'a Arc<Object>>,
 }
 
-/// In what two sets differ, both in the order of their keys. Most of ten thousand things are the very same, which
-/// is seen without looking at them.
+/// Returns the differences between two sets, both in the order of their keys. Most of ten thousand objects are shared
+/// by both sets, and a comparison of pointers is enough for them.
 pub(super) fn differences<'a>(
     before: impl IntoIterator<Item = (&'a Key, &'a Arc<Object>)>,
     after: impl IntoIterator<Item = (&'a Key, &'a Arc<Object>)>,
@@ -205,7 +205,7 @@ pub(super) fn differences<'a>(
 }
 
 impl Document {
-    /// What it lists.
+    /// Returns the objects of the document.
     pub fn into_objects(self) -> impl Iterator<Item = Object> {
         let Self { portal, account, host, volume, target, discovery, limits } = self;
         let things = portal.into_iter().map(Object::Portal);
@@ -216,7 +216,7 @@ impl Document {
         things.chain(discovery.map(Object::Discovery)).chain(limits.map(Object::Limits))
     }
 
-    /// A document that lists these.
+    /// Creates a document of these objects.
     pub fn of<'a>(objects: impl IntoIterator<Item = &'a Object>) -> Self {
         let mut document = Self::default();
         for object in objects {

@@ -1,5 +1,6 @@
-//! Files in the state's folder of volumes that belong to no volume: left by a server that was killed during a change,
-//! or by deleted volumes on purpose. They are listed, and removed one by one by name.
+//! Orphans: files in the state's folder of volumes that belong to no volume. A server that was killed during a change
+//! leaves them, or the administrator keeps the file of a deleted volume. The server lists them, and deletes them one by
+//! one by name.
 
 use std::collections::HashSet;
 use std::fs;
@@ -27,15 +28,15 @@ pub struct Orphan {
     pub name: String,
     /// Its path.
     pub path: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size_bytes: u64,
     /// Bytes that its file system has allocated to it.
     pub allocated_bytes: u64,
-    /// The folder of its volume's records exists, too, and is removed with it.
+    /// The folder of its volume's records also exists, and is deleted with the file.
     pub has_state: bool,
 }
 
-/// Why an orphan was not removed.
+/// The reason why an orphan was not deleted.
 #[derive(Debug, thiserror::Error)]
 pub enum OrphanError {
     /// The file does not exist, or belongs to a volume.
@@ -58,7 +59,7 @@ fn system(path: &Path) -> impl FnOnce(io::Error) -> OrphanError {
     move |source| OrphanError::System { path: path.display().to_string(), source }
 }
 
-/// The file of a volume, and the folder of its records.
+/// Returns the file of a volume, and the folder of its records.
 pub(super) fn places(object: &Object) -> Option<(PathBuf, PathBuf)> {
     let Object::Volume(volume) = object else { return None };
     let path = PathBuf::from(volume.path.as_deref()?);
@@ -66,7 +67,7 @@ pub(super) fn places(object: &Object) -> Option<(PathBuf, PathBuf)> {
     Some((path, state))
 }
 
-/// Files of volumes, by device and inode: a path may be written in many ways.
+/// Returns the files of volumes, by device and inode: a path may be written in many forms.
 fn owned(objects: &Objects) -> HashSet<(u64, u64)> {
     let places = objects.values().filter_map(|object| places(object));
     let places = places.flat_map(|(path, state)| [path, state]);
@@ -77,8 +78,8 @@ fn owned(objects: &Objects) -> HashSet<(u64, u64)> {
     places.filter_map(identity).collect()
 }
 
-/// The orphans in a folder, by name. An open file is not an orphan, or not yet: a change in progress has created it,
-/// or a deleted volume is still being closed.
+/// Returns the orphans in a folder, by name. An open file is not an orphan yet: a change in progress has created it, or
+/// a deleted volume is still being closed.
 pub(super) fn find(folder: &Path, objects: &Objects) -> Result<Vec<Orphan>, OrphanError> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -113,12 +114,12 @@ pub(super) fn find(folder: &Path, objects: &Objects) -> Result<Vec<Orphan>, Orph
     Ok(orphans)
 }
 
-/// Servers lock the files that they have open.
+/// Returns whether a program has the file open: servers lock their open files.
 fn is_in_use(path: &Path) -> io::Result<bool> {
     Ok(!lock_within(&fs::File::open(path)?, true, Duration::ZERO)?)
 }
 
-/// Removes one orphan.
+/// Deletes one orphan.
 pub(super) fn remove(folder: &Path, objects: &Objects, name: &str) -> Result<Orphan, OrphanError> {
     let mut orphans = find(folder, objects)?.into_iter();
     let orphan = orphans.find(|orphan| orphan.name == name);
@@ -127,7 +128,7 @@ pub(super) fn remove(folder: &Path, objects: &Objects, name: &str) -> Result<Orp
     Ok(orphan)
 }
 
-/// Removes the file of a deleted volume, and the folder of its records, when no program has it open any more.
+/// Deletes the file of a deleted volume, and the folder of its records, when no program has it open any more.
 pub(super) fn erase(path: &Path, timeout: Duration) -> Result<(), OrphanError> {
     let in_use = || OrphanError::InUse(path.display().to_string());
     let is_missing = |error: &io::Error| error.kind() == ErrorKind::NotFound;

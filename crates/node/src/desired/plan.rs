@@ -1,5 +1,5 @@
-//! The plan: what has to be done so that one state becomes another. It is shown before it is carried out, and
-//! kept as what was done.
+//! The plan: the steps from one state to another one. The server shows it before a change, and stores it as the summary
+//! of the change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,50 +12,50 @@ use utoipa::ToSchema;
 use super::object::{Difference, Key, Object, ObjectKind, Objects, differences, serial};
 use crate::config::DEFAULT_PORTAL;
 
-/// One thing that is done.
+/// A step of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Step {
-    /// What is done.
+    /// The action.
     pub action: Action,
-    /// To what kind of thing.
+    /// The kind of the object.
     pub kind: ObjectKind,
-    /// Of which name.
+    /// The name of the object.
     pub name: String,
-    /// Of a thing that gets another name: that one.
+    /// The new name of a renamed object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub new_name: Option<String>,
-    /// Of a thing that is changed: what of it.
+    /// The changed fields of a changed object.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<FieldChange>,
 }
 
-/// What is done to a thing.
+/// The action of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
-    /// It is new.
+    /// The object is created.
     Add,
-    /// It gets another name.
+    /// The object is renamed.
     Rename,
-    /// Some of it is changed.
+    /// Fields of the object are changed.
     Change,
-    /// It goes.
+    /// The object is deleted.
     Remove,
 }
 
-/// A key that gets another value.
+/// A change of a field.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FieldChange {
-    /// The key.
+    /// The key of the field.
     pub field: String,
-    /// Its value before, if it had one.
+    /// Its previous value; absent if it had none.
     pub from: Option<Value>,
-    /// And after, if it has one.
+    /// Its new value; absent if it has none.
     pub to: Option<Value>,
 }
 
-/// The change of the default portal, which is open while no other portal is configured: it is closed when the first
-/// portal is configured, and opened when the last one is removed.
+/// Returns the change of the default portal, which is open while no other portal is configured. It is closed when the
+/// first portal is configured, and opened when the last one is deleted.
 pub(super) fn default_portal(before: &Objects, after: &Objects) -> Option<Step> {
     let address = DEFAULT_PORTAL.to_string();
     let count =
@@ -74,7 +74,7 @@ pub(super) fn default_portal(before: &Objects, after: &Objects) -> Option<Step> 
     Some(Step { action, kind: ObjectKind::Portal, name: address, new_name: None, changes })
 }
 
-/// `+ volume data`, `~ volume data: size 1GiB -> 2GiB`, `- target iqn…`.
+/// Displays the step as `+ volume data`, `~ volume data: size 1GiB -> 2GiB`, `- target iqn…`.
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { action, kind, name, new_name, changes } = self;
@@ -98,7 +98,8 @@ impl fmt::Display for Step {
     }
 }
 
-/// `size 1GiB -> 2GiB`; of long lists and tables, how much of them is another: `luns 3 added, 1 gone`.
+/// Displays the change as `size 1GiB -> 2GiB`, or for long lists and tables as the number of changes:
+/// `luns 3 added, 1 gone`.
 impl fmt::Display for FieldChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { field, from, to } = self;
@@ -117,7 +118,7 @@ impl fmt::Display for FieldChange {
     }
 }
 
-/// Bytes of a value that are told.
+/// Maximum bytes of a displayed value.
 const LONGEST_VALUE: usize = 200;
 
 fn cut(mut text: String) -> String {
@@ -128,7 +129,7 @@ fn cut(mut text: String) -> String {
     text
 }
 
-/// How much of a list or a table is another; None of other values.
+/// Returns the number of differences between two lists or tables; `None` for other values.
 fn counted(from: Option<&Value>, to: Option<&Value>) -> Option<String> {
     let parts = |value: Option<&Value>| -> Option<BTreeMap<String, String>> {
         match value {
@@ -152,8 +153,7 @@ fn counted(from: Option<&Value>, to: Option<&Value>) -> Option<String> {
     Some(if reported.is_empty() { "in another order".to_owned() } else { reported.join(", ") })
 }
 
-/// What makes `desired` of `current`: names that change first, then what is new, then what is changed, and
-/// last what goes.
+/// Returns the steps from `current` to `desired`: first renamings, then new objects, then changes, and last deletions.
 pub fn plan(current: &Objects, desired: &Objects) -> Vec<Step> {
     let different: Vec<_> = differences(current, desired).collect();
     let mut gone: BTreeMap<&Key, &Arc<Object>> = BTreeMap::new();
@@ -177,7 +177,7 @@ pub fn plan(current: &Objects, desired: &Objects) -> Vec<Step> {
             Some(before) => {
                 steps.push(Step { changes: changes(before, after), ..step(Action::Change) });
             }
-            // A volume is known by its serial number, whatever its name.
+            // The serial number identifies a volume, whatever its name.
             None => match serial(after).and_then(|serial| by_serial.remove(serial)) {
                 Some(old) => {
                     let before = gone.remove(old).expect("it is one of those that go");
@@ -209,7 +209,7 @@ pub fn plan(current: &Objects, desired: &Objects) -> Vec<Step> {
     steps
 }
 
-/// Key by key, the names aside.
+/// Returns the changes of each field except the name.
 fn changes(before: &Object, after: &Object) -> Vec<FieldChange> {
     let fields = |object: &Object| match serde_json::to_value(object) {
         Ok(Value::Object(fields)) => fields,
@@ -221,7 +221,7 @@ fn changes(before: &Object, after: &Object) -> Vec<FieldChange> {
         names.into_iter().filter(|name| *name != "name" && before.get(*name) != after.get(*name));
     changed
         .map(|name| {
-            // That a secret is another one is told; the secret is not.
+            // The plan shows that a secret has changed, but not the secret.
             let shown = |value: Option<&Value>| match (name.as_str(), value) {
                 ("secret", Some(_)) => Some(Value::String("(hidden)".into())),
                 (_, value) => value.cloned(),
@@ -232,10 +232,10 @@ fn changes(before: &Object, after: &Object) -> Vec<FieldChange> {
         .collect()
 }
 
-/// So many lines of a plan are kept with its revision.
+/// Maximum lines of a plan that are stored with its revision.
 const SUMMARY_LINES: usize = 20;
 
-/// The plan in a few lines.
+/// Returns the first lines of the plan.
 pub(super) fn summary(steps: &[Step]) -> Vec<String> {
     let mut lines: Vec<String> = steps.iter().take(SUMMARY_LINES).map(Step::to_string).collect();
     if steps.len() > SUMMARY_LINES {

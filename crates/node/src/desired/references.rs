@@ -1,22 +1,22 @@
-//! Who speaks of whom: a thing goes when nothing that stays speaks of it.
+//! References between objects. An object can be deleted when no remaining object refers to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::document::{Rule, ShownLuns};
 use super::object::{Key, Object, ObjectKind, Objects};
 
-/// Of how many of those that speak of a thing each is told.
+/// Maximum number of references to an object that an error lists.
 const REPORTED_MAX: usize = 3;
 
-/// How one thing speaks of another.
+/// The place of a reference.
 enum Role {
-    /// It is this unit of a target.
+    /// The object is this unit of a target.
     Lun(u16),
-    /// Its name is in this key.
+    /// The object's name is in this key.
     In(&'static str),
 }
 
-/// Whom a thing speaks of, and how.
+/// Returns the references of an object to others.
 fn references(object: &Object) -> Vec<(ObjectKind, &str, Role)> {
     match object {
         Object::Target(target) => {
@@ -61,8 +61,8 @@ fn of_rule(rule: &Rule) -> impl Iterator<Item = (ObjectKind, &str, Role)> {
     all.map(|(kind, name)| (kind, name.as_str(), Role::In("allow")))
 }
 
-/// The first of `gone` of which something in `objects` speaks, and how that does: `LUN 1 of iqn…`, `in chap of
-/// iqn…`.
+/// Returns the first of `gone` to which an object in `objects` refers, with the references: `LUN 1 of iqn…`,
+/// `in chap of iqn…`.
 pub(super) fn referred(objects: &Objects, gone: &BTreeSet<Key>) -> Option<(Key, Vec<String>)> {
     let mut found: BTreeMap<Key, Vec<String>> = BTreeMap::new();
     for (of, object) in objects {
@@ -83,7 +83,7 @@ pub(super) fn referred(objects: &Objects, gone: &BTreeSet<Key>) -> Option<(Key, 
     Some((key, by))
 }
 
-/// `host web`, `discovery`; a target's name says what it is.
+/// Returns the displayed name of an object, such as `host web` or `discovery`; for a target, its name alone.
 fn reported(key: &Key) -> String {
     match key.kind {
         ObjectKind::Target => key.name.clone(),
@@ -139,7 +139,7 @@ mod tests {
         ] {
             assert_eq!(referred_of(kind, name).as_deref(), Some(by));
         }
-        // A volume is not the account of its name.
+        // An account may have the same name as a volume.
         for (kind, name) in
             [(ObjectKind::Volume, "x"), (ObjectKind::Account, "a"), (ObjectKind::Host, "nobody")]
         {

@@ -1,8 +1,8 @@
-//! Stores the desired state in two files with the same records ([`records`]) in the server's state folder: the state
-//! and its copy. A change is one transaction in each, the state first, and is answered when both are on disk. If one
-//! file is damaged or missing, the other one has all acknowledged changes. The server checks both completely when it
-//! starts. It renames and replaces a damaged file, and reports this with an event. It refuses to start if it cannot
-//! decide which file is right.
+//! The store of the desired state: two files with the same records ([`records`]) in the server's state folder, the
+//! state and its copy. A change is one transaction in each, first in the state, and is acknowledged when both are on
+//! disk. If one file is damaged or missing, the other one has all acknowledged changes. The server checks both
+//! completely when it starts. It renames and replaces a damaged file, and reports this with an event. It refuses to
+//! start if it cannot decide which file is right.
 
 mod records;
 
@@ -25,7 +25,7 @@ use crate::database::{self, DatabaseError};
 use crate::events::Occurrence;
 use crate::stores::LOCK_TIMEOUT;
 
-/// Under the state folder, where volumes are whose place nobody names.
+/// The subfolder of the state folder for volumes without a configured path.
 pub(crate) const VOLUMES: &str = "volumes";
 const FILE: &str = "state.sqlite";
 const COPY: &str = "state-copy.sqlite";
@@ -36,34 +36,34 @@ const TRACES: [&str; 5] = ["events.sqlite", "api.token", "api.pem", "api.key", V
 const RESTORE: &str =
     "restore it, or its copy, from a backup, or apply an exported file in an empty folder";
 const FOLDER_MODE: u32 = 0o700;
-/// Revisions whose history is kept.
+/// Number of revisions in the history.
 const HISTORY: u64 = 10_000;
 
-/// Why the state could not be opened, or a change not be kept.
+/// The reason why the state could not be opened, or why a change could not be stored.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// The folder or the file cannot be made or opened.
     #[error("{}: {source} (the server must be able to write to the state folder)", path.display())]
     Open {
-        /// Which.
+        /// The folder or the file.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
     },
-    /// Another server has it.
+    /// Another server uses the folder.
     #[error("{} is used by another server: stop it, or choose another --state", .0.display())]
     InUse(PathBuf),
-    /// The file is not as it was written, and its copy cannot replace it.
+    /// The file is damaged, and its copy cannot replace it.
     #[error("{}: the state cannot be used: {what}; {remedy}", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         what: String,
         /// The remedy.
         remedy: String,
     },
-    /// It could not be written; what was there before is there.
+    /// The change could not be written. The state is unchanged.
     #[error(
         "the change is not kept, and nothing was changed: {}: {what} (see whether its disk is full, \
          read-only or broken)", path.display()
@@ -71,25 +71,25 @@ pub enum StateError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What went wrong.
+        /// The problem.
         what: String,
     },
 }
 
-/// A change that was made.
+/// A change of the state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Revision {
-    /// They count from 1 on.
+    /// Its number, counted from 1.
     pub revision: u64,
-    /// When, in seconds since 1970.
+    /// Its time, in seconds since 1970.
     pub at_unix_seconds: u64,
-    /// Who made it, as he says.
+    /// The author of the change, by its own statement.
     pub author: String,
-    /// What was done, a line each; of many, the first.
+    /// The first steps of the change, a line each.
     pub summary: Vec<String>,
 }
 
-/// A thing that is put in its place, or taken away.
+/// An object to write, or to delete.
 pub(super) type Write<'a> = (&'a Key, Option<&'a Object>);
 
 /// The two files.
@@ -97,7 +97,7 @@ pub(super) struct Store {
     files: Arc<Mutex<Files>>,
 }
 
-/// The content of the files, by the last changes.
+/// The history of changes in the files.
 pub(super) struct History {
     files: Arc<Mutex<Files>>,
 }
@@ -109,9 +109,9 @@ pub(super) struct Contents {
     pub(super) objects: Objects,
     /// Current lengths of files that are to grow and may not have grown yet, by the serial numbers of their volumes.
     pub(super) pending_size: BTreeMap<String, u64>,
-    /// The state has just been created.
+    /// The state was just created.
     pub(super) is_new: bool,
-    /// The repairs.
+    /// The repairs at the opening.
     pub(super) repairs: Vec<Occurrence>,
 }
 
@@ -137,7 +137,7 @@ enum Found {
 }
 
 impl History {
-    /// The changes before the one of that number, the last of them first.
+    /// Returns the changes before this revision, the latest first.
     pub(super) fn history(&self, before: u64, limit: usize) -> Result<Vec<Revision>, StateError> {
         let mut files = locked(&self.files);
         let damaged = |path: &Path, what: String| StateError::Damaged {
@@ -155,7 +155,7 @@ impl History {
 }
 
 impl Store {
-    /// The state in this folder, which is made if there is none; nobody but its owner reads it.
+    /// Opens the state in this folder, or creates it. Only the owner of the folder can read it.
     pub(super) fn open(folder: &Path) -> Result<(Self, Contents), StateError> {
         let wrong = |source| StateError::Open { path: folder.to_owned(), source };
         for folder in [folder, &folder.join(VOLUMES)] {
@@ -182,7 +182,7 @@ impl Store {
         Ok((Self { files: Arc::new(Mutex::new(files)) }, contents))
     }
 
-    /// Reads what changes left beside this.
+    /// Returns a reader of the history.
     pub(super) fn reader(&self) -> History {
         History { files: self.files.clone() }
     }
@@ -196,8 +196,8 @@ impl Store {
     }
 
     /// Stores a change as a whole; it is on disk when this returns. `writes` turns the previous revision into `all`,
-    /// and `pending_size` has the lengths of files that are still to grow. Returns an event if the copy was lost or written
-    /// again.
+    /// and `pending_size` has the lengths of files that are still to grow. Returns an event if the copy was lost or
+    /// written again.
     pub(super) fn commit(
         &self,
         revision: &Revision,
@@ -214,7 +214,7 @@ fn locked(files: &Mutex<Files>) -> MutexGuard<'_, Files> {
 }
 
 impl Files {
-    /// The state, which is opened again after an error has closed it.
+    /// Returns the connection to the state. Opens it again if an error has closed it.
     fn main(&mut self) -> Result<&mut Connection, DatabaseError> {
         match &mut self.main {
             Some(main) => Ok(main),
@@ -240,8 +240,8 @@ impl Files {
         rows.extend(revision.into_iter().flat_map(revision_rows));
         let number = revision.map(|revision| revision.revision);
         let before = self.head;
-        // A change that was answered with an error may be on disk all the same. Then the rows do not fit the file,
-        // and all records are written.
+        // A change that was answered with an error may be on disk nevertheless. Then the rows do not fit the file, and
+        // all records are written.
         let written = self.main().and_then(|main| {
             match (records::write(main, Base::Head(&before), number, &rows)?, all) {
                 (Some(head), _) => Ok(head),
@@ -292,7 +292,7 @@ impl Files {
         match (self.make_copy(), why) {
             (Ok(()), None) => None,
             (Ok(()), Some(why)) => Some(Occurrence::StateCopyReplaced { path, why }),
-            // An event has reported that.
+            // An event has reported this already.
             (Err(_), _) if was_lost => None,
             (Err(error), _) => Some(Occurrence::StateCopyLost { path, error: error.to_string() }),
         }
@@ -306,7 +306,7 @@ impl Files {
     }
 }
 
-/// The new copy, which equals the state.
+/// Opens the new copy, and checks that it equals the state.
 fn copied(path: &Path, head: &Head) -> Result<Connection, DatabaseError> {
     match records::open(path, |_, _, _| Ok(()))? {
         (copy, found) if found == *head => Ok(copy),
@@ -413,7 +413,7 @@ fn settle(
     repair(path, copy_path, why, contents).map_err(|error| not_opened(path, error))
 }
 
-/// The state with a new copy, where that is possible. Without a reason, only the log reports the new copy.
+/// Returns the state with a new copy, if that can be created. Without a reason, only the log reports the new copy.
 fn with_copy(
     main: Connection,
     head: Head,
@@ -442,7 +442,7 @@ fn with_copy(
     (main, made.ok(), head)
 }
 
-/// Replaces the state by its intact copy.
+/// Replaces the state with its intact copy.
 fn repair(
     path: &Path,
     copy_path: &Path,
@@ -464,7 +464,7 @@ fn repair(
     Ok((main, Some(copy), head))
 }
 
-/// A trace of an earlier state in a folder.
+/// Returns a trace of an earlier state in a folder.
 fn trace(folder: &Path) -> Option<PathBuf> {
     let is_filled = |path: &PathBuf| match fs::read_dir(path) {
         Ok(mut entries) => entries.next().is_some(),
@@ -502,7 +502,7 @@ fn owed_row(serial: &str, length: Option<u64>) -> Row {
     Row { kind: RecordKind::Growth, name: serial.to_owned(), body }
 }
 
-/// Writes a revision, and deletes one that is too old.
+/// Returns the rows that write a revision, and delete one that is too old.
 fn revision_rows(revision: &Revision) -> impl Iterator<Item = Row> {
     let row = |revision: u64, body| Row {
         kind: RecordKind::Revision,

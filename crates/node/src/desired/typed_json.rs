@@ -1,30 +1,30 @@
-//! JSON as one of our types. What does not fit is told by its key: who wrote `iops=abc` has never seen a line and
-//! a column.
+//! Conversion of JSON into types of this program. An error names the key that does not fit: a caller that passed
+//! `iops=abc` knows no line and column.
 
 use serde::de::DeserializeOwned;
 
-/// Maximum of bytes of a key or a message that are shown: both repeat the client's text, of any length.
+/// Maximum bytes of a key or a message that are shown. Both repeat the client's text, which may have any length.
 const SHOWN: usize = 500;
 
-/// Why JSON is not what it is to be.
+/// The reason why JSON does not fit its type.
 #[derive(Debug, thiserror::Error)]
 #[error("{}{message}", .key.as_ref().map_or(String::new(), |key| format!("{key}: ")))]
 pub struct JsonMismatch {
     /// The key whose value is wrong: `volume[3].iops`.
     pub key: Option<String>,
-    /// What is wrong with it.
+    /// The problem of its value.
     pub message: String,
 }
 
-/// Text of JSON as a `T`.
+/// Parses the text of JSON as a `T`.
 pub fn from_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, JsonMismatch> {
     serde_json::from_slice(text).map_err(|error| misfit::<T>(text, error))
 }
 
-/// Parses the text again, more slowly, to find the key. This builds a `T` until the error, not a tree of values,
-/// which takes a hundred times the length of the text.
+/// Parses the text again, more slowly, to find the key. This builds a `T` up to the error, not a tree of values, which
+/// takes a hundred times the length of the text.
 fn misfit<T: DeserializeOwned>(text: &[u8], error: serde_json::Error) -> JsonMismatch {
-    // Invalid JSON has no key: there the line is more useful.
+    // For invalid JSON there is no key; its line is more useful.
     if !error.is_data() {
         return JsonMismatch { key: None, message: error.to_string() };
     }
@@ -37,7 +37,7 @@ fn misfit<T: DeserializeOwned>(text: &[u8], error: serde_json::Error) -> JsonMis
     let place = format!(" at line {} column {}", error.line(), error.column());
     let message = error.to_string();
     let message = message.strip_suffix(&place).unwrap_or(&message);
-    // The path of the whole document is a dot.
+    // A path of a single dot denotes the whole document.
     JsonMismatch { key: (key != ".").then(|| shown(&key)), message: shown(message) }
 }
 

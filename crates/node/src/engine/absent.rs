@@ -1,5 +1,5 @@
-//! What is desired and is not there, such as a volume whose disk is away or a portal whose address is. The server
-//! does without it, tells so, and tries it again: with each change, and every now and then.
+//! Missing objects, such as a volume whose disk is unavailable or a portal whose address does not exist. The server
+//! runs without them and reports them. It tries them again with each change, and at regular intervals.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,21 +11,21 @@ use sarsen_io::time;
 use crate::config::{Config, Portal, PortalRequirement, VolumeConfig};
 use crate::desired::{Key, ObjectKind};
 
-/// Which thing is not as it is desired.
+/// An object that is not as desired.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum MissingObject {
-    /// Nobody can come through it.
+    /// No initiator can connect through it.
     Portal(SocketAddr),
-    /// Nobody can prove to be it.
+    /// No initiator can authenticate as it, because its secret cannot be read.
     Account(String),
     /// A target needs a portal that does not exist.
     Target(String),
-    /// It is not served, or smaller than it is to be.
+    /// A volume that is not served, or that is smaller than desired.
     Volume(String),
 }
 
 impl MissingObject {
-    /// Of which kind it is, and its name.
+    /// Returns its kind and name.
     pub(crate) fn key(&self) -> Key {
         match self {
             Self::Portal(address) => Key::new(ObjectKind::Portal, &address.to_string()),
@@ -36,7 +36,7 @@ impl MissingObject {
     }
 }
 
-/// As a message names it.
+/// Displays it as in a message.
 impl fmt::Display for MissingObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Key { kind, name } = self.key();
@@ -44,7 +44,7 @@ impl fmt::Display for MissingObject {
     }
 }
 
-/// Something that is not as it is desired.
+/// A problem of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Problem {
     pub(crate) lacking: MissingObject,
@@ -53,21 +53,21 @@ pub(crate) struct Problem {
     pub(crate) since: SystemTime,
 }
 
-/// Missing objects, and why.
+/// Missing objects, with the reasons.
 #[derive(Clone, Default)]
 pub(super) struct Absent {
     pub(super) portals: Vec<(Portal, String)>,
     pub(super) volumes: Vec<(VolumeConfig, String)>,
     /// Targets with needs that no portal meets.
     pub(super) targets: BTreeMap<String, String>,
-    /// The portal groups without a portal that they name: targets keep their ports for them, as for missing portals.
+    /// The portal groups without a portal that targets name. Targets keep their ports for them, as for missing portals.
     pub(super) groups: BTreeSet<u16>,
-    /// Volumes that are there and are not as large as they are to be.
+    /// Open volumes that are smaller than desired.
     pub(super) growths: Vec<(String, String)>,
 }
 
 impl Absent {
-    /// Needs of targets in a configuration that no portal meets.
+    /// Returns the needs of targets in a configuration that no portal meets.
     pub(super) fn of_portals(desired: &Config) -> Self {
         let mut absent = Self::default();
         for unmet in desired.unmet_needs() {
@@ -87,7 +87,7 @@ impl Absent {
         self.portals.iter().any(|(absent, _)| absent == portal)
     }
 
-    /// All missing objects, and the secrets that accounts lack.
+    /// Returns all missing objects, and the accounts whose secrets could not be read.
     pub(super) fn lacking(
         &self,
         unread: &BTreeMap<String, String>,
@@ -109,8 +109,8 @@ impl Absent {
     }
 }
 
-/// Missing objects as problems, in order, one for each object: the last of them. A problem that existed `before`
-/// keeps its time.
+/// Returns missing objects as problems, in order, one for each object: the last of them. A problem that existed
+/// `before` keeps its time.
 pub(super) fn problems(
     lacking: impl Iterator<Item = (MissingObject, String)>,
     before: &[Problem],
@@ -128,7 +128,7 @@ fn place_of(lacking: &MissingObject, problems: &[Problem]) -> Option<usize> {
     problems.binary_search_by(|problem| problem.lacking.cmp(lacking)).ok()
 }
 
-/// Those of some problems that are not among others.
+/// Returns the problems of objects that are not among `others`.
 pub(super) fn without<'a>(
     some: &'a [Problem],
     others: &'a [Problem],
@@ -136,7 +136,7 @@ pub(super) fn without<'a>(
     some.iter().filter(|one| place_of(&one.lacking, others).is_none())
 }
 
-/// A volume that did not grow, and why not, as it is told.
+/// Returns the message for a volume that did not grow.
 pub(super) fn not_grown((volume, why): &(String, String)) -> String {
     format!("volume {volume} could not be made larger: {why}")
 }

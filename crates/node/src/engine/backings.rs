@@ -1,5 +1,5 @@
-//! Regular checks of the backings of open volumes: whether they still exist, and how much space they use. A failed
-//! check is reported as a problem.
+//! Regular checks of the backings of open volumes: whether they still exist, and how much space they use. The server
+//! reports a failed check as a problem.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -56,7 +56,7 @@ pub(crate) struct Usage {
     pub(crate) size: u64,
     /// Bytes that are allocated to it, where known.
     pub(crate) allocated: Option<u64>,
-    /// Bytes that it may still allocate, where known; others on its file system may use the same free bytes.
+    /// Bytes that it may still allocate, where known. Others on its file system may use the same free bytes.
     pub(crate) free: Option<u64>,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct SpaceReservation {
 }
 
 impl SpaceReservation {
-    /// The space that a volume in a file needs, perhaps with another size.
+    /// Returns the space that a volume in a file needs, perhaps with another size.
     pub(super) fn of(volume: &Volume, size: Option<u64>, is_new: bool) -> Option<Self> {
         let file = volume.backing.file.as_ref()?;
         Self::of_file(file, size.unwrap_or_else(|| file.geometry().byte_count()), is_new)
@@ -152,7 +152,7 @@ impl BackingChecks {
 }
 
 impl Shown {
-    /// Problems of open volumes, except of volumes that already have another problem.
+    /// Returns the problems of open volumes, except of volumes that already have another problem.
     fn unwell(&self) -> impl Iterator<Item = (MissingObject, String)> + '_ {
         self.volumes.iter().filter_map(|(name, volume)| match volume.health.current() {
             VolumeHealth::Online if volume.responds() => None,
@@ -165,7 +165,7 @@ impl Shown {
         })
     }
 
-    /// All current problems, in order, one for each object.
+    /// Returns all current problems, in order, one for each object.
     pub(super) fn problems_now(&self) -> Vec<Problem> {
         let lacking = self.lacking.iter().cloned().chain(self.unwell());
         super::absent::problems(lacking, &self.problems)
@@ -179,7 +179,7 @@ impl Engine {
         looks.begin(volumes.values().cloned());
     }
 
-    /// The first of the volumes that do not respond.
+    /// Returns the first volume that does not respond.
     pub(crate) fn silent_volume(&self) -> Option<String> {
         let volumes = self.shown().volumes;
         volumes.iter().find(|(_, volume)| !volume.responds()).map(|(name, _)| name.clone())
@@ -200,7 +200,7 @@ impl Engine {
         overcommitments(files.filter_map(promise))
     }
 
-    /// The sizes of the open volumes and the space that they use, by name.
+    /// Returns the sizes of the open volumes and the space that they use, by name.
     pub(crate) fn volume_usage(&self) -> Vec<(String, Usage)> {
         let usage = |(name, volume): (&String, &ShownVolume)| {
             let size = volume.geometry.byte_count();

@@ -1,4 +1,4 @@
-//! A change of what runs, from its preparation to its end; [`make`] is the moment in which it is made.
+//! A change of the running objects, from its preparation to its end. [`make`] puts it into force.
 
 mod make;
 
@@ -24,63 +24,63 @@ use crate::fronts::iscsi::{Mailbox, SessionInfo};
 use crate::server::StartError;
 use crate::stores::OpenMode;
 
-/// A volume whose sessions have gone still has commands to end; longer than this nobody waits.
+/// Maximum time for the commands of a volume to end after its sessions have logged out.
 const ENDING_LIMIT: Duration = Duration::from_secs(30);
 
-/// A change that can be made. To drop it is to undo it.
+/// A prepared change. A dropped one is undone.
 pub struct Prepared {
     change: Change,
     interrupts: Vec<Interruption>,
 }
 
-/// A change for which everybody has gone who would have lost something. To drop it is to undo it.
+/// A change whose affected sessions have ended. A dropped one is undone.
 pub struct Ready {
     change: Change,
 }
 
-/// What became of a change.
+/// The result of a change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ChangeOutcome {
-    /// Keys of the configuration that were changed, and take effect with the next start.
+    /// Changed keys of the configuration that take effect with the next start.
     pub needs_restart: Vec<&'static str>,
-    /// Sessions that were ended, for they are not let in any more.
+    /// Number of sessions that were terminated because they are not permitted any more.
     pub sessions_ended: usize,
-    /// What of it did not come about, though it is kept: it is tried again with the next change.
+    /// Parts of the change that failed although they are stored. The next change tries them again.
     pub problems: Vec<String>,
     /// A volume was re-attached that could not be flushed before: acknowledged writes may be lost.
     pub is_unflushed: bool,
 }
 
-/// Why something is changed.
+/// The cause of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// The server starts. One that has a state knows all of its volumes, and does without what is away.
+    /// The server starts. A server with a state knows all of its volumes, and starts without unavailable ones.
     Start(Option<Managed>),
-    /// Somebody wants something else.
+    /// A client requested other objects.
     Edit,
-    /// All is read again, secrets included.
+    /// The server rereads everything, including secrets.
     Reload,
-    /// This volume is closed and opened again.
+    /// The server closes this volume and opens it again.
     Reattach(String),
 }
 
-/// What of a configuration comes from the server's state. All else was named to it when it was started, and whoever
-/// did that is to be told at once when it is not there.
+/// The parts of a configuration that come from the server's state. If an object outside of it cannot be opened, the
+/// start fails, because the administrator named it at the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Managed {
-    /// So many of the portals, the last ones.
+    /// Number of managed portals. They are the last ones.
     pub(crate) portals: usize,
-    /// So many of the accounts, likewise.
+    /// Number of managed accounts. They are the last ones.
     pub(crate) accounts: usize,
-    /// How long files are that are to become longer and may not have yet, by the serial numbers of their volumes.
+    /// Current lengths of files that are to grow and may not have grown yet, by the serial numbers of their volumes.
     pub(crate) pending_size: BTreeMap<String, u64>,
 }
 
-/// Whom a change may log out.
+/// The sessions that a change may log out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Force {
     Nobody,
-    /// Those who are not let in any more, whom nobody waits for.
+    /// The sessions that are not permitted any more. The change does not wait for them.
     Revoked,
     Everybody(Duration),
 }
@@ -90,29 +90,29 @@ struct Change {
     policy: Arc<Policy>,
     portals: PortalSteps,
     volumes: VolumeSteps,
-    /// Of those that are late, the targets, and why they are opened.
+    /// The targets and open modes of the late volumes.
     late: Vec<(Option<String>, OpenMode)>,
     targets: TargetSteps,
     losses: Losses,
-    /// What was opened, by the name that is desired.
+    /// The opened volumes, by their desired names.
     opened: BTreeMap<String, Volume>,
-    /// What could not be opened, and is done without.
+    /// The objects that could not be opened. The change is made without them.
     absent: Absent,
     new_files: Vec<NewFiles>,
-    /// Something is withheld.
+    /// Access to the objects to be closed is withheld.
     is_held: bool,
-    /// What was closed to make way.
+    /// The volumes that were closed to free resources for others.
     closed: Vec<Closed>,
     is_made: bool,
     /// The volume to re-attach: it is closed even if it cannot be flushed.
     reattached: Option<String>,
     /// The flush failed.
     is_unflushed: bool,
-    /// Last: until all of it is undone, there is no other change.
+    /// The last field: no other change begins until this one is undone.
     turn: ChangeTurn,
 }
 
-/// A volume that was closed, or is closing, and what it comes back from.
+/// A volume that was closed or is being closed, and the values that open it again.
 struct Closed {
     config: VolumeConfig,
     scope: Option<String>,
@@ -121,8 +121,8 @@ struct Closed {
 }
 
 impl Engine {
-    /// Opens what `desired`, which is finished, has and what runs has not, and finds out who would lose
-    /// something. Nobody sees anything of it. Blocks the thread, which is no core.
+    /// Opens the objects that are in `desired`, a finished configuration, and not running, and finds the sessions that
+    /// would lose something. Clients do not see any of it. Blocks the thread, which must not be a core.
     pub(crate) fn prepare(
         self: &Arc<Self>,
         mut desired: Config,
@@ -141,7 +141,7 @@ impl Engine {
         }
         let first_managed =
             |all: usize, managed: Option<usize>| managed.map_or(usize::MAX, |one| all - one);
-        // Ports before files: a port in use leaves no new file behind, not even for a moment.
+        // Ports are opened before files: if a port is in use, no new file is created, not even for a moment.
         let first =
             first_managed(desired.listen.len(), managed.as_ref().map(|managed| managed.portals));
         let may_lack =
@@ -149,7 +149,8 @@ impl Engine {
         let (listen, limits) = (&desired.listen, &desired.limits);
         let mut portals = PortalSteps::prepare(&running.portals, listen, limits, may_lack)?;
         let mut absent = Absent::of_portals(&desired);
-        // Of absent ones, too: a target has its ports as it is desired, and not as it comes.
+        // The groups include those of missing portals: a target has its ports as configured, whether its portals exist
+        // or not.
         let groups = listen.iter().map(|portal| portal.group);
         let groups = groups.chain(absent.groups.iter().copied()).collect();
         desired.listen = std::mem::take(&mut portals.listen);
@@ -177,7 +178,7 @@ impl Engine {
         for RetainedVolume { running: name, desired, grows_to } in &volumes.stays {
             if let (Some(bytes), Some(volume)) = (grows_to, running.volumes.get(name)) {
                 let checked = volume.check_growth(*bytes);
-                // One that is owed anyway does not keep anything else from being changed.
+                // A growth that is pending already does not prevent other changes.
                 if !running.absent.growths.iter().any(|(pending_size, _)| pending_size == name) {
                     checked.map_err(not_opened(&desired.name))?;
                 }
@@ -212,7 +213,7 @@ impl Engine {
             let mut open = || self.open_volume(config, scope.as_deref(), open_mode, &mut new_files);
             match is_settled.and_then(|()| open()) {
                 Ok(volume) => drop(opened.insert(config.name.clone(), volume)),
-                // One disk that is away does not keep the others from being served, or changed.
+                // One unavailable disk does not prevent the service or the change of other volumes.
                 Err(error) if is_reattached => return Err(error.into()),
                 Err(error) if managed.is_some() || was_missing => {
                     absent.volumes.push((config.clone(), error.to_string()));
@@ -263,12 +264,12 @@ impl Engine {
 }
 
 impl Prepared {
-    /// What is in use and would be taken away. Where it is empty, nobody notices the change.
+    /// Returns the objects in use that the change would close. If there are none, clients do not notice the change.
     pub fn interrupts(&self) -> &[Interruption] {
         &self.interrupts
     }
 
-    /// Warnings for the author of the change, for example that volumes may need more space than there is.
+    /// Returns warnings for the author of the change, for example that volumes may need more space than there is.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let Change { volumes, opened, .. } = &self.change;
         let running = self.change.engine().running();
@@ -285,7 +286,7 @@ impl Prepared {
         overcommitments(stays.chain(new))
     }
 
-    /// Whether what runs would be what it is.
+    /// Returns whether the change would change nothing.
     pub(crate) fn is_idle(&self) -> bool {
         let Change { opened, volumes, portals, policy, .. } = &self.change;
         let before = self.change.engine().front.access.policy();
@@ -296,9 +297,9 @@ impl Prepared {
             && policy.unread().keys().eq(before.unread().keys())
     }
 
-    /// Takes out of service what is to go, and closes what has to make way for something else. Those who
-    /// use it are asked to log out within `grace`, and are logged out then; without a `grace` nobody may
-    /// be, and the change fails where somebody would have to.
+    /// Takes objects that are to be closed out of service, and closes those that hold resources of others. Their
+    /// sessions are asked to log out within `grace`, and are logged out then. Without `grace`, the change fails if a
+    /// session uses them.
     pub async fn clear(self, grace: Option<Duration>) -> Result<Ready, ChangeError> {
         self.clear_by(grace.map_or(Force::Nobody, Force::Everybody)).await
     }
@@ -307,7 +308,7 @@ impl Prepared {
         let mut change = self.change;
         change.check(force)?;
         change.hold();
-        // Somebody may have come since.
+        // A session may have logged in since the first check.
         let sessions = change.check(force)?;
         if let Force::Everybody(grace) = force
             && !sessions.is_empty()
@@ -325,19 +326,19 @@ impl Prepared {
         Ok(Ready { change })
     }
 
-    /// For a server that nobody uses yet.
+    /// Skips the logouts, for a server without sessions.
     pub(crate) fn into_ready(self) -> Ready {
         Ready { change: self.change }
     }
 }
 
 impl Ready {
-    /// Files that are to become longer when it is made, and how long they are, by their volumes' serial numbers.
+    /// Returns the current lengths of files that the change will grow, by their volumes' serial numbers.
     pub(crate) fn owes(&self) -> BTreeMap<String, u64> {
         self.change.owes(&self.change.engine().running())
     }
 
-    /// Makes it: what runs is now what was desired. Blocks the thread for a moment, which is no core.
+    /// Puts the change into force. Blocks the thread for a moment, which must not be a core.
     pub fn make(self) -> ChangeOutcome {
         self.change.make()
     }
@@ -348,7 +349,7 @@ impl Change {
         &self.turn.0
     }
 
-    /// Who would lose what, and by which mailboxes he is reached.
+    /// Returns the interruptions, and the mailboxes of their sessions.
     fn interruptions(&self) -> (Vec<Interruption>, Vec<Vec<Mailbox>>) {
         let front = &self.engine().front;
         let losers: HashMap<SessionKey, Object> = front.access.losers(&self.losses, &self.policy);
@@ -370,7 +371,7 @@ impl Change {
         (by_object.into_iter().map(interruption).collect(), mailboxes)
     }
 
-    /// The sessions that have to go, if they may be made to.
+    /// Returns the sessions that must log out, if `force` permits it.
     fn check(&self, force: Force) -> Result<Vec<Vec<Mailbox>>, ChangeError> {
         let (interrupts, sessions) = self.interruptions();
         let may_be = |interruption: &Interruption| match force {
@@ -384,7 +385,7 @@ impl Change {
         }
     }
 
-    /// From here on nobody comes to have what is to go.
+    /// Withholds the objects that are to be closed from new sessions.
     fn hold(&mut self) {
         self.is_held = true;
         let front = &self.turn.0.front;
@@ -404,7 +405,7 @@ impl Change {
         self.losses.deferred_at = Some(front.access.last_record());
     }
 
-    /// Gives up the addresses of portals that go, where others wait for one.
+    /// Closes removed portals whose addresses other portals need.
     async fn close_portals(&mut self) -> Result<(), ChangeError> {
         if !self.portals.is_late() {
             return Ok(());
@@ -426,11 +427,11 @@ impl Change {
         Ok(())
     }
 
-    /// Closes the volumes that have what others wait for.
+    /// Closes the volumes whose files other volumes need.
     async fn close_volumes(&mut self) -> Result<(), ChangeError> {
         let engine = self.engine().clone();
         for name in std::mem::take(&mut self.volumes.closes_first) {
-            // Before it is closed: a store that is opened again knows nothing of writes that failed.
+            // The flush precedes the closing: a store that is opened again knows nothing of failed writes.
             let store = engine.running().volumes.get(&name).map(|volume| volume.store.clone());
             if let Some(store) = store
                 && !flush(&engine.cores, vec![(name.clone(), store)]).await
@@ -472,7 +473,7 @@ impl Change {
         Ok(())
     }
 
-    /// Takes a volume's unit away from its target, whose sessions with it have gone.
+    /// Takes a volume's unit out of its target. The sessions that used it have ended.
     fn take_out(&self, engine: &Engine, name: &str) -> Option<Volume> {
         let mut running = engine.running();
         let volume = running.volumes.remove(name)?;
@@ -502,10 +503,10 @@ impl Change {
         Ok(())
     }
 
-    /// Puts back what was withheld and closed.
+    /// Undoes the change: puts back all withheld and closed objects.
     fn put_back(&mut self) {
         let engine = self.engine().clone();
-        // What was opened may have what comes back.
+        // Opened objects may hold the resources of those that are put back.
         self.opened.clear();
         self.new_files.clear();
         self.portals.next.clear();

@@ -1,5 +1,4 @@
-//! The end of volumes: what they hold is brought to disk before they are closed, and they are closed when
-//! nobody uses them any more.
+//! The closing of volumes: they are flushed, and then closed when no session uses them any more.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -17,7 +16,7 @@ use super::volumes::Volume;
 /// Stores by the names of their volumes.
 pub(crate) type Stores = Vec<(String, Arc<dyn Store>)>;
 
-/// Flushes stores, on a core. Says whether all of it worked; what did not is in the log.
+/// Flushes stores, on a core. Returns whether all flushes succeeded; the log has the failures.
 pub(crate) async fn flush(cores: &Weak<Cores>, stores: Stores) -> bool {
     let (sender, answer) = oneshot::channel();
     {
@@ -39,8 +38,8 @@ pub(crate) async fn flush(cores: &Weak<Cores>, stores: Stores) -> bool {
     answer.await.unwrap_or(false)
 }
 
-/// Flushes stores, all at once, and waits for them until the deadline at most. Returns whether all flushes succeeded;
-/// the log has the failures.
+/// Flushes stores concurrently, and waits for them until the deadline. Returns whether all flushes succeeded; the log
+/// has the failures.
 pub(crate) async fn flush_until(cores: &Weak<Cores>, stores: Stores, deadline: Instant) -> bool {
     let mut left: BTreeMap<usize, String> = BTreeMap::new();
     let (sender, mut answers) = mpsc::unbounded_channel();
@@ -80,7 +79,7 @@ pub(crate) async fn flush_until(cores: &Weak<Cores>, stores: Stores, deadline: I
     all && left.is_empty()
 }
 
-/// Volumes that were removed and still have something to do.
+/// Removed volumes that are not closed yet.
 #[derive(Clone, Default)]
 pub(crate) struct Closings {
     state: Arc<Mutex<ClosingsState>>,
@@ -97,8 +96,8 @@ impl Closings {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Flushes and closes volumes when their last commands have ended, on a thread of its own: to give
-    /// back a large memory takes time.
+    /// Flushes and closes volumes when their last commands have ended. This runs on its own thread, because the release
+    /// of a large memory takes time.
     pub(crate) fn begin(&self, volumes: Vec<Volume>, cores: Weak<Cores>) {
         if volumes.is_empty() {
             return;
@@ -117,7 +116,7 @@ impl Closings {
         let closings = self.clone();
         let thread = threads::spawn_runtime("closing", move || async move {
             let close = async |(number, ended): (u64, oneshot::Receiver<()>)| {
-                // Its sender is dropped with the unit.
+                // The unit's end drops the sender.
                 let _ = ended.await;
                 let Some(stored) = closings.get(number) else { return };
                 flush(&cores, vec![stored]).await;
@@ -141,7 +140,7 @@ impl Closings {
         self.state().open.remove(&number)
     }
 
-    /// What is still open of them.
+    /// Returns the stores that are still open.
     pub(crate) fn stores(&self) -> Stores {
         self.state().open.values().cloned().collect()
     }

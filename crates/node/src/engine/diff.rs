@@ -1,5 +1,5 @@
-//! What there is to do so that what runs becomes what is desired. Whatever has not changed is looked at
-//! once, and compared.
+//! The steps from the running objects to the desired ones. Unchanged objects are compared once and need no further
+//! work.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -14,36 +14,36 @@ use crate::stores::OpenMode;
 
 /// A volume that stays open.
 pub(super) struct RetainedVolume {
-    /// Its name until now.
+    /// Its current name.
     pub(super) running: String,
     pub(super) desired: VolumeConfig,
-    /// Bytes, where it is to be larger.
+    /// Its new size in bytes, if it grows.
     pub(super) grows_to: Option<u64>,
 }
 
-/// What becomes of the volumes. Those that stay as they are are not in it.
+/// The steps for volumes. Unchanged volumes are not in it.
 #[derive(Default)]
 pub(super) struct VolumeSteps {
     pub(super) stays: Vec<RetainedVolume>,
     pub(super) opens: Vec<VolumeConfig>,
-    /// They are opened when those that have what they want are closed.
+    /// Volumes that are opened after others that hold their files are closed.
     pub(super) late: Vec<VolumeConfig>,
     pub(super) closes: BTreeSet<String>,
-    /// Those of them that are closed before the late ones are opened.
+    /// Those of `closes` that must be closed before the late ones are opened.
     pub(super) closes_first: Vec<String>,
 }
 
-/// What becomes of a volume that is desired and has a running counterpart.
+/// The transition of a running volume to its desired configuration.
 enum VolumeTransition {
     Stays(Option<u64>),
     Replaced,
 }
 
-/// What is not the same of two configurations.
+/// The differences between two configurations.
 pub(super) struct Differences<'a> {
     pub(super) volumes: Different<'a, VolumeConfig>,
     pub(super) targets: Different<'a, TargetConfig>,
-    /// The targets of volumes in targets that are not the same; none of those that left theirs.
+    /// The new targets of volumes in changed targets; `None` for a volume that left its target.
     scopes: HashMap<&'a str, Option<&'a str>>,
 }
 
@@ -62,7 +62,7 @@ impl<'a> Differences<'a> {
         Self { volumes, targets, scopes }
     }
 
-    /// The target that a volume's identity is derived from, where it brings none along.
+    /// Returns the target from which a volume's identity is derived, if it has no serial number.
     pub(super) fn scope(&self, running: &'a Running, volume: &VolumeConfig) -> Option<&'a str> {
         if volume.identity.serial.is_some() {
             return None;
@@ -76,7 +76,7 @@ impl<'a> Differences<'a> {
     }
 }
 
-/// The volumes that were there before, of which those that are to be opened may be some.
+/// The previous volumes. A volume that is to be opened may be one of them.
 pub(super) struct Known<'a> {
     running: &'a Running,
     by_serial: HashMap<&'a str, Vec<&'a VolumeConfig>>,
@@ -96,7 +96,8 @@ impl<'a> Known<'a> {
         known
     }
 
-    /// The one that a volume is: by its serial number and NAA identifier, or name, or by its file.
+    /// Returns the previous form of a volume: one with the same file, or with the same serial number and the same NAA
+    /// identifier or name.
     fn of(&self, volume: &VolumeConfig) -> Option<&'a VolumeConfig> {
         let serial = volume.identity.serial.as_deref();
         let mut same = serial.and_then(|serial| self.by_serial.get(serial)).into_iter().flatten();
@@ -107,7 +108,8 @@ impl<'a> Known<'a> {
         in_place.or_else(|| same.find(is_it)).copied()
     }
 
-    /// What is known of a volume that is to be opened; of a server that `starts` with a state all are.
+    /// Returns the mode in which a volume is to be opened. If a server `starts` with a state, all volumes count as
+    /// known.
     pub(super) fn open_mode(&self, volume: &VolumeConfig, starts: bool) -> OpenMode {
         let known = self.of(volume);
         if known.is_none() && !starts {
@@ -128,8 +130,8 @@ impl<'a> Known<'a> {
         }
     }
 
-    /// The same for a volume that is closed only to be opened again: nothing is created, and the length of its file
-    /// stays.
+    /// Returns the mode for a volume that is closed only to be opened again: nothing is created, and the length of its
+    /// file stays.
     pub(super) fn reattachment(&self, volume: &VolumeConfig) -> OpenMode {
         let serial = volume.identity.serial.as_deref();
         let pending_size = serial.and_then(|serial| self.running.pending_size.get(serial)).copied();
@@ -138,7 +140,7 @@ impl<'a> Known<'a> {
         OpenMode::Existing { pending_size: pending_size.or(had), has_state: true, had }
     }
 
-    /// What lies in a file is no other disk since the file is away for a while.
+    /// Refuses another block size for the file of a missing volume.
     fn refuse_other_blocks(&self, volume: &VolumeConfig) -> Result<(), ChangeError> {
         let known = data_place(volume).and_then(|place| self.by_place.get(place));
         let is_same = |known: &&&VolumeConfig| {
@@ -149,7 +151,7 @@ impl<'a> Known<'a> {
     }
 }
 
-/// Where a volume's blocks are.
+/// Returns the path of a volume's blocks.
 pub(super) fn data_place(config: &VolumeConfig) -> Option<&Path> {
     match &config.store {
         StoreConfig::File { path, .. } | StoreConfig::Sg { path } | StoreConfig::Iso { path } => {
@@ -159,7 +161,7 @@ pub(super) fn data_place(config: &VolumeConfig) -> Option<&Path> {
     }
 }
 
-/// The folder that is named for its state.
+/// Returns the configured folder of its state.
 fn state_folder(config: &VolumeConfig) -> Option<&Path> {
     match &config.store {
         StoreConfig::File { state, .. } => state.as_deref(),
@@ -240,7 +242,7 @@ impl VolumeSteps {
         Ok(steps)
     }
 
-    /// A volume that is to be closed and opened again without a change of its configuration.
+    /// Closes and reopens a volume without a change of its configuration.
     fn reopen(&mut self, volume: &VolumeConfig, running: &Running) -> Result<(), ChangeError> {
         let Some(old) = running.volumes.get(&volume.name) else { return Ok(()) };
         refuse_loss_of_memory(old, volume)?;
@@ -252,7 +254,7 @@ impl VolumeSteps {
         Ok(())
     }
 
-    /// Volumes that are what they were, in another target, which the identity of some is derived from.
+    /// Handles unchanged volumes that moved to another target. The identity of some of them is derived from the target.
     fn take_moved(
         &mut self,
         running: &Running,
@@ -273,7 +275,7 @@ impl VolumeSteps {
         Ok(())
     }
 
-    /// Takes a desired volume with the one that runs in its place.
+    /// Handles a desired volume and its running counterpart.
     fn take(
         &mut self,
         old: &Volume,
@@ -301,7 +303,7 @@ impl VolumeSteps {
         Ok(())
     }
 
-    /// What wants a file that another volume still has is opened after that one is closed.
+    /// Postpones the opening of volumes that need a file of a volume that is still to be closed.
     fn put_off(&mut self, running: &BTreeMap<String, Volume>) {
         let mut holders: HashMap<PathBuf, &str> = HashMap::new();
         for name in &self.closes {
@@ -323,15 +325,14 @@ impl VolumeSteps {
     }
 }
 
-/// Whether a volume is the same one under another name: what has another name and another identity with
-/// it is another volume.
+/// Returns whether a volume only has a new name. If its identity differs too, it is another volume.
 fn is_renamed(old: &Volume, desired: &VolumeConfig, machine: &str) -> bool {
     let before = old.unit.identity();
     let renamed = identity(desired, None, machine);
     *before == Identity { volume: before.volume.clone(), ..renamed }
 }
 
-/// Bytes that a volume is to have, if that is said.
+/// Returns the configured size in bytes.
 fn size_of(config: &VolumeConfig) -> Option<u64> {
     match &config.store {
         StoreConfig::Ram { size, .. } | StoreConfig::Null { size } => Some(*size),
@@ -340,7 +341,7 @@ fn size_of(config: &VolumeConfig) -> Option<u64> {
     }
 }
 
-/// The configuration of a volume with what can change of it while it is open, as `other` has it.
+/// Returns the configuration with those settings of `other` that can change while the volume is open.
 fn with_live_part_of(config: &VolumeConfig, other: &VolumeConfig) -> VolumeConfig {
     let mut config = config.clone();
     config.name.clone_from(&other.name);
@@ -354,7 +355,8 @@ fn with_live_part_of(config: &VolumeConfig, other: &VolumeConfig) -> VolumeConfi
     config
 }
 
-/// Nothing that is called like a volume in memory comes in its place by the way.
+/// Refuses a change that would lose the data of a volume in memory, such as its replacement by another volume with its
+/// name.
 fn refuse_loss_of_memory(old: &Volume, desired: &VolumeConfig) -> Result<(), ChangeError> {
     if !matches!(old.config.store, StoreConfig::Ram { .. }) {
         return Ok(());
@@ -402,18 +404,18 @@ fn fate(
     Ok(VolumeTransition::Stays(Some(wanted)))
 }
 
-/// A target that stays and changes.
+/// A changed target that stays.
 pub(super) struct TargetChange {
-    /// Where it is among the desired ones.
+    /// Its index in the desired targets.
     pub(super) index: usize,
-    /// Groups whose access state is another one than was configured.
+    /// The groups whose configured access state changes, with the new states.
     pub(super) access: Vec<(u16, AccessState)>,
 }
 
-/// What becomes of the targets. Those that stay as they are are not in it.
+/// The steps for targets. Unchanged targets are not in it.
 #[derive(Default)]
 pub(super) struct TargetSteps {
-    /// Where they are among the desired ones.
+    /// The indices of new targets in the desired targets.
     pub(super) added: Vec<usize>,
     pub(super) changed: Vec<TargetChange>,
     pub(super) removed: Vec<String>,
@@ -430,7 +432,7 @@ impl TargetSteps {
     ) -> Self {
         let opened: HashSet<&str> =
             volumes.opens.iter().chain(&volumes.late).map(|volume| volume.name.as_str()).collect();
-        // By the name that is desired, the one that it had.
+        // The current name of each volume that stays, by its desired name.
         let stays: HashMap<&str, &str> = volumes
             .stays
             .iter()
@@ -453,7 +455,7 @@ impl TargetSteps {
                     .collect()
             }
         };
-        // Names that mean another unit than before.
+        // The names that denote another unit than before.
         let renamed = stays.iter().filter(|(desired, running)| desired != running);
         let mut other_units: HashSet<&str> = opened.clone();
         other_units.extend(renamed.map(|(desired, _)| *desired));
@@ -463,7 +465,7 @@ impl TargetSteps {
             }
         }
         if !other_units.is_empty() {
-            // A volume is in one target, and those that are left are in none of `candidates`.
+            // A volume is in one target, so the targets of the remaining volumes are not in `candidates`.
             let all = desired.targets.iter().enumerate();
             let renewed = all.filter(|(_, target)| {
                 target.luns.values().any(|name| other_units.contains(name.as_str()))
@@ -488,7 +490,7 @@ impl TargetSteps {
                         && *stays.get(new.as_str()).unwrap_or(&new.as_str()) == name
                 })
             };
-            // Of a volume that could not be opened nobody has anything to lose.
+            // No session loses anything with a volume that could not be opened.
             let served = old.luns.iter().filter(|(_, name)| running.volumes.contains_key(*name));
             let lost = served.filter(|(lun, name)| !is_same_unit(lun, name));
             let luns: BTreeMap<u16, Object> = lost

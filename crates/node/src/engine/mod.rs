@@ -1,9 +1,9 @@
-//! What runs, and how it becomes what is desired while it is used: a change is prepared, which opens what
-//! is new and finds out who would lose something; who does is asked to go; then it is made, all of it at
-//! once. Until then whatever was done is undone when it is dropped.
+//! The engine: the running objects, and their change into the desired ones while clients use them. A change is first
+//! prepared: the engine opens the new objects and finds the sessions that would lose something. The engine asks these
+//! to log out. Then it makes the change as a whole. A change that is dropped before is undone.
 //!
-//! [`diff`] says what there is to do, [`volumes`] and [`portals`] open and close, [`change`] does it in
-//! order, and [`absent`] is what could not be had. To start is to change nothing into something.
+//! [`diff`] computes the steps, [`volumes`] and [`portals`] open and close, [`change`] executes the steps in order, and
+//! [`absent`] has the missing objects. A start is a change from an empty configuration.
 
 mod absent;
 mod backings;
@@ -45,25 +45,25 @@ use crate::metrics::VolumeSpace;
 use crate::server::{Export, StartError};
 use crate::stores::StoreError;
 
-/// Interval at which the engine tries again to get a lock that a change holds: nothing notifies a waiter that does
-/// not block its thread.
+/// Interval at which the engine retries a lock that a change holds: the lock notifies only waiters that block their
+/// thread.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Why a change was not made. What runs is as it was.
+/// The reason why a change was not made. The running objects are unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeError {
-    /// What is desired cannot be opened.
+    /// A desired object cannot be opened.
     #[error(transparent)]
     Open(#[from] StartError),
-    /// A volume cannot become what it is to be.
+    /// A volume cannot be changed as desired.
     #[error("volume {volume} {why}")]
     Impossible {
-        /// Its name.
+        /// The name of the volume.
         volume: String,
-        /// Why, and what to do.
+        /// The reason and the remedy.
         why: String,
     },
-    /// Somebody uses what would be taken away.
+    /// Sessions use an object that would be closed.
     #[error("{} in use: {}", Listed(.0), "log its initiators out first, or force the change")]
     InUse(Vec<Interruption>),
     /// A volume's commands have not ended in time.
@@ -72,7 +72,7 @@ pub enum ChangeError {
     /// Another change is being made.
     #[error("another change is in progress; try again later")]
     UnderWay,
-    /// What was written to a volume that would have to be closed is not on the disk.
+    /// A volume that must be closed has writes that are not on the disk.
     #[error(
         "volume {0} has writes that could not be brought to disk, and would forget that if it were closed for this \
          change: look at its disk and at the log, and end the server first"
@@ -92,25 +92,25 @@ impl From<ConfigError> for ChangeError {
     }
 }
 
-/// Something that is in use and would be taken away.
+/// An object that is in use, and that the change would close.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interruption {
-    /// What.
+    /// The object.
     pub object: Object,
-    /// Who uses it, by TSIH.
+    /// The sessions that use it.
     pub sessions: Vec<InterruptedSession>,
 }
 
-/// A session that a change would end.
+/// A session that a change would terminate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterruptedSession {
-    /// Its number.
+    /// Its TSIH.
     pub tsih: u16,
     /// The initiator's name.
     pub initiator: String,
 }
 
-/// As a message lists them.
+/// Displays interruptions as in a message.
 struct Listed<'a>(&'a [Interruption]);
 
 impl std::fmt::Display for Listed<'_> {
@@ -123,7 +123,7 @@ impl std::fmt::Display for Listed<'_> {
     }
 }
 
-/// See the module. Shared by the server and whoever changes it.
+/// The engine. The server and the callers that change it share it.
 pub(crate) struct Engine {
     pub(crate) front: Arc<Front>,
     cores: Weak<Cores>,
@@ -131,50 +131,51 @@ pub(crate) struct Engine {
     machine: String,
     layer: Box<Layer>,
     acceptor: Acceptor,
-    /// Held while files are opened: who answers others looks at `shown`.
+    /// This lock is held while files are opened. Queries read `shown` instead.
     running: Mutex<Running>,
     shown: Mutex<Shown>,
     is_changing: AtomicBool,
-    /// No more changes: the server ends.
+    /// True when the server shuts down: it accepts no more changes.
     is_ending: watch::Sender<bool>,
     closings: Closings,
 }
 
-/// What runs.
+/// The running objects.
 #[derive(Default)]
 struct Running {
     config: Arc<Config>,
     volumes: BTreeMap<String, Volume>,
-    /// What the configuration here is without, for it could not be opened: each change tries it again.
+    /// Desired objects that could not be opened. Each change tries them again.
     absent: Absent,
-    /// How long files are that are to become longer and may not have yet, by the serial numbers of their volumes.
+    /// Current lengths of files that are to grow and may not have grown yet, by the serial numbers of their volumes.
     pending_size: BTreeMap<String, u64>,
     portals: Vec<Served>,
 }
 
-/// What is told of it, as it was when the last change was made.
+/// A copy of the running objects for queries, as of the last change.
 #[derive(Clone, Default)]
 struct Shown {
     config: Arc<Config>,
-    /// The volumes that are open.
+    /// The open volumes.
     volumes: Arc<BTreeMap<String, ShownVolume>>,
     portals: Arc<Vec<Portal>>,
-    /// Missing objects, and why.
+    /// Missing objects, with the reasons.
     lacking: Arc<Vec<(MissingObject, String)>>,
     /// Missing objects, and problems of open volumes.
     problems: Arc<Vec<Problem>>,
 }
 
 impl Running {
-    /// The portal groups, including those of missing portals.
+    /// Returns the portal groups, including those of missing portals.
     fn groups(&self) -> BTreeSet<u16> {
         let absent = self.absent.portals.iter().map(|(portal, _)| portal);
         let listen = self.config.listen.iter().chain(absent).map(|portal| portal.group);
         listen.chain(self.absent.groups.iter().copied()).collect()
     }
 
-    /// So much is owed by now, where `owes` was before a change. What was `opened` with it, by serial number, has the
-    /// length that it has on the disk. What grew while it was used has that when it is opened the next time.
+    /// Updates the pending lengths, where `owes` are those of this change. A volume that the change `opened`, by serial
+    /// number, has the length on the disk, so it is not pending any more. A file that grew while it was open stays
+    /// pending until it is opened the next time.
     fn settle(&mut self, owes: BTreeMap<String, u64>, opened: &HashSet<String>) {
         self.pending_size.extend(owes);
         if self.pending_size.is_empty() {
@@ -194,7 +195,7 @@ impl Running {
         self.pending_size.retain(|serial, _| is_owed(serial));
     }
 
-    /// The units of a target, by number; those whose volumes are not open are not among them.
+    /// Returns the units of a target by LUN, without those whose volumes are not open.
     fn luns(&self, target: &TargetConfig) -> BTreeMap<Lun, Arc<LogicalUnit>> {
         let unit =
             |(&lun, name): (&u16, &String)| Some((Lun(lun), self.volumes.get(name)?.unit.clone()));
@@ -203,7 +204,7 @@ impl Running {
 }
 
 impl Engine {
-    /// Nothing runs yet. `config` has the settings with which the rest of the server starts.
+    /// Creates an engine that runs nothing. `config` has the settings with which the rest of the server starts.
     pub(crate) fn new(
         config: &Config,
         cores: &Arc<Cores>,
@@ -236,7 +237,8 @@ impl Engine {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Runs `f` if no change holds the lock until then: a change that waits for a disk may hold it for ever.
+    /// Returns the running objects, or `None` if a change holds the lock until the deadline. A change that waits for a
+    /// disk may hold it forever.
     async fn running_until(&self, deadline: Instant) -> Option<MutexGuard<'_, Running>> {
         loop {
             match self.running.try_lock() {
@@ -250,7 +252,7 @@ impl Engine {
         }
     }
 
-    /// Problems are reported from now on.
+    /// Publishes the running objects to queries, and reports their problems.
     fn show(&self, running: &Running) {
         let policy = self.front.access.policy();
         let volumes = running.volumes.iter();
@@ -265,14 +267,14 @@ impl Engine {
         });
     }
 
-    /// Replaces the reported problems. Each new problem is an event from now on, and so is its end.
+    /// Replaces the reported problems. Each new problem is an event, and so is its end.
     fn publish(&self, change: impl FnOnce(&mut Shown)) {
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut shown);
         let problems = Arc::new(shown.problems_now());
         let before = std::mem::replace(&mut shown.problems, problems.clone());
         self.front.access.metrics.lacks(problems.len());
-        // Under the lock, so that a later caller compares with these problems.
+        // These events are reported under the lock, so that a later caller compares with these problems.
         for problem in absent::without(&problems, &before) {
             error!("{}", problem.why);
             self.front.access.events.tell(&Occurrence::ProblemFound(problem.clone()));
@@ -283,27 +285,28 @@ impl Engine {
         }
     }
 
-    /// How long files are that are to become longer and may not have yet, by the serial numbers of their volumes.
+    /// Returns the current lengths of files that are to grow and may not have grown yet, by the serial numbers of their
+    /// volumes.
     pub(crate) fn pending_size(&self) -> BTreeMap<String, u64> {
         self.running().pending_size.clone()
     }
 
-    /// What is not as it is desired, in order.
+    /// Returns the current problems, in order.
     pub(crate) fn problems(&self) -> Arc<Vec<Problem>> {
         self.shown().problems
     }
 
-    /// Whether an object is missing and is to be tried again.
+    /// Returns whether an object is missing and is to be tried again.
     pub(crate) fn is_lacking(&self) -> bool {
         !self.shown().lacking.is_empty()
     }
 
-    /// What it runs by.
+    /// Returns the configuration in force.
     pub(crate) fn config(&self) -> Config {
         (*self.shown().config).clone()
     }
 
-    /// What clients can reach, in the order of the configuration.
+    /// Returns the exported units, in the order of the configuration.
     pub(crate) fn exports(&self) -> Vec<Export> {
         let Shown { config, volumes, portals, .. } = self.shown();
         let exports = config.targets.iter().flat_map(|target| {
@@ -325,7 +328,7 @@ impl Engine {
         exports.collect()
     }
 
-    /// The volumes that are open, by name, and how large they are.
+    /// Returns the open volumes, by name, with their geometry.
     pub(crate) fn volumes(&self) -> Vec<(String, Geometry)> {
         let volumes = self.shown().volumes;
         volumes.iter().map(|(name, volume)| (name.clone(), volume.geometry)).collect()
@@ -346,7 +349,7 @@ impl Engine {
         Ok(made)
     }
 
-    /// What it runs by, and the volumes that could not be opened.
+    /// Returns the configuration in force, with the volumes that could not be opened.
     pub(crate) fn config_with_absent(&self) -> Config {
         let running = self.running();
         let mut config = (*running.config).clone();
@@ -354,7 +357,7 @@ impl Engine {
         config
     }
 
-    /// The metrics, as OpenMetrics text.
+    /// Returns the metrics as OpenMetrics text.
     pub(crate) fn metrics(&self) -> String {
         let room = |(name, usage): (String, Usage)| VolumeSpace {
             name,
@@ -366,24 +369,24 @@ impl Engine {
         self.front.metrics()
     }
 
-    /// Looks at the certificates of portals now, instead of when the next connection comes in.
+    /// Checks the certificates of portals now, instead of at the next connection.
     pub(crate) fn reload_certificates(&self) {
         let portals = self.front.portals.all();
         portals.iter().filter_map(|portal| portal.certificates()).for_each(|tls| tls.reload());
     }
 
-    /// From here on no change begins, and one that waits for others to go is called off.
+    /// Ends all changes: no change begins any more, and a change that waits for logouts is aborted.
     pub(crate) fn end_changes(&self) {
         self.is_ending.send_replace(true);
     }
 
-    /// Waits until there are no more changes to be.
+    /// Waits until the server shuts down.
     async fn ending(&self) {
-        // Its sender lives for as long as this is looked at.
+        // The sender lives as long as `self`, so this cannot fail.
         let _ = self.is_ending.subscribe().wait_for(|ending| *ending).await;
     }
 
-    /// Stops accepting connections; when this returns, no connection is being accepted. Returns false if a change in
+    /// Stops accepting connections. When this returns, no connection is being accepted. Returns false if a change in
     /// progress prevented that until the deadline.
     pub(crate) async fn stop_accepting(&self, deadline: Instant) -> bool {
         let portals = match self.running_until(deadline).await {
@@ -399,8 +402,8 @@ impl Engine {
         true
     }
 
-    /// Flushes every open store that responds, all at once, until the deadline at most. Returns false if a store was
-    /// not flushed; the log names it.
+    /// Flushes all open stores that respond, concurrently, until the deadline. Returns false if a store was not
+    /// flushed; the log names it.
     pub(crate) async fn flush(&self, deadline: Instant) -> bool {
         let mut stores: Stores = self.closings.stores();
         let Some(silent) = self.running_until(deadline).await.map(|running| {
@@ -422,9 +425,9 @@ impl Engine {
     }
 }
 
-/// The configuration of a server that has not applied anything. The parts that changes apply are empty; `config`
-/// gives only the settings with which the rest of the server starts. If a key were set here without being in force,
-/// it would count as unchanged and never be applied.
+/// Returns the configuration of a server that has not applied anything. The parts that changes apply are empty;
+/// `config` gives only the settings with which the rest of the server starts. If a key were set here without being in
+/// force, it would count as unchanged and never be applied.
 fn in_force_at_start(config: &Config) -> Config {
     let Config {
         cores,
@@ -456,7 +459,7 @@ fn in_force_at_start(config: &Config) -> Config {
     }
 }
 
-/// Each portal group is a port of each target.
+/// Returns the ports of a target, one for each portal group.
 fn target_ports(target: &TargetConfig, groups: &BTreeSet<u16>) -> Vec<TargetPort> {
     let port = |&tag: &u16| TargetPort {
         access_state: target.access.get(&tag).copied().unwrap_or(AccessState::Optimized),
@@ -469,7 +472,7 @@ fn target_ports(target: &TargetConfig, groups: &BTreeSet<u16>) -> Vec<TargetPort
 fn url(portal: &Portal, target: &str, lun: Lun) -> String {
     let scheme = if portal.tls.is_some() { "iscsis" } else { "iscsi" };
     let portal = portal.address;
-    // A portal on all addresses is surely reached on the loopback.
+    // A portal on all addresses is always reachable on the loopback.
     let portal = match (portal.ip().is_unspecified(), portal.is_ipv4()) {
         (false, _) => portal,
         (true, true) => SocketAddr::from(([127, 0, 0, 1], portal.port())),
@@ -478,7 +481,7 @@ fn url(portal: &Portal, target: &str, lun: Lun) -> String {
     format!("{scheme}://{portal}/{target}/{}", lun.0)
 }
 
-/// The one change that is being made.
+/// The permission to make a change; only one exists at a time.
 struct ChangeTurn(Arc<Engine>);
 
 impl ChangeTurn {
@@ -499,7 +502,7 @@ impl Drop for ChangeTurn {
     }
 }
 
-/// A volume that could not be opened.
+/// Returns the error of a volume that could not be opened.
 fn not_opened(volume: &str) -> impl Fn(StoreError) -> StartError + '_ {
     |source| StartError::Store { volume: volume.to_owned(), source }
 }
@@ -519,7 +522,7 @@ mod tests {
     use crate::host::ServerHost;
     use crate::qos::Peer;
 
-    /// An engine that has started with this configuration, and its surroundings.
+    /// Starts an engine with this configuration, and its environment.
     fn started(config: &Config) -> (Arc<Engine>, Arc<Cores>) {
         let cores = Cores::start(NonZeroUsize::new(1), config.io_engine, config.spin);
         let cores = Arc::new(cores.expect("cores"));

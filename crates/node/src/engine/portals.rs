@@ -1,4 +1,4 @@
-//! Portals that are bound, and what becomes of them with a change.
+//! Bound portals, and their changes.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,51 +12,51 @@ use crate::fronts::iscsi::{Accepting, Acceptor, Encryption, Portal};
 use crate::server::StartError;
 use crate::tls::Tls;
 
-/// A portal that runs.
+/// A running portal.
 pub(super) struct Served {
-    /// As it is configured: its port may be 0.
+    /// Its configuration. Its port may be 0.
     pub(super) configured: PortalConfig,
     pub(super) portal: Arc<Portal>,
-    /// None while it has made way for another one.
+    /// The socket; `None` while it is closed because another portal needs its address.
     pub(super) socket: Option<(Arc<Listener>, Accepting)>,
 }
 
-/// What is to stand in a place of the list of portals.
+/// The next portal at an index of the list of portals.
 pub(super) enum NextPortal {
-    /// The running one of this number, as it is.
+    /// The running portal of this number, unchanged.
     Kept(usize),
-    /// The same, with other certificates.
+    /// The running portal of this number, with other certificates.
     Renewed(usize, Encryption),
-    /// The socket of the running one of this number; those who came through it cannot stay.
+    /// A new portal with the socket of the running one of this number, whose connections must end.
     Changed(usize, Arc<Portal>),
     New(Bound),
-    /// Its address is free when another portal has gone.
+    /// A portal whose address is free when another portal is closed.
     Late(Option<Encryption>),
 }
 
-/// A portal that nobody is accepted at yet.
+/// A bound portal that does not accept connections yet.
 pub(super) struct Bound {
     pub(super) portal: Arc<Portal>,
     pub(super) listener: Arc<Listener>,
 }
 
-/// What becomes of the portals, in the order of the desired ones.
+/// The steps for portals, in the order of the desired ones.
 #[derive(Default)]
 pub(super) struct PortalSteps {
     pub(super) next: Vec<NextPortal>,
-    /// Numbers of those that run and go.
+    /// Numbers of the running portals that are closed.
     pub(super) removed: Vec<usize>,
-    /// Those whose connections cannot stay.
+    /// The portals whose connections must end.
     pub(super) lost: Vec<Arc<Portal>>,
-    /// What [`next`](Self::next) is about.
+    /// The configurations of the portals in [`next`](Self::next).
     pub(super) listen: Vec<PortalConfig>,
-    /// What cannot be opened and is done without, and why.
+    /// The portals that cannot be opened, with the reasons. The change is made without them.
     pub(super) absent: Vec<(PortalConfig, String)>,
 }
 
 impl PortalSteps {
-    /// Binds those that are new, and reads certificates. What cannot be opened and `may_lack`, by its number,
-    /// is done without.
+    /// Binds new portals, and reads certificates. A portal that cannot be opened is left out if `may_lack` permits it,
+    /// by its number.
     pub(super) fn prepare(
         running: &[Served],
         desired: &[PortalConfig],
@@ -68,7 +68,8 @@ impl PortalSteps {
             let place = left.iter().position(|&number| fits(&running[number].configured))?;
             Some(left.remove(place))
         };
-        // Those that are the same first, or one of two with the same address could take the other's place.
+        // Equal portals are matched first. Otherwise, one of two portals with the same address could be matched with
+        // the other.
         let same: Vec<Option<usize>> =
             desired.iter().map(|portal| take(&|running| running == portal)).collect();
         let mut steps = Self::default();
@@ -154,13 +155,13 @@ impl PortalSteps {
         });
     }
 
-    /// Whether some wait for others to make way.
+    /// Returns whether portals wait for the closing of others.
     pub(super) fn is_late(&self) -> bool {
         self.next.iter().any(|next| matches!(next, NextPortal::Late(_)))
     }
 }
 
-/// Reads the certificates of a portal that is to have some.
+/// Reads the certificates of a portal with TLS.
 fn encryption(portal: &PortalConfig) -> Result<Option<Encryption>, StartError> {
     let address = portal.address;
     let open = |config: &_| {
@@ -171,7 +172,7 @@ fn encryption(portal: &PortalConfig) -> Result<Option<Encryption>, StartError> {
     portal.tls.as_ref().map(open).transpose()
 }
 
-/// Listens, and accepts nobody yet.
+/// Binds a portal, which does not accept connections yet.
 pub(super) fn bind(
     portal: &PortalConfig,
     encryption: Option<Encryption>,
@@ -196,14 +197,14 @@ impl Served {
         Self { configured, portal, socket: Some((listener, accepting)) }
     }
 
-    /// Gives the address up; when this answers, it is free.
+    /// Closes the socket. When this returns, its address is free.
     pub(super) async fn close(socket: (Arc<Listener>, Accepting)) {
         let (listener, accepting) = socket;
         drop(listener);
         accepting.stop().await;
     }
 
-    /// Takes the address again that was given up.
+    /// Binds the address of a closed portal again.
     pub(super) fn reopen(
         &mut self,
         limits: &Limits,

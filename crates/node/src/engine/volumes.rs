@@ -1,4 +1,4 @@
-//! Volumes that are open: how they are opened, made larger and closed.
+//! Open volumes: their opening, growth and closing.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -22,13 +22,13 @@ use crate::metadata;
 use crate::stores::encrypted::NewKey;
 use crate::stores::{self, FileStore, GuardedStore, OpenMode, Opened, RamStore, StoreError};
 
-/// A file that was missing is served when it was not written for so long.
+/// The time without writes after which a file that was missing is served.
 const UNWRITTEN_FOR: Duration = Duration::from_secs(10);
 
-/// Where the installation's own identity is (machine-id(5)).
+/// The file with the identity of this installation (machine-id(5)).
 const MACHINE_ID: &str = "/etc/machine-id";
 
-/// What a caller of [`crate::Server::start_layered`] puts over the store of each volume.
+/// The layer over the store of each volume, from the caller of [`crate::Server::start_layered`].
 pub(crate) type Layer = dyn Fn(&str, Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync;
 
 /// The backing of a volume, below all layers.
@@ -40,23 +40,23 @@ pub(crate) struct Backing {
     pub(crate) health: Arc<Health>,
 }
 
-/// A volume that is open.
+/// An open volume.
 pub(crate) struct Volume {
     pub(crate) config: VolumeConfig,
-    /// The target that its identity is derived from, where it brings none along.
+    /// The target from which its identity is derived, if it has no serial number.
     pub(crate) scope: Option<String>,
     pub(crate) unit: Arc<LogicalUnit>,
-    /// What the unit is over, but for encryption: what is flushed and resized.
+    /// The store below the unit, without encryption. It is flushed and resized.
     pub(crate) store: Arc<dyn Store>,
     pub(crate) backing: Backing,
     new_key: Option<NewKey>,
-    /// Ends when the unit has: when nobody has it and none of its commands is carried out.
+    /// Resolves when the unit is dropped: no session has it and no command uses it.
     pub(crate) ended: oneshot::Receiver<()>,
 }
 
 impl Volume {
-    /// Opens it, in the state that it was left in; it has to be [settled](Self::settle) before anybody uses it.
-    /// Blocks the thread.
+    /// Opens a volume in its last state. The volume must be [settled](Self::settle) before sessions use it. Blocks the
+    /// thread.
     pub(crate) fn open(
         config: &VolumeConfig,
         scope: Option<&str>,
@@ -76,7 +76,7 @@ impl Volume {
         Ok(Self { config: config.clone(), scope, unit, store, backing, new_key, ended })
     }
 
-    /// One that was to be closed and has not ended.
+    /// Restores a volume that was to be closed but has not ended.
     pub(crate) fn again(
         config: VolumeConfig,
         scope: Option<String>,
@@ -88,7 +88,7 @@ impl Volume {
         Self { config, scope, unit, store, backing, new_key: None, ended }
     }
 
-    /// Has its configuration say how large it is, where it could not become what was configured.
+    /// Sets the configured size to the actual one, after a failed growth.
     pub(crate) fn tell_size(&mut self) {
         let now = self.size();
         match &mut self.config.store {
@@ -98,17 +98,17 @@ impl Volume {
         }
     }
 
-    /// Makes its file as long as it is to be, which it was not to be before that was kept.
+    /// Grows its file to the desired length. The change must be stored before.
     pub(crate) fn settle(&self) -> Result<(), StoreError> {
         self.backing.file.as_ref().map_or(Ok(()), |file| file.settle())
     }
 
-    /// Whether something of it has to be on the disk before anybody writes to it.
+    /// Returns whether data must be on the disk before initiators write to it.
     pub(crate) fn is_blank(&self) -> bool {
         self.new_key.is_some() || self.backing.file.as_ref().is_some_and(|file| file.is_blank())
     }
 
-    /// Writes that, durably: before it was kept, nothing of it was to be.
+    /// Writes this data durably. The change must be stored before.
     pub(crate) fn imprint(&mut self) -> Result<(), StoreError> {
         self.backing.file.as_ref().map_or(Ok(()), |file| file.imprint())?;
         self.new_key.as_ref().map_or(Ok(()), NewKey::keep)?;
@@ -116,7 +116,7 @@ impl Volume {
         Ok(())
     }
 
-    /// How long its file is; none if it has none.
+    /// Returns the length of its file, if it has one.
     pub(crate) fn file_length(&self) -> Option<u64> {
         Some(self.backing.file.as_ref()?.geometry().byte_count())
     }
@@ -144,18 +144,18 @@ impl Volume {
         }
     }
 
-    /// How long its file is, if it is to become longer than it is.
+    /// Returns the current length of its file, if the file is to grow.
     pub(crate) fn pending_size(&self) -> Option<u64> {
         self.backing.file.as_ref()?.short()
     }
 
-    /// Bytes.
+    /// Returns its size in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.store.geometry().byte_count()
     }
 
-    /// Finds out whether it can grow to so many bytes. A file stays as it is: were it longer than what is
-    /// kept of its volume when the power fails, the server would not start.
+    /// Checks whether it can grow to this size. A file stays unchanged: if it were longer than the stored size of its
+    /// volume after a power failure, the server would not start.
     pub(crate) fn check_growth(&self, bytes: u64) -> Result<(), StoreError> {
         if let StoreConfig::File { path, .. } = &self.config.store {
             return stores::check_growth(path, bytes);
@@ -168,7 +168,7 @@ impl Volume {
         Ok(())
     }
 
-    /// What makes it so large.
+    /// Returns the growth to this size.
     pub(crate) fn growth(&self, bytes: u64) -> Growth {
         Growth {
             volume: self.config.name.clone(),
@@ -187,7 +187,8 @@ pub(crate) struct Growth {
     block_count: u64,
 }
 
-/// Has volumes grow, on a core, and waits for it; their initiators are told. Gives those that did not, and why.
+/// Grows volumes on a core, and waits for the end. The volumes report the new capacity to their initiators. Returns the
+/// volumes that did not grow, with the reasons.
 pub(crate) fn grow(cores: &Weak<Cores>, growths: Vec<Growth>) -> Vec<(String, String)> {
     if growths.is_empty() {
         return Vec::new();
@@ -204,20 +205,22 @@ pub(crate) fn grow(cores: &Weak<Cores>, growths: Vec<Growth>) -> Vec<(String, St
             }
         }
     });
-    // It ends when all of them have.
+    // The receiver ends when all growths have ended.
     failures.into_iter().collect()
 }
 
-/// Files and folders that were made when a volume was opened, and go with this unless they are kept.
+/// Files and folders that were created when a volume was opened. They are deleted when this is dropped, unless they are
+/// kept.
 #[derive(Default)]
 pub(crate) struct NewFiles {
     missing: Vec<PathBuf>,
-    /// With what tells them from others that take their place: device and inode.
+    /// Created paths, with device and inode, which differ if another file takes the place.
     made: Vec<(PathBuf, (u64, u64))>,
 }
 
 impl NewFiles {
-    /// Those of the volume's files that opening it may make. A link is there, wherever it leads.
+    /// Returns the missing files of the volume that its opening may create. A symbolic link counts as existing,
+    /// whatever its destination.
     pub(crate) fn missing_of(config: &VolumeConfig, open_mode: OpenMode) -> Self {
         let is_missing = |path: &PathBuf| {
             fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
@@ -231,7 +234,7 @@ impl NewFiles {
         Self { missing: places.filter(is_missing).collect(), made: Vec::new() }
     }
 
-    /// The volume was opened, or could not be: what was made is known.
+    /// Records which of the missing files exist now, after the opening of the volume succeeded or failed.
     pub(crate) fn note(&mut self) {
         let made = std::mem::take(&mut self.missing).into_iter();
         self.made.extend(made.filter_map(|path| {
@@ -249,8 +252,8 @@ impl Drop for NewFiles {
     fn drop(&mut self) {
         for (path, made) in &self.made {
             let Ok(metadata) = fs::symlink_metadata(path) else { continue };
-            // A file system may have been mounted there, or a file put in its place or copied into it: what was made
-            // holds nothing until it is kept.
+            // A file system may have been mounted there, or a file may have been put in its place or copied into it. A
+            // created file is empty until it is kept.
             let is_other = (metadata.dev(), metadata.ino()) != *made;
             if is_other || metadata.is_file() && metadata.len() != 0 {
                 continue;
@@ -264,7 +267,7 @@ impl Drop for NewFiles {
     }
 }
 
-/// What a volume has for itself alone while it is open: another one that wants any of it comes after it.
+/// Returns the paths that an open volume uses exclusively. Another volume can use them only after it.
 pub(crate) fn places(config: &VolumeConfig) -> Vec<PathBuf> {
     match &config.store {
         StoreConfig::File { path, state, .. } => {
@@ -275,8 +278,8 @@ pub(crate) fn places(config: &VolumeConfig) -> Vec<PathBuf> {
     }
 }
 
-/// Refuses a file that was missing and was written a moment ago: a program may still be restoring it, and its length
-/// does not say when that is done.
+/// Refuses a file that was missing and was written a moment ago. A program may still be restoring it, and its length
+/// does not show when that is complete.
 pub(super) fn check_settled(config: &VolumeConfig) -> Result<(), StoreError> {
     let Some(path) = data_place(config) else { return Ok(()) };
     let Ok(written) = fs::metadata(path).and_then(|metadata| metadata.modified()) else {
@@ -291,12 +294,12 @@ pub(super) fn check_settled(config: &VolumeConfig) -> Result<(), StoreError> {
                 UNWRITTEN_FOR.as_secs()
             ),
         }),
-        // A clock that is ahead on a file server keeps no volume from being served.
+        // The clock of a file server may be ahead; this does not prevent the service of a volume.
         Ok(_) | Err(_) => Ok(()),
     }
 }
 
-/// A volume's unit, in the state that it was left in, and the key that was made for it, if one was.
+/// Returns a volume's unit in its last state, and the key if a new one was generated.
 fn logical_unit(
     volume: &VolumeConfig,
     scope: Option<&str>,
@@ -310,7 +313,7 @@ fn logical_unit(
     let (encrypted, new_key) = encrypted.map(|one| (one.store, one.new_key)).unzip();
     let eraser = encrypted.clone().map(|store| store as _);
     let store = encrypted.map_or(store, |encrypted| encrypted);
-    // Above all that is looked at while it is opened, when nobody can wait.
+    // The delay is above all reads during the opening, because they cannot wait.
     let store: Arc<dyn Store> = match volume.delay {
         Some(delay) => Arc::new(stores::SlowStore::new(store, delay)),
         None => store,
@@ -330,8 +333,8 @@ fn logical_unit(
     Ok((unit, new_key.flatten()))
 }
 
-/// What tells this installation from others: two machines must never offer two disks under one
-/// identity, or multipath would take them for one.
+/// Returns the identity of this installation. Two machines must never offer two disks under one identity, or multipath
+/// would treat them as one.
 pub(crate) fn machine_identity() -> String {
     match fs::read_to_string(Path::new(MACHINE_ID)) {
         Ok(id) if !id.trim().is_empty() => id.trim().to_owned(),
@@ -345,8 +348,8 @@ pub(crate) fn machine_identity() -> String {
     }
 }
 
-/// A volume's identity: from its serial if it has one, else from this machine and its names, of which
-/// `scope` is its target's.
+/// Returns a volume's identity. It is derived from the serial number if it has one, otherwise from this machine and the
+/// names of the volume and of its target (`scope`).
 pub(crate) fn identity(volume: &VolumeConfig, scope: Option<&str>, machine: &str) -> Identity {
     let given = volume.identity.clone();
     let derived = match &given.serial {
@@ -368,14 +371,14 @@ pub(crate) fn identity(volume: &VolumeConfig, scope: Option<&str>, machine: &str
     }
 }
 
-/// What a volume shows itself as.
+/// Returns the device type of a volume.
 fn device_type(volume: &VolumeConfig) -> DeviceType {
     match volume.store {
         StoreConfig::Iso { .. } => DeviceType::Cd,
         StoreConfig::Ram { .. } | StoreConfig::Null { .. } | StoreConfig::File { .. } => {
             DeviceType::Disk
         }
-        // It says so itself.
+        // A pass-through device reports its own type.
         StoreConfig::Sg { .. } => DeviceType::Disk,
     }
 }

@@ -1,6 +1,6 @@
-//! The file of events. A separate thread writes new events of the memory to the file. When a write fails, it logs
-//! this once, tries again, and logs when it succeeds. A damaged file is renamed, and a new one begins with the events
-//! in memory: events are a log, and no server waits for a log.
+//! The file of events. A separate thread writes new events from memory to the file. When a write fails, it logs this
+//! once, tries again, and logs when it succeeds. A damaged file is renamed, and a new one begins with the events in
+//! memory: events are a log, and a server does not wait for them.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use super::{KEPT, Occurrence, Recent};
 use crate::control::schema::events::Event;
 use crate::database::{self, CHECKSUM_LENGTH, DatabaseError, Journal, Schema, checksum};
 
-/// Events by their numbers, as JSON, each with the number of the one before it.
+/// The events by their numbers, as JSON, each with the number of the previous event.
 const SCHEMA: Schema = Schema {
     version: 1,
     tables: &[
@@ -25,10 +25,10 @@ const SCHEMA: Schema = Schema {
                checksum BLOB NOT NULL) STRICT",
     ],
 };
-/// Between attempts, while the file cannot be written.
+/// Interval of attempts while the file cannot be written.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// See the module. Dropping it waits until all is written.
+/// The writer of events. Its drop waits until all events are written.
 pub(super) struct EventWriter {
     log: Arc<Mutex<Log>>,
     recent: Arc<Recent>,
@@ -43,14 +43,14 @@ pub(super) struct EventWriter {
 /// The file.
 struct Log {
     path: PathBuf,
-    /// `None` after an error, until it is opened again.
+    /// The connection; `None` after an error, until it is opened again.
     connection: Option<Connection>,
-    /// The number of the last event in it.
+    /// The number of the last event in the file.
     last: u64,
 }
 
 impl EventWriter {
-    /// Goes on with the file at `path`, or makes it.
+    /// Opens the file at `path`, or creates it.
     pub(super) fn open(path: &Path, recent: &Arc<Recent>) -> Result<Self, String> {
         let is_new = !path.exists();
         let mut log = Log { path: path.to_owned(), connection: None, last: 0 };
@@ -77,14 +77,14 @@ impl EventWriter {
         Ok(Self { log, recent: recent.clone(), is_new, closing, kept, thread: Some(thread) })
     }
 
-    /// Whether the file was missing, and the new path of a damaged one.
+    /// Returns the path of the file if it was missing.
     pub(super) fn is_new(&self) -> Option<PathBuf> {
         self.is_new.then(|| locked(&self.log).path.clone())
     }
 
-    /// The matching events between two numbers, at most `limit`: the oldest first or, with `backwards`, the newest
-    /// first; an empty list if the file cannot be read now. `None` if the file was found to be damaged: it was
-    /// renamed, and an event reports it. Blocks the thread.
+    /// Returns the matching events between two numbers, maximum `limit`: the oldest first or, with `backwards`, the
+    /// newest first. Returns an empty list if the file cannot be read now, and `None` if the file was found to be
+    /// damaged: it was renamed, and an event reports it. Blocks the thread.
     pub(super) fn find(
         &self,
         range: (u64, u64),
@@ -125,7 +125,7 @@ impl Drop for EventWriter {
     fn drop(&mut self) {
         self.closing.send_replace(true);
         if let Some(thread) = self.thread.take() {
-            // A panic there has been reported.
+            // A panic of the thread was reported already.
             let _ = thread.join();
         }
     }
@@ -136,7 +136,7 @@ fn locked(log: &Mutex<Log>) -> MutexGuard<'_, Log> {
 }
 
 impl Log {
-    /// The file, which is opened or created if it is not open.
+    /// Returns the file, and opens or creates it if necessary.
     fn connection(&mut self) -> Result<&mut Connection, DatabaseError> {
         if self.connection.is_none() {
             let opened = match database::open(&self.path, SCHEMA, Journal::Rollback) {
@@ -202,7 +202,7 @@ fn sum(id: u64, previous: u64, body: &[u8]) -> [u8; CHECKSUM_LENGTH] {
     checksum(&[&id.to_le_bytes(), &previous.to_le_bytes(), body])
 }
 
-/// An event's number, the number of the one before it, and the event.
+/// Returns an event's number, the number of the previous event, and the event.
 fn entry(row: &Row<'_>) -> Result<(u64, u64, Vec<u8>), DatabaseError> {
     let (id, previous, body) = (row.get(0)?, row.get(1)?, row.get::<_, Vec<u8>>(2)?);
     match row.get::<_, [u8; CHECKSUM_LENGTH]>(3)? == sum(id, previous, &body) {
@@ -211,7 +211,7 @@ fn entry(row: &Row<'_>) -> Result<(u64, u64, Vec<u8>), DatabaseError> {
     }
 }
 
-/// The number of the last event.
+/// Returns the number of the last event.
 fn last(connection: &Connection) -> Result<u64, DatabaseError> {
     let mut statement = connection
         .prepare("SELECT id, previous, body, checksum FROM event ORDER BY id DESC LIMIT 1")?;
@@ -233,7 +233,7 @@ fn find(
     let limits = [from, to].map(|number| i64::try_from(number).unwrap_or(i64::MAX));
     let mut rows = statement.query(limits)?;
     let mut events = Vec::new();
-    // The number of the row before, and the number that the row names as the one before it.
+    // The number of the previous row, and the number of its predecessor.
     let mut before: Option<(u64, u64)> = None;
     while events.len() < limit {
         let Some(row) = rows.next()? else { break };
@@ -246,7 +246,7 @@ fn find(
             return Err(DatabaseError::Damaged(format!("events are missing beside event {id}")));
         }
         before = Some((id, previous));
-        // An event of a later version that this version cannot read is omitted.
+        // An event of a later version that this version cannot parse is omitted.
         let event = serde_json::from_slice::<Event>(&body);
         events.extend(event.ok().filter(&is_meant));
     }
@@ -321,7 +321,7 @@ mod tests {
         kinds(log).iter().filter(|(_, found)| found == kind).count()
     }
 
-    /// Replaces every occurrence of a text by another of the same length: SQLite leaves old copies of a text in the
+    /// Replaces each occurrence of a text by another one of the same length: SQLite leaves old copies of a text in the
     /// file.
     fn replaced(bytes: &[u8], text: &str, other: &str) -> Vec<u8> {
         let mut bytes = bytes.to_vec();
@@ -376,7 +376,7 @@ mod tests {
         let log = EventLog::open(folder.path());
         (0..100).for_each(|_| log.tell(&drained("iqn.x:aaaa")));
         log.tell(&drained("iqn.x:bbbb"));
-        // Not the last event, which is checked when the file is opened.
+        // The change does not affect the last event, which is checked when the file is opened.
         (0..100).for_each(|_| log.tell(&drained("iqn.x:aaaa")));
         drop(log);
         let bytes = fs::read(&path).expect("read");

@@ -1,7 +1,6 @@
-//! What happened, for people who were not watching: logins, refusals and what to do about them, sessions
-//! that ended and why, changes, trouble. Events are kept in memory, and in a file where there is a
-//! folder for it; who tells of one never waits for that. Nothing is told on the way of a command that
-//! goes well.
+//! Events for administrators: logins, refusals with their remedies, the ends of sessions with their reasons, changes,
+//! and problems. Events are stored in memory, and in a file if there is a state folder. A reporter never waits for the
+//! file. A successful command causes no event.
 
 mod event_file;
 mod occurrence;
@@ -20,24 +19,24 @@ pub(crate) use self::occurrence::{KINDS, Occurrence, Subject};
 use crate::control::schema::events::{Event, Severity};
 use crate::statistics::Failure;
 
-/// Events in memory; older ones are in the file alone.
+/// Maximum number of events in memory. Older ones are only in the file.
 const IN_MEMORY: usize = 10_000;
-/// Events in the file.
+/// Maximum number of events in the file.
 const KEPT: u64 = 100_000;
-/// The errors of a volume, of one kind, are one event for so long.
+/// Minimum time between two events for errors of one volume and one kind.
 const ERRORS_PAUSE: Duration = Duration::from_secs(60);
-/// Volumes whose last errors are remembered.
+/// Number of remembered errors from which on expired ones are removed.
 const ERRORS_KNOWN: usize = 4096;
 
-/// See the module.
+/// The log of events.
 pub(crate) struct EventLog {
     recent: Arc<Recent>,
-    /// Without one, what is in memory is all.
+    /// The file; without one, events are only in memory.
     keeper: Option<EventWriter>,
     errors: Mutex<HashMap<(String, Failure), Instant>>,
 }
 
-/// What is in memory.
+/// The events in memory.
 struct Recent {
     state: Mutex<EventLogState>,
     /// The number of the newest event.
@@ -57,18 +56,18 @@ impl Default for EventLog {
     }
 }
 
-/// Which events are meant: all of what is given has to fit.
+/// A filter of events. All given conditions must match.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Filter {
-    /// Those after this one.
+    /// Only events after this number.
     pub(crate) after: u64,
-    /// Those from this moment on, in milliseconds since 1970.
+    /// Only events from this time on, in milliseconds since 1970.
     pub(crate) since_unix_ms: u64,
     /// One of [`KINDS`].
     pub(crate) kind: Option<String>,
-    /// That name this, be it as initiator, target, volume, account or peer, or as what was changed.
+    /// The name of an initiator, target, volume, account or peer, or of a changed object.
     pub(crate) subject: Option<String>,
-    /// At least so severe.
+    /// The minimum severity.
     pub(crate) severity: Option<Severity>,
 }
 
@@ -85,11 +84,11 @@ impl Filter {
     }
 }
 
-/// What was found.
+/// The result of a query.
 #[derive(Default)]
 pub(crate) struct Found {
     pub(crate) events: Vec<Arc<Event>>,
-    /// The newest event that was looked at: who wants what follows looks after this one.
+    /// The number of the newest examined event. A client that continues uses it as `after`.
     pub(crate) seen: u64,
 }
 
@@ -120,8 +119,8 @@ impl Recent {
 }
 
 impl EventLog {
-    /// One that goes on with the file in this folder, and keeps events there. Where that is not
-    /// possible, that is told, and they are kept in memory.
+    /// Opens the file in this folder and continues it. If that fails, an event reports it, and events are only stored
+    /// in memory.
     pub(crate) fn open(folder: &Path) -> Self {
         let mut log = Self::default();
         match EventWriter::open(&folder.join("events.sqlite"), &log.recent) {
@@ -135,7 +134,7 @@ impl EventLog {
         log
     }
 
-    /// It happened.
+    /// Reports an occurrence.
     pub(crate) fn tell(&self, occurrence: &Occurrence) {
         self.recent.add(occurrence);
     }
@@ -148,7 +147,7 @@ impl EventLog {
         }
     }
 
-    /// A command to a volume failed for a reason that is the volume's.
+    /// Reports a command that failed because of a fault of the volume.
     pub(crate) fn tell_failure(&self, volume: &str, initiator: &str, failure: Failure) {
         if !matches!(failure, Failure::MediumError | Failure::HardwareError | Failure::NoSpace) {
             return;
@@ -175,15 +174,15 @@ impl EventLog {
         self.tell(&Occurrence::VolumeError { volume, initiator, failure });
     }
 
-    /// Those that are meant, newest last: the newest of them if there are more than `limit`, or, after
-    /// one that is named, the oldest. Blocks the thread: it reads the file where memory does not do.
+    /// Returns the matching events, newest last. If there are more than `limit`, it returns the newest ones, or with
+    /// `after` the oldest ones. Blocks the thread, because it reads the file if memory does not suffice.
     pub(crate) fn query(&self, filter: &Filter, limit: usize) -> Found {
         // If the file was found to be damaged, a new one has begun, and an event in memory reports it.
         let found = self.look(filter, limit).or_else(|| self.look(filter, limit));
         found.unwrap_or_default()
     }
 
-    /// `None` if the file was found to be damaged.
+    /// Returns the matching events, or `None` if the file was found to be damaged.
     fn look(&self, filter: &Filter, limit: usize) -> Option<Found> {
         let recent = self.recent.after(0);
         let oldest = recent.first().map_or(u64::MAX, |event| event.id);
@@ -209,7 +208,7 @@ impl EventLog {
         Some(Found { seen: last.map_or(newest, |event| event.id).max(filter.after), events })
     }
 
-    /// Tells the number of the newest event whenever there is another.
+    /// Returns a receiver of the number of the newest event.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.recent.newest.subscribe()
     }
@@ -336,7 +335,7 @@ mod tests {
         for number in 1..=IN_MEMORY as u64 + 500 {
             log.tell(&drained("iqn.x:a"));
             if number % 5000 == 0 {
-                // The file is given the time that it takes.
+                // The test waits until the file has the events.
                 while *kept.borrow_and_update() < number {
                     std::thread::yield_now();
                 }

@@ -39,29 +39,29 @@ pub(crate) const KINDS: [&str; 25] = [
     "target_in_service",
     "volume_error",
 ];
-/// Of a change of thousands of things, so many can be asked for.
+/// Maximum number of objects that an event names. A change may affect thousands.
 const NAMES: usize = 64;
 
-/// Whom a login, or a connection, is with, as far as is known.
+/// The parties of a login or a connection, as far as they are known.
 #[derive(Clone, Debug)]
 pub(crate) struct Subject {
     pub(crate) peer: SocketAddr,
     pub(crate) initiator: Option<String>,
     pub(crate) target: Option<String>,
     pub(crate) account: Option<String>,
-    /// The session's handle, once it stands.
+    /// The session's TSIH, once the session exists.
     pub(crate) tsih: Option<u16>,
     pub(crate) cid: Option<u16>,
 }
 
-/// See the module.
+/// An occurrence that the server reports as an event.
 #[derive(Clone, Debug)]
 pub(crate) enum Occurrence {
     ServerStarted {
         version: String,
     },
     ServerStopping,
-    /// A session was begun, or a connection joined one.
+    /// A session began, or a connection joined one.
     LoggedIn {
         subject: Subject,
         joins: bool,
@@ -80,23 +80,23 @@ pub(crate) enum Occurrence {
         source: IpAddr,
         count: u64,
     },
-    /// Before a word was said: a limit is reached.
+    /// Connections were closed before the login because of a limit.
     ConnectionsRejected {
         peer: SocketAddr,
         count: u64,
         limit: &'static str,
         why: String,
     },
-    /// Before the login.
+    /// A TLS handshake failed before the login.
     HandshakeFailed {
         peer: SocketAddr,
         why: String,
     },
-    /// A connection in order, and its session with it if it was the last.
+    /// A connection logged out. If it was the last one of its session, the session ended.
     LoggedOut {
         subject: Subject,
     },
-    /// A connection without a logout.
+    /// A connection ended without a logout.
     ConnectionLost {
         subject: Subject,
         why: String,
@@ -113,12 +113,12 @@ pub(crate) enum Occurrence {
     TargetInService {
         target: String,
     },
-    /// The configuration that holds is another.
+    /// The configuration has changed.
     ConfigurationChanged {
         revision: Option<u64>,
         author: String,
         what: String,
-        /// Of the things that are not the same.
+        /// The names of the changed objects.
         names: Vec<String>,
     },
     VolumeError {
@@ -171,7 +171,7 @@ pub(crate) enum Occurrence {
 }
 
 impl Occurrence {
-    /// It as it is told.
+    /// Returns the event that reports the occurrence.
     pub(super) fn event(&self, id: u64, unix_ms: u64) -> Event {
         let (kind, severity) = self.kind();
         debug_assert!(KINDS.contains(&kind), "{kind} is asked for by its name");
@@ -187,7 +187,7 @@ impl Occurrence {
         }
     }
 
-    /// What it is about beside its subject, as far as there is room.
+    /// Returns the names of affected objects in addition to the subject, up to the maximum.
     fn names(&self) -> Vec<String> {
         match self {
             Self::ConfigurationChanged { names, .. } => names.iter().take(NAMES).cloned().collect(),

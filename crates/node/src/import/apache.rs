@@ -1,27 +1,27 @@
-//! The notation of Apache's configuration, as Perl's Config::General reads it for tgt-admin: `key value`,
+//! A parser of Apache's configuration syntax, as Perl's Config::General reads it for tgt-admin: `key value`,
 //! `<block name>` to `</block>`, `include`.
 
 use std::path::{Path, PathBuf};
 
 use super::{Files, ImportError, shown_key};
 
-/// How deep files may include each other: who goes deeper includes himself.
+/// Maximum depth of included files. A file that exceeds it includes itself.
 const DEEPEST: usize = 16;
 
 /// A setting or a block.
 #[derive(Clone, Debug)]
 pub(super) struct Item {
-    /// As it is written.
+    /// Its key, as written.
     pub(super) key: String,
-    /// What follows it.
+    /// The text after the key.
     pub(super) value: String,
     /// File and line.
     pub(super) place: String,
-    /// What is within a block; none for a setting.
+    /// The items of a block; `None` for a setting.
     pub(super) items: Option<Vec<Item>>,
 }
 
-/// The items of a file, with those of the files that it includes at their place.
+/// Parses a file. The items of included files replace the `include` settings.
 pub(super) fn parse(path: &Path, text: &str, files: &dyn Files) -> Result<Vec<Item>, ImportError> {
     let mut reader = Reader { files, open: Vec::new(), done: Vec::new() };
     reader.read(path, text, 0)?;
@@ -134,7 +134,7 @@ impl Reader<'_> {
     }
 }
 
-/// Without what follows a # that begins a word.
+/// Returns the line without a comment: the text after a # that begins a word.
 fn uncommented(line: &str) -> &str {
     let mut before = ' ';
     let mut quoted = false;
@@ -149,7 +149,7 @@ fn uncommented(line: &str) -> &str {
     line.trim_end()
 }
 
-/// `key value`, `key = value`, `key "value"`.
+/// Parses `key value`, `key = value`, `key "value"`.
 fn split(line: &str) -> (String, String) {
     let end = line.find(|c: char| c.is_whitespace() || c == '=').unwrap_or(line.len());
     let (key, rest) = line.split_at(end);

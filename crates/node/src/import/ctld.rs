@@ -1,7 +1,7 @@
 //! FreeBSD's ctld: `ctl.conf`.
 //!
-//! Clients know its disks by a T10 designator of the LUN's `device-id` and, where the LUN stands within its target, by
-//! a SCSI name string of both (sys/cam/ctl/ctl.c, usr.sbin/ctld); by EUI-64 and NAA where options give them.
+//! Clients identify its disks by a T10 designator from the LUN's `device-id` and, for a LUN inside a target section, by
+//! a SCSI name string of both (sys/cam/ctl/ctl.c, usr.sbin/ctld). They also use EUI-64 and NAA where options set them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,11 +21,11 @@ const REVISION: &str = "0001";
 /// CTL_SN_LEN and CTL_DEVID_LEN.
 const LONGEST_SERIAL: usize = 16;
 const LONGEST_DEVICE_ID: usize = 64;
-/// The portal group of targets that name none.
+/// The default portal group of targets.
 const DEFAULT: &str = "default";
 const OPEN: &str = "no-authentication";
 const CLOSED: &str = "no-access";
-/// What is of interest to ctld alone.
+/// Settings that concern only ctld itself.
 const OF_THE_DAEMON: [&str; 4] = ["debug", "maxproc", "pidfile", "timeout"];
 const OF_AN_AUTH_GROUP: [&str; 7] = [
     "auth-type",
@@ -36,7 +36,7 @@ const OF_AN_AUTH_GROUP: [&str; 7] = [
     "host-address",
     "host-nqn",
 ];
-/// Options of a LUN that sarsen takes from the file or device itself.
+/// Options of a LUN for which sarsen uses the properties of the file or device.
 const HINTS: [&str; 10] = [
     "unmap",
     "rpm",
@@ -102,12 +102,12 @@ pub(super) fn import(path: &Path, text: &str, files: &dyn Files) -> Result<Impor
     Ok(draft.finish())
 }
 
-/// A setting that has no secret, as it was written.
+/// Returns a setting without secrets, as written.
 fn reported(node: &Node) -> String {
     format!("{} {}", node.key, node.words.join(" "))
 }
 
-/// A section by its name, or all of them that UCL has within one.
+/// Returns a section by its name, or all sections inside a UCL section.
 fn named(node: &Node) -> Vec<(String, Node)> {
     match node.words.first() {
         Some(name) => vec![(name.clone(), node.clone())],
@@ -115,13 +115,13 @@ fn named(node: &Node) -> Vec<(String, Node)> {
     }
 }
 
-/// What targets speak of.
+/// The definitions to which targets refer.
 #[derive(Default)]
 struct CtldContext {
     access: BTreeMap<String, Access>,
     groups: BTreeMap<String, PortalGroup>,
     luns: BTreeMap<String, Node>,
-    /// Volumes of LUNs that have names.
+    /// Volumes of named LUNs.
     volumes: BTreeMap<String, String>,
 }
 
@@ -133,20 +133,20 @@ struct PortalGroup {
     redirect: Option<String>,
 }
 
-/// What is asked of who wants in, by how strict it is.
+/// The required authentication, in the order of strictness.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum RequiredAuth {
-    /// Nothing is said: ctld lets in nobody.
+    /// Not specified: ctld permits no initiator.
     #[default]
     Unsaid,
-    /// Nothing.
+    /// No authentication.
     Nothing,
     Proof,
-    /// Nobody is let in.
+    /// No initiator is permitted.
     Denied,
 }
 
-/// Who may log in.
+/// The initiators that may log in.
 #[derive(Clone, Default)]
 struct Access {
     requirement: RequiredAuth,
@@ -154,13 +154,13 @@ struct Access {
     own_account: Option<String>,
     names: Vec<String>,
     addresses: Vec<String>,
-    /// Names or addresses were given, whether they could be carried or not.
+    /// True if names or addresses were given, even if none could be imported.
     has_names: bool,
     has_addresses: bool,
 }
 
 impl Access {
-    /// The settings of an auth-group, or of a target itself.
+    /// Reads the settings of an auth-group, or of a target itself.
     fn of(draft: &mut Draft, node: &Node) -> Self {
         let mut access = Self::default();
         for setting in &node.nodes {
@@ -203,7 +203,7 @@ impl Access {
         access
     }
 
-    /// Of several demands the strictest holds.
+    /// Sets the strictest of several requirements.
     fn want(&mut self, requirement: RequiredAuth) {
         self.requirement = self.requirement.max(requirement);
     }
@@ -236,7 +236,7 @@ impl Access {
         }
     }
 
-    /// A rule for each name from each address.
+    /// Returns a rule for each pair of a name and an address.
     fn rules(&self) -> Vec<Rule> {
         if !self.lets_in() {
             return Vec::new();
@@ -256,7 +256,7 @@ impl Access {
         rules
     }
 
-    /// The accounts that all accept that want proof, or `None` where none does.
+    /// Returns the accounts that all groups with authentication accept, or `None` if no group requires authentication.
     fn common_accounts(all: &[Self]) -> Option<Vec<String>> {
         let mut strict = all.iter().filter(|access| access.requirement == RequiredAuth::Proof);
         let mut accounts = strict.next()?.accounts.clone();
@@ -266,7 +266,7 @@ impl Access {
         Some(accounts)
     }
 
-    /// Lets in whom each of the portal groups does.
+    /// Permits the initiators that all portal groups permit.
     fn apply(draft: &mut Draft, all: &[Self], target: &mut TargetDraft) {
         let lists: Vec<Vec<Rule>> = all.iter().map(Self::rules).collect();
         let accounts = Self::common_accounts(all);
@@ -295,7 +295,7 @@ impl Access {
     }
 }
 
-/// `user secret [mutual-user mutual-secret]`, or objects with these keys.
+/// Parses `user secret [mutual-user mutual-secret]`, or objects with these keys.
 fn credentials(setting: &Node) -> Vec<Vec<String>> {
     let of = |node: &Node| {
         let keys = ["user", "secret", "mutual-user", "mutual-secret"];
@@ -344,12 +344,13 @@ fn take_portal_group(draft: &mut Draft, world: &CtldContext, node: &Node) -> Por
     group
 }
 
-/// All portal groups of the server have one rule here. Where none is said, ctld shows nobody anything.
+/// Imports the discovery settings. All portal groups of the server share one rule in sarsen. Without settings, ctld
+/// refuses discovery.
 fn take_discovery(draft: &mut Draft, place: &str, all: &[Access]) {
     let accounts = Access::common_accounts(all);
     let is_closed = match &accounts {
         Some(accounts) => accounts.is_empty(),
-        // Whoever looks is told of what he may log in to; who else may not look cannot be said.
+        // Discovery reports only targets that the initiator may use. A filter of discovery itself cannot be imported.
         None => all.iter().any(|access| access.has_names || access.has_addresses),
     };
     if is_closed || all.is_empty() || !all.iter().all(Access::lets_in) {
@@ -442,7 +443,7 @@ fn take_target(draft: &mut Draft, world: &mut CtldContext, name: &str, node: &No
     }
 }
 
-/// An auth-group by its name. What is not there lets in nobody.
+/// Returns an auth-group by its name. A missing one permits no initiator.
 fn find_access(draft: &mut Draft, world: &CtldContext, place: &str, name: &str) -> Access {
     match (world.access.get(name), name) {
         (Some(access), _) => access.clone(),
@@ -468,7 +469,8 @@ fn redirect(draft: &mut Draft, place: &str, target: &mut TargetDraft, address: &
     }
 }
 
-/// `lun 0 { … }`, `lun 0 name`, `lun { 0 { … } }`, `lun { 0 = name }`, `lun = [ { number = 0, name = x } ]`.
+/// Returns the LUNs: `lun 0 { … }`, `lun 0 name`, `lun { 0 { … } }`, `lun { 0 = name }`,
+/// `lun = [ { number = 0, name = x } ]`.
 fn units(node: &Node) -> Vec<(String, Node)> {
     if let Some(number) = node.words.first() {
         let words = node.words[1..].to_vec();
@@ -524,7 +526,7 @@ fn take_lun(
     }
 }
 
-/// `4G`, as expand_number(3) reads it.
+/// Parses `4G`, as expand_number(3) does.
 fn bytes(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let shift = match text[digits.len()..].to_ascii_lowercase().trim_end_matches('b') {
@@ -539,7 +541,7 @@ fn bytes(text: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// The CTL options of a LUN: `option name value`, or an object.
+/// Returns the CTL options of a LUN: `option name value`, or an object.
 fn options(node: &Node) -> BTreeMap<String, (String, String)> {
     let mut options = BTreeMap::new();
     for option in node.within("option").chain(node.within("options")) {
@@ -651,7 +653,7 @@ fn take_volume(
     Some(draft.add_volume(place, name, volume))
 }
 
-/// What options say of a LUN's identity.
+/// The options that determine a LUN's identity.
 struct LunOptions {
     vendor: Option<String>,
     product: Option<String>,

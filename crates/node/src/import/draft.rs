@@ -1,5 +1,5 @@
-//! The document while it is written, and the rules that hold whichever program it comes from: names that fit
-//! here, one target for a volume, accounts with one secret, nobody let in who was not before.
+//! The draft of a document, and the rules for all source programs. Names are valid, a volume has one target, and an
+//! account has one secret. Initiators without access get none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -15,22 +15,22 @@ use crate::desired::document::{
     Account, Discovery, Host, Luns, Rule, ShownLuns, Size, Target, Volume,
 };
 
-/// A rule with this name lets nobody in: no initiator has it.
+/// The name of no initiator. A rule with this name permits no initiator.
 pub const DENIED_INITIATOR: &str = "iqn.2026-11.io.sarsen:nobody";
-/// SAM-5 4.7.7.1: flat space addressing.
+/// The largest LUN of flat space addressing (SAM-5 4.7.7.1).
 const LARGEST_LUN: u64 = 0x3fff;
-/// RFC 7143 §9.2.1, and what accounts here take.
+/// The permitted lengths of a secret, by RFC 7143 §9.2.1 and the rules of accounts.
 const SECRET_LENGTHS: std::ops::RangeInclusive<usize> = 12..=255;
 const LONGEST_VOLUME_NAME: usize = 64;
 
-/// See the module.
+/// The draft of a document.
 #[derive(Default)]
 pub(super) struct Draft {
     document: Document,
     complaints: Vec<Complaint>,
-    /// The target that a volume is served by, and its number there.
+    /// The target and the LUN of each served volume.
     served: BTreeMap<String, (String, u16)>,
-    /// Not everybody may look for targets: where that is said.
+    /// The place that restricts discovery, if one does.
     closed_discovery: Option<String>,
     refused_accounts: BTreeSet<String>,
     ways: Ways,
@@ -38,65 +38,66 @@ pub(super) struct Draft {
     drafts: Vec<TargetDraft>,
 }
 
-/// A target while it is written.
+/// The draft of a target.
 #[derive(Default)]
 pub(super) struct TargetDraft {
-    /// What is known of it so far.
+    /// The imported settings so far.
     pub(super) target: Target,
-    /// Where it was written.
+    /// Its place in the file.
     pub(super) place: String,
     /// Access states by its own portal groups.
     pub(super) states: BTreeMap<u16, &'static str>,
-    /// Its own portal group that is to be preferred.
+    /// Its own portal group that initiators should prefer.
     pub(super) preferred: Option<u16>,
-    /// Nobody who fits no rule is let in.
+    /// Initiators without a matching rule are not permitted.
     pub(super) is_closed: bool,
-    /// Somebody whom the file speaks of could not be carried: what is for everybody else is not for him.
+    /// The file names an initiator that could not be imported. This initiator must not get the access of all others.
     pub(super) leaves_out: bool,
-    /// Its file says nothing of portals.
+    /// The file does not specify its portals.
     pub(super) is_everywhere: bool,
 }
 
-/// Whom a rule lets in and what it shows, before it is known what nobody may write.
+/// The access that a rule grants, before it is known which volumes are read-only for all initiators.
 pub(super) struct DraftRule {
-    /// Where it was written.
+    /// Its place in the file.
     pub(super) place: String,
     /// Its conditions.
     pub(super) rule: Rule,
-    /// Volumes by the number that they are found under.
+    /// The visible volumes by LUN.
     pub(super) shown: BTreeMap<u16, String>,
-    /// The numbers of those that may not be written.
+    /// The LUNs that are write-protected.
     pub(super) protected: BTreeSet<u16>,
 }
 
-/// A volume's identity as another program showed it, before it is known to fit here.
+/// A volume's identity in the source program, which may not be valid in sarsen.
 #[derive(Default)]
 pub(super) struct DraftIdentity {
     pub(super) vendor: String,
     pub(super) product: String,
     pub(super) revision: String,
     pub(super) serial: String,
-    /// In the order of its page.
+    /// The designators, in the order of the page.
     pub(super) designators: Vec<Designator>,
 }
 
 impl Draft {
-    /// A client notices this.
+    /// Reports a loss, which clients notice.
     pub(super) fn lose(&mut self, place: &str, what: impl Into<String>, remedy: impl Into<String>) {
         self.complain(Weight::Loss, place, what.into(), remedy.into());
     }
 
-    /// No client notices this.
+    /// Reports a note, which clients do not notice.
     pub(super) fn note(&mut self, place: &str, what: impl Into<String>, remedy: impl Into<String>) {
         self.complain(Weight::Note, place, what.into(), remedy.into());
     }
 
-    /// A setting that nothing here is like. Its key alone is told: under a key that nobody knows may be a secret.
+    /// Reports a setting without an equivalent. It reports only the key, because the value of an unknown key may be a
+    /// secret.
     pub(super) fn pass_over(&mut self, place: &str, key: &str) {
         self.note(place, shown_key(key), "sarsen has no such setting");
     }
 
-    /// The same where it may have been to keep somebody out, or to say what a client finds.
+    /// Reports an unknown setting that might have restricted access or changed a client's view.
     pub(super) fn miss(&mut self, place: &str, key: &str) {
         self.lose(place, shown_key(key), "unknown key, which is ignored; check its spelling");
     }
@@ -108,12 +109,12 @@ impl Draft {
         }
     }
 
-    /// Takes a volume under the name that is nearest to its old one, and gives that name. What has the path of one
-    /// that is there is that one.
+    /// Adds a volume under the valid name that is nearest to its old one, and returns that name. If a volume with the
+    /// same path exists, it returns this one.
     pub(super) fn add_volume(&mut self, place: &str, wanted: &str, mut volume: Volume) -> String {
         let is_same = |other: &&Volume| volume.path.is_some() && other.path == volume.path;
         if let Some(same) = self.document.volume.iter().find(is_same) {
-            // Where it is to be served a second time, that is told.
+            // The caller reports a volume that is served twice.
             return same.name.clone();
         }
         self.fit_size(place, &mut volume);
@@ -138,7 +139,8 @@ impl Draft {
         name
     }
 
-    /// A size that is no whole number of blocks is not one here.
+    /// Corrects a size that is not a whole number of blocks. A file keeps its own size; other stores round down, but to
+    /// one block at least.
     fn fit_size(&mut self, place: &str, volume: &mut Volume) {
         let block = u64::from(volume.block_size.unwrap_or(512));
         let Some(bytes) = volume.size.as_ref().and_then(|size| parse_size(&size.0).ok()) else {
@@ -161,12 +163,12 @@ impl Draft {
         );
     }
 
-    /// A volume that was added.
+    /// Returns an added volume.
     pub(super) fn volume(&mut self, name: &str) -> Option<&mut Volume> {
         self.document.volume.iter_mut().find(|volume| volume.name == name)
     }
 
-    /// Gives a volume the identity that clients know it by.
+    /// Sets the identity by which clients know a volume.
     pub(super) fn identify(&mut self, place: &str, volume: &mut Volume, shown: DraftIdentity) {
         volume.vendor = self.inquiry_text(place, "vendor", &shown.vendor, 8);
         volume.product = self.inquiry_text(place, "product", &shown.product, 16);
@@ -197,7 +199,7 @@ impl Draft {
         }
     }
 
-    /// Left-aligned and padded in INQUIRY's data, where more than fits was cut off.
+    /// Returns a text as in INQUIRY data: left-aligned and padded, and cut off at the maximum length.
     fn inquiry_text(
         &mut self,
         place: &str,
@@ -221,7 +223,7 @@ impl Draft {
         Some(trimmed.to_owned())
     }
 
-    /// An account, if it can be one here.
+    /// Adds an account, if it is valid in sarsen.
     pub(super) fn account(&mut self, place: &str, name: &str, secret: &str) -> Option<String> {
         if let Some(known) = self.document.account.iter().find(|account| account.name == name) {
             if known.secret.as_ref().is_none_or(|known| known.0 != secret) {
@@ -261,23 +263,23 @@ impl Draft {
         Some(name)
     }
 
-    /// Who may look for targets.
+    /// Returns the discovery settings.
     pub(super) fn discovery(&mut self) -> &mut Discovery {
         self.document.discovery.get_or_insert_default()
     }
 
-    /// Unless an account is carried, nobody may look for targets.
+    /// Closes discovery, unless an account for it can be imported.
     pub(super) fn close_discovery(&mut self, place: &str) {
         self.closed_discovery.get_or_insert(place.to_owned());
     }
 
-    /// One more target. Its number is for [`Draft::reach`].
+    /// Adds a target. Returns its number for [`Draft::reach`].
     pub(super) fn add_target(&mut self, target: TargetDraft) -> usize {
         self.drafts.push(target);
         self.drafts.len() - 1
     }
 
-    /// Puts a volume under a number of a target; says whether that could be.
+    /// Adds a volume at a LUN of a target. Returns whether that was possible.
     pub(super) fn serve(
         &mut self,
         place: &str,
@@ -315,8 +317,8 @@ impl Draft {
         true
     }
 
-    /// Gives a target its rules. What nobody may write is a volume that cannot be written; a rule that lets write
-    /// some volumes and not others there is not.
+    /// Sets the rules of a target. A volume that no initiator may write becomes read-only. Rules cannot grant write
+    /// access to only some of their volumes.
     pub(super) fn show(&mut self, target: &mut TargetDraft, showings: Vec<DraftRule>) {
         let volumes = |showing: &DraftRule, protected: bool| -> BTreeSet<String> {
             let is_so = |(lun, _): &(&u16, &String)| showing.protected.contains(lun) == protected;
@@ -357,14 +359,14 @@ impl Draft {
                 shown.retain(|lun, _| !luns.contains(lun));
             }
             rule.luns = target.shown(&shown);
-            // Everybody may do everything.
+            // A default rule alone permits everything, so it is left out.
             if count > 1 || rule != Rule::default() {
                 target.target.allow.push(rule);
             }
         }
     }
 
-    /// A target is reached at an address, in a portal group of its own.
+    /// Adds an address at which a target is reachable, in its own portal group.
     pub(super) fn reach(&mut self, place: &str, target: usize, tag: u16, address: &str) {
         match parse_portal(address) {
             Ok(portal) => self.ways.add(portal.address, (target, tag)),
@@ -376,7 +378,7 @@ impl Draft {
         }
     }
 
-    /// Wherever targets are reached, the file does not say so.
+    /// Notes that the file does not specify portals.
     pub(super) fn assume_portals(&mut self, place: &str, what: &str) {
         self.assumes_portals = true;
         let remedy =
@@ -384,11 +386,11 @@ impl Draft {
         self.note(place, what, remedy);
     }
 
-    /// An address that a rule can be about: an address or a network.
+    /// Returns an address or a network in the form of a rule.
     pub(super) fn network(&mut self, place: &str, text: &str) -> Option<String> {
         let bare = text.replace(['[', ']'], "");
         let network = parse_network(&bare).or_else(|_| match bare.split_once('/') {
-            // Bits beyond the mask meant nothing there.
+            // The source program ignores bits beyond the mask.
             Some((address, length)) => {
                 let cut = address.parse().ok().zip(length.parse().ok());
                 let cut = cut.and_then(|(address, length)| first_of(address, length));
@@ -413,7 +415,7 @@ impl Draft {
         }
     }
 
-    /// An initiator's name that a rule can be about. No character of it stands for others.
+    /// Returns an initiator's name in the form of a rule. No character of it is a wildcard.
     pub(super) fn initiator(&mut self, place: &str, text: &str) -> Option<String> {
         let name = text.to_ascii_lowercase();
         if target_name_fault(&name).is_none() {
@@ -427,7 +429,7 @@ impl Draft {
         None
     }
 
-    /// Initiators' names that a rule can be about.
+    /// Returns a pattern of initiators' names in the form of a rule.
     pub(super) fn initiators(&mut self, place: &str, text: &str) -> Option<String> {
         let name = text.to_ascii_lowercase();
         let beginning = name.strip_suffix('*');
@@ -458,7 +460,7 @@ impl Draft {
             self.finish_target(index, draft, assigned.as_ref());
         }
         self.document.portal = match assigned {
-            // What is not known to have been listened on is not opened.
+            // Portals at assumed addresses are not opened.
             Some(assigned) if !self.assumes_portals => assigned.portals,
             _ => Vec::new(),
         };
@@ -479,7 +481,7 @@ impl Draft {
         if self.document.discovery.as_ref().is_some_and(|discovery| !discovery.chap.is_empty()) {
             return;
         }
-        // An account whose secret nobody is told.
+        // The account's secret is random and is never reported.
         let secret = [random::number(), random::number()].map(|part| format!("{part:016x}"));
         let (name, secret) = (DENIED_INITIATOR.to_owned(), Some(secret.concat().into()));
         self.document.account.push(Account { name: name.clone(), secret, ..Account::default() });
@@ -563,7 +565,8 @@ impl Draft {
         self.document.target.push(target);
     }
 
-    /// Who could not be carried does not get in as one of all others; says whether there were others.
+    /// Restricts a target to named initiators, so that an initiator that could not be imported gets no access by a
+    /// general rule. Returns whether access was restricted.
     fn keep_named(&mut self, place: &str, target: &mut Target, is_closed: bool) -> bool {
         let is_named =
             |rule: &Rule| rule.initiator.as_ref().is_some_and(|name| !name.ends_with('*'));
@@ -579,7 +582,7 @@ impl Draft {
         true
     }
 
-    /// Nobody may prove to be a target who can log in as an initiator.
+    /// Removes own accounts with which initiators can log in: an initiator could impersonate the target.
     fn keep_apart_own_accounts(&mut self) {
         let logins: BTreeSet<String> = {
             let targets = self.document.target.iter().map(|target| &target.chap);
@@ -613,7 +616,7 @@ impl Draft {
         }
     }
 
-    /// An initiator that several rules speak of reads better as a host.
+    /// Turns an initiator that several rules name into a host, which is more readable.
     fn name_hosts(&mut self) {
         let mut counts: BTreeMap<(String, Option<String>), usize> = BTreeMap::new();
         let is_plain = |rule: &Rule| rule.address.is_none() && rule.certificate.is_none();
@@ -646,20 +649,20 @@ impl Draft {
 }
 
 impl TargetDraft {
-    /// A target of this name.
+    /// Creates a target with this name.
     pub(super) fn new(place: &str, name: &str) -> Self {
         let target = Target { name: name.to_owned(), ..Target::default() };
         Self { target, place: place.to_owned(), ..Self::default() }
     }
 
-    /// An initiator may prove to be this account, beside others.
+    /// Permits initiators to authenticate as this account, in addition to others.
     pub(super) fn accept(&mut self, account: &str) {
         if !self.target.chap.iter().any(|known| known == account) {
             self.target.chap.push(account.to_owned());
         }
     }
 
-    /// What a rule shows: nothing is said where it is all, under the target's own numbers.
+    /// Returns the units that a rule shows; `None` for all units under the target's own LUNs.
     pub(super) fn shown(&self, shown: &BTreeMap<u16, String>) -> Option<ShownLuns> {
         let Luns(own) = &self.target.luns;
         if shown == own {
@@ -675,12 +678,12 @@ impl TargetDraft {
     }
 }
 
-/// An NAA identifier as a designator.
+/// Parses an NAA identifier as a designator.
 pub(super) fn naa(digits: &str) -> Option<Designator> {
     Naa::parse(digits).map(Designator::Naa)
 }
 
-/// A rule without conditions comes last, or the others were never asked.
+/// Moves rules without conditions to the end: they would hide the rules after them.
 fn order_rules(rules: &mut [Rule]) {
     let is_open = |rule: &Rule| {
         rule.host.is_none()
@@ -692,7 +695,7 @@ fn order_rules(rules: &mut [Rule]) {
     rules.sort_by_key(is_open);
 }
 
-/// Nobody writes it where that is said of the volume.
+/// Returns whether a volume of this store can be read-only.
 fn can_be_protected(volume: &Volume) -> bool {
     ["file", "ram", "null", "iso"].contains(&volume.store.as_str())
 }
@@ -720,7 +723,7 @@ fn first_of(address: IpAddr, length: u32) -> Option<IpAddr> {
     })
 }
 
-/// An address that stands for all of them.
+/// Returns the address that represents all addresses.
 pub(super) fn every_address(port: u16) -> String {
     SocketAddr::from(([0, 0, 0, 0], port)).to_string()
 }

@@ -1,7 +1,8 @@
-//! istgt: `istgt.conf`, and the accounts of the file that it names.
+//! istgt: `istgt.conf`, and the accounts in the file that it names.
 //!
-//! Clients know its disks by a locally assigned NAA identifier that is a CRC of the target's name and the LUN, and by
-//! the serial number that UnitInquiry gives or the unit's number makes (src/istgt_lu.c, src/istgt_lu_disk.c).
+//! Clients identify its disks by a locally assigned NAA identifier and a serial number (src/istgt_lu.c,
+//! src/istgt_lu_disk.c). The identifier is a CRC of the target's name and the LUN. The serial number is that of
+//! UnitInquiry, or is derived from the unit's number.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,7 +18,7 @@ const NODE_BASE: &str = "iqn.2007-09.jp.ne.peach.istgt";
 const AUTH_FILE: &str = "/etc/istgt/auth.conf";
 const VENDOR: &str = "FreeBSD";
 const REVISION: &str = "0001";
-/// Of unit numbers, where UnitInquiry gives no serial number.
+/// The first serial number that is derived from a unit number, without UnitInquiry.
 const FIRST_SERIAL: u64 = 10_000_000;
 /// MAX_LU_SERIAL_STRING.
 const LONGEST_SERIAL: usize = 32;
@@ -39,7 +40,7 @@ const NEGOTIATED: [&str; 14] = [
     "MaxSessions",
     "MaxConnections",
 ];
-/// What is of interest to istgt alone.
+/// Settings that concern only istgt itself.
 const OF_THE_DAEMON: [&str; 10] = [
     "Comment",
     "PidFile",
@@ -97,7 +98,7 @@ impl Setting {
         self.words.get(index).map_or("", String::as_str)
     }
 
-    /// As it was written: of what has no secret.
+    /// Returns a setting without secrets, as written.
     fn reported(&self) -> String {
         format!("{} {}", self.key, self.words.join(" "))
     }
@@ -108,7 +109,7 @@ impl Section {
         self.name.eq_ignore_ascii_case(name)
     }
 
-    /// Its name without its number.
+    /// Returns its name without its number.
     fn kind(&self) -> &str {
         self.name.trim_end_matches(|c: char| c.is_ascii_digit())
     }
@@ -220,7 +221,7 @@ impl Accounts {
                 return Ok(accounts);
             }
         };
-        // Who controls istgt itself, which is no matter here.
+        // This group controls istgt itself, which sarsen does not need.
         let control = sections.iter().find(|section| section.is("UnitControl"));
         let control = control.and_then(|section| section.word("AuthGroup", 0));
         for section in
@@ -274,7 +275,7 @@ fn take_global(draft: &mut Draft, global: &Section, accounts: &Accounts) {
     }
 }
 
-/// What is negotiated, or is of interest to istgt alone, is not.
+/// Returns whether a setting is unknown: neither negotiated nor specific to istgt itself.
 fn is_unknown(draft: &mut Draft, setting: &Setting, taken: &[&str]) -> bool {
     let is_in = |keys: &[&str]| keys.iter().any(|key| setting.key.eq_ignore_ascii_case(key));
     if is_in(&NEGOTIATED) {
@@ -380,7 +381,7 @@ fn with_port(address: &str) -> String {
     }
 }
 
-/// Whoever has one of the names, and comes from one of the networks.
+/// Returns rules for initiators with one of the names and an address in one of the networks.
 fn take_initiators(draft: &mut Draft, group: &Section, target: &mut TargetDraft) -> Vec<Rule> {
     let values =
         |key: &'static str| group.all(key).map(|setting| (&setting.place, setting.word(0)));
@@ -462,7 +463,7 @@ fn take_proof(draft: &mut Draft, unit: &Section, target: &mut TargetDraft, accou
     }
 }
 
-/// `10GB`, with units of 1024; sums and differences are not read.
+/// Parses `10GB`, with units of 1024. Sums and differences are not supported.
 fn bytes(text: &str) -> Option<u64> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let shift = match text[digits..].to_ascii_uppercase().trim_end_matches('B') {
@@ -560,14 +561,14 @@ fn take_lun(
     Some(draft.add_volume(&place, &name, volume))
 }
 
-/// Which one it is.
+/// A unit: its target, LUN and serial number.
 struct Unit<'a> {
     target: &'a str,
     lun: u64,
     serial: Option<String>,
 }
 
-/// CRC32C of a text that is filled with zeroes to a multiple of four bytes, as that of a PDU is.
+/// Returns the CRC32C of a text that is padded with zeroes to a multiple of four bytes, as the digest of a PDU.
 fn padded_crc32c(text: &str) -> u32 {
     let mut bytes = text.as_bytes().to_vec();
     bytes.resize(bytes.len().next_multiple_of(4), 0);

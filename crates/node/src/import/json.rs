@@ -1,4 +1,4 @@
-//! JSON whose every field is either taken or told of.
+//! A reader of JSON objects that reports each unused field.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::draft::Draft;
 
-/// An object, and the way to it.
+/// An object and its path.
 pub(super) struct Fields<'a> {
     map: &'a Map<String, Value>,
     pub(super) place: String,
@@ -25,28 +25,28 @@ impl<'a> Fields<'a> {
         Some(value).filter(|value| !value.is_null())
     }
 
-    /// A text, or a number as one.
+    /// Takes a text, or a number as a text.
     pub(super) fn text(&mut self, key: &str) -> Option<String> {
         self.take(key).and_then(as_text)
     }
 
-    /// Some that is not empty.
+    /// Takes a text that is not empty.
     pub(super) fn filled(&mut self, key: &str) -> Option<String> {
         self.text(key).filter(|text| !text.is_empty() && text != "NULL")
     }
 
-    /// A number, or a text that is one.
+    /// Takes a number, or a text with a number.
     pub(super) fn number(&mut self, key: &str) -> Option<u64> {
         self.take(key).and_then(as_number)
     }
 
-    /// A truth, or a number that is one.
+    /// Takes a boolean, or a number as a boolean.
     pub(super) fn flag(&mut self, key: &str) -> Option<bool> {
         let value = self.take(key)?;
         value.as_bool().or_else(|| as_number(value).map(|number| number != 0))
     }
 
-    /// An object within.
+    /// Takes an inner object.
     pub(super) fn object(&mut self, key: &str) -> Option<Self> {
         let place = format!("{}.{key}", self.place);
         self.take(key).and_then(|value| Self::of(value, place))
@@ -79,12 +79,12 @@ impl<'a> Fields<'a> {
         objects
     }
 
-    /// The keys of what was not taken.
+    /// Returns the keys of unused fields.
     pub(super) fn rest(&self) -> impl Iterator<Item = &'a str> {
         self.map.keys().map(String::as_str).filter(|key| !self.taken.contains(key))
     }
 
-    /// Tells of every field that was not taken.
+    /// Reports every unused field.
     pub(super) fn finish(self, draft: &mut Draft) {
         for key in self.rest() {
             draft.pass_over(&self.place, key);

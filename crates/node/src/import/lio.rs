@@ -1,8 +1,7 @@
 //! The Linux kernel's target (LIO): `saveconfig.json`.
 //!
-//! Clients know its disks by an NAA identifier that the kernel makes of the backstore's serial number, which the
-//! file calls `wwn` (drivers/target/target_core_spc.c): 6, the company 001405, and the serial's hexadecimal
-//! digits.
+//! Clients identify its disks by an NAA identifier (drivers/target/target_core_spc.c): 6, the company identifier
+//! 001405, and the hexadecimal digits of the backstore's serial number. The file calls the serial number `wwn`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -17,13 +16,13 @@ use crate::desired::document::{Rule, Size, Volume};
 
 const VENDOR: &str = "LIO-ORG";
 const REVISION: &str = "4.0";
-/// What the kernel leaves of a backstore's name as its model (dev_set_t10_wwn_model_alias).
+/// Maximum bytes of a backstore's name that the kernel uses as its model (dev_set_t10_wwn_model_alias).
 const LONGEST_ALIAS: usize = 15;
-/// NAA 6h and the company.
+/// NAA 6h and the company identifier.
 const NAA_BEGIN: &str = "6001405";
 const NAA_DIGITS: usize = 32;
 
-/// Attributes of backstores that say what clients may ask for, with the value that is nothing special.
+/// Attributes of backstores that enable features for clients, with their usual values.
 const ABILITIES: [(&str, &str); 6] = [
     ("emulate_3pc", "1"),
     ("emulate_caw", "1"),
@@ -32,7 +31,7 @@ const ABILITIES: [(&str, &str); 6] = [
     ("emulate_fua_write", "1"),
     ("emulate_fua_read", "1"),
 ];
-/// Keys of a target's parameters that are negotiated, with the kernel's defaults.
+/// Negotiated keys of a target's parameters, with the kernel's defaults.
 const NEGOTIATED: [(&str, &str); 17] = [
     ("DataDigest", "CRC32C,None"),
     ("DataPDUInOrder", "Yes"),
@@ -52,9 +51,9 @@ const NEGOTIATED: [(&str, &str); 17] = [
     ("MaxXmitDataSegmentLength", "262144"),
     ("OFMarker", "No"),
 ];
-/// Keys whose values depend on each other or on the machine.
+/// Keys whose values depend on other keys or on the machine.
 const MEANINGLESS: [&str; 3] = ["AuthMethod", "IFMarkInt", "OFMarkInt"];
-/// targetcli's.
+/// The default alias of targetcli.
 const DEFAULT_ALIAS: &str = "LIO Target";
 
 pub(super) fn import(path: &Path, text: &str) -> Result<Imported, ImportError> {
@@ -83,7 +82,7 @@ pub(super) fn import(path: &Path, text: &str) -> Result<Imported, ImportError> {
     Ok(draft.finish())
 }
 
-/// What a backstore became.
+/// An imported backstore.
 struct Store {
     volume: String,
     /// Access state and preference by the name of an ALUA group.
@@ -103,7 +102,7 @@ fn take_store(draft: &mut Draft, mut fields: Fields<'_>, stores: &mut Stores) {
     let read_only = fields.flag("readonly").unwrap_or(false);
     let direct = fields.flag("aio").unwrap_or(false);
     let nothing = fields.flag("nullio").unwrap_or(false);
-    // Of the kernel's own locking, and of rtslib's.
+    // This field concerns the locking of the kernel and of rtslib.
     fields.flag("exclusive");
     let groups = fields.list(draft, "alua_tpgs");
     let groups = take_groups(draft, groups);
@@ -216,7 +215,7 @@ fn identify(
     draft.identify(place, volume, shown);
 }
 
-/// Whether a backstore can be served at all, and whether clients see its name as its model.
+/// Whether a backstore can be imported, and whether clients see its name as its model.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum BackstoreSupport {
     WithAlias,
@@ -343,14 +342,14 @@ fn take_fabric(draft: &mut Draft, mut module: Fields<'_>) {
         draft.discovery().chap.extend(account);
         draft.close_discovery(&place);
     } else if enabled == Some(true) {
-        // CHAP without an account is nobody's.
+        // With CHAP but no account, no initiator can authenticate.
         draft.close_discovery(&place);
     }
     if let Some((user, password)) = outgoing {
         let account = draft.account(&place, &user, &password);
         draft.discovery().own_account = account;
     }
-    // Attributes of the module are the kernel's own.
+    // Attributes of the module concern only the kernel.
     module.object("attributes");
     module.finish(draft);
 }
@@ -376,7 +375,7 @@ fn take_target(draft: &mut Draft, mut fields: Fields<'_>, stores: &Stores) {
         let units = take_units(draft, &mut group, &mut target, tag, stores);
         groups.push((tag, group, units));
     }
-    // rtslib writes them in no order.
+    // rtslib writes them in no particular order.
     groups.sort_by_key(|(tag, ..)| *tag);
     let requirements: BTreeSet<bool> =
         groups.iter_mut().map(|(_, group, _)| requires_authentication(group)).collect();
@@ -419,7 +418,7 @@ fn take_target(draft: &mut Draft, mut fields: Fields<'_>, stores: &Stores) {
     }
 }
 
-/// The rules of all portal groups as those of their target.
+/// Joins the rules of all portal groups into rules of their target.
 fn join(
     draft: &mut Draft,
     target: &mut TargetDraft,
@@ -462,7 +461,7 @@ fn address(portal: &mut Fields<'_>) -> String {
     }
 }
 
-/// The volumes of a portal group by number, which become the target's.
+/// Takes the volumes of a portal group by LUN, which become the target's.
 fn take_units(
     draft: &mut Draft,
     group: &mut Fields<'_>,
@@ -477,7 +476,7 @@ fn take_units(
         let index = lun.number("index").unwrap_or_default();
         let path = lun.text("storage_object").unwrap_or_default();
         let alua = lun.text("alua_tg_pt_gp_name");
-        // A random name in the kernel's own file system.
+        // The alias is a random name in configfs.
         lun.text("alias");
         let Some(store) = stores.get(&path) else {
             draft.lose(
@@ -514,11 +513,11 @@ fn take_units(
     units
 }
 
-/// RFC 7143 §12.1: unless the group says otherwise, the kernel wants CHAP.
+/// Returns whether a portal group requires CHAP. This is the kernel's default (RFC 7143 §12.1).
 fn requires_authentication(group: &mut Fields<'_>) -> bool {
     let attributes = group.object("attributes");
     let authentication = attributes.and_then(|mut attributes| attributes.number("authentication"));
-    // -1 is how newer ones say that the kernel's default holds.
+    // Newer versions write -1 for the kernel's default.
     authentication.is_none_or(|authentication| authentication != 0)
 }
 
@@ -541,7 +540,7 @@ fn take_parameters(draft: &mut Draft, group: &mut Fields<'_>, target: &mut Targe
     parameters.finish(draft);
 }
 
-/// An account with the four fields that groups and initiators have.
+/// Takes an account with the four fields that groups and initiators have.
 fn take_accounts(
     draft: &mut Draft,
     fields: &mut Fields<'_>,
@@ -633,7 +632,7 @@ fn take_access(
     showings
 }
 
-/// Accounts that nobody asks for.
+/// Skips accounts that are not used.
 fn forget(fields: &mut Fields<'_>) -> Option<Option<String>> {
     for key in ["userid", "password", "mutual_userid", "mutual_password"] {
         fields.text(&format!("chap_{key}"));
@@ -642,7 +641,7 @@ fn forget(fields: &mut Fields<'_>) -> Option<Option<String>> {
     None
 }
 
-/// `None` where who is meant is not let in.
+/// Returns the rule of an initiator; `None` if the initiator is not permitted.
 fn take_acl(
     draft: &mut Draft,
     mut acl: Fields<'_>,
@@ -679,7 +678,7 @@ fn take_acl(
         }
         mapped.finish(draft);
     }
-    // Timers, depths and the like are the kernel's own.
+    // Timers, depths and similar values concern only the kernel.
     acl.object("attributes");
     acl.object("parameters");
     if let Some(tag) = acl.filled("tag") {

@@ -1,8 +1,8 @@
-//! Moving in: what another target program was configured to be, as a [`Document`], and a list of what could not
-//! be carried. The text goes in, nothing else is touched; what a file includes is asked of [`Files`].
+//! The import of other target programs' configurations, as a [`Document`] and a list of settings that could not be
+//! imported. The caller passes the text; included files are read by [`Files`]. The import changes nothing.
 //!
-//! Each program has its parser and its rules of how it derives what clients know a disk by: serial numbers and
-//! designators hang on multipath maps, udev's links and VMFS. `draft` is what they have in common.
+//! Each program has its own parser, and its own rules for the identity of a disk: multipath maps, udev's links and VMFS
+//! depend on serial numbers and designators. `draft` is the common part.
 
 mod apache;
 mod ctld;
@@ -26,12 +26,12 @@ pub use self::draft::DENIED_INITIATOR;
 pub use self::tgt::{show_as_tgt, tgt_unit};
 use crate::desired::Document;
 
-/// Of why nothing is carried, so many are told.
+/// Maximum number of reasons in the error of an import without a result.
 const REASONS: usize = 3;
-/// The longest that any of the programs has is shorter.
+/// Maximum length of a key. The keys of all programs are shorter.
 const LONGEST_KEY: usize = 40;
 
-/// Whose configuration it is.
+/// The program that wrote a configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// The Linux kernel's target: `saveconfig.json`, as targetcli writes it.
@@ -47,7 +47,7 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// What its file is called, in a sentence.
+    /// Returns the name of its file, for a sentence.
     fn file(self) -> &'static str {
         match self {
             Self::Lio => "a saveconfig.json",
@@ -59,34 +59,34 @@ impl Origin {
     }
 }
 
-/// What became of a configuration.
+/// The result of an import.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Imported {
-    /// What the server is to be.
+    /// The imported configuration.
     pub document: Document,
-    /// What could not be carried, in the order of the file.
+    /// The settings that could not be imported, in the order of the file.
     pub complaints: Vec<Complaint>,
-    /// The file does not say where the program listened: the document has no portal.
+    /// The file does not specify the portals, so the document has none.
     pub assumes_portals: bool,
 }
 
 impl Imported {
-    /// Whether clients notice what could not be carried.
+    /// Returns whether clients notice settings that could not be imported.
     pub fn is_degraded(&self) -> bool {
         self.complaints.iter().any(|complaint| complaint.weight == Weight::Loss)
     }
 }
 
-/// Something that could not be carried.
+/// A setting that could not be imported.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Complaint {
-    /// How much it matters.
+    /// The weight of the complaint.
     pub weight: Weight,
-    /// File and line, or file and the way to the field.
+    /// File and line, or file and path of the field.
     pub place: String,
-    /// What it was.
+    /// The setting.
     pub what: String,
-    /// What that means, and what to do instead.
+    /// The consequence, and the remedy.
     pub remedy: String,
 }
 
@@ -96,23 +96,23 @@ impl fmt::Display for Complaint {
     }
 }
 
-/// How much a complaint matters.
+/// The weight of a complaint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Weight {
-    /// Clients do not notice.
+    /// Clients do not notice it.
     Note,
-    /// A client finds something else than before, or does not get in.
+    /// A client sees something else than before, or is not permitted.
     Loss,
 }
 
-/// Why a file cannot be read as a configuration.
+/// The reason why a file cannot be read as a configuration.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {message}")]
 pub struct ImportError {
     /// File and line.
     pub place: String,
-    /// What is wrong there, and what to do.
+    /// The problem and its remedy.
     pub message: String,
 }
 
@@ -124,13 +124,13 @@ impl ImportError {
 
 /// The files that a configuration includes.
 pub trait Files {
-    /// The text of one.
+    /// Reads the text of a file.
     fn read(&self, path: &Path) -> io::Result<String>;
-    /// Those that a pattern of a shell names, in order.
+    /// Returns the files that match a shell pattern, in order.
     fn matching(&self, pattern: &str) -> Vec<PathBuf>;
 }
 
-/// Reads the text of a configuration; `path` is for messages, and for what is named relative to it.
+/// Imports the text of a configuration. `path` is for messages, and the base of relative paths.
 pub fn import(
     origin: Origin,
     path: &Path,
@@ -154,7 +154,7 @@ pub fn import(
     Ok(imported)
 }
 
-/// A key for messages. What is none, as in a file of another kind, may be a secret.
+/// Returns a key for messages. A text that is not a key, as in a file of another kind, may be a secret.
 fn shown_key(key: &str) -> &str {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
     match (1..=LONGEST_KEY).contains(&key.len()) && key.bytes().all(allowed) {

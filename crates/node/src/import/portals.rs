@@ -1,5 +1,5 @@
-//! Portals of several targets, each with portal groups of its own, become the server's portals: here a portal
-//! is in one group, and targets choose among the groups.
+//! Converts the portal groups of several targets into portals of the server. In sarsen, a portal is in one group, and
+//! targets select among the groups.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,33 +10,33 @@ use crate::desired::document::Portal;
 /// A target, and the tag of one of its own portal groups.
 pub(super) type GroupPath = (usize, u16);
 
-/// Who is reached where.
+/// The targets that are reachable at each address.
 #[derive(Default)]
 pub(super) struct Ways {
     by_address: BTreeMap<SocketAddr, BTreeSet<GroupPath>>,
 }
 
-/// What became of them.
+/// The converted portals.
 pub(super) struct Assigned {
     /// The server's portals.
     pub(super) portals: Vec<Portal>,
-    /// The portal groups that a target's own group became.
+    /// The portal groups of the server for each own group of a target.
     pub(super) groups: BTreeMap<GroupPath, BTreeSet<u16>>,
 }
 
 impl Ways {
-    /// A target is reached at an address, in one of its groups.
+    /// Adds an address at which a target is reachable in one of its groups.
     pub(super) fn add(&mut self, address: SocketAddr, way: GroupPath) {
         self.by_address.entry(address).or_default().insert(way);
     }
 
-    /// Nobody is reached anywhere.
+    /// Returns whether no target has an address.
     pub(super) fn is_empty(&self) -> bool {
         self.by_address.is_empty()
     }
 
-    /// Addresses that the same targets are reached at are a group; it keeps its tag where it can, that of most
-    /// targets first.
+    /// Converts the addresses. Addresses with the same targets become one group. It keeps its tag if possible; the
+    /// group with the most targets has precedence.
     pub(super) fn assign(self) -> Assigned {
         let mut alike: BTreeMap<BTreeSet<GroupPath>, Vec<SocketAddr>> = BTreeMap::new();
         for (address, ways) in self.by_address {

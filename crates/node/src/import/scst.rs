@@ -1,8 +1,7 @@
 //! SCST: `scst.conf`, as scstadmin writes it.
 //!
-//! What clients know a disk by follows from its name and the `setup_id` unless the file says otherwise
-//! (scst/src/dev_handlers/scst_vdisk.c): a number made of both, which is the serial number, and with the name the
-//! T10 designator.
+//! By default, the identity of a disk is derived from its name and the `setup_id` (scst/src/dev_handlers/scst_vdisk.c).
+//! A number derived from both is the serial number and, with the name, the T10 designator.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -15,9 +14,9 @@ use crate::desired::document::{Rule, Size, Volume};
 
 const FILE_VENDOR: &str = "SCST_FIO";
 const DEVICE_VENDOR: &str = "SCST_BIO";
-/// Of SCST 3.11.
+/// The revision of SCST 3.11.
 const REVISION: &str = "3110";
-/// What t10_dev_id of a device has room for.
+/// Maximum length of the t10_dev_id of a device.
 const LONGEST_DEVICE_ID: usize = 25;
 const SECTIONS: [&str; 10] = [
     "HANDLER",
@@ -31,7 +30,7 @@ const SECTIONS: [&str; 10] = [
     "TARGET_GROUP",
     "COPY_MANAGER",
 ];
-/// How a device does its work, of no interest to clients.
+/// Settings that clients do not notice.
 const OF_THE_KERNEL: [&str; 18] = [
     "threads_num",
     "threads_pool_type",
@@ -87,7 +86,7 @@ pub(super) fn import(path: &Path, text: &str) -> Result<Imported, ImportError> {
     for driver in root.iter().filter(|node| node.key == "TARGET_DRIVER") {
         match driver.value() {
             "iscsi" => take_driver(&mut draft, driver, &devices, &states),
-            // Of the machine itself: nothing is served.
+            // These drivers serve only the machine itself.
             "copy_manager" | "scst_local" => {}
             other => {
                 let what = format!("the target driver {other}");
@@ -141,12 +140,12 @@ impl Node {
         self.attribute(key).is_some_and(|value| value != "0")
     }
 
-    /// Its key without the number that tells several of one kind apart.
+    /// Returns its key without the number that distinguishes several of one kind.
     fn kind(&self) -> &str {
         self.key.trim_end_matches(|c: char| c.is_ascii_digit())
     }
 
-    /// As it was written: of what has no secret.
+    /// Returns a setting without secrets, as written.
     fn reported(&self) -> String {
         format!("{} {}", self.key, self.values.join(" "))
     }
@@ -194,7 +193,7 @@ fn parse(path: &Path, text: &str) -> Result<Vec<Node>, ImportError> {
     }
 }
 
-/// Words and quoted texts, without what follows a # that no backslash is before.
+/// Returns words and quoted texts. A # without a preceding backslash begins a comment.
 fn words(line: &str) -> Result<Vec<String>, String> {
     let mut words = Vec::new();
     let mut characters = line.trim().chars().peekable();
@@ -241,12 +240,12 @@ fn number(text: &str) -> Option<u64> {
     }
 }
 
-/// CRC32C as the kernel's function computes it from 0: without the inversions of RFC 7143.
+/// Returns CRC32C as the kernel's function computes it from 0: without the inversions of RFC 7143.
 fn kernel_crc32c(bytes: &[u8]) -> u32 {
     !crc32c::crc32c_append(u32::MAX, bytes)
 }
 
-/// Volumes by their devices' names.
+/// Volumes by the names of their devices.
 type Devices = BTreeMap<String, String>;
 
 fn take_device(draft: &mut Draft, handler: &str, device: &Node, setup_id: u32) -> Option<String> {
@@ -271,7 +270,7 @@ fn take_device(draft: &mut Draft, handler: &str, device: &Node, setup_id: u32) -
             let bytes = device.attribute("size").and_then(number);
             let megabytes = device.attribute("size_mb").and_then(number);
             let bytes = bytes.or(megabytes.and_then(|megabytes| megabytes.checked_mul(1 << 20)));
-            // VDISK_NULLIO_SIZE of SCST.
+            // This is VDISK_NULLIO_SIZE of SCST.
             let bytes = bytes.unwrap_or(5 << 40);
             Volume { store: "null".into(), size: Some(Size::of_bytes(bytes)), ..Volume::default() }
         }
@@ -373,7 +372,7 @@ fn identify(draft: &mut Draft, handler: &str, device: &Node, volume: &mut Volume
     let eui = bare("eui64_id").and_then(|digits| Designator::parse(&format!("eui:{digits}")));
     let naa = bare("naa_id").and_then(|digits| naa(&digits));
     let eui = match (&eui, &naa) {
-        // What SCST shows then is the beginning of a text.
+        // In this case, SCST shows the beginning of the text.
         (None, None) => {
             let mut bytes = t10_device.clone().into_bytes();
             bytes.resize(8, 0);
@@ -399,7 +398,7 @@ fn identify(draft: &mut Draft, handler: &str, device: &Node, volume: &mut Volume
     }
 }
 
-/// Access states, and whether they are preferred, by target.
+/// Access states and preferences, by target.
 type States = BTreeMap<String, (&'static str, bool)>;
 
 fn take_groups(draft: &mut Draft, root: &[Node]) -> States {
@@ -436,7 +435,7 @@ fn take_groups(draft: &mut Draft, root: &[Node]) -> States {
 }
 
 fn take_driver(draft: &mut Draft, driver: &Node, devices: &Devices, states: &States) {
-    // What is not enabled by the file is not (iscsi-scst/README).
+    // A target that the file does not enable is disabled (iscsi-scst/README).
     let is_enabled = driver.is_on("enabled");
     for node in &driver.nodes {
         match node.kind() {
@@ -465,7 +464,7 @@ fn take_driver(draft: &mut Draft, driver: &Node, devices: &Devices, states: &Sta
     }
 }
 
-/// `"name secret"`, or both as words.
+/// Takes an account: `"name secret"`, or both as words.
 fn take_account(draft: &mut Draft, node: &Node) -> Option<String> {
     let text = node.values.join(" ");
     let (user, secret) = text.split_once(' ').unwrap_or((&text, ""));
@@ -530,7 +529,7 @@ fn take_target(draft: &mut Draft, node: &Node, devices: &Devices, states: &State
     }
 }
 
-/// LUNs of a target or a group: numbers with volumes, and which of them may not be written.
+/// The LUNs of a target or a group, with their volumes and write protection.
 struct Units {
     volumes: BTreeMap<u16, String>,
     protected: BTreeSet<u16>,
@@ -583,7 +582,8 @@ fn take_units(
     units
 }
 
-/// Initiators of groups see the groups' LUNs, all others those of the target, if it has any.
+/// Takes the access rules. Initiators of groups see the groups' LUNs. All others see those of the target, if it has
+/// any.
 fn take_access(draft: &mut Draft, node: &Node, target: &mut TargetDraft, devices: &Devices) {
     let by_portal = node.is_on("per_portal_acl");
     let own = take_units(draft, node, target, devices);
@@ -614,7 +614,7 @@ fn take_access(draft: &mut Draft, node: &Node, target: &mut TargetDraft, devices
     draft.show(target, showings);
 }
 
-/// Where access goes by portal, a name is one at a portal: `iqn.2026-11.example:host#10.0.0.1`.
+/// Takes an initiator. With access by portal, its name includes a portal: `iqn.2026-11.example:host#10.0.0.1`.
 fn take_initiator(draft: &mut Draft, node: &Node, name: &str, by_portal: bool) -> Option<String> {
     let anywhere = match name.split_once('#') {
         Some((bare, "*")) if by_portal => Some(bare),

@@ -1,12 +1,12 @@
-//! Rules of single portal groups become those of a target: here a rule holds at all of a target's portals, so that
-//! it may let in nobody, and show nothing, that one of them did not.
+//! Combines the rules of several portal groups into rules of their target. In sarsen, a rule applies at all portals of
+//! a target. It must not permit or show anything that one of the groups did not.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::draft::DraftRule;
 use crate::desired::document::Rule;
 
-/// Rules that let in whom each of the lists lets in; no rule lets in nobody.
+/// Returns rules that permit the initiators that all lists permit. An empty result permits no initiator.
 pub(super) fn common_rules(lists: &[Vec<Rule>]) -> Vec<Rule> {
     let mut common: Vec<Rule> = Vec::new();
     for rule in lists.iter().flatten() {
@@ -18,7 +18,7 @@ pub(super) fn common_rules(lists: &[Vec<Rule>]) -> Vec<Rule> {
     common
 }
 
-/// Whoever fits one fits the other.
+/// Returns whether all initiators that match `narrow` also match `wide`.
 fn covers(wide: &Rule, narrow: &Rule) -> bool {
     let covers = |wide: &Option<String>, narrow: &Option<String>| wide.is_none() || wide == narrow;
     covers(&wide.initiator, &narrow.initiator)
@@ -28,20 +28,21 @@ fn covers(wide: &Rule, narrow: &Rule) -> bool {
 
 /// What becomes of an initiator, or of everybody initiators without a rule.
 pub(super) enum Common {
-    /// He is shown the same through all portal groups.
+    /// All portal groups show the initiator the same units.
     Same(DraftRule),
-    /// He is shown what all of them do.
+    /// The initiator is shown the units that all portal groups show.
     Less(DraftRule),
-    /// Some do not let him in, or want another proof of him.
+    /// A portal group does not permit the initiator, or requires another authentication.
     Nobody {
-        /// Where one of them speaks of him.
+        /// The place of a rule for the initiator.
         place: String,
-        /// His name, unless it is everybody.
+        /// The initiator's name; `None` for all others.
         initiator: Option<String>,
     },
 }
 
-/// What is common to the portal groups, in each of which a rule of one's own comes before that for everybody.
+/// Returns the combined rules of portal groups. In each group, an initiator's own rule precedes the rule for all
+/// others.
 pub(super) fn common_showings(mut groups: Vec<Vec<DraftRule>>) -> Vec<Common> {
     if groups.len() == 1 {
         return groups.remove(0).into_iter().map(Common::Same).collect();

@@ -1,4 +1,4 @@
-//! Samples in the notation of each program, written here, and what becomes of them.
+//! Imports of samples in the syntax of each program. The samples were written for these tests.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,7 +17,7 @@ const ORIGINS: [(Origin, &str); 6] = [
     (Origin::Istgt, "istgt.conf"),
 ];
 
-/// The files beside a sample.
+/// The other files of a sample.
 struct Beside(BTreeMap<&'static str, &'static str>);
 
 impl Files for Beside {
@@ -60,7 +60,7 @@ fn imported(origin: Origin, name: &str) -> Imported {
     imported
 }
 
-/// The document as a configuration file, where secrets are in files.
+/// Checks the document as a configuration file, with its secrets in files.
 fn check(imported: &Imported) {
     let mut document = imported.document.clone();
     for account in &mut document.account {
@@ -86,7 +86,7 @@ fn luns(luns: &[(u16, &str)]) -> Luns {
     Luns(luns.iter().map(|(lun, volume)| (*lun, (*volume).to_owned())).collect())
 }
 
-/// What each program's sample has.
+/// Returns the secrets in all samples.
 fn secrets() -> Vec<String> {
     let documents = ORIGINS.map(|(origin, name)| imported(origin, name).document);
     documents
@@ -137,7 +137,7 @@ fn a_file_of_another_kind_is_no_empty_configuration() {
         let error = import(origin, Path::new("x"), text, &files()).expect_err(reported).to_string();
         assert!(error.contains(reported), "{error}");
     }
-    // Why nothing is left of one is told.
+    // The error reports why no target remains.
     let text = "<target \"\">\n</target>\n";
     let error = import(Origin::Tgt, Path::new("x"), text, &files()).expect_err(text).to_string();
     assert!(error.contains("\n  x:1: a target without a name"), "{error}");
@@ -164,7 +164,7 @@ fn where_it_is_not_said_no_portal_is_opened() {
     assert_eq!(imported.document.portal[0].address, "10.0.0.1:3260");
 }
 
-/// What is told is shown around.
+/// Checks that complaints, which users pass on, contain no secret.
 fn assert_no_secret_is_told(imported: &Imported) {
     let secrets: Vec<_> =
         imported.document.account.iter().filter_map(|account| account.secret.as_ref()).collect();
@@ -217,7 +217,7 @@ fn lio_keeps_identities_ways_and_rules() {
     assert_eq!(disks.own_account.as_deref(), Some("san"));
     let rule = &disks.allow[0];
     assert_eq!(rule.initiator.as_deref(), Some("iqn.1993-08.org.debian:01:web1"));
-    // It may not write LUN 7, and may write LUN 0.
+    // It may write LUN 0, but not LUN 7.
     assert_eq!(rule.luns, Some(ShownLuns::Numbers(vec![0])));
     let shown = BTreeMap::from([("0".to_owned(), "db".to_owned())]);
     assert_eq!(disks.allow[1].luns, Some(ShownLuns::Volumes(shown)));
@@ -237,7 +237,7 @@ fn lio_keeps_identities_ways_and_rules() {
 #[test]
 fn tgt_numbers_targets_and_luns_as_tgt_admin_does() {
     let imported = imported(Origin::Tgt, "targets.conf");
-    // a is 1, b says 7, c is of another file.
+    // Target a has number 1, b sets 7, and c is in another file.
     let a = target(&imported, ":a");
     assert_eq!(a.luns, luns(&[(1, "a.img"), (2, "z.img"), (3, "sdq")]));
     let z = volume(&imported, "z.img");
@@ -287,7 +287,7 @@ fn scst_shows_groups_what_they_saw() {
     assert_eq!((disk2.removable, disk2.block_size), (true, Some(4096)));
     let block = volume(&imported, "blockio1");
     assert_eq!((block.vendor.as_deref(), block.cache.as_deref()), (Some("SCST_BIO"), Some("none")));
-    // Nobody may write it.
+    // No initiator may write it.
     assert!(block.read_only);
     let one = target(&imported, ":one");
     assert_eq!(one.luns, luns(&[(0, "disk1"), (1, "disk2"), (2, "blockio1")]));
@@ -426,7 +426,7 @@ fn an_initiator_of_several_targets_becomes_a_host() {
     }
 }
 
-/// One target of tgt with what is said within it.
+/// Imports one target of tgt with these settings.
 fn tgt(within: &str) -> Imported {
     let text = format!("<target iqn.2026-11.example:a>\nbacking-store /srv/a\n{within}</target>\n");
     imported_text(Origin::Tgt, &text)
@@ -479,7 +479,7 @@ fn an_account_with_two_secrets_lets_in_by_the_first_alone() {
     assert_no_secret_is_told(&imported);
 }
 
-/// A target of ctld behind two portal groups, by what is said of each.
+/// Imports a target of ctld with two portal groups and these settings.
 fn ctld(groups: &str, within: &str) -> Imported {
     let text = format!(
         "{groups}portal-group p {{\ndiscovery-auth-group no-authentication\nlisten 10.0.0.1\n}}\n\
@@ -542,7 +542,7 @@ fn a_target_without_portals_is_no_target_of_all_of_them() {
     assert_reported(&imported, Weight::Loss, "x:9", "it had no portal");
 }
 
-/// LIO with a real SCSI device and two ramdisks, and what is said of two portal groups.
+/// Imports LIO with a pass-through SCSI device and two ramdisks, and these two portal groups.
 fn lio(groups: [serde_json::Value; 2], iscsi: serde_json::Value) -> Imported {
     let disk = |name: &str, plugin: &str| {
         serde_json::json!({"name": name, "plugin": plugin, "dev": "/dev/sg3", "size": 1048576,
@@ -604,12 +604,12 @@ fn portal_groups_of_lio_let_in_whom_each_does_to_what_each_shows() {
         "node_acls[1]",
         "iqn.2026-11.x:b at single portal groups",
     );
-    // One of them may not write.
+    // In one group, the initiator may not write.
     let protected = acl(A, &[(0, 0, true)]);
     let imported = lio([group(0, &[&one]), group(0, &[&protected])], none());
     let rule = &target(&imported, ":a").allow[0];
     assert!(rule.read_only || volume(&imported, "one").read_only, "{rule:#?}");
-    // Demo mode at one of them alone opens nothing.
+    // Demo mode in one group alone permits no other initiators.
     let imported = lio([group(1, &[]), group(0, &[&one])], none());
     let allow = &target(&imported, ":a").allow;
     assert_eq!((allow.len(), allow[0].initiator.as_deref()), (1, Some(A)), "{allow:#?}");
@@ -659,7 +659,7 @@ fn discovery_with_chap_and_no_account_is_nobodys() {
     assert_eq!(imported.document.discovery, None);
 }
 
-/// A target of SCST with a LUN for everybody.
+/// Imports a target of SCST with a LUN for all initiators.
 fn scst(driver: &str, within: &str) -> Imported {
     let text = format!(
         "HANDLER vdisk_nullio {{\nDEVICE one\nDEVICE two\n}}\nTARGET_DRIVER iscsi {{\n{driver}\n\
@@ -701,7 +701,7 @@ fn portals_of_scst_that_are_patterns_are_not_all_portals() {
     assert_reported(&imported, Weight::Loss, "", "it had no portal");
 }
 
-/// A target of istgt behind two portal groups.
+/// Imports a target of istgt with two portal groups.
 fn istgt(initiators: &str, within: &str) -> Imported {
     let text = format!(
         "[PortalGroup1]\nPortal a 10.0.0.1:3260\n[PortalGroup2]\nPortal b 10.0.1.1:3260\n{initiators}\n\
@@ -749,8 +749,8 @@ fn whom_istgt_refuses_is_not_one_of_all() {
     assert_eq!(target(&imported, ":a").allow, [named(B)]);
 }
 
-/// Every beginning of each sample, and each sample with one byte changed: what comes of it is refused or can be
-/// served, and nothing panics.
+/// Imports each prefix of each sample, and each sample with one changed byte. The result is an error or a valid
+/// document, and the importers do not panic.
 #[test]
 fn nothing_that_is_broken_breaks_the_importers() {
     for (origin, name) in ORIGINS {
@@ -771,7 +771,7 @@ fn nothing_that_is_broken_breaks_the_importers() {
     }
 }
 
-/// What tgt's package brings as examples, where it is installed.
+/// Imports the examples of tgt's package, if it is installed.
 #[test]
 fn debians_examples_of_tgt_are_read() {
     struct Nothing;

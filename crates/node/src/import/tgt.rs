@@ -1,8 +1,8 @@
 //! tgt: `targets.conf`, as tgt-admin reads it.
 //!
-//! What clients know a disk by follows from the number of its target (tid) and its LUN unless the file says
-//! otherwise (usr/spc.c of tgt). tgt-admin numbers targets in the order of their names, and gives LUNs to stores
-//! without one in the order of their paths, `backing-store`s first.
+//! By default, the identity of a disk is derived from the number of its target (tid) and its LUN (usr/spc.c of tgt).
+//! tgt-admin numbers targets in the order of their names. Stores without a LUN get one in the order of their paths,
+//! `backing-store`s first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -22,7 +22,7 @@ const REVISION: &str = "0001";
 const LONGEST_SCSI_ID: usize = 36;
 
 const STORES: [&str; 2] = ["backing-store", "direct-store"];
-/// Settings of a store that its target may have for all of them.
+/// Settings of a store that its target may set for all stores.
 const SHARED: [&str; 21] = [
     "lun",
     "scsi_id",
@@ -46,10 +46,10 @@ const SHARED: [&str; 21] = [
     "lbppbe",
     "la_lba",
 ];
-/// Hints to clients, which sarsen takes from the file or device itself.
+/// Hints to clients for which sarsen uses the properties of the file or device.
 const HINTS: [&str; 6] =
     ["sense_format", "mode_page", "lbppbe", "la_lba", "optimal_xfer_gran", "optimal_xfer_len"];
-/// What is of interest to tgt-admin alone.
+/// Settings that concern only tgt-admin.
 const OF_THE_TOOL: [&str; 4] = ["ignore-errors", "control-port", "allow-in-use", "default-driver"];
 const NEGOTIATED: [&str; 19] = [
     "MaxRecvDataSegmentLength",
@@ -82,7 +82,7 @@ pub(super) fn import(path: &Path, text: &str, files: &dyn Files) -> Result<Impor
     let mut driver = "iscsi".to_owned();
     for item in items {
         match (&item.items, item.key.as_str()) {
-            // Blocks of one name are one block.
+            // Blocks with the same name are one block.
             (Some(within), "target") => {
                 let known = targets.entry(item.value.clone());
                 let (_, all) = known.or_insert_with(|| (item.place.clone(), Vec::new()));
@@ -130,7 +130,7 @@ fn take_global(draft: &mut Draft, item: &Item) {
     }
 }
 
-/// A setting that has no secret, as it was written.
+/// Returns a setting without secrets, as written.
 fn reported(item: &Item) -> String {
     format!("{} {}", item.key, item.value)
 }
@@ -141,7 +141,7 @@ fn take_account(draft: &mut Draft, item: &Item) -> Option<String> {
     draft.account(&item.place, user, secret)
 }
 
-/// A target's number, and whether it was given.
+/// A target's number, and whether the file sets it.
 #[derive(Clone, Copy)]
 struct Number {
     tid: u64,
@@ -201,14 +201,14 @@ fn take_target(
     }
     take_rules(draft, &mut target, &addresses, &names);
     if is_offline || wants_proof && target.target.chap.is_empty() {
-        // Accounts were wanted and none could be carried.
+        // Accounts are required, but none could be imported.
         target.target.allow.clear();
         target.is_closed = true;
     }
     draft.add_target(target);
 }
 
-/// tgtd lets in whose address or whose name fits: it refuses whom neither does (usr/iscsi/iscsid.c).
+/// Takes the rules. tgtd permits initiators whose address or name matches, and refuses all others (usr/iscsi/iscsid.c).
 fn take_rules(draft: &mut Draft, target: &mut TargetDraft, addresses: &[&Item], names: &[&Item]) {
     if addresses.is_empty() && names.is_empty() || addresses.iter().any(|item| item.value == "ALL")
     {
@@ -286,7 +286,7 @@ fn find<'a>(items: &[&'a Item], key: &str) -> Option<&'a Item> {
     items.iter().rfind(|item| item.key == key).copied()
 }
 
-/// What a store says, or its target for all of them.
+/// The settings of a store, and those of its target for all stores.
 struct Settings<'a> {
     own: &'a [&'a Item],
     shared: &'a [&'a Item],
@@ -306,7 +306,7 @@ impl<'a> Settings<'a> {
     }
 }
 
-/// What may be done with a store.
+/// The way in which a store can be imported.
 enum StoreUse {
     File,
     Cd,
@@ -413,7 +413,7 @@ fn take_hints(draft: &mut Draft, store: &Store<'_>, settings: &Settings<'_>) {
     }
 }
 
-/// The digits as tgt makes a number of them: what is none counts as 0, and 32 have room.
+/// Returns the digits as tgt converts them into a number: other characters count as 0, and the last 31 are used.
 fn registered_extended(scsi_id: &str) -> String {
     let digit = |c: char| if c.is_ascii_hexdigit() { c.to_ascii_lowercase() } else { '0' };
     let digits: String = scsi_id.chars().map(digit).collect();
@@ -429,7 +429,7 @@ fn serial_of(tid: u64, lun: u64) -> String {
     format!("beaf{tid}{lun}")
 }
 
-/// As tgtd shows them: the numbers of target and LUN are a locally assigned identifier.
+/// Returns the designators of tgtd. The numbers of target and LUN form a locally assigned identifier.
 fn designators(scsi_id: &str, number: Option<(u64, u64)>) -> Vec<Designator> {
     let local = number.map(|(tid, lun)| (3 << 60) | ((tid << 32 | lun) & !(0xf << 60)));
     let t10 = (scsi_id.len() >= 8).then(|| Designator::T10(scsi_id.to_owned()));
@@ -437,7 +437,7 @@ fn designators(scsi_id: &str, number: Option<(u64, u64)>) -> Vec<Designator> {
     t10.into_iter().chain(local).chain(naa(&registered_extended(scsi_id))).collect()
 }
 
-/// Gives a volume the identity that tgtd gives a disk with these numbers.
+/// Sets the identity that tgtd gives a disk with these numbers.
 pub fn tgt_unit(volume: &mut Volume, tid: u32, lun: u64) {
     let tid = u64::from(tid);
     let is_cd = volume.store == "iso";
@@ -451,11 +451,11 @@ pub fn tgt_unit(volume: &mut Volume, tid: u32, lun: u64) {
     volume.designators = designators.iter().map(Designator::to_string).collect();
 }
 
-/// Gives a volume what tgtd makes of another `scsi_id`.
+/// Sets the identity that tgtd derives from another `scsi_id`.
 pub fn show_as_tgt(volume: &mut Volume, scsi_id: &str) {
     let scsi_id: String = scsi_id.chars().take(LONGEST_SCSI_ID).collect();
     volume.naa = Some(registered_extended(&scsi_id));
-    // What follows from the numbers stays.
+    // Designators from the numbers stay.
     let is_local = |text: &String| text.starts_with("naa:3");
     let local: Vec<String> =
         volume.designators.iter().filter(|text| is_local(text)).cloned().collect();
@@ -502,6 +502,6 @@ fn identify(
         designators,
     };
     draft.identify(store.place, volume, shown);
-    // Multipath and udev prefer the last.
+    // Multipath and udev prefer the last one.
     volume.naa = Some(registered_extended(&scsi_id));
 }

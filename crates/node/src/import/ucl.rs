@@ -1,45 +1,46 @@
-//! `ctl.conf`'s two notations as one tree: ctld's own (`lun 0 { path /dev/x }`) and UCL (`lun { 0 { path = "/dev/x" } }`).
+//! The two notations of `ctl.conf`, parsed into one tree: ctld's own (`lun 0 { path /dev/x }`) and UCL
+//! (`lun { 0 { path = "/dev/x" } }`).
 
 use std::path::Path;
 
 use super::{Files, ImportError, shown_key};
 
-/// How deep files may include each other, and sections hold each other.
+/// Maximum depth of included files, and of nested sections.
 const DEEPEST: usize = 16;
 
-/// A key with its words, and what is within its braces.
+/// A key with its words, and the nodes inside its braces.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Node {
-    /// As it is written.
+    /// The key, as written.
     pub(super) key: String,
-    /// The words behind it, or the elements of a list.
+    /// The words after the key, or the elements of a list.
     pub(super) words: Vec<String>,
-    /// What is within its braces, or those of the objects of a list.
+    /// The nodes inside its braces, or inside those of the objects of a list.
     pub(super) nodes: Vec<Node>,
-    /// It has braces.
+    /// The key has braces.
     pub(super) is_section: bool,
     /// File and line.
     pub(super) place: String,
 }
 
 impl Node {
-    /// Its first word.
+    /// Returns its first word.
     pub(super) fn word(&self) -> &str {
         self.words.first().map_or("", String::as_str)
     }
 
-    /// What is within, of this key.
+    /// Returns the inner nodes with this key.
     pub(super) fn within<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Node> {
         self.nodes.iter().filter(move |node| node.key == key)
     }
 
-    /// The value of a key within.
+    /// Returns the value of the inner node with this key.
     pub(super) fn value(&self, key: &str) -> Option<&str> {
         self.nodes.iter().rfind(|node| node.key == key).map(Node::word)
     }
 }
 
-/// The nodes of a file, with those of the files that it includes at their place.
+/// Parses a file. The nodes of included files replace the `.include` settings.
 pub(super) fn parse(path: &Path, text: &str, files: &dyn Files) -> Result<Vec<Node>, ImportError> {
     parse_at(path, text, files, 0)
 }
@@ -127,7 +128,7 @@ fn tokens(path: &Path, text: &str) -> Result<Vec<(Token, String)>, ImportError> 
             {
                 tokens.push((Token::Sign(character), place(number)));
             }
-            // A colon ends a key where a space follows; else it is part of an address or a name.
+            // A colon before a space ends a key. Otherwise it is part of an address or a name.
             ':' if characters.peek().is_none_or(|c| c.is_whitespace()) => {
                 tokens.push((Token::Sign('='), place(number)));
             }
@@ -161,7 +162,7 @@ fn tokens(path: &Path, text: &str) -> Result<Vec<(Token, String)>, ImportError> 
     Ok(tokens)
 }
 
-/// Whether a bracket begins an IPv6 address: `[::]:3261`.
+/// Returns whether a bracket begins an IPv6 address: `[::]:3261`.
 fn is_address(characters: &std::iter::Peekable<std::str::Chars<'_>>) -> bool {
     let within: String =
         characters.clone().take_while(|c| *c != ']' && *c != '\n').take(64).collect();
@@ -198,7 +199,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Up to a closing brace or the end.
+    /// Parses nodes up to a closing brace or the end.
     fn nodes(&mut self, depth: usize) -> Result<Vec<Node>, ImportError> {
         let mut nodes = Vec::new();
         while let Some((token, place)) = self.peek() {
@@ -251,7 +252,7 @@ impl<'a> Parser<'a> {
                     self.list(&mut node, depth)?;
                     break;
                 }
-                // In ctld's own notation the brace may be on the next line.
+                // In ctld's own notation, the brace may be on the next line.
                 Some((Token::Sign('\n'), _)) => {
                     let before = self.at;
                     self.skip_lines();
@@ -279,7 +280,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Words become the key's words, objects sections of the key's name.
+    /// Parses a list. Its words become words of the key, and its objects become sections with the key's name.
     fn list(&mut self, node: &mut Node, depth: usize) -> Result<(), ImportError> {
         self.at += 1;
         loop {

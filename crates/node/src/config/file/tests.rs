@@ -1,4 +1,4 @@
-//! The file as people write it, right and wrong.
+//! Valid and invalid configuration files.
 
 use super::*;
 

@@ -1,5 +1,5 @@
-//! Values that a document may write in more than one way. Each is read directly into its type: storing a value first,
-//! to try one type and then another, takes many times its own length.
+//! Values that a document may write in more than one form. Each is parsed directly into its type: a parser that stores
+//! a value and then tries several types needs many times the memory of the value.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,7 +23,7 @@ impl<'de> Deserialize<'de> for Scalar {
                 Ok(Scalar::Number(number))
             }
 
-            // TOML's integers have a sign.
+            // TOML's integers are signed.
             fn visit_i64<E: Error>(self, number: i64) -> Result<Scalar, E> {
                 match u64::try_from(number) {
                     Ok(number) => Ok(Scalar::Number(number)),
@@ -110,7 +110,7 @@ impl<'de> Deserialize<'de> for ShownLuns {
     }
 }
 
-/// A secret, which is a text.
+/// Serialises a secret as a text.
 pub(super) mod secret {
     use sarsen_proto::iscsi::chap::Secret;
     use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};

@@ -1,5 +1,6 @@
-//! One file of the state: a SQLite database of records. Each record has a checksum, and a head has the count and sum
-//! of all of them, in the same transaction. A damaged, missing or old record is found when the file is opened.
+//! One file of the state: a SQLite database of records. Each record has a checksum. A head has the count and the sum of
+//! all of them, and is written in the same transaction. A damaged, missing or old record is found when the file is
+//! opened.
 
 use std::path::Path;
 
@@ -42,7 +43,7 @@ impl RecordKind {
     }
 }
 
-/// The name of a revision's record. Names sort in the order of revision numbers.
+/// Returns the name of a revision's record. Names sort in the order of revision numbers.
 pub(super) fn revision_name(revision: u64) -> String {
     format!("{revision:020}")
 }
@@ -99,7 +100,7 @@ pub(super) fn create(path: &Path) -> Result<(), DatabaseError> {
     database::create(path, SCHEMA, |connection| write_head(connection, &Head::default()))
 }
 
-/// Opens a file and checks all of it; passes each record to `each`.
+/// Opens a file and checks all of it. Passes each record to `each`.
 pub(super) fn open(
     path: &Path,
     mut each: impl FnMut(RecordKind, &str, &[u8]) -> Result<(), String>,
@@ -114,7 +115,7 @@ pub(super) fn reopen(path: &Path) -> Result<Connection, DatabaseError> {
     database::open(path, SCHEMA, Journal::WriteAhead)
 }
 
-/// The head of a damaged file, if the head itself is intact.
+/// Returns the head of a damaged file, if the head itself is intact.
 pub(super) fn head_of_damaged(path: &Path) -> Option<Head> {
     let connection = database::open_damaged(path).ok()?;
     read_head(&connection).ok()
@@ -177,7 +178,7 @@ pub(super) fn write(
     Ok(Some(head))
 }
 
-/// The revisions before a given one, the latest first.
+/// Returns the revisions before a given one, the latest first.
 pub(super) fn revisions(
     connection: &Connection,
     before: u64,

@@ -20,7 +20,7 @@ fn all(list: &[&Object]) -> Objects {
     list.iter().map(|object| (object.key(), Arc::new((*object).clone()))).collect()
 }
 
-/// Makes each of the names in turn the only host, each in its own revision.
+/// Stores each of the names in turn as the only host, each in its own revision.
 fn keep(store: &Store, from: u64, names: &[&str]) {
     for (number, name) in (from..).zip(names) {
         let host = host(name);
@@ -84,7 +84,7 @@ fn a_change_that_was_kept_and_answered_with_an_error_is_not_half_of_the_next_one
     let (a, b) = (host("a"), host("b"));
     let before = locked(&store.files).head;
     keep(&store, 1, &["a"]);
-    // As if the client had received an error.
+    // The client received an error, so the store still expects the previous head.
     locked(&store.files).head = before;
     let reported =
         store.commit(&revision(1), &[(&b.key(), Some(&b))], &all(&[&b]), &BTreeMap::new());
@@ -156,7 +156,7 @@ fn a_state_that_is_damaged_or_missing_is_repaired_from_its_copy_and_put_aside() 
     let whole = fs::read(&path).expect("read");
     let mut damages: Vec<Vec<u8>> =
         vec![Vec::new(), b"text".to_vec(), whole[..whole.len() / 2].to_vec()];
-    // In the header of SQLite, and every occurrence of a text: SQLite leaves old copies of a text in the file.
+    // Damages the header of SQLite, and then each occurrence of a text: SQLite leaves old copies of a text in the file.
     for place in [18, 28, 100] {
         let mut damaged = whole.clone();
         damaged[place] ^= 0x01;
@@ -182,7 +182,7 @@ fn a_state_that_is_damaged_or_missing_is_repaired_from_its_copy_and_put_aside() 
     assert_eq!(aside.count(), 3, "there is an end to how many are kept");
 }
 
-/// Keeps revisions 1 and 2; gives what the file held after the first.
+/// Stores revisions 1 and 2. Returns the content of the file after the first.
 fn superseded(folder: &Path, path: &Path) -> Vec<u8> {
     let (store, _) = opened(folder);
     keep(&store, 1, &["a"]);
@@ -224,7 +224,7 @@ fn an_older_state_in_the_place_of_the_last_one_is_refused() {
     let message = refusal(folder.path());
     assert!(message.contains("revision 1") && message.contains("revision 2"), "{message}");
     assert!(message.contains("move the wrong file to another place"), "{message}");
-    // Which is what there is to do.
+    // The remedy of the message.
     fs::remove_file(&path).expect("removed");
     assert_eq!(opened(folder.path()).1.revision, 2);
 }
@@ -278,7 +278,7 @@ fn a_copy_that_cannot_be_written_is_not_left_behind_to_be_taken_for_the_last_one
     let folder = tempfile::tempdir().expect("a folder");
     let (store, _) = opened(folder.path());
     keep(&store, 1, &["a"]);
-    // A folder takes its place and prevents a new copy.
+    // A folder at the path of the copy prevents a new copy.
     locked(&store.files).copy = Some(Connection::open_in_memory().expect("opened"));
     let copy = folder.path().join(COPY);
     fs::remove_file(&copy).expect("removed");

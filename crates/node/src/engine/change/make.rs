@@ -1,4 +1,4 @@
-//! A change is made: what runs is at once what was desired.
+//! The moment that puts a change into force, all of it at once.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -36,7 +36,7 @@ impl Change {
             front.set_limits(&self.desired.limits);
         }
         for (name, _) in &not_grown {
-            // The next change tries it.
+            // The next change tries the growth again.
             let is = |volume: &&mut VolumeConfig| volume.name == *name;
             if let (Some(volume), Some(config)) =
                 (running.volumes.get_mut(name), self.desired.volumes.iter_mut().find(is))
@@ -58,12 +58,12 @@ impl Change {
         if is_fairness_changed {
             front.qos.apply(&running.config);
         }
-        // What goes, goes before anybody is shown more, and what comes, comes when nobody is shown too much.
+        // Units are removed before access widens, and added after access narrows.
         self.narrow_targets(running);
         let sessions_ended =
             front.access.replace(self.policy.clone(), &front.targets, &self.losses);
         self.make_targets(running);
-        // Whoever comes through a new one finds what he comes for, and its rules.
+        // The targets and rules for clients of new portals are in force before the portals open.
         self.make_portals(&mut running.portals, &running.config);
         engine.show(running);
         engine.closings.begin(gone, engine.cores.clone());
@@ -71,7 +71,7 @@ impl Change {
         ChangeOutcome { needs_restart, sessions_ended, problems, is_unflushed: self.is_unflushed }
     }
 
-    /// Whether anything has another say in what is carried out first.
+    /// Returns whether the change affects QoS settings.
     fn changes_fairness(&self, running: &Running) -> bool {
         let has_say = |volume: &VolumeConfig| volume.qos != QosConfig::default();
         let steps = &self.volumes;
@@ -85,7 +85,8 @@ impl Change {
             || { stays }.any(has_say)
     }
 
-    /// Gives those that have gone, those that are not as large as they were to be, and why others cannot be used.
+    /// Applies the steps for volumes. Returns the closed volumes, those that did not grow, and the reasons why others
+    /// cannot be used.
     fn make_volumes(
         &mut self,
         volumes: &mut BTreeMap<String, Volume>,
@@ -161,7 +162,7 @@ impl Change {
         engine.front.portals.replace(portals.iter().map(|one| one.portal.clone()).collect());
     }
 
-    /// Files that are to become longer when this is made, and how long they are, by their volumes' serial numbers.
+    /// Returns the current lengths of files that the change will grow, by their volumes' serial numbers.
     pub(super) fn owes(&self, running: &Running) -> BTreeMap<String, u64> {
         let stays = self.volumes.stays.iter().filter(|stay| stay.grows_to.is_some());
         let grow = stays.filter_map(|stay| {
@@ -176,7 +177,7 @@ impl Change {
         grow.chain(opened).filter_map(serial).collect()
     }
 
-    /// Takes the units out of targets that are not to be there any more.
+    /// Takes units out of targets that do not have them any more.
     fn narrow_targets(&self, running: &Running) {
         for change in &self.targets.changed {
             let target = &running.config.targets[change.index];
@@ -236,7 +237,7 @@ impl Change {
     }
 }
 
-/// What is only looked at when the server starts stays as it was; gives the keys that would be others.
+/// Keeps the running values of settings that are read only at the start. Returns the keys that differ.
 fn keep_what_was_started(running: &Config, desired: &mut Config) -> Vec<&'static str> {
     let mut keys = Vec::new();
     let mut keep = |key, is_same: bool| {
