@@ -1,16 +1,15 @@
-//! A load generator: keeps a number of I/Os open on a number of sessions and measures.
+//! A load generator: keeps a number of I/Os open on a number of sessions and measures them.
 //!
-//! Over iSCSI, one thread drives the protocol machines straight on sockets: it receives what there
-//! is, takes all of it, issues the replacements, and sends them in one call. So it costs far less for each
-//! I/O than a target does, and is not what limits. Data that is read is counted and thrown away;
-//! data that is written comes from one buffer for all, unless it is to be verified: then each
-//! block is made and looked at.
+//! Over iSCSI, one thread drives the protocol machines directly on sockets. It receives all available data, processes
+//! all of it, issues the next I/Os, and sends them in one call. Therefore the generator costs far less CPU time per I/O
+//! than a target and is not the bottleneck. The generator counts and discards the data that it reads. All writes send
+//! the same buffer, unless the load verifies data: then the generator creates and checks each block.
 //!
-//! The loop is closed (a new I/O when one has ended), or open ([`LoadOptions::rate`]): then
-//! latencies count from when an I/O should have begun, so that a target that stands still for a
-//! while is not excused from what it would have been asked meanwhile.
+//! The loop is closed (an I/O starts when another one ends) or open ([`LoadOptions::rate`]). In an open loop, a latency
+//! starts at the time at which the I/O should have started. Thus a target that stalls is also charged for the I/Os that
+//! were due during the stall.
 //!
-//! The same load can be put on any store: on memory, a file or a device without a protocol.
+//! The same load runs on any store: memory, a file or a device, without a protocol.
 
 mod client;
 mod endpoint;
@@ -51,49 +50,48 @@ pub use replay::Requests;
 pub use result::{Latency, LoadResult};
 use work::Shared;
 
-/// How long a wait may last before the clock is looked at again.
+/// Maximum duration of a wait before the engine reads the clock again.
 const WAIT_LIMIT: Duration = Duration::from_millis(50);
-/// Arrivals a second that make sense.
+/// Permitted rates, in I/Os per second.
 const RATES: std::ops::RangeInclusive<f64> = 0.001..=1e8;
-/// Bytes of one read when what was written is read once more.
+/// Number of bytes of one read when the load reads all written blocks again.
 const READ_BACK_LENGTH: u32 = 256 * 1024;
-/// How long sessions may take to end what is open and log out.
+/// Maximum time in which sessions complete their open I/Os and log out.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
 
-/// A load and where it goes.
+/// A load and its endpoint.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// What the I/Os go to.
+    /// The endpoint of the I/Os.
     pub endpoint: Endpoint,
-    /// What each session does.
+    /// The access pattern of each session.
     pub access: Access,
-    /// I/Os of several sizes, or of an alignment of their own, in the place of `access`.
+    /// I/Os of several sizes, or with their own alignment, that replace `access`.
     pub mix: Option<Mix>,
-    /// Where random I/Os go.
+    /// The distribution of the addresses of random I/Os.
     pub distribution: Distribution,
-    /// Where the part of the unit begins that the I/Os go to.
+    /// The start of the part of the logical unit that the I/Os use.
     pub offset: Amount,
-    /// How long that part is; all that is behind the offset if it is absent or longer.
+    /// The length of that part. If absent or too long, the part extends to the end of the unit.
     pub size: Option<Amount>,
-    /// A unit of fewer bytes is refused.
+    /// Minimum size of the unit in bytes; a smaller unit is rejected.
     pub least: u64,
-    /// I/Os a second of all sessions together: an open loop. The queue depth is then the limit of
-    /// what is open.
+    /// I/Os per second of all sessions together, for an open loop. The queue depth then limits the number of open I/Os.
     pub rate: Option<f64>,
-    /// Hold what is read against what this run has written, and read all of that once more at the
-    /// end.
+    /// Whether the load compares the data that it reads with the data that it wrote, and reads all written blocks again
+    /// at the end.
     pub verify: bool,
-    /// Write even if the endpoint holds a file system, a partition table or the like.
+    /// Whether the load writes even if the endpoint holds a file system, a partition table or similar data.
     pub destroy: bool,
-    /// Sessions, each with one connection.
+    /// Number of sessions, each with one connection.
     pub sessions: u32,
     /// Time before the measurement.
     pub warm_up: Duration,
     /// Time of the measurement.
     pub duration: Duration,
-    /// Ask for CRC32C header digests, or fail.
+    /// Whether the login requires CRC32C header digests.
     pub header_digest: bool,
-    /// Ask for CRC32C data digests, or fail.
+    /// Whether the login requires CRC32C data digests.
     pub data_digest: bool,
     /// InitialR2T.
     pub initial_r2t: bool,
@@ -105,16 +103,16 @@ pub struct LoadOptions {
     pub max_burst_length: u32,
     /// FirstBurstLength, in bytes.
     pub first_burst_length: u32,
-    /// The target's processes, if they run here: their CPU time and memory are measured.
+    /// The target's processes, if they run on this machine: the load measures their CPU time and memory.
     pub target_pids: Vec<u32>,
-    /// The same seed makes the same sequence of I/Os in each session.
+    /// Seed of the random numbers: the same seed produces the same sequence of I/Os in each session.
     pub seed: u64,
-    /// With no answer for so long, the target is given up.
+    /// Maximum time without a response; then the load fails.
     pub stall_limit: Duration,
 }
 
 impl LoadOptions {
-    /// One session for three seconds, with offers that give a target its best.
+    /// Returns options for one session of three seconds whose login offers permit the target its best performance.
     pub fn new(endpoint: impl Into<Endpoint>, access: Access) -> Self {
         Self {
             endpoint: endpoint.into(),
@@ -143,13 +141,13 @@ impl LoadOptions {
         }
     }
 
-    /// Whether this is the plain closed loop over even places.
+    /// Whether this is a closed loop of one I/O size with uniformly distributed addresses and without verification.
     fn is_plain(&self) -> bool {
         let even = self.distribution == Distribution::Uniform;
         self.mix.is_none() && even && self.rate.is_none() && !self.verify
     }
 
-    /// Whether nothing is ever written, a replay apart.
+    /// Whether the load never writes. A replay is not considered.
     pub(crate) fn only_reads(&self) -> bool {
         match &self.mix {
             Some(mix) => mix.parts.iter().all(|part| part.read_percent == 100),
@@ -173,86 +171,86 @@ impl LoadOptions {
     }
 }
 
-/// Why a load could not be put on.
+/// The reason for which a load failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The options make no load.
+    /// The options are invalid.
     #[error("{0}")]
     Options(&'static str),
-    /// A call to the system failed.
+    /// A system call failed.
     #[error("cannot {what}: {source}")]
     System {
-        /// What was to be done.
+        /// The operation that failed.
         what: &'static str,
-        /// What the system says.
+        /// The error of the system.
         #[source]
         source: std::io::Error,
     },
-    /// The login failed or the target broke the protocol.
+    /// The login failed or the target violated the protocol.
     #[error(transparent)]
     Connection(#[from] ConnectionError),
-    /// The URL's user, or the target's, cannot be one.
+    /// The credentials in the URL, of the user or of the target, are invalid.
     #[error(transparent)]
     Identity(#[from] UrlError),
-    /// No TLS with the target.
+    /// TLS with the target failed.
     #[error("no TLS: {0}")]
     Tls(#[from] TlsError),
-    /// The target closed a connection, or asked for it to be closed.
+    /// The target closed a connection or requested its closure.
     #[error("the target ended a connection")]
     Closed,
     /// The target rejected a PDU.
     #[error("the target rejected a PDU: {0}")]
     Rejected(String),
-    /// No answer came.
+    /// The target did not respond.
     #[error("no answer for {0:?}")]
     Stalled(Duration),
-    /// A command before the load failed.
+    /// A command that prepares the load failed.
     #[error("{command} failed with status {status:02X}h")]
     Preparation {
-        /// The command.
+        /// The name of the command.
         command: &'static str,
         /// SCSI status.
         status: u8,
     },
-    /// The unit is smaller than one I/O or its blocks do not divide it.
+    /// The unit is smaller than one I/O, or the I/O is not a whole number of its blocks.
     #[error("I/Os of {block_bytes} bytes do not fit a unit of {blocks} blocks of {block_length}")]
     Unit {
-        /// Bytes of an I/O.
+        /// Number of bytes of an I/O.
         block_bytes: u32,
-        /// Logical blocks.
+        /// Number of logical blocks of the unit.
         blocks: u64,
-        /// Bytes of a block.
+        /// Number of bytes of a logical block.
         block_length: u32,
     },
     /// The unit is smaller than [`LoadOptions::least`].
     #[error("it has {bytes} bytes, but at least {least} are needed for a comparison")]
     TooSmall {
-        /// Its size.
+        /// Size of the unit in bytes.
         bytes: u64,
-        /// What was wanted.
+        /// Minimum size in bytes.
         least: u64,
     },
-    /// The trace cannot be read on.
+    /// The trace is unreadable or invalid.
     #[error(transparent)]
     Trace(#[from] TraceError),
-    /// The disk cannot be looked at.
+    /// The check of the disk's content failed.
     #[error(transparent)]
     Look(#[from] TransferError),
-    /// Something is there that writes would destroy, and [`LoadOptions::destroy`] was not given.
+    /// The endpoint holds data that writes would destroy, and [`LoadOptions::destroy`] is not set.
     #[error(transparent)]
     Occupied(#[from] Occupied),
     /// The file or device cannot be opened.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The NBD server does not give the export.
+    /// The NBD server does not provide the export.
     #[error(transparent)]
     Nbd(#[from] NbdError),
-    /// A process that is to be measured cannot be.
+    /// The measurement of a process failed.
     #[error("process {pid} cannot be measured: {source}")]
     Process {
-        /// Which.
+        /// The process ID.
         pid: u32,
-        /// What the system says.
+        /// The error of the system.
         #[source]
         source: std::io::Error,
     },
@@ -262,14 +260,14 @@ fn system(what: &'static str) -> impl Fn(Errno) -> LoadError {
     move |source| LoadError::System { what, source: source.into() }
 }
 
-/// Puts the load on and measures it. Takes the thread until it is done.
+/// Runs the load and measures it. Blocks the calling thread until the load ends.
 pub fn run(options: &LoadOptions) -> Result<LoadResult, LoadError> {
     put_on(options, Shared::default())
 }
 
-/// Asks of the target what a trace asks, and measures it: with the trace's own times divided by
-/// `speed`, or without one as fast as the queue depth allows. Ends with the trace; the options'
-/// sizes, places, rate and times are not used. Takes the thread until it is done.
+/// Replays a trace and measures it. With `speed`, the times of the trace divided by `speed` apply. Without it, the
+/// replay is as fast as the queue depth permits. The replay ends with the trace and ignores the options' sizes,
+/// addresses, rate and durations. Blocks the calling thread until the replay ends.
 pub fn replay(
     options: &LoadOptions,
     requests: Requests,
@@ -289,7 +287,7 @@ fn put_on(options: &LoadOptions, shared: Shared) -> Result<LoadResult, LoadError
     check(options)?;
     match &shared.feed {
         _ if options.destroy => {}
-        // It shows as it goes on whether a trace has writes.
+        // Only the replay shows whether the trace contains writes.
         Some(feed) => feed.borrow_mut().occupied = look(options)?,
         None if options.only_reads() => {}
         None => look(options)?.map_or(Ok(()), |occupied| Err(LoadError::Occupied(occupied)))?,

@@ -1,8 +1,8 @@
-//! What five studies printed, to be shown beside what is measured here.
+//! The figures that five studies published, for comparison with the results of this program.
 //!
-//! The figures are files in `crates/lab/published`, whose README says where each comes from and
-//! which of them contradict themselves: nothing is mended. They are part of the program and are
-//! parsed at first use. Of the study whose figures are charts, [`aravindan`] has what the text says.
+//! The figures are files in `crates/lab/published`. The README there lists the source of each figure and the
+//! contradictions within them; the figures are not corrected. They are part of the program, which parses them at their
+//! first use. One study shows its figures in charts only: [`aravindan`] has the figures of its text.
 
 mod access_specs;
 pub mod aravindan;
@@ -23,18 +23,18 @@ pub use trinkle::{
     trinkle_mean, trinkle_row,
 };
 
-/// A study that others published.
+/// A study by other authors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Source {
-    /// Who wrote it.
+    /// Its author.
     pub author: &'static str,
     /// Its title.
     pub title: &'static str,
-    /// Where it appeared.
+    /// Its publisher.
     pub publisher: &'static str,
-    /// When, if it says so.
+    /// Its year, if stated.
     pub year: Option<u16>,
-    /// Where in it the figures are.
+    /// The location of the figures in the study.
     pub places: &'static str,
 }
 
@@ -67,7 +67,7 @@ pub const NOVELL: Source = Source {
     places: "test runs and tables 1 to 7",
 };
 
-/// Set-up phases, loads, a trace, files: [`lu_du()`].
+/// Session set-up phases, loads, a trace, files: [`lu_du()`].
 pub const LU_DU: Source = Source {
     author: "Lu and Du",
     title: "Performance Study of iSCSI-Based Storage Subsystems",
@@ -94,15 +94,15 @@ pub const ARAVINDAN: Source = Source {
     places: "text; its figures are charts",
 };
 
-/// The rows of a file that is part of the program.
+/// Parses the rows of a file that is part of the program.
 fn rows<T: DeserializeOwned>(file: &str, text: &str) -> Vec<T> {
     let mut reader = csv::Reader::from_reader(text.as_bytes());
-    // The files are ours and a test reads every one: an error here is a fault of the program.
+    // A test reads each of these files: an error here is a fault of the program.
     let row = |row: csv::Result<T>| row.unwrap_or_else(|error| panic!("{file}: {error}"));
     reader.deserialize().map(row).collect()
 }
 
-/// `512`, `64K`, `4M`.
+/// Parses a number of bytes: `512`, `64K`, `4M`.
 fn bytes(text: &str) -> Option<u32> {
     let (number, unit) = match text.strip_suffix('K') {
         Some(number) => (number, 1 << 10),

@@ -1,5 +1,5 @@
-//! A report as a document without a format: sections of tables, charts and notes. A study makes
-//! one of a [`Run`]; the modules below write it in a format.
+//! A report as a document without a format: sections of tables, charts and notes. A study creates it from a [`Run`];
+//! the submodules write it in a format.
 
 mod chart;
 pub mod csv;
@@ -24,22 +24,22 @@ use serde::{Deserialize, Serialize};
 use crate::record::Run;
 pub use words::{one_line, utc};
 
-/// What a report is written as.
+/// The format of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// One page with charts, which loads nothing.
+    /// One page with charts that loads no other files.
     Html,
-    /// For forges and static pages.
+    /// Markdown for code forges and static pages.
     Markdown,
-    /// The samples as one long table; see [`csv`].
+    /// CSV: the samples as one long table; see [`csv`].
     Csv,
-    /// The run and the report for other programs.
+    /// JSON: the run and the report, for other programs.
     Json,
-    /// A document with booktabs and pgfplots.
+    /// A LaTeX document with booktabs and pgfplots.
     Latex,
 }
 
-/// A name that is no format.
+/// The error for a name that is not a format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a report format; write html, markdown, csv, json or latex")]
 pub struct FormatError {
@@ -47,10 +47,10 @@ pub struct FormatError {
 }
 
 impl Format {
-    /// All of them.
+    /// All formats.
     pub const ALL: [Self; 5] = [Self::Html, Self::Markdown, Self::Csv, Self::Json, Self::Latex];
 
-    /// How the name of such a file ends, without the dot.
+    /// Returns the extension of the format's files, without the dot.
     pub fn extension(self) -> &'static str {
         match self {
             Self::Html => "html",
@@ -65,7 +65,7 @@ impl Format {
 impl FromStr for Format {
     type Err = FormatError;
 
-    /// A format's name, or the ending of its files.
+    /// Parses the name of a format or the extension of its files.
     fn from_str(text: &str) -> Result<Self, FormatError> {
         match text {
             "markdown" => Ok(Self::Markdown),
@@ -79,7 +79,7 @@ impl FromStr for Format {
     }
 }
 
-/// Writes a report, and how its run was measured, in a format.
+/// Writes a report, and the method of its run, in a format.
 pub fn write(
     format: Format,
     report: &Report,
@@ -100,7 +100,7 @@ pub fn write(
 pub struct Report {
     /// Its title.
     pub title: String,
-    /// A few sentences: what was measured and what stands out.
+    /// A few sentences about the measurement and its main results.
     pub summary: Vec<String>,
     /// The sections.
     pub sections: Vec<Section>,
@@ -111,7 +111,7 @@ pub struct Report {
 pub struct Section {
     /// Heading.
     pub heading: String,
-    /// What is in it.
+    /// Its content.
     pub blocks: Vec<Block>,
 }
 
@@ -121,31 +121,31 @@ pub struct Section {
 pub enum Block {
     /// A paragraph.
     Text(String),
-    /// Points of a list, a sentence or so each.
+    /// The items of a list, about one sentence each.
     List(Vec<String>),
-    /// Commands, as they were or can be given.
+    /// Commands that were run or that the reader can run.
     Commands(Vec<String>),
     /// A table.
     Table(Table),
-    /// Bars in groups, in the manner of the studies' figures.
+    /// A bar chart with groups, similar to the studies' figures.
     Bars(Bars),
-    /// Lines over a common axis: time series, sweeps, latency distributions.
+    /// A line chart with a common axis: time series, sweeps, latency distributions.
     Lines(Lines),
 }
 
 /// A table.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Table {
-    /// What it shows, with the unit if all cells have one.
+    /// Its subject, with the unit if all cells have the same.
     pub caption: String,
-    /// The heads of the columns.
+    /// The headings of the columns.
     pub columns: Vec<String>,
-    /// The rows, each as long as `columns`.
+    /// The rows; each has as many cells as `columns`.
     pub rows: Vec<Vec<Cell>>,
-    /// What must be known to read it, a sentence or so each; shown below it.
+    /// Notes that explain it, about one sentence each; shown below it.
     #[serde(default)]
     pub notes: Vec<String>,
-    /// Whether it is a heat map: the cells with numbers are shaded, the table's greatest the most.
+    /// Whether it is a heat map: the writers shade cells with numbers, and the largest number of the table most.
     #[serde(default)]
     pub heat: bool,
 }
@@ -154,13 +154,13 @@ pub struct Table {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cell {
-    /// Words.
+    /// Text.
     Text(String),
-    /// A number and how many digits after the point matter.
+    /// A number and its significant decimal places.
     Number {
         /// The value.
         value: f64,
-        /// Digits after the point.
+        /// Decimal places.
         decimals: u8,
     },
     /// A mean and half the width of its confidence interval.
@@ -169,50 +169,50 @@ pub enum Cell {
         mean: f64,
         /// Half the width of the 95 % confidence interval; absent for a single value.
         half_width: Option<f64>,
-        /// Digits after the point.
+        /// Decimal places.
         decimals: u8,
     },
-    /// A share: 12.5 is 12.5 %.
+    /// A percentage: 12.5 is 12.5 %.
     Percent {
         /// The value, in percent.
         value: f64,
-        /// Digits after the point.
+        /// Decimal places.
         decimals: u8,
     },
-    /// How much something differs from something else: 12.5 is +12.5 %.
+    /// A relative difference: 12.5 is +12.5 %.
     Change {
-        /// The difference, in percent of what it is compared with.
+        /// The difference, in percent of the reference value.
         percent: f64,
-        /// Digits after the point.
+        /// Decimal places.
         decimals: u8,
     },
-    /// What somebody else published.
+    /// A figure that others published.
     Published {
         /// The value.
         value: f64,
-        /// Digits after the point.
+        /// Decimal places.
         decimals: u8,
     },
-    /// It failed: the reason.
+    /// The measurement failed, for this reason.
     Failed(String),
-    /// It was not measured: the reason.
+    /// The value was not measured, for this reason.
     NotMeasured(String),
-    /// Nothing belongs here.
+    /// An empty cell.
     Empty,
 }
 
 /// A bar chart: for each group, a bar of each series.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Bars {
-    /// What it shows.
+    /// Its subject.
     pub caption: String,
     /// The unit of the values.
     pub unit: String,
     /// The names of the groups.
     pub groups: Vec<String>,
-    /// The series, each with a value for each group.
+    /// The series; each has a value for each group.
     pub series: Vec<BarSeries>,
-    /// What must be known to read it, a sentence or so each; shown below it.
+    /// Notes that explain it, about one sentence each; shown below it.
     #[serde(default)]
     pub notes: Vec<String>,
 }
@@ -222,26 +222,26 @@ pub struct Bars {
 pub struct BarSeries {
     /// Its name.
     pub name: String,
-    /// Whether these figures are somebody else's.
+    /// Whether others published these figures.
     pub published: bool,
-    /// A value for each group; absent where nothing was measured.
+    /// A value for each group; absent if not measured.
     pub values: Vec<Option<f64>>,
-    /// Half the width of each value's confidence interval, where there is one.
+    /// Half the width of each value's confidence interval, if there is one.
     pub half_widths: Vec<Option<f64>>,
 }
 
 /// A line chart.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Lines {
-    /// What it shows.
+    /// Its subject.
     pub caption: String,
-    /// What the horizontal axis counts, with its unit.
+    /// The horizontal axis.
     pub x: Axis,
-    /// What the vertical axis counts, with its unit.
+    /// The vertical axis.
     pub y: Axis,
     /// The lines.
     pub series: Vec<LineSeries>,
-    /// What must be known to read it, a sentence or so each; shown below it.
+    /// Notes that explain it, about one sentence each; shown below it.
     #[serde(default)]
     pub notes: Vec<String>,
 }
@@ -249,9 +249,9 @@ pub struct Lines {
 /// An axis.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Axis {
-    /// What it counts, with its unit.
+    /// Its quantity, with the unit.
     pub label: String,
-    /// Whether equal distances are equal factors.
+    /// Whether the axis is logarithmic.
     pub logarithmic: bool,
 }
 
@@ -260,11 +260,11 @@ pub struct Axis {
 pub struct LineSeries {
     /// Its name.
     pub name: String,
-    /// Whether these figures are somebody else's.
+    /// Whether others published these figures.
     pub published: bool,
     /// Its points, from left to right.
     pub points: Vec<(f64, f64)>,
-    /// Half the height of each point's confidence interval, where there is one; may be empty.
+    /// Half the height of each point's confidence interval, if there is one; may be empty.
     #[serde(default)]
     pub half_widths: Vec<Option<f64>>,
 }

@@ -1,9 +1,8 @@
-//! Studies: what is measured of whom, how often, over which links, and how it is reported.
+//! Studies: the targets under test, the measurements, their repetitions and links, and the report.
 //!
-//! A study says what it wants as a [`Plan`]; it starts nothing and waits for nothing. The runner
-//! makes the network, starts the targets under test, measures the cells interleaved, and writes every
-//! sample down at once, so that a run that was broken off goes on where it was. Of the finished
-//! [`Run`] the study makes a [`Report`].
+//! A study describes its measurements as a [`Plan`]; it does not start anything and does not wait. The runner creates
+//! the network, starts the targets under test, measures the cells interleaved, and stores each sample at once, so that
+//! an interrupted run can resume. The study creates a [`Report`] from the finished [`Run`].
 
 pub mod aravindan;
 mod layout;
@@ -29,108 +28,108 @@ use crate::record::{Labels, Outcome, Run, Scale};
 use crate::report::Report;
 use crate::target_under_test::{Medium, Running, TargetUnderTest, VolumeSpec};
 
-/// What whoever runs a study chose.
+/// The user's choices for a study.
 #[derive(Clone, Debug)]
 pub struct Choices {
-    /// How thoroughly.
+    /// The scale.
     pub scale: Scale,
-    /// Who takes part; the study's own choice if empty.
+    /// The targets under test; the study's default if empty.
     pub targets_under_test: Vec<TargetUnderTest>,
-    /// What volumes are on; the study's own choice if absent.
+    /// The medium of the volumes; the study's default if absent.
     pub medium: Option<Medium>,
-    /// Targets under test that the lab has not started may be written to.
+    /// Whether the lab may write to targets under test that it did not start.
     pub destroy: bool,
-    /// Links are made where a study wants them; else everything goes over what is there.
+    /// Whether to create the links of the study; otherwise the loads use the existing network.
     pub links: bool,
-    /// What the pseudo-random choices begin from.
+    /// The seed of the pseudorandom numbers.
     pub seed: u64,
 }
 
 /// A study.
 pub trait Study: Sync {
-    /// Its name on the command line.
+    /// Returns its name on the command line.
     fn name(&self) -> &'static str;
 
-    /// One sentence: what it measures, after whom.
+    /// Returns one sentence about its measurements and its authors.
     fn about(&self) -> &'static str;
 
-    /// What is to be measured; absent if the study takes its figures from elsewhere.
+    /// Returns the planned measurements; `None` if the study takes its figures from another source.
     fn plan(&self, choices: &Choices) -> Option<Plan>;
 
-    /// What came out, in the study's own layout, with the published figures beside.
+    /// Returns the report in the layout of the study, with the published figures next to the results.
     fn report(&self, run: &Run) -> Report;
 }
 
-/// What a study wants measured.
+/// The planned measurements of a study.
 #[derive(Debug, Default)]
 pub struct Plan {
     /// The links.
     pub links: Vec<LinkProfile>,
     /// The volumes of each target under test.
     pub volumes: Vec<VolumeSpec>,
-    /// Who takes part.
+    /// The targets under test.
     pub targets_under_test: Vec<TargetUnderTest>,
-    /// The limits of the links and of the media are measured first.
+    /// Whether to measure the limits of the links and of the media first.
     pub limits: bool,
-    /// The cells, in the order in which they are measured within a repetition.
+    /// The cells, in the order of their measurement within a repetition.
     pub points: Vec<Point>,
-    /// How often each cell is measured.
+    /// Number of measurements of each cell.
     pub repetitions: u32,
 }
 
 impl Plan {
-    /// How long all measurements take, about; preparations and limits come on top.
+    /// Returns the approximate time of all measurements, without preparations and limits.
     pub fn time(&self) -> Duration {
         self.points.iter().map(|point| point.time).sum::<Duration>() * self.repetitions
     }
 }
 
-/// A cell: one target under test's volume over one link.
+/// A cell: one volume of one target under test over one link.
 pub struct Point {
-    /// What makes it differ from the others. The runner adds nothing: name the target under test, the
-    /// link and the volume here where the report asks for them.
+    /// The labels that distinguish it from the others. The runner adds no labels: include the target under test, the
+    /// link and the volume if the report needs them.
     pub labels: Labels,
-    /// Which of the plan's targets under test, by its index.
+    /// Index of the target under test in the plan.
     pub target_under_test: usize,
-    /// Which of its volumes.
+    /// Name of the volume.
     pub volume: String,
-    /// Over which link.
+    /// Name of the link.
     pub link: String,
     /// Whether it writes.
     pub writes: bool,
-    /// How long it takes once, about.
+    /// Approximate time of one measurement.
     pub time: Duration,
-    /// What is done.
+    /// The measurement.
     pub measurement: Measurement,
 }
 
-/// What is done with the subject of a cell. It takes the thread until it is done, and runs with the
-/// sockets of the initiator's side.
+/// The measurement of a cell's subject. It blocks the calling thread until it ends, and uses the sockets of the
+/// initiator's side.
 pub type Measurement = Box<dyn Fn(&Subject<'_>) -> Outcome + Send + Sync>;
 
-/// What a measurement is done with.
+/// The subject of a measurement.
 #[derive(Debug)]
 pub struct Subject<'a> {
-    /// Where the volume answers.
+    /// The endpoint of the volume.
     pub endpoint: Endpoint,
     /// The target under test.
     pub running: &'a Running,
-    /// The link between.
+    /// The link to the target under test.
     pub link: &'a Link,
     /// The volume.
     pub volume: &'a VolumeSpec,
-    /// What the pseudo-random choices begin from; another one for each repetition.
+    /// The seed of the pseudorandom numbers; it differs for each repetition.
     pub seed: u64,
-    /// It is the lab's own, or may be written to.
+    /// Whether writes are permitted: the lab started the target or the user permitted them.
     pub may_write: bool,
 }
 
 impl Subject<'_> {
-    /// This load of the subject, for as long as nobody says otherwise.
+    /// Returns the options of a load on the subject, with the default duration.
     pub fn load_options(&self, access: Access) -> LoadOptions {
         let mut options = LoadOptions::new(self.endpoint.clone(), access);
         options.size = Some(Amount::Bytes(self.volume.bytes));
-        // Where less is touched, more is cached: its figures could not stand beside the others'.
+        // More of a smaller unit would be in a cache: its figures would not be comparable.
         options.least = self.volume.bytes;
         options.target_pids = self.running.pids();
         options.seed = self.seed;
@@ -138,9 +137,9 @@ impl Subject<'_> {
         options
     }
 
-    /// Puts a load on and says how it ended.
+    /// Runs a load and returns its outcome.
     pub fn put_on(&self, options: &LoadOptions) -> Outcome {
-        // Even where nothing is found that writing would destroy, and whatever the point said.
+        // This applies even if the load finds no content to destroy, and regardless of [`Point::writes`].
         if !self.may_write && !options.only_reads() {
             return Outcome::NotMeasured(NOT_TO_BE_WRITTEN.into());
         }
@@ -148,10 +147,10 @@ impl Subject<'_> {
     }
 }
 
-/// Why a cell is not measured that would write to what is not the lab's.
+/// The reason for which a cell that would write to a target that the lab did not start is not measured.
 const NOT_TO_BE_WRITTEN: &str = "it was not started by the lab, and writing needs --destroy";
 
-/// How a load ended: I/Os that failed make it a failure, whatever it showed besides.
+/// Returns the outcome of a load. A load with failed I/Os is a failure, regardless of its other results.
 pub fn outcome(ended: Result<LoadResult, LoadError>) -> Outcome {
     match ended {
         Err(error) => Outcome::Failed(error.to_string()),
@@ -163,7 +162,7 @@ pub fn outcome(ended: Result<LoadResult, LoadError>) -> Outcome {
     }
 }
 
-/// The measurement that most cells are: a load for a while.
+/// Returns the measurement of most cells: a load with a fixed duration.
 pub fn load_for(access: Access, warm_up: Duration, duration: Duration) -> Measurement {
     Box::new(move |subject| {
         let mut options = subject.load_options(access);
@@ -177,7 +176,7 @@ pub fn load_for(access: Access, warm_up: Duration, duration: Duration) -> Measur
 pub static ALL: &[&dyn Study] =
     &[&trinkle::Trinkle, &novell::Novell, &lu_du::LuDu, &lunden::Lunden, &aravindan::Aravindan];
 
-/// The study of this name.
+/// Returns the study with this name.
 pub fn find(name: &str) -> Option<&'static dyn Study> {
     ALL.iter().copied().find(|study| study.name() == name)
 }

@@ -26,49 +26,49 @@ use super::tally::LoadCounters;
 use super::work::{Shared, Work, fill_pattern};
 use super::{LoadError, LoadOptions};
 
-/// How long a blocking call may take, so that the clock is looked at.
+/// Maximum duration of a blocking call, after which the engine reads the clock.
 const BLOCKING_LIMIT: Duration = Duration::from_millis(100);
-/// How long one answer of the login and its commands may take.
+/// Maximum time to wait for one response of the login or of the preparing commands.
 const PREPARATION_LIMIT: Duration = Duration::from_secs(15);
-/// CHAP without the numbers over which targets disagree: tgt takes 7, SHA-256, for SHA1.
+/// CHAP algorithms without the numbers that targets interpret differently: tgt uses 7, SHA-256, for SHA1.
 const ALGORITHMS: &[Algorithm] = &[Algorithm::Sha3, Algorithm::Md5];
-/// Maximum of unit attentions that a session receives before one of its commands ends with GOOD.
+/// Maximum number of unit attentions that a session receives before one of its commands ends with GOOD.
 const UNIT_ATTENTION_LIMIT: u32 = 16;
 /// The additional sense code of "not ready to ready change, medium may have changed" (SPC-4 annex D).
 const MEDIUM_MAY_HAVE_CHANGED: u8 = 0x28;
 
-/// Where a session goes, and which of all it is.
+/// The destination of a session and its index.
 pub(super) struct SessionPlacement<'a> {
     pub(super) url: &'a Url,
     pub(super) address: SocketAddr,
     pub(super) index: u32,
 }
 
-/// A session with its open I/Os.
+/// An iSCSI session with its open I/Os.
 pub(super) struct Client {
     socket: Socket,
     connection: Connection,
     lun: [u8; 8],
     slots: Vec<Io>,
     free: Vec<u32>,
-    /// I/Os that ended with a unit attention. They are sent again.
+    /// Slots of I/Os that ended with a unit attention and that are sent again.
     again: Vec<u32>,
-    /// Unit attentions since an I/O ended well.
+    /// Number of unit attentions since the last successful I/O.
     attentions: u32,
-    /// What every write writes that is not verified.
+    /// The data of every write that is not verified.
     pattern: Payload,
     work: Work,
-    /// The socket has no room; the rest of the output waits.
+    /// Whether the send buffer of the socket is full and output is pending.
     blocked: bool,
     logout_sent: bool,
     logged_out: bool,
-    /// Whether the engine waits for room.
+    /// Whether the engine waits until the socket is writable.
     pub(super) watched_for_room: bool,
 }
 
 impl Client {
-    /// Connects, logs in, takes the unit attentions and asks for the capacity. The first session
-    /// makes the pattern for all.
+    /// Connects, logs in, consumes the pending unit attentions and reads the capacity. The first session creates the
+    /// pattern for all sessions.
     pub(super) fn log_in(
         options: &LoadOptions,
         place: SessionPlacement<'_>,
@@ -115,22 +115,22 @@ impl Client {
         })
     }
 
-    /// Whether I/Os may begin at another time than when one has ended.
+    /// Whether an I/O may start at another time than the end of the previous one.
     pub(super) fn is_timed(&self) -> bool {
         self.work.is_timed()
     }
 
-    /// When the next I/O is to begin, if there is room for it; `None` is not by time.
+    /// Returns the start time of the next I/O if a slot is free. `None` means that its start does not depend on time.
     pub(super) fn due(&self) -> Option<Instant> {
         if self.free.is_empty() { None } else { self.work.due() }
     }
 
-    /// I/Os that should have begun and have not.
+    /// Returns the number of I/Os that are due and have not started.
     pub(super) fn backlog(&self, now: Instant) -> u64 {
         self.work.backlog(now)
     }
 
-    /// From now on only these blocks are read.
+    /// Limits the session to reads of these blocks from now on.
     pub(super) fn read_back(&mut self, left: ReadBack) {
         self.work.read_back(left);
     }
@@ -147,7 +147,7 @@ impl Client {
         self.blocked
     }
 
-    /// No more I/Os: the open ones end, then comes the logout.
+    /// Logs out when no I/O is open.
     pub(super) fn stop(&mut self) {
         self.log_out_when_idle();
     }
@@ -163,8 +163,7 @@ impl Client {
         }
     }
 
-    /// Receives once, with or without waiting for something, and takes what came. Gives the time
-    /// at which it came.
+    /// Receives once, waiting for data if `wait` is set, and processes the data. Returns the time of receipt.
     pub(super) fn receive(
         &mut self,
         scratch: &mut [u8],
@@ -247,8 +246,7 @@ impl Client {
         }
     }
 
-    /// Whether the response is only a unit attention, which the unit reports before it carries commands out (SAM-5
-    /// 5.14).
+    /// Whether the response is only a unit attention, which the unit reports before it executes commands (SAM-5 5.14).
     #[cold]
     fn sends_again(&mut self, completion: &Completion, tally: &LoadCounters) -> bool {
         let attention = Sense::of(completion).filter(|sense| sense.key == SenseKey::UnitAttention);
@@ -258,7 +256,7 @@ impl Client {
             && attention.is_some_and(|sense| sense.asc != MEDIUM_MAY_HAVE_CHANGED)
     }
 
-    /// Issues as many I/Os as there is room for, and sends.
+    /// Issues as many I/Os as the free slots and the command window permit, and sends them.
     pub(super) fn issue_and_send(&mut self, tally: &LoadCounters) -> Result<(), LoadError> {
         if tally.leaving {
             self.free.append(&mut self.again);
@@ -314,7 +312,7 @@ impl Client {
         assert!(sent, "the window was open");
     }
 
-    /// The data of a write.
+    /// Returns the data of a write.
     fn payload(&self, io: &Io) -> Payload {
         if !self.work.verifies() {
             return self.pattern.clone();
@@ -354,7 +352,7 @@ fn login_options(options: &LoadOptions, url: &Url, index: u32) -> Result<LoginOp
     })
 }
 
-/// What a login led to, by the names of the keys (RFC 7143 §13).
+/// Returns the negotiated values by the names of their keys (RFC 7143 §13).
 fn negotiated(parameters: &Parameters) -> BTreeMap<String, String> {
     let digest = |kind| match kind {
         DigestKind::None => "None".to_owned(),
@@ -382,7 +380,7 @@ fn negotiated(parameters: &Parameters) -> BTreeMap<String, String> {
     keys.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-/// A session before the load, one exchange at a time.
+/// A session before the load starts; it has a maximum of one open exchange.
 struct Preparation<'a> {
     socket: Socket,
     connection: Connection,
@@ -391,7 +389,7 @@ struct Preparation<'a> {
 }
 
 impl Preparation<'_> {
-    /// Sends and receives until `wanted` takes an event.
+    /// Sends and receives until `wanted` returns a value for an event.
     fn wait<T>(&mut self, mut wanted: impl FnMut(Event) -> Option<T>) -> Result<T, LoadError> {
         loop {
             self.socket.send(&mut self.connection, SendFlags::empty())?;
@@ -424,7 +422,7 @@ impl Preparation<'_> {
         })
     }
 
-    /// The unit's number of blocks and their length.
+    /// Returns the unit's number of blocks and the block length.
     fn prepare(&mut self) -> Result<(u64, u32), LoadError> {
         for _ in 0..UNIT_ATTENTION_LIMIT {
             if self.command([opcode::TEST_UNIT_READY; 16], 0)?.is_good() {

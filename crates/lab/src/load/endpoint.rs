@@ -1,4 +1,4 @@
-//! What a load can be put on, and how it is written.
+//! The endpoints of a load and their syntax.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,20 +10,20 @@ use sarsen_initiator::nbd::{NbdUrl, NbdUrlError};
 use sarsen_initiator::{Url, UrlError};
 use sarsen_node::stores::{CacheMode, RamStore};
 
-/// What I/Os go to.
+/// The endpoint of the I/Os.
 #[derive(Clone, Debug)]
 pub enum Endpoint {
     /// A logical unit over iSCSI.
     Iscsi(Url),
     /// An export over NBD.
     Nbd(NbdUrl),
-    /// No protocol: memory of this program.
+    /// Memory of this program, without a protocol.
     Memory(OpenStore),
-    /// No protocol: a file or a block device.
+    /// A file or a block device, without a protocol.
     File {
-        /// Where it is.
+        /// Path of the file or device.
         path: PathBuf,
-        /// Through the page cache or past it, and when writes are durable.
+        /// Whether I/Os use the page cache, and when writes are durable.
         cache: CacheMode,
     },
 }
@@ -33,18 +33,18 @@ pub enum Endpoint {
 pub struct OpenStore(Arc<dyn Store>);
 
 impl OpenStore {
-    /// Any store.
+    /// Creates an endpoint from any store.
     pub fn new(store: Arc<dyn Store>) -> Self {
         Self(store)
     }
 
-    /// A disk of zeroes in memory, of whole blocks of 512 bytes.
+    /// Creates a disk of zeros in memory, with blocks of 512 bytes.
     pub fn ram(bytes: u64) -> std::io::Result<Self> {
         let size = BlockSize::B512;
         Ok(Self(Arc::new(RamStore::new(size, bytes >> size.shift())?)))
     }
 
-    /// The store.
+    /// Returns the store.
     pub fn store(&self) -> Arc<dyn Store> {
         self.0.clone()
     }
@@ -57,7 +57,7 @@ impl fmt::Debug for OpenStore {
 }
 
 impl Endpoint {
-    /// A file or a block device through the page cache.
+    /// Returns the endpoint of a file or a block device that uses the page cache.
     pub fn path(path: impl Into<PathBuf>) -> Self {
         Self::File { path: path.into(), cache: CacheMode::default() }
     }
@@ -75,22 +75,22 @@ impl From<NbdUrl> for Endpoint {
     }
 }
 
-/// Why a text names nothing that a load can be put on.
+/// The reason for which a text is not a valid endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointError {
-    /// An iSCSI URL with a mistake.
+    /// An invalid iSCSI URL.
     #[error(transparent)]
     Iscsi(#[from] UrlError),
-    /// An NBD URL with a mistake.
+    /// An invalid NBD URL.
     #[error(transparent)]
     Nbd(#[from] NbdUrlError),
-    /// A URL of another kind.
+    /// A URL with an unknown scheme.
     #[error(
         "{0:?} is no endpoint: write iscsi://host[:port]/target/lun, nbd://host[:port]/export, \
          nbd+unix:///export?socket=PATH, or the path of a file or block device"
     )]
     Scheme(String),
-    /// Nothing at all.
+    /// An empty text.
     #[error("not an endpoint; write iscsi://…, nbd://…, or the path of a file or block device")]
     Empty,
 }
@@ -98,12 +98,12 @@ pub enum EndpointError {
 impl FromStr for Endpoint {
     type Err = EndpointError;
 
-    /// `iscsi://…`, `nbd://…`, `nbd+unix://…`, or a path.
+    /// Parses `iscsi://…`, `nbd://…`, `nbd+unix://…`, or a path.
     fn from_str(text: &str) -> Result<Self, EndpointError> {
         match text.split_once("://") {
             Some(("iscsi" | "iscsis", _)) => Ok(Self::Iscsi(text.parse()?)),
             Some(("nbd" | "nbd+unix", _)) => Ok(Self::Nbd(text.parse()?)),
-            // What stands before an @ may be a secret, so it is not repeated.
+            // The error omits the rest of the URL: text before an @ may be a password.
             Some((scheme, _)) if !scheme.contains('/') => {
                 Err(EndpointError::Scheme(format!("{scheme}://")))
             }

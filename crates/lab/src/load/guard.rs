@@ -1,4 +1,4 @@
-//! Looks at what a load is to be put on, before it writes there.
+//! Checks the content of an endpoint before a load writes to it.
 
 use std::fs::{self, File};
 use std::io::{self, Seek as _, SeekFrom};
@@ -17,13 +17,12 @@ use sarsen_node::stores::StoreError;
 use super::stores::CONNECTION_LIMIT;
 use super::{Endpoint, LEAVE_LIMIT, LoadError, LoadOptions};
 
-/// What the endpoint holds that writes would destroy: file systems, partition tables, volume
-/// managers, RAID, swap, disk images. Takes the thread until it is told, which must not be a core
-/// of this program.
+/// Returns the content of the endpoint that writes would destroy: file systems, partition tables, volume managers,
+/// RAID, swap, disk images. Blocks the calling thread, which must not be a core of this program.
 pub fn look(options: &LoadOptions) -> Result<Option<Occupied>, LoadError> {
     let found = match &options.endpoint {
         Endpoint::Iscsi(url) => {
-            // A login asks for what the load will ask for.
+            // This login requires the same digests as the load.
             let offer = |wanted| if wanted { DigestOffer::Require } else { DigestOffer::None };
             let session = SessionOptions {
                 header_digest: offer(options.header_digest),
@@ -76,8 +75,8 @@ async fn of_store(store: Arc<dyn Store>) -> Result<Vec<Signature>, BlockError> {
 }
 
 fn of_file(path: &Path) -> io::Result<Vec<Signature>> {
-    // Of what is not there, or neither of these, who opens it to write says what is to be done about
-    // it; a pipe would never open here.
+    // A missing file, or another type of file, has no content to check. The later open for writing returns an error
+    // with advice. A pipe would block here.
     match fs::metadata(path).map(|metadata| metadata.file_type()) {
         Ok(kind) if kind.is_file() || kind.is_block_device() => {}
         Ok(_) => return Ok(Vec::new()),
@@ -109,7 +108,7 @@ mod tests {
         options
     }
 
-    /// Memory, and a file in a folder, that both begin as swap space does.
+    /// Returns memory and a file in a folder, both with a swap signature.
     fn swaps() -> (Vec<Endpoint>, tempfile::TempDir) {
         let mut image = vec![0; 4 * MIB];
         image[4086..4096].copy_from_slice(b"SWAPSPACE2");

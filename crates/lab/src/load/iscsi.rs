@@ -1,4 +1,4 @@
-//! The load over iSCSI: one thread, one wait for all sockets.
+//! The load over iSCSI: one thread waits for all sockets together.
 
 use std::net::ToSocketAddrs;
 use std::time::{Duration, Instant};
@@ -18,13 +18,13 @@ use super::tally::LoadCounters;
 use super::work::Shared;
 use super::{LEAVE_LIMIT, LoadError, LoadOptions, WAIT_LIMIT, system};
 
-/// Received bytes pass through here.
+/// Length of the buffer for received bytes.
 const SCRATCH_LENGTH: usize = 512 * 1024;
-/// Sockets of which one wait tells.
+/// Maximum number of sockets that one wait reports.
 const READY_LIMIT: usize = 64;
-/// Shorter waits are not left to the kernel, which wakes a thread this much too late.
+/// Delay of the kernel when it wakes a thread. The engine polls instead of waiting for less than this time.
 const WAKE_UP_DELAY: Duration = Duration::from_micros(100);
-/// What the wait calls its alarm; sockets have the numbers of their clients.
+/// The event data of the alarm. The event data of a socket is the index of its client.
 const ALARM: u64 = u64::MAX;
 
 /// See [`super::run`].
@@ -72,7 +72,7 @@ pub(super) fn put_on(
     Ok(result::result(options, &tally, &shared, usage, backlog))
 }
 
-/// Reads all that was written once more, when nothing is open any longer.
+/// Waits until no I/O is open, then reads all written blocks again.
 fn read_back(
     engine: &mut Engine,
     clients: &mut [Client],
@@ -109,7 +109,7 @@ fn log_in(options: &LoadOptions, url: &Url, shared: &mut Shared) -> Result<Vec<C
     Ok(clients)
 }
 
-/// Ends what is open and logs out. What goes wrong now changes no figure.
+/// Completes the open I/Os and logs out. Errors in this phase do not affect the results.
 fn leave(engine: &mut Engine, clients: &mut [Client], tally: &mut LoadCounters) {
     let deadline = sarsen_io::time::now() + LEAVE_LIMIT;
     clients.iter_mut().for_each(Client::stop);
@@ -120,14 +120,14 @@ fn leave(engine: &mut Engine, clients: &mut [Client], tally: &mut LoadCounters) 
     }
 }
 
-/// Waits for the sockets. A single one is waited for in the receive call itself.
+/// Waits for the sockets. A single session waits in the receive call itself.
 struct Engine {
     epoll: rustix::fd::OwnedFd,
-    /// Goes off when the next I/O is to begin: the time-out of a wait is of whole milliseconds (epoll_wait(2)).
+    /// Timer that expires when the next I/O is due: the timeout of a wait has whole milliseconds (epoll_wait(2)).
     alarm: rustix::fd::OwnedFd,
     events: Vec<epoll::Event>,
     scratch: Vec<u8>,
-    /// I/Os begin by the clock, not only when others have ended.
+    /// Whether I/Os also start at given times, not only when other I/Os end.
     timed: bool,
 }
 
@@ -153,7 +153,7 @@ impl Engine {
         Ok(Self { epoll, alarm, events, scratch, timed: false })
     }
 
-    /// Turns until then, or, without a time, once.
+    /// Runs turns until `end`, or one turn without `end`.
     fn run_until(
         &mut self,
         end: Option<Instant>,
@@ -175,7 +175,7 @@ impl Engine {
         }
     }
 
-    /// Issues and sends on every session.
+    /// Issues and sends I/Os on every session.
     fn serve_all(
         &mut self,
         clients: &mut [Client],
@@ -188,7 +188,7 @@ impl Engine {
         Ok(())
     }
 
-    /// One wait and what came of it. Gives the time after it.
+    /// Waits once and processes the events. Returns the time after that.
     fn turn(
         &mut self,
         clients: &mut [Client],
@@ -233,7 +233,7 @@ impl Engine {
         let now = sarsen_io::time::now();
         if self.timed {
             if clients.iter().all(Client::is_idle) {
-                // Nobody owes an answer.
+                // No response is pending.
                 tally.last_answer = now;
             }
             self.serve_all(clients, tally)?;
@@ -241,14 +241,14 @@ impl Engine {
         Ok(now)
     }
 
-    /// What went off before is forgotten with it.
+    /// Sets the alarm and clears its previous expiration.
     fn set_alarm(&self, wait: Duration) -> Result<(), LoadError> {
         let time = Itimerspec { it_interval: timespec(Duration::ZERO), it_value: timespec(wait) };
         let set = timerfd_settime(&self.alarm, TimerfdTimerFlags::empty(), &time);
         set.map(drop).map_err(system("set a timer"))
     }
 
-    /// Waits for room to send exactly while a socket has none.
+    /// Waits for writability only while the send buffer of the socket is full.
     fn watch(&self, client: &mut Client, index: u64) -> Result<(), LoadError> {
         if client.is_blocked() == client.watched_for_room {
             return Ok(());
@@ -264,12 +264,12 @@ impl Engine {
     }
 }
 
-/// Of less than a second.
+/// Converts a duration of less than one second.
 fn timespec(time: Duration) -> Timespec {
     Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() }
 }
 
-/// How long nothing is to be begun.
+/// Returns the time until the next I/O is due, minus the wake-up delay.
 fn wait_of(clients: &[Client]) -> Duration {
     let Some(due) = clients.iter().filter_map(Client::due).min() else { return WAIT_LIMIT };
     let left = due.saturating_duration_since(sarsen_io::time::now());

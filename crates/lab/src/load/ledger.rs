@@ -1,9 +1,9 @@
-//! What this run wrote, block by block, and whether it is read back.
+//! Records the content of each block that this run wrote, and verifies reads of it.
 //!
-//! Each logical block that is written says which block it is, of which generation, of which run,
-//! and has a checksum. No two I/Os of which one writes are open on the same block, so what an
-//! acknowledged write left is known exactly. When the load is over, all of it is read once more:
-//! what no read of the load came by is found then.
+//! Each written logical block contains its address, its generation, the ID of the run and a checksum. While a write is
+//! open on a block, no other I/O is open on it. Therefore the ledger knows the exact content after each acknowledged
+//! write. At the end, the load reads all written blocks again. This finds errors in blocks that the load itself did not
+//! read.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -14,14 +14,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::dice::Dice;
 
-/// Blocks that are kept track of; what is written beyond them is not verified.
+/// Maximum number of recorded blocks; writes to further blocks are not verified.
 const BLOCK_LIMIT: usize = 16 << 20;
-/// Mismatches that are told one by one.
+/// Maximum number of mismatches in the list.
 const MISMATCH_LIMIT: usize = 16;
-/// Says that a block is one of ours.
+/// Magic number of blocks that this program wrote.
 const MAGIC: [u8; 8] = *b"sarsenIO";
 
-/// The beginning of a block; a fill that follows from it makes up the rest.
+/// The first bytes of a block. The remaining bytes are a pattern that is derived from them.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct BlockStamp {
@@ -29,7 +29,7 @@ struct BlockStamp {
     run: U64,
     lba: U64,
     generation: U64,
-    /// CRC32C of the whole block while these four bytes are zero.
+    /// CRC32C of the whole block, calculated with zeros in these four bytes.
     checksum: [u8; 4],
     reserved: [u8; 4],
 }
@@ -37,65 +37,65 @@ struct BlockStamp {
 const STAMP_LENGTH: usize = 40;
 const _: () = assert!(size_of::<BlockStamp>() == STAMP_LENGTH);
 
-/// What a block is that is not what was written to it last.
+/// The type of a mismatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MismatchKind {
-    /// Some of its bytes are others.
+    /// Some bytes of the block differ.
     Corrupt,
-    /// It holds what this run had written to it before: a write was lost, or a read was stale.
+    /// The block contains an earlier write of this run to it: a write was lost, or a read was stale.
     Stale,
-    /// It holds what this run wrote to another block: a write or a read went astray.
+    /// The block contains data that this run wrote to another block: a write or a read was misdirected.
     Misdirected,
-    /// It holds nothing that this run wrote: a write was lost, or somebody else wrote.
+    /// The block contains no data of this run: a write was lost, or another program wrote to the block.
     Foreign,
 }
 
-/// A block that is not what was written to it last.
+/// A block whose content differs from the last write to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Mismatch {
     /// The block's address.
     pub block: u64,
-    /// What it is instead.
+    /// The type of the mismatch.
     pub kind: MismatchKind,
-    /// The block whose data it holds, if that is another.
+    /// The block to which this run wrote the data, if it is another block.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub holds_block: Option<u64>,
-    /// The block that holds the data of this one, if one of the listed does.
+    /// The listed block that contains the data of this block, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found_at: Option<u64>,
-    /// The same in words.
+    /// A description of the mismatch.
     pub detail: String,
 }
 
 #[derive(Default)]
 struct BlockState {
-    /// What the last acknowledged write left.
+    /// The generation of the last acknowledged write.
     known: Option<u64>,
-    /// What an open write will leave.
+    /// The generation of the open write.
     pending: Option<u64>,
     readers: u32,
 }
 
-/// The blocks of a unit.
+/// The recorded blocks of a logical unit.
 pub(super) struct Ledger {
     run: u64,
     block_length: usize,
     blocks: HashMap<u64, BlockState>,
-    /// Once the limit is reached, no block is added, ever: what is not here is not known.
+    /// Whether the limit was reached. After that, the ledger adds no block; the content of other blocks is unknown.
     full: bool,
     generation: u64,
     expected: Vec<u8>,
-    /// Blocks that were held against what was written.
+    /// Number of blocks that were compared with the written data.
     pub(super) verified: u64,
-    /// Blocks that were something else.
+    /// Number of blocks that differed.
     pub(super) mismatches: u64,
-    /// The first of these, each block and kind once.
+    /// The first mismatches; each block and type occurs once.
     listed: Vec<Mismatch>,
 }
 
 impl Ledger {
-    /// Blocks shorter than a stamp cannot be verified.
+    /// Creates a ledger. Returns `None` if a block is too short for a stamp or not a multiple of 8 bytes.
     pub(super) fn new(run: u64, block_length: u32) -> Option<Self> {
         let block_length = block_length as usize;
         (block_length >= STAMP_LENGTH && block_length.is_multiple_of(8)).then(|| Self {
@@ -111,12 +111,12 @@ impl Ledger {
         })
     }
 
-    /// Bytes of a block.
+    /// Returns the number of bytes of a block.
     pub(super) const fn block_length(&self) -> u32 {
         self.block_length as u32
     }
 
-    /// Whether an I/O may be open now; if so, it is until it has ended.
+    /// Returns whether an I/O may start now. If it may, the ledger records it as open until it ends.
     pub(super) fn admit(&mut self, lba: u64, blocks: u32, reads: bool) -> bool {
         let range = lba..lba + u64::from(blocks);
         let free = range.clone().all(|block| {
@@ -144,7 +144,7 @@ impl Ledger {
         true
     }
 
-    /// The data of a write in flight.
+    /// Fills a buffer with the data of an open write.
     pub(super) fn fill(&self, lba: u64, data: &mut [u8]) {
         for (block, number) in data.chunks_exact_mut(self.block_length).zip(lba..) {
             // The verification ignores blocks whose content is not recorded here.
@@ -153,7 +153,7 @@ impl Ledger {
         }
     }
 
-    /// A write has ended. If it failed, nobody knows what is there.
+    /// Records the end of a write. After a failed write, the content of its blocks is unknown.
     pub(super) fn end_write(&mut self, lba: u64, blocks: u32, good: bool) {
         for block in lba..lba + u64::from(blocks) {
             if let Some(state) = self.blocks.get_mut(&block) {
@@ -162,7 +162,7 @@ impl Ledger {
         }
     }
 
-    /// A read has ended, with its data if it was good.
+    /// Records the end of a read and verifies its data if it succeeded.
     pub(super) fn end_read(&mut self, lba: u64, blocks: u32, data: Option<&[u8]>) {
         for (block, index) in (lba..lba + u64::from(blocks)).zip(0..) {
             let Some(state) = self.blocks.get_mut(&block) else { continue };
@@ -198,7 +198,7 @@ impl Ledger {
         }
     }
 
-    /// The first mismatches. A block whose data another one holds names that.
+    /// Returns the first mismatches. A mismatch names the listed block that contains its data.
     pub(super) fn listed(&self) -> Vec<Mismatch> {
         let holder = |block| self.listed.iter().find(|other| other.holds_block == Some(block));
         let listed = self.listed.iter().map(|mismatch| {
@@ -212,7 +212,7 @@ impl Ledger {
         listed.collect()
     }
 
-    /// All blocks of which it is known what they hold, in order, in runs of at most `limit`.
+    /// Returns all blocks with known content, in order, as runs of a maximum of `limit` blocks.
     pub(super) fn known(&self, limit: u32) -> VecDeque<(u64, u32)> {
         let known = self.blocks.iter().filter(|(_, state)| state.known.is_some());
         let mut blocks: Vec<u64> = known.map(|(&block, _)| block).collect();
@@ -249,7 +249,7 @@ fn render(block: &mut [u8], run: u64, lba: u64, generation: u64) {
     block[..STAMP_LENGTH].copy_from_slice(stamp.as_bytes());
 }
 
-/// What is wrong with a block that is not the expected one: its kind, the block that it is, words.
+/// Returns the type of a mismatch, the block whose data was found, and a description.
 fn describe(
     run: u64,
     lba: u64,
@@ -295,7 +295,7 @@ mod tests {
 
     const LENGTH: usize = 512;
 
-    /// A ledger and a disk of ten blocks, each written `times`.
+    /// Returns a ledger and the images of a disk of ten blocks, each written `times` times.
     fn written(times: u32) -> (Ledger, Vec<Vec<u8>>) {
         let mut ledger = Ledger::new(7, LENGTH as u32).unwrap();
         let mut disk = Vec::new();

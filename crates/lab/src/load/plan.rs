@@ -1,4 +1,4 @@
-//! What a session does next.
+//! Plans the I/Os of a session.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -13,30 +13,30 @@ use crate::distribution::Places;
 use crate::fio::Amount;
 use crate::mix::Mix;
 
-/// One I/O.
+/// An I/O.
 #[derive(Clone, Copy)]
 pub(super) struct Io {
     pub(super) reads: bool,
     pub(super) lba: u64,
-    /// Logical blocks.
+    /// Number of logical blocks.
     pub(super) blocks: u32,
     pub(super) bytes: u32,
-    /// When it should have begun: its latency counts from here.
+    /// Due time of the I/O: its latency starts here.
     pub(super) intended: Instant,
 }
 
-/// The unit that the I/Os go to.
+/// The part of the logical unit that the I/Os use.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
-    /// Where the part that is worked on begins.
+    /// First block of that part.
     pub(super) base: u64,
-    /// How many blocks it has.
+    /// Number of blocks of that part.
     pub(super) blocks: u64,
     pub(super) block_length: u32,
 }
 
 impl Unit {
-    /// The part of a unit of `blocks` that the options choose.
+    /// Returns the part that the options select of a unit of `blocks` blocks.
     pub(super) fn new(options: &LoadOptions, blocks: u64, block_length: u32) -> Self {
         let whole = blocks.saturating_mul(block_length.into());
         let bytes = |amount| match amount {
@@ -51,7 +51,7 @@ impl Unit {
         Self { base, blocks: wanted.min(blocks - base), block_length }
     }
 
-    /// Whether I/Os of so many bytes fit.
+    /// Checks that I/Os of `block_bytes` bytes fit into the unit.
     pub(super) fn check(self, block_bytes: u32) -> Result<(), LoadError> {
         let Self { blocks, block_length, .. } = self;
         let fits = block_length > 0
@@ -61,23 +61,23 @@ impl Unit {
     }
 }
 
-/// Where I/Os come from.
+/// The source of the I/Os.
 pub(super) enum Source {
-    /// One size, even places, a closed loop: the lightest.
+    /// One size, uniformly distributed addresses, a closed loop: the source with the lowest cost.
     Plain(Plan),
-    /// Everything else that is drawn.
+    /// All other generated loads.
     Mixed(Box<Mixed>),
     /// A trace, shared by all sessions.
     Replay(Rc<RefCell<Feed>>),
-    /// What is read once more when the load is over, shared by all sessions.
+    /// The written blocks, which the sessions together read again when the load is over.
     ReadBack(ReadBack),
 }
 
-/// First blocks and numbers of blocks that are still to be read.
+/// Runs of blocks that are still to be read: the first block and the number of blocks.
 pub(super) type ReadBack = Rc<RefCell<VecDeque<(u64, u32)>>>;
 
 impl Source {
-    /// What the options ask of session `index`. Every part has been checked against the unit.
+    /// Returns the source of session `index`. The caller has checked every I/O size against the unit.
     pub(super) fn new(options: &LoadOptions, unit: Unit, index: u32) -> Self {
         let seed = options.seed.wrapping_add(u64::from(index));
         let first = unit.blocks / u64::from(options.sessions) * u64::from(index);
@@ -93,13 +93,13 @@ impl Source {
     }
 }
 
-/// Where I/Os go and what they do.
+/// The plan of a closed loop with one I/O size.
 pub(super) struct Plan {
     access: Access,
     unit: Unit,
-    /// Logical blocks of an I/O.
+    /// Number of logical blocks of an I/O.
     blocks: u32,
-    /// I/Os that the unit has room for, side by side.
+    /// Number of I/Os that fit into the unit without overlap.
     units: u64,
     next_unit: u64,
     dice: Dice,
@@ -120,14 +120,14 @@ impl Plan {
     }
 }
 
-/// A part of the mix on this unit.
+/// A part of the mix, in blocks of this unit.
 struct Drawn {
-    /// The sum of the weights up to and with this part.
+    /// The sum of the weights of all parts up to and including this part.
     until: u64,
     read_percent: u32,
     random_percent: u32,
     blocks: u32,
-    /// Blocks between the places where it may begin.
+    /// Number of blocks between two permitted start addresses.
     grid: u64,
     places: Places,
 }
@@ -136,7 +136,7 @@ struct Drawn {
 pub(super) struct Mixed {
     parts: Vec<Drawn>,
     unit: Unit,
-    /// The block behind the last I/O.
+    /// The block after the last I/O.
     cursor: u64,
     dice: Dice,
     pace: Option<Pace>,
@@ -146,7 +146,7 @@ pub(super) struct Mixed {
 struct Pace {
     interval: Duration,
     offset: Duration,
-    /// The next arrival; unknown until the first turn.
+    /// The time of the next arrival; unknown before the first turn.
     next: Option<Instant>,
 }
 
@@ -177,12 +177,12 @@ impl Mixed {
         Self { parts, unit, cursor: first, dice: Dice::new(seed), pace }
     }
 
-    /// When the next I/O is to begin; `None` is as soon as possible.
+    /// Returns the due time of the next I/O; `None` means as soon as possible.
     pub(super) fn due(&self) -> Option<Instant> {
         self.pace.as_ref().and_then(|pace| pace.next)
     }
 
-    /// Arrivals that were due before `now` and have not begun.
+    /// Returns the number of I/Os that were due before `now` and have not started.
     pub(super) fn backlog(&self, now: Instant) -> u64 {
         let Some(Pace { interval, next: Some(next), .. }) = self.pace else { return 0 };
         match now.checked_duration_since(next) {
@@ -191,8 +191,8 @@ impl Mixed {
         }
     }
 
-    /// The next I/O, if it is time. `admit` says whether it may be open next to the others; if it
-    /// may not for a number of draws, it is put off.
+    /// Returns the next I/O if it is due. `admit` returns whether the I/O may be open together with the others. If it
+    /// rejects 16 I/Os, this function returns `None`.
     pub(super) fn next(&mut self, now: Instant, mut admit: impl FnMut(&Io) -> bool) -> Option<Io> {
         const DRAWS: u32 = 16;
         let mut intended = now;

@@ -1,4 +1,4 @@
-//! CPU time and memory of processes, as the kernel tells them.
+//! CPU time and memory of processes, as the kernel reports them.
 
 use std::fs;
 use std::io;
@@ -8,7 +8,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::LoadError;
 
-/// What a measurement took.
+/// The resources that a measurement used.
 pub(super) struct Usage {
     pub(super) seconds: f64,
     pub(super) client_ns: u64,
@@ -16,7 +16,7 @@ pub(super) struct Usage {
     pub(super) target_rss_kib: u64,
 }
 
-/// Time and CPU time from its start on, of the calling thread and the target's processes.
+/// Measures elapsed time and the CPU time of the calling thread and of the target's processes.
 pub(super) struct Meter<'a> {
     pids: &'a [u32],
     begin: Instant,
@@ -35,7 +35,7 @@ impl<'a> Meter<'a> {
         self.begin
     }
 
-    /// What was used until `end`, which is now.
+    /// Returns the usage until `end`, which is now.
     pub(super) fn stop(&self, end: Instant) -> Result<Usage, LoadError> {
         Ok(Usage {
             seconds: end.duration_since(self.begin).as_secs_f64(),
@@ -46,13 +46,13 @@ impl<'a> Meter<'a> {
     }
 }
 
-/// CPU time of the calling thread.
+/// Returns the CPU time of the calling thread.
 fn own_cpu_ns() -> u64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// CPU time of all threads of these processes. Threads that ended take theirs with them.
+/// Returns the CPU time of all existing threads of these processes. The CPU time of ended threads is not included.
 fn cpu_ns(pids: &[u32]) -> Result<u64, LoadError> {
     let mut total = 0;
     for &pid in pids {
@@ -72,7 +72,7 @@ fn process_cpu_ns(pid: u32) -> io::Result<u64> {
     Ok(total)
 }
 
-/// Resident memory of these processes.
+/// Returns the resident memory of these processes.
 fn resident_kib(pids: &[u32]) -> Result<u64, LoadError> {
     let mut total = 0;
     for &pid in pids {

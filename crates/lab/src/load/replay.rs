@@ -1,4 +1,4 @@
-//! A trace as a load: all sessions take their requests from one feed.
+//! Replays a trace: all sessions take their requests from one feed.
 
 use std::time::{Duration, Instant};
 
@@ -8,23 +8,23 @@ use super::LoadError;
 use super::plan::{Io, Unit};
 use crate::trace::{Request, TraceError};
 
-/// The longest request that is replayed, in bytes.
+/// Maximum length of a replayed request in bytes.
 pub(super) const LENGTH_LIMIT: u32 = 16 << 20;
 
-/// The requests of a trace, or why there are no more.
+/// The requests of a trace, or the error that ended it.
 pub type Requests = Box<dyn Iterator<Item = Result<Request, TraceError>>>;
 
-/// A trace, read as it is needed.
+/// A trace that is read on demand.
 pub(super) struct Feed {
     requests: Requests,
     ahead: Option<Request>,
-    /// How much faster than it was recorded; `None` is as fast as possible.
+    /// Factor by which the replay is faster than the recording; `None` means as fast as possible.
     speed: Option<f64>,
     begin: Option<Instant>,
     ended: bool,
-    /// What a write would destroy without leave.
+    /// The content of the endpoint that a write would destroy, if writes are not permitted.
     pub(super) occupied: Option<Occupied>,
-    /// Requests that lay beyond the unit and were brought into it.
+    /// Number of requests beyond the end of the unit that were moved into it.
     pub(super) wrapped: u64,
 }
 
@@ -37,15 +37,15 @@ impl Feed {
         self.ended
     }
 
-    /// When the next request is to begin; `None` is as soon as possible, or never.
+    /// Returns the due time of the next request; `None` means as soon as possible, or never.
     pub(super) fn due(&self) -> Option<Instant> {
         let (begin, request, speed) = (self.begin?, self.ahead?, self.speed?);
-        // A request beyond what a clock can tell is not due.
+        // A request whose time exceeds the range of the clock is never due.
         let after = Duration::try_from_secs_f64(request.at.as_secs_f64() / speed).ok()?;
         begin.checked_add(after)
     }
 
-    /// The next request, if it is time for it.
+    /// Returns the next request if it is due.
     pub(super) fn next(&mut self, now: Instant, unit: Unit) -> Result<Option<Io>, LoadError> {
         self.begin.get_or_insert(now);
         if self.ahead.is_none() && !self.ended {
@@ -65,7 +65,7 @@ impl Feed {
         self.place(request, due.unwrap_or(now), unit).map(Some)
     }
 
-    /// A request in whole blocks of the unit. What lies beyond its end begins anew at its start.
+    /// Converts a request to whole blocks of the unit. Addresses beyond the end of the unit wrap around.
     fn place(&mut self, request: Request, at: Instant, unit: Unit) -> Result<Io, LoadError> {
         let Request { reads, offset, length, .. } = request;
         let block = u64::from(unit.block_length);

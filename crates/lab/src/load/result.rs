@@ -1,4 +1,4 @@
-//! What a load showed.
+//! The result of a load.
 
 use std::collections::BTreeMap;
 
@@ -12,18 +12,18 @@ use super::tally::LoadCounters;
 use super::work::Shared;
 use crate::record::{Bucket, Measures, Series, figure};
 
-/// Buckets of latencies for each power of ten, and how many buckets are the most.
+/// Number of latency buckets for each power of ten, and the maximum number of buckets.
 const BUCKETS_PER_DECADE: f64 = 20.0;
 const BUCKET_LIMIT: f64 = 100.0;
-/// For latencies that lie further apart than that allows.
+/// Number of buckets for each power of ten if the latencies would exceed that maximum.
 const COARSE_BUCKETS_PER_DECADE: f64 = 8.0;
 
-/// What was measured.
+/// The measured values.
 #[derive(Clone, Debug, Serialize)]
 pub struct LoadResult {
-    /// I/Os a second.
+    /// I/Os per second.
     pub iops: f64,
-    /// Millions of bytes a second.
+    /// Megabytes (10^6 bytes) per second.
     pub mb_per_s: f64,
     /// Mean latency.
     pub mean_us: f64,
@@ -48,10 +48,10 @@ pub struct LoadResult {
     /// I/Os that failed, from the first one on: they ended with a status other than GOOD or transferred too little.
     /// No other figure counts them.
     pub errors: u64,
-    /// What the first error was.
+    /// Description of the first error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_error: Option<String>,
-    /// I/Os that ended well within the measurement.
+    /// Number of successful I/Os within the measurement.
     pub ios: u64,
     /// Length of the measurement.
     pub seconds: f64,
@@ -61,44 +61,44 @@ pub struct LoadResult {
     /// Latencies of the writes; absent if there were none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub writes: Option<Latency>,
-    /// I/Os a second that were asked for, of an open loop.
+    /// Requested I/Os per second of an open loop.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<f64>,
-    /// I/Os of an open loop that should have begun before the end and had not: if there are more
-    /// than a few, the target does not keep up, and the latencies are too low.
+    /// Number of I/Os of an open loop that were due before the end and did not start. If there are more than a few, the
+    /// target is too slow for the rate, and the reported latencies are too low.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backlog: Option<u64>,
-    /// Blocks that were held against what this run had written, if it verifies.
+    /// Number of blocks that were compared with the data that this run wrote, if it verifies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verified_blocks: Option<u64>,
-    /// Blocks of these that were something else.
+    /// Number of compared blocks that differed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mismatches: Option<u64>,
-    /// The first of these, at most 16, each block and kind once.
+    /// The first mismatches, a maximum of 16; each block and type occurs once.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mismatched: Vec<Mismatch>,
-    /// Blocks that were read once more when the load was over: all that it wrote.
+    /// Number of written blocks that were read again when the load was over.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_back_blocks: Option<u64>,
-    /// Requests of a trace that lay beyond the unit and were brought into it.
+    /// Number of requests of a trace beyond the end of the unit that were moved into it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wrapped: Option<u64>,
-    /// Whether five equal parts of the measurement spread over at most 20 % of their average IOPS
-    /// and drift by at most 10 % of it, which is what the SNIA calls steady.
+    /// Whether the load reached the steady state of the SNIA: the IOPS of five equal parts of the measurement differ by
+    /// a maximum of 20 % of their average, and their trend is a maximum of 10 % of it.
     pub steady: bool,
-    /// What the first session negotiated, by the names of the keys.
+    /// The values that the first session negotiated, by the names of the keys.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub parameters: BTreeMap<String, String>,
-    /// How often which latency was seen: at most some hundred buckets, each longer than the one
-    /// before by the same factor.
+    /// The histogram of the latencies: a maximum of about a hundred buckets. Each bucket is longer than the previous
+    /// one by the same factor.
     pub latencies: Vec<Bucket>,
-    /// I/Os a second over the measurement; absent if it was too short.
+    /// I/Os per second over the time of the measurement; absent if it was too short.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub series: Option<Series>,
 }
 
 impl LoadResult {
-    /// The same as a record keeps it.
+    /// Returns the result in the form that a record stores.
     pub fn measures(&self) -> Measures {
         let figures = [
             (figure::IOPS, Some(self.iops)),
@@ -128,17 +128,17 @@ impl LoadResult {
 /// Latencies of one kind of I/O.
 #[derive(Clone, Debug, Serialize)]
 pub struct Latency {
-    /// How many I/Os.
+    /// Number of I/Os.
     pub ios: u64,
-    /// Mean.
+    /// Mean latency.
     pub mean_us: f64,
-    /// Median.
+    /// Median latency.
     pub p50_us: f64,
-    /// 99th percentile.
+    /// 99th percentile of the latency.
     pub p99_us: f64,
-    /// 99.9th percentile.
+    /// 99.9th percentile of the latency.
     pub p999_us: f64,
-    /// The longest.
+    /// Longest latency.
     pub max_us: f64,
 }
 
@@ -156,8 +156,8 @@ impl Latency {
     }
 }
 
-/// The histogram in few buckets, whose borders are the same for every load. A first one without
-/// I/Os says where the shortest begin.
+/// Returns the histogram in few buckets with the same bounds for every load. The first bucket is empty: its upper bound
+/// is the lower bound of the next one.
 fn buckets(histogram: &Histogram<u64>) -> Vec<Bucket> {
     if histogram.is_empty() {
         return Vec::new();
@@ -177,7 +177,7 @@ fn buckets(histogram: &Histogram<u64>) -> Vec<Bucket> {
     (first..).zip(counts).map(|(at, count)| Bucket { upper_us: upper_us(at), count }).collect()
 }
 
-/// The figures of what was counted.
+/// Calculates the result from the counters.
 pub(super) fn result(
     options: &LoadOptions,
     tally: &LoadCounters,
@@ -186,7 +186,7 @@ pub(super) fn result(
     backlog: u64,
 ) -> LoadResult {
     let mut all = tally.reads.clone();
-    // Both have the same bounds.
+    // Both histograms have the same bounds.
     let added = all.add(&tally.writes);
     assert!(added.is_ok(), "histograms of the same bounds");
     let Usage { seconds, client_ns, target_ns, target_rss_kib } = usage;

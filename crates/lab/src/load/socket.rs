@@ -13,9 +13,9 @@ use sarsen_proto::iscsi::initiator::Connection;
 
 use super::LoadError;
 
-/// Pieces of one vectored send.
+/// Maximum number of pieces of one vectored send.
 const PIECE_LIMIT: usize = 512;
-/// The congestion control that costs least over a short path.
+/// The congestion control with the lowest CPU cost over a short path.
 const CONGESTION: &str = "cubic";
 
 pub(super) struct Socket {
@@ -24,7 +24,7 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// Connects, by TLS where the portal is spoken to so. Each step may take this long.
+    /// Connects, with TLS if the portal requires it. `limit` applies to each step.
     pub(super) fn connect(
         portal: &Portal,
         address: SocketAddr,
@@ -33,7 +33,7 @@ impl Socket {
         let io_error = |source| LoadError::System { what: "connect", source };
         let tcp = TcpStream::connect_timeout(&address, limit).map_err(io_error)?;
         tcp.set_nodelay(true).map_err(io_error)?;
-        // A kernel may lack it, or reserve it for root: then it is as it is.
+        // The kernel may not support this algorithm or may permit it to root only; then the default remains.
         let _ = sockopt::set_tcp_congestion(&tcp, CONGESTION);
         let mut socket = Self { tcp, machine: None };
         socket.set_read_timeout(limit)?;
@@ -56,13 +56,13 @@ impl Socket {
         self.tcp.set_read_timeout(Some(limit)).map_err(io_error)
     }
 
-    /// What is waited on.
+    /// Returns the socket to wait for.
     pub(super) const fn tcp(&self) -> &TcpStream {
         &self.tcp
     }
 
-    /// Receives once, with or without waiting for something; `None` if nothing came, zero at the
-    /// end.
+    /// Receives once, waiting for data if `wait` is set. Returns `None` if there was no data, zero at the end of the
+    /// stream.
     pub(super) fn receive(
         &mut self,
         scratch: &mut [u8],
@@ -79,12 +79,12 @@ impl Socket {
         }
     }
 
-    /// Whether there is more to receive of which the system knows nothing.
+    /// Whether the TLS machine has buffered input that the kernel does not report.
     pub(super) fn keeps_more(&mut self) -> bool {
         self.machine.as_mut().is_some_and(|machine| machine.has_input())
     }
 
-    /// Sends what is ready. False if the system took less.
+    /// Sends the pending output. Returns false if the kernel accepted only a part of it.
     pub(super) fn send(
         &mut self,
         connection: &mut Connection,
@@ -115,7 +115,7 @@ impl Socket {
     }
 }
 
-/// The target would take an encrypted session that just ends for one that was cut.
+/// Closes TLS: without a close message, the target would regard the session as truncated.
 impl Drop for Socket {
     fn drop(&mut self) {
         if let Some(machine) = &mut self.machine {
@@ -125,7 +125,7 @@ impl Drop for Socket {
     }
 }
 
-/// Bytes that are less than a whole record are not what is waited for.
+/// Receives and decrypts. If `wait` is set, it continues until a whole record has arrived.
 fn receive_decrypted(
     machine: &mut Machine,
     tcp: &TcpStream,
@@ -147,7 +147,7 @@ fn receive_decrypted(
     }
 }
 
-/// Waits, if it does, before the first bytes alone.
+/// Returns a function that reads. Only its first call waits, and only if `wait` is set.
 fn reading(tcp: &TcpStream, wait: bool) -> impl FnMut(&mut [u8]) -> io::Result<usize> {
     let mut flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
     move |bytes| {
@@ -168,7 +168,7 @@ fn writing(tcp: &TcpStream, flags: SendFlags) -> impl FnMut(&[IoSlice<'_>]) -> i
 fn slices<'a>(pieces: &[Piece<'a>]) -> Vec<IoSlice<'a>> {
     let bytes = pieces.iter().filter_map(|piece| match piece {
         Piece::Bytes(bytes) => Some(IoSlice::new(bytes)),
-        // Nothing that is written here is a store's memory.
+        // The initiator never sends shared memory of a store.
         Piece::Shared { .. } => None,
     });
     bytes.collect()

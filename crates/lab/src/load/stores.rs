@@ -1,8 +1,8 @@
-//! The load on stores: what is measured without a protocol, or over one that offers a store.
+//! The load on stores, which need no protocol or use one that offers a store.
 //!
-//! One task keeps the I/Os of all sessions open. A store that answers at once is asked again at
-//! once; the others are waited for together. Data that a store only lends (memory that is sent
-//! without a copy) is copied out: otherwise a read would move nothing.
+//! One task keeps the I/Os of all sessions open. If a store responds at once, the task submits the next I/O at once.
+//! The task waits for all other stores together. If a store only lends its memory (to send it without a copy), the task
+//! copies the data: otherwise a read would not move any data.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -30,9 +30,9 @@ use super::tally::LoadCounters;
 use super::work::{Shared, Work, fill_pattern};
 use super::{Endpoint, LEAVE_LIMIT, LoadError, LoadOptions, WAIT_LIMIT};
 
-/// How long an NBD server may take to give an export.
+/// Maximum time in which an NBD server provides an export.
 pub(super) const CONNECTION_LIMIT: Duration = Duration::from_secs(15);
-/// The runtime's timers are this coarse: shorter waits are turns of its loop.
+/// Resolution of the runtime's timers. For shorter waits, the engine yields to the event loop instead.
 const TIMER_STEP: Duration = Duration::from_millis(2);
 
 type Answered = Result<Reply, BlockError>;
@@ -49,7 +49,7 @@ pub(super) fn put_on(options: &LoadOptions, shared: Shared) -> Result<LoadResult
         .map_err(|source| LoadError::System { what: "start the runtime", source })?
 }
 
-/// The stores of the sessions: one for all, or a connection each.
+/// Opens the stores of the sessions: one store for all, or one connection for each.
 async fn open(options: &LoadOptions, replays: bool) -> Result<Vec<Session>, LoadError> {
     let sessions = options.sessions as usize;
     match &options.endpoint {
@@ -77,7 +77,7 @@ fn open_file(path: &Path, cache: CacheMode, read_only: bool) -> Result<FileStore
     let block_size = BlockSize::B512;
     let mut file = FileOptions { path: path.to_owned(), size: None, block_size, cache, read_only };
     FileStore::open(&file).or_else(|error| {
-        // Some devices, and direct I/O on some file systems, take no less than this.
+        // The minimum block size of some devices, and of direct I/O on some file systems, is 4096 bytes.
         file.block_size = BlockSize::B4096;
         match error {
             StoreError::Unfit { .. } => FileStore::open(&file).map_err(|_| error),
@@ -86,15 +86,15 @@ fn open_file(path: &Path, cache: CacheMode, read_only: bool) -> Result<FileStore
     })
 }
 
-/// What a session works on.
+/// The store of a session.
 #[derive(Clone)]
 struct Session {
     store: Arc<dyn Store>,
-    /// The same, if it is a connection that is to be left in good order.
+    /// The same store, if it is a connection that the engine must disconnect cleanly.
     connection: Option<Arc<NbdStore>>,
 }
 
-/// What a server says of an export.
+/// Returns the properties of an export that the server reported.
 fn parameters(store: &NbdStore) -> BTreeMap<String, String> {
     let export = store.export();
     let can = |flag| if export.has(flag) { "yes" } else { "no" }.to_owned();
@@ -108,7 +108,7 @@ fn parameters(store: &NbdStore) -> BTreeMap<String, String> {
     facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// One of the sessions.
+/// A session with its work.
 struct Lane {
     session: Session,
     size: BlockSize,
@@ -116,7 +116,7 @@ struct Lane {
     open: u32,
 }
 
-/// An I/O that a store is carrying out.
+/// An I/O that a store is executing.
 struct Open {
     lane: usize,
     io: Option<Io>,
@@ -135,7 +135,7 @@ impl Future for Open {
     }
 }
 
-/// A timer and when it goes off.
+/// A timer and its expiration time.
 struct Alarm {
     at: Instant,
     timer: LocalFuture<()>,
@@ -153,9 +153,9 @@ struct Engine<'a> {
     lanes: Vec<Lane>,
     open: FuturesUnordered<Open>,
     tally: LoadCounters,
-    /// What every write writes that is not verified.
+    /// The data of every write that is not verified.
     pattern: Buffer,
-    /// Where data goes that a store only lends.
+    /// Buffer for data that a store only lends.
     scratch: Buffer,
     alarm: Alarm,
 }
@@ -211,7 +211,7 @@ impl<'a> Engine<'a> {
         Ok(result::result(self.options, &self.tally, &self.shared, usage, backlog))
     }
 
-    /// Reads all that was written once more, when nothing is open any longer.
+    /// Waits until no I/O is open, then reads all written blocks again.
     async fn read_back(&mut self) -> Result<(), LoadError> {
         for lane in &mut self.lanes {
             lane.work.read_back(self.shared.left.clone());
@@ -221,8 +221,7 @@ impl<'a> Engine<'a> {
         self.run_until(None).await
     }
 
-    /// Turns until then, or, without a time, until the trace, or what is left to be read, has
-    /// ended.
+    /// Runs the engine until `end`. Without `end`, it runs until the trace or the read-back has ended.
     async fn run_until(&mut self, end: Option<Instant>) -> Result<(), LoadError> {
         loop {
             let answered = self.issue(end)?;
@@ -240,7 +239,7 @@ impl<'a> Engine<'a> {
                 return Ok(());
             }
             if self.open.is_empty() {
-                // Nobody owes an answer.
+                // No response is pending.
                 self.tally.last_answer = now;
             }
             if now.saturating_duration_since(self.tally.last_answer) > self.options.stall_limit {
@@ -266,15 +265,16 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// When the next I/O is to begin for which there is room; `None` is not by time.
+    /// Returns the due time of the next I/O of all sessions with a free slot. `None` means that no start depends on
+    /// time.
     fn due(&self) -> Option<Instant> {
         let depth = self.options.queue_depth();
         let free = self.lanes.iter().filter(|lane| lane.open < depth);
         free.filter_map(|lane| lane.work.due()).min()
     }
 
-    /// Begins as many I/Os as there is room for; of a store that answers at once, as many as a
-    /// queue is deep. Whether any was answered.
+    /// Starts as many I/Os as the queue depth permits. For a store that responds at once, the number per call is the
+    /// queue depth. Returns whether any I/O was completed.
     fn issue(&mut self, end: Option<Instant>) -> Result<bool, LoadError> {
         let depth = self.options.queue_depth();
         let mut answered_any = false;
@@ -303,7 +303,7 @@ impl<'a> Engine<'a> {
         Ok(answered_any)
     }
 
-    /// Until an answer came, or until then at the latest.
+    /// Waits for a response, until `until` at the latest.
     async fn wait(&mut self, now: Instant, until: Instant) {
         if self.alarm.at <= now || self.alarm.at > until {
             self.alarm = Alarm::new(until);
@@ -318,7 +318,7 @@ impl<'a> Engine<'a> {
         .await;
     }
 
-    /// Takes what was answered by now. Whether there was anything.
+    /// Processes the responses that are available. Returns whether there were any.
     fn take_answers(&mut self, context: &mut Context<'_>) -> bool {
         let mut now = None;
         while let Poll::Ready(Some((lane, io, answered))) = self.open.poll_next_unpin(context) {
@@ -328,7 +328,7 @@ impl<'a> Engine<'a> {
         now.is_some()
     }
 
-    /// An I/O has ended, by then or just now.
+    /// Records the end of an I/O at the time `by`, or now.
     fn end(&mut self, lane: usize, io: &Io, answered: Answered, by: Option<Instant>) {
         let lane = &mut self.lanes[lane];
         lane.open -= 1;
@@ -364,7 +364,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Ends what is open and takes leave. What goes wrong now changes no figure.
+    /// Completes the open I/Os and disconnects. Errors in this phase do not affect the results.
     async fn leave(&mut self) {
         let now = sarsen_io::time::now();
         let deadline = now + LEAVE_LIMIT;

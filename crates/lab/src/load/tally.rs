@@ -1,4 +1,4 @@
-//! What all sessions count into, and how it went over time.
+//! The counters of all sessions and their values over time.
 
 use std::time::{Duration, Instant};
 
@@ -7,21 +7,21 @@ use hdrhistogram::Histogram;
 use super::LoadError;
 use crate::record::Series;
 
-/// Latencies up to a minute are told apart, to three digits.
+/// Maximum latency of the histograms, which have three significant digits.
 const LONGEST_LATENCY_NS: u64 = 60_000_000_000;
-/// The most values of a series; an even number.
+/// Maximum number of values of a series; an even number.
 const VALUE_LIMIT: usize = 240;
-/// The shortest time between two values.
+/// Minimum time between two values.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
-/// The rounds that steadiness is judged by, and its two bounds.
+/// Number of rounds of the steady-state test, and its two limits.
 const ROUNDS: usize = 5;
 const RANGE_LIMIT: f64 = 0.2;
 const DRIFT_LIMIT: f64 = 0.1;
 
-/// What all sessions count into.
+/// The counters of all sessions.
 pub(super) struct LoadCounters {
     pub(super) measuring: bool,
-    /// Open I/Os end, none is begun.
+    /// Whether the load is ending: open I/Os complete, and no I/O starts.
     pub(super) leaving: bool,
     pub(super) reads: Histogram<u64>,
     pub(super) writes: Histogram<u64>,
@@ -53,13 +53,13 @@ impl LoadCounters {
         })
     }
 
-    /// From now on I/Os count, for so long, if that is known.
+    /// Starts the measurement, with its duration if that is known.
     pub(super) fn measure(&mut self, now: Instant, duration: Option<Duration>) {
         self.course = IntervalCounts::new(now, duration);
         self.measuring = true;
     }
 
-    /// Time has gone on: to be told before what ended by then.
+    /// Updates the time. The caller calls this before it counts the I/Os that ended by `now`.
     #[inline]
     pub(super) fn tick(&mut self, now: Instant) {
         if now >= self.course.end && self.measuring {
@@ -67,7 +67,7 @@ impl LoadCounters {
         }
     }
 
-    /// Counts an I/O that ended with GOOD. Failed I/Os do not measure the target's speed.
+    /// Counts an I/O that ended with GOOD. Failed I/Os are not part of the measured speed.
     #[inline]
     pub(super) fn note_io(&mut self, latency: Duration, reads: bool, bytes: u32) {
         if self.measuring {
@@ -85,13 +85,13 @@ impl LoadCounters {
     }
 }
 
-/// How many I/Os ended in each of equal intervals. When there are too many, each two become one.
+/// Number of I/Os that ended in each of equal intervals. If there are too many intervals, each two are merged.
 pub(super) struct IntervalCounts {
     begin: Instant,
     interval: Duration,
-    /// When the open interval ends.
+    /// End of the current interval.
     end: Instant,
-    /// I/Os before the open interval.
+    /// Number of I/Os before the current interval.
     before: u64,
     counts: Vec<u64>,
 }
@@ -117,17 +117,17 @@ impl IntervalCounts {
         }
     }
 
-    /// I/Os a second in each whole interval; absent if there was none.
+    /// Returns the I/Os per second of each complete interval; `None` if there was none.
     pub(super) fn series(&self) -> Option<Series> {
         let interval_s = self.interval.as_secs_f64();
         let values = self.counts.iter().map(|&count| count as f64 / interval_s).collect();
         (!self.counts.is_empty()).then_some(Series { interval_s, values })
     }
 
-    /// Whether the load was steady, as the SNIA's Solid State Storage Performance Test
-    /// Specification says it (2.0.2, "steady state"), with five equal parts of the measurement for
-    /// its five rounds: the rounds' values spread over at most 20 % of their average, and the line
-    /// that fits them best rises or falls by at most 10 % of it. Too short to tell is not steady.
+    /// Whether the load was steady, as the SNIA's Solid State Storage Performance Test Specification defines it (2.0.2,
+    /// "steady state"). Five equal parts of the measurement replace its five rounds. The values of the rounds differ by
+    /// a maximum of 20 % of their average. The best-fit line rises or falls by a maximum of 10 % of it. A measurement
+    /// that is too short is not steady.
     pub(super) fn is_steady(&self) -> bool {
         let length = self.counts.len() / ROUNDS;
         if length == 0 {
@@ -199,7 +199,7 @@ mod tests {
         assert!(!course(&[100, 100, 100, 100, 125]).is_steady(), "one is far off");
         assert!(!course(&[94, 97, 100, 103, 106]).is_steady(), "a trend of 12 %");
         assert!(course(&[106, 94, 100, 106, 94]).is_steady(), "the same values without one");
-        // A remainder at the beginning is left out.
+        // The remainder at the beginning is ignored.
         assert!(course(&[900, 100, 100, 100, 100, 100]).is_steady());
         assert!(!course(&[100, 100, 100, 100]).is_steady(), "too short to tell");
         assert!(!course(&[0; 10]).is_steady());

@@ -1,4 +1,4 @@
-//! What a session does next and what became of it, whatever it speaks.
+//! The work of one session, for all protocols: its next I/O and the results.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -10,28 +10,28 @@ use super::plan::{Io, ReadBack, Source, Unit};
 use super::replay::{Feed, LENGTH_LIMIT};
 use super::{LoadError, LoadOptions, READ_BACK_LENGTH};
 
-/// What the sessions of one load have in common.
+/// The state that the sessions of one load share.
 #[derive(Default)]
 pub(super) struct Shared {
-    /// What was written, if it is to be verified.
+    /// The record of the written blocks, if the load verifies.
     pub(super) ledger: Option<Rc<RefCell<Ledger>>>,
-    /// The trace, if one is replayed.
+    /// The trace of a replay.
     pub(super) feed: Option<Rc<RefCell<Feed>>>,
-    /// What the first session negotiated.
+    /// The values that the first session negotiated.
     pub(super) parameters: BTreeMap<String, String>,
-    /// What is still to be read once more.
+    /// The blocks that are still to be read again.
     pub(super) left: ReadBack,
-    /// Blocks that are read once more, or were.
+    /// Number of blocks of the read-back.
     pub(super) read_back: u64,
 }
 
 impl Shared {
-    /// The longest I/O, in bytes.
+    /// Returns the length of the longest I/O in bytes.
     pub(super) fn longest(&self, options: &LoadOptions) -> u32 {
         if self.feed.is_some() { LENGTH_LIMIT } else { options.longest() }
     }
 
-    /// All that was written is to be read once more. Nothing is open any longer.
+    /// Starts the read-back of all written blocks. The caller ensures that no I/O is open.
     pub(super) fn begin_read_back(&mut self) {
         let Some(ledger) = &self.ledger else { return };
         let ledger = ledger.borrow();
@@ -41,12 +41,12 @@ impl Shared {
     }
 }
 
-/// What every write writes that is not verified: so many bytes.
+/// Fills a buffer with the data of writes that are not verified.
 pub(super) fn fill_pattern(bytes: &mut [u8]) {
     bytes.iter_mut().zip(0usize..).for_each(|(byte, at)| *byte = (at * 7) as u8);
 }
 
-/// The I/Os of one session on its unit.
+/// The I/Os of one session on its logical unit.
 pub(super) struct Work {
     source: Source,
     unit: Unit,
@@ -54,7 +54,7 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// The work of session `index` on a unit of so many blocks.
+    /// Creates the work of session `index` on a unit with this number of blocks and block length.
     pub(super) fn new(
         options: &LoadOptions,
         (blocks, block_length): (u64, u32),
@@ -82,12 +82,12 @@ impl Work {
         Ok(Self { source, unit, ledger: shared.ledger.clone() })
     }
 
-    /// Whether I/Os may begin at another time than when one has ended.
+    /// Whether an I/O may start at another time than the end of the previous one.
     pub(super) fn is_timed(&self) -> bool {
         self.ledger.is_some() || matches!(self.source, Source::Replay(_)) || self.due().is_some()
     }
 
-    /// When the next I/O is to begin; `None` is not by time.
+    /// Returns the due time of the next I/O. `None` means that its start does not depend on time.
     pub(super) fn due(&self) -> Option<Instant> {
         match &self.source {
             Source::Plain(_) | Source::ReadBack(_) => None,
@@ -96,7 +96,7 @@ impl Work {
         }
     }
 
-    /// I/Os that should have begun and have not.
+    /// Returns the number of I/Os that are due and have not started.
     pub(super) fn backlog(&self, now: Instant) -> u64 {
         match &self.source {
             Source::Mixed(mixed) => mixed.backlog(now),
@@ -104,13 +104,13 @@ impl Work {
         }
     }
 
-    /// Whether what is read is looked at.
+    /// Whether the load verifies the data that it reads.
     #[inline]
     pub(super) const fn verifies(&self) -> bool {
         self.ledger.is_some()
     }
 
-    /// The next I/O, if it may begin now.
+    /// Returns the next I/O if it may start now.
     #[inline]
     pub(super) fn next(&mut self, now: Instant) -> Result<Option<Io>, LoadError> {
         if let Source::Plain(plan) = &mut self.source {
@@ -140,26 +140,26 @@ impl Work {
         }
     }
 
-    /// From now on nothing is done but to read what is left to be read once more.
+    /// Limits the work to reads of these blocks from now on.
     pub(super) fn read_back(&mut self, left: ReadBack) {
         self.source = Source::ReadBack(left);
     }
 
-    /// The data of a write in flight that [`Self::next`] returned, if that data is to be verified.
+    /// Fills a buffer with the data of an open write that [`Self::next`] returned, if the load verifies it.
     pub(super) fn fill(&self, lba: u64, data: &mut [u8]) {
         if let Some(ledger) = &self.ledger {
             ledger.borrow().fill(lba, data);
         }
     }
 
-    /// An I/O has ended: well or not, and, if it is a read that ended well, with this data.
+    /// Records the end of an I/O: whether it succeeded, and the data of a successful read.
     pub(super) fn end(&self, io: &Io, good: bool, data: Option<&[u8]>) {
         let Some(ledger) = &self.ledger else { return };
         let mut ledger = ledger.borrow_mut();
         if io.reads {
             ledger.end_read(io.lba, io.blocks, data.filter(|_| good));
             if let (Source::ReadBack(left), 2.., false) = (&self.source, io.blocks, good) {
-                // One bad block must not hide the others.
+                // Read each block alone: one bad block must not hide the others.
                 let blocks = io.lba..io.lba + u64::from(io.blocks);
                 left.borrow_mut().extend(blocks.map(|block| (block, 1)));
             }

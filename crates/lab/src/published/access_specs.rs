@@ -6,14 +6,14 @@ use serde::Deserialize;
 
 use crate::access::{self, Access, NamedAccess};
 
-/// An access specification: five minutes of it, three times, from one initiator.
+/// An access specification. The study ran it three times for five minutes from one initiator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccessSpecRow {
     /// Its name, as in [`access::NAMED`].
     pub name: String,
-    /// What it does.
+    /// Its access pattern.
     pub access: Access,
-    /// In what it is reported: `MB/s` or `IOPS`.
+    /// The unit of its results: `MB/s` or `IOPS`.
     pub metric: String,
 }
 
@@ -28,7 +28,7 @@ struct Raw {
     metric: String,
 }
 
-/// All ten, in the order of the table.
+/// Returns all ten, in the order of the table.
 pub fn access_specs() -> &'static [AccessSpecRow] {
     static ROWS: LazyLock<Vec<AccessSpecRow>> = LazyLock::new(|| {
         let text = include_str!("../../published/access-specs.csv");
@@ -49,7 +49,7 @@ impl From<Raw> for AccessSpecRow {
     }
 }
 
-/// The specification that a published table means: `Exchange 03` is "Exchange 2003".
+/// Returns the specification for its name in a published table: `Exchange 03` is "Exchange 2003".
 pub fn access_named(published: &str) -> Option<&'static NamedAccess> {
     access::find(match published {
         "Exchange 03" => "Exchange 2003",
@@ -68,7 +68,7 @@ mod tests {
             access_specs().iter().map(|row| (row.name.as_str(), row.access)).collect();
         let named: Vec<_> = access::NAMED.iter().map(|named| (named.name, named.access)).collect();
         assert_eq!(published, named);
-        // IOPS of small I/Os, throughput of all others.
+        // The study reports IOPS for small I/Os and throughput for all others.
         for row in access_specs() {
             assert_eq!(row.metric == "IOPS", row.access.block_bytes == 512, "{}", row.name);
         }

@@ -1,22 +1,20 @@
-//! What Aravindan's text says; its figures are charts.
+//! The figures of Aravindan's text; the study's other figures are charts.
 
 use std::time::Duration;
 
-/// The initiator's noop timeout, noop interval and replacement timeout in the failover test: each
-/// so long.
+/// The value of each of the initiator's noop timeout, noop interval and replacement timeout in the failover test.
 pub const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a failover over active/active paths takes by the study's formula: the sum of the three
-/// timeouts.
+/// Duration of a failover over active/active paths by the study's formula: the sum of the three timeouts.
 pub const FAILOVER_BY_FORMULA: Duration = Duration::from_secs(3);
 
-/// How long it took when it was measured.
+/// Measured duration of that failover.
 pub const FAILOVER_MEASURED: Duration = Duration::from_millis(3270);
 
-/// The targets from the fastest to the slowest, on writes and on reads mixed with writes.
+/// The targets from the fastest to the slowest, for writes and for mixed reads and writes.
 pub const ORDER: [&str; 3] = ["LIO", "SCST", "STGT"];
 
-/// How long a failover takes by the study's formula, with these timeouts.
+/// Returns the duration of a failover by the study's formula with these timeouts.
 pub fn failover_by_formula(
     noop_interval: Duration,
     noop_timeout: Duration,

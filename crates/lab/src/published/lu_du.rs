@@ -1,4 +1,4 @@
-//! Lu and Du: what iSCSI costs over a SAN, a gigabit LAN and a campus network.
+//! Lu and Du: the cost of iSCSI over a SAN, a gigabit LAN and a campus network.
 
 use std::sync::LazyLock;
 
@@ -7,35 +7,35 @@ use serde::Deserialize;
 /// One figure.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct LuDuRow {
-    /// Where it stands, and what it belongs to: `setup`, `Table 2 light load`, ….
+    /// Its table or section in the study, and its load: `setup`, `Table 2 light load`, ….
     pub table: String,
-    /// What was measured: a kind of session, a network, a protocol.
+    /// The measured object: a type of session, a network, a protocol.
     pub setup: String,
-    /// `read`, `write`, `mixed`, or a phase of a session's set-up.
+    /// `read`, `write`, `mixed`, or a phase of the session set-up.
     pub operation: String,
-    /// Bytes of a request, where requests are of one size.
+    /// Number of bytes of a request, if all requests have one size.
     #[serde(rename = "size", deserialize_with = "super::size_if_any")]
     pub bytes: Option<u32>,
     /// `mean`, `min`, `max`, `std`, `throughput` or `response time`.
     pub statistic: String,
-    /// Of the value: `ms` or `MB/s`.
+    /// The unit of the value: `ms` or `MB/s`.
     pub unit: String,
     /// The figure.
     pub value: f64,
 }
 
-/// What the study says of the database trace that it replayed.
+/// The properties of the database trace that the study replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceFacts {
-    /// Requests.
+    /// Number of requests.
     pub requests: u32,
-    /// Of a hundred requests, how many read.
+    /// Percentage of reads.
     pub read_percent: u8,
-    /// The first block that is asked for.
+    /// The first requested block.
     pub first_lba: u64,
-    /// The last.
+    /// The last requested block.
     pub last_lba: u64,
-    /// Threads that replayed it.
+    /// Number of threads that replayed the trace.
     pub threads: u32,
 }
 
@@ -48,7 +48,7 @@ pub const LU_DU_TRACE: TraceFacts = TraceFacts {
     threads: 32,
 };
 
-/// All figures, table by table.
+/// Returns all figures, in the order of the tables.
 pub fn lu_du() -> &'static [LuDuRow] {
     static ROWS: LazyLock<Vec<LuDuRow>> = LazyLock::new(|| {
         let text = include_str!("../../published/lu-du-iscsi-storage.csv");
@@ -57,7 +57,7 @@ pub fn lu_du() -> &'static [LuDuRow] {
     &ROWS
 }
 
-/// A figure; `table` is how the row's begins (`Table 2`, `Figure 2`, `setup`, `database trace`).
+/// Returns a figure; `table` is the beginning of the row's `table` (`Table 2`, `Figure 2`, `setup`, `database trace`).
 pub fn lu_du_value(
     table: &str,
     setup: &str,

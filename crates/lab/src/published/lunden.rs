@@ -4,47 +4,47 @@ use std::sync::LazyLock;
 
 use serde::{Deserialize, Deserializer};
 
-/// How many runs each line is made of: a hundred were made, and the means are multiples of 1/99.
+/// Number of runs of each row. The study made a hundred runs, but its means are multiples of 1/99.
 pub const LUNDEN_RUNS: u32 = 99;
 
-/// What one column of bonnie++'s lines gave over the runs of a set-up. Rates of blocks and bytes
-/// are in KiB/s, of seeks and files a second, columns that end with `_cpu` in % of a CPU.
+/// The statistics of one bonnie++ column over the runs of a set-up. The unit is KiB/s for rates of blocks and bytes,
+/// 1/s for seeks and files, and % of a CPU for columns that end with `_cpu`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct LundenRow {
-    /// Whose storage, and from how many virtual machines: `iscsi base`, `nfs 3 vms`, ….
+    /// The storage and the number of virtual machines: `iscsi base`, `nfs 3 vms`, ….
     pub setup: String,
-    /// bonnie++'s name of the column, as printed: `seqcpu` once stands for `seq_stat_cpu`.
+    /// bonnie++'s name of the column, as printed: `seqcpu` occurs once instead of `seq_stat_cpu`.
     pub operation: String,
-    /// Arithmetic mean; what was too quick to be measured is in it as 0.
+    /// Arithmetic mean; results that were too fast to measure count as 0.
     pub mean: f64,
     /// Median.
     pub median: f64,
-    /// How far mean and median are apart, whichever is the greater.
+    /// Absolute difference of mean and median.
     pub mean_median_gap: f64,
-    /// Variance, dividing by n; absent where it is printed as `nan`, for runs that gave the same.
+    /// Variance with the divisor n; absent if printed as `nan`, for runs with equal results.
     #[serde(deserialize_with = "number_if_any")]
     pub variance: Option<f64>,
-    /// The least.
+    /// Minimum.
     pub min: f64,
-    /// The greatest.
+    /// Maximum.
     pub max: f64,
-    /// From the least to the greatest.
+    /// Difference of maximum and minimum.
     pub range: f64,
 }
 
 impl LundenRow {
-    /// bonnie++'s name of the column.
+    /// Returns bonnie++'s name of the column.
     pub fn column(&self) -> &str {
         if self.operation == "seqcpu" { "seq_stat_cpu" } else { &self.operation }
     }
 }
 
-/// `nan` is no number.
+/// Parses a number; `nan` is `None`.
 fn number_if_any<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
     f64::deserialize(deserializer).map(|number| Some(number).filter(|number| !number.is_nan()))
 }
 
-/// All lines, table by table.
+/// Returns all rows, in the order of the tables.
 pub fn lunden() -> &'static [LundenRow] {
     static ROWS: LazyLock<Vec<LundenRow>> = LazyLock::new(|| {
         let text = include_str!("../../published/lunden-2009.csv");
@@ -53,14 +53,14 @@ pub fn lunden() -> &'static [LundenRow] {
     &ROWS
 }
 
-/// The set-ups, in the order of the tables.
+/// Returns the set-ups, in the order of the tables.
 pub fn lunden_setups() -> Vec<&'static str> {
     let mut setups: Vec<_> = lunden().iter().map(|row| row.setup.as_str()).collect();
     setups.dedup();
     setups
 }
 
-/// The line of a set-up (`iscsi base`) and a column of bonnie++'s (`put_block_cpu`).
+/// Returns the row of a set-up (`iscsi base`) and a bonnie++ column (`put_block_cpu`).
 pub fn lunden_row(setup: &str, column: &str) -> Option<&'static LundenRow> {
     lunden().iter().find(|row| row.setup == setup && row.column() == column)
 }
@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(lunden_setups().len(), 9);
         for setup in lunden_setups() {
             let count = lunden().iter().filter(|row| row.setup == setup).count();
-            // One machine was measured without the creation of files.
+            // The study measured one machine without the creation of files.
             assert_eq!(count, if setup == "nexus base" { 12 } else { 23 }, "{setup}");
             for row in lunden().iter().filter(|row| row.setup == setup) {
                 assert_eq!(lunden_row(setup, row.column()), Some(row));
@@ -97,8 +97,8 @@ mod tests {
         }
     }
 
-    /// A column of two neighbouring whole numbers tells how its variance was made: with a share p
-    /// of the greater it is p (1 - p) when it divides by n.
+    /// A column with only two consecutive integers shows the divisor of its variance: if a share p of the values is the
+    /// greater one, the variance with the divisor n is p (1 - p).
     #[test]
     fn variances_divide_by_the_number_of_runs() {
         let runs = f64::from(LUNDEN_RUNS);

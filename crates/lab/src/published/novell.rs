@@ -1,4 +1,4 @@
-//! Novell: what block size, medium, cable and adapter do to iSCSI.
+//! Novell: the effect of block size, medium, cable and adapter on iSCSI.
 
 use std::sync::LazyLock;
 
@@ -7,26 +7,26 @@ use serde::Deserialize;
 /// One figure.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct NovellRow {
-    /// `Table 1` to `Table 7`; `test runs` and `cabling` are in the text.
+    /// `Table 1` to `Table 7`, or `test runs` and `cabling` for figures of the text.
     pub table: String,
-    /// The target's system, and what was special about it.
+    /// The operating system of the target and its special settings.
     pub setup: String,
-    /// `read`, `write`, or `access` where the study does not say which.
+    /// `read`, `write`, or `access` if the study does not state the operation.
     pub operation: String,
     /// `sequential` or `random`.
     pub access: String,
-    /// Bytes of an I/O.
+    /// Number of bytes of an I/O.
     #[serde(rename = "block_size", deserialize_with = "super::size")]
     pub block_bytes: u32,
     /// `iscsi` or `direct`.
     pub path: String,
     /// `RAM drive` or `hard drive`.
     pub medium: String,
-    /// Throughput, MB/s.
+    /// Throughput in MB/s.
     pub mb_per_s: f64,
 }
 
-/// All figures, table by table.
+/// Returns all figures, in the order of the tables.
 pub fn novell() -> &'static [NovellRow] {
     static ROWS: LazyLock<Vec<NovellRow>> = LazyLock::new(|| {
         let text = include_str!("../../published/novell-iscsi-performance-factors.csv");
@@ -35,7 +35,7 @@ pub fn novell() -> &'static [NovellRow] {
     &ROWS
 }
 
-/// The sequential throughput of a table (`Table 2`) at a block size on a medium, MB/s.
+/// Returns the sequential throughput in MB/s of a table (`Table 2`) for a block size and a medium.
 pub fn novell_mb_per_s(table: &str, block_bytes: u32, medium: &str) -> Option<f64> {
     let row = novell().iter().find(|row| {
         row.table == table

@@ -8,12 +8,12 @@ use serde::Deserialize;
 use super::access_named;
 use crate::access::NamedAccess;
 
-/// What the study's network carried at most, MB/s.
+/// Maximum throughput of the study's network in MB/s.
 pub const TRINKLE_NETWORK_MB_PER_S: f64 = 112.0;
-/// What the study's RAID gave without a network, MB/s.
+/// Throughput of the study's RAID without a network in MB/s.
 pub const TRINKLE_LOCAL_MB_PER_S: f64 = 430.0;
 
-/// One line of the tables.
+/// One row of the tables.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrinkleRow {
     /// `IET`, `SCST`, `LIO` or `ISTGT`.
@@ -22,15 +22,15 @@ pub struct TrinkleRow {
     pub initiator: String,
     /// Largest IP packet: 1500 or 9000 bytes.
     pub mtu: u32,
-    /// The access specification, with the name that the tables give it.
+    /// The access specification, by its name in the tables.
     pub test: String,
-    /// Of the figures: `MB/s` or `IOPS`.
+    /// The unit of the figures: `MB/s` or `IOPS`.
     pub unit: String,
     /// The three runs of five minutes.
     pub runs: [f64; 3],
     /// Their mean, as printed.
     pub mean: f64,
-    /// Their standard deviation, as printed; it divides by n.
+    /// Their standard deviation with the divisor n, as printed.
     pub std: f64,
 }
 
@@ -48,7 +48,7 @@ struct Raw {
     std: f64,
 }
 
-/// All lines, table by table.
+/// Returns all rows, in the order of the tables.
 pub fn trinkle() -> &'static [TrinkleRow] {
     static ROWS: LazyLock<Vec<TrinkleRow>> = LazyLock::new(|| {
         let text = include_str!("../../published/trinkle-2013.csv");
@@ -65,19 +65,19 @@ impl From<Raw> for TrinkleRow {
 }
 
 impl TrinkleRow {
-    /// The access specification that was run.
+    /// Returns the access specification of the row.
     pub fn access(&self) -> Option<&'static NamedAccess> {
         access_named(&self.test)
     }
 
-    /// The mean of the printed runs.
+    /// Returns the mean of the printed runs.
     pub fn mean_of_runs(&self) -> f64 {
         self.runs.iter().sum::<f64>() / 3.0
     }
 }
 
-/// The line of a target (whatever its letters' case), an initiator, an MTU and an access
-/// specification, by our name or the table's.
+/// Returns the row of a target (case-insensitive), an initiator, an MTU and an access specification, by its name in
+/// this program or in the table.
 pub fn trinkle_row(
     target: &str,
     initiator: &str,
@@ -93,12 +93,12 @@ pub fn trinkle_row(
     })
 }
 
-/// The printed mean of that line, in MB/s, or in I/Os a second for the two IOPS specifications.
+/// Returns the printed mean of that row, in MB/s, or in I/Os per second for the two IOPS specifications.
 pub fn trinkle_mean(target: &str, initiator: &str, mtu: u32, access: &str) -> Option<f64> {
     trinkle_row(target, initiator, mtu, access).map(|row| row.mean)
 }
 
-/// The lines whose printed mean is not that of their printed runs, beyond the last digit.
+/// Returns the rows whose printed mean differs from the mean of their printed runs by more than the last digit.
 pub fn trinkle_inconsistent() -> impl Iterator<Item = &'static TrinkleRow> {
     trinkle().iter().filter(|row| (row.mean - row.mean_of_runs()).abs() > 0.01)
 }

@@ -1,7 +1,7 @@
-//! Charts as SVG that follows the theme of the page it is in.
+//! Charts as SVG that follows the theme of the page.
 //!
-//! They are drawn twice as large as they are shown, because what draws knows whole pixels alone.
-//! Legends are the page's: there they wrap, and cover no data.
+//! Charts are drawn at twice their displayed size, because the drawing library supports whole pixels only. The page
+//! draws the legends: there they wrap and do not cover data.
 
 mod bars;
 pub(super) mod colours;
@@ -22,10 +22,10 @@ use super::{Bars, Lines};
 use colours::{GRID, INK, MUTED};
 use scale::Scale;
 
-/// Pixels of a drawing for each of the page.
+/// Number of pixels of the drawing for each pixel of the page.
 const FINENESS: u32 = 2;
 const FONT: u32 = 26;
-/// About the width of a letter.
+/// Approximate width of a letter.
 const CHARACTER: usize = 14;
 
 type Fault = DrawingAreaErrorKind<io::Error>;
@@ -33,23 +33,23 @@ type Root<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// A chart for a page.
 pub(super) struct Drawing {
-    /// The element.
+    /// The SVG element.
     pub(super) svg: String,
-    /// Its width when it is shown in full, in pixels of the page.
+    /// Its full width in pixels of the page.
     pub(super) width: u32,
 }
 
-/// A chart of bars, the page's `number`th; nothing if no value can be drawn.
+/// Draws a bar chart, which is chart `number` of the page. Returns `None` if no value can be drawn.
 pub(super) fn bars(bars: &Bars, number: usize) -> io::Result<Option<Drawing>> {
     bars::draw(bars, number).map_err(io::Error::other)
 }
 
-/// A chart of lines, the page's `number`th; nothing if no point can be drawn.
+/// Draws a line chart, which is chart `number` of the page. Returns `None` if no point can be drawn.
 pub(super) fn lines(lines: &Lines, number: usize) -> io::Result<Option<Drawing>> {
     lines::draw(lines, number).map_err(io::Error::other)
 }
 
-/// What is drawn on.
+/// The drawing area.
 struct Canvas {
     width: u32,
     height: u32,
@@ -89,17 +89,17 @@ impl Canvas {
 }
 
 fn text(colour: &RGBColor, across: HPos, down: VPos) -> TextStyle<'_> {
-    // The backend divides sizes by this, as fonts' own heights are larger than their letters.
+    // The backend divides sizes by this factor, because the height of a font exceeds the height of its letters.
     let size = f64::from(FONT) * 1.24;
     TextStyle::from(("sans-serif", size)).color(colour).pos(Pos::new(across, down))
 }
 
-/// A line of text that fits into so many pixels.
+/// Shortens a text to the given width in pixels.
 fn cut(text: &str, width: u32) -> String {
     shortened(text, width as usize / CHARACTER)
 }
 
-/// A text of so many characters at most, cut off with `…`.
+/// Shortens a text to a maximum number of characters and ends it with `…`.
 fn shortened(text: &str, characters: usize) -> String {
     if text.chars().count() <= characters {
         return text.into();
@@ -107,14 +107,14 @@ fn shortened(text: &str, characters: usize) -> String {
     text.chars().take(characters.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// Room for what stands at a vertical axis.
+/// Returns the width of the labels of a vertical axis.
 fn label_area(scale: &Scale) -> u32 {
     let longest = scale.ticks.iter().map(|&tick| scale.label(tick).chars().count()).max();
-    // A minus is wider than a digit.
+    // A minus sign is wider than a digit.
     ((longest.unwrap_or(0) + 1) * CHARACTER + 30) as u32
 }
 
-/// An axis across: with names, or with groups that get theirs otherwise.
+/// A horizontal axis: with labels, or with groups whose labels are drawn separately.
 trait Across: Ranged<ValueType = f64> + ValueFormatter<f64> {
     fn names(&self) -> Option<&Scale>;
 }
@@ -156,7 +156,7 @@ fn mesh<X: Across>(
     mesh.draw()
 }
 
-/// The corners of the mark of a series.
+/// Returns the corners of the mark of a series.
 pub(super) fn mark(series: usize, (x, y): (i32, i32), size: i32) -> Vec<(i32, i32)> {
     let corners: &[(f64, f64)] = match series % 5 {
         0 => {

@@ -1,9 +1,8 @@
 //! A run as one long table for other programs: a row for each figure of each sample.
 //!
-//! Columns: `run`, `study`, `scale`, one for each dimension of the labels by its name, then
-//! `repetition`, `ended_at` (seconds since the Unix epoch), `outcome` (`measured`, `failed` or
-//! `not_measured`), `figure`, `value` and `text` (a reason, or what was measured in words).
-//! Histograms and time series are in the JSON alone.
+//! Columns: `run`, `study`, `scale`, one for each dimension of the labels by its name, then `repetition`, `ended_at`
+//! (seconds since the Unix epoch), `outcome` (`measured`, `failed` or `not_measured`), `figure`, `value` and `text` (a
+//! reason, or a measured text). Only the JSON format contains histograms and time series.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -14,7 +13,7 @@ use crate::record::{Outcome, Run, Sample};
 
 /// Columns before the labels.
 const BEFORE: [&str; 3] = ["run", "study", "scale"];
-/// Columns behind the labels.
+/// Columns after the labels.
 const BEHIND: [&str; 6] = ["repetition", "ended_at", "outcome", "figure", "value", "text"];
 
 /// Writes all samples.
@@ -38,8 +37,8 @@ pub(super) fn write(run: &Run, out: &mut dyn io::Write) -> io::Result<()> {
     writer.flush()
 }
 
-/// Every table of a report, and the data of every chart, as CSV with a name for its file. A
-/// figure's interval is a column of its own; what is missing is said in words.
+/// Returns every table of a report, and the data of every chart, as CSV with a name for its file. The interval of a
+/// figure is a separate column; missing figures are explained in words.
 pub fn tables(report: &Report) -> io::Result<Vec<(String, String)>> {
     let blocks = report.sections.iter().flat_map(|section| &section.blocks);
     let tables = blocks.filter_map(|block| match block {
@@ -54,7 +53,7 @@ pub fn tables(report: &Report) -> io::Result<Vec<(String, String)>> {
     named.collect()
 }
 
-/// A dimension's column; one that has the name of another column is told apart.
+/// Returns the column name of a dimension. The name gets a prefix if another column already has it.
 fn column(dimension: &str) -> String {
     if BEFORE.contains(&dimension) || BEHIND.contains(&dimension) {
         format!("label_{dimension}")
@@ -63,7 +62,7 @@ fn column(dimension: &str) -> String {
     }
 }
 
-/// `outcome`, `figure`, `value`, `text`.
+/// Returns the columns `outcome`, `figure`, `value`, `text`.
 fn rows(sample: &Sample) -> Vec<[String; 4]> {
     let measures = match &sample.outcome {
         Outcome::Measured(measures) => measures,
@@ -97,7 +96,7 @@ fn of_table(table: &Table) -> io::Result<String> {
         let half_width = has_interval.then(|| format!("{name} ±"));
         [name].into_iter().chain(half_width)
     });
-    // A record without fields is a record with one empty field.
+    // CSV writes a record without fields as a record with one empty field.
     writer.write_record(names)?;
     for row in &table.rows {
         let fields = row.iter().zip(&has_interval).flat_map(|(cell, &has_interval)| {
@@ -134,13 +133,13 @@ fn field(cell: &Cell) -> String {
     }
 }
 
-/// A text that no spreadsheet takes for a formula: some of it comes from other machines.
+/// Returns a text that no spreadsheet interprets as a formula: some texts originate from other machines.
 fn harmless(text: &str) -> String {
     let starts_formula = text.starts_with(['=', '+', '-', '@', '\t', '\r']);
     if starts_formula && text.parse::<f64>().is_err() { format!("'{text}") } else { text.into() }
 }
 
-/// Lower-case letters, digits and hyphens.
+/// Converts a text to lower-case letters, digits and hyphens.
 fn slug(text: &str) -> String {
     const LONGEST: usize = 40;
     let lower = text.to_lowercase();

@@ -1,9 +1,9 @@
-//! The data of charts as tables, for readers and formats without a chart.
+//! The data of charts as tables, for readers and for formats without charts.
 
 use super::numbers::decimals;
 use super::{Bars, Cell, LineSeries, Lines, Table};
 
-/// A row for each group, a column for each series.
+/// Returns a table with a row for each group and a column for each series.
 pub(super) fn of_bars(bars: &Bars) -> Table {
     let mut columns = vec![String::new()];
     columns.extend(bars.series.iter().map(|series| series.name.clone()));
@@ -25,7 +25,7 @@ pub(super) fn of_bars(bars: &Bars) -> Table {
     Table { caption, columns, rows, notes: bars.notes.clone(), heat: false }
 }
 
-/// A row for each place on the horizontal axis, a column for each series.
+/// Returns a table with a row for each position on the horizontal axis and a column for each series.
 pub(super) fn of_lines(lines: &Lines) -> Table {
     let mut columns = vec![lines.x.label.clone()];
     columns.extend(lines.series.iter().map(|series| series.name.clone()));
@@ -39,7 +39,7 @@ pub(super) fn of_lines(lines: &Lines) -> Table {
     let rows = places.iter().map(|&place| {
         let cells = columns_of_cells.iter().zip(&mut next).map(|(points, next)| {
             let found = points.get(*next).filter(|(x, _)| *x == place);
-            // Of several points at one place, the first is shown.
+            // If several points have the same position, the table shows the first.
             while points.get(*next).is_some_and(|(x, _)| *x == place) {
                 *next += 1;
             }
@@ -53,7 +53,7 @@ pub(super) fn of_lines(lines: &Lines) -> Table {
     Table { caption, columns, rows, notes: lines.notes.clone(), heat: false }
 }
 
-/// No more than about so many rows, evenly chosen; whether any were left out.
+/// Reduces a table to approximately `count` rows at equal distances. Returns whether it removed any.
 pub(super) fn thinned(table: &mut Table, count: usize) -> bool {
     let step = table.rows.len().div_ceil(count.max(1)).max(1);
     let mut index = 0;
@@ -75,7 +75,7 @@ fn cell(value: f64, half_width: Option<f64>, decimals: u8, published: bool) -> C
     }
 }
 
-/// The cells of a line's points, from left to right.
+/// Returns the cells of a line's points, from left to right.
 fn in_order(series: &LineSeries) -> Vec<(f64, Cell)> {
     let decimals = decimals(series.points.iter().map(|point| point.1));
     let mut points: Vec<_> = series
@@ -91,7 +91,7 @@ fn in_order(series: &LineSeries) -> Vec<(f64, Cell)> {
     points
 }
 
-/// As many digits as the places have, or as matter if they have many.
+/// Returns the decimal places of the positions, or the significant ones if they have many.
 fn digits(places: &[f64]) -> u8 {
     const FEW: u8 = 3;
     let exact = |decimals: &u8| {

@@ -1,9 +1,9 @@
-//! What stands below a table: reasons of what is missing, and how to read what is there.
+//! The text below a table: reasons for missing figures, and how to read the others.
 
 use super::numbers;
 use super::{Cell, Table};
 
-/// The reasons in a table, each once, in the order in which they come.
+/// The reasons in a table, each once, in the order of their first use.
 pub(super) struct Footnotes<'a>(Vec<&'a str>);
 
 impl<'a> Footnotes<'a> {
@@ -19,12 +19,12 @@ impl<'a> Footnotes<'a> {
         Self(reasons)
     }
 
-    /// The number of a reason, from 1.
+    /// Returns the number of a reason, starting at 1.
     pub(super) fn number(&self, reason: &str) -> usize {
         self.0.iter().position(|known| *known == reason).map_or(0, |index| index + 1)
     }
 
-    /// The reasons with their numbers.
+    /// Returns the reasons with their numbers.
     pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &'a str)> {
         (1..).zip(self.0.iter().copied())
     }
@@ -34,7 +34,7 @@ impl<'a> Footnotes<'a> {
     }
 }
 
-/// What is said in place of a figure, and the reason.
+/// Returns the text that replaces a missing figure, and the reason.
 pub(super) fn missing(cell: &Cell) -> Option<(&'static str, &str)> {
     match cell {
         Cell::Failed(reason) => Some(("failed", reason)),
@@ -43,7 +43,7 @@ pub(super) fn missing(cell: &Cell) -> Option<(&'static str, &str)> {
     }
 }
 
-/// How the figures of a table are to be read, if there are such.
+/// Returns the explanation of published figures and intervals, if the table has any.
 pub(super) fn legend(table: &Table) -> Option<String> {
     let any = |wanted: fn(&Cell) -> bool| table.rows.iter().flatten().any(wanted);
     let published = any(|cell| matches!(cell, Cell::Published { .. }));
@@ -56,11 +56,11 @@ pub(super) fn legend(table: &Table) -> Option<String> {
     (!sentences.is_empty()).then(|| sentences.join(" "))
 }
 
-/// Whether a column is set flush right.
+/// Whether a column is right-aligned.
 pub(super) fn is_numeric(table: &Table, column: usize) -> bool {
     let mut cells = table.rows.iter().filter_map(|row| row.get(column));
     let figures = |cell: &Cell| numbers::of(cell).is_some();
-    // A column in which everything failed would have had figures.
+    // A column in which every measurement failed is numeric, too.
     cells.clone().any(figures)
         || (cells.clone().any(|cell| missing(cell).is_some())
             && cells.all(|cell| !matches!(cell, Cell::Text(_))))

@@ -1,4 +1,4 @@
-//! A report as one HTML file that loads nothing: style and charts are in it.
+//! A report as one HTML file that contains its style and charts and loads no other files.
 
 use std::io;
 
@@ -13,13 +13,13 @@ use crate::record::Run;
 
 const STYLE: &str = include_str!("html.css");
 
-/// Nothing may be loaded, whatever a text says.
+/// Content security policy: the page loads nothing, even if a text contains markup.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
-/// The most that a cell is shaded, in percent: text stays readable on it.
+/// Maximum shade of a cell in percent: text on it must remain readable.
 const DEEPEST_SHADE: f64 = 60.0;
 
-/// Writes it.
+/// Writes a report as HTML.
 pub(super) fn write(report: &Report, run: &Run, out: &mut dyn io::Write) -> io::Result<()> {
     let mut page = Page::default();
     let method = method::section(run);
@@ -71,14 +71,14 @@ pub(super) fn write(report: &Report, run: &Run, out: &mut dyn io::Write) -> io::
     out.write_all(document.into_string().as_bytes())
 }
 
-/// A run in one line.
+/// Describes a run in one line.
 fn about(run: &Run) -> String {
     let (study, id, scale, began) = (one_line(&run.study), run.id, run.scale, utc(run.began_at));
     let unfinished = if run.ended_at.is_none() { " · unfinished" } else { "" };
     format!("{study} · run {id} · {scale} scale · {began}{unfinished}")
 }
 
-/// What has been numbered so far.
+/// The counters for the numbers of tables and charts.
 #[derive(Default)]
 struct Page {
     tables: usize,
@@ -150,7 +150,7 @@ impl Page {
                     Some(Drawing { svg, width }) => {
                         (legend)
                         div.scroll {
-                            // Smaller than this, its text would be too small: it is scrolled then.
+                            // Below the minimum width, the text would be too small: the chart scrolls then.
                             div style={ "max-width:" (width) "px;min-width:" (width * 7 / 10) "px" } {
                                 (PreEscaped(svg))
                             }
@@ -176,7 +176,7 @@ impl Page {
         }
     }
 
-    /// Rows and columns with their footnotes.
+    /// Returns the rows and columns of a table with their footnotes.
     fn grid(&mut self, table: &Table, label: &str) -> Markup {
         self.tables += 1;
         let number = self.tables;
@@ -242,7 +242,7 @@ fn content(
         @for piece in pieces.unwrap_or_default() {
             @match piece {
                 Piece::Shown(text) => (text),
-                // No text of the page: whoever copies the cell gets the number alone.
+                // This is not text of the page: a copy of the cell contains the number only.
                 Piece::Blank(text) => span.pad data-room=(text) {},
             }
         }
@@ -263,7 +263,7 @@ fn content(
     }
 }
 
-/// How much the cells of a heat map are shaded.
+/// The shades of a heat map's cells.
 struct Shades {
     ends: Option<(f64, f64)>,
 }
@@ -297,7 +297,7 @@ fn legend<'a>(
         ul.legend {
             @for (index, (name, published)) in series.enumerate() {
                 @let swatch = swatch(index, published);
-                // Twice as fine as it is shown, as the charts are.
+                // Drawn at twice its displayed size, like the charts.
                 @let wide = swatch.0.contains("M0 14H56");
                 li {
                     svg aria-hidden="true" width=(if wide { 28 } else { 14 }) height="14"

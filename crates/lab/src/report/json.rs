@@ -1,9 +1,9 @@
 //! A run and its report as JSON for other programs.
 //!
-//! The object has `schema`, which grows when the meaning of a field changes and stays while fields
-//! are added; `run`, as [`Run`] serialises: samples with labels, figures, texts, histograms and
-//! time series; and `report`, as [`Report`] serialises. Enumerations are objects with one field,
-//! `{"measured": {…}}`, or a string if there is nothing to add. Figures without a value are `null`.
+//! The object has these fields: `schema` increases when the meaning of a field changes, but not when fields are added.
+//! `run` is the serialised [`Run`]: samples with labels, figures, texts, histograms and time series. `report` is the
+//! serialised [`Report`]. Enumerations are objects with one field, `{"measured": {…}}`, or a string if a variant has no
+//! data. Figures without a value are `null`.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::Report;
 use crate::record::Run;
 
-/// What this module's fields mean.
+/// Version of the meaning of the fields.
 const SCHEMA: u32 = 1;
 
 #[derive(Serialize)]
@@ -22,7 +22,7 @@ struct Document<'a> {
     report: &'a Report,
 }
 
-/// Writes it, indented.
+/// Writes the document as indented JSON.
 pub(super) fn write(report: &Report, run: &Run, out: &mut dyn io::Write) -> io::Result<()> {
     serde_json::to_writer_pretty(&mut *out, &Document { schema: SCHEMA, run, report })?;
     writeln!(out)

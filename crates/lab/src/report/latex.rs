@@ -1,5 +1,5 @@
-//! A report as a LaTeX document: tables with booktabs, charts with pgfplots. Each table and figure
-//! stands alone, to be taken into a paper.
+//! A report as a LaTeX document: tables with booktabs, charts with pgfplots. Each table and figure is self-contained
+//! and can be copied into a paper.
 
 use std::fmt::Write as _;
 use std::io;
@@ -34,10 +34,10 @@ const PREAMBLE: &str = r"\documentclass[a4paper]{article}
 ";
 const COLOURS: usize = 8;
 const MARKS: [&str; 5] = ["*", "square*", "triangle*", "diamond*", "pentagon*"];
-/// TeX's own numbers end here.
+/// Maximum value of TeX's numbers.
 const LARGEST_DIMENSION: f64 = 1e12;
 
-/// Writes it.
+/// Writes a report as LaTeX.
 pub(super) fn write(report: &Report, run: &Run, out: &mut dyn io::Write) -> io::Result<()> {
     writeln!(out, "{PREAMBLE}\\title{{{}}}\n\\author{{}}\n\\date{{}}", escaped(&report.title))?;
     writeln!(out, "\\begin{{document}}\n\\maketitle")?;
@@ -67,7 +67,7 @@ pub(super) fn write(report: &Report, run: &Run, out: &mut dyn io::Write) -> io::
     writeln!(out, "\n\\end{{document}}")
 }
 
-/// A list; LaTeX knows no list without points.
+/// Returns a list. LaTeX does not support a list without items.
 fn list(points: &[String]) -> String {
     let points: String =
         points.iter().map(|point| format!("\\item {{}}{}\n", escaped(point))).collect();
@@ -84,7 +84,7 @@ fn tabular(table: &Table) -> String {
         format!("\\begin{{table}}[htbp]\n\\centering\n\\caption{{{}}}\n", escaped(&table.caption));
     let kind = |column| if footnotes::is_numeric(table, column) { 'r' } else { 'l' };
     let kinds: String = columns.clone().map(kind).collect();
-    // Wider than the page, it is made smaller.
+    // A table wider than the page is scaled down.
     let _ = writeln!(
         text,
         "\\resizebox{{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}}{{!}}{{%"
@@ -103,7 +103,7 @@ fn tabular(table: &Table) -> String {
             let cell = row.get(column).unwrap_or(empty);
             content(cell, aligned[column][index].as_deref(), &footnotes)
         };
-        // What begins with a bracket would be an argument of the line's end before it.
+        // Without the braces, a leading bracket would be an argument of the previous row's end.
         let _ = writeln!(
             text,
             "{{}}{} \\\\",
@@ -254,7 +254,7 @@ fn picture(
     text
 }
 
-/// A text in which nothing is a command.
+/// Escapes all LaTeX commands of a text.
 fn escaped(text: &str) -> String {
     let mut escaped = String::new();
     for letter in one_line(text).chars() {
@@ -268,7 +268,7 @@ fn escaped(text: &str) -> String {
             '"' => "\\textquotedbl{}",
             '\'' => "\\textquotesingle{}",
             '`' => "\\textasciigrave{}",
-            // Two of them would be a dash: options keep theirs.
+            // Two hyphens would be a dash: command-line options must remain unchanged.
             '-' => "-{}",
             '\u{a0}' => "~",
             '±' => "\\ensuremath{\\pm}",

@@ -1,5 +1,5 @@
-//! A report as Markdown with tables, as forges and static pages render it. Charts are tables of
-//! their data.
+//! A report as Markdown with tables, as code forges and static pages render it. Charts are shown as tables of their
+//! data.
 
 use std::io;
 
@@ -9,10 +9,10 @@ use super::words::one_line;
 use super::{Block, Cell, Report, Table, data, method};
 use crate::record::Run;
 
-/// A table of a chart's data has about so many rows at most.
+/// Approximate maximum number of rows of a table of a chart's data.
 const CHART_ROWS: usize = 40;
 
-/// Writes it.
+/// Writes a report as Markdown.
 pub(super) fn write(report: &Report, run: &Run, out: &mut dyn io::Write) -> io::Result<()> {
     writeln!(out, "# {}", escaped(&report.title))?;
     for text in &report.summary {
@@ -30,7 +30,7 @@ pub(super) fn write(report: &Report, run: &Run, out: &mut dyn io::Write) -> io::
                     }
                 }
                 Block::Commands(commands) => {
-                    // Indented code needs no fence that its text could end.
+                    // The text of indented code cannot end it, unlike that of fenced code.
                     for command in commands {
                         writeln!(out, "    {}", one_line(command))?;
                     }
@@ -91,18 +91,18 @@ fn cell_text(cell: &Cell, footnotes: &Footnotes<'_>) -> String {
     }
 }
 
-/// A text in which nothing is markup.
+/// Escapes all markup of a text.
 fn escaped(text: &str) -> String {
     let mut escaped = String::new();
     let line = one_line(text);
     for (at, letter) in line.char_indices() {
         match letter {
-            // Renderers differ in which of HTML they let through: an entity is text to all.
+            // Renderers permit different parts of HTML, but all show an entity as text.
             '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),
             '&' => escaped.push_str("&amp;"),
             '\\' | '`' | '*' | '_' | '[' | ']' | '|' | '~' | '$' => escaped.extend(['\\', letter]),
-            // These mean something at the beginning of a line.
+            // These are markup at the beginning of a line.
             '#' | '+' | '-' | '=' if escaped.is_empty() => escaped.extend(['\\', letter]),
             '.' | ')' if is_number(&line[..at]) && !line[at + 1..].starts_with(is_word) => {
                 escaped.extend(['\\', letter]);
@@ -113,7 +113,7 @@ fn escaped(text: &str) -> String {
     escaped
 }
 
-/// What a point or a bracket would make an item of a list.
+/// Whether a following period or bracket would make the text the number of a list item.
 fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
@@ -157,7 +157,7 @@ mod tests {
                 assert_eq!(cells(row), cells(rule), "{row}");
             }
         }
-        // In code, everything is text.
+        // Code contains no markup.
         let mut prose = text.lines().filter(|line| !line.starts_with("    "));
         assert!(prose.all(|line| !line.contains("<script")));
     }

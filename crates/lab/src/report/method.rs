@@ -1,4 +1,4 @@
-//! The last section of every report: how it was measured, and what could not be.
+//! The last section of every report: the method of the measurement, and the missing results.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use super::words::{duration, utc};
 use super::{Block, Cell, Section, Table};
 use crate::record::{Outcome, Run, Sample};
 
-/// What a reader needs to judge a run or to do it again.
+/// Returns the information that a reader needs to assess or repeat a run.
 pub(super) fn section(run: &Run) -> Section {
     let setting = &run.setting;
     let mut blocks = vec![
@@ -72,7 +72,7 @@ fn identity(run: &Run) -> Vec<(String, String)> {
     facts.into_iter().map(|(name, value)| (name.into(), value)).collect()
 }
 
-/// What failed or was not measured, repetitions with the same end in one row.
+/// Returns the table of failed and missing measurements. Repetitions with the same outcome share a row.
 fn missing(run: &Run) -> Table {
     let mut found: Vec<(&Sample, Vec<String>)> = Vec::new();
     for sample in &run.samples {

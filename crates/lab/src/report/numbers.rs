@@ -1,15 +1,15 @@
-//! How numbers are written for people, in every format: thousands apart, the digits that matter,
-//! points below each other.
+//! The notation of numbers in reports, in every format: thousands separators, significant digits, aligned decimal
+//! points.
 
 use super::Cell;
 
-/// From here on a number is written with an exponent.
+/// Numbers from this value on have an exponent.
 const LARGEST_WRITTEN_OUT: f64 = 1e15;
 
-/// Digits that matter where nobody said how many do.
+/// Default number of significant digits.
 const SIGNIFICANT_DIGITS: i32 = 4;
 
-/// So many digits after the point: `45,291.26`, `−3.0`. What is no number is `–`.
+/// Formats a number with this number of decimal places: `45,291.26`, `−3.0`. A value that is not finite is `–`.
 pub(super) fn fixed(value: f64, decimals: u8) -> String {
     if !value.is_finite() {
         return "–".into();
@@ -20,7 +20,7 @@ pub(super) fn fixed(value: f64, decimals: u8) -> String {
     let digits = format!("{:.*}", usize::from(decimals), value.abs());
     let (whole, fraction) = digits.split_once('.').unwrap_or((&digits, ""));
     let mut text = String::new();
-    // What rounds to zero has no sign.
+    // A number that rounds to zero has no sign.
     if value < 0.0 && digits.bytes().any(|digit| (b'1'..=b'9').contains(&digit)) {
         text.push('−');
     }
@@ -37,7 +37,7 @@ pub(super) fn fixed(value: f64, decimals: u8) -> String {
     text
 }
 
-/// How many digits after the point matter for values of this size.
+/// Returns the significant decimal places for values of this magnitude.
 pub(super) fn decimals(values: impl IntoIterator<Item = f64>) -> u8 {
     let largest = values
         .into_iter()
@@ -53,21 +53,21 @@ pub(super) fn decimals(values: impl IntoIterator<Item = f64>) -> u8 {
 /// A part of a number in a column.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Piece {
-    /// To be read.
+    /// Visible text.
     Shown(String),
-    /// Takes as much room as this text would, so that what others have in the same place is below.
+    /// Space of the width of this text, which aligns the parts of the numbers in a column.
     Blank(String),
 }
 
-/// The number of a cell in parts.
+/// The parts of a cell's number.
 #[derive(Default)]
 struct Parts {
     whole: String,
-    /// With its point.
+    /// With the decimal point.
     fraction: String,
-    /// With the space before it.
+    /// With the preceding space.
     unit: &'static str,
-    /// With the sign before it, in the same two parts.
+    /// With the preceding sign, as whole part and fraction.
     spread: Option<(String, String)>,
 }
 
@@ -106,14 +106,14 @@ fn halves(number: &str) -> (String, String) {
     (whole.into(), fraction.into())
 }
 
-/// The number of a cell, if it has one.
+/// Returns the formatted number of a cell, if it has one.
 pub(super) fn of(cell: &Cell) -> Option<String> {
     let Parts { whole, fraction, unit, spread } = Parts::of(cell)?;
     let spread = spread.map(|(whole, fraction)| format!("\u{a0}±\u{a0}{whole}{fraction}"));
     Some(format!("{whole}{fraction}{}{unit}", spread.unwrap_or_default()))
 }
 
-/// The value of a cell for a scale of shades.
+/// Returns the value of a cell for a heat map.
 pub(super) fn value(cell: &Cell) -> Option<f64> {
     match *cell {
         Cell::Number { value, .. } | Cell::Percent { value, .. } => Some(value),
@@ -124,8 +124,8 @@ pub(super) fn value(cell: &Cell) -> Option<f64> {
     }
 }
 
-/// The numbers of a column in pieces that, set flush right, have their points below each other;
-/// `None` for cells without a number.
+/// Returns the numbers of a column as pieces whose decimal points align if the column is right-aligned; `None` for
+/// cells without a number.
 pub(super) fn align(column: &[&Cell]) -> Vec<Option<Vec<Piece>>> {
     let parts: Vec<_> = column.iter().map(|cell| Parts::of(cell)).collect();
     let widest = |part: fn(&Parts) -> Option<&str>| {
@@ -182,13 +182,13 @@ impl Pieces {
         }
     }
 
-    /// Room for what `widest` has behind the length of `text`.
+    /// Adds space for the part of `widest` after the length of `text`.
     fn rest_of(&mut self, widest: &str, text: &str) {
         let rest: String = widest.chars().skip(text.chars().count()).collect();
         self.blank(&rest);
     }
 
-    /// Room for what `widest` has before the length of `text`, counted from the end.
+    /// Adds space for the part of `widest` before the length of `text`, counted from the end.
     fn first_of(&mut self, widest: &str, text: &str) {
         let more = widest.chars().count().saturating_sub(text.chars().count());
         let first: String = widest.chars().take(more).collect();

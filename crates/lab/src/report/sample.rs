@@ -1,13 +1,13 @@
-//! A report and its run with everything in it that writers must survive.
+//! A report and its run for tests, with all texts and values that the writers must handle.
 
 use super::{Axis, BarSeries, Bars, Block, Cell, LineSeries, Lines, Report, Section, Table};
 use crate::record::{Labels, Measures, Outcome, Run, Sample, Scale, Setting, figure};
 
-/// A name that is markup in every format.
+/// A name that contains markup of every format.
 pub(super) const NAME: &str =
     "<script>alert(1)</script> & 50% a_b|c\r\nd \\ { } # $ ~ ^ \u{1b}[31m \u{202e}\"' ]]> </style>";
 
-/// All blocks and cells, every text hostile.
+/// Returns a report with all types of blocks and cells, in which every text is hostile.
 pub(super) fn hostile() -> (Report, Run) {
     let name = || String::from(NAME);
     let table = Table {

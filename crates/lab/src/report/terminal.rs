@@ -1,4 +1,4 @@
-//! A report on a terminal: its sentences and its tables.
+//! A report on a terminal: its text and its tables.
 
 use std::io;
 
@@ -9,11 +9,11 @@ use super::numbers::{self, Piece};
 use super::words::one_line;
 use super::{Block, Cell, Report, Table, data};
 
-/// A table of a chart's data has about so many rows at most.
+/// Approximate maximum number of rows of a table of a chart's data.
 const CHART_ROWS: usize = 20;
 
-/// Writes its sentences, tables, and the data of its charts for a terminal of so many columns;
-/// tables are as wide as they need if that is not known.
+/// Writes a report's text, tables, and the data of its charts for a terminal of `width` columns. If the width is
+/// unknown, tables are as wide as necessary.
 pub fn write(report: &Report, width: Option<u16>, out: &mut dyn io::Write) -> io::Result<()> {
     writeln!(out, "{}", one_line(&report.title))?;
     for text in &report.summary {
@@ -50,7 +50,7 @@ pub fn write(report: &Report, width: Option<u16>, out: &mut dyn io::Write) -> io
     Ok(())
 }
 
-/// Writes a table for a terminal of so many columns, or as wide as it needs.
+/// Writes a table for a terminal of `width` columns, or as wide as necessary.
 pub fn write_table(table: &Table, width: Option<u16>, out: &mut dyn io::Write) -> io::Result<()> {
     if !table.caption.is_empty() {
         writeln!(out, "{}", one_line(&table.caption))?;
@@ -94,7 +94,7 @@ pub fn write_table(table: &Table, width: Option<u16>, out: &mut dyn io::Write) -
 fn content(cell: &Cell, pieces: Option<&[Piece]>, footnotes: &Footnotes<'_>) -> String {
     let figure = pieces.unwrap_or_default().iter().map(|piece| match piece {
         Piece::Shown(text) => text.clone(),
-        // Spaces that the table does not cut off.
+        // The table does not trim no-break spaces.
         Piece::Blank(text) => "\u{a0}".repeat(text.chars().count()),
     });
     let figure: String = figure.collect();

@@ -1,27 +1,27 @@
-//! Words for people: texts that others gave, dates, durations.
+//! Text for readers: texts of other systems, dates, durations.
 
 const DAY_S: u64 = 24 * 60 * 60;
 
-/// A text without line ends, without control characters (some of which command a terminal) and
-/// without what turns the direction of writing.
+/// Returns a text without line ends, without control characters (some of which control a terminal), and without
+/// characters that change the writing direction.
 pub fn one_line(text: &str) -> String {
     let turns = |c| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let plain = |c: char| if c.is_control() || turns(c) { ' ' } else { c };
-    // A no-break space holds a number and its unit together: it stays.
+    // The no-break space remains: it keeps a number and its unit together.
     let words: String = text.chars().map(plain).collect();
     words.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
-/// A moment, of seconds since the Unix epoch: `2026-11-21 14:43:54 UTC`.
+/// Formats a time, in seconds since the Unix epoch: `2026-11-21 14:43:54 UTC`.
 pub fn utc(seconds: u64) -> String {
     let (year, month, day) = civil(seconds / DAY_S);
     let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
 }
 
-/// Year, month and day of a day since the Unix epoch, in the Gregorian calendar.
+/// Returns the year, month and day of a day since the Unix epoch, in the Gregorian calendar.
 fn civil(days: u64) -> (u64, u64, u64) {
-    // Years are counted from a 1 March, so that the leap day is a year's last.
+    // Each year starts on 1 March, so that the leap day is its last day.
     const FOUR_CENTURIES: u64 = 146_097;
     const FROM_1_MARCH_0000: u64 = 719_468;
     let days = days + FROM_1_MARCH_0000;
@@ -29,7 +29,7 @@ fn civil(days: u64) -> (u64, u64, u64) {
     let leap_days = day / 1460 - day / 36_524 + day / (FOUR_CENTURIES - 1);
     let year = (day - leap_days) / 365;
     let day = day - (365 * year + year / 4 - year / 100);
-    // From March on, five months have 153 days.
+    // Starting at March, each five months have 153 days.
     let month = (5 * day + 2) / 153;
     let day_of_month = day - (153 * month + 2) / 5 + 1;
     let after_december = month >= 10;
@@ -37,7 +37,7 @@ fn civil(days: u64) -> (u64, u64, u64) {
     (400 * era + year + u64::from(after_december), month, day_of_month)
 }
 
-/// How long something took: `2 h 03 min`, `1 min 05 s`, `7 s`.
+/// Formats a duration: `2 h 03 min`, `1 min 05 s`, `7 s`.
 pub(super) fn duration(seconds: u64) -> String {
     let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     if hours > 0 {

@@ -1,10 +1,10 @@
-//! What a disk's cache mode does to a target, and how targets order themselves: after Aravindan,
-//! *Performance Analysis of an iSCSI Block Device in Virtualized Environment* (Tampere 2014).
+//! The effect of a disk's cache mode on a target, and the order of targets: after Aravindan, *Performance Analysis of
+//! an iSCSI Block Device in Virtualized Environment* (Tampere 2014).
 //!
-//! The study ran virtual machines on iSCSI disks under each of the hypervisor's cache modes, over
-//! several targets and several ways of having more than one path. Its figures are charts; what its
-//! text says stands in words beside ours. Here the modes are those of the target's own disk volume:
-//! there they decide the same two things, whether memory answers and when a write is durable.
+//! The study ran virtual machines on iSCSI disks with each of the hypervisor's cache modes, over several targets and
+//! several multipath configurations. Its figures are charts; the report quotes its text next to the results. Here the
+//! modes are those of the target's own disk volume. There they determine the same two properties: whether memory serves
+//! reads, and when a write is durable.
 
 mod report;
 #[cfg(test)]
@@ -25,13 +25,13 @@ const TARGET: &str = "target";
 const CACHE: &str = "cache";
 const LOAD: &str = "load";
 const OPERATION: &str = "operation";
-/// The dimension of what is not a load: how a client's I/O goes on over another path.
+/// The dimension of cells without a load: the failover of a client's I/O to another path.
 const FAILOVER: &str = "failover";
 
 const REPETITIONS: u32 = 3;
 
-/// The modes with their names, and what they promise: whether memory answers reads, and whether
-/// what was acknowledged survives a loss of power.
+/// The modes with their names and guarantees: whether memory serves reads, and whether acknowledged writes survive a
+/// power loss.
 const MODES: [Mode; 5] = [
     Mode { name: "writeback", cache: CacheMode::WriteBack, cached: true, durable: false },
     Mode { name: "writethrough", cache: CacheMode::WriteThrough, cached: true, durable: true },
@@ -42,17 +42,17 @@ const MODES: [Mode; 5] = [
 
 #[derive(Clone, Copy, Debug)]
 struct Mode {
-    /// Of the volume, too.
+    /// Name of the mode and of its volume.
     name: &'static str,
     cache: CacheMode,
     cached: bool,
     durable: bool,
 }
 
-/// What is done to a volume, with the share that reads.
+/// The operations on a volume, with their percentage of reads.
 const OPERATIONS: [(&str, u8); 3] = [("read", 100), ("write", 0), ("mixed", 70)];
 
-/// Small I/Os that need turns, and large ones that need room.
+/// Small I/Os, limited by their number, and large I/Os, limited by their throughput.
 const LOADS: [(&str, Access); 2] = [
     (
         "4K random, 16 open",
@@ -64,8 +64,7 @@ const LOADS: [(&str, Access); 2] = [
     ),
 ];
 
-/// Ways of having two paths, as the study compared them, of which the first is measured for how
-/// long a failover takes.
+/// The multipath configuration whose failover time the study measured.
 const ACTIVE_ACTIVE: &str = "active/active";
 
 /// The study.
@@ -165,14 +164,14 @@ fn measurement(
 ) -> Measurement {
     match medium {
         Medium::Disk => load_for(access, warm_up, duration),
-        // Five times the same figure under five names would be worse than none.
+        // Five equal measurements with five names would be misleading.
         Medium::Ram => {
             Box::new(|_| Outcome::NotMeasured("memory has no cache modes: choose the disk".into()))
         }
     }
 }
 
-/// How long a client's I/O stands still when its path is cut and another one is there.
+/// Returns the cell for the interruption of a client's I/O when its path fails and another path exists.
 fn failover(target_under_test: &TargetUnderTest) -> Point {
     Point {
         labels: Labels::new().with(TARGET, target_under_test).with(FAILOVER, ACTIVE_ACTIVE),

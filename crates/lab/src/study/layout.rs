@@ -1,10 +1,10 @@
-//! What reports of several studies have in common: cells, comparisons, sections.
+//! Functions that the reports of several studies share: cells, comparisons, sections.
 
 use crate::record::{Bucket, Labels, Measures, Outcome, Run, figure};
 use crate::report::{Axis, BarSeries, Block, Cell, LineSeries, Lines, Section, Table};
 use crate::statistics::{Difference, Summary};
 
-/// A figure of a cell over its repetitions, with its interval, or why there is none.
+/// Returns the mean of a figure over its repetitions with its interval, or the reason for its absence.
 pub(super) fn cell(run: &Run, labels: &Labels, figure: &str, decimals: u8) -> Cell {
     let values = run.figures(labels, figure);
     match Summary::of(&values) {
@@ -13,7 +13,7 @@ pub(super) fn cell(run: &Run, labels: &Labels, figure: &str, decimals: u8) -> Ce
     }
 }
 
-/// The same in another unit: `factor` of it are one of the figure's.
+/// Returns the same in another unit. One unit of the figure is `factor` of the other unit.
 pub(super) fn scaled(run: &Run, labels: &Labels, figure: &str, factor: f64, decimals: u8) -> Cell {
     match cell(run, labels, figure, decimals) {
         Cell::Interval { mean, half_width, decimals } => {
@@ -24,7 +24,7 @@ pub(super) fn scaled(run: &Run, labels: &Labels, figure: &str, factor: f64, deci
     }
 }
 
-/// One number of the repetitions, such as their median, in another unit.
+/// Returns one statistic of the repetitions, such as their median, in another unit.
 pub(super) fn picked(
     run: &Run,
     labels: &Labels,
@@ -39,7 +39,7 @@ pub(super) fn picked(
     }
 }
 
-/// Why a cell has no figure.
+/// Returns the reason for which a cell has no figure.
 pub(super) fn absent(run: &Run, labels: &Labels) -> Cell {
     let mut reasons = run.cells(labels).filter_map(|sample| match &sample.outcome {
         Outcome::Measured(_) => None,
@@ -49,7 +49,7 @@ pub(super) fn absent(run: &Run, labels: &Labels) -> Cell {
     reasons.next().unwrap_or(Cell::Empty)
 }
 
-/// By how much `after` differs from `before`; a difference inside the noise is called that.
+/// Returns the relative difference of `after` from `before`. A difference within the noise is marked as noise.
 pub(super) fn change(before: &[f64], after: &[f64]) -> Cell {
     let Some(difference) = Difference::between(before, after) else { return Cell::Empty };
     let percent = 100.0 * difference.relative;
@@ -60,7 +60,7 @@ pub(super) fn change(before: &[f64], after: &[f64]) -> Cell {
     }
 }
 
-/// A change between two figures that somebody else published.
+/// Returns the relative difference of two figures that others published.
 pub(super) fn published_change(before: f64, after: f64) -> Cell {
     if before == 0.0 {
         return Cell::Empty;
@@ -68,27 +68,27 @@ pub(super) fn published_change(before: f64, after: f64) -> Cell {
     text(signed(100.0 * (after - before) / before))
 }
 
-/// A share with its sign.
+/// Formats a percentage with its sign.
 fn signed(percent: f64) -> String {
     format!("{percent:+.1} %").replace('-', "\u{2212}")
 }
 
-/// A number, or nothing.
+/// Returns the cell of a number, or an empty cell.
 pub(super) fn number(value: Option<f64>, decimals: u8) -> Cell {
     value.map_or(Cell::Empty, |value| Cell::Number { value, decimals })
 }
 
-/// Somebody else's number, or nothing.
+/// Returns the cell of a published number, or an empty cell.
 pub(super) fn published(value: Option<f64>, decimals: u8) -> Cell {
     value.map_or(Cell::Empty, |value| Cell::Published { value, decimals })
 }
 
-/// Words.
+/// Returns a cell with text.
 pub(super) fn text(words: impl Into<String>) -> Cell {
     Cell::Text(words.into())
 }
 
-/// The bars of one target under test: a figure for each group's labels.
+/// Returns the bars of one target under test: a figure for the labels of each group.
 pub(super) fn bars<'a>(
     run: &Run,
     name: &str,
@@ -104,7 +104,7 @@ pub(super) fn bars<'a>(
     }
 }
 
-/// The limits that the runner measured: what no target under test can exceed.
+/// Returns the section with the limits of the network and the media, which the runner measured without a target.
 pub(super) fn limits(run: &Run) -> Option<Section> {
     let mut table = Table {
         caption: "What the network and the media can do without any target".into(),
@@ -140,7 +140,7 @@ pub(super) fn limits(run: &Run) -> Option<Section> {
         .then(|| Section { heading: "Limits".into(), blocks: vec![Block::Table(table)] })
 }
 
-/// A figure's name as words and its unit.
+/// Splits the name of a figure into words and its unit.
 pub(crate) fn split_unit(figure: &str) -> (String, &'static str) {
     const UNITS: [(&str, &str); 7] = [
         ("_mb_per_s", "MB/s"),
@@ -160,7 +160,7 @@ pub(crate) fn split_unit(figure: &str) -> (String, &'static str) {
     (name.replace('_', " "), unit)
 }
 
-/// How latencies are distributed: for each series, the share of I/Os that took longer.
+/// Returns the chart of the latency distribution: for each series, the percentage of I/Os with a longer latency.
 pub(super) fn latency_lines(run: &Run, caption: &str, series: &[(&str, Labels)]) -> Block {
     let line = |(name, labels): &(&str, Labels)| LineSeries {
         name: (*name).into(),
@@ -184,15 +184,15 @@ fn exceeding(run: &Run, labels: &Labels) -> Vec<(f64, f64)> {
         }
     }
     buckets.sort_by(|a, b| a.upper_us.total_cmp(&b.upper_us));
-    // What was kept may be anything: no sum of it is sure to be a number of 64 bits.
+    // Archived counts can have any value: their sum may exceed 64 bits.
     let total: u128 = buckets.iter().map(|bucket| u128::from(bucket.count)).sum();
     let mut left = total;
     let mut points: Vec<(f64, f64)> = Vec::new();
     for Bucket { upper_us, count } in buckets {
         left -= u128::from(count);
-        // Each repetition has its own bucket that ends here.
+        // Each repetition can have a bucket with this upper bound: the last one determines the point.
         points.pop_if(|(before, _)| *before == upper_us);
-        // Nothing is above the last one, which a logarithmic axis cannot show.
+        // No I/O is above the last bucket, and a logarithmic axis has no zero.
         if left > 0 {
             points.push((upper_us, 100.0 * left as f64 / total as f64));
         }
@@ -200,7 +200,7 @@ fn exceeding(run: &Run, labels: &Labels) -> Vec<(f64, f64)> {
     points
 }
 
-/// I/Os a second over the time of the last repetition of each series.
+/// Returns the chart of I/Os per second over the time of the last repetition of each series.
 pub(super) fn time_lines(run: &Run, caption: &str, series: &[(&str, Labels)]) -> Block {
     let line = |(name, labels): &(&str, Labels)| {
         let measured = run.cells(labels).filter_map(|sample| match &sample.outcome {
@@ -222,7 +222,7 @@ pub(super) fn time_lines(run: &Run, caption: &str, series: &[(&str, Labels)]) ->
     })
 }
 
-/// A size as studies write it: `512`, `4K`, `4M`.
+/// Formats a size in the notation of the studies: `512`, `4K`, `4M`.
 pub(super) fn size_name(bytes: u32) -> String {
     match bytes {
         bytes if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{}M", bytes >> 20),
@@ -231,7 +231,8 @@ pub(super) fn size_name(bytes: u32) -> String {
     }
 }
 
-/// A figure over what was varied, such as the size of an I/O: a point for each value measured.
+/// Returns the line of a figure over a varied parameter, such as the size of an I/O, with a point for each measured
+/// value.
 pub(super) fn sweep(
     run: &Run,
     name: &str,

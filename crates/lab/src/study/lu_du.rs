@@ -1,13 +1,12 @@
-//! What a network adds to a disk, from the first connection to a database's load: after Lu and Du,
+//! The cost of a network in front of a disk, from the first connection to the load of a database: after Lu and Du,
 //! *Performance Study of iSCSI-Based Storage Subsystems* (IEEE Communications Magazine, 2003).
 //!
-//! The study held a SAN, a gigabit LAN and a campus network of 100 Mbit/s against each other. In
-//! the SAN's place we have the medium without any network, in the LAN's the nearest thing to no
-//! network at all, in the campus network's a link of that rate; and a WAN, which the study did not
-//! have. What files cost over iSCSI, NFS and SMB is shown as it was published.
+//! The study compared a SAN, a gigabit LAN and a campus network of 100 Mbit/s. Here the medium without any network
+//! replaces the SAN, the loopback interface replaces the LAN, and a link of that rate replaces the campus network. A
+//! WAN is an addition to the study. The cost of file access over iSCSI, NFS and SMB is shown as published.
 //!
-//! The study says neither how often nor how long it measured. That its requests go to random places
-//! is our choice, and so are the four mixes of its heavy load.
+//! The study states neither the number nor the duration of its measurements. The random addresses of its requests and
+//! the four mixes of its heavy load are choices of this program.
 
 mod report;
 mod setup;
@@ -48,28 +47,28 @@ const OPERATIONS: [&str; 2] = ["read", "write"];
 const ACCESSES: [&str; 2] = ["sequential", "random"];
 
 const KIB: u32 = 1024;
-/// Of the light and of the heavy load.
+/// I/O sizes of the light load and of the heavy load.
 const LIGHT_SIZES: [u32; 4] = [KIB, 4 * KIB, 16 * KIB, 64 * KIB];
 const HEAVY_SIZES: [u32; 2] = [4 * KIB, 64 * KIB];
 const HEAVY_DEPTH: u32 = 64;
-/// Requests of the trace that a quick run replays.
+/// Number of requests of the trace that a quick run replays.
 const QUICK_REQUESTS: u32 = 1000;
-/// Of a request of the trace.
+/// Number of bytes of a request of the trace.
 const TRACE_BYTES: u32 = 8 * KIB;
 
 /// The study.
 #[derive(Clone, Copy, Debug)]
 pub struct LuDu;
 
-/// A way from the initiator to the blocks.
+/// A path from the initiator to the blocks.
 #[derive(Clone, Debug)]
 struct BlockPath {
-    /// What reports call it.
+    /// Its name in reports.
     name: &'static str,
     link: LinkProfile,
 }
 
-/// What a medium of this machine is reached over: nothing.
+/// The label of a medium of this machine, which needs no network.
 const NO_NETWORK: &str = "no network";
 
 fn ways() -> [BlockPath; 3] {
@@ -104,7 +103,7 @@ impl Study for LuDu {
             let on_this = |(index, target_under_test): &(usize, &TargetUnderTest)| match place {
                 0 => true,
                 _ if is_direct(target_under_test) => false,
-                // The networks that are imitated take their time: quickly, of the first one only.
+                // Loads over simulated networks take long: a quick run measures only the first target there.
                 _ => choices.scale == Scale::Full || *index == first_remote(&targets_under_test),
             };
             let present: Vec<_> = targets_under_test.iter().enumerate().filter(on_this).collect();
@@ -117,7 +116,7 @@ impl Study for LuDu {
                 medium: choices.medium.unwrap_or(Medium::Ram),
                 bytes: match choices.scale {
                     Scale::Quick => 128 << 20,
-                    // The trace's highest address lies within it.
+                    // This size includes the highest address of the trace.
                     Scale::Full => 1 << 30,
                 },
                 cache: CacheMode::None,
@@ -134,7 +133,7 @@ impl Study for LuDu {
     }
 }
 
-/// Whoever was chosen, and the medium without a network in the place of the study's SAN.
+/// Returns the chosen targets and the medium without a network, which replaces the study's SAN.
 fn targets_under_test(choices: &Choices) -> Vec<TargetUnderTest> {
     let mut targets_under_test = choices.targets_under_test.clone();
     if targets_under_test.is_empty() {
@@ -158,11 +157,11 @@ fn first_remote(targets_under_test: &[TargetUnderTest]) -> usize {
         .unwrap_or(0)
 }
 
-/// How long a load lasts: before it is measured, and while it is.
+/// Durations of a load: its warm-up and its measurement.
 type Times = (Duration, Duration);
 
-/// A large I/O of a deep queue takes a while to come over a narrow link, and TCP takes some turns
-/// until it uses a long one.
+/// Returns the durations of a load. Large I/Os of a deep queue take long over a slow link, and TCP needs several round
+/// trips to fill a link with a long delay.
 fn times(part: &str, way: &BlockPath, bytes: u32, scale: Scale) -> Times {
     let narrow = way.link.rate_mbit.is_some();
     let long = !way.link.delay.is_zero();
@@ -178,7 +177,7 @@ fn times(part: &str, way: &BlockPath, bytes: u32, scale: Scale) -> Times {
     (Duration::from_millis(warm_up), Duration::from_millis(duration))
 }
 
-/// How long the trace takes at least: on the line, and in turns of as many as are open.
+/// Returns the minimum time of the trace: the transfer time of its data, or the round trips of its requests, if longer.
 fn trace_time(way: &BlockPath, requests: u32) -> Duration {
     let reads = f64::from(requests) * f64::from(LU_DU_TRACE.read_percent) / 100.0;
     let bits = reads * f64::from(TRACE_BYTES) * 8.0;
@@ -188,7 +187,7 @@ fn trace_time(way: &BlockPath, requests: u32) -> Duration {
     Duration::from_secs_f64(on_the_line.max(under_way))
 }
 
-/// How many sessions a measurement sets up.
+/// Returns the number of sessions that a measurement sets up.
 const fn sessions(scale: Scale) -> u32 {
     match scale {
         Scale::Quick => 3,
@@ -203,7 +202,7 @@ fn requests(scale: Scale) -> u32 {
     }
 }
 
-/// Everything over one way.
+/// Returns all cells of one path.
 fn points_on(
     way: &BlockPath,
     targets_under_test: &[(usize, &TargetUnderTest)],
@@ -249,7 +248,7 @@ fn points_on(
     points
 }
 
-/// Sessions of both kinds with whoever has any.
+/// Returns the cells with both types of sessions for all targets that have sessions.
 fn set_up(
     way: &BlockPath,
     targets_under_test: &[(usize, &TargetUnderTest)],
@@ -284,7 +283,7 @@ fn access(operation: &str, place: &str, block_bytes: u32, queue_depth: u32) -> A
     }
 }
 
-/// The first requests of the trace, as fast as its threads get them answered.
+/// Returns the measurement that replays the first requests of the trace as fast as the queue depth permits.
 fn replay(requests: u32) -> Measurement {
     Box::new(move |subject| {
         let access = access("read", "random", TRACE_BYTES, LU_DU_TRACE.threads);
@@ -294,7 +293,7 @@ fn replay(requests: u32) -> Measurement {
     })
 }
 
-/// Whose blocks, over which way.
+/// Returns the labels of a target and a path.
 fn subject(target_under_test: &TargetUnderTest, way: &BlockPath) -> Labels {
     let network = if is_direct(target_under_test) { NO_NETWORK } else { way.name };
     Labels::new().with(TARGET, target_under_test).with(NETWORK, network)

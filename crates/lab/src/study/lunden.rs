@@ -1,11 +1,11 @@
-//! File systems on storage networks, by bonnie++: after Lunden, *Evaluation of Different SAN
-//! Technologies for Virtual Machine Hosting*, Oslo 2009.
+//! File systems on storage networks, measured with bonnie++: after Lunden, *Evaluation of Different SAN Technologies
+//! for Virtual Machine Hosting*, Oslo 2009.
 //!
-//! A file system is made on each kind of storage and bonnie++ is run on it a hundred times; of each
-//! of its figures, mean, median, the gap between them, variance, extremes and a histogram are
-//! shown. It is no load of ours: either the files that bonnie++ wrote somewhere are read
-//! ([`run_from_files`]), or it is run in a folder of a mounted file system ([`run_bonnie`]). What
-//! it says is kept as samples like any other study's; [`crate::bonnie`] reads it.
+//! The study created a file system on each type of storage and ran bonnie++ on it a hundred times. For each figure it
+//! shows the mean, the median, the gap between them, the variance, the extremes and a histogram. This study uses no
+//! load of the lab. It reads files that bonnie++ wrote ([`run_from_files`]), or it runs bonnie++ in a folder of a
+//! mounted file system ([`run_bonnie`]). The results are stored as samples, as in all other studies; [`crate::bonnie`]
+//! parses them.
 
 mod table;
 
@@ -20,32 +20,32 @@ use crate::record::{Labels, Measures, Outcome, Run, Sample, Scale, figure};
 use crate::report::Report;
 use crate::study::{Choices, Plan, Study};
 
-/// Names of the figures that only bonnie++ gives.
+/// Names of the figures that only bonnie++ reports.
 pub mod figures {
-    /// KiB a second.
+    /// KiB per second.
     pub const KIB_PER_S: &str = "kib_per_s";
-    /// Seeks a second.
+    /// Seeks per second.
     pub const SEEKS_PER_S: &str = "seeks_per_s";
-    /// Files a second.
+    /// Files per second.
     pub const FILES_PER_S: &str = "files_per_s";
-    /// CPU time, in percent of the time that the operation took.
+    /// CPU time in percent of the operation's elapsed time.
     pub const CPU_PERCENT: &str = "cpu_percent";
 }
 
-/// The dimension whose values are compared: a kind of storage, and how it is used.
+/// The dimension whose values are compared: a type of storage and its use.
 pub const SETUP: &str = "setup";
-/// The dimension of bonnie++'s operations, with its names for them.
+/// The dimension of the operations, by their names in bonnie++.
 pub const OPERATION: &str = "operation";
 
-/// How many runs the study made of each set-up.
+/// Number of runs of the study for each set-up.
 const REPETITIONS: u32 = 100;
 const QUICK_REPETITIONS: u32 = 3;
-/// Of a quick run: a file of 512 MiB as if the memory were half that, and 4096 files. Smaller ones
-/// are written in less than the half second below which bonnie++ says nothing.
+/// Options of a quick run: a file of 512 MiB, as if the memory had half that size, and 4096 files. Writing less data
+/// would take less than half a second, and bonnie++ reports no figures for such short times.
 const QUICK_OPTIONS: [&str; 6] = ["-s", "512", "-r", "256", "-n", "4"];
-/// A hundred runs are some 30 KiB.
+/// Maximum size of a file with results; a hundred runs need about 30 KiB.
 const FILE_LIMIT: u64 = 64 << 20;
-/// Of what bonnie++ said before it failed.
+/// Maximum number of characters of bonnie++'s output in an error.
 const SAID_LIMIT: usize = 2000;
 
 /// The study.
@@ -62,7 +62,7 @@ impl Study for Lunden {
          figure, after Lunden (2009)"
     }
 
-    /// Nothing for the runner: bonnie++ measures.
+    /// Returns `None`: bonnie++ measures instead of the runner.
     fn plan(&self, _choices: &Choices) -> Option<Plan> {
         None
     }
@@ -72,24 +72,24 @@ impl Study for Lunden {
     }
 }
 
-/// Why there are no samples.
+/// The reason for which there are no samples.
 #[derive(Debug, thiserror::Error)]
 pub enum LundenError {
-    /// A file cannot be read.
+    /// A file is unreadable.
     #[error("{}: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The error.
         source: io::Error,
     },
-    /// A file is longer than bonnie++'s could be.
+    /// A file is too long to be an output of bonnie++.
     #[error("{}: longer than {} MiB, too long for an output of bonnie++", path.display(), FILE_LIMIT >> 20)]
     TooLong {
         /// The file.
         path: PathBuf,
     },
-    /// A file holds no run.
+    /// A file contains no run.
     #[error(
         "{}: it has no result of bonnie++{}; use the output of `bonnie++ -q`",
         path.display(),
@@ -98,40 +98,40 @@ pub enum LundenError {
     NoRun {
         /// The file.
         path: PathBuf,
-        /// Its first line that could have been one.
+        /// Its first line that resembles a run.
         first: Option<bonnie::BonnieError>,
     },
-    /// Nothing can be written where bonnie++ is to run.
+    /// No folder can be created in the folder for bonnie++.
     #[error("{}: no folder can be made in it: {source}", folder.display())]
     Folder {
-        /// Where.
+        /// The folder.
         folder: PathBuf,
-        /// Why not.
+        /// The error.
         source: io::Error,
     },
-    /// bonnie++ does not start.
+    /// bonnie++ cannot be started.
     #[error("bonnie++ cannot be started ({source}): install it with `apt-get install bonnie++`")]
     Start {
-        /// Why not.
+        /// The error.
         source: io::Error,
     },
-    /// bonnie++ gave no figures.
+    /// bonnie++ reported no figures.
     #[error("run {repetition} in {}: bonnie++ ended with {status} and without figures:\n{said}", folder.display())]
     Failed {
-        /// Where.
+        /// The folder.
         folder: PathBuf,
-        /// Which run, from 1.
+        /// Number of the run, starting at 1.
         repetition: u32,
-        /// How it ended.
+        /// Its exit status.
         status: std::process::ExitStatus,
-        /// The end of what it said.
+        /// The end of its output.
         said: String,
     },
 }
 
-/// Samples of files that bonnie++ wrote, with any number of runs each. A set-up is a file, under
-/// its name without the extension, or a machine, where one file has runs of several. Lines that are
-/// no runs become samples too, without an operation: failed if they were a run's once.
+/// Reads the samples of files that bonnie++ wrote, with any number of runs each. A set-up is a file, by its name
+/// without the extension, or a machine if a file contains runs of several machines. Lines that are not runs become
+/// samples without an operation: failed if the line is a damaged run.
 pub fn run_from_files(files: &[PathBuf]) -> Result<Vec<Sample>, LundenError> {
     let mut samples = Vec::new();
     for path in files {
@@ -156,11 +156,11 @@ fn read(path: &Path) -> Result<(String, u64), LundenError> {
     }
     let bytes = fs::read(path).map_err(failed)?;
     let written = metadata.modified().map_err(failed)?;
-    // Machines' names may be in any encoding; no figure is.
+    // Names of machines can have any encoding; figures are ASCII.
     Ok((String::from_utf8_lossy(&bytes).into_owned(), seconds(written)))
 }
 
-/// The file's name without its extension; the whole path where another file has the same name.
+/// Returns the file's name without its extension, or the whole path if another file has the same name.
 fn setup_name(path: &Path, files: &[PathBuf]) -> String {
     let others = files.iter().filter(|other| other.as_path() != path);
     match path.file_stem() {
@@ -192,7 +192,7 @@ fn samples_of_file(
             (true, true) => line.machine.clone(),
             (true, false) => format!("{setup} {}", line.machine),
         };
-        // Every machine was counted above.
+        // The loop above added every machine.
         for (_, runs) in machines.iter_mut().filter(|(machine, _)| *machine == line.machine) {
             *runs += 1;
             samples.extend(samples_of_run(line, &setup, *runs, ended_at, file));
@@ -210,7 +210,7 @@ fn samples_of_file(
     samples
 }
 
-/// A sample of each operation.
+/// Returns a sample of each operation.
 fn samples_of_run(
     line: &Line,
     setup: &str,
@@ -257,11 +257,11 @@ fn samples_of_run(
     })
 }
 
-/// The text of a sample whose rate bonnie++ would not tell, though it told its latency.
+/// Name of the text of a sample whose rate or CPU time bonnie++ did not report because the operation was too quick.
 const TOO_QUICK: &str = "too_quick";
 const TOO_QUICK_REASON: &str = "too quick: bonnie++ says +++++ below half a second";
 
-/// The name of the figure that an operation's rate has in the samples.
+/// Returns the name of the figure for an operation's rate.
 fn rate_figure(unit: Unit) -> &'static str {
     match unit {
         Unit::KibPerSecond => figures::KIB_PER_S,
@@ -270,21 +270,21 @@ fn rate_figure(unit: Unit) -> &'static str {
     }
 }
 
-/// A run of bonnie++'s that has ended.
+/// A bonnie++ run that has ended.
 #[derive(Debug)]
 pub struct Progress<'a> {
-    /// Which run, from 1.
+    /// Number of the run, starting at 1.
     pub repetition: u32,
-    /// Of how many.
+    /// Total number of runs.
     pub of: u32,
-    /// What it gave.
+    /// The samples of the run.
     pub samples: &'a [Sample],
 }
 
-/// Runs bonnie++ in a folder of the file system that is to be measured, as often and with as large
-/// files as the scale says: in full, with those that it chooses for this machine's memory. The
-/// set-up is called after the folder. `ended` hears of each run when it has ended, so that what was
-/// measured is not lost when a later one fails. The thread is taken until all is done.
+/// Runs bonnie++ in a folder of the file system under test. The scale determines the number of runs and the size of the
+/// files: for full runs, bonnie++ chooses the size for this machine's memory. The folder is the name of the set-up. The
+/// function calls `ended` after each run, so that no results are lost if a later run fails. It blocks the calling
+/// thread until all runs have ended.
 pub fn run_bonnie(
     folder: &Path,
     scale: Scale,
@@ -296,7 +296,7 @@ pub fn run_bonnie(
     }
 }
 
-/// Like [`run_bonnie`], so often and with these options of bonnie++'s (`-s`, `-r`, `-n`, …).
+/// Like [`run_bonnie`], with this number of runs and these options of bonnie++ (`-s`, `-r`, `-n`, …).
 pub fn run_bonnie_with(
     folder: &Path,
     repetitions: u32,
@@ -312,9 +312,9 @@ pub fn run_bonnie_with(
     Ok(samples)
 }
 
-/// One run with these options.
+/// Runs bonnie++ once with these options.
 fn run_once(folder: &Path, options: &[&str], repetition: u32) -> Result<Vec<Sample>, LundenError> {
-    // In a folder of its own: bonnie++ writes files of fixed names where it is.
+    // Each run needs its own folder: bonnie++ writes files with fixed names there.
     let own = tempfile::Builder::new()
         .prefix("bonnie-")
         .tempdir_in(folder)
@@ -335,7 +335,7 @@ fn run_once(folder: &Path, options: &[&str], repetition: u32) -> Result<Vec<Samp
 }
 
 fn command(folder: &Path, options: &[&str]) -> Command {
-    // Debian's is in /usr/sbin, which is not in everyone's PATH.
+    // Debian installs bonnie++ in /usr/sbin, which is not in every user's PATH.
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut command = Command::new("bonnie++");
     if let Ok(path) =
@@ -346,13 +346,13 @@ fn command(folder: &Path, options: &[&str]) -> Command {
     command.arg("-q").arg("-d").arg(folder).args(options);
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
     if user.is_root() {
-        // Root has to say that it means it.
+        // bonnie++ runs as root only if the command line requests it.
         command.args(["-u", &format!("{}:{}", user.as_raw(), group.as_raw())]);
     }
     command
 }
 
-/// How bonnie++ is started by [`run_bonnie`], for the record of a run.
+/// Returns the command line of [`run_bonnie`], for the record of a run.
 pub fn command_line(scale: Scale) -> String {
     match scale {
         Scale::Quick => format!("bonnie++ -q -d FOLDER {}", QUICK_OPTIONS.join(" ")),

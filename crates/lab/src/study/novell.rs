@@ -1,10 +1,9 @@
-//! What the size of an I/O, the medium and the link do to iSCSI: after Novell, *iSCSI Performance
-//! Factors* (SLES 10 SP1, NetWare 6.5 SP7).
+//! The effect of the I/O size, the medium and the link on iSCSI: after Novell, *iSCSI Performance Factors* (SLES 10
+//! SP1, NetWare 6.5 SP7).
 //!
-//! The study's tools copied, one I/O after the other has ended: so every load here has one I/O open.
-//! It compared a RAM disk with a hard drive, iSCSI with no iSCSI, cables, and network adapters. We
-//! have the first two comparisons as they were; what a cable or an adapter can do wrong is a link
-//! that is slow, far or loses packets.
+//! The study's tools copied with one I/O after the other: therefore every load here has one open I/O. The study
+//! compared a RAM disk with a hard drive, iSCSI with direct access, cables, and network adapters. The first two
+//! comparisons are the same here. Links with a low rate, a delay or packet loss represent bad cables and adapters.
 
 mod report;
 #[cfg(test)]
@@ -28,20 +27,20 @@ const ACCESS: &str = "access";
 const SIZE: &str = "size";
 const LINK: &str = "link";
 
-/// In the words of the published figures, as are the next ones.
+/// Names of the published figures; the next constants are such names, too.
 const OPERATIONS: [&str; 2] = ["read", "write"];
 const SEQUENTIAL: &str = "sequential";
 const RANDOM: &str = "random";
 
 const KIB: u32 = 1024;
-/// The sizes of the study: of sequential writes, and of everything else.
+/// The I/O sizes of the study's sequential writes, and the maximum size of all other accesses.
 const SIZES: std::ops::RangeInclusive<u32> = 4 * KIB..=4096 * KIB;
 const LARGEST_ELSE: u32 = 512 * KIB;
 const QUICK_SIZES: [u32; 4] = [4 * KIB, 64 * KIB, 512 * KIB, 4096 * KIB];
-/// The size with which cables and adapters were compared.
+/// The I/O size of the comparison of cables and adapters.
 const LINK_SIZE: u32 = 64 * KIB;
 
-/// The links of the comparison begin with one that only carries frames of the common size.
+/// The first link of the comparison, which has the common MTU and no impairments.
 const PLAIN: &str = "plain";
 const MTU: u32 = 1500;
 
@@ -90,8 +89,8 @@ impl Study for Novell {
     }
 }
 
-/// How long loads last. The study does not say; a quick load over a bad link is the longer one,
-/// since a lost packet alone can cost 200 ms.
+/// Durations of the loads, which the study does not state. A quick load over a bad link is longer than other quick
+/// loads, because one lost packet can cost 200 ms.
 #[derive(Clone, Copy, Debug)]
 struct Times {
     warm_up: Duration,
@@ -109,7 +108,7 @@ impl Times {
     }
 }
 
-/// Whoever was chosen, and the medium without iSCSI, with which the study compared.
+/// Returns the chosen targets and the medium without iSCSI, which is part of the study's comparison.
 fn targets_under_test(choices: &Choices) -> Vec<TargetUnderTest> {
     let mut targets_under_test = choices.targets_under_test.clone();
     if targets_under_test.is_empty() {
@@ -137,12 +136,12 @@ const fn medium_name(medium: Medium) -> &'static str {
     }
 }
 
-/// Past the page cache: or else the disk's figures would be another memory's.
+/// Returns a volume that bypasses the page cache: otherwise the disk's figures would be those of memory.
 fn volume(medium: Medium, bytes: u64) -> VolumeSpec {
     VolumeSpec { name: medium_name(medium).into(), medium, bytes, cache: CacheMode::None }
 }
 
-/// The links of the comparison, the plain one first.
+/// Returns the links of the comparison, the plain one first.
 fn profiles() -> Vec<LinkProfile> {
     let plain = |name: &str| LinkProfile::plain(name, MTU);
     let rate = |mbit| LinkProfile { rate_mbit: Some(mbit), ..plain(&format!("{mbit} Mbit/s")) };
@@ -157,7 +156,7 @@ fn profiles() -> Vec<LinkProfile> {
     vec![plain(PLAIN), rate(1000.0), rate(100.0), loss(0.1), loss(1.0), delay(1), delay(10)]
 }
 
-/// The sizes with which something is done.
+/// Returns the I/O sizes of an operation and access.
 fn sizes(operation: &str, access: &str, scale: Scale) -> impl Iterator<Item = u32> {
     let written = operation == "write" && access == SEQUENTIAL;
     let largest = if written { *SIZES.end() } else { LARGEST_ELSE };
@@ -209,7 +208,7 @@ impl Cell<'_> {
     }
 }
 
-/// Every size on every medium of everyone.
+/// Returns the cells of every size on every medium of every target.
 fn sweep(
     targets_under_test: &[TargetUnderTest],
     media: &[Medium],
@@ -240,7 +239,7 @@ fn sweep(
     points
 }
 
-/// One target over every link: ours, or else the first that is reached over a link at all.
+/// Returns the cells of one target over every link. The target is sarsen, or else the first target that uses a link.
 fn faults(targets_under_test: &[TargetUnderTest], medium: Medium, times: Times) -> Vec<Point> {
     let ours = targets_under_test
         .iter()

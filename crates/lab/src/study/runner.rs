@@ -1,4 +1,4 @@
-//! Carries out a study's plan: network, targets under test, then cell after cell, each kept at once.
+//! Runs a study's plan: the network, the targets under test, then each cell. The runner stores each result at once.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -18,70 +18,70 @@ use crate::target_under_test::{
 };
 use crate::trace::Request;
 
-/// Bytes of an I/O that fills a volume before it is measured.
+/// Number of bytes of an I/O that fills a volume before the measurements.
 const FILL_BYTES: u32 = 1 << 20;
 
-/// How a study is run.
+/// The settings of a study's run.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where the files of volumes on disk are, in a folder that is removed.
+    /// The parent of the temporary folder with the files of volumes on disk.
     pub folder: PathBuf,
     /// The command line, for the record.
     pub command: String,
-    /// Only cells that have one of the values here in each dimension that is named here; all if
-    /// there are none.
+    /// Selects cells: a cell must have one of the given values in each given dimension. If empty, all cells are
+    /// selected.
     pub only: Vec<(String, String)>,
-    /// Go on with the newest run of these choices that has not ended, with the seed that it had.
+    /// Whether to resume the newest unfinished run with these choices, with its own seed.
     pub resume: bool,
 }
 
-/// Whoever watches a run.
+/// An observer of a run.
 pub trait Watcher {
-    /// So many measurements are to be made; so many were made earlier.
+    /// Reports the total number of measurements and the number of those made earlier.
     fn begins(&mut self, run: i64, measurements: usize, made: usize);
-    /// Something is being done that takes a while.
+    /// Reports the start of an action that takes a while.
     fn does(&mut self, what: &str);
-    /// Something that does not end the run, and that whoever watches should know.
+    /// Reports a problem that does not end the run.
     fn notices(&mut self, what: &str);
-    /// A measurement has been made and kept.
+    /// Reports a completed and stored measurement.
     fn measured(&mut self, sample: &Sample);
 }
 
-/// Why a study cannot be run at all.
+/// The reason for which a study cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The archive.
+    /// The archive returned an error.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
-    /// The study takes its figures from elsewhere.
+    /// The study takes its figures from another source.
     #[error("{study} does not run loads itself")]
     NoPlan {
         /// The study.
         study: &'static str,
     },
-    /// No cell has the labels that were asked for.
+    /// No cell has the selected labels.
     #[error("no cell of this run has {only}; the cells have {known}")]
     NoCell {
-        /// What was asked for.
+        /// The selected labels.
         only: String,
         /// The dimensions and their values.
         known: String,
     },
-    /// Two targets under test have one name.
+    /// Two targets under test have the same name.
     #[error("{name} is given twice; name each target once")]
     Twice {
         /// The name.
         name: String,
     },
-    /// There is nothing to resume.
+    /// There is no run to resume.
     #[error("there is no interrupted run of {study} ({scale}) with these targets")]
     NothingToResume {
         /// The study.
         study: &'static str,
-        /// How thoroughly.
+        /// The scale.
         scale: Scale,
     },
-    /// What is to be resumed was another plan.
+    /// The run to resume has another plan.
     #[error(
         "run {id} was begun with other {what} ({then}; now {now}): resume it with the options that \
          it was begun with, or begin anew"
@@ -89,26 +89,25 @@ pub enum RunError {
     OtherPlan {
         /// The run.
         id: i64,
-        /// What differs.
+        /// The fact that differs.
         what: String,
-        /// What it was.
+        /// Its value in the run.
         then: String,
-        /// What it would be now.
+        /// Its present value.
         now: String,
     },
-    /// The folder for volumes cannot be used.
+    /// The folder for volumes is unusable.
     #[error("cannot make a folder in {}: {source}", path.display())]
     Folder {
-        /// Where.
+        /// The path of the folder.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         #[source]
         source: std::io::Error,
     },
 }
 
-/// Runs a study and gives the run as it was kept. Cells that fail are kept as such, and the others
-/// go on.
+/// Runs a study and returns the stored run. Failed cells are stored as failed, and the others continue.
 pub fn run(
     study: &dyn Study,
     choices: &Choices,
@@ -117,7 +116,7 @@ pub fn run(
     watcher: &mut dyn Watcher,
 ) -> Result<Run, RunError> {
     let mut plan = plan(study, choices, settings)?;
-    // Also of a run that is killed nothing is to be left; without a folder none begins.
+    // A killed run must not leave files behind, either: a run does not start without this folder.
     let folder = PrivateFolder::new(&settings.folder, FOLDER_PREFIX)
         .map_err(|source| RunError::Folder { path: settings.folder.clone(), source })?;
     let (mut run, made, _hold) = begin(study, choices, settings, archive, &plan)?;
@@ -175,7 +174,7 @@ pub fn run(
     Ok(archive.run(id)?)
 }
 
-/// The cells of a study that were asked for.
+/// Returns the plan of a study with the selected cells.
 fn plan(study: &dyn Study, choices: &Choices, settings: &Settings) -> Result<Plan, RunError> {
     let mut plan = study.plan(choices).ok_or(RunError::NoPlan { study: study.name() })?;
     let mut names = HashSet::new();
@@ -192,7 +191,7 @@ fn plan(study: &dyn Study, choices: &Choices, settings: &Settings) -> Result<Pla
     Ok(plan)
 }
 
-/// Whether a cell has one of the values that are named, in each dimension that is named.
+/// Whether a cell has one of the given values in each given dimension.
 fn is_wanted(labels: &Labels, only: &[(String, String)]) -> bool {
     only.iter().all(|(dimension, _)| {
         let mut values = only.iter().filter(|(other, _)| other == dimension);
@@ -216,7 +215,7 @@ fn no_cell(points: &[Point], only: &[(String, String)]) -> RunError {
     }
 }
 
-/// How many there are to be made, the limits among them.
+/// Returns the number of planned measurements, including the limits.
 fn measurements(plan: &Plan) -> usize {
     let media = [Medium::Ram, Medium::Disk];
     let used = media.iter().filter(|medium| plan.volumes.iter().any(|v| v.medium == **medium));
@@ -224,7 +223,7 @@ fn measurements(plan: &Plan) -> usize {
     limits + plan.points.len() * plan.repetitions as usize
 }
 
-/// Which cells were measured already.
+/// The cells that were measured earlier, with their repetitions.
 type MeasuredCells = HashSet<(Labels, u32)>;
 
 fn begin(
@@ -258,7 +257,7 @@ fn begin(
     Ok((run, MeasuredCells::new(), hold))
 }
 
-/// What is to be measured, in words that differ where the plans do.
+/// Describes the planned measurements in texts that differ if the plans differ.
 fn facts(plan: &Plan, settings: &Settings) -> BTreeMap<String, String> {
     let volumes = plan.volumes.iter().map(|volume| {
         let VolumeSpec { name, medium, bytes, cache } = volume;
@@ -271,7 +270,7 @@ fn facts(plan: &Plan, settings: &Settings) -> BTreeMap<String, String> {
         ("links", links.join(", ")),
         ("cells", cells),
     ]);
-    // Their names do not say all of where they are.
+    // The names of these targets do not contain their full address.
     let places =
         plan.targets_under_test.iter().filter_map(|target_under_test| match target_under_test {
             TargetUnderTest::Iscsi(url) => Some(url.to_string()),
@@ -288,7 +287,7 @@ fn facts(plan: &Plan, settings: &Settings) -> BTreeMap<String, String> {
     facts.into_iter().map(|(name, fact)| (name.to_owned(), fact)).collect()
 }
 
-/// Refuses to put measurements of one plan among those of another.
+/// Rejects the resumption of a run with another plan.
 fn same_plan(
     id: i64,
     then: &BTreeMap<String, String>,
@@ -306,7 +305,7 @@ fn same_plan(
     Ok(())
 }
 
-/// A run that begins now, on this machine.
+/// Returns a run that starts now on this machine.
 pub fn record(study: &str, scale: Scale, command: String) -> Run {
     Run {
         id: 0,
@@ -321,10 +320,10 @@ pub fn record(study: &str, scale: Scale, command: String) -> Run {
     }
 }
 
-/// A limit that is measured before anything else: its labels, and how.
+/// A limit, which is measured before the cells: its labels and its measurement.
 type Limit<'a> = (Labels, Box<dyn Fn() -> Outcome + 'a>);
 
-/// Everything that stands while cells are measured.
+/// The resources of a run that exist while cells are measured.
 struct RunContext<'a> {
     plan: &'a Plan,
     choices: &'a Choices,
@@ -339,7 +338,7 @@ impl RunContext<'_> {
             setting.commands.extend_from_slice(running.commands());
             if let Some(version) = running.version() {
                 let version = match setting.versions.get(running.name()) {
-                    // Another one than before the run was broken off.
+                    // The version changed during the interruption of the run.
                     Some(before) if !before.ends_with(version) => {
                         format!("{before}, then {version}")
                     }
@@ -400,8 +399,8 @@ impl RunContext<'_> {
             self.targets_under_test[point.target_under_test].as_ref().map_err(Clone::clone)?;
         let (volume, link) = (self.volume(point), self.link(point));
         link.address.as_ref().map_err(|reason| TargetUnderTestError::Unable(reason.clone()))?;
-        // Whoever is elsewhere is reached by the machine's own network, which is what a link without
-        // any set-up stands for.
+        // The machine's own network leads to external targets. The loopback profile, which has no set-up, represents
+        // it.
         let elsewhere = self.plan.targets_under_test[point.target_under_test].is_elsewhere();
         if elsewhere && link.profile != LinkProfile::loopback() {
             let reason = "the way to it is not the lab's to change";
@@ -415,7 +414,7 @@ impl RunContext<'_> {
             true => (point.measurement)(&subject),
             false => self.network.on_initiator_side(|| (point.measurement)(&subject)),
         };
-        // A target that has died explains more than what its client saw of that.
+        // The exit of a target explains more than the client's error does.
         Ok(match (outcome, running.ended()) {
             (Outcome::Failed(reason), Some(end)) => Outcome::Failed(format!("{reason}; {end}")),
             (outcome, _) => outcome,
@@ -436,11 +435,11 @@ impl RunContext<'_> {
         found.unwrap_or_else(|| panic!("the plan has no link {}", point.link))
     }
 
-    /// Writes over all volumes once, so that nobody reads holes. Gives which could not be: a reader
-    /// of the run must know.
+    /// Writes all volumes once, so that no load reads holes. Returns notes about volumes for which this failed: the
+    /// readers of the run need them.
     fn fill(&self, watcher: &mut dyn Watcher) -> Vec<String> {
         let mut unfilled = Vec::new();
-        // Large packets cost least.
+        // Large packets have the lowest cost.
         let usable = |link: &&Link| link.address.is_ok() && is_plain(&link.profile);
         let links = self.network.links().iter().filter(usable);
         let Some(link) = links.max_by_key(|link| link.profile.mtu) else { return unfilled };
@@ -477,7 +476,7 @@ fn fill(endpoint: Endpoint, bytes: u64) -> Result<(), String> {
         let offset = index * u64::from(FILL_BYTES);
         Ok(Request { at: Duration::ZERO, reads: false, offset, length: FILL_BYTES })
     });
-    // Who may not be written to is not filled.
+    // The caller fills only volumes that the lab may write to.
     let options = LoadOptions { destroy: true, least: bytes, ..LoadOptions::new(endpoint, access) };
     match super::outcome(load::replay(&options, Box::new(writes), None)) {
         Outcome::Failed(reason) => Err(reason),
@@ -485,8 +484,8 @@ fn fill(endpoint: Endpoint, bytes: u64) -> Result<(), String> {
     }
 }
 
-/// The points in the order of the plan, but within each stretch that differs by target under test alone
-/// another target under test begins in each repetition.
+/// Returns the points in the order of the plan. Within each group of points that differ only in the target under test,
+/// each repetition starts with another target.
 fn in_turn(points: &[Point], repetition: u32) -> impl Iterator<Item = &Point> {
     points.chunk_by(|a, b| a.target_under_test < b.target_under_test).flat_map(move |stretch| {
         let first = (repetition as usize - 1) % stretch.len();
@@ -494,12 +493,12 @@ fn in_turn(points: &[Point], repetition: u32) -> impl Iterator<Item = &Point> {
     })
 }
 
-/// Whether a link only carries packets.
+/// Whether a link has no rate limit, delay or loss.
 fn is_plain(profile: &LinkProfile) -> bool {
     profile.rate_mbit.is_none() && profile.delay.is_zero() && profile.loss_percent == 0.0
 }
 
-/// Seconds since the Unix epoch.
+/// Returns the current time in seconds since the Unix epoch.
 pub fn now() -> u64 {
     sarsen_io::time::wall_clock().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

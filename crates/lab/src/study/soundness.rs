@@ -1,5 +1,4 @@
-//! What tests of studies have in common: whether a plan can be carried out, a run as if it had
-//! been, and what a report of it shows.
+//! Functions that the tests of studies share: checks of plans, simulated runs, and checks of reports.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
@@ -12,10 +11,10 @@ use crate::record::{
 };
 use crate::report::{self, Block, Cell, Format, Report};
 
-/// What the measurements of a quick run may take.
+/// Maximum time of the measurements of a quick run.
 const QUICK_LIMIT: Duration = Duration::from_secs(90);
 
-/// The study's own choices.
+/// Returns choices with the study's defaults.
 pub(super) fn choices(scale: Scale) -> Choices {
     Choices {
         scale,
@@ -27,7 +26,7 @@ pub(super) fn choices(scale: Scale) -> Choices {
     }
 }
 
-/// Its plans name only what they bring, no cell twice, and the quick one is quick.
+/// Checks that the plans refer only to their own objects, that no cell occurs twice, and that the quick plan is quick.
 pub(super) fn plans(study: &dyn Study) {
     for scale in [Scale::Quick, Scale::Full] {
         let without_links = study.plan(&Choices { links: false, ..choices(scale) }).unwrap();
@@ -56,12 +55,12 @@ fn check(plan: &Plan) {
     assert!(distinct(plan.links.iter().map(|link| &link.name).collect()));
 }
 
-/// A finished run in which everything was measured, but for the cells with these labels.
+/// Returns a finished run in which every cell was measured, except those with these labels.
 pub(super) fn run(study: &dyn Study, scale: Scale, failures: &[(Labels, &str)]) -> Run {
     run_of(study, &choices(scale), failures)
 }
 
-/// The same with other choices.
+/// Returns the same with other choices.
 pub(super) fn run_of(study: &dyn Study, choices: &Choices, failures: &[(Labels, &str)]) -> Run {
     let plan = study.plan(choices).unwrap();
     let limit = Labels::new().with("limit", "link").with("link", &plan.links[0].name);
@@ -109,7 +108,7 @@ fn measures(value: f64) -> Measures {
     }
 }
 
-/// The study's report, of which every table is rectangular and says something.
+/// Returns the study's report and checks that every table is rectangular and not empty.
 pub(super) fn report(study: &dyn Study, run: &Run) -> Report {
     let report = study.report(run);
     assert!(!report.summary.is_empty());
@@ -145,7 +144,7 @@ fn cells(report: &Report) -> impl Iterator<Item = &Cell> {
     tables.flat_map(|table| table.rows.iter().flatten())
 }
 
-/// Each of these figures is in a table as a published one, as often as it was published.
+/// Checks that a table shows each of these figures as published, as often as it was published.
 pub(super) fn shows(report: &Report, figures: impl Iterator<Item = f64>) {
     let mut shown: Vec<f64> = cells(report)
         .filter_map(|cell| match cell {
@@ -160,7 +159,7 @@ pub(super) fn shows(report: &Report, figures: impl Iterator<Item = f64>) {
     }
 }
 
-/// The reason stands where a figure is missing.
+/// Checks that a cell shows this reason instead of a figure.
 pub(super) fn says(report: &Report, reason: &str) {
     let said = |cell: &Cell| match cell {
         Cell::Failed(words) | Cell::NotMeasured(words) => words.contains(reason),
@@ -169,10 +168,10 @@ pub(super) fn says(report: &Report, reason: &str) {
     assert!(cells(report).any(said), "{reason}");
 }
 
-/// Figures that nothing measures, and an archive may hold.
+/// Figures that no measurement produces, but that an archive can contain.
 const EXTREMES: [f64; 8] = [f64::MAX, -f64::MAX, 1e200, 1e-200, 5e-324, -0.0, 0.0, 1.0];
 
-/// All that a sample can hold, of extremes.
+/// Returns measures with extreme values in all fields.
 fn extremes(names: &BTreeSet<String>, turn: usize) -> Measures {
     let extreme = |index: usize| EXTREMES[index % EXTREMES.len()];
     let figures = names.iter().enumerate().map(|(at, name)| (name.clone(), extreme(turn + at)));
@@ -207,7 +206,7 @@ fn whatever_an_archive_holds_every_study_reports_it() {
     }
 }
 
-/// Of each of bonnie++'s operations so many repetitions that they make a histogram.
+/// Returns a run with enough repetitions of each bonnie++ operation for a histogram.
 fn run_without_plan(study: &str) -> Run {
     let mut run = super::record(study, Scale::Quick, String::new());
     for repetition in 1..=20 {

@@ -1,9 +1,8 @@
-//! Ten access specifications on several targets, with standard and with jumbo frames: after
-//! Trinkle, *A Comparative Analysis of Open Source Storage Area Networks with ESXi 5.1* (Purdue
-//! University 2013).
+//! Ten access specifications on several targets, with standard and with jumbo frames: after Trinkle, *A Comparative
+//! Analysis of Open Source Storage Area Networks with ESXi 5.1* (Purdue University 2013).
 //!
-//! The thesis ran each specification for five minutes, three times, from a virtual and from a
-//! physical initiator; our generator is a physical one, so its figures stand beside those.
+//! The thesis ran each specification three times for five minutes, from a virtual and from a physical initiator. The
+//! load generator here is physical, so the reports compare it with the physical initiator.
 
 #[cfg(test)]
 mod tests;
@@ -24,16 +23,16 @@ const TARGET: &str = "target";
 const MTU: &str = "mtu";
 const TEST: &str = "test";
 
-/// Links whose frames differ, by their label.
+/// MTUs of the links, which are also their labels.
 const MTUS: [u32; 2] = [1500, 9000];
-/// The label of what is there without making a link.
+/// The label of the existing network, if no link is created.
 const AS_IT_IS: &str = "as it is";
 const REPETITIONS: u32 = 3;
 const VOLUME: &str = "lun";
 
 /// The targets of the thesis, in its order.
 const THEIRS: [&str; 4] = ["IET", "SCST", "LIO", "ISTGT"];
-/// The initiator of the thesis that is like ours.
+/// The initiator of the thesis that is comparable with this load generator.
 const INITIATOR: &str = "physical";
 
 /// The study.
@@ -60,7 +59,7 @@ impl Study for Trinkle {
             Scale::Full => (Duration::from_secs(10), Duration::from_secs(300), 1 << 30),
         };
         let mut points = Vec::new();
-        // Frames can be changed only on links that are made for it.
+        // The lab can change the MTU only on links that it creates.
         let links = if choices.links {
             MTUS.map(|mtu| (mtu.to_string(), LinkProfile::plain(&format!("mtu-{mtu}"), mtu)))
                 .to_vec()
@@ -120,7 +119,7 @@ fn labels(target: &str, mtu: &str, test: &str) -> Labels {
     Labels::new().with(TARGET, target).with(MTU, mtu).with(TEST, test)
 }
 
-/// The figure that the thesis gives for a test, its unit, and the digits that it prints.
+/// Returns the figure that the thesis reports for a test, its unit and its decimal places.
 fn metric(test: &str) -> (&'static str, &'static str, u8) {
     match test {
         "Maximum IOPS" | "Maximum Write IOPS" => (figure::IOPS, "IOPS", 0),
@@ -128,7 +127,7 @@ fn metric(test: &str) -> (&'static str, &'static str, u8) {
     }
 }
 
-/// A link in words.
+/// Describes a link.
 fn frames(mtu: &str) -> String {
     match mtu {
         AS_IT_IS => "the network as it is".into(),
@@ -137,7 +136,7 @@ fn frames(mtu: &str) -> String {
     }
 }
 
-/// What the thesis's physical initiator saw; beside a network that is as it is, with standard frames.
+/// Returns the mean of the thesis's physical initiator. For the existing network, it is the mean with standard frames.
 fn published_mean(target: &str, mtu: &str, test: &str) -> Option<f64> {
     published::trinkle_mean(target, INITIATOR, mtu.parse().unwrap_or(MTUS[0]), test)
 }
@@ -175,10 +174,10 @@ fn summary(run: &Run) -> Vec<String> {
     paragraphs
 }
 
-/// Who has the highest mean of a cell.
+/// The target with the highest mean of a cell.
 struct Leader<'a> {
     target: &'a str,
-    /// Whether the next one's is lower by more than noise.
+    /// Whether the difference to the second highest mean exceeds the noise.
     beyond_noise: bool,
 }
 
@@ -266,7 +265,7 @@ fn charts(run: &Run) -> Section {
     Section { heading: "Figures".into(), blocks }
 }
 
-/// The layout of the thesis's table 4.3: how far each target is from the others.
+/// Returns the section in the layout of the thesis's table 4.3: the differences between the targets.
 fn between_targets(run: &Run) -> Section {
     let targets = run.values(TARGET);
     let mut blocks = Vec::new();
@@ -300,7 +299,7 @@ fn between_targets(run: &Run) -> Section {
     Section { heading: "Differences between targets".into(), blocks }
 }
 
-/// The layout of the thesis's table 4.4: what jumbo frames change.
+/// Returns the section in the layout of the thesis's table 4.4: the effect of jumbo frames.
 fn between_frames(run: &Run) -> Option<Section> {
     let targets = run.values(TARGET);
     let [standard, jumbo] = run.values(MTU)[..] else { return None };
@@ -392,7 +391,7 @@ fn latencies(run: &Run) -> Option<Section> {
     (!blocks.is_empty()).then(|| Section { heading: "Latency and steadiness".into(), blocks })
 }
 
-/// The layout of the thesis's appendix G: every run, mean, standard deviation.
+/// Returns the section in the layout of the thesis's appendix G: every run, mean, standard deviation.
 fn every_run(run: &Run) -> Section {
     let mut blocks = Vec::new();
     for target in run.values(TARGET) {

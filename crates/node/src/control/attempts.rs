@@ -1,6 +1,6 @@
-//! Requests that the API's port refuses because the client lacks the right. Each one is counted. Wrong tokens are
-//! also reported: the first one of a source at once, its others together. Each wrong token makes its source wait
-//! longer, so that a token cannot be guessed. A request with the right token does not wait.
+//! Requests that the API's port refuses because the client has no permission. The server counts all of them. It also
+//! reports wrong tokens: the first one of a source at once, the others together. Each wrong token makes its source wait
+//! longer, so that a client cannot guess a token. A request with the right token does not wait.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -15,18 +15,18 @@ use crate::access::source_of;
 use crate::events::Occurrence;
 use crate::fronts::iscsi::Front;
 
-/// Delay before the answer to a source's first wrong token; each further one doubles it.
+/// Delay before the response to a source's first wrong token. Each further one doubles it.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
-/// Maximum of wrong tokens of a source that wait for their answers at once. Above it, the server checks no request of
-/// the source until one of them has been answered.
+/// Maximum number of wrong tokens of a source that wait for their responses. Above it, the server checks no request of
+/// the source until it has answered one of them.
 const WAITING: usize = 8;
 /// Wrong tokens that a source sends within this time after the first are reported together. A source that sends none
 /// for this time counts as new.
 const WINDOW: Duration = Duration::from_secs(60);
-/// Maximum of sources that are counted separately; further ones count as one.
+/// Maximum number of sources that are counted separately. Further ones count as one source.
 const SOURCES: usize = 1024;
-/// The name that stands for all further sources.
+/// The name of all further sources together.
 const OTHERS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// The reason why the API's port refuses a request.
@@ -49,7 +49,7 @@ impl ApiRefusal {
     pub(crate) const ALL: [Self; 5] =
         [Self::WrongToken, Self::NoToken, Self::TooManyWrongTokens, Self::Host, Self::Origin];
 
-    /// Its name in the metrics.
+    /// Returns its name in the metrics.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::WrongToken => "wrong_token",
@@ -124,25 +124,25 @@ impl Attempts {
 struct Sources(HashMap<IpAddr, Source>);
 
 struct Source {
-    /// Sources of the current reporting time.
+    /// Number of wrong tokens since the last pause of at least [`WINDOW`].
     wrong: u32,
     last: Instant,
-    /// The times at which waiting requests are answered. They stay here after their clients disconnect: otherwise a
+    /// The times at which waiting requests are answered. They stay here after their clients disconnect. Otherwise, a
     /// client would reconnect instead of waiting.
     answers: VecDeque<Instant>,
-    /// Wrong tokens since the one that was reported; `None` if the next one is to be reported.
+    /// Number of wrong tokens since the reported one. `None` if the next one must be reported.
     unreported: Option<u64>,
 }
 
-/// How a wrong token is handled.
+/// The handling of a wrong token.
 struct AttemptAction {
     answer_at: Instant,
-    /// The name of its source, if this is the first wrong token to be reported.
+    /// The name of its source, if this wrong token must be reported.
     first_of: Option<IpAddr>,
 }
 
 impl Sources {
-    /// Whether the maximum of wrong tokens from this address are waiting.
+    /// Returns whether the maximum number of wrong tokens from this address is waiting.
     fn is_full(&mut self, address: IpAddr, now: Instant) -> bool {
         let name = self.name(address);
         let Some(source) = self.0.get_mut(&name) else { return false };
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(delays, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
         assert_eq!(delay(address(2)), FIRST_DELAY, "another address begins at the beginning");
         assert!(sources.is_full(address(1), begin) && !sources.is_full(address(2), begin));
-        // Requests are answered one after the other, whether or not their clients stay connected.
+        // The server answers requests one after the other, whether or not their clients stay connected.
         assert!(!sources.is_full(address(1), begin + FIRST_DELAY));
         let later = begin + WINDOW;
         assert_eq!(sources.note(address(1), later).answer_at - later, FIRST_DELAY);

@@ -1,5 +1,5 @@
-//! The resources that clients of one listener may use: request bodies that are read at once, and open streams. A body
-//! reserves its memory before it is read, so that resident memory has a limit for any number of clients.
+//! The resources that clients of one listener may use: concurrent request bodies, and open streams. A body reserves its
+//! memory before it is read, so that resident memory has a limit for any number of clients.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,22 +16,22 @@ use zeroize::Zeroizing;
 use super::Api;
 use super::error::ApiError;
 
-/// The longest body of a request that changes one object, in bytes.
+/// Maximum length of the body of a request that changes one object, in bytes.
 pub(super) const BODY_LIMIT: usize = 64 << 10;
-/// Maximum of bytes of such bodies at once.
+/// Maximum number of bytes of all such bodies at one time.
 const BODIES_AT_ONCE: usize = 256 * BODY_LIMIT;
-/// The longest document, in bytes: 20,000 volumes, each with a target and a rule, take 5 million.
+/// Maximum length of a document, in bytes: 20,000 volumes, each with a target and a rule, take 5 million.
 pub(super) const DOCUMENT_LIMIT: usize = 32 << 20;
-/// Maximum of bytes of documents at once.
+/// Maximum number of bytes of all documents at one time.
 const DOCUMENTS_AT_ONCE: usize = DOCUMENT_LIMIT;
-/// Maximum of objects and rules in a document: each takes up to 1 KiB of memory, however few bytes it has in JSON.
+/// Maximum number of objects and rules in a document. Each takes up to 1 KiB of memory, even if its JSON is short.
 /// 20,000 volumes, each with a target, a host and two rules, reach this number.
 const OBJECT_LIMIT: usize = 100_000;
-/// Maximum of numbers and texts in a document.
+/// Maximum number of numbers and texts in a document.
 const VALUE_LIMIT: usize = 1_000_000;
-/// Time that a request waits for memory.
+/// Maximum time that a request waits for memory.
 const ROOM_TIME: Duration = Duration::from_secs(10);
-/// Maximum of open streams (`GET /v1/live`).
+/// Maximum number of open streams (`GET /v1/live`).
 const STREAMS: usize = 64;
 
 /// See the module.
@@ -54,7 +54,7 @@ impl Default for Capacity {
 }
 
 impl Capacity {
-    /// Reserves a place for a stream until the permit is dropped.
+    /// Reserves a slot for a stream until the permit is dropped.
     pub(super) fn stream(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         self.streams.clone().try_acquire_owned().map_err(|_| {
             ApiError::busy(format!(
@@ -125,13 +125,13 @@ async fn receive(
     let length = match declared {
         Some(length) => usize::try_from(length).ok().filter(|length| *length <= limit),
         None if body.is_end_stream() => Some(0),
-        // A body without a stated length may have the maximum length.
+        // A body without a declared length may have the maximum length.
         None => Some(limit),
     };
     let length = length.ok_or_else(too_large)?;
     let room = take(room.clone(), length, ROOM_TIME).await?;
     let mut bytes = Zeroizing::new(Vec::new());
-    // Memory that has not been written to uses no physical memory.
+    // Reserved memory takes no physical memory before it is written.
     bytes.reserve_exact(length);
     let mut parts = body.into_data_stream();
     while let Some(part) = parts.next().await {
@@ -169,7 +169,7 @@ struct Counted {
     values: usize,
 }
 
-/// Counts without storing anything. Invalid or too deeply nested JSON is counted up to the error: the parser refuses
+/// Counts values without storing them. Invalid or too deeply nested JSON is counted up to the error: the parser refuses
 /// it later.
 fn count(text: &[u8]) -> Counted {
     let mut counted = Counted::default();
@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn a_body_takes_its_room_before_it_is_read_and_gives_it_back() {
-        // The test reads the clock and does not wait for it.
+        // The test reads the clock, and does not wait.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.expect("a runtime");
         let _entered = runtime.enter();

@@ -1,4 +1,4 @@
-//! A client of the API, for the command line: at the control socket, or on the network.
+//! A client of the API for the command line. It uses the control socket, or the network.
 
 mod address;
 
@@ -29,18 +29,18 @@ use super::schema::{ErrorCode, Failure, FailureBody};
 use super::web::{self, WebError};
 use crate::tls::{TlsError, Untrusted, client_config};
 
-/// The longest answer that is taken, in bytes: twenty thousand sessions have room.
+/// Maximum length of a response, in bytes: enough for twenty thousand sessions.
 const ANSWER_LIMIT: usize = 64 << 20;
-/// How long a server may take until it can be asked, its handshake included.
+/// Maximum time to connect to a server, including the TLS handshake.
 const CONNECT_TIME: Duration = Duration::from_secs(10);
 
-/// Why a server could not be asked, or what it said.
+/// The reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody answers there.
+    /// The server does not respond.
     #[error("{address}: {source}")]
     Unreachable {
-        /// Where.
+        /// The address of the server.
         address: Address,
         /// The system's error.
         source: io::Error,
@@ -48,32 +48,32 @@ pub enum ClientError {
     /// The file with the token cannot be used.
     #[error("the token: {0}")]
     Token(#[from] WebError),
-    /// What is to vouch for the server cannot be used.
+    /// The certificates that verify the server cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// Who answers is not known to be the server.
+    /// The certificate of the server is not trusted.
     #[error(
         "{address}: {what}: if that is the fingerprint of the server's own, which its log tells, take that \
          certificate here (api.pem in its state folder) and give it with --ca"
     )]
     Untrusted {
-        /// Where.
+        /// The address of the server.
         address: Address,
-        /// What is wrong with its certificate.
+        /// The problem with the certificate.
         what: String,
     },
-    /// The server wants a token, or another one.
+    /// The server requires a token, or another one.
     #[error("{}", unauthorized(.address, .token.as_deref()))]
     Unauthorized {
-        /// Where.
+        /// The address of the server.
         address: Address,
-        /// The file whose token it does not take.
+        /// The file with the token that the server rejected.
         token: Option<PathBuf>,
     },
-    /// The server says no.
+    /// The server refused the request.
     #[error("{}", refusal(.0))]
     Refused(Failure),
-    /// The answer broke off, or makes no sense.
+    /// The response is incomplete or invalid.
     #[error("the server sent an invalid response: {0}")]
     Broken(String),
 }
@@ -91,47 +91,47 @@ fn unauthorized(address: &Address, token: Option<&Path>) -> String {
     }
 }
 
-/// What the server says, and of which thing and key, which its words may not repeat.
+/// Returns the server's message after the object and the key that it is about, without repeating them.
 fn refusal(failure: &Failure) -> String {
     let Failure { message, field, .. } = failure;
     let Some(field) = field.as_ref().filter(|field| !message.contains(*field)) else {
         return message.clone();
     };
-    // The words may begin with the key.
+    // The message may begin with the key.
     let key = message.split_once(": ").map(|(key, _)| format!(".{key}"));
     let of = key.and_then(|key| field.strip_suffix(&key)).unwrap_or(field);
     format!("{of}: {message}")
 }
 
-/// What a client shows, and by what it knows the server, on the network.
+/// The token of a client on the network, and the certificates that verify the server.
 #[derive(Clone, Debug, Default)]
 pub struct Credentials {
     /// The file that holds the token.
     pub token_file: Option<PathBuf>,
-    /// Certificates of who vouches for the server, or the server's own; unless given, those that this machine
-    /// trusts.
+    /// The file with the CA certificates, or with the server's own certificate. Default: the certificates that this
+    /// machine trusts.
     pub ca: Option<PathBuf>,
 }
 
-/// Asks a server.
+/// A client of a server's API.
 #[derive(Clone, Debug)]
 pub struct Client {
     address: Address,
     tls: Option<Arc<ClientConfig>>,
-    /// The file, and what is shown of it.
+    /// The file with the token, and the header that the client sends.
     token: Option<(PathBuf, HeaderValue)>,
-    /// Who asks, as the state's history will have it.
+    /// The author of changes, for the state's history.
     author: Option<String>,
     connect_time: Duration,
 }
 
 impl Client {
-    /// Of the server whose socket is at `path`; nothing is asked yet.
+    /// Creates a client of the server whose socket is at `path`. It sends nothing yet.
     pub fn new(path: &Path) -> Self {
         Self::at(Address::Socket(path.to_owned()))
     }
 
-    /// Of the server at `address`; files are read, and nothing is asked yet.
+    /// Creates a client of the server at `address`. It reads the files, and sends nothing yet.
     pub fn open(address: Address, credentials: &Credentials) -> Result<Self, ClientError> {
         let mut client = Self::at(address);
         if let Address::Socket(_) = client.address {
@@ -153,28 +153,28 @@ impl Client {
         Self { address, tls: None, token: None, author: None, connect_time: CONNECT_TIME }
     }
 
-    /// The same, asking in somebody's name.
+    /// Returns the client with this author of its changes.
     pub fn with_author(self, author: String) -> Self {
         Self { author: Some(author), ..self }
     }
 
-    /// Where it is.
+    /// Returns the server's address.
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// `GET`s a path below the version.
+    /// Sends a `GET` request to a path below the version.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.ask(Method::GET, path, Bytes::new()).await
     }
 
-    /// `GET`s a path whose answer is text.
+    /// Sends a `GET` request whose response is text.
     pub async fn get_text(&self, path: &str) -> Result<String, ClientError> {
         let body = self.exchange(Method::GET, path, Bytes::new()).await?;
         String::from_utf8(body.to_vec()).map_err(broken)
     }
 
-    /// `POST`s to a path below the version.
+    /// Sends a `POST` request to a path below the version.
     pub async fn post<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -184,7 +184,7 @@ impl Client {
         self.ask(Method::POST, path, body.into()).await
     }
 
-    /// `PATCH`es a path below the version.
+    /// Sends a `PATCH` request to a path below the version.
     pub async fn patch<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -194,13 +194,13 @@ impl Client {
         self.ask(Method::PATCH, path, body.into()).await
     }
 
-    /// `DELETE`s a path below the version.
+    /// Sends a `DELETE` request to a path below the version.
     pub async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.ask(Method::DELETE, path, Bytes::new()).await
     }
 
-    /// `GET`s a path whose answer does not end soon, and hands it on piece by piece, until it ends or
-    /// enough was seen.
+    /// Sends a `GET` request whose response may be endless, and passes each part to `see`. It returns when the response
+    /// ends or `see` breaks.
     pub async fn stream(
         &self,
         path: &str,
@@ -228,7 +228,7 @@ impl Client {
         tokio::select! {
             biased;
             answer = answer => answer,
-            // It ends with the answer, which is looked at first.
+            // The connection may end together with the response, which is polled first.
             ended = connection => ended.map_err(broken),
         }
     }
@@ -257,7 +257,7 @@ impl Client {
             let body = Limited::new(response.into_body(), ANSWER_LIMIT).collect().await;
             Ok::<_, ClientError>((status, body.map_err(broken)?.to_bytes()))
         };
-        // Its own errors are the answer's, too.
+        // An error of the connection also fails the response.
         let (answer, _) = tokio::join!(answer, connection);
         let (status, body) = answer?;
         if status.is_success() {
@@ -278,7 +278,7 @@ impl Client {
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken)
     }
 
-    /// A stream on which it can be asked.
+    /// Opens a stream to the server.
     async fn reach(&self) -> Result<Box<dyn ByteStream>, ClientError> {
         let host = match &self.address {
             Address::Socket(path) => {
@@ -332,7 +332,7 @@ impl Client {
         request.body(Full::new(body)).map_err(broken)
     }
 
-    /// What an answer says that is none.
+    /// Returns the error in a response with an error status.
     fn refused(&self, status: StatusCode, body: &[u8]) -> ClientError {
         if status == StatusCode::UNAUTHORIZED {
             let token = self.token.as_ref().map(|(file, _)| file.clone());
@@ -349,7 +349,7 @@ impl Client {
 
 type Sender = hyper::client::conn::http1::SendRequest<Full<Bytes>>;
 
-/// What HTTP is spoken on.
+/// A byte stream for HTTP.
 trait ByteStream: AsyncRead + AsyncWrite + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin> ByteStream for T {}
@@ -358,7 +358,7 @@ fn broken(error: impl std::fmt::Display) -> ClientError {
     ClientError::Broken(error.to_string())
 }
 
-/// A name as a part of a path (RFC 3986 §2.1).
+/// Encodes a name as a segment of a path (RFC 3986 §2.1).
 pub fn path_segment(text: &str) -> String {
     text.bytes().fold(String::new(), |mut path, byte| {
         match byte {
@@ -383,7 +383,7 @@ mod tests {
         let ca = folder.path().join("ca.pem");
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("made");
         std::fs::write(&ca, made.cert.pem()).expect("written");
-        // Its backlog takes the connection, and nobody shakes hands.
+        // The backlog accepts the connection, and no TLS handshake follows.
         let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
         let url = format!("https://{}", silent.local_addr().expect("its address"));
         let address = Address::parse(url.as_ref()).expect("an address");

@@ -1,4 +1,4 @@
-//! What the server is to be, asked for and changed.
+//! Requests that read and change the server's desired state.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,22 +25,22 @@ use crate::desired::{
 };
 use crate::{ChangeError, ErrorClass};
 
-/// Memory of a body with at least this length is returned to the system at once.
+/// Minimum length of a body whose memory is returned to the system at once.
 const LARGE_BODY: usize = 1 << 20;
-/// How long initiators have to log out of what is taken away unless the request says.
+/// Default number of seconds that initiators have to log out of deleted or closed objects.
 pub(super) const GRACE: u16 = 10;
-/// The longest that a request may say.
+/// Maximum number of seconds that a request may give.
 pub(super) const LONGEST_GRACE: u16 = 3600;
-/// Who changes something and does not say who he is.
+/// The author of a change whose request names none.
 const ANONYMOUS: &str = "unknown";
-/// Before the name of who changes something on the open API: whoever is on this machine may say any.
+/// The prefix of authors at a port without authentication: clients on this machine may give any name.
 const UNPROVEN: &str = "api on the loopback: ";
-/// The header in which he says it.
+/// The header with the author's name.
 pub(super) const AUTHOR: &str = "sarsen-author";
 pub(super) const AUTHOR_LENGTH: usize = 200;
-/// Numbers beyond this are no revisions: most programs' integers do not have them.
+/// Maximum number of a revision: the integers of most programs hold no larger one.
 pub(super) const LAST_REVISION: u64 = i64::MAX as u64;
-/// Revisions that are told at once, unless the request wants fewer.
+/// Default and maximum number of revisions in a response.
 const PAGE: usize = 100;
 
 pub(super) fn router() -> Router<Api> {
@@ -52,7 +52,7 @@ pub(super) fn router() -> Router<Api> {
         .route("/config/{kind}/{name}", get(show).put(put).patch(patch).delete(remove))
 }
 
-/// The state, which a server without one does not have.
+/// Returns the state, or an error if the server has none.
 pub(super) fn desired(api: &Api) -> Result<Arc<Desired>, ApiError> {
     api.desired.clone().ok_or_else(|| {
         ApiError::no_state(
@@ -62,29 +62,29 @@ pub(super) fn desired(api: &Api) -> Result<Arc<Desired>, ApiError> {
     })
 }
 
-/// Kinds of which there is one.
+/// The kinds of singletons.
 #[derive(utoipa::ToSchema)]
 #[schema(rename_all = "kebab-case")]
-#[allow(dead_code)] // it is only described
+#[allow(dead_code)] // only the OpenAPI document uses it
 pub(super) enum Singleton {
     Discovery,
     Limits,
 }
 
-/// What may be said beside what is to be done.
+/// The options of a change.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields, default)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ChangeOptions {
-    /// The revision that it is made for.
+    /// The revision that the change expects. The request fails if the state has another one.
     revision: Option<u64>,
-    /// Log clients out of what is taken away.
+    /// Log out the clients that use deleted objects.
     #[param(required = false)]
     force: bool,
-    /// Only plan it.
+    /// Only plan the change.
     #[param(required = false)]
     dry_run: bool,
-    /// How long clients have for that.
+    /// Seconds that clients have to log out. Default: 10.
     grace_seconds: Option<u16>,
 }
 
@@ -110,26 +110,26 @@ impl ChangeOptions {
     }
 }
 
-/// The same where a thing is taken away.
+/// The options of a deletion.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields, default)]
 #[into_params(parameter_in = Query)]
 pub(super) struct Removal {
-    /// The revision that it is made for.
+    /// The revision that the change expects. The request fails if the state has another one.
     revision: Option<u64>,
-    /// Log clients out of what is taken away.
+    /// Log out the clients that use deleted objects.
     #[param(required = false)]
     force: bool,
-    /// Only plan it.
+    /// Only plan the change.
     #[param(required = false)]
     dry_run: bool,
-    /// How long clients have for that.
+    /// Seconds that clients have to log out. Default: 10.
     grace_seconds: Option<u16>,
-    /// Take it out of whatever names it as well: out of targets, rules and lists of accounts. A target that loses
-    /// its last volume by that goes, too. Refused where it would let in whom nothing else keeps out.
+    /// Also delete all references to the object: in targets, rules and lists of accounts. A target that loses its
+    /// last volume is deleted, too. The request fails if an initiator would gain access by that.
     #[param(required = false)]
     cascade: bool,
-    /// Erase the file of a volume that is deleted, and its records. Its data is lost.
+    /// Erase the file of the deleted volume, and its records. Its data is lost.
     #[param(required = false)]
     erase: bool,
 }
@@ -159,7 +159,7 @@ fn checked_author(author: Option<&str>) -> Result<String, ApiError> {
     }
 }
 
-/// What the server is to be.
+/// Returns the desired state.
 #[utoipa::path(
     get,
     tag = "state",
@@ -188,7 +188,7 @@ pub(super) async fn state(
     Ok(Json(ConfigState { revision, document: Document::of(&shown) }))
 }
 
-/// Makes of the server what a document says, whole or not at all.
+/// Applies a document to the desired state, as a whole or not at all.
 #[utoipa::path(
     post,
     tag = "state",
@@ -244,7 +244,7 @@ pub(super) async fn apply(
     changed.map(Json)
 }
 
-/// The last changes.
+/// Returns the last changes.
 #[utoipa::path(
     get,
     tag = "state",
@@ -279,7 +279,7 @@ pub(super) async fn revisions(
     Ok(Json(RevisionList { revisions: history.map_err(state_failed)? }))
 }
 
-/// All things of a kind, as a document that lists them.
+/// Returns all objects of a kind, as a document.
 #[utoipa::path(
     get,
     tag = "state",
@@ -297,7 +297,7 @@ pub(super) async fn list(State(api): State<Api>, Path(kind): Path<String>) -> An
     Ok(Json(Document::of(&shown.collect::<Vec<_>>())))
 }
 
-/// One thing.
+/// Returns an object.
 #[utoipa::path(
     get,
     tag = "state",
@@ -319,7 +319,7 @@ pub(super) async fn show(
     Ok(Json(ConfigObject { revision, object: object.shown() }))
 }
 
-/// Adds a thing that is not there.
+/// Creates an object that does not exist yet.
 #[utoipa::path(
     post,
     tag = "state",
@@ -347,7 +347,7 @@ pub(super) async fn add(
     changed.await.map(answer)
 }
 
-/// Puts a thing there, in place of what has its name.
+/// Creates an object, or replaces the object with its name.
 #[utoipa::path(
     put,
     tag = "state",
@@ -383,14 +383,14 @@ pub(super) async fn put(
     changed.await.map(answer)
 }
 
-/// An object that did not exist before is created.
+/// Responds with status 201 if the change created an object.
 fn answer(changed: Changed) -> Response {
     let is_new = changed.steps.iter().any(|step| step.action == Action::Add);
     let status = if is_new && !changed.dry_run { StatusCode::CREATED } else { StatusCode::OK };
     (status, Json(changed)).into_response()
 }
 
-/// Puts the one thing of its kind there.
+/// Creates or replaces a singleton.
 #[utoipa::path(
     put,
     tag = "state",
@@ -414,7 +414,7 @@ pub(super) async fn put_only(
     put(api, Path((kind, String::new())), query, headers, body).await
 }
 
-/// Takes the one thing of its kind away.
+/// Deletes a singleton.
 #[utoipa::path(
     delete,
     tag = "state",
@@ -447,7 +447,7 @@ fn only(kind: &str) -> Result<(), ApiError> {
     }
 }
 
-/// Changes a thing as a JSON merge patch says (RFC 7396); another name is a renaming.
+/// Changes an object by a JSON merge patch (RFC 7396). Another name renames the object.
 #[utoipa::path(
     patch,
     tag = "state",
@@ -476,7 +476,7 @@ pub(super) async fn patch(
     changed.await.map(Json)
 }
 
-/// Takes a thing away.
+/// Deletes an object.
 #[utoipa::path(
     delete,
     tag = "state",
@@ -500,9 +500,9 @@ pub(super) async fn remove(
     carry_out(&api, move || Ok(change)).await.map(Json)
 }
 
-/// Makes a change, even if its client disconnects meanwhile, on a thread where no other task waits for it: a change
-/// opens files and writes to the disk. `make` reads the body when the change has its turn: waiting bodies take no
-/// more memory than their own length.
+/// Makes a change, even if its client disconnects meanwhile. It uses a separate thread, because a change opens files
+/// and writes to the disk. `make` reads the body when the change has its turn: waiting bodies take no more memory than
+/// their own length.
 async fn carry_out(
     api: &Api,
     make: impl FnOnce() -> Result<Change, ApiError> + Send + 'static,
@@ -568,7 +568,7 @@ fn wrong_body(misfit: JsonMismatch) -> ApiError {
     ApiError::invalid(misfit.key.as_deref(), format!("the body: {misfit}"))
 }
 
-/// What stands behind the question mark; nothing is all as it is unless given.
+/// Parses the query of a URL. Without a query, all keys have their defaults.
 pub(super) fn parse_query<T: DeserializeOwned>(query: Option<String>) -> Result<T, ApiError> {
     let uri = format!("/?{}", query.unwrap_or_default());
     let uri = uri.parse().map_err(|_| ApiError::invalid(None, "the query is no query"))?;

@@ -31,21 +31,21 @@ use tracing::{debug, error, warn};
 use super::UNREAD_TIME;
 use crate::tls::Tls;
 
-/// A client that has gone without a word is given up after so long.
+/// The TCP keepalive time and the TCP user timeout of connections, after which a silent client is disconnected.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// What clients may take.
+/// The limits of clients.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// At once. A browser takes six for each of its windows.
+    /// Maximum number of connections. A browser opens six for each of its windows.
     pub(super) connections: usize,
-    /// For the handshake of TLS.
+    /// Maximum time for the TLS handshake.
     pub(super) handshake: Duration,
-    /// For the head of a request, from the end of the one before it.
+    /// Maximum time for the head of a request, from the end of the previous request.
     pub(super) head: Duration,
-    /// For its body.
+    /// Maximum time for the body of a request.
     pub(super) body: Duration,
-    /// Time that the client has to read more of its response.
+    /// Maximum time until the client reads more of its response.
     pub(super) unread: Duration,
 }
 
@@ -73,7 +73,7 @@ struct Slots {
 struct WaitingConnections {
     last_number: u64,
     by_number: BTreeMap<u64, Arc<Notify>>,
-    /// Notified when another one waits.
+    /// Notified when another connection waits.
     added: Arc<Notify>,
 }
 
@@ -131,7 +131,7 @@ impl ConnectionSlot {
         locked(&self.state).permit = None;
     }
 
-    /// The connection waits for its client from now on: a new client may get its slot.
+    /// Marks the connection as waiting for its client: a new client may get its slot.
     fn wait_for_client(&self) {
         self.wait_for_server();
         let mut state = locked(&self.state);
@@ -145,7 +145,7 @@ impl ConnectionSlot {
         }
     }
 
-    /// The whole request has arrived: the connection keeps its slot until the request is answered.
+    /// Marks the request as complete: the connection keeps its slot until the request is answered.
     fn wait_for_server(&self) {
         if let Some(number) = locked(&self.state).number.take() {
             locked(&self.waiting).by_number.remove(&number);
@@ -161,7 +161,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Clone, Copy)]
 pub(super) struct Peer(pub(super) SocketAddr);
 
-/// Answers whoever comes. Does not end.
+/// Serves the clients. It does not return.
 pub(super) async fn serve(
     listener: Listener,
     tls: Option<Arc<Tls>>,
@@ -176,7 +176,7 @@ pub(super) async fn serve(
     let slots = Slots::new(limits.connections);
     loop {
         let (stream, peer) = next_connection(&listener).await;
-        // Others wait in the backlog.
+        // Meanwhile, other clients wait in the backlog.
         let slot = slots.take().await;
         let (tls, router) = (tls.clone(), router.clone());
         tokio::spawn(async move {
@@ -246,11 +246,11 @@ async fn answer(
     }
 }
 
-/// A stream that fails when its peer has read nothing for some time.
+/// A stream that fails when its peer has read nothing for the time limit.
 pub(super) struct Timed<S> {
     stream: S,
     limit: Duration,
-    /// Set while data waits because the peer has no room for it.
+    /// The end of the time limit, while data waits because the peer does not read.
     until: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
@@ -319,7 +319,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Timed<S> {
     }
 }
 
-/// A body that does not come breaks off.
+/// Ends the body of a request with an error if it does not arrive in time.
 async fn body_in_time(request: Request, next: Next, limit: Duration) -> Response {
     let deadline = time::now() + limit;
     let slot = request.extensions().get::<ConnectionSlot>().cloned();
@@ -383,7 +383,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
     const SHORT: Duration = Duration::from_millis(20);
 
-    /// Clients of a port that answers until they have done.
+    /// Runs clients of a port that is served until they return.
     fn with(
         router: Router,
         tls: Option<Arc<Tls>>,
@@ -419,7 +419,7 @@ mod tests {
 
     const REQUEST: &str = "GET / HTTP/1.1\r\nhost: localhost\r\n\r\n";
 
-    /// An answer's first bytes, which are all of it.
+    /// Sends a request and reads its response, which fits one buffer.
     fn asked(client: &mut Client) {
         client.write_all(REQUEST.as_bytes()).expect("sent");
         let mut answer = [0; 4096];
@@ -472,7 +472,7 @@ mod tests {
             let mut first = [0; 15];
             listener.read_exact(&mut first).expect("a head");
             assert_eq!(&first, b"HTTP/1.1 200 OK");
-            // Others' time is over meanwhile.
+            // Meanwhile, the time of another connection expires.
             assert_eq!(rest(client(address, "")), "");
             happens.send("it happened").expect("somebody listens");
             let reported = rest(listener);
@@ -490,7 +490,7 @@ mod tests {
                 let mut idle = client(address, "");
                 asked(&mut idle);
                 let mut slow = client(address, beginning);
-                // It is accepted after the slow one.
+                // The server accepts it after the slow one.
                 let mut third = client(address, "");
                 asked(&mut third);
                 asked(&mut idle);
@@ -544,7 +544,7 @@ mod tests {
         let limits = Limits { connections: 1, unread: SHORT, ..limits() };
         with(router, None, limits, |address| {
             let idle = client(address, REQUEST);
-            // The server ends the idle connection and gives its place to the other one. The idle client sees the end
+            // The server closes the idle connection and gives its slot to the other one. The idle client sees the end
             // after the data that was sent before.
             let mut other = client(address, REQUEST);
             let mut answer = [0; 15];

@@ -1,5 +1,5 @@
-//! The console: the page that a browser is given, and what it loads. It is built from `console/` by
-//! `cargo xtask console`, and is a part of the program.
+//! The console: the page for browsers, and the files that it loads. `cargo xtask console` builds it from `console/`. It
+//! is a part of the program.
 
 use axum::extract::Request;
 use axum::http::header::{
@@ -14,26 +14,26 @@ use rust_embed::{EmbeddedFile, RustEmbed};
 use super::VERSION;
 use super::error::ApiError;
 
-/// As Vite wrote them.
+/// The files that Vite has written.
 #[derive(RustEmbed)]
 #[folder = "../../console/dist"]
 struct Files;
 
 const PAGE: &str = "index.html";
-/// Files whose names change with what is in them.
+/// The folder of files whose names change with their content.
 const ASSETS: &str = "assets/";
-/// The beginnings of the console's own paths: its screens.
+/// The first parts of the console's own paths: its screens.
 const SCREENS: [&str; 8] =
     ["", "volumes", "access", "sessions", "events", "history", "lab", "create"];
-/// Paths of screens that show one object, which the path names.
+/// Screens that show one object. The rest of the path is its name.
 const SCREENS_OF_ONE: [&str; 2] = ["volumes", "lab"];
-/// The page loads its own files and asks its own server, and nobody shows it in a frame.
+/// The page loads only its own files and connects only to its own server. No page may show it in a frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-/// An answer of the API is no page at all.
+/// A response of the API is not a page.
 const NO_PAGE: &str = "default-src 'none'; frame-ancestors 'none'";
 
-/// Whether a path is one of the console's screens.
+/// Returns whether a path is a screen of the console.
 fn is_screen(path: &str) -> bool {
     match path.split_once('/') {
         None => SCREENS.contains(&path),
@@ -41,7 +41,7 @@ fn is_screen(path: &str) -> bool {
     }
 }
 
-/// Answers what is no path of the API. The console has paths of its own, which all are its page.
+/// Serves the paths outside the API: the files of the console, and its page at the paths of its screens.
 pub(super) async fn file(method: Method, uri: Uri, headers: HeaderMap) -> Response {
     let path = uri.path();
     let is_api =
@@ -68,7 +68,7 @@ pub(super) async fn file(method: Method, uri: Uri, headers: HeaderMap) -> Respon
     }
 }
 
-/// Whether the client is a browser that follows a link. The page itself then says that the path is unknown.
+/// Returns whether the client is a browser that follows a link. The page itself then reports that the path is unknown.
 fn accepts_pages(headers: &HeaderMap) -> bool {
     let accepted = headers.get(ACCEPT).and_then(|types| types.to_str().ok());
     accepted.is_some_and(|types| types.contains("text/html"))
@@ -84,7 +84,7 @@ fn answer(file: &EmbeddedFile, path: &str, headers: &HeaderMap) -> Response {
     };
     let known = headers.get(IF_NONE_MATCH).and_then(|tags| tags.to_str().ok());
     let is_known = known.is_some_and(|tags| tags.split(',').any(|known| known.trim() == tag));
-    // A browser that has the file takes these headers in place of those that it came with.
+    // A browser that has the file replaces the stored headers with these.
     let described =
         [(ETAG, tag.as_str()), (CACHE_CONTROL, caching), (CONTENT_SECURITY_POLICY, POLICY)];
     match is_known {
@@ -93,7 +93,7 @@ fn answer(file: &EmbeddedFile, path: &str, headers: &HeaderMap) -> Response {
     }
 }
 
-/// What a file is, by its name.
+/// Returns the content type of a file, by its name.
 fn kind(path: &str) -> &'static str {
     match path.rsplit_once('.').map_or("", |(_, ending)| ending) {
         "html" => "text/html; charset=utf-8",
@@ -104,7 +104,7 @@ fn kind(path: &str) -> &'static str {
     }
 }
 
-/// Tells browsers what they are not to do with an answer.
+/// Adds headers to a response that restrict its use by browsers.
 pub(super) async fn guarded(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     let headers = response.headers_mut();
@@ -115,7 +115,7 @@ pub(super) async fn guarded(request: Request, next: Next) -> Response {
     ] {
         headers.insert(name, HeaderValue::from_static(value));
     }
-    // What the server says holds for now, and may be for its owner alone.
+    // Responses expire at once, and may be for the server's owner only.
     for (name, value) in [(CACHE_CONTROL, "no-store"), (CONTENT_SECURITY_POLICY, NO_PAGE)] {
         headers.entry(name).or_insert(HeaderValue::from_static(value));
     }

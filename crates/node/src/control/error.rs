@@ -1,4 +1,4 @@
-//! What is answered when a request cannot be carried out.
+//! The error responses of the API.
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -6,10 +6,10 @@ use axum::response::{IntoResponse, Response};
 use super::routes::json;
 use super::schema::{ErrorCode, Failure, FailureBody};
 
-/// Seconds after which a client that was refused for lack of room should try again.
+/// Seconds after which a client should repeat a request that failed with status 429 or 503.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("10");
 
-/// A request that failed.
+/// The error of a failed request.
 #[derive(Debug)]
 pub(super) struct ApiError(Failure);
 
@@ -30,28 +30,28 @@ impl ApiError {
         Self::new(ErrorCode::MethodNotAllowed, message)
     }
 
-    /// The request itself is wrong, in this field if it is one's fault.
+    /// Returns the error of an invalid request, with the wrong field, if there is one.
     pub(super) fn invalid(field: Option<&str>, message: impl Into<String>) -> Self {
         let field = field.map(str::to_owned);
         Self(Failure { code: ErrorCode::Invalid, message: message.into(), field })
     }
 
-    /// Somebody else was there first.
+    /// Returns the error of a change that expects another revision.
     pub(super) fn revision_conflict(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::RevisionConflict, message)
     }
 
-    /// Clients use what it takes away.
+    /// Returns the error of a change that would delete objects in use.
     pub(super) fn in_use(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::InUse, message)
     }
 
-    /// Others speak of what it takes away.
+    /// Returns the error of a change that would delete objects to which others refer.
     pub(super) fn referred(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::Referred, message)
     }
 
-    /// What it names in the world outside does not allow it.
+    /// Returns the error of a request that names an unusable file, device, port or secret.
     pub(super) fn unable(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::Unable, message)
     }
@@ -64,12 +64,12 @@ impl ApiError {
         Self::new(ErrorCode::StateUnwritable, message)
     }
 
-    /// Who asks has not shown who he is.
+    /// Returns the error of a client that has not authenticated.
     pub(super) fn unauthorized(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::Unauthorized, message)
     }
 
-    /// The client has sent too many wrong tokens.
+    /// Returns the error of a client that has sent too many wrong tokens.
     pub(super) fn too_many_attempts(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::TooManyAttempts, message)
     }
@@ -78,18 +78,18 @@ impl ApiError {
         Self::new(ErrorCode::Forbidden, message)
     }
 
-    /// This field is not his who asks.
+    /// Returns the error of a field that the client may not set.
     pub(super) fn forbidden_field(field: &str, message: impl Into<String>) -> Self {
         let field = Some(field.to_owned());
         Self(Failure { code: ErrorCode::Forbidden, message: message.into(), field })
     }
 
-    /// The body is too long, or lists too much.
+    /// Returns the error of a body that is too long, or lists too many objects.
     pub(super) fn too_large(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::TooLarge, message)
     }
 
-    /// The server has no room for the request now.
+    /// Returns the error of a request for which the server has no capacity now.
     pub(super) fn busy(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::Busy, message)
     }
@@ -124,7 +124,7 @@ impl IntoResponse for ApiError {
         match status {
             StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => {
                 headers.insert(header::RETRY_AFTER, RETRY_AFTER);
-                // The connection is closed, too, to make room.
+                // The server also closes the connection, to free its slot.
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             // RFC 9110 §11.6.1: the header tells the client how to authenticate.

@@ -1,5 +1,5 @@
-//! `GET /v1/events`, what happened, and `GET /v1/live`, what happens: server-sent events, each with the
-//! name `event` or `statistics`.
+//! `GET /v1/events`, which lists events, and `GET /v1/live`, a stream of server-sent events with the names `event` and
+//! `statistics`.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -27,29 +27,29 @@ use super::statistics::collect;
 use crate::events::{Filter, Found, KINDS};
 use crate::fronts::iscsi::Front;
 
-/// Events of one answer, unless the request says fewer.
+/// Default and maximum number of events in a response.
 const LIMIT: usize = 1000;
-/// Maximum of seconds since 1970: later times in milliseconds do not fit the number.
+/// Maximum time in seconds since 1970: in milliseconds, a later time does not fit an `i64`.
 pub(super) const LAST_SECOND: u64 = i64::MAX as u64 / 1000;
-/// Between two frames of statistics.
+/// Time between two frames of statistics.
 const FRAME_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is asked for.
+/// The query of a request for events. All given conditions must match.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct EventQuery {
-    /// Those that follow the event of this number, the oldest of them.
+    /// Only events after the event with this number; if there are more than the limit, the oldest of them.
     after: Option<u64>,
-    /// Seconds since 1970.
+    /// Only events from this time on, in seconds since 1970.
     since: Option<u64>,
-    /// Such as `login_refused`.
+    /// Only events of this kind, such as `login_refused`.
     kind: Option<String>,
-    /// An initiator, target, volume, account or peer, or what was changed.
+    /// Only events of this initiator, target, volume, account, peer or changed object.
     subject: Option<String>,
-    /// At least so severe.
+    /// The minimum severity.
     severity: Option<Severity>,
-    /// At most so many, and never more than a thousand.
+    /// The maximum number of events, up to 1000. Default: 1000.
     limit: Option<usize>,
 }
 
@@ -80,7 +80,7 @@ fn asked(query: Result<Query<EventQuery>, QueryRejection>) -> Result<(Filter, us
     asked.filter()
 }
 
-/// What happened.
+/// Returns the matching events.
 #[utoipa::path(get, tag = "server", path = "/v1/events", params(EventQuery), responses((status = 200, body = EventList), Failures))]
 pub(super) async fn events(
     State(front): State<Arc<Front>>,
@@ -91,14 +91,14 @@ pub(super) async fn events(
     Ok(Json(EventList { events: events.into_iter().map(Arc::unwrap_or_clone).collect() }))
 }
 
-/// Looks where others need not wait for it: it may read the file.
+/// Queries events on a thread for blocking work, because the query may read the file.
 async fn query_aside(front: Arc<Front>, filter: Filter, limit: usize) -> Found {
     let query = move || front.access.events.query(&filter, limit);
-    // A panic there has been reported.
+    // A panic of the query is already reported.
     tokio::task::spawn_blocking(query).await.unwrap_or_default()
 }
 
-/// What one listener has still to be told.
+/// A client of the stream, and the events that it has not received yet.
 struct Listener {
     front: Arc<Front>,
     filter: Filter,
@@ -108,8 +108,7 @@ struct Listener {
     _place: OwnedSemaphorePermit,
 }
 
-/// What happens: server-sent events with the names `event`, whose data is an [`Event`], and, each
-/// second, `statistics`.
+/// Streams new events as server-sent events: `event`, whose data is an [`Event`], and each second `statistics`.
 #[utoipa::path(get, tag = "server", path = "/v1/live", params(EventQuery), responses((status = 200, content_type = "text/event-stream", body = String), Failures))]
 pub(super) async fn live(
     State(Api { front, capacity, .. }): State<Api>,
@@ -131,7 +130,7 @@ pub(super) async fn live(
     let stream = sse::Sse::new(unfold(listener, |mut listener| async move {
         Some((Ok::<_, Infallible>(listener.next().await), listener))
     }));
-    // The connection has no place any more: no further request may follow on it.
+    // The connection has no slot any more, so no further request may follow on it.
     Ok(([(header::CONNECTION, "close")], stream))
 }
 

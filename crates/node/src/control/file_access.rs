@@ -1,5 +1,5 @@
-//! Which files of the server's machine a change may name. Whoever may name any reads and writes any that the
-//! server may open, so that is for its owner: he comes by the control socket, or shows the token.
+//! Checks which files of the server's machine a change may name. A client that names files reads and writes every file
+//! that the server can open. So only the server's owner may name them, at the control socket or with the token.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use super::error::ApiError;
 use crate::desired::document::{Account, Document, Portal, Volume};
 use crate::desired::{Edit, Key, Object, ObjectKind, Objects, VOLUMES};
 
-/// How their files end.
+/// The extension of volumes' files in the state folder.
 const IMAGE: &str = "img";
 
 /// Keys of an object whose values name files or variables of the server, with the object's values of these keys.
@@ -46,7 +46,7 @@ fn of_object(object: &Object) -> Named<'_> {
     }
 }
 
-/// The values that a merge patch sets for the same keys.
+/// Returns the values that a merge patch sets for the same keys.
 fn of_patch(kind: ObjectKind, patch: &Value) -> Named<'_> {
     let fields = match kind {
         ObjectKind::Volume => of_volume(&Volume::default()).map(|(field, _)| field),
@@ -62,7 +62,7 @@ fn of_patch(kind: ObjectKind, patch: &Value) -> Named<'_> {
     })
 }
 
-/// Refuses what names a file that nobody, or not this client, may name. Blocks the thread.
+/// Refuses edits that name a file which no client, or not this client, may name. Blocks the thread.
 pub(super) fn check(
     edits: &[Edit],
     current: &Objects,
@@ -106,7 +106,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Whether a change names a file or a variable that the object did not name before.
+/// Refuses a new file or variable if the client may not name any, or if a volume's file is one of the server's own.
 fn check_one(
     kind: ObjectKind,
     field: &str,
@@ -131,7 +131,7 @@ fn check_one(
     Ok(())
 }
 
-/// Whether a path leads into the state folder to what is no volume.
+/// Returns whether a path leads into the state folder, and not to the file of a volume.
 fn is_servers_own(path: &Path, state: &Path) -> bool {
     let Ok(state) = fs::canonicalize(state) else { return false };
     let real = real(path).unwrap_or_else(|| path.to_owned());
@@ -140,7 +140,7 @@ fn is_servers_own(path: &Path, state: &Path) -> bool {
     real.starts_with(&state) && !is_volume
 }
 
-/// Where a path leads, be there a file yet or not.
+/// Returns the canonical form of a path. The file need not exist.
 fn real(path: &Path) -> Option<PathBuf> {
     if let Ok(real) = fs::canonicalize(path) {
         return Some(real);
@@ -164,7 +164,7 @@ mod tests {
         serde_json::from_value(value).expect("a document")
     }
 
-    /// What a server has, of which its owner has named the files.
+    /// Returns a server's objects, whose files its owner has named.
     fn current() -> Objects {
         let document = document(json!({
             "volume": [{ "name": "a", "path": "/dev/vg/a" }],
@@ -210,7 +210,7 @@ mod tests {
             patch("a", json!({ "name": "c", "size": "2GiB" })),
             patch("a", json!({ "path": "/dev/vg/a" })),
             Edit::Apply(document(json!({ "volume": [{ "name": "b", "size": "1GiB" }] }))),
-            // As an export says it.
+            // An export contains the path in this form.
             Edit::Apply(document(json!({ "volume": [{ "name": "a", "path": "/dev/vg/a" }] }))),
             Edit::Remove(Key::new(ObjectKind::Volume, "a")),
         ] {

@@ -1,4 +1,4 @@
-//! `GET /v1/targets/{name}/lines`: what is pasted where a target's disks are to be used.
+//! `GET /v1/targets/{name}/lines`: the commands that connect clients to a target's volumes.
 
 use std::sync::Arc;
 
@@ -14,21 +14,21 @@ use super::schema::{FormatLines, PathCommands, TargetLines};
 use crate::fronts::iscsi::Front;
 use crate::initiator_lines::{Client, Format, access_paths, is_own, own_name};
 
-/// What a query may say.
+/// The query of a request for commands.
 #[derive(Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Wanted {
-    /// The name or address by which the client reaches a portal that listens on all addresses; the machine's own
-    /// name unless given.
+    /// The name or address by which the client reaches a portal that listens on all addresses. Default: the machine's
+    /// own name.
     host: Option<String>,
-    /// Whom it logs in as; unless given the target's one account, or USER where there are more.
+    /// The account with which the client logs in. Default: the target's only account, or USER if it has several.
     user: Option<String>,
-    /// The file that has its secret; SECRET-FILE unless given.
+    /// The file with the account's secret. Default: SECRET-FILE.
     secret_file: Option<String>,
 }
 
-/// What is pasted where a target's disks are to be used, for each kind of client.
+/// Returns the commands that connect each kind of client to a target's volumes.
 #[utoipa::path(
     get,
     tag = "server",
@@ -51,8 +51,8 @@ pub(super) async fn lines(
     let target = target.ok_or_else(|| {
         ApiError::not_found(format!("there is no target {name}: `sarsen target list` has them"))
     })?;
-    // A browser that connects through a tunnel uses the name localhost, which clients cannot use: it means the
-    // clients themselves.
+    // A browser that connects through a tunnel uses the name localhost. Clients cannot use it, because there it means
+    // the client itself.
     let host = host.filter(|host| !is_own(host)).or_else(own_name);
     let client = Client {
         host: host.as_deref(),
@@ -73,7 +73,7 @@ pub(super) async fn lines(
     Ok(Json(TargetLines { paths: paths.collect() }))
 }
 
-/// Whoever can paste it can read it: what is no name must not become a command.
+/// Returns whether a text can be a host. Users paste it into a shell, where another text could become a command.
 fn is_host(text: &str) -> bool {
     let letter = |byte: u8| byte.is_ascii_alphanumeric() || b".:-_[]%".contains(&byte);
     !text.is_empty() && !text.starts_with('-') && text.bytes().all(letter)

@@ -1,5 +1,5 @@
-//! `GET /v1/lab/runs`: what the lab measured. The lab is above this floor: who starts the server hands its
-//! results in.
+//! `GET /v1/lab/runs`: the results of the lab. The lab is in a higher layer: the program that starts the server passes
+//! the results to it.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -15,42 +15,42 @@ use super::openapi::Failures;
 use super::routes::{Answer, Json};
 use super::schema::{LabRun, LabRunList};
 
-/// A report brings its styles along; it asks nobody for anything, and is not this server's page.
+/// A report contains its styles, and may load nothing else. The browser isolates it from the server's own pages.
 const REPORT_POLICY: &str =
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox";
 
-/// What the lab measured, as it is kept.
+/// The stored results of the lab.
 pub trait LabResults: Send + Sync + fmt::Debug {
-    /// All runs, the oldest first, or why they cannot be read.
+    /// Returns all runs, the oldest first, or the reason why they cannot be read.
     fn runs(&self) -> Result<Vec<LabRun>, String>;
 
-    /// The report of a run, if there is that run, or why it cannot be read.
+    /// Returns the report of a run, if the run exists, or the reason why it cannot be read.
     fn report(&self, run: i64, format: LabFormat) -> Result<Option<Vec<u8>>, String>;
 }
 
-/// How a report is written.
+/// The format of a report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LabFormat {
-    /// For programs.
+    /// JSON, for programs.
     #[default]
     Json,
-    /// A page with charts, which loads nothing.
+    /// An HTML page with charts, which loads nothing.
     Html,
 }
 
-/// What was handed in, once it was.
+/// The results of the lab, once the program has passed them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lab(Arc<OnceLock<Arc<dyn LabResults>>>);
 
 impl Lab {
-    /// Takes results; the first ones stay.
+    /// Sets the results. If results are set already, they stay.
     pub(crate) fn take(&self, results: Arc<dyn LabResults>) {
         let _ = self.0.set(results);
     }
 }
 
-/// What the lab measured on this machine.
+/// Returns the runs of the lab on this machine.
 #[utoipa::path(
     get,
     tag = "lab",
@@ -65,7 +65,7 @@ pub(super) async fn runs(State(Lab(results)): State<Lab>) -> Answer<LabRunList> 
     Ok(Json(LabRunList { runs }))
 }
 
-/// The report of a run of the lab, as JSON or as a page.
+/// Returns the report of a run of the lab, as JSON or as an HTML page.
 #[utoipa::path(
     get,
     tag = "lab",
@@ -108,7 +108,7 @@ pub(super) async fn report(
     Ok(([(CONTENT_TYPE, kind), (CONTENT_SECURITY_POLICY, REPORT_POLICY)], report).into_response())
 }
 
-/// Reads the archive where nobody waits for the disk.
+/// Reads the archive on a thread for blocking work.
 async fn read<T: Send + 'static>(
     reading: impl FnOnce() -> Result<T, String> + Send + 'static,
 ) -> Result<T, ApiError> {

@@ -1,5 +1,5 @@
-//! The control socket: HTTP on a Unix socket that only the server's owner reaches, on a thread of
-//! its own. `routes` answer, [`schema`] is what is said, [`Client`] is the other end.
+//! The control socket: HTTP on a Unix socket that only the server's owner can open, on a separate thread. `routes` has
+//! the handlers, [`schema`] the requests and responses. [`Client`] is the client.
 
 mod attempts;
 mod capacity;
@@ -47,38 +47,38 @@ use crate::desired::Desired;
 use crate::engine::Engine;
 use crate::fronts::iscsi::Front;
 
-/// Names the socket or the URL where no flag does.
+/// The environment variable with the socket or the URL. A flag has priority.
 pub const ADDRESS_VARIABLE: &str = "SARSEN_CONTROL";
-/// Names the file with the token where no flag does.
+/// The environment variable with the file of the token. A flag has priority.
 pub const TOKEN_VARIABLE: &str = "SARSEN_TOKEN_FILE";
-/// Names the file of who vouches for the server where no flag does.
+/// The environment variable with the file of CA certificates. A flag has priority.
 pub const CA_VARIABLE: &str = "SARSEN_CA";
-/// The first part of every path: what is under it only ever grows.
+/// The first part of every path. Later versions only add paths and fields below it.
 const VERSION: &str = "/v1";
-/// When the server ends, what is being answered has so long.
+/// Time that requests in progress have left when the server ends.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
 /// A client that does not read its response is disconnected after this time.
 const UNREAD_TIME: Duration = Duration::from_secs(60);
-/// Between attempts to accept.
+/// Time between attempts to accept a connection.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// What can be asked, and changed.
+/// The parts of the server that requests read and change.
 #[derive(Clone)]
 pub(crate) struct Api {
     pub(crate) engine: Arc<Engine>,
     pub(crate) front: Arc<Front>,
-    /// Of a server that has a state.
+    /// The desired state, if the server has one.
     pub(crate) desired: Option<Arc<Desired>>,
-    /// What the lab measured.
+    /// The results of the lab.
     pub(crate) lab: Lab,
     /// Limits of the resources that clients of the listener may use.
     pub(crate) capacity: Capacity,
-    /// Who asks is the server's owner, or has shown the token: he may see secrets.
+    /// The client is the server's owner, or has presented the token, so it may read secrets.
     pub(crate) is_trusted: bool,
 }
 
 impl Api {
-    /// Lets who wants to see secrets see them, or does not.
+    /// Refuses a request for secrets if the client may not read them.
     fn check_secrets(&self, wanted: bool) -> Result<(), ApiError> {
         match wanted && !self.is_trusted {
             false => Ok(()),
@@ -102,14 +102,14 @@ impl FromRef<Api> for Lab {
     }
 }
 
-/// A control socket that is being served; dropping it ends it, and removes the socket.
+/// A served control socket. Dropping it stops the service, and removes the socket.
 pub(crate) struct Control {
     closing: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Control {
-    /// Serves there what can be asked.
+    /// Serves the API at the socket.
     pub(crate) fn start(listener: LocalListener, api: Api) -> io::Result<Self> {
         let (closing, mut closing_reported) = watch::channel(false);
         let thread = threads::spawn_runtime("control", move || async move {
@@ -134,7 +134,7 @@ impl Control {
                     }
                 }
                 () = statistics::sample(counted) => {}
-                // What never ends, such as a trace, ends with the server.
+                // Endless responses, such as traces, end with the server.
                 () = cut_off => {}
             }
             drop(listener);
@@ -147,13 +147,13 @@ impl Drop for Control {
     fn drop(&mut self) {
         self.closing.send_replace(true);
         if let Some(thread) = self.thread.take() {
-            // A panic there has been reported.
+            // A panic of the thread is already reported.
             let _ = thread.join();
         }
     }
 }
 
-/// The listener as the HTTP server takes it.
+/// The listener, in the form that the HTTP server requires.
 struct Connections(LocalConnections);
 
 impl axum::serve::Listener for Connections {
@@ -165,7 +165,7 @@ impl axum::serve::Listener for Connections {
             match self.0.accept().await {
                 Ok(socket) => return (Timed::new(socket, UNREAD_TIME), ()),
                 Err(error) => {
-                    // Without descriptors for one, the client waits in the backlog meanwhile.
+                    // Without a free descriptor, the client waits in the backlog meanwhile.
                     warn!(%error, "a client of the control socket has to wait");
                     time::sleep_until(time::now() + RETRY_PAUSE).await;
                 }

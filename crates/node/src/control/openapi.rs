@@ -1,4 +1,5 @@
-//! The OpenAPI document, of the routes and types themselves. `docs/openapi.json` is what it says, and only grows.
+//! The OpenAPI document, generated from the routes and types. `docs/openapi.json` is its copy. Later versions
+//! only add to it.
 
 mod exact;
 
@@ -10,44 +11,44 @@ use utoipa::{IntoResponses, Modify, OpenApi};
 
 use super::schema::FailureBody;
 
-/// What any request may be answered with.
+/// The error responses of every request.
 #[derive(IntoResponses)]
-#[allow(dead_code)] // it is only described
+#[allow(dead_code)] // only the OpenAPI document uses it
 pub(super) enum Failures {
-    /// The request is wrong.
+    /// The request is invalid.
     #[response(status = 400)]
     Invalid(FailureBody),
-    /// The token was not shown.
+    /// The client has not authenticated.
     #[response(status = 401)]
     Unauthorized(FailureBody),
-    /// It comes from another page, or names what is for the server's owner.
+    /// The request comes from another page, or is permitted only to the server's owner.
     #[response(status = 403)]
     Forbidden(FailureBody),
-    /// What it names does not exist.
+    /// The named object, file or path does not exist.
     #[response(status = 404)]
     NotFound(FailureBody),
-    /// The path takes other methods.
+    /// The path does not support this method.
     #[response(status = 405)]
     MethodNotAllowed(FailureBody),
-    /// Something else is there, is in use, or was there first.
+    /// An object exists already, is in use, or has changed; or another operation is in progress.
     #[response(status = 409)]
     Conflict(FailureBody),
-    /// The body is too long, or lists too much.
+    /// The body is too long, or lists too many objects.
     #[response(status = 413)]
     TooLarge(FailureBody),
-    /// A file, a device, a port or a secret that it names cannot be used.
+    /// A file, a device, a port or a secret that the request names cannot be used.
     #[response(status = 422)]
     Unable(FailureBody),
-    /// Too many wrong tokens come from this address: try again after the seconds of Retry-After.
+    /// This address has sent too many wrong tokens: try again after the seconds of Retry-After.
     #[response(status = 429)]
     TooManyAttempts(FailureBody),
-    /// The server's own fault.
+    /// An internal error of the server.
     #[response(status = 500)]
     Internal(FailureBody),
-    /// The server has no room for it now: try again after the seconds of Retry-After.
+    /// The server has no capacity now: try again after the seconds of Retry-After.
     #[response(status = 503)]
     Busy(FailureBody),
-    /// The state's disk takes nothing.
+    /// The state cannot be written to its disk.
     #[response(status = 507)]
     StateUnwritable(FailureBody),
 }
@@ -98,7 +99,7 @@ pub(super) enum Failures {
 )]
 struct Document;
 
-/// A thing is of the kind that was asked for, and may look as if it were of another one, too.
+/// Changes `oneOf` to `anyOf` for objects: an object may also match the schema of another kind.
 struct AnyKind;
 
 impl Modify for AnyKind {
@@ -113,20 +114,19 @@ impl Modify for AnyKind {
     }
 }
 
-/// This document.
+/// Returns this document.
 #[utoipa::path(get, tag = "server", path = "/v1/openapi.json", responses((status = 200, body = Object), Failures))]
 pub(super) async fn openapi() -> Response {
     super::routes::json(&document())
 }
 
-/// The schemas of the routes and types, made exact.
+/// Returns the document of the routes and types, with exact schemas.
 pub(crate) fn document() -> Value {
     let mut document = serde_json::to_value(Document::openapi()).expect("our own types are JSON");
     exact::tighten(&mut document);
     document
 }
 
-/// As it is committed.
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,7 +142,7 @@ mod tests {
         assert!(said == committed, "run it with SARSEN_WRITE=1 and look at what has changed");
     }
 
-    /// Every reference resolves, every operation has a unique name, and each kind of object has its own body.
+    /// Checks that every reference resolves, every operation has a unique name, and each kind of object its own body.
     #[test]
     fn each_kind_has_paths_and_a_body_of_its_own() {
         let document = document();

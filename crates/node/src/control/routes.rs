@@ -1,4 +1,4 @@
-//! What is answered on the control socket.
+//! The handlers of the API's requests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,14 +34,14 @@ use crate::metrics;
 use crate::server::Export;
 use crate::targets::Target;
 
-/// The usual path of metrics.
+/// The default path of scrapers.
 pub(super) const METRICS: &str = "/metrics";
-/// How long initiators have to log out unless the request says.
+/// Default number of seconds that initiators have to log out.
 const GRACE: u16 = 30;
 
 pub(super) type Answer<T> = Result<Json<T>, ApiError>;
 
-/// An answer as JSON.
+/// A response as JSON.
 pub(super) struct Json<T>(pub(super) T);
 
 impl<T: Serialize> IntoResponse for Json<T> {
@@ -93,7 +93,7 @@ async fn no_such_method(method: Method, uri: Uri) -> ApiError {
     ApiError::method_not_allowed(format!("{} does not take {method}", uri.path()))
 }
 
-/// The metrics, as OpenMetrics text.
+/// Returns the metrics as OpenMetrics text.
 #[utoipa::path(
     get,
     tag = "server",
@@ -104,8 +104,8 @@ pub(super) async fn metrics(State(api): State<Api>) -> Response {
     ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], api.engine.metrics()).into_response()
 }
 
-/// Metrics at the default path of scrapers: as OpenMetrics if the scraper asks for it, otherwise in the text format
-/// of Prometheus.
+/// Returns the metrics at the default path of scrapers: as OpenMetrics if the scraper accepts it, otherwise in the text
+/// format of Prometheus.
 async fn scraped_metrics(State(api): State<Api>, headers: HeaderMap) -> Response {
     let mut accepted =
         headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
@@ -116,7 +116,7 @@ async fn scraped_metrics(State(api): State<Api>, headers: HeaderMap) -> Response
     ([(header::CONTENT_TYPE, metrics::text::CONTENT_TYPE)], text).into_response()
 }
 
-/// The sessions that stand.
+/// Returns the open sessions.
 #[utoipa::path(get, tag = "server", path = "/v1/sessions", responses((status = 200, body = SessionList), Failures))]
 pub(super) async fn sessions(State(front): State<Arc<Front>>) -> Json<SessionList> {
     let connections = front.connection_table.connections();
@@ -152,7 +152,7 @@ fn connection(info: &ConnectionInfo) -> Connection {
     }
 }
 
-/// Asks a session's initiator to log out, and drops the session if it does not in time.
+/// Asks a session's initiator to log out, and terminates the session if it does not do so in time.
 #[utoipa::path(
     post,
     tag = "server",
@@ -177,7 +177,7 @@ pub(super) async fn drain_session(
     to_the_end(async move { send_away(&mailboxes, grace, std::future::pending()).await }).await
 }
 
-/// The volumes that are open, and how they are reached.
+/// Returns the open volumes, with their targets and URLs.
 #[utoipa::path(
     get,
     tag = "server",
@@ -211,7 +211,7 @@ pub(super) async fn volumes(State(api): State<Api>) -> Json<VolumeList> {
     Json(VolumeList { volumes: api.engine.volumes().into_iter().map(volume).collect() })
 }
 
-/// What is not as it is desired.
+/// Returns the problems: the objects that are not in their desired state.
 #[utoipa::path(
     get,
     tag = "server",
@@ -232,7 +232,7 @@ pub(super) async fn problems(State(api): State<Api>) -> Json<ProblemList> {
     Json(ProblemList { problems, warnings: api.engine.overcommitments() })
 }
 
-/// The addresses at which the server listens, from any source of configuration.
+/// Returns the addresses at which the server listens, from any source of configuration.
 #[utoipa::path(get, tag = "server", path = "/v1/portals", responses((status = 200, body = PortalList), Failures))]
 pub(super) async fn portals(State(api): State<Api>) -> Json<PortalList> {
     let objects = api.desired.as_ref().map(|desired| desired.current().objects);
@@ -253,7 +253,7 @@ pub(super) async fn portals(State(api): State<Api>) -> Json<PortalList> {
     Json(PortalList { portals: served.collect() })
 }
 
-/// The targets, and how they are reached.
+/// Returns the targets and their portals.
 #[utoipa::path(get, tag = "server", path = "/v1/targets", responses((status = 200, body = TargetList), Failures))]
 pub(super) async fn targets(State(front): State<Arc<Front>>) -> Json<TargetList> {
     let (sessions, portals) = (front.sessions.session_infos(), front.portals.configs());
@@ -297,7 +297,7 @@ fn state(service: Service) -> TargetState {
     }
 }
 
-/// Takes a target out of service: its initiators are asked to log out, and dropped if they do not in time.
+/// Takes a target out of service. Its initiators are asked to log out. Sessions that do not end in time are terminated.
 #[utoipa::path(
     post,
     tag = "server",
@@ -321,7 +321,7 @@ pub(super) async fn drain_target(
     let draining = front.drains.begin(&name, redirect.transpose()?).map_err(|UnderWay| {
         ApiError::conflict(format!("target {name} is being drained already"))
     })?;
-    // Whoever is seated after this has been turned away.
+    // The server rejects sessions that begin after this.
     let mailboxes: Vec<Vec<Mailbox>> = front
         .sessions
         .session_infos()
@@ -343,7 +343,7 @@ pub(super) async fn drain_target(
     .await
 }
 
-/// Takes a target back into service.
+/// Puts a target back into service.
 #[utoipa::path(
     post,
     tag = "server",
@@ -375,7 +375,7 @@ fn grace(seconds: Option<u16>) -> Duration {
     Duration::from_secs(seconds.unwrap_or(GRACE).into())
 }
 
-/// Sees a drain through, also when its client goes away meanwhile.
+/// Completes a drain, even if its client disconnects meanwhile.
 async fn to_the_end(drain: impl Future<Output = Outcome> + Send + 'static) -> Answer<Drained> {
     let task = tokio::spawn(async move {
         let outcome = drain.await;
@@ -387,7 +387,7 @@ async fn to_the_end(drain: impl Future<Output = Outcome> + Send + 'static) -> An
     drained.map(Json).map_err(|_| ApiError::internal("the drain was cut off; see the log"))
 }
 
-/// The body of a request; none is one without fields.
+/// Parses the body of a request. An empty body has no fields.
 pub(super) fn parse<T: DeserializeOwned + Default>(body: &[u8]) -> Result<T, ApiError> {
     if body.is_empty() {
         return Ok(T::default());

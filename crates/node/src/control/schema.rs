@@ -1,4 +1,4 @@
-//! What is said on the control socket. Fields are only ever added.
+//! The requests and responses of the API. Later versions only add fields.
 
 pub mod events;
 pub mod statistics;
@@ -14,40 +14,40 @@ use crate::desired::{Document, Key, Object, ObjectKind, Orphan, Revision};
 /// `GET /v1/sessions`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SessionList {
-    /// By TSIH.
+    /// The sessions, ordered by TSIH.
     pub sessions: Vec<Session>,
 }
 
 /// A session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Session {
-    /// Its handle, by which it is named here.
+    /// Its TSIH, which identifies it in requests.
     pub tsih: u16,
     /// The initiator's name.
     pub initiator: String,
-    /// The initiator's part of the session's name, in hexadecimal.
+    /// The ISID, the initiator's part of the session's identifier, in hexadecimal.
     pub isid: String,
     /// The target's name; none for a discovery session that names none.
     pub target: Option<String>,
-    /// Normal or discovery.
+    /// The type of the session: normal or discovery.
     pub kind: SessionKind,
-    /// The account that it logged in with, if it had to.
+    /// The account of the login, if the server required one.
     pub account: Option<String>,
-    /// When it began, in seconds since 1970.
+    /// Its start time, in seconds since 1970.
     pub since_unix_seconds: u64,
-    /// Oldest first.
+    /// The connections, oldest first.
     pub connections: Vec<Connection>,
 }
 
-/// What a session is for.
+/// The type of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SessionKind {
-    /// Disks are used.
+    /// A session that uses volumes.
     Normal,
-    /// Targets are looked for.
+    /// A session that discovers targets.
     Discovery,
-    /// One that a later version knows.
+    /// A value of a later version.
     #[serde(other)]
     Unknown,
 }
@@ -55,30 +55,30 @@ pub enum SessionKind {
 /// A connection of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Connection {
-    /// Its id within the session.
+    /// Its connection ID (CID) in the session.
     pub cid: u16,
     /// The initiator's address and port.
     pub peer: String,
-    /// The address and port of ours that it reached.
+    /// The server's address and port of the connection.
     pub portal: String,
-    /// That portal's group.
+    /// The portal group of the portal.
     pub portal_group: u16,
-    /// When its login was done, in seconds since 1970.
+    /// The time of its login's end, in seconds since 1970.
     pub since_unix_seconds: u64,
-    /// What was negotiated.
+    /// The negotiated keys.
     pub keys: Keys,
 }
 
-/// What was negotiated (RFC 7143 §13).
+/// The negotiated keys (RFC 7143 §13).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[allow(missing_docs)] // each is the key of its name
+#[allow(missing_docs)] // each field has the name of its key
 pub struct Keys {
     pub header_digest: String,
     pub data_digest: String,
     pub max_connections: u32,
     pub initial_r2t: bool,
     pub immediate_data: bool,
-    /// MaxRecvDataSegmentLength as we declared it.
+    /// MaxRecvDataSegmentLength as the server declared it.
     pub target_max_recv_data_segment_length: u32,
     /// MaxRecvDataSegmentLength as the initiator declared it.
     pub initiator_max_recv_data_segment_length: u32,
@@ -121,30 +121,30 @@ impl From<&Parameters> for Keys {
 /// `GET /v1/volumes`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeList {
-    /// By name.
+    /// The volumes, ordered by name.
     pub volumes: Vec<ServedVolume>,
 }
 
-/// A volume that is open.
+/// An open volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ServedVolume {
     /// Its name.
     pub name: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size_bytes: u64,
-    /// Bytes of a logical block.
+    /// Size of a logical block in bytes.
     pub block_size: u32,
-    /// The target that serves it, if one does.
+    /// The target of the volume, if it has one.
     pub target: Option<String>,
-    /// And the number that it has there.
+    /// The LUN of the volume in this target.
     pub lun: Option<u16>,
-    /// URLs for libiscsi and QEMU, one for each portal; with TLS, for our own initiator alone.
+    /// URLs for libiscsi and QEMU, one for each portal. Only sarsen's own initiator can use URLs with TLS.
     pub urls: Vec<String>,
     /// Bytes that are allocated to it, by its file system or in memory. Missing for a device of another machine.
     #[serde(default)]
     pub allocated_bytes: Option<u64>,
     /// Bytes that it can still allocate: the free bytes of its file system, which it shares with others, or the rest
-    /// of a RAM volume's limit. Missing if nothing but its size limits it.
+    /// of a RAM volume's limit. Missing if only its size limits it.
     #[serde(default)]
     pub free_bytes: Option<u64>,
 }
@@ -153,7 +153,7 @@ pub struct ServedVolume {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Reattach {
-    /// Log out the initiators that use the volume; without this, the request is refused while there are any.
+    /// Log out the initiators that use the volume. Without this, the request is refused while there are any.
     #[serde(default)]
     pub force: bool,
     /// Seconds that initiators have to log out. Default: 10.
@@ -161,19 +161,19 @@ pub struct Reattach {
     pub grace_seconds: Option<u16>,
 }
 
-/// A volume was closed and opened again.
+/// The result of a reattach: the volume was closed and opened again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Reattached {
     /// Its name.
     pub volume: String,
-    /// It could not be flushed before: writes that were acknowledged and not flushed may be lost.
+    /// The volume could not be flushed before. Writes that were acknowledged and not flushed may be lost.
     pub writes_may_be_lost: bool,
 }
 
 /// `GET /v1/problems`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProblemList {
-    /// By kind and name.
+    /// The problems, ordered by kind and name.
     pub problems: Vec<Problem>,
     /// Warnings of problems that may follow, such as a file system with less free space than its volumes may still
     /// need.
@@ -184,28 +184,28 @@ pub struct ProblemList {
 /// `GET /v1/orphans`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OrphanList {
-    /// By name.
+    /// The orphans, ordered by name.
     pub orphans: Vec<Orphan>,
 }
 
-/// An object that is not in its desired state: the server runs without it, and tries again every ten seconds; or an
-/// open volume that cannot be used, or not be written.
+/// An object that is not in its desired state: the server runs without it, and tries again every ten seconds. Or an
+/// open volume that cannot be used, or cannot be written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// What it is.
+    /// The kind of the object.
     pub kind: ObjectKind,
-    /// Its name; of a portal its address and port.
+    /// The name of the object. The name of a portal is its address and port.
     pub name: String,
     /// The problem and its remedy.
     pub problem: String,
-    /// Since when, in seconds since 1970.
+    /// The start time of the problem, in seconds since 1970.
     pub since_unix_seconds: u64,
 }
 
 /// `GET /v1/targets`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TargetList {
-    /// By name.
+    /// The targets, ordered by name.
     pub targets: Vec<Target>,
 }
 
@@ -217,24 +217,24 @@ pub struct Target {
     pub name: String,
     /// TargetAlias.
     pub alias: Option<String>,
-    /// Whether it takes sessions.
+    /// Whether it accepts sessions.
     pub state: TargetState,
-    /// Where initiators that log in are sent, if they are.
+    /// The redirection of logins to another address, if there is one.
     pub redirect: Option<Redirect>,
-    /// The portal groups that it is restricted to; none if it is reached through all.
+    /// The portal groups that it is restricted to, if it is restricted.
     pub portal_groups: Option<Vec<u16>>,
-    /// Its sessions.
+    /// Number of its sessions.
     pub session_count: usize,
-    /// Where it is reached.
+    /// The portals at which initiators reach it.
     #[serde(default)]
     pub portals: Vec<TargetPortal>,
-    /// Its units, by number.
+    /// Its logical units, ordered by LUN.
     #[serde(default)]
     pub luns: Vec<TargetLun>,
-    /// What an initiator has to prove.
+    /// The authentication that it requires from initiators.
     #[serde(default)]
     pub authentication: Authentication,
-    /// The account that it has to prove to be, where it is one for all.
+    /// The account as which all initiators must authenticate, if there is only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub account: Option<String>,
 }
@@ -260,7 +260,7 @@ pub struct ServedPortal {
     pub is_object: bool,
 }
 
-/// Where a target is reached.
+/// A portal of a target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TargetPortal {
     /// Address and port; an unspecified address means every address of the machine.
@@ -271,50 +271,50 @@ pub struct TargetPortal {
     pub tls: bool,
 }
 
-/// A unit of a target.
+/// A logical unit of a target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TargetLun {
-    /// Its number.
+    /// Its LUN.
     pub lun: u16,
 }
 
-/// What an initiator has to prove.
+/// The authentication that a target requires from initiators.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Authentication {
-    /// Nothing.
+    /// No authentication.
     #[default]
     None,
-    /// That it knows the secret of an account.
+    /// CHAP, with the secret of an account.
     Chap,
-    /// One that a later version knows.
+    /// A value of a later version.
     #[serde(other)]
     Unknown,
 }
 
-/// Whether a target takes sessions.
+/// Whether a target accepts sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TargetState {
-    /// It does.
+    /// It accepts sessions.
     InService,
-    /// It does not, and those that it has are asked to log out.
+    /// It accepts no sessions. The initiators of its open sessions are asked to log out.
     Draining,
-    /// It does not.
+    /// It accepts no sessions.
     Drained,
-    /// One that a later version knows.
+    /// A value of a later version.
     #[serde(other)]
     Unknown,
 }
 
-/// Where a target is instead.
+/// The redirection of a target to another address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = SentOn)]
 pub struct Redirect {
     /// `host:port`.
     pub address: String,
-    /// For good: initiators need not ask here again.
+    /// The redirection is permanent: initiators need not contact this server again.
     #[serde(default)]
     pub permanent: bool,
 }
@@ -323,7 +323,7 @@ pub struct Redirect {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DrainSession {
-    /// Seconds that the initiator has to log out; 30 unless given.
+    /// Seconds that the initiator has to log out. Default: 30.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace_seconds: Option<u16>,
 }
@@ -332,54 +332,54 @@ pub struct DrainSession {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DrainTarget {
-    /// Seconds that initiators have to log out; 30 unless given.
+    /// Seconds that initiators have to log out. Default: 30.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace_seconds: Option<u16>,
-    /// Where they are sent when they log in again; else they are told to try later.
+    /// The redirection of later logins. Without it, the server reports to initiators that the target is unavailable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub redirect: Option<Redirect>,
 }
 
-/// What became of the sessions that were to go. The answer comes when all of them have.
+/// The result of a drain. The server responds when the drain has ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Drained {
-    /// Sessions that were asked to log out.
+    /// Number of sessions that were asked to log out.
     pub asked: usize,
-    /// That did.
+    /// Number of sessions that logged out in time.
     pub logged_out: usize,
-    /// That were dropped when their time was over.
+    /// Number of sessions that the server terminated after that time.
     pub dropped: usize,
-    /// Of those, the ones whose commands a store still holds.
+    /// Number of terminated sessions whose commands a store still holds.
     pub ending: usize,
-    /// The target was taken back into service first, and who was left stays.
+    /// The target was put back into service before the end. Remaining sessions stay.
     pub called_off: bool,
 }
 
-/// What `POST /v1/targets/{name}/undrain` did.
+/// The result of `POST /v1/targets/{name}/undrain`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Undrained {
-    /// The target takes sessions now.
+    /// The state of the target, which accepts sessions now.
     pub state: TargetState,
 }
 
 /// `GET /v1/config`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ConfigState {
-    /// How often it was changed.
+    /// The revision of the state: the number of its changes.
     pub revision: u64,
-    /// What the server is to be; without secrets unless they were asked for.
+    /// The desired state. It contains secrets only if the request asks for them.
     pub document: Document,
 }
 
-/// One of the things that a document lists, as it lists it.
+/// An object in the form of a document.
 pub type ConfigBody = Object;
 
 /// `GET /v1/config/{kind}/{name}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ConfigObject {
-    /// The state's.
+    /// The revision of the state.
     pub revision: u64,
-    /// As a document lists it.
+    /// The object in the form of a document.
     #[schema(value_type = ConfigBody)]
     pub object: Object,
 }
@@ -388,30 +388,30 @@ pub struct ConfigObject {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Apply {
-    /// What is to be there.
+    /// The objects to create or replace.
     pub document: Document,
-    /// What is to go then, in the same change.
+    /// The objects to delete after that, in the same change.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub remove: Vec<Key>,
-    /// What it lists is to be new: a name that is taken is a conflict.
+    /// All objects of the document must be new. An existing name is a conflict.
     #[serde(default)]
     pub create: bool,
-    /// What it does not list is to go.
+    /// Delete all objects that the document does not list.
     #[serde(default)]
     pub prune: bool,
-    /// Only the plan is wanted.
+    /// Only plan the change.
     #[serde(default)]
     pub dry_run: bool,
-    /// What is in use may go, too: its clients are logged out first.
+    /// Objects in use may be deleted: the server logs their clients out first.
     #[serde(default)]
     pub force: bool,
-    /// The revision that it was made for.
+    /// The revision that the change expects. The request fails if the state has another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<u64>,
-    /// Seconds that clients have to log out.
+    /// Seconds that clients have to log out. Default: 10.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace_seconds: Option<u16>,
-    /// Who makes the change; else the header `sarsen-author` says it.
+    /// The author of the change. Default: the header `sarsen-author`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub author: Option<String>,
 }
@@ -419,18 +419,18 @@ pub struct Apply {
 /// `GET /v1/config/revisions`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RevisionList {
-    /// The last one first.
+    /// The revisions, the last one first.
     pub revisions: Vec<Revision>,
 }
 
 /// `GET /v1/targets/{name}/lines`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TargetLines {
-    /// One for each portal.
+    /// The commands for each portal.
     pub paths: Vec<PathCommands>,
 }
 
-/// What is pasted to reach a target by one of its portals.
+/// The commands that connect clients to a target through one of its portals.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PathCommands {
     /// Host and port.
@@ -439,23 +439,23 @@ pub struct PathCommands {
     pub group: Option<u16>,
     /// The portal accepts only TLS.
     pub tls: bool,
-    /// For those clients that can reach it.
+    /// The commands for each kind of client that can use the portal.
     pub formats: Vec<FormatLines>,
 }
 
-/// What is pasted for one kind of client.
+/// The commands for one kind of client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FormatLines {
     /// `libiscsi`, `iscsiadm`, `qemu`, `ipxe`, `esxi` or `windows`.
     pub format: String,
-    /// In this order.
+    /// The commands, in this order.
     pub lines: Vec<String>,
 }
 
 /// `GET /v1/lab/runs`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LabRunList {
-    /// The oldest first.
+    /// The runs, the oldest first.
     pub runs: Vec<LabRun>,
 }
 
@@ -464,31 +464,31 @@ pub struct LabRunList {
 pub struct LabRun {
     /// Its number.
     pub id: i64,
-    /// Which study.
+    /// The name of the study.
     pub study: String,
     /// `full` or `quick`.
     pub scale: String,
-    /// Who took part.
+    /// The names of the targets under test.
     pub targets_under_test: Vec<String>,
-    /// In seconds since 1970.
+    /// Its start time, in seconds since 1970.
     pub began_at: u64,
-    /// The same, once it is complete.
+    /// Its end time, in seconds since 1970, once it is complete.
     pub ended_at: Option<u64>,
 }
 
-/// The body of an answer that is none: status 400 and above.
+/// The body of an error response, with status 400 or above.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FailureBody {
-    /// What is wrong.
+    /// The failure.
     pub error: Failure,
 }
 
-/// Why a request was not carried out.
+/// The reason why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Failure {
-    /// For programs.
+    /// The code, for programs.
     pub code: ErrorCode,
-    /// For people.
+    /// The message, for people.
     pub message: String,
     /// The field of the request that is wrong.
     pub field: Option<String>,
@@ -498,44 +498,44 @@ pub struct Failure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorCode {
-    /// The request is wrong.
+    /// The request is invalid.
     Invalid,
-    /// What it names does not exist: a thing of the server, or a file.
+    /// A named object, file or path does not exist.
     NotFound,
-    /// The path takes other methods.
+    /// The path does not support this method.
     MethodNotAllowed,
-    /// Something else is going on there, or has that name, file or port.
+    /// Another operation is in progress, or the name, the file or the port is in use.
     Conflict,
-    /// The state has another revision than the one that the request was made for.
+    /// The state has another revision than the request expects.
     RevisionConflict,
-    /// Clients use what would be taken away.
+    /// Clients use objects that the request would delete.
     InUse,
-    /// Others speak of what would be taken away.
+    /// Other objects refer to objects that the request would delete.
     Referred,
-    /// A file, a device, a port or a secret that it names cannot be used.
+    /// A file, a device, a port or a secret that the request names cannot be used.
     Unable,
-    /// The token was not shown.
+    /// The client has not authenticated.
     Unauthorized,
-    /// It comes from another page, or names what is for the server's owner.
+    /// The request comes from another page, or is permitted only to the server's owner.
     Forbidden,
-    /// The server runs by its flags and file alone.
+    /// The server has no state: it runs only with its flags and its file.
     NoState,
-    /// The state's disk takes nothing.
+    /// The state cannot be written to its disk.
     StateUnwritable,
-    /// The body is too long, or lists too much.
+    /// The body is too long, or lists too many objects.
     TooLarge,
-    /// The server has no room for it now.
+    /// The server has no capacity for the request now.
     Busy,
-    /// Too many wrong tokens come from there.
+    /// The client's address has sent too many wrong tokens.
     TooManyAttempts,
-    /// The server's own fault.
+    /// An internal error of the server.
     Internal,
-    /// One that a later version knows.
+    /// A value of a later version.
     #[serde(other)]
     Unknown,
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 pub(super) fn unix_seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

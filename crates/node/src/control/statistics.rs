@@ -1,4 +1,4 @@
-//! `GET /v1/statistics`: what commands do to volumes, for those who draw it.
+//! `GET /v1/statistics`: statistics of commands on volumes, for clients that draw them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use super::schema::unix_seconds;
 use crate::fronts::iscsi::Front;
 use crate::statistics::{self, BOUNDS, Histogram, Operation, RecentTotals, Totals, upper_bound};
 
-/// How often it is noted what has come, so that there is a last while.
+/// Time between two samples of the counts. Recent statistics are differences of samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Looks at the sums for as long as it is let.
+/// Samples the counts until the caller drops it.
 pub(super) async fn sample(statistics: Arc<statistics::Statistics>) {
     let mut next = time::now();
     loop {
@@ -29,13 +29,13 @@ pub(super) async fn sample(statistics: Arc<statistics::Statistics>) {
     }
 }
 
-/// What commands have done to volumes.
+/// Returns the statistics of commands on volumes.
 #[utoipa::path(get, tag = "server", path = "/v1/statistics", responses((status = 200, body = Statistics), Failures))]
 pub(super) async fn statistics(State(front): State<Arc<Front>>) -> Json<Statistics> {
     Json(collect(&front))
 }
 
-/// All of it at this moment.
+/// Collects the statistics of this moment.
 pub(super) fn collect(front: &Front) -> Statistics {
     let counted = &front.access.metrics.statistics;
     let session_infos = front.sessions.session_infos();

@@ -1,5 +1,5 @@
-//! `GET /v1/sessions/{tsih}/trace` and `GET /v1/trace?initiator=NAME`: what connections receive and send,
-//! as a pcap file that goes on until its reader leaves.
+//! `GET /v1/sessions/{tsih}/trace` and `GET /v1/trace?initiator=NAME`: the traffic of connections, as a pcap file that
+//! continues until its reader disconnects.
 
 use std::convert::Infallible;
 
@@ -21,22 +21,22 @@ use crate::trace::{Reader, TRACES};
 
 const CONTENT_TYPE: &str = "application/vnd.tcpdump.pcap";
 
-/// A trace has all that is read and written, whether or not it shows who proves what.
+/// A trace contains the data of all reads and writes, even if it hides authentication values.
 const SHOWS_DATA: bool = true;
 
-/// Whom to trace when he comes.
+/// The query of a request for a trace of an initiator.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct TraceQuery {
-    /// Its name.
+    /// The initiator's name.
     initiator: String,
-    /// What proves who he is goes out, too.
+    /// Include authentication values.
     #[serde(default)]
     secrets: bool,
 }
 
-/// What a session receives and sends from now on, as a pcap file that ends when its reader leaves.
+/// Returns the traffic of a session from now on, as a pcap file that ends when its reader disconnects.
 #[utoipa::path(get, tag = "server", path = "/v1/sessions/{tsih}/trace", params(("tsih" = u16, Path)), responses((status = 200, content_type = CONTENT_TYPE, body = Vec<u8>), Failures))]
 pub(super) async fn of_session(
     State(api): State<Api>,
@@ -51,14 +51,14 @@ pub(super) async fn of_session(
     })?;
     let (writer, reader) = front.traces.begin().ok_or_else(too_many)?;
     for mailbox in &session.mailboxes {
-        // A connection that is gone has nothing to tell.
+        // A closed connection has no traffic.
         let _ = mailbox.send(Message::Trace { writer: writer.clone() });
     }
     warn!(tsih, initiator = session.initiator_name, "what this session does is traced");
     Ok(answer(reader))
 }
 
-/// What an initiator receives and sends from its next login on, in the same way.
+/// Returns the traffic of an initiator from its next login on, as a pcap file that ends when its reader disconnects.
 #[utoipa::path(get, tag = "server", path = "/v1/trace", params(TraceQuery), responses((status = 200, content_type = CONTENT_TYPE, body = Vec<u8>), Failures))]
 pub(super) async fn of_initiator(
     State(api): State<Api>,

@@ -24,7 +24,7 @@ pub(super) fn router() -> Router<Api> {
         .route("/orphans/{name}", delete(remove_orphan))
 }
 
-/// Closes a volume and opens it again, when its disk works again.
+/// Closes a volume and opens it again, for use after the repair of its disk.
 #[utoipa::path(
     post,
     tag = "server",
@@ -56,7 +56,7 @@ pub(super) async fn reattach(
     Ok(Json(Reattached { volume: name, writes_may_be_lost: made.is_unflushed }))
 }
 
-/// Files in the state's folder of volumes that belong to no volume.
+/// Returns the files in the state's folder of volumes that belong to no volume.
 #[utoipa::path(
     get,
     tag = "state",
@@ -71,7 +71,7 @@ pub(super) async fn orphans(State(api): State<Api>) -> Answer<OrphanList> {
     Ok(Json(OrphanList { orphans: found.map_err(not_removed)? }))
 }
 
-/// Removes one orphan. Its data is lost.
+/// Deletes an orphan. Its data is lost.
 #[utoipa::path(
     delete,
     tag = "state",

@@ -1,5 +1,5 @@
-//! The API and the console on the network: HTTP at a TCP port. On the loopback whoever is on this machine may
-//! ask; at any other address TLS is spoken, and who asks shows the token.
+//! The API and the console on the network: HTTP at a TCP port. By default, a port at a loopback address permits every
+//! client on this machine. At any other address, the server requires TLS and the token.
 
 use std::fs;
 use std::io::{self, Write};
@@ -34,27 +34,28 @@ use crate::database;
 use crate::tls::{Tls, TlsError, fingerprint};
 
 const SECRET_MODE: u32 = 0o600;
-/// The cookie in which a browser shows the token.
+/// The cookie in which a browser sends the token.
 const COOKIE: &str = "sarsen-token";
-/// The longest body of a login, in bytes: its sender has not authenticated yet.
+/// Maximum length of the body of a login, in bytes: its sender has not authenticated yet.
 const LOGIN_LIMIT: usize = 4096;
 /// Bytes of a created token, without its check digits.
 const TOKEN_BYTES: usize = 24;
-/// First lines of the created certificate and key. Lines outside a block of PEM are ignored (RFC 7468 §2).
+/// The beginning of the first line of the created certificate and key. Lines outside a block of PEM are ignored
+/// (RFC 7468 §2).
 const CHECKSUM_LINE: &str = "# checksum of what follows: ";
 
-/// Why the API is not served at a port.
+/// The reason why the API is not served at a port.
 #[derive(Debug, thiserror::Error)]
 pub enum WebError {
-    /// The port.
+    /// The port cannot be opened.
     #[error("cannot serve the API at {address}: {source}")]
     Listen {
-        /// Which.
+        /// The address and port.
         address: SocketAddr,
         /// The system's error.
         source: io::Error,
     },
-    /// There is no folder for what has to be kept.
+    /// There is no folder in which the server can create a required file.
     #[error(
         "the API at {address} wants a {what}, and there is no state folder where one could be made: give \
          --state FOLDER, or [api] with {key}"
@@ -62,28 +63,28 @@ pub enum WebError {
     Nowhere {
         /// The API's address.
         address: SocketAddr,
-        /// What is wanted.
+        /// The missing object: a certificate, or a token.
         what: &'static str,
-        /// The key that names one.
+        /// The key of the configuration that names it.
         key: &'static str,
     },
-    /// A file cannot be read or made.
+    /// A file cannot be read or created.
     #[error("{}: {source}", path.display())]
     File {
-        /// Which.
+        /// The path of the file.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
     },
-    /// Others can read the token, or nobody can.
+    /// Other users can read the file of the token, or the server cannot.
     #[error("{}: {what}", path.display())]
     Private {
-        /// Its file.
+        /// The path of the file.
         path: PathBuf,
-        /// What is wrong, and the remedy.
+        /// The problem and its remedy.
         what: String,
     },
-    /// The token is too short to be one.
+    /// The token is too short, or contains invalid characters.
     #[error("{}: the token is too short; write at least 16 characters", .0.display())]
     Token(PathBuf),
     /// A file that the server created has been changed or damaged.
@@ -94,35 +95,35 @@ pub enum WebError {
     Tls(#[from] TlsError),
 }
 
-/// The API at a port; dropping it ends it.
+/// The API at a port. Dropping it closes the port.
 pub(crate) struct Web {
     url: String,
     closing: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What is asked of who comes.
+/// The condition under which a client has access.
 #[derive(Clone)]
 enum Guard {
-    /// To be on this machine: that the browser of one who is has been led here by another page is seen by
-    /// its `Host` and `Origin`.
+    /// The client is on this machine. `Host` and `Origin` reveal a browser on this machine whose request comes from
+    /// another page.
     Local,
-    /// The token.
+    /// The client presents this token.
     Token(Arc<str>),
 }
 
-/// A port that is taken, with what it needs.
+/// An open port, with the values to serve it.
 pub(crate) struct Opened {
     listener: Listener,
     address: SocketAddr,
     tls: Option<Arc<Tls>>,
-    /// By which a client that is shown its certificate knows it.
+    /// The fingerprint by which a client can recognize the certificate.
     fingerprint: Option<String>,
     guard: Guard,
 }
 
 impl Opened {
-    /// Takes the port, and makes what is missing in the state folder.
+    /// Opens the port, and creates missing files in the state folder.
     pub(crate) fn open(config: &ApiConfig, state: Option<&Path>) -> Result<Self, WebError> {
         let listen = |source| WebError::Listen { address: config.address, source };
         let nowhere = |what, key| move || WebError::Nowhere { address: config.address, what, key };
@@ -131,7 +132,7 @@ impl Opened {
         } else {
             let tls = match (&config.tls, config.address.ip().is_loopback()) {
                 (Some(tls), _) => Some(tls.clone()),
-                // What is sent does not leave the machine.
+                // Loopback traffic does not leave the machine.
                 (None, true) => None,
                 (None, false) => {
                     let folder = state.ok_or_else(nowhere("certificate", "certificate and key"))?;
@@ -163,7 +164,7 @@ impl Web {
             let router = router(api, guard, secure);
             tokio::select! {
                 () = connections::serve(listener, tls, router, Limits::default()) => {}
-                // What is being answered is cut off: the server ends.
+                // The server ends, and aborts requests in progress.
                 _ = reported.wait_for(|closing| *closing) => {}
             }
         })?;
@@ -176,7 +177,7 @@ impl Web {
         Ok(Self { url, closing, thread: Some(thread) })
     }
 
-    /// Where it is, with the port that was taken.
+    /// Returns its URL, with the actual port.
     pub(crate) fn url(&self) -> String {
         self.url.clone()
     }
@@ -186,7 +187,7 @@ impl Drop for Web {
     fn drop(&mut self) {
         self.closing.send_replace(true);
         if let Some(thread) = self.thread.take() {
-            // A panic there has been reported.
+            // A panic of the thread is already reported.
             let _ = thread.join();
         }
     }
@@ -195,7 +196,7 @@ impl Drop for Web {
 /// The values with which each request is checked.
 struct Rules {
     guard: Guard,
-    /// The scheme by which a browser reaches this port.
+    /// The URL scheme by which a browser reaches this port.
     scheme: &'static str,
     attempts: Attempts,
 }
@@ -215,7 +216,7 @@ fn router(api: Api, guard: Guard, secure: bool) -> Router {
         .layer(middleware::from_fn(console::guarded))
 }
 
-/// Lets a request through, or does not.
+/// Passes a permitted request on, and answers any other with an error.
 async fn admit(
     State(rules): State<Arc<Rules>>,
     Extension(Peer(peer)): Extension<Peer>,
@@ -257,7 +258,7 @@ impl Rules {
         }
     }
 
-    /// Whether the request comes from the console, if the browser names the origin of the request.
+    /// Returns whether the request comes from the console, or has no origin.
     fn is_own_origin(&self, headers: &HeaderMap) -> bool {
         is_own_origin(headers, self.scheme)
     }
@@ -267,13 +268,13 @@ fn other_page() -> ApiError {
     ApiError::forbidden("origin: the request comes from another page; use the server's own console")
 }
 
-/// The console's own files, which hold nothing of the server: they ask for the token.
+/// Returns whether a path needs no token: the console's own files contain no data of the server, and ask for the token.
 fn is_for_everybody(method: &Method, path: &str) -> bool {
     method.is_safe() && !path.starts_with("/v1/") && path != routes::METRICS
 }
 
-/// Whether the name by which this server was asked is this machine's: a page of somebody else's whose name
-/// leads here has another.
+/// Returns whether the host of the request is this machine. It is another one if the request comes from a foreign page
+/// whose name resolves to this machine (DNS rebinding).
 fn is_local(headers: &HeaderMap) -> bool {
     let Some(host) = headers.get(header::HOST).and_then(|host| host.to_str().ok()) else {
         return false;
@@ -285,7 +286,7 @@ fn is_local(headers: &HeaderMap) -> bool {
     name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// Whether the origin that a browser names is this port's: same scheme, and same host as the request's.
+/// Returns whether the origin of a request is this port, with the same scheme and host, or is missing.
 fn is_own_origin(headers: &HeaderMap, scheme: &str) -> bool {
     let text = |name| headers.get(name).and_then(|value: &header::HeaderValue| value.to_str().ok());
     if !headers.contains_key(header::ORIGIN) {
@@ -295,7 +296,7 @@ fn is_own_origin(headers: &HeaderMap, scheme: &str) -> bool {
     origin.is_some_and(|(of, host)| of == scheme && Some(host) == text(header::HOST))
 }
 
-/// The tokens in a request, in the header of programs or in the cookie of browsers.
+/// Returns the tokens in a request: in the header of programs, and in the cookies of browsers.
 fn shown(headers: &HeaderMap) -> Vec<&str> {
     let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let bearer = bearer.and_then(|value| {
@@ -310,7 +311,7 @@ fn shown(headers: &HeaderMap) -> Vec<&str> {
     bearer.into_iter().chain(cookies).collect()
 }
 
-/// In a time that tells nothing of where they differ.
+/// Compares tokens in constant time, which reveals nothing about the position of a difference.
 fn is_same(shown: &str, token: &str) -> bool {
     shown.as_bytes().ct_eq(token.as_bytes()).into()
 }
@@ -322,7 +323,7 @@ struct Login {
     token: String,
 }
 
-/// Gives a browser that shows the token a cookie that shows it from then on.
+/// Sets a cookie with the token in a browser that has sent the token. The browser sends the cookie from then on.
 async fn login(
     State(rules): State<Arc<Rules>>,
     Extension(Peer(peer)): Extension<Peer>,
@@ -343,7 +344,7 @@ async fn login(
     Ok((axum::http::StatusCode::NO_CONTENT, [(header::SET_COOKIE, cookie)]).into_response())
 }
 
-/// The token in a file that others cannot read.
+/// Returns the token in a file that other users cannot read.
 pub(super) fn read_token(path: &Path) -> Result<String, WebError> {
     let bytes = read_private(path);
     let bytes = bytes.map_err(|what| WebError::Private { path: path.to_owned(), what })?;
@@ -354,18 +355,18 @@ pub(super) fn read_token(path: &Path) -> Result<String, WebError> {
     }
 }
 
-/// Of the certificate that is shown first.
+/// Returns the fingerprint of the first certificate in the file, which is the server's own.
 fn fingerprint_of(tls: &TlsConfig) -> Result<String, WebError> {
     let chain = pem::certificates(&tls.certificate).map_err(TlsError::from)?;
     Ok(chain.first().map(fingerprint).unwrap_or_default())
 }
 
-/// Check digits that reveal damage to a text.
+/// Returns check digits that reveal damage to a text.
 fn check_digits(text: &[u8]) -> String {
     database::checksum(&[text])[..4].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The token in the state folder, where one is made the first time.
+/// Returns the token in the state folder. The first call creates it.
 fn own_token(folder: &Path) -> Result<String, WebError> {
     let path = folder.join("api.token");
     if !path.exists() {
@@ -383,7 +384,7 @@ fn own_token(folder: &Path) -> Result<String, WebError> {
     }
 }
 
-/// The certificate in the state folder, where one that vouches for itself is made the first time.
+/// Returns the certificate in the state folder. The first call creates a self-signed one.
 pub(super) fn own_certificate(folder: &Path, address: IpAddr) -> Result<TlsConfig, WebError> {
     let (certificate, key) = (folder.join("api.pem"), folder.join("api.key"));
     if !certificate.exists() {
@@ -397,7 +398,7 @@ pub(super) fn own_certificate(folder: &Path, address: IpAddr) -> Result<TlsConfi
             .map_err(|error| file(io::Error::other(error)))?;
         let summed =
             |pem: String| format!("{CHECKSUM_LINE}{}\n{pem}", check_digits(pem.as_bytes()));
-        // The key first: a certificate without one would not be made again.
+        // The key is written first: if only the certificate existed, neither would be created again.
         keep(&key, summed(made.signing_key.serialize_pem()).as_bytes())?;
         keep(&certificate, summed(made.cert.pem()).as_bytes())?;
         info!(path = %certificate.display(), "a new certificate for the API was created");
@@ -407,7 +408,7 @@ pub(super) fn own_certificate(folder: &Path, address: IpAddr) -> Result<TlsConfi
     Ok(TlsConfig { certificate, key, client_ca: None, require_client_certificate: false })
 }
 
-/// Checks a PEM file against the checksum in its first line. A file without a checksum was put there by its owner.
+/// Checks a PEM file against the checksum in its first line. A file without a checksum is from the administrator.
 fn check_own(path: &Path) -> Result<(), WebError> {
     let content = fs::read(path);
     let content = content.map_err(|source| WebError::File { path: path.to_owned(), source })?;
@@ -418,7 +419,7 @@ fn check_own(path: &Path) -> Result<(), WebError> {
     }
 }
 
-/// Writes a file of the owner's alone, whole or not at all.
+/// Writes a file that only its owner can access, as a whole or not at all.
 pub(super) fn keep(path: &Path, content: &[u8]) -> Result<(), WebError> {
     let file = |source| WebError::File { path: path.to_owned(), source };
     let new = path.with_extension("new");
@@ -500,7 +501,7 @@ mod tests {
             let path = folder.path().join(name);
             let whole = fs::read(&path).expect("there");
             let prefix = if is_token { 0 } else { CHECKSUM_LINE.len() };
-            // The token excludes the end of the line.
+            // The end of the line does not belong to the token.
             for bit in prefix * 8..(whole.len() - usize::from(is_token)) * 8 {
                 let mut damaged = whole.clone();
                 damaged[bit / 8] ^= 1 << (bit % 8);

@@ -22,7 +22,7 @@ fn memory(store: impl Store + 'static) -> Endpoint {
     Endpoint::Memory(OpenStore::new(Arc::new(store)))
 }
 
-/// A store that answers later, in another order, and knows how many it has open.
+/// A store that responds later and in another order, and counts its open requests.
 struct Late {
     inner: MemoryStore,
     open: Arc<AtomicU64>,

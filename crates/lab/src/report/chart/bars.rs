@@ -1,4 +1,4 @@
-//! Bars in groups.
+//! Bar charts with groups.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
@@ -11,16 +11,16 @@ use crate::report::{BarSeries, Bars};
 
 const HEIGHT: u32 = 640;
 const BAR: usize = 48;
-/// Between two groups.
+/// Width between two groups.
 const GAP: usize = 64;
-/// A chart is no narrower than this, so that few bars are not lost on a page.
+/// Minimum width of a chart, so that a chart with few bars is not too small on a page.
 const NARROWEST: u32 = 1040;
-/// A name of a group makes it no wider than this.
+/// Maximum width of a group because of its name.
 const WIDEST_NAME: usize = 240;
 const NAME_LINES: usize = 3;
 const LINE_HEIGHT: i32 = 30;
 
-/// Draws them; nothing if there is no value.
+/// Draws the bars. Returns `None` if there is no value.
 pub(super) fn draw(bars: &Bars, number: usize) -> Result<Option<Drawing>, Fault> {
     let reach = |series: &BarSeries, group: usize| {
         let value = value(series, group)?;
@@ -39,7 +39,7 @@ pub(super) fn draw(bars: &Bars, number: usize) -> Result<Option<Drawing>, Fault>
     let width = (group_width * names.len()) as u32 + left + 30;
     let width = width.max(NARROWEST);
     let group_width = group_width.max((width - left - 30) as usize / names.len().max(1));
-    // Neighbours do not touch.
+    // Keep a distance between neighbouring names.
     let characters = (group_width / CHARACTER).saturating_sub(1).max(1);
     let names: Vec<_> = names.iter().map(|name| wrapped(name, characters, NAME_LINES)).collect();
     let lines = names.iter().map(Vec::len).max().unwrap_or(0) as u32;
@@ -94,14 +94,14 @@ fn half_width(series: &BarSeries, group: usize) -> Option<f64> {
     (half_width > 0.0 && scale::has_place(half_width, false)).then_some(half_width)
 }
 
-/// From where to where a value may be. What is not negative is so in no part of its interval: an
-/// interval of few values may say otherwise, and would shrink all bars to say it.
+/// Returns the interval of a value. The interval of a nonnegative value starts at zero or above: a negative end, which
+/// few samples can produce, would shrink all bars.
 fn interval(value: f64, half_width: f64) -> [f64; 2] {
     let low = value - half_width;
     [if value < 0.0 { low } else { low.max(0.0) }, value + half_width]
 }
 
-/// Where a bar stands.
+/// The position of a bar.
 struct Bar {
     left: i32,
     right: i32,
@@ -124,7 +124,7 @@ impl Bar {
             root.draw(&Text::new("n/a", (middle, zero - 6), style))?;
             return Ok(());
         };
-        // A value that is not zero can be seen.
+        // A value that is not zero must be visible.
         let end = y(value);
         let end = if end == zero && value > 0.0 { zero - 2 } else { end };
         let corners = [(left, end.min(zero)), (right, end.max(zero))];
@@ -151,7 +151,7 @@ impl Bar {
     }
 }
 
-/// A name in so few lines of so few characters, cut off with `…` where it is longer.
+/// Wraps a name to a maximum number of lines and characters, and ends a longer name with `…`.
 fn wrapped(name: &str, characters: usize, most_lines: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in name.split(' ') {

@@ -1,13 +1,13 @@
 //! Colours that follow the theme of the page.
 //!
-//! What draws knows fixed colours alone. Each of ours stands for one of the style sheet's
-//! variables, and is replaced by it when the drawing is done.
+//! The drawing library supports fixed colours only. Each colour here is a placeholder for a variable of the style sheet
+//! and is replaced by it when the drawing is complete.
 
 use std::fmt::Write as _;
 
 use plotters::style::RGBColor;
 
-/// How many colours the style sheet has for series.
+/// Number of colours for series in the style sheet.
 pub(in crate::report) const COUNT: usize = 8;
 
 const PLAIN: u8 = 1;
@@ -15,32 +15,32 @@ const SOLID: u8 = 2;
 const HATCHED: u8 = 3;
 const DASHED: u8 = 4;
 
-/// Text that is to be read.
+/// Main text.
 pub(super) const INK: RGBColor = RGBColor(PLAIN, 0, 0);
-/// Text beside it.
+/// Secondary text.
 pub(super) const MUTED: RGBColor = RGBColor(PLAIN, 0, 1);
-/// Lines that guide the eye.
+/// Grid lines.
 pub(super) const GRID: RGBColor = RGBColor(PLAIN, 0, 2);
-/// What is behind everything.
+/// Background.
 pub(super) const PLANE: RGBColor = RGBColor(PLAIN, 0, 3);
 
-/// The colour of a series.
+/// Returns the colour of a series.
 pub(super) const fn series(index: usize) -> RGBColor {
     RGBColor(SOLID, 0, (index % COUNT) as u8)
 }
 
-/// It, hatched: somebody else's figures.
+/// Returns the hatched colour of a series, for figures that others published.
 pub(super) const fn hatch(index: usize) -> RGBColor {
     RGBColor(HATCHED, 0, (index % COUNT) as u8)
 }
 
-/// It, for a line that is dashed: somebody else's figures.
+/// Returns the colour of a dashed line, for figures that others published.
 pub(super) const fn dashes(index: usize) -> RGBColor {
     RGBColor(DASHED, 0, (index % COUNT) as u8)
 }
 
-/// Puts the theme's colours in place of those that stand for them. Texts in a drawing have no bare
-/// quotation marks, so only attributes are found.
+/// Replaces the placeholders by the theme's colours. Texts in a drawing contain no unescaped quotation marks, so only
+/// attributes match.
 pub(super) fn themed(svg: &str, chart: usize) -> String {
     let mut themed = String::with_capacity(svg.len());
     let mut pieces = svg.split("=\"#");
@@ -66,12 +66,12 @@ pub(super) fn themed(svg: &str, chart: usize) -> String {
     themed
 }
 
-/// The name of a chart's hatching in the colour of a series.
+/// Returns the ID of a chart's hatching in the colour of a series.
 pub(in crate::report) fn hatch_id(chart: usize, index: usize) -> String {
     format!("hatch-{chart}-{}", index % COUNT)
 }
 
-/// The definition of a hatching.
+/// Returns the definition of a hatching.
 pub(super) fn hatching(chart: usize, index: usize) -> String {
     let (id, index) = (hatch_id(chart, index), index % COUNT);
     format!(

@@ -1,4 +1,4 @@
-//! Lines over a common axis.
+//! Line charts with a common axis.
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, VPos};
@@ -11,13 +11,13 @@ use crate::report::{LineSeries, Lines};
 
 const WIDTH: u32 = 1400;
 const HEIGHT: u32 = 720;
-/// A line has no more marks than this, so that they do not hide it.
+/// Maximum number of marks of a line, so that they do not hide it.
 const MARKS: usize = 12;
 
-/// A point and half the height of its interval, which have a place on both axes.
+/// A point that lies within the range of both axes, and half the height of its interval.
 type Point = (f64, f64, Option<f64>);
 
-/// Draws them; nothing if there is no point.
+/// Draws the lines. Returns `None` if there is no point.
 pub(super) fn draw(lines: &Lines, number: usize) -> Result<Option<Drawing>, Fault> {
     let all: Vec<Vec<Point>> = lines.series.iter().map(|series| points(lines, series)).collect();
     let places: Vec<f64> = all.iter().flatten().map(|point| point.0).collect();
@@ -29,7 +29,7 @@ pub(super) fn draw(lines: &Lines, number: usize) -> Result<Option<Drawing>, Faul
     let Some(mut across) = Scale::places(&places, lines.x.logarithmic) else { return Ok(None) };
     let Some(heights) = Scale::heights(&ends, lines.y.logarithmic) else { return Ok(None) };
 
-    // Points at the edge are to be seen whole.
+    // Points at the edge must be fully visible.
     across.widen(0.012);
     let canvas = Canvas { width: WIDTH, height: HEIGHT, number };
     let left = label_area(&heights);
@@ -64,7 +64,7 @@ pub(super) fn draw(lines: &Lines, number: usize) -> Result<Option<Drawing>, Faul
                 }
             }
             let step = pixels.len().div_ceil(MARKS).max(1);
-            // The marks of long lines are not all in the same places.
+            // Shift the marks of long lines so that they do not overlap.
             let first = if step > 1 { index * step / lines.series.len().max(1) } else { 0 };
             for &place in pixels.iter().skip(first).step_by(step) {
                 root.draw(&Polygon::new(mark(index, place, 12), PLANE))?;

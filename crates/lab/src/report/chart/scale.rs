@@ -1,4 +1,4 @@
-//! Where values are on an axis, and which of them it names.
+//! The positions of values on an axis, and its labelled values.
 
 use std::ops::Range;
 
@@ -6,12 +6,12 @@ use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 
 use crate::report::numbers;
 
-/// Beyond this nothing is drawn: no chart is readable there, and sums must stay finite.
+/// Maximum absolute value that is drawn: beyond it, charts are unreadable, and sums must remain finite.
 const LARGEST: f64 = 1e15;
-/// Below this nothing is drawn on a logarithmic axis.
+/// Minimum value that is drawn on a logarithmic axis.
 const SMALLEST: f64 = 1e-9;
 
-/// Whether an axis has a place for a value.
+/// Whether a value is within the range of an axis.
 pub(super) fn has_place(value: f64, logarithmic: bool) -> bool {
     let least = if logarithmic { SMALLEST } else { -LARGEST };
     (least..=LARGEST).contains(&value)
@@ -21,17 +21,16 @@ pub(super) fn has_place(value: f64, logarithmic: bool) -> bool {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Scale {
     logarithmic: bool,
-    /// Its ends: values, or their logarithms.
+    /// The ends: values, or their logarithms.
     low: f64,
     high: f64,
-    /// The values that are named.
+    /// The labelled values.
     pub(super) ticks: Vec<f64>,
     decimals: u8,
 }
 
 impl Scale {
-    /// For bars and for heights: it begins at zero, or where negative values do, and ends on a
-    /// round number.
+    /// Creates a vertical scale. It begins at zero or at the lowest negative value, and ends at a round number.
     pub(super) fn heights(values: &[f64], logarithmic: bool) -> Option<Self> {
         let (low, high) = ends(values)?;
         if logarithmic {
@@ -43,7 +42,7 @@ impl Scale {
         Some(Self::linear((low / step).floor() * step, (high / step).ceil() * step, step))
     }
 
-    /// For places from left to right: it ends where they do, and names them if they are few.
+    /// Creates a horizontal scale. It ends at the outermost values and labels the values themselves if they are few.
     pub(super) fn places(values: &[f64], logarithmic: bool) -> Option<Self> {
         const FEW: usize = 12;
         let (low, high) = ends(values)?;
@@ -74,7 +73,7 @@ impl Scale {
         let count = ((high / step + 1e-9).floor() - first).clamp(0.0, 50.0) as u32;
         let ticks = (0..=count).map(|index| (first + f64::from(index)) * step).collect();
         let decimals = (-step.log10().floor()).clamp(0.0, 9.0) as u8;
-        // A step of 2.5 needs a digit more than its size says.
+        // A step of 2.5 needs one more digit than its magnitude suggests.
         let exact = (step * 10_f64.powi(i32::from(decimals))).fract().abs() < 1e-6;
         let decimals = if exact { decimals } else { decimals + 1 };
         Self { logarithmic: false, low, high, ticks, decimals }
@@ -83,7 +82,7 @@ impl Scale {
     fn decades(low: f64, high: f64, round: bool) -> Self {
         let (mut low, mut high) = (low.log10(), high.log10());
         if round || low >= high {
-            // A hair's breadth above a decade is that decade.
+            // Ignore rounding errors close to a power of ten.
             low = (low + 1e-9).floor();
             high = (high - 1e-9).ceil().max(low + 1.0);
         }
@@ -99,7 +98,7 @@ impl Scale {
         scale
     }
 
-    /// Leaves names out that would stand in each other's way.
+    /// Removes labels that would overlap.
     fn thin_out(&mut self) {
         const LEAST_DISTANCE: f64 = 0.045;
         let least = (self.high - self.low) * LEAST_DISTANCE;
@@ -118,35 +117,35 @@ impl Scale {
             .collect();
     }
 
-    /// Makes it longer at both ends, by a share of its length.
+    /// Extends both ends by a share of the length.
     pub(super) fn widen(&mut self, share: f64) {
         let more = (self.high - self.low) * share;
         (self.low, self.high) = (self.low - more, self.high + more);
     }
 
-    /// The value where it begins.
+    /// Returns the first value of the scale.
     pub(super) fn first(&self) -> f64 {
         if self.logarithmic { 10_f64.powf(self.low) } else { self.low }
     }
 
-    /// The value where it ends.
+    /// Returns the last value of the scale.
     pub(super) fn last(&self) -> f64 {
         if self.logarithmic { 10_f64.powf(self.high) } else { self.high }
     }
 
-    /// A value in the units of its ends.
+    /// Converts a value to the unit of the ends.
     fn at(&self, value: f64) -> f64 {
         if self.logarithmic { value.log10() } else { value }
     }
 
-    /// How a named value is written.
+    /// Returns the label of a value.
     pub(super) fn label(&self, tick: f64) -> String {
         let decimals = if self.logarithmic {
             (-tick.log10() - 1e-9).ceil().clamp(0.0, f64::from(self.decimals)) as u8
         } else {
             self.decimals
         };
-        // A place between round numbers, such as 2.5 of a sweep.
+        // A value between round numbers, such as 2.5 of a sweep, needs more digits.
         let decimals =
             if tick.fract().abs() > 1e-9 { decimals.max(self.decimals) } else { decimals };
         numbers::fixed(tick, decimals)
@@ -159,13 +158,13 @@ impl Ranged for Scale {
 
     fn map(&self, value: &f64, (begin, end): (i32, i32)) -> i32 {
         let share = (self.at(*value) - self.low) / (self.high - self.low);
-        // What is not within is drawn at the edge.
+        // Values outside of the range are drawn at the edge.
         let share = if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 };
         begin + (f64::from(end - begin) * share).round() as i32
     }
 
     fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
-        // The light lines between the named values are not drawn.
+        // The light lines between the labelled values are not drawn.
         if hint.weight().allow_light_points() { Vec::new() } else { self.ticks.clone() }
     }
 
@@ -180,7 +179,7 @@ fn ends(values: &[f64]) -> Option<(f64, f64)> {
     Some((low, high))
 }
 
-/// 1, 2, 2.5 or 5 times a power of ten, not below `least`.
+/// Returns the smallest step of 1, 2, 2.5, 5 or 10 times a power of ten that is not below `least`.
 fn round_step(least: f64) -> f64 {
     let least = least.max(1e-9);
     let power = 10_f64.powf(least.log10().floor());

@@ -1,4 +1,4 @@
-//! Cache modes beside each other, targets in order, and a failover next to its formula.
+//! A comparison of cache modes, the order of targets, and the time of a failover next to its formula.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use crate::record::{Labels, Run, figure};
 use crate::report::{Bars, Block, Cell, Report, Section, Table};
 use crate::statistics::Summary;
 
-/// How long a failover takes, in milliseconds.
+/// Duration of a failover in milliseconds.
 const FAILOVER_MS: &str = "failover_ms";
-/// The medium without iSCSI: no target, and without a process that could be measured.
+/// The name of the medium without iSCSI, which has no target process to measure.
 const DIRECT: &str = "direct";
 
 pub(super) fn report(run: &Run) -> Report {
@@ -33,7 +33,7 @@ pub(super) fn report(run: &Run) -> Report {
     }
 }
 
-/// Whoever a load was put on.
+/// Returns the targets that have load cells.
 fn targets(run: &Run) -> Vec<&str> {
     let mut targets = Vec::new();
     for sample in run.samples.iter().filter(|sample| sample.labels.value(CACHE).is_some()) {
@@ -46,7 +46,7 @@ fn targets(run: &Run) -> Vec<&str> {
     targets
 }
 
-/// A load's figure, its unit and the digits that matter: turns for small I/Os, bytes for large.
+/// Returns the figure of a load, its unit and its decimal places: IOPS for small I/Os, throughput for large ones.
 fn metric(load: &str) -> (&'static str, &'static str, u8) {
     if load == LOADS[0].0 { (figure::IOPS, "IOPS", 0) } else { (figure::MB_PER_S, "MB/s", 1) }
 }
@@ -73,7 +73,7 @@ fn summary(run: &Run) -> Vec<String> {
     sentences
 }
 
-/// What the modes are, before any figure.
+/// Returns the section that explains the modes.
 fn meanings() -> Section {
     let yes = |yes| layout::text(if yes { "yes" } else { "no" });
     let rows = MODES.map(|Mode { name, cached, durable, .. }| {
@@ -179,8 +179,8 @@ fn against_writeback(run: &Run) -> Section {
     Section { heading: "What a mode costs or brings".into(), blocks }
 }
 
-/// The study recommends directsync for measurements. What can be held against that: whether a mode
-/// gives the same figure again, and whether it is the disk's.
+/// Returns the section about the best mode for measurements. The study recommends directsync. The section shows for
+/// each mode whether its figures are repeatable and whether they are those of the disk.
 fn for_measuring(run: &Run) -> Section {
     let load = LOADS[0].0;
     let mut columns = vec!["Mode".to_owned()];
@@ -224,7 +224,7 @@ fn for_measuring(run: &Run) -> Section {
     Section { heading: "Which mode to measure with".into(), blocks }
 }
 
-/// The study's order of targets beside ours.
+/// Returns the section with the study's order of targets next to the order of this run.
 fn order(run: &Run) -> Section {
     let mut rows = Vec::new();
     for (load, _) in LOADS {
@@ -316,7 +316,7 @@ fn costs(run: &Run) -> Section {
     }
 }
 
-/// How long a failover takes, next to the sum of the timeouts that it waits for.
+/// Returns the section with the time of a failover next to the sum of the timeouts that it includes.
 fn failover(run: &Run) -> Section {
     let seconds = |duration: Duration| duration.as_secs_f64();
     let timeout = || layout::published(Some(seconds(TIMEOUT)), 0);

@@ -1,4 +1,4 @@
-//! Lu and Du's tables with ours beside: networks are rows, as there.
+//! Lu and Du's tables next to the results of this run. As in the study, networks are rows.
 
 use super::super::layout;
 use super::{
@@ -12,9 +12,9 @@ use crate::report::{
 };
 use crate::statistics::Summary;
 
-/// The study's networks, in its order: what our three stand in for.
+/// The study's networks, in its order.
 const THEIRS: [&str; 3] = ["SAN", "GigE LAN iSCSI", "Campus LAN iSCSI"];
-/// What the study's tables of files compare.
+/// The protocols that the study's tables of files compare.
 const FILES: [(&str, [&str; 2]); 2] = [
     ("Table 4 file access Windows NTFS", ["iSCSI", "SMB"]),
     ("Table 5 file access Linux ext2", ["iSCSI", "NFS"]),
@@ -23,7 +23,7 @@ const FILE_SIZES: [u32; 5] = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10];
 
 const MS: f64 = 1e-3;
 
-/// What is shown of repetitions.
+/// The statistic of the repetitions that is shown.
 type Pick = fn(&Summary) -> f64;
 
 const LEAST: Pick = |summary| summary.min;
@@ -46,7 +46,7 @@ pub(super) fn report(run: &Run) -> Report {
     }
 }
 
-/// A column: what it is called, our cell of a subject, the study's of a network.
+/// A column: its name, the cell of a subject of this run, the cell of a network of the study.
 struct Column<'a> {
     name: String,
     ours: Box<dyn Fn(Labels) -> Cell + 'a>,
@@ -61,7 +61,7 @@ fn column<'a>(
     Column { name: name.into(), ours: Box::new(ours), theirs: Box::new(theirs) }
 }
 
-/// A subject with its name: who, and over which network.
+/// Returns the subjects of a part, each a target and a network, with their names.
 fn subjects(run: &Run, part: &str) -> Vec<(String, Labels)> {
     let mut subjects = Vec::new();
     for sample in &run.samples {
@@ -78,7 +78,7 @@ fn subjects(run: &Run, part: &str) -> Vec<(String, Labels)> {
     subjects
 }
 
-/// A row for each of our subjects, and one for each of these of the study's.
+/// Returns a table with a row for each subject of this run and a row for each of the given networks of the study.
 fn table(
     run: &Run,
     part: &str,
@@ -133,7 +133,7 @@ fn summary(run: &Run) -> Vec<String> {
     sentences
 }
 
-/// The phases of both kinds of session, as the study's text gives them.
+/// Returns the section with the phases of both types of sessions, as the study's text lists them.
 fn set_up(run: &Run) -> Section {
     let mut blocks = vec![Block::Text(
         "Nearly all of the study's ten seconds are one phase of nine and stages of half a second \
@@ -174,7 +174,7 @@ fn set_up(run: &Run) -> Section {
     Section { heading: "Setting a session up".into(), blocks }
 }
 
-/// The layout of table 2.
+/// Returns the section in the layout of table 2.
 fn light_means(run: &Run) -> Section {
     let mut columns = Vec::new();
     for operation in OPERATIONS {
@@ -231,7 +231,7 @@ fn light_chart(run: &Run, operation: &str) -> Block {
     })
 }
 
-/// The layout of table 3.
+/// Returns the section in the layout of table 3.
 fn light_spread(run: &Run) -> Section {
     let spreads: [(&str, &str, Pick); 3] = [
         (figure::MIN_US, "min", LEAST),
@@ -257,7 +257,7 @@ fn light_spread(run: &Run) -> Section {
                 ));
             }
         }
-        // The study has no such figures of its writes.
+        // The study has no such figures for writes.
         let theirs: &[&str] = if operation == "read" { &THEIRS } else { &[] };
         let caption = format!("Extremes and standard deviation of a {operation}'s latency, ms");
         let notes = ["The extremes are of all repetitions, the deviation is their mean."];
@@ -269,8 +269,8 @@ fn light_spread(run: &Run) -> Section {
     }
 }
 
-/// What is between the medium and the client, in absolute terms: a share of a disk's latency says
-/// as much of the disk.
+/// Returns the section with the latency that the path adds to the medium, in absolute terms: a percentage would depend
+/// on the latency of the disk.
 fn added(run: &Run) -> Section {
     let direct = subjects(run, LIGHT).into_iter().find(|(name, _)| name.ends_with(NO_NETWORK));
     let direct = direct.map(|(_, labels)| labels);
@@ -311,7 +311,7 @@ fn added(run: &Run) -> Section {
     Section { heading: "What the network adds".into(), blocks }
 }
 
-/// The layout of figure 2.
+/// Returns the section in the layout of figure 2.
 fn heavy_load(run: &Run) -> Section {
     let mut blocks = vec![Block::Text(format!(
         "{HEAVY_DEPTH} I/Os are open on one session, as the study's {HEAVY_DEPTH} threads had \
@@ -420,7 +420,7 @@ fn trace(run: &Run) -> Section {
     Section { heading: "A database's trace".into(), blocks }
 }
 
-/// Tables 4 and 5, which need a file system on what is measured.
+/// Returns the section with tables 4 and 5, whose measurement needs a file system on the volume.
 fn files() -> Section {
     let mut blocks = Vec::new();
     for (name, protocols) in FILES {

@@ -1,4 +1,4 @@
-//! Setting sessions up, one after the other, with a look at the clock after each phase.
+//! Sets up sessions one after the other and measures the time of each phase.
 
 use std::time::Duration;
 
@@ -12,26 +12,26 @@ use crate::load::Endpoint;
 use crate::record::{Labels, Measures, Outcome};
 use crate::statistics::Summary;
 
-/// Turns that a session takes at least, from its connection to its logout.
+/// Minimum number of round trips of a session, from its connection to its logout.
 pub(super) const TURNS: u32 = 8;
 
-/// A phase as the study cut it.
+/// A phase as the study defines it.
 #[derive(Debug)]
 pub(super) struct Step {
-    /// The study's name of it.
+    /// Its name in the study.
     pub(super) name: &'static str,
-    /// What its figures are called here.
+    /// The prefix of its figures.
     key: &'static str,
-    /// What it is made of here.
+    /// The phases of this program that it consists of.
     parts: &'static [&'static str],
 }
 
-/// A kind of session.
+/// A type of session.
 #[derive(Debug)]
 pub(super) struct Kind {
-    /// The study's name of it.
+    /// Its name in the study.
     pub(super) name: &'static str,
-    /// Its phases. The study ends with what the session is for; so the logout is in none of them.
+    /// Its phases. The study ends with the phase for which the session exists, so that no phase includes the logout.
     pub(super) steps: &'static [Step],
 }
 
@@ -84,7 +84,7 @@ pub(super) static KINDS: [Kind; 2] = [
 ];
 
 impl Step {
-    /// The name of its figure.
+    /// Returns the name of its figure.
     pub(super) fn figure(&self, statistic: &str) -> String {
         format!("{}_{statistic}_ms", self.key)
     }
@@ -96,15 +96,15 @@ impl Step {
 }
 
 impl Kind {
-    /// The cell of a subject.
+    /// Returns the labels of a subject's cell.
     pub(super) fn labels(&self, subject: Labels) -> Labels {
         subject.with(super::PART, SET_UP).with(SESSION, self.name)
     }
 
-    /// So many sessions of this kind, one after the other.
+    /// Returns the measurement of `count` sessions of this type, one after the other.
     pub(super) fn measurement(&'static self, count: u32) -> Measurement {
         Box::new(move |subject| match &subject.endpoint {
-            // Files are not touched, so any engine does.
+            // No files are used: any file engine is suitable.
             Endpoint::Iscsi(url) => match block_on(FileEngine::Pool, self.sessions(url, count)) {
                 Ok(Ok(sessions)) => Outcome::Measured(self.measures(&sessions)),
                 Ok(Err(error)) => Outcome::Failed(error.to_string()),

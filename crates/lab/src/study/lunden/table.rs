@@ -1,5 +1,5 @@
-//! The report: the study's table and histograms of each set-up, its own table beside, and the
-//! set-ups' means against one another.
+//! The report: the study's table and histograms for each set-up, the published table next to it, and a comparison of
+//! the means of the set-ups.
 
 use crate::bonnie::{OPERATIONS, Operation, Unit};
 use crate::published::{self, LundenRow};
@@ -9,14 +9,14 @@ use crate::statistics::Summary;
 
 use super::{OPERATION, SETUP, TOO_QUICK, TOO_QUICK_REASON, figures, rate_figure};
 
-/// Fewer runs make no histogram.
+/// Minimum number of runs for a histogram.
 const HISTOGRAM_RUNS: usize = 8;
-/// Of the lines that are no runs, how many are shown.
+/// Maximum number of shown lines that are not runs.
 const OTHERS_SHOWN: usize = 20;
-/// What is shown beside a set-up that is called like none of the study's.
+/// The published set-up next to a set-up whose name does not occur in the study.
 const USUAL_PUBLISHED: &str = "iscsi base";
 
-/// A column of bonnie++'s: a row of the study's tables.
+/// A bonnie++ column, which is a row of the study's tables.
 #[derive(Clone, Copy)]
 struct Column {
     operation: &'static Operation,
@@ -31,7 +31,7 @@ enum ColumnKind {
 }
 
 impl Column {
-    /// bonnie++'s name of it.
+    /// Returns its name in bonnie++.
     fn name(self) -> String {
         let suffix = match self.kind {
             ColumnKind::Rate => "",
@@ -61,7 +61,7 @@ impl Column {
         run.figures(&cell(setup, self.operation), self.figure())
     }
 
-    /// In how many runs bonnie++ would not tell it.
+    /// Returns the number of runs in which bonnie++ did not report it.
     fn too_quick(self, run: &Run, setup: &str) -> usize {
         let is_too_quick = |sample: &&Sample| match &sample.outcome {
             Outcome::Measured(measures) => {
@@ -92,7 +92,7 @@ fn cell(setup: &str, operation: &Operation) -> Labels {
     Labels::new().with(SETUP, setup).with(OPERATION, operation.name)
 }
 
-/// The whole report.
+/// Returns the whole report.
 pub(super) fn report(run: &Run) -> Report {
     let setups = setups(run);
     let mut sections = Vec::new();
@@ -104,7 +104,7 @@ pub(super) fn report(run: &Run) -> Report {
     Report { title: "File systems by bonnie++".into(), summary: summary(run, &setups), sections }
 }
 
-/// Those that have runs.
+/// Returns the set-ups that have runs.
 fn setups(run: &Run) -> Vec<&str> {
     let with_runs = |setup: &&str| {
         let labels = Labels::new().with(SETUP, *setup);
@@ -139,7 +139,7 @@ fn summary(run: &Run, setups: &[&str]) -> Vec<String> {
     summary
 }
 
-/// The different values of a text of the runs' samples, of one set-up or of all.
+/// Returns the distinct values of a text of the samples, of one set-up or of all.
 fn texts<'a>(run: &'a Run, setup: Option<&str>, name: &str) -> Vec<&'a str> {
     let wanted = setup.map_or_else(Labels::new, |setup| Labels::new().with(SETUP, setup));
     let mut found = Vec::new();
@@ -154,7 +154,8 @@ fn texts<'a>(run: &'a Run, setup: Option<&str>, name: &str) -> Vec<&'a str> {
     found
 }
 
-/// The study's set-up that is shown beside this one: that of its name, as files are called.
+/// Returns the published set-up that is shown next to this one: the set-up with the same name, in the notation of file
+/// names.
 fn published_beside(setup: &str) -> &'static str {
     let plain = setup.replace(['-', '_'], " ").to_ascii_lowercase();
     let of_its_name = published::lunden_setups().into_iter().find(|known| *known == plain);
@@ -199,7 +200,7 @@ fn mean_cell(run: &Run, setup: &str, column: Column) -> Cell {
     }
 }
 
-/// Of a column without a single figure.
+/// Returns the cell of a column without any figure.
 fn too_quick_cell(run: &Run, setup: &str, column: Column) -> Cell {
     match column.too_quick(run, setup) {
         0 => Cell::Empty,
@@ -243,7 +244,7 @@ fn means_chart(run: &Run, setups: &[&str], beside: &[&str], unit: Unit) -> Optio
     (!chart.groups.is_empty()).then_some(chart)
 }
 
-/// A set-up: the study's table, the study's own beside, and its histograms.
+/// Returns the section of a set-up: its table, the published table and its histograms.
 fn section(run: &Run, setup: &str) -> Section {
     let mut blocks = vec![Block::Text(conditions(run, setup)), Block::Table(own_table(run, setup))];
     blocks.push(Block::Table(published_table(published_beside(setup))));
@@ -255,7 +256,7 @@ fn section(run: &Run, setup: &str) -> Section {
     Section { heading: setup.into(), blocks }
 }
 
-/// With what the runs were made, and a warning where it was not the same for all.
+/// Describes the conditions of the runs, with a warning if they differ.
 fn conditions(run: &Run, setup: &str) -> String {
     let said = |name: &str| texts(run, Some(setup), name);
     let list = |values: &[&str]| match values {
@@ -302,10 +303,10 @@ fn own_table(run: &Run, setup: &str) -> Table {
     table
 }
 
-/// Mean, median, gap, variance, least, greatest, range.
+/// Returns the mean, median, gap, variance, minimum, maximum and range.
 fn statistics(summary: &Summary) -> [Cell; 7] {
     let Summary { count, mean, median, min, max, deviation, .. } = *summary;
-    // Of a single run nothing can be said; of equal ones it is 0, where the study prints nan.
+    // A single run has no variance. For equal runs it is 0, where the study prints nan.
     let variance = deviation.map(|deviation| {
         let n = count as f64;
         deviation.powi(2) * (n - 1.0) / n
@@ -349,7 +350,8 @@ fn published_table(setup: &str) -> Table {
     }
 }
 
-/// As many digits as the study prints: none of whole numbers, one of what bonnie++ gives with one.
+/// Returns as many decimal places as the study prints: none for whole numbers, one for numbers that bonnie++ prints
+/// with one.
 fn decimals(value: f64) -> u8 {
     let is_whole = |value: f64| (value - value.round()).abs() < 1e-9;
     match (is_whole(value), is_whole(value * 10.0)) {
@@ -367,17 +369,18 @@ fn published_cell(value: f64) -> Cell {
     Cell::Published { value, decimals: decimals(value) }
 }
 
-/// How many runs gave how much; nothing of few runs, and of those that all gave the same.
+/// Returns the histogram of the runs; `None` if the runs are few or all equal.
 fn histogram(column: Column, values: &[f64]) -> Option<Bars> {
     let Summary { count, min, max, .. } = Summary::of(values)?;
-    // What was kept may lie further apart than any number says.
+    // The range of archived values may exceed the largest `f64`.
     if count < HISTOGRAM_RUNS || max <= min || !(max - min).is_finite() {
         return None;
     }
     // Sturges' rule.
     let wanted = (count as f64).log2().ceil() + 1.0;
     let whole = values.iter().all(|value| value.fract() == 0.0);
-    // Whole numbers get bins of whole numbers: a bin cannot have more of them than its neighbour.
+    // For whole numbers, the width of a bin is a whole number: otherwise some bins would contain more numbers than
+    // others.
     let (width, bins) = if whole {
         let width = ((max - min + 1.0) / wanted).ceil();
         (width, ((max - min + 1.0) / width).ceil())
@@ -411,7 +414,7 @@ fn histogram(column: Column, values: &[f64]) -> Option<Bars> {
     })
 }
 
-/// The lines that are no runs.
+/// Returns the section with the lines that are not runs.
 fn others(run: &Run) -> Option<Section> {
     let others = run.samples.iter().filter(|sample| sample.labels.value(OPERATION).is_none());
     let reasons: Vec<_> = others
@@ -451,7 +454,7 @@ mod tests {
         let bars = histogram(PUTC, &values).unwrap();
         assert_eq!(counts(&bars).iter().sum::<u32>(), 100);
         assert_eq!((bars.groups.len(), counts(&bars)[0]), (8, 36));
-        // The greatest belongs to the last bin, not to one beyond.
+        // The maximum belongs to the last bin, not to a further one.
         assert!(counts(&bars)[7] > 0);
     }
 
@@ -482,8 +485,8 @@ mod tests {
         assert_eq!(published_beside("/mnt/lun"), "iscsi base");
     }
 
-    /// The study's statistics of a column that two figures make up, which tell the figures
-    /// themselves: of 99 runs, 35 used a percent of a CPU for seeks and 64 none.
+    /// The study's statistics of a column with two distinct values, from which the values follow: of 99 runs, 35 used
+    /// one percent of a CPU for seeks and 64 used none.
     #[test]
     fn the_studys_own_row_comes_out_again() {
         let mut values = vec![0.0; 64];

@@ -2,8 +2,8 @@ use super::*;
 use crate::record::Setting;
 use crate::report::{Block, Cell, Section, Table};
 
-/// Runs in the layout of 1.03: rates of blocks that rise, creations too quick to be measured, and
-/// no deletions at all.
+/// Returns a run in the layout of bonnie++ 1.03, with a given block rate, creations that were too quick to measure, and
+/// no deletions.
 fn line(machine: &str, put_block: u32) -> String {
     format!(
         "{machine},2G,45853,95,{put_block},24,30009,7,50453,92,72627,5,546.3,0,16,+++++,+++,+++++,\
@@ -73,10 +73,10 @@ fn the_table_has_the_studys_statistics_and_its_own_beside() {
     let variance = 15_333e6 / 9.0 - mean * mean;
     assert!((put_block[3] / variance - 1.0).abs() < 1e-12, "{put_block:?}");
     assert_eq!(put_block[4..], [1000.0, 81_000.0, 80_000.0, 9.0]);
-    // Nine equal figures: no gap, and a variance of 0 where the study prints nan.
+    // Nine equal figures: no gap, and a variance of 0, where the study prints nan.
     let rewrite_cpu: Vec<f64> = row(own, "rewrite_cpu")[2..10].iter().map(number).collect();
     assert_eq!(rewrite_cpu, [7.0, 7.0, 0.0, 0.0, 7.0, 7.0, 0.0, 9.0]);
-    // Too quick is not 0, and what was left out is not there.
+    // Operations that were too quick do not count as 0, and omitted operations have no row.
     assert!(matches!(row(own, "seq_create")[2], Cell::NotMeasured(_)));
     assert_eq!(number(&row(own, "seq_create")[10]), 9.0);
     assert!(own.rows.iter().all(|row| row[0] != Cell::Text("ran_del".into())));

@@ -1,4 +1,4 @@
-//! Novell's tables 1 to 7 with ours beside.
+//! Novell's tables 1 to 7 next to the results of this run.
 
 use super::super::layout;
 use super::{
@@ -10,14 +10,15 @@ use crate::record::{Labels, Outcome, Run, Scale, figure};
 use crate::report::{self, Axis, Block, LineSeries, Lines, Report, Section, Table};
 use crate::statistics::Summary;
 
-/// Our media with the study's names for them.
+/// The media of this program with their names in the study.
 const MEDIA: [(&str, &str); 2] = [("ram", "RAM drive"), ("disk", "hard drive")];
-/// Sizes for which costs are shown: one that is all overhead and one that is all copying.
+/// I/O sizes whose costs are shown. The cost of the small size is mostly overhead, that of the large size mostly
+/// copying.
 const COST_SIZES: [u32; 2] = [4 << 10, 64 << 10];
-/// The figures of a cost, with the digits that matter.
+/// The figures of a cost with their decimal places.
 const COSTS: [(&str, u8); 3] =
     [(figure::P50_US, 0), (figure::P99_US, 0), (figure::TARGET_CPU_US_PER_IO, 1)];
-/// The medium without iSCSI, which has no process that could be measured.
+/// The name of the medium without iSCSI, which has no target process to measure.
 const DIRECT: &str = "direct";
 
 pub(super) fn report(run: &Run) -> Report {
@@ -37,7 +38,7 @@ pub(super) fn report(run: &Run) -> Report {
     }
 }
 
-/// A cell of the sweep, which went over the nearest thing to no network.
+/// Returns the figures of a cell of the sweep, which uses the loopback interface.
 fn cell(
     target: &str,
     medium: &str,
@@ -54,7 +55,7 @@ fn labels(target: &str, medium: &str, operation: &str, access: &str, bytes: u32)
     Cell { target, medium, operation, access, bytes, link }.labels()
 }
 
-/// The media of this run.
+/// Returns the media of this run.
 fn media(run: &Run) -> impl Iterator<Item = (&'static str, &'static str)> {
     let present = |medium: &str| {
         let wanted = Labels::new().with(MEDIUM, medium);
@@ -98,10 +99,10 @@ fn summary(run: &Run) -> Vec<String> {
     sentences
 }
 
-/// A column of published figures: a table's set-up on a path.
+/// A column of published figures: a set-up of a table, over a path.
 type Column<'a> = (String, Vec<&'a NovellRow>);
 
-/// The published columns of a kind of row, in the order of the tables.
+/// Returns the published columns with the wanted rows, in the order of the tables.
 fn published_columns(wanted: impl Fn(&NovellRow) -> bool) -> Vec<Column<'static>> {
     let mut columns: Vec<Column<'static>> = Vec::new();
     let numbered = |row: &&NovellRow| row.table.starts_with("Table");
@@ -119,7 +120,7 @@ fn published_columns(wanted: impl Fn(&NovellRow) -> bool) -> Vec<Column<'static>
     columns
 }
 
-/// Whether a row is more than its size, which a quick run may have left out.
+/// Whether a row has figures besides its size; a quick run may have omitted them.
 fn says_anything(row: &[report::Cell]) -> bool {
     row[1..].iter().any(|cell| *cell != report::Cell::Empty)
 }
@@ -129,8 +130,8 @@ fn published_cell(rows: &[&NovellRow], bytes: u32) -> report::Cell {
     layout::published(row.map(|row| row.mb_per_s), 1)
 }
 
-/// The layout of tables 1 to 6: a row for each size. What the study measured at once in several
-/// set-ups stands side by side.
+/// Returns the section in the layout of tables 1 to 6: a row for each size. Several set-ups of one measurement of the
+/// study are adjacent columns.
 fn sequential(run: &Run) -> Section {
     let mut blocks = vec![Block::Text(
         "One table for each operation and medium, with the study's tables of the same beside: they \
@@ -151,7 +152,7 @@ fn sequential(run: &Run) -> Section {
     Section { heading: "Sequential I/O by size (tables 1 to 6)".into(), blocks }
 }
 
-/// The layout of table 7, and the same over iSCSI.
+/// Returns the section in the layout of table 7, and the same over iSCSI.
 fn random(run: &Run) -> Section {
     let mut blocks = vec![Block::Text(
         "The study's table 7 is of its hard drive without iSCSI and does not say whether it read \
@@ -193,7 +194,7 @@ fn sweep_table(
     Block::Table(Table { caption, columns, rows, ..Table::default() })
 }
 
-/// How much of what the medium can do arrives through iSCSI.
+/// Returns the section with the percentage of the medium's throughput that is available over iSCSI.
 fn shares(run: &Run) -> Section {
     let mut blocks = vec![Block::Text(
         "With one I/O open, the time of an I/O is the medium's and the way's together. So the \
@@ -289,7 +290,7 @@ fn charts(run: &Run) -> Section {
                 blocks.push(Block::Lines(Lines {
                     caption: format!("{access} {operation}s on {ours}"),
                     x: Axis { label: "size of an I/O, KiB".into(), logarithmic: true },
-                    // From a disk of that time to memory there are three powers of ten.
+                    // The range from a disk of that time to memory spans three powers of ten.
                     y: Axis { label: "MB/s".into(), logarithmic: true },
                     series,
                     ..Lines::default()
@@ -300,7 +301,7 @@ fn charts(run: &Run) -> Section {
     Section { heading: "Figures".into(), blocks }
 }
 
-/// What a link lets through with one I/O open: an I/O is asked for, answered, and then the next.
+/// Returns the maximum throughput of a link with one open I/O: each I/O starts after the response to the previous one.
 pub(super) fn at_most(profile: &LinkProfile) -> Option<f64> {
     let on_the_line =
         profile.rate_mbit.map_or(0.0, |mbit| f64::from(LINK_SIZE) * 8.0 / (mbit * 1e6));
@@ -438,8 +439,8 @@ fn costs(run: &Run) -> Section {
     }
 }
 
-/// What each target and this initiator agreed on: the sizes of PDUs and bursts decide how many
-/// turns a large I/O takes.
+/// Returns the section with the negotiated parameters of each target: the sizes of PDUs and bursts determine the number
+/// of round trips of a large I/O.
 fn negotiated(run: &Run) -> Option<Section> {
     let texts = |target: &str| {
         let wanted = Labels::new().with(TARGET, target);

@@ -7,7 +7,7 @@ use crate::study::load_for;
 
 const BYTES: u64 = 1 << 20;
 
-/// Reads, and writes of which the plan says nothing.
+/// A study with reads, and with writes that its plan does not declare.
 struct Small;
 
 impl Study for Small {
@@ -108,7 +108,7 @@ impl Place {
         Ok((run, notes))
     }
 
-    /// A run of which a cell was measured, and another failed.
+    /// Creates an interrupted run with one measured and one failed cell.
     fn broken_off(&self) -> i64 {
         let plan = Small.plan(&self.choices).unwrap();
         let (run, ..) = begin(&Small, &self.choices, &self.settings, &self.archive, &plan).unwrap();
@@ -138,7 +138,7 @@ fn every_cell_is_measured_once_for_each_repetition_and_nothing_is_left() {
 fn what_the_lab_has_not_started_is_written_only_when_that_is_said() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("precious");
-    // No signature that the load would know.
+    // Content without a signature that the load recognises.
     let before = vec![0x5a; BYTES as usize];
     fs::write(&path, &before).unwrap();
     let mut place = Place::new(vec![TargetUnderTest::DirectPath(path.clone())]);
@@ -174,7 +174,7 @@ fn a_run_that_was_broken_off_goes_on_where_it_was() {
     let (run, notes) = place.run().unwrap();
     assert_eq!(run.id, id);
     assert!(run.ended_at.is_some());
-    // The failure was made again; what was measured was not.
+    // The runner repeated the failed cell, but not the measured one.
     assert_eq!(notes.begun, [(4, 1)]);
     assert_eq!((run.samples.len(), notes.measured), (4, 3));
     let cells: HashSet<_> = run.samples.iter().map(|it| (&it.labels, it.repetition)).collect();
@@ -198,14 +198,14 @@ fn a_run_goes_on_with_the_plan_that_it_was_begun_with_alone() {
     };
     refused(|place| place.choices.medium = Some(Medium::Disk), "volumes");
     refused(|place| place.settings.only = vec![("reads".into(), "0".into())], "cells");
-    // Nothing of it was touched.
+    // The run is unchanged.
     assert_eq!(place.archive.run(id).unwrap(), kept);
 
     let hold = place.archive.hold(id).unwrap();
     let held = place.run().unwrap_err();
     assert!(matches!(held, RunError::Archive(ArchiveError::Held { .. })), "{held}");
     drop(hold);
-    // The seed is the run's own, whatever is chosen now.
+    // A resumed run keeps its own seed, regardless of the present choice.
     place.choices.seed = 7;
     let (run, _) = place.run().unwrap();
     assert_eq!((run.id, run.setting.seed), (id, 1));

@@ -1,4 +1,4 @@
-//! Where a server is asked: at its control socket, or at the URL of its API.
+//! The address of a server: its control socket, or the URL of its API.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -9,18 +9,18 @@ use hyper::Uri;
 
 use crate::config::DEFAULT_API_PORT;
 
-/// Where a server is asked.
+/// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// At its control socket.
+    /// The path of its control socket.
     Socket(PathBuf),
-    /// By HTTP over TLS.
+    /// HTTP over TLS.
     Https(Host),
-    /// By HTTP alone, which does not leave this machine.
+    /// HTTP without TLS, only on this machine.
     Http(Host),
 }
 
-/// A host and a port of it.
+/// A host and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
     /// A name or an address, without brackets.
@@ -29,16 +29,16 @@ pub struct Host {
     pub port: u16,
 }
 
-/// Why a text says no place where a server could be asked.
+/// The reason why a text is not the address of a server.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// It is no URL.
+    /// The text is not a URL.
     #[error("{0}: write https://HOST:PORT, or the path of a control socket")]
     Malformed(String),
-    /// It has a user, a path or a query.
+    /// The URL has a user, a path or a query.
     #[error("{0}: write only https://HOST:PORT; --token-file names the file of the token")]
     Surplus(String),
-    /// The token would go over the network for everybody to read.
+    /// The client would send the token over the network without encryption.
     #[error(
         "{0}: without TLS a server is asked on this machine alone (http://127.0.0.1:PORT): write \
          https://HOST:PORT"
@@ -47,12 +47,12 @@ pub enum AddressError {
 }
 
 impl Address {
-    /// Of a URL, or of a path.
+    /// Parses a URL or a path.
     pub fn parse(text: &OsStr) -> Result<Self, AddressError> {
         let Some((scheme, rest)) = text.to_str().and_then(|text| text.split_once("://")) else {
             return Ok(Self::Socket(text.into()));
         };
-        // What stands before an @ may be a secret.
+        // The part before an @ may be a secret.
         let shown = || format!("{scheme}://{}", rest.rsplit('@').next().unwrap_or_default());
         let uri = parse_url(scheme, rest).ok_or_else(|| AddressError::Malformed(shown()))?;
         if rest.contains(['@', '?', '#']) || !matches!(uri.path(), "" | "/") {
@@ -72,7 +72,7 @@ fn parse_url(scheme: &str, rest: &str) -> Option<Uri> {
     let uri: Uri = format!("{scheme}://{rest}").parse().ok()?;
     let host = uri.host().filter(|host| !host.is_empty())?;
     let place = uri.authority()?.as_str().rsplit('@').next()?;
-    // What stands where a port does is one.
+    // A text after the host must be a valid port.
     let has_port = place.len() == host.len() || uri.port_u16().is_some();
     (matches!(scheme, "https" | "http") && has_port).then_some(uri)
 }

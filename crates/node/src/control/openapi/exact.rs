@@ -16,7 +16,7 @@ const LIST: &str = "/v1/config/{kind}";
 const ONE: &str = "/v1/config/{kind}/{name}";
 const SCHEMAS: &str = "/components/schemas";
 
-/// Makes a document exact.
+/// Adds these facts to a document.
 pub(super) fn tighten(document: &mut Value) {
     for (schema, property, facts) in properties() {
         let at = format!("{SCHEMAS}/{schema}/properties/{property}");
@@ -42,7 +42,7 @@ fn words<T>(of: &[(&'static str, T)]) -> Vec<&'static str> {
     of.iter().map(|(word, _)| *word).collect()
 }
 
-/// Facts about properties beyond their types.
+/// Returns the facts about properties.
 fn properties() -> Vec<(&'static str, &'static str, Value)> {
     let algorithms = || json!({ "items": { "type": "string", "enum": words(&ALGORITHMS) } });
     let group = || json!({ "maximum": u16::MAX });
@@ -89,7 +89,7 @@ fn properties() -> Vec<(&'static str, &'static str, Value)> {
     ]
 }
 
-/// Facts about parameters, by name: one name has the same meaning everywhere.
+/// Returns the facts about parameters, by name. A name has the same meaning in all requests.
 fn parameters_known() -> [(&'static str, Value); 9] {
     [
         ("sarsen-author", json!({ "minLength": 1, "maxLength": AUTHOR_LENGTH })),
@@ -104,7 +104,7 @@ fn parameters_known() -> [(&'static str, Value); 9] {
     ]
 }
 
-/// Adds facts to a schema. If the schema allows null, its list of words allows null, too.
+/// Adds facts to a schema. If the schema permits null, its list of words permits null, too.
 fn add(schema: &mut Map<String, Value>, facts: Value) {
     let is_nullable = schema
         .get("type")
@@ -153,7 +153,7 @@ fn each_kind(document: &mut Value) {
         }
     }
     if let Some(schemas) = document["components"]["schemas"].as_object_mut() {
-        // The operation was for paths of several kinds.
+        // Only the paths for several kinds used this schema.
         schemas.remove("Only");
     }
 }
@@ -188,7 +188,7 @@ fn path_of(any: &Value, kind: ObjectKind, methods: &[&str]) -> Value {
     Value::Object(methods.iter().map(of).collect())
 }
 
-/// A merge patch (RFC 7396) of an object: every key is optional, and null removes an optional one.
+/// Returns the schema of an object's merge patch (RFC 7396). Every key is optional, and null removes an optional one.
 fn patch_of(schema: &Value) -> Value {
     let mut patch = schema.clone();
     let Some(fields) = patch.as_object_mut() else { return patch };

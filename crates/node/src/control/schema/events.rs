@@ -1,4 +1,4 @@
-//! What `GET /v1/events` and `GET /v1/live` tell.
+//! The responses of `GET /v1/events` and `GET /v1/live`.
 
 use std::collections::BTreeMap;
 
@@ -8,40 +8,40 @@ use utoipa::ToSchema;
 /// `GET /v1/events`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EventList {
-    /// Oldest first. The newest that there are; with `after`, those that follow it.
+    /// The matching events, oldest first. Above the limit: the newest ones, or with `after` the oldest ones.
     pub events: Vec<Event>,
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Event {
-    /// Its number: higher than that of any before it.
+    /// Its number, which is higher than that of all earlier events.
     pub id: u64,
-    /// When, in milliseconds since 1970.
+    /// Its time, in milliseconds since 1970.
     pub unix_ms: u64,
-    /// How much it matters.
+    /// Its severity.
     pub severity: Severity,
-    /// What kind of thing, such as `login_refused`.
+    /// Its kind, such as `login_refused`.
     pub kind: String,
-    /// In a sentence.
+    /// The message, a sentence.
     pub message: String,
-    /// What to do about it, if there is anything to be done.
+    /// The remedy, if the event needs one.
     pub remedy: Option<String>,
-    /// What it is about: `initiator`, `target`, `volume`, `peer`, `account`, `tsih` and others.
+    /// The parties of the event: `initiator`, `target`, `volume`, `peer`, `account`, `tsih` and others.
     pub subject: BTreeMap<String, String>,
-    /// Of a change, what else it names: the first of the things that are not the same.
+    /// The first of the objects that a change affects.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<String>,
 }
 
-/// How much an event matters.
+/// The severity of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// As it should be.
+    /// Normal operation.
     Info,
-    /// Somebody may want to look at it.
+    /// An administrator should check it.
     Warning,
-    /// Somebody has to.
+    /// An administrator must act.
     Error,
 }

@@ -1,121 +1,121 @@
-//! What `GET /v1/statistics` answers.
+//! The response of `GET /v1/statistics`.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// All that commands did, at a moment. Counts only rise while the server lives: who wants to know of a
-/// while of his own asks twice and takes the difference. Commands are counted when their answers are
-/// sent; their latency is from the last byte of the command until then.
+/// The statistics of all commands at a moment. Counts only rise while the server runs: the difference of two responses
+/// covers the time between them. The server counts a command when it sends the response. Latency is the time from the
+/// last byte of the command until then.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Statistics {
-    /// When, in seconds since 1970.
+    /// The time, in seconds since 1970.
     pub unix_seconds: u64,
-    /// Where buckets of latencies end, in nanoseconds: bucket `i` is from bound `i - 1` (or zero) up to,
-    /// and without, bound `i`. One more bucket than there are bounds has no end.
+    /// The upper bounds of latency buckets, in nanoseconds. Bucket `i` begins at bound `i - 1` (or zero) and ends
+    /// before bound `i`. One more bucket has no upper bound.
     pub bucket_bounds_nanoseconds: Vec<u64>,
-    /// Those that were used since the server began, by name.
+    /// The volumes that were used since the server began, ordered by name.
     pub volumes: Vec<VolumeStatistics>,
-    /// Those that stand, by TSIH.
+    /// The open sessions, ordered by TSIH.
     pub sessions: Vec<SessionStatistics>,
 }
 
-/// A volume, over all initiators.
+/// The statistics of a volume, over all initiators.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeStatistics {
     /// Its name.
     pub volume: String,
-    /// Commands that are carried out or wait.
+    /// Number of commands that are in progress or wait.
     pub queue_depth: u64,
-    /// Those that were asked for.
+    /// The operations that initiators have requested.
     pub operations: Vec<OperationStatistics>,
-    /// Commands that failed or were aborted, by sense key or status.
+    /// Number of commands that failed or were aborted, by sense key or status.
     pub errors: BTreeMap<String, u64>,
-    /// Commands that waited for a limit, or because others went first.
+    /// Number of commands that waited for a limit, or because other commands had priority.
     pub limited: u64,
-    /// How far back what is called recent goes: ten seconds, once the server is that old.
+    /// Length of the time that `recent` covers: ten seconds, once the server has run so long.
     pub recent_seconds: f64,
 }
 
-/// One operation on a volume.
+/// The statistics of an operation on a volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct OperationStatistics {
     /// `read`, `write`, `flush`, `unmap` or `other`.
     pub operation: String,
-    /// Commands.
+    /// Number of commands.
     pub count: u64,
-    /// That they carried, in either direction.
+    /// Bytes that the commands transferred, in either direction.
     pub bytes: u64,
-    /// The sum of their latencies.
+    /// The sum of the commands' latencies.
     pub total_nanoseconds: u64,
-    /// How many commands each bucket has, by its index; buckets without any are left out.
+    /// The index of each bucket with commands, and the number of its commands.
     pub buckets: Vec<(usize, u64)>,
-    /// Since the server began.
+    /// Latency since the server began.
     pub latency: LatencyQuantiles,
-    /// Over the last seconds, if there were any then.
+    /// The statistics of the last seconds, if initiators requested the operation in that time.
     pub recent: Option<RecentStatistics>,
 }
 
-/// The last seconds of an operation.
+/// The statistics of an operation in the last seconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RecentStatistics {
-    /// Commands.
+    /// Number of commands.
     pub count: u64,
-    /// That they carried.
+    /// Bytes that the commands transferred.
     pub bytes: u64,
-    /// How long they took.
+    /// Latency of the commands.
     pub latency: LatencyQuantiles,
 }
 
-/// How long commands took: right to an eighth, or to a microsecond below ten.
+/// Quantiles of the latency, accurate to one eighth, or to a microsecond below ten microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LatencyQuantiles {
-    /// Half of them at most so long.
+    /// The 50th percentile.
     pub p50_nanoseconds: u64,
-    /// 99 of a hundred.
+    /// The 99th percentile.
     pub p99_nanoseconds: u64,
-    /// 999 of a thousand.
+    /// The 99.9th percentile.
     pub p999_nanoseconds: u64,
 }
 
-/// A session.
+/// The statistics of a session.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SessionStatistics {
-    /// Its handle.
+    /// Its TSIH.
     pub tsih: u16,
     /// The initiator's name.
     pub initiator: String,
     /// The target's name; none for a discovery session that names none.
     pub target: Option<String>,
-    /// Those that it used, by name.
+    /// The volumes that it used, ordered by name.
     pub volumes: Vec<SessionVolume>,
 }
 
-/// What the connections of a session that stand did with a volume.
+/// The statistics of a volume over the open connections of a session.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SessionVolume {
     /// Its name.
     pub volume: String,
-    /// Commands that are carried out or wait.
+    /// Number of commands that are in progress or wait.
     pub queue_depth: u64,
-    /// Those that were asked for.
+    /// The operations that initiators have requested.
     pub operations: Vec<VolumeOperation>,
-    /// Commands that failed or were aborted, by sense key or status.
+    /// Number of commands that failed or were aborted, by sense key or status.
     pub errors: BTreeMap<String, u64>,
 }
 
-/// One operation of a session on a volume.
+/// The statistics of an operation of a session on a volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeOperation {
     /// `read`, `write`, `flush`, `unmap` or `other`.
     pub operation: String,
-    /// Commands.
+    /// Number of commands.
     pub count: u64,
-    /// That they carried.
+    /// Bytes that the commands transferred.
     pub bytes: u64,
-    /// The sum of their latencies.
+    /// The sum of the commands' latencies.
     pub total_nanoseconds: u64,
-    /// Since the session began.
+    /// Latency since the session began.
     pub latency: LatencyQuantiles,
 }

@@ -1,5 +1,5 @@
-//! Tasks that outlive their connection (RFC 7143 §7.2, level 2): a connection that is lost is parked
-//! with its tasks, and gives them to the connection that asks for them by TASK REASSIGN.
+//! Tasks that outlive their connection (RFC 7143 §7.2, level 2). A lost connection is parked with its tasks, and gives
+//! each task to the connection that requests it by TASK REASSIGN.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,8 +17,8 @@ use super::management::push_response;
 use super::recovery::{Answer, SentData};
 use super::tasks::{Collection, Progress, Task, TaskId};
 
-/// A connection wants a task of one that was lost. Ask all others of the session
-/// ([`super::Connection::release`]), then call [`super::Connection::adopt`].
+/// A connection's request for a task of a lost connection. The layer above calls [`super::Connection::release`] on all
+/// other connections of the session, then [`super::Connection::adopt`].
 #[derive(Clone, Copy, Debug)]
 pub struct Adoption {
     pub(super) request: RawHeader,
@@ -29,29 +29,29 @@ impl Adoption {
         TaskManagementRequest::view(&self.request)
     }
 
-    /// The initiator's tag of the task.
+    /// Returns the initiator task tag of the requested task.
     pub fn referenced_task_tag(&self) -> u32 {
         self.request().referenced_task_tag.get()
     }
 }
 
-/// What a connection says of a task that another one wants.
+/// The reply of a connection to another connection's request for a task.
 #[derive(Debug)]
 pub enum Claim {
-    /// It has no such task.
+    /// The connection does not have the task.
     Unknown,
-    /// It has, and it lives.
+    /// The connection has the task, and is not lost.
     Allegiant,
-    /// It had.
+    /// The connection was lost and has released the task.
     Released(Released),
 }
 
-/// A task on its way from one connection to another.
+/// A task that moves from one connection to another.
 pub struct Released(What);
 
 enum What {
     Task(Box<Task>),
-    /// It was answered, but perhaps not heard.
+    /// The task was answered, but the initiator may not have received the answer.
     Answered {
         header: Box<ScsiResponse>,
         segment: Vec<u8>,
@@ -74,7 +74,7 @@ impl fmt::Debug for Released {
 }
 
 impl Released {
-    /// The task, if the layer above is carrying it out: its end is due to the new connection.
+    /// Returns the task if the layer above executes it. The new connection receives its result.
     pub fn running(&self) -> Option<TaskId> {
         match &self.0 {
             What::Task(task) if task.progress != Progress::Collecting => Some(task.id),
@@ -84,7 +84,7 @@ impl Released {
 }
 
 impl Collection {
-    /// The connection that brought the data is gone: what has not come is asked for anew.
+    /// Prepares new requests for the missing data, because the connection that carried the data is lost.
     fn begin_again(&mut self) {
         if self.unsolicited {
             self.unsolicited = false;
@@ -104,15 +104,15 @@ impl Collection {
 }
 
 impl FullFeature {
-    /// The connection is lost; its tasks wait for another one. `landed` is the memory of a data
-    /// segment that was being received.
+    /// Keeps the tasks of the lost connection for another connection. `landed` is the memory of a data segment that was
+    /// partly received.
     pub(super) fn park(&mut self, link: &mut Link, landed: Option<sarsen_block::Buffer>) {
         link.is_parked = true;
         if let Some(id) = self.take_unproven() {
             self.end_task(link, id);
         }
         let member = link.session.member();
-        // What came above a gap was not acknowledged: the initiator sends it again.
+        // Requests above a gap were not acknowledged: the initiator sends them again.
         let exp_cmd_sn = link.session.with(|state| state.forget(member));
         self.forget_connection(link, exp_cmd_sn);
         if let (Some(id), Some(buffer)) = (self.take_incoming_task(), landed)
@@ -150,7 +150,7 @@ impl FullFeature {
         Claim::Released(Released(What::Answered { header, segment, data }))
     }
 
-    /// Says whether to close the connection.
+    /// Answers the request of an adoption, and takes over the released task. Returns whether to close the connection.
     pub(super) fn adopt(
         &mut self,
         link: &mut Link,
@@ -169,12 +169,12 @@ impl FullFeature {
                 return false;
             }
             Claim::Allegiant | Claim::Unknown if aborts => {
-                // It may have been above a gap, and its turn has come here meanwhile.
+                // The command may have waited above a gap here, and its turn may have come since the request.
                 let waiting = self.abort_task(link, request, events);
                 return waiting.is_some_and(|waiting| self.wait_or_pass(link, waiting, events));
             }
             Claim::Allegiant | Claim::Unknown => {
-                // It may have come here meanwhile by an earlier request.
+                // An earlier request may have moved the task to this connection already.
                 let referenced = request.referenced_task_tag.get();
                 let response = if self.tasks.contains(referenced) || link.kept.has(referenced) {
                     TaskManagementResponse::TaskStillAllegiant
@@ -192,7 +192,7 @@ impl FullFeature {
         match released.0 {
             What::Task(mut task) => {
                 let id = task.id;
-                // Its memory has moved with it.
+                // The task's memory has moved with it.
                 let memory = task.memory();
                 task.grant = (memory > 0).then(|| link.room.charge(memory));
                 let member = link.session.member();
@@ -220,7 +220,7 @@ impl FullFeature {
     }
 }
 
-/// Sends what the lost connection sent, from a DataSN on.
+/// Sends the data and the answer of the lost connection again. The data begins at the DataSN `next`.
 fn answer_again(
     link: &mut Link,
     mut header: ScsiResponse,
@@ -230,7 +230,7 @@ fn answer_again(
 ) {
     let tag = header.initiator_task_tag.get();
     let sent = data.map(|(mut data, meta)| {
-        // The new connection may accept segments of another length. ABORT TASK has no such number.
+        // The new connection may accept segments of another length. ABORT TASK has no ExpDataSN.
         let cut = meta.cut.cut_anew(link, next);
         let r2t_count = header.exp_data_sn.get().wrapping_sub(meta.cut.count());
         header.exp_data_sn = cut.count().wrapping_add(r2t_count).into();

@@ -1,5 +1,5 @@
-//! CHAP from the target's side (RFC 7143 §6.3.2, §12.1.3): the keys of one login's security stage, in
-//! order. `login` holds it against the stages: nobody leaves this one without the proof.
+//! CHAP at the target (RFC 7143 §6.3.2, §12.1.3): the keys of a login's security stage, in order. `login` checks the
+//! stages: an initiator cannot leave the security stage before it has authenticated.
 
 use sarsen_wire::iscsi::text::{self, MAX_VALUE_LENGTH, NONE};
 
@@ -9,7 +9,7 @@ use crate::iscsi::chap::{self, Algorithm, CHALLENGE_LENGTH, Challenge, Secret};
 /// The value of AuthMethod.
 const CHAP: &str = "CHAP";
 
-/// One login's authentication.
+/// The authentication of a login.
 #[derive(Default)]
 pub(super) struct Authentication {
     state: ChapState,
@@ -18,22 +18,22 @@ pub(super) struct Authentication {
 
 #[derive(Default)]
 enum ChapState {
-    /// What has to be proven is not known yet.
+    /// The requirement is not known yet.
     #[default]
     Undecided,
-    /// Nothing had to be proven.
+    /// No authentication is required.
     Free,
-    /// AuthMethod is to come.
+    /// The target expects AuthMethod.
     Method(Vec<Algorithm>),
-    /// CHAP_A is to come.
+    /// The target expects CHAP_A.
     Algorithms(Vec<Algorithm>),
-    /// CHAP_N and CHAP_R are to come.
+    /// The target expects CHAP_N and CHAP_R.
     Challenged(Algorithm, Challenge),
-    /// The proof was right.
+    /// The initiator has authenticated.
     Proven,
 }
 
-/// The values of one request's keys.
+/// The values of the keys in one request.
 #[derive(Default)]
 struct Keys {
     method: Option<String>,
@@ -44,7 +44,7 @@ struct Keys {
     challenge: Option<String>,
 }
 
-/// What these keys say together.
+/// The meaning of a request's keys together.
 enum ChapKeys {
     Nothing,
     /// AuthMethod.
@@ -58,15 +58,15 @@ enum ChapKeys {
 struct Proof {
     name: String,
     response: Vec<u8>,
-    /// CHAP_I and CHAP_C: we are to prove who we are, too.
+    /// CHAP_I and CHAP_C: the initiator authenticates the target, too.
     challenge: Option<Challenge>,
 }
 
-/// Keys with their values, to be sent.
+/// Keys to send, with their values.
 type Answers = Vec<(&'static str, String)>;
 
 impl Authentication {
-    /// Takes a key of the security stage, to be looked at when the request is complete.
+    /// Stores a key of the security stage until the request is complete.
     pub(super) fn take(&mut self, key: &str, value: &str) -> Result<(), RefusalReason> {
         let longest = match key {
             "CHAP_R" | "CHAP_C" => "0x".len() + 2 * chap::LENGTH_LIMIT,
@@ -88,7 +88,7 @@ impl Authentication {
         Ok(())
     }
 
-    /// Who wants in is known, and so is what it has to prove.
+    /// Begins the authentication of a known initiator with its requirement.
     pub(super) fn begin(
         &mut self,
         requirement: AuthRequirement,
@@ -105,13 +105,13 @@ impl Authentication {
         Ok(())
     }
 
-    /// Whether all is proven that has to be.
+    /// Returns whether the required authentication is complete.
     pub(super) const fn is_over(&self) -> bool {
         matches!(self.state, ChapState::Free | ChapState::Proven)
     }
 
-    /// Takes the keys of a complete request and gives those that answer them. Once the proof is there
-    /// and the account is let in, `admission` names it.
+    /// Processes the keys of a complete request and returns the keys of the response. After the initiator has
+    /// authenticated and its account is permitted, `admission` names the account.
     pub(super) fn advance(
         &mut self,
         admission: &mut Admission,
@@ -135,11 +135,11 @@ impl Authentication {
                 let answers = proof.verify(algorithm, &challenge, admission, environment)?;
                 (ChapState::Proven, answers)
             }
-            // It goes on with CHAP though the answer was None.
+            // The initiator continues with CHAP although no authentication is required.
             (ChapState::Free, ChapKeys::Algorithms(_) | ChapKeys::Proof(_)) => {
                 return Err(RefusalReason::ChapNotConfigured.into());
             }
-            // A key before its turn, after it, or where nothing is to be proven.
+            // A key out of order, or a key that does not apply to the requirement.
             _ => return Err(RefusalReason::Malformed.into()),
         };
         self.state = state;
@@ -147,7 +147,7 @@ impl Authentication {
     }
 }
 
-/// AuthMethod lists what the initiator can do; we want one thing.
+/// Returns `wanted` if the initiator's list of methods (AuthMethod) contains it.
 fn choose(list: &str, wanted: &str, refusal: RefusalReason) -> Result<String, RefusalReason> {
     match list.split(',').any(|method| method == wanted) {
         true => Ok(wanted.to_owned()),
@@ -155,7 +155,7 @@ fn choose(list: &str, wanted: &str, refusal: RefusalReason) -> Result<String, Re
     }
 }
 
-/// The first algorithm of the initiator's list that we accept, and a challenge that is used once.
+/// Selects the first algorithm of the initiator's list that is acceptable, and creates a challenge that is used once.
 fn challenge(
     acceptable: &[Algorithm],
     list: &str,
@@ -178,7 +178,7 @@ fn challenge(
 }
 
 impl Keys {
-    /// Keys that do not belong together are none that anyone honest sends.
+    /// Returns the meaning of the keys. A combination that no step of CHAP permits is malformed.
     fn said(self) -> Result<ChapKeys, RefusalReason> {
         let Self { method, algorithms, name, response, identifier, challenge } = self;
         let (name, response, challenge) =
@@ -215,7 +215,7 @@ impl Proof {
         admission: &mut Admission,
         environment: &mut dyn Environment,
     ) -> Result<Answers, Refusal> {
-        // RFC 7143 §9.2.1: who sends our challenge back would have us make its proof.
+        // RFC 7143 §9.2.1: an initiator that reflects the challenge would receive the response that it has to send.
         if self.challenge.as_ref().is_some_and(|theirs| theirs.bytes == challenge.bytes) {
             return Err(RefusalReason::ReflectedChallenge.into());
         }
@@ -224,7 +224,7 @@ impl Proof {
         admission.account = Some(self.name);
         let Some(theirs) = self.challenge else { return Ok(Vec::new()) };
         let ours = environment.own_credentials(admission).ok_or(RefusalReason::NoOwnCredentials)?;
-        // RFC 7143 §9.2.1: or our answers would be an initiator's, in another login.
+        // RFC 7143 §9.2.1: otherwise the target's response would be valid for an initiator in another login.
         if ours.secret == secret {
             return Err(RefusalReason::SameSecret.into());
         }
@@ -232,8 +232,8 @@ impl Proof {
         Ok(vec![("CHAP_N", ours.name), ("CHAP_R", response)])
     }
 
-    /// The account's secret, if the response was made with it. An account that does not exist takes as
-    /// long as one that does: its response is held against a secret that nobody knows.
+    /// Returns the account's secret if the response was computed with it. The check of an unknown account takes as long
+    /// as that of a known one: it verifies the response with a random secret.
     fn known_secret(
         &self,
         algorithm: Algorithm,

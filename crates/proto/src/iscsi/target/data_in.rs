@@ -1,4 +1,4 @@
-//! The end of a command: Data-In, residuals, status (RFC 7143 §11.4, §11.7).
+//! The answer to a command: Data-In, residuals, status (RFC 7143 §11.4, §11.7).
 
 use sarsen_block::Data;
 use sarsen_wire::iscsi::pdu::FINAL;
@@ -10,14 +10,14 @@ use super::recovery::SentData;
 use super::tasks::{Fault, Task};
 use crate::iscsi::command_memory::Charge;
 
-/// SCSI status codes that this layer knows.
+/// The SCSI status codes that this layer uses.
 const GOOD: u8 = 0x00;
 const CHECK_CONDITION: u8 = 0x02;
 const BUSY: u8 = 0x08;
 const TASK_SET_FULL: u8 = 0x28;
 const TASK_ABORTED: u8 = 0x40;
 
-/// Flag and count of a residual (RFC 7143 §11.4.5).
+/// Returns the flag and the count of a residual (RFC 7143 §11.4.5).
 fn residual(moved: usize, expected: usize) -> (u8, u32) {
     let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     if moved > expected {
@@ -29,7 +29,7 @@ fn residual(moved: usize, expected: usize) -> (u8, u32) {
     }
 }
 
-/// Tells the initiator that another one ended a task (RFC 7143 §4.2.3.3).
+/// Reports TASK ABORTED to an initiator that did not abort the task itself (RFC 7143 §4.2.3.3).
 pub(super) fn push_task_aborted(task: &mut Task, link: &mut Link) {
     push_status(task, TASK_ABORTED, &[], link);
 }
@@ -55,7 +55,7 @@ pub(super) fn push(task: &mut Task, completion: Completion<'_>, link: &mut Link)
     if !data_in.is_empty() {
         link.output.settle(&mut data_in);
         let charge = link.room.keep(task.grant.take(), data_in.memory());
-        // What may be asked for again has a PDU of its own.
+        // If the initiator may request PDUs again, the status has its own PDU.
         let ending = (status == GOOD && !link.keeps()).then_some((flags, residual_count));
         match cut.whole().filter(|_| ending.is_some()) {
             Some(whole) => {
@@ -80,7 +80,7 @@ pub(super) fn push(task: &mut Task, completion: Completion<'_>, link: &mut Link)
     response.max_cmd_sn = stamp.max_cmd_sn.into();
     response.exp_data_sn = (cut.count() + task.collection.r2t_sn).into();
     response.residual_count = residual_count.into();
-    // RFC 7143 §11.4.7: a length of two bytes comes first.
+    // RFC 7143 §11.4.7: the sense data follows a length of two bytes.
     let sense_length = (sense.len() as u16).to_be_bytes();
     let segment = match sense {
         [] => Vec::new(),
@@ -94,7 +94,7 @@ pub(super) fn push(task: &mut Task, completion: Completion<'_>, link: &mut Link)
     }
 }
 
-/// Sends data whose PDUs are several, or may be asked for again.
+/// Sends data that needs several PDUs, or that the initiator may request again.
 fn push_parts(
     task: &Task,
     data_in: Data,
@@ -115,8 +115,8 @@ fn push_parts(
     SentData { lun: task.lun, payload, cut, acknowledge_tag, acknowledged: 0 }
 }
 
-/// The header of one PDU. The last one carries the status where that is GOOD and no answer follows:
-/// `ending` are the flag and the count of its residual.
+/// Returns the header of one PDU. If the status is GOOD and no answer follows, the last PDU carries the status, and
+/// `ending` is the flag and the count of its residual.
 fn data_header(part: Part, task: &Task, ending: Option<(u8, u32)>, link: &mut Link) -> DataIn {
     let mut header = part.header(task.id.initiator_task_tag);
     let stamp = match ending.filter(|_| part.is_last) {
@@ -135,15 +135,15 @@ fn data_header(part: Part, task: &Task, ending: Option<(u8, u32)>, link: &mut Li
     header
 }
 
-/// How data is cut into PDUs.
+/// The division of data into PDUs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
     segment_limit: usize,
     burst_limit: usize,
-    /// Where the first PDU begins, and its number.
+    /// The offset of the first PDU. Its DataSN is `first_data_sn`.
     start: usize,
     first_data_sn: u32,
-    /// One past the last byte.
+    /// The offset after the last byte.
     end: usize,
 }
 
@@ -185,26 +185,26 @@ impl Cut {
         })
     }
 
-    /// The only PDU, where one takes it all.
+    /// Returns the only PDU, if one PDU holds all data.
     fn whole(self) -> Option<Part> {
         self.parts().next().filter(|part| part.is_last)
     }
 
-    /// The number of the first PDU.
+    /// Returns the DataSN of the first PDU.
     pub(super) const fn first_data_sn(self) -> u32 {
         self.first_data_sn
     }
 
-    /// Starts at the given PDU and cuts data into PDUs of the length that the initiator accepts now (RFC 7143
-    /// §11.16.3). A number beyond all PDUs counts as the one after the last, so that the answer still counts as one
-    /// with data.
+    /// Divides the data from the given PDU on into PDUs of the length that the initiator accepts now (RFC 7143
+    /// §11.16.3). A number beyond all PDUs counts as the number after the last, so that the answer still counts as an
+    /// answer with data.
     pub(super) fn cut_anew(self, link: &Link, from: u32) -> Self {
         let from = from.clamp(self.first_data_sn, self.count());
         let start = self.parts().find(|part| part.data_sn == from);
         Self::new(link, start.map_or(self.end, |part| part.offset), self.end, from)
     }
 
-    /// How many PDUs there are, with those before the first.
+    /// Returns the number of PDUs, including the PDUs before the first.
     pub(super) fn count(self) -> u32 {
         self.parts().last().map_or(self.first_data_sn, |part| part.data_sn + 1)
     }
@@ -220,8 +220,7 @@ impl Part {
         header
     }
 
-    /// The end of each burst but the last, whose status follows, asks for a DataACK (RFC 7143
-    /// §11.7.2).
+    /// Requests a DataACK at the end of each burst except the last, which the status follows (RFC 7143 §11.7.2).
     pub(super) fn ask_to_acknowledge(self, header: &mut DataIn, lun: [u8; 8], tag: u32) {
         if self.ends_burst && !self.is_last {
             header.flags |= DataIn::ACKNOWLEDGE;
@@ -231,8 +230,8 @@ impl Part {
     }
 }
 
-/// Ends a task that is not carried out: a task that broke the protocol with the sense data of RFC 7143 §11.4.7.2, a
-/// task without memory with TASK SET FULL, or BUSY if it is the initiator's only task (SAM-5 5.3.1).
+/// Answers a task that is not executed. A task that violated the protocol receives the sense data of RFC 7143
+/// §11.4.7.2. A task without memory receives TASK SET FULL, or BUSY if it is the initiator's only task (SAM-5 5.3.1).
 pub(super) fn push_fault(task: &mut Task, fault: Fault, is_only: bool, link: &mut Link) {
     match fault.additional_sense() {
         Some([code, qualifier]) => {

@@ -1,5 +1,4 @@
-//! Data on its way to a command: immediate, unsolicited, and solicited by R2T
-//! (RFC 7143 §4.2.5.2, §11.7, §11.8).
+//! The data that a command receives: immediate, unsolicited, and solicited by R2T (RFC 7143 §4.2.5.2, §11.7, §11.8).
 
 use sarsen_wire::iscsi::{DataOut, Opcode, R2t, RESERVED_TAG, RawHeader};
 
@@ -8,13 +7,13 @@ use super::recovery::Run;
 use super::tasks::{Fault, OpenR2t, Task};
 use crate::iscsi::{Landing, Segment};
 
-/// Where the `length` bytes of a data segment go that come next for `task`: straight into the
-/// command's buffer when they fit it.
+/// Returns the memory for the next data segment of `task`, of `length` bytes: the command's buffer, if the segment fits
+/// into it.
 pub(super) fn landing(task: &mut Task, length: usize) -> Landing {
     let collection = &mut task.collection;
     let position = collection.position;
     if task.fault.is_some() || position >= collection.capacity {
-        // None of the data is wanted, or there is no memory for it.
+        // The command does not take the data, or there is no memory for it.
         Landing::Discard
     } else if length <= collection.capacity - position {
         Landing::Into { buffer: collection.take_buffer(), offset: position }
@@ -60,8 +59,7 @@ pub(super) fn absorb(
     }
 }
 
-/// Holds a Data-Out header against the sequence that is expected. `Ok` says that its data comes
-/// next for the task.
+/// Compares a Data-Out header with the expected sequence. `Ok` means that its data is the next data of the task.
 pub(super) fn check(task: &Task, header: &DataOut, first_burst_length: u32) -> Result<(), Fault> {
     let collection = &task.collection;
     let length = header.data_segment_length.value() as usize;
@@ -97,7 +95,8 @@ pub(super) fn step(task: &mut Task, header: &DataOut, first_burst_length: u32) {
     collection.data_sn = collection.data_sn.wrapping_add(1);
     if header.target_transfer_tag.get() == RESERVED_TAG {
         if is_final {
-            // RFC 7143 §11.4.7.2: an initiator that sends more than immediate data sends all data that it may.
+            // RFC 7143 §11.4.7.2: an initiator that sends unsolicited Data-Out sends all data that FirstBurstLength
+            // permits.
             let wrong = task.expected_data_transfer_length > first_burst_length
                 && task.collection.position != first_burst_length as usize;
             if wrong {
@@ -110,7 +109,7 @@ pub(super) fn step(task: &mut Task, header: &DataOut, first_burst_length: u32) {
     let Some(r2t) = collection.r2ts.front() else { return };
     let complete = collection.position >= r2t.end;
     if is_final && !complete {
-        // RFC 7143 §11.7.1: F ends the sequence, so these bytes will never come.
+        // RFC 7143 §11.7.1: F ends the sequence, so the missing bytes will never arrive.
         task.fault.get_or_insert(Fault::IncorrectAmountOfData);
     }
     if is_final || complete {
@@ -120,7 +119,7 @@ pub(super) fn step(task: &mut Task, header: &DataOut, first_burst_length: u32) {
     }
 }
 
-/// No more unsolicited data comes: what is missing is asked for from here on.
+/// Ends the unsolicited data. From now on, R2Ts request the missing data.
 pub(super) fn end_unsolicited(task: &mut Task) {
     let collection = &mut task.collection;
     collection.unsolicited = false;
@@ -129,10 +128,10 @@ pub(super) fn end_unsolicited(task: &mut Task) {
     collection.position = collection.solicited;
 }
 
-/// Asks for what no R2T has asked for, within MaxOutstandingR2T and MaxBurstLength.
+/// Sends R2Ts for data that has not been requested, or was lost, within MaxOutstandingR2T and MaxBurstLength.
 pub(super) fn solicit(task: &mut Task, link: &mut Link, next_tag: &mut u32) {
     if task.fault.is_some() {
-        // What was asked for already may come; more is not wanted.
+        // Requested data may still arrive, but no more is requested.
         task.collection.solicited = task.collection.wanted;
         task.collection.lost.clear();
         return;
@@ -147,7 +146,7 @@ pub(super) fn solicit(task: &mut Task, link: &mut Link, next_tag: &mut u32) {
         let collection = &mut task.collection;
         let lost = collection.lost.pop();
         let is_recovery = lost.is_some();
-        // No data segment is longer than a burst, but that of an immediate write may be.
+        // A solicited data segment is never longer than a burst, but an unsolicited one may be.
         let (start, end) = match lost {
             Some(lost) if lost.len() > burst_limit => {
                 let cut = lost.start + burst_limit;
@@ -199,7 +198,7 @@ fn push_r2t(lun: [u8; 8], initiator_task_tag: u32, open: &OpenR2t, link: &mut Li
     link.output.push(r2t, &[]);
 }
 
-/// Sends R2Ts again. False if one of them was never sent, or if its data has arrived, which acknowledges it.
+/// Sends R2Ts again. Returns false if one of them was never sent, or if its data has arrived, which acknowledges it.
 pub(super) fn solicit_again(task: &Task, link: &mut Link, run: Run) -> bool {
     let end = run.end(task.collection.r2t_sn);
     let is_meant = |open: &&OpenR2t| (run.first..end).contains(&open.r2t_sn);

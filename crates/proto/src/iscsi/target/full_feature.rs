@@ -1,5 +1,5 @@
-//! The full feature phase: requests are put in the order of their CmdSN, taken apart, and
-//! answered or handed on (RFC 7143 §4.2.2, §11).
+//! The full feature phase: orders requests by CmdSN, parses them, and answers them or passes them to the layer above
+//! (RFC 7143 §4.2.2, §11).
 
 mod held;
 mod logout;
@@ -31,32 +31,32 @@ use crate::iscsi::command_memory::Grant;
 use crate::iscsi::keys::SessionType;
 use crate::iscsi::{DigestKind, Landing, Segment};
 
-/// A data segment that is collected in its own memory is charged if it is longer than this: pings and text always
-/// find memory.
+/// A data segment that is collected in its own memory is charged if it is longer than this. Short pings and text
+/// always find memory.
 const UNCHARGED_SEGMENT: usize = 8192;
 
-/// One connection of a session.
+/// A connection of a session.
 pub(super) struct FullFeature {
     pub(super) settings: Arc<Settings>,
     admission: Admission,
     pub(super) tasks: Tasks,
-    /// Tasks that wait for room, in their order.
+    /// Tasks that wait for memory, in their order.
     waiting: VecDeque<TaskId>,
-    /// Tasks that wait for others of the session to reach the layer above.
+    /// Tasks that wait until other tasks of the session have reached the layer above.
     held_back: Vec<TaskId>,
     pub(super) barriers: Vec<Barrier>,
-    /// Task management functions that the layer above carries out.
+    /// Task management functions that the layer above executes.
     pub(super) handed_over: usize,
     text: Text,
-    /// What the header that is being received will be: decided when it was complete.
+    /// The use of the PDU that is being received. Decided when its header is complete.
     incoming: Incoming,
     /// The additional headers of a request that will be held.
     incoming_ahs: Vec<u8>,
     /// The charge for the data segment that is being received, if it belongs to no task.
     incoming_grant: Option<Grant>,
-    /// There was no memory for it.
+    /// There was no memory for that data segment.
     lacks_memory: bool,
-    /// Requests that wait for a CmdSN before theirs.
+    /// Requests that wait for an earlier CmdSN.
     held: Vec<Held>,
     /// Task management requests that wait for the commands before them.
     pub(super) deferred: Vec<RawHeader>,
@@ -65,19 +65,19 @@ pub(super) struct FullFeature {
     ping_count: u32,
 }
 
-/// What a header is taken for.
+/// The use of a PDU, by its header.
 enum Incoming {
     /// A command that became a task.
     Command(TaskId),
-    /// The same, but its CmdSN counts only after its data has arrived with the right digest.
+    /// A command that became a task. Its CmdSN counts only after its data has arrived with the right digest.
     Unproven(TaskId),
     /// Data for a task.
     Data(TaskId),
-    /// Data for a task that is not there (any more), or a request outside the window.
+    /// Data for a task that does not exist (any more), or a request outside the window.
     Dropped,
-    /// A request that has a CmdSN: when it has come whole, its turn is looked at.
+    /// A request that has a CmdSN. Its turn is checked when it is complete.
     Numbered,
-    /// A request that is handled when it has come whole.
+    /// A request that is handled when it is complete.
     Request,
     /// A PDU that was rejected already.
     Rejected,
@@ -110,7 +110,7 @@ impl FullFeature {
         self.tasks.iter().filter(|task| task.progress != Progress::Collecting).count()
     }
 
-    /// A header is complete: decides what it is and where its data goes.
+    /// Decides the use of a PDU whose header is complete, and the memory for its data.
     pub(super) fn place(
         &mut self,
         link: &mut Link,
@@ -237,7 +237,7 @@ impl FullFeature {
         let Some(task) =
             self.tasks.by_tag(tag).filter(|task| task.progress == Progress::Collecting)
         else {
-            // Data that was under way when its task was aborted.
+            // The initiator sent this data before its task was aborted.
             self.incoming = Incoming::Dropped;
             return Landing::Discard;
         };
@@ -246,7 +246,7 @@ impl FullFeature {
         self.charge_landing(link, landing, length)
     }
 
-    /// The reason why a command may not become a task, if there is one.
+    /// Returns the reason why a command may not become a task, if there is one.
     fn refusal(&self, command: &ScsiCommand, immediate: bool) -> Option<RejectReason> {
         let tag = command.initiator_task_tag.get();
         if self.admission.session_type == SessionType::Discovery {
@@ -297,7 +297,7 @@ impl FullFeature {
         let expected = command.expected_data_transfer_length.get();
         let writes = command.flags & ScsiCommand::WRITE != 0;
         let promised = if writes { expected as usize } else { 0 };
-        // Who reads alone sends nothing, and is told nothing of it.
+        // A command that only reads sends no data, and its residual count does not report any.
         let data_out_length = match command.flags & (ScsiCommand::READ | ScsiCommand::WRITE) {
             ScsiCommand::READ => 0,
             _ => environment.data_out_length(command.lun, &cdb, promised),
@@ -355,7 +355,7 @@ impl FullFeature {
             collection: Collection {
                 capacity,
                 wanted,
-                // RFC 7143 §11.3.1: data comes of commands that write alone.
+                // RFC 7143 §11.3.1: only commands that write send data.
                 unsolicited: writes && !is_final,
                 ..Collection::default()
             },
@@ -365,7 +365,7 @@ impl FullFeature {
         id
     }
 
-    /// A PDU is complete. Says whether the connection is to be closed.
+    /// Handles a complete PDU. Returns whether to close the connection.
     pub(super) fn handle_pdu(
         &mut self,
         link: &mut Link,
@@ -382,7 +382,7 @@ impl FullFeature {
             link.room.give_back(grant);
         }
         if link.keeps() {
-            // RFC 7143 §11.14.4: that of a connection's removal is of the connection that goes.
+            // RFC 7143 §11.14.4: the ExpStatSN of a logout for recovery belongs to the connection that it removes.
             let logout = LogoutRequest::view(header);
             let is_of_another = header.basic().opcode() == Opcode::LogoutRequest
                 && logout.reason() == LogoutReason::RemoveForRecovery
@@ -400,7 +400,7 @@ impl FullFeature {
         }
         let length = header.basic().data_segment_length.value() as usize;
         match incoming {
-            // Nothing of it is on its way.
+            // The initiator sends no data for it.
             Incoming::Command(id)
                 if length == 0 && ScsiCommand::view(header).flags & ScsiCommand::WRITE == 0 =>
             {
@@ -461,7 +461,7 @@ impl FullFeature {
                 link.reject(RejectReason::LongOperationReject, header);
             }
             Incoming::Request if digest_valid => {
-                // It may be about commands whose turn another connection has brought meanwhile.
+                // The request may affect held commands whose turn has come through another connection.
                 if self.release_held(link, events, environment)? {
                     return Ok(true);
                 }
@@ -469,18 +469,19 @@ impl FullFeature {
                     return Ok(true);
                 }
             }
-            // RFC 7143 §7.8: the initiator was told, and sends it again.
+            // RFC 7143 §7.8: the Reject notifies the initiator, which sends the request again.
             Incoming::Request | Incoming::Numbered
                 if link.keeps() || header.basic().opcode() == Opcode::ScsiCommand => {}
             Incoming::Request | Incoming::Numbered => {
-                // Text or a ping that is lost cannot be asked for again at this level.
+                // At this level, the target cannot request lost text or a lost ping again.
                 return Err(CloseReason::protocol("data digest error", "§7.8"));
             }
         }
         self.resume(link, events, environment)
     }
 
-    /// Goes on with what waited for others of the session. Says whether to close the connection.
+    /// Continues requests and tasks that waited for others of the session or for memory. Returns whether to close the
+    /// connection.
     #[inline]
     pub(super) fn resume(
         &mut self,
@@ -544,7 +545,7 @@ impl FullFeature {
         self.advance_task(link, id, events);
     }
 
-    /// Asks for more data, or starts the command when all is here.
+    /// Requests more data, or starts the command when its data is complete.
     pub(super) fn advance_task(
         &mut self,
         link: &mut Link,
@@ -552,7 +553,7 @@ impl FullFeature {
         events: &mut VecDeque<Event>,
     ) {
         let Some(task) = self.tasks.by_tag(id.initiator_task_tag) else { return };
-        // One with a fault is not carried out at all.
+        // A task with a fault is never executed.
         if task.fault.is_none() && link.session.with(|state| state.holds_back(id)) {
             if !self.held_back.contains(&id) {
                 self.held_back.push(id);
@@ -560,11 +561,11 @@ impl FullFeature {
             return;
         }
         debug_assert_eq!(task.progress, Progress::Collecting);
-        // Its data may have come before anybody told that it need not wait: it goes on once.
+        // The task may continue before the wake-up reaches this connection. It must not continue twice.
         if !self.held_back.is_empty() {
             self.held_back.retain(|&held_back| held_back != id);
         }
-        // Each gets room in its turn.
+        // Tasks receive memory in their order.
         if task.awaits_room() && !(self.waiting.is_empty() && admit(task, link)) {
             self.waiting.push_back(id);
             self.ask_what_has_come(link);
@@ -582,7 +583,8 @@ impl FullFeature {
             return;
         }
         task.progress = Progress::Running;
-        // Where others could overtake it, it is delivered when the layer above has it.
+        // In a shared session, commands of other connections could overtake it: it counts as delivered only when the
+        // layer above has it.
         if !link.session.is_shared() {
             link.session.with(|state| state.deliver(id));
         }
@@ -598,7 +600,7 @@ impl FullFeature {
                 0 | ScsiCommand::READ => None,
                 _ => Some(task.expected_data_transfer_length),
             },
-            // With both, the length of a read is in a header of its own, which no command here needs.
+            // With both flags, the length of the read is in an AHS, which no supported command needs.
             expected_data_in_length: match task.flags & (ScsiCommand::READ | ScsiCommand::WRITE) {
                 ScsiCommand::READ => task.expected_data_transfer_length,
                 _ => 0,
@@ -606,7 +608,7 @@ impl FullFeature {
         }));
     }
 
-    /// The layer above has a command.
+    /// Notes that the layer above has begun a command.
     #[inline]
     pub(super) fn begun(&mut self, link: &mut Link, id: TaskId) {
         if link.session.is_shared() {
@@ -614,7 +616,8 @@ impl FullFeature {
         }
     }
 
-    /// The caller sees to the tasks that wait for its room, or for itself.
+    /// Removes a task and returns its memory to the budget. The caller continues the tasks that wait for this memory or
+    /// for this task.
     #[inline]
     pub(super) fn end_task(&mut self, link: &mut Link, id: TaskId) -> Option<Task> {
         let mut task = self.take_task(link, id)?;
@@ -624,7 +627,7 @@ impl FullFeature {
         Some(task)
     }
 
-    /// The same, but the task still has its memory.
+    /// Removes a task, which still has its memory.
     #[inline]
     fn take_task(&mut self, link: &mut Link, id: TaskId) -> Option<Task> {
         let task = self.tasks.remove(id)?;
@@ -642,7 +645,7 @@ impl FullFeature {
         Some(task)
     }
 
-    /// Forgets what only this connection had: it is lost.
+    /// Drops the state that only the lost connection had.
     pub(super) fn forget_connection(&mut self, link: &Link, exp_cmd_sn: SerialNumber) {
         for held in self.held.extract_if(.., |held| !held.cmd_sn.is_before(exp_cmd_sn)) {
             if let Some(grant) = held.grant {
@@ -657,7 +660,7 @@ impl FullFeature {
         self.ping_tag = RESERVED_TAG;
     }
 
-    /// The command that was being received, if it does not count as received yet.
+    /// Takes the command that was being received, if it does not count as received yet.
     pub(super) fn take_unproven(&mut self) -> Option<TaskId> {
         match self.incoming {
             Incoming::Unproven(id) => {
@@ -668,7 +671,7 @@ impl FullFeature {
         }
     }
 
-    /// The task whose data was being received.
+    /// Takes the task whose data was being received.
     pub(super) fn take_incoming_task(&mut self) -> Option<TaskId> {
         match std::mem::replace(&mut self.incoming, Incoming::Dropped) {
             Incoming::Command(id) | Incoming::Data(id) => Some(id),
@@ -676,7 +679,7 @@ impl FullFeature {
         }
     }
 
-    /// Another connection gets a task.
+    /// Removes a task that moves to another connection.
     pub(super) fn give_away(&mut self, link: &Link, id: TaskId) -> Option<Task> {
         let mut task = self.tasks.remove(id)?;
         if let Some(grant) = task.grant.take() {
@@ -687,7 +690,7 @@ impl FullFeature {
         Some(task)
     }
 
-    /// The connection ends, and with it what it has of the session.
+    /// Removes the tasks and requests of a connection that ends, and its part of the session's state.
     pub(super) fn leave(&mut self, link: &mut Link) {
         let ids: Vec<_> = self.tasks.iter().map(|task| (task.id, task.progress)).collect();
         for (id, progress) in ids {
@@ -697,7 +700,7 @@ impl FullFeature {
                 // charge ends with the connection.
                 _ => drop(self.take_task(link, id)),
             }
-            // It may not have reached the layer above though it was on its way.
+            // The layer above may not have received the command yet.
             link.session.with(|state| state.deliver(id));
         }
         for held in std::mem::take(&mut self.held) {
@@ -708,7 +711,7 @@ impl FullFeature {
         link.session.with(|state| state.forget(member));
     }
 
-    /// Sent data has released memory.
+    /// Continues tasks after sent data has released memory.
     pub(super) fn sent(&mut self, link: &mut Link, events: &mut VecDeque<Event>) {
         link.charge_arena();
         if !self.waiting.is_empty() {
@@ -727,7 +730,7 @@ impl FullFeature {
         }
     }
 
-    /// The layer above is done with a task. Says whether the connection is to be closed.
+    /// Answers and removes a task that the layer above has completed. Returns whether to close the connection.
     pub(super) fn complete(
         &mut self,
         link: &mut Link,
@@ -753,7 +756,7 @@ impl FullFeature {
             if (link.kept.is_large() || link.kept.bytes() > self.settings.room_limit)
                 && self.ping_tag == RESERVED_TAG
             {
-                // Its answer tells what the initiator has.
+                // The reply acknowledges the answers that the initiator has received.
                 self.ping(link);
             }
             return false;
@@ -766,7 +769,7 @@ impl FullFeature {
         closing
     }
 
-    /// The tasks that a request waited for have ended. Says whether to close the connection.
+    /// Continues a request after the tasks that it waited for have ended. Returns whether to close the connection.
     fn pass(&mut self, link: &mut Link, barrier: Barrier, events: &mut VecDeque<Event>) -> bool {
         match barrier.into_afterwards() {
             AfterAbort::Answer { initiator_task_tag } => {
@@ -805,7 +808,7 @@ impl FullFeature {
         false
     }
 
-    /// A request other than a SCSI command. Says whether to close the connection.
+    /// Handles a request other than a SCSI command. Returns whether to close the connection.
     fn handle_request(
         &mut self,
         link: &mut Link,
@@ -822,9 +825,9 @@ impl FullFeature {
                 self.text.handle(link, header, segment, &self.admission, settings, environment);
             }
             Opcode::LogoutRequest => return Ok(self.handle_logout(link, header, events)),
-            // RFC 7143 §4.3: a discovery session takes text and logout only.
+            // RFC 7143 §4.3: a discovery session accepts only text and a logout.
             _ if discovery => link.reject(RejectReason::ProtocolError, header),
-            // Each is kept until the tasks that it waits for end, here and in other sessions.
+            // Each request is kept until the tasks that it waits for end, here and in other sessions.
             Opcode::TaskManagementRequest
                 if self.barriers.len() + self.handed_over + self.deferred.len()
                     >= self.settings.immediate_limit =>
@@ -865,7 +868,7 @@ impl FullFeature {
         refusal.is_some()
     }
 
-    /// RFC 7143 §11.18.
+    /// Answers a ping, or notes the answer to the target's own ping (RFC 7143 §11.18).
     fn handle_nop_out(&mut self, link: &mut Link, header: &RawHeader, segment: &[u8]) {
         let ping = NopOut::view(header);
         let tag = ping.initiator_task_tag.get();
@@ -886,7 +889,7 @@ impl FullFeature {
         link.answer(answer, &segment[..segment.len().min(limit)]);
     }
 
-    /// Asks the initiator for a sign of life (RFC 7143 §11.19).
+    /// Pings the initiator (RFC 7143 §11.19).
     pub(super) fn ping(&mut self, link: &mut Link) {
         self.ping_count = self.ping_count.wrapping_add(1) % RESERVED_TAG;
         self.ping_tag = self.ping_count;

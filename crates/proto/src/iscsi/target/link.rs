@@ -1,5 +1,5 @@
-//! What every phase of a connection needs: the way out, the numbers that each PDU carries, and
-//! what was negotiated.
+//! The data that every phase of a connection needs: the output, the sequence numbers of each PDU, and the negotiated
+//! parameters.
 
 use sarsen_wire::iscsi::{
     AsyncEvent, AsyncMessage, Opcode, RESERVED_TAG, RawHeader, Reject, RejectReason, ScsiCommand,
@@ -12,7 +12,7 @@ use super::window::CmdSnPosition;
 use crate::iscsi::command_memory::{CommandMemory, Grant};
 use crate::iscsi::{Output, Parameters};
 
-/// Headers and short payloads that wait to be sent are charged above this size.
+/// Unsent headers and short payloads are charged if they need more memory than this.
 const ARENA_UNCHARGED: usize = 64 << 10;
 
 pub(super) struct Link {
@@ -21,11 +21,11 @@ pub(super) struct Link {
     pub(super) session: SharedHold,
     stat_sn: SerialNumber,
     pub(super) kept: UnacknowledgedPdus,
-    /// Memory for its commands' data, and for its answers.
+    /// Memory for the data and the answers of the connection's commands.
     pub(super) room: CommandMemory,
     /// The charge for the memory of headers and short payloads.
     arena: Option<(usize, Grant)>,
-    /// The connection is lost: what is sent goes nowhere, and no data is asked for.
+    /// The connection is lost, or was removed for recovery: new output is not sent, and no data is requested.
     pub(super) is_parked: bool,
     /// The initiator has removed the connection: the pending output is still sent, and no later output.
     pub(super) parting: Option<Output>,
@@ -58,17 +58,17 @@ impl Link {
         }
     }
 
-    /// Whether what was sent may be asked for again.
+    /// Returns whether the initiator may request sent PDUs again.
     pub(super) const fn keeps(&self) -> bool {
         self.parameters.error_recovery_level > 0
     }
 
-    /// The next StatSN.
+    /// Returns the next StatSN.
     pub(super) const fn next_stat_sn(&self) -> SerialNumber {
         self.stat_sn
     }
 
-    /// Sends a PDU that took a StatSN, and keeps it until it is acknowledged.
+    /// Sends a PDU that took a StatSN. If the initiator may request it again, keeps it until it is acknowledged.
     pub(super) fn answer(&mut self, header: impl Into<RawHeader>, segment: &[u8]) {
         let header = header.into();
         if self.keeps() {
@@ -101,35 +101,36 @@ impl Link {
         }
     }
 
-    /// Whether answers that wait to be sent use so much memory that nothing more is to be received.
+    /// Returns whether unsent answers use so much memory that the connection must not receive further requests.
     pub(super) fn is_full(&self, limit: usize) -> bool {
         let length = self.parting.as_ref().unwrap_or(&self.output).len();
         length >= limit || (length >= ARENA_UNCHARGED && self.room.budget().is_short())
     }
 
-    /// The answer that was just sent belongs to this data.
+    /// Keeps the data with the answer that was just sent.
     pub(super) fn keep_data(&mut self, data: SentData) {
         self.kept.attach(data);
     }
 
-    /// A tag by which the initiator acknowledges data.
+    /// Returns a new tag by which the initiator acknowledges data.
     pub(super) fn acknowledge_tag(&mut self) -> u32 {
         self.kept.next_tag()
     }
 
-    /// RFC 7143 §11.14: from now on the tasks wait to be moved, and the connection sends nothing for them.
+    /// Removes the connection for recovery (RFC 7143 §11.14): its tasks wait for another connection, and it sends
+    /// nothing for them any more.
     pub(super) fn part(&mut self) {
         self.parting = Some(std::mem::take(&mut self.output));
         self.is_parked = true;
     }
 
-    /// Whether a request with this CmdSN is the expected one.
+    /// Returns whether this CmdSN is the expected one.
     pub(super) fn is_next(&mut self, cmd_sn: SerialNumber) -> bool {
         self.session.with(|state| state.standing(cmd_sn)) == CmdSnPosition::Next
     }
 
-    /// Takes the turn of a command that has its place in the order already. False if the command is not the expected
-    /// one, or no longer.
+    /// Takes the turn of a command that has its place in the order already. Returns false if the command is not, or no
+    /// longer, the expected one.
     pub(super) fn take_late_turn(&mut self, cmd_sn: SerialNumber) -> bool {
         let member = self.session.member();
         self.session.with(|state| {
@@ -141,7 +142,7 @@ impl Link {
         })
     }
 
-    /// Whether a command's turn has come; if so, it is taken.
+    /// Takes the turn of a command if the command is the expected one. Returns whether it is.
     pub(super) fn take_turn(&mut self, command: &ScsiCommand) -> bool {
         let cmd_sn = SerialNumber(command.cmd_sn.get());
         let attribute = command.flags & ScsiCommand::ATTRIBUTE;
@@ -155,14 +156,14 @@ impl Link {
         })
     }
 
-    /// Numbers for a PDU that carries status and takes a StatSN.
+    /// Returns the numbers for a PDU that carries status and takes a StatSN.
     pub(super) fn stamp(&mut self) -> SequenceNumbers {
         let stamp = self.peek();
         self.stat_sn = self.stat_sn.next();
         stamp
     }
 
-    /// Numbers for a PDU that carries no status: StatSN is the next one.
+    /// Returns the numbers for a PDU that carries no status: its StatSN is the next one.
     #[inline]
     pub(super) fn peek(&mut self) -> SequenceNumbers {
         let (exp_cmd_sn, max_cmd_sn) =
@@ -170,12 +171,12 @@ impl Link {
         SequenceNumbers { stat_sn: self.stat_sn.0, exp_cmd_sn, max_cmd_sn }
     }
 
-    /// RFC 7143 §11.17. The rejected header is the data.
+    /// Rejects a PDU (RFC 7143 §11.17). The data segment of the Reject is the rejected header.
     pub(super) fn reject(&mut self, reason: RejectReason, rejected: &RawHeader) {
         self.reject_with(reason, rejected, 0);
     }
 
-    /// The same with DataSN or R2TSN: the number of the next such PDU of the task (RFC 7143 §11.17.2).
+    /// Rejects a PDU with a DataSN or R2TSN: the number of the next such PDU of the task (RFC 7143 §11.17.2).
     pub(super) fn reject_with(&mut self, reason: RejectReason, rejected: &RawHeader, data_sn: u32) {
         let stamp = self.stamp();
         let mut reject = Reject::from(RawHeader::with_opcode(Opcode::Reject));
@@ -189,14 +190,14 @@ impl Link {
         self.answer(reject, &rejected.0);
     }
 
-    /// RFC 7143 §11.9.1, event 0: what happened is in the sense data.
+    /// Sends a SCSI event with its sense data (RFC 7143 §11.9.1, event 0).
     pub(super) fn scsi_event(&mut self, lun: [u8; 8], sense: &[u8]) {
         let length = (sense.len() as u16).to_be_bytes();
         let segment = [&length, sense].concat();
         self.push_asynchronous(AsyncEvent::ScsiEvent, lun, [0; 3], &segment);
     }
 
-    /// RFC 7143 §11.9, for events without sense data.
+    /// Sends an event without sense data (RFC 7143 §11.9).
     pub(super) fn asynchronous_message(&mut self, event: AsyncEvent, parameters: [u16; 3]) {
         self.push_asynchronous(event, [0; 8], parameters, &[]);
     }

@@ -16,16 +16,16 @@ use super::{Admission, CloseReason, Environment, Refusal, RefusalReason, Setting
 use crate::iscsi::keys::{self, KeyKind, Negotiation, SessionType, Use};
 use crate::iscsi::name;
 
-/// The most keys of one login.
+/// Maximum number of keys of a login.
 const MAX_KEYS: usize = 256;
-/// The most requests of one login: a negotiation that does not end is ended.
+/// Maximum number of requests of a login, so that every negotiation ends.
 const MAX_REQUESTS: usize = 64;
-/// The key whose value another key limits.
+/// The key whose value MaxBurstLength limits.
 const FIRST_BURST_LENGTH: &str = "FirstBurstLength";
 /// The version of the protocol (RFC 7143 §11.12.4).
 const VERSION: u8 = 0;
 
-/// What is known of a login so far.
+/// The state of a login.
 pub(super) struct Login {
     /// Fields of the first request, which later ones must repeat.
     first: Option<First>,
@@ -35,19 +35,19 @@ pub(super) struct Login {
     target_name: Option<String>,
     admission: Option<Admission>,
     authentication: Authentication,
-    /// Told when nothing is left to prove.
+    /// TargetAlias. Sent after the authentication.
     alias: Option<String>,
-    /// Keys that were sent already: none is negotiated twice (RFC 7143 §6.3).
+    /// Keys that were sent already: no key is negotiated twice (RFC 7143 §6.3).
     seen: Vec<String>,
-    /// Text of requests with the C bit, until the last one comes.
+    /// Text of requests with the C bit, until the last one arrives.
     partial: Vec<u8>,
     /// Answers that wait to be sent.
     answers: Vec<u8>,
     declared_segment_length: bool,
     request_count: usize,
-    /// Header of the answer that [`Login::finish`] sends.
+    /// Header of the response that [`Login::finish`] sends.
     pending: Option<LoginResponse>,
-    /// The session that the connection joins with that answer.
+    /// The session that the connection joins with that response.
     joined: Option<Arc<Session>>,
 }
 
@@ -81,11 +81,11 @@ impl Default for Login {
     }
 }
 
-/// What a login request led to.
+/// The result of a login request.
 pub(super) enum LoginStep {
-    /// An answer was queued; the next request is awaited.
+    /// A response was queued, and the target expects the next request.
     Continue,
-    /// The negotiation is done, the last answer waits for the session.
+    /// The negotiation is complete, and the last response waits for the session.
     Establish(Admission),
     /// The refusal was queued.
     Refused(Refusal),
@@ -222,7 +222,7 @@ impl Login {
             return Ok(());
         };
         match name {
-            // RFC 7143 §6.3: the first request says it, and what was decided on it stands.
+            // RFC 7143 §6.3: the first request contains these keys, and later requests cannot change them.
             "InitiatorName" | "TargetName" | "SessionType" if self.admission.is_some() => {
                 return Err(RefusalReason::Malformed.into());
             }
@@ -266,7 +266,8 @@ impl Login {
         Ok(())
     }
 
-    /// The first request is complete: it must say who wants what (RFC 7143 §6.3).
+    /// Checks that the complete first request names the initiator and the target (RFC 7143 §6.3), and that the
+    /// environment permits the login.
     fn admit(
         &mut self,
         request: &LoginRequest,
@@ -295,7 +296,7 @@ impl Login {
         Ok(())
     }
 
-    /// Goes on with the proof. Gives whether the security stage may be left.
+    /// Continues the authentication. Returns whether the login may leave the security stage.
     fn authenticate(
         &mut self,
         request: &LoginRequest,
@@ -310,8 +311,8 @@ impl Login {
         } else if self.stage != Stage::Security
             || (answers.is_empty() && request.flags & FINAL != 0)
         {
-            // RFC 7143 §6.3.2: nobody goes on without the proof. Who only asks for it too early, on
-            // the way there, is answered that there is more to come.
+            // RFC 7143 §6.3.2: the login cannot leave the security stage without authentication. If the initiator
+            // sets T too early in a correct exchange, the response is without T instead.
             return Err(RefusalReason::ProofMissing.into());
         }
         for (name, value) in answers {
@@ -320,7 +321,7 @@ impl Login {
         Ok(self.authentication.is_over())
     }
 
-    /// Answers with as much as one PDU holds, and moves on when nothing is left to say.
+    /// Sends as many answers as one PDU holds, and changes the stage after all answers are sent.
     fn respond(
         &mut self,
         request: &LoginRequest,
@@ -359,7 +360,7 @@ impl Login {
         Ok(LoginStep::Establish(admission))
     }
 
-    /// RFC 7143 §6.2: the keys are compared when all are known, before any takes effect.
+    /// Compares the keys when all are known, before any takes effect (RFC 7143 §6.2).
     fn check_integrity(&self, link: &Link) -> Result<(), RefusalReason> {
         let is_negotiated = self.seen.iter().any(|seen| seen == FIRST_BURST_LENGTH);
         let parameters = &link.parameters;
@@ -369,10 +370,10 @@ impl Login {
         }
     }
 
-    /// Sends the last answer: the session stands. Gives who it is with.
+    /// Sends the last response for the established session. Returns the admission.
     pub(super) fn finish(mut self, tsih: u16, link: &mut Link) -> Admission {
         if let Some(session) = self.joined.take() {
-            // From now on the numbers are the session's, and the results of its first login apply.
+            // From now on, the CmdSNs of the session and the parameters of its leading login apply.
             link.session = SharedHold::join(&session);
             link.parameters.join(session.parameters());
         }
@@ -383,12 +384,12 @@ impl Login {
         self.admission.take().expect("a login that waits knows who it is")
     }
 
-    /// Sends a refusal instead of the last answer.
+    /// Sends a refusal instead of the last response.
     pub(super) fn refuse(&mut self, refusal: &Refusal, link: &mut Link) {
         self.push_refusal(self.stage.0 << 2, refusal, link);
     }
 
-    /// A redirection names the place (RFC 7143 §11.13.5).
+    /// Sends a refusal. A redirection contains TargetAddress (RFC 7143 §11.13.5).
     fn push_refusal(&self, stage_bits: u8, refusal: &Refusal, link: &mut Link) {
         let text = match &refusal.target_address {
             Some(address) => format!("TargetAddress={address}\0"),
@@ -431,7 +432,7 @@ impl Login {
 }
 
 fn send(mut response: LoginResponse, text: &[u8], link: &mut Link) {
-    // RFC 7143 §11.13.4: StatSN counts, also during login.
+    // RFC 7143 §11.13.4: StatSN also advances during login.
     let stamp = link.stamp();
     response.stat_sn = stamp.stat_sn.into();
     response.exp_cmd_sn = stamp.exp_cmd_sn.into();

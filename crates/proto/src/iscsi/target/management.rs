@@ -1,9 +1,8 @@
-//! Task management (RFC 7143 §4.2.3.3, §11.5, §11.6) and whatever else has to wait for tasks
-//! to end.
+//! Task management (RFC 7143 §4.2.3.3, §11.5, §11.6), and other requests that wait for tasks to end.
 //!
-//! Ending a task means: if its data is still being collected, it is forgotten at once; if the
-//! layer above carries it out, its end is awaited. Only then is the request answered: an
-//! initiator that hears "function complete" may reuse the blocks.
+//! An aborted task that still collects data ends at once. A task that the layer above executes ends when the layer
+//! above completes it. Only then does the target answer the request, because an initiator that receives "function
+//! complete" may reuse the blocks.
 
 use std::collections::VecDeque;
 
@@ -19,16 +18,16 @@ use super::tasks::{Ending, Progress, Task, TaskId, is_same_unit};
 use super::window::CmdSnPosition;
 use super::{Environment, Event, Management, data_in};
 
-/// What happens when the tasks that a request named have ended.
+/// The next step after the tasks that a request named have ended.
 #[derive(Debug)]
 pub(super) enum AfterAbort {
-    /// The request is answered with "function complete".
+    /// The target answers the request with "function complete".
     Answer { initiator_task_tag: u32 },
-    /// The layer above carries on with it.
+    /// The layer above continues the function.
     HandOver(Management),
-    /// The layer above is told.
+    /// The layer above is notified.
     Tell { token: u64 },
-    /// The logout is answered and the connection closed.
+    /// The target answers the logout and closes the connection.
     Logout { initiator_task_tag: u32, whole_session: bool },
 }
 
@@ -40,7 +39,7 @@ pub(super) struct Barrier {
 }
 
 impl Barrier {
-    /// The task has ended. Says whether it was the last one.
+    /// Notes that a task has ended. Returns whether no awaited task is left.
     pub(super) fn passes(&mut self, ended: TaskId) -> bool {
         self.awaited.retain(|&task| task != ended);
         self.awaited.is_empty()
@@ -51,12 +50,12 @@ impl Barrier {
     }
 }
 
-/// Tasks that were ended.
+/// The tasks that an abort named.
 #[derive(Default)]
 pub(super) struct Aborted {
-    /// Those that the layer above carries out still.
+    /// The tasks that the layer above still executes.
     pub(super) awaited: Vec<TaskId>,
-    /// The LUNs of all that nobody had ended before.
+    /// The LUNs of the tasks that were not aborted before.
     luns: Vec<[u8; 8]>,
 }
 
@@ -101,8 +100,8 @@ impl FullFeature {
             push_response(link, tag, TaskManagementResponse::LunDoesNotExist);
             return None;
         }
-        // RFC 7143 §4.2.3.3: what is sent at once is about all commands before it, and other
-        // connections may still bring some of them.
+        // RFC 7143 §4.2.3.3: an immediate function affects all commands before it, and some of them may still arrive on
+        // other connections.
         let cmd_sn = SerialNumber(request.cmd_sn.get());
         let member = link.session.member();
         if link.session.is_shared()
@@ -116,7 +115,7 @@ impl FullFeature {
         let referenced = request.referenced_task_tag.get();
         let hand_over = AfterAbort::HandOver(Management { initiator_task_tag: tag, function, lun });
         let (all, afterwards) = match function {
-            // One of a connection that was lost may be aborted here (RFC 7143 §11.5.1).
+            // A task of a lost connection may be aborted here (RFC 7143 §11.5.1).
             Function::AbortTask
                 if link.parameters.error_recovery_level == 2
                     && !self.tasks.contains(referenced) =>
@@ -160,8 +159,8 @@ impl FullFeature {
         Some((Barrier { awaited: aborted.awaited, afterwards }, passed))
     }
 
-    /// Commands that wait for a CmdSN before theirs, and were sent before the function was, end
-    /// with it: their numbers count as received (RFC 7143 §4.2.3.3).
+    /// Drops the named commands that wait for an earlier CmdSN and were sent before the function. Their CmdSNs count as
+    /// received (RFC 7143 §4.2.3.3).
     fn forget_held(
         &mut self,
         link: &mut Link,
@@ -182,7 +181,8 @@ impl FullFeature {
         }
     }
 
-    /// RFC 7143 §11.5.1, §11.6.1. Never refused: initiators give a target up for that.
+    /// Executes ABORT TASK (RFC 7143 §11.5.1, §11.6.1). The target never rejects it, because initiators give up a
+    /// target that does.
     pub(super) fn abort_task(
         &mut self,
         link: &mut Link,
@@ -191,8 +191,8 @@ impl FullFeature {
     ) -> Option<(Barrier, bool)> {
         let tag = request.initiator_task_tag.get();
         let referenced = request.referenced_task_tag.get();
-        // One that something else ended already is awaited, too: whoever hears that it does not exist may
-        // write its blocks anew.
+        // The answer also waits for a task that was aborted before: after "task does not exist", the initiator may
+        // write its blocks again.
         let task = self.tasks.by_tag(referenced);
         if task.is_some_and(|task| is_same_unit(task.lun, request.lun)) {
             let aborted = self.abort(link, events, |task| {
@@ -222,7 +222,7 @@ impl FullFeature {
         push_response(link, request.initiator_task_tag.get(), response);
     }
 
-    /// Ends tasks, those for which `ending` says how.
+    /// Aborts the tasks for which `ending` returns a value.
     pub(super) fn abort(
         &mut self,
         link: &mut Link,
@@ -262,7 +262,7 @@ impl FullFeature {
         aborted
     }
 
-    /// Gives the LUNs of the tasks that ended.
+    /// Aborts tasks for [`super::Connection::abort_tasks`]. Returns the LUNs of the tasks that this call aborted.
     pub(super) fn abort_for_others(
         &mut self,
         link: &mut Link,
@@ -280,7 +280,7 @@ impl FullFeature {
         luns
     }
 
-    /// A logout ends all tasks of the connection (RFC 7143 §11.14).
+    /// Aborts all tasks of the connection for a logout (RFC 7143 §11.14).
     pub(super) fn logout_barrier(
         &mut self,
         link: &mut Link,

@@ -1,12 +1,11 @@
 //! The target end of a connection (RFC 7143): login, then the full feature phase.
 //!
-//! [`Connection`] takes bytes ([`Connection::handle_input`]) and answers of the layer above
-//! ([`Connection::establish`], [`Connection::complete`], …), and gives [`Event`]s and
-//! [`Connection::output`]. What it has to know of its surroundings at once, it asks the
-//! [`Environment`].
+//! The layer above gives a [`Connection`] the received bytes ([`Connection::handle_input`]) and its own answers
+//! ([`Connection::establish`], [`Connection::complete`], …). The connection returns [`Event`]s and
+//! [`Connection::output`]. It calls the [`Environment`] for facts that it needs at once.
 //!
-//! Files: `login` negotiates, `authentication` authenticates the initiator and the target; `full_feature` takes
-//! requests apart; `tasks` holds commands and their data; `session` has the data that several connections share;
+//! Files: `login` negotiates, `authentication` authenticates the initiator and the target; `full_feature` parses
+//! requests; `tasks` holds commands and their data; `session` has the data that several connections share;
 //! `data_out` collects data, `data_in` sends it, `recovery` sends it again; `allegiance` moves tasks between
 //! connections; `management` ends tasks; `text` answers text requests; `window` counts commands.
 
@@ -50,29 +49,30 @@ use super::command_memory::CommandMemory;
 use super::keys::{SessionType, TargetOffer};
 use super::{Frame, Framer, FramingError, Landing, Output, Parameters, Segment};
 
-/// What a target's connections are set up with.
+/// The settings of a target's connections.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What is offered in negotiations.
+    /// The values that the target offers in negotiations.
     pub offer: TargetOffer,
-    /// Commands that a session may have outstanding.
+    /// Maximum number of outstanding commands of a session.
     pub command_window: u32,
-    /// Immediate commands that may be outstanding beside them.
+    /// Maximum number of outstanding immediate commands, in addition to `command_window`.
     pub immediate_limit: usize,
-    /// A login must be done by then.
+    /// Maximum duration of a login.
     pub login_timeout: Duration,
-    /// The most text of one login, or of one text request, over all PDUs that the C bit joins.
+    /// Maximum bytes of text of one login request or text request, over all PDUs that the C bit joins.
     pub text_limit: usize,
-    /// Tasks that data was asked for, or that read, take at most this much memory together on each
-    /// connection; one may always.
+    /// Maximum memory in bytes for the tasks of one connection that read, or that request data by R2T. One such task
+    /// may always proceed.
     pub room_limit: usize,
     /// Memory for the data of all commands, of all connections together.
     pub budget: Arc<Budget>,
-    /// With more than this waiting to be sent, what is not urgent and would add much is refused.
+    /// Maximum bytes of unsent output. Above it, the connection receives and executes no further request, and rejects
+    /// text requests.
     pub output_limit: usize,
-    /// A peer that was silent for so long is pinged.
+    /// The connection pings a peer that was silent for this time.
     pub ping_interval: Duration,
-    /// A peer that leaves a ping unanswered for so long is given up.
+    /// The connection closes if the peer does not answer a ping within this time.
     pub ping_timeout: Duration,
 }
 
@@ -93,49 +93,49 @@ impl Default for Settings {
     }
 }
 
-/// Who wants in, as far as the first login request tells.
+/// The identity of an initiator and of the session that it requests, from the first login request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admission {
     /// InitiatorName.
     pub initiator_name: String,
-    /// The initiator's name for its end of the session.
+    /// The initiator's identifier of its end of the session.
     pub isid: Isid,
-    /// The session that the connection wants to join, or 0 for a new one.
+    /// The TSIH of the session that the connection joins, or 0 for a new session.
     pub tsih: u16,
     /// The connection's id within the session.
     pub cid: u16,
     /// Kind of session.
     pub session_type: SessionType,
-    /// TargetName; always there for a normal session.
+    /// TargetName; always present for a normal session.
     pub target_name: Option<String>,
-    /// CHAP_N, once the proof was right and [`Environment::authorize`] let the account in; `None`
-    /// before, and where nothing has to be proven.
+    /// CHAP_N, after the initiator has authenticated and [`Environment::authorize`] has permitted the account. `None`
+    /// before that, and if no authentication is required.
     pub account: Option<String>,
 }
 
-/// What the initiator is told of the target during login.
+/// Facts about the target for the login.
 #[derive(Clone, Debug, Default)]
 pub struct LoginContext {
-    /// TargetPortalGroupTag of the portal that was connected to.
+    /// TargetPortalGroupTag of the portal that the initiator uses.
     pub portal_group_tag: u16,
     /// TargetAlias.
     pub alias: Option<String>,
-    /// What the initiator has to prove.
+    /// The authentication that the initiator needs.
     pub requirement: AuthRequirement,
 }
 
-/// What a login has to prove.
+/// The authentication that a login needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AuthRequirement {
-    /// Nothing: AuthMethod=None is enough.
+    /// No authentication: AuthMethod=None is sufficient.
     #[default]
     Nothing,
-    /// Who it is, by CHAP with one of these algorithms: the first of the initiator's list that is among
-    /// them. The initiator may ask us for proof, too, where [`Environment::own_credentials`] has any.
+    /// CHAP with one of these algorithms: the first one in the initiator's list that is among them. The initiator may
+    /// authenticate the target, too, if [`Environment::own_credentials`] returns credentials.
     Chap(Vec<Algorithm>),
 }
 
-/// A target as SendTargets tells it.
+/// A target as SendTargets reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetRecord {
     /// iSCSI name.
@@ -144,44 +144,45 @@ pub struct TargetRecord {
     pub addresses: Vec<String>,
 }
 
-/// What a connection asks of its surroundings and needs to know at once.
+/// The facts that a connection needs at once from the layer above.
 pub trait Environment {
-    /// Whether this initiator may try to log in to that target, and what it has to prove.
+    /// Checks whether this initiator may try to log in to the target. Returns the required authentication.
     fn admit(&mut self, admission: &Admission) -> Result<LoginContext, Refusal>;
-    /// What the account CHAP_N has to know here; `None` if there is no such account.
+    /// Returns the secret of the account CHAP_N, or `None` if there is no such account.
     fn secret_of(&mut self, admission: &Admission, account: &str) -> Option<Secret>;
-    /// With what we prove who we are, if the initiator asks for it. Asked when its own proof was right.
+    /// Returns the target's own credentials. Called if the initiator authenticates the target, and only after the
+    /// initiator itself has authenticated.
     fn own_credentials(&mut self, admission: &Admission) -> Option<Credentials>;
-    /// Whether who proved to be `account` (or had to prove nothing) is let in. Asked once in each login
-    /// that comes so far.
+    /// Checks whether an initiator is permitted that authenticated as `account`, or did not need to authenticate.
+    /// Called once in each login that gets this far.
     fn authorize(&mut self, admission: &Admission, account: Option<&str>) -> Result<(), Refusal>;
-    /// The session that the connection wants to join, by its TSIH. Called when authentication and negotiation are
+    /// Returns the session that the connection joins, by its TSIH. Called when authentication and negotiation are
     /// complete.
     fn session(&mut self, admission: &Admission) -> Result<Arc<Session>, Refusal>;
-    /// Unpredictable bytes, for challenges.
+    /// Fills `bytes` with unpredictable bytes, for challenges.
     fn fill_random(&mut self, bytes: &mut [u8]);
-    /// The targets that this initiator may see, all or the one that is named.
+    /// Returns the targets that this initiator may see: all of them, or only the named one.
     fn targets(&mut self, admission: &Admission, only: Option<&str>) -> Vec<TargetRecord>;
-    /// How many bytes of Data-Out the command will take, of those that the initiator has `promised`
-    /// to send: its expected data transfer length, if it writes.
+    /// Returns the number of Data-Out bytes that the command takes. `promised` is the expected data transfer length of
+    /// a command that writes, else 0.
     fn data_out_length(&mut self, lun: [u8; 8], cdb: &Cdb, promised: usize) -> usize;
-    /// Whether there is a logical unit.
+    /// Returns whether the logical unit exists.
     fn unit_exists(&mut self, lun: [u8; 8]) -> bool;
 }
 
-/// A CDB as it came: sixteen bytes, and the rest of a longer one.
+/// A received CDB: sixteen bytes, and the rest of a longer one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cdb {
     /// The first sixteen bytes.
     pub head: [u8; 16],
-    /// What an extended CDB header adds.
+    /// The bytes of an extended CDB header.
     pub extension: Option<Box<[u8]>>,
 }
 
-/// A command whose data is here and whose turn it is.
+/// A command whose data is complete and whose turn has come.
 #[derive(Debug)]
 pub struct Command {
-    /// To name it when it is done.
+    /// Identifies the command in [`Connection::complete`].
     pub task: TaskId,
     /// Logical unit.
     pub lun: [u8; 8],
@@ -189,87 +190,87 @@ pub struct Command {
     pub cdb: Cdb,
     /// Task attribute (RFC 7143 §11.3.1).
     pub attribute: u8,
-    /// What the initiator sent; shorter than the command needs only if it announced less.
+    /// The data from the initiator. Shorter than the command needs only if the initiator announced less.
     pub data_out: Option<Buffer>,
-    /// The expected data transfer length of a write. `None` if the command has the flag R, or moves data and has no
-    /// flag: a command that takes data must not be carried out then.
+    /// The expected data transfer length of a write. `None` if the command has only the flag R, or moves data and has
+    /// no flag: the layer above must not execute a command that takes data then.
     pub expected_data_out_length: Option<u32>,
-    /// What it takes: the expected data transfer length of a read, else 0.
+    /// The expected data transfer length of a read, else 0.
     pub expected_data_in_length: u32,
 }
 
-/// A task management function that reaches beyond this session.
+/// A task management function that the layer above executes, because it affects more than this connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Management {
-    /// To name it in [`Connection::respond`].
+    /// Identifies the function in [`Connection::respond`].
     pub initiator_task_tag: u32,
-    /// What is asked. The tasks of this session that it names have ended.
+    /// The function. The tasks of this connection that it names have ended.
     pub function: TaskManagementFunction,
     /// Logical unit.
     pub lun: [u8; 8],
 }
 
-/// What a connection tells the layer above.
+/// A notification from a connection to the layer above.
 #[derive(Debug)]
 pub enum Event {
-    /// The negotiation is done. Make room for the session (ending the one that it reinstates,
-    /// RFC 7143 §6.3.5), then call [`Connection::establish`] or [`Connection::refuse`].
+    /// The negotiation is complete. The layer above ends the session that this one reinstates (RFC 7143 §6.3.5), then
+    /// calls [`Connection::establish`] or [`Connection::refuse`].
     Establish(Admission),
-    /// Carry out the command, then call [`Connection::complete`].
+    /// The layer above executes the command, then calls [`Connection::complete`].
     Command(Command),
-    /// Commands are to end. What of them has not begun must not begin any more; then call
-    /// [`Connection::complete`] as for every other, with whatever became of it.
+    /// These commands are aborted. The layer above must not begin those that have not begun. It calls
+    /// [`Connection::complete`] for each as usual, with any result.
     Aborted(Vec<TaskId>),
-    /// Carry out the function, then call [`Connection::respond`].
+    /// The layer above executes the function, then calls [`Connection::respond`].
     Management(Management),
     /// The tasks that [`Connection::abort_tasks`] named with this token have ended.
     TasksEnded(u64),
-    /// [`Connection::resume`] is to be called on another connection of the session.
+    /// The layer above calls [`Connection::resume`] on this other connection of the session.
     Wake(MemberId),
     /// See [`Adoption`].
     Adopt(Adoption),
-    /// The session is to end, or another connection of it; the tasks of this one have ended if it is
-    /// the session. Then call [`Connection::log_out`].
+    /// The layer above ends the session, or another connection of it, then calls [`Connection::log_out`]. For a logout
+    /// of the session, the tasks of this connection have ended.
     Logout(Logout),
 }
 
-/// A logout that reaches beyond its connection.
+/// A logout that affects more than its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Logout {
-    /// To name it in [`Connection::log_out`].
+    /// Identifies the logout in [`Connection::log_out`].
     pub initiator_task_tag: u32,
-    /// The connection that is to end; `None` for all.
+    /// The connection to end; `None` for all.
     pub cid: Option<u16>,
-    /// Its tasks are to be kept for others to take over (RFC 7143 §11.14.1, reason 2).
+    /// The tasks of the connection wait for other connections to take them over (RFC 7143 §11.14.1, reason 2).
     pub for_recovery: bool,
 }
 
-/// The end of a command.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Completion<'a> {
     /// SCSI status.
     pub status: u8,
-    /// Data for the initiator; more than it expects is cut off and told as overflow.
+    /// Data for the initiator. The connection truncates data beyond the expected length and reports an overflow.
     pub data_in: Data,
-    /// Bytes after it that were not read, since the initiator does not expect them.
+    /// Number of bytes after `data_in` that were not read, because the initiator does not expect them.
     pub unread_length: usize,
     /// Sense data.
     pub sense: &'a [u8],
 }
 
-/// Why a connection ended.
+/// The reason why a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CloseReason {
-    /// The initiator logged out, or the login was refused and the answer says why.
+    /// The initiator logged out, or the target dropped the session.
     #[error("logged out")]
     InGoodOrder,
-    /// A login took too long.
+    /// The login took too long.
     #[error("the login timed out")]
     LoginTimeout,
-    /// A ping was not answered.
+    /// The initiator did not answer a ping.
     #[error("the initiator stopped answering")]
     Silent,
-    /// The byte stream makes no sense.
+    /// The byte stream is invalid.
     #[error(transparent)]
     Framing(#[from] FramingError),
     /// A PDU with an impossible format. It ends all connections of the session (RFC 7143 §7.7).
@@ -286,12 +287,12 @@ pub enum CloseReason {
     /// The peer broke the protocol in a way that ends the connection.
     #[error("{what} (RFC 7143 {clause})")]
     Protocol {
-        /// What happened.
+        /// The violation.
         what: &'static str,
-        /// Where it says otherwise.
+        /// The clause of the RFC that forbids it.
         clause: &'static str,
     },
-    /// A login was refused.
+    /// The login was refused.
     #[error("login refused: {0}")]
     LoginRefused(Refusal),
 }
@@ -304,28 +305,28 @@ impl CloseReason {
 
 enum Phase {
     Login(Box<Login>),
-    /// The layer above is making room for the session.
+    /// The layer above prepares the session.
     Establishing(Box<Login>),
     FullFeature(Box<FullFeature>),
-    /// Send what is left, then close.
+    /// Sends the remaining output, then closes.
     Closing(CloseReason),
 }
 
-/// One connection, from its first byte.
+/// A connection, from its first byte.
 pub struct Connection {
     settings: Arc<Settings>,
     framer: Framer,
     link: Link,
     phase: Phase,
     events: VecDeque<Event>,
-    /// When the phase or the peer's silence runs out.
+    /// The time of the last input from the peer.
     last_heard: Instant,
     login_deadline: Instant,
     ping_sent: Option<Instant>,
 }
 
 impl Connection {
-    /// A connection that was just accepted.
+    /// Creates a connection that was just accepted.
     pub fn new(settings: Arc<Settings>, now: Instant) -> Self {
         Self {
             login_deadline: now + settings.login_timeout,
@@ -344,22 +345,22 @@ impl Connection {
         }
     }
 
-    /// Whether nothing of a PDU has come that has not come whole.
+    /// Returns whether no PDU is partly received.
     pub fn is_between_pdus(&self) -> bool {
         self.framer.is_between_pdus()
     }
 
-    /// Memory into which the next bytes may be received directly; see [`Framer::landing`].
+    /// Returns memory into which the next bytes may be received directly; see [`Framer::landing`].
     pub fn landing(&mut self) -> Option<&mut [u8]> {
         self.framer.landing()
     }
 
-    /// `count` bytes were received into [`Self::landing`].
+    /// Notes that `count` bytes were received into [`Self::landing`].
     pub fn landed(&mut self, count: usize) {
         self.framer.landed(count);
     }
 
-    /// Takes bytes from the stream, all of them.
+    /// Takes all bytes of `input`, which come from the stream.
     pub fn handle_input(
         &mut self,
         mut input: &[u8],
@@ -372,7 +373,7 @@ impl Connection {
             match &self.phase {
                 Phase::Closing(_) => return Ok(()),
                 Phase::FullFeature(_) if self.link.parting.is_some() => return Ok(()),
-                // The answer to the last login request has not been sent.
+                // The target has not answered the last login request.
                 Phase::Establishing(_) if !input.is_empty() => {
                     return Err(CloseReason::protocol("bytes before the login's answer", "§6.3"));
                 }
@@ -454,28 +455,28 @@ impl Connection {
         }
     }
 
-    /// What happened, in order.
+    /// Returns the next event, in order.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front().or_else(|| self.link.session.next_wake().map(Event::Wake))
     }
 
-    /// Events that wait to be polled.
+    /// Returns the number of events that wait to be polled.
     pub fn event_count(&self) -> usize {
         self.events.len()
     }
 
-    /// What is to be sent.
+    /// Returns the output that waits to be sent.
     pub fn output(&mut self) -> &mut Output {
         self.link.parting.as_mut().unwrap_or(&mut self.link.output)
     }
 
-    /// `count` bytes of the output were sent: commands that waited for their memory continue.
+    /// Removes `count` sent bytes from the output. Commands that waited for their memory continue.
     pub fn sent(&mut self, count: usize) {
         self.output().sent(count);
         self.go_on_after_output();
     }
 
-    /// Drops the output, since the connection is lost.
+    /// Drops the output, because the connection is lost.
     pub fn discard_output(&mut self) {
         self.output().clear();
         self.go_on_after_output();
@@ -488,24 +489,24 @@ impl Connection {
         }
     }
 
-    /// Whether so much output waits that no request is to be received or carried out.
+    /// Returns whether so much output waits that the caller must not receive or execute further requests.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.link.is_full(self.settings.output_limit)
     }
 
-    /// Whether commands wait for memory that other connections use: see [`Self::poll_room`].
+    /// Returns whether commands wait for memory that other connections use: see [`Self::poll_room`].
     #[inline]
     pub fn awaits_room(&self) -> bool {
         self.link.room.is_waiting()
     }
 
-    /// Ready when [`Self::resume`] is to be called: there may be memory for commands that wait.
+    /// Is ready when the caller must call [`Self::resume`], because there may be memory for waiting commands.
     pub fn poll_room(&self, context: &mut Context<'_>) -> Poll<()> {
         self.link.room.poll(context)
     }
 
-    /// Once the output is sent, the connection is to be closed for this reason.
+    /// Returns the reason for which the caller must close the connection after the output is sent.
     pub fn closing(&self) -> Option<&CloseReason> {
         match &self.phase {
             Phase::Closing(reason) => Some(reason),
@@ -514,18 +515,18 @@ impl Connection {
         }
     }
 
-    /// What was negotiated, once the login is done.
+    /// Returns the negotiated parameters, which are valid after the login.
     pub fn parameters(&self) -> &Parameters {
         &self.link.parameters
     }
 
-    /// Whether the login is done and the connection serves.
+    /// Returns whether the connection is in the full feature phase.
     pub fn is_established(&self) -> bool {
         matches!(self.phase, Phase::FullFeature(_))
     }
 
-    /// Answers [`Event::Establish`]: the session has this TSIH. Gives what other connections join it
-    /// by, if there can be any, and by what they know this one.
+    /// Answers [`Event::Establish`] with the TSIH of the session. If the session can have other connections, returns
+    /// the session data that they share, and the id of this connection in it.
     pub fn establish(&mut self, tsih: u16) -> Option<(Arc<Session>, MemberId)> {
         let phase = std::mem::replace(&mut self.phase, Phase::Closing(CloseReason::InGoodOrder));
         let Phase::Establishing(login) = phase else {
@@ -549,8 +550,8 @@ impl Connection {
         shared
     }
 
-    /// Goes on with what waited for other connections of the session: one of them said
-    /// [`Event::Wake`].
+    /// Continues requests that waited for other connections of the session or for memory. Called after [`Event::Wake`]
+    /// of another connection, or when [`Self::poll_room`] is ready.
     pub fn resume(&mut self, environment: &mut dyn Environment) -> Result<(), CloseReason> {
         if let Phase::FullFeature(full_feature) = &mut self.phase
             && full_feature.resume(&mut self.link, &mut self.events, environment)?
@@ -560,7 +561,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The layer above has begun a command: those that are not to overtake it may come.
+    /// Notes that the layer above has begun a command. Commands that must not overtake it may follow.
     #[inline]
     pub fn begun(&mut self, task: TaskId) {
         if let Phase::FullFeature(full_feature) = &mut self.phase {
@@ -568,9 +569,8 @@ impl Connection {
         }
     }
 
-    /// The connection is lost. At level 2 its tasks are kept for other connections of the session to
-    /// take over ([`Self::release`]), and what the machine sends goes nowhere. Says whether it is
-    /// so.
+    /// Keeps the tasks of a lost connection at error recovery level 2, so that other connections of the session can
+    /// take them over ([`Self::release`]). Its later output is not sent. Returns whether the tasks are kept.
     pub fn park(&mut self, environment: &mut dyn Environment) -> bool {
         if self.link.parameters.error_recovery_level < 2 {
             return false;
@@ -578,13 +578,13 @@ impl Connection {
         let Phase::FullFeature(full_feature) = &mut self.phase else { return false };
         self.link.parting = None;
         full_feature.park(&mut self.link, self.framer.abandon());
-        // What was acknowledged is begun, though its turn came only now.
+        // Acknowledged requests begin, even if their turn has come only now.
         let lives_on = self.resume(environment).is_ok();
         self.discard_output();
         lives_on
     }
 
-    /// Another connection of the session asks for a task.
+    /// Releases a task to another connection of the session, if this connection is lost.
     pub fn release(&mut self, initiator_task_tag: u32) -> Claim {
         match &mut self.phase {
             Phase::FullFeature(full_feature) => {
@@ -594,7 +594,7 @@ impl Connection {
         }
     }
 
-    /// Answers [`Event::Adopt`] with what the other connections said.
+    /// Answers [`Event::Adopt`] with the claim of the other connections.
     pub fn adopt(&mut self, adoption: Adoption, claim: Claim) {
         if let Phase::FullFeature(full_feature) = &mut self.phase
             && full_feature.adopt(&mut self.link, adoption, claim, &mut self.events)
@@ -603,16 +603,17 @@ impl Connection {
         }
     }
 
-    /// The connection ends: its tasks make way for those of others. Poll events once more.
+    /// Removes the tasks of a connection that ends, so that they do not delay those of other connections. The caller
+    /// polls events once more.
     pub fn leave(&mut self) {
         if let Phase::FullFeature(full_feature) = &mut self.phase {
             full_feature.leave(&mut self.link);
-            // What has not begun does not begin any more; what has, is the layer above's to end.
+            // Commands that have not begun are dropped. The layer above ends those that have begun.
             self.events.retain(|event| !matches!(event, Event::Command(_) | Event::Aborted(_)));
         }
     }
 
-    /// Answers [`Event::Logout`]. That of the session closes this connection, too.
+    /// Answers [`Event::Logout`]. A logout of the session closes this connection, too.
     pub fn log_out(&mut self, logout: Logout, response: LogoutResponse) {
         if let Phase::FullFeature(_) = &self.phase {
             let Logout { initiator_task_tag, cid, for_recovery } = logout;
@@ -624,7 +625,7 @@ impl Connection {
         }
     }
 
-    /// Answers [`Event::Establish`]: there is no session to be had.
+    /// Answers [`Event::Establish`] with a refusal.
     pub fn refuse(&mut self, refusal: impl Into<Refusal>) {
         let refusal = refusal.into();
         if let Phase::Establishing(login) = &mut self.phase {
@@ -633,7 +634,7 @@ impl Connection {
         }
     }
 
-    /// Ends a command. A task that was aborted meanwhile ends as the abort said.
+    /// Ends a command with its result. A command that was aborted before ends in the way that the abort chose.
     pub fn complete(&mut self, task: TaskId, completion: Completion<'_>) {
         if let Phase::FullFeature(full_feature) = &mut self.phase
             && full_feature.complete(&mut self.link, task, completion, &mut self.events)
@@ -650,9 +651,9 @@ impl Connection {
         }
     }
 
-    /// A command has ended, and its answer waits for others to end: [`Self::complete`] comes later.
-    /// From here on nobody has to wait for it who ends it himself. Gives its LUN; `None` for a
-    /// command that was aborted already, which is to be completed at once.
+    /// Defers the answer of an ended command until other commands have ended. The caller calls [`Self::complete`]
+    /// later. From now on, an abort of this command does not wait for it. Returns its LUN, or `None` for a command that
+    /// was aborted already, which the caller completes at once.
     pub fn withhold(&mut self, task: TaskId) -> Option<[u8; 8]> {
         match &mut self.phase {
             Phase::FullFeature(full_feature) => full_feature.withhold(task),
@@ -660,9 +661,9 @@ impl Connection {
         }
     }
 
-    /// Aborts tasks on behalf of another session or of the layer above: `ending` says of each LUN
-    /// whether, and how. When those that are being carried out have ended,
-    /// [`Event::TasksEnded`] comes with `token`. Gives the LUNs of all that ended by it.
+    /// Aborts tasks on behalf of another session or of the layer above. `ending` decides for each task and LUN whether
+    /// and how. When the executing tasks of them have ended, [`Event::TasksEnded`] follows with `token`. Returns the
+    /// LUNs of the tasks that this call aborted.
     pub fn abort_tasks(
         &mut self,
         token: u64,
@@ -679,7 +680,7 @@ impl Connection {
         }
     }
 
-    /// Tasks that are being carried out by the layer above.
+    /// Returns the number of tasks that the layer above executes.
     pub fn running_tasks(&self) -> usize {
         match &self.phase {
             Phase::FullFeature(full_feature) => full_feature.running_tasks(),
@@ -687,27 +688,27 @@ impl Connection {
         }
     }
 
-    /// Tells the initiator what happened to a unit, without its asking (RFC 7143 §11.9.1, event 0).
+    /// Sends the initiator an asynchronous message about an event of a unit (RFC 7143 §11.9.1, event 0).
     pub fn report_scsi_event(&mut self, lun: [u8; 8], sense: &[u8]) {
         if self.is_established() {
             self.link.scsi_event(lun, sense);
         }
     }
 
-    /// Asks the initiator to log out within so many seconds (RFC 7143 §11.9.1, event 1).
+    /// Asks the initiator to log out within `seconds` seconds (RFC 7143 §11.9.1, event 1).
     pub fn request_logout(&mut self, seconds: u16) {
         if self.is_established() {
             self.link.asynchronous_message(AsyncEvent::LogoutRequest, [0, 0, seconds]);
         }
     }
 
-    /// Closes without a word: another connection logged this one out.
+    /// Closes without a message, because another connection logged this one out.
     pub fn close(&mut self) {
         self.leave();
         self.phase = Phase::Closing(CloseReason::InGoodOrder);
     }
 
-    /// Tells that the session is dropped, and closes (RFC 7143 §11.9.1, event 3).
+    /// Notifies the initiator that the session is dropped, and closes (RFC 7143 §11.9.1, event 3).
     pub fn drop_session(&mut self) {
         if self.is_established() {
             let time2wait = self.link.parameters.default_time2wait as u16;
@@ -717,8 +718,8 @@ impl Connection {
         self.phase = Phase::Closing(CloseReason::InGoodOrder);
     }
 
-    /// When [`Self::handle_timeout`] is to be called at the latest. Moves with the peer's
-    /// signs of life, so that a driver may look at it only when its timer ends.
+    /// Returns the time at which the caller must call [`Self::handle_timeout`] at the latest. Input from the peer
+    /// changes it, but a driver need not read it again before its timer expires.
     pub fn poll_timeout(&self) -> Instant {
         match (&self.phase, self.ping_sent) {
             (Phase::FullFeature(_), None) => self.last_heard + self.settings.ping_interval,
@@ -727,7 +728,7 @@ impl Connection {
         }
     }
 
-    /// Time has passed.
+    /// Pings or closes the connection if the time of [`Self::poll_timeout`] has come.
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), CloseReason> {
         if now < self.poll_timeout() {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Error recovery within a connection (RFC 7143 §7, levels 1 and 2): what was sent is kept until the
-//! initiator acknowledges it, and sent again when it asks for it by SNACK (§11.16).
+//! Error recovery within a connection (RFC 7143 §7, levels 1 and 2): the target keeps sent PDUs until the initiator
+//! acknowledges them, and sends them again when the initiator requests them by SNACK (§11.16).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,26 +16,26 @@ use super::tasks::Progress;
 use crate::iscsi::command_memory::{Charge, CommandMemory};
 use crate::iscsi::output::Payload;
 
-/// Answers that are kept before the initiator is asked for a sign of what it has.
+/// Number of kept answers above which the target pings the initiator for an acknowledgement.
 const KEPT_BEFORE_PING: usize = 256;
-/// An initiator that leaves so many answers unacknowledged is given up.
+/// Maximum number of unacknowledged answers. Above it, the target closes the connection.
 pub(super) const KEPT_LIMIT: usize = 4096;
 
-/// A segment of a retained answer is charged if it is longer than this.
+/// The segment of a kept answer is charged if it is longer than this.
 const UNCHARGED_SEGMENT: usize = 256;
 
-/// The data that went before an answer.
+/// The data that was sent before an answer.
 pub(super) struct SentData {
     pub(super) lun: [u8; 8],
     pub(super) payload: Payload,
     pub(super) cut: Cut,
     pub(super) acknowledge_tag: u32,
-    /// The initiator has the PDUs before this one.
+    /// The initiator has acknowledged the PDUs before this DataSN.
     pub(super) acknowledged: u32,
 }
 
 impl SentData {
-    /// The first PDU that is not acknowledged.
+    /// Returns the DataSN of the first PDU that is not acknowledged.
     fn oldest(&self) -> u32 {
         self.acknowledged.max(self.cut.first_data_sn())
     }
@@ -51,7 +51,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    // Every PDU that takes a StatSN has it, and its initiator task tag, in the same place.
+    // All PDUs that take a StatSN have it, and the initiator task tag, at the same offset.
     fn stat_sn(&self) -> SerialNumber {
         SerialNumber(ScsiResponse::view(&self.header).stat_sn.get())
     }
@@ -69,14 +69,14 @@ impl Answer {
     }
 }
 
-/// What the initiator has not acknowledged, the oldest first.
+/// The PDUs that the initiator has not acknowledged, the oldest first.
 #[derive(Default)]
 pub(super) struct UnacknowledgedPdus {
     answers: VecDeque<Answer>,
     bytes: usize,
-    /// Of them, what is no command's data: echoes of pings, text.
+    /// The part of `bytes` that is not data of commands, for example ping echoes and text.
     echoed: usize,
-    /// There was no memory for one of the segments.
+    /// No memory was available for one of the segments.
     lacks_memory: bool,
     last_tag: u32,
 }
@@ -104,7 +104,7 @@ impl UnacknowledgedPdus {
         self.last_tag
     }
 
-    /// Memory that it takes.
+    /// Returns the memory of the kept PDUs.
     pub(super) const fn bytes(&self) -> usize {
         self.bytes
     }
@@ -113,7 +113,7 @@ impl UnacknowledgedPdus {
         self.answers.len() > KEPT_BEFORE_PING
     }
 
-    /// The initiator has everything before this StatSN.
+    /// Removes all PDUs before this StatSN, because the initiator has received them.
     fn acknowledge(&mut self, exp_stat_sn: SerialNumber) {
         while let Some(answer) =
             self.answers.pop_front_if(|answer| answer.stat_sn().is_before(exp_stat_sn))
@@ -123,24 +123,24 @@ impl UnacknowledgedPdus {
         }
     }
 
-    /// Whether the initiator is to be given up: it acknowledges nothing. The data of commands is limited
-    /// before they are carried out, the rest here.
+    /// Returns whether to close the connection, because the initiator acknowledges too little. The data of commands is
+    /// limited before they are executed; all other data is limited here.
     pub(super) fn is_too_large(&self, room_limit: usize) -> bool {
         self.lacks_memory || self.answers.len() > KEPT_LIMIT || self.echoed > room_limit
     }
 
-    /// The data that was sent before the answer to a command.
+    /// Returns the data that was sent before the answer to a command.
     fn data_of(&self, initiator_task_tag: u32) -> Option<&SentData> {
         let answer = self.answers.iter().find(|answer| answer.is_to_command(initiator_task_tag));
         answer?.data.as_ref()
     }
 
-    /// Whether an answer to this SCSI command is kept.
+    /// Returns whether an answer to this SCSI command is kept.
     pub(super) fn has(&self, initiator_task_tag: u32) -> bool {
         self.answers.iter().any(|answer| answer.is_to_command(initiator_task_tag))
     }
 
-    /// Takes the answer to a SCSI command.
+    /// Removes and returns the answer to a SCSI command.
     pub(super) fn take(&mut self, initiator_task_tag: u32) -> Option<Answer> {
         let index =
             self.answers.iter().position(|answer| answer.is_to_command(initiator_task_tag))?;
@@ -151,7 +151,7 @@ impl UnacknowledgedPdus {
 }
 
 impl Link {
-    /// Every request tells what has come (RFC 7143 §4.2.2.2).
+    /// Takes the ExpStatSN of a request, which acknowledges the answers before it (RFC 7143 §4.2.2.2).
     pub(super) fn acknowledge(&mut self, exp_stat_sn: u32) {
         let exp_stat_sn = SerialNumber(exp_stat_sn);
         if !exp_stat_sn.is_after(self.next_stat_sn()) {
@@ -182,13 +182,13 @@ impl Link {
     }
 }
 
-/// What a SNACK asks for (RFC 7143 §11.16.1).
+/// Types of SNACK (RFC 7143 §11.16.1).
 const DATA_OR_R2T: u8 = 0;
 const STATUS: u8 = 1;
 const DATA_ACK: u8 = 2;
 const R_DATA: u8 = 3;
 
-/// The numbers that a SNACK names (RFC 7143 §11.16.6, §11.16.7).
+/// The range of numbers that a SNACK requests (RFC 7143 §11.16.6, §11.16.7).
 #[derive(Clone, Copy)]
 pub(super) struct Run {
     pub(super) first: u32,
@@ -196,12 +196,12 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Whether the SNACK means every PDU that is not acknowledged.
+    /// Returns whether the SNACK requests all PDUs that are not acknowledged.
     pub(super) const fn is_all(self) -> bool {
         self.first == 0 && self.count == 0
     }
 
-    /// One past the last number, where `next` is the first number that has not been used.
+    /// Returns the number after the last requested number. `next` is the first number that has not been used.
     pub(super) const fn end(self, next: u32) -> u32 {
         match self.count {
             0 => next,
@@ -215,7 +215,7 @@ impl FullFeature {
         let snack = SnackRequest::view(header);
         let tag = snack.initiator_task_tag.get();
         let run = Run { first: snack.beg_run.get(), count: snack.run_length.get() };
-        // A short request for megabytes: nobody is given them again who does not take them.
+        // A short SNACK can request megabytes. The target rejects it while too much output is unsent.
         let limit = self.settings.output_limit + self.settings.room_limit;
         let done = if !link.keeps() {
             Err(RejectReason::ProtocolError)
@@ -236,7 +236,7 @@ impl FullFeature {
         }
     }
 
-    /// The number of the next Data-In or R2T of a task.
+    /// Returns the number of the next Data-In or R2T of a task.
     fn next_data_sn(&mut self, link: &Link, tag: u32) -> u32 {
         match self.tasks.by_tag(tag) {
             Some(task) => task.collection.r2t_sn,
@@ -246,7 +246,7 @@ impl FullFeature {
 
     fn send_data_again(&mut self, link: &mut Link, tag: u32, run: Run) -> Result<(), RejectReason> {
         if let Some(task) = self.tasks.by_tag(tag) {
-            // Of what is not answered, nothing but R2Ts was sent.
+            // Only R2Ts were sent for a task that is not answered yet.
             let done = match task.progress {
                 Progress::Collecting => data_out::solicit_again(task, link, run),
                 Progress::Running | Progress::Answering | Progress::Aborted(_) => run.is_all(),
@@ -276,7 +276,7 @@ fn send_answers_again(link: &mut Link, run: Run) -> Result<(), RejectReason> {
     let oldest = answers.front().map_or(next, Answer::stat_sn);
     let first = if run.is_all() { oldest } else { SerialNumber(run.first) };
     let end = if run.count == 0 { next } else { first.plus(run.count) };
-    // The retained PDUs have consecutive numbers up to the newest.
+    // The kept PDUs have consecutive numbers up to the newest.
     let is_kept = !first.is_before(oldest)
         && first.is_before(end)
         && !end.is_after(next)
@@ -305,8 +305,8 @@ fn acknowledge_data(link: &mut Link, tag: u32, next: u32) -> Result<(), RejectRe
     }
 }
 
-/// Sends all data that is not acknowledged, in PDUs of the length that the initiator accepts now, and the status once
-/// more, with the SNACK Tag (RFC 7143 §11.16.3).
+/// Sends all data that is not acknowledged again, in PDUs of the length that the initiator accepts now. Then sends the
+/// status again, with the SNACK Tag (RFC 7143 §11.16.3).
 fn send_data_anew(link: &mut Link, tag: u32, snack_tag: u32, run: Run) -> Result<(), RejectReason> {
     if !run.is_all() || matches!(snack_tag, 0 | RESERVED_TAG) {
         return Err(RejectReason::InvalidPduField);
@@ -318,7 +318,7 @@ fn send_data_anew(link: &mut Link, tag: u32, snack_tag: u32, run: Run) -> Result
             let mut response = *ScsiResponse::view(header);
             let r2t_count = response.exp_data_sn.get().wrapping_sub(data.cut.count());
             data.cut = data.cut.cut_anew(link, data.oldest());
-            // A late acknowledgement of the earlier PDUs has the old tag.
+            // The new tag differs from the tag in a late acknowledgement of the earlier PDUs.
             data.acknowledge_tag = link.acknowledge_tag();
             response.exp_data_sn = data.cut.count().wrapping_add(r2t_count).into();
             response.snack_tag = snack_tag.into();

@@ -1,5 +1,4 @@
-//! Why a login is refused: one list, from which the status of the response, the log's line and the
-//! count of the metric come.
+//! The reasons for refused logins. This one list determines the status of the response, the log line and the metric.
 
 use sarsen_wire::iscsi::LoginStatus;
 
@@ -7,9 +6,9 @@ use sarsen_wire::iscsi::LoginStatus;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Refusal {
-    /// Why.
+    /// The reason of the refusal.
     pub reason: RefusalReason,
-    /// Where the target is instead, as TargetAddress tells it; with the two redirections alone.
+    /// The new address of the target, in the format of TargetAddress. Present only for the two redirections.
     pub target_address: Option<String>,
 }
 
@@ -19,95 +18,95 @@ impl From<RefusalReason> for Refusal {
     }
 }
 
-/// See [`Refusal`].
+/// The reason of a [`Refusal`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum RefusalReason {
-    /// The target is elsewhere for now.
+    /// The target has moved temporarily.
     #[error("the target moved temporarily")]
     MovedTemporarily,
-    /// The target is elsewhere for good.
+    /// The target has moved permanently.
     #[error("the target moved permanently")]
     MovedPermanently,
-    /// The requests break the rules of the login.
+    /// The requests violate the rules of the login.
     #[error("the login is malformed")]
     Malformed,
     /// InitiatorName or TargetName is not an iSCSI name (RFC 7143 §4.2.7).
     #[error("a name in the login is not an iSCSI name")]
     InvalidName,
-    /// No AuthMethod, or no CHAP algorithm, suits both sides.
+    /// The initiator and the target have no AuthMethod or no CHAP algorithm in common.
     #[error("no common authentication method")]
     NoCommonMethod,
-    /// The initiator requires CHAP, and the target has no accounts to check it with.
+    /// The initiator requires CHAP, but the target has no accounts.
     #[error("the initiator requires CHAP, and no account is configured here")]
     ChapNotConfigured,
-    /// The initiator wanted to go on without the proof that is demanded.
+    /// The initiator tried to continue without the required authentication.
     #[error("the initiator did not authenticate")]
     ProofMissing,
-    /// CHAP_N names nobody.
+    /// No account has the name in CHAP_N.
     #[error("unknown account")]
     UnknownAccount,
     /// CHAP_R is wrong.
     #[error("wrong secret")]
     WrongSecret,
-    /// The initiator's challenge is one that we made (RFC 7143 §9.2.1).
+    /// The initiator's challenge is the target's own challenge (RFC 7143 §9.2.1).
     #[error("the initiator sent the server's challenge back")]
     ReflectedChallenge,
-    /// The initiator asks for our proof, and we have nothing to prove it with.
+    /// The initiator requires the target to authenticate, but the target has no credentials.
     #[error("the target has no credentials of its own")]
     NoOwnCredentials,
-    /// The initiator's secret is our own (RFC 7143 §9.2.1).
+    /// The initiator's secret is the target's own secret (RFC 7143 §9.2.1).
     #[error("the account and the target have the same secret")]
     SameSecret,
-    /// No rule lets this initiator name in. For him there is no such target: who is told more can find
-    /// out by trying names which targets there are.
+    /// No rule permits this initiator name. The status is that of a missing target. A different status would let
+    /// initiators find targets by trying names.
     #[error("this initiator name is not permitted")]
     InitiatorNotAllowed,
-    /// No rule lets this initiator name in from this address, which is answered in the same way.
+    /// No rule permits this initiator name from this address. The status is that of a missing target, too.
     #[error("this address is not permitted")]
     AddressNotAllowed,
-    /// No rule lets this account in.
+    /// No rule permits this account.
     #[error("this account is not permitted")]
     AccountNotAllowed,
-    /// No rule lets this client certificate, or its lack, in.
+    /// No rule permits this client certificate, or a connection without one.
     #[error("this client certificate is not permitted")]
     CertificateNotAllowed,
-    /// It was let in until the rules were changed, and so knows of the target.
+    /// The initiator was permitted until the rules changed. It knows the target, so the status need not hide it.
     #[error("its access was revoked")]
     AccessRevoked,
-    /// There is no such target.
+    /// The target does not exist.
     #[error("no such target")]
     NoSuchTarget,
-    /// No version of the protocol in common.
+    /// The initiator and the target have no protocol version in common.
     #[error("no common version")]
     UnsupportedVersion,
-    /// The session has all its connections.
+    /// The session has the maximum number of connections.
     #[error("too many connections in the session")]
     TooManyConnections,
-    /// A key that must be sent was not.
+    /// A mandatory key is missing.
     #[error("a key is missing")]
     MissingParameter,
-    /// The connection does not fit the session that it wants to join.
+    /// The connection does not match the session that it requests to join.
     #[error("the connection does not fit the session")]
     CannotIncludeInSession,
     /// SessionType is neither Normal nor Discovery.
     #[error("unknown type of session")]
     UnknownSessionType,
-    /// The session that the connection wants to join does not exist.
+    /// The session that the connection requests to join does not exist.
     #[error("no such session")]
     NoSuchSession,
-    /// A request that has no place in a login.
+    /// The request is not permitted during a login.
     #[error("the request is not allowed during login")]
     InvalidDuringLogin,
-    /// The target takes no sessions now.
+    /// The target currently accepts no sessions.
     #[error("the target is out of service")]
     NotInService,
-    /// There is no room for the session.
+    /// The resources for another session are missing.
     #[error("no resources for another session")]
     OutOfResources,
 }
 
 impl RefusalReason {
-    /// Every one.
+    /// All reasons.
     pub const ALL: [Self; 27] = [
         Self::MovedTemporarily,
         Self::MovedPermanently,
@@ -138,7 +137,7 @@ impl RefusalReason {
         Self::OutOfResources,
     ];
 
-    /// The status of the response (RFC 7143 §11.13.5).
+    /// Returns the status of the response (RFC 7143 §11.13.5).
     pub const fn status(self) -> LoginStatus {
         match self {
             Self::MovedTemporarily => LoginStatus::TargetMovedTemporarily,
@@ -170,7 +169,7 @@ impl RefusalReason {
         }
     }
 
-    /// Its name in metrics.
+    /// Returns the name of the reason in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::MovedTemporarily => "moved_temporarily",

@@ -1,8 +1,8 @@
-//! What the connections of a session have in common: the command window, the requests that came
-//! above a gap, and the order in which commands reach the layer above.
+//! The state that the connections of a session share: the command window, the requests above a gap, and the order in
+//! which commands reach the layer above. A gap consists of CmdSNs that have not arrived.
 //!
-//! A session that can only ever have one connection owns its [`SessionState`]; one that may have more, or
-//! another after the first, shares it. The way of a command is the same: [`SharedHold::with`].
+//! If a session can have only one connection, that connection owns the [`SessionState`]. If a session may have more
+//! connections, or another one after the first, they share it. Both use [`SharedHold::with`].
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,12 +13,12 @@ use super::tasks::{TaskId, is_same_unit};
 use super::window::{CmdSnPosition, CommandWindow};
 use crate::iscsi::Parameters;
 
-/// Task attributes that have a place of their own (RFC 7143 §11.3.1).
+/// Task attributes that affect the order of commands (RFC 7143 §11.3.1).
 const ORDERED: u8 = 2;
 const HEAD_OF_QUEUE: u8 = 3;
 const ACA: u8 = 4;
 
-/// Names a connection of a session. Unlike its CID, it is never used twice.
+/// The identifier of a connection in its session. Unlike a CID, it is never used again.
 pub type MemberId = u32;
 
 /// Data that the connections of a session share. Created by [`super::Connection::establish`], and returned to joining
@@ -26,12 +26,12 @@ pub type MemberId = u32;
 #[derive(Debug)]
 pub struct Session {
     state: Mutex<SessionState>,
-    /// What the leading login agreed on.
+    /// The parameters that the leading login negotiated.
     parameters: Parameters,
 }
 
 impl Session {
-    /// What the leading login agreed on.
+    /// Returns the parameters that the leading login negotiated.
     pub const fn parameters(&self) -> &Parameters {
         &self.parameters
     }
@@ -41,46 +41,46 @@ impl Session {
     }
 }
 
-/// A command that the layer above does not have yet.
+/// A command that has not reached the layer above.
 #[derive(Clone, Copy, Debug)]
 struct Undelivered {
     sequence: u64,
     lun: [u8; 8],
     attribute: u8,
     member: MemberId,
-    /// It waits for one before it.
+    /// It waits for an earlier command.
     waits: bool,
 }
 
-/// A request above a gap.
+/// A received request above a gap.
 #[derive(Clone, Copy, Debug)]
 struct Received {
     cmd_sn: SerialNumber,
     member: MemberId,
-    /// Logical unit and attribute, if it is a command.
+    /// The LUN and the task attribute, if the request is a command.
     command: Option<([u8; 8], u8)>,
 }
 
-/// See the module.
+/// The state that the connections of a session share.
 #[derive(Debug)]
 pub(super) struct SessionState {
     pub(super) window: CommandWindow,
     last_sequence: u64,
     last_member: MemberId,
-    /// Requests above a gap that have come.
+    /// Received requests above a gap.
     received: Vec<Received>,
-    /// Commands that were above a gap, and have their place in the order, before their connection
-    /// begins them: their CmdSNs and sequences.
+    /// CmdSNs and sequences of commands that were above a gap. They have their place in the order, but their connection
+    /// has not begun them yet.
     reserved: Vec<(SerialNumber, u64)>,
-    /// CmdSNs above a gap that count as received: an ABORT TASK named them.
+    /// CmdSNs above a gap that count as received, because an ABORT TASK named them.
     skipped: Vec<SerialNumber>,
-    /// In the order of their CmdSN.
+    /// Commands in the order of their CmdSNs.
     undelivered: VecDeque<Undelivered>,
-    /// How many of those are ORDERED. While there are none, nobody waits.
+    /// Number of ORDERED commands in `undelivered`. If it is 0, no command waits.
     ordered_count: usize,
-    /// Who waits until everything before a CmdSN has come.
+    /// Connections that wait until all requests before a CmdSN have arrived.
     awaiting: Vec<(SerialNumber, MemberId)>,
-    /// Who has something to go on with.
+    /// Connections that can continue.
     wakes: Vec<MemberId>,
 }
 
@@ -105,7 +105,7 @@ impl SessionState {
         self.last_member
     }
 
-    /// How a request stands that has not come before.
+    /// Returns the position of a request. The position of a request that arrived before is `Outside`.
     pub(super) fn standing(&self, cmd_sn: SerialNumber) -> CmdSnPosition {
         match self.window.standing(cmd_sn) {
             CmdSnPosition::AboveGap
@@ -118,7 +118,7 @@ impl SessionState {
         }
     }
 
-    /// A request has come whole. Above a gap, it is that connection's to keep.
+    /// Notes that a request has arrived completely. Its connection keeps it while it is above a gap.
     pub(super) fn arrive(
         &mut self,
         cmd_sn: SerialNumber,
@@ -134,7 +134,7 @@ impl SessionState {
         standing
     }
 
-    /// The expected request has come, and with it those above that were waiting for it.
+    /// Notes that the expected request has arrived. The requests above it that waited for it may continue.
     pub(super) fn advance(
         &mut self,
         cmd_sn: SerialNumber,
@@ -146,7 +146,7 @@ impl SessionState {
             return;
         }
         if let Some((lun, attribute)) = command {
-            // Its place is before those of the ones above.
+            // Its place in the order is before the requests above it.
             let sequence = self.enqueue(lun, attribute, member);
             self.reserved.push((cmd_sn, sequence));
         }
@@ -161,7 +161,7 @@ impl SessionState {
             } else if let Some(index) = self.received.iter().position(|one| one.cmd_sn == next) {
                 let Received { cmd_sn, member, command } = self.received.swap_remove(index);
                 if let Some((lun, attribute)) = command {
-                    // Those after it may come before its connection is awake.
+                    // Later commands may arrive before its connection wakes.
                     let sequence = self.enqueue(lun, attribute, member);
                     self.reserved.push((cmd_sn, sequence));
                 }
@@ -182,7 +182,7 @@ impl SessionState {
         });
     }
 
-    /// An ABORT TASK named a command that has not come: its number counts as received.
+    /// Counts the CmdSN of a command that has not arrived as received, because an ABORT TASK named it.
     pub(super) fn skip(&mut self, cmd_sn: SerialNumber) {
         self.received.retain(|received| received.cmd_sn != cmd_sn);
         if self.standing(cmd_sn) != CmdSnPosition::Outside {
@@ -191,25 +191,25 @@ impl SessionState {
         }
     }
 
-    /// Whether requests before this one are still to come; the connection is woken when they have.
+    /// Returns whether earlier requests are still missing. If so, the connection is woken when they have arrived.
     pub(super) fn awaits(&mut self, cmd_sn: SerialNumber, member: MemberId) -> bool {
         let waits = self.window.exp_cmd_sn().is_before(cmd_sn);
-        // Asked again whenever something has moved: it waits once.
+        // The caller may ask many times, but the request is entered once.
         if waits && !self.awaiting.contains(&(cmd_sn, member)) {
             self.awaiting.push((cmd_sn, member));
         }
         waits
     }
 
-    /// A connection is gone: what it brought above a gap counts as not received, and it waits for
-    /// nothing any more. Gives ExpCmdSN: what came before that has been acknowledged.
+    /// Removes a lost or closed connection: its requests above a gap count as not received, and it no longer waits.
+    /// Returns ExpCmdSN: earlier requests have been acknowledged.
     pub(super) fn forget(&mut self, member: MemberId) -> SerialNumber {
         self.received.retain(|received| received.member != member);
         self.awaiting.retain(|(_, of)| *of != member);
         self.window.exp_cmd_sn()
     }
 
-    /// A task has another connection now.
+    /// Moves a task to another connection.
     pub(super) fn hand_over(&mut self, id: TaskId, member: MemberId) {
         for one in self.undelivered.iter_mut().filter(|one| one.sequence == id.sequence) {
             one.member = member;
@@ -229,7 +229,7 @@ impl SessionState {
         Some(self.reserved.swap_remove(index).1)
     }
 
-    /// A command becomes a task; one without a CmdSN of its own is immediate.
+    /// Begins a task for a command. `cmd_sn` is `None` for an immediate command.
     pub(super) fn begin(
         &mut self,
         initiator_task_tag: u32,
@@ -246,18 +246,16 @@ impl SessionState {
         TaskId { initiator_task_tag, sequence }
     }
 
-    /// A command that was above a gap has been looked at: if it did not become a task, its place in
-    /// the order is free.
+    /// Frees the place in the order of a command that was above a gap, if the command did not become a task.
     pub(super) fn give_up_place(&mut self, cmd_sn: SerialNumber) {
         if let Some(sequence) = self.take_reserved(cmd_sn) {
             self.deliver(TaskId { initiator_task_tag: 0, sequence });
         }
     }
 
-    /// Whether a command has to wait for others. That layer orders tasks from the moment it has
-    /// them (SAM-5 8.6), but a command whose data is not complete has not reached it. So an ORDERED
-    /// command waits here for those before it, and those after it wait for its own: they ask for no
-    /// data, and take no room, until then.
+    /// Returns whether a command has to wait for others. The layer above orders the tasks that it has (SAM-5 8.6), but
+    /// a command whose data is not complete has not reached it. So an ORDERED command waits here for earlier commands,
+    /// and later commands wait for the ORDERED command. A waiting command requests no data and takes no memory.
     pub(super) fn holds_back(&mut self, id: TaskId) -> bool {
         if self.ordered_count == 0 {
             return false;
@@ -276,10 +274,10 @@ impl SessionState {
         waits
     }
 
-    /// A command reached the layer above, or ended before that.
+    /// Removes a command that has reached the layer above, or has ended before that.
     pub(super) fn deliver(&mut self, id: TaskId) {
         let is_it = |one: &mut Undelivered| one.sequence == id.sequence;
-        // Nearly always the newest or the oldest.
+        // The command is nearly always the newest or the oldest.
         let ends = &mut self.undelivered;
         let ended = ends.pop_back_if(is_it).or_else(|| ends.pop_front_if(is_it)).or_else(|| {
             let index = ends.iter().position(|one| one.sequence == id.sequence)?;
@@ -294,15 +292,15 @@ impl SessionState {
     }
 }
 
-/// A connection's hold on what it shares, or would share, with others.
+/// A connection's access to the state of its session.
 pub(super) enum SharedHold {
-    /// No other connection can come into the session.
+    /// No other connection can join the session.
     Sole(SessionState),
-    /// Others may.
+    /// Other connections can join the session.
     Shared {
         session: Arc<Session>,
         member: MemberId,
-        /// Other members that have something to go on with.
+        /// Other members that can continue.
         wakes: Vec<MemberId>,
     },
 }
@@ -312,13 +310,13 @@ impl SharedHold {
         Self::Sole(SessionState::new(CommandWindow::new(first_cmd_sn, window)))
     }
 
-    /// Becomes a member of a session that stands.
+    /// Joins an existing session.
     pub(super) fn join(session: &Arc<Session>) -> Self {
         let member = session.with(SessionState::join);
         Self::Shared { session: session.clone(), member, wakes: Vec::new() }
     }
 
-    /// From here on others may join; gives what they join by.
+    /// Makes the session available to other connections. Returns the session that they join.
     pub(super) fn share(&mut self, parameters: &Parameters) -> Arc<Session> {
         match self {
             Self::Shared { session, .. } => session.clone(),
@@ -348,7 +346,7 @@ impl SharedHold {
         match self {
             Self::Sole(state) => {
                 let result = f(state);
-                // Who is alone looks for himself what has become possible.
+                // A sole connection checks for itself which requests can continue.
                 state.wakes.clear();
                 result
             }
@@ -358,7 +356,7 @@ impl SharedHold {
         }
     }
 
-    /// Apart, so that the connection that is alone has a short way.
+    /// Not inlined, so that the path of a sole connection is short.
     #[inline(never)]
     fn with_shared<R>(
         session: &Session,

@@ -1,4 +1,4 @@
-//! The commands of a session from their header to their status.
+//! The commands of a session, from the header to the status.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::{Entry, HashMap};
@@ -11,11 +11,11 @@ use sarsen_wire::iscsi::ScsiCommand;
 use super::Cdb;
 use crate::iscsi::command_memory::Grant;
 
-/// Whatever length an initiator expects, the layer above reads at most this much at once. Longer data is charged when
+/// Maximum bytes that the layer above reads at once, whatever length an initiator expects. Longer data is charged when
 /// it exists.
 const LARGEST_READ: usize = 16 << 20;
 
-/// Names a command for the layer above. Unlike the initiator's tag, it is never used twice.
+/// The identifier of a command for the layer above. Unlike the initiator task tag, it is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskId {
     pub(super) initiator_task_tag: u32,
@@ -23,23 +23,23 @@ pub struct TaskId {
 }
 
 impl TaskId {
-    /// A number that no other command of the session has.
+    /// Returns a number that no other command of the session has.
     pub const fn number(self) -> u64 {
         self.sequence
     }
 }
 
-/// How a task ends before its time.
+/// The way in which an aborted task ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// Without a word to the initiator.
+    /// The initiator receives no response.
     Silent,
-    /// With status TASK ABORTED, since the initiator did not ask for it (SAM-5 5.6).
+    /// The initiator receives status TASK ABORTED, because it did not request the abort (SAM-5 5.6).
     Answered,
 }
 
-/// Whether two LUNs name one logical unit: up to 255, the flat space (SAM-5 4.7.7.3) numbers the
-/// same units as the peripheral addresses of bus 0 (4.7.7.2).
+/// Returns whether two LUNs name one logical unit. Up to 255, the flat space (SAM-5 4.7.7.3) numbers the same units as
+/// the peripheral addresses of bus 0 (4.7.7.2).
 pub(super) fn is_same_unit(one: [u8; 8], other: [u8; 8]) -> bool {
     let canonical = |lun: [u8; 8]| match lun {
         [0x40, rest @ ..] => (0, rest),
@@ -48,35 +48,35 @@ pub(super) fn is_same_unit(one: [u8; 8], other: [u8; 8]) -> bool {
     canonical(one) == canonical(other)
 }
 
-/// How far a task is.
+/// The progress of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     /// Its data is not complete.
     Collecting,
-    /// The layer above carries it out.
+    /// The layer above executes it.
     Running,
-    /// The layer above has done so, but others have to end before it is answered.
+    /// The layer above has executed it, but other tasks have to end before its answer.
     Answering,
-    /// It is carried out still, but ends like this.
+    /// The layer above still executes it, but it is aborted and ends in this way.
     Aborted(Ending),
 }
 
-/// Why a task is not carried out although its header was good: the additional sense code and
-/// qualifier with ABORTED COMMAND (RFC 7143 §11.4.7.2).
+/// The reason why a task with a valid header is not executed. It determines the additional sense code and qualifier
+/// with ABORTED COMMAND (RFC 7143 §11.4.7.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// Unsolicited data came that was not agreed on.
+    /// Unsolicited data arrived that was not negotiated.
     UnexpectedUnsolicitedData,
-    /// Data came in the wrong place or amount.
+    /// The offset or the amount of the data is wrong.
     IncorrectAmountOfData,
     /// Data did not match its digest.
     ProtocolServiceCrcError,
-    /// There was no memory for unsolicited data, and it was discarded.
+    /// Unsolicited data was discarded, because no memory was available.
     NoMemory,
 }
 
 impl Fault {
-    /// None if the status is sufficient.
+    /// Returns the additional sense code and qualifier, or `None` if the status is sufficient.
     pub(super) fn additional_sense(self) -> Option<[u8; 2]> {
         match self {
             Self::UnexpectedUnsolicitedData => Some([0x0c, 0x0c]),
@@ -92,39 +92,39 @@ impl Fault {
 pub(super) struct OpenR2t {
     pub(super) target_transfer_tag: u32,
     pub(super) r2t_sn: u32,
-    /// The first byte that it asks for.
+    /// The first byte that it requests.
     pub(super) start: usize,
-    /// One past the last byte that it asks for.
+    /// The byte after the last byte that it requests.
     pub(super) end: usize,
-    /// It asks for what was lost, out of turn.
+    /// It requests lost data again, out of order.
     pub(super) is_recovery: bool,
 }
 
-/// Data on its way to us.
+/// The data that the target receives for a command.
 #[derive(Debug, Default)]
 pub(super) struct Collection {
-    /// `capacity` bytes long after data has arrived.
+    /// The received data. The buffer has `capacity` bytes.
     pub(super) buffer: Option<Buffer>,
-    /// Bytes, from the first one on, for which memory is charged: the unsolicited ones, or `wanted`.
+    /// Number of bytes, from the first, for which memory is charged: the unsolicited bytes, or `wanted`.
     pub(super) capacity: usize,
-    /// Bytes that the command takes and the initiator has.
+    /// Number of bytes that the command takes and the initiator has.
     pub(super) wanted: usize,
-    /// The next byte of the sequence: DataPDUInOrder and DataSequenceInOrder hold.
+    /// The next byte of the sequence. DataPDUInOrder and DataSequenceInOrder are always in effect.
     pub(super) position: usize,
     /// DataSN of the next PDU of the sequence.
     pub(super) data_sn: u32,
-    /// Unsolicited Data-Out PDUs are still to come.
+    /// More unsolicited Data-Out PDUs are expected.
     pub(super) unsolicited: bool,
-    /// First byte that no R2T has asked for.
+    /// The first byte that no R2T has requested.
     pub(super) solicited: usize,
     pub(super) r2t_sn: u32,
     pub(super) r2ts: VecDeque<OpenR2t>,
-    /// What came with a wrong digest, to be asked for again.
+    /// Data that arrived with a wrong digest. The target requests it again.
     pub(super) lost: Vec<Range<usize>>,
 }
 
 impl Collection {
-    /// Memory for `capacity` bytes. Memory for a part has exactly its size, and is copied once.
+    /// Returns the buffer for `capacity` bytes. A buffer for a part has exactly its size, and is copied once.
     pub(super) fn take_buffer(&mut self) -> Buffer {
         self.buffer.take().unwrap_or_else(|| match self.capacity == self.wanted {
             true => Buffer::for_overwrite(self.wanted),
@@ -132,7 +132,7 @@ impl Collection {
         })
     }
 
-    /// There is memory for all wanted data.
+    /// Enlarges the buffer to `wanted` bytes, after their memory was charged.
     pub(super) fn enlarge(&mut self) {
         self.capacity = self.wanted;
         if let Some(part) = self.buffer.take_if(|buffer| buffer.len() < self.wanted) {
@@ -156,15 +156,15 @@ pub(super) struct Task {
     pub(super) id: TaskId,
     pub(super) lun: [u8; 8],
     pub(super) cdb: Cdb,
-    /// R, W and the attribute.
+    /// The flags R and W, and the task attribute.
     pub(super) flags: u8,
     pub(super) immediate: bool,
     pub(super) expected_data_transfer_length: u32,
-    /// Bytes of Data-Out that the CDB asks for, whatever the initiator announced.
+    /// Number of Data-Out bytes that the CDB requires, whatever the initiator announced.
     pub(super) data_out_length: usize,
     /// The memory that is charged until the task ends.
     pub(super) grant: Option<Grant>,
-    /// There is memory for all data that the task moves.
+    /// Memory is charged for all data that the task moves.
     pub(super) has_room: bool,
     pub(super) collection: Collection,
     pub(super) progress: Progress,
@@ -180,7 +180,7 @@ impl Task {
         self.flags & ScsiCommand::ATTRIBUTE
     }
 
-    /// Bytes of memory that it takes: its data on the way in, or on the way out.
+    /// Returns the bytes of memory that the task needs for its Data-Out or Data-In.
     pub(super) fn room(&self) -> usize {
         let expected = (self.expected_data_transfer_length as usize).min(LARGEST_READ);
         Buffer::memory_for(match self.flags & ScsiCommand::READ {
@@ -189,7 +189,7 @@ impl Task {
         })
     }
 
-    /// Bytes of memory that the task has, or may take without a further request.
+    /// Returns the bytes of memory that the task has, or may take without a further request.
     pub(super) fn memory(&self) -> usize {
         match self.has_room {
             true => self.room(),
@@ -197,8 +197,8 @@ impl Task {
         }
     }
 
-    /// Whether there must be room before it goes on: to ask for data, or to read. Data that comes
-    /// unasked is limited by FirstBurstLength.
+    /// Returns whether the task needs memory before it continues, to request data or to read. FirstBurstLength limits
+    /// unsolicited data.
     pub(super) fn awaits_room(&self) -> bool {
         let Collection { unsolicited, solicited, wanted, .. } = self.collection;
         let reads = self.flags & ScsiCommand::READ != 0;
@@ -207,8 +207,8 @@ impl Task {
     }
 }
 
-/// Tags come from the peer; the table is bounded by the command window, so that a simple mix
-/// is enough.
+/// The hash of a tag. The peer chooses the tags, but the command window limits the table, so a simple hash is
+/// sufficient.
 #[derive(Default)]
 pub(super) struct TagHasher(u64);
 
@@ -222,13 +222,13 @@ impl Hasher for TagHasher {
     }
 
     fn write_u32(&mut self, tag: u32) {
-        // The golden ratio spreads tags that count up over the high bits that the table uses.
+        // The golden ratio distributes consecutive tags over the high bits that the table uses.
         self.0 = u64::from(tag).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.0 ^= self.0 >> 32;
     }
 }
 
-/// The tasks of a session by the initiator's tag.
+/// The tasks of a session by their initiator task tag.
 #[derive(Default)]
 pub(super) struct Tasks {
     by_tag: HashMap<u32, Task, BuildHasherDefault<TagHasher>>,
@@ -248,7 +248,7 @@ impl Tasks {
         self.by_tag.entry(task.id.initiator_task_tag).insert_entry(task);
     }
 
-    /// Removes the task if it still stands under its tag.
+    /// Removes the task if its tag still belongs to it.
     #[inline]
     pub(super) fn remove(&mut self, id: TaskId) -> Option<Task> {
         match self.by_tag.entry(id.initiator_task_tag) {

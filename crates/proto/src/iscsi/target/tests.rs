@@ -1,4 +1,4 @@
-//! The target end against a scripted initiator: PDUs in, PDUs and events out.
+//! Tests of the target with a scripted initiator, which sends PDUs and checks PDUs and events.
 
 use std::time::{Duration, Instant};
 
@@ -30,13 +30,13 @@ const TARGET: &str = "iqn.2026-11.test:disk";
 const LUN: [u8; 8] = [0; 8];
 
 struct Harness {
-    /// What every command is said to take.
+    /// The Data-Out length of every command.
     data_out_length: usize,
     target_count: usize,
-    /// The unit that there is.
+    /// The only logical unit.
     unit: [u8; 8],
     security: authentication::Security,
-    /// The session that there is to join.
+    /// The session that a connection can join.
     session: Option<Arc<Session>>,
 }
 
@@ -132,7 +132,7 @@ impl Script {
         }
     }
 
-    /// A session in the full feature phase, with these keys negotiated.
+    /// Creates a session in the full feature phase, with these keys negotiated.
     fn established(keys: &str) -> Self {
         Self::established_with(Settings::default(), keys)
     }
@@ -223,7 +223,7 @@ impl Script {
         self.send(command, data).expect("the session goes on");
     }
 
-    /// A command whose CDB goes on in an additional header segment.
+    /// Sends a command whose CDB continues in an additional header segment.
     fn long_command(&mut self, tag: u32, cmd_sn: u32, head: [u8; 16], extension: &[u8]) {
         let mut command = ScsiCommand::from(RawHeader::with_opcode(Opcode::ScsiCommand));
         command.flags = FINAL;
@@ -259,7 +259,7 @@ impl Script {
         self.send(header, data).expect("the session goes on");
     }
 
-    /// A function that is about a unit.
+    /// Sends a task management function for a logical unit.
     fn manage_unit(&mut self, function: TaskManagementFunction, lun: [u8; 8]) {
         let mut request = self.management_request(function, RESERVED_TAG, 0);
         request.lun = lun;
@@ -303,7 +303,7 @@ impl Script {
         );
     }
 
-    /// The layer above is asked to end a task.
+    /// Checks that the next event aborts this task.
     fn asked_to_end(&mut self, tag: u32) {
         match self.connection.poll_event() {
             Some(Event::Aborted(tasks)) => {
@@ -623,7 +623,7 @@ fn rfc7143_11_19_a_silent_initiator_is_pinged_and_then_given_up() {
     assert_eq!(script.connection.handle_timeout(first), Ok(()));
     let (header, _) = script.next();
     let tag = NopIn::view(&header).target_transfer_tag;
-    // It answers.
+    // The initiator answers the first ping.
     let mut pong = NopOut::from(RawHeader::with_opcode(Opcode::NopOut));
     pong.opcode_byte |= IMMEDIATE;
     pong.initiator_task_tag = RESERVED_TAG.into();
@@ -632,7 +632,7 @@ fn rfc7143_11_19_a_silent_initiator_is_pinged_and_then_given_up() {
     script.send(pong, &[]).expect("taken");
     let second = script.connection.poll_timeout();
     assert!(second > first);
-    // It does not.
+    // The initiator does not answer the second ping.
     assert_eq!(script.connection.handle_timeout(second), Ok(()));
     let third = script.connection.poll_timeout();
     assert_eq!(script.connection.handle_timeout(third), Err(CloseReason::Silent));
@@ -660,7 +660,7 @@ fn rfc7143_11_5_1_abort_task_forgets_a_task_without_its_data() {
     let tag = R2t::view(&header).target_transfer_tag.get();
     script.manage(TaskManagementFunction::AbortTask, 1, 1);
     assert_eq!(script.management_response(), TaskManagementResponse::FunctionComplete);
-    // Its data was under way: it is dropped without a word.
+    // The task's data was in transit. The target drops it silently.
     script.data_out(1, tag, 0, 0, true, &[1; 512]);
     script.nothing_more();
 }
@@ -670,7 +670,7 @@ fn rfc7143_11_6_1_abort_of_a_task_that_ended_or_has_not_come() {
     let mut script = Script::established("");
     script.manage(TaskManagementFunction::AbortTask, 1, script.cmd_sn - 1);
     assert_eq!(script.management_response(), TaskManagementResponse::TaskDoesNotExist);
-    // The command with CmdSN + 0 is still on its way, and is not carried out when it comes.
+    // The command with the missing CmdSN is still in transit, and is not executed when it arrives.
     let missing = script.cmd_sn;
     script.cmd_sn += 1;
     script.manage(TaskManagementFunction::AbortTask, 1, missing);
@@ -815,7 +815,7 @@ fn rfc7143_7_8_data_with_a_wrong_digest_is_rejected_and_ends_the_command() {
     data.initiator_task_tag = 1.into();
     data.target_transfer_tag = R2t::view(&header).target_transfer_tag;
     data.data_segment_length = U24::new(512);
-    // What stands where the digest should be is zero.
+    // The digest field contains zeros.
     let bytes = [&RawHeader::from(data).0[..], &[1; 512], &[0; 4]].concat();
     script.connection.handle_input(&bytes, script.now, &mut script.world).expect("taken");
     let (header, data) = script.next();
@@ -835,7 +835,8 @@ fn rfc7143_11_4_7_2_too_little_unsolicited_data_fails_the_command() {
     let (_, data) = script.next();
     assert_eq!(sense_of(&data), (0x0b, 0x0c, 0x0d));
     script.nothing_more();
-    // Immediate data alone may be shorter, and so may the data of a command that needs less.
+    // Immediate data may be shorter if no other unsolicited data follows. Unsolicited data may also be shorter if the
+    // command's expected length is within FirstBurstLength.
     script.command(2, WRITE, 2048, &[1; 256]);
     let (header, _) = script.next();
     assert_eq!(R2t::view(&header).buffer_offset.get(), 256);
@@ -862,7 +863,7 @@ fn rfc7143_11_3_1_a_command_moves_data_the_way_that_its_flags_say() {
         script.good(&command, vec![]);
         script.next();
     }
-    // A read with the flag W moves nothing, as libiscsi's suite expects it.
+    // A read with the flag W moves no data, as libiscsi's test suite expects.
     script.command(1, WRITE, 512, &[]);
     let command = script.next_command();
     script.good(&command, vec![7; 512]);
@@ -926,7 +927,7 @@ fn rfc7143_4_3_a_discovery_session_takes_no_commands() {
 }
 
 proptest! {
-    /// Any PDUs with any flags, tags and data: nothing panics, nothing is carried out twice.
+    /// Sends PDUs with any flags, tags and data. The target does not panic, and begins no command twice.
     #[test]
     fn no_sequence_of_pdus_makes_it_panic(
         pdus in prop::collection::vec(
@@ -949,7 +950,7 @@ proptest! {
             command.opcode_byte = opcode & 0x7f;
             command.flags = flags;
             command.initiator_task_tag = tag.into();
-            // In Data-Out these are the transfer tag, DataSN and offset.
+            // In Data-Out PDUs, these fields are the transfer tag, DataSN and offset.
             command.expected_data_transfer_length =
                 if opcode == 5 && transfer_tag == 0 { RESERVED_TAG } else { length }.into();
             command.cmd_sn = script.cmd_sn.wrapping_add(sn % 2).into();
@@ -981,7 +982,7 @@ fn rfc7143_11_2_2_3_a_cdb_of_32_bytes_arrives_whole_and_in_its_turn() {
     let mut script = Script::established("");
     let (head, extension) = ([0x7f; 16], [0x5a; 16]);
     let first = script.cmd_sn;
-    // The second one comes first and is held.
+    // The second command arrives first and waits.
     script.long_command(11, first + 1, head, &extension);
     assert!(script.connection.poll_event().is_none());
     script.long_command(10, first, head, &extension[..4]);

@@ -15,18 +15,18 @@ use crate::iscsi::name::canonical;
 /// The key of discovery.
 const SEND_TARGETS: &str = "SendTargets";
 
-/// Maximum of keys in one negotiation.
+/// Maximum number of keys in one negotiation.
 const MAX_KEYS: usize = 256;
 
 /// A text negotiation that has not ended.
 struct Exchange {
     initiator_task_tag: u32,
     target_transfer_tag: u32,
-    /// What came with the C bit.
+    /// Text of the requests with the C bit.
     input: Vec<u8>,
-    /// What did not fit the last response.
+    /// Text that did not fit into the last response.
     output: Vec<u8>,
-    /// Keys that were already sent: each is permitted once (RFC 7143 §6.4).
+    /// Keys that the initiator has sent: each is permitted once (RFC 7143 §6.4).
     seen: Vec<String>,
     /// The peer's MaxRecvDataSegmentLength after the end of the negotiation.
     declared: Option<u32>,
@@ -44,7 +44,7 @@ impl Exchange {
         }
     }
 
-    /// Whether the complete text may be answered.
+    /// Returns whether the target may answer the complete text.
     fn takes(&self, input: &[u8], is_last: bool, session_type: SessionType) -> bool {
         let mut names: Vec<&str> = self.seen.iter().map(String::as_str).collect();
         for pair in pairs(input) {
@@ -77,7 +77,7 @@ pub(super) struct Text {
 }
 
 impl Text {
-    /// The reason why a request is not answered, if it is invalid.
+    /// Returns the reason to reject a request, or `None` if the request is valid.
     pub(super) fn refusal(
         &self,
         link: &Link,
@@ -99,12 +99,12 @@ impl Text {
             }
             _ => return Some(RejectReason::ProtocolError),
         };
-        // RFC 7143 §6.2: what asks for the rest of an answer says nothing itself.
+        // RFC 7143 §6.2: a request for the rest of an answer has no text.
         if !exchange.output.is_empty() && !segment.is_empty() {
             return Some(RejectReason::ProtocolError);
         }
-        // An answer may be a thousand times as long as what asks for it: nobody is given many who
-        // does not take them.
+        // An answer may be a thousand times as long as its request. The target rejects requests while too much output
+        // is unsent.
         if exchange.input.len() + segment.len() > settings.text_limit
             || link.output.len() > settings.output_limit
         {
@@ -121,7 +121,7 @@ impl Text {
         (!is_taken).then_some(RejectReason::ProtocolError)
     }
 
-    /// The negotiation has ended, and no part of it takes effect.
+    /// Ends the negotiation. No part of it takes effect.
     pub(super) fn reset(&mut self) {
         self.exchange = None;
     }
@@ -158,7 +158,7 @@ impl Text {
             return self.continue_with(exchange, request.lun, CONTINUE, &part, link);
         }
         if request.flags & FINAL == 0 {
-            // The initiator has more to say.
+            // The initiator has more text to send.
             let output = std::mem::take(&mut exchange.output);
             return self.continue_with(exchange, request.lun, 0, &output, link);
         }
@@ -170,7 +170,7 @@ impl Text {
         }
     }
 
-    /// Answers with a tag under which the exchange goes on.
+    /// Answers with a new transfer tag, with which the exchange continues.
     fn continue_with(
         &mut self,
         mut exchange: Exchange,
@@ -199,7 +199,7 @@ fn push(link: &mut Link, lun: [u8; 8], tag: u32, transfer_tag: u32, flags: u8, t
     link.answer(response, text);
 }
 
-/// Appends the answers to text that [`Exchange::takes`].
+/// Appends the answers to a text that [`Exchange::takes`] has accepted.
 fn answer(
     input: &[u8],
     exchange: &mut Exchange,
@@ -221,7 +221,7 @@ fn answer(
             Some(_) if name == SEND_TARGETS => {
                 let only = match (admission.session_type, value) {
                     (SessionType::Discovery, "All") => None,
-                    // RFC 7143 appendix C: only in a discovery session.
+                    // RFC 7143 appendix C: All is permitted only in a discovery session.
                     (SessionType::Normal, "All") => {
                         say(name, REJECT);
                         continue;

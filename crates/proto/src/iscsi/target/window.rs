@@ -1,16 +1,15 @@
-//! The command window: ExpCmdSN, MaxCmdSN and what a CmdSN means against them
-//! (RFC 7143 §4.2.2.1).
+//! The command window: ExpCmdSN, MaxCmdSN, and the position of a CmdSN relative to them (RFC 7143 §4.2.2.1).
 
 use sarsen_wire::iscsi::SerialNumber;
 
-/// How a request's CmdSN stands in the window.
+/// The position of a request's CmdSN in the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CmdSnPosition {
     /// It is the next one.
     Next,
     /// It is within the window, but earlier ones have not arrived.
     AboveGap,
-    /// It is a duplicate or above MaxCmdSN: to be dropped without a word.
+    /// It is a duplicate or above MaxCmdSN. The target drops the request silently.
     Outside,
 }
 
@@ -24,7 +23,7 @@ pub(super) struct CommandWindow {
 }
 
 impl CommandWindow {
-    /// A window in which `first` is expected and `limit` commands may be outstanding.
+    /// Creates a window in which `first` is expected and `limit` commands may be outstanding.
     pub(super) fn new(first: SerialNumber, limit: u32) -> Self {
         Self { exp_cmd_sn: first, max_cmd_sn: first.plus(limit - 1), limit, active: 0 }
     }
@@ -33,8 +32,7 @@ impl CommandWindow {
         self.exp_cmd_sn
     }
 
-    /// MaxCmdSN for the PDU that is being built: as many commands as may still be outstanding,
-    /// and never less than was told before.
+    /// Returns MaxCmdSN for the next PDU. It permits as many commands as may still be outstanding, and never falls.
     pub(super) fn max_cmd_sn(&mut self) -> SerialNumber {
         let room = self.limit.saturating_sub(self.active);
         let max = self.exp_cmd_sn.plus(room).plus(u32::MAX);
@@ -54,17 +52,17 @@ impl CommandWindow {
         }
     }
 
-    /// The expected request arrived.
+    /// Notes that the expected request has arrived.
     pub(super) fn advance(&mut self) {
         self.exp_cmd_sn = self.exp_cmd_sn.next();
     }
 
-    /// A command became a task.
+    /// Notes that a command has become a task.
     pub(super) fn begin(&mut self) {
         self.active += 1;
     }
 
-    /// A task ended.
+    /// Notes that a task has ended.
     pub(super) fn end(&mut self) {
         debug_assert!(self.active > 0);
         self.active = self.active.saturating_sub(1);

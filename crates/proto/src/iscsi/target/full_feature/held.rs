@@ -1,5 +1,4 @@
-//! Requests above a gap in CmdSN: they wait until the requests before them have come
-//! (RFC 7143 §4.2.2.1).
+//! Requests above a gap in CmdSN. They wait until the requests before them have arrived (RFC 7143 §4.2.2.1).
 
 use std::collections::VecDeque;
 
@@ -12,10 +11,10 @@ use super::{FullFeature, Incoming};
 use crate::iscsi::Segment;
 use crate::iscsi::command_memory::Grant;
 
-/// Requests above a gap in CmdSN hold at most this much immediate data together.
+/// Maximum immediate data in bytes of all requests above a gap in CmdSN together.
 const HELD_BYTES_LIMIT: usize = 4 << 20;
 
-/// A request that has come whole before its turn.
+/// A request that is complete before its turn.
 pub(super) struct Held {
     pub(super) cmd_sn: SerialNumber,
     pub(super) header: RawHeader,
@@ -28,7 +27,7 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Logical unit and attribute of a command.
+    /// Returns the logical unit and the attribute, if the request is a command.
     pub(super) fn command(&self) -> Option<([u8; 8], u8)> {
         let command = ScsiCommand::view(&self.header);
         let attribute = command.flags & ScsiCommand::ATTRIBUTE;
@@ -37,7 +36,7 @@ impl Held {
 }
 
 impl FullFeature {
-    /// Holds a request's CmdSN against the window, before its data has come.
+    /// Compares a request's CmdSN with the window, before its data has arrived.
     pub(super) fn expect_request(
         &self,
         link: &mut Link,
@@ -56,7 +55,8 @@ impl FullFeature {
         }
     }
 
-    /// Requests whose turn has come because the gap before them closed.
+    /// Handles requests whose turn has come because the gap before them closed. Returns whether to close the
+    /// connection.
     pub(super) fn release_held(
         &mut self,
         link: &mut Link,
@@ -82,7 +82,7 @@ impl FullFeature {
         Ok(false)
     }
 
-    /// A request that has come whole, and whose turn it is.
+    /// Handles a complete request whose turn has come. Returns whether to close the connection.
     pub(super) fn handle_held(
         &mut self,
         link: &mut Link,
@@ -124,7 +124,7 @@ impl FullFeature {
         }
     }
 
-    /// The requests that wait for a CmdSN before theirs.
+    /// Returns the requests that wait for an earlier CmdSN.
     pub(in crate::iscsi::target) fn held_requests(
         &self,
     ) -> impl Iterator<Item = (SerialNumber, &RawHeader)> {
@@ -136,8 +136,7 @@ impl FullFeature {
         self.held.len()
     }
 
-    /// A function named a command that is not to be carried out any more: its number counts as
-    /// received.
+    /// Drops a command that a task management function aborted before its turn. Its CmdSN counts as received.
     pub(in crate::iscsi::target) fn forget_expected(
         &mut self,
         link: &mut Link,

@@ -12,7 +12,7 @@ use super::FullFeature;
 use crate::iscsi::Parameters;
 
 impl FullFeature {
-    /// RFC 7143 §11.14.
+    /// Handles a logout (RFC 7143 §11.14). Returns whether to close the connection.
     pub(super) fn handle_logout(
         &mut self,
         link: &mut Link,
@@ -78,7 +78,7 @@ pub(in crate::iscsi::target) fn push_logout_response(
     pdu.stat_sn = stamp.stat_sn.into();
     pdu.exp_cmd_sn = stamp.exp_cmd_sn.into();
     pdu.max_cmd_sn = stamp.max_cmd_sn.into();
-    // Tasks that wait to be taken over do so at once; after any other logout there are none.
+    // Tasks that wait for another connection can be reassigned at once. After any other logout, no tasks are left.
     let Parameters { default_time2wait, default_time2retain, .. } = link.parameters;
     let times = if for_recovery { (0, default_time2retain) } else { (default_time2wait, 0) };
     pdu.time2wait = (times.0 as u16).into();

@@ -1,4 +1,4 @@
-//! Tasks that wait: for memory, or until others of the session have reached the layer above.
+//! Tasks that wait for memory, or until other tasks of the session have reached the layer above.
 
 use std::collections::VecDeque;
 
@@ -10,12 +10,12 @@ use super::super::tasks::Task;
 use super::FullFeature;
 
 impl FullFeature {
-    /// Whether tasks wait for others, or for room.
+    /// Returns whether tasks wait for other tasks or for memory.
     pub(super) fn has_waiting(&self) -> bool {
         !self.held_back.is_empty() || !self.waiting.is_empty()
     }
 
-    /// Lets them go on.
+    /// Continues the waiting tasks that need not wait any more.
     #[inline]
     pub(in crate::iscsi::target) fn start_waiting(
         &mut self,
@@ -30,15 +30,14 @@ impl FullFeature {
         }
     }
 
-    /// Answers that the initiator has not acknowledged keep memory from waiting commands: the target asks for an
-    /// acknowledgement.
+    /// Pings the initiator if unacknowledged answers use memory that commands wait for. Its reply acknowledges them.
     pub(super) fn ask_what_has_come(&mut self, link: &mut Link) {
         if link.kept.bytes() > 0 && self.ping_tag == RESERVED_TAG {
             self.ping(link);
         }
     }
 
-    /// Lets those go on that need not wait for others any more. Says whether there were any.
+    /// Continues the tasks that need not wait for other tasks any more. Returns whether there were any.
     fn release_held_back(&mut self, link: &mut Link, events: &mut VecDeque<Event>) -> bool {
         if self.held_back.is_empty() {
             return false;
@@ -47,7 +46,7 @@ impl FullFeature {
         let count = held_back.len();
         held_back.sort_unstable_by_key(|id| id.sequence);
         for id in held_back {
-            // It may be gone, and its tag another one's.
+            // The task may have ended, and another task may have its tag.
             if self.tasks.by_tag(id.initiator_task_tag).is_some_and(|task| task.id == id) {
                 self.advance_task(link, id, events);
             }
@@ -55,7 +54,7 @@ impl FullFeature {
         self.held_back.len() < count
     }
 
-    /// Lets tasks go on for which there is room. Says whether there were any.
+    /// Continues the tasks for which there is memory. Returns whether there were any.
     #[cold]
     fn give_room(&mut self, link: &mut Link, events: &mut VecDeque<Event>) -> bool {
         let mut any = false;
@@ -71,7 +70,7 @@ impl FullFeature {
     }
 }
 
-/// Gives a waiting task its memory, if there is enough.
+/// Gives a waiting task its memory, if there is enough. Returns whether there is.
 #[inline(always)]
 pub(super) fn admit(task: &mut Task, link: &Link) -> bool {
     let Some(grant) = link.room.admit(task.room()) else { return false };

@@ -1,4 +1,4 @@
-//! Tasks that outlive their connection.
+//! Tests of tasks that outlive their connection.
 
 use super::session::{command, joined, log_out, pair, resume, wakes};
 use super::*;
@@ -15,7 +15,7 @@ fn reassign(script: &mut Script, tag: u32, exp_data_sn: u32) -> Adoption {
     adoption
 }
 
-/// The task goes from the first connection, which is lost, to the second.
+/// Moves the task from the first connection, which is lost, to the second.
 fn hand_over(first: &mut Script, second: &mut Script, tag: u32, exp_data_sn: u32) {
     let adoption = reassign(second, tag, exp_data_sn);
     let claim = first.connection.release(tag);
@@ -43,7 +43,7 @@ fn rfc7143_7_2_2_a_write_goes_on_where_it_was() {
     let (header, _) = first.next();
     let transfer_tag = R2t::view(&header).target_transfer_tag.get();
     first.data_out(1, transfer_tag, 0, 0, false, &[1; 512]);
-    // A data segment that breaks off.
+    // The data segment is incomplete.
     let mut cut = DataOut::from(RawHeader::with_opcode(Opcode::DataOut));
     cut.initiator_task_tag = 1.into();
     cut.target_transfer_tag = transfer_tag.into();
@@ -104,7 +104,7 @@ fn rfc7143_7_2_2_data_and_status_that_were_not_heard_come_again() {
     let running = first.next_command();
     first.good(&running, data.clone());
     park(&mut first);
-    // Two PDUs of 1,024 bytes were heard; the new connection takes longer ones.
+    // The initiator has received two PDUs of 1,024 bytes. The new connection accepts longer PDUs.
     hand_over(&mut first, &mut second, 1, 2);
     let (header, part) = second.next();
     let again = DataIn::view(&header);
@@ -116,7 +116,7 @@ fn rfc7143_7_2_2_data_and_status_that_were_not_heard_come_again() {
     assert!(matches!(first.connection.release(1), Claim::Unknown));
 }
 
-/// An abort of what was answered leaves it as it was: with its data.
+/// The abort of an answered task changes neither its answer nor its data.
 #[test]
 fn rfc7143_11_5_1_an_abort_takes_no_data_from_an_answer() {
     let (mut first, mut second) = pair(&format!("{LEVEL}MaxRecvDataSegmentLength=1024\0"));
@@ -180,7 +180,7 @@ fn rfc7143_11_14_a_connection_is_removed_for_recovery_over_itself() {
     let (header, _) = first.next();
     let transfer_tag = R2t::view(&header).target_transfer_tag.get();
     log_out(&mut first, LogoutReason::RemoveForRecovery, 0);
-    // The connection neither sends nor receives anything more.
+    // The connection neither sends nor receives any more data for its tasks.
     first.good(&running, vec![7; 512]);
     first.data_out(2, transfer_tag, 0, 0, true, &[1; 512]);
     let (header, _) = first.next();
@@ -240,7 +240,7 @@ fn rfc7143_11_5_1_a_task_of_a_lost_connection_is_aborted_on_another() {
     second.nothing_more();
 }
 
-/// While the others are asked for it, the gap below it closes.
+/// The gap before the command closes while the other connections are asked for the command.
 #[test]
 fn rfc7143_11_5_1_an_abort_reaches_a_command_whose_turn_came_meanwhile() {
     let (mut first, mut second) = pair(LEVEL);
@@ -262,7 +262,7 @@ fn rfc7143_11_5_1_an_abort_reaches_a_command_whose_turn_came_meanwhile() {
 #[test]
 fn rfc7143_7_2_1_a_command_that_was_not_acknowledged_is_sent_again() {
     let (mut first, mut second) = pair(LEVEL);
-    // Above a gap, on the connection that is lost.
+    // This command is above a gap, on the connection that is lost.
     command(&mut first, 2, READ, 0);
     first.nothing_more();
     park(&mut first);
@@ -280,7 +280,7 @@ fn rfc7143_7_2_2_a_command_that_was_acknowledged_is_not_forgotten() {
     let (mut first, mut second) = pair(LEVEL);
     command(&mut first, 2, READ, 0);
     first.nothing_more();
-    // The gap is closed, and the connection lost before it hears of that.
+    // The gap closes. The first connection is lost before it is notified.
     command(&mut second, 1, READ, 0);
     assert_eq!(second.next_command().task.initiator_task_tag, 1);
     park(&mut first);

@@ -1,4 +1,4 @@
-//! CHAP against scripted initiators.
+//! Tests of CHAP with scripted initiators.
 
 use super::*;
 use crate::iscsi::chap::{self, Challenge};
@@ -7,20 +7,20 @@ pub(super) const ACCOUNT: (&str, &str) = ("host", "the host's secret");
 const OTHER: (&str, &str) = ("guest", "the guest's secret");
 pub(super) const OWN: (&str, &str) = ("box", "the box's own secret");
 
-/// T and the operational stage; the stage itself is the security stage.
+/// T, with the current stage security and the next stage operational.
 const TO_OPERATIONAL: u8 = 0x81;
 const TO_FULL_FEATURE: u8 = 0x83;
 
-/// What the surroundings know of accounts, and what they were asked.
+/// The accounts that the test environment has, and the calls that it received.
 pub(super) struct Security {
     pub(super) requirement: AuthRequirement,
     pub(super) alias: Option<String>,
     accounts: Vec<(&'static str, &'static str)>,
     pub(super) own: Option<(&'static str, &'static str)>,
     refusal: Option<RefusalReason>,
-    /// What [`Environment::authorize`] was asked.
+    /// The accounts in the calls of [`Environment::authorize`].
     pub(super) asked: Vec<Option<String>>,
-    /// How often random bytes were made.
+    /// Number of calls of [`Self::fill_random`].
     random: u8,
 }
 
@@ -62,7 +62,7 @@ impl Security {
         self.refusal.map_or(Ok(()), |reason| Err(reason.into()))
     }
 
-    /// Never the same twice.
+    /// Fills `bytes` with a different value in each call.
     pub(super) fn fill_random(&mut self, bytes: &mut [u8]) {
         self.random = self.random.wrapping_add(1);
         bytes.fill(self.random);
@@ -79,7 +79,7 @@ fn identity() -> String {
     format!("InitiatorName=iqn.2026-11.test:x\0TargetName={TARGET}\0")
 }
 
-/// The flags and the text of an answer that is no refusal.
+/// Returns the flags and the text of a login response that is not a refusal.
 fn answer(script: &mut Script) -> (u8, String) {
     let (header, text) = script.next();
     let response = LoginResponse::view(&header);
@@ -87,7 +87,7 @@ fn answer(script: &mut Script) -> (u8, String) {
     (response.flags, String::from_utf8(text).expect("text"))
 }
 
-/// Why the login was refused; the response says no more than its status.
+/// Returns the reason why the login was refused. The response contains only its status.
 fn refusal(script: &mut Script) -> RefusalReason {
     assert!(script.connection.poll_event().is_none(), "no session");
     let (header, text) = script.next();
@@ -99,13 +99,13 @@ fn refusal(script: &mut Script) -> RefusalReason {
     refusal.reason
 }
 
-/// The value of a key.
+/// Returns the value of a key.
 fn value<'a>(text: &'a str, key: &str) -> &'a str {
     let mut pairs = text.split('\0').filter_map(|pair| pair.split_once('='));
     pairs.find(|(name, _)| *name == key).unwrap_or_else(|| panic!("no {key} in {text:?}")).1
 }
 
-/// A login up to the challenge.
+/// Logs in up to the challenge. Returns the challenge.
 fn challenged(script: &mut Script, list: &str) -> (Algorithm, Challenge) {
     script.login(0, &format!("{}AuthMethod=CHAP,None\0", identity()));
     let wanted = "TargetPortalGroupTag=1\0AuthMethod=CHAP\0".to_owned();
@@ -128,7 +128,7 @@ fn proof((algorithm, challenge): &(Algorithm, Challenge), (name, secret): (&str,
     format!("CHAP_N={name}\0CHAP_R={}\0", chap::encode(&response))
 }
 
-/// CHAP_I and CHAP_C of the initiator's.
+/// Returns CHAP_I and CHAP_C of the initiator's challenge.
 fn counter(challenge: &Challenge) -> String {
     format!("CHAP_I={}\0CHAP_C={}\0", challenge.identifier, chap::encode(&challenge.bytes))
 }
@@ -137,7 +137,7 @@ fn theirs() -> Challenge {
     Challenge { identifier: 200, bytes: b"what the initiator asks".to_vec() }
 }
 
-/// The session stands, and its admission names who it is with.
+/// Checks that the session is established. Returns its admission.
 fn established(script: &mut Script) -> Admission {
     let admission = match script.connection.poll_event() {
         Some(Event::Establish(admission)) => admission,
@@ -157,7 +157,7 @@ fn rfc7143_12_1_3_each_algorithm_one_way() {
         assert_eq!(asked.0, algorithm);
         assert_eq!(asked.1.bytes.len(), chap::CHALLENGE_LENGTH);
         script.login(TO_OPERATIONAL, &proof(&asked, ACCOUNT));
-        // Who is not known is not told what the target is called.
+        // The target reports its alias only after the initiator has authenticated.
         assert_eq!(answer(&mut script), (TO_OPERATIONAL, "TargetAlias=a disk\0".to_owned()));
         script.login(0x87, "MaxBurstLength=4096\0");
         let admission = established(&mut script);
@@ -230,7 +230,7 @@ fn rfc7143_12_1_3_wrong_secrets_and_unknown_accounts_look_the_same() {
         (("nobody", ACCOUNT.1), RefusalReason::UnknownAccount),
         (("Host", ACCOUNT.1), RefusalReason::UnknownAccount),
         (("host ", ACCOUNT.1), RefusalReason::UnknownAccount),
-        // We are no account of ours.
+        // The target's own credentials are not an account.
         (OWN, RefusalReason::UnknownAccount),
     ] {
         let mut script = demanding(&Algorithm::ALL);
@@ -255,7 +255,7 @@ fn rfc7143_9_2_1_a_response_serves_one_challenge() {
     assert_ne!(first.1, second.1);
     later.login(TO_OPERATIONAL, &recorded);
     assert_eq!(refusal(&mut later), RefusalReason::WrongSecret);
-    // Nor is a response right with some of its bytes, or with more.
+    // A response with missing or additional bytes is wrong, too.
     for change in [|bytes: &mut Vec<u8>| bytes.truncate(31), |bytes: &mut Vec<u8>| bytes.push(0)] {
         let mut script = demanding(&[Algorithm::Sha256]);
         let (algorithm, challenge) = challenged(&mut script, "7");
@@ -271,7 +271,7 @@ fn rfc7143_9_2_1_our_own_challenge_is_not_answered() {
     for secret in [ACCOUNT.1, "another secret"] {
         let mut script = demanding(&Algorithm::ALL);
         let asked = challenged(&mut script, "8");
-        // With another identifier it is the same challenge.
+        // The challenge is the same, although its identifier differs.
         let back = Challenge { identifier: 1, ..asked.1.clone() };
         script.login(TO_OPERATIONAL, &(proof(&asked, (ACCOUNT.0, secret)) + &counter(&back)));
         assert_eq!(refusal(&mut script), RefusalReason::ReflectedChallenge);
@@ -289,7 +289,7 @@ fn rfc7143_9_2_1_one_secret_does_not_serve_both_ways() {
         let asked = challenged(&mut script, "7");
         script.login(TO_OPERATIONAL, &(proof(&asked, ACCOUNT) + &counter(&theirs())));
         assert_eq!(refusal(&mut script), reason);
-        // Who does not ask does not mind.
+        // An initiator that does not authenticate the target is not affected.
         let mut script = demanding(&Algorithm::ALL);
         script.world.security.own = own;
         let asked = challenged(&mut script, "7");
@@ -307,7 +307,7 @@ fn rfc7143_6_3_2_who_asks_to_leave_on_the_way_is_told_that_there_is_more() {
         script.login(flags, "CHAP_A=7\0");
         let (flags_answered, text) = answer(&mut script);
         assert_eq!(flags_answered, 0);
-        // The proof without T, and then the move alone.
+        // The initiator sends its proof without T, then T without keys.
         script.login(0, &(proof(&parse_challenge(&text), ACCOUNT) + &counter(&theirs())));
         let wanted = proof(&(Algorithm::Sha256, theirs()), OWN);
         assert_eq!(answer(&mut script), (0, wanted));
@@ -326,11 +326,11 @@ fn rfc7143_6_3_2_the_security_stage_is_not_skipped() {
     let name = identity();
     let offer = format!("{name}AuthMethod=CHAP\0");
     let steps: [&[(u8, &str)]; 10] = [
-        // Straight to operational keys, or through.
+        // These logins begin with the operational stage.
         &[(0x04, &name)],
         &[(0x87, &name)],
         &[(0x87, &format!("{name}MaxBurstLength=4096\0"))],
-        // Out of the stage with nothing shown.
+        // These logins end the security stage without authentication.
         &[(TO_OPERATIONAL, &name)],
         &[(TO_FULL_FEATURE, &name)],
         &[(0, &name), (TO_FULL_FEATURE, "")],
@@ -350,7 +350,7 @@ fn rfc7143_6_3_2_the_security_stage_is_not_skipped() {
         assert_eq!(refusal(&mut script), RefusalReason::ProofMissing, "{requests:?}");
         assert!(script.world.security.asked.is_empty());
     }
-    // Nor is a stage claimed that was not reached, and None is no proof.
+    // A request must not name a stage that the login has not reached. No other method than CHAP is sufficient.
     let mut script = demanding(&Algorithm::ALL);
     script.login(0, &offer);
     answer(&mut script);
@@ -418,7 +418,7 @@ fn rfc7143_12_1_3_the_proof_comes_once() {
         script.login(TO_OPERATIONAL, more);
         assert_eq!(refusal(&mut script), RefusalReason::Malformed, "{more}");
     }
-    // In the operational stage there is no authentication.
+    // The operational stage permits no keys for authentication.
     for keys in ["AuthMethod=CHAP\0", "CHAP_A=7\0", "CHAP_N=host\0"] {
         let mut script = Script::new();
         script.login(0x04, &(identity() + keys));
@@ -467,11 +467,11 @@ fn leave_to_enter_is_asked_once_where_nothing_is_to_be_proven() {
         }
         assert_eq!(script.world.security.asked, [None]);
     }
-    // Who would be somebody where nobody is asked learns that before it shows anything.
+    // If the target has no accounts, it refuses an initiator that requires CHAP before any credentials are sent.
     let mut script = Script::new();
     script.login(TO_OPERATIONAL, &format!("{}AuthMethod=CHAP\0", identity()));
     assert_eq!(refusal(&mut script), RefusalReason::ChapNotConfigured);
-    // One that offers both and goes on with CHAP though the answer is None, as libiscsi does.
+    // This initiator offers both methods, and continues with CHAP although the answer is None, as libiscsi does.
     let mut script = Script::new();
     script.login(0, &format!("{}AuthMethod=CHAP,None\0", identity()));
     assert!(answer(&mut script).1.ends_with("AuthMethod=None\0"));
@@ -518,20 +518,20 @@ fn rfc7143_6_3_1_who_joins_a_session_proves_who_it_is_too() {
     let mut second = joining();
     let asked = challenged(&mut second, "7");
     second.login(TO_FULL_FEATURE, &proof(&asked, OTHER));
-    // Whether it is the one who began the session is the layer above's to say.
+    // The layer above decides whether this account may join a session of another account.
     let admission = established(&mut second);
     assert_eq!((admission.tsih, admission.account.as_deref()), (TSIH, Some(OTHER.0)));
 }
 
-/// A move of an initiator that would like to get in.
+/// A step of an initiator that tries to log in.
 #[derive(Clone, Debug)]
 enum Move {
     Identity,
     Method(&'static str),
     Algorithms(&'static str),
-    /// A response to the challenge that came last: name, secret, and whether it asks for ours.
+    /// A response to the last challenge: the name, the secret, and whether the initiator authenticates the target.
     Proof(&'static str, &'static str, bool),
-    /// The challenge itself, sent back.
+    /// The target's challenge, sent back.
     Reflection(&'static str),
     Other(&'static str),
 }
@@ -555,10 +555,10 @@ fn any_move() -> impl Strategy<Value = Move> {
 }
 
 proptest! {
-    /// No keys in any order, with any flags, make a session without the response that is due.
+    /// No sequence of keys and flags establishes a session without the correct response.
     #[test]
     fn rfc7143_6_3_2_nobody_gets_in_without_the_right_response(
-        // Most begin well, and some are in a hurry.
+        // Most logins begin correctly. Some set T too early.
         begins_well in prop::bool::weighted(0.8),
         hurry in prop::sample::select(vec![0u8, 0, 0x81, 0x83]),
         moves in prop::collection::vec(

@@ -1,4 +1,4 @@
-//! Clauses of RFC 7143 that no other test of the target comes by.
+//! Tests of clauses of RFC 7143 that no other test of the target covers.
 
 use super::*;
 
@@ -34,7 +34,7 @@ fn rfc7143_6_2_an_unknown_key_is_answered_and_does_not_end_the_login() {
 
 #[test]
 fn rfc7143_6_3_stages_follow_each_other_forward() {
-    // Current and next stage: 0 security, 1 operational, 3 full feature.
+    // The flags contain the current and the next stage: 0 security, 1 operational, 3 full feature.
     for (flags, is_taken) in
         [(0x81, true), (0x83, true), (0x87, true), (0x80, false), (0x84, false), (0x86, false)]
     {
@@ -73,7 +73,7 @@ fn rfc7143_11_1_reserved_bits_are_not_looked_at() {
     command.expected_data_transfer_length = 512.into();
     command.cmd_sn = script.cmd_sn.into();
     let mut bytes = RawHeader::from(command).0;
-    // The reserved bit of the first byte, those beside the attribute, and two reserved bytes.
+    // The reserved bit of the first byte, the reserved bits next to the attribute, and two reserved bytes.
     bytes[0] |= 0x80;
     bytes[1] |= 0x18;
     bytes[2..4].fill(0xff);
@@ -167,7 +167,7 @@ fn rfc7143_13_14_first_burst_length_is_no_longer_than_max_burst_length() {
         let text = String::from_utf8(text).expect("text");
         assert!(text.split('\0').any(|pair| pair == "FirstBurstLength=16384"), "{text:?}");
     }
-    // An acknowledged answer cannot be retained any longer.
+    // An answer that was already sent cannot be changed.
     let mut script = Script::new();
     script.login(0x04, &format!("{NAMES}FirstBurstLength=65536\0"));
     assert_eq!(status(&mut script), LoginStatus::Success);
@@ -227,7 +227,7 @@ fn rfc7143_7_7_a_request_without_its_final_bit_is_a_format_error() {
     assert_eq!(script.next().0.basic().opcode(), Opcode::TextResponse);
 }
 
-/// Sends a text request with the next CmdSN; returns its answer.
+/// Sends a text request with the next CmdSN. Returns its answer.
 fn numbered_text(script: &mut Script, keys: &[u8]) -> RawHeader {
     let mut text = TextRequest::from(RawHeader::with_opcode(Opcode::TextRequest));
     text.initiator_task_tag = 3.into();
@@ -286,7 +286,7 @@ fn rfc7143_4_3_a_discovery_session_takes_send_targets_alone() {
     assert_eq!(TextResponse::view(&header).exp_cmd_sn.get(), cmd_sn + 1);
 }
 
-/// Sends a part of a negotiation; returns the answer's opcode and transfer tag.
+/// Sends a part of a negotiation. Returns the opcode and the transfer tag of the answer.
 fn negotiate(script: &mut Script, transfer_tag: u32, flags: u8, keys: &[u8]) -> (Opcode, u32) {
     let mut text = TextRequest::from(RawHeader::with_opcode(Opcode::TextRequest));
     text.opcode_byte |= IMMEDIATE;

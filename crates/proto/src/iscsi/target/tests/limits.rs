@@ -1,4 +1,4 @@
-//! What a peer may ask of our memory, and what it is told beyond that.
+//! Tests of the limits of the memory that a peer can use, and of the responses beyond these limits.
 
 use sarsen_wire::iscsi::SnackRequest;
 
@@ -11,7 +11,7 @@ fn the_memory_of_a_session_is_limited() {
     let mut script = Script::established("InitialR2T=Yes\0ImmediateData=No\0");
     let length = ROOM_LIMIT / 2;
     script.world.data_out_length = length;
-    // Two have room. A third one, a read, and a fourth one wait; what takes no memory does not.
+    // Two writes have memory. The other writes and the read wait. A command that needs no memory does not wait.
     for (tag, flags) in [(1, WRITE), (2, WRITE), (3, WRITE), (4, READ), (5, WRITE)] {
         script.command(tag, flags, length as u32, &[]);
     }
@@ -22,7 +22,7 @@ fn the_memory_of_a_session_is_limited() {
         assert_eq!(R2t::view(&header).initiator_task_tag.get(), tag);
     }
     script.nothing_more();
-    // Who waits and is aborted lets the next one forward, and who ends makes room.
+    // When a waiting command is aborted, the next one moves up. When an admitted command ends, it frees memory.
     script.manage(TaskManagementFunction::AbortTask, 3, 3);
     assert_eq!(script.management_response(), TaskManagementResponse::FunctionComplete);
     script.nothing_more();
@@ -77,7 +77,7 @@ fn what_other_sessions_took_of_the_memory_is_waited_for() {
     assert_eq!((settings.budget.lent(), settings.budget.charged()), (0, 0));
 }
 
-/// A memory budget of this many bytes.
+/// Returns settings with a memory budget of `limit` bytes.
 fn budget(limit: usize) -> Settings {
     Settings { budget: Arc::new(Budget::new(limit)), ..Settings::default() }
 }
@@ -149,7 +149,8 @@ fn a_write_whose_data_comes_with_it_lands_once_in_the_memory_that_the_store_gets
 
 #[test]
 fn sam5_5_3_1_immediate_data_without_memory_is_discarded_and_its_command_refused() {
-    // Seven eighths of this are not enough for two: the second write is one of two of the initiator's.
+    // Seven eighths of this budget are not enough for two writes. The status of the second write is TASK SET FULL,
+    // because the initiator has another task.
     let settings = budget(512 << 10);
     let mut script = Script::established_with(settings.clone(), IMMEDIATE_DATA);
     let mut other = Script::established_with(settings.clone(), IMMEDIATE_DATA);
@@ -248,7 +249,7 @@ fn rfc7143_4_2_2_2_the_data_of_a_read_is_charged_until_it_is_acknowledged() {
     }
     let kept: usize = lengths.into_iter().map(Buffer::memory_for).sum();
     assert_eq!(settings.budget.charged(), kept);
-    // Retained answers leave no memory for the next command within the connection's limit: the target asks for an
+    // The kept answers leave no memory for the next command within the connection's limit, so the target requests an
     // acknowledgement.
     script.command(3, READ, LARGE as u32, &[]);
     let (header, _) = script.next();
@@ -278,7 +279,7 @@ fn short_answers_that_are_not_taken_are_charged() {
     assert_eq!(settings.budget.charged(), 0);
 }
 
-/// Sends the requests of a correct initiator, and returns how many commands ended.
+/// An initiator that sends correct requests, and counts the commands that are left.
 struct Initiator {
     script: Script,
     left: u32,
@@ -297,7 +298,7 @@ impl Initiator {
         self.script.command(tag, flags, length as u32, &vec![tag as u8; immediate]);
     }
 
-    /// Answers R2Ts, carries commands out, and takes answers. Returns whether there were any.
+    /// Answers R2Ts, executes commands and receives responses. Returns whether there were any.
     fn step(&mut self) -> bool {
         let waker = std::task::Waker::noop();
         let mut context = Context::from_waker(waker);
@@ -345,7 +346,7 @@ impl Initiator {
         let (_, flags, length) = self.outstanding.swap_remove(index);
         match status {
             0 => self.left -= 1,
-            // Every initiator does this later.
+            // Initiators send the command again, but after a delay.
             0x08 | 0x28 => self.send(flags, length),
             other => panic!("status {other:#x}"),
         }
@@ -355,7 +356,7 @@ impl Initiator {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Many connections with commands of any size in little memory: all commands end, and memory use never exceeds
+    /// Many connections send commands of any size, with little memory. All commands end, and memory use never exceeds
     /// the budget plus the one command outside it.
     #[test]
     fn every_command_ends_within_the_budget(

@@ -1,11 +1,11 @@
-//! Tasks that others end, and the order in which commands reach the layer above.
+//! Tests of tasks that other initiators abort, and of the order in which commands reach the layer above.
 
 use super::*;
 
 const TASK_ABORTED: u8 = 0x40;
 const ORDERED: u8 = 2;
 const HEAD_OF_QUEUE: u8 = 3;
-/// Data comes by R2T alone.
+/// The initiator sends data only after an R2T.
 const SOLICITED: &str = "InitialR2T=Yes\0ImmediateData=No\0";
 
 fn end_all(script: &mut Script, token: u64, ending: Ending) -> usize {
@@ -17,7 +17,7 @@ fn ended(script: &mut Script, token: u64) {
     assert!(matches!(event, Some(Event::TasksEnded(reported)) if reported == token), "{event:?}");
 }
 
-/// The tag and status of the next SCSI response.
+/// Returns the tag and status of the next SCSI response.
 fn response(script: &mut Script) -> (u32, u8) {
     let (header, _) = script.next();
     assert_eq!(header.basic().opcode(), Opcode::ScsiResponse);
@@ -25,7 +25,7 @@ fn response(script: &mut Script) -> (u32, u8) {
     (response.initiator_task_tag.get(), response.status)
 }
 
-/// The transfer tag of the R2T that comes next.
+/// Checks that the next PDU is an R2T for this task. Returns its transfer tag.
 fn asked_for_data(script: &mut Script, tag: u32) -> u32 {
     let (header, _) = script.next();
     assert_eq!(header.basic().opcode(), Opcode::R2t);
@@ -74,7 +74,7 @@ fn rfc7143_4_2_3_3_whoever_loses_a_task_to_another_is_told_task_aborted() {
     script.command(2, READ, 512, &[]);
     let command = script.next_command();
     assert_eq!(end_all(&mut script, 1, Ending::Answered), 2);
-    // What is carried out is waited for, what collects data is not.
+    // The target waits for the task that is executed, but not for the task that still collects data.
     assert_eq!(response(&mut script), (1, TASK_ABORTED));
     script.asked_to_end(2);
     script.data_out(1, transfer_tag, 0, 0, true, &[1; 512]);
@@ -100,7 +100,7 @@ fn an_answer_that_is_withheld_keeps_nobody_waiting() {
         }
         script.nothing_more();
     }
-    // It is given when nobody ends it; one that was aborted before is not withheld.
+    // A withheld answer is sent if the task is not aborted. The answer of an aborted task is not withheld.
     script.command(3, READ, 0, &[]);
     let command = script.next_command();
     assert_eq!(script.connection.withhold(command.task), Some(LUN));
@@ -147,7 +147,7 @@ fn rfc7143_4_2_3_3_a_reset_ends_commands_that_are_held_above_a_gap() {
     script.command(2, READ, 0, &[]);
     script.manage(TaskManagementFunction::AbortTaskSet, RESERVED_TAG, 0);
     assert_eq!(script.management_response(), TaskManagementResponse::FunctionComplete);
-    // Sent after the function: not meant.
+    // The function does not affect this command, because the initiator sent it later.
     script.command(3, READ, 0, &[]);
     script.cmd_sn = first;
     script.command(1, READ, 0, &[]);

@@ -1,4 +1,4 @@
-//! Error recovery within a connection.
+//! Tests of error recovery within a connection.
 
 use super::super::recovery::KEPT_LIMIT;
 use super::*;
@@ -9,7 +9,7 @@ const STATUS: u8 = 1;
 const DATA_ACK: u8 = 2;
 const R_DATA: u8 = 3;
 
-/// A session at level 1, with data digests and short PDUs.
+/// Creates a session of level 1, with data digests and short PDUs.
 fn recovering(keys: &str) -> Script {
     let keys = format!(
         "ErrorRecoveryLevel=1\0DataDigest=CRC32C\0MaxRecvDataSegmentLength=512\0\
@@ -73,7 +73,7 @@ impl Script {
         *R2t::view(&header)
     }
 
-    /// An R-Data SNACK.
+    /// Sends an R-Data SNACK.
     fn anew(&mut self, tag: u32, snack_tag: u32) {
         let mut snack = SnackRequest::from(RawHeader::with_opcode(Opcode::SnackRequest));
         snack.flags = FINAL | R_DATA;
@@ -82,7 +82,7 @@ impl Script {
         self.send_digested(snack, &[], true);
     }
 
-    /// Gives DataSN or R2TSN.
+    /// Checks that the next PDU is a Reject with this reason. Returns its DataSN or R2TSN.
     fn rejected(&mut self, reason: RejectReason) -> u32 {
         let (header, _) = self.next();
         assert_eq!(header.basic().opcode(), Opcode::Reject);
@@ -90,7 +90,7 @@ impl Script {
         Reject::view(&header).data_sn.get()
     }
 
-    /// The numbers and offsets of the Data-In PDUs that wait, which have these bytes.
+    /// Checks that the next Data-In PDUs contain parts of `data`. Returns their DataSNs.
     fn data_in(&mut self, data: &[u8]) -> Vec<u32> {
         self.collect();
         let mut numbers = Vec::new();
@@ -112,7 +112,7 @@ impl Script {
         ScsiResponse::view(&header).stat_sn.get()
     }
 
-    /// A ping that acknowledges everything before a StatSN.
+    /// Sends a ping that acknowledges all PDUs before a StatSN.
     fn acknowledge(&mut self, exp_stat_sn: u32) {
         let mut ping = NopOut::from(RawHeader::with_opcode(Opcode::NopOut));
         ping.opcode_byte |= IMMEDIATE;
@@ -134,7 +134,7 @@ fn rfc7143_7_8_data_with_a_wrong_digest_is_asked_for_again() {
     script.world.data_out_length = 2048;
     let data = pattern(2048);
     script.digested_write(1, 2048, &data[..512], true);
-    // A part in the middle of a burst.
+    // The damaged PDU is in the middle of a burst.
     let burst = script.r2t();
     assert_eq!((burst.buffer_offset.get(), burst.desired_data_transfer_length.get()), (512, 1024));
     script.digested_data(1, &burst, 512, &data[512..1024], false);
@@ -168,7 +168,7 @@ fn rfc7143_7_3_a_command_with_a_wrong_digest_is_not_received() {
         let reject = Reject::view(&header);
         assert_eq!(reject.reason(), RejectReason::DataDigestError);
         assert_eq!((reject.exp_cmd_sn.get(), rejected[0]), (cmd_sn, Opcode::ScsiCommand.0));
-        // Those after it wait for it.
+        // Later commands wait for the rejected command.
         script.digested_write(2, 512, &data, true);
         script.nothing_more();
         script.cmd_sn = cmd_sn;
@@ -240,7 +240,7 @@ fn rfc7143_11_16_data_in_is_sent_again() {
     }
     script.snack(DATA_OR_R2T, 1, 0, 0);
     assert_eq!(script.data_in(&data), [0, 1, 2, 3, 4]);
-    // Until its status is acknowledged.
+    // The data is no longer kept after its status is acknowledged.
     script.acknowledge(stat_sn + 1);
     script.snack(DATA_OR_R2T, 1, 0, 1);
     script.rejected(RejectReason::ProtocolError);
@@ -259,7 +259,7 @@ fn rfc7143_11_16_status_is_sent_again_until_it_is_acknowledged() {
     script.snack(STATUS, 0, numbers[1], 2);
     assert_eq!([script.stat_sn(), script.stat_sn()], numbers[1..]);
     script.acknowledge(numbers[1]);
-    // Every PDU that is not acknowledged.
+    // This SNACK requests every PDU that is not acknowledged.
     script.snack(STATUS, 0, 0, 0);
     assert_eq!([script.stat_sn(), script.stat_sn()], numbers[1..]);
     script.nothing_more();
@@ -280,7 +280,7 @@ fn rfc7143_11_16_status_that_was_acknowledged_or_never_sent_is_not_asked_for() {
         script.snack(STATUS, 0, first, count);
         script.rejected(RejectReason::ProtocolError);
     }
-    // Rejects are answers themselves.
+    // Rejects take a StatSN, too.
     script.acknowledge(stat_sn + 3);
     script.snack(STATUS, 0, stat_sn + 3, 5);
     script.rejected(RejectReason::ProtocolError);
@@ -329,7 +329,7 @@ fn rfc7143_11_16_an_r2t_is_sent_again() {
     assert_eq!(again.each_ref().map(tags), [first, second].each_ref().map(tags));
     script.snack(DATA_OR_R2T, 1, 2, 1);
     assert_eq!(script.rejected(RejectReason::ProtocolError), 2);
-    // Its data acknowledges the first one.
+    // The arrival of its data acknowledges the first R2T.
     script.digested_data(1, &first, 0, &pattern(2048)[..512], true);
     script.digested_data(1, &first, 512, &pattern(2048)[512..1024], true);
     script.snack(DATA_OR_R2T, 1, 0, 2);
@@ -386,7 +386,7 @@ fn rfc7143_11_16_3_data_is_cut_anew_and_the_status_has_the_snack_tag() {
         assert_eq!((again.stat_sn, again.status), (first.stat_sn, first.status));
     }
     script.nothing_more();
-    // A status that is sent again has its last content; data has its last numbers.
+    // A status that is sent again has its last content. Data that is sent again has its last DataSNs.
     script.snack(STATUS, 0, first.stat_sn.get(), 1);
     let (header, _) = script.next();
     assert_eq!(ScsiResponse::view(&header).snack_tag.get(), 8);

@@ -1,11 +1,11 @@
-//! Several connections of one session.
+//! Tests of several connections of one session.
 
 use super::*;
 
 const ORDERED: u8 = 2;
 const TSIH: u16 = 7;
 
-/// A session with two connections.
+/// Creates a session with two connections.
 pub(super) fn pair(keys: &str) -> (Script, Script) {
     let mut first = Script::new();
     first.login(0x87, &format!("{}MaxConnections=4\0{keys}", names()));
@@ -35,7 +35,7 @@ pub(super) fn joined(session: Arc<Session>, cid: u16, cmd_sn: u32) -> Script {
     script
 }
 
-/// A command with this CmdSN.
+/// Sends a command with this CmdSN.
 pub(super) fn command(script: &mut Script, cmd_sn: u32, flags: u8, expected: u32) {
     script.cmd_sn = cmd_sn;
     script.command(cmd_sn, flags, expected, &[]);
@@ -45,7 +45,7 @@ pub(super) fn resume(script: &mut Script) {
     script.connection.resume(&mut script.world).expect("the session goes on");
 }
 
-/// Another connection is to be woken.
+/// Checks that the next event wakes another connection.
 pub(super) fn wakes(script: &mut Script) {
     let event = script.connection.poll_event();
     assert!(matches!(event, Some(Event::Wake(_))), "{event:?}");
@@ -57,7 +57,7 @@ fn rfc7143_6_3_1_a_connection_joins_what_the_first_login_agreed_on() {
     assert_eq!(first.connection.parameters().max_connections, 4);
     assert_eq!(second.connection.parameters().max_burst_length, 65536);
     assert!(!second.connection.parameters().initial_r2t);
-    // Keys of the leading login alone change nothing any more.
+    // Keys that only the leading login can negotiate have no effect.
     let mut third = Script::new();
     third.world.session = second.world.session.take();
     (third.tsih, third.cid) = (TSIH, 2);
@@ -123,7 +123,7 @@ fn rfc7143_4_2_2_1_a_gap_is_filled_by_another_connection() {
     second.good(&last, vec![]);
     let (header, _) = second.next();
     assert_eq!(ScsiResponse::view(&header).exp_cmd_sn.get(), 4);
-    // The number is used, on whichever connection.
+    // The CmdSN is used, on all connections.
     command(&mut first, 3, READ, 0);
     first.nothing_more();
 }
@@ -157,14 +157,14 @@ fn sam5_8_6_an_ordered_command_waits_for_the_data_of_another_connection() {
     let write = first.next_command();
     resume(&mut second);
     second.nothing_more();
-    // It may begin when the layer above has the other, not when it is on its way there.
+    // The ORDERED command may begin when the layer above has begun the write, not while the write is in transit to it.
     first.connection.begun(write.task);
     wakes(&mut first);
     resume(&mut second);
     assert_eq!(second.next_command().task.initiator_task_tag, 2);
 }
 
-/// Its unsolicited data comes when it need not wait any more, before it was told so.
+/// The write's unsolicited data arrives when the write need not wait any more, but before its connection resumes.
 #[test]
 fn sam5_8_6_a_write_that_waited_is_carried_out_once() {
     let (mut first, mut second) = pair("InitialR2T=No\0");
@@ -232,7 +232,7 @@ fn a_function_that_waits_does_so_once_whatever_comes_meanwhile() {
 fn rfc7143_11_5_1_an_abort_reaches_a_command_whose_turn_came_unnoticed() {
     let (mut first, mut second) = pair("");
     command(&mut second, 2, READ, 0);
-    // The gap is closed, and the abort comes before the connection is woken.
+    // The gap closes, and the abort arrives before the connection is woken.
     command(&mut first, 1, READ, 0);
     second.cmd_sn = 3;
     second.manage(TaskManagementFunction::AbortTask, 2, 2);
@@ -290,7 +290,7 @@ fn rfc7143_11_14_a_connection_that_is_logged_out_takes_nothing_with_it() {
     let (mut first, mut second) = pair("InitialR2T=Yes\0ImmediateData=No\0");
     second.world.data_out_length = 512;
     let limit = Settings::default().command_window;
-    // One whose data never comes, one that runs, and one that is on its way to the layer above.
+    // The data of the first command never arrives. The second one runs. The third one is in transit to the layer above.
     command(&mut second, 1, WRITE | ORDERED, 512);
     second.next();
     command(&mut second, 2, READ | 3, 0);
@@ -307,7 +307,7 @@ fn rfc7143_11_14_a_connection_that_is_logged_out_takes_nothing_with_it() {
     let waited = first.next_command();
     assert_eq!(waited.task.initiator_task_tag, 4);
     first.good(&waited, vec![]);
-    // The window is as wide as before.
+    // The command window is as large as before.
     for cmd_sn in 5..5 + limit {
         command(&mut first, cmd_sn, READ, 0);
         assert_eq!(first.next_command().task.initiator_task_tag, cmd_sn);

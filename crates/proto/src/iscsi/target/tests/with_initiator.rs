@@ -1,4 +1,4 @@
-//! Both machines of this crate, end to end in memory.
+//! Tests of this crate's initiator with its target, end to end in memory.
 
 use sarsen_wire::iscsi::Isid;
 
@@ -29,7 +29,7 @@ fn options(algorithm: Algorithm, target: Option<(&str, &str)>) -> LoginOptions {
     options
 }
 
-/// All that waits in an output.
+/// Removes and returns all bytes of an output.
 fn drain(output: &mut Output) -> Vec<u8> {
     let mut stream = Vec::new();
     while !output.is_empty() {
@@ -46,7 +46,7 @@ fn drain(output: &mut Output) -> Vec<u8> {
     stream
 }
 
-/// Logs in. Gives who the target thinks it is.
+/// Logs in. Returns the target's admission of the initiator.
 fn log_in(script: &mut Script, options: LoginOptions) -> Result<Admission, ConnectionError> {
     let mut initiator = initiator::Connection::new(options);
     let mut met = None;
