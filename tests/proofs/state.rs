@@ -394,7 +394,7 @@ fn who_is_on_this_machine_is_answered_but_no_secrets_and_no_data_and_no_stranger
         ("/v1/config", "localhost", "200"),
         ("/v1/config?secrets=true", "localhost", "403"),
         ("/v1/trace?initiator=iqn.2026-11.proof:x", "localhost", "403"),
-        ("/v1/config", "a-page-of-somebody.example", "401"),
+        ("/v1/config", "a-page-of-somebody.example", "403"),
         ("/v1/nothing", "127.0.0.1", "404"),
     ] {
         let answer = asked(&api, path, host)?;

@@ -86,7 +86,7 @@ pub(super) async fn remove_orphan(
     let desired = desired(&api)?;
     if !api.is_trusted {
         return Err(ApiError::forbidden(
-            "erase: permitted only at the control socket, or with the token of the API; use one of them",
+            "orphan: deletion is permitted only at the control socket, or with the token of the API; use one of them",
         ));
     }
     let removed = threads::aside(async move { desired.remove_orphan(&name).await }).await;

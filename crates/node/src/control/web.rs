@@ -85,7 +85,7 @@ pub enum WebError {
         what: String,
     },
     /// The token is too short, or contains invalid characters.
-    #[error("{}: the token is too short; write at least 16 characters", .0.display())]
+    #[error("{}: the token is too short or contains invalid characters; write at least 16 ASCII characters without spaces and `;`", .0.display())]
     Token(PathBuf),
     /// A file that the server created has been changed or damaged.
     #[error("{}: the checksum is wrong; restore the file from a backup, or delete it: the server then creates another", .0.display())]
@@ -238,7 +238,7 @@ impl Rules {
             Guard::Local if !is_local(headers) => {
                 let message =
                     "host: this port answers only this machine; use localhost or 127.0.0.1";
-                return refuse(ApiRefusal::Host, ApiError::unauthorized(message));
+                return refuse(ApiRefusal::Host, ApiError::forbidden(message));
             }
             Guard::Local => {}
             Guard::Token(_) if is_for_everybody(method, request.uri.path()) => {}

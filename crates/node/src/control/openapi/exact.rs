@@ -154,7 +154,7 @@ fn each_kind(document: &mut Value) {
     }
     if let Some(schemas) = document["components"]["schemas"].as_object_mut() {
         // Only the paths for several kinds used this schema.
-        schemas.remove("Only");
+        schemas.remove("Singleton");
     }
 }
 

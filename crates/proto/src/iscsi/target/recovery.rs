@@ -118,8 +118,7 @@ impl UnacknowledgedPdus {
         while let Some(answer) =
             self.answers.pop_front_if(|answer| answer.stat_sn().is_before(exp_stat_sn))
         {
-            self.bytes -= answer.bytes();
-            self.echoed -= answer.segment.len();
+            self.discount(&answer);
         }
     }
 
@@ -127,6 +126,12 @@ impl UnacknowledgedPdus {
     /// limited before they are executed; all other data is limited here.
     pub(super) fn is_too_large(&self, room_limit: usize) -> bool {
         self.lacks_memory || self.answers.len() > KEPT_LIMIT || self.echoed > room_limit
+    }
+
+    /// Subtracts a removed PDU from the counts.
+    fn discount(&mut self, answer: &Answer) {
+        self.bytes -= answer.bytes();
+        self.echoed -= answer.segment.len();
     }
 
     /// Returns the data that was sent before the answer to a command.
@@ -145,7 +150,7 @@ impl UnacknowledgedPdus {
         let index =
             self.answers.iter().position(|answer| answer.is_to_command(initiator_task_tag))?;
         let answer = self.answers.remove(index)?;
-        self.bytes -= answer.bytes();
+        self.discount(&answer);
         Some(answer)
     }
 }
