@@ -12,10 +12,10 @@ use crate::process;
 /// Environment variable with the path of the program to test; without it, cargo builds the program.
 pub const VARIABLE: &str = "SARSEN_BIN";
 
-/// Maximum duration of a cold release build on two cores.
+/// Maximum duration of a cold build for packages on two cores.
 const BUILD_LIMIT: Duration = Duration::from_secs(1200);
 
-/// Returns the path of `sarsen`; builds it in release mode if `SARSEN_BIN` is not set.
+/// Returns the path of `sarsen`; builds it with the profile of packages if `SARSEN_BIN` is not set.
 pub fn path() -> Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     BUILT
@@ -32,7 +32,7 @@ fn find() -> Result<PathBuf> {
         }
         return Ok(path);
     }
-    build(Profile::Release)
+    build(Profile::Dist)
 }
 
 /// A profile of cargo.
@@ -40,8 +40,8 @@ fn find() -> Result<PathBuf> {
 pub enum Profile {
     /// The profile of the tests, whose dependencies are built already.
     Dev,
-    /// The profile of users.
-    Release,
+    /// The profile of packages and of published figures.
+    Dist,
 }
 
 /// Builds `sarsen` and returns its path.
@@ -54,7 +54,7 @@ pub fn build_package(name: &str, profile: Profile) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let profile = match profile {
         Profile::Dev => "dev",
-        Profile::Release => "release",
+        Profile::Dist => "dist",
     };
     let mut command = Command::new(cargo);
     command

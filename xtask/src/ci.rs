@@ -29,7 +29,7 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let begun = Instant::now();
     step("packages", || requirements::install(options.full))?;
-    step("format", format)?;
+    step("format", || shell::run(shell::cargo().args(["fmt", "--all", "--check"])))?;
     step("tidy", tidy::run)?;
     step("clippy", || {
         let mut clippy = shell::cargo();
@@ -43,7 +43,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     })?;
     let mut program = None;
     // The short run tests a program that shares its dependencies with the tests. Speed is not tested.
-    let profile = if options.full { Profile::Release } else { Profile::Dev };
+    let profile = if options.full { Profile::Dist } else { Profile::Dev };
     step("program", || {
         program = Some(program::build(profile)?);
         Ok(())
@@ -89,11 +89,6 @@ fn step(name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
         Err(_) => println!("== {name}: FAILED after {seconds:.1} s"),
     }
     done.with_context(|| format!("the gate's step `{name}`"))
-}
-
-fn format() -> Result<()> {
-    shell::run(shell::cargo().args(["fmt", "--all", "--check"]))?;
-    shell::run(shell::cargo().args(["fmt", "--manifest-path", fuzz::MANIFEST, "--check"]))
 }
 
 fn deny() -> Result<()> {

@@ -11,8 +11,8 @@ use clap::Args;
 
 use crate::shell;
 
-/// The workspace of the targets.
-pub(crate) const MANIFEST: &str = "fuzz/Cargo.toml";
+/// The package of the targets.
+const PACKAGE: &str = "sarsen-fuzz";
 
 /// Coverage counters and comparisons for libFuzzer.
 const INSTRUMENTATION: &[&str] = &[
@@ -22,7 +22,6 @@ const INSTRUMENTATION: &[&str] = &[
     "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
     "-Cllvm-args=-sanitizer-coverage-pc-table",
     "-Cllvm-args=-sanitizer-coverage-trace-compares",
-    "-Ccodegen-units=1",
 ];
 
 /// An input that takes this long is a finding: all targets must be fast.
@@ -123,27 +122,22 @@ fn names(targets: &[Target]) -> String {
     targets.iter().map(|target| target.name.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-/// Lints and builds every target; returns them in the order of their names.
+/// Builds every target; returns them in the order of their names.
 fn build() -> Result<Vec<Target>> {
     let said = shell::output(shell::cargo().arg("-vV"))?;
     let host = said
         .lines()
         .find_map(|line| line.strip_prefix("host: "))
         .context("`cargo -vV` names no host")?;
-    let cargo = |verb: &str| {
-        let mut command = shell::cargo();
-        command.args([verb, "--quiet", "--manifest-path", MANIFEST, "--release"]);
-        // With an explicit target, build scripts and macros are not instrumented.
-        command.args(["--target", host, "--target-dir", "fuzz/target"]);
-        command.env("CARGO_ENCODED_RUSTFLAGS", INSTRUMENTATION.join("\x1f"));
-        command
-    };
-    shell::run(cargo("clippy").args(["--", "-D", "warnings"]))?;
-    let messages =
-        shell::output(cargo("build").args(["--message-format", "json-render-diagnostics"]))?;
-    let mut targets = executables(&messages);
+    let mut command = shell::cargo();
+    command.args(["build", "--quiet", "--package", PACKAGE, "--profile", "fuzz"]);
+    command.args(["--message-format", "json-render-diagnostics"]);
+    // With an explicit target, build scripts and macros are not instrumented.
+    command.args(["--target", host]);
+    command.env("CARGO_ENCODED_RUSTFLAGS", INSTRUMENTATION.join("\x1f"));
+    let mut targets = executables(&shell::output(&mut command)?);
     targets.sort_by(|one, other| one.name.cmp(&other.name));
-    ensure!(!targets.is_empty(), "{MANIFEST} has no target");
+    ensure!(!targets.is_empty(), "{PACKAGE} has no target");
     Ok(targets)
 }
 

@@ -96,7 +96,8 @@ fn count() -> Result<Option<BTreeMap<String, u64>>> {
 
 fn build() -> Result<PathBuf> {
     let mut command = shell::cargo();
-    command.args(["bench", "--quiet", "--no-run", "--package", "sarsen-simulation"]);
+    command.args(["bench", "--quiet", "--no-run", "--profile", "dist"]);
+    command.args(["--package", "sarsen-simulation"]);
     command.args(["--bench", "instructions", "--message-format", "json-render-diagnostics"]);
     let said = process::output(&mut command, BUILD_LIMIT)?;
     let messages = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());

@@ -155,7 +155,7 @@ pub(super) fn start(group: Group, program: &Path, options: &Options) -> Result<F
                     field.add_sleeping(program, name, cores)?;
                 }
             }
-            let limit = program::build_package("sarsen-limit", Profile::Release)?;
+            let limit = program::build_package("sarsen-limit", Profile::Dist)?;
             for (name, flag) in
                 [(LIMIT, None), (LIMIT_SPINNING, Some("--spin")), (LIMIT_KEEPING, Some("--keep"))]
             {

@@ -37,7 +37,7 @@ enum Library {
 
 pub(super) fn build(out: &Path) -> Result<PathBuf> {
     let mut cargo = shell::cargo();
-    cargo.args(["build", "--quiet", "--release", "--package", "sarsen", "--bin", "sarsen"]);
+    cargo.args(["build", "--quiet", "--profile", "dist", "--package", "sarsen", "--bin", "sarsen"]);
     cargo.args(["--target", TARGET, "--message-format", "json-render-diagnostics"]);
     cargo.env("CC_x86_64_unknown_linux_musl", MUSL_COMPILER);
     cargo.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_LINKER", MUSL_COMPILER);
