@@ -1,23 +1,23 @@
-//! Owned memory for payloads, aligned for O_DIRECT and recycled by the thread that drops it.
+//! Owned memory for payloads, aligned for O_DIRECT. The thread that drops a buffer keeps its memory for reuse.
 
 use std::cell::RefCell;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Alignment of the first byte of every buffer: enough for O_DIRECT on any Linux device.
+/// Alignment of the first byte of every buffer: sufficient for O_DIRECT on every Linux device.
 pub const ALIGNMENT: usize = 4096;
-/// The smallest and largest sizes that are kept for the next user.
+/// The smallest and largest buffer sizes that are kept for reuse.
 const SMALLEST_CLASS: usize = 4096;
 const LARGEST_CLASS: usize = 1 << 20;
 const CLASS_COUNT: usize = (LARGEST_CLASS / SMALLEST_CLASS).ilog2() as usize + 1;
-/// A thread keeps at most this many bytes for reuse: enough for 32 writes of 512 KiB in flight. See
+/// Maximum number of bytes that a thread keeps for reuse: enough for 32 writes of 512 KiB in flight. See
 /// [`Buffer::share_kept_bytes`].
 const KEPT_BYTES: usize = 16 << 20;
 /// All threads together keep about this many bytes, and each thread keeps at least one of the largest buffers.
 const KEPT_BYTES_OF_ALL: usize = 32 << 20;
 
-/// What a thread may keep.
+/// Maximum number of bytes that a thread may keep now.
 static KEPT_LIMIT: AtomicUsize = AtomicUsize::new(KEPT_BYTES);
 
 thread_local! {
@@ -28,7 +28,7 @@ thread_local! {
 
 struct Pool {
     classes: [Vec<Vec<u8>>; CLASS_COUNT],
-    /// Bytes in all classes, without what alignment costs.
+    /// Number of bytes in all classes, without the bytes for alignment.
     kept: usize,
 }
 
@@ -49,8 +49,8 @@ impl Pool {
 
 /// Memory for one payload. The first byte is aligned to [`ALIGNMENT`].
 ///
-/// A `Vec` rather than a boxed slice holds the memory: moving a `Buffer` while the kernel writes
-/// into it (an io_uring read) must not assert that nobody else looks at the bytes.
+/// The memory is a `Vec`, not a boxed slice. When the kernel writes into a `Buffer` (an io_uring read), a move of the
+/// `Buffer` must not assert exclusive access to the bytes.
 pub struct Buffer {
     storage: Vec<u8>,
     start: usize,
@@ -58,8 +58,8 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// `length` bytes whose contents are left over from an earlier use: the caller overwrites all
-    /// of them before anyone else sees them.
+    /// Returns a buffer of `length` bytes with the contents of an earlier use. The caller must overwrite all of them
+    /// before other code reads them.
     pub fn for_overwrite(length: usize) -> Self {
         let storage = match class_of(length) {
             Some(class) => POOL
@@ -74,20 +74,20 @@ impl Buffer {
         Self { storage, start, length }
     }
 
-    /// `length` bytes of zero.
+    /// Returns a buffer of `length` zero bytes.
     pub fn zeroed(length: usize) -> Self {
         let mut buffer = Self::for_overwrite(length);
         buffer.fill(0);
         buffer
     }
 
-    /// `length` bytes of zero in memory of exactly that size. The memory is not aligned and not kept for reuse. Meant
-    /// for data that waits to be copied, which no store gets.
+    /// Returns a buffer of `length` zero bytes in memory of exactly that size. The memory is not aligned and not kept
+    /// for reuse. Meant for data that waits to be copied and is never passed to a store.
     pub fn compact(length: usize) -> Self {
         Self { storage: vec![0; length], start: 0, length }
     }
 
-    /// Bytes of memory that a buffer of this length occupies: its [`Self::memory`].
+    /// Returns the bytes of memory that a buffer of this length occupies: its [`Self::memory`].
     pub const fn memory_for(length: usize) -> usize {
         match class_of(length) {
             Some(class) => (SMALLEST_CLASS << class) + ALIGNMENT,
@@ -95,14 +95,13 @@ impl Buffer {
         }
     }
 
-    /// Tells the buffers how many threads use them permanently: these threads share the memory that is kept for
-    /// reuse.
+    /// Sets the number of threads that use buffers permanently. These threads share the memory that is kept for reuse.
     pub fn share_kept_bytes(thread_count: usize) {
         let share = KEPT_BYTES_OF_ALL / thread_count.max(1);
         KEPT_LIMIT.store(share.clamp(LARGEST_CLASS, KEPT_BYTES), Ordering::Relaxed);
     }
 
-    /// Frees what the calling thread keeps for reuse.
+    /// Frees the memory that the calling thread keeps for reuse.
     pub fn free_kept() {
         let kept = POOL.try_with(|pool| {
             let mut pool = pool.borrow_mut();
@@ -112,19 +111,19 @@ impl Buffer {
         drop(kept);
     }
 
-    /// A copy of `bytes`.
+    /// Returns a copy of `bytes`.
     pub fn copy_of(bytes: &[u8]) -> Self {
         let mut buffer = Self::for_overwrite(bytes.len());
         buffer.copy_from_slice(bytes);
         buffer
     }
 
-    /// Bytes of memory that it takes: of a short one far more than its length.
+    /// Returns the bytes of memory that the buffer occupies. A short buffer occupies far more than its length.
     pub const fn memory(&self) -> usize {
         self.storage.capacity()
     }
 
-    /// Shortens the buffer; longer lengths are ignored.
+    /// Shortens the buffer. Longer lengths are ignored.
     pub fn truncate(&mut self, length: usize) {
         self.length = self.length.min(length);
     }
@@ -145,7 +144,7 @@ impl Drop for Buffer {
         if storage.len() != (SMALLEST_CLASS << class) + ALIGNMENT {
             return;
         }
-        // A buffer that outlives its thread's pool is simply freed.
+        // If the thread's pool no longer exists, the buffer is freed.
         let _ = POOL.try_with(|pool| pool.borrow_mut().give_back(class, storage));
     }
 }

@@ -1,7 +1,7 @@
-//! The suite that every store and layer passes.
+//! The conformance suite that every store and layer must pass.
 //!
-//! It panics at the first thing that is wrong, with the request and, where dice were thrown, the
-//! seed. It needs no runtime of its own: a store that does I/O is checked where I/O works.
+//! It panics at the first error and reports the request, and the seed of random requests. It needs no runtime of its
+//! own: a store with I/O is checked in an environment that supports I/O.
 
 mod protection;
 
@@ -14,19 +14,19 @@ use crate::{
     Store,
 };
 
-/// The fewest blocks that a store must have to be checked.
+/// Minimum number of blocks of a store under test.
 pub const BLOCKS_MIN: u64 = 64;
-/// The part from the start of the store that the whole-extent and random checks work on.
+/// Maximum size of the area at the start of the store that the whole-extent and random checks use.
 const BYTES_MAX: u64 = 4 << 20;
 const RANDOM_STEPS: u32 = 400;
 
-/// Checks a store that can be written, that nobody has written to and nobody else uses, of at
-/// least [`BLOCKS_MIN`] blocks. The contents are arbitrary afterwards, the size is as before.
+/// Checks a writable store that was never written and has no other users, with a minimum of [`BLOCKS_MIN`] blocks.
+/// Afterwards the contents are arbitrary, and the size is unchanged.
 pub async fn check(store: &dyn Store, seed: u64) {
     assert!(!store.characteristics().read_only, "a read-only store has a check of its own");
     shape_and_borders(store).await;
     unwritten_blocks_read_as_zero(store).await;
-    // A store that calls blocks mapped which nobody has written cannot tell, as devices cannot.
+    // A store that reports unwritten blocks as mapped cannot report deallocation, like many devices.
     let tells = first_run(store, Extent::new(0, 8)).await.allocation == Allocation::Deallocated;
     blocks_keep_what_was_written(store).await;
     whole_extent_at_once(store).await;
@@ -42,14 +42,14 @@ pub async fn check(store: &dyn Store, seed: u64) {
     }
 }
 
-/// Checks a store that refuses writes.
+/// Checks a store that rejects writes.
 pub async fn check_read_only(store: &dyn Store) {
     assert!(store.characteristics().read_only);
     shape_and_borders(store).await;
     changes_are_refused(store).await;
 }
 
-/// Checks a store that keeps nothing: its shape, its borders, that it takes writes.
+/// Checks a store that keeps no data: its geometry, its limits, and that it accepts writes.
 pub async fn check_null(store: &dyn Store) {
     shape_and_borders(store).await;
     let extent = Extent::new(1, 3);
@@ -58,7 +58,7 @@ pub async fn check_null(store: &dyn Store) {
     assert!(matches!(data, Ok(Data::Zeroes(_))), "{data:?}");
 }
 
-/// What holds for any store: its shape, what it refuses, lengths.
+/// Checks the rules for every store: geometry, rejected requests, lengths.
 async fn shape_and_borders(store: &dyn Store) {
     let count = store.geometry().block_count;
     assert!(count >= BLOCKS_MIN, "{count} blocks are too few to be checked");
@@ -85,7 +85,7 @@ async fn shape_and_borders(store: &dyn Store) {
     assert!(flushed.is_ok(), "flush: {flushed:?}");
 }
 
-/// Every request that names an extent.
+/// Returns one request of each kind that has an extent.
 fn every_kind(extent: Extent, length: usize) -> [Request; 5] {
     let durability = Durability::Volatile;
     [
@@ -158,7 +158,7 @@ async fn blocks_keep_what_was_written(store: &dyn Store) {
             if !extent.fits(count) {
                 continue;
             }
-            // Neighbours stay as they are.
+            // Neighbouring blocks must not change.
             let around = Extent::new(lba.saturating_sub(1), block_count + 2);
             let around =
                 Extent { block_count: around.block_count.min(count - around.lba.0), ..around };
@@ -220,7 +220,7 @@ async fn unmapped_blocks_read_as_zero(store: &dyn Store, tells: bool) {
             assert_eq!(run, whole, "{extent} was unmapped");
         }
     }
-    // What was given back can be written again.
+    // Deallocated blocks can be written again.
     let extent = Extent::new(2, 3);
     let data = pattern(store, extent, 9);
     write(store, extent, Buffer::copy_of(&data), Durability::Volatile).await;
@@ -300,7 +300,7 @@ async fn growing_keeps_and_shrinking_forgets(store: &dyn Store) {
     assert!(store.resize(old).wait().await.is_ok());
 }
 
-/// Requests of all kinds, two at a time where they do not overlap, held against a copy.
+/// Submits requests of all kinds, two at a time on separate blocks, and compares the results with a model.
 async fn random_requests(store: &dyn Store, seed: u64) {
     let all = arena(store);
     let size = store.geometry().block_size.bytes();
@@ -308,7 +308,7 @@ async fn random_requests(store: &dyn Store, seed: u64) {
     let mut dice = Dice(seed);
     for step in 0..RANDOM_STEPS {
         let at = format!("step {step} of seed {seed}");
-        // One request in each half of the arena.
+        // One request uses each half of the area.
         let half = all.block_count / 2;
         let pick = |dice: &mut Dice, from: u64| {
             let lba = from + dice.below(half);
@@ -363,13 +363,13 @@ async fn random_requests(store: &dyn Store, seed: u64) {
     same(&read(store, all).await, &model, all, &format!("after all steps of seed {seed}"));
 }
 
-/// The part of the store that is compared as a whole.
+/// Returns the area of the store that is compared as a whole.
 fn arena(store: &dyn Store) -> Extent {
     let geometry = store.geometry();
     Extent::new(0, geometry.block_count.min(BYTES_MAX >> geometry.block_size.shift()))
 }
 
-/// Bytes that tell their block and the write that they came from.
+/// Returns bytes that identify their block and their write.
 fn pattern(store: &dyn Store, extent: Extent, tag: u64) -> Buffer {
     let block_size = store.geometry().block_size;
     let mut data = Buffer::for_overwrite(extent.byte_count(block_size) as usize);
@@ -436,7 +436,7 @@ async fn mapped(store: &dyn Store, extent: Extent) {
     assert_eq!(first_run(store, extent).await, whole, "{extent} was just written");
 }
 
-/// Waits for two answers at the same time.
+/// Waits for two replies at the same time.
 async fn both<A: 'static, B: 'static>(first: Io<A>, second: Io<B>) -> (A, B) {
     let (mut first, mut second) = (pin!(first.wait()), pin!(second.wait()));
     let (mut one, mut other) = (None, None);
@@ -460,7 +460,7 @@ async fn both<A: 'static, B: 'static>(first: Io<A>, second: Io<B>) -> (A, B) {
     .unwrap_or_else(|| unreachable!("both are there"))
 }
 
-/// splitmix64: numbers that a seed repeats.
+/// splitmix64: a pseudo-random generator with a seed.
 struct Dice(u64);
 
 impl Dice {
@@ -491,7 +491,7 @@ mod tests {
         }
     }
 
-    /// Has one key for ever.
+    /// A keeper that always has the same key.
     struct Same;
 
     impl KeyKeeper for Same {
@@ -531,7 +531,7 @@ mod tests {
         run(check(&MemoryStore::new(BlockSize::B512, BLOCKS_MIN), 5));
     }
 
-    /// A memory store with one thing wrong.
+    /// A memory store with one defect.
     struct Wrong(MemoryStore, fn(Request, &MemoryStore) -> Io<Result<Reply, BlockError>>);
 
     impl Store for Wrong {

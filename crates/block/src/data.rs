@@ -1,4 +1,4 @@
-//! What a read gives: bytes that are owned, shared with a store, or known to be zero.
+//! The data of a read: an owned buffer, memory shared with a store, or zeroes.
 
 use std::any::Any;
 use std::fmt;
@@ -6,61 +6,60 @@ use std::sync::Arc;
 
 use crate::Buffer;
 
-/// Memory of a store that others may write while it is being sent.
+/// Memory of a store that other threads may write while it is being sent.
 ///
-/// Nothing above may look at it as a slice, since its bytes can change under the reader; it can
-/// be copied out, and the crate that made it recognises it (through [`Any`]) and can hand its
-/// address to the kernel.
+/// Upper layers must not access it as a slice, since its bytes can change during the access. They can copy it. The
+/// crate that created the memory identifies it (through [`Any`]) and can pass its address to the kernel.
 pub trait SharedMemory: Any + Send + Sync {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     fn length(&self) -> usize;
-    /// Copies `into.len()` bytes from `offset`. Bytes written meanwhile arrive old or new.
+    /// Copies `into.len()` bytes from `offset`. Bytes that are written meanwhile are copied old or new.
     fn copy_out(&self, offset: usize, into: &mut [u8]);
 }
 
 /// The bytes that a read returns.
 pub enum Data {
-    /// Bytes of our own.
+    /// An owned buffer.
     Buffer(Buffer),
     /// A range of a store's memory, sent without a copy.
     Shared {
         /// The memory.
         memory: Arc<dyn SharedMemory>,
-        /// First byte.
+        /// Offset of the first byte.
         offset: usize,
-        /// Bytes.
+        /// Length in bytes.
         length: usize,
     },
-    /// So many bytes of zero.
+    /// This number of zero bytes.
     Zeroes(usize),
 }
 
-/// A run of [`Data`] ready to be sent: what a vectored send needs.
+/// A contiguous part of [`Data`], for a vectored send.
 pub enum Piece<'a> {
-    /// Bytes that nobody changes.
+    /// Bytes that do not change.
     Bytes(&'a [u8]),
     /// A range of a store's memory.
     Shared {
         /// The memory.
         memory: &'a Arc<dyn SharedMemory>,
-        /// First byte.
+        /// Offset of the first byte.
         offset: usize,
-        /// Bytes.
+        /// Length in bytes.
         length: usize,
     },
 }
 
-/// The longest run of zeroes that one [`Piece`] covers.
+/// Maximum number of zeroes that one [`Piece`] covers.
 pub const ZERO_RUN: usize = 64 * 1024;
 static ZEROES: [u8; ZERO_RUN] = [0; ZERO_RUN];
 
 impl Data {
-    /// No bytes.
+    /// Returns empty data.
     pub const fn empty() -> Self {
         Self::Zeroes(0)
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         match self {
             Self::Buffer(buffer) => buffer.len(),
@@ -68,12 +67,12 @@ impl Data {
         }
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether the data is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes of memory that the data occupies. Data in a store counts as 0.
+    /// Returns the bytes of memory that the data occupies. Data in a store counts as 0.
     pub const fn memory(&self) -> usize {
         match self {
             Self::Buffer(buffer) => buffer.memory(),
@@ -81,7 +80,7 @@ impl Data {
         }
     }
 
-    /// Shortens to at most `limit` bytes.
+    /// Shortens the data to a maximum of `limit` bytes.
     pub fn truncate(&mut self, limit: usize) {
         match self {
             Self::Buffer(buffer) => buffer.truncate(limit),
@@ -89,7 +88,7 @@ impl Data {
         }
     }
 
-    /// The bytes from `offset`, at most `limit` of them and as many as lie together.
+    /// Returns the contiguous bytes from `offset`, with a maximum of `limit`.
     pub fn piece(&self, offset: usize, limit: usize) -> Piece<'_> {
         match self {
             Self::Buffer(buffer) => Piece::Bytes(&buffer[offset..buffer.len().min(offset + limit)]),
@@ -112,7 +111,7 @@ impl Data {
         }
     }
 
-    /// The bytes as a buffer of their own: the one inside, or a copy.
+    /// Returns the bytes as an owned buffer: the existing one, or a copy.
     pub fn into_buffer(self) -> Buffer {
         match self {
             Self::Buffer(buffer) => buffer,

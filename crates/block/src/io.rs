@@ -1,4 +1,4 @@
-//! The answer of a store: there already, or to be waited for.
+//! The reply of a store: finished, or pending.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -6,14 +6,14 @@ use std::pin::Pin;
 /// A future that stays on its core.
 pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
-/// A result that is finished, or a future of it. A store in memory answers without an allocation.
+/// A finished result, or a future of it. A store in memory replies without an allocation.
 ///
-/// Dropping a pending `Io` does not undo the request: a write that was submitted may still
-/// happen. Who needs to know that it has ended must wait for it.
+/// Dropping a pending `Io` does not cancel the request: a submitted write may still happen. A caller that must know its
+/// end has to wait for it.
 pub enum Io<T> {
     /// Finished.
     Ready(T),
-    /// Under way.
+    /// Pending.
     Pending(LocalFuture<T>),
 }
 
@@ -23,7 +23,7 @@ impl<T> Io<T> {
         Self::Pending(Box::pin(future))
     }
 
-    /// Applies `f` to the result, now or when it comes.
+    /// Applies `f` to the result, now or later when it is finished.
     pub fn map<U>(self, f: impl FnOnce(T) -> U + 'static) -> Io<U>
     where
         T: 'static,
@@ -34,7 +34,7 @@ impl<T> Io<T> {
         }
     }
 
-    /// The result, waited for if need be.
+    /// Returns the result, and waits for it if necessary.
     pub async fn wait(self) -> T {
         match self {
             Self::Ready(value) => value,

@@ -1,5 +1,5 @@
-//! Stores that wrap a store. A layer forwards every request that it does not change, so that it
-//! needs to know only those that it does.
+//! Layers: stores that wrap another store. A layer forwards every request that it does not change, so that it needs
+//! code only for the requests that it changes.
 
 mod encrypted;
 mod fault;

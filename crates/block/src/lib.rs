@@ -1,9 +1,8 @@
-//! What a disk is: the vocabulary in which everything above asks and every store below answers.
+//! The block layer: the requests that upper layers send to stores, and the replies of stores.
 //!
-//! A [`Store`] takes a [`Request`] and gives an [`Io`]: the finished reply, or a future of it.
-//! Layers wrap a store and are stores themselves. Nothing here has a clock, a socket or a thread;
-//! the stores that talk to the kernel live in `sarsen-node`, and every store and layer passes
-//! [`conformance`].
+//! A [`Store`] takes a [`Request`] and returns an [`Io`]: the finished reply, or a future of it. Layers wrap a store
+//! and are stores themselves. This crate has no clocks, sockets or threads. The stores that use the kernel are in
+//! `sarsen-node`. Every store and layer passes [`conformance`].
 
 pub mod buffer;
 pub mod conformance;

@@ -1,6 +1,5 @@
-//! A store in ordinary memory, one lock around it: the model that tests and simulation compare
-//! with, and the simplest example of a store. What `sarsen serve` offers as `ram` is in
-//! `sarsen-node`.
+//! A store in ordinary memory with one lock. Tests and simulation compare other stores with this model, and it is the
+//! simplest example of a store. The `ram` store of `sarsen serve` is in `sarsen-node`.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +9,7 @@ use crate::{
     Geometry, Io, Reply, Request, Space, Store, Unmap,
 };
 
-/// Blocks in a map; those that are absent read as zero.
+/// A store with its blocks in a map. Blocks that are not in the map read as zero.
 pub struct MemoryStore {
     block_size: BlockSize,
     state: Mutex<MemoryState>,
@@ -18,12 +17,12 @@ pub struct MemoryStore {
 
 struct MemoryState {
     block_count: u64,
-    /// Those that have room: with data, or anchored.
+    /// The blocks with space: mapped ones with their data, and anchored ones.
     blocks: BTreeMap<u64, Option<Box<[u8]>>>,
 }
 
 impl MemoryStore {
-    /// An empty store.
+    /// Creates an empty store.
     pub fn new(block_size: BlockSize, block_count: u64) -> Self {
         let state = Mutex::new(MemoryState { block_count, blocks: BTreeMap::new() });
         Self { block_size, state }

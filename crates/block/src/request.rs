@@ -1,4 +1,4 @@
-//! The vocabulary: units, requests, replies.
+//! The types of the block layer: units, requests, replies.
 
 use std::fmt;
 
@@ -20,19 +20,19 @@ pub enum BlockSize {
     /// 512 bytes.
     #[default]
     B512,
-    /// 2,048 bytes, a CD's.
+    /// 2,048 bytes, as on a CD.
     B2048,
     /// 4,096 bytes.
     B4096,
 }
 
 impl BlockSize {
-    /// Bytes in a block.
+    /// Returns the number of bytes in a block.
     pub const fn bytes(self) -> usize {
         1 << self.shift()
     }
 
-    /// The power of two that is the size.
+    /// Returns log2 of the size.
     pub const fn shift(self) -> u32 {
         match self {
             Self::B512 => 9,
@@ -42,37 +42,37 @@ impl BlockSize {
     }
 }
 
-/// A run of blocks.
+/// A range of consecutive blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Extent {
     /// First block.
     pub lba: Lba,
-    /// Number of blocks; zero is allowed and touches nothing.
+    /// Number of blocks. Zero is permitted and affects no blocks.
     pub block_count: u64,
 }
 
 impl Extent {
-    /// A run of `block_count` blocks from `lba`.
+    /// Creates an extent of `block_count` blocks from `lba`.
     pub const fn new(lba: u64, block_count: u64) -> Self {
         Self { lba: Lba(lba), block_count }
     }
 
-    /// Whether the run lies within a store of `block_count` blocks.
+    /// Returns whether the extent is within a store of `block_count` blocks.
     pub fn fits(self, block_count: u64) -> bool {
         self.lba.0.checked_add(self.block_count).is_some_and(|end| end <= block_count)
     }
 
-    /// The block after the last one. Only for extents that fit a store.
+    /// Returns the block after the last one, for extents that fit a store.
     pub const fn end(self) -> u64 {
         self.lba.0 + self.block_count
     }
 
-    /// First byte, for extents that fit a store.
+    /// Returns the offset of the first byte, for extents that fit a store.
     pub const fn byte_offset(self, block_size: BlockSize) -> u64 {
         self.lba.0 << block_size.shift()
     }
 
-    /// Number of bytes, for extents that fit a store.
+    /// Returns the number of bytes, for extents that fit a store.
     pub const fn byte_count(self, block_size: BlockSize) -> u64 {
         self.block_count << block_size.shift()
     }
@@ -84,116 +84,113 @@ impl fmt::Display for Extent {
     }
 }
 
-/// When a write may be acknowledged.
+/// The condition for the acknowledgement of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// When later reads see it; the next flush makes it durable.
+    /// Later reads see the write. The next flush makes it durable.
     Volatile,
-    /// When it would survive a loss of power (SBC's FUA).
+    /// The write survives a power failure (FUA in SBC).
     Durable,
 }
 
-/// Bytes of protection information that lie behind each block where a request says so: what they
-/// mean is the business of whoever reads and writes them (SBC-3 4.22 in `sarsen-scsi`).
+/// Number of bytes of protection information behind each block, in requests with protection. Stores do not interpret
+/// them (SBC-3 4.22 in `sarsen-scsi`).
 pub const PROTECTION_BYTES: usize = 8;
 
 /// One request to a store.
 ///
-/// The one who submits has checked nothing: a store answers [`crate::BlockError::OutOfRange`] for
-/// an extent outside itself. Requests that overlap in time and blocks may happen in any order.
+/// Callers need not check requests: a store returns [`crate::BlockError::OutOfRange`] for an extent outside itself. The
+/// order of requests that overlap in time and blocks is undefined.
 #[derive(Debug)]
 pub enum Request {
-    /// Read blocks → [`Reply::Data`] of exactly the extent's bytes. Blocks never written read
-    /// as zero.
+    /// Read blocks → [`Reply::Data`] with exactly the extent's bytes. Unwritten blocks read as zero.
     Read(Extent),
     /// Write blocks → [`Reply::Done`]. The buffer holds exactly the extent's bytes.
     Write {
-        /// Where.
+        /// The extent to write.
         extent: Extent,
-        /// What.
+        /// The bytes to write.
         data: Buffer,
-        /// When it may be acknowledged.
+        /// The condition for the acknowledgement.
         durability: Durability,
     },
-    /// Read blocks, each followed by its [`PROTECTION_BYTES`] → [`Reply::Data`]. Those of a block
-    /// that was never written, was unmapped or zeroed, or was written without them, are FFh. Stores
-    /// whose [`crate::Characteristics::protection`] is false answer Unsupported.
+    /// Read blocks, each followed by its [`PROTECTION_BYTES`] → [`Reply::Data`]. These bytes are FFh for a block that
+    /// was never written, was unmapped or zeroed, or was written without them. Stores whose
+    /// [`crate::Characteristics::protection`] is false answer Unsupported.
     ReadProtected(Extent),
-    /// Write blocks, each followed by its [`PROTECTION_BYTES`] → [`Reply::Done`]. Whatever happens
-    /// to the program in the middle of it, a block and its protection information are both old or
-    /// both new.
+    /// Write blocks, each followed by its [`PROTECTION_BYTES`] → [`Reply::Done`]. If the program is interrupted during
+    /// the write, a block and its protection information are both old or both new.
     WriteProtected {
-        /// Where.
+        /// The extent to write.
         extent: Extent,
-        /// What.
+        /// The bytes to write.
         data: Buffer,
-        /// When it may be acknowledged.
+        /// The condition for the acknowledgement.
         durability: Durability,
     },
     /// Make all writes that were acknowledged before this request durable → [`Reply::Done`].
     Flush,
-    /// Give blocks back → [`Reply::Done`]. They read as zero afterwards. A store that cannot
-    /// deallocate writes zeroes or answers Unsupported, as [`crate::Characteristics::unmap`] says.
+    /// Deallocate blocks → [`Reply::Done`]. They read as zero afterwards. A store that cannot deallocate writes zeroes
+    /// or answers Unsupported, according to [`crate::Characteristics::unmap`].
     Unmap(Extent),
-    /// Write zeroes, keeping the blocks' room (see [`crate::Unmap::anchors`]) → [`Reply::Done`].
+    /// Write zeroes and keep the blocks' space (see [`crate::Unmap::anchors`]) → [`Reply::Done`].
     WriteZeroes {
-        /// Where.
+        /// The extent to write.
         extent: Extent,
-        /// When it may be acknowledged.
+        /// The condition for the acknowledgement.
         durability: Durability,
     },
-    /// How the blocks from the extent's first one are allocated → [`Reply::Allocation`] for the
-    /// longest run, at most to the extent's end, that has one state.
+    /// Query the allocation of the blocks from the extent's first one → [`Reply::Allocation`] for the longest run of
+    /// blocks in one state. The run ends at the extent's end at the latest.
     Allocation(Extent),
-    /// How much room the blocks take and may take → [`Reply::Space`]; Unsupported where the store
-    /// cannot tell.
+    /// Query the used and available space → [`Reply::Space`]. A store that does not know it answers Unsupported.
     Space,
-    /// Change the size to so many blocks → [`Reply::Done`]. Shrinking is refused as Unsupported
-    /// where it would lose data in use.
+    /// Change the size to this number of blocks → [`Reply::Done`]. A store answers Unsupported if shrinking would lose
+    /// data in use.
     Resize {
-        /// The new size.
+        /// The new number of blocks.
         block_count: u64,
     },
 }
 
-/// Whether blocks take up room.
+/// The provisioning state of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allocation {
-    /// They do, or the store cannot tell.
+    /// The blocks use space, or the store does not know.
     Mapped,
-    /// Room is kept for them, and they read as zero.
+    /// Space is reserved for the blocks. They read as zero.
     Anchored,
-    /// They do not, and read as zero.
+    /// The blocks use no space. They read as zero.
     Deallocated,
 }
 
-/// A run of blocks in one state.
+/// A range of consecutive blocks in one state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllocationRun {
-    /// At least one block unless the request's extent was empty.
+    /// Number of blocks. Minimum: one, unless the request's extent was empty.
     pub block_count: u64,
-    /// Their state.
+    /// State of the blocks.
     pub allocation: Allocation,
 }
 
-/// The room of a thin store.
+/// The space of a thin store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
-    /// Blocks' worth of room that it takes.
+    /// Space that the store uses, in blocks.
     pub used_blocks: u64,
-    /// Blocks' worth of room that is left for it, and perhaps for others as well.
+    /// Space that is available to the store, in blocks. Other stores may use the same space.
     pub available_blocks: u64,
 }
 
-/// What a store answers to a [`Request`].
+/// The reply of a store to a [`Request`].
 #[derive(Debug)]
 pub enum Reply {
     /// The bytes that were read.
     Data(Data),
-    /// It is done.
+    /// The request is complete.
     Done,
     /// The state of a run of blocks.
     Allocation(AllocationRun),
-    /// The room that is taken and left.
+    /// The used and available space.
     Space(Space),
 }

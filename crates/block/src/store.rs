@@ -5,7 +5,7 @@ use crate::{
     Space,
 };
 
-/// Size and shape of a store. `block_count` may change while it is open (resize).
+/// Geometry of a store. `block_count` may change while the store is open (resize).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Size of a logical block.
@@ -15,7 +15,7 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Capacity in bytes.
+    /// Returns the capacity in bytes.
     pub const fn byte_count(self) -> u64 {
         self.block_count << self.block_size.shift()
     }
@@ -24,57 +24,57 @@ impl Geometry {
 /// How a store deallocates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unmap {
-    /// Deallocation happens in units of so many blocks, aligned to that many; the edges of a
-    /// request that are not aligned are zeroed in place.
+    /// Number of blocks in a unit of deallocation. Units are aligned to this number. A store writes zeroes to the parts
+    /// of a request that are not aligned.
     pub granularity_blocks: u32,
-    /// Blocks that were zeroed by [`Request::WriteZeroes`] keep their room, so that writing them again
-    /// cannot fail for want of it.
+    /// Whether blocks that were zeroed by [`Request::WriteZeroes`] keep their space (are anchored), so that writing
+    /// them again cannot fail for lack of space.
     pub anchors: bool,
-    /// It answers [`Request::Space`].
+    /// Whether the store supports [`Request::Space`].
     pub tells_space: bool,
 }
 
-/// What a store is like, fixed while it is open.
+/// Properties of a store, which are fixed while it is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Characteristics {
-    /// Writes are acknowledged before they are durable (WCE = 1 in the caching mode page).
+    /// Whether writes are acknowledged before they are durable (WCE = 1 in the caching mode page).
     pub volatile_cache: bool,
-    /// Writes are refused.
+    /// Whether writes are rejected.
     pub read_only: bool,
-    /// Blocks can be given back; `None` when Unmap is refused.
+    /// Support for deallocation. `None` if the store rejects Unmap.
     pub unmap: Option<Unmap>,
-    /// log2 of the logical blocks in a physical one.
+    /// log2 of the number of logical blocks in a physical block.
     pub physical_block_exponent: u8,
-    /// Each block has protection information beside it (see [`Request::ReadProtected`]).
+    /// Whether each block has protection information (see [`Request::ReadProtected`]).
     pub protection: bool,
-    /// What was written outlives the program that wrote it.
+    /// Whether written data outlives the program that wrote it.
     pub is_lasting: bool,
 }
 
-/// A disk. Called on whichever core a command arrives; shared by all of them.
+/// A disk. All cores share it: each core calls it for the commands that arrive there.
 ///
-/// * The store validates: extents outside it are refused, never clipped.
-/// * Order: a request that was submitted after another was answered sees its effect. Requests in
-///   flight together have no order.
-/// * Cancellation: dropping a pending answer does not stop the request.
-/// * After a failed flush a store answers [`BlockError::Stopped`] to writes and flushes.
+/// * Validation: the store rejects extents outside itself, and never truncates them.
+/// * Order: a request that is submitted after the reply to another one sees the effect of that one. Requests in flight
+///   together have no order.
+/// * Cancellation: dropping a pending reply does not stop the request.
+/// * After a failed flush, a store answers [`BlockError::Stopped`] to writes and flushes.
 pub trait Store: Send + Sync {
-    /// Size and shape.
+    /// Returns the geometry.
     fn geometry(&self) -> Geometry;
-    /// What it is like.
+    /// Returns the properties.
     fn characteristics(&self) -> Characteristics;
-    /// Takes one request.
+    /// Submits one request.
     fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>>;
 }
 
-/// The requests as functions, with the reply's kind checked.
+/// The requests as functions that check the kind of the reply.
 impl dyn Store + '_ {
-    /// See [`Request::Read`].
+    /// Reads blocks. See [`Request::Read`].
     pub fn read(&self, extent: Extent) -> Io<Result<Data, BlockError>> {
         self.submit(Request::Read(extent)).map(data)
     }
 
-    /// See [`Request::Write`].
+    /// Writes blocks. See [`Request::Write`].
     pub fn write(
         &self,
         extent: Extent,
@@ -84,12 +84,12 @@ impl dyn Store + '_ {
         self.submit(Request::Write { extent, data, durability }).map(done)
     }
 
-    /// See [`Request::ReadProtected`].
+    /// Reads blocks with protection information. See [`Request::ReadProtected`].
     pub fn read_protected(&self, extent: Extent) -> Io<Result<Data, BlockError>> {
         self.submit(Request::ReadProtected(extent)).map(data)
     }
 
-    /// See [`Request::WriteProtected`].
+    /// Writes blocks with protection information. See [`Request::WriteProtected`].
     pub fn write_protected(
         &self,
         extent: Extent,
@@ -99,17 +99,17 @@ impl dyn Store + '_ {
         self.submit(Request::WriteProtected { extent, data, durability }).map(done)
     }
 
-    /// See [`Request::Flush`].
+    /// Flushes the store. See [`Request::Flush`].
     pub fn flush(&self) -> Io<Result<(), BlockError>> {
         self.submit(Request::Flush).map(done)
     }
 
-    /// See [`Request::Unmap`].
+    /// Deallocates blocks. See [`Request::Unmap`].
     pub fn unmap(&self, extent: Extent) -> Io<Result<(), BlockError>> {
         self.submit(Request::Unmap(extent)).map(done)
     }
 
-    /// See [`Request::WriteZeroes`].
+    /// Writes zeroes. See [`Request::WriteZeroes`].
     pub fn write_zeroes(
         &self,
         extent: Extent,
@@ -118,7 +118,7 @@ impl dyn Store + '_ {
         self.submit(Request::WriteZeroes { extent, durability }).map(done)
     }
 
-    /// See [`Request::Allocation`].
+    /// Returns the allocation of blocks. See [`Request::Allocation`].
     pub fn allocation(&self, extent: Extent) -> Io<Result<AllocationRun, BlockError>> {
         self.submit(Request::Allocation(extent)).map(|reply| match reply? {
             Reply::Allocation(run) => Ok(run),
@@ -126,7 +126,7 @@ impl dyn Store + '_ {
         })
     }
 
-    /// See [`Request::Space`].
+    /// Returns the used and available space. See [`Request::Space`].
     pub fn space(&self) -> Io<Result<Space, BlockError>> {
         self.submit(Request::Space).map(|reply| match reply? {
             Reply::Space(space) => Ok(space),
@@ -134,7 +134,7 @@ impl dyn Store + '_ {
         })
     }
 
-    /// See [`Request::Resize`].
+    /// Changes the size. See [`Request::Resize`].
     pub fn resize(&self, block_count: u64) -> Io<Result<(), BlockError>> {
         self.submit(Request::Resize { block_count }).map(done)
     }

@@ -38,13 +38,13 @@ pub enum TlsError {
     /// A file cannot be used.
     #[error(transparent)]
     Pem(#[from] PemError),
-    /// What is in the file is no certificate.
+    /// The file contains no valid certificate.
     #[error("{path}: the file contains no valid certificate; create it again")]
     NotACertificate {
         /// The path of the file.
         path: PathBuf,
     },
-    /// A certificate does not hold any more.
+    /// A certificate has expired.
     #[error("{path}: the certificate expired at {at}; renew it")]
     Expired {
         /// The path of the file.
@@ -52,7 +52,7 @@ pub enum TlsError {
         /// The time of the expiry.
         at: String,
     },
-    /// A certificate does not hold yet.
+    /// A certificate is not valid yet.
     #[error("{path}: the certificate is not valid before {from}; check this machine's clock")]
     NotYet {
         /// The path of the file.

@@ -1,7 +1,7 @@
-//! Protocol machines without I/O: bytes and time go in, events and bytes come out.
+//! Protocol state machines without I/O. Their inputs are bytes and time, their outputs are events and bytes.
 //!
-//! Nothing here opens a socket, reads a clock or starts a thread; `sarsen-io` does, and a
-//! simulation can stand in its place.
+//! This crate opens no sockets, reads no clocks and starts no threads. `sarsen-io` does this, and a simulation can
+//! replace it.
 
 pub mod iscsi;
 pub mod isns;

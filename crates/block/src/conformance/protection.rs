@@ -1,14 +1,14 @@
-//! What the suite asks of protection information.
+//! The part of the suite that checks protection information.
 
 use super::{Dice, both, every_kind, pattern, read, same, write};
 use crate::{BlockError, Buffer, Durability, Extent, Io, PROTECTION_BYTES, Reply, Request, Store};
 
-/// The part of the store that is checked as a whole.
+/// The area of the store that is checked as a whole.
 const BLOCKS: u64 = 60;
 const RANDOM_STEPS: u32 = 300;
 const NONE: u8 = 0xff;
 
-/// Checks a store that keeps it. The contents are arbitrary before and afterwards.
+/// Checks a store that keeps protection information. The contents are arbitrary before and afterwards.
 pub(super) async fn check(store: &dyn Store, seed: u64) {
     let all = Extent::new(0, BLOCKS);
     let zeroed = store.write_zeroes(all, Durability::Volatile).wait().await;
@@ -21,7 +21,7 @@ pub(super) async fn check(store: &dyn Store, seed: u64) {
     random_requests(store, seed).await;
 }
 
-/// A store without it says so.
+/// Checks that a store without protection information rejects requests with it.
 pub(super) async fn check_refused(store: &dyn Store) {
     let extent = Extent::new(1, 1);
     let data = Buffer::zeroed(store.geometry().block_size.bytes() + PROTECTION_BYTES);
@@ -57,7 +57,7 @@ async fn read_all(store: &dyn Store) -> Vec<Pair> {
     read_pairs(store, Extent::new(0, BLOCKS)).await
 }
 
-/// Blocks that tell where they are and the write that they came from, to their last byte.
+/// Returns blocks that identify their position and their write, up to their last byte.
 fn pairs(store: &dyn Store, extent: Extent, tag: u64) -> Vec<Pair> {
     let data = pattern(store, extent, tag);
     let blocks = data.chunks(store.geometry().block_size.bytes());
@@ -176,7 +176,7 @@ async fn overlapping_writes_leave_pairs(store: &dyn Store) {
     }
 }
 
-/// Requests of all kinds held against a copy.
+/// Submits requests of all kinds, and compares the results with a model.
 async fn random_requests(store: &dyn Store, seed: u64) {
     let mut model = read_all(store).await;
     let mut dice = Dice(seed);

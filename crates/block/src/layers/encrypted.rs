@@ -1,10 +1,10 @@
-//! Keeps blocks encrypted, so that forgetting a key forgets them all: AES-256 in XTS mode (IEEE
-//! 1619), where a block is the data unit and its LBA the tweak.
+//! Encrypts blocks, so that the deletion of a key erases them all: AES-256 in XTS mode (IEEE 1619). A block is the data
+//! unit, and its LBA the tweak.
 //!
-//! A block of zeroes below is none: it was never written, was given back or zeroed, and reads as
-//! zeroes. So which blocks those are is not hidden. Nor is it that a block has the content again
-//! that it had before, and nothing is authenticated: who can write below can bring old content
-//! back, or make any sixteen bytes random.
+//! A block of zeroes in the lower store is not encrypted: it was never written, was unmapped or zeroed, and reads as
+//! zeroes. The encryption does not hide which blocks these are. Nor does it hide that a block has the same content as
+//! before. Nothing is authenticated: an attacker with write access to the lower store can restore old content, or make
+//! any sixteen bytes random.
 
 use std::hint::black_box;
 use std::io;
@@ -19,20 +19,20 @@ use crate::{
     Request, Store,
 };
 
-/// Bytes of a key: one of AES-256 for the data and one for the tweak.
+/// Size of a key in bytes: one AES-256 key for the data and one for the tweak.
 pub const KEY_BYTES: usize = 64;
 const HALF: usize = KEY_BYTES / 2;
 
-/// A key, wiped from memory at its end. It has no Debug: it is never logged.
+/// A key, which is wiped from memory when it is dropped. It has no Debug: it is never logged.
 pub struct Key([u8; KEY_BYTES]);
 
 impl Key {
-    /// Of these bytes, which nobody can predict.
+    /// Creates a key of these bytes, which must be unpredictable.
     pub const fn new(bytes: [u8; KEY_BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// What it is made of.
+    /// Returns the bytes of the key.
     pub const fn as_bytes(&self) -> &[u8; KEY_BYTES] {
         &self.0
     }
@@ -41,38 +41,37 @@ impl Key {
 impl Drop for Key {
     fn drop(&mut self) {
         self.0.fill(0);
-        // As if somebody looked: or the compiler would leave out what nobody reads.
+        // Prevents the compiler from removing the write, since no code reads the bytes afterwards.
         black_box(&self.0);
     }
 }
 
-/// Where a key comes from and is kept.
+/// The source and the storage of a key.
 pub trait KeyKeeper: Send + Sync {
-    /// Makes another key, keeps it in the place of the old one, which it destroys, and gives it;
-    /// all of that is durable when this answers. After an error either key may be the one that is
-    /// kept. Once begun it happens, also where its answer is dropped.
+    /// Creates another key, replaces and destroys the old one, and returns the new one. All of that is durable when
+    /// this returns. After an error, the keeper may have either key. A started replacement completes even if the caller
+    /// drops the reply.
     fn replace_key(&self) -> Io<io::Result<Key>>;
 }
 
-/// What can forget all it holds at once.
+/// A store that can erase all of its data at once (cryptographic erase).
 pub trait ForgetKey: Send + Sync {
-    /// Changes the key. What was written before reads as noise from then on, but for blocks that
-    /// read as zeroes. To be called while nothing is written; after an error nothing can be read
-    /// or written until another call succeeds.
+    /// Replaces the key. Earlier data then reads as noise, except for blocks that read as zeroes. The caller must not
+    /// write meanwhile. After an error no data can be read or written until another call succeeds.
     fn forget_key(&self) -> Io<Result<(), BlockError>>;
 }
 
-/// See the module.
+/// An encrypted store. See the module.
 pub struct EncryptedStore {
     inner: Arc<dyn Store>,
     keeper: Arc<dyn KeyKeeper>,
-    /// None while the key is changed, and after that has failed: which one will be kept is not
-    /// known, so nothing may be written with either.
+    /// `None` while the key is replaced, and after a failed replacement: it is unknown which key the keeper has, so
+    /// neither may be used for writes.
     cipher: Arc<RwLock<Option<Arc<Cipher>>>>,
 }
 
 impl EncryptedStore {
-    /// Over `inner`, with the key that `keeper` keeps.
+    /// Creates a store over `inner`, with the key that `keeper` stores.
     pub fn new(inner: Arc<dyn Store>, key: Key, keeper: Arc<dyn KeyKeeper>) -> Self {
         let cipher = Arc::new(RwLock::new(Some(Arc::new(Cipher::new(&key)))));
         Self { inner, keeper, cipher }
@@ -154,7 +153,7 @@ impl Store for EncryptedStore {
     }
 }
 
-/// A key that is ready for use; AES wipes it at its end.
+/// The cipher of a key. AES wipes the key when it is dropped.
 struct Cipher(Xts128<Aes256>);
 
 impl Cipher {
@@ -198,7 +197,7 @@ mod tests {
         }
     }
 
-    /// Gives what it was told to give.
+    /// A keeper that returns the configured results.
     #[derive(Default)]
     struct Given(Mutex<Vec<io::Result<Key>>>);
 

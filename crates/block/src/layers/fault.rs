@@ -1,7 +1,7 @@
-//! Makes a store fail and lie as bad disks do, on blocks that are chosen, for tests and drills.
+//! Injects faults of bad disks into a store on chosen blocks, for tests and drills.
 //!
-//! A store that fails says so: the request ends with an error. One that lies ([`lies`]) answers
-//! that all is well, and only who looks at the data finds out.
+//! There are two kinds of faults. With a failure, the request ends with an error. With silent corruption ([`lies`]),
+//! the store reports success, and only a check of the data finds the fault.
 
 mod lies;
 
@@ -13,54 +13,54 @@ use crate::{
     Store,
 };
 
-/// What goes wrong.
+/// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// These blocks cannot be read.
     Unreadable(Extent),
     /// These blocks cannot be written or deallocated.
     Unwritable(Extent),
-    /// There is no room to write these blocks.
+    /// There is no space to write these blocks.
     NoSpace(Extent),
     /// Flushes fail.
     FlushFails,
-    /// A bit of this block is wrong in what a read returns; what is stored is right.
+    /// A read returns this block with one wrong bit. The stored data is right.
     FlippedBit(Lba),
-    /// A bit of this block is wrong in what a write stores.
+    /// A write stores this block with one wrong bit.
     FlippedBitStored(Lba),
-    /// A write to this block is acknowledged and not stored. Unmaps are carried out.
+    /// A write to this block is acknowledged and not stored. Unmaps are executed.
     LostWrite(Lba),
-    /// A read of this block returns what was there before the last write, zeroing or unmap, if
-    /// there was one since the fault was added.
+    /// A read of this block returns its contents before the last write, zeroing or unmap since the fault was added.
+    /// Without such a change the read is correct.
     StaleRead(Lba),
-    /// A write to a block lands at another one. Unmaps go where they should.
+    /// A write to a block is stored in another one. Unmaps are executed correctly.
     MisdirectedWrite {
-        /// Where it was to go, which stays as it is.
+        /// The block of the request. It does not change.
         lba: Lba,
-        /// Where it goes, over what is there.
+        /// The block that the write overwrites.
         to: Lba,
     },
 }
 
-/// How often a fault happens.
+/// The frequency of a fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Times {
-    /// To the first request that it meets.
+    /// Affects only the first matching request.
     Once,
-    /// To each request that it meets.
+    /// Affects each matching request.
     #[default]
     Always,
 }
 
-/// A fault, and what it has to remember.
+/// A fault and its state.
 struct Planted {
     fault: Fault,
     times: Times,
-    /// What the block of a stale read held before the last change.
+    /// For a stale read, the contents of the block before the last change.
     before: Option<Buffer>,
 }
 
-/// The faults of a store, which may be changed while it serves.
+/// The faults of a store, which can change while it serves requests.
 #[derive(Clone, Default)]
 pub struct Faults(Arc<Mutex<Vec<Planted>>>);
 
@@ -69,22 +69,23 @@ impl Faults {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds one.
+    /// Adds a fault.
     pub fn add(&self, fault: Fault, times: Times) {
         self.list().push(Planted { fault, times, before: None });
     }
 
-    /// Removes all.
+    /// Removes all faults.
     pub fn clear(&self) {
         self.list().clear();
     }
 
-    /// Goes through all; `happens` says whether one did, and then one that happens once is gone.
+    /// Applies `happens` to all faults. It returns whether a fault affects the request. A fault with [`Times::Once`] is
+    /// then removed.
     fn each(&self, mut happens: impl FnMut(&mut Planted) -> bool) {
         self.list().retain_mut(|planted| !happens(planted) || planted.times == Times::Always);
     }
 
-    /// The error that meets a request, if one does.
+    /// Returns the injected error of a request, if there is one.
     fn error(&self, request: &Request) -> Option<BlockError> {
         let mut error = None;
         self.each(|planted| {
@@ -123,7 +124,7 @@ impl Planted {
     }
 }
 
-/// The first block that both extents have.
+/// Returns the first block that both extents contain.
 fn first_common(bad: Extent, extent: Extent) -> Option<Lba> {
     let end = |extent: Extent| extent.lba.0.saturating_add(extent.block_count);
     let first = bad.lba.max(extent.lba);
@@ -142,7 +143,7 @@ pub struct FaultyStore {
 }
 
 impl FaultyStore {
-    /// Wraps `inner`; `faults` may be shared with whoever changes them.
+    /// Wraps `inner`. The caller can keep a clone of `faults` to change them.
     pub fn new(inner: Arc<dyn Store>, faults: Faults) -> Self {
         Self { inner, faults }
     }

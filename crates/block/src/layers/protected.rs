@@ -1,27 +1,24 @@
-//! Keeps protection information beside each block, in a store that has no place for it.
+//! Stores protection information for each block in a lower store that has no fields for it.
 //!
-//! A block of 512 bytes takes two blocks of the store below: its data, and behind them its
-//! protection information. Both lie in one page of 4 KiB, of which a file, and mostly a disk,
-//! holds all of a write or nothing.
+//! A block of 512 bytes occupies two blocks of the lower store: its data, then its protection information. Both are in
+//! one page of 4 KiB. A file, and usually a disk, stores a write to such a page completely or not at all.
 //!
 //! ```text
 //! | header | data 0 | tags 0 | data 1 | tags 1 | ...
 //! ```
 //!
-//! A block of 4 KiB fills such a page alone. It has its protection information twice, at the end
-//! of the page before it and at the start of the page behind it, with a checksum of the data that
-//! they belong to:
+//! A block of 4 KiB fills such a page alone. Its protection information is stored twice, at the end of the page before
+//! it and at the start of the page after it. Each copy has a checksum of the data to which it belongs:
 //!
 //! ```text
 //! | header, head 0 | data 0 | tail 0, head 1 | data 1 | tail 1, head 2 | ...
 //! ```
 //!
-//! One write goes over head, data and tail in this order, so wherever a program that is killed was
-//! in it, one of the two belongs to the data that is there. They differ only then, and the
-//! checksum tells which.
+//! One write covers head, data and tail in this order. If the program is killed during the write, one of the two copies
+//! still belongs to the stored data. Only then do the copies differ, and the checksum identifies the right one.
 //!
-//! Protection information is stored complemented, so that what reads as zero means FFh: blocks
-//! that were never written, holes, zeroes.
+//! Protection information is stored complemented, so that zeroes mean FFh: for unwritten blocks, holes and zeroed
+//! blocks.
 
 use std::sync::Arc;
 
@@ -32,40 +29,40 @@ use crate::{
     Extent, Geometry, Io, Lba, PROTECTION_BYTES, Reply, Request, Space, Store, Unmap,
 };
 
-/// The first bytes of the store below belong to whoever made this one, to say what lies behind.
-/// They end in the middle of a page: the first head follows.
+/// Size of the header at the start of the lower store. The creator of the store describes the contents there. The
+/// header ends in the middle of a page: the first head follows.
 pub const HEADER_BYTES: usize = 2048;
 
-/// The size of the blocks below.
+/// The block size of the lower store.
 const BELOW: BlockSize = BlockSize::B512;
 const SECTOR: usize = BELOW.bytes();
-/// Where the first page behind the header's begins, in blocks below.
+/// The first page after the header's page, in blocks of the lower store.
 const FIRST_PAGE: u64 = 8;
 
-/// See the module.
+/// A store with protection information. See the module.
 pub struct ProtectedStore {
     inner: Arc<dyn Store>,
     layout: Layout,
 }
 
-/// Where things lie. Lengths are in blocks of the store below, offsets in bytes from where the
-/// run of bytes begins that a block's head, data and tail are.
+/// The layout in the lower store. Lengths are in blocks of the lower store. Offsets are in bytes from the start of a
+/// span: a block's head, data and tail.
 #[derive(Clone, Copy)]
 struct Layout {
     block_size: BlockSize,
-    /// From a block to the next one.
+    /// Distance from a block to the next one.
     stride: u64,
-    /// Head, data and tail of one block.
+    /// Length of head, data and tail of one block.
     span: u64,
-    /// What lies before the data.
+    /// Length of the head before the data.
     lead: u64,
 }
 
 const SMALL: Layout = Layout { block_size: BlockSize::B512, stride: 2, span: 2, lead: 0 };
 const LARGE: Layout = Layout { block_size: BlockSize::B4096, stride: 16, span: 10, lead: 1 };
 
-/// What is kept of a block beside its data: the complement of its protection information, and
-/// where it is kept twice, the data's checksum.
+/// The stored protection of a block: the complement of its protection information, and, if there are two copies, the
+/// checksum of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tags {
     complement: [u8; PROTECTION_BYTES],
@@ -92,7 +89,7 @@ impl Tags {
     }
 }
 
-/// Of zeroes it is zero.
+/// Computes the checksum. The checksum of zeroes is zero.
 fn checksum_of(data: &[u8]) -> [u8; 8] {
     checksum(CrcAlgorithm::Crc64Ecma182, data).to_be_bytes()
 }
@@ -106,7 +103,7 @@ impl Layout {
         }
     }
 
-    /// Blocks below before the first span.
+    /// Returns the number of lower blocks before the first span.
     const fn start(self) -> u64 {
         match self.lead {
             0 => FIRST_PAGE,
@@ -114,7 +111,7 @@ impl Layout {
         }
     }
 
-    /// How many blocks a store of so many has room for.
+    /// Returns the number of blocks for which a lower store of this size has room.
     fn blocks_in(self, below: u64) -> u64 {
         match below.checked_sub(self.start() + self.span) {
             Some(rest) => rest / self.stride + 1,
@@ -122,7 +119,7 @@ impl Layout {
         }
     }
 
-    /// How many blocks below so many take.
+    /// Returns the number of lower blocks that this number of blocks needs.
     fn blocks_below(self, block_count: u64) -> Option<u64> {
         match block_count.checked_sub(1) {
             Some(gaps) => gaps.checked_mul(self.stride)?.checked_add(self.start() + self.span),
@@ -130,13 +127,13 @@ impl Layout {
         }
     }
 
-    /// Where an extent that is not empty lies below.
+    /// Returns the lower extent of an extent that is not empty.
     fn below(self, extent: Extent) -> Extent {
         let start = self.start() + extent.lba.0 * self.stride;
         Extent::new(start, (extent.block_count - 1) * self.stride + self.span)
     }
 
-    /// The block to which one below belongs.
+    /// Returns the block to which a lower block belongs.
     fn above(self, below: Lba) -> Lba {
         Lba(below.0.saturating_sub(self.start()) / self.stride)
     }
@@ -153,8 +150,7 @@ impl Layout {
         self.data_offset() + self.block_size.bytes()
     }
 
-    /// The bytes for the store below; `data` has protection information behind each block, or
-    /// none.
+    /// Returns the bytes for the lower store. `data` optionally has protection information after each block.
     fn encode(self, data: &[u8], with_protection: bool, block_count: u64) -> Buffer {
         let size = self.block_size.bytes();
         let step = if with_protection { size + PROTECTION_BYTES } else { size };
@@ -180,7 +176,7 @@ impl Layout {
         bytes
     }
 
-    /// The blocks of bytes from the store below, with their protection information or without.
+    /// Returns the blocks in bytes of the lower store, with or without their protection information.
     fn decode(self, bytes: &[u8], with_protection: bool, block_count: u64) -> Buffer {
         let size = self.block_size.bytes();
         let step = if with_protection { size + PROTECTION_BYTES } else { size };
@@ -201,7 +197,7 @@ impl Layout {
             return tail;
         }
         let head = Tags::at(span, 0);
-        // Only a write that was cut short leaves two that differ.
+        // The copies differ only after an interrupted write.
         match head != tail && head.checksum == checksum_of(stored) {
             true => head,
             false => tail,
@@ -210,14 +206,14 @@ impl Layout {
 }
 
 impl ProtectedStore {
-    /// Over `inner`, whose blocks are of 512 bytes. `None` for a block size that cannot be
-    /// protected.
+    /// Creates a store over `inner`, which must have blocks of 512 bytes. Returns `None` for a block size that cannot
+    /// be protected.
     pub fn new(inner: Arc<dyn Store>, block_size: BlockSize) -> Option<Self> {
         assert_eq!(inner.geometry().block_size, BELOW, "the store below has small blocks");
         Some(Self { inner, layout: Layout::of(block_size)? })
     }
 
-    /// Bytes that a disk of so many blocks takes; `None` where that is more than can be said.
+    /// Returns the bytes of the lower store that a disk of `block_count` blocks needs, or `None` on overflow.
     pub fn bytes_below(block_size: BlockSize, block_count: u64) -> Option<u64> {
         let below = Layout::of(block_size)?.blocks_below(block_count)?;
         below.checked_mul(SECTOR as u64)
@@ -279,11 +275,11 @@ impl ProtectedStore {
         })
     }
 
-    /// A block is deallocated where its data is: what surrounds it is zero then, too.
+    /// Queries the allocation. A block is deallocated if its data is: its head and tail are zero then, too.
     fn allocation(&self, extent: Extent) -> Io<Result<Reply, BlockError>> {
         let layout = self.layout;
         let below = layout.below(extent);
-        // Up to the last block's data; a small block's tags are in its page.
+        // The query ends with the last block's data. A small block's tags are in the same page.
         let body = layout.stride.min(FIRST_PAGE);
         let count = (extent.block_count - 1) * layout.stride + body;
         let query = Request::Allocation(Extent::new(below.lba.0 + layout.lead, count));
@@ -305,7 +301,7 @@ impl ProtectedStore {
     }
 }
 
-/// What the store below says, in this one's blocks.
+/// Converts an error of the lower store to the blocks of this store.
 fn above(error: BlockError, layout: Layout, extent: Extent, block_count: u64) -> BlockError {
     let within = |lba: Lba| {
         let last = extent.lba.0 + extent.block_count.saturating_sub(1);
@@ -420,8 +416,8 @@ mod tests {
         [vec![byte; block_size.bytes()], vec![byte ^ 0x55; PROTECTION_BYTES]].concat()
     }
 
-    /// A file keeps of a write that its program is killed in what lies in the pages before some
-    /// page: every block is of the old write then, or of the new one, with its own tags.
+    /// If a program is killed during a write to a file, the file has the pages of the write before some page. Every
+    /// block is then of the old write or the new one, with its own tags.
     #[test]
     fn a_write_that_ends_at_any_page_leaves_blocks_with_their_own_tags() {
         for block_size in [BlockSize::B512, BlockSize::B4096] {
@@ -453,7 +449,7 @@ mod tests {
         }
     }
 
-    /// No block and, of small ones, no tags lie in two pages.
+    /// No block is in two pages. Tags of small blocks are not, either.
     #[test]
     fn what_must_not_be_torn_lies_in_one_page() {
         for lba in 0..100 {

@@ -1,10 +1,10 @@
-//! Refuses writes.
+//! A layer that rejects writes.
 
 use std::sync::Arc;
 
 use crate::{BlockError, Characteristics, Geometry, Io, Reply, Request, Store};
 
-/// A store that can be read only.
+/// A read-only view of a store.
 pub struct ReadOnly {
     inner: Arc<dyn Store>,
 }

@@ -1,3 +1,3 @@
-//! The protocols that clients speak: each is a machine in `sarsen-proto` and a driver here.
+//! The protocols that clients use. Each one has a machine in `sarsen-proto` and a driver here.
 
 pub(crate) mod iscsi;

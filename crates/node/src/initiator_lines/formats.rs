@@ -1,10 +1,10 @@
-//! How each client wants to be told where a disk is.
+//! The lines for each kind of client.
 
 use sarsen_scsi::Lun;
 
 use super::{AccessPath, Format};
 
-/// What is pasted for a way to a target.
+/// Returns the lines for a path to a target.
 pub(super) fn lines(format: Format, way: &AccessPath) -> Vec<String> {
     match format {
         Format::Libiscsi => way.luns.iter().map(|&lun| libiscsi(way, lun)).collect(),
@@ -22,7 +22,7 @@ fn libiscsi(way: &AccessPath, lun: u16) -> String {
     format!("{scheme}://{user}{}/{}/{lun}", way.portal, way.target)
 }
 
-/// A record is made, and not discovered: discovery may want a secret of its own.
+/// Returns commands that create a node record without discovery, because discovery may require another secret.
 fn iscsiadm(way: &AccessPath) -> Vec<String> {
     let group = way.group.map_or_else(String::new, |group| format!(",{group}"));
     let node = format!("iscsiadm -m node -T {} -p {}{group}", way.target, way.portal);
@@ -43,7 +43,7 @@ fn iscsiadm(way: &AccessPath) -> Vec<String> {
 fn qemu(way: &AccessPath, lun: u16) -> Vec<String> {
     let options = |secret: &str| {
         let user = way.user.as_ref().map_or_else(String::new, |user| {
-            // QEMU takes a doubled comma for one.
+            // QEMU reads a doubled comma as one comma.
             format!(",user={},password-secret={secret}", user.replace(',', ",,"))
         });
         format!(
@@ -77,7 +77,7 @@ fn ipxe(way: &AccessPath) -> Vec<String> {
         false => way.portal.host.clone(),
     };
     let root = |&lun: &u16| {
-        // RFC 4173 §5: the protocol is TCP's number; the LUN's first two bytes, in hexadecimal.
+        // RFC 4173 §5: the protocol is the number of TCP. The LUN is its first two bytes, in hexadecimal.
         let [high, low, ..] = Lun(lun).to_wire();
         let lun = u16::from_be_bytes([high, low]);
         format!("sanboot iscsi:{host}:6:{}:{lun:x}:{}", way.portal.port, way.target)
@@ -125,7 +125,7 @@ fn windows(way: &AccessPath) -> Vec<String> {
     ]
 }
 
-/// A word that a POSIX shell leaves as it is.
+/// Quotes a word so that a POSIX shell does not change it.
 fn shell(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,=@%+".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
@@ -134,7 +134,7 @@ fn shell(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }
 
-/// The same for PowerShell.
+/// Quotes a word for PowerShell.
 fn power_shell(word: &str) -> String {
     format!("'{}'", word.replace('\'', "''"))
 }

@@ -1,5 +1,5 @@
-//! Ways to a target's disks, and the lines that are pasted where they are to be used. They hold no secret: they
-//! name the file that has it there.
+//! Access paths to the disks of a target, and the lines that an administrator pastes into a client. The lines contain
+//! no secret: they name the file that contains it on the client.
 
 mod formats;
 
@@ -8,16 +8,16 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::control::schema::{Authentication, Target, TargetPortal};
 
-/// For whom lines are.
+/// The client that the lines are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// iscsi:// as libiscsi, QEMU and `sarsen disk` take it (iscsis:// for TLS, sarsen alone).
+    /// An iscsi:// URL for libiscsi, QEMU and `sarsen disk`. For TLS, an iscsis:// URL, which only sarsen supports.
     Libiscsi,
     /// open-iscsi on Linux.
     Iscsiadm,
     /// qemu-img and a virtual machine's disk.
     Qemu,
-    /// Booting by iPXE, as RFC 4173 writes it.
+    /// Booting by iPXE, in the format of RFC 4173.
     Ipxe,
     /// A shell on VMware ESXi.
     Esxi,
@@ -26,11 +26,11 @@ pub enum Format {
 }
 
 impl Format {
-    /// All of them.
+    /// All formats.
     pub const ALL: [Self; 6] =
         [Self::Libiscsi, Self::Iscsiadm, Self::Qemu, Self::Ipxe, Self::Esxi, Self::Windows];
 
-    /// Its name for programs.
+    /// Returns the name that programs use.
     pub fn name(self) -> &'static str {
         match self {
             Self::Libiscsi => "libiscsi",
@@ -43,10 +43,10 @@ impl Format {
     }
 }
 
-/// Where a client finds a portal.
+/// The address of a portal for a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortalAddress {
-    /// Name or address, an IPv6 address without brackets.
+    /// Name or address. An IPv6 address has no brackets.
     pub host: String,
     /// TCP port.
     pub port: u16,
@@ -62,12 +62,12 @@ impl fmt::Display for PortalAddress {
     }
 }
 
-/// A way to a target's disks.
+/// An access path to the disks of a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccessPath {
-    /// Where.
+    /// The address of the portal.
     pub portal: PortalAddress,
-    /// The portal's group, where it is known.
+    /// The portal's group, if known.
     pub group: Option<u16>,
     /// The portal accepts only TLS.
     pub tls: bool,
@@ -75,32 +75,32 @@ pub struct AccessPath {
     pub target: String,
     /// Logical unit numbers.
     pub luns: Vec<u16>,
-    /// Whom the initiator logs in as, if it has to.
+    /// The account of the initiator, if it has to authenticate.
     pub user: Option<String>,
-    /// The file that has the secret where the lines are used.
+    /// The file that contains the secret on the client.
     pub secret_file: String,
 }
 
 impl AccessPath {
-    /// What is pasted for a client; nothing for those that do not speak TLS, where it is wanted.
+    /// Returns the lines for a client. Returns `None` if the portal requires TLS and the client does not support it.
     pub fn lines(&self, format: Format) -> Option<Vec<String>> {
         (!self.tls || format == Format::Libiscsi).then(|| formats::lines(format, self))
     }
 }
 
-/// What is to be known of who wants to reach a target.
+/// The properties of a client that wants to access a target.
 #[derive(Clone, Copy, Debug)]
 pub struct Client<'a> {
-    /// The name or address by which he reaches a portal that listens on all addresses.
+    /// The name or address that the client uses for portals that listen on all addresses.
     pub host: Option<&'a str>,
-    /// Whom he logs in as, where that is not said by the target; USER stands there where it is neither.
+    /// The account of the client. Default: the account that the target requires, or USER if it names none.
     pub user: Option<&'a str>,
-    /// The file that has his secret.
+    /// The file that contains the client's secret.
     pub secret_file: &'a str,
 }
 
-/// The paths to a target of a server: one for each of its portals. A portal at a loopback address is no way for a
-/// client, unless the target has no other.
+/// Returns the paths to a target of a server, one for each portal. Portals at loopback addresses are omitted, unless
+/// the target has no other portal.
 pub fn access_paths(target: &Target, client: Client<'_>) -> Vec<AccessPath> {
     let Client { host, user, secret_file } = client;
     let account = target.account.as_deref().unwrap_or("USER");
@@ -122,24 +122,24 @@ pub fn access_paths(target: &Target, client: Client<'_>) -> Vec<AccessPath> {
     portals.into_iter().filter_map(way).collect()
 }
 
-/// Whether only this machine can reach it.
+/// Returns whether only this machine can reach a portal.
 pub fn is_local(portal: &TargetPortal) -> bool {
     portal.address.parse().is_ok_and(|address: SocketAddr| address.ip().is_loopback())
 }
 
-/// This machine's name, as it knows it.
+/// Returns the host name of this machine.
 pub fn own_name() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
-/// Whether a name or address always means the local machine.
+/// Returns whether a name or address always means the local machine.
 pub(crate) fn is_own(host: &str) -> bool {
     let address = host.trim_matches(['[', ']']).parse();
     host == "localhost" || address.is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
-/// Where a client finds what listens at `address`.
+/// Returns the address at which a client reaches a portal that listens at `address`.
 fn reachable(address: SocketAddr, host: Option<&str>) -> PortalAddress {
     let host = match host {
         Some(host) if address.ip().is_unspecified() => host.trim_matches(['[', ']']).to_owned(),

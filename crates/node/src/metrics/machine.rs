@@ -14,7 +14,7 @@ pub(crate) struct VolumeSpace {
     pub(crate) name: String,
     /// Bytes that initiators see.
     pub(crate) size: u64,
-    /// Bytes that are allocated to it, where known.
+    /// Bytes that are allocated to the volume, if known.
     pub(crate) allocated: Option<u64>,
 }
 
@@ -25,7 +25,7 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// From now on, these are the volumes.
+    /// Sets the current volumes.
     pub(super) fn show(&self, volumes: Vec<VolumeSpace>) {
         *self.volumes.lock().unwrap_or_else(PoisonError::into_inner) = volumes;
     }

@@ -1,5 +1,5 @@
-//! The sums as OpenMetrics. Volumes that nobody has used cost nothing here, and initiators are there
-//! while they are connected.
+//! The statistics as OpenMetrics. Unused volumes have no samples, and initiators have samples only while they are
+//! connected.
 
 use std::fmt;
 use std::sync::Arc;
@@ -61,7 +61,7 @@ fn durations(encoder: &mut DescriptorEncoder<'_>, volumes: &[VolumeTotals]) -> f
     Ok(())
 }
 
-/// Each bound with what is between it and the one before, as the encoder wants them.
+/// Returns each bound with the count between the previous bound and this one, as the encoder expects.
 fn buckets(histogram: &Histogram) -> Vec<(f64, u64)> {
     let mut from = 0;
     let mut buckets: Vec<(f64, u64)> = exposed_bounds()
@@ -98,7 +98,7 @@ fn failures(encoder: &mut DescriptorEncoder<'_>, volumes: &[VolumeTotals]) -> fm
     let help = "Commands that failed or were aborted, by sense key or status";
     let mut metric = encoder.encode_descriptor("volume_errors", help, None, MetricType::Counter)?;
     for VolumeTotals { volume, all, .. } in volumes {
-        // Alerts wait for these: the first must be a rise.
+        // These counters are always present, so that alerts see the first failure as an increase.
         let alerted = |failure| matches!(failure, Failure::MediumError | Failure::HardwareError);
         let shown = |(failure, count): &(Failure, u64)| *count > 0 || alerted(*failure);
         for (failure, count) in Failure::ALL.into_iter().zip(all.failures).filter(shown) {

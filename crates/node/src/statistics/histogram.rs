@@ -1,21 +1,20 @@
-//! Latencies in buckets: each doubling from 10 µs to 10 s is cut into eight equal parts. So a quantile
-//! is known to an eighth, a bucket costs a shift to find, and the ends of doublings are exact bounds for
-//! OpenMetrics.
+//! Latencies in buckets. Each doubling from 10 µs to 10 s is divided into eight equal parts. Therefore a quantile is
+//! exact to one eighth, a shift finds the bucket, and the ends of doublings are exact bounds for OpenMetrics.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Parts of a doubling, and of the time below the first.
+/// Number of parts of each doubling, and of the range below the first doubling.
 const PARTS: usize = 8;
 const PARTS_SHIFT: u32 = PARTS.ilog2();
-/// Nanoseconds of one part below the first doubling: 10 µs have eight of them.
+/// Nanoseconds of one part below the first doubling. Eight of them are 10 µs.
 const UNIT: u64 = 1250;
-/// From 10 µs on.
+/// Number of doublings, which begin at 10 µs.
 const DOUBLINGS: usize = 20;
-/// The last one has no upper bound.
+/// Number of buckets. The last one has no upper bound.
 pub(crate) const BUCKETS: usize = PARTS + DOUBLINGS * PARTS + 1;
 
-/// The bucket of a latency.
+/// Returns the bucket of a latency.
 #[inline]
 pub(crate) fn bucket(nanoseconds: u64) -> usize {
     let units = nanoseconds / UNIT;
@@ -27,7 +26,7 @@ pub(crate) fn bucket(nanoseconds: u64) -> usize {
     (doubling as usize * PARTS + part).min(BUCKETS - 1)
 }
 
-/// Where a bucket ends, in nanoseconds, which are the next one's; the last one has no end.
+/// Returns the exclusive upper bound of a bucket in nanoseconds, or `None` for the last one.
 pub(crate) fn upper_bound(bucket: usize) -> Option<u64> {
     let (doubling, part) = (bucket / PARTS, bucket % PARTS);
     match doubling {
@@ -37,13 +36,12 @@ pub(crate) fn upper_bound(bucket: usize) -> Option<u64> {
     }
 }
 
-/// The bounds that are exposed, in seconds, each with the number of buckets below it: 10 µs and every
-/// doubling of it.
+/// Returns the exposed bounds in seconds, each with the number of buckets below it: 10 µs and each doubling of it.
 pub(crate) fn exposed_bounds() -> impl Iterator<Item = (f64, usize)> {
     (0..=DOUBLINGS).map(|doubling| ((10_u64 << doubling) as f64 / 1e6, PARTS * (doubling + 1)))
 }
 
-/// Counts that one thread writes and any reads.
+/// Counters that one thread writes and any thread reads.
 pub(crate) struct Counts {
     buckets: [AtomicU64; BUCKETS],
 }
@@ -55,7 +53,7 @@ impl Default for Counts {
 }
 
 impl Counts {
-    /// So many of so many nanoseconds. By the one thread that writes.
+    /// Counts `count` latencies of `nanoseconds` each. Only the writing thread may call this.
     pub(crate) fn add(&self, nanoseconds: u64, count: u64) {
         raise(&self.buckets[bucket(nanoseconds)], count);
     }
@@ -67,13 +65,13 @@ impl Counts {
     }
 }
 
-/// Adds to what nobody else writes: no locked instruction.
+/// Adds to a counter that no other thread writes. This needs no locked instruction.
 #[inline]
 pub(crate) fn raise(counter: &AtomicU64, by: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
 }
 
-/// What was counted until a moment.
+/// The counts at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Histogram {
     pub(crate) buckets: Box<[u64; BUCKETS]>,
@@ -96,8 +94,8 @@ impl Histogram {
         }
     }
 
-    /// The latency below which such a part of them stayed, as if those of a bucket were spread evenly
-    /// over it; `None` of none.
+    /// Returns the latency below which the fraction `part` of all latencies lies, or `None` if there are none. The
+    /// latencies of a bucket are assumed to be spread evenly over it.
     pub(crate) fn quantile(&self, part: f64) -> Option<Duration> {
         let count = self.count();
         let rank = (part * count as f64).max(1.0);

@@ -1,4 +1,4 @@
-//! What one connection counts of one volume. Its core alone writes; whoever asks reads.
+//! The counters of one connection for one volume. Only the connection's core writes them; any thread reads them.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use sarsen_wire::scsi::opcode;
 
 use super::histogram::{Counts, Histogram, raise};
 
-/// What a command does, as people look at it.
+/// The kind of a command, as statistics distinguish it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum Operation {
@@ -33,7 +33,7 @@ impl Operation {
         }
     }
 
-    /// Of the command with this CDB.
+    /// Returns the kind of the command with this CDB.
     #[inline]
     pub(crate) fn of(cdb: &Cdb) -> Self {
         let fixed = cdb.as_bytes();
@@ -94,7 +94,7 @@ static BY_OPERATION_CODE: [Operation; 256] = {
     table
 };
 
-/// How a command failed, or that it was not let finish.
+/// The kind of a failure, or the abort of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub(crate) enum Failure {
@@ -103,7 +103,7 @@ pub(crate) enum Failure {
     HardwareError,
     IllegalRequest,
     UnitAttention,
-    /// What is below is full.
+    /// The lower layer is full.
     NoSpace,
     DataProtect,
     CopyAborted,
@@ -158,7 +158,7 @@ impl Failure {
         }
     }
 
-    /// What a completion says of that.
+    /// Returns the failure that a completion reports.
     #[inline]
     pub(crate) fn of(completion: &Completion) -> Option<Self> {
         match completion.status {
@@ -196,7 +196,7 @@ impl Failure {
     }
 }
 
-/// Of one operation, made when there is the first.
+/// The counters of one operation, created with its first command.
 #[derive(Default)]
 struct Row {
     bytes: AtomicU64,
@@ -231,7 +231,7 @@ impl Meter {
         raise(&self.begun, 1);
     }
 
-    /// So many have ended that took so long, with so many bytes in all.
+    /// Counts `count` commands that have taken `nanoseconds` each, with `bytes` in total.
     pub(crate) fn end(&self, operation: Operation, nanoseconds: u64, count: u64, bytes: u64) {
         let row = self.rows[operation as usize].get_or_init(Box::default);
         row.counts.add(nanoseconds, count);
@@ -240,7 +240,7 @@ impl Meter {
         raise(&self.ended, count);
     }
 
-    /// One waits for a limit, or because others go first.
+    /// Counts a command that waits for a limit or for other commands.
     pub(crate) fn limited(&self) {
         raise(&self.limited, 1);
     }
@@ -250,7 +250,7 @@ impl Meter {
         raise(&self.failures[failure as usize], 1);
     }
 
-    /// What changes with each command that begins or ends.
+    /// Returns a number that changes with each command that begins or ends.
     pub(super) fn progress(&self) -> u64 {
         self.begun.load(Ordering::Relaxed).wrapping_add(self.ended.load(Ordering::Relaxed))
     }
@@ -276,7 +276,7 @@ impl Meter {
     }
 }
 
-/// Of one operation until a moment.
+/// The totals of one operation at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OperationTotals {
     pub(crate) bytes: u64,
@@ -284,15 +284,15 @@ pub(crate) struct OperationTotals {
     pub(crate) latency: Histogram,
 }
 
-/// What several meters counted until a moment.
+/// The totals of several meters at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
-    /// By [`Operation`]; those that were never asked for are not there.
+    /// Indexed by [`Operation`]. An operation that never occurred is `None`.
     pub(crate) operations: [Option<OperationTotals>; Operation::ALL.len()],
-    /// By [`Failure`].
+    /// Indexed by [`Failure`].
     pub(crate) failures: [u64; Failure::ALL.len()],
     pub(crate) in_flight: u64,
-    /// How many had to wait before they were carried out.
+    /// Number of commands that had to wait before they were carried out.
     pub(crate) limited: u64,
 }
 
@@ -312,13 +312,13 @@ impl Totals {
         self.limited += other.limited;
     }
 
-    /// The operations that were asked for.
+    /// Returns the operations that occurred.
     pub(crate) fn operations(&self) -> impl Iterator<Item = (Operation, &OperationTotals)> {
         let all = Operation::ALL.into_iter().zip(&self.operations);
         all.filter_map(|(operation, totals)| Some((operation, totals.as_ref()?)))
     }
 
-    /// Those that there were.
+    /// Returns the failures that occurred.
     pub(crate) fn failures(&self) -> impl Iterator<Item = (Failure, u64)> {
         Failure::ALL.into_iter().zip(self.failures).filter(|(_, count)| *count > 0)
     }

@@ -1,6 +1,6 @@
-//! What commands do to volumes: how many, how large, how long they take, how they fail. Each connection
-//! has a [`Meter`] for each volume that it uses; here they are added up, by volume and initiator, when
-//! somebody asks. An initiator's part is forgotten with its last connection, a volume's sum stays.
+//! Statistics of commands by volume: number, size, duration and failures. Each connection has a [`Meter`] for each
+//! volume that it uses. On request, the meters are added up by volume and initiator. The totals of an initiator are
+//! dropped with its last connection; the totals of a volume stay.
 
 mod exposition;
 mod histogram;
@@ -17,34 +17,34 @@ pub(crate) use self::meter::{Failure, Meter, Operation, Totals};
 pub(crate) use self::recent::RecentTotals;
 use self::recent::{Moments, Recent};
 
-/// How many bounds of buckets there are; the last bucket has none.
+/// Number of bucket bounds. The last bucket has none.
 pub(crate) const BOUNDS: usize = histogram::BUCKETS - 1;
 
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Statistics {
-    /// By name; those that were never used are not there.
+    /// By name. Unused volumes have no entry.
     volumes: Mutex<BTreeMap<String, Volume>>,
-    /// Locked behind the volumes.
+    /// This lock is taken after the lock of `volumes`.
     moments: Mutex<Moments>,
 }
 
 #[derive(Default)]
 struct Volume {
-    /// Of initiators that have gone.
+    /// Totals of disconnected initiators.
     past: Totals,
-    /// The progress of meters that have gone.
+    /// The progress of dropped meters.
     past_progress: u64,
     initiators: BTreeMap<String, Initiator>,
     recent: Recent,
-    /// There is no such volume any more: it is forgotten with its last meter.
+    /// The volume was removed. Its statistics are dropped with its last meter.
     is_removed: bool,
 }
 
-/// One that is connected.
+/// A connected initiator.
 #[derive(Clone, Default)]
 struct Initiator {
-    /// Of its connections that have ended.
+    /// Totals of its closed connections.
     past: Totals,
     meters: Vec<Arc<Meter>>,
 }
@@ -67,7 +67,7 @@ impl Volume {
         totals
     }
 
-    /// Changes whenever a command begins or ends.
+    /// Returns a number that changes whenever a command begins or ends.
     fn progress(&self) -> u64 {
         self.meters().fold(self.past_progress, |sum, meter| sum.wrapping_add(meter.progress()))
     }
@@ -81,15 +81,15 @@ impl Volume {
     }
 }
 
-/// What was counted of a volume until now.
+/// The totals of a volume until now.
 pub(crate) struct VolumeTotals {
     pub(crate) volume: String,
     pub(crate) all: Totals,
-    /// Of those that are connected, by initiator.
+    /// The totals of connected initiators, by initiator.
     pub(crate) initiators: Vec<(String, Totals)>,
 }
 
-/// A connection's meter of a volume; what it counted goes into the sums when this is dropped.
+/// A connection's meter of a volume. When this is dropped, its counts are added to the totals.
 pub(crate) struct Metered {
     statistics: Arc<Statistics>,
     volume: String,
@@ -114,7 +114,7 @@ impl Drop for Metered {
         initiator.meters.retain(|meter| !Arc::ptr_eq(meter, &self.meter));
         volume.past_progress = volume.past_progress.wrapping_add(self.meter.progress());
         self.meter.add_to(&mut initiator.past);
-        // What was not answered never will be.
+        // Commands that were not answered will never be answered.
         initiator.past.in_flight = 0;
         if initiator.meters.is_empty()
             && let Some(gone) = volume.initiators.remove(&self.initiator)
@@ -132,7 +132,7 @@ impl Statistics {
         self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets volumes for which `exists` does not say so, as soon as nobody uses them.
+    /// Drops the statistics of volumes for which `exists` returns false, as soon as no connection uses them.
     pub(crate) fn keep(&self, exists: impl Fn(&str) -> bool) {
         self.volumes().retain(|name, volume| {
             volume.is_removed = !exists(name);
@@ -140,7 +140,7 @@ impl Statistics {
         });
     }
 
-    /// A connection uses a volume for the first time.
+    /// Creates the meter of a connection that uses a volume for the first time.
     pub(crate) fn meter(self: &Arc<Self>, volume: &str, initiator: &str, tsih: u16) -> Metered {
         let meter = Arc::new(Meter::new(tsih));
         let mut volumes = self.volumes();
@@ -152,7 +152,7 @@ impl Statistics {
         Metered { statistics: self.clone(), volume, initiator, meter }
     }
 
-    /// All volumes that were used, by name.
+    /// Returns the totals of all used volumes, by name.
     pub(crate) fn totals(&self) -> Vec<VolumeTotals> {
         let held = self.volumes();
         let copy = |(name, volume): (&String, &Volume)| {
@@ -160,7 +160,7 @@ impl Statistics {
         };
         let volumes: Vec<_> = held.iter().map(copy).collect();
         drop(held);
-        // Whoever connects does not wait for the sums.
+        // The lock is released first, so that new connections do not wait for the sums.
         let of = |(volume, mut all, initiators): (String, Totals, BTreeMap<String, Initiator>)| {
             let sum = |(name, initiator): (String, Initiator)| {
                 let totals = initiator.totals();
@@ -173,7 +173,7 @@ impl Statistics {
         volumes.into_iter().map(of).collect()
     }
 
-    /// What each session that stands did with each volume.
+    /// Returns the totals of each session, by volume.
     pub(crate) fn sessions(&self) -> BTreeMap<u16, BTreeMap<String, Totals>> {
         let mut sessions: BTreeMap<u16, BTreeMap<String, Totals>> = BTreeMap::new();
         for (name, volume) in self.volumes().iter() {
@@ -189,7 +189,7 @@ impl Statistics {
         self.moments.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes what has come since this was called last: once a second, so that there is a last while.
+    /// Takes a sample of all volumes. The caller calls this once a second.
     pub(crate) fn sample(&self, now: Instant) {
         let mut volumes = self.volumes();
         let mut moments = self.moments();
@@ -201,7 +201,7 @@ impl Statistics {
         }
     }
 
-    /// What was asked of a volume over the last while, as far as samples go back.
+    /// Returns the recent activity of a volume, as far as its samples go back.
     pub(crate) fn recent(&self, volume: &str) -> Option<RecentTotals> {
         let volumes = self.volumes();
         Some(volumes.get(volume)?.recent.lately(&self.moments()))

@@ -1,15 +1,14 @@
-//! What a volume did over the last seconds: what was added to its sums between moments, a second or so
-//! apart.
+//! The recent activity of a volume: the differences of its totals between samples, which are about one second apart.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::meter::{Operation, OperationTotals, Totals};
 
-/// How far back it goes.
+/// The period that is kept.
 const SPAN: Duration = Duration::from_secs(10);
 
-/// The moments at which sums were looked at, oldest first: no more than the span has.
+/// The times of the samples, oldest first. They cover only the last [`SPAN`].
 #[derive(Default)]
 pub(super) struct Moments(VecDeque<Instant>);
 
@@ -36,13 +35,13 @@ impl Moments {
 /// See the module.
 #[derive(Default)]
 pub(super) struct Recent {
-    /// The sums at the last moment, and by what their change shows.
+    /// The totals at the last sample. A change of `progress` shows that they have changed.
     last: Totals,
     progress: u64,
     additions: VecDeque<Addition>,
 }
 
-/// What came until a moment since the one before: few buckets have any.
+/// The changes between two samples. Few buckets have any.
 struct Addition {
     until: Instant,
     rows: Vec<Row>,
@@ -57,7 +56,7 @@ struct Row {
 
 const _: () = assert!(super::histogram::BUCKETS <= 1 << u8::BITS);
 
-/// What has come over a while.
+/// The totals of a recent period.
 #[derive(Clone, Debug)]
 pub(crate) struct RecentTotals {
     pub(crate) span: Duration,
@@ -65,14 +64,14 @@ pub(crate) struct RecentTotals {
 }
 
 impl RecentTotals {
-    /// The operations that were asked for meanwhile.
+    /// Returns the operations that occurred in the period.
     pub(crate) fn operations(&self) -> impl Iterator<Item = (Operation, &OperationTotals)> {
         self.totals.operations()
     }
 }
 
 impl Recent {
-    /// Looks at the sums, if their progress says that there is anything new.
+    /// Takes a sample of the totals, if their progress shows a change.
     pub(super) fn note(
         &mut self,
         moments: &Moments,
@@ -98,7 +97,7 @@ impl Recent {
         (self.last, self.progress) = (totals, progress);
     }
 
-    /// All that is held.
+    /// Returns the sum of all kept changes.
     pub(super) fn lately(&self, moments: &Moments) -> RecentTotals {
         let mut totals = Totals::default();
         for row in self.additions.iter().flat_map(|addition| &addition.rows) {

@@ -1,9 +1,8 @@
-//! Volumes that keep their blocks encrypted: where the key is, and when one is made. That of a
-//! volume in memory is in memory alone; that of a file is a record of the volume's, so whoever
-//! reads both reads the data.
+//! Encrypted volumes: the place of their key, and the conditions for creating one. The key of a RAM volume is only in
+//! memory. The key of a file volume is one of its records, so a program that reads both can decrypt the data.
 //!
-//! A key is made only where there is nothing that another one was for: a volume that has lost its
-//! key does not become one of noise.
+//! A key is created only if there is no data that needs another key. A volume that has lost its key is not served as
+//! random data.
 
 use std::fmt::Display;
 use std::io;
@@ -21,10 +20,10 @@ use tracing::info;
 use super::StoreError;
 use crate::config::{StoreConfig, VolumeConfig};
 
-/// What takes up room in a volume without a key is read in pieces of so many bytes.
+/// Number of bytes in one read, when a volume without a key is checked for data.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// A key of a volume that does not last.
+/// The key of a volume that is not persistent.
 struct InMemory;
 
 impl KeyKeeper for InMemory {
@@ -33,7 +32,7 @@ impl KeyKeeper for InMemory {
     }
 }
 
-/// A key among a volume's records, where saving one destroys the one before.
+/// A key in the records of a volume. Saving a key destroys the previous one.
 struct InRecord(Arc<dyn Keeper>);
 
 impl KeyKeeper for InRecord {
@@ -49,7 +48,7 @@ fn make_key() -> Key {
     Key::new(bytes)
 }
 
-/// A key that was made and is not kept yet: it has to be before anything is written with it.
+/// A new key that is not saved yet. It must be saved before data is written with it.
 pub(crate) struct NewKey {
     path: PathBuf,
     key: Vec<u8>,
@@ -57,7 +56,7 @@ pub(crate) struct NewKey {
 }
 
 impl NewKey {
-    /// Keeps it, durably. Blocks the thread, which is no core.
+    /// Saves the key durably. Blocks the thread, which must not be a core.
     pub(crate) fn keep(&self) -> Result<(), StoreError> {
         info!(path = %self.path.display(), "a key is made for the new encrypted volume");
         let saved = now(self.keeper.save(Record::Key, self.key.clone()));
@@ -69,15 +68,15 @@ impl NewKey {
     }
 }
 
-/// A volume's blocks as they are seen, where they are kept encrypted.
+/// The decrypted view of an encrypted volume.
 pub(crate) struct Encrypted {
     pub(crate) store: Arc<EncryptedStore>,
-    /// The key that was made for them, if one was.
+    /// The key that was created for the volume, if any.
     pub(crate) new_key: Option<NewKey>,
 }
 
-/// The volume's blocks as they are seen, where they are kept encrypted in `below`. Blocks the
-/// thread, which is no core.
+/// Returns the decrypted view of an encrypted volume whose encrypted blocks are in `below`. Blocks the thread, which
+/// must not be a core.
 pub(crate) fn open(
     volume: &VolumeConfig,
     below: &Arc<dyn Store>,
@@ -112,7 +111,7 @@ pub(crate) fn open(
     Ok(Some(Encrypted { store, new_key }))
 }
 
-/// Refuses to serve as it is what is encrypted: an initiator would take it for an empty disk.
+/// Refuses to serve an encrypted file without decryption: an initiator would see it as an empty disk.
 fn refuse_as_plain(path: &Path, keeper: Option<&Arc<dyn Keeper>>) -> Result<(), StoreError> {
     let Some(keeper) = keeper else { return Ok(()) };
     match keeper.load(Record::Key).map_err(|source| StoreError::State { source })? {
@@ -126,7 +125,8 @@ fn refuse_as_plain(path: &Path, keeper: Option<&Arc<dyn Keeper>>) -> Result<(), 
     }
 }
 
-/// The key of a file volume; none where one is to be made, for there is nothing that would need another one.
+/// Returns the key of a file volume. Returns `None` if a key must be created, because there is no data that needs
+/// another key.
 fn kept_key(
     path: &Path,
     below: &dyn Store,
@@ -159,7 +159,7 @@ fn kept_key(
     Ok(None)
 }
 
-/// Whether any block is other than zeroes.
+/// Returns whether any block contains other data than zeroes.
 fn holds_data(store: &dyn Store) -> Result<bool, BlockError> {
     let geometry = store.geometry();
     let piece_blocks = PIECE_BYTES >> geometry.block_size.shift();
@@ -190,7 +190,7 @@ fn now<T>(answer: Io<io::Result<T>>) -> io::Result<T> {
     ready(answer).unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()))
 }
 
-/// What a store or a keeper answers on a thread that is no core, where nothing is waited for.
+/// Returns the answer of a store or keeper on a thread that is not a core, where each answer is ready at once.
 fn ready<T>(answer: Io<T>) -> Option<T> {
     match pin!(answer.wait()).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => Some(value),
@@ -219,7 +219,7 @@ mod tests {
         Ok(opened.store)
     }
 
-    /// A volume as a server opens it.
+    /// Opens a volume as a server does.
     fn opened(text: &str) -> Opened {
         let volume = parse_volume(text).expect("valid");
         let below = settled(&volume)?;
@@ -317,12 +317,12 @@ mod tests {
         fs::write(state.join("key"), &key).expect("writes");
         assert_eq!(read(&store(&text), 5, 1), [7; 512]);
 
-        // A key that is damaged is not replaced either.
+        // A damaged key is not replaced either.
         fs::write(state.join("key"), &key[..key.len() - 1]).expect("writes");
         let message = refusal(&text);
         assert!(message.contains("/key is damaged"), "{message}");
 
-        // What was written as zeroes is not data.
+        // Zeroes are not data.
         fs::write(&path, vec![0; 1 << 20]).expect("writes");
         fs::remove_file(state.join("key")).expect("removes");
         assert_eq!(read(&store(&text), 5, 1), [0; 512]);

@@ -1,4 +1,4 @@
-//! A disk in a regular file or on a block device.
+//! A store in a regular file or on a block device.
 
 mod backing;
 #[cfg(test)]
@@ -23,60 +23,60 @@ use super::latch::{FlushClaim, Latch};
 use super::{CacheMode, LOCK_TIMEOUT, OpenMode, StoreError};
 use crate::health::Health;
 
-/// What to open and how.
+/// The file to open, and the options for it.
 #[derive(Clone, Debug)]
 pub struct FileOptions {
     /// The file or device.
     pub path: PathBuf,
-    /// Bytes: a file that is missing is made, one that is smaller grows.
+    /// Size in bytes. A missing file is created, and a smaller one grows. Default: the size of the file.
     pub size: Option<u64>,
     /// Logical block size.
     pub block_size: BlockSize,
     /// Cache mode.
     pub cache: CacheMode,
-    /// Refuse writes, and share the file with others that do.
+    /// Refuses writes, and shares the file with other read-only users.
     pub read_only: bool,
 }
 
-/// See the module. The file is locked against other servers while this lives.
+/// See the module. The file is locked against other servers until this is dropped.
 pub struct FileStore {
     file: File,
     state: Arc<FileState>,
-    /// What it is to begin with, and does not yet.
+    /// The header that must be written at the beginning of the file.
     header: Mutex<Option<Vec<u8>>>,
     block_size: BlockSize,
     cache: CacheMode,
     characteristics: Characteristics,
 }
 
-/// What requests in flight report to.
+/// The state that requests in flight update.
 struct FileState {
     path: PathBuf,
     block_count: AtomicU64,
-    /// Closed once a flush or durable write failed: what the page cache held may be lost, and a
-    /// later flush would not say so.
+    /// Closed after a flush or durable write has failed. The data in the page cache may be lost, and a later flush
+    /// would not report it.
     latch: Arc<Latch>,
     /// The store reports here that the file cannot be used.
     health: Arc<Health>,
-    /// Minimum length of the file in bytes, once known; 0 before.
+    /// Minimum length of the file in bytes, or 0 while it is not known.
     whole: AtomicU64,
-    /// The file was shorter than that once.
+    /// The file has been shorter than its minimum length.
     is_truncated: AtomicBool,
-    /// Bytes that its file system has allocated to it, and bytes that are free there, at the last check.
+    /// Bytes that the file system has allocated to the file, and its free bytes, at the last check.
     allocated: AtomicU64,
     free: AtomicU64,
     file_system: u64,
 }
 
 impl FileStore {
-    /// Opens, or makes, and locks.
+    /// Opens or creates a file, locks it, and grows it to its volume's size.
     pub fn open(options: &FileOptions) -> Result<Self, StoreError> {
         let store = Self::prepare(options, OpenMode::OpenOrCreate)?;
         store.settle()?;
         Ok(store)
     }
 
-    /// The same, and the file stays as long as it is until it is [settled](Self::settle).
+    /// Opens or creates a file, and locks it. The file keeps its length until it is [settled](Self::settle).
     pub(crate) fn prepare(options: &FileOptions, open_mode: OpenMode) -> Result<Self, StoreError> {
         let path = &options.path;
         let system = |what| {
@@ -92,7 +92,7 @@ impl FileStore {
         let block = options.block_size.bytes() as u64;
         let device = file.device_block_sizes().map_err(system("find its block sizes"))?;
         if let Some((logical, _)) = device.filter(|&(logical, _)| u64::from(logical) > block) {
-            // The page cache would take smaller writes, but no device deallocates less than a block.
+            // The page cache would accept smaller writes, but no device deallocates less than a block.
             return Err(unfit(format!(
                 "has blocks of {logical} bytes: set block-size = {logical}"
             )));
@@ -108,7 +108,7 @@ impl FileStore {
         }
         let length = wanted_length(&file, options, open_mode)?;
         if matches!(open_mode, OpenMode::Existing { had: Some(_), .. }) {
-            // The volume was closed just now, and the flush may have failed: reads have to return the blocks on disk.
+            // The volume has just been closed, and its flush may have failed: reads must return the blocks on disk.
             if !options.read_only {
                 file.sync_data_now().map_err(system("flush it"))?;
             }
@@ -120,7 +120,7 @@ impl FileStore {
                  give it a size, or another block size"
             )));
         }
-        // What cannot be written tells holes from data, but no hole can be tried.
+        // A read-only file reports its holes, but punching a hole cannot be tried.
         let unmap = match options.read_only {
             true => device.is_none(),
             false => file.can_punch_holes().map_err(system("find out whether it is sparse"))?,
@@ -128,7 +128,7 @@ impl FileStore {
         let file_system = file.file_system().map_err(system("find its file system"))?;
         let granularity = file.allocation_unit().map_err(system("find its allocation unit"))?;
         let anchors = file.tells_reserved_room();
-        // A file's pages and its file system's blocks: what is smaller is read before it is written.
+        // The physical block is the allocation unit of a file: a smaller write causes a read first.
         let physical = device.map_or(granularity, |(_, physical)| physical.into());
         let exponent = (physical / block).checked_ilog2().unwrap_or(0) as u8;
         if options.cache == CacheMode::Unsafe {
@@ -163,27 +163,27 @@ impl FileStore {
                 is_lasting: true,
             },
         };
-        // Reports its space: the other figures are not known yet.
+        // This determines the space. The other values are not known yet.
         store.inspect();
         Ok(store)
     }
 
-    /// The store reports here that its file cannot be used.
+    /// Returns the health, to which the store reports that its file cannot be used.
     pub(crate) fn health(&self) -> &Arc<Health> {
         &self.state.health
     }
 
-    /// What it is to begin with when it is [imprinted](Self::imprint).
+    /// Sets the header of the file, which is written when the file is [imprinted](Self::imprint).
     pub(super) fn begin_with(&self, header: Vec<u8>) {
         *self.header.lock().unwrap_or_else(PoisonError::into_inner) = Some(header);
     }
 
-    /// Whether it lacks what it has to begin with.
+    /// Returns whether the file still needs its header.
     pub(crate) fn is_blank(&self) -> bool {
         self.header.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Writes what it is to begin with, durably, if it has not been. Blocks the thread.
+    /// Writes the header durably, if it has not been written. Blocks the thread.
     pub(crate) fn imprint(&self) -> Result<(), StoreError> {
         let mut header = self.header.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(bytes) = &*header else { return Ok(()) };
@@ -199,12 +199,12 @@ impl FileStore {
         Ok(())
     }
 
-    /// How long the file is, if that is not as long as it is to be. Blocks the thread for a moment.
+    /// Returns the length of the file if it is shorter than the volume. Blocks the thread briefly.
     pub(crate) fn short(&self) -> Option<u64> {
         self.file.length().ok().filter(|length| *length < self.geometry().byte_count())
     }
 
-    /// Makes the file as long as it is to be, durably. Blocks the thread.
+    /// Grows the file to the size of its volume, durably. Blocks the thread.
     pub(crate) fn settle(&self) -> Result<(), StoreError> {
         let path = &self.state.path;
         let system = |what| move |source| StoreError::System { path: path.clone(), what, source };
@@ -220,7 +220,7 @@ impl FileStore {
             }
         };
         let settled = settled.map_err(|source| {
-            // It has what it has.
+            // The volume has only the blocks that the file has.
             self.state.block_count.store(length >> self.block_size.shift(), Ordering::Release);
             system("make it as large as it is to be")(source)
         });
@@ -237,10 +237,10 @@ impl FileStore {
         self.file.read_at(offset, length).map(move |read| match read {
             Ok(buffer) => Ok(Reply::Data(Data::Buffer(buffer))),
             Err(source) => {
-                // The first block that is not there, of a file that was cut short under us.
+                // The first missing block, if the file was truncated while it was served.
                 let first = match (source.kind(), file.length()) {
                     (io::ErrorKind::UnexpectedEof, Ok(length)) => {
-                        // From now on every other operation is refused.
+                        // From now on all operations are refused.
                         let _ = state.check_backing(&file);
                         extent.lba.0.max(length >> shift)
                     }
@@ -267,7 +267,7 @@ impl FileStore {
             None => written.map(move |written| state.settle(written, extent.lba)),
             Some(claim) => Io::pending(async move {
                 match written.wait().await {
-                    // Past the page cache, its own errors are told to nobody else.
+                    // Direct I/O reports an error only to the write that caused it.
                     Ok(()) if is_direct => Ok(Reply::Done),
                     written => state.persist_durable(claim, written, extent.lba).await,
                 }
@@ -275,7 +275,7 @@ impl FileStore {
         }
     }
 
-    /// Whether a write has to be durable before it is acknowledged.
+    /// Returns whether a write must be durable before it is acknowledged.
     fn is_durable(&self, durability: Durability) -> bool {
         match self.cache {
             CacheMode::WriteThrough | CacheMode::DirectSync => true,
@@ -293,7 +293,7 @@ impl FileStore {
         Io::pending(async move { state.persist_durable(claim, synced.wait().await, Lba(0)).await })
     }
 
-    /// Changes how a range is stored, and makes that durable where writes are.
+    /// Changes the storage of a range, and makes the change durable if `durable` is set.
     fn change(
         &self,
         extent: Extent,
@@ -326,7 +326,7 @@ impl FileStore {
             let run = run.map_err(|source| state.failed(extent.lba, Direction::Read, source))?;
             let whole_blocks = run.length >> shift;
             let (block_count, allocation) = match run.state {
-                // What ends within a block leaves that block mapped.
+                // A run that ends within a block leaves that block mapped.
                 RunState::Hole | RunState::Reserved if whole_blocks == 0 => (1, Allocation::Mapped),
                 RunState::Hole => (whole_blocks, Allocation::Deallocated),
                 RunState::Reserved => (whole_blocks, Allocation::Anchored),
@@ -353,7 +353,7 @@ impl FileStore {
         };
         let state = self.state.clone();
         if self.file.is_block_device() {
-            // A device has the size that it has: it may be looked at again.
+            // The server cannot change the size of a device. A resize succeeds if the device is large enough.
             let fits = self.file.length().is_ok_and(|length| bytes <= length);
             if fits {
                 state.block_count.store(block_count, Ordering::Release);
@@ -363,11 +363,11 @@ impl FileStore {
         }
         let old = state.block_count.load(Ordering::Acquire);
         if block_count < old {
-            // Requests for what goes must fail before it is gone.
+            // Requests beyond the new end must fail before the file is truncated.
             state.block_count.store(block_count, Ordering::Release);
             state.whole.fetch_min(bytes, Ordering::AcqRel);
         }
-        // A write that was under way when the file was cut may have left bytes behind its end.
+        // A write in progress at an earlier truncation may have left bytes beyond the end.
         let cut = self.file.set_length(bytes.min(old << self.block_size.shift()));
         let file = self.file.clone();
         Io::pending(async move {
@@ -402,7 +402,7 @@ impl FileState {
         }
     }
 
-    /// The end of a write that is not durable yet.
+    /// Returns the result of a write that is not durable yet.
     fn settle(&self, result: io::Result<()>, lba: Lba) -> Result<Reply, BlockError> {
         match result {
             Ok(()) => Ok(Reply::Done),
@@ -410,8 +410,7 @@ impl FileState {
         }
     }
 
-    /// The end of a flush or durable write. One that failed for another reason than want of room
-    /// stops the store.
+    /// Returns the result of a flush or durable write. A failure stops the store, unless the cause is a lack of space.
     async fn persist_durable(
         &self,
         claim: FlushClaim,
@@ -526,7 +525,7 @@ fn open_file(options: &FileOptions, open_mode: OpenMode) -> Result<File, StoreEr
     })
 }
 
-/// How long a file is to be, which it can be.
+/// Returns the length that a file must have, after checking that this length is possible.
 fn wanted_length(
     file: &File,
     options: &FileOptions,
@@ -565,7 +564,7 @@ fn wanted_length(
     Ok(size)
 }
 
-/// A file that has lost some of its bytes.
+/// Returns the error for a file that has lost some of its bytes.
 fn cut_short(path: &Path, length: u64, had: u64) -> StoreError {
     StoreError::Unfit {
         path: path.to_owned(),
@@ -576,7 +575,7 @@ fn cut_short(path: &Path, length: u64, had: u64) -> StoreError {
     }
 }
 
-/// Finds out whether a file may be made so long, and a device is, and leaves it as it is.
+/// Checks whether a file can have this length, or whether a device has it. Changes nothing.
 pub(crate) fn check_growth(path: &Path, bytes: u64) -> Result<(), StoreError> {
     let system = |what| move |source| StoreError::System { path: path.to_owned(), what, source };
     let opened = std::fs::OpenOptions::new().write(true).open(path);
@@ -587,7 +586,7 @@ pub(crate) fn check_growth(path: &Path, bytes: u64) -> Result<(), StoreError> {
         let problem = format!("has {length} bytes, not {bytes}: make the device larger first");
         return Err(StoreError::Unfit { path: path.to_owned(), problem });
     }
-    // No file system lets a place be sought that its files cannot have (lseek(2), EINVAL).
+    // A seek fails if the file system does not support files of this length (lseek(2), EINVAL).
     file.seek(SeekFrom::Start(bytes)).map_err(system("make it so large"))?;
     Ok(())
 }

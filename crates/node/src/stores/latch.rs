@@ -1,10 +1,8 @@
-//! What keeps a failed flush from being forgotten: a latch that it closes for good, and the order
-//! in which flushes may say that they did well.
+//! A latch that closes for good after a failed flush, and the order in which flushes may report success.
 //!
-//! The kernel tells an error of write-back once for each open file (fsync(2); errseq_t), to
-//! whichever flush or durable write asks first. Another one that was under way at that moment is
-//! told of success though its own data may be lost. So a success counts only when all that were
-//! under way with it have ended, and none of them has closed the latch.
+//! The kernel reports a write-back error once for each open file (fsync(2); errseq_t), to the first flush or durable
+//! write that asks. Another flush in progress at that moment receives success, though its own data may be lost. So a
+//! success counts only when all flushes in progress with it have ended, and none of them has closed the latch.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,12 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-/// See the module. Open at first.
+/// See the module. A new latch is open.
 #[derive(Default)]
 pub(super) struct Latch {
     closed: AtomicBool,
     claims: Mutex<Claims>,
-    /// Told whenever a claim has ended.
+    /// Notified whenever a claim has ended.
     ended: Notify,
 }
 
@@ -27,14 +25,14 @@ struct Claims {
     under_way: BTreeSet<u64>,
 }
 
-/// A flush or durable write, from before the kernel is asked until its answer is known.
+/// A flush or durable write, from before the call to the kernel until its result is known.
 pub(super) struct FlushClaim {
     latch: Arc<Latch>,
     number: u64,
 }
 
 impl Latch {
-    /// Whether something failed.
+    /// Returns whether a flush or durable write has failed.
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
@@ -54,16 +52,16 @@ impl Latch {
 }
 
 impl FlushClaim {
-    /// The kernel says that it failed. Whether it is the first to close the latch.
+    /// Closes the latch after an error from the kernel. Returns whether this is the first error.
     pub(super) fn fail(self) -> bool {
         !self.latch.closed.swap(true, Ordering::AcqRel)
     }
 
-    /// The kernel says that it did well. Whether that holds, once it is known of all others.
+    /// Waits for the other claims in progress after a success from the kernel. Returns whether the success counts.
     pub(super) async fn confirm(self) -> bool {
         let latch = self.latch.clone();
         drop(self);
-        // Whoever asks the kernel later can take no error from this one.
+        // A later claim cannot receive the error of this one.
         let later = latch.claims().next;
         loop {
             let ended = latch.ended.notified();

@@ -1,4 +1,4 @@
-//! Disks that do I/O. `open` is the one place that opens one.
+//! Stores that do I/O. Only `open` opens them.
 
 pub(crate) mod encrypted;
 mod file;
@@ -29,66 +29,66 @@ pub use self::slow::SlowStore;
 use crate::config::{FaultConfig, StoreConfig, VolumeConfig};
 use crate::health::Health;
 
-/// How long a file or folder may stay locked after the server that had it was killed.
+/// Maximum time that a file or folder may stay locked after its server was killed.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// When a write reaches the disk, with KVM's names and their exact meaning.
+/// The time at which a write reaches the disk, with KVM's names and their exact meaning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheMode {
-    /// Through the page cache; durable when flushed.
+    /// Uses the page cache. Writes are durable after a flush.
     #[default]
     WriteBack,
-    /// Through the page cache; each write is durable when it is acknowledged.
+    /// Uses the page cache. Each write is durable when it is acknowledged.
     WriteThrough,
-    /// Past the page cache; durable when flushed, since the device has a cache.
+    /// Bypasses the page cache. Writes are durable after a flush, because the device has a cache.
     None,
-    /// Past the page cache; each write is durable when it is acknowledged.
+    /// Bypasses the page cache. Each write is durable when it is acknowledged.
     DirectSync,
-    /// Through the page cache; flushes are ignored.
+    /// Uses the page cache. Flushes are ignored.
     Unsafe,
 }
 
 impl CacheMode {
-    /// Past the page cache.
+    /// Returns whether I/O bypasses the page cache.
     pub(crate) fn is_direct(self) -> bool {
         matches!(self, Self::None | Self::DirectSync)
     }
 
-    /// Writes are acknowledged before they are durable.
+    /// Returns whether writes are acknowledged before they are durable.
     pub(crate) fn is_volatile(self) -> bool {
         matches!(self, Self::WriteBack | Self::None | Self::Unsafe)
     }
 }
 
-/// Why a volume is opened, and with it whether its file may be made.
+/// The situation in which a volume is opened, which decides whether its file may be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpenMode {
-    /// Nothing is known of it: a file that is not there is made, and one that is shorter is made longer.
+    /// The server does not know the volume. A missing file is created, and a shorter file grows.
     OpenOrCreate,
-    /// It is new: a file that is not there is made, and one that is there is as long as it is to be.
+    /// The volume is new. A missing file is created. An existing file must have the configured size or be empty.
     Create,
-    /// It was there before: where its file is not, or is cut short, clients must not be shown an empty disk, or a
-    /// part of one, that says that it is the one they know.
+    /// The volume existed before. A missing or truncated file is refused: initiators would see an empty or partial disk
+    /// with the identity of the known one.
     Existing {
-        /// Bytes of a file that was to become longer and may not have yet.
+        /// Current length in bytes of a file whose growth was begun and may not have been completed.
         pending_size: Option<u64>,
-        /// The folder of its state was there, too.
+        /// The state folder existed, too.
         has_state: bool,
-        /// Length of its file in bytes when it was served last, where known.
+        /// Length of the file in bytes when it was last served, if known.
         had: Option<u64>,
     },
 }
 
-/// Why a store could not be opened: what, and what to do.
+/// The reason why a store could not be opened, and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The file is not there.
+    /// The file does not exist.
     #[error("{path} does not exist: correct the path, or set a size to create the file")]
     NotFound {
         /// The file.
         path: PathBuf,
     },
-    /// The file of a volume that was there before, or the folder of its state, is not.
+    /// The file or the state folder of an existing volume is missing.
     #[error(
         "{path} does not exist, and no empty file is created in its place: mount its file system, or restore the \
          file"
@@ -97,93 +97,92 @@ pub enum StoreError {
         /// The file.
         path: PathBuf,
     },
-    /// Somebody else has the file.
+    /// Another program or volume uses the file.
     #[error("{path} is in use by another program, or by another volume of this server")]
     InUse {
         /// The file.
         path: PathBuf,
     },
-    /// The file cannot be a volume as it is configured.
+    /// The file is not suitable for a volume with this configuration.
     #[error("{path} {problem}")]
     Unfit {
         /// The file.
         path: PathBuf,
-        /// What is wrong and what to do.
+        /// The problem and its remedy.
         problem: String,
     },
-    /// A call to the system failed.
+    /// A system call failed.
     #[error("{path}: cannot {what}: {source}")]
     System {
         /// The file.
         path: PathBuf,
-        /// What was to be done.
+        /// The operation that failed.
         what: &'static str,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
     /// There is no address space for a RAM volume of this size.
     #[error("no address space for a RAM volume of {size} bytes: {source}")]
     Memory {
-        /// Bytes.
+        /// The size in bytes.
         size: u64,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// What the volume keeps beside its data cannot be used.
+    /// The records of the volume cannot be used.
     #[error("{source}")]
     State {
-        /// Which file, what is wrong with it, and what to do.
+        /// The file, its problem, and the remedy.
         #[source]
         source: io::Error,
     },
-    /// A fault is planned for a block that the volume does not have.
+    /// A fault is configured for a block that the volume does not have.
     #[error(
         "fault = {fault:?}: block {block} does not exist; the last block of the volume is {}",
         .block_count.saturating_sub(1)
     )]
     FaultOutside {
-        /// The fault, as it was written.
+        /// The fault, as it was configured.
         fault: String,
         /// The block.
         block: Lba,
-        /// Blocks of the volume.
+        /// Number of blocks of the volume.
         block_count: u64,
     },
 }
 
 impl StoreError {
-    /// Whether what was asked for makes no sense.
+    /// Returns whether the configuration is wrong.
     pub fn is_misconfigured(&self) -> bool {
         matches!(self, Self::FaultOutside { .. })
     }
 
-    /// Whether somebody else has what was to be opened.
+    /// Returns whether another program or volume uses the file.
     pub fn is_in_use(&self) -> bool {
         matches!(self, Self::InUse { .. })
     }
 
-    /// Whether what was to be opened is not there.
+    /// Returns whether the file or folder does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::NotFound { .. } | Self::Gone { .. })
     }
 }
 
-/// A store that was opened.
+/// An open store.
 pub(crate) struct Opened {
     pub(crate) store: Arc<dyn Store>,
-    /// The memory that is its lowest layer, where it is and can grow.
+    /// The memory at the lowest layer, if the store has one that can grow.
     pub(crate) memory: Option<Arc<RamStore>>,
-    /// The file that is, which may have to be settled.
+    /// The file at the lowest layer, if any. It may have to be settled.
     pub(crate) file: Option<Arc<FileStore>>,
     /// The store reports here that its backing cannot be used.
     pub(crate) health: Arc<Health>,
 }
 
-/// Opens a volume's store, with the layers that its configuration asks for, but for the one that
-/// needs what the volume keeps (see `encrypted`).
-/// A file is as long as it was until it is settled.
+/// Opens a volume's store with its configured layers, except the layer that needs the volume's records (see
+/// `encrypted`). A file keeps its length until it is settled.
 pub(crate) fn open(volume: &VolumeConfig, open_mode: OpenMode) -> Result<Opened, StoreError> {
     let blocks = |size: u64| size >> volume.block_size.shift();
     let health = Arc::<Health>::default();
@@ -214,11 +213,11 @@ pub(crate) fn open(volume: &VolumeConfig, open_mode: OpenMode) -> Result<Opened,
                     (file.clone(), file)
                 }
             };
-            // It is read-only by itself.
+            // A file store enforces read-only access itself.
             let health = file.health().clone();
             return Ok(Opened { store: plant(volume, store)?, memory, file: Some(file), health });
         }
-        // The device is asked by commands (see `pass_through`): there are no blocks of ours.
+        // Commands are passed to the device (see `pass_through`), so the server has no blocks here.
         StoreConfig::Sg { .. } => {
             let store = Arc::new(NullStore::new(volume.block_size, 0));
             return Ok(Opened { store, memory, file, health });
@@ -235,8 +234,8 @@ pub(crate) fn open(volume: &VolumeConfig, open_mode: OpenMode) -> Result<Opened,
     Ok(Opened { store, memory, file, health })
 }
 
-/// An image of a CD. One that ends within a block is not whole, and what a drive would give of that
-/// block nobody knows.
+/// Opens an image of a CD. An image that ends within a block is incomplete, and the data that a drive would return for
+/// that block is unknown.
 fn open_image(path: &Path) -> Result<FileStore, StoreError> {
     let block = BlockSize::B2048.bytes() as u64;
     let length = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
@@ -259,7 +258,7 @@ fn open_image(path: &Path) -> Result<FileStore, StoreError> {
     })
 }
 
-/// Puts the faults over a store that are to happen to it.
+/// Adds the configured faults above a store.
 fn plant(volume: &VolumeConfig, store: Arc<dyn Store>) -> Result<Arc<dyn Store>, StoreError> {
     if volume.faults.is_empty() {
         return Ok(store);

@@ -1,4 +1,4 @@
-//! A disk that keeps nothing: it measures everything above the disk.
+//! A store that keeps no data, for measuring the layers above it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,14 +7,14 @@ use sarsen_block::{
     Reply, Request, Store, Unmap,
 };
 
-/// Reads give zeroes, writes are thrown away.
+/// A store that returns zeroes and discards writes.
 pub struct NullStore {
     block_size: BlockSize,
     block_count: AtomicU64,
 }
 
 impl NullStore {
-    /// A disk of so many blocks.
+    /// Creates a store with this number of blocks.
     pub fn new(block_size: BlockSize, block_count: u64) -> Self {
         Self { block_size, block_count: AtomicU64::new(block_count) }
     }

@@ -1,4 +1,4 @@
-//! A real SCSI device of this machine, to which commands go as they are.
+//! A real SCSI device of this machine, which receives the commands unchanged.
 
 use std::io;
 use std::path::Path;
@@ -14,9 +14,9 @@ use tracing::warn;
 use super::StoreError;
 use crate::config::{StoreConfig, VolumeConfig};
 
-/// How long a command may take. Tapes wind, and media are formatted, for minutes.
+/// Maximum duration of a command. Rewinding a tape or formatting a medium takes minutes.
 const TIMEOUT: Duration = Duration::from_secs(600);
-/// Commands of one device that wait for it at once: files need threads of the pool as well.
+/// Maximum number of commands in progress for one device. Files need threads of the pool as well.
 const IN_FLIGHT: usize = 8;
 
 /// See the module.
@@ -26,7 +26,7 @@ struct RealDevice {
     turns: Arc<Semaphore>,
 }
 
-/// The device of a volume, if it is one.
+/// Opens the device of a volume. Returns `None` if the volume is not a device.
 pub(crate) fn open(volume: &VolumeConfig) -> Result<Option<Arc<dyn PassThrough>>, StoreError> {
     let StoreConfig::Sg { path } = &volume.store else { return Ok(None) };
     let device = Device::open(path).map_err(|source| unfit(path, source))?;
@@ -65,7 +65,7 @@ impl PassThrough for RealDevice {
         };
         let (device, turns, volume) = (self.device.clone(), self.turns.clone(), self.name.clone());
         Io::pending(async move {
-            // Nobody closes it.
+            // The semaphore is never closed.
             let _turn = turns.acquire().await.map_err(io::Error::other)?;
             match device.execute(cdb, transfer, TIMEOUT).wait().await {
                 Ok(sg::Ended { status, data_in, sense }) => Ok(Passed { status, data_in, sense }),

@@ -1,6 +1,5 @@
-//! Volumes that keep protection information: the layer that does it over a store, and the header
-//! by which a file of one is known. Their blocks do not lie as a plain volume's do, so a file is
-//! never served as what it is not.
+//! Volumes with protection information: the layer above their store, and the header that identifies their files. Their
+//! blocks have another layout than those of a plain volume, so a file is never served as the wrong kind.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -18,7 +17,7 @@ use super::{FileOptions, FileStore, OpenMode, RamStore, StoreError};
 const MAGIC: [u8; 8] = *b"sarsen\x1ap";
 const VERSION: u8 = 1;
 
-/// The beginning of the file.
+/// The header at the beginning of the file.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -26,7 +25,7 @@ const VERSION: u8 = 1;
 struct Header {
     magic: [u8; 8],
     version: u8,
-    /// log2 of a block's bytes, without its protection information.
+    /// log2 of the block size without protection information.
     block_size_shift: u8,
     reserved: [u8; 6],
 }
@@ -43,13 +42,13 @@ impl Header {
 /// The part of a file or device that must be empty before it becomes a protected volume.
 const FIRST_BYTES: usize = 4096;
 
-/// What a path holds.
+/// The content of a path.
 enum Found {
-    /// Nothing yet.
+    /// No data yet.
     Empty,
     /// A volume with protection information.
     Protected(Header),
-    /// Something else.
+    /// Other data.
     Other,
 }
 
@@ -70,7 +69,7 @@ fn look_at(path: &Path) -> io::Result<Found> {
     let zeroes = first.iter().all(|&byte| byte == 0);
     Ok(match Header::read_from_prefix(&first) {
         Ok((header, _)) if header.magic == MAGIC => Found::Protected(header),
-        // A file that was made and whose header was not written holds no data at all.
+        // A file that was created and whose header was not written has no allocated blocks.
         _ if zeroes && (metadata.blocks() == 0 || metadata.file_type().is_block_device()) => {
             Found::Empty
         }
@@ -83,7 +82,7 @@ fn look(path: &Path) -> Result<Found, StoreError> {
     look_at(path).map_err(|source| StoreError::System { path: path.into(), what, source })
 }
 
-/// Refuses a file with protection information that is to be served without.
+/// Refuses to serve a file with protection information as a plain volume.
 pub(super) fn refuse_as_plain(path: &Path) -> Result<(), StoreError> {
     match look(path)? {
         Found::Protected(_) => Err(StoreError::Unfit {
@@ -94,8 +93,8 @@ pub(super) fn refuse_as_plain(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Opens, or makes, a file with protection information. `options` are of the volume as it is seen. A new one is to be
-/// [imprinted](FileStore::imprint) before anybody uses it.
+/// Opens or creates a file with protection information. `options` describe the volume as initiators see it. A new file
+/// must be [imprinted](FileStore::imprint) before it is used.
 pub(super) fn open_file(
     options: &FileOptions,
     open_mode: OpenMode,
@@ -140,7 +139,8 @@ pub(super) fn open_file(
     Ok((Arc::new(protect(file.clone(), options.block_size)), file))
 }
 
-/// A RAM volume with protection information, all of it in `limit` bytes of memory.
+/// Creates a RAM volume with protection information. Data and protection information together use a maximum of `limit`
+/// bytes.
 pub(super) fn in_memory(
     block_size: BlockSize,
     size: u64,
@@ -239,11 +239,11 @@ mod tests {
         let pipe = folder.path().join("pipe");
         let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
         assert!(made.success());
-        // Who opens a pipe would wait for ever for who writes there.
+        // Opening a pipe would wait forever for a writer.
         let reported = error(refuse_as_plain(&pipe));
         assert!(reported.contains("neither a regular file"), "{reported}");
 
-        // The server was killed between making the file and writing its header.
+        // The server was killed after creating the file and before writing its header.
         let made = folder.path().join("made");
         fs::File::create(&made).and_then(|file| file.set_len(8192)).expect("makes");
         drop(opened_file(&FileOptions { path: made, ..opened }).expect("is finished"));

@@ -1,9 +1,8 @@
-//! A disk in memory: sparse, answers at once, is sent from without a copy.
+//! A sparse store in memory. It answers at once, and its data is sent without a copy.
 //!
-//! A bitmap tells which pages were written. The order of its changes keeps one promise whatever
-//! happens at the same time: once a write was acknowledged, its pages are marked, and a page that
-//! is not marked reads as zero. So a write copies first and marks then; an unmap clears the mark
-//! first and gives the page back then.
+//! A bitmap marks the written pages. The order of its changes guarantees two conditions under concurrency: after a
+//! write is acknowledged, its pages are marked, and a page without a mark reads as zeroes. So a write first copies the
+//! data and then marks the pages. An unmap first clears the marks and then frees the pages.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
@@ -16,36 +15,36 @@ use sarsen_io::memory::{PAGE, Region};
 
 use super::BackingSpace;
 
-/// Address space is reserved for growth to this many times the size, at least [`LEAST_ROOM`].
+/// Factor of the address space that is reserved for growth. The minimum is [`LEAST_ROOM`].
 const GROWTH: u64 = 4;
 const LEAST_ROOM: u64 = 1 << 36;
 const PAGES_PER_WORD: u64 = u64::BITS as u64;
 
 const UNLIMITED: i64 = i64::MAX;
 
-/// See the module. Its contents are gone when it is dropped; nothing is more durable than its
-/// writes, so it reports no volatile cache.
+/// See the module. The content is lost when this is dropped. A flush cannot make writes more durable, so the store
+/// reports no volatile cache.
 pub struct RamStore {
     block_size: BlockSize,
     block_count: AtomicU64,
     region: Arc<Region>,
-    /// A bit for each page of the region's room; a region of pages too, so that it is sparse.
+    /// A bit for each page of the reserved address space. The bitmap is sparse, too.
     written: Bitmap,
-    /// Pages that it may take; [`UNLIMITED`] for as many as it has.
+    /// Maximum number of pages, or [`UNLIMITED`].
     limit: i64,
-    /// Pages that are marked, and those that writes under way may mark; below zero for a moment where
-    /// an unmap overtakes the write whose marks it cleared.
+    /// Number of marked pages, plus the pages that writes in progress may mark. It is negative for a moment if an unmap
+    /// clears the marks of a write before that write has counted them.
     taken: AtomicI64,
 }
 
 impl RamStore {
-    /// A disk of zeroes.
+    /// Creates a store of zeroes.
     pub fn new(block_size: BlockSize, block_count: u64) -> std::io::Result<Self> {
         Self::with_limit(block_size, block_count, None)
     }
 
-    /// A disk of zeroes that takes at most `limit` bytes of memory, if there is one; what finds no room
-    /// is refused.
+    /// Creates a store of zeroes that uses a maximum of `limit` bytes of memory, if given. Writes beyond the limit are
+    /// refused.
     pub fn with_limit(
         block_size: BlockSize,
         block_count: u64,
@@ -62,7 +61,7 @@ impl RamStore {
         Ok(Self { block_size, block_count, region, written, limit, taken })
     }
 
-    /// The memory that it uses, and may still use.
+    /// Returns the memory that the store uses and may still use.
     pub(crate) fn room(&self) -> BackingSpace {
         let bytes = |pages: i64| pages.max(0) as u64 * PAGE as u64;
         let taken = self.taken.load(Ordering::Relaxed);
@@ -70,13 +69,14 @@ impl RamStore {
         BackingSpace { allocated: bytes(taken), free }
     }
 
-    /// Makes sure that it can be resized to so many blocks, of which nothing is seen until then.
+    /// Ensures that the store can be resized to this number of blocks. The new blocks are not visible before the
+    /// resize.
     pub(crate) fn reserve(&self, block_count: u64) -> std::io::Result<()> {
         let bytes = block_count.checked_mul(self.block_size.bytes() as u64);
         self.region.grow(bytes.ok_or(std::io::ErrorKind::OutOfMemory)? as usize)
     }
 
-    /// First byte and number of bytes of an extent that lies within the disk.
+    /// Returns the first byte and the number of bytes of an extent, if it lies within the disk.
     fn bytes(&self, extent: Extent) -> Result<(u64, u64), BlockError> {
         let block_count = self.block_count.load(Ordering::Acquire);
         if !extent.fits(block_count) {
@@ -85,7 +85,7 @@ impl RamStore {
         Ok((extent.byte_offset(self.block_size), extent.byte_count(self.block_size)))
     }
 
-    /// Claims room for the pages of a range that have none, does `fill`, and marks them.
+    /// Claims space for the unmarked pages of a range, calls `fill`, and marks them.
     fn fill(
         &self,
         extent: Extent,
@@ -99,7 +99,7 @@ impl RamStore {
         }
         fill();
         let marked = self.written.set(offset, length);
-        // Another write may have marked some of them first, or an unmap cleared more meanwhile.
+        // Another write may have marked some pages first, or an unmap may have cleared more meanwhile.
         if marked != claimed {
             self.taken.fetch_add(marked - claimed, Ordering::SeqCst);
         }
@@ -141,7 +141,7 @@ impl RamStore {
                 let (offset, length) = self.bytes(extent)?;
                 let (marked, run) = self.written.run(offset, length);
                 let allocation = if marked { Allocation::Mapped } else { Allocation::Deallocated };
-                // A run ends at the border of a page, which is one of a block too.
+                // A run ends at a page boundary, which is also a block boundary.
                 let block_count = run >> self.block_size.shift();
                 Ok(Reply::Allocation(AllocationRun { block_count, allocation }))
             }
@@ -174,14 +174,14 @@ impl RamStore {
         let bytes = bytes.ok_or(BlockError::Unsupported)?;
         if block_count < old {
             self.block_count.store(block_count, Ordering::Release);
-            // What comes back when it grows again is zero.
+            // If the store grows again, these blocks must be zero.
             let gone = Extent::new(block_count, old - block_count);
             let (offset, length) =
                 (gone.byte_offset(self.block_size), gone.byte_count(self.block_size));
             return self.discard(gone, offset, length);
         }
         self.region.grow(bytes as usize).map_err(|_| BlockError::Unsupported)?;
-        // A write that was under way when the disk shrank may have left bytes behind the end.
+        // A write in progress when the disk shrank may have left bytes beyond the end.
         let added = Extent::new(old, block_count - old);
         let (offset, length) =
             (added.byte_offset(self.block_size), added.byte_count(self.block_size));
@@ -204,10 +204,10 @@ impl Store for RamStore {
             unmap: Some(Unmap {
                 granularity_blocks: PAGE as u32 >> self.block_size.shift(),
                 anchors: false,
-                // Without a limit it has room for all of its blocks.
+                // Without a limit, the store has space for all of its blocks.
                 tells_space: self.limit < UNLIMITED,
             }),
-            // A page.
+            // The physical block is a page.
             physical_block_exponent: (PAGE.ilog2() - self.block_size.shift()) as u8,
             protection: false,
             is_lasting: false,
@@ -219,13 +219,13 @@ impl Store for RamStore {
     }
 }
 
-/// A bit for each page. Words of many pages are allocated when the first one is written, so that
-/// room for growth costs little.
+/// A bit for each page. A chunk is allocated when its first page is written, so that reserved address space costs
+/// little.
 struct Bitmap {
     chunks: Box<[std::sync::OnceLock<Box<[AtomicU64]>>]>,
 }
 
-/// Words of one chunk: it covers 1 GiB of pages.
+/// Number of words in one chunk, which covers 1 GiB of pages.
 const WORDS_PER_CHUNK: u64 = 4096;
 
 impl Bitmap {
@@ -245,7 +245,7 @@ impl Bitmap {
         &chunk[(index % WORDS_PER_CHUNK) as usize]
     }
 
-    /// Calls `each` with the index and the mask of every word that the pages `first..end` touch.
+    /// Calls `each` with the index and the mask of each word that the pages `first..end` touch, until it returns false.
     fn masks(first: u64, end: u64, mut each: impl FnMut(u64, u64) -> bool) {
         let mut page = first;
         while page < end {
@@ -260,7 +260,7 @@ impl Bitmap {
         }
     }
 
-    /// How many pages that the bytes touch are not marked.
+    /// Returns the number of unmarked pages that the bytes touch.
     fn count_unmarked(&self, offset: u64, length: u64) -> i64 {
         let page = PAGE as u64;
         let mut count = 0;
@@ -272,16 +272,15 @@ impl Bitmap {
         count
     }
 
-    /// Marks every page that the bytes touch. Gives how many were not.
+    /// Marks every page that the bytes touch. Returns how many pages were unmarked.
     fn set(&self, offset: u64, length: u64) -> i64 {
         let page = PAGE as u64;
         let mut marked = 0;
         Self::masks(offset / page, (offset + length).div_ceil(page), |word, mask| {
             let word = self.word_to_write(word);
-            // Mostly set already: a load is cheaper than a write to a line that all cores share.
-            // The bytes must be there before it: a mark that is seen here was not cleared yet
-            // when they arrived, so the unmap that clears it takes them away too. Without the
-            // fence the load may come first.
+            // Most pages are marked already, and a load is cheaper than a write to a cache line that all cores share.
+            // The data must be visible before this load: then an unmap that clears a mark seen here also discards the
+            // data. Without the fence, the load may come first.
             fence(Ordering::SeqCst);
             if word.load(Ordering::Relaxed) & mask != mask {
                 let before = word.fetch_or(mask, Ordering::SeqCst);
@@ -292,7 +291,7 @@ impl Bitmap {
         marked
     }
 
-    /// Clears the marks of pages that lie wholly within the bytes. Gives how many were marked.
+    /// Clears the marks of pages that lie completely within the bytes. Returns how many pages were marked.
     fn clear_whole_pages(&self, offset: u64, length: u64) -> i64 {
         let page = PAGE as u64;
         let mut cleared = 0;
@@ -306,7 +305,7 @@ impl Bitmap {
         cleared
     }
 
-    /// Whether any page that the bytes touch is marked.
+    /// Returns whether any page that the bytes touch is marked.
     fn any(&self, offset: u64, length: u64) -> bool {
         let page = PAGE as u64;
         let mut found = false;
@@ -318,8 +317,8 @@ impl Bitmap {
         found
     }
 
-    /// Whether the first page is marked, and for how many bytes from `offset`, at most `length`,
-    /// that holds.
+    /// Returns whether the first page is marked, and the number of bytes from `offset` with the same state, up to
+    /// `length`.
     fn run(&self, offset: u64, length: u64) -> (bool, u64) {
         let page = PAGE as u64;
         let end = (offset + length).div_ceil(page);

@@ -1,4 +1,4 @@
-//! Takes its time: for drills, and for what can only be seen while something is under way.
+//! A slow store, for drills and for tests that need requests in progress.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,8 +6,7 @@ use std::time::Duration;
 use sarsen_block::{BlockError, Characteristics, Geometry, Io, Reply, Request, Store};
 use sarsen_io::time;
 
-/// A store whose answers are given some time after they could have been. Requests do not wait for one
-/// another.
+/// A store that answers each request after a minimum time. Requests do not wait for one another.
 pub struct SlowStore {
     inner: Arc<dyn Store>,
     delay: Duration,

@@ -1,4 +1,4 @@
-//! What is read in certificates besides what TLS itself goes by.
+//! Names, fingerprints and validity of certificates, for purposes other than TLS itself.
 
 use std::fmt;
 use std::path::Path;
@@ -18,29 +18,28 @@ use super::TlsError;
 /// X.520: commonName.
 const COMMON_NAME: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.4.3");
 
-/// Who a client is, by a certificate that was verified.
+/// The identity of a client, from a verified certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ClientCertificate {
-    /// The common names of its subject, and its subjectAltNames that are names of hosts or URIs.
+    /// The common names of its subject, and its subjectAltNames that are host names or URIs.
     pub(crate) names: Vec<String>,
     /// SHA-256 of the certificate.
     pub(crate) fingerprint: [u8; 32],
 }
 
 impl ClientCertificate {
-    /// Reads one that webpki has found well-formed; what this cannot read has no names.
+    /// Reads a certificate that webpki has found well-formed. If this function cannot parse it, it has no names.
     pub(super) fn of(certificate: &CertificateDer<'_>) -> Self {
         let names = Certificate::from_der(certificate).map(|parsed| names(&parsed));
         Self { names: names.unwrap_or_default(), fingerprint: Sha256::digest(certificate).into() }
     }
 
-    /// Whether two connections are the same client's. A certificate that was renewed has its names
-    /// still.
+    /// Returns whether two connections have the same client. A renewed certificate keeps its names.
     pub(crate) fn is_same(one: Option<&Self>, other: Option<&Self>) -> bool {
         one.map(Self::identity) == other.map(Self::identity)
     }
 
-    /// By what clients of one iSCSI name are told apart.
+    /// Returns a text that distinguishes clients with the same iSCSI name.
     pub(crate) fn identity(&self) -> String {
         match self.names.is_empty() {
             true => format!("certificate {self}"),
@@ -88,7 +87,7 @@ fn text(value: &AttributeValue) -> Option<String> {
     Some(text.as_str().to_owned())
 }
 
-/// Whether one of our own certificates, which `path` holds, can be used at this time.
+/// Checks that a certificate from the file `path` is valid at this time.
 pub(super) fn check_validity(
     certificate: &CertificateDer<'_>,
     path: &Path,

@@ -1,4 +1,4 @@
-//! How a client of the API knows the server: by who vouches for its certificate, or by the certificate itself.
+//! Verification of the server's certificate by a client of the API: by its issuer, or by the certificate itself.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use sha2::{Digest as _, Sha256};
 use super::TlsError;
 use super::certificate::check_validity;
 
-/// A certificate that is not the server's, as far as is known here.
+/// The error that a certificate is not trusted as the server's.
 #[derive(Debug, thiserror::Error)]
 #[error("the server's certificate {why} (SHA-256 {fingerprint})")]
 pub(crate) struct Untrusted {
@@ -26,7 +26,8 @@ pub(crate) struct Untrusted {
     fingerprint: String,
 }
 
-/// What a client goes by: the certificates of `ca`, or else those that this machine trusts. Blocks the thread.
+/// Returns the configuration of a client that trusts the certificates of `ca`, or else those that this machine trusts.
+/// Blocks the thread.
 pub(crate) fn client_config(ca: Option<&Path>) -> Result<Arc<ClientConfig>, TlsError> {
     let known = match ca {
         Some(path) => pem::certificates(path)?,
@@ -60,19 +61,19 @@ pub(crate) fn client_config(ca: Option<&Path>) -> Result<Arc<ClientConfig>, TlsE
     Ok(Arc::new(config))
 }
 
-/// SHA-256 of a certificate, as openssl prints it.
+/// Returns the SHA-256 of a certificate, in the format of openssl.
 pub(crate) fn fingerprint(certificate: &CertificateDer<'_>) -> String {
     let bytes = Sha256::digest(certificate);
     bytes.iter().map(|byte| format!("{byte:02X}")).collect::<Vec<_>>().join(":")
 }
 
-/// What webpki finds, but that a server which shows a certificate that was given by its file is the one that is
-/// meant, under whatever name it was reached: one that it made itself knows none of its addresses. That it has the
-/// key is proved all the same.
+/// A verifier with the rules of webpki and one exception: it accepts a certificate from the given file under any host
+/// name. A certificate that the server has created itself does not contain its addresses. The server must still prove
+/// that it has the key.
 #[derive(Debug)]
 struct ServerVerifier {
     strict: Arc<WebPkiServerVerifier>,
-    /// A file, and the certificates in it.
+    /// The given file, and its certificates.
     given: Option<(PathBuf, Vec<CertificateDer<'static>>)>,
 }
 
@@ -88,7 +89,7 @@ impl ServerVerifier {
             Error::InvalidCertificate(
                 CertificateError::Expired | CertificateError::ExpiredContext { .. },
             ) => "has expired".to_owned(),
-            // One that vouches for itself, or two authorities of one name.
+            // The certificate is self-signed, or two authorities have the same name.
             Error::InvalidCertificate(_) => match &self.given {
                 Some((path, _)) => format!("is not vouched for by {}", path.display()),
                 None => "was issued by an authority that this machine does not trust".to_owned(),
@@ -196,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_certificate_that_was_given_by_its_file_holds_under_every_name() {
-        // openssl makes authorities of those that vouch for themselves, unless it is told otherwise.
+        // By default, openssl makes a self-signed certificate an authority.
         for is_ca in [false, true] {
             let own = made(&["san.example"], is_ca, 4000);
             assert_eq!(verify(&own, &own, "san.example"), Ok(()));

@@ -1,4 +1,4 @@
-//! Certificates made for the test, in files as an operator has them.
+//! Tests with generated certificates, in files as an administrator has them.
 
 use std::cell::RefCell;
 use std::fs;
@@ -85,7 +85,7 @@ impl Files {
     }
 
     fn put(&self, issued: &Issued) {
-        // As tools that renew do it: another file takes the place.
+        // Like a renewal tool: another file replaces the old one.
         for (path, text) in [
             (&self.config.certificate, &issued.pem),
             (&self.config.key, &issued.key.serialize_pem()),
@@ -102,7 +102,7 @@ impl Files {
     }
 }
 
-/// Bytes on their way.
+/// Bytes in transit.
 #[derive(Default)]
 struct Wire(RefCell<Vec<u8>>);
 
@@ -129,8 +129,8 @@ impl Wire {
     }
 }
 
-/// What each end makes of a handshake: the server's end, what the client showed, and what the
-/// client finds when it waits for data.
+/// Runs a handshake. Returns the server's result, with the client's certificates, and the result of the client when it
+/// waits for data.
 fn shake_hands(
     loaded: &Loaded,
     vouches: &Authority,
@@ -147,7 +147,7 @@ fn shake_hands(
     let config = match client {
         Some(Issued { der, key, .. }) => {
             let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
-            // Which does not see to it that the two belong together.
+            // This does not check that the key and the certificate belong together.
             let key = ring::sign::any_supported_type(&key).unwrap();
             let shown = CertifiedKey::new(vec![der.clone()], key);
             builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(shown)))
@@ -299,7 +299,7 @@ fn where_a_certificate_is_optional_one_that_has_expired_counts_as_none() {
         assert_eq!(shown, [client.der]);
         assert!(loaded.client(&shown).is_err());
     }
-    // Nobody vouches for it; and this one is another's.
+    // The issuer of the first certificate is not trusted. The second certificate is used with another key.
     let stranger = ours.issue("host", Span::Now);
     assert!(shake_hands(&loaded, &ours, Some(&stranger)).0.is_err());
     let stolen = Issued { key: stranger.key, ..theirs.issue("host", Span::Past) };

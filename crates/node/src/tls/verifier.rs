@@ -1,4 +1,4 @@
-//! Which client certificates pass a handshake.
+//! Verification of client certificates in a handshake.
 
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::pki_types::{CertificateDer, UnixTime};
@@ -6,9 +6,9 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
 use std::sync::Arc;
 
-/// What webpki finds, but that a client whose certificate has expired comes in like one without,
-/// where such may come in: the login then tells it that it has no access, which a TLS alert could
-/// not. That it has the certificate's key is proved all the same.
+/// A verifier with the rules of webpki and one exception. If client certificates are optional, a client with an expired
+/// certificate passes the handshake like a client without one. The login then reports that it has no access, which a
+/// TLS alert could not. The client must still prove that it has the certificate's key.
 #[derive(Debug)]
 pub(super) struct ClientVerifier {
     strict: Arc<dyn ClientCertVerifier>,
@@ -20,7 +20,7 @@ impl ClientVerifier {
         Self { strict, is_required }
     }
 
-    /// Whether a certificate holds without any leniency.
+    /// Checks whether a certificate is valid, without the exception.
     pub(super) fn holds(
         &self,
         own: &CertificateDer<'_>,

@@ -1,13 +1,13 @@
-//! A pcap file of what never was on a wire like this: the bytes of a connection as TCP segments over
-//! Ethernet, always at port 3260, where Wireshark looks for iSCSI. What came by TLS is there in clear.
-//! Layouts: the pcap file format (draft-ietf-opsawg-pcap), RFC 791, RFC 8200, RFC 9293.
+//! A pcap file with the bytes of a connection as TCP segments over Ethernet. These packets were never on a wire. The
+//! target's port is always 3260, where Wireshark expects iSCSI. Data of TLS connections is in clear text. Layouts: the
+//! pcap file format (draft-ietf-opsawg-pcap), RFC 791, RFC 8200, RFC 9293.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use sarsen_wire::iscsi::DEFAULT_PORT;
 
-/// What a segment carries at most: a packet of IPv4 has a length of sixteen bits.
+/// Maximum payload of a segment. The length of an IPv4 packet has sixteen bits.
 const SEGMENT_MOST: usize = 32 << 10;
 const SNAP_LENGTH: u32 = 262_144;
 const LINK_TYPE_ETHERNET: u32 = 1;
@@ -18,7 +18,7 @@ const PUSH: u8 = 0x08;
 const ACK: u8 = 0x10;
 const FIN: u8 = 0x01;
 
-/// What a capture begins with.
+/// Returns the header of a capture file.
 pub(crate) fn file_header() -> Vec<u8> {
     let mut header = Vec::with_capacity(24);
     header.extend_from_slice(&0xa1b2_c3d4_u32.to_le_bytes());
@@ -30,7 +30,7 @@ pub(crate) fn file_header() -> Vec<u8> {
     header
 }
 
-/// Which way.
+/// The direction of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FlowDirection {
     ToTarget,
@@ -39,9 +39,9 @@ pub(crate) enum FlowDirection {
 
 /// One connection of the capture.
 pub(super) struct Conversation {
-    /// Initiator, target.
+    /// The addresses of the initiator and the target.
     ends: [SocketAddr; 2],
-    /// What each sends next.
+    /// The next sequence number of each side.
     sequence: [u32; 2],
 }
 
@@ -52,7 +52,7 @@ impl Conversation {
         Self { ends: [canonical(initiator), canonical(target)], sequence: [1, 1] }
     }
 
-    /// The three segments that a connection begins with.
+    /// Returns the three segments at the beginning of a connection.
     pub(super) fn handshake(&mut self, now: SystemTime) -> Vec<u8> {
         self.sequence = [0, 0];
         let mut records = self.record(FlowDirection::ToTarget, SYN, &[], now);
@@ -63,7 +63,7 @@ impl Conversation {
         records
     }
 
-    /// Bytes that went that way, as records of the file.
+    /// Returns bytes of one direction as records of the file.
     pub(super) fn segments(
         &mut self,
         way: FlowDirection,
@@ -78,13 +78,13 @@ impl Conversation {
         records
     }
 
-    /// So many bytes went that way and are not in the file.
+    /// Skips bytes of one direction that are not in the file.
     pub(super) fn skip(&mut self, way: FlowDirection, count: usize) {
         let own = &mut self.sequence[way as usize];
         *own = own.wrapping_add(count as u32);
     }
 
-    /// The segment by which the target ends it.
+    /// Returns the segment with which the target ends the connection.
     pub(super) fn end(&self, now: SystemTime) -> Vec<u8> {
         self.record(FlowDirection::ToInitiator, FIN | ACK, &[], now)
     }
@@ -151,7 +151,7 @@ fn ipv4(from: std::net::Ipv4Addr, to: std::net::Ipv4Addr, length: usize) -> Vec<
     let total = (20 + length) as u16;
     let mut header = vec![0x45, 0];
     header.extend_from_slice(&total.to_be_bytes());
-    // No identification, not to be fragmented, sixty-four hops.
+    // No identification, do not fragment, 64 hops.
     header.extend_from_slice(&[0, 0, 0x40, 0, 64, PROTOCOL_TCP, 0, 0]);
     header.extend_from_slice(&from.octets());
     header.extend_from_slice(&to.octets());
@@ -170,12 +170,12 @@ fn ipv6(from: IpAddr, to: IpAddr, length: usize) -> Vec<u8> {
     header
 }
 
-/// RFC 1071.
+/// The Internet checksum (RFC 1071).
 #[derive(Default)]
 struct Checksum(u64);
 
 impl Checksum {
-    /// Parts of an odd length come last.
+    /// Adds bytes to the sum. Only the last part may have an odd length.
     fn add(&mut self, bytes: &[u8]) {
         for pair in bytes.chunks(2) {
             let low = pair.get(1).copied().unwrap_or(0);

@@ -1,5 +1,5 @@
-//! Hides what proves who somebody is: the values of CHAP_R and CHAP_C, wherever the stream is cut, into
-//! PDUs, too (RFC 7143 §6.2: the C bit). Their length stays, so that the PDUs around them make sense.
+//! Hides authentication data in a trace: the values of CHAP_R and CHAP_C. This works wherever the stream is divided,
+//! into PDUs as well (RFC 7143 §6.2: the C bit). A value keeps its length, so that the PDUs stay valid.
 
 use sarsen_wire::iscsi::BASIC_HEADER_LENGTH;
 
@@ -7,26 +7,26 @@ use super::capture::FlowDirection;
 
 const KEYS: [&[u8]; 2] = [b"CHAP_R=", b"CHAP_C="];
 
-/// How far each direction is.
+/// The state of each direction.
 #[derive(Default)]
 pub(super) struct Mask {
     ways: [MaskState; 2],
 }
 
-/// A direction that began between two PDUs. There are no digests before the login is over.
+/// The state of a direction that began between two PDUs. There are no digests before the end of the login.
 #[derive(Default)]
 struct MaskState {
-    /// Bytes of this PDU that have come.
+    /// Number of bytes of this PDU that have arrived.
     at: usize,
     /// TotalAHSLength and DataSegmentLength (RFC 7143 §11.2.1).
     lengths: [u8; 4],
-    /// Bytes of a key that were seen; both keys differ in one byte only.
+    /// Number of bytes of a key that matched. The two keys differ in one byte only.
     seen: usize,
     is_value: bool,
 }
 
 impl MaskState {
-    /// Whether the next byte is one of a text.
+    /// Returns whether the next byte belongs to a text.
     fn is_text(&mut self, byte: u8) -> bool {
         let at = self.at;
         self.at += 1;
@@ -78,7 +78,7 @@ impl Mask {
 mod tests {
     use super::*;
 
-    /// Login requests with a text that is cut there.
+    /// Returns login requests with a text that is divided at `cut`.
     fn pdus(text: &[u8], cut: usize) -> Vec<u8> {
         let (first, second) = text.split_at(cut);
         let mut bytes = Vec::new();

@@ -1,8 +1,8 @@
-//! Traces of what connections receive and send, as Wireshark reads them. A connection that is not traced
-//! pays one look for it whenever it receives or sends.
+//! Traces of the bytes that connections receive and send, in the format of Wireshark. A connection that is not traced
+//! only makes one check whenever it receives or sends.
 //!
-//! Of a session that stands, a trace begins between two PDUs. Of an initiator that is still to come, its
-//! logins are in it, too; then what proves who it is does not go out unless that is asked for.
+//! The trace of an open session begins between two PDUs. The trace of an expected initiator includes its logins. Their
+//! authentication data is hidden, unless the caller asks for it.
 
 mod capture;
 mod mask;
@@ -21,12 +21,12 @@ pub(crate) use self::capture::{FlowDirection, file_header};
 use self::mask::Mask;
 pub(crate) use self::pipe::{Reader, Writer};
 
-/// So many are read at once.
+/// Maximum number of concurrent traces.
 pub(crate) const TRACES: usize = 16;
-/// Bytes that are kept of a connection until it is known whose it is.
+/// Maximum number of bytes that are kept of a connection until its initiator is known.
 const UNDECIDED: usize = 256 << 10;
 
-/// Traces that are read, and those of initiators that are to come.
+/// The open traces, and the traces of expected initiators.
 pub(crate) struct Traces {
     places: Arc<Semaphore>,
     count: AtomicUsize,
@@ -47,7 +47,7 @@ impl Default for Traces {
 }
 
 impl Traces {
-    /// A trace, empty but for the file's header; none where there are too many.
+    /// Begins a trace, which contains only the file header. Returns `None` if there are too many traces.
     pub(crate) fn begin(&self) -> Option<(Writer, Reader)> {
         let (writer, reader) = pipe::pipe(self.places.clone().try_acquire_owned().ok()?);
         writer.write(file_header());
@@ -56,13 +56,13 @@ impl Traces {
 
     fn expected(&self) -> MutexGuard<'_, Vec<Expected>> {
         let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
-        // Those that nobody reads any more.
+        // Traces whose reader is closed are removed.
         expected.retain(|one| !one.writer.is_closed());
         self.count.store(expected.len(), Ordering::Relaxed);
         expected
     }
 
-    /// From here on connections of that initiator are traced, until nobody reads that; none where there are too many.
+    /// Traces new connections of an initiator until the reader is closed. Returns `None` if there are too many traces.
     pub(crate) fn expect(&self, initiator: &str, with_secrets: bool) -> Option<Reader> {
         let (writer, reader) = self.begin()?;
         let mut expected = self.expected();
@@ -71,7 +71,7 @@ impl Traces {
         Some(reader)
     }
 
-    /// A tap for a connection that has just begun, if anybody is expected.
+    /// Returns a tap for a new connection, if any initiator is expected.
     pub(crate) fn tap(&self, initiator: SocketAddr, target: SocketAddr) -> Option<Tap> {
         if self.count.load(Ordering::Relaxed) == 0 || self.expected().is_empty() {
             return None;
@@ -79,7 +79,7 @@ impl Traces {
         Some(Tap::new(initiator, target, Flow::Undecided(Vec::new())))
     }
 
-    /// Whose connection a tap is at: it goes on if somebody wants to know of it.
+    /// Decides about a tap when its initiator is known. The tap stays if this initiator is expected.
     pub(crate) fn decide(&self, tap: &mut Option<Tap>, initiator: &str) {
         let Some(Tap { flow: Flow::Undecided(kept), .. }) = tap else { return };
         let kept = std::mem::take(kept);
@@ -101,18 +101,18 @@ impl Traces {
 }
 
 enum Flow {
-    /// It is not known yet whose connection it is.
+    /// The initiator of the connection is not known yet.
     Undecided(Vec<(FlowDirection, Vec<u8>)>),
     Open(Writer),
 }
 
-/// What is put at a connection.
+/// The tap of a connection, which copies its bytes to a trace.
 pub(crate) struct Tap {
     conversation: Conversation,
     flow: Flow,
     mask: Option<Mask>,
     is_logged_in: bool,
-    /// Whether a direction was met between two PDUs, by [`FlowDirection`].
+    /// Whether a direction has been between two PDUs, so that its trace has begun. Indexed by [`FlowDirection`].
     has_begun: [bool; 2],
 }
 
@@ -122,12 +122,12 @@ impl Tap {
         Self { conversation, flow, mask: None, is_logged_in: false, has_begun: [false; 2] }
     }
 
-    /// One at a connection of a session that stands.
+    /// Creates a tap for a connection of an open session.
     pub(crate) fn at(initiator: SocketAddr, target: SocketAddr, writer: Writer) -> Self {
         Self::new(initiator, target, Flow::Open(writer))
     }
 
-    /// Whether it is of no use any more.
+    /// Returns whether the tap is not needed any more.
     pub(crate) fn is_over(&self) -> bool {
         match &self.flow {
             Flow::Undecided(kept) => {
@@ -137,17 +137,17 @@ impl Tap {
         }
     }
 
-    /// The login is over: what comes after its last answer is not secret.
+    /// Marks the login as complete. Bytes after its last response are not secret.
     pub(crate) fn logged_in(&mut self) {
         self.is_logged_in = true;
     }
 
-    /// Bytes are about to go that way; whether these are the first of a PDU.
+    /// Begins a transfer in one direction. `is_between` says whether it starts with the first byte of a PDU.
     pub(crate) fn begin(&mut self, way: FlowDirection, is_between: bool) {
         self.has_begun[way as usize] |= is_between;
     }
 
-    /// Bytes have come.
+    /// Records received bytes.
     pub(crate) fn received(&mut self, parts: [&[u8]; 2]) {
         if self.is_logged_in {
             self.mask = None;
@@ -155,7 +155,7 @@ impl Tap {
         self.take(FlowDirection::ToTarget, parts.concat());
     }
 
-    /// So many bytes of these pieces were sent.
+    /// Records the first `count` bytes of these pieces, which were sent.
     pub(crate) fn sent(&mut self, pieces: &[Piece<'_>], count: usize) {
         let mut bytes = Vec::with_capacity(count);
         for piece in pieces {
@@ -182,7 +182,7 @@ impl Tap {
                 if let Some(mask) = &mut self.mask {
                     mask.hide(way, &mut bytes);
                 }
-                // Where there is no room, the numbers show that something is missing.
+                // If there is no space, a gap in the sequence numbers shows that bytes are missing.
                 if self.has_room() {
                     let records = self.conversation.segments(way, &bytes, time::wall_clock());
                     self.write(records);

@@ -1,25 +1,25 @@
-//! From the connections that are traced to who reads that, who may be slow.
+//! The pipe from traced connections to the reader of the trace, which may be slow.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-/// Bytes that wait for their reader; what comes beyond is left out.
+/// Maximum number of bytes that wait for their reader. Further bytes are omitted.
 const UNREAD: usize = 16 << 20;
 
-/// The end into which connections write.
+/// The writing end, which connections use.
 #[derive(Clone, Debug)]
 pub(crate) struct Writer {
     chunks: mpsc::UnboundedSender<Vec<u8>>,
     unread: Arc<AtomicUsize>,
 }
 
-/// The end of a trace that somebody reads.
+/// The reading end of a trace.
 pub(crate) struct Reader {
     chunks: mpsc::UnboundedReceiver<Vec<u8>>,
     unread: Arc<AtomicUsize>,
-    /// One trace of those that there may be.
+    /// The permit for this trace.
     _place: OwnedSemaphorePermit,
 }
 
@@ -31,7 +31,7 @@ pub(super) fn pipe(place: OwnedSemaphorePermit) -> (Writer, Reader) {
 }
 
 impl Writer {
-    /// Nobody reads it any more.
+    /// Returns whether the reader is closed.
     pub(super) fn is_closed(&self) -> bool {
         self.chunks.is_closed()
     }
@@ -40,16 +40,16 @@ impl Writer {
         self.unread.load(Ordering::Relaxed) < UNREAD
     }
 
-    /// Whoever writes much asks for room before.
+    /// Writes a chunk without a check. Callers that write much call `has_room` first.
     pub(super) fn write(&self, chunk: Vec<u8>) {
         self.unread.fetch_add(chunk.len(), Ordering::Relaxed);
-        // The reader may have gone.
+        // The reader may be closed.
         let _ = self.chunks.send(chunk);
     }
 }
 
 impl Reader {
-    /// What comes next, until there is nobody left who writes.
+    /// Returns the next chunk, or `None` when all writers are closed.
     pub(crate) async fn next(&mut self) -> Option<Vec<u8>> {
         let chunk = self.chunks.recv().await?;
         self.unread.fetch_sub(chunk.len(), Ordering::Relaxed);

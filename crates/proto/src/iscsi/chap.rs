@@ -1,5 +1,5 @@
-//! CHAP (RFC 1994 as RFC 7143 §12.1.3 uses it), the part that both ends share: algorithms,
-//! challenges, responses and how they are written. Who sends which key when is the login's.
+//! CHAP (RFC 1994 as RFC 7143 §12.1.3 uses it): the part that both ends share. It has the algorithms, the challenges,
+//! the responses and their text form. The login decides which side sends which key, and when.
 
 use std::fmt;
 
@@ -11,13 +11,13 @@ use sha3::Sha3_256;
 use subtle::ConstantTimeEq;
 use zeroize::{Zeroize as _, ZeroizeOnDrop};
 
-/// The longest challenge or response, in bytes (RFC 7143 §12.1.3).
+/// Maximum length of a challenge or response, in bytes (RFC 7143 §12.1.3).
 pub const LENGTH_LIMIT: usize = 1024;
-/// Bytes of a challenge that we make: as many as the longest response, so that none is guessed
-/// more easily than another.
+/// Length of our challenges in bytes. It equals the length of the longest response, so that every challenge is equally
+/// hard to guess.
 pub const CHALLENGE_LENGTH: usize = 32;
 
-/// A secret that no message shows, and that is wiped when it is dropped.
+/// A secret that is never logged and is wiped from memory when it is dropped.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub String);
 
@@ -41,19 +41,19 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The name and the secret with which one side proves who it is.
+/// Name and secret with which one side authenticates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credentials {
     /// CHAP_N.
     pub name: String,
-    /// What both sides know.
+    /// The secret that both sides know.
     pub secret: Secret,
 }
 
-/// A hash that a response is made with.
+/// A hash algorithm for responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
-    /// MD5, which every implementation has.
+    /// MD5, which every implementation supports.
     Md5,
     /// SHA1.
     Sha1,
@@ -64,10 +64,10 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// The strongest first, as a list offers them.
+    /// All algorithms in the order of an offer: the strongest first.
     pub const ALL: [Self; 4] = [Self::Sha3, Self::Sha256, Self::Sha1, Self::Md5];
 
-    /// Its number in CHAP_A (IANA, "PPP Authentication Algorithms").
+    /// Returns the number of the algorithm in CHAP_A (IANA, "PPP Authentication Algorithms").
     pub const fn number(self) -> u8 {
         match self {
             Self::Md5 => 5,
@@ -77,13 +77,13 @@ impl Algorithm {
         }
     }
 
-    /// The algorithm of a number in CHAP_A; `None` if it is none of ours.
+    /// Returns the algorithm with this number in CHAP_A, or `None` if it is not supported.
     pub fn parse(number: &str) -> Option<Self> {
         let number = text::number(number)?;
         Self::ALL.into_iter().find(|algorithm| u64::from(algorithm.number()) == number)
     }
 
-    /// The response to a challenge (RFC 1994 §4.1).
+    /// Computes the response to a challenge (RFC 1994 §4.1).
     pub fn response(self, challenge: &Challenge, secret: &Secret) -> Vec<u8> {
         let identifier = [challenge.identifier];
         let parts = [&identifier[..], secret.0.as_bytes(), &challenge.bytes];
@@ -95,14 +95,14 @@ impl Algorithm {
         }
     }
 
-    /// Whether `response` answers the challenge, in a time that tells nothing about where it is
-    /// wrong.
+    /// Returns whether `response` is the correct response to the challenge. The comparison takes constant time, so that
+    /// its duration does not reveal the position of a wrong byte.
     pub fn verify(self, challenge: &Challenge, secret: &Secret, response: &[u8]) -> bool {
         self.response(challenge, secret).ct_eq(response).into()
     }
 }
 
-/// Algorithms as CHAP_A lists them.
+/// Formats algorithms as the list in CHAP_A.
 pub fn list(algorithms: &[Algorithm]) -> String {
     let numbers: Vec<_> = algorithms.iter().map(|of| of.number().to_string()).collect();
     numbers.join(",")
@@ -116,7 +116,7 @@ fn digest<D: Digest>(parts: [&[u8]; 3]) -> Vec<u8> {
     hash.finalize().to_vec()
 }
 
-/// What one side asks the other to answer. It is made of random bytes, and used once.
+/// A challenge that one side sends to the other. It has random bytes and is used once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Challenge {
     /// CHAP_I.
@@ -126,23 +126,23 @@ pub struct Challenge {
 }
 
 impl Challenge {
-    /// A challenge of random bytes: the first is the identifier.
+    /// Creates a challenge from random bytes. The first byte is the identifier.
     pub fn new([identifier, bytes @ ..]: [u8; 1 + CHALLENGE_LENGTH]) -> Self {
         Self { identifier, bytes: bytes.to_vec() }
     }
 }
 
-/// Bytes as CHAP_C and CHAP_R carry them: hexadecimal.
+/// Encodes bytes for CHAP_C and CHAP_R, in hexadecimal.
 pub fn encode(bytes: &[u8]) -> String {
     let digits = bytes.iter().map(|byte| format!("{byte:02x}"));
     ["0x".to_owned()].into_iter().chain(digits).collect()
 }
 
-/// Takes a value of CHAP_C or CHAP_R apart: hexadecimal after `0x`, base64 after `0b`
-/// (RFC 7143 §6.1). `None` if it is neither, or empty, or longer than [`LENGTH_LIMIT`].
+/// Decodes a value of CHAP_C or CHAP_R: hexadecimal after `0x`, base64 after `0b` (RFC 7143 §6.1). Returns `None` if it
+/// is neither, is empty, or is longer than [`LENGTH_LIMIT`].
 pub fn decode(value: &str) -> Option<Vec<u8>> {
     let (base, digits) = value.split_at_checked(2)?;
-    // Room for the digits of the limit and for what fills the last group up.
+    // The limit in hexadecimal digits. It also has room for the last group of base64.
     if digits.len() > 2 * LENGTH_LIMIT {
         return None;
     }
@@ -154,7 +154,7 @@ pub fn decode(value: &str) -> Option<Vec<u8>> {
     (!bytes.is_empty() && bytes.len() <= LENGTH_LIMIT).then_some(bytes)
 }
 
-/// Whole bytes; a number with an odd count of digits has a first byte of one digit.
+/// Decodes hexadecimal digits. If their number is odd, the first byte has one digit.
 fn hexadecimal(digits: &str) -> Option<Vec<u8>> {
     let values: Option<Vec<u8>> =
         digits.chars().map(|digit| Some(digit.to_digit(16)? as u8)).collect();
@@ -164,7 +164,7 @@ fn hexadecimal(digits: &str) -> Option<Vec<u8>> {
     Some(first.iter().copied().chain(pairs).collect())
 }
 
-/// RFC 4648 §4, with its padding, which some leave out; bits that stand for nothing must be zero.
+/// Decodes base64 (RFC 4648 §4). The padding is optional. Unused bits must be zero.
 fn base64(text: &str) -> Option<Vec<u8>> {
     let unpadded = text.trim_end_matches('=');
     let padding = text.len() - unpadded.len();
@@ -190,7 +190,7 @@ fn base64(text: &str) -> Option<Vec<u8>> {
             bits &= (1 << count) - 1;
         }
     }
-    // Six bits left over are a letter too many.
+    // Six unused bits mean one character too many.
     (count < 6 && bits == 0).then_some(bytes)
 }
 
@@ -204,7 +204,7 @@ mod tests {
         Secret(text.to_owned())
     }
 
-    /// What `printf '\x07%s%s' SECRET CHALLENGE | openssl dgst` says.
+    /// The output of `printf '\x07%s%s' SECRET CHALLENGE | openssl dgst`.
     #[test]
     fn rfc1994_4_1_responses_are_those_of_another_implementation() {
         let challenge = Challenge { identifier: 7, bytes: b"0123456789abcdef".to_vec() };

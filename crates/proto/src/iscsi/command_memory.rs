@@ -1,8 +1,8 @@
 //! Memory for the data of commands. Every byte is charged to one [`Budget`] before it is allocated.
 //!
-//! A connection borrows from the budget through its [`CommandMemory`]: a small reserve for its whole life, and more while its
-//! commands need more. The more urgent a need is, the more of the budget it may use ([`Need`]), so that data which
-//! can wait never displaces data which cannot.
+//! A connection borrows from the budget through its [`CommandMemory`]: a small reserve for its whole life, and more
+//! while its commands need more. The more urgent a need is, the more of the budget it may use ([`Need`]), so that data
+//! which can wait never displaces data which cannot.
 //!
 //! A command that finds no memory waits in the budget's queue. The first of that queue may proceed without memory
 //! from the budget, one at a time ([`ChargeKind::Alone`]). The budget does not cover this one command. So every command
@@ -21,7 +21,7 @@ use std::task::{Context, Poll, Waker};
 /// Memory that a connection retains from the budget between commands, so that short commands use no data that cores
 /// share.
 const RESERVE: usize = 64 << 10;
-/// All reserves together take at most this part of the budget. Further connections have none.
+/// All reserves together may use a maximum of this fraction (1/16) of the budget. Further connections have no reserve.
 const RESERVES_PART: usize = 16;
 /// While much memory is left, a loan is a multiple of this.
 const CHUNK: usize = 1 << 20;
@@ -30,20 +30,20 @@ const LOOKED_AT: usize = 64;
 /// The reserve of a connection: enough for one write whose data is all in the first burst.
 const FIRST: usize = 264 << 10;
 
-/// The urgency of a need for memory: how much of the budget may be lent after it.
+/// The urgency of a need for memory. It determines how much of the budget may be lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
-    /// A command that can wait may use three quarters, and at most half of the rest of them at once, so that short
-    /// commands proceed where long ones find no memory.
+    /// A command that can wait may use three quarters of the budget. One loan may use a maximum of half of the
+    /// remainder, so that short commands proceed where long ones find no memory.
     Solicited,
-    /// Unsolicited data, which is refused if there is no memory, may use seven eighths.
+    /// Unsolicited data, which is rejected if there is no memory, may use seven eighths.
     Unasked,
     /// A connection that has almost nothing may use all.
     First,
 }
 
 impl Need {
-    /// The memory that this need may take of a budget of which this much is lent.
+    /// Returns the memory that this need may take of a budget of `limit` bytes, of which `lent` bytes are lent.
     const fn most(self, limit: usize, lent: usize) -> usize {
         match self {
             Self::Solicited => (limit / 4 * 3).saturating_sub(lent) / 2,
@@ -75,7 +75,7 @@ pub struct Budget {
 struct Queue {
     last: u64,
     waiting: BTreeMap<u64, Waiting>,
-    /// A command proceeds outside the budget.
+    /// Whether a command proceeds outside the budget.
     has_alone: bool,
 }
 
@@ -84,7 +84,7 @@ struct Queue {
 struct Waiting {
     need: Need,
     bytes: usize,
-    /// The connection is to try again.
+    /// Whether the connection is to try again.
     is_called: bool,
     waker: Option<Waker>,
 }
@@ -99,7 +99,7 @@ impl Waiting {
 }
 
 impl Budget {
-    /// A budget of `limit` bytes.
+    /// Creates a budget of `limit` bytes.
     pub fn new(limit: usize) -> Self {
         let [lent, reserved, alone, waits, refusals, waiting] = [const { AtomicUsize::new(0) }; 6];
         Self {
@@ -121,8 +121,8 @@ impl Budget {
         self.call_waiting();
     }
 
-    /// Bytes that are charged for commands' data now. The maximum is the limit, plus the largest transfer of one
-    /// command, plus the memory that `CommandMemory::charge` adds.
+    /// Returns the bytes that are charged for commands' data now. The maximum is the limit, plus the largest transfer
+    /// of one command, plus the memory that `CommandMemory::charge` adds.
     pub fn charged(&self) -> usize {
         let accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
         let charged: usize = accounts
@@ -133,23 +133,23 @@ impl Budget {
         charged + self.alone.load(Ordering::Relaxed)
     }
 
-    /// Bytes that connections have borrowed, including the memory that they retain for later commands.
+    /// Returns the bytes that connections have borrowed, including the memory that they retain for later commands.
     #[cfg(test)]
     pub(crate) fn lent(&self) -> usize {
         self.lent.load(Ordering::Relaxed)
     }
 
-    /// How often a command had to wait for the commands of other connections.
+    /// Returns how often a command had to wait for the commands of other connections.
     pub fn waits(&self) -> usize {
         self.waits.load(Ordering::Relaxed)
     }
 
-    /// How often unsolicited data was discarded, and its command refused.
+    /// Returns how often unsolicited data was discarded and its command rejected.
     pub fn refusals(&self) -> usize {
         self.refusals.load(Ordering::Relaxed)
     }
 
-    /// Whether no memory is left for data that can wait.
+    /// Returns whether no memory is left for data that can wait.
     pub(crate) fn is_short(&self) -> bool {
         let (limit, lent) = (self.limit.load(Ordering::Relaxed), self.lent.load(Ordering::Relaxed));
         Need::Solicited.most(limit, lent) == 0
@@ -186,7 +186,7 @@ impl Budget {
         }
     }
 
-    /// Lends a reserve, if there are not too many.
+    /// Lends a reserve, if there are not too many of them.
     fn lend_reserve(&self) -> bool {
         let most = self.limit.load(Ordering::Relaxed) / RESERVES_PART;
         let reserved = self.reserved.fetch_add(RESERVE, Ordering::Relaxed);
@@ -248,7 +248,7 @@ impl Budget {
         self.call_waiting();
     }
 
-    /// Waits for this many bytes, at the end of the queue or in the place that a connection has already.
+    /// Queues a request for this many bytes, at the end of the queue or in the place that the connection already has.
     fn join_queue(&self, ticket: Option<u64>, need: Need, bytes: usize) -> u64 {
         let mut queue = self.queue();
         let ticket = ticket.unwrap_or_else(|| {
@@ -278,13 +278,13 @@ impl Budget {
 enum ChargeKind {
     /// Unsolicited data.
     Unasked,
-    /// Data that a command requested by R2T, or reads.
+    /// Data that the target requested by R2T, or that a command reads.
     Solicited,
-    /// The same, outside the budget.
+    /// The same data, outside the budget.
     Alone,
 }
 
-/// Memory that is charged to a connection. It has to be returned to the [`CommandMemory`] from which it came.
+/// Memory that is charged to a connection. It must be returned to the same [`CommandMemory`].
 #[derive(Debug)]
 #[must_use = "memory that is not given back is lost to all"]
 pub(crate) struct Grant {
@@ -299,7 +299,7 @@ pub(crate) struct CommandMemory(Rc<Inner>);
 #[derive(Debug)]
 struct Inner {
     budget: Arc<Budget>,
-    /// Maximum for all commands that can wait together; one command may always proceed.
+    /// Maximum memory of all commands together that can wait. A single command may always proceed.
     limit: usize,
     /// Charged bytes of the loan. Other threads only read them.
     taken: Arc<AtomicUsize>,
@@ -308,15 +308,15 @@ struct Inner {
     /// Bytes borrowed from the budget, including the reserve.
     loan: Cell<usize>,
     reserve: Cell<usize>,
-    /// One of its commands proceeds outside the budget.
+    /// Whether a command of the connection proceeds outside the budget.
     is_alone: Cell<bool>,
     /// The place in the budget's queue.
     ticket: Cell<Option<u64>>,
 }
 
 impl CommandMemory {
-    /// A connection whose waiting commands may take `limit` bytes of the budget, and a little more because buffers
-    /// are aligned.
+    /// Creates the memory of a connection. Commands that can wait may take `limit` bytes of the budget, and a little
+    /// more because buffers are aligned.
     pub(crate) fn new(budget: Arc<Budget>, limit: usize) -> Self {
         let taken: Arc<AtomicUsize> = Arc::default();
         let limit = limit + limit / 32;
@@ -367,7 +367,7 @@ impl CommandMemory {
         Some(Grant { bytes, kind })
     }
 
-    /// No command waits for the budget any more.
+    /// Removes the connection from the budget's queue.
     #[inline]
     pub(crate) fn stop_waiting(&self) {
         if let Some(ticket) = self.0.ticket.take() {
@@ -375,13 +375,13 @@ impl CommandMemory {
         }
     }
 
-    /// Whether the connection is in the budget's queue.
+    /// Returns whether the connection is in the budget's queue.
     #[inline]
     pub(crate) fn is_waiting(&self) -> bool {
         self.0.ticket.get().is_some()
     }
 
-    /// Ready when a command that waits for the budget is to try again.
+    /// Returns ready when the command that waits for the budget is to try again.
     pub(crate) fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
         let Some(ticket) = self.0.ticket.get() else { return Poll::Pending };
         let mut queue = self.0.budget.queue();
@@ -393,21 +393,21 @@ impl CommandMemory {
         Poll::Pending
     }
 
-    /// The memory is free.
+    /// Returns memory.
     #[inline]
     pub(crate) fn give_back(&self, Grant { bytes, kind }: Grant) {
         self.0.give_back(bytes, kind);
     }
 
-    /// Charges memory that exists already, even beyond the budget: memory of a task that another connection gave up,
-    /// or of an answer that is longer than expected.
+    /// Charges memory that exists already, even beyond the budget: memory of a task that another connection returned,
+    /// or of a response that is longer than expected.
     pub(crate) fn charge(&self, bytes: usize) -> Grant {
         let Grant { bytes, .. } = self.charge_unasked(bytes);
         self.0.solicited.set(self.0.solicited.get() + bytes);
         Grant { bytes, kind: ChargeKind::Solicited }
     }
 
-    /// The same for memory for which the connection's commands need not wait.
+    /// Charges existing memory like [`Self::charge`], but the connection's commands need not wait for this memory.
     pub(crate) fn charge_unasked(&self, bytes: usize) -> Grant {
         let inner = &*self.0;
         if !inner.take(Need::Solicited, bytes) {
@@ -418,7 +418,7 @@ impl CommandMemory {
         Grant { bytes, kind: ChargeKind::Unasked }
     }
 
-    /// Keeps `bytes` of a command's memory for its answer, until the answer is dropped.
+    /// Keeps `bytes` of a command's memory for its response, until the response is dropped.
     #[inline]
     pub(crate) fn keep(&self, grant: Option<Grant>, bytes: usize) -> Option<Charge> {
         if bytes == 0 {
@@ -445,12 +445,12 @@ impl CommandMemory {
         Some(self.charge_of(grant))
     }
 
-    /// A grant that is returned when it is dropped.
+    /// Converts a grant into a charge, which is returned when it is dropped.
     pub(crate) fn charge_of(&self, grant: Grant) -> Charge {
         Charge { room: self.clone(), bytes: grant.bytes, kind: grant.kind }
     }
 
-    /// The budget that all connections share.
+    /// Returns the budget that all connections share.
     pub(crate) fn budget(&self) -> &Budget {
         &self.0.budget
     }
@@ -552,7 +552,7 @@ impl Drop for Inner {
     }
 }
 
-/// Memory that is returned when it is dropped: the memory of an answer, until the answer has been sent and is no
+/// Memory that is returned when it is dropped: the memory of a response, until the response has been sent and is no
 /// longer retained.
 #[derive(Debug)]
 pub(crate) struct Charge {

@@ -3,21 +3,21 @@
 use crc_fast::{CrcAlgorithm, checksum};
 use sarsen_wire::iscsi::DIGEST_LENGTH;
 
-/// The digest of `bytes`, as it stands on the wire.
+/// Returns the digest of `bytes`, in wire order.
 pub fn crc32c(bytes: &[u8]) -> [u8; DIGEST_LENGTH] {
-    // The CRC fits 32 bits; the reflected CRC goes out least significant byte first.
+    // The CRC has 32 bits. The protocol sends the least significant byte of the reflected CRC first.
     (checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32).to_le_bytes()
 }
 
-/// The digest of several runs of bytes that follow one another.
+/// Returns the digest of several consecutive byte ranges.
 pub fn crc32c_of(parts: &[&[u8]]) -> [u8; DIGEST_LENGTH] {
     let mut digest = crc_fast::Digest::new(CrcAlgorithm::Crc32Iscsi);
     parts.iter().for_each(|part| digest.update(part));
     (digest.finalize() as u32).to_le_bytes()
 }
 
-/// Whether the fast implementation agrees with a second, independent one on lengths that take
-/// each of its paths. Called once at start-up: a wrong digest would refuse good data, or worse.
+/// Returns whether the fast implementation agrees with a second, independent one. The lengths cover each of its code
+/// paths. Called once at start-up: a wrong digest would reject good data or accept bad data.
 pub fn self_check() -> bool {
     let bytes: Vec<u8> =
         (0..4096u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();

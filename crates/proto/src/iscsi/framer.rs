@@ -1,11 +1,11 @@
 //! Cuts PDUs from a byte stream (RFC 7143 §11.2), for both ends.
 //!
-//! A PDU comes in two steps. [`Frame::Header`] tells that the header stands complete and its
-//! digest was right; the owner looks at it and says with [`Framer::place`] where the data segment
-//! is to go. [`Frame::Segment`] tells that the segment is complete and checked.
+//! A PDU arrives in two steps. [`Frame::Header`] means that the header is complete and its digest is right. The owner
+//! reads it and calls [`Framer::place`] to choose the memory for the data segment. [`Frame::Segment`] means that the
+//! segment is complete and checked.
 //!
-//! While a segment is incomplete, [`Framer::landing`] is the rest of its memory: the driver may
-//! receive straight into it and report with [`Framer::landed`], which spares the copy.
+//! While a segment is incomplete, [`Framer::landing`] returns the rest of its memory. The driver may receive directly
+//! into it and report this with [`Framer::landed`], which avoids a copy.
 
 use std::ops::Range;
 
@@ -17,82 +17,82 @@ use sarsen_wire::iscsi::{
 
 use super::digest;
 
-/// The longest additional headers that are taken: an extended CDB of 260 bytes and a
-/// bidirectional length, which is all that RFC 7143 defines.
+/// Maximum length of additional headers: an extended CDB of 260 bytes and a bidirectional length. RFC 7143 defines no
+/// others.
 pub const MAX_AHS_LENGTH: usize = 256;
 
-/// Why the stream cannot be followed any further. Each ends the connection: at
-/// ErrorRecoveryLevel 0 there is no way back into step (RFC 7143 §7.7, §7.9).
+/// The reason why the stream cannot be parsed any further. Each one ends the connection: ErrorRecoveryLevel 0 has no
+/// resynchronisation (RFC 7143 §7.7, §7.9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FramingError {
     /// The header digest is wrong, so its length fields cannot be trusted.
     #[error("header digest error")]
     HeaderDigest,
-    /// The peer sends more than we declared to take.
+    /// The peer sends a longer data segment than we declared.
     #[error("a data segment of {length} bytes, where {limit} were declared")]
     SegmentTooLong {
-        /// What the header says.
+        /// The length in the header.
         length: u32,
         /// MaxRecvDataSegmentLength.
         limit: u32,
     },
-    /// Additional headers longer than any that are defined.
+    /// Additional headers that are longer than the maximum.
     #[error("additional headers of {length} bytes")]
     AhsTooLong {
-        /// What the header says.
+        /// The length in the header.
         length: usize,
     },
 }
 
-/// What [`Framer::advance`] found.
+/// The result of [`Framer::advance`].
 #[derive(Debug)]
 pub enum Frame {
-    /// The input is used up.
+    /// The input is consumed; more bytes are needed.
     Starved,
-    /// A header is complete: look at [`Framer::header`], then call [`Framer::place`].
+    /// A header is complete. The owner reads [`Framer::header`], then calls [`Framer::place`].
     Header,
-    /// The data segment is complete. `digest_valid` is false if a data digest was in use and
-    /// did not match: the bytes are then not to be used.
+    /// The data segment is complete. `digest_valid` is false if a data digest was in use and did not match. The bytes
+    /// must not be used then.
     Segment {
-        /// Where the bytes are.
+        /// The bytes.
         segment: Segment,
-        /// Whether they are what the peer sent.
+        /// False if a data digest was in use and did not match.
         digest_valid: bool,
     },
 }
 
-/// Where a data segment is to go.
+/// The destination of a data segment.
 #[derive(Debug)]
 pub enum Landing {
-    /// Into a buffer of the framer's own, of just the right size.
+    /// A buffer of the framer with the size of the segment.
     Collect,
-    /// Into `buffer` from `offset` on; it has room for the whole segment.
+    /// The owner's `buffer` from `offset` on. It must have room for the whole segment.
     Into {
-        /// The memory, given back with the segment.
+        /// The memory, which is returned with the segment.
         buffer: Buffer,
-        /// First byte.
+        /// Offset of the first byte.
         offset: usize,
     },
-    /// Nowhere.
+    /// None: the data is discarded.
     Discard,
 }
 
 /// A complete data segment.
 #[derive(Debug)]
 pub enum Segment {
-    /// It was placed, or collected, here.
+    /// The segment is in this buffer.
     Placed {
         /// The memory.
         buffer: Buffer,
-        /// The segment's bytes in it.
+        /// The range of the segment in the buffer.
         range: Range<usize>,
     },
-    /// It was thrown away, or had no bytes and was to be collected.
+    /// The segment was discarded, or it had no bytes and was to be collected.
     Nothing,
 }
 
 impl Segment {
-    /// The bytes.
+    /// Returns the bytes.
     pub fn bytes(&self) -> &[u8] {
         match self {
             Self::Placed { buffer, range } => &buffer[range.clone()],
@@ -102,13 +102,13 @@ impl Segment {
 }
 
 enum FramerState {
-    /// Collecting the header, additional headers and header digest.
+    /// The framer receives the header, the additional headers and the header digest.
     Header,
-    /// The owner has not said yet where the segment goes.
+    /// The owner has not chosen the destination of the segment yet.
     Placing,
-    /// The segment's bytes. `memory` is `None` when they are thrown away.
+    /// The framer receives the segment's bytes. `memory` is `None` when they are discarded.
     Data { memory: Option<Memory>, remaining: usize },
-    /// Padding and data digest.
+    /// The framer receives the padding and the data digest.
     Trailer { memory: Option<Memory>, filled: usize },
 }
 
@@ -116,18 +116,18 @@ struct Memory {
     buffer: Buffer,
     start: usize,
     filled: usize,
-    /// It is the owner's in the end, rather than there for the digest alone.
+    /// Whether the owner gets the memory. Otherwise only the digest needs it.
     is_wanted: bool,
 }
 
-/// See the module.
+/// Cuts PDUs from a byte stream. See the module.
 pub struct Framer {
     header_digest: bool,
     data_digest: bool,
     max_data_segment_length: u32,
     state: FramerState,
     header: RawHeader,
-    /// Bytes of header, additional headers and digest that have arrived.
+    /// Number of bytes of header, additional headers and digest that have arrived.
     header_filled: usize,
     /// Additional headers and header digest; empty for most PDUs.
     extra: Vec<u8>,
@@ -150,28 +150,28 @@ impl Default for Framer {
 }
 
 impl Framer {
-    /// Whether nothing of a PDU has come that has not come whole.
+    /// Returns whether the framer is between two PDUs: no PDU is incomplete.
     pub fn is_between_pdus(&self) -> bool {
         matches!(self.state, FramerState::Header) && self.header_filled == 0
     }
 
-    /// Digests that hold from the next PDU on.
+    /// Sets which digests are in use from the next PDU on.
     pub fn set_digests(&mut self, header: bool, data: bool) {
         self.header_digest = header;
         self.data_digest = data;
     }
 
-    /// The MaxRecvDataSegmentLength that we declared.
+    /// Sets the MaxRecvDataSegmentLength that we declared.
     pub fn set_max_data_segment_length(&mut self, limit: u32) {
         self.max_data_segment_length = limit;
     }
 
-    /// The header of the PDU that is being received.
+    /// Returns the header of the PDU that is being received.
     pub fn header(&self) -> &RawHeader {
         &self.header
     }
 
-    /// Its additional headers.
+    /// Returns the additional headers of this PDU.
     pub fn additional_headers(&self) -> &[u8] {
         let length = self.ahs_length();
         &self.extra[..length]
@@ -195,7 +195,7 @@ impl Framer {
         padding(length) + digest
     }
 
-    /// The rest of the memory of an incomplete data segment.
+    /// Returns the rest of the memory of an incomplete data segment.
     pub fn landing(&mut self) -> Option<&mut [u8]> {
         match &mut self.state {
             FramerState::Data { memory: Some(memory), remaining } => {
@@ -205,7 +205,7 @@ impl Framer {
         }
     }
 
-    /// The stream has ended: the memory of the segment that was being received.
+    /// Resets the framer at the end of the stream. Returns the memory of an incomplete segment, if the owner wants it.
     pub fn abandon(&mut self) -> Option<Buffer> {
         match std::mem::replace(&mut self.state, FramerState::Header) {
             FramerState::Data { memory, .. } | FramerState::Trailer { memory, .. } => {
@@ -215,7 +215,7 @@ impl Framer {
         }
     }
 
-    /// `count` bytes were received into [`Self::landing`].
+    /// Notes that `count` bytes were received into [`Self::landing`].
     pub fn landed(&mut self, count: usize) {
         match &mut self.state {
             FramerState::Data { memory: Some(memory), remaining } => {
@@ -226,8 +226,7 @@ impl Framer {
         }
     }
 
-    /// Gives the memory of an incomplete data segment back that was to land in memory of the
-    /// owner's: the stream has ended.
+    /// Returns the memory of an incomplete data segment, if the owner wants it. Called when the stream has ended.
     pub fn take_memory(&mut self) -> Option<Buffer> {
         match &mut self.state {
             FramerState::Data { memory, .. } | FramerState::Trailer { memory, .. } => {
@@ -237,7 +236,7 @@ impl Framer {
         }
     }
 
-    /// Takes bytes from the front of `input` until something is complete or nothing is left.
+    /// Consumes bytes from the front of `input` until a header or a segment is complete, or no bytes are left.
     pub fn advance(&mut self, input: &mut &[u8]) -> Result<Frame, FramingError> {
         loop {
             match &mut self.state {
@@ -286,7 +285,7 @@ impl Framer {
         }
     }
 
-    /// Whether the header is complete afterwards.
+    /// Adds bytes to the header. Returns whether the header is complete afterwards.
     fn fill_header(&mut self, input: &mut &[u8]) -> Result<bool, FramingError> {
         if self.header_filled < BASIC_HEADER_LENGTH {
             let taken = take(input, BASIC_HEADER_LENGTH - self.header_filled);
@@ -334,7 +333,7 @@ impl Framer {
         Ok(())
     }
 
-    /// Says where the data segment of the header just seen goes.
+    /// Sets the destination of the data segment of the last header.
     pub fn place(&mut self, landing: Landing) {
         assert!(matches!(self.state, FramerState::Placing), "no header is waiting for its segment");
         let length = self.segment_length();
@@ -348,7 +347,7 @@ impl Framer {
                 assert!(offset + length <= buffer.len(), "the segment does not fit its landing");
                 Some(Memory { buffer, start: offset, filled: offset, is_wanted: true })
             }
-            // The digest is checked over memory, so there must be some.
+            // The check of the digest needs the bytes in memory.
             Landing::Discard if self.data_digest && length > 0 => {
                 let buffer = Buffer::for_overwrite(length);
                 Some(Memory { buffer, start: 0, filled: 0, is_wanted: false })
@@ -381,7 +380,7 @@ impl Framer {
     }
 }
 
-/// Takes up to `wanted` bytes from the front of `input`.
+/// Removes up to `wanted` bytes from the front of `input` and returns them.
 fn take<'a>(input: &mut &'a [u8], wanted: usize) -> &'a [u8] {
     let (taken, rest) = input.split_at(wanted.min(input.len()));
     *input = rest;
@@ -413,7 +412,7 @@ mod tests {
         out
     }
 
-    /// Feeds `stream` in pieces that end at `cuts`; gives each PDU's additional headers and data.
+    /// Feeds `stream` in pieces that end at `cuts`. Returns each PDU's additional headers and data.
     fn run(framer: &mut Framer, stream: &[u8], cuts: &[usize], use_landing: bool) -> Vec<Vec<u8>> {
         let mut found = Vec::new();
         let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut % (stream.len() + 1)).collect();

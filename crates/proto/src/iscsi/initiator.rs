@@ -1,13 +1,12 @@
 //! The initiator's end of sessions, without I/O.
 //!
-//! Two machines share their parts. [`Connection`] is a session with one connection at recovery
-//! level 0: an error ends it, and its owner logs in again. [`Session`] may have several, and can
-//! recover what was lost within and with them. Both log in, number commands, place Data-In, answer
-//! R2Ts and pings, and tell what happened in [`Event`]s. The driver feeds them what a socket gave
-//! (`handle_input`, or straight into `landing`) and sends what `output` holds.
+//! Two state machines share their parts. [`Connection`] is a session with one connection at recovery level 0: an error
+//! ends it, and its owner logs in again. [`Session`] may have several connections, and can recover lost PDUs and lost
+//! connections. Both log in, number commands, place Data-In, answer R2Ts and pings, and report [`Event`]s. The driver
+//! passes received bytes to them (`handle_input`, or directly into `landing`) and sends the contents of `output`.
 //!
-//! A `Link` is one connection, a `Core` what all of a session share; `writes`, `reads`, `requests`
-//! and `recovery` are what a link does.
+//! A `Link` is one connection, and a `Core` is the state that all connections of a session share. `writes`, `reads`,
+//! `requests` and `recovery` implement the functions of a link.
 
 mod authentication;
 mod connection;

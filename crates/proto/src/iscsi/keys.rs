@@ -1,10 +1,10 @@
-//! The text keys of RFC 7143 §13: one row a key, with its result function, who may send it and
-//! when.
+//! The text keys of RFC 7143 §13. The table has one row for each key: its result function, its permitted sender and the
+//! phase in which it may be sent.
 
 use sarsen_wire::iscsi::DEFAULT_DATA_SEGMENT_LENGTH;
 use sarsen_wire::iscsi::text::{self, REJECT};
 
-/// Whether PDUs carry a digest.
+/// The digest of PDUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DigestKind {
     /// No digest.
@@ -14,47 +14,46 @@ pub enum DigestKind {
     Crc32c,
 }
 
-/// Whether a session moves data or only finds targets.
+/// The type of a session: for data transfer, or only for discovery.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SessionType {
-    /// SCSI commands.
+    /// A session for SCSI commands.
     #[default]
     Normal,
-    /// SendTargets and little more.
+    /// A discovery session: SendTargets and few other requests.
     Discovery,
 }
 
-/// The operational parameters of a session and its connection. [`Default`] gives what RFC 7143
-/// section 13 says holds until negotiated.
+/// The operational parameters of a session and its connection. [`Default`] returns the defaults of RFC 7143 section 13.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameters {
     /// HeaderDigest in use.
     pub header_digest: DigestKind,
     /// DataDigest in use.
     pub data_digest: DigestKind,
-    /// Connections that the session may have.
+    /// Maximum number of connections of the session.
     pub max_connections: u32,
-    /// Data-Out waits for an R2T.
+    /// Whether Data-Out must wait for an R2T.
     pub initial_r2t: bool,
-    /// Commands may carry data.
+    /// Whether commands may carry immediate data.
     pub immediate_data: bool,
-    /// The longest data segment that we take, in bytes.
+    /// Maximum length of a data segment that we accept, in bytes.
     pub local_max_recv_data_segment_length: u32,
-    /// The longest data segment that the peer takes, in bytes.
+    /// Maximum length of a data segment that the peer accepts, in bytes.
     pub peer_max_recv_data_segment_length: u32,
-    /// The longest sequence of Data-In or solicited Data-Out, in bytes.
+    /// Maximum length of a sequence of Data-In or solicited Data-Out, in bytes.
     pub max_burst_length: u32,
-    /// The most unsolicited data of a command, in bytes.
+    /// Maximum length of a command's unsolicited data, in bytes.
     pub first_burst_length: u32,
     /// Seconds to wait before a reconnection.
     pub default_time2wait: u32,
-    /// Seconds for which tasks are kept for a reconnection.
+    /// Seconds for which the target keeps tasks for a reconnection.
     pub default_time2retain: u32,
-    /// R2Ts that a task may have open.
+    /// Maximum number of open R2Ts of a task.
     pub max_outstanding_r2t: u32,
-    /// Data PDUs of a sequence come in order.
+    /// Whether the data PDUs of a sequence are in order.
     pub data_pdu_in_order: bool,
-    /// Sequences come in order.
+    /// Whether sequences are in order.
     pub data_sequence_in_order: bool,
     /// ErrorRecoveryLevel.
     pub error_recovery_level: u32,
@@ -83,7 +82,7 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    /// Takes over what the first connection of a session agreed on for all.
+    /// Adopts the parameters that the session's first connection negotiated for all connections.
     pub fn join(&mut self, leading: &Self) {
         *self = Self {
             header_digest: self.header_digest,
@@ -94,7 +93,7 @@ impl Parameters {
         };
     }
 
-    /// Names and values as the standard writes them. MaxRecvDataSegmentLength is each side's own.
+    /// Returns names and values in the standard's notation. MaxRecvDataSegmentLength is each side's own.
     pub fn texts(&self) -> Vec<(&'static str, String)> {
         let digest = |kind| match kind {
             DigestKind::None => text::NONE.to_owned(),
@@ -123,32 +122,32 @@ impl Parameters {
     }
 }
 
-/// What a target is willing to agree to; also what it declares.
+/// The values that a target accepts and declares.
 #[derive(Clone, Debug)]
 pub struct TargetOffer {
-    /// CRC32C header digests are accepted.
+    /// Whether CRC32C header digests are accepted.
     pub header_digest: bool,
-    /// CRC32C data digests are accepted.
+    /// Whether CRC32C data digests are accepted.
     pub data_digest: bool,
-    /// Most connections of a session.
+    /// Maximum number of connections of a session.
     pub max_connections: u32,
-    /// R2Ts are demanded for all data beyond what is immediate.
+    /// Whether all data beyond the immediate data needs an R2T.
     pub initial_r2t: bool,
-    /// Immediate data is accepted.
+    /// Whether immediate data is accepted.
     pub immediate_data: bool,
-    /// The longest data segment that we take, in bytes.
+    /// Maximum length of a data segment that we accept, in bytes.
     pub max_recv_data_segment_length: u32,
-    /// Longest burst, in bytes.
+    /// Maximum length of a burst, in bytes.
     pub max_burst_length: u32,
-    /// Most unsolicited data, in bytes.
+    /// Maximum length of unsolicited data, in bytes.
     pub first_burst_length: u32,
     /// Seconds to wait before a reconnection.
     pub default_time2wait: u32,
-    /// Seconds for which tasks are kept.
+    /// Seconds for which the target keeps tasks.
     pub default_time2retain: u32,
-    /// Most open R2Ts of a task.
+    /// Maximum number of open R2Ts of a task.
     pub max_outstanding_r2t: u32,
-    /// Highest ErrorRecoveryLevel.
+    /// Maximum ErrorRecoveryLevel.
     pub error_recovery_level: u32,
 }
 
@@ -171,7 +170,7 @@ impl Default for TargetOffer {
     }
 }
 
-/// When a key may be sent (RFC 7143 §13: the "Use" line).
+/// The phases in which a key may be sent (RFC 7143 §13: the "Use" line).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     /// During the login of a session's first connection only (LO).
@@ -180,34 +179,34 @@ pub enum Use {
     Login,
     /// In the full feature phase only (FFPO).
     FullFeature,
-    /// Any time (ALL).
+    /// At any time (ALL).
     Always,
 }
 
-/// How a key's value comes about.
+/// The function that determines a key's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyKind {
-    /// The sender states it; there is no answer.
+    /// The sender declares the value. There is no answer.
     Declaration,
-    /// The initiator states it; a target must not be sent it.
+    /// The target declares the value. An initiator must not send the key.
     TargetDeclaration,
     /// The first value of the initiator's list that we support.
     Choice,
-    /// Yes only if both say Yes.
+    /// Yes if both sides send Yes.
     And,
-    /// Yes if either says Yes.
+    /// Yes if one of the sides sends Yes.
     Or,
     /// The smaller of two numbers in a range.
     Minimum(u32, u32),
     /// The larger of two numbers in a range.
     Maximum(u32, u32),
-    /// A number that the sender states, in a range.
+    /// A number in a range that the sender declares.
     DeclaredNumber(u32, u32),
-    /// Taken out of the standard by RFC 7143 §13.26: answered with this.
+    /// Removed from the standard by RFC 7143 §13.26. The answer is this value.
     Obsolete(&'static str),
     /// Answered outside the table: SendTargets.
     Request,
-    /// Taken by the security stage of a login alone.
+    /// Used only in the security stage of a login.
     Authentication,
 }
 
@@ -218,7 +217,7 @@ pub struct Key {
     pub name: &'static str,
     /// Kind.
     pub kind: KeyKind,
-    /// When it may be sent.
+    /// Phases in which it may be sent.
     pub usage: Use,
 }
 
@@ -228,8 +227,8 @@ const fn row(name: &'static str, kind: KeyKind, usage: Use) -> Key {
 
 const MAX_24: u32 = 0x00ff_ffff;
 
-/// RFC 7143 section 13, in its order, with the keys of CHAP after AuthMethod (§12.1.3); the last row
-/// is from RFC 7144.
+/// The keys of RFC 7143 section 13 in its order, with the CHAP keys after AuthMethod (§12.1.3). The last row is from
+/// RFC 7144.
 pub static KEYS: &[Key] = &[
     row("HeaderDigest", KeyKind::Choice, Use::Login),
     row("DataDigest", KeyKind::Choice, Use::Login),
@@ -267,7 +266,7 @@ pub static KEYS: &[Key] = &[
     row("iSCSIProtocolLevel", KeyKind::Minimum(0, 31), Use::LeadingOnly),
 ];
 
-/// The row of a key.
+/// Returns the row of a key.
 pub fn find(name: &str) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.name == name)
 }
@@ -278,19 +277,18 @@ const PROTOCOL_LEVEL: u32 = 1;
 /// One negotiation of operational keys, from the target's side.
 #[derive(Debug)]
 pub struct Negotiation<'a> {
-    /// What we are willing to agree to.
+    /// The values that we accept.
     pub offer: &'a TargetOffer,
-    /// Where results go.
+    /// The parameters that receive the results.
     pub parameters: &'a mut Parameters,
     /// Kind of session.
     pub session_type: SessionType,
 }
 
 impl Negotiation<'_> {
-    /// Takes an operational key and returns the answer, if one is due. Keys of login that are not operational (names,
-    /// SessionType, AuthMethod) belong to the login machine and are not passed here. Keys without a use in a
-    /// discovery session still get a value: RFC 7143 §6.2 permits the answer Irrelevant, but some initiators do not
-    /// accept it.
+    /// Handles an operational key and returns the answer, if the key needs one. The login handles other login keys
+    /// (names, SessionType, AuthMethod) itself. Keys without a use in a discovery session still get a value:
+    /// RFC 7143 §6.2 permits the answer Irrelevant, but some initiators do not accept it.
     pub fn answer(&mut self, key: &Key, value: &str) -> Option<String> {
         match key.kind {
             KeyKind::Declaration | KeyKind::TargetDeclaration | KeyKind::Request => None,
@@ -320,7 +318,7 @@ impl Negotiation<'_> {
         }
     }
 
-    /// The first value of the list that we support, or Reject (RFC 7143 §6.2.1).
+    /// Returns the first value of the list that we support, or Reject (RFC 7143 §6.2.1).
     fn choose(&mut self, name: &str, list: &str) -> String {
         let mut values = list.split(',');
         let chosen = match name {

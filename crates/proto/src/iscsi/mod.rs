@@ -1,8 +1,8 @@
 //! iSCSI (RFC 7143).
 //!
-//! [`framer`] cuts PDUs from the stream for both sides; [`keys`] holds the negotiation table, [`name`] the form of
-//! names; [`output`] collects data to send; [`chap`] has the computations of authentication; [`target`] and
-//! [`initiator`] are the two ends.
+//! [`framer`] cuts PDUs from the stream for both sides. [`keys`] contains the negotiation table, [`name`] the form of
+//! names. [`output`] collects data to send. [`chap`] computes challenges and responses. [`target`] and [`initiator`]
+//! are the two ends.
 
 pub mod chap;
 mod command_memory;

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use sarsen_wire::iscsi::MAX_NAME_LENGTH;
 
-/// The name in the form in which names are compared, or `None` if the text is not an iSCSI name.
+/// Returns the name in the form in which names are compared, or `None` if the text is not an iSCSI name.
 ///
-/// Upper case is folded, as RFC 3722 §4 does it; the digits of eui and naa names stay unchanged, since RFC 7143
-/// §4.2.7.5 itself writes them in upper case. Other steps of the profile (normalisation, bidirectional text) concern
-/// programs that make a name from a person's input.
+/// Upper case is folded according to RFC 3722 §4. The digits of eui and naa names stay unchanged, since
+/// RFC 7143 §4.2.7.5 itself uses upper case for them. Other steps of the profile (normalisation, bidirectional text)
+/// apply to programs that create a name from user input.
 pub fn canonical(text: &str) -> Option<String> {
     let (designator, rest) = text.split_once('.')?;
     let name = match designator.to_ascii_lowercase().as_str() {
@@ -20,7 +20,7 @@ pub fn canonical(text: &str) -> Option<String> {
     (name.len() <= MAX_NAME_LENGTH).then_some(name)
 }
 
-/// `yyyy-mm.authority`, with anything that is permitted after a colon (RFC 7143 §4.2.7.4).
+/// Folds and checks `yyyy-mm.authority`, optionally with a colon and any permitted text (RFC 7143 §4.2.7.4).
 fn qualified(rest: &str) -> Option<String> {
     let folded = rest.to_lowercase();
     let bytes = folded.as_bytes();
@@ -35,8 +35,8 @@ fn qualified(rest: &str) -> Option<String> {
     (is_dated && folded.chars().all(is_permitted)).then_some(folded)
 }
 
-/// The characters that RFC 3722 §6 permits after folding. The underscore is not among them, but QEMU puts the name of
-/// its guest into its own name.
+/// Returns whether RFC 3722 §6 permits the character after folding. It does not permit the underscore, but QEMU puts
+/// the name of its guest into its own name.
 fn is_permitted(character: char) -> bool {
     match character {
         'a'..='z' | '0'..='9' | '-' | '.' | ':' | '_' => true,

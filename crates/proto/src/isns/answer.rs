@@ -1,27 +1,27 @@
-//! The server's own requests: whether we live (RFC 4171 §5.6.5.13), and that
-//! something has changed (§5.6.5.8).
+//! The server's own requests: whether the client is alive (RFC 4171 §5.6.5.13), and that something has changed
+//! (§5.6.5.8).
 
 use sarsen_wire::isns::{FROM_CLIENT, Function, Status, Tag};
 
 use super::message::{Inbox, Message, MessageError, Payload, attributes, text};
 
-/// What a server's request told.
+/// The content of a server's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// It asked whether we live, and has been told.
+    /// The server asked whether the client is alive, and got an answer.
     Inquiry,
-    /// Something has changed, or nodes of these names did.
+    /// Something has changed: the nodes with these names, if there are any.
     Change(Vec<String>),
 }
 
-/// Answers what comes over a connection that a server made.
+/// Answers requests over a connection that the server opened.
 #[derive(Default)]
 pub struct Answerer {
     inbox: Inbox,
 }
 
 impl Answerer {
-    /// Takes bytes from the stream; gives the answers, and what they were to.
+    /// Handles bytes from the stream. Returns the answers, and the content of the requests.
     pub fn handle_input(&mut self, bytes: &[u8]) -> Result<(Vec<u8>, Vec<Notice>), MessageError> {
         self.inbox.push(bytes);
         let (mut answers, mut notices) = (Vec::new(), Vec::new());
@@ -35,13 +35,13 @@ impl Answerer {
     }
 }
 
-/// What is sent, and what the request told.
+/// The bytes to send, and the content of the request.
 pub(super) struct Answer {
     pub(super) bytes: Vec<u8>,
     pub(super) notice: Option<Notice>,
 }
 
-/// The answer to a server's request; `None` for a response.
+/// Returns the answer to a server's request, or `None` for a response.
 pub(super) fn answer(message: &Message) -> Result<Option<Answer>, MessageError> {
     let Message { function, transaction, payload } = message;
     if function.is_response() {
@@ -51,7 +51,7 @@ pub(super) fn answer(message: &Message) -> Result<Option<Answer>, MessageError> 
     let notice = match *function {
         Function::StatusInquiry => {
             reported.append(&Status::Success.0.to_be_bytes());
-            // It is given back what it sent.
+            // The answer repeats the payload of the request.
             reported.append(payload);
             Some(Notice::Inquiry)
         }
@@ -64,7 +64,7 @@ pub(super) fn answer(message: &Message) -> Result<Option<Answer>, MessageError> 
                 })
                 .collect::<Result<Vec<_>, _>>()?;
             reported.append(&Status::Success.0.to_be_bytes());
-            // The first name is the one that is told: ours.
+            // The first name is the recipient of the notification: one of our nodes.
             if !names.is_empty() {
                 reported.text(Tag::NodeName, &names.remove(0));
             }

@@ -9,50 +9,50 @@ use super::answer::{Answer, Notice, answer};
 use super::message::{Inbox, Message, MessageError, Payload, attributes, number, status};
 use super::registration::Entity;
 
-/// A server answers by then, or the connection is given up.
+/// Maximum time for an answer. After it the connection is closed.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
-/// Where the server forgets nobody, it is looked after its registration so often all the same.
+/// Maximum time between refreshes of the registration. It also applies where the server has no registration period.
 const IDLE_REFRESH: Duration = Duration::from_secs(600);
-/// It is never looked after more often.
+/// Minimum time between refreshes.
 const SHORTEST_REFRESH: Duration = Duration::from_secs(5);
 
-/// After the server told of a change, its registration is looked after so much later.
+/// Delay between a change notification of the server and the refresh.
 const CHANGE_PAUSE: Duration = Duration::from_secs(1);
 
-/// What the client tells.
+/// The events of the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// All of the entity is registered.
+    /// The whole entity is registered.
     Registered,
-    /// The server has no inquiries: it goes on without them.
+    /// The server does not support inquiries. The client continues without them.
     WithoutInquiries,
-    /// The server tells nobody of changes: it goes on without them.
+    /// The server does not send change notifications. The client continues without them.
     WithoutChanges(Status),
-    /// The server has lost what it knew of us, and it is registered again.
+    /// The server has lost the registration. The client registers again.
     Restored,
-    /// The entity was taken away, as was asked.
+    /// The entity was deregistered on request.
     Departed,
 }
 
-/// Why a connection is of no use any more.
+/// The reason why a connection cannot be used any more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClientError {
-    /// What came makes no sense.
+    /// The server sent an invalid message.
     #[error(transparent)]
     Message(#[from] MessageError),
     /// The server did not answer in time.
     #[error("the name server does not answer")]
     Silent,
-    /// The server does not take the registration.
+    /// The server rejects the registration.
     #[error("the name server refuses the registration: {0:?} (RFC 4171 §5.4)")]
     Refused(Status),
 }
 
-/// What a request was for.
+/// The purpose of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     Register,
-    /// As the one before, and the last of them.
+    /// The last request of a registration.
     Complete,
     Remove,
     Subscribe,
@@ -73,7 +73,7 @@ struct Waiting {
     deadline: Instant,
 }
 
-/// See the module.
+/// A client of an iSNS server. See the module.
 pub struct Client {
     entity: Entity,
     inbox: Inbox,
@@ -83,21 +83,21 @@ pub struct Client {
     events: VecDeque<Event>,
     transaction: u16,
     is_connected: bool,
-    /// What the server has of us, once it has.
+    /// The names that are registered, if the registration is complete.
     registered: Option<BTreeSet<String>>,
-    /// What it is to have when the queue is done.
+    /// The names that will be registered when the queue is empty.
     promised: BTreeSet<String>,
-    /// What the server says that the registration period is.
+    /// The registration period of the server.
     period: Duration,
     refresh_at: Option<Instant>,
     has_inquiries: bool,
-    /// The registration has been begun anew because the server does not know it.
+    /// Whether the registration was restarted because the server does not know the entity.
     is_second_attempt: bool,
     is_departing: bool,
 }
 
 impl Client {
-    /// Of this entity; nothing happens until a connection stands.
+    /// Creates a client for this entity. It is idle until a connection is open.
     pub fn new(entity: Entity) -> Self {
         Self {
             period: Duration::from_secs(entity.registration_period.into()),
@@ -118,8 +118,8 @@ impl Client {
         }
     }
 
-    /// A new connection to the server stands, and any one before is gone. What the server has of
-    /// this entity is replaced.
+    /// Handles a new connection to the server, which replaces any earlier one. The registration of this entity is
+    /// replaced.
     pub fn handle_connected(&mut self, now: Instant) {
         self.handle_disconnected();
         self.is_connected = true;
@@ -127,7 +127,7 @@ impl Client {
         self.go_on(now);
     }
 
-    /// The connection is gone.
+    /// Handles the loss of the connection.
     pub fn handle_disconnected(&mut self) {
         self.is_connected = false;
         self.inbox = Inbox::default();
@@ -139,7 +139,7 @@ impl Client {
         self.is_second_attempt = false;
     }
 
-    /// The entity has changed: targets came or went. Its identifier has not.
+    /// Handles a change of the entity: added or removed targets. Its identifier must be the same.
     pub fn update(&mut self, entity: Entity, now: Instant) {
         if entity == self.entity || self.is_departing {
             return;
@@ -149,7 +149,7 @@ impl Client {
         if !self.is_connected {
             return;
         }
-        // Nothing of the registration that is under way is taken back: what follows corrects it.
+        // The registration in progress is not cancelled. The requests after it correct it.
         let gone: Vec<String> = had.difference(&has).cloned().collect();
         if !gone.is_empty() {
             for payload in Entity::removal(&gone) {
@@ -160,7 +160,7 @@ impl Client {
         self.go_on(now);
     }
 
-    /// Takes the entity away; [`Event::Departed`] comes when the server has done so.
+    /// Deregisters the entity. [`Event::Departed`] reports the end of the deregistration.
     pub fn depart(&mut self, now: Instant) {
         if self.is_departing {
             return;
@@ -177,15 +177,15 @@ impl Client {
         self.go_on(now);
     }
 
-    /// What a connection that the server made has told.
+    /// Handles a notice from a connection that the server opened.
     pub fn handle_notice(&mut self, notice: &Notice, now: Instant) {
         match notice {
             Notice::Inquiry => {}
             Notice::Change(names) => {
                 let is_ours = names.iter().any(|name| self.promised.contains(name));
-                // One that comes of our own registration is no news.
+                // A notice that our own registration causes is ignored.
                 if is_ours && self.registered.is_some() && !self.is_departing {
-                    // Soon, not at once: anybody can call, and changes come in swarms.
+                    // The refresh is delayed: any host can connect, and changes often arrive together.
                     let soon = now + CHANGE_PAUSE;
                     self.refresh_at = Some(self.refresh_at.map_or(soon, |at| at.min(soon)));
                 }
@@ -193,7 +193,7 @@ impl Client {
         }
     }
 
-    /// Takes bytes from the connection.
+    /// Handles bytes from the connection.
     pub fn handle_input(&mut self, bytes: &[u8], now: Instant) -> Result<(), ClientError> {
         self.inbox.push(bytes);
         while let Some(message) = self.inbox.next()? {
@@ -216,7 +216,7 @@ impl Client {
                 && waiting.function.response() == message.function
         };
         let Some(Waiting { purpose, .. }) = self.waiting.take_if(is_awaited) else {
-            // One that nobody waits for any more.
+            // The client does not wait for this response any more.
             return Ok(());
         };
         let (status, rest) = status(&message.payload)?;
@@ -237,7 +237,7 @@ impl Client {
                 self.events.push_back(Event::WithoutInquiries);
                 self.begin_anew();
             }
-            // The server has lost what it knew of us, or never had it.
+            // The server has lost the registration, or never had it.
             (
                 Purpose::Register | Purpose::Complete,
                 Status::SourceUnknown | Status::NoSuchEntry | Status::InvalidUpdate,
@@ -249,7 +249,7 @@ impl Client {
             (Purpose::Register | Purpose::Complete, refusal) => {
                 return Err(ClientError::Refused(refusal));
             }
-            // What it does not know need not be taken away.
+            // A node that the server does not know need not be removed.
             (Purpose::Remove | Purpose::Subscribe, Status::Success) | (Purpose::Remove, _) => {}
             (Purpose::Subscribe, refusal) => {
                 self.events.push_back(Event::WithoutChanges(refusal));
@@ -263,7 +263,7 @@ impl Client {
         Ok(())
     }
 
-    /// RFC 4171 §6.2.6: the server may have another period in mind.
+    /// Adopts the registration period of the response. RFC 4171 §6.2.6: the server may choose another period.
     fn take_period(&mut self, payload: &[u8]) -> Result<(), MessageError> {
         for attribute in attributes(payload) {
             if let (Tag::RegistrationPeriod, value) = attribute?
@@ -278,7 +278,7 @@ impl Client {
     fn refresh_interval(&self) -> Duration {
         match self.period {
             Duration::ZERO => IDLE_REFRESH,
-            // One that is lost leaves time for another.
+            // If one refresh is lost, there is time for another.
             period => (period / 3).clamp(SHORTEST_REFRESH, IDLE_REFRESH),
         }
     }
@@ -292,7 +292,7 @@ impl Client {
         self.register(REPLACE);
     }
 
-    /// Queues the registration of all of the entity.
+    /// Queues the registration of the whole entity.
     fn register(&mut self, flags: u16) {
         if self.is_departing {
             return;
@@ -317,7 +317,7 @@ impl Client {
         self.queue.push_back(Request { purpose, function, flags, payload });
     }
 
-    /// Sends the next request, if none is out.
+    /// Sends the next request, if no request waits for an answer.
     fn go_on(&mut self, now: Instant) {
         if self.waiting.is_some() {
             return;
@@ -336,27 +336,27 @@ impl Client {
         self.waiting = Some(Waiting { purpose, function, transaction, deadline });
     }
 
-    /// What is to be sent.
+    /// Returns the bytes to send.
     pub fn output(&self) -> &[u8] {
         &self.output
     }
 
-    /// So many bytes of it were.
+    /// Notes that `count` bytes of the output were sent.
     pub fn sent(&mut self, count: usize) {
         self.output.drain(..count);
     }
 
-    /// What happened, in order.
+    /// Returns the next event, in order.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// When [`Self::handle_timeout`] is to be called at the latest.
+    /// Returns the latest time for the call of [`Self::handle_timeout`].
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.waiting.as_ref().map(|waiting| waiting.deadline).or(self.refresh_at)
     }
 
-    /// Time has passed.
+    /// Handles the passage of time.
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), ClientError> {
         if self.waiting.as_ref().is_some_and(|waiting| waiting.deadline <= now) {
             return Err(ClientError::Silent);

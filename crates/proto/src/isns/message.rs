@@ -1,4 +1,4 @@
-//! Messages: cut from the byte stream, taken apart, made.
+//! Messages: extraction from the byte stream, parsing and construction.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,33 +8,33 @@ use sarsen_wire::isns::{
 };
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
-/// The longest payload of a message over all of its PDUs that is taken.
+/// Maximum payload of a message over all of its PDUs, in bytes.
 const MESSAGE_LIMIT: usize = 1 << 20;
 
-/// What makes no sense in a byte stream: the connection is of no use any more.
+/// The reason why a byte stream is invalid. The connection cannot be used any more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MessageError {
-    /// Another version.
+    /// An unsupported version.
     #[error("iSNS of version {0}")]
     Version(u16),
-    /// A length that is none.
+    /// An invalid length.
     #[error("a PDU of {0} bytes (RFC 4171 §5.1.3)")]
     Length(usize),
-    /// PDUs of one message do not follow each other.
+    /// The PDUs of one message are not consecutive.
     #[error("the PDUs of a message do not follow each other (RFC 4171 §5.1.4)")]
     Sequence,
-    /// A message beyond what is taken.
+    /// A message that exceeds the maximum length.
     #[error("a message of more than {MESSAGE_LIMIT} bytes")]
     TooLong,
-    /// It is signed, and there is no key.
+    /// The message is signed, which the client does not support.
     #[error("the server signs its messages, which is not supported")]
     Signed,
-    /// Attributes do not fit their message.
+    /// Invalid attributes.
     #[error("malformed attributes (RFC 4171 §5.1.7)")]
     Attributes,
 }
 
-/// A whole message.
+/// A complete message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Message {
     pub(super) function: Function,
@@ -42,21 +42,21 @@ pub(super) struct Message {
     pub(super) payload: Vec<u8>,
 }
 
-/// Cuts messages.
+/// Cuts messages from the byte stream.
 #[derive(Default)]
 pub(super) struct Inbox {
     received: Vec<u8>,
-    /// Of which more PDUs are to come, and the number of the next.
+    /// The incomplete message, and the sequence number of its next PDU.
     partial: Option<(Message, u16)>,
 }
 
 impl Inbox {
-    /// Takes bytes from the stream. What is whole is to be taken out after each.
+    /// Adds bytes from the stream. The caller takes all complete messages out after each call.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.received.extend_from_slice(bytes);
     }
 
-    /// The next whole message.
+    /// Returns the next complete message.
     pub(super) fn next(&mut self) -> Result<Option<Message>, MessageError> {
         loop {
             let Ok((header, rest)) = Header::ref_from_prefix(&self.received) else {
@@ -85,7 +85,7 @@ impl Inbox {
         }
     }
 
-    /// Adds a PDU to those of its message that came before.
+    /// Adds a PDU to the earlier PDUs of its message.
     fn join(&mut self, header: &Header, payload: Vec<u8>) -> Result<Message, MessageError> {
         let function = Function(header.function.get());
         let transaction = header.transaction.get();
@@ -110,13 +110,13 @@ impl Inbox {
     }
 }
 
-/// The status of a response, and what follows it.
+/// Returns the status of a response, and the rest of the payload.
 pub(super) fn status(payload: &[u8]) -> Result<(Status, &[u8]), MessageError> {
     let (status, rest) = payload.split_first_chunk().ok_or(MessageError::Attributes)?;
     Ok((Status(u32::from_be_bytes(*status)), rest))
 }
 
-/// Attributes in their order.
+/// Returns the attributes in their order.
 pub(super) fn attributes(
     mut payload: &[u8],
 ) -> impl Iterator<Item = Result<(Tag, &[u8]), MessageError>> {
@@ -134,7 +134,7 @@ fn attribute(payload: &[u8]) -> Result<(Tag, &[u8], &[u8]), MessageError> {
     let (header, rest) =
         AttributeHeader::ref_from_prefix(payload).map_err(|_| MessageError::Attributes)?;
     let length = header.length.get() as usize;
-    // RFC 4171 §5.1.7: every value fills whole words.
+    // RFC 4171 §5.1.7: the length of every value is a multiple of 4.
     if !length.is_multiple_of(4) {
         return Err(MessageError::Attributes);
     }
@@ -142,18 +142,18 @@ fn attribute(payload: &[u8]) -> Result<(Tag, &[u8], &[u8]), MessageError> {
     Ok((Tag(header.tag.get()), value, rest))
 }
 
-/// A value that is a number.
+/// Parses a value that is a number.
 pub(super) fn number(value: &[u8]) -> Option<u32> {
     Some(u32::from_be_bytes(value.try_into().ok()?))
 }
 
-/// A value that is a text.
+/// Parses a value that is a text.
 pub(super) fn text(value: &[u8]) -> Option<&str> {
     let end = value.iter().position(|&byte| byte == 0)?;
     std::str::from_utf8(&value[..end]).ok()
 }
 
-/// Makes the payload of a message.
+/// Builds the payload of a message.
 #[derive(Clone, Default)]
 pub(super) struct Payload(Vec<u8>);
 
@@ -173,7 +173,7 @@ impl Payload {
         self.value(tag, &number.to_be_bytes());
     }
 
-    /// Cut at what an attribute takes; with the NUL that ends it (RFC 4171 §6.1).
+    /// Appends a text, truncated to the maximum length of an attribute and terminated by a NUL (RFC 4171 §6.1).
     pub(super) fn text(&mut self, tag: Tag, text: &str) {
         let end = text.floor_char_boundary(MAX_TEXT_LENGTH - 1);
         self.value(tag, &[&text.as_bytes()[..end], &[0]].concat());
@@ -200,7 +200,7 @@ impl Payload {
         self.0.len()
     }
 
-    /// The message, of one PDU.
+    /// Returns the message, which has one PDU.
     pub(super) fn message(self, function: Function, flags: u16, transaction: u16) -> Vec<u8> {
         assert!(self.0.len() <= MAX_PAYLOAD_LENGTH, "payloads are made short enough");
         let header = Header {

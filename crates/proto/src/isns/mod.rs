@@ -1,9 +1,8 @@
-//! The client of a name service for storage, iSNS (RFC 4171): initiators ask there where targets
-//! are.
+//! The client of an iSNS server (RFC 4171). Initiators ask the server for the addresses of targets.
 //!
-//! [`Client`] registers an [`Entity`] over one connection at a time, keeps it registered, and takes
-//! it away. `message` cuts and makes messages, `registration` says what of an entity is told;
-//! [`Answerer`] answers the server's own requests, which come over connections that it makes.
+//! [`Client`] registers an [`Entity`] over one connection at a time, refreshes the registration and removes it.
+//! `message` parses and builds messages. `registration` determines the attributes of an entity. [`Answerer`] answers
+//! the server's own requests, which use connections that the server opens.
 
 mod answer;
 mod client;

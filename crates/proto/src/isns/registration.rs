@@ -1,4 +1,4 @@
-//! What is registered: an entity, its portals and targets, and which portal leads to which target.
+//! The registered objects: an entity, its portals and targets, and the assignment of portals to targets.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -9,20 +9,20 @@ use sarsen_wire::isns::{
 
 use super::message::Payload;
 
-/// A registration is cut into messages of about this length: the answer repeats it all, and adds to
+/// Approximate maximum payload of one message of a registration. The answer repeats the payload and adds attributes to
 /// it.
 const PAYLOAD_TARGET: usize = MAX_PAYLOAD_LENGTH / 4;
 
 /// A server with its portals and targets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entity {
-    /// Its name, unique at the name server.
+    /// The entity identifier, unique at the name server.
     pub identifier: String,
-    /// Where it listens, each with an address that leads there.
+    /// Its portals, each with an address that clients can reach.
     pub portals: Vec<Portal>,
-    /// Its targets, at least one.
+    /// Its targets. Minimum: one.
     pub nodes: Vec<Node>,
-    /// Seconds of silence after which it is to be forgotten.
+    /// Registration period in seconds: after this time without a message, the server deletes the registration.
     pub registration_period: u32,
 }
 
@@ -31,10 +31,10 @@ pub struct Entity {
 pub struct Portal {
     /// Address and port.
     pub address: SocketAddr,
-    /// The tag of its portal group.
+    /// Portal group tag.
     pub group: u16,
-    /// A TCP port of the same address, at which the name server asks whether it lives and tells of
-    /// changes; without one, it does neither.
+    /// A TCP port of the same address for inquiries and change notifications of the name server. Without it, the server
+    /// sends neither.
     pub notice_port: Option<u16>,
 }
 
@@ -45,23 +45,24 @@ pub struct Node {
     pub name: String,
     /// Alias.
     pub alias: Option<String>,
-    /// The portal groups that lead to it; all if none are named.
+    /// The portal groups that permit access to the target. `None` means all.
     pub groups: Option<BTreeSet<u16>>,
 }
 
 impl Entity {
-    /// Who speaks: one of those that are registered (RFC 4171 §5.6.1).
+    /// Returns the source of messages: one of the registered nodes (RFC 4171 §5.6.1).
     fn source(&self) -> &str {
         self.nodes.first().map_or("", |node| &node.name)
     }
 
-    /// The payloads that register all of it, in order. The first one may replace what was there.
+    /// Returns the payloads that register the whole entity, in order. The first one may replace an earlier
+    /// registration.
     pub(super) fn registrations(&self, with_notices: bool) -> Vec<Payload> {
         let mut head = Payload::default();
         head.text(Tag::NodeName, self.source());
         head.text(Tag::EntityIdentifier, &self.identifier);
         head.delimiter();
-        // RFC 4171 §5.6.5.1: entity, portals, nodes, then what joins them.
+        // RFC 4171 §5.6.5.1: the order is entity, portals, nodes, then portal groups.
         let mut first = head.clone();
         first.text(Tag::EntityIdentifier, &self.identifier);
         first.number(Tag::EntityProtocol, ENTITY_ISCSI);
@@ -96,20 +97,20 @@ impl Entity {
             payload.address([Tag::GroupAddress, Tag::GroupPort], portal.address);
             match node.groups.as_ref().is_none_or(|groups| groups.contains(&portal.group)) {
                 true => payload.number(Tag::GroupTag, portal.group.into()),
-                // RFC 4171 §3.4: no tag says that the portal does not lead there.
+                // RFC 4171 §3.4: an empty tag means that the portal does not give access to the node.
                 false => payload.value(Tag::GroupTag, &[]),
             }
         }
     }
 
-    /// The payload that takes these nodes away, which were registered.
+    /// Returns the payloads that deregister these nodes.
     pub(super) fn removal(names: &[String]) -> Vec<Payload> {
         let mut head = Payload::default();
         head.text(Tag::NodeName, names.first().map_or("", |name| name));
         head.delimiter();
         let mut payloads = Vec::new();
         let mut payload = head.clone();
-        // The last one to go speaks for all of them.
+        // The source of the messages is one of these nodes, and is deregistered last.
         for name in names.iter().rev() {
             if payload.length() > PAYLOAD_TARGET {
                 payloads.push(std::mem::replace(&mut payload, head.clone()));
@@ -120,7 +121,7 @@ impl Entity {
         payloads
     }
 
-    /// The payload that takes all of it away.
+    /// Returns the payload that deregisters the whole entity.
     pub(super) fn departure(&self) -> Payload {
         let mut payload = Payload::default();
         payload.text(Tag::NodeName, self.source());
@@ -129,7 +130,7 @@ impl Entity {
         payload
     }
 
-    /// The payload that asks to be told when something of ours is taken away.
+    /// Returns the payload that subscribes to notifications about the removal of our objects.
     pub(super) fn subscription(&self) -> Payload {
         let mut payload = Payload::default();
         payload.text(Tag::NodeName, self.source());

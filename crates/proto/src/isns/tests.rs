@@ -1,4 +1,4 @@
-//! The client against a name server that the test plays, on a clock that the test moves.
+//! Tests of the client with a scripted name server and a simulated clock.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ fn entity(nodes: &[&str]) -> Entity {
     }
 }
 
-/// A client and the server's end of its connection.
+/// A client, and the server's end of its connection.
 struct Harness {
     client: Client,
     now: Instant,
@@ -41,7 +41,7 @@ struct Harness {
 }
 
 impl Harness {
-    /// Connected; nothing has been answered.
+    /// Returns a connected client. The server has not answered yet.
     fn new(entity: Entity) -> Self {
         let mut client = Client::new(entity);
         let now = some_instant();
@@ -49,7 +49,7 @@ impl Harness {
         Self { client, now, inbox: Inbox::default() }
     }
 
-    /// What the client sends next, with its flags.
+    /// Returns the next message of the client, with its flags.
     fn asked(&mut self) -> Option<(Message, u16)> {
         let bytes = self.client.output().to_vec();
         self.client.sent(bytes.len());
@@ -69,7 +69,7 @@ impl Harness {
         self.client.handle_input(&bytes, self.now)
     }
 
-    /// Answers everything with success; gives what was asked.
+    /// Answers all requests with success, and returns them.
     fn serve(&mut self) -> Vec<(Message, u16)> {
         let mut asked = Vec::new();
         while let Some((request, flags)) = self.asked() {
@@ -84,7 +84,7 @@ impl Harness {
     }
 }
 
-#[allow(clippy::disallowed_methods)] // any instant will do to begin with
+#[allow(clippy::disallowed_methods)] // any start time is suitable
 fn some_instant() -> Instant {
     Instant::now()
 }
@@ -107,7 +107,7 @@ fn rfc4171_5_6_5_1_a_registration_replaces_what_was_there() {
     let (request, flags) = world.asked().expect("a registration");
     assert_eq!((request.function, flags & REPLACE), (Function::Register, REPLACE));
     assert!(world.asked().is_none(), "one request at a time");
-    // The source speaks; the nodes follow.
+    // The source of the message comes first, then the nodes.
     assert_eq!(texts(&request, Tag::NodeName), ["iqn.t:a", "iqn.t:a", "iqn.t:b"]);
     assert_eq!(texts(&request, Tag::EntityIdentifier), ["san1", "san1"]);
     let tags: Vec<u32> = attributes(&request.payload)
@@ -135,7 +135,7 @@ fn rfc4171_3_4_a_portal_that_does_not_lead_to_a_node_has_no_tag() {
     assert_eq!(tags, [0, 4]);
 }
 
-/// The server says 60 seconds, whatever was asked: a third of that.
+/// The server sets the period to 60 seconds, regardless of the request. The client refreshes after a third of that.
 #[test]
 fn rfc4171_6_2_6_a_registration_is_looked_after_within_its_period() {
     let mut world = Harness::new(entity(&["iqn.t:a"]));
@@ -175,7 +175,7 @@ fn rfc4171_5_6_5_4_what_goes_is_taken_away_and_the_last_to_go_speaks() {
     assert_eq!(world.client.poll_timeout(), None);
 }
 
-/// Many nodes, in messages that each leave room for the answer.
+/// The nodes are registered in several messages. Each has room for the answer.
 #[test]
 fn a_large_registration_is_several_messages() {
     let names: Vec<String> = (0..2000).map(|number| format!("iqn.t:disk-{number:04}")).collect();
@@ -185,7 +185,7 @@ fn a_large_registration_is_several_messages() {
     assert!(asked.len() > 10 && asked.iter().all(|(message, _)| message.payload.len() < 1 << 15));
     let replacing = asked.iter().filter(|(_, flags)| flags & REPLACE != 0).count();
     assert_eq!(replacing, 1, "the others add to the first");
-    // One name of each message is that of who speaks.
+    // The first name of each message is its source.
     let reported = asked[..asked.len() - 1].iter();
     let reported: Vec<_> =
         reported.flat_map(|(message, _)| texts(message, Tag::NodeName).split_off(1)).collect();
@@ -290,7 +290,7 @@ fn rfc4171_5_6_5_8_when_something_of_ours_went_the_registration_is_looked_after(
     assert!(Some(soon) < before);
     world.client.handle_timeout(soon).unwrap();
     assert_eq!(world.asked().expect("a registration").0.function, Function::Register);
-    // The same over the client's own connection.
+    // The server sends the same notification over the client's own connection.
     let bytes = change(&["iqn.t:a"]);
     world.client.handle_input(&bytes, world.now).unwrap();
     let (answer, _) = world.asked().expect("an answer");

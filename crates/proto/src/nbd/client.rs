@@ -1,9 +1,9 @@
-//! The client's end of a connection, without I/O.
+//! The client's end of an NBD connection, without I/O.
 //!
-//! [`Client`] chooses an export in the fixed newstyle handshake, then numbers requests, takes
-//! replies in whatever order they come, and tells what ended in [`Event`]s. The driver feeds it
-//! what the socket gave ([`Client::handle_input`], or straight into [`Client::landing`]) and sends
-//! what [`Client::output`] holds. Replies are simple ones: structured replies are not asked for.
+//! [`Client`] chooses an export in the fixed newstyle handshake. It then numbers requests, accepts replies in any
+//! order, and reports completions as [`Event`]s. The driver passes received bytes to it ([`Client::handle_input`], or
+//! directly into [`Client::landing`]) and sends the contents of [`Client::output`]. The client uses simple replies: it
+//! does not negotiate structured replies.
 
 mod handshake;
 mod tasks;
@@ -23,43 +23,43 @@ use super::Output;
 use handshake::{Handshake, Step};
 use tasks::{Expected, Tasks};
 
-/// Reads this long land in their buffer without passing through the driver's memory.
+/// Minimum remaining length of a read that is received directly into its buffer.
 const LANDING_LENGTH: usize = 16 * 1024;
 
-/// Why a connection ends. None of them can be mended on it.
+/// The reason why a connection ends. A connection cannot recover from any of these errors.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClientError {
     /// The name of the export cannot be sent.
     #[error("the name of the export has {length} bytes: the maximum is {limit}")]
     NameTooLong {
-        /// Bytes of it.
+        /// Length of the name in bytes.
         length: usize,
         /// The limit.
         limit: usize,
     },
-    /// The first bytes are none of NBD's.
+    /// The first bytes are not those of NBD.
     #[error("the server does not speak NBD")]
     NotNbd,
-    /// The server has but one export and no negotiation.
+    /// The server has only one export and no negotiation.
     #[error(
         "the server speaks the oldstyle of NBD, without negotiation: start it with the newstyle"
     )]
     OldStyle,
-    /// The bytes that begin a message are others.
+    /// The magic number of a message is wrong.
     #[error("{what} begins with {found:#x}: the stream is out of sync")]
     Magic {
-        /// Which message.
+        /// The kind of message.
         what: &'static str,
-        /// What is there.
+        /// The bytes in place of the magic number.
         found: u64,
     },
-    /// An answer to an option that is not open.
+    /// An answer to an option that the client did not request.
     #[error("the server answered option {0}, which was not requested")]
     UnexpectedOption(u32),
-    /// A message is longer than it may be.
+    /// A message exceeds the maximum length.
     #[error("a response of {length} bytes to an option; the maximum is {limit}")]
     TooLong {
-        /// What the server says.
+        /// The length in the message.
         length: u32,
         /// The limit.
         limit: u32,
@@ -67,37 +67,37 @@ pub enum ClientError {
     /// Too many answers to one option.
     #[error("more than {0} responses to an option")]
     TooManyAnswers(u32),
-    /// The contents of an answer are not what they should be.
+    /// The contents of an answer are invalid.
     #[error("the server's {0} is malformed")]
     Malformed(&'static str),
-    /// The server does not give the export.
+    /// The server refuses the export.
     #[error("the server refuses the export ({reply:?}){message}")]
     Refused {
-        /// How.
+        /// The error in the reply.
         reply: ReplyCode,
-        /// What it says, after a colon, or nothing.
+        /// The server's message after a colon, or an empty string.
         message: String,
     },
     /// A reply to a request that is not open.
     #[error("a reply to request {0:#x}, which is not open")]
     UnknownCookie(u64),
-    /// The owner has given the connection up.
+    /// The owner has abandoned the connection.
     #[error("the connection was given up")]
     Abandoned,
 }
 
-/// What the handshake found.
+/// The export that the handshake selected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Export {
     /// Size in bytes.
     pub bytes: u64,
     /// [`transmission`] flags.
     pub flags: u16,
-    /// Offsets and lengths are multiples of this: a power of two.
+    /// Minimum block size, a power of two: offsets and lengths must be multiples of it.
     pub minimum_block: u32,
-    /// What the server likes best, if it has said so.
+    /// The server's preferred block size, if it reports one.
     pub preferred_block: Option<u32>,
-    /// The longest payload.
+    /// Maximum length of a payload, in bytes.
     pub maximum_payload: u32,
 }
 
@@ -112,63 +112,63 @@ impl Export {
         }
     }
 
-    /// Whether all of these [`transmission`] flags are set.
+    /// Returns whether all of these [`transmission`] flags are set.
     pub const fn has(&self, flags: u16) -> bool {
         self.flags & flags == flags
     }
 }
 
-/// What is asked of an export. The driver has held it against the [`Export`].
+/// A request to an export. The driver has checked it against the [`Export`].
 #[derive(Debug)]
 pub enum Request {
-    /// Bytes.
+    /// Read data.
     Read {
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// How many.
+        /// Number of bytes.
         length: u32,
     },
-    /// Write.
+    /// Write data.
     Write {
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// What: fewer than 4 GiB.
+        /// The data: less than 4 GiB.
         data: Buffer,
-        /// On stable storage before it is answered.
+        /// Whether the data must be on stable storage before the answer (FUA).
         durable: bool,
     },
-    /// Bring what was written to stable storage.
+    /// Bring all completed writes to stable storage.
     Flush,
-    /// Give space back; what is read afterwards is not said.
+    /// Deallocate space. The contents are undefined afterwards.
     Trim {
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// How many.
+        /// Number of bytes.
         length: u32,
     },
     /// Write zeroes.
     WriteZeroes {
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// How many.
+        /// Number of bytes.
         length: u32,
-        /// On stable storage before it is answered.
+        /// Whether the data must be on stable storage before the answer (FUA).
         durable: bool,
-        /// Whether the space may be given back.
+        /// Whether the server may deallocate the space.
         may_punch: bool,
     },
 }
 
-/// Something that the owner wants to know.
+/// An event for the owner.
 #[derive(Debug)]
 pub enum Event<T> {
-    /// The handshake is over: requests may be made.
+    /// The handshake is complete. Requests may be sent.
     Ready(Export),
     /// A request has ended.
     Completed {
-        /// What the owner gave with it.
+        /// The owner's token of the request.
         token: T,
-        /// The data of a read (empty of all others), or how it failed.
+        /// The data of a read (empty for other requests), or the error.
         result: Result<Buffer, ErrorCode>,
     },
 }
@@ -179,17 +179,17 @@ enum Phase {
     Failed(ClientError),
 }
 
-/// The data of a read that is coming in.
+/// A read whose data is being received.
 struct Reading {
     cookie: u64,
     buffer: Buffer,
     filled: usize,
 }
 
-/// See the module. `T` is what the owner tells its requests apart by.
+/// An NBD client. See the module. `T` is the owner's token, which identifies a request.
 pub struct Client<T> {
     phase: Phase,
-    /// A message that is incomplete.
+    /// An incomplete message.
     partial: Vec<u8>,
     output: Output,
     events: VecDeque<Event<T>>,
@@ -197,8 +197,7 @@ pub struct Client<T> {
 }
 
 impl<T> Client<T> {
-    /// A connection that is about to choose the export of this name; the empty one is the
-    /// server's default.
+    /// Creates a connection that will choose the export with this name. The empty name is the server's default export.
     pub fn new(export: &str) -> Result<Self, ClientError> {
         Ok(Self {
             phase: Phase::Handshake(Handshake::new(export)?),
@@ -209,28 +208,28 @@ impl<T> Client<T> {
         })
     }
 
-    /// What is to be sent.
+    /// Returns the output to send.
     pub const fn output(&mut self) -> &mut Output {
         &mut self.output
     }
 
-    /// What happened since.
+    /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<Event<T>> {
         self.events.pop_front()
     }
 
-    /// Requests without an answer.
+    /// Returns the number of requests without an answer.
     pub fn open_requests(&self) -> usize {
         self.tasks.open()
     }
 
-    /// The connection is lost: gives back what waits for answers, which will not come.
+    /// Ends a lost connection. Returns the tokens of the open requests, which will get no answer.
     pub fn abandon(&mut self) -> Vec<T> {
         self.phase = Phase::Failed(ClientError::Abandoned);
         self.tasks.drain()
     }
 
-    /// Asks something of the export. Only after [`Event::Ready`].
+    /// Sends a request to the export. Permitted only after [`Event::Ready`].
     pub fn request(&mut self, request: Request, token: T) {
         let ready = matches!(self.phase, Phase::Transmission { .. } | Phase::Failed(_));
         assert!(ready, "a request before the handshake's end");
@@ -260,7 +259,7 @@ impl<T> Client<T> {
         }
     }
 
-    /// Takes leave: the server ends the connection when it has answered what is open.
+    /// Requests a disconnect. The server closes the connection when it has answered the open requests.
     pub fn disconnect(&mut self) {
         if matches!(self.phase, Phase::Transmission { .. }) {
             self.push_request(CommandCode::Disconnect, 0, 0, 0, 0);
@@ -286,7 +285,7 @@ impl<T> Client<T> {
         self.output.push(request.as_bytes());
     }
 
-    /// Memory that the next bytes of the stream may be received into.
+    /// Returns memory into which the driver may receive the next bytes of the stream.
     pub fn landing(&mut self) -> Option<&mut [u8]> {
         match &mut self.phase {
             Phase::Transmission { reading: Some(reading) }
@@ -298,7 +297,7 @@ impl<T> Client<T> {
         }
     }
 
-    /// `count` bytes were received into [`Self::landing`].
+    /// Notes that `count` bytes were received into [`Self::landing`].
     pub fn landed(&mut self, count: usize) {
         if let Phase::Transmission { reading: Some(reading) } = &mut self.phase {
             reading.filled += count;
@@ -309,7 +308,7 @@ impl<T> Client<T> {
         }
     }
 
-    /// Takes bytes that were received, after those that landed. An error is final.
+    /// Handles received bytes that follow those in [`Self::landing`]. An error is final.
     pub fn handle_input(&mut self, mut input: &[u8]) -> Result<(), ClientError> {
         loop {
             let advanced = match &mut self.phase {
@@ -336,7 +335,7 @@ impl<T> Client<T> {
         }
     }
 
-    /// The next `length` bytes, when all of them are there.
+    /// Returns the next `length` bytes, when all of them have arrived.
     fn collect<'m, 'i: 'm>(
         partial: &'m mut Vec<u8>,
         input: &mut &'i [u8],
@@ -354,7 +353,7 @@ impl<T> Client<T> {
         (partial.len() == length).then_some(partial)
     }
 
-    /// One message of the handshake. False if it is incomplete.
+    /// Handles one message of the handshake. Returns false if it is incomplete.
     fn shake_hands(&mut self, input: &mut &[u8]) -> Result<bool, ClientError> {
         let Phase::Handshake(handshake) = &mut self.phase else { return Ok(false) };
         let wanted = handshake.wanted();
@@ -370,7 +369,8 @@ impl<T> Client<T> {
         Ok(true)
     }
 
-    /// The head of a reply, and its end if no data follows. False if it is incomplete.
+    /// Handles the head of a reply, and completes the request if no data follows. Returns false if the head is
+    /// incomplete.
     fn take_reply(&mut self, input: &mut &[u8]) -> Result<bool, ClientError> {
         const LENGTH: usize = size_of::<SimpleReply>();
         let Some(bytes) = Self::collect(&mut self.partial, input, LENGTH) else {
@@ -402,7 +402,7 @@ impl<T> Client<T> {
         Ok(true)
     }
 
-    /// Ends a read whose data is complete. False if it is not.
+    /// Completes a read whose data is complete. Returns false if it is incomplete.
     fn finish_reading(&mut self) -> bool {
         let Phase::Transmission { reading } = &mut self.phase else { return false };
         let Some(Reading { cookie, buffer, .. }) =

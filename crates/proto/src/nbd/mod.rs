@@ -1,6 +1,6 @@
 //! NBD (the protocol's own document, doc/proto.md; layouts in `sarsen_wire::nbd`).
 //!
-//! [`client`] is the end that asks; [`output`] gathers what is to be sent.
+//! [`client`] sends requests. [`output`] collects the data to send.
 
 pub mod client;
 pub mod output;

@@ -1,11 +1,11 @@
-//! What is to be sent: heads gathered, payloads by reference, so that one vectored send takes
-//! everything that is ready.
+//! The output queue. Heads are collected, and payloads are kept by reference. One vectored send then takes everything
+//! that is ready.
 
 use std::collections::VecDeque;
 
 use sarsen_block::{Buffer, Piece};
 
-/// Payloads up to this many bytes are copied: cheaper than a piece of their own.
+/// Maximum length of payloads that are copied. A copy is cheaper than a piece for each.
 const COPY_LIMIT: usize = 1024;
 
 enum Run {
@@ -22,16 +22,16 @@ impl Run {
     }
 }
 
-/// A queue of bytes towards the peer.
+/// A queue of bytes to send to the peer.
 #[derive(Default)]
 pub struct Output {
     runs: VecDeque<Run>,
-    /// Bytes of the first run that were sent.
+    /// Number of bytes of the first run that were sent.
     sent: usize,
 }
 
 impl Output {
-    /// Whether nothing waits.
+    /// Returns whether no bytes wait to be sent.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
@@ -54,7 +54,7 @@ impl Output {
         }
     }
 
-    /// The first pieces to send, at most `limit` of them.
+    /// Collects the first pieces to send, with a maximum of `limit`.
     pub fn pieces<'a>(&'a self, into: &mut Vec<Piece<'a>>, limit: usize) {
         let mut skipped = self.sent;
         for run in self.runs.iter().take(limit) {
@@ -63,7 +63,7 @@ impl Output {
         }
     }
 
-    /// `count` bytes of the pieces were sent.
+    /// Notes that `count` bytes of the pieces were sent.
     pub fn sent(&mut self, count: usize) {
         self.sent += count;
         while let Some(first) = self.runs.front()

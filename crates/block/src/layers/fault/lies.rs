@@ -1,4 +1,4 @@
-//! Requests that are answered well and carried out wrongly.
+//! Silent corruption: requests that report success but are executed wrongly.
 
 use std::sync::Arc;
 
@@ -7,12 +7,11 @@ use crate::{
     BlockError, Buffer, Durability, Extent, Geometry, Lba, PROTECTION_BYTES, Reply, Request, Store,
 };
 
-/// The bit that is flipped in the byte in the middle of a block.
+/// The bit to flip, in the byte in the middle of a block.
 const FLIPPED: u8 = 0x10;
 
 impl Faults {
-    /// Whether a lie has a part in a request. What lies outside the store is left to the store to
-    /// refuse.
+    /// Returns whether silent corruption affects a request. The store itself rejects requests outside its blocks.
     pub(super) fn lie_about(&self, request: &Request, geometry: Geometry) -> bool {
         let (extent, reads) = match request {
             Request::Read(extent) | Request::ReadProtected(extent) => (*extent, true),
@@ -38,7 +37,7 @@ impl Faults {
             && self.list().iter().any(|planted| concerns(planted.fault))
     }
 
-    /// The blocks of an extent whose reads are to be stale.
+    /// Returns the blocks of an extent with stale reads.
     fn stale_blocks(&self, extent: Extent) -> Vec<Lba> {
         let stale = |planted: &Planted| match planted.fault {
             Fault::StaleRead(lba) if covers(extent, lba) => Some(lba),
@@ -52,7 +51,7 @@ fn covers(extent: Extent, lba: Lba) -> bool {
     lba.0.checked_sub(extent.lba.0).is_some_and(|index| index < extent.block_count)
 }
 
-/// Carries a request out as the faults have it. It lies within the store.
+/// Executes a request with the faults. The request is within the store.
 pub(super) async fn carry_out(
     store: Arc<dyn Store>,
     faults: Faults,
@@ -84,7 +83,7 @@ pub(super) async fn carry_out(
     }
 }
 
-/// Whether blocks come with their protection information.
+/// The form of blocks: with or without protection information.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     Plain,
@@ -92,7 +91,7 @@ enum Form {
 }
 
 impl Form {
-    /// Bytes of a block in it.
+    /// Returns the number of bytes of a block in this form.
     fn size(self, store: &dyn Store) -> usize {
         let size = store.geometry().block_size.bytes();
         match self {
@@ -136,10 +135,10 @@ async fn read(
     Ok(Reply::Data(data.into()))
 }
 
-/// Keeps what stale reads are to return once the blocks have changed.
+/// Saves the contents that stale reads return after the blocks have changed.
 async fn remember(store: &dyn Store, faults: &Faults, extent: Extent) {
     for stale in faults.stale_blocks(extent) {
-        // What cannot be read now has no past to return.
+        // A block that cannot be read has no old contents to return.
         let form = match store.characteristics().protection {
             true => Form::Protected,
             false => Form::Plain,
@@ -156,7 +155,7 @@ async fn remember(store: &dyn Store, faults: &Faults, extent: Extent) {
     }
 }
 
-/// Writes data, or zeroes, around the blocks whose writes are lost; then those that go astray.
+/// Writes data or zeroes, except for blocks with lost or misdirected writes. Then writes the misdirected blocks.
 async fn write(
     store: &dyn Store,
     faults: &Faults,
@@ -184,7 +183,7 @@ async fn write(
         }
         meets
     });
-    // What of the extent goes to `lba`.
+    // Builds the request that writes a part of the extent to `lba`.
     let part = |from: u64, block_count: u64, lba: Lba| {
         let extent_there = Extent { lba, block_count };
         match &data {
@@ -216,7 +215,7 @@ async fn write(
     Ok(Reply::Done)
 }
 
-/// The bytes of a block of the extent.
+/// Returns the bytes of a block of the extent.
 fn block(data: &mut [u8], extent: Extent, lba: Lba, size: usize) -> &mut [u8] {
     let start = (lba.0 - extent.lba.0) as usize * size;
     &mut data[start..start + size]
@@ -266,8 +265,8 @@ mod tests {
             run(store.write(Extent::new(8, 8), data, Durability::Volatile).wait()).unwrap();
         }
 
-        /// The blocks of the first sixteen that are not wholly `byte` (8 to 15) or 0 (0 to 7),
-        /// with their first and middle byte.
+        /// Returns the unexpected blocks of the first sixteen, with their first and middle byte. Expected are `byte` in
+        /// blocks 8 to 15 and 0 in blocks 0 to 7.
         fn odd(store: &dyn Store, byte: u8) -> Vec<(usize, u8, u8)> {
             let data = run(store.read(Extent::new(0, 16)).wait()).unwrap().into_buffer();
             let blocks = data.chunks(SIZE).enumerate();
@@ -336,7 +335,7 @@ mod tests {
         let store: &dyn Store = &bench.faulty;
         run(store.unmap(Extent::new(8, 8)).wait()).unwrap();
         assert_eq!(bench.seen(0), [(10, 2, 2)]);
-        // A read before any write spends nothing.
+        // A read before the first write does not use the fault up.
         let bench = Bench::with(Fault::StaleRead(Lba(10)), Times::Once);
         assert_eq!(bench.seen(0), []);
         bench.write(1);
@@ -351,7 +350,7 @@ mod tests {
         assert_eq!(bench.stored(1), [(3, 1, 1), (10, 0, 0)]);
         bench.write(2);
         assert_eq!(bench.stored(2), [(3, 1, 1)]);
-        // Zeroes go astray too.
+        // Zeroes are misdirected, too.
         let bench = Bench::with(astray(12), Times::Always);
         bench.inner.submit(Request::Write {
             extent: Extent::new(8, 8),
@@ -363,7 +362,7 @@ mod tests {
         assert_eq!(bench.stored(7), [(12, 0, 0)]);
     }
 
-    /// A write that goes astray to where it should go is none, by the path of one that does.
+    /// A misdirected write to its own block changes nothing, but it uses the code path of misdirected writes.
     #[test]
     fn around_what_lies_the_store_is_as_it_was() {
         let inner = Arc::new(MemoryStore::new(BlockSize::B512, 1000));

@@ -1,5 +1,5 @@
-//! One connection from accept to close: one task, which receives until the socket is empty,
-//! carries out what came, and answers with one send.
+//! The driver of one connection, from accept to close. One task receives until the socket is empty, carries out the
+//! requests, and answers with one send.
 
 mod hung_commands;
 mod observer;
@@ -43,14 +43,14 @@ use crate::qos::Admit;
 use crate::tls::ClientCertificate;
 use crate::trace::Tap;
 
-/// A peer that is told of its session's end may take so long to receive it. Others wait for that
-/// end: the server's shutdown, the session that takes this one's place.
+/// Maximum time in which a peer can receive the last answers of a session that ends. The shutdown of the server and a
+/// session that reinstates this one wait for that end.
 const LINGER: Duration = Duration::from_secs(1);
 
 type Pending = FuturesUnordered<UnderWay>;
 
-/// Serves a connection that came through a portal until it ends, and the commands that it began with
-/// it. Where it came by TLS, `client` is who has shown who it is.
+/// Serves a connection of a portal, until the connection and its commands have ended. `client` is the verified
+/// certificate of a client that uses TLS.
 pub(super) async fn serve(
     stream: Stream,
     client: Option<ClientCertificate>,
@@ -60,7 +60,7 @@ pub(super) async fn serve(
 ) {
     let Ok(local) = stream.local_addr() else { return };
     let peer = stream.peer_addr();
-    // Until all has ended, whoever writes to the session waits for an answer.
+    // Until everything has ended, sessions that send messages here wait for an answer.
     let (mailbox, mut messages) = mpsc::unbounded_channel();
     let settings = front.settings();
     let machine = Connection::new(settings.clone(), time::now());
@@ -140,11 +140,11 @@ struct LogContext<'a> {
     target: Option<&'a str>,
 }
 
-/// Why a connection ended.
+/// The reason why a connection ended.
 enum ConnectionEnd {
     Closed(CloseReason),
     Socket(io::Error),
-    /// Another connection of the session takes its tasks over.
+    /// Another connection of the session takes over its tasks.
     Replaced,
 }
 
@@ -178,33 +178,33 @@ struct Driver<'a> {
     connection_permit: ConnectionPermit,
     /// Commands that a store has not answered.
     pending: Pending,
-    /// Commands that have ended, and are answered when what they end has ended. Nobody waits for
-    /// them but their initiator, or two that end each other would wait for ever.
+    /// Commands that have ended and abort other tasks. They are answered when those tasks have ended. Only their
+    /// initiator waits for them: otherwise two commands that abort each other would wait forever.
     deferred: Pending,
-    /// One waker for each command that takes too long.
+    /// One report for each command that takes too long.
     stalls: Vec<scsi::Stall>,
-    /// Commands were aborted.
+    /// Commands were aborted since the last check for stalled commands.
     must_look: bool,
     mailbox: mpsc::UnboundedSender<Message>,
     member: Option<SessionMember<'a>>,
     line: Option<ConnectionEntry<'a>>,
     target_name: Option<String>,
-    /// Whom it is with, once that is known.
+    /// The initiator and the session, after the login.
     subject: Option<Subject>,
-    /// Who waits for [`Event::TasksEnded`] with which token.
+    /// The tokens of [`Event::TasksEnded`], and the senders to notify.
     tokens: Vec<(u64, oneshot::Sender<()>)>,
     next_token: u64,
     /// Dropped when the session's last task has ended.
     terminated: Vec<oneshot::Sender<()>>,
-    /// Dropped when nothing goes out any more and the tasks may be taken over.
+    /// Dropped when the connection sends nothing more and its tasks can be taken over.
     parking: Vec<oneshot::Sender<()>>,
-    /// Commands under way here whose answers are due to other connections of the session.
+    /// Commands in progress here that other connections of the session will answer.
     forwards: HashMap<u64, Mailbox>,
     observer: Observer,
     qos_gate: QosGate,
-    /// Where what is received and sent goes besides.
+    /// The trace that also records the received and sent bytes.
     tap: Option<Tap>,
-    /// The last that was sent ended with a PDU.
+    /// The last send ended at the end of a PDU.
     is_sent_whole: bool,
 }
 
@@ -220,7 +220,7 @@ impl<'a> Driver<'a> {
                 Ok(ControlFlow::Continue(())) => {}
                 Ok(ControlFlow::Break(reason)) => return ConnectionEnd::Closed(reason),
                 Err(end) => {
-                    // What led to it may have been answered with a Reject.
+                    // The machine may have queued a Reject for the PDU that caused this.
                     let _ = self.send();
                     return end;
                 }
@@ -233,7 +233,7 @@ impl<'a> Driver<'a> {
             let awaiting_room = self.machine.awaits_room();
             tokio::select! {
                 biased;
-                // First, and seldom: other sessions wait for the answer, however busy this one is.
+                // Messages are first, and rare: other sessions wait for the answer, even if this connection is busy.
                 Some(message) = messages.recv() => {
                     if let Err(reason) = self.open(message) { return reason.into() }
                     if !self.parking.is_empty() { return ConnectionEnd::Replaced }
@@ -246,7 +246,7 @@ impl<'a> Driver<'a> {
                 }
                 Some((task, begun, completion)) = self.pending.next(), if !self.pending.is_empty() => {
                     self.end(task, begun, completion);
-                    // Others may have ended with it: one send answers them all.
+                    // Other commands may have ended at the same time: one send answers them all.
                     self.complete_ready();
                 }
                 Some((task, begun, completion)) = self.deferred.next(), if !self.deferred.is_empty() => {
@@ -259,7 +259,7 @@ impl<'a> Driver<'a> {
                     if let Err(reason) = self.machine.resume(&mut self.view) { return reason.into() }
                 }
                 () = &mut timer => {
-                    // It did not take its last answers in time.
+                    // The peer did not receive its last answers in time.
                     if let Some(reason) = self.machine.closing() {
                         return reason.clone().into();
                     }
@@ -326,7 +326,8 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// A command has ended that was begun here.
+    /// Completes a command that began on this connection, or forwards its completion to the connection that took it
+    /// over.
     fn end(&mut self, task: TaskId, begun: BegunCommand, mut completion: scsi::Completion) {
         if !self.forwards.is_empty()
             && let Some(mailbox) = self.forwards.remove(&task.number())
@@ -354,7 +355,7 @@ impl<'a> Driver<'a> {
         self.machine.complete(task, completion);
     }
 
-    /// The tasks that a command ends do so before it is answered.
+    /// Aborts the tasks that a command ends. The command is answered after those tasks have ended.
     fn end_after(
         &mut self,
         abort: scsi::Abort,
@@ -389,7 +390,7 @@ impl<'a> Driver<'a> {
         self.deferred.push(UnderWay { task, begun, answer: Answer::Deferred(completion) });
     }
 
-    /// Ends those of this session's tasks that an order names.
+    /// Aborts the tasks of this connection that an order names.
     fn abort(&mut self, order: &AbortOrder, ended: oneshot::Sender<()>) {
         let Some(nexus) = &mut self.view.nexus else { return };
         let (own, by_other) = (nexus.id(), nexus.id() != order.by);
@@ -420,7 +421,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Takes the commands that have ended by now.
+    /// Completes all commands that have ended already.
     fn complete_ready(&mut self) {
         let mut context = Context::from_waker(Waker::noop());
         while !self.machine.is_full()
@@ -439,7 +440,7 @@ impl<'a> Driver<'a> {
                 false => front.sessions.member(&admission, &self.mailbox).await,
             }
         };
-        // A store that does not answer the session that is reinstated must not hold this one, too.
+        // A store that delays the end of the reinstated session must not block this login as well.
         let member = tokio::select! {
             biased;
             member = member => member,
@@ -449,14 +450,14 @@ impl<'a> Driver<'a> {
             Ok(member) => member,
             Err(reason) => return self.machine.refuse(reason),
         };
-        // It may have been let in before its target was drained; one that is seated after this look
-        // is among those that are asked to log out.
+        // The login may have been permitted before its target was drained. If a drain begins after this check, it asks
+        // this session to log out.
         if admission.session_type == SessionType::Normal
             && let Some(refusal) = admission.target_name.as_deref().and_then(|t| front.rejects(t))
         {
             return self.machine.refuse(refusal);
         }
-        // The seat comes first: whoever was there before has gone.
+        // The session was registered first, so the session that it reinstates has ended.
         if let Err(reason) = self.view.enter(&admission, &self.mailbox, member.nexus()) {
             return self.machine.refuse(reason);
         }
@@ -498,7 +499,7 @@ impl<'a> Driver<'a> {
         self.target_name = admission.target_name;
     }
 
-    /// What log lines of it have beside what they are about.
+    /// Returns the session fields of a log line.
     fn whose(&self) -> LogContext<'_> {
         let subject = self.subject.as_ref();
         LogContext {
@@ -509,8 +510,8 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Whether a discovery session ended because the initiator closed the connection. Initiators such as open-iscsi
-    /// end a discovery session this way: it has no tasks that could be lost.
+    /// Returns whether a discovery session ended because the initiator closed the connection. Initiators such as
+    /// open-iscsi end a discovery session this way: it has no tasks that could be lost.
     fn is_a_finished_discovery(&self, end: &ConnectionEnd) -> bool {
         let is_discovery = self.subject.as_ref().is_some_and(|subject| subject.target.is_none());
         let closed = [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset];
@@ -518,7 +519,7 @@ impl<'a> Driver<'a> {
             && matches!(end, ConnectionEnd::Socket(error) if closed.contains(&error.kind()))
     }
 
-    /// Tells how the connection ended, if it had come so far.
+    /// Reports the end of the connection as an event, if its login was complete.
     fn tell_end(&mut self, is_lost: bool, why: String) {
         let Some(subject) = self.subject.take() else { return };
         self.front.access.events.tell(&match is_lost {
@@ -527,7 +528,7 @@ impl<'a> Driver<'a> {
         });
     }
 
-    /// The session ends, or another connection of it: answered when their tasks have ended.
+    /// Ends the session or another connection of it. The logout is answered when their tasks have ended.
     fn log_out(&mut self, logout: Logout) {
         let waiting = self.member.as_ref().and_then(|member| match logout.cid {
             Some(cid) if logout.for_recovery => member.park_other(cid),
@@ -545,8 +546,8 @@ impl<'a> Driver<'a> {
         });
     }
 
-    /// A function that reaches beyond this session: the other sessions end their tasks, then the
-    /// units are told, then the initiator.
+    /// Carries out a task management function that affects other connections. Their tasks end first, then the units are
+    /// notified, and then the initiator is answered.
     fn manage(&mut self, front: &'a Arc<Front>, management: Management) {
         use TaskManagementFunction as Function;
         let (Some(nexus), Some(member)) = (&self.view.nexus, &self.member) else { return };
@@ -556,7 +557,8 @@ impl<'a> Driver<'a> {
         let is_of_target =
             matches!(function, Function::TargetWarmReset | Function::TargetColdReset);
         if is_of_target && !nexus.has_whole_target() {
-            // RFC 7143 §11.5.1: it would end what others do on units that are not its business.
+            // RFC 7143 §11.5.1: the reset would abort tasks of other initiators on units that this initiator cannot
+            // access.
             let response = TaskManagementResponse::FunctionAuthorizationFailed;
             return self.machine.respond(initiator_task_tag, response);
         }
@@ -565,7 +567,7 @@ impl<'a> Driver<'a> {
                 nexus.clear_aca(lun);
                 Vec::new()
             }
-            // This connection's have ended: it is the session's others that are meant.
+            // The tasks of this connection have ended. The order is for the other connections of the session.
             (Function::AbortTaskSet, Some(lun)) => {
                 let abort = scsi::Abort { nexuses: Vec::new(), answered: false };
                 nexus.task_abort(lun, abort).into_iter().collect()
@@ -619,7 +621,7 @@ impl<'a> Driver<'a> {
         self.observer.arrived(time::now());
         match message {
             Message::Abort { order, ended } => {
-                // What has come in its turn, though it was not begun, ends, too.
+                // Commands that arrived in order but have not begun are aborted as well.
                 self.machine.resume(&mut self.view)?;
                 self.abort(&order, ended);
             }
@@ -644,12 +646,12 @@ impl<'a> Driver<'a> {
             Message::Park { parked } => self.parking.push(parked),
             Message::Claim { tag, by, answer } => self.release(tag, by, answer),
             Message::Adopted { adoption, claim, turn } => {
-                // What it is about may have come in its turn while the others were asked.
+                // The command may have arrived in order here while the other connections were asked.
                 self.machine.resume(&mut self.view)?;
                 self.machine.adopt(adoption, claim);
                 drop(turn);
             }
-            // The first one goes on, and the other ends as it began.
+            // The first trace continues, and the new one ends at once.
             Message::Trace { .. } if self.tap.as_ref().is_some_and(|tap| !tap.is_over()) => {
                 warn!("this connection is traced already");
             }
@@ -663,10 +665,10 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    /// The connection has ended. Its commands end before it leaves its session and drops its messages, so that neither
-    /// a session that reinstates this one nor a reset by another session finds one of its writes in progress.
+    /// Ends the connection. Its commands end before it leaves its session and drops its messages. So neither a session
+    /// that reinstates this one nor a reset by another session finds one of its writes in progress.
     async fn finish(mut self) {
-        // What only waits its turn, perhaps for ever, is not begun any more.
+        // Commands that only wait for their turn are not begun any more: they could wait forever.
         if let Some(nexus) = &mut self.view.nexus {
             let names = self.pending.iter().map(|one| one.task.number());
             let own: Vec<u64> = names.filter(|name| !self.forwards.contains_key(name)).collect();
@@ -685,7 +687,7 @@ impl<'a> Driver<'a> {
         self.line = None;
         self.member = None;
         self.terminated.clear();
-        // Nobody waits for this but the peer.
+        // Only the peer waits for this.
         self.stream.close().await;
     }
 }

@@ -1,5 +1,5 @@
-//! The established connections, as lists and metrics show them. Written when a login is complete and when a
-//! connection ends, never by a command.
+//! The established connections, as lists and metrics show them. The table is written when a login is complete and when
+//! a connection ends, never by a command.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -8,21 +8,21 @@ use std::time::SystemTime;
 
 use sarsen_proto::iscsi::Parameters;
 
-/// A connection, once its login is done.
+/// A connection whose login is complete.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionInfo {
     /// The session that it belongs to.
     pub(crate) tsih: u16,
     pub(crate) cid: u16,
     pub(crate) peer: SocketAddr,
-    /// Where the initiator reached us.
+    /// The server's address that the initiator has used.
     pub(crate) local: SocketAddr,
     pub(crate) portal_group: u16,
     pub(crate) parameters: Parameters,
     pub(crate) since: SystemTime,
 }
 
-/// All connections that stand, oldest first.
+/// All established connections, oldest first.
 #[derive(Default)]
 pub(crate) struct ConnectionTable {
     state: Mutex<ConnectionTableState>,
@@ -51,7 +51,7 @@ impl ConnectionTable {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a connection for as long as the line is kept.
+    /// Adds a connection, until the returned entry is dropped.
     pub(crate) fn enter(&self, info: ConnectionInfo) -> ConnectionEntry<'_> {
         let mut state = self.state();
         state.last_number += 1;
@@ -60,7 +60,7 @@ impl ConnectionTable {
         ConnectionEntry { connection_table: self, number }
     }
 
-    /// The connections that stand, oldest first.
+    /// Returns the established connections, oldest first.
     pub(crate) fn connections(&self) -> Vec<ConnectionInfo> {
         self.state().by_number.values().cloned().collect()
     }

@@ -1,4 +1,4 @@
-//! What a connection's machine asks of the server, answered from a snapshot.
+//! The server's answers to the questions of a connection's machine, from a snapshot.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,15 +24,15 @@ use crate::tls::ClientCertificate;
 /// One connection's view of the server.
 pub(super) struct View {
     pub(super) front: Arc<Front>,
-    /// Where it comes from, and what it has shown there.
+    /// The address of the peer, its portal, and its certificate.
     pub(super) origin: Origin,
-    /// Where the initiator reached us.
+    /// The server's address that the initiator has used.
     pub(super) local: SocketAddr,
-    /// The way to the units, once a normal session stands.
+    /// The I_T nexus, once a normal session is established.
     pub(super) nexus: Option<NexusHandle>,
-    /// Once it is let in.
+    /// Present once the connection is permitted.
     pass: Option<AccessGuard>,
-    /// What it has said of itself, for the log.
+    /// The names that the initiator has sent, for the log.
     claimed: Claimed,
 }
 
@@ -54,8 +54,8 @@ impl View {
         self.origin.portal.group
     }
 
-    /// Lets in a connection whose login is done. It has the I_T nexus of the session that it `joins`, or
-    /// opens the one of the session that it begins.
+    /// Permits a connection whose login is complete. It uses the I_T nexus of the session that it `joins`, or opens the
+    /// nexus of a new session.
     pub(super) fn enter(
         &mut self,
         admission: &Admission,
@@ -79,7 +79,7 @@ impl View {
     ) -> Result<NexusHandle, RefusalReason> {
         let device = self.front.targets.find(target).ok_or(RefusalReason::NoSuchTarget)?.device;
         let initiator = InitiatorPort {
-            // RFC 7143 §4.4.2: the initiator port's name is made of name and ISID.
+            // RFC 7143 §4.4.2: the name of the initiator port consists of the initiator name and the ISID.
             name: format!("{},i,{}", admission.initiator_name, admission.isid),
             proven: admission
                 .account
@@ -94,24 +94,24 @@ impl View {
         Ok(nexus)
     }
 
-    /// The initiator's name, once it has given one.
+    /// Returns the initiator's name, once it has sent one.
     pub(super) fn initiator(&self) -> Option<&str> {
         self.claimed.initiator.as_deref()
     }
 
-    /// Whom it is with, by what it has said.
+    /// Returns the peer, with the names that it has sent.
     pub(super) fn subject(&self) -> Subject {
         let Claimed { initiator, target, account } = self.claimed.clone();
         Subject { peer: self.origin.peer, initiator, target, account, tsih: None, cid: None }
     }
 
-    /// Counts a refused login, and tells it in one line unless this source has filled enough of them.
+    /// Counts a refused login, and logs it in one line unless its source has reached the maximum number of lines.
     pub(super) fn tell_refusal(&self, refusal: &Refusal) {
         self.front.access.metrics.refused(refusal.reason);
         tell(&self.front.access, self.origin.peer, || {
             let Claimed { initiator, target, account } = &self.claimed;
             let status = refusal.reason.status();
-            // What a stranger has written is quoted.
+            // Text from an unauthenticated peer is quoted.
             warn!(
                 peer = %self.origin.peer,
                 initiator,
@@ -126,7 +126,8 @@ impl View {
         });
     }
 
-    /// Tells of a login that came to no end, where somebody has said who he is: who says nothing is none.
+    /// Reports a login that was broken off, if the initiator has sent its name. A connection without a name is no
+    /// login.
     pub(super) fn tell_broken_off(&self, reason: &CloseReason) {
         let subject = self.subject();
         if subject.initiator.is_some() {
@@ -138,7 +139,7 @@ impl View {
     }
 }
 
-/// Writes of a refusal, unless its source has filled enough lines.
+/// Logs a refusal, unless its source has reached the maximum number of lines.
 pub(super) fn tell(access: &Arc<Access>, peer: SocketAddr, write: impl FnOnce()) {
     match access.storm.note(peer.ip(), time::now()) {
         LogDecision::Write => write(),
@@ -155,7 +156,7 @@ pub(super) fn tell(access: &Arc<Access>, peer: SocketAddr, write: impl FnOnce())
     }
 }
 
-/// The SCSI layer's view of a CDB that came over iSCSI.
+/// Converts a CDB of iSCSI to a CDB of the SCSI layer.
 pub(super) fn cdb(cdb: &target::Cdb) -> Cdb {
     match &cdb.extension {
         Some(extension) => Cdb::with_extension(&cdb.head, extension),
@@ -163,7 +164,7 @@ pub(super) fn cdb(cdb: &target::Cdb) -> Cdb {
     }
 }
 
-/// RFC 7143 §11.3.1: an untagged task is a simple one here, as are attributes that are reserved.
+/// Returns the task attribute (RFC 7143 §11.3.1). Untagged and reserved attributes count as simple.
 pub(super) fn attribute(attribute: u8) -> TaskAttribute {
     match attribute {
         2 => TaskAttribute::Ordered,
@@ -223,7 +224,7 @@ impl Environment for View {
             .configs()
             .into_iter()
             .filter_map(|portal| match portal.address.ip().is_unspecified() {
-                // A portal on all addresses is reached at the one that the initiator used.
+                // For a portal on all addresses, the server reports the address that the initiator has used.
                 true if portal.address.is_ipv4() == self.local.is_ipv4() => {
                     let address = SocketAddr::new(self.local.ip(), portal.address.port());
                     Some(Portal { address, ..portal })
@@ -243,7 +244,7 @@ impl Environment for View {
             }
             let reached = portals.iter().filter(|portal| target.is_reached_through(portal.group));
             let addresses: Vec<_> = reached.map(Portal::to_string).collect();
-            // RFC 7143 appendix C: without an address it would be taken to be at this portal.
+            // RFC 7143 appendix C: for a target without an address, the initiator would use this portal.
             (!addresses.is_empty()).then_some(TargetRecord { name, addresses })
         };
         targets.into_iter().filter_map(record).collect()

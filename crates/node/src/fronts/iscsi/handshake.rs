@@ -1,4 +1,4 @@
-//! What comes before iSCSI at a portal with TLS.
+//! The TLS handshake of a connection, before iSCSI begins.
 
 use std::io::ErrorKind;
 
@@ -11,8 +11,8 @@ use super::environment::tell;
 use crate::events::Occurrence;
 use crate::tls::{self, ClientCertificate, Tls};
 
-/// Shakes hands, on the connection's own core and within the time of a login; gives who came, if it
-/// has shown that. A connection that does not make it is closed.
+/// Runs the TLS handshake on the connection's own core, within the login timeout. Returns the stream and the valid
+/// certificate of the client, if it has one. A connection whose handshake fails is closed.
 pub(super) async fn shake_hands(
     stream: Stream,
     tls: &Tls,

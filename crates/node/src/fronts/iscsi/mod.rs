@@ -1,5 +1,5 @@
-//! iSCSI: portals accept, [`connection`] drives one machine each, [`sessions`] knows them all;
-//! [`sources`] counts where they come from.
+//! The iSCSI front. Portals accept connections, and [`connection`] drives one machine for each. [`sessions`] contains
+//! all sessions, and [`sources`] counts connections by their source.
 
 mod connection;
 mod connection_table;
@@ -38,7 +38,7 @@ use crate::qos::Qos;
 use crate::targets::Targets;
 use crate::trace::Traces;
 
-/// What all connections share.
+/// The state that all connections share.
 pub(crate) struct Front {
     settings: Mutex<Arc<Settings>>,
     pub(crate) targets: Arc<Targets>,
@@ -53,7 +53,7 @@ pub(crate) struct Front {
 }
 
 impl Front {
-    /// Without targets and portals, for nobody.
+    /// Creates a front without targets and portals, which permits no initiator.
     pub(crate) fn new(limits: &Limits, events: EventLog) -> Self {
         Self {
             settings: Mutex::new(Arc::new(limits.settings())),
@@ -69,7 +69,7 @@ impl Front {
         }
     }
 
-    /// One target behind one portal of group 1, for everybody.
+    /// Creates a front with one target behind one portal of group 1, which permits all initiators.
     #[cfg(any(test, feature = "simulation"))]
     fn of_target(
         device: Arc<sarsen_scsi::TargetDevice>,
@@ -89,12 +89,12 @@ impl Front {
         })
     }
 
-    /// What connections that begin now are set up with.
+    /// Returns the settings for new connections.
     pub(crate) fn settings(&self) -> Arc<Settings> {
         self.settings.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Other limits, for what begins from here on.
+    /// Sets other limits, which apply to new connections and sessions.
     pub(crate) fn set_limits(&self, limits: &Limits) {
         self.sources.set_limits(limits);
         self.sessions.set_limits(limits);
@@ -103,14 +103,14 @@ impl Front {
         *settings = Arc::new(limits.settings_with(settings.budget.clone()));
     }
 
-    /// Why no session with this target is to begin now, if there is a reason.
+    /// Returns the reason to refuse new sessions with a target, if there is one.
     fn rejects(&self, target: &str) -> Option<Refusal> {
         let configured = self.targets.find(target).and_then(|target| target.redirect);
         self.drains.refusal(target, configured.as_ref())
     }
 
-    /// Lets no session begin, asks those that are there to log out, and ends those that have not
-    /// after `grace`. When this answers, the commands of all of them have ended.
+    /// Rejects new sessions, asks the existing ones to log out, and terminates the remaining ones after `grace`. When
+    /// this returns, the commands of all sessions have ended.
     pub(crate) async fn end_sessions(&self, grace: Duration) {
         self.sessions.close();
         let deadline = time::now() + grace;
@@ -132,12 +132,12 @@ impl Front {
             }
         }
         for waiting in ending {
-            // Dropped when the session's last command has ended.
+            // The sender is dropped when the session's last command has ended.
             let _ = waiting.await;
         }
     }
 
-    /// The metrics, as OpenMetrics text.
+    /// Returns the metrics as OpenMetrics text.
     pub(crate) fn metrics(&self) -> String {
         let settings = self.settings();
         self.access.metrics.render(MetricsSnapshot {

@@ -1,4 +1,4 @@
-//! The portals that there are at this moment, and what accepts at each of them.
+//! The current portals, and the tasks that accept connections at them.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,17 +18,17 @@ use crate::config::{self, TlsConfig};
 use crate::events::Occurrence;
 use crate::tls::Tls;
 
-/// A portal as those know it who came through it.
+/// A portal, as its connections use it.
 pub(crate) struct Portal {
-    /// With the port that was taken.
+    /// The address, with the port that the system has assigned.
     pub(crate) address: SocketAddr,
     pub(crate) group: u16,
     encryption: Mutex<Option<Encryption>>,
-    /// Logins that come through it are let in.
+    /// Logins through this portal are permitted.
     is_open: AtomicBool,
 }
 
-/// How a portal is reached by TLS.
+/// The TLS configuration of a portal, and its certificates.
 #[derive(Clone)]
 pub(crate) struct Encryption {
     pub(crate) config: TlsConfig,
@@ -49,12 +49,12 @@ impl Portal {
         self.encryption.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its certificates, where it is reached by TLS.
+    /// Returns the certificates, if the portal uses TLS.
     pub(crate) fn certificates(&self) -> Option<Arc<Tls>> {
         self.encryption().as_ref().map(|encryption| encryption.certificates.clone())
     }
 
-    /// Connections that come from here on are shown other certificates.
+    /// Sets the certificates for new connections.
     pub(crate) fn set_encryption(&self, encryption: Option<Encryption>) {
         *self.encryption() = encryption;
     }
@@ -68,13 +68,13 @@ impl Portal {
         self.is_open.load(Ordering::Acquire)
     }
 
-    /// Whoever is not let in yet is not, or is again.
+    /// Permits or rejects the logins that are not complete yet.
     pub(crate) fn set_open(&self, is_open: bool) {
         self.is_open.store(is_open, Ordering::Release);
     }
 }
 
-/// All of them, in the order of the configuration.
+/// All portals, in the order of the configuration.
 #[derive(Default)]
 pub(crate) struct Portals {
     all: RwLock<Arc<[Arc<Portal>]>>,
@@ -94,7 +94,7 @@ impl Portals {
         self.all.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// With the ports that were taken.
+    /// Returns the configuration of the portals, with the ports that the system has assigned.
     pub(crate) fn configs(&self) -> Vec<config::Portal> {
         self.all().iter().map(|portal| portal.config()).collect()
     }
@@ -105,13 +105,13 @@ impl Portals {
     }
 }
 
-/// How many connections each core serves.
+/// Number of connections of each core.
 struct Load {
     connections: Vec<AtomicUsize>,
 }
 
 impl Load {
-    /// The core with the fewest connections, which gets one more.
+    /// Returns the core with the fewest connections, and counts one more for it.
     fn take(&self) -> usize {
         let counts = self.connections.iter().map(|count| count.load(Ordering::Relaxed));
         let core = counts.enumerate().min_by_key(|(_, count)| *count).map_or(0, |(core, _)| core);
@@ -124,7 +124,7 @@ impl Load {
     }
 }
 
-/// Has portals accept, and gives each connection a core for life.
+/// Accepts connections at portals, and assigns a core to each connection.
 #[derive(Clone)]
 pub(crate) struct Acceptor {
     front: Arc<Front>,
@@ -132,17 +132,17 @@ pub(crate) struct Acceptor {
     load: Arc<Load>,
 }
 
-/// A portal that accepts until this is dropped, or told to stop.
+/// A portal that accepts connections until this is dropped or stopped.
 pub(crate) struct Accepting {
     closing: watch::Sender<bool>,
     ended: oneshot::Receiver<()>,
 }
 
 impl Accepting {
-    /// Accepts no more; when this answers, the socket is not held any more.
+    /// Stops accepting. When this returns, the socket is closed.
     pub(crate) async fn stop(self) {
         self.closing.send_replace(true);
-        // Dropped when it has ended.
+        // The sender is dropped when the task has ended.
         let _ = self.ended.await;
     }
 }
@@ -153,7 +153,7 @@ impl Acceptor {
         Self { front, cores: Arc::downgrade(cores), load: Arc::new(Load { connections }) }
     }
 
-    /// Starts to accept.
+    /// Starts to accept connections.
     pub(crate) fn open(&self, portal: Arc<Portal>, listener: Arc<Listener>) -> Accepting {
         let (closing, mut reported) = watch::channel(false);
         let (alive, ended) = oneshot::channel();
@@ -162,7 +162,7 @@ impl Acceptor {
             cores.spawn_on(0, move || async move {
                 tokio::select! {
                     () = acceptor.accept(&listener, &portal) => {}
-                    // Told, or dropped.
+                    // Stopped, or dropped.
                     _ = reported.wait_for(|closing| *closing) => {}
                 }
                 drop(listener);
@@ -193,7 +193,7 @@ impl Acceptor {
                         let away = Occurrence::ConnectionsRejected { peer, count, limit, why };
                         front.access.events.tell(&away);
                     }
-                    // Whoever is turned away by the thousand leaves the core to others in between.
+                    // The task yields, so that a flood of rejected connections does not occupy the core.
                     drop(socket);
                     tokio::task::yield_now().await;
                     continue;
@@ -202,7 +202,7 @@ impl Acceptor {
             let core = self.load.take();
             let (load, portal, certificates) =
                 (self.load.clone(), portal.clone(), portal.certificates());
-            // For life: a connection stays on its core.
+            // A connection stays on its core until it ends.
             cores.spawn_on(core, move || async move {
                 match (Stream::from_std(socket), certificates) {
                     (Ok(stream), None) => {

@@ -1,5 +1,5 @@
-//! All sessions of the server: who they are with, and the mailboxes of their connections. Whatever
-//! concerns another connection goes through its mailbox, for its state belongs to its core.
+//! All sessions of the server: their initiators, and the mailboxes of their connections. The state of a connection
+//! belongs to its core, so other connections reach it only by its mailbox.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,72 +18,72 @@ use crate::config::Limits;
 use crate::qos::Queue;
 use crate::trace::Writer;
 
-/// What may be asked of a session's connection.
+/// A request to a connection of a session.
 #[derive(Debug)]
 pub(crate) enum Message {
-    /// End tasks; the sender is told, or dropped, when they have ended.
+    /// Abort tasks. The sender is notified or dropped when they have ended.
     Abort { order: Arc<AbortOrder>, ended: oneshot::Sender<()> },
     /// Answer a task management request of this session.
     Respond { initiator_task_tag: u32, response: TaskManagementResponse },
-    /// Tell the initiator what happened to a unit.
+    /// Report an event of a unit to the initiator.
     ScsiEvent { lun: Lun, attention: UnitAttention },
-    /// Let go of units that have been taken away.
+    /// Release units that were removed.
     Refresh,
-    /// Ask the initiator to log out within so many seconds.
+    /// Ask the initiator to log out within this number of seconds.
     RequestLogout { seconds: u16 },
-    /// End the session; the sender is dropped when its tasks have ended.
+    /// End the session. The sender is dropped when its tasks have ended.
     Terminate { ended: oneshot::Sender<()> },
-    /// Another connection of the session logs this one out; the sender is dropped when its tasks
+    /// Close the connection, which another connection of the session logs out. The sender is dropped when its tasks
     /// have ended.
     LogOut { ended: oneshot::Sender<()> },
-    /// Answer a logout: those that it was about have ended.
+    /// Answer a logout: the connections that it closes have ended.
     LoggedOut { logout: Logout, response: LogoutResponse },
-    /// Another connection of the session made way for what waits here.
+    /// Resume requests that waited for another connection of the session.
     Wake,
-    /// The connection counts as lost; the sender is dropped when its tasks can be taken over.
+    /// Treat the connection as lost. The sender is dropped when its tasks can be taken over.
     Park { parked: oneshot::Sender<()> },
-    /// Another connection of the session wants a task.
+    /// Another connection of the session claims a task.
     Claim { tag: u32, by: Mailbox, answer: oneshot::Sender<Claim> },
-    /// What became of a claim of this connection; others may claim when its turn is dropped.
+    /// The result of a claim of this connection. Other connections can claim when `turn` is dropped.
     Adopted { adoption: Adoption, claim: Claim, turn: OwnedMutexGuard<()> },
-    /// Write what it receives and sends there, until nobody reads it.
+    /// Copy the received and sent bytes to the writer, until its reader is closed.
     Trace { writer: Writer },
-    /// A command has ended that began on a connection that was lost.
+    /// A command that began on a lost connection has ended.
     Completed { task: TaskId, completion: Box<Completion> },
 }
 
-/// The way to a connection.
+/// The sender of messages to a connection.
 pub(crate) type Mailbox = mpsc::UnboundedSender<Message>;
 
-/// Tasks that one session ends, its own or others'.
+/// An order of one session to abort tasks of its own or of other sessions.
 #[derive(Debug)]
 pub(crate) struct AbortOrder {
-    /// The nexus that does it. Its own tasks end without a word.
+    /// The nexus that gives the order. Its own tasks end without an answer.
     pub(crate) by: u64,
-    /// The command that does it.
+    /// The command that gives the order, which is not aborted.
     pub(crate) spared: Option<TaskId>,
     pub(crate) aborts: Vec<TaskAbort>,
-    /// Whoever loses tasks without an answer is told so by a unit attention.
+    /// A unit attention reports the abort to initiators whose tasks end without an answer.
     pub(crate) is_reported: bool,
-    /// The other connections of the session that does it lose theirs, too.
+    /// The tasks on other connections of the ordering session are aborted, too.
     pub(crate) whole_session: bool,
 }
 
 impl AbortOrder {
-    /// Whether it is about tasks of this nexus.
+    /// Returns whether the order concerns tasks of this nexus.
     pub(crate) fn concerns(&self, nexus: u64, task_abort: &TaskAbort) -> bool {
         let own = self.whole_session && nexus == self.by;
         own || task_abort.abort.nexuses.contains(&nexus)
     }
 }
 
-/// RFC 7143 §4.4.3: what makes a session the same one again: initiator port and target.
+/// The identity of a session for reinstatement: initiator port and target (RFC 7143 §4.4.3).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     initiator_name: String,
     isid: [u8; 6],
     target_name: Option<String>,
-    /// Who only looks for targets does not end a session that uses one of them.
+    /// A discovery session does not reinstate a normal session.
     session_type: SessionType,
 }
 
@@ -100,12 +100,12 @@ impl Key {
 
 struct Entry {
     key: Key,
-    /// Who it was proven to be with.
+    /// The authenticated account.
     account: Option<String>,
     since: SystemTime,
-    /// The I_T nexus, once there is one.
+    /// The I_T nexus, once it exists.
     nexus: Option<NexusHandle>,
-    /// What further connections join by, if there can be any.
+    /// The values by which further connections join, if the session permits any.
     session: Option<Arc<Session>>,
     members: Arc<Members>,
 }
@@ -114,20 +114,20 @@ struct Entry {
 #[derive(Default)]
 struct Members {
     all: Mutex<Vec<Member>>,
-    /// What its limits make wait.
+    /// The commands that wait for a limit.
     queue: Arc<Queue>,
-    /// One claims tasks at a time, until it has them: of two that claim the same one, the later finds it
-    /// with the earlier.
+    /// Held by the connection that claims a task, until it has the task. If two connections claim the same task, the
+    /// later one finds it on the earlier one.
     claims: Arc<tokio::sync::Mutex<()>>,
 }
 
 struct Member {
     member: u64,
     cid: u16,
-    /// What the machines know it by.
+    /// The id that the machines use for the connection.
     id: MemberId,
     mailbox: Mailbox,
-    /// The connection is lost; what it had waits for others.
+    /// The connection is lost. Its tasks wait for other connections.
     is_parked: bool,
 }
 
@@ -136,7 +136,7 @@ impl Members {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks all connections but one for a task.
+    /// Claims a task from all connections except one.
     fn claim(&self, but: u64, tag: u32, by: &Mailbox) -> Vec<oneshot::Receiver<Claim>> {
         let all = self.all();
         let others = all.iter().filter(|member| member.member != but);
@@ -144,14 +144,15 @@ impl Members {
         others.map(|member| ask(&member.mailbox, claim)).collect()
     }
 
-    /// One connection tells the initiator.
+    /// Reports an event to the initiator, through one connection.
     fn tell(&self, lun: Lun, attention: UnitAttention) {
         if let Some(member) = self.all().iter().find(|member| !member.is_parked) {
             let _ = member.mailbox.send(Message::ScsiEvent { lun, attention });
         }
     }
 
-    /// Ends the session on all connections but one. Each receiver ends when the tasks have.
+    /// Ends the session on all connections except one. Each receiver resolves when the tasks of a connection have
+    /// ended.
     fn terminate(&self, but: Option<u64>) -> Vec<oneshot::Receiver<()>> {
         let all = self.all();
         let meant = all.iter().filter(|member| Some(member.member) != but);
@@ -159,56 +160,55 @@ impl Members {
     }
 }
 
-/// Sends what is to be answered, or let go, when something has ended.
+/// Sends a message with a new sender. The returned receiver resolves when that sender is used or dropped.
 fn ask<T>(
     mailbox: &Mailbox,
     message: impl FnOnce(oneshot::Sender<T>) -> Message,
 ) -> oneshot::Receiver<T> {
     let (ended, waiting) = oneshot::channel();
-    // A connection that is gone has no tasks.
+    // A closed connection has no tasks.
     let _ = mailbox.send(message(ended));
     waiting
 }
 
-/// What is told of a session.
+/// The properties of a session, for lists.
 pub(crate) struct SessionInfo {
     pub(crate) tsih: u16,
     pub(crate) initiator_name: String,
     pub(crate) isid: Isid,
     pub(crate) target_name: Option<String>,
     pub(crate) session_type: SessionType,
-    /// Who it was proven to be with.
+    /// The authenticated account.
     pub(crate) account: Option<String>,
     pub(crate) since: SystemTime,
-    /// Of its connections.
+    /// The mailboxes of its connections.
     pub(crate) mailboxes: Vec<Mailbox>,
 }
 
 /// See the module.
 pub(crate) struct Sessions {
     state: Mutex<SessionsState>,
-    /// Told when the last session has gone.
+    /// Notified when the last session has ended.
     emptied: Notify,
 }
 
 #[derive(Default)]
 struct SessionsState {
-    /// The most there may be, in all and of one target.
+    /// Maximum number of sessions, in total and for each target.
     limit: usize,
     limit_per_target: usize,
-    /// In order, so that a simulation runs the same again.
+    /// Ordered, so that a simulation is reproducible.
     by_tsih: BTreeMap<u16, Entry>,
     by_key: HashMap<Key, u16>,
-    /// How many each target has.
+    /// Number of sessions of each target.
     by_target: HashMap<String, usize>,
     last_tsih: u16,
     last_member: u64,
-    /// The server ends.
+    /// The server is shutting down.
     closed: bool,
 }
 
-/// A connection's place in its session, and the session's among the sessions; it is given up when
-/// this is dropped.
+/// A connection's membership in its session, until this is dropped. The session ends with its last member.
 pub(crate) struct SessionMember<'a> {
     sessions: &'a Sessions,
     pub(crate) tsih: u16,
@@ -217,7 +217,7 @@ pub(crate) struct SessionMember<'a> {
 }
 
 impl SessionMember<'_> {
-    /// From here on the session is found by its nexus.
+    /// Sets the nexus of the session, and reports the events of its units to the initiator.
     pub(crate) fn use_nexus(&self, nexus: &NexusHandle) {
         if let Some(entry) = self.sessions.state().by_tsih.get_mut(&self.tsih) {
             entry.nexus = Some(nexus.clone());
@@ -226,17 +226,17 @@ impl SessionMember<'_> {
         nexus.listen(Arc::new(move |lun, attention| members.tell(lun, attention)));
     }
 
-    /// What of the session waits for its limits.
+    /// Returns the queue of the session's commands that wait for limits.
     pub(crate) fn queue(&self) -> Arc<Queue> {
         self.members.queue.clone()
     }
 
-    /// The nexus of the session.
+    /// Returns the nexus of the session.
     pub(crate) fn nexus(&self) -> Option<NexusHandle> {
         self.sessions.state().by_tsih.get(&self.tsih)?.nexus.clone()
     }
 
-    /// From here on other connections may join, and find this one by its id.
+    /// Permits other connections to join, and sets the id by which they find this one.
     pub(crate) fn share(&self, session: Arc<Session>, id: MemberId) {
         if let Some(entry) = self.sessions.state().by_tsih.get_mut(&self.tsih) {
             entry.session = Some(session);
@@ -246,14 +246,14 @@ impl SessionMember<'_> {
         }
     }
 
-    /// Lets another connection of the session go on.
+    /// Resumes another connection of the session.
     pub(crate) fn wake(&self, id: MemberId) {
         if let Some(member) = self.members.all().iter().find(|member| member.id == id) {
             let _ = member.mailbox.send(Message::Wake);
         }
     }
 
-    /// Logs other connections of the session out: one, or all. `None` if there is not that one.
+    /// Logs out one other connection of the session, or all. Returns `None` if the given connection does not exist.
     pub(crate) fn log_out(&self, cid: Option<u16>) -> Option<Vec<oneshot::Receiver<()>>> {
         let members = self.members.all();
         let meant = members
@@ -264,14 +264,14 @@ impl SessionMember<'_> {
         (cid.is_none() || !waiting.is_empty()).then_some(waiting)
     }
 
-    /// The connection is lost, but not what it had.
+    /// Marks the connection as lost. Its tasks are kept.
     pub(crate) fn park(&self) {
         for member in self.members.all().iter_mut().filter(|member| member.member == self.id) {
             member.is_parked = true;
         }
     }
 
-    /// Another connection is lost, though it may not know. `None` if there is not that one.
+    /// Parks another connection, which may not have detected its loss yet. Returns `None` if it does not exist.
     pub(crate) fn park_other(&self, cid: u16) -> Option<Vec<oneshot::Receiver<()>>> {
         let members = self.members.all();
         let meant = members.iter().filter(|member| member.member != self.id && member.cid == cid);
@@ -280,7 +280,7 @@ impl SessionMember<'_> {
         (!waiting.is_empty()).then_some(waiting)
     }
 
-    /// Asks the other connections of the session for a task, when nobody else of it does.
+    /// Claims a task from the other connections of the session, as soon as no other connection claims one.
     pub(crate) fn claim(
         &self,
         tag: u32,
@@ -300,7 +300,7 @@ impl SessionMember<'_> {
         }
     }
 
-    /// The connection is lost, and the session with it.
+    /// Ends the session on its other connections, because this one is lost.
     pub(crate) fn terminate_others(&self) {
         self.members.terminate(Some(self.id));
     }
@@ -312,7 +312,7 @@ impl Drop for SessionMember<'_> {
         let mut members = self.members.all();
         members.retain(|member| member.member != self.id);
         if members.is_empty() {
-            // The nexus ends with it, before another session can take its place.
+            // The nexus ends with the session, before another session can replace it.
             drop(members);
             state.remove(self.tsih);
         }
@@ -329,15 +329,14 @@ impl Sessions {
         sessions
     }
 
-    /// Other limits, for sessions that begin from here on.
+    /// Sets other limits, which apply to new sessions.
     pub(crate) fn set_limits(&self, limits: &Limits) {
         let mut state = self.state();
         state.limit = limits.sessions;
         state.limit_per_target = limits.sessions_per_target;
     }
 
-    /// Lets sessions with these targets go of units that have been taken away, which one that is idle
-    /// does not do itself.
+    /// Releases removed units in the sessions with these targets. An idle session does not do this itself.
     pub(crate) fn refresh(&self, targets: &HashSet<&str>) {
         let mut state = self.state();
         let is_meant = |entry: &&mut Entry| {
@@ -351,7 +350,7 @@ impl Sessions {
         }
     }
 
-    /// A TSIH for one session more, if there may be one.
+    /// Counts a new session and returns its TSIH, if the limits permit it.
     fn make_room(state: &mut SessionsState, key: &Key) -> Result<u16, RefusalReason> {
         if state.by_tsih.len() >= state.limit {
             return Err(RefusalReason::OutOfResources);
@@ -372,8 +371,7 @@ impl Sessions {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Seats a new session. One that it reinstates (RFC 7143 §6.3.5) is ended first, with all
-    /// its tasks.
+    /// Registers a new session. A session that it reinstates (RFC 7143 §6.3.5) is ended first, with all its tasks.
     pub(crate) async fn member(
         &self,
         admission: &Admission,
@@ -385,7 +383,7 @@ impl Sessions {
                 let mut state = self.state();
                 let twin = state.by_key.get(&key).and_then(|tsih| state.by_tsih.get(tsih));
                 match twin {
-                    // A mailbox outlives its connection's seat.
+                    // A mailbox stays open longer than the membership of its connection.
                     Some(Entry { members, .. }) => members.terminate(None),
                     None if state.closed => return Err(RefusalReason::NotInService),
                     None => {
@@ -407,13 +405,13 @@ impl Sessions {
                 }
             };
             for ended in ending {
-                // Dropped, not sent to, when the other session is gone.
+                // The sender is dropped when the other session has ended.
                 let _ = ended.await;
             }
         }
     }
 
-    /// The values by which a connection joins the session that it names.
+    /// Returns the values by which a connection joins the session that it names.
     pub(crate) fn session(&self, admission: &Admission) -> Result<Arc<Session>, RefusalReason> {
         let state = self.state();
         let key = Key::of(admission);
@@ -426,7 +424,7 @@ impl Sessions {
         entry.session.clone().ok_or(RefusalReason::TooManyConnections)
     }
 
-    /// Seats a further connection of a session. One that has its CID is logged out first (RFC 7143
+    /// Registers a further connection of a session. A connection with the same CID is logged out first (RFC 7143
     /// §6.3.4).
     pub(crate) async fn join(
         &self,
@@ -472,7 +470,7 @@ impl Sessions {
         }
     }
 
-    /// Mailboxes of the sessions with a target, or of all.
+    /// Returns the mailboxes of the sessions with a target, or of all sessions.
     pub(crate) fn mailboxes(&self, target_name: Option<&str>) -> Vec<(u16, Mailbox)> {
         let state = self.state();
         let meant = state.by_tsih.iter().filter(|(_, entry)| {
@@ -485,7 +483,7 @@ impl Sessions {
         meant.flat_map(of).collect()
     }
 
-    /// All sessions, by TSIH.
+    /// Returns all sessions, by TSIH.
     pub(crate) fn session_infos(&self) -> Vec<SessionInfo> {
         let state = self.state();
         let of = |(&tsih, entry): (&u16, &Entry)| SessionInfo {
@@ -503,8 +501,8 @@ impl Sessions {
         session_infos
     }
 
-    /// Has all connections but the one that orders it end tasks. Each answer comes, or its sender is
-    /// dropped, when those of one connection have ended.
+    /// Orders all connections except the sender to abort tasks. Each receiver resolves when the tasks of one connection
+    /// have ended.
     pub(crate) fn abort(
         &self,
         order: &Arc<AbortOrder>,
@@ -525,13 +523,12 @@ impl Sessions {
         waiting
     }
 
-    /// From here on there are no new sessions: a login that was under way when the server began
-    /// to end would otherwise be served after the last flush.
+    /// Rejects new sessions. Otherwise, a login in progress at the shutdown would be served after the last flush.
     pub(crate) fn close(&self) {
         self.state().closed = true;
     }
 
-    /// Ends when there is no session.
+    /// Waits until there is no session.
     pub(crate) async fn emptied(&self) {
         loop {
             let emptied = self.emptied.notified();
@@ -542,7 +539,7 @@ impl Sessions {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of sessions.
     pub(crate) fn count(&self) -> usize {
         self.state().by_tsih.len()
     }
@@ -594,8 +591,7 @@ mod tests {
 
     use super::*;
 
-    /// Or two that want the same task would tell each other that they have it not, or wait for each
-    /// other.
+    /// Otherwise, two connections that claim the same task would both deny it, or wait for each other.
     #[tokio::test]
     async fn one_connection_claims_at_a_time_until_it_has_what_it_claimed() {
         let sessions = Sessions::new(&Limits::default());

@@ -1,4 +1,4 @@
-//! A portal whose connections a simulation makes.
+//! A portal whose connections a simulation creates.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,8 +13,8 @@ use sarsen_scsi::{Array, Host, LogicalUnit, Lun, TargetDevice};
 use super::{Front, connection};
 use crate::config::{HostConfig, Limits, QosConfig};
 
-/// Serves a simulated connection as the portal does that has its local address, to its end and to the end of what was
-/// begun with it. `None` where no portal has that address.
+/// Serves a simulated connection at the portal with its local address, until the connection and its commands have
+/// ended. Returns `None` if no portal has that address.
 pub(crate) fn serve(
     front: Arc<Front>,
     stream: Stream,
@@ -29,14 +29,14 @@ pub(crate) fn serve(
     })
 }
 
-/// One target behind one portal, without cores, sockets or a configuration: what connections run
-/// on is the caller's thread and the caller's time.
+/// One target behind one portal, without cores, sockets or a configuration. Connections run on the caller's thread and
+/// in the caller's time.
 pub struct Portal {
     front: Arc<Front>,
 }
 
 impl Portal {
-    /// Offers these units.
+    /// Creates a portal to a target with these units.
     pub fn new(
         settings: Settings,
         address: SocketAddr,
@@ -48,14 +48,14 @@ impl Portal {
         Self { front: Front::of_target(device, address, settings, &Limits::default()) }
     }
 
-    /// From here on volumes are limited and have claims like this; where they have claims, so many
-    /// commands are carried out at once.
+    /// Sets the limits and reservations of volumes. For volumes with reservations, `in_service` commands are carried
+    /// out at once.
     pub fn govern(&self, volumes: &[(&str, QosConfig)], in_service: usize) {
         let volumes = volumes.iter().map(|(name, qos)| ((*name).to_owned(), *qos));
         self.front.qos.set(volumes.collect(), &[], in_service);
     }
 
-    /// The same of hosts, each of which all initiators are of: the first is asked.
+    /// Sets the limits and reservations of hosts. Each host matches all initiators, so the first one applies.
     pub fn govern_hosts(&self, hosts: &[(&str, QosConfig)], in_service: usize) {
         let host = |(name, qos): &(&str, QosConfig)| HostConfig {
             name: (*name).to_owned(),
@@ -70,7 +70,7 @@ impl Portal {
         self.front.qos.set(BTreeMap::new(), &hosts, in_service);
     }
 
-    /// Serves a connection to its end, and to the end of what was begun with it.
+    /// Serves a connection, until the connection and its commands have ended.
     pub fn serve(&self, stream: Stream) -> impl Future<Output = ()> + 'static {
         let front = self.front.clone();
         async move {
@@ -82,13 +82,13 @@ impl Portal {
         }
     }
 
-    /// Ends all sessions as the server does before it ends: they are asked to log out and have
-    /// `grace` for it. No other begins. When this answers, all commands have ended.
+    /// Ends all sessions in the same way as a shutdown of the server. They are asked to log out within `grace`, and new
+    /// sessions are rejected. When this returns, all commands have ended.
     pub async fn end_sessions(&self, grace: Duration) {
         self.front.end_sessions(grace).await;
     }
 
-    /// How many sessions there are.
+    /// Returns the number of sessions.
     pub fn session_count(&self) -> usize {
         self.front.sessions.count()
     }

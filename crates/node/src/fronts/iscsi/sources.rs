@@ -1,5 +1,5 @@
-//! Who may connect: connections are counted in all, for each source, and for each source while
-//! their login is under way, so that one that floods the server takes its own share alone.
+//! Limits of connections: in total, for each source, and for each source during logins. A source that floods the server
+//! uses up only its own limit.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -8,11 +8,10 @@ use std::time::{Duration, Instant};
 
 use crate::config::Limits;
 
-/// The log is told of connections that were turned away at most so often.
+/// Minimum time between two log lines about rejected connections.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Where connections come from: an IPv4 address, or the 64 bits of an IPv6 address that a network
-/// gives out as a whole.
+/// The source of a connection: an IPv4 address, or the first 64 bits of an IPv6 address, which identify one network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Source {
     V4([u8; 4]),
@@ -31,7 +30,7 @@ impl From<IpAddr> for Source {
     }
 }
 
-/// Which limit a connection would have passed.
+/// The limit that a connection would have exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Full {
     /// See [`Limits::connections`].
@@ -48,7 +47,7 @@ pub(crate) enum Full {
 impl Full {
     pub(crate) const ALL: [Self; 3] = [Self::Connections, Self::Source, Self::Logins];
 
-    /// As the configuration names it.
+    /// Returns the name of the limit in the configuration.
     pub(crate) const fn limit(self) -> &'static str {
         match self {
             Self::Connections => "connections",
@@ -58,11 +57,11 @@ impl Full {
     }
 }
 
-/// A connection that is not taken.
+/// A rejected connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Rejected {
     pub(super) full: Full,
-    /// How many there were since the log was told; `None` if it is not to be told now.
+    /// Number of rejected connections since the last log line, or `None` if no log line is due.
     pub(super) tell: Option<u64>,
 }
 
@@ -115,7 +114,7 @@ impl Sources {
         Arc::new(Self { state: Mutex::new(state) })
     }
 
-    /// Other limits, for connections that come from here on.
+    /// Sets other limits, which apply to new connections.
     pub(crate) fn set_limits(&self, limits: &Limits) {
         self.state().maximum = limits.into();
     }
@@ -124,18 +123,18 @@ impl Sources {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Open connections.
+    /// Returns the number of open connections.
     pub(crate) fn connections(&self) -> usize {
         self.state().connections
     }
 
-    /// Connections that were closed as they came, since the server began.
+    /// Returns the number of connections that were rejected since the server started.
     #[cfg(test)]
     pub(crate) fn rejected(&self) -> u64 {
         self.state().rejected
     }
 
-    /// Takes a connection that was just accepted.
+    /// Counts a connection that was just accepted, or rejects it.
     pub(super) fn admit(
         self: &Arc<Self>,
         address: IpAddr,
@@ -169,7 +168,7 @@ impl Sources {
     }
 }
 
-/// A connection that is counted until this is dropped.
+/// A permitted connection, which is counted until this is dropped.
 pub(super) struct ConnectionPermit {
     sources: Arc<Sources>,
     source: Source,
@@ -177,7 +176,7 @@ pub(super) struct ConnectionPermit {
 }
 
 impl ConnectionPermit {
-    /// Its login is done.
+    /// Marks the login as complete.
     pub(super) fn logged_in(&mut self) {
         if std::mem::take(&mut self.logging_in)
             && let Some(counts) = self.sources.state().by_source.get_mut(&self.source)
@@ -230,7 +229,7 @@ mod tests {
         let now = time::now();
         let mut one = ["10.0.0.1"; 2].map(|text| sources.admit(address(text), now).ok().unwrap());
         assert_eq!(refusal(&sources, "10.0.0.1"), Some(Full::Logins));
-        // The same address as an IPv6 socket tells it.
+        // The same address, as an IPv6 socket reports it.
         assert_eq!(refusal(&sources, "::ffff:10.0.0.1"), Some(Full::Logins));
         one.iter_mut().for_each(ConnectionPermit::logged_in);
         let third = sources.admit(address("10.0.0.1"), now).ok().unwrap();

@@ -1,4 +1,4 @@
-//! A portal over a slow store: what others may find still under way when a connection is cut.
+//! A portal over a slow store. The tests check the tasks that are still in progress when a connection is cut.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -34,15 +34,15 @@ mod hung_commands;
 mod limits;
 
 const TARGET: &str = "iqn.2026-11.test:slow";
-/// Long against what a wrong answer takes.
+/// Long compared with the time of a wrong answer.
 const WRITE_TIME: Duration = Duration::from_millis(500);
 
-/// Memory whose writes take their time.
+/// A store in memory with slow writes.
 struct SlowStore {
     memory: Arc<dyn Store>,
     begun: mpsc::Sender<()>,
     ended: Arc<AtomicBool>,
-    /// If present, writes take until this gate opens.
+    /// If present, writes end only after this gate opens.
     gate: Option<watch::Receiver<bool>>,
 }
 
@@ -77,7 +77,7 @@ impl Store for SlowStore {
 
 struct Portal {
     address: SocketAddr,
-    /// Ends with it.
+    /// The cores end with the portal.
     _cores: Arc<Cores>,
     front: Arc<Front>,
     _accepting: Accepting,
@@ -94,7 +94,7 @@ impl Portal {
         Self::over(limits, None)
     }
 
-    /// A store whose writes do not end until the test releases them.
+    /// Opens a portal over a store whose writes do not end until the test releases them.
     fn open_hung() -> (Self, watch::Sender<bool>) {
         let (gate, is_open) = watch::channel(false);
         (Self::over(Limits::default(), Some(is_open)), gate)
@@ -123,7 +123,7 @@ impl Portal {
         self.connect(isid, 0, 0)
     }
 
-    /// A connection of a session that may have several.
+    /// Opens a connection of a session that permits several connections.
     fn connect(&self, isid: u8, tsih: u16, cid: u16) -> (Peer, LoginStatus) {
         self.connect_at_level(0, isid, tsih, cid)
     }
@@ -152,7 +152,7 @@ impl Portal {
         (peer, response.status())
     }
 
-    /// A session that is gone while its write is not.
+    /// Opens a session and cuts its connection while its write is in progress.
     fn cut_under_a_write(&self) {
         let (mut peer, status) = self.login(1);
         assert_eq!(status, LoginStatus::Success);
@@ -172,7 +172,7 @@ impl Portal {
 
 struct Peer {
     stream: TcpStream,
-    /// Requests that are to go at once.
+    /// Requests that are sent together.
     batch: Option<Vec<u8>>,
     cmd_sn: u32,
     tsih: u16,
@@ -190,7 +190,7 @@ impl Peer {
         }
     }
 
-    /// Sends in one piece what `requests` does.
+    /// Sends the requests that `requests` creates in one piece.
     fn send_at_once(&mut self, requests: impl FnOnce(&mut Self)) {
         self.batch = Some(Vec::new());
         requests(self);
@@ -224,7 +224,7 @@ impl Peer {
         self.send(request, &[]);
     }
 
-    /// Begins a write that takes its time; gives its tag.
+    /// Begins a slow write, and returns its tag.
     fn write(&mut self, portal: &Portal) -> u32 {
         // The unit attention of a new session.
         self.command(&[0; 16], 0, &[]);
@@ -236,7 +236,7 @@ impl Peer {
         self.cmd_sn - 1
     }
 
-    /// Takes a task over: what the target says of it.
+    /// Reassigns a task, and returns the target's response.
     fn reassign(&mut self, tag: u32) -> TaskManagementResponse {
         self.manage(TaskManagementFunction::TaskReassign, tag);
         self.management_response()
@@ -261,24 +261,24 @@ impl Peer {
     fn log_out(&mut self) {
         self.ask_to_log_out(LogoutReason::CloseSession);
         assert_eq!(self.receive().basic().opcode(), Opcode::LogoutResponse);
-        // The seat is given up before the connection is closed.
+        // The server ends the membership before it closes the connection.
         let mut rest = Vec::new();
         self.stream.read_to_end(&mut rest).expect("it is closed");
     }
 
-    /// The unit and the additional sense code of the event that is told next.
+    /// Returns the unit and the additional sense code of the next event.
     fn scsi_event(&mut self) -> (Lun, [u8; 2]) {
         let (header, segment) = self.receive_all();
         assert_eq!(header.basic().opcode(), Opcode::AsyncMessage);
         let message = AsyncMessage::view(&header);
         assert_eq!(message.event(), AsyncEvent::ScsiEvent);
-        // The sense data's length comes first; it is of the fixed format.
+        // The segment begins with the length of the sense data, which has the fixed format.
         let sense = &segment[2..];
         assert_eq!(sense[2], 0x06, "UNIT ATTENTION");
         (Lun::from_wire(&message.lun).expect("a number"), [sense[12], sense[13]])
     }
 
-    /// The header of the next answer.
+    /// Returns the header of the next answer.
     fn receive(&mut self) -> RawHeader {
         self.receive_all().0
     }
@@ -337,7 +337,7 @@ fn a_reset_is_carried_out_though_a_logout_came_with_it_and_much_before() {
     other.receive();
     let (mut peer, _) = portal.login(2);
     peer.send_at_once(|peer| {
-        // Enough for a core that slept to answer the first ahead.
+        // So many requests make a core that slept send the first answer before the others.
         for _ in 0..16 {
             peer.manage(TaskManagementFunction::ClearAca, 0);
         }
@@ -388,7 +388,7 @@ fn rfc7143_7_2_a_task_outlives_its_connection_at_level_2() {
     let tag = first.write(&portal);
     second.cmd_sn = first.cmd_sn;
     assert_eq!(second.reassign(tag), TaskManagementResponse::TaskStillAllegiant);
-    // Told, since the target may not have seen the cut yet.
+    // The initiator reports the loss, because the target may not have detected the cut yet.
     drop(first);
     let mut request = LogoutRequest::from(RawHeader::with_opcode(Opcode::LogoutRequest));
     request.opcode_byte |= IMMEDIATE;
@@ -412,13 +412,13 @@ fn rfc7143_7_2_a_task_that_two_connections_take_over_at_once_is_with_one_of_them
     let (mut first, _) = portal.connect_at_level(2, 1, 0, 0);
     let (mut second, _) = portal.connect_at_level(2, 1, first.tsih, 1);
     let tag = first.write(&portal);
-    // The same CID: the connection is reinstated, and what it had waits.
+    // The same CID: the connection is reinstated, and its tasks wait.
     let (mut third, status) = portal.connect_at_level(2, 1, first.tsih, 0);
     assert_eq!(status, LoginStatus::Success);
     (second.cmd_sn, third.cmd_sn) = (first.cmd_sn, first.cmd_sn);
     second.manage(TaskManagementFunction::TaskReassign, tag);
     third.manage(TaskManagementFunction::TaskReassign, tag);
-    // Each has the answer to its request and, if it has the task, the task's.
+    // Each connection receives the response to its request. The one with the task also receives the task's response.
     let answers = [second.management_response(), third.management_response()];
     let (winner, others) = match answers {
         [TaskManagementResponse::FunctionComplete, other] => (&mut second, other),
@@ -481,7 +481,7 @@ fn rfc7143_7_2_a_session_outlives_its_only_connection_at_level_2() {
     assert_eq!(ScsiResponse::view(&header).initiator_task_tag.get(), tag);
     let mut rest = Vec::new();
     first.stream.read_to_end(&mut rest).expect("the old connection is closed");
-    // A session that is begun anew takes nothing over.
+    // A new session takes over no tasks.
     drop(again);
     let (mut anew, status) = portal.connect_at_level(2, 1, 0, 0);
     assert_eq!(status, LoginStatus::Success);

@@ -43,7 +43,7 @@ impl FileState {
         }
         let loss = match file.standing() {
             Some(standing) if standing.links == 0 => BackingProblem::Deleted,
-            // A volume that is to shrink needs fewer bytes before its file is cut: read this after the file's length.
+            // A volume that shrinks lowers this value before it truncates the file: read it after the file's length.
             Some(standing) if standing.length < self.whole.load(Ordering::Acquire) => {
                 BackingProblem::Truncated { length: standing.length }
             }
@@ -68,7 +68,7 @@ impl FileState {
 }
 
 impl FileStore {
-    /// Checks the file and its path, and reports a problem or its end. Blocks the thread, for ever if the file system
+    /// Checks the file and its path, and reports a problem or its end. Blocks the thread, forever if the file system
     /// hangs.
     pub(crate) fn inspect(&self) {
         let state = &self.state;
@@ -96,9 +96,9 @@ impl FileStore {
         };
         match loss {
             Some(loss) => state.report(&self.file, loss),
-            // The file was moved away and is back. It was open all the time, and no other program has written to it.
-            // A truncated file has lost data, whatever its length is now: an administrator has to confirm that the
-            // data is restored.
+            // The file was moved away and is back. It was open all the time, and no other program has written to it. A
+            // truncated file has lost data, whatever its length is now: an administrator must confirm that the data is
+            // restored.
             None if !state.is_truncated.load(Ordering::Acquire) => {
                 state.health.report(Aspect::Backing, VolumeHealth::Online);
             }
@@ -106,7 +106,7 @@ impl FileStore {
         }
     }
 
-    /// The space at the last check. A device has all of its space.
+    /// Returns the space at the last check. A device has all of its space.
     pub(crate) fn room(&self) -> BackingSpace {
         let state = &self.state;
         match self.file.is_block_device() {
@@ -118,12 +118,12 @@ impl FileStore {
         }
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.state.path
     }
 
-    /// The number of the file system that contains the file, or its node.
+    /// Returns the number of the file system that contains the file or its device node.
     pub(crate) fn file_system(&self) -> u64 {
         self.state.file_system
     }

@@ -96,7 +96,7 @@ fn what_a_late_write_left_behind_the_end_is_gone_when_the_disk_grows_again() {
     let store: &dyn Store = &store;
     let grown = cores::block_on(FileEngine::Auto, async {
         store.resize(64).wait().await.expect("shrinks");
-        // As a write does that was checked before the disk shrank.
+        // Simulates a write that was checked before the disk shrank.
         std::fs::write(&path, [7; 128 * 512]).expect("writes");
         store.resize(128).wait().await.expect("grows");
         store.read(Extent::new(64, 64)).wait().await.expect("reads").into_buffer()
@@ -125,9 +125,8 @@ fn what_lies_beyond_a_file_that_shrank_is_a_medium_error() {
     }
 }
 
-/// Runs the test of this name again, as root of a mount namespace of its own, with a file
-/// system of 1 MiB in memory at the folder that it is given. None where namespaces are
-/// forbidden, and in that second run.
+/// Runs the test of this name again, as root in its own mount namespace, with a file system of 1 MiB in memory at the
+/// given folder. Returns `None` where namespaces are forbidden, and in that second run.
 fn on_a_small_file_system(test: &str) -> Option<std::process::Output> {
     let folder = tempfile::tempdir().expect("a folder");
     let script = r#"mount -t tmpfs -o size=1m none "$1" || exit 77; SMALL="$1" exec "$2" --exact "$3" --nocapture"#;
@@ -177,7 +176,7 @@ fn a_full_file_system_is_no_space_and_nothing_else_is_disturbed() {
                     matches!(refused, BlockError::NoSpace { lba: Lba(reported) } if reported == lba),
                     "{refused}"
                 );
-                // What is there can be read, written over, flushed, and given back.
+                // Existing blocks can be read, overwritten, flushed and deallocated.
                 let first = Extent::new(0, 8);
                 let data = Buffer::copy_of(&[4; 4096]);
                 store.write(first, data, Durability::Durable).wait().await.expect("has room");

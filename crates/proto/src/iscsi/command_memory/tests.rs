@@ -69,8 +69,8 @@ fn a_long_command_leaves_room_for_short_ones() {
     let budget = Arc::new(Budget::new(64 * MIB));
     let rooms: Vec<_> = (0..8).map(|_| room(&budget)).collect();
     let admitted: Vec<_> = rooms.iter().map(|room| room.admit(16 * MIB)).collect();
-    // Commands that can wait have 48 MiB, and each takes at most half of the rest. The first command of the queue
-    // proceeds outside the budget.
+    // Commands that can wait have 48 MiB, and each takes a maximum of half of the remainder. The first command of the
+    // queue proceeds outside the budget.
     assert_eq!(admitted.iter().flatten().count(), 3);
     assert_eq!(budget.charged(), 3 * 16 * MIB);
     let short = room(&budget);
@@ -94,7 +94,7 @@ fn the_first_that_waits_goes_on_alone_and_then_the_next() {
     assert!(is_called(&rooms[1]) && !is_called(&rooms[2]), "each in its turn");
     let _lost = rooms[1].admit(16 * MIB).expect("alone");
     assert!(rooms[2].admit(16 * MIB).is_none());
-    // A connection that ends lets the next one proceed, in the queue and outside the budget.
+    // When a connection ends, the next ones proceed, in the queue and outside the budget.
     drop(rooms.into_iter().take(2).collect::<Vec<_>>());
     assert_eq!(budget.charged(), 0);
 }

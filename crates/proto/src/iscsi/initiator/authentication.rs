@@ -1,31 +1,31 @@
-//! CHAP from the initiator's side (RFC 7143 §12.1.3): the keys of one login, in order.
+//! CHAP on the initiator's side (RFC 7143 §12.1.3): the keys of one login, in order.
 
 use sarsen_wire::iscsi::text;
 
 use super::super::chap::{self, Algorithm, Challenge, Credentials};
 use super::event::{AuthenticationError, ConnectionError};
 
-/// How the initiator proves who it is, and what it demands of the target.
+/// The authentication of the initiator, and its requirements for the target.
 #[derive(Clone, Debug)]
 pub struct Authentication {
-    /// What the target knows the initiator by.
+    /// Credentials of the initiator.
     pub credentials: Credentials,
-    /// The algorithms that are offered, the preferred one first.
+    /// The algorithms that the initiator offers, in order of preference.
     pub algorithms: Vec<Algorithm>,
-    /// Demands that the target prove who it is, too.
+    /// The authentication that the target must provide, if it is required (mutual CHAP).
     pub target: Option<TargetProof>,
 }
 
-/// What a target has to show (mutual CHAP).
+/// The authentication of a target (mutual CHAP).
 #[derive(Clone, Debug)]
 pub struct TargetProof {
-    /// What the initiator knows the target by; the secret may not be the initiator's own.
+    /// Credentials of the target. The secret must differ from the initiator's own.
     pub credentials: Credentials,
-    /// To be answered by the target, made for this login alone.
+    /// The challenge to the target, created for this login only.
     pub challenge: Challenge,
 }
 
-/// What was sent last.
+/// The keys that the initiator sent last.
 #[derive(Debug)]
 enum Sent {
     /// AuthMethod.
@@ -34,18 +34,18 @@ enum Sent {
     Algorithms,
     /// CHAP_N and CHAP_R, and our own challenge.
     Response(Algorithm),
-    /// Nothing that the target has to answer.
+    /// No key that the target must answer.
     Nothing,
 }
 
-/// One login's authentication.
+/// The state of one login's authentication.
 #[derive(Debug)]
 pub(super) struct Chap {
     options: Authentication,
     sent: Sent,
 }
 
-/// The values of CHAP keys in one answer.
+/// The values of CHAP keys in one login response.
 #[derive(Default)]
 struct Answer<'a> {
     method: Option<&'a str>,
@@ -61,17 +61,17 @@ impl Chap {
         Self { options, sent: Sent::Method }
     }
 
-    /// Whether the next request may ask to leave the security stage.
+    /// Returns whether the next request may ask to leave the security stage.
     pub(super) const fn may_leave(&self) -> bool {
         matches!(self.sent, Sent::Response(_) | Sent::Nothing)
     }
 
-    /// Whether the target has shown all that it has to.
+    /// Returns whether the authentication is complete.
     pub(super) const fn is_over(&self) -> bool {
         matches!(self.sent, Sent::Nothing)
     }
 
-    /// The algorithm of the response that the target has to judge now.
+    /// Returns the algorithm of the response that the target now checks.
     pub(super) const fn responded_with(&self) -> Option<Algorithm> {
         match self.sent {
             Sent::Response(algorithm) => Some(algorithm),
@@ -79,7 +79,7 @@ impl Chap {
         }
     }
 
-    /// Takes the target's text and gives the keys that answer it.
+    /// Handles the target's text and returns the keys that answer it.
     pub(super) fn handle(
         &mut self,
         text: &[u8],
@@ -104,7 +104,7 @@ impl Chap {
         }
     }
 
-    /// CHAP_A, CHAP_I and CHAP_C came.
+    /// Answers CHAP_A, CHAP_I and CHAP_C.
     fn respond(
         &mut self,
         answer: &Answer<'_>,
@@ -124,7 +124,7 @@ impl Chap {
         let Credentials { name, secret } = &self.options.credentials;
         let mut keys = Vec::new();
         if let Some(target) = &self.options.target {
-            // Who knows only one of the two secrets could have us answer our own challenge.
+            // A reflection attack: a target that does not know both secrets could make us answer our own challenge.
             if challenge.bytes == target.challenge.bytes {
                 return Err(AuthenticationError::Reflection);
             }
@@ -140,7 +140,7 @@ impl Chap {
         Ok(keys)
     }
 
-    /// The target's own proof, if one is demanded.
+    /// Checks the target's response, if mutual CHAP is required.
     fn verify(&self, algorithm: Algorithm, answer: &Answer<'_>) -> Result<(), AuthenticationError> {
         let Some(TargetProof { credentials, challenge }) = &self.options.target else {
             return Ok(());
@@ -173,7 +173,7 @@ impl<'a> Answer<'a> {
                 // Declarations such as TargetAlias and TargetPortalGroupTag.
                 _ => continue,
             };
-            // RFC 7143 §6.3: a key comes once.
+            // RFC 7143 §6.3: a key may occur only once.
             if place.replace(value).is_some() {
                 return Err(AuthenticationError::Malformed { key }.into());
             }

@@ -1,4 +1,4 @@
-//! A session with one connection and no recovery within it: the shortest way.
+//! A session with one connection and no recovery within it: the simplest case.
 
 use sarsen_block::Data;
 
@@ -11,78 +11,78 @@ use super::options::LoginOptions;
 use super::request::{CommandRequest, TaskManagement, Token};
 use super::task::Tasks;
 
-/// See the module.
+/// A session with one connection. See the module.
 pub struct Connection {
     link: Link,
     core: Core,
 }
 
 impl Connection {
-    /// Begins a login: its first request waits in the output. One connection at level 0 is asked
-    /// for, whatever the options say.
+    /// Begins a login: the first request is in the output. It requests one connection at level 0, regardless of the
+    /// options.
     pub fn new(options: LoginOptions) -> Self {
         let options = LoginOptions { max_connections: 1, error_recovery_level: 0, ..options };
         let core = Core::new(Tasks::default());
         Self { link: Link::new(options, None, Parameters::default(), &core), core }
     }
 
-    /// What was negotiated; the defaults of the standard before that.
+    /// Returns the negotiated parameters, or the defaults of the standard before the negotiation.
     pub const fn parameters(&self) -> &Parameters {
         &self.link.parameters
     }
 
-    /// Whether the login is over and no logout was answered.
+    /// Returns whether the connection is in full feature phase: logged in, and no logout was answered.
     pub const fn is_full_feature(&self) -> bool {
         self.link.is_full_feature()
     }
 
-    /// Whether a logout was answered: the target will close the connection.
+    /// Returns whether a logout was answered. The target will close the connection.
     pub const fn is_logged_out(&self) -> bool {
         self.link.is_logged_out()
     }
 
-    /// Bytes to send; the driver reports with [`Output::sent`] what went out.
+    /// Returns the bytes to send. The driver reports the bytes that it sent with [`Output::sent`].
     pub const fn output(&mut self) -> &mut Output {
         &mut self.link.output
     }
 
-    /// The next thing that happened.
+    /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.core.events.pop_front()
     }
 
-    /// Requests that have no answer yet.
+    /// Returns the number of requests without an answer.
     pub fn open_requests(&self) -> usize {
         self.core.tasks.open_count()
     }
 
-    /// How many commands the target takes now.
+    /// Returns how many commands the target accepts now.
     pub fn window(&self) -> u32 {
         if self.link.is_full_feature() { self.core.window() } else { 0 }
     }
 
-    /// Memory that the next bytes of the stream may be received into.
+    /// Returns memory into which the driver may receive the next bytes of the stream.
     pub fn landing(&mut self) -> Option<&mut [u8]> {
         self.link.framer.landing()
     }
 
-    /// `count` bytes were received into [`Self::landing`].
+    /// Notes that `count` bytes were received into [`Self::landing`].
     pub fn landed(&mut self, count: usize) {
         self.link.framer.landed(count);
     }
 
-    /// Prepares data for [`super::Transfer::Write`]; clones of it may serve many commands.
+    /// Prepares data for [`super::Transfer::Write`]. Many commands may use clones of it.
     pub fn payload(&self, data: impl Into<Data>) -> Payload {
         self.link.output.payload(data.into())
     }
 
-    /// Takes bytes that were received, after those that landed. An error is final.
+    /// Handles received bytes that follow those in [`Self::landing`]. An error is final.
     pub fn handle_input(&mut self, input: &[u8]) -> Result<(), ConnectionError> {
         self.link.handle_input(&mut self.core, input)
     }
 
-    /// Sends a command, or gives it back when the window is full or there is no full feature
-    /// phase. Returns its tag.
+    /// Sends a command and returns its tag. Returns the request instead when the window is full or the connection is
+    /// not in full feature phase.
     pub fn command(
         &mut self,
         request: CommandRequest,
@@ -94,23 +94,23 @@ impl Connection {
         Ok(self.link.command(&mut self.core, request, token))
     }
 
-    /// Asks whether the target is there; [`Event::Pong`] is the answer.
+    /// Sends a ping to the target. The answer is [`Event::Pong`].
     pub fn ping(&mut self, token: Token) {
         self.link.ping(&mut self.core, token);
     }
 
-    /// Sends text: pairs of keys and values, each ended by a zero byte, of 8 KiB at most.
+    /// Sends text: pairs of keys and values, each terminated by a zero byte. Maximum: 8 KiB.
     pub fn text(&mut self, text: &[u8], token: Token) {
         self.link.text(&mut self.core, text, token);
     }
 
-    /// Asks for a task management function. False, and nothing is sent, if the task that it is
-    /// about is over already.
+    /// Requests a task management function. Returns false and sends nothing if the task that it concerns has already
+    /// ended.
     pub fn task_management(&mut self, request: TaskManagement, token: Token) -> bool {
         self.link.task_management(&mut self.core, request, token)
     }
 
-    /// Asks to end the session; [`Event::LoggedOut`] is the answer.
+    /// Requests to end the session. The answer is [`Event::LoggedOut`].
     pub fn logout(&mut self) {
         self.link.logout(&mut self.core, Token(0));
     }

@@ -1,4 +1,4 @@
-//! What all connections of a session share.
+//! The state that all connections of a session share.
 
 use std::collections::VecDeque;
 
@@ -8,22 +8,22 @@ use super::event::{ConnectionError, Event};
 use super::request::Cid;
 use super::task::Tasks;
 
-/// Commands are numbered over all connections, and so are their tags (RFC 7143 §4.2.2.1).
+/// The shared state of a session. Its connections have common command numbers and task tags (RFC 7143 §4.2.2.1).
 pub(super) struct Core {
     pub(super) tasks: Tasks,
     pub(super) events: VecDeque<Event>,
     pub(super) cmd_sn: SerialNumber,
-    /// The target has all commands before this one.
+    /// The target has received all commands before this one.
     pub(super) exp_cmd_sn: SerialNumber,
     pub(super) max_cmd_sn: SerialNumber,
-    /// What belongs to no task may be late, not wrong: its task ended over another connection, or
-    /// it is sent twice.
+    /// Whether a PDU without a task is no error. Its task may have ended over another connection, or the PDU may be a
+    /// repetition.
     pub(super) tolerant: bool,
-    /// Connections that the target let go, each with the one that their tasks move to.
+    /// Connections that the target removed, each with the connection to which their tasks move.
     pub(super) removed: Vec<(Cid, Cid)>,
-    /// A logout of the session was answered.
+    /// Whether a logout of the session was answered.
     pub(super) logged_out: bool,
-    /// Why the session cannot go on although connections are left.
+    /// The reason why the session cannot continue although connections are left.
     pub(super) failed: Option<ConnectionError>,
 }
 
@@ -43,7 +43,7 @@ impl Core {
         }
     }
 
-    /// How many commands the target takes now.
+    /// Returns how many commands the target accepts now.
     pub(super) fn window(&self) -> u32 {
         if self.max_cmd_sn.is_before(self.cmd_sn) {
             return 0;

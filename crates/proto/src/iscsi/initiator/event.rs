@@ -1,4 +1,4 @@
-//! What a connection tells its owner, and why it ends.
+//! The events of a connection, and the errors that end it.
 
 use sarsen_block::Buffer;
 use sarsen_wire::iscsi::text::TextError;
@@ -10,15 +10,15 @@ use super::super::FramingError;
 use super::super::chap::Algorithm;
 use super::{Cid, Token};
 
-/// How far a command's data fell short of, or went beyond, what was expected.
+/// The difference between the expected and the actual length of a command's data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Residual {
-    /// Neither.
+    /// No difference.
     #[default]
     None,
-    /// So many bytes fewer were moved.
+    /// The command moved this many bytes less.
     Underflow(u32),
-    /// So many bytes more would have been moved.
+    /// The command would have moved this many bytes more.
     Overflow(u32),
 }
 
@@ -27,149 +27,146 @@ pub enum Residual {
 pub struct Completion {
     /// The command.
     pub token: Token,
-    /// The iSCSI service response; not 0 means that the target could not carry the command out
-    /// and `status` says nothing.
+    /// The iSCSI service response. If it is not 0, the target could not execute the command, and `status` is invalid.
     pub response: u8,
     /// SCSI status.
     pub status: u8,
-    /// Bytes of Data-In that arrived.
+    /// Number of Data-In bytes that arrived.
     pub received: u32,
-    /// The target's count.
+    /// The residual that the target reports.
     pub residual: Residual,
-    /// The Data-In of a command that wanted it in a buffer, cut to what arrived.
+    /// The Data-In of a command with a buffer, truncated to the bytes that arrived.
     pub data: Option<Buffer>,
     /// Sense data, without its length field.
     pub sense: Vec<u8>,
 }
 
 impl Completion {
-    /// Whether the command was carried out with status GOOD.
+    /// Returns whether the command ended with status GOOD.
     pub const fn is_good(&self) -> bool {
         self.response == 0 && self.status == 0
     }
 }
 
-/// Something that the owner may want to know.
+/// An event for the owner.
 #[derive(Debug)]
 pub enum Event {
-    /// The security stage of the login is over: the operational parameters are negotiated next.
+    /// The security stage of the login is complete. The operational parameters are negotiated next.
     SecurityPassed,
-    /// The login is over: commands may be sent.
+    /// The login is complete. Commands may be sent.
     LoggedIn,
-    /// A further connection of the session is logged in, or one has taken the place of one that
-    /// was lost.
+    /// A further connection of the session is logged in, or a new connection has replaced a lost one.
     Joined {
-        /// Which.
+        /// The connection.
         connection: Cid,
     },
-    /// A connection that was lost is removed from the session: its commands went over to others.
+    /// A lost connection is removed from the session. Its commands moved to other connections.
     Removed {
-        /// Which.
+        /// The connection.
         connection: Cid,
     },
-    /// A connection was logged out alone, and is to be closed.
+    /// One connection of the session was logged out, and must be closed.
     Left {
-        /// Which.
+        /// The connection.
         connection: Cid,
     },
-    /// A request that was no command went down with its connection, and nobody can say whether it
-    /// was carried out.
+    /// A request other than a command was lost with its connection. It is unknown whether the target executed it.
     Lost {
         /// The request.
         token: Token,
     },
     /// A command ended.
     Completed(Completion),
-    /// A command was ended by a task management function and will have no completion.
+    /// A task management function ended a command. The command gets no completion.
     Aborted {
         /// The command.
         token: Token,
     },
-    /// The answer to a task management function; the commands that it ended were told before.
+    /// The answer to a task management function. The events of the commands that it ended precede it.
     TaskManagementDone {
         /// The request.
         token: Token,
         /// The answer.
         response: TaskManagementResponse,
     },
-    /// The answer to a text request, all of it.
+    /// The complete answer to a text request.
     TextDone {
         /// The request.
         token: Token,
-        /// Pairs of keys and values, each ended by a zero byte.
+        /// Pairs of keys and values, each terminated by a zero byte.
         text: Vec<u8>,
     },
-    /// The answer to a ping of ours.
+    /// The answer to a ping of the initiator.
     Pong {
         /// The ping.
         token: Token,
     },
-    /// The answer to a logout: the connection is to be closed.
+    /// The answer to a logout. The connection must be closed.
     LoggedOut {
         /// The answer.
         response: LogoutResponse,
     },
     /// An asynchronous message (RFC 7143 §11.9).
     AsyncMessage {
-        /// What it tells.
+        /// The event code.
         event: AsyncEvent,
         /// Logical unit of a SCSI event.
         lun: [u8; 8],
-        /// Parameter1 to Parameter3.
+        /// Parameter1, Parameter2 and Parameter3.
         parameters: [u16; 3],
         /// Sense data of a SCSI event, with its length field.
         data: Vec<u8>,
     },
-    /// The target refused a PDU (RFC 7143 §11.17).
+    /// The target rejected a PDU (RFC 7143 §11.17).
     Rejected {
-        /// Why.
+        /// The reason.
         reason: RejectReason,
         /// The request that the rejected PDU belonged to, if it is still open.
         token: Option<Token>,
     },
 }
 
-/// A login that the target did not grant, by what the initiator can do next.
+/// A failed login. The variants differ in the next step of the initiator or its administrator.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoginError {
-    /// Try at another address.
+    /// The target moved. The initiator can log in at another address.
     #[error("the target moved to {address}")]
     Redirected {
         /// `host[:port][,portal group tag]`.
         address: String,
-        /// Whether to remember it.
+        /// Whether the move is permanent.
         permanent: bool,
     },
-    /// Ask a person for other credentials or for permission.
+    /// The target denies access. An administrator must correct the credentials or permissions.
     #[error("the target refuses this initiator ({status:?})")]
     Denied {
-        /// Which of the two.
+        /// Whether authentication or authorization failed.
         status: LoginStatus,
-        /// What the initiator's proof was made with, if it was refused with that.
+        /// The algorithm of the initiator's CHAP response, if the target rejected that response.
         algorithm: Option<Algorithm>,
     },
-    /// Look for another name.
+    /// The target does not exist. The initiator needs another name.
     #[error("the target does not exist there ({status:?})")]
     NotFound {
-        /// Never there, or removed.
+        /// Whether the target was not found or was removed.
         status: LoginStatus,
     },
-    /// Try again later.
+    /// The target is unavailable. The initiator can try again later.
     #[error("the target cannot serve now ({status:?})")]
     Unavailable {
-        /// Which trouble it has.
+        /// The status that the target reports.
         status: LoginStatus,
     },
-    /// Nothing: the two do not fit together.
+    /// The target rejects the login, and a retry does not help: the two are incompatible.
     #[error("the target refuses this login ({status:?})")]
     Refused {
-        /// The target's words.
+        /// The status that the target reports.
         status: LoginStatus,
     },
-    /// Look at the credentials: one side could not prove who it is.
+    /// One side could not authenticate. An administrator must check the credentials.
     #[error("authentication failed: {0}")]
     Authentication(#[from] AuthenticationError),
-    /// Nothing: no agreement over a key.
+    /// The two sides do not agree about a key, and a retry does not help.
     #[error("no agreement about {key}: the target answered {value:?}")]
     NoAgreement {
         /// The key.
@@ -179,46 +176,47 @@ pub enum LoginError {
     },
 }
 
-/// Why the initiator broke an authentication off.
+/// The reason why the initiator stopped an authentication.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthenticationError {
-    /// CHAP was asked for, and the target wants something else.
+    /// The initiator requested CHAP, and the target chose something else.
     #[error("the target does not accept CHAP (AuthMethod={answered:?}); it has no account")]
     Method {
-        /// Its words.
+        /// The target's value of AuthMethod.
         answered: String,
     },
-    /// The target chose what was not offered.
+    /// The target chose an algorithm that the initiator did not offer.
     #[error("the target chose the algorithm {answered:?}, which was not offered")]
     Algorithm {
         /// CHAP_A.
         answered: String,
     },
-    /// A key that has to come now did not.
+    /// A required key is missing.
     #[error("the target did not send {key}")]
     Missing {
         /// The key.
         key: &'static str,
     },
-    /// A value that cannot be one, or a key that came twice.
+    /// A value is invalid, or a key occurs twice.
     #[error("the target sent an invalid value of {key}")]
     Malformed {
         /// The key.
         key: &'static str,
     },
-    /// The target's challenge is ours: somebody wants us to answer it for him.
+    /// The target sent the initiator's own challenge back. This is a reflection attack: the sender wants the initiator
+    /// to answer the challenge for it.
     #[error("the target sent the initiator's challenge back")]
     Reflection,
-    /// RFC 7143 §12.1.3: with one secret for both sides, either could answer for the other.
+    /// RFC 7143 §12.1.3: if both sides have the same secret, either could answer for the other.
     #[error("the initiator and the target have the same secret; give them different ones")]
     SameSecret,
-    /// The target was to prove who it is, and says nothing.
+    /// The target was to authenticate, and did not respond.
     #[error("the target did not authenticate itself (mutual CHAP)")]
     TargetSilent,
-    /// The target does not know the secret, or goes by another name.
+    /// The target does not know the secret, or uses another name.
     #[error("the target, {name:?}, is not the one that was configured")]
     Target {
-        /// What it calls itself.
+        /// The name that the target uses.
         name: String,
     },
 }
@@ -229,116 +227,116 @@ impl From<AuthenticationError> for ConnectionError {
     }
 }
 
-/// A breach of RFC 7143 by the target. Each ends the connection.
+/// A violation of RFC 7143 by the target. Each one ends the connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
-    /// A PDU that has no place in this phase.
+    /// A PDU that is not permitted in this phase.
     #[error("unexpected {0:?} in this phase")]
     UnexpectedOpcode(Opcode),
-    /// An answer to something that was not asked.
+    /// An answer without a request.
     #[error("{opcode:?} for tag {tag:#x}, which has no such task")]
     UnknownTask {
-        /// Of the answer.
+        /// Opcode of the answer.
         opcode: Opcode,
-        /// Its tag.
+        /// Tag of the answer.
         tag: u32,
     },
-    /// Data-In that is out of order or beyond the end.
+    /// Data-In that is out of order, or beyond the end of the transfer.
     #[error("Data-In of {length} bytes at {offset}, where {expected} of {total} have arrived")]
     DataInPlace {
-        /// Its offset.
+        /// Offset in the PDU.
         offset: u32,
-        /// Its length.
+        /// Length in the PDU.
         length: u32,
-        /// Where the next data belongs.
+        /// Offset of the next expected data.
         expected: u32,
-        /// Bytes that the command expects.
+        /// Number of bytes that the command expects.
         total: u32,
     },
-    /// An R2T for bytes that it may not ask for.
+    /// An R2T for bytes that the target may not request.
     #[error("an R2T for {length} bytes at {offset} of {total}")]
     R2tRange {
-        /// Its offset.
+        /// Offset in the PDU.
         offset: u32,
-        /// Its length.
+        /// Length in the PDU.
         length: u32,
-        /// Bytes that the command sends.
+        /// Number of bytes that the command sends.
         total: u32,
     },
-    /// Text that cannot be taken apart.
+    /// Text that cannot be parsed.
     #[error("malformed text ({0:?})")]
     Text(TextError),
-    /// Text without an end.
+    /// Text that exceeds the maximum length.
     #[error("text longer than {limit} bytes")]
     TextTooLong {
         /// The limit.
         limit: usize,
     },
-    /// A login stage that does not follow.
+    /// A login stage that is not the next one.
     #[error("login stages out of order")]
     LoginStage,
-    /// A login that does not come to an end.
+    /// A login that does not end.
     #[error("the login did not end after {0} responses")]
     LoginTooLong(u32),
-    /// More of what it sent is missing than anybody can keep track of.
+    /// More PDUs of the target are missing than the initiator can track.
     #[error("too many PDUs are missing")]
     TooManyMissing,
-    /// Pings faster than answers can be sent.
+    /// The target sends pings faster than the initiator can send answers.
     #[error("{0} pings without reading an answer")]
     PingFlood(u32),
 }
 
-/// Why the tasks of a lost connection cannot go on.
+/// The reason why the tasks of a lost connection cannot continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecoveryError {
-    /// The session's level is below 2.
+    /// The session's ErrorRecoveryLevel is below 2.
     #[error("the session's error recovery level is {level}")]
     Level {
         /// ErrorRecoveryLevel.
         level: u32,
     },
-    /// The target does not let the connection go.
+    /// The target does not remove the connection.
     #[error("the target answered the removal of the connection with {response:?}")]
     Removal {
-        /// Its answer.
+        /// The target's response.
         response: LogoutResponse,
     },
-    /// The target does not take a request that recovery needs.
+    /// The target rejects a request that recovery needs.
     #[error("the target rejects a request that it supports ({reason:?})")]
     Rejected {
-        /// Why.
+        /// The reason.
         reason: RejectReason,
     },
-    /// A command has lost too many connections: it may be what breaks them.
+    /// A command has lost too many connections. The command itself may be the cause.
     #[error("a command has lost too many connections")]
     MovedTooOften,
-    /// The target does not move a task.
+    /// The target does not reassign a task.
     #[error("the target answers a task's reassignment with {response:?}")]
     Reassignment {
-        /// Its answer.
+        /// The target's response.
         response: TaskManagementResponse,
     },
 }
 
-/// Why a connection ended.
+/// The reason why a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectionError {
     /// The login failed.
     #[error("login failed: {0}")]
     Login(#[from] LoginError),
-    /// The stream cannot be followed.
+    /// The stream cannot be parsed.
     #[error("the target's stream is malformed: {0}")]
     Framing(#[from] FramingError),
-    /// The target broke the protocol.
+    /// The target violated the protocol.
     #[error("the target violated the protocol: {0}")]
     Protocol(#[from] ProtocolError),
-    /// Data changed on the way (RFC 7143 §7.8: at level 0 the session starts anew).
+    /// Data was damaged in transit (RFC 7143 §7.8: at level 0 the session is restarted).
     #[error("data digest error in {0:?}")]
     DataDigest(Opcode),
-    /// The target does not send again what was damaged or lost.
+    /// The target does not repeat damaged or lost PDUs.
     #[error("the target did not send the lost data again")]
     NotRepeated,
-    /// The connection was lost, and its tasks cannot go on over another (RFC 7143 §7.2.2).
+    /// The connection was lost, and its tasks cannot continue on another one (RFC 7143 §7.2.2).
     #[error("a connection was lost, and its tasks cannot continue on another one: {0}")]
     Unrecoverable(#[from] RecoveryError),
 }

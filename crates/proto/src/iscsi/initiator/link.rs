@@ -1,4 +1,4 @@
-//! One connection: its bytes, its login, and what each PDU leads to.
+//! One connection: its byte stream, its login, and the handling of each PDU.
 
 use sarsen_block::Buffer;
 use sarsen_wire::iscsi::{
@@ -17,16 +17,16 @@ use super::recovery::LinkRecovery;
 use super::request::{Cid, ReadLanding};
 use super::task::Movement;
 
-/// What the connection does.
+/// The phase of a connection.
 pub(super) enum Phase {
     Login(Box<Login>),
     FullFeature,
-    /// A logout was answered: only closing is left.
+    /// A logout was answered. The connection must only be closed.
     LoggedOut,
     Failed(ConnectionError),
 }
 
-/// See the module.
+/// One connection. See the module.
 pub(super) struct Link {
     pub(super) cid: u16,
     pub(super) phase: Phase,
@@ -34,22 +34,21 @@ pub(super) struct Link {
     pub(super) output: Output,
     pub(super) parameters: Parameters,
     pub(super) exp_stat_sn: SerialNumber,
-    /// Pings answered since the output was last empty.
+    /// Number of pings answered since the output was last empty.
     pub(super) pings_queued: u32,
-    /// Above level 0.
+    /// State for recovery, at ErrorRecoveryLevel 1 and above.
     pub(super) recovery: Option<Box<LinkRecovery>>,
-    /// The session's handle at the target.
+    /// Target session identifying handle (TSIH).
     pub(super) tsih: u16,
-    /// The login was over once.
+    /// Whether the login was completed at some time.
     pub(super) was_full_feature: bool,
-    /// It takes no further commands, and is logged out when the last one has ended.
+    /// Whether the connection accepts no further commands. It is logged out when the last command has ended.
     pub(super) is_leaving: bool,
     pub(super) is_reassigning: bool,
 }
 
 impl Link {
-    /// Begins a login. What the session has negotiated already holds for a connection that joins
-    /// it.
+    /// Begins a login. The negotiated parameters of the session already apply to a connection that joins it.
     pub(super) fn new(
         options: LoginOptions,
         join: Option<Join>,
@@ -95,7 +94,7 @@ impl Link {
         matches!(self.phase, Phase::LoggedOut)
     }
 
-    /// Takes bytes that were received, after those that landed. An error is final.
+    /// Handles received bytes that follow those in `landing`. An error is final.
     pub(super) fn handle_input(
         &mut self,
         core: &mut Core,
@@ -132,7 +131,7 @@ impl Link {
         }
     }
 
-    /// Where the data segment of the header that just came belongs.
+    /// Returns the destination of the data segment of the last header.
     fn place(&mut self, core: &mut Core) -> Result<Landing, ConnectionError> {
         let header = self.framer.header();
         let opcode = header.basic().opcode();
@@ -153,8 +152,8 @@ impl Link {
         let misplaced = ProtocolError::DataInPlace { offset, length, expected: at, total };
         match &command.recovery {
             None => {
-                // DataPDUInOrder and DataSequenceInOrder are always negotiated to Yes. A PDU
-                // without data says nothing by its offset.
+                // DataPDUInOrder and DataSequenceInOrder are always negotiated to Yes. The offset of a PDU without data
+                // has no meaning.
                 if length > total - at || (length > 0 && offset != at) {
                     return Err(misplaced.into());
                 }
@@ -216,7 +215,7 @@ impl Link {
         response: &LoginResponse,
         segment: &Segment,
     ) -> Result<(), ConnectionError> {
-        // Its login is the session's first.
+        // Whether this is the first login of the session.
         let leads = self.tsih == 0;
         let Phase::Login(login) = &mut self.phase else { unreachable!("the phase was looked at") };
         self.exp_stat_sn = SerialNumber(response.stat_sn.get()).next();
@@ -236,7 +235,7 @@ impl Link {
             Progress::Done => {
                 let tsih = login.tsih();
                 if leads {
-                    // The first window may be closed.
+                    // The window may be closed at first.
                     core.max_cmd_sn = SerialNumber(response.max_cmd_sn.get());
                     core.events.push_back(Event::LoggedIn);
                 } else {
@@ -264,13 +263,13 @@ impl Link {
     }
 }
 
-/// ExpCmdSN and MaxCmdSN stand at the same place in everything that a target sends.
+/// Updates the window. ExpCmdSN and MaxCmdSN are at the same offsets in every PDU of a target.
 pub(super) fn note_window_of(core: &mut Core, header: &RawHeader) {
     let header = NopIn::view(header);
     note_window(core, header.exp_cmd_sn.get(), header.max_cmd_sn.get());
 }
 
-/// RFC 7143 §4.2.2.1. What went over another connection may come later though it is older.
+/// Updates the window (RFC 7143 §4.2.2.1). Over another connection, an older value may arrive later.
 fn note_window(core: &mut Core, exp_cmd_sn: u32, max_cmd_sn: u32) {
     let (exp_cmd_sn, max_cmd_sn) = (SerialNumber(exp_cmd_sn), SerialNumber(max_cmd_sn));
     if max_cmd_sn.next().is_before(exp_cmd_sn) {

@@ -1,6 +1,6 @@
 //! The login (RFC 7143 §6.3): security, operational negotiation, full feature phase.
 //!
-//! Every login begins with the security stage, be it only to agree on AuthMethod=None.
+//! Every login begins with the security stage, even if the two sides only agree on AuthMethod=None.
 
 use sarsen_wire::iscsi::pdu::{self, CONTINUE, FINAL, current_stage, next_stage};
 use sarsen_wire::iscsi::text::{self, IRRELEVANT, NOT_UNDERSTOOD, REJECT};
@@ -14,21 +14,21 @@ use super::authentication::Chap;
 use super::event::{ConnectionError, LoginError, ProtocolError};
 use super::options::{DigestOffer, Join, LoginOptions, SessionTarget};
 
-/// Text of one answer is gathered up to this many bytes.
+/// Maximum length of the text of one answer, in bytes.
 const TEXT_LIMIT: usize = 64 * 1024;
-/// A login takes two or three exchanges; more answers than this are an endless one.
+/// Maximum number of answers in a login. A normal login takes two or three exchanges.
 const EXCHANGE_LIMIT: u32 = 64;
-/// The tag of every login request: one is open at a time.
+/// The tag of every login request. Only one request is open at a time.
 const TAG: u32 = 0;
 
-/// Where the login stands.
+/// The state of the login.
 #[derive(Debug)]
 enum Step {
-    /// Names and AuthMethod=None are out.
+    /// The names and AuthMethod=None were sent.
     Security,
-    /// Names and AuthMethod=CHAP are out, or what follows them.
+    /// The names and AuthMethod=CHAP, or later keys of CHAP, were sent.
     Authentication(Chap),
-    /// The operational keys are out.
+    /// The operational keys were sent.
     Operational,
 }
 
@@ -40,7 +40,7 @@ impl Step {
         }
     }
 
-    /// Where the next request asks to go; `None` stays.
+    /// Returns the stage that the next request asks for. `None` stays in the current stage.
     const fn next_stage(&self) -> Option<Stage> {
         match self {
             Self::Authentication(chap) if !chap.may_leave() => None,
@@ -50,14 +50,14 @@ impl Step {
     }
 }
 
-/// What an answer leads to.
+/// The result of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// More of the same stage.
+    /// The login stays in the same stage.
     Same,
-    /// The security stage is over.
+    /// The security stage is complete.
     SecurityPassed,
-    /// The login is over.
+    /// The login is complete.
     Done,
 }
 
@@ -65,12 +65,12 @@ pub(super) enum Progress {
 pub(super) struct Login {
     options: LoginOptions,
     step: Step,
-    /// Text that is still to be sent, in pieces that a login may carry.
+    /// Text that is still to be sent. One login request carries a part of it.
     to_send: Vec<u8>,
-    /// Text of an answer that goes on.
+    /// Text of an incomplete answer.
     received: Vec<u8>,
     tsih: u16,
-    /// The session that there is already.
+    /// The existing session that the connection joins.
     join: Option<Join>,
     exchanges: u32,
     /// The operational keys that wait for an answer.
@@ -78,7 +78,7 @@ pub(super) struct Login {
 }
 
 impl Login {
-    /// A login into a session of its own, or into one that there is.
+    /// Creates a login into a new session, or into an existing one.
     pub(super) fn new(options: LoginOptions, join: Option<Join>) -> Self {
         Self {
             options,
@@ -107,7 +107,7 @@ impl Login {
         }
         match self.options.authentication.take() {
             None => self.add("AuthMethod", text::NONE),
-            // Nothing beside it: a user who names himself is not let in as nobody.
+            // The initiator offers only CHAP: with credentials configured, it must not log in without authentication.
             Some(authentication) => {
                 self.add("AuthMethod", "CHAP");
                 self.step = Step::Authentication(Chap::new(authentication));
@@ -116,7 +116,7 @@ impl Login {
         self.send(output, cmd_sn, self.join.map_or(0, |join| join.exp_stat_sn));
     }
 
-    /// The session's handle at the target.
+    /// Returns the target session identifying handle (TSIH).
     pub(super) const fn tsih(&self) -> u16 {
         self.tsih
     }
@@ -125,7 +125,7 @@ impl Login {
         add(&mut self.to_send, key, value);
     }
 
-    /// Sends as much text as one request may carry; the last piece asks to move on.
+    /// Sends as much text as one request may carry. The request with the last part asks for the next stage.
     fn send(&mut self, output: &mut Output, cmd_sn: u32, exp_stat_sn: u32) {
         let length = self.to_send.len().min(DEFAULT_DATA_SEGMENT_LENGTH as usize);
         let last = length == self.to_send.len();
@@ -151,7 +151,7 @@ impl Login {
         header
     }
 
-    /// Takes an answer.
+    /// Handles an answer.
     pub(super) fn handle(
         &mut self,
         response: &LoginResponse,
@@ -179,14 +179,14 @@ impl Login {
         self.tsih = response.tsih.get();
         let exp_stat_sn = response.stat_sn.get().wrapping_add(1);
         if response.flags & CONTINUE != 0 {
-            // RFC 7143 §6.2: an answer that goes on is fetched with an empty request.
+            // RFC 7143 §6.2: the initiator requests the rest of an incomplete answer with an empty request.
             output.push(self.request(0, cmd_sn, exp_stat_sn), &[]);
             return Ok(Progress::Same);
         }
         let text = std::mem::take(&mut self.received);
         match &mut self.step {
             Step::Security => check_security(&text)?,
-            // The target has heard a part of what it is to answer.
+            // The target has received only a part of the text that it must answer.
             Step::Authentication(_) if !self.to_send.is_empty() => {}
             Step::Authentication(chap) => {
                 for (key, value) in chap.handle(&text)? {
@@ -210,7 +210,7 @@ impl Login {
         exp_stat_sn: u32,
         parameters: &mut Parameters,
     ) -> Result<Progress, ConnectionError> {
-        // A target that moves on before it has proved who it is has nothing to be trusted with.
+        // The initiator does not trust a target that moves to the next stage before it has authenticated.
         if matches!(&self.step, Step::Authentication(chap) if !chap.is_over()) {
             return Err(ProtocolError::LoginStage.into());
         }
@@ -263,7 +263,7 @@ impl Login {
             LoginStatus::AuthenticationFailure | LoginStatus::AuthorizationFailure => {
                 LoginError::Denied { status, algorithm }
             }
-            // tgt's words for a response of another length than its own.
+            // tgt reports this status if the CHAP response has another length than its own.
             LoginStatus::InitiatorError if algorithm.is_some() => {
                 LoginError::Denied { status, algorithm }
             }
@@ -273,7 +273,7 @@ impl Login {
         })
     }
 
-    /// Takes answers to our keys and declarations, and answers keys that the target offers.
+    /// Handles answers to our keys and declarations, and answers keys that the target offers.
     fn apply(&mut self, text: &[u8], parameters: &mut Parameters) -> Result<(), ConnectionError> {
         let offer = self.options.as_offer();
         let session_type = self.options.target.session_type();
@@ -285,21 +285,21 @@ impl Login {
                 }
                 continue;
             };
-            // RFC 7143 §13: these hold for the session, and were settled by its first login.
+            // RFC 7143 §13: these keys apply to the session. Its first login negotiated them.
             if self.join.is_some() && key.usage == Use::LeadingOnly {
                 continue;
             }
             let open = self.open_keys.iter().position(|open| *open == name);
             let declared = matches!(key.kind, KeyKind::DeclaredNumber(..));
             if matches!(value, NOT_UNDERSTOOD | REJECT | IRRELEVANT) {
-                // The default stays (RFC 7143 §6.2).
+                // The default remains in use (RFC 7143 §6.2).
                 if let Some(open) = open {
                     self.open_keys.swap_remove(open);
                 }
                 continue;
             }
-            // What we offered decides whether an answer is admissible: taking an answer as if it
-            // were an offer to us must give the answer itself.
+            // Our offer decides whether an answer is admissible. If the answer is handled as an offer to us, the result
+            // must be the answer itself.
             let mut negotiation = Negotiation { offer: &offer, parameters, session_type };
             let result = negotiation.answer(key, value);
             match (open, result) {
@@ -334,7 +334,7 @@ fn add(to_send: &mut Vec<u8>, key: &str, value: &str) {
     }
 }
 
-/// AuthMethod=None was offered: nothing else can be its answer.
+/// Checks AuthMethod. The initiator offered only None, so the target must answer None.
 fn check_security(text: &[u8]) -> Result<(), ConnectionError> {
     for pair in text::pairs(text) {
         let (key, value) = pair?;
@@ -345,8 +345,8 @@ fn check_security(text: &[u8]) -> Result<(), ConnectionError> {
     Ok(())
 }
 
-/// A target that answers its own number where ours is smaller: ours holds, and nothing that it
-/// then does goes beyond what it said.
+/// Returns whether the key uses the minimum function. A target may answer such a key with its own number although ours
+/// is smaller. Our number then applies, and it does not exceed the target's number.
 fn is_minimum(key: &Key, result: &str) -> bool {
     matches!(key.kind, KeyKind::Minimum(..)) && result != REJECT
 }

@@ -1,19 +1,19 @@
-//! What an initiator asks for when it logs in.
+//! The options of an initiator's login.
 
 use sarsen_wire::iscsi::Isid;
 
 use super::super::keys::{SessionType, TargetOffer};
 use super::authentication::Authentication;
 
-/// Whether a digest is asked for.
+/// The offer of a digest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DigestOffer {
-    /// Not wanted.
+    /// No digest.
     #[default]
     None,
-    /// CRC32C if the target has it.
+    /// CRC32C, if the target supports it.
     Prefer,
-    /// CRC32C, or the login fails.
+    /// CRC32C. Otherwise the login fails.
     Require,
 }
 
@@ -27,12 +27,12 @@ impl DigestOffer {
     }
 }
 
-/// What the session is for.
+/// The purpose of the session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SessionTarget {
     /// SCSI commands to the target of this iSCSI name.
     Named(String),
-    /// Asking which targets there are.
+    /// Discovery of the targets.
     Discovery,
 }
 
@@ -45,23 +45,23 @@ impl SessionTarget {
     }
 }
 
-/// A login's identity and offers. [`LoginOptions::new`] offers what suits a target best.
+/// A login's identity and offers. [`LoginOptions::new`] offers the values that suit most targets.
 #[derive(Clone, Debug)]
 pub struct LoginOptions {
     /// The iSCSI name of the initiator.
     pub initiator_name: String,
-    /// What the session is for.
+    /// The purpose of the session.
     pub target: SessionTarget,
-    /// With the initiator's name, the initiator port: a second session of the same port to the
-    /// same target takes the first one's place.
+    /// The ISID. With the initiator's name it identifies the initiator port: a second session of the same port to the
+    /// same target replaces the first one.
     pub isid: Isid,
-    /// CHAP, and nothing else; `None` offers AuthMethod=None alone.
+    /// CHAP as the only offer. `None` offers only AuthMethod=None.
     pub authentication: Option<Authentication>,
     /// HeaderDigest.
     pub header_digest: DigestOffer,
     /// DataDigest.
     pub data_digest: DigestOffer,
-    /// InitialR2T: whether data beyond what is immediate waits to be asked for.
+    /// InitialR2T: whether data beyond the immediate data must wait for an R2T.
     pub initial_r2t: bool,
     /// ImmediateData: whether a command may carry data.
     pub immediate_data: bool,
@@ -73,28 +73,27 @@ pub struct LoginOptions {
     pub max_recv_data_segment_length: u32,
     /// MaxOutstandingR2T.
     pub max_outstanding_r2t: u32,
-    /// MaxConnections: the most connections of a session; only [`super::Session`] can have more
-    /// than one.
+    /// MaxConnections: maximum number of connections of a session. Only [`super::Session`] supports more than one.
     pub max_connections: u32,
-    /// The highest ErrorRecoveryLevel, up to 2. Only [`super::Session`] has connections that
-    /// follow each other, which is what level 2 is about.
+    /// The maximum ErrorRecoveryLevel, up to 2. Only [`super::Session`] can replace a lost connection, which level 2
+    /// requires.
     pub error_recovery_level: u32,
 }
 
-/// DefaultTime2Retain that is offered at level 2: enough for a network that comes back.
+/// DefaultTime2Retain that the initiator offers at level 2: long enough for a short network failure.
 const TIME2RETAIN_SECONDS: u32 = 20;
 
-/// A login into a session that there is already.
+/// A login into an existing session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Join {
     pub(super) tsih: u16,
     pub(super) cid: u16,
-    /// Where the CID's last connection stood, if this is to take its place (RFC 7143 §11.12.9).
+    /// ExpStatSN of the last connection with this CID, if the new connection replaces it (RFC 7143 §11.12.9).
     pub(super) exp_stat_sn: u32,
 }
 
 impl LoginOptions {
-    /// Offers of no digests, no needless R2Ts and long bursts.
+    /// Creates options that offer no digests, no unnecessary R2Ts, and long bursts.
     pub fn new(initiator_name: impl Into<String>, target: SessionTarget, isid: Isid) -> Self {
         Self {
             initiator_name: initiator_name.into(),
@@ -114,12 +113,12 @@ impl LoginOptions {
         }
     }
 
-    /// DefaultTime2Retain: below level 2 no task outlives its connection.
+    /// Returns DefaultTime2Retain. Below level 2 no task outlives its connection.
     const fn time2retain(&self) -> u32 {
         if self.error_recovery_level < 2 { 0 } else { TIME2RETAIN_SECONDS }
     }
 
-    /// The same offers as the table takes them, to answer a target that offers keys itself.
+    /// Returns the same offers in the form of the key table, to answer keys that the target offers.
     pub(super) const fn as_offer(&self) -> TargetOffer {
         TargetOffer {
             header_digest: !matches!(self.header_digest, DigestOffer::None),
@@ -137,8 +136,7 @@ impl LoginOptions {
         }
     }
 
-    /// The operational keys of a session's first login with the values that are offered, in the
-    /// order of the standard.
+    /// Returns the operational keys of a session's first login with the offered values, in the order of the standard.
     pub(super) fn operational(&self) -> Vec<(&'static str, String)> {
         let boolean = |value| if value { "Yes" } else { "No" }.to_owned();
         let mut keys = self.operational_of_connection();
@@ -166,7 +164,7 @@ impl LoginOptions {
         keys
     }
 
-    /// Those that each connection has of its own.
+    /// Returns the operational keys that each connection negotiates itself.
     pub(super) fn operational_of_connection(&self) -> Vec<(&'static str, String)> {
         vec![
             ("HeaderDigest", self.header_digest.values().to_owned()),

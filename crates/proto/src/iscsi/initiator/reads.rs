@@ -1,4 +1,4 @@
-//! Data that comes in, and the end of commands (RFC 7143 §11.4, §11.7).
+//! Received data, and the end of commands (RFC 7143 §11.4, §11.7).
 
 use sarsen_block::Buffer;
 use sarsen_wire::iscsi::{DataIn, Opcode, RawHeader, ScsiResponse};
@@ -19,7 +19,7 @@ impl Link {
     ) -> Result<(), ConnectionError> {
         let header = DataIn::view(raw);
         let (opcode, tag) = (Opcode::DataIn, header.initiator_task_tag.get());
-        // `place` has looked for the task a moment ago.
+        // `place` has found the task before.
         let Some(command) = core.tasks.command(tag, self.cid) else {
             if !core.tolerant {
                 return Err(ProtocolError::UnknownTask { opcode, tag }.into());
@@ -61,7 +61,7 @@ impl Link {
         if !self.note_status(header.stat_sn.get())? {
             return Ok(());
         }
-        // RFC 7143 §11.4.7: sense data follows its length; one that lies about it is cut.
+        // RFC 7143 §11.4.7: sense data follows its length. If the length is too large, it is reduced.
         let sense = match segment.bytes() {
             [high, low, rest @ ..] => {
                 let length = usize::from(u16::from_be_bytes([*high, *low]));
@@ -83,7 +83,7 @@ impl Link {
         self.end(core, Opcode::ScsiResponse, tag, end)
     }
 
-    /// A command ended, or will when what is missing of its data has come.
+    /// Ends a command, or records its end until the missing data has arrived.
     fn end(
         &mut self,
         core: &mut Core,
@@ -106,7 +106,7 @@ impl Link {
     }
 }
 
-/// Takes the task of a command out and tells its end.
+/// Removes the task of a command and reports its end.
 pub(super) fn complete(core: &mut Core, tag: u32, end: CommandEnd) {
     let Some(Task { token, kind: RequestKind::Command(command), .. }) = core.tasks.remove(tag)
     else {

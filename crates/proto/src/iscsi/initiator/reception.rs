@@ -1,19 +1,19 @@
-//! Which Data-In of a command has arrived, where some of it may be sent again
-//! (RFC 7143 §4.2.2.3, §7.5).
+//! Record of the Data-In PDUs of a command that have arrived, where the target may repeat PDUs (RFC 7143 §4.2.2.3,
+//! §7.5).
 
-/// Data-In PDUs in a row that are missing.
+/// A range of consecutive Data-In PDUs that are missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MissingPdus {
     first_sn: u32,
     end_sn: u32,
     start: u32,
-    /// The byte behind the last one, or, of the data's end, behind the most that may come.
+    /// End of the missing bytes. If the end of the data is missing, it is the maximum end.
     end: u32,
-    /// The data's end is missing, so that nobody knows how long it is.
+    /// Whether the end of the data is missing, so that its length is unknown.
     is_tail: bool,
 }
 
-/// A Data-In PDU: its number and where its bytes belong.
+/// A Data-In PDU: its number and the position of its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
     pub(super) data_sn: u32,
@@ -27,39 +27,40 @@ impl Arrival {
     }
 }
 
-/// A run of numbers that are to be sent again.
+/// A range of numbers of PDUs that the target is to repeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) first: u32,
     pub(super) count: u32,
 }
 
-/// A PDU that fits neither what is missing nor what comes next.
+/// A PDU that is neither missing nor the next one.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct OutOfOrder;
 
-/// See the module. The end of what arrived, holes included, is kept by the owner.
+/// The received Data-In of one command. See the module. The owner keeps the end offset of the received data, holes
+/// included.
 #[derive(Debug, Default)]
 pub(super) struct Reception {
     next_sn: u32,
     holes: Vec<MissingPdus>,
 }
 
-/// Holes of one command; more are the work of a peer that wants our memory.
+/// Maximum number of holes of one command. More holes indicate a peer that attacks our memory.
 const HOLE_LIMIT: usize = 1024;
 
 impl Reception {
-    /// Whether nothing before what arrived last is missing.
+    /// Returns whether nothing is missing before the last PDU that arrived.
     pub(super) const fn is_whole(&self) -> bool {
         self.holes.is_empty()
     }
 
-    /// The first number that did not arrive.
+    /// Returns the first number that did not arrive.
     pub(super) fn first_missing(&self) -> u32 {
         self.holes.first().map_or(self.next_sn, |hole| hole.first_sn)
     }
 
-    /// Whether the PDU has been here before.
+    /// Returns whether the PDU arrived before.
     pub(super) fn is_duplicate(&self, data_sn: u32) -> bool {
         data_sn < self.next_sn && self.hole_of(data_sn).is_none()
     }
@@ -68,8 +69,8 @@ impl Reception {
         self.holes.iter().position(|hole| (hole.first_sn..hole.end_sn).contains(&data_sn))
     }
 
-    /// Whether a PDU that is no duplicate may stand where it says. `received` is where the data
-    /// that arrived ends, `expected` the length of all.
+    /// Checks the position of a PDU that is no duplicate. `received` is the end of the received data, `expected` the
+    /// length of all data.
     pub(super) fn check(
         &self,
         arrival: Arrival,
@@ -80,7 +81,7 @@ impl Reception {
         let end = arrival.end().ok_or(OutOfOrder)?;
         let fits = match self.hole_of(data_sn) {
             _ if length > 0 && end > expected => false,
-            // A PDU without data says nothing by its offset.
+            // The offset of a PDU without data has no meaning.
             _ if length == 0 => true,
             None if data_sn == self.next_sn => offset == received,
             None => offset >= received,
@@ -99,8 +100,7 @@ impl Reception {
         if fits && room { Ok(()) } else { Err(OutOfOrder) }
     }
 
-    /// Takes a PDU that was checked, and of which the data is good only if it is `intact`. Gives
-    /// what is to be asked for again.
+    /// Records a checked PDU. Its data is valid only if `intact`. Returns the PDUs to request again.
     pub(super) fn arrive(
         &mut self,
         arrival: Arrival,
@@ -110,7 +110,7 @@ impl Reception {
         let Arrival { data_sn, offset, length } = arrival;
         let place = self.hole_of(data_sn);
         let start = match place {
-            // What is missing before an empty one cannot lie behind what came.
+            // Missing data before an empty PDU cannot lie behind the received data.
             _ if length > 0 => offset,
             None => *received,
             Some(at) => self.holes[at].start,
@@ -154,7 +154,7 @@ impl Reception {
         }
     }
 
-    /// The target says that it sent PDUs up to before this number.
+    /// Records that the target sent all PDUs before this number. Returns the missing PDUs at the end.
     pub(super) fn note_end(
         &mut self,
         end_sn: u32,
@@ -171,8 +171,8 @@ impl Reception {
         Some(Run { first, count: end_sn - first })
     }
 
-    /// Forgets what lies behind the first hole: another connection sends all from there on. Gives
-    /// the number that is expected there.
+    /// Discards the record behind the first hole: another connection sends everything from there on. Returns the next
+    /// expected number.
     pub(super) fn rewind(&mut self, received: &mut u32) -> u32 {
         if let Some(hole) = self.holes.first() {
             self.next_sn = hole.first_sn;
@@ -243,7 +243,7 @@ mod tests {
     }
 
     proptest! {
-        /// A target that sends what it is asked for over a line that damages and loses.
+        /// A target repeats the requested PDUs over a connection that damages and loses PDUs.
         #[test]
         fn whatever_is_lost_all_arrives_in_the_end(
             count in 1u32..40, fates in prop::collection::vec(0u8..4, 0..200),
@@ -264,7 +264,7 @@ mod tests {
                     }
                     continue;
                 };
-                // Only what is sent for the first time is lost without a trace.
+                // Only a PDU that is sent for the first time is lost unnoticed.
                 let fate = fates.next().unwrap_or(3);
                 if fate == 0 && !reported && arrived[data_sn as usize] == 0 && !reception.holes.iter()
                     .any(|hole| (hole.first_sn..hole.end_sn).contains(&data_sn)) {

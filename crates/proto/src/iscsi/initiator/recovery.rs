@@ -1,4 +1,4 @@
-//! Recovery within a connection, level 1 and above: what was damaged or lost is asked for again
+//! Recovery within a connection, at level 1 and above: the initiator requests damaged and lost PDUs again
 //! (RFC 7143 §7.5, §7.8, §11.16).
 
 use std::collections::VecDeque;
@@ -18,7 +18,8 @@ use super::request::ReadLanding;
 use super::status_order::{StatSnPosition, StatusOrder, TooMany};
 use super::task::{Command, Movement};
 
-/// Requests for repetition without one that helped: then the line, not the PDU, is bad.
+/// Maximum number of consecutive requests for repetition without success. More failures mean that the connection is
+/// bad, not the PDU.
 const FAILURE_LIMIT: u32 = 64;
 
 /// Kinds of SNACK (RFC 7143 §11.16.1).
@@ -26,12 +27,12 @@ const SNACK_DATA: u8 = 0;
 const SNACK_STATUS: u8 = 1;
 const SNACK_DATA_ACKNOWLEDGEMENT: u8 = 2;
 
-/// What a connection keeps above level 0.
+/// Recovery state of a connection, at level 1 and above.
 pub(super) struct LinkRecovery {
     order: StatusOrder,
-    /// Requests for repetition since one helped.
+    /// Number of requests for repetition since the last success.
     failures: u32,
-    /// Commands of lost connections that are still to be moved here.
+    /// Commands of lost connections that are still to be reassigned to this connection.
     pub(super) to_reassign: VecDeque<u32>,
 }
 
@@ -48,7 +49,7 @@ impl From<TooMany> for ConnectionError {
 }
 
 impl Link {
-    /// A status came. False if it came before, so that nothing is to be done.
+    /// Records a status. Returns false if it arrived before, so that the caller ignores it.
     pub(super) fn note_status(&mut self, stat_sn: u32) -> Result<bool, ConnectionError> {
         let stat_sn = SerialNumber(stat_sn);
         let Some(recovery) = &mut self.recovery else {
@@ -65,7 +66,7 @@ impl Link {
         Ok(standing == StatSnPosition::Fresh)
     }
 
-    /// The next status will have this number.
+    /// Records that the next status will have this number.
     pub(super) fn note_next_status(&mut self, stat_sn: u32) -> Result<(), ConnectionError> {
         let Some(recovery) = &mut self.recovery else { return Ok(()) };
         let gap = recovery.order.note_next(SerialNumber(stat_sn))?;
@@ -73,14 +74,14 @@ impl Link {
         gap.map_or(Ok(()), |gap| self.ask_for_status(gap))
     }
 
-    /// A status came that is not to be acknowledged yet.
+    /// Records a status that the initiator must not acknowledge yet.
     pub(super) fn hold_status(&mut self, stat_sn: u32) {
         let Some(recovery) = &mut self.recovery else { return };
         recovery.order.hold(SerialNumber(stat_sn));
         self.exp_stat_sn = recovery.order.expected();
     }
 
-    /// A status came damaged. Whether it is missing now.
+    /// Records a damaged status. Returns whether it is missing now.
     fn lose_status(&mut self, stat_sn: u32) -> Result<bool, ConnectionError> {
         let Some(recovery) = &mut self.recovery else { return Ok(false) };
         let (missing, gap) = recovery.order.lose(SerialNumber(stat_sn))?;
@@ -89,7 +90,7 @@ impl Link {
         Ok(missing)
     }
 
-    /// A PDU came whose data is not what was sent. Its header is: it has a digest of its own.
+    /// Handles a PDU with damaged data. The header is valid: it has a digest of its own.
     pub(super) fn handle_damaged(
         &mut self,
         core: &mut Core,
@@ -97,14 +98,14 @@ impl Link {
         segment: Segment,
     ) -> Result<(), ConnectionError> {
         note_window_of(core, raw);
-        // It stands at the same place in all of them.
+        // StatSN is at the same offset in all of these PDUs.
         let stat_sn = NopIn::view(raw).stat_sn.get();
         match raw.basic().opcode() {
             Opcode::DataIn => {
                 let header = DataIn::view(raw);
                 let tag = header.initiator_task_tag.get();
                 if header.flags & DataIn::STATUS != 0 {
-                    // It comes again with its data.
+                    // The target repeats the status with the data.
                     self.lose_status(stat_sn)?;
                 }
                 let Some(command) = core.tasks.command(tag, self.cid) else { return Ok(()) };
@@ -135,8 +136,8 @@ impl Link {
         }
     }
 
-    /// A Data-In came for a command of this connection, with its data or damaged. Asks for what
-    /// is missing, and ends the command if nothing is any more.
+    /// Records a Data-In PDU of a command of this connection, intact or damaged. Requests missing PDUs, and ends the
+    /// command if nothing is missing any more.
     pub(super) fn note_data(
         &mut self,
         core: &mut Core,
@@ -187,7 +188,7 @@ impl Link {
         Ok(())
     }
 
-    /// A response came, and tells how many Data-In PDUs were sent before it.
+    /// Records how many Data-In PDUs the target sent before the response.
     pub(super) fn note_end_of_data(
         &mut self,
         core: &mut Core,
@@ -213,7 +214,7 @@ impl Link {
         }
     }
 
-    /// Data-In or R2Ts.
+    /// Requests Data-In PDUs or R2Ts again.
     pub(super) fn ask_for_data(
         &mut self,
         lun: [u8; 8],
@@ -240,7 +241,7 @@ impl Link {
         Ok(())
     }
 
-    /// RFC 7143 §11.7.2, §11.16.3: LUN and tag are those of the PDU that asked.
+    /// Acknowledges data. LUN and tag are those of the PDU that asked for it (RFC 7143 §11.7.2, §11.16.3).
     fn acknowledge_data(&mut self, asked: &DataIn, next: u32) {
         let transfer_tag = asked.target_transfer_tag.get();
         let run = Run { first: next, count: 0 };

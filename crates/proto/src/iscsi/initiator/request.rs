@@ -1,28 +1,28 @@
-//! What the owner of a connection asks it to do.
+//! The requests of a connection's owner.
 
 use super::super::output::Payload;
 
-/// The owner's name for a request, given back in the event that ends it.
+/// The owner's identifier of a request. The event that ends the request returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(pub u64);
 
-/// A connection of a session, by its number (CID).
+/// The number (CID) of a connection in a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Cid(pub u16);
 
-/// How a command is ordered among others (RFC 7143 §11.3.1).
+/// The task attribute of a command: its order among other commands (RFC 7143 §11.3.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TaskAttribute {
     /// No attribute.
     Untagged,
-    /// In any order.
+    /// Simple task: any order.
     #[default]
     Simple,
-    /// After all before it and before all after it.
+    /// Ordered task: after all earlier commands and before all later ones.
     Ordered,
-    /// Before all that have not begun.
+    /// Head of queue: before all commands that have not started.
     HeadOfQueue,
-    /// Clears an auto contingent allegiance.
+    /// A task that handles an auto contingent allegiance.
     Aca,
 }
 
@@ -38,32 +38,31 @@ impl TaskAttribute {
     }
 }
 
-/// Where a command's Data-In goes.
+/// The destination of a command's Data-In.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadLanding {
-    /// Into a buffer that the completion gives.
+    /// A buffer that the completion returns.
     Buffer,
-    /// Nowhere: it is counted, and thrown away without a copy.
+    /// None: the data is counted, and discarded without a copy.
     Discard,
 }
 
 /// The data that a command moves.
 pub enum Transfer {
-    /// None.
+    /// No data.
     None,
-    /// From the target, at most `length` bytes.
+    /// Data from the target, up to `length` bytes.
     Read {
         /// ExpectedDataTransferLength in bytes.
         length: u32,
-        /// Where the data goes.
+        /// Destination of the data.
         landing: ReadLanding,
     },
-    /// To the target: the first `length` bytes of `payload`.
+    /// Data to the target: the first `length` bytes of `payload`.
     Write {
-        /// The data, from [`super::Connection::payload`] or [`super::Session::payload`]; clones
-        /// share it.
+        /// The data, from [`super::Connection::payload`] or [`super::Session::payload`]. Clones share it.
         payload: Payload,
-        /// ExpectedDataTransferLength in bytes; not more than the payload has.
+        /// ExpectedDataTransferLength in bytes. The payload must have at least this length.
         length: u32,
     },
 }
@@ -72,15 +71,15 @@ pub enum Transfer {
 pub struct CommandRequest {
     /// Logical unit.
     pub lun: [u8; 8],
-    /// CDB, filled up with zeroes.
+    /// CDB, padded with zeroes.
     pub cdb: [u8; 16],
-    /// Ordering.
+    /// Task attribute.
     pub attribute: TaskAttribute,
-    /// Data.
+    /// Data that the command transfers.
     pub transfer: Transfer,
 }
 
-/// A task management function with what it is about (RFC 7143 §11.5).
+/// A task management function and its object (RFC 7143 §11.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskManagement {
     /// Abort the command that has this token.

@@ -1,5 +1,5 @@
-//! What is asked beside commands: pings, text, task management, logout; and what a target says
-//! unasked.
+//! Requests other than commands: pings, text, task management and logout. Also PDUs that the target sends without a
+//! request.
 
 use sarsen_wire::iscsi::pdu::{CONTINUE, FINAL, IMMEDIATE};
 use sarsen_wire::iscsi::{
@@ -16,11 +16,12 @@ use super::link::{Link, Phase};
 use super::request::{Cid, TaskManagement, Token};
 use super::task::{Aborts, RequestKind, Task};
 
-/// The answer to a text request is gathered up to this many bytes.
+/// Maximum length of the answer to a text request, in bytes.
 const TEXT_LIMIT: usize = 4 * 1024 * 1024;
-/// A target that sends more pings than this while no answer can be sent is cut off.
+/// Maximum number of unanswered pings. If a target sends more while the initiator cannot send answers, the connection
+/// is closed.
 const PING_LIMIT: u32 = 1024;
-/// The token of what no owner asked for.
+/// The token of requests that the owner did not make.
 const NO_TOKEN: Token = Token(0);
 
 impl Link {
@@ -119,8 +120,8 @@ impl Link {
         Ok(())
     }
 
-    /// Asks for a task management function. False, and nothing is sent, if the task that it is
-    /// about is over already.
+    /// Requests a task management function. Returns false and sends nothing if the task that it concerns has already
+    /// ended.
     pub(super) fn task_management(
         &mut self,
         core: &mut Core,
@@ -201,7 +202,7 @@ impl Link {
         };
         let carried_out = match response {
             TaskManagementResponse::FunctionComplete => true,
-            // Responses come in order: had it ended by itself, it would not be open any more.
+            // Responses arrive in order: if the task had ended by itself, it would not be open any more.
             TaskManagementResponse::TaskDoesNotExist => matches!(aborts, Aborts::Task(_)),
             _ => false,
         };
@@ -213,8 +214,8 @@ impl Link {
         Ok(())
     }
 
-    /// Moves the next command of a lost connection here, one at a time: a target need not take
-    /// more immediate management requests than that (RFC 7143 §4.2.2.1, §7.2.2).
+    /// Reassigns the next command of a lost connection to this one. Only one request is open at a time, because a
+    /// target need not accept more immediate management requests (RFC 7143 §4.2.2.1, §7.2.2).
     pub(super) fn reassign_next(&mut self, core: &mut Core) {
         self.is_reassigning = false;
         while let Some(task) =
@@ -236,7 +237,7 @@ impl Link {
     }
 
     fn note_reassigned(&mut self, core: &mut Core, task: u32, response: TaskManagementResponse) {
-        // One that was aborted meanwhile is no loss.
+        // A failure does not matter if the task was aborted meanwhile.
         if response != TaskManagementResponse::FunctionComplete && core.tasks.find(task).is_some() {
             let error = RecoveryError::Reassignment { response };
             core.failed.get_or_insert(error.into());
@@ -244,15 +245,14 @@ impl Link {
         self.reassign_next(core);
     }
 
-    /// Asks to end the session; [`Event::LoggedOut`] is the answer.
+    /// Requests to end the session. The answer is [`Event::LoggedOut`].
     pub(super) fn logout(&mut self, core: &mut Core, token: Token) {
         let tag = self.insert(core, token, RequestKind::Logout);
         let (own, exp_stat_sn) = (self.cid, self.exp_stat_sn.0);
         self.push_logout(core, LogoutReason::CloseSession, own, exp_stat_sn, tag);
     }
 
-    /// Asks to close this connection alone when nothing is open on it any longer
-    /// (RFC 7143 §11.14.1).
+    /// Requests to close only this connection when it has no open requests (RFC 7143 §11.14.1).
     pub(super) fn leave_when_idle(&mut self, core: &mut Core) {
         if !self.is_leaving || !self.is_full_feature() {
             return;
@@ -266,8 +266,8 @@ impl Link {
         self.push_logout(core, LogoutReason::CloseConnection, own, exp_stat_sn, tag);
     }
 
-    /// Asks to remove a connection that was lost, whose commands are then moved here. ExpStatSN is
-    /// that connection's (RFC 7143 §11.14.4).
+    /// Requests to remove a lost connection. Its commands then move to this connection. ExpStatSN is that of the lost
+    /// connection (RFC 7143 §11.14.4).
     pub(super) fn remove_other(&mut self, core: &mut Core, cid: u16, exp_stat_sn: u32) {
         let tag = self.insert(core, NO_TOKEN, RequestKind::Removal { cid });
         self.push_logout(core, LogoutReason::RemoveForRecovery, cid, exp_stat_sn, tag);
@@ -314,7 +314,7 @@ impl Link {
                 core.logged_out = true;
                 core.events.push_back(Event::LoggedOut { response });
             }
-            // A target that has forgotten the connection may still know its tasks.
+            // A target that does not know the connection any more may still know its tasks.
             Some(RequestKind::Removal { cid })
                 if matches!(response, LogoutResponse::Closed | LogoutResponse::CidNotFound) =>
             {
@@ -369,7 +369,7 @@ impl Link {
             let command = iscsi::ScsiCommand::view(rejected);
             let expected = SerialNumber(header.exp_cmd_sn.get());
             if SerialNumber(command.cmd_sn.get()).is_before(expected) {
-                // The target has the command, and asks for its data by an R2T.
+                // The target has the command, and requests its data by an R2T.
                 return Ok(());
             }
             // RFC 7143 §7.3: the target discards the command, and the initiator has to close the gap.
@@ -384,9 +384,9 @@ impl Link {
             && let Some(rejected) = &rejected
         {
             match (reason, rejected.basic().opcode()) {
-                // RFC 7143 §7.8: the target asks for the data by an R2T.
+                // RFC 7143 §7.8: the target requests the data by an R2T.
                 (RejectReason::DataDigestError, Opcode::DataOut) => return Ok(()),
-                // What it would have freed is free already.
+                // The target has already freed the data that the PDU acknowledges.
                 (RejectReason::InvalidDataAck, Opcode::SnackRequest) => return Ok(()),
                 (_, Opcode::SnackRequest) => return Err(ConnectionError::NotRepeated),
                 _ => {}

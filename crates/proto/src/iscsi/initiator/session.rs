@@ -1,13 +1,13 @@
-//! A session over one connection or several, with recovery within and of connections
+//! A session with one or several connections, with recovery within connections and of lost connections
 //! (RFC 7143 §4.2.2, §7).
 //!
-//! The owner has a socket for each connection and tells them apart by their [`Cid`]s. The first
-//! one, [`LEADING`], negotiates for the session; [`Session::join`] adds further ones. When a
-//! connection is lost the owner says so ([`Session::lose`]). At level 2 its commands wait; the owner
-//! has the target let it go, over another connection ([`Session::remove`]) or by a new one of the
-//! same CID ([`Session::reinstate`]), and the commands go on there: those that the target has are
-//! reassigned and continue where their data stands, those that it never got are sent again under
-//! their own numbers. Below level 2 the session is over with the first connection that is lost.
+//! The owner has a socket for each connection and identifies each by its [`Cid`]. The first connection, [`LEADING`],
+//! negotiates for the session; [`Session::join`] adds further ones. When a connection is lost, the owner calls
+//! [`Session::lose`]. At level 2 the commands of that connection then wait. The owner makes the target remove the lost
+//! connection, either over another connection ([`Session::remove`]) or by a new connection with the same CID
+//! ([`Session::reinstate`]). The commands continue there. Commands that the target has received are reassigned and
+//! continue at their data offset. Commands that the target never received are sent again with their own numbers. Below
+//! level 2 the loss of one connection ends the session.
 
 use sarsen_block::Data;
 use sarsen_wire::iscsi::{DataIn, Opcode, SerialNumber};
@@ -22,20 +22,21 @@ use super::options::{Join, LoginOptions};
 use super::request::{Cid, CommandRequest, TaskManagement, Token};
 use super::task::{Command, Movement, RequestKind, Tasks};
 
-/// The connection that a session begins with.
+/// The first connection of a session.
 pub const LEADING: Cid = Cid(0);
-/// A command that was moved so often is given up: it may be what breaks the connections.
+/// Maximum number of moves of a command. After more moves the session fails: the command itself may break the
+/// connections.
 const MOVE_LIMIT: u32 = 8;
 
-/// A connection that is gone, while the target may still think otherwise.
+/// A lost connection that the target may still consider open.
 struct Lost {
     cid: u16,
     exp_stat_sn: SerialNumber,
-    /// The connection over which the target is asked to let it go.
+    /// The connection over which the initiator requests its removal.
     removed_over: Option<u16>,
 }
 
-/// See the module.
+/// A session with one or several connections. See the module.
 pub struct Session {
     core: Core,
     options: LoginOptions,
@@ -44,16 +45,16 @@ pub struct Session {
     parameters: Parameters,
     tsih: u16,
     next_cid: u16,
-    /// Where the search for a connection for the next command begins.
+    /// Index at which the search for the connection of the next command begins.
     turn: usize,
 }
 
 impl Session {
-    /// Begins the login of the leading connection: its first request waits in its output.
+    /// Begins the login of the leading connection. Its output contains the first request.
     pub fn new(options: LoginOptions) -> Self {
         let core = Core::new(Tasks::default());
         let link = Link::new(options.clone(), None, Parameters::default(), &core);
-        // Each login has an authentication of its own.
+        // Each login needs its own authentication.
         let options = LoginOptions { authentication: None, ..options };
         Self {
             core,
@@ -67,81 +68,81 @@ impl Session {
         }
     }
 
-    /// What the leading login negotiated; the defaults of the standard before that.
+    /// Returns the parameters of the leading login, or the defaults of the standard before the negotiation.
     pub const fn parameters(&self) -> &Parameters {
         &self.parameters
     }
 
-    /// Whether commands can be sent, or will be when a lost connection is replaced.
+    /// Returns whether commands can be sent now, or after the replacement of a lost connection.
     pub fn is_full_feature(&self) -> bool {
         let waits = !self.lost.is_empty();
         !self.core.logged_out && (waits || self.links.iter().any(Link::is_full_feature))
     }
 
-    /// Whether a logout of the session was answered: the target will close its connections.
+    /// Returns whether a logout of the session was answered. The target will close its connections.
     pub const fn is_logged_out(&self) -> bool {
         self.core.logged_out
     }
 
-    /// Why the session cannot go on although connections are left.
+    /// Returns the reason why the session cannot continue although connections are left.
     pub fn failure(&self) -> Option<&ConnectionError> {
         self.core.failed.as_ref()
     }
 
-    /// The connections that are there, those that log in included.
+    /// Returns the existing connections, including those that log in.
     pub fn connections(&self) -> impl Iterator<Item = Cid> {
         self.links.iter().map(|link| Cid(link.cid))
     }
 
-    /// Whether the connection can carry commands.
+    /// Returns whether the connection can carry commands.
     pub fn is_connected(&self, connection: Cid) -> bool {
         self.links.iter().any(|link| link.cid == connection.0 && link.is_full_feature())
     }
 
-    /// Whether the connection was lost and the target has not let it go yet.
+    /// Returns whether the connection was lost and the target has not removed it yet.
     pub fn is_lost(&self, connection: Cid) -> bool {
         self.lost.iter().any(|lost| lost.cid == connection.0)
     }
 
-    /// Whether the target is asked to let it go at this moment.
+    /// Returns whether a request to remove the lost connection is open.
     pub fn is_being_removed(&self, connection: Cid) -> bool {
         self.lost.iter().any(|lost| lost.cid == connection.0 && lost.removed_over.is_some())
     }
 
-    /// Bytes to send over a connection; `None` if it is gone.
+    /// Returns the bytes to send over a connection, or `None` if the connection does not exist.
     pub fn output(&mut self, connection: Cid) -> Option<&mut Output> {
         Some(&mut self.link(connection)?.output)
     }
 
-    /// The next thing that happened.
+    /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.core.events.pop_front()
     }
 
-    /// Requests that have no answer yet.
+    /// Returns the number of requests without an answer.
     pub fn open_requests(&self) -> usize {
         self.core.tasks.open_count()
     }
 
-    /// How many commands can be sent now.
+    /// Returns how many commands can be sent now.
     pub fn window(&self) -> u32 {
         let ready = self.links.iter().any(Link::takes_commands);
         if ready && !self.core.logged_out { self.core.window() } else { 0 }
     }
 
-    /// Memory that the next bytes of a connection's stream may be received into.
+    /// Returns memory into which the driver may receive the next bytes of a connection's stream.
     pub fn landing(&mut self, connection: Cid) -> Option<&mut [u8]> {
         self.link(connection)?.framer.landing()
     }
 
-    /// `count` bytes were received into [`Self::landing`].
+    /// Notes that `count` bytes were received into [`Self::landing`].
     pub fn landed(&mut self, connection: Cid, count: usize) {
         if let Some(link) = self.link(connection) {
             link.framer.landed(count);
         }
     }
 
-    /// Prepares data for [`super::Transfer::Write`]; clones of it may serve many commands.
+    /// Prepares data for [`super::Transfer::Write`]. Many commands may use clones of it.
     pub fn payload(&self, data: impl Into<Data>) -> Payload {
         // Any connection may have a data digest, now or later.
         match data.into() {
@@ -156,8 +157,8 @@ impl Session {
         self.links.iter_mut().find(|link| link.cid == connection.0)
     }
 
-    /// Takes bytes that a connection received, after those that landed. An error ends the
-    /// connection, to be followed by [`Self::lose`]; with [`Self::failure`] it ends the session.
+    /// Handles bytes that a connection received after those in [`Self::landing`]. An error ends the connection: the
+    /// owner then calls [`Self::lose`]. If [`Self::failure`] returns an error, it ends the session.
     pub fn handle_input(&mut self, connection: Cid, input: &[u8]) -> Result<(), ConnectionError> {
         let Some(at) = self.links.iter().position(|link| link.cid == connection.0) else {
             return Ok(());
@@ -188,7 +189,7 @@ impl Session {
         }
         let cid = link.cid;
         if self.is_lost(Cid(cid)) {
-            // RFC 7143 §6.3.4: the login was the logout of the one before.
+            // RFC 7143 §6.3.4: the login logged the previous connection out.
             self.lost.retain(|lost| lost.cid != cid);
             self.move_tasks(cid, cid);
         }
@@ -200,7 +201,7 @@ impl Session {
         self.move_tasks(lost.0, over.0);
     }
 
-    /// Goes on with the commands of a connection that the target has let go.
+    /// Continues the commands of a connection that the target has removed.
     fn move_tasks(&mut self, from: u16, to: u16) {
         let Some(at) = self.links.iter().position(|link| link.cid == to) else { return };
         let (tags, _) = self.core.tasks.of_connection(from);
@@ -208,8 +209,7 @@ impl Session {
         for tag in tags {
             let exp_cmd_sn = self.core.exp_cmd_sn;
             let Some(task) = self.core.tasks.find(tag) else { continue };
-            // If that connection is lost, too, before it has the task, it is known where it was to
-            // go.
+            // If the new connection is lost, too, before it has the task, the task's connection is known.
             task.allegiance = to;
             let RequestKind::Command(Command { cmd_sn, recovery: Some(recovery), .. }) =
                 &mut task.kind
@@ -221,8 +221,7 @@ impl Session {
                 self.core.failed = Some(RecoveryError::MovedTooOften.into());
                 return;
             }
-            // What the target has by now it had from the lost connection: nothing comes from
-            // there any more.
+            // The target received its commands over the lost connection. No more of them arrive from there.
             if !SerialNumber(*cmd_sn).is_before(exp_cmd_sn) {
                 never_arrived.push(tag);
             } else if let Some(recovery) = &mut self.links[at].recovery {
@@ -230,15 +229,15 @@ impl Session {
             }
         }
         let link = &mut self.links[at];
-        // These first: the target waits for their numbers.
+        // These commands are sent first: the target waits for their numbers.
         never_arrived.into_iter().for_each(|tag| link.retry(&mut self.core, tag));
         if !link.is_reassigning {
             link.reassign_next(&mut self.core);
         }
     }
 
-    /// Begins the login of a further connection, if the session may have one. [`Event::Joined`]
-    /// tells that it is over.
+    /// Begins the login of a further connection, if the session may have one. [`Event::Joined`] reports the end of the
+    /// login.
     pub fn join(&mut self, authentication: Option<Authentication>) -> Option<Cid> {
         let taken = self.links.len() + self.lost.len();
         if !self.is_full_feature() || taken >= self.parameters.max_connections as usize {
@@ -255,8 +254,8 @@ impl Session {
         Some(Cid(cid))
     }
 
-    /// Begins the login of a connection that takes the place of a lost one (RFC 7143 §6.3.4).
-    /// False if that is not lost, or being removed.
+    /// Begins the login of a connection that replaces a lost one (RFC 7143 §6.3.4). Returns false if that connection is
+    /// not lost, or is being removed.
     pub fn reinstate(&mut self, lost: Cid, authentication: Option<Authentication>) -> bool {
         let Some(Lost { exp_stat_sn, removed_over: None, .. }) =
             self.lost.iter().find(|other| other.cid == lost.0)
@@ -283,9 +282,8 @@ impl Session {
         self.links.push(link);
     }
 
-    /// Asks the target over another connection to let a lost one go (RFC 7143 §7.2.2); its
-    /// commands then go on there, and [`Event::Removed`] tells so. False if there is no other
-    /// connection.
+    /// Requests over another connection that the target remove a lost one (RFC 7143 §7.2.2). Its commands then continue
+    /// on the other connection, and [`Event::Removed`] reports this. Returns false if there is no other connection.
     pub fn remove(&mut self, lost: Cid) -> bool {
         let Some(at) = self.lost.iter().position(|other| other.cid == lost.0) else { return false };
         let Some(over) = self.choose() else { return false };
@@ -297,7 +295,7 @@ impl Session {
         true
     }
 
-    /// A connection is gone, or is given up. False if the session is over with it.
+    /// Records that a connection was lost or abandoned. Returns false if this ends the session.
     pub fn lose(&mut self, connection: Cid) -> bool {
         let Some(at) = self.links.iter().position(|link| link.cid == connection.0) else {
             return self.core.failed.is_none();
@@ -307,7 +305,7 @@ impl Session {
         for lost in &mut self.lost {
             lost.removed_over = lost.removed_over.filter(|over| *over != link.cid);
         }
-        // One that never was, or that both sides have left, has no tasks.
+        // A connection that was never established, or that was logged out, has no tasks.
         if matches!(link.phase, Phase::Login(_)) || (link.is_logged_out() && !self.is_logged_out())
         {
             return self.tsih != 0 && self.core.failed.is_none();
@@ -323,7 +321,7 @@ impl Session {
         if self.is_logged_out() || (level < 2 && link.is_leaving && commands.is_empty()) {
             return self.core.failed.is_none();
         }
-        // A login that failed half-way has no place in the session, unless it was to take one.
+        // A connection with a failed login is not part of the session, unless it was to replace a lost one.
         if !link.was_full_feature {
             return self.tsih != 0 && self.core.failed.is_none();
         }
@@ -337,7 +335,7 @@ impl Session {
         self.core.failed.is_none()
     }
 
-    /// Gives a read its buffer back, which the lost connection was filling.
+    /// Returns the buffer that the lost connection was filling to its read command.
     fn put_back(&mut self, link: &mut Link) {
         let Some(filling) = link.framer.take_memory() else { return };
         let header = link.framer.header();
@@ -351,7 +349,7 @@ impl Session {
         }
     }
 
-    /// The connection for the next request: the next one in turn that has nothing to send.
+    /// Chooses the connection for the next request: the one with the least data to send, in rotation.
     fn choose(&mut self) -> Option<usize> {
         let count = self.links.len();
         let turn = self.turn;
@@ -363,8 +361,8 @@ impl Session {
         Some(chosen)
     }
 
-    /// Sends a command over one of the connections, or gives it back when the window is full or
-    /// there is no connection. Returns its tag.
+    /// Sends a command over one of the connections and returns its tag. Returns the request instead when the window is
+    /// full or there is no connection.
     pub fn command(
         &mut self,
         request: CommandRequest,
@@ -379,7 +377,7 @@ impl Session {
         }
     }
 
-    /// Does something over one connection, or tells that it is lost.
+    /// Sends a request over one connection, or reports it as lost.
     fn over_one(&mut self, token: Token, send: impl FnOnce(&mut Link, &mut Core)) {
         match self.choose() {
             Some(at) => send(&mut self.links[at], &mut self.core),
@@ -387,21 +385,21 @@ impl Session {
         }
     }
 
-    /// Asks whether the target is there; [`Event::Pong`] is the answer.
+    /// Sends a ping to the target. The answer is [`Event::Pong`].
     pub fn ping(&mut self, token: Token) {
         self.over_one(token, |link, core| link.ping(core, token));
     }
 
-    /// Sends text: pairs of keys and values, each ended by a zero byte, of 8 KiB at most.
+    /// Sends text: pairs of keys and values, each terminated by a zero byte. Maximum: 8 KiB.
     pub fn text(&mut self, text: &[u8], token: Token) {
         self.over_one(token, |link, core| link.text(core, text, token));
     }
 
-    /// Asks for a task management function. False, and nothing is sent, if the task that it is
-    /// about is over already, or waits for a connection.
+    /// Requests a task management function. Returns false and sends nothing if the task that it concerns has already
+    /// ended, or waits for a connection.
     pub fn task_management(&mut self, request: TaskManagement, token: Token) -> bool {
         let at = match request {
-            // RFC 7143 §4.2.4: it goes over the task's own connection.
+            // RFC 7143 §4.2.4: the request uses the task's own connection.
             TaskManagement::AbortTask(task) => {
                 let allegiance = self.core.tasks.command_of(task).map(|(_, cid, _)| cid);
                 self.links
@@ -413,14 +411,14 @@ impl Session {
         at.is_some_and(|at| self.links[at].task_management(&mut self.core, request, token))
     }
 
-    /// Asks to end the session; [`Event::LoggedOut`] is the answer. `token` is told if the request
-    /// is lost.
+    /// Requests to end the session. The answer is [`Event::LoggedOut`]. If the request is lost, [`Event::Lost`] returns
+    /// `token`.
     pub fn logout(&mut self, token: Token) {
         self.over_one(token, |link, core| link.logout(core, token));
     }
 
-    /// Lets one connection go when its last command has ended; no further ones go there.
-    /// [`Event::Left`] tells that it is closed.
+    /// Logs one connection out when its last command has ended. It gets no further commands. [`Event::Left`] reports
+    /// the end of the logout.
     pub fn leave(&mut self, connection: Cid) {
         let Some(at) = self.links.iter().position(|link| link.cid == connection.0) else { return };
         let link = &mut self.links[at];

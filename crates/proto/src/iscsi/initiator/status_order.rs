@@ -1,26 +1,26 @@
-//! Which StatSNs of a connection have arrived (RFC 7143 §4.2.2.2), where a status may be sent again.
+//! Record of the StatSNs of a connection that have arrived (RFC 7143 §4.2.2.2), where the target may repeat a status.
 
 use sarsen_wire::iscsi::SerialNumber;
 
 use super::reception::Run;
 
-/// Statuses that may be missing at a time.
+/// Maximum number of missing statuses.
 const MISSING_LIMIT: usize = 1024;
 
-/// What a StatSN means.
+/// The meaning of a received StatSN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StatSnPosition {
-    /// It was not here before.
+    /// The status did not arrive before.
     Fresh,
-    /// It was.
+    /// The status arrived before.
     Duplicate,
 }
 
-/// More is missing than can be asked for.
+/// More statuses are missing than the initiator can request again.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TooMany;
 
-/// The numbers of one connection.
+/// The StatSNs of one connection.
 #[derive(Debug)]
 pub(super) struct StatusOrder {
     next: SerialNumber,
@@ -33,12 +33,13 @@ impl StatusOrder {
         Self { next, missing: Vec::new() }
     }
 
-    /// ExpStatSN: everything before it has arrived.
+    /// Returns ExpStatSN: every status before it has arrived.
     pub(super) fn expected(&self) -> SerialNumber {
         self.missing.first().copied().unwrap_or(self.next)
     }
 
-    /// The next status will have this number, so all before it were sent.
+    /// Records that the next status will have this number, so that the target sent all before it. Returns the missing
+    /// ones.
     pub(super) fn note_next(&mut self, stat_sn: SerialNumber) -> Result<Option<Run>, TooMany> {
         if !stat_sn.is_after(self.next) {
             return Ok(None);
@@ -54,7 +55,7 @@ impl StatusOrder {
         Ok(Some(run))
     }
 
-    /// A status arrived. What is to be asked for again comes with it.
+    /// Records a status. Also returns the statuses to request again.
     pub(super) fn note(
         &mut self,
         stat_sn: SerialNumber,
@@ -71,7 +72,7 @@ impl StatusOrder {
         Ok((StatSnPosition::Fresh, run))
     }
 
-    /// A status arrived damaged. Whether it is missing, and what before it is.
+    /// Records a damaged status. Returns whether it is missing, and the missing statuses before it.
     pub(super) fn lose(&mut self, stat_sn: SerialNumber) -> Result<(bool, Option<Run>), TooMany> {
         if stat_sn.is_before(self.next) {
             return Ok((self.missing.contains(&stat_sn), None));
@@ -82,7 +83,7 @@ impl StatusOrder {
         Ok((true, run))
     }
 
-    /// A status that was noted is not to be acknowledged yet: data before it has to come again.
+    /// Prevents the acknowledgement of a recorded status: data before it must be repeated first.
     pub(super) fn hold(&mut self, stat_sn: SerialNumber) {
         let at = self.missing.iter().take_while(|missing| missing.is_before(stat_sn)).count();
         if self.missing.get(at) != Some(&stat_sn) {
@@ -90,7 +91,7 @@ impl StatusOrder {
         }
     }
 
-    /// What was held may be acknowledged now.
+    /// Permits the acknowledgement of a status again.
     pub(super) fn release(&mut self, stat_sn: SerialNumber) {
         self.missing.retain(|missing| *missing != stat_sn);
     }
@@ -126,7 +127,7 @@ mod tests {
         assert_eq!(order.expected(), FIRST);
         order.release(FIRST);
         assert_eq!(order.expected(), FIRST.plus(2));
-        // One that was damaged on the way.
+        // A status that was damaged in transit.
         let before = Run { first: 0, count: 1 };
         assert_eq!(order.lose(FIRST.plus(3)), Ok((true, Some(before))));
         assert_eq!(order.note(FIRST.plus(3)), Ok((StatSnPosition::Fresh, None)));

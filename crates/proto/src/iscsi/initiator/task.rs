@@ -1,4 +1,4 @@
-//! The requests that are open, by initiator task tag.
+//! The open requests, by initiator task tag.
 
 use sarsen_block::Buffer;
 use sarsen_wire::iscsi::RawHeader;
@@ -8,21 +8,22 @@ use super::event::Residual;
 use super::reception::Reception;
 use super::request::{ReadLanding, TaskAttribute, Token};
 
-/// What a command still moves.
+/// The data transfer of a command.
 pub(super) enum Movement {
     None,
     Read {
         expected: u32,
-        /// At level 0 what has arrived; above, the end of what has, holes included.
+        /// At level 0, the number of bytes that have arrived. At higher levels, the end offset of the received data,
+        /// holes included.
         received: u32,
         landing: ReadLanding,
-        /// Absent until the first data, when it is thrown away, and while the framer fills it.
+        /// `None` before the first data, if the data is discarded, and while the framer fills the buffer.
         buffer: Option<Buffer>,
     },
     Write {
         payload: Payload,
         length: u32,
-        /// Bytes that were sent without being asked for, or were asked for.
+        /// Number of bytes that were sent unsolicited or requested by R2T.
         solicited: u32,
     },
 }
@@ -31,25 +32,25 @@ pub(super) struct Command {
     pub(super) lun: [u8; 8],
     pub(super) cmd_sn: u32,
     pub(super) movement: Movement,
-    /// Where the session negotiated a level above 0.
+    /// Recovery state, if the session negotiated a level above 0.
     pub(super) recovery: Option<Box<CommandRecovery>>,
 }
 
-/// What it takes to mend a command, or to move it to another connection.
+/// The state that is needed to recover a command, or to move it to another connection.
 pub(super) struct CommandRecovery {
     pub(super) cdb: [u8; 16],
     pub(super) attribute: TaskAttribute,
     pub(super) reception: Reception,
-    /// The header of a Data-In that asked to be acknowledged when nothing before it is missing.
+    /// The header of a Data-In that the initiator must acknowledge when nothing before it is missing.
     pub(super) to_acknowledge: Option<RawHeader>,
-    /// The end of the command, which came before all of its data had.
+    /// The end of the command, if it arrived before all of the data.
     pub(super) end: Option<CommandEnd>,
-    /// The R2TSN that comes next; a number that is never reached after a reassignment, when none is
-    /// a gap.
+    /// The next expected R2TSN. After a reassignment it is a number that is never reached, so that no R2TSN counts as a
+    /// gap.
     pub(super) r2t_sn: u32,
-    /// R2Ts above a gap.
+    /// R2Ts after a gap.
     pub(super) held_r2ts: Vec<RawHeader>,
-    /// Connections that it has lost.
+    /// Number of connections that the command has lost.
     pub(super) moves: u32,
 }
 
@@ -69,13 +70,13 @@ impl CommandRecovery {
 }
 
 impl Command {
-    /// ExpDataSN of its reassignment (RFC 7143 §11.5.6): the first Data-In that the new connection
-    /// is to bring. Of a write the target says what it lacks.
+    /// Returns ExpDataSN of the command's reassignment (RFC 7143 §11.5.6): the first Data-In that the new connection
+    /// must send. For a write, the target requests the missing data.
     pub(super) fn resume_from(&mut self) -> u32 {
         let Some(recovery) = &mut self.recovery else { return 0 };
         recovery.end = None;
         recovery.to_acknowledge = None;
-        // The target numbers what it asks for anew, or not.
+        // The target may number its R2Ts from 0 again, or continue.
         recovery.held_r2ts.clear();
         recovery.r2t_sn = R2T_SN_UNKNOWN;
         match &mut self.movement {
@@ -102,7 +103,7 @@ pub(super) enum RequestKind {
     Text {
         received: Vec<u8>,
     },
-    /// A management function, with the tag of the task that it aborts.
+    /// A task management function, with the commands that it aborts.
     TaskManagement {
         aborts: Aborts,
     },
@@ -112,16 +113,16 @@ pub(super) enum RequestKind {
     },
     /// A logout of the session.
     Logout,
-    /// A logout of the connection that it is sent over.
+    /// A logout of the connection that carries the request.
     Leave,
-    /// A logout that removes another connection, whose tasks move here.
+    /// A logout that removes another connection. Its tasks move to this connection.
     Removal {
         cid: u16,
     },
     Ping,
 }
 
-/// Which commands are over when a management function was carried out.
+/// The commands that end when a management function was executed.
 #[derive(Clone, Copy)]
 pub(super) enum Aborts {
     Task(u32),
@@ -131,7 +132,7 @@ pub(super) enum Aborts {
 
 pub(super) struct Task {
     pub(super) token: Token,
-    /// The connection that it belongs to (RFC 7143 §4.2.4).
+    /// The task's connection allegiance (RFC 7143 §4.2.4).
     pub(super) allegiance: u16,
     pub(super) kind: RequestKind,
 }
@@ -141,21 +142,21 @@ struct Place {
     task: Option<Task>,
 }
 
-/// Open tasks; the low bits of a tag are a place in the table. Tags come back late: what is still under
-/// way for a task that is over, an answer or the abort of it, names no other one.
+/// Open tasks. The low bits of a tag are an index into the table. A tag is reused late, so that a delayed answer to an
+/// ended task, or a delayed abort of it, does not match another task.
 #[derive(Default)]
 pub(super) struct Tasks {
     places: Vec<Place>,
     free: Vec<u32>,
 }
 
-/// Places of the table.
+/// Maximum number of places in the table.
 const PLACES_LIMIT: u32 = 1 << 15;
-/// Bits of a tag that are the place: more than places need, so that no tag is the reserved one.
+/// The bits of a tag that are the index. There are more values than places, so that no tag is the reserved one.
 const PLACE_MASK: u32 = 2 * PLACES_LIMIT - 1;
 
 impl Tasks {
-    /// How many more there is room for.
+    /// Returns how many more tasks there is room for.
     pub(super) fn room(&self) -> u32 {
         PLACES_LIMIT.saturating_sub(self.open_count() as u32)
     }
@@ -176,12 +177,12 @@ impl Tasks {
         self.places.get_mut((tag & PLACE_MASK) as usize).filter(|place| place.tag == tag)
     }
 
-    /// The task of a tag from the network.
+    /// Returns the task of a tag from the network.
     pub(super) fn find(&mut self, tag: u32) -> Option<&mut Task> {
         self.place(tag)?.task.as_mut()
     }
 
-    /// The command of a tag that came over connection `cid`.
+    /// Returns the command of a tag that arrived over connection `cid`.
     pub(super) fn command(&mut self, tag: u32, cid: u16) -> Option<&mut Command> {
         match self.find(tag)? {
             Task { allegiance, kind: RequestKind::Command(command), .. } if *allegiance == cid => {
@@ -210,7 +211,7 @@ impl Tasks {
         self.remove(tag)
     }
 
-    /// The command that has this token, and its connection.
+    /// Returns the command with this token, and its connection.
     pub(super) fn command_of(&self, token: Token) -> Option<(u32, u16, &Command)> {
         self.places.iter().find_map(|place| match &place.task {
             Some(Task { token: of, allegiance, kind: RequestKind::Command(command) })
@@ -222,8 +223,8 @@ impl Tasks {
         })
     }
 
-    /// The tags of what belongs to a connection: its commands in the order in which they were
-    /// sent, then all else.
+    /// Returns the tags of a connection's requests: its commands in the order in which they were sent, then all other
+    /// requests.
     pub(super) fn of_connection(&self, cid: u16) -> (Vec<u32>, Vec<u32>) {
         let (mut commands, mut others) = (Vec::new(), Vec::new());
         for place in &self.places {
@@ -236,12 +237,12 @@ impl Tasks {
             }
         }
         let newest = commands.iter().map(|(cmd_sn, _)| *cmd_sn).next().unwrap_or_default();
-        // Serial numbers: all lie within half of their range of any one of them.
+        // Serial number arithmetic: all numbers lie within half of their range of each other.
         commands.sort_by_key(|(cmd_sn, _)| cmd_sn.wrapping_sub(newest) as i32);
         (commands.into_iter().map(|(_, tag)| tag).collect(), others)
     }
 
-    /// Ends the commands that a management function aborted.
+    /// Removes the commands that a management function aborted, and returns their tokens.
     pub(super) fn abort(&mut self, aborts: Aborts) -> Vec<Token> {
         let mut aborted = Vec::new();
         for place in &mut self.places {

@@ -1,4 +1,4 @@
-//! The connection against scripted targets.
+//! Tests of the connection with scripted targets.
 
 use proptest::prelude::*;
 use sarsen_block::{Buffer, Piece};
@@ -26,7 +26,7 @@ pub(super) fn options() -> LoginOptions {
     LoginOptions::new("iqn.2026-01.test:host", target, Isid([0x80, 1, 2, 3, 0, 0]))
 }
 
-/// Everything that waits in the output, as bytes.
+/// Returns all bytes in the output.
 pub(super) fn drain(connection: &mut Connection) -> Vec<u8> {
     drain_output(connection.output())
 }
@@ -48,7 +48,7 @@ fn drain_output(output: &mut Output) -> Vec<u8> {
     stream
 }
 
-/// Everything that waits in the output, as PDUs without digests.
+/// Returns all PDUs in the output. They have no digests.
 pub(super) fn sent(connection: &mut Connection) -> Vec<Pdu> {
     pdus(&drain(connection), false)
 }
@@ -94,7 +94,7 @@ pub(super) fn login_response(flags: u8, status: LoginStatus, text: &str) -> Vec<
 pub(super) const TO_OPERATIONAL: u8 = 0x81;
 pub(super) const TO_FULL_FEATURE: u8 = 0x87;
 
-/// A connection in full feature phase with what the target answered.
+/// Returns a connection in full feature phase after these answers of the target.
 fn logged_in(options: LoginOptions, answers: &str) -> Connection {
     let mut connection = Connection::new(options);
     let security = login_response(TO_OPERATIONAL, LoginStatus::Success, "AuthMethod=None\0");
@@ -111,7 +111,7 @@ fn ready() -> Connection {
     logged_in(options(), "InitialR2T=No\0MaxRecvDataSegmentLength=1024\0FirstBurstLength=2560\0")
 }
 
-/// A header of the target's with StatSN 101 and an open window.
+/// Returns a header of the target with StatSN 101 and an open window.
 fn from_target(opcode: Opcode, tag: u32) -> NopIn {
     let mut header = NopIn::from(RawHeader::with_opcode(opcode));
     header.initiator_task_tag = tag.into();
@@ -200,7 +200,7 @@ fn rfc7143_6_3_login_goes_from_names_to_offers_to_full_feature() {
     assert!(parameters.initial_r2t);
     assert_eq!(parameters.peer_max_recv_data_segment_length, 65536);
     assert_eq!(parameters.local_max_recv_data_segment_length, 1_048_576);
-    // RFC 7143 §13.14: never above MaxBurstLength.
+    // RFC 7143 §13.14: FirstBurstLength never exceeds MaxBurstLength.
     assert_eq!((parameters.max_burst_length, parameters.first_burst_length), (8192, 8192));
     assert_eq!(connection.window(), WINDOW_TOP);
 }
@@ -292,7 +292,7 @@ fn rfc7143_4_2_2_1_the_window_limits_commands() {
     let numbers: Vec<u32> =
         sent(&mut connection).iter().map(|pdu| ScsiCommand::view(&pdu.0).cmd_sn.get()).collect();
     assert_eq!(numbers, [1, 2, 3, 4]);
-    // A MaxCmdSN that goes back changes nothing; one that goes on opens the window.
+    // A lower MaxCmdSN changes nothing. A higher one opens the window.
     let mut header = from_target(Opcode::NopIn, RESERVED_TAG);
     header.max_cmd_sn = 3.into();
     connection.handle_input(&encode(header, &[])).unwrap();
@@ -347,7 +347,7 @@ fn rfc7143_11_4_7_sense_data_comes_with_the_response() {
 
 #[test]
 fn rfc7143_4_2_5_2_a_write_goes_immediately_then_unsolicited_then_as_asked() {
-    let mut connection = ready(); // segments of 1024 bytes, 2560 unsolicited
+    let mut connection = ready(); // segments of 1024 bytes, 2560 unsolicited bytes
     let data: Vec<u8> = (0..5000u32).map(|at| (at / 3) as u8).collect();
     let tag = send_write(&mut connection, &data);
     let pdus = sent(&mut connection);
@@ -448,7 +448,7 @@ fn rfc7143_11_19_a_targets_ping_is_answered_with_its_tag() {
     let answer = NopOut::view(&pdus[0].0);
     assert_eq!((answer.opcode_byte, answer.target_transfer_tag.get()), (0x40, 42));
     assert_eq!((answer.initiator_task_tag.get(), answer.lun), (RESERVED_TAG, LUN));
-    // One that never reads what it asked for is cut off.
+    // A target that sends pings and reads no answers loses the connection.
     let flood: Vec<u8> = (0..2000).flat_map(|_| encode(ping, &[])).collect();
     assert!(matches!(
         error_of(&mut connection, &flood),
@@ -511,7 +511,7 @@ fn rfc7143_11_5_an_aborted_command_has_no_completion() {
         panic!("no answer")
     };
     assert_eq!((token, response), (Token(10), TaskManagementResponse::FunctionComplete));
-    // The unit's reset takes the other one.
+    // A reset of the logical unit aborts the other command.
     connection.task_management(TaskManagement::LogicalUnitReset(LUN), Token(11));
     let tag = sent(&mut connection)[0].0.basic().initiator_task_tag.get();
     assert_ne!(tag, other);
@@ -570,7 +570,7 @@ fn rejects_and_messages_are_told_and_a_logout_ends_the_phase() {
     assert!(connection.command(read(512, ReadLanding::Discard), Token(1)).is_err());
 }
 
-/// A PDU with a target's opcode, small tags and arbitrary fields and data.
+/// Returns a PDU with a target's opcode, small tags and arbitrary fields and data.
 fn hostile_pdu() -> impl Strategy<Value = Vec<u8>> {
     let opcode = prop::sample::select(vec![
         0x20, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x31, 0x32, 0x3f, 0x05, 0x3c,
@@ -623,7 +623,7 @@ proptest! {
             connection.task_management(TaskManagement::TargetWarmReset, Token(22));
             connection.logout();
         }
-        // Each on a connection of its own too: the first error hides what follows.
+        // Each PDU also gets a connection of its own: the first error hides later ones.
         for pdu in &pdus {
             feed(&mut connection, pdu, step);
             if connection.handle_input(&[]).is_err() {

@@ -1,4 +1,4 @@
-//! Commands on their way out, and the data of writes (RFC 7143 §4.2.5.2, §11.3, §11.7, §11.8).
+//! Commands to send, and the data of writes (RFC 7143 §4.2.5.2, §11.3, §11.7, §11.8).
 
 use sarsen_wire::iscsi::pdu::FINAL;
 use sarsen_wire::iscsi::{DataOut, Opcode, R2t, RESERVED_TAG, RawHeader, ScsiCommand};
@@ -12,7 +12,7 @@ use super::request::{CommandRequest, Token, Transfer};
 use super::task::{Command, CommandRecovery, Movement, R2T_SN_UNKNOWN, RequestKind, Task};
 
 impl Link {
-    /// Sends a command for which the window has room. Gives its tag.
+    /// Sends a command for which the window has room. Returns its tag.
     pub(super) fn command(
         &mut self,
         core: &mut Core,
@@ -54,8 +54,7 @@ impl Link {
         tag
     }
 
-    /// Sends a command that the target never got once more, under its own number and tag
-    /// (RFC 7143 §7.2.1).
+    /// Sends a command that the target never received once more, with its own number and tag (RFC 7143 §7.2.1).
     pub(super) fn retry(&mut self, core: &mut Core, tag: u32) {
         let Some(Task { kind: RequestKind::Command(command), allegiance, .. }) =
             core.tasks.find(tag)
@@ -99,7 +98,7 @@ impl Link {
         length.min(parameters.first_burst_length).min(parameters.peer_max_recv_data_segment_length)
     }
 
-    /// Bytes of a write of `length` that go without being asked for.
+    /// Returns the number of unsolicited bytes of a write of `length`.
     fn unsolicited(&self, length: u32) -> u32 {
         if self.parameters.initial_r2t {
             self.immediate(length)
@@ -122,7 +121,7 @@ impl Link {
         }
     }
 
-    /// One sequence of Data-Out: the bytes of `payload` from `offset` to `end`.
+    /// Sends one sequence of Data-Out: the bytes of `payload` from `offset` to `end`.
     fn push_data_out(
         &mut self,
         lun: [u8; 8],
@@ -168,7 +167,7 @@ impl Link {
                     return Err(ProtocolError::TooManyMissing.into());
                 }
                 let held = recovery.held_r2ts.iter().map(|held| R2t::view(held).r2t_sn.get());
-                // What lies below one that is held was asked for when that came.
+                // R2Ts before a held one were requested when that one arrived.
                 let first = held.max().map_or(recovery.r2t_sn, |held| held + 1);
                 if r2t_sn > first {
                     gap = Some((*lun, Run { first, count: r2t_sn - first }));
@@ -186,7 +185,7 @@ impl Link {
                     recovery.r2t_sn += 1;
                 }
             }
-            // An older one asks for what was lost on its way, and is answered once more.
+            // An older R2T requests Data-Out that was lost. It is answered once more.
         }
         if let Some((lun, run)) = gap {
             self.ask_for_data(lun, tag, run)?;
@@ -205,8 +204,8 @@ impl Link {
         let Movement::Write { payload, length, solicited } = &mut command.movement else {
             return Err(unknown.into());
         };
-        // In order, so that no byte is asked for twice, but for those that were lost; offset is
-        // not above length after this.
+        // The R2Ts are in order, so that the target requests no byte twice, except for lost ones. After this check
+        // `offset` does not exceed `length`.
         let repeats = offset < *solicited;
         if (repeats && command.recovery.is_none())
             || wanted == 0
@@ -226,7 +225,7 @@ impl Link {
 }
 
 impl CommandRecovery {
-    /// Nothing of the command was ever carried out.
+    /// Resets the recovery state: the target never executed any part of the command.
     fn start_over(&mut self) {
         self.reception = Reception::default();
         self.to_acknowledge = None;

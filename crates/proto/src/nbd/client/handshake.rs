@@ -12,22 +12,22 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::super::Output;
 use super::{ClientError, Export};
 
-/// The longest data of an answer: what a server may write to a person.
+/// Maximum length of an answer's data, which can be a message to the user.
 const ANSWER_LIMIT: u32 = 64 * 1024;
-/// Answers to one option.
+/// Maximum number of answers to one option.
 const ANSWERS_LIMIT: u32 = 64;
-/// How much of what a server writes is repeated.
+/// Maximum number of characters of a server's message that is shown.
 const MESSAGE_LIMIT: usize = 200;
-/// The largest block that a server may insist on ("Block size constraints").
+/// The largest minimum block size that a server may require ("Block size constraints").
 const LARGEST_MINIMUM_BLOCK: u32 = 64 * 1024;
 
 enum HandshakeState {
     Greeting,
-    /// The head of an answer to NBD_OPT_GO.
+    /// The client waits for the head of an answer to NBD_OPT_GO.
     Head,
-    /// Its data.
+    /// The client waits for the data of this answer.
     Data(OptionReply),
-    /// The answer to NBD_OPT_EXPORT_NAME.
+    /// The client waits for the answer to NBD_OPT_EXPORT_NAME.
     ExportName,
 }
 
@@ -41,11 +41,11 @@ pub(super) struct Handshake {
     block_sizes: Option<BlockSizeInfo>,
 }
 
-/// How it goes on.
+/// The next step of the negotiation.
 pub(super) enum Step {
-    /// With another message.
+    /// The negotiation needs another message.
     More,
-    /// With requests.
+    /// The export is chosen. Requests may follow.
     Ready(Export),
 }
 
@@ -65,7 +65,7 @@ impl Handshake {
         })
     }
 
-    /// Bytes of the next message.
+    /// Returns the length of the next message.
     pub(super) fn wanted(&self) -> usize {
         match &self.state {
             HandshakeState::Greeting => size_of::<Greeting>(),
@@ -78,7 +78,7 @@ impl Handshake {
         }
     }
 
-    /// Takes the next message: exactly [`Self::wanted`] bytes.
+    /// Handles the next message, which has exactly [`Self::wanted`] bytes.
     pub(super) fn handle(
         &mut self,
         message: &[u8],
@@ -199,7 +199,7 @@ impl Handshake {
                 }
                 self.block_sizes = Some(info);
             }
-            // Others may come unasked, and say nothing that is needed here.
+            // Other information may arrive without a request. The client does not need it.
             _ => {}
         }
         Ok(Step::More)
@@ -226,7 +226,7 @@ fn push_option(output: &mut Output, option: OptionCode, data: &[u8]) {
     output.push(data);
 }
 
-/// What a server says to a person, after a colon, without what a terminal would obey.
+/// Returns the server's message to the user after a colon, without control characters.
 fn readable(data: &[u8]) -> String {
     let text = String::from_utf8_lossy(data);
     let text: String = text.chars().filter(|c| !c.is_control()).take(MESSAGE_LIMIT).collect();

@@ -1,6 +1,6 @@
 //! The open requests and their cookies.
 
-/// What a reply without an error brings.
+/// The data of a successful reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expected {
     Nothing,
@@ -8,13 +8,12 @@ pub(super) enum Expected {
 }
 
 struct Slot<T> {
-    /// Tells this use of the slot from the others, so that a reply that comes twice is not taken
-    /// for the reply to the next request.
+    /// The number of uses of the slot, so that a repeated reply does not match the next request.
     generation: u32,
     task: Option<(T, Expected)>,
 }
 
-/// Slots that are used again. A cookie is a slot's generation and its index.
+/// Reusable slots. A cookie is a slot's generation and its index.
 pub(super) struct Tasks<T> {
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
@@ -47,7 +46,7 @@ impl<T> Tasks<T> {
         self.slots.get_mut(index as usize).filter(|slot| slot.generation == generation)
     }
 
-    /// What the request of this cookie waits for, if it is open.
+    /// Returns the data for which the request with this cookie waits, if it is open.
     pub(super) fn expected(&mut self, cookie: u64) -> Option<Expected> {
         self.slot(cookie)?.task.as_ref().map(|(_, expected)| *expected)
     }
@@ -58,7 +57,7 @@ impl<T> Tasks<T> {
         Some(token)
     }
 
-    /// Takes all of them away.
+    /// Removes all open requests and returns their tokens.
     pub(super) fn drain(&mut self) -> Vec<T> {
         self.free.clear();
         self.slots.drain(..).filter_map(|slot| slot.task).map(|(token, _)| token).collect()

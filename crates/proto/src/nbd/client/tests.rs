@@ -67,7 +67,7 @@ fn sent<T>(client: &mut Client<T>) -> Vec<u8> {
     bytes
 }
 
-/// A client that has chosen an export, and nothing left to send.
+/// Returns a client that has chosen an export and has nothing left to send.
 fn ready() -> Client<u32> {
     let mut client = Client::new("").unwrap();
     let hello = [
@@ -82,7 +82,7 @@ fn ready() -> Client<u32> {
     client
 }
 
-/// The cookies of the requests that were sent, none of which carried data.
+/// Returns the cookies of the requests that were sent. None of the requests carries data.
 fn cookies(client: &mut Client<u32>) -> Vec<u64> {
     let bytes = sent(client);
     let requests = bytes.chunks_exact(size_of::<nbd::Request>());
@@ -135,7 +135,7 @@ fn a_server_without_nbd_opt_go_is_asked_by_name_with_and_without_zeroes() {
         client.handle_input(reply.as_bytes()).unwrap();
         assert_eq!(client.poll_event().is_some(), padding == 0);
         client.handle_input(&vec![0; padding]).unwrap();
-        // Nothing of the padding was taken for a reply.
+        // No part of the padding was parsed as a reply.
         client.request(Request::Flush, 1);
         let cookie = cookies(&mut client)[0];
         client.handle_input(&self::reply(cookie, ErrorCode::None, &[])).unwrap();
@@ -243,7 +243,7 @@ fn replies_to_nothing_and_out_of_step_end_the_connection() {
     twice.handle_input(&answer).unwrap();
     twice.request(Request::Flush, 2);
     assert_eq!(twice.handle_input(&answer), Err(ClientError::UnknownCookie(cookie)));
-    // What is asked of a connection that has failed gets no answer, and does no harm.
+    // A request over a failed connection gets no answer, and does no harm.
     twice.request(Request::Flush, 3);
 
     let mut unknown = ready();
@@ -288,7 +288,7 @@ fn leave_is_taken_with_nbd_cmd_disc() {
     assert_eq!(client.open_requests(), 0);
 }
 
-/// Everything that a client tells of these bytes.
+/// Returns all events of a client that receives these bytes.
 fn reported(steps: &[&[u8]], reads: &[u32]) -> Vec<String> {
     let mut client = Client::<usize>::new("").unwrap();
     let mut reported = Vec::new();
@@ -330,7 +330,7 @@ proptest! {
         .concat();
         let mut replies = Vec::new();
         for (index, &length) in lengths.iter().enumerate() {
-            // Cookies are told in order; each slot is in its first generation.
+            // Cookies are assigned in order. Each slot is in its first generation.
             let cookie = 1 << 32 | index as u64;
             let error = if length % 7 == 0 { ErrorCode::Io } else { ErrorCode::None };
             let data = vec![index as u8; if length % 7 == 0 { 0 } else { length as usize }];

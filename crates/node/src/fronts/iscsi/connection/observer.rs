@@ -1,5 +1,5 @@
-//! What a connection notes of its commands: when they came, and what became of them. The clock is read
-//! once for all that came together, and once for all that is sent together.
+//! The statistics of a connection's commands: when they arrived, and how they ended. The clock is read once for all
+//! requests that arrived together, and once for all answers that are sent together.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::fronts::iscsi::Front;
 use crate::qos::{Account, Qos};
 use crate::statistics::{Failure, Metered, Operation, Statistics};
 
-/// No place: what a command to a unit that is not there has.
+/// The place of commands for units that do not exist.
 const NOWHERE: u32 = u32::MAX;
 
 /// A command that was begun.
@@ -23,26 +23,26 @@ pub(super) struct BegunCommand {
     /// Nanoseconds since the connection began.
     at: u64,
     place: u32,
-    /// Of Data-Out.
+    /// Number of Data-Out bytes.
     bytes: u32,
     pub(super) operation: Operation,
-    /// It counts as aborted already, whatever it ends with.
+    /// The command is counted as aborted already, whatever its completion is.
     is_aborted: bool,
 }
 
 impl BegunCommand {
-    /// The command will not receive its usual answer.
+    /// Returns whether the command was aborted and will not receive its usual answer.
     pub(super) fn is_aborted(&self) -> bool {
         self.is_aborted
     }
 }
 
-/// Where LUNs lead, while the units are the same.
+/// The places of LUNs among the used volumes, for one generation of the units.
 #[derive(Default)]
 struct LunPaths {
     found: HashMap<Lun, u32>,
     generation: u64,
-    /// The last that was looked up.
+    /// The last LUN that was looked up.
     latest: Option<(Lun, u32)>,
 }
 
@@ -69,7 +69,7 @@ impl LunPaths {
     }
 }
 
-/// Commands, alike and one after the other, whose answers are ready to be sent.
+/// Consecutive commands of the same kind whose answers are ready to be sent.
 struct Answered {
     at: u64,
     bytes: u64,
@@ -78,7 +78,7 @@ struct Answered {
     operation: Operation,
 }
 
-/// A volume that was used.
+/// A volume that the connection has used.
 struct UsedVolume {
     volume: String,
     meter: Metered,
@@ -93,9 +93,9 @@ pub(super) struct Observer {
     initiator: String,
     tsih: u16,
     origin: Instant,
-    /// When what is carried out now came, in nanoseconds since the origin.
+    /// The arrival time of the current requests, in nanoseconds since the origin.
     arrived: u64,
-    /// Volumes that were used. None goes before the connection does: commands name them by place.
+    /// Volumes that were used. No entry is removed: commands refer to an entry by its place.
     used: Vec<UsedVolume>,
     places: LunPaths,
     answered: Vec<Answered>,
@@ -117,18 +117,18 @@ impl Observer {
         }
     }
 
-    /// Whom it is with, once that is known.
+    /// Sets the initiator and the session after the login.
     pub(super) fn established(&mut self, initiator: &str, tsih: u16) {
         self.initiator = initiator.to_owned();
         self.tsih = tsih;
     }
 
-    /// Something came.
+    /// Sets the arrival time of requests or messages.
     pub(super) fn arrived(&mut self, now: Instant) {
         self.arrived = (now - self.origin).as_nanos() as u64;
     }
 
-    /// A command is about to be begun.
+    /// Counts a command that is about to begin.
     #[inline]
     pub(super) fn begin(
         &mut self,
@@ -170,27 +170,27 @@ impl Observer {
         place as u32
     }
 
-    /// The account of its volume, if its commands have to ask.
+    /// Returns the account of the command's volume, if commands of this volume must be admitted.
     #[inline]
     pub(super) fn governed(&self, begun: BegunCommand) -> Option<&Arc<Account>> {
         let used = self.used.get(begun.place as usize)?;
         used.account.is_governed().then_some(&used.account)
     }
 
-    /// A command is made to wait.
+    /// Counts a command that has to wait.
     pub(super) fn limited(&self, begun: BegunCommand) {
         if let Some(used) = self.used.get(begun.place as usize) {
             used.meter.limited();
         }
     }
 
-    /// Of a command that another connection began, and counts.
+    /// Returns a record for a command that another connection began and counts.
     pub(super) fn elsewhere(&self) -> BegunCommand {
         let (at, operation) = (self.arrived, Operation::Other);
         BegunCommand { at, place: NOWHERE, bytes: 0, operation, is_aborted: false }
     }
 
-    /// A command has ended.
+    /// Counts a command that has ended.
     #[inline]
     pub(super) fn end(&mut self, begun: BegunCommand, completion: &Completion) {
         let failure = Failure::of(completion);
@@ -214,7 +214,7 @@ impl Observer {
         }
     }
 
-    /// A command will not be answered as it would have been.
+    /// Counts a command as aborted: it will not receive its usual answer.
     pub(super) fn abort(&self, begun: &mut BegunCommand) {
         if !std::mem::replace(&mut begun.is_aborted, true) {
             self.fail(*begun, Failure::Aborted);
@@ -229,18 +229,18 @@ impl Observer {
         }
     }
 
-    /// Time since the command began.
+    /// Returns the time since the command arrived.
     pub(super) fn age(&self, under_way: &UnderWay, now: Instant) -> Duration {
         let age = (now - self.origin).as_nanos() as u64;
         Duration::from_nanos(age.saturating_sub(under_way.begun.at))
     }
 
-    /// The volume that a command is for, if there is one.
+    /// Returns the volume of a command, if it has one.
     pub(super) fn volume(&self, begun: BegunCommand) -> Option<&str> {
         self.used.get(begun.place as usize).map(|used| used.volume.as_str())
     }
 
-    /// What has ended is sent now.
+    /// Counts the commands whose answers are about to be sent.
     #[inline]
     pub(super) fn send(&mut self) {
         if !self.answered.is_empty() {
@@ -268,7 +268,7 @@ mod tests {
         assert_eq!(places.look_up(1, Some(Lun(0)), |_| 7), 7);
         assert_eq!(places.latest(1, Some(Lun(0))), Some(7));
         assert_eq!(places.latest(1, Some(Lun(1))), None);
-        // The first that comes after a change is for no unit.
+        // The first command after the change is for no unit.
         assert_eq!(places.look_up(2, None, |_| 8), NOWHERE);
         assert_eq!(places.latest(2, Some(Lun(0))), None);
         assert_eq!(places.look_up(2, Some(Lun(0)), |_| 9), 9);

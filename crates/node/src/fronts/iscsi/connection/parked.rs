@@ -1,5 +1,5 @@
-//! Tasks that change connections (RFC 7143 §7.2, level 2): a driver whose connection is lost stays with
-//! its tasks until others have taken them over, or the time for that is up.
+//! Reassignment of tasks between connections (RFC 7143 §7.2, level 2). The driver of a lost connection keeps its tasks
+//! until other connections have taken them over, or until the time for that is over.
 
 use std::future::poll_fn;
 use std::net::Shutdown;
@@ -18,7 +18,7 @@ use crate::fronts::iscsi::Front;
 use crate::fronts::iscsi::sessions::{Mailbox, Message};
 
 impl<'a> Driver<'a> {
-    /// Keeps the tasks of a lost connection for others. Says whether the session has that.
+    /// Keeps the tasks of a lost connection for other connections. Returns whether the session supports that.
     pub(super) async fn stay_parked(
         &mut self,
         front: &'a Arc<Front>,
@@ -37,7 +37,7 @@ impl<'a> Driver<'a> {
         let deadline = time::now() + Duration::from_secs(seconds.into());
         let mut timer = Box::pin(time::sleep_until(time::now()));
         loop {
-            // Whoever asked for it may go on.
+            // The connections that asked for the parking may continue.
             self.parking.clear();
             loop {
                 self.carry_out(front, TurnShare::All).await;
@@ -79,7 +79,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Another connection of the session asks for a task.
+    /// Answers another connection of the session that claims a task.
     pub(super) fn release(&mut self, tag: u32, by: Mailbox, answer: oneshot::Sender<Claim>) {
         let claim = self.machine.release(tag);
         if let Claim::Released(released) = &claim
@@ -87,11 +87,11 @@ impl<'a> Driver<'a> {
         {
             self.forwards.insert(running.number(), by);
         }
-        // One that does not hear it is gone, and what it asked for with it.
+        // If the other connection is closed, the claimed task is dropped with it.
         let _ = answer.send(claim);
     }
 
-    /// This connection asks the others for a task.
+    /// Claims a task from the other connections of the session.
     pub(super) fn claim(&mut self, adoption: Adoption) {
         let Some(member) = &self.member else { return };
         let own = self.mailbox.clone();

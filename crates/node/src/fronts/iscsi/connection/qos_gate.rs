@@ -1,4 +1,4 @@
-//! The limits and reservations of a volume and of an initiator's host: a connection's commands wait for them.
+//! Applies the limits and reservations of a volume and of an initiator's host to the commands of a connection.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub(super) struct QosGate {
     qos: Arc<Qos>,
     room: QueueLimit,
     queue: Arc<Queue>,
-    /// The initiator's name, the account whose secret it knows, and where it comes from.
+    /// The initiator's name, its authenticated account, and its origin.
     peer: Option<(String, Option<String>, Origin)>,
     host: Option<Arc<Account>>,
     /// The generation of the hosts when the host was found.
@@ -29,7 +29,7 @@ impl QosGate {
         Self { qos, room, queue, peer: None, host: None, generation: None }
     }
 
-    /// Whom it is with, and where what waits of the whole session is counted.
+    /// Sets the peer after the login, and the queue that counts the waiting commands of the whole session.
     pub(super) fn established(
         &mut self,
         admission: &Admission,
@@ -42,7 +42,7 @@ impl QosGate {
         self.generation = None;
     }
 
-    /// What becomes of a command to a volume whose commands have to ask.
+    /// Decides about a command to a volume whose commands must be admitted.
     #[cold]
     pub(super) fn admit(
         &mut self,
@@ -67,14 +67,14 @@ impl QosGate {
             });
             self.generation = Some(generation);
         }
-        // Who uses one unit alone may fill his window with what waits for it.
+        // If the session has only one unit, its waiting commands may fill the whole command window.
         let room = (nexus.unit_count() > 1).then_some(self.room);
         let cost = || Cost { bytes: nexus.moved_bytes(lun, command) };
         self.qos.admit(volume, self.host.as_ref(), cost, &self.queue, room)
     }
 }
 
-/// Whether a command makes work for the medium: what only asks after a unit never waits.
+/// Returns whether a command uses the medium. Commands that only query a unit never wait.
 fn is_charged(operation: Operation, cdb: &Cdb) -> bool {
     use opcode::*;
     operation != Operation::Other

@@ -1,4 +1,4 @@
-//! A turn of a connection: what has come is received, carried out and answered.
+//! A turn of a connection: requests are received, carried out and answered.
 
 use std::cell::RefCell;
 use std::io;
@@ -15,14 +15,15 @@ use super::{ConnectionEnd, Driver, UnderWay};
 use crate::fronts::iscsi::Front;
 use crate::trace::{FlowDirection, Tap};
 
-/// Bytes that one thread receives into; an idle connection holds none.
+/// Size of the receive buffer of a thread. An idle connection has no buffer.
 const SCRATCH_LENGTH: usize = 64 * 1024;
-/// A turn receives at most this much before it answers.
+/// Maximum number of bytes that a turn receives before it answers.
 const TURN_RECEIVE_LIMIT: usize = 256 * 1024;
-/// A core that slept until so many commands came sends the first answer ahead of the others: a send
-/// costs as much as six commands or so. One that spun does it always, since it has the time.
+/// Minimum number of commands for which a core that slept sends the first answer before the others. A send costs about
+/// as much as six commands. A core that polled has the time, and always does this.
 const WORTH_ANOTHER_SEND: usize = 16;
-/// Long against the two microseconds of a send, and so many commands between two looks at the clock.
+/// Minimum time between two sends of a turn, which is long compared with the two microseconds of a send. The clock is
+/// read after each `LOT` commands.
 const MOMENT: Duration = Duration::from_micros(15);
 const LOT: usize = 4;
 
@@ -30,23 +31,23 @@ thread_local! {
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH_LENGTH].into());
 }
 
-/// How much is carried out before what is ready is sent.
+/// The number of events that are carried out before the ready answers are sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum TurnShare {
-    /// What came first.
+    /// The first event.
     One,
-    /// What takes long against a send.
+    /// The events of a time that is long compared with a send.
     MetricsSnapshot,
-    /// All that came.
+    /// All events.
     All,
 }
 
 impl TurnShare {
-    /// Whether so many events, of those that began then, are enough.
+    /// Returns whether `count` events, which began at `began`, are enough.
     fn is_done(self, count: usize, began: Option<Instant>) -> bool {
         match self {
             Self::One => count == 1,
-            // The clock costs a little, too.
+            // Reading the clock costs time, too.
             Self::MetricsSnapshot => {
                 count > 0
                     && count.is_multiple_of(LOT)
@@ -58,15 +59,15 @@ impl TurnShare {
 }
 
 impl<'a> Driver<'a> {
-    /// Requests are taken only while what they lead to has room.
+    /// Returns whether requests are received: only while there is space for their results.
     pub(super) fn is_receiving(&mut self) -> bool {
         self.machine.event_count() == 0
             && !self.machine.is_full()
             && self.machine.closing().is_none()
     }
 
-    /// Receives a share, carries out all that came and sends what is ready, or as much as the
-    /// socket takes. What is left shows as readiness, so letters and completions get in between.
+    /// Receives up to the limit of a turn, carries out all requests, and sends the ready answers as far as the socket
+    /// accepts them. The socket stays ready for the rest, so messages and completions are handled in between.
     pub(super) async fn turn(
         &mut self,
         front: &'a Arc<Front>,
@@ -77,14 +78,14 @@ impl<'a> Driver<'a> {
             Some(Wait::Asleep) => WORTH_ANOTHER_SEND,
             None => usize::MAX,
         };
-        // Whoever sent this waits, too: he works on the first answers while the rest is carried out.
+        // The initiator waits as well: it can process the first answers while the server carries out the rest.
         let mut share =
             if self.machine.event_count() >= worth { TurnShare::One } else { TurnShare::All };
         loop {
             self.carry_out(front, share).await;
             let blocked = self.send()?;
             let waiting = self.machine.event_count() > 0 && !blocked;
-            // What came before a logout is carried out, though the answers have gone.
+            // Requests that arrived before a logout are carried out first, even if all output has been sent.
             if !waiting
                 && self.machine.output().is_empty()
                 && let Some(reason) = self.machine.closing()
@@ -92,7 +93,7 @@ impl<'a> Driver<'a> {
                 return Ok(ControlFlow::Break(reason.clone()));
             }
             if (waiting && share == TurnShare::All) || !drained {
-                // A busy connection lets the others on its core have their turn.
+                // A busy connection yields to the other connections of its core.
                 tokio::task::yield_now().await;
             }
             if !waiting {
@@ -104,7 +105,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Receives until the socket is empty or a turn's share is reached. Says whether it is empty.
+    /// Receives until the socket is empty or the limit of a turn is reached. Returns whether the socket is empty.
     fn receive(&mut self) -> Result<bool, ConnectionEnd> {
         if !self.is_receiving() {
             return Ok(true);
@@ -170,7 +171,7 @@ impl<'a> Driver<'a> {
                 Event::Establish(admission) => self.establish(front, admission).await,
                 Event::TasksEnded(token) => {
                     if let Some(index) = self.tokens.iter().position(|(held, _)| *held == token) {
-                        // The one who waited may be gone.
+                        // The receiver may be closed.
                         let _ = self.tokens.swap_remove(index).1.send(());
                     }
                 }
@@ -185,7 +186,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Looks whether the trace is wanted, now that more is known of whom it is of.
+    /// Decides whether the trace continues, as soon as the initiator is known. Removes a trace that is over.
     #[cold]
     fn tend_tap(&mut self) {
         if let Some(initiator) = self.view.initiator() {
@@ -196,7 +197,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Sends what is ready. Says whether the socket takes no more.
+    /// Sends the ready output. Returns whether the socket accepts no more.
     pub(super) fn send(&mut self) -> Result<bool, ConnectionEnd> {
         self.observer.send();
         while !self.machine.output().is_empty() {

@@ -2,16 +2,16 @@
 
 use super::*;
 
-/// Status and sense of TEST UNIT READY.
+/// Returns the status and sense data of TEST UNIT READY.
 fn readiness(peer: &mut Peer) -> (u8, Vec<u8>) {
     peer.command(&[0; 16], 0, &[]);
     let (header, data) = peer.receive_all();
     assert_eq!(header.basic().opcode(), Opcode::ScsiResponse);
-    // The sense data's length comes first.
+    // The data begins with the length of the sense data.
     (ScsiResponse::view(&header).status, data.get(2..).unwrap_or_default().to_vec())
 }
 
-/// LOGICAL UNIT NOT READY, CAUSE NOT REPORTABLE, after the unit attentions that come first.
+/// Returns whether the unit reports LOGICAL UNIT NOT READY, CAUSE NOT REPORTABLE, after pending unit attentions.
 fn is_not_ready(peer: &mut Peer) -> bool {
     (0..4).any(|_| {
         let (status, sense) = readiness(peer);

@@ -1,9 +1,9 @@
-//! What initiators may take of a portal, and what they are told beyond that.
+//! The limits of a portal, and its answers to initiators beyond them.
 
 use super::*;
 
 impl Portal {
-    /// A connection that says nothing.
+    /// Opens a connection that sends nothing.
     fn silent(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address).expect("it listens");
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
@@ -11,7 +11,7 @@ impl Portal {
     }
 }
 
-/// The server closed it without a word.
+/// Returns whether the server has closed the connection without an answer.
 fn is_closed(mut stream: &TcpStream) -> bool {
     match stream.read(&mut [0; 1]) {
         Ok(count) => count == 0,

@@ -1,4 +1,4 @@
-//! CHAP against scripted targets.
+//! Tests of CHAP with scripted targets.
 
 use super::super::tests::{TO_OPERATIONAL, drain, error_of, login_response, options, sent};
 use super::super::{Connection, Event, LoginError, ProtocolError};
@@ -40,7 +40,7 @@ fn answer(flags: u8, text: &str) -> Vec<u8> {
     login_response(flags, LoginStatus::Success, text)
 }
 
-/// The flags and the text of the one request that waits.
+/// Returns the flags and the text of the only request in the output.
 fn request(connection: &mut Connection) -> (u8, String) {
     let pdus = sent(connection);
     assert_eq!(pdus.len(), 1);
@@ -53,7 +53,7 @@ fn challenge_text(algorithm: &str) -> String {
     format!("CHAP_A={algorithm}\0CHAP_I=250\0CHAP_C={bytes}\0")
 }
 
-/// A connection that has answered the target's challenge.
+/// Returns a connection that has answered the target's challenge.
 fn responded(mutual: bool) -> Connection {
     let mut connection = connection(authentication(mutual));
     connection.handle_input(&answer(0, "AuthMethod=CHAP\0")).unwrap();
@@ -104,7 +104,7 @@ fn rfc7143_12_1_3_mutual_the_target_proves_itself_too() {
         assert_eq!(request(&mut connection), (0x81, wanted));
         let proof = proof("box", "the target's secret", &ours());
         if stays {
-            // A target may answer first, and be asked again to move on.
+            // A target may answer first and stay in the stage. The initiator then asks again to move on.
             connection.handle_input(&answer(0, &proof)).unwrap();
             assert_eq!(request(&mut connection), (0x81, String::new()));
             connection.handle_input(&answer(TO_OPERATIONAL, "")).unwrap();
@@ -125,7 +125,7 @@ fn a_target_that_cannot_prove_itself_is_left() {
         proof("box", "another secret", &ours()),
         proof("other", "the target's secret", &ours()),
         proof("box", "the target's secret", &theirs()),
-        // Our own response, to the target's own challenge.
+        // The initiator's secret with the target's challenge.
         proof("box", "the initiator's secret", &theirs()),
         "CHAP_N=box\0CHAP_R=0x00\0".to_owned(),
     ] {
@@ -148,7 +148,7 @@ fn a_user_is_never_let_in_as_nobody() {
             assert!(matches!(error, AuthenticationError::Method { .. }), "{error:?}");
         }
     }
-    // A target that would skip the rest.
+    // The target tries to skip the rest of the authentication.
     let wanted = ConnectionError::Protocol(ProtocolError::LoginStage);
     let mut connection = connection(authentication(true));
     assert_eq!(error_of(&mut connection, &answer(TO_OPERATIONAL, "AuthMethod=CHAP\0")), wanted);

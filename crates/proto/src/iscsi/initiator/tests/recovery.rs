@@ -1,4 +1,4 @@
-//! Recovery within a connection: what is damaged or lost is asked for again.
+//! Tests of recovery within a connection: the initiator requests damaged and lost PDUs again.
 
 use sarsen_wire::iscsi::SnackRequest;
 
@@ -13,7 +13,7 @@ fn target() -> Target {
     Target::ready(1, 1, "DataDigest=CRC32C\0MaxOutstandingR2T=8\0")
 }
 
-/// The SNACKs that were sent: type, tag, transfer tag, first and count.
+/// Returns the SNACKs that were sent: type, tag, transfer tag, first and count.
 fn snacks(target: &mut Target) -> Vec<(u8, u32, u32, u32, u32)> {
     let snack = |pdu: &Pdu| {
         assert_eq!(pdu.0.basic().opcode(), Opcode::SnackRequest);
@@ -51,7 +51,7 @@ fn rfc7143_7_8_damaged_data_in_is_asked_for_again() {
     }
     assert_eq!(snacks(&mut target), [(DATA, tag, RESERVED_TAG, 1, 1)]);
     assert!(target.session.poll_event().is_none(), "not all is there");
-    // Meanwhile the status is not acknowledged.
+    // Until then the status is not acknowledged.
     target.session.ping(Token(9));
     let ping = target.sent(LEADING).remove(0);
     assert_eq!(NopOut::view(&ping.0).exp_stat_sn.get(), 102);
@@ -66,7 +66,7 @@ fn rfc7143_7_8_damaged_data_in_is_asked_for_again() {
     assert_eq!(NopOut::view(&ping.0).exp_stat_sn.get(), 103);
 }
 
-/// One that comes twice is thrown away, and its data digest is looked at.
+/// A repeated Data-In is discarded, and its data digest is checked.
 #[test]
 fn rfc7143_7_5_data_in_that_comes_twice_leaves_the_rest_in_its_place() {
     let mut target = target();
@@ -114,7 +114,7 @@ fn rfc7143_7_8_a_damaged_status_is_asked_for_again() {
     assert_eq!(snacks(&mut target), [(STATUS, RESERVED_TAG, RESERVED_TAG, stat_sn, 1)]);
     target.send(LEADING, header, &sense);
     assert_eq!(target.completion().sense, [0x70, 0, 5]);
-    // The copy of a copy.
+    // A second copy.
     target.send(LEADING, header, &sense);
     assert!(target.session.poll_event().is_none());
 }
@@ -130,7 +130,7 @@ fn rfc7143_4_2_2_2_statuses_that_are_missing_are_asked_for() {
     target.send(LEADING, responses[2], &[]);
     assert_eq!(target.completion().token, Token(2));
     assert_eq!(snacks(&mut target), [(STATUS, RESERVED_TAG, RESERVED_TAG, first, 2)]);
-    // A ping of the target's names the next one.
+    // A ping of the target contains the next StatSN.
     let ping = target.header(LEADING, Opcode::NopIn, RESERVED_TAG, false);
     target.send(LEADING, ping, &[]);
     assert_eq!(snacks(&mut target), [(STATUS, RESERVED_TAG, RESERVED_TAG, first + 3, 1)]);
@@ -193,7 +193,7 @@ fn r2t(target: &mut Target, tag: u32, r2t_sn: u32, offset: u32, length: u32) -> 
     header
 }
 
-/// Transfer tag, offset and length of the Data-Out sequences that were sent.
+/// Returns transfer tag, offset and length of the Data-Out sequences that were sent.
 fn sequences(target: &mut Target) -> Vec<(u32, u32, usize)> {
     let mut found: Vec<(u32, u32, usize)> = Vec::new();
     for (header, data) in target.sent(LEADING) {
@@ -207,7 +207,7 @@ fn sequences(target: &mut Target) -> Vec<(u32, u32, usize)> {
     found
 }
 
-/// The target found data with a wrong digest.
+/// Sends a Reject of the target: the data had a wrong digest.
 fn reject(target: &mut Target, rejected: &RawHeader) {
     let header = target.header(LEADING, Opcode::Reject, RESERVED_TAG, true);
     let mut header = Reject::from(RawHeader::from(header));
@@ -236,7 +236,7 @@ fn rfc7143_7_8_rejected_data_out_waits_for_the_r2t_that_asks_for_it_again() {
     let mut target = target();
     let tag = target.write(&sample(5000), 1);
     let sent = target.sent(LEADING);
-    // Immediate data of a command that the target has received, and unsolicited data.
+    // The target rejects immediate data of a command that it has received, and unsolicited data.
     target.exp_cmd_sn += 1;
     reject(&mut target, &sent[0].0);
     reject(&mut target, &sent[2].0);
@@ -247,7 +247,7 @@ fn rfc7143_7_8_rejected_data_out_waits_for_the_r2t_that_asks_for_it_again() {
     }
     let wanted = [(70, 0, 1024), (71, 2048, 512), (72, 2560, 2440)];
     assert_eq!(sequences(&mut target), wanted);
-    // A solicited sequence is asked for once more.
+    // The target requests a solicited sequence once more.
     let header = r2t(&mut target, tag, 3, 2560, 2440);
     target.send(LEADING, header, &[]);
     assert_eq!(sequences(&mut target), [(73, 2560, 2440)]);
@@ -288,7 +288,7 @@ fn a_target_that_repeats_nothing_ends_the_connection() {
     let error = target.session.handle_input(LEADING, &bytes).unwrap_err();
     assert_eq!(error, ConnectionError::NotRepeated);
     assert!(!target.session.lose(LEADING));
-    // Nor is a line asked for ever that damages everything.
+    // The number of requests over a connection that damages every PDU is limited.
     let mut target = self::target();
     let tag = target.read(PIECE, 1);
     let header = target.data_in(LEADING, tag, 0, 0);

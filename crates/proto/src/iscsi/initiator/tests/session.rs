@@ -1,4 +1,4 @@
-//! Sessions with several connections, and what becomes of one that is lost.
+//! Tests of sessions with several connections, and of lost connections.
 
 use sarsen_wire::iscsi::{
     LogoutReason, LogoutRequest, LogoutResponsePdu, TaskManagementFunction,
@@ -8,7 +8,7 @@ use sarsen_wire::iscsi::{
 use super::super::super::digest;
 use super::*;
 
-/// The target's numbers, and the session that it is to be held against.
+/// A scripted target: its sequence numbers, and the session under test.
 pub(super) struct Target {
     pub(super) session: Session,
     /// The next StatSN of each connection.
@@ -38,8 +38,8 @@ impl Target {
         target
     }
 
-    /// A session of `connections` connections at a level, with segments of 1024 bytes and 2560
-    /// unsolicited ones.
+    /// Returns a session of `connections` connections at a level, with segments of 1024 bytes and 2560 bytes of
+    /// unsolicited data.
     pub(super) fn ready(connections: u32, level: u32, more: &str) -> Self {
         let answers = format!(
             "MaxConnections={connections}\0ErrorRecoveryLevel={level}\0InitialR2T=No\0\
@@ -65,7 +65,7 @@ impl Target {
         connection
     }
 
-    /// Logs a connection in. Gives the first request of its login.
+    /// Logs a connection in. Returns the first request of its login.
     fn grant(&mut self, connection: Cid, answers: &str) -> (LoginRequest, String) {
         let first = pdus(&self.drain(connection), false).remove(0);
         for (flags, text) in [(TO_OPERATIONAL, "AuthMethod=None\0"), (TO_FULL_FEATURE, answers)] {
@@ -101,7 +101,7 @@ impl Target {
         pdus(&self.drain(connection), digest)
     }
 
-    /// A header with the numbers of this moment. It takes a StatSN if it is to.
+    /// Returns a header with the current numbers. Uses a StatSN if requested.
     pub(super) fn header(
         &mut self,
         connection: Cid,
@@ -166,7 +166,7 @@ impl Target {
         }
     }
 
-    /// The target takes leave of a connection, or answers a management function.
+    /// Sends the target's response to a logout or a management function.
     fn answer(&mut self, connection: Cid, request: &RawHeader, opcode: Opcode, response: u8) {
         let tag = request.basic().initiator_task_tag.get();
         let mut answer =
@@ -176,7 +176,7 @@ impl Target {
     }
 }
 
-/// Bytes of each Data-In but the last.
+/// Number of bytes of each Data-In except the last.
 pub(super) const PIECE: usize = 512;
 
 pub(super) fn sample(length: usize) -> Vec<u8> {
@@ -236,7 +236,7 @@ fn rfc7143_4_2_2_1_commands_are_numbered_over_all_connections() {
     let ping = target.header(Cid(2), Opcode::NopIn, RESERVED_TAG, false);
     target.send(Cid(2), ping, &[]);
     assert_eq!(target.session.window(), WINDOW);
-    // One that is older and comes later over another does not close it.
+    // An older MaxCmdSN that arrives later over another connection does not close it.
     target.exp_cmd_sn = 3;
     let ping = target.header(LEADING, Opcode::NopIn, RESERVED_TAG, false);
     target.send(LEADING, ping, &[]);
@@ -263,7 +263,7 @@ fn rfc7143_7_2_2_commands_of_a_removed_connection_go_on_over_another() {
     let read_tag = target.read(4 * PIECE, 1);
     let lost = if target.sent(LEADING).is_empty() { Cid(1) } else { LEADING };
     let kept = Cid(1 - lost.0);
-    // On the same connection, since the other has the next turn.
+    // The extra read uses the other connection, so that the write uses the same connection as the first read.
     target.read(PIECE, 9);
     target.sent(kept);
     let write_tag = target.write(&sample(5000), 2);
@@ -271,8 +271,7 @@ fn rfc7143_7_2_2_commands_of_a_removed_connection_go_on_over_another() {
     target.read(PIECE, 10);
     target.sent(kept);
     let unsent_tag = target.write(&sample(700), 3);
-    // The target has the first four commands, and has sent two Data-In, of which one and a half
-    // arrive.
+    // The target has the first four commands and has sent two Data-In PDUs. One and a half of them arrive.
     target.exp_cmd_sn = 5;
     let header = target.data_in(lost, read_tag, 0, 0);
     target.send(lost, header, &sample(PIECE));
@@ -293,8 +292,8 @@ fn rfc7143_7_2_2_commands_of_a_removed_connection_go_on_over_another() {
     let removed = target.session.poll_event();
     assert!(matches!(removed, Some(Event::Removed { connection }) if connection == lost));
 
-    // What the target never got comes first, under its own number; the others are asked for one
-    // by one.
+    // The initiator first sends the command that the target never received, with its own number. It reassigns the
+    // others one by one.
     let pdus = target.sent(kept);
     assert_eq!(opcodes(&pdus), [Opcode::ScsiCommand, Opcode::TaskManagementRequest]);
     let retried = ScsiCommand::view(&pdus[0].0);
@@ -322,7 +321,7 @@ fn rfc7143_7_2_2_commands_of_a_removed_connection_go_on_over_another() {
     }
     let done = target.completion();
     assert_eq!((done.token, &done.data.unwrap()[..]), (Token(1), &sample(4 * PIECE)[..]));
-    // The target lacks some of what had gone out unasked.
+    // The target misses a part of the unsolicited data.
     let mut r2t = R2t::from(RawHeader::from(target.header(kept, Opcode::R2t, write_tag, false)));
     r2t.r2t_sn = 4.into();
     r2t.buffer_offset = 1024.into();
@@ -347,7 +346,7 @@ fn rfc7143_6_3_4_a_connection_is_reinstated_by_a_login_of_its_cid() {
     assert_eq!(target.session.window(), 0);
     assert!(target.session.reinstate(LEADING, None));
     let acknowledged = std::mem::replace(target.stat_sn(LEADING), 900);
-    // An attempt that comes to nothing changes nothing.
+    // A failed attempt changes nothing.
     assert!(target.session.lose(LEADING));
     assert!(target.session.reinstate(LEADING, None));
     let (request, _) = target.grant(LEADING, "MaxRecvDataSegmentLength=1024\0");
