@@ -1,14 +1,13 @@
 //! `cargo xtask ci`: all checks that a change must pass, cheapest first. The tests are last, so that the output ends
 //! with cargo's own summary.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use sarsen_proof::process;
-use sarsen_proof::program::{self, Profile};
 
-use crate::{console, fuzz, instructions, package, requirements, shell, tidy};
+use crate::{console, fuzz, instructions, package, program, requirements, shell, tidy};
 
 /// Seconds for each target, in the short and in the full run.
 const FUZZ_SECONDS: (u64, u64) = (5, 60);
@@ -16,6 +15,8 @@ const FUZZ_SECONDS: (u64, u64) = (5, 60);
 /// Time limit to fetch the database of advisories and to search it.
 const ADVISORIES_LIMIT: Duration = Duration::from_secs(120);
 
+/// Passes the path of the program to its tests.
+const PROGRAM_VARIABLE: &str = "SARSEN_BIN";
 /// Passes the path of the package to its tests.
 const PACKAGE_VARIABLE: &str = "SARSEN_DEB";
 
@@ -42,10 +43,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         shell::run(doc.env("RUSTDOCFLAGS", "-D warnings"))
     })?;
     let mut program = None;
-    // The short run tests a program that shares its dependencies with the tests. Speed is not tested.
-    let profile = if options.full { Profile::Dist } else { Profile::Dev };
-    step("program", || {
-        program = Some(program::build(profile)?);
+    step("build", || {
+        // The short run tests a program that shares its dependencies with the tests. Speed is not tested.
+        let built = if options.full { program::build() } else { program::build_with_tests() };
+        program = Some(built?);
         Ok(())
     })?;
     let program = program.context("the built program")?;
@@ -64,19 +65,23 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         step("instructions", || instructions::run(&instructions::Options::default()))?;
     }
     println!("== tests, after {:.0} s; nothing follows them", begun.elapsed().as_secs_f64());
-    let mut test = shell::cargo();
+    let run = |test: &mut Command| {
+        if options.full {
+            test.args(["--", "--include-ignored"]);
+        }
+        // Errors of the proofs have all details already.
+        test.env("RUST_LIB_BACKTRACE", "0");
+        test.env(PROGRAM_VARIABLE, &program);
+        if let Some(package) = &package {
+            test.env(PACKAGE_VARIABLE, package);
+        }
+        shell::run(test).context("the gate's step `tests`")
+    };
     // One run reports all failures.
-    test.args(["test", "--workspace", "--no-fail-fast"]);
-    if options.full {
-        test.args(["--", "--include-ignored"]);
-    }
-    // Errors of the proofs have all details already.
-    test.env("RUST_LIB_BACKTRACE", "0");
-    test.env(program::VARIABLE, program);
-    if let Some(package) = package {
-        test.env(PACKAGE_VARIABLE, package);
-    }
-    shell::run(&mut test).context("the gate's step `tests`")
+    let simulated = run(shell::cargo().args(["test", "--workspace", "--test", "simulation"]));
+    let tested =
+        run(program::all_but_the_simulation(shell::cargo().args(["test", "--no-fail-fast"])));
+    simulated.and(tested)
 }
 
 fn step(name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
@@ -103,7 +108,7 @@ fn deny() -> Result<()> {
     }
     shell::run(&mut cargo_deny(&["bans", "licenses", "sources"]))?;
     // Needs its database from the network, which may be unavailable.
-    let advisories = process::finish(&mut cargo_deny(&["advisories"]), ADVISORIES_LIMIT)?;
+    let advisories = shell::finish(&cargo_deny(&["advisories"]), ADVISORIES_LIMIT)?;
     if advisories.output.contains("failed to fetch advisory database") {
         println!("advisories were not checked: their database cannot be reached from here");
         return Ok(());

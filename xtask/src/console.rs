@@ -7,10 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::shell::{self, Finished};
 use anyhow::{Context as _, Result, ensure};
-use sarsen_proof::process;
-
-use crate::shell;
 
 const SOURCE: &str = "console";
 const BUILT: &str = "console/dist";
@@ -52,8 +50,8 @@ fn npm() -> Command {
 }
 
 /// Fetches the packages that the lock file names.
-fn fetch() -> Result<process::Finished> {
-    Ok(process::finish(npm().args(["ci", "--no-audit", "--no-fund"]), PACKAGES_LIMIT)?)
+fn fetch() -> Result<Finished> {
+    shell::finish(npm().args(["ci", "--no-audit", "--no-fund"]), PACKAGES_LIMIT)
 }
 
 /// Returns the contents of a folder, by path.

@@ -1,5 +1,6 @@
 //! `cargo xtask fuzz`: builds the targets of `fuzz/` with libFuzzer's instrumentation and runs them. The flags are
-//! those of cargo-fuzz without a sanitizer, which a stable compiler accepts.
+//! those of cargo-fuzz without a sanitizer, which a stable compiler accepts. Only the project's own crates are
+//! instrumented: their dependencies are shared with the tests.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -9,20 +10,14 @@ use std::{fs, thread};
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 
-use crate::shell;
+use crate::program;
+use crate::shell::{self, Executable};
 
-/// The package of the targets.
-const PACKAGE: &str = "sarsen-fuzz";
+/// The sources of the targets, a file for each.
+const SOURCES: &str = "fuzz/targets";
 
-/// Coverage counters and comparisons for libFuzzer.
-const INSTRUMENTATION: &[&str] = &[
-    "--cfg=fuzzing",
-    "-Cpasses=sancov-module",
-    "-Cllvm-args=-sanitizer-coverage-level=4",
-    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
-    "-Cllvm-args=-sanitizer-coverage-pc-table",
-    "-Cllvm-args=-sanitizer-coverage-trace-compares",
-];
+/// Instruments the crates of the workspace.
+const INSTRUMENTED: &str = "fuzz/instrumented";
 
 /// An input that takes this long is a finding: all targets must be fast.
 const TIMEOUT_SECONDS: u64 = 10;
@@ -52,7 +47,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     match &options.input {
         Some(input) => {
             for target in &targets {
-                shell::run(std::process::Command::new(&target.program).arg(input))?;
+                shell::run(std::process::Command::new(&target.path).arg(input))?;
             }
             Ok(())
         }
@@ -66,12 +61,13 @@ pub(crate) fn all(seconds: u64) -> Result<()> {
 }
 
 /// Fuzzes targets, as many at the same time as there are processors. A find stops those that have not started.
-fn fuzz(targets: &[Target], seconds: u64) -> Result<()> {
+fn fuzz(targets: &[Executable], seconds: u64) -> Result<()> {
     let workers = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let next = AtomicUsize::new(0);
     let worker = || {
         while let Some(target) = targets.get(next.fetch_add(1, Ordering::Relaxed)) {
-            target.fuzz(seconds).inspect_err(|_| next.store(targets.len(), Ordering::Relaxed))?;
+            fuzz_target(target, seconds)
+                .inspect_err(|_| next.store(targets.len(), Ordering::Relaxed))?;
         }
         Ok(())
     };
@@ -81,90 +77,51 @@ fn fuzz(targets: &[Target], seconds: u64) -> Result<()> {
     })
 }
 
-struct Target {
-    name: String,
-    program: PathBuf,
-}
-
-impl Target {
-    fn fuzz(&self, seconds: u64) -> Result<()> {
-        let folder = |kind: &str| Path::new("fuzz").join(kind).join(&self.name);
-        let (corpus, artifacts) = (folder("corpus"), folder("artifacts"));
-        fs::create_dir_all(&corpus)?;
-        fs::create_dir_all(&artifacts)?;
-        println!("fuzzing {} for {seconds} s", self.name);
-        let mut command = std::process::Command::new(&self.program);
-        command
-            .arg(format!("-max_total_time={seconds}"))
-            .arg(format!("-timeout={TIMEOUT_SECONDS}"))
-            .arg(format!("-rss_limit_mb={MEMORY_LIMIT_MIB}"))
-            .arg(format!("-artifact_prefix={}/", artifacts.display()))
-            .args(["-verbosity=0", "-print_final_stats=1"])
-            .arg(&corpus);
-        // New inputs go to the corpus; the seeds are part of the project and stay unchanged.
-        let seeds = folder("seeds");
-        if seeds.is_dir() {
-            command.arg(seeds);
-        }
-        shell::run(&mut command).with_context(|| {
-            format!(
-                "{name} found something: the input lies in {artifacts}; replay it with `cargo \
-                 xtask fuzz --target {name} --input FILE`, and keep it in fuzz/seeds/{name} when \
-                 it is mended",
-                name = self.name,
-                artifacts = artifacts.display(),
-            )
-        })
+fn fuzz_target(target: &Executable, seconds: u64) -> Result<()> {
+    let folder = |kind: &str| Path::new("fuzz").join(kind).join(&target.name);
+    let (corpus, artifacts) = (folder("corpus"), folder("artifacts"));
+    fs::create_dir_all(&corpus)?;
+    fs::create_dir_all(&artifacts)?;
+    println!("fuzzing {} for {seconds} s", target.name);
+    let mut command = std::process::Command::new(&target.path);
+    command
+        .arg(format!("-max_total_time={seconds}"))
+        .arg(format!("-timeout={TIMEOUT_SECONDS}"))
+        .arg(format!("-rss_limit_mb={MEMORY_LIMIT_MIB}"))
+        .arg(format!("-artifact_prefix={}/", artifacts.display()))
+        .args(["-verbosity=0", "-print_final_stats=1"])
+        .arg(&corpus);
+    // New inputs go to the corpus; the seeds are part of the project and stay unchanged.
+    let seeds = folder("seeds");
+    if seeds.is_dir() {
+        command.arg(seeds);
     }
+    shell::run(&mut command).with_context(|| {
+        format!(
+            "{name} found something: the input lies in {artifacts}; replay it with `cargo \
+             xtask fuzz --target {name} --input FILE`, and keep it in fuzz/seeds/{name} when \
+             it is mended",
+            name = target.name,
+            artifacts = artifacts.display(),
+        )
+    })
 }
 
-fn names(targets: &[Target]) -> String {
+fn names(targets: &[Executable]) -> String {
     targets.iter().map(|target| target.name.as_str()).collect::<Vec<_>>().join(", ")
 }
 
 /// Builds every target; returns them in the order of their names.
-fn build() -> Result<Vec<Target>> {
-    let said = shell::output(shell::cargo().arg("-vV"))?;
-    let host = said
-        .lines()
-        .find_map(|line| line.strip_prefix("host: "))
-        .context("`cargo -vV` names no host")?;
+fn build() -> Result<Vec<Executable>> {
     let mut command = shell::cargo();
-    command.args(["build", "--quiet", "--package", PACKAGE, "--profile", "fuzz"]);
-    command.args(["--message-format", "json-render-diagnostics"]);
-    // With an explicit target, build scripts and macros are not instrumented.
-    command.args(["--target", host]);
-    command.env("CARGO_ENCODED_RUSTFLAGS", INSTRUMENTATION.join("\x1f"));
-    let mut targets = executables(&shell::output(&mut command)?);
-    targets.sort_by(|one, other| one.name.cmp(&other.name));
-    ensure!(!targets.is_empty(), "{PACKAGE} has no target");
-    Ok(targets)
-}
-
-fn executables(messages: &str) -> Vec<Target> {
-    messages
-        .lines()
-        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .filter_map(|message| {
-            let program = message["executable"].as_str()?.into();
-            Some(Target { name: message["target"]["name"].as_str()?.into(), program })
-        })
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn targets_are_the_executables_that_cargo_built() {
-        let messages = concat!(
-            r#"{"target":{"name":"sarsen_block"},"executable":null}"#,
-            "\n",
-            r#"{"target":{"name":"framer"},"executable":"/t/framer"}"#,
-        );
-        let targets = executables(messages);
-        assert_eq!(names(&targets), "framer");
-        assert_eq!(targets[0].program, Path::new("/t/framer"));
+    program::all_but_the_simulation(command.args(["build", "--quiet"]));
+    for source in fs::read_dir(SOURCES)? {
+        command.arg("--bin").arg(source?.path().file_stem().context("a target's name")?);
     }
+    command.env("RUSTC_WORKSPACE_WRAPPER", Path::new(INSTRUMENTED).canonicalize()?);
+    command.env("CARGO_INCREMENTAL", "0");
+    let mut targets = shell::executables(&mut command)?;
+    targets.sort_by(|one, other| one.name.cmp(&other.name));
+    ensure!(!targets.is_empty(), "{SOURCES} has no target");
+    Ok(targets)
 }

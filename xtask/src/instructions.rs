@@ -15,8 +15,6 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
-use sarsen_proof::process;
-use serde_json::Value;
 
 use crate::shell;
 
@@ -28,8 +26,6 @@ const KINDS: [(&str, &str); 2] = [("read", "read-4k"), ("write", "write-4k")];
 const COUNTS: [u64; 2] = [4096, 12_288];
 /// A count that exceeds the accepted number by more than this fraction fails; a lower count deserves a new number.
 const TOLERANCE: f64 = 0.05;
-/// Time limit for a cold build of the harness on two cores.
-const BUILD_LIMIT: Duration = Duration::from_secs(1800);
 const RUN_LIMIT: Duration = Duration::from_secs(300);
 /// Makes copies use vectors, whose instructions are the same on most processors. An instruction that repeats itself for
 /// each byte would count once per byte.
@@ -79,7 +75,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 /// Returns the instructions of each kind of I/O; `None` without valgrind.
 fn count() -> Result<Option<BTreeMap<String, u64>>> {
-    if process::find(Path::new("valgrind")).is_none() {
+    if !shell::succeeds(Command::new("valgrind").arg("--version")) {
         return Ok(None);
     }
     let program = build()?;
@@ -98,13 +94,7 @@ fn build() -> Result<PathBuf> {
     let mut command = shell::cargo();
     command.args(["bench", "--quiet", "--no-run", "--profile", "dist"]);
     command.args(["--package", "sarsen-simulation"]);
-    command.args(["--bench", "instructions", "--message-format", "json-render-diagnostics"]);
-    let said = process::output(&mut command, BUILD_LIMIT)?;
-    let messages = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let executable = messages
-        .filter(|message| message["target"]["name"] == "instructions")
-        .find_map(|message| message["executable"].as_str().map(PathBuf::from));
-    executable.context("cargo built no executable named instructions")
+    shell::executable(command.args(["--bench", "instructions"]), "instructions")
 }
 
 /// Returns all instructions of a run of the harness.
@@ -112,8 +102,7 @@ fn instructions(program: &Path, kind: &str, count: u64) -> Result<u64> {
     let mut command = Command::new("valgrind");
     command.args(["--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]);
     command.arg(program).arg(kind).arg(count.to_string()).env(COPIES.0, COPIES.1);
-    let finished = process::finish(&mut command, RUN_LIMIT)?;
-    let said = finished.success()?;
+    let said = shell::finish(&command, RUN_LIMIT)?.success()?;
     references(&said).with_context(|| format!("valgrind said {said}"))
 }
 

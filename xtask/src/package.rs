@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use sarsen_proof::program;
+
+use crate::program;
 
 /// The default folder for packages.
 const OUT: &str = "target/package";
@@ -47,7 +48,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         (true, _) => oci::build(&options.static_program()?, &options.out)?,
         (false, true) => musl::build(&options.out)?,
         (false, false) => {
-            let program = options.program.clone().map_or_else(program::path, Ok)?;
+            let program = options.program.clone().map_or_else(program::build, Ok)?;
             deb::build(&program, &options.out)?
         }
     };

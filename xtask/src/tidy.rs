@@ -70,7 +70,7 @@ pub(crate) fn run() -> Result<()> {
             Some("toml") if path == "Cargo.toml" => {
                 findings.extend(dependencies::check_root(path, &read()?));
             }
-            Some("toml") if path.ends_with("/Cargo.toml") && !path.starts_with("fuzz/") => {
+            Some("toml") if path.ends_with("/Cargo.toml") => {
                 findings.extend(dependencies::check_member(path, &read()?));
             }
             _ => {}

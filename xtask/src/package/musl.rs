@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use sarsen_proof::program;
 
 use crate::shell;
 
@@ -38,7 +37,7 @@ enum Library {
 pub(super) fn build(out: &Path) -> Result<PathBuf> {
     let mut cargo = shell::cargo();
     cargo.args(["build", "--quiet", "--profile", "dist", "--package", "sarsen", "--bin", "sarsen"]);
-    cargo.args(["--target", TARGET, "--message-format", "json-render-diagnostics"]);
+    cargo.args(["--target", TARGET]);
     cargo.env("CC_x86_64_unknown_linux_musl", MUSL_COMPILER);
     cargo.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_LINKER", MUSL_COMPILER);
     let libraries = tempfile::tempdir()?;
@@ -57,8 +56,7 @@ pub(super) fn build(out: &Path) -> Result<PathBuf> {
             cargo.env("RUSTC_BOOTSTRAP", "1");
         }
     }
-    let built = program::executable(&shell::output(&mut cargo)?, "sarsen");
-    let built = built.ok_or_else(|| anyhow::anyhow!("cargo built no executable"))?;
+    let built = shell::executable(&mut cargo, "sarsen")?;
     let program = out.join(format!("sarsen-{}-{TARGET}", super::version()));
     std::fs::copy(built, &program)?;
     shell::run(Command::new("strip").arg("--strip-unneeded").arg(&program))?;

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::Finding;
 
 /// The layers from the top to the bottom.
-const FLOORS: &[&str] = &[
+const LAYERS: &[&str] = &[
     "sarsen",
     "sarsen-lab",
     "sarsen-node",
@@ -19,10 +19,17 @@ const FLOORS: &[&str] = &[
 ];
 
 /// Pairs of layers without imports, although one is above the other.
-const STRANGERS: &[(&str, &str)] = &[("sarsen-proto", "sarsen-scsi")];
+const SEPARATE: &[(&str, &str)] = &[("sarsen-proto", "sarsen-scsi")];
 
 /// Crates outside the layers: they drive the program from the outside, and no crate of a layer imports them.
-const BESIDE: &[&str] = &["sarsen-limit", "sarsen-proof", "sarsen-simulation", "xtask"];
+const OUTSIDE: &[&str] = &[
+    "sarsen-compare",
+    "sarsen-fuzz",
+    "sarsen-limit",
+    "sarsen-proof",
+    "sarsen-simulation",
+    "xtask",
+];
 
 /// A package of the workspace and all its imports.
 pub(super) struct Package {
@@ -47,29 +54,29 @@ pub(super) fn packages(metadata: &str) -> Result<Vec<Package>> {
 
 /// Compares every import with the layers, including those of tests and build scripts.
 pub(super) fn check(packages: &[Package]) -> Vec<Finding> {
-    let floor = |name: &str| FLOORS.iter().position(|floor| *floor == name);
+    let layer = |name: &str| LAYERS.iter().position(|layer| *layer == name);
     let mut findings = Vec::new();
     for Package { name, imports } in packages {
-        if BESIDE.contains(&name.as_str()) {
+        if OUTSIDE.contains(&name.as_str()) {
             continue;
         }
-        let Some(own) = floor(name) else {
-            let what = "it has no floor: a new crate wants a page in docs/decisions and a line in \
+        let Some(own) = layer(name) else {
+            let what = "the crate has no layer; write a page in docs/decisions and add it to \
                         xtask/src/tidy/layers.rs";
             findings.push(Finding::new(name, what));
             continue;
         };
         for import in imports {
-            let strangers = STRANGERS
+            let separate = SEPARATE
                 .iter()
                 .any(|(a, b)| (a, b) == (&&**name, &&**import) || (b, a) == (&&**name, &&**import));
-            if BESIDE.contains(&import.as_str()) {
-                let what = format!("it imports {import}, which stands beside the house");
+            if OUTSIDE.contains(&import.as_str()) {
+                let what = format!("it imports {import}, which is outside the layers");
                 findings.push(Finding::new(name, what));
-            } else if strangers {
-                findings.push(Finding::new(name, format!("it may not know {import}")));
-            } else if floor(import).is_some_and(|other| other <= own) {
-                let what = format!("it imports {import}, which is not below it");
+            } else if separate {
+                findings.push(Finding::new(name, format!("it may not import {import}")));
+            } else if layer(import).is_some_and(|other| other <= own) {
+                let what = format!("it imports {import}, which is not in a lower layer");
                 findings.push(Finding::new(name, what));
             }
         }
@@ -87,28 +94,28 @@ mod tests {
     }
 
     #[test]
-    fn imports_from_below_and_from_others_are_fine() {
+    fn imports_from_lower_layers_and_other_projects_are_accepted() {
         assert!(findings("sarsen-node", &["sarsen-io", "sarsen-wire", "tokio"]).is_empty());
         assert!(findings("xtask", &["sarsen-proof"]).is_empty());
     }
 
     #[test]
-    fn an_import_from_above_or_of_oneself_is_found() {
+    fn an_import_from_a_higher_or_the_same_layer_is_found() {
         let found = findings("sarsen-io", &["sarsen-node"]);
-        assert_eq!(found, ["it imports sarsen-node, which is not below it"]);
+        assert_eq!(found, ["it imports sarsen-node, which is not in a lower layer"]);
         assert_eq!(findings("sarsen-block", &["sarsen-block"]).len(), 1);
     }
 
     #[test]
-    fn proto_and_scsi_do_not_know_each_other() {
-        assert_eq!(findings("sarsen-proto", &["sarsen-scsi"]), ["it may not know sarsen-scsi"]);
-        assert_eq!(findings("sarsen-scsi", &["sarsen-proto"]), ["it may not know sarsen-proto"]);
+    fn proto_and_scsi_do_not_import_each_other() {
+        assert_eq!(findings("sarsen-proto", &["sarsen-scsi"]), ["it may not import sarsen-scsi"]);
+        assert_eq!(findings("sarsen-scsi", &["sarsen-proto"]), ["it may not import sarsen-proto"]);
     }
 
     #[test]
-    fn a_crate_without_a_floor_and_an_import_from_beside_are_found() {
-        assert!(findings("sarsen-extra", &[])[0].contains("no floor"));
-        assert!(findings("sarsen-io", &["sarsen-proof"])[0].contains("beside"));
+    fn a_crate_without_a_layer_and_an_import_from_outside_the_layers_are_found() {
+        assert!(findings("sarsen-extra", &[])[0].contains("no layer"));
+        assert!(findings("sarsen-io", &["sarsen-proof"])[0].contains("outside"));
     }
 
     #[test]
