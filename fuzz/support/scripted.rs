@@ -46,9 +46,10 @@ impl Environment for World {
             None | Some(TARGET) => Ok(LoginContext {
                 portal_group_tag: 1,
                 alias: Some("disk".into()),
-                requirement: match self.demanding {
-                    true => AuthRequirement::Chap(Algorithm::ALL.to_vec()),
-                    false => AuthRequirement::Nothing,
+                requirement: if self.demanding {
+                    AuthRequirement::Chap(Algorithm::ALL.to_vec())
+                } else {
+                    AuthRequirement::Nothing
                 },
             }),
             Some(_) => Err(RefusalReason::NoSuchTarget.into()),

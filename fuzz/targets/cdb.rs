@@ -4,10 +4,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use libfuzzer_sys::fuzz_target;
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::layers::ProtectedStore;
 use sarsen_block::{BlockSize, Buffer, Io, MemoryStore, Store};
 use sarsen_scsi::command_table::TABLE;
@@ -45,7 +46,7 @@ struct MemoryKeeper(Mutex<HashMap<Record, Vec<u8>>>);
 
 impl MemoryKeeper {
     fn records(&self) -> MutexGuard<'_, HashMap<Record, Vec<u8>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

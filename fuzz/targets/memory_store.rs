@@ -19,12 +19,10 @@ fuzz_target!(|input: &[u8]| {
         let lba = if lba < 0x80 { u64::from(lba) % 32 } else { u64::MAX - u64::from(lba % 32) };
         let extent = Extent::new(lba, (block_count % 16).into());
         let inside = lba.checked_add(extent.block_count).is_some_and(|end| end <= BLOCK_COUNT);
-        let range = match inside {
-            true => {
-                lba as usize * BLOCK_BYTES
-                    ..(lba as usize + (block_count % 16) as usize) * BLOCK_BYTES
-            }
-            false => 0..0,
+        let range = if inside {
+            lba as usize * BLOCK_BYTES..(lba as usize + (block_count % 16) as usize) * BLOCK_BYTES
+        } else {
+            0..0
         };
         let length = extent.byte_count(BLOCK_SIZE) as usize;
         let answer = match kind % 4 {

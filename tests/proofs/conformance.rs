@@ -40,9 +40,8 @@ fn libiscsi_finds_no_fault_in_file_volumes() -> Result<()> {
 #[test]
 fn libiscsi_finds_no_fault_in_4_kib_blocks() -> Result<()> {
     let volumes = scoreboard::volumes(|_| Backing::Ram).into_iter();
-    let wide = volumes.map(|volume| match volume.name == Medium::Small.name() {
-        true => volume,
-        false => volume.block_size(4096),
+    let wide = volumes.map(|volume| {
+        if volume.name == Medium::Small.name() { volume } else { volume.block_size(4096) }
     });
     conforms(&wide.collect::<Vec<_>>())
 }

@@ -233,9 +233,10 @@ impl SavedFolder {
         while let Some(folder) = folders.pop() {
             for entry in fs::read_dir(folder)? {
                 let path = entry?.path();
-                match path.is_dir() {
-                    true => folders.push(path),
-                    false => files.push(path.strip_prefix(&root)?.to_string_lossy().into_owned()),
+                if path.is_dir() {
+                    folders.push(path)
+                } else {
+                    files.push(path.strip_prefix(&root)?.to_string_lossy().into_owned())
                 }
             }
         }
@@ -298,9 +299,10 @@ fn copy_folder(from: &Path, to: &Path) -> Result<()> {
     for entry in fs::read_dir(from)? {
         let entry = entry?;
         let to = to.join(entry.file_name());
-        match entry.path().is_dir() {
-            true => copy_folder(&entry.path(), &to)?,
-            false => drop(fs::copy(entry.path(), to)?),
+        if entry.path().is_dir() {
+            copy_folder(&entry.path(), &to)?
+        } else {
+            fs::copy(entry.path(), to)?;
         }
     }
     Ok(())

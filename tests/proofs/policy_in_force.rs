@@ -523,9 +523,10 @@ impl Client {
             Ok(session) => session,
             Err(error) => return permitted(Err(error)),
         };
-        let done = match writes {
-            true => session.write(0, Buffer::copy_of(&[0x5a; 512]), false).await,
-            false => session.read(0, 1).await.map(drop),
+        let done = if writes {
+            session.write(0, Buffer::copy_of(&[0x5a; 512]), false).await
+        } else {
+            session.read(0, 1).await.map(drop)
         };
         session.logout().await?;
         permitted(done)

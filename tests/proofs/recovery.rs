@@ -9,10 +9,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use futures_util::future::try_join_all;
+use parking_lot::Mutex;
 use sarsen_block::{BlockError, Buffer, Characteristics, Geometry, Io, Reply, Request, Store};
 use sarsen_initiator::{DigestOffer, Session, SessionOptions, Url};
 use sarsen_node::Server;
@@ -68,7 +69,7 @@ impl Store for Recorder {
 
     fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
         if let Request::Write { extent, data, .. } = &request {
-            let mut writes = self.writes.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut writes = self.writes.lock();
             for (lba, block) in (extent.lba.0..).zip(data.chunks(BLOCK)) {
                 let (stamped, generation) = read_stamp(block);
                 assert_eq!(lba, stamped, "a write went astray");
@@ -282,7 +283,7 @@ fn prove(options: SessionOptions, seed: u64, cuts: u32) -> Result<Outcome> {
         session.logout().await?;
         let opened = relay.opened();
         ensure!(server.shutdown(LIMIT).await, "the server did not end in order");
-        let writes = std::mem::take(&mut *writes.lock().unwrap_or_else(PoisonError::into_inner));
+        let writes = std::mem::take(&mut *writes.lock());
         let wanted = parts.iter().flat_map(|part| &part.generations).sum();
         Ok(Outcome { level, opened, writes, wanted })
     })

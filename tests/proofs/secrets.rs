@@ -79,15 +79,14 @@ fn what_the_server_keeps_is_its_owners_alone() -> Result<()> {
 fn no_core_dump_and_no_other_process_has_its_memory() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let is_root = rustix::process::geteuid().is_root();
-    let mut command = match is_root {
-        true => {
-            chown(folder.path(), Some(OTHER), Some(OTHER))?;
-            let mut command = Command::new("setpriv");
-            command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-            command.arg(program::path()?);
-            command
-        }
-        false => Command::new(program::path()?),
+    let mut command = if is_root {
+        chown(folder.path(), Some(OTHER), Some(OTHER))?;
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        command.arg(program::path()?);
+        command
+    } else {
+        Command::new(program::path()?)
     };
     command.args(["serve", "--listen", "127.0.0.1:0", "--logout-grace", "1", "--json"]);
     let server = Managed::start_command(command, folder.path(), &[])?;

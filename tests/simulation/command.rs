@@ -307,12 +307,11 @@ impl CommandMix {
         if is(2) {
             return Command { kind: CommandKind::TestUnitReady, is_durable: false, ..any };
         }
-        match dice.chance(10) {
-            true => {
-                let stamp = stamp::SAME | stamp;
-                Command { kind: CommandKind::WriteSame, is_durable: false, stamp, ..any }
-            }
-            false => Command { kind: CommandKind::Write, ..any },
+        if dice.chance(10) {
+            let stamp = stamp::SAME | stamp;
+            Command { kind: CommandKind::WriteSame, is_durable: false, stamp, ..any }
+        } else {
+            Command { kind: CommandKind::Write, ..any }
         }
     }
 }

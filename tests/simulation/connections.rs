@@ -150,10 +150,7 @@ impl Initiator {
         }
         let recovery = &mut session.connections.recoveries[at];
         recovery.next = time::now() + Duration::from_millis(500);
-        match time::now() > recovery.kept_until {
-            true => Err(Lost::Silence),
-            false => Ok(()),
-        }
+        if time::now() > recovery.kept_until { Err(Lost::Silence) } else { Ok(()) }
     }
 
     /// Logs one connection out; its commands continue. Another connection joins in its place.
@@ -171,9 +168,10 @@ impl Initiator {
 
     pub(crate) fn note_joined(&mut self, session: &mut Session, connection: Cid) {
         session.connections.logins.retain(|(login, _)| *login != connection);
-        match self.end_recovery(session, connection) {
-            true => self.world.count(format_args!("connections reinstated")),
-            false => self.world.count(format_args!("connections that joined")),
+        if self.end_recovery(session, connection) {
+            self.world.count(format_args!("connections reinstated"))
+        } else {
+            self.world.count(format_args!("connections that joined"))
         }
         self.note(format_args!("{connection:?} joined"));
     }

@@ -5,10 +5,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::dice::Dice;
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
     Durability, Extent, Geometry, Io, Lba, Reply, Request, Store, Unmap,
@@ -127,7 +128,7 @@ impl Disk {
     }
 
     fn state(&self) -> MutexGuard<'_, DiskState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Opens the disk for the server that starts now.
@@ -260,18 +261,20 @@ impl Opened {
     /// Replaces a record while this server has the disk open.
     fn replace(&self, record: Record, content: Vec<u8>) -> Option<()> {
         let mut state = self.state()?;
-        match content.is_empty() {
-            true => state.records.remove(record.name()),
-            false => state.records.insert(record.name(), content),
+        if content.is_empty() {
+            state.records.remove(record.name())
+        } else {
+            state.records.insert(record.name(), content)
         };
         Some(())
     }
 
     fn read(&self, extent: Extent, fails: bool) -> Result<Reply, BlockError> {
         let mut state = self.state().ok_or(BlockError::Stopped)?;
-        match fails {
-            true => Err(medium(extent.lba, Direction::Read)),
-            false => Ok(Reply::Data(Data::Buffer(state.read(extent)))),
+        if fails {
+            Err(medium(extent.lba, Direction::Read))
+        } else {
+            Ok(Reply::Data(Data::Buffer(state.read(extent))))
         }
     }
 
@@ -334,10 +337,7 @@ impl Opened {
                 }
             });
         }
-        match course.fails {
-            true => Err(medium(extent.lba, Direction::Write)),
-            false => Ok(Reply::Done),
-        }
+        if course.fails { Err(medium(extent.lba, Direction::Write)) } else { Ok(Reply::Done) }
     }
 
     /// Records the blocks of a write; no write may arrive twice.

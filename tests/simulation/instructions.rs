@@ -205,11 +205,8 @@ impl SimulatedStream for Requests {
         let initiator = self.0.borrow();
         let is_ready = initiator.is_over || initiator.taken < initiator.step.requests.len();
         Box::pin(async move {
-            match is_ready {
-                true => Ok(()),
-                // No other event would produce the missing answer.
-                false => Err(io::ErrorKind::TimedOut.into()),
-            }
+            // No other event would produce the missing answer.
+            if is_ready { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
         })
     }
 

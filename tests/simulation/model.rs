@@ -435,13 +435,13 @@ impl Model {
         let changes = &self.disks[known.disk].blocks[lba as usize];
         let own = |index: &usize| changes[*index].operation != operation;
         let possible = possible(changes, known.invoked, known.place);
-        match possible.iter().filter(|index| own(index)).all(|&index| changes[index].stamp == stamp)
-        {
-            true => Err(Violation(format!(
+        if possible.iter().filter(|index| own(index)).all(|&index| changes[index].stamp == stamp) {
+            Err(Violation(format!(
                 "block {lba} of disk {} was not found to be {stamp} between {} and {now}, and must be",
                 known.disk, known.invoked
-            ))),
-            false => Ok(()),
+            )))
+        } else {
+            Ok(())
         }
     }
 

@@ -165,10 +165,8 @@ impl Wire {
     fn change(&mut self, side: usize, bytes: &mut [u8]) {
         let was_full_feature = self.followers[side].is_full_feature();
         let rate = if self.is_guarded { self.weather.flips_per_mille } else { 0 };
-        let (per_payload, per_segment) = match self.weather.spares_headers {
-            true => (rate, 0),
-            false => (0, rate),
-        };
+        let (per_payload, per_segment) =
+            if self.weather.spares_headers { (rate, 0) } else { (0, rate) };
         let dice = &mut self.dice;
         let harm = |length| (dice.below(1_000) < per_payload).then(|| dice.below(length));
         self.followers[side].follow(bytes, self.is_guarded, harm);
@@ -240,9 +238,10 @@ impl Wire {
         scratch: &mut [u8],
     ) -> io::Result<usize> {
         let now = time::now();
-        let limit = match self.dice.chance(50) {
-            true => self.weather.piece_max,
-            false => 1 + self.dice.below(self.weather.piece_max),
+        let limit = if self.dice.chance(50) {
+            self.weather.piece_max
+        } else {
+            1 + self.dice.below(self.weather.piece_max)
         };
         let room = (landing.len() + scratch.len()).min(limit as usize);
         let (is_cut, is_silent) = (self.is_cut, self.is_silent);
@@ -351,12 +350,11 @@ impl Fate {
         let Some(wire) = self.0.upgrade() else { return };
         let mut wire = wire.borrow_mut();
         wire.was_harmed = true;
-        match heard {
-            true => wire.cut(),
-            false => {
-                wire.is_silent = true;
-                wire.pipes.iter_mut().for_each(|pipe| pipe.segments.clear());
-            }
+        if heard {
+            wire.cut()
+        } else {
+            wire.is_silent = true;
+            wire.pipes.iter_mut().for_each(|pipe| pipe.segments.clear());
         }
     }
 }

@@ -6,10 +6,11 @@ use std::ops::RangeInclusive;
 use std::panic::{self, AssertUnwindSafe};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, Once, PoisonError, mpsc};
+use std::sync::{Once, mpsc};
 use std::time::Duration;
 
 use crate::dice::Dice;
+use parking_lot::Mutex;
 use sarsen_io::{simulation, threads, time};
 use tokio::task::{JoinHandle, LocalSet};
 
@@ -71,19 +72,19 @@ pub(crate) fn each<R: Send>(
     let reports = Mutex::new(Vec::new());
     let work = || loop {
         let seed = next.fetch_add(1, Ordering::Relaxed);
-        let enough = failures.lock().unwrap_or_else(PoisonError::into_inner).len() >= FAILURES_MAX;
+        let enough = failures.lock().len() >= FAILURES_MAX;
         if enough || !seeds.contains(&seed) {
             return;
         }
         match run(seed) {
-            Ok(report) => reports.lock().unwrap_or_else(PoisonError::into_inner).push(report),
-            Err(failure) => failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure),
+            Ok(report) => reports.lock().push(report),
+            Err(failure) => failures.lock().push(failure),
         }
     };
     threads::beside("simulation", work, work).expect("a thread");
-    let failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let failures = failures.into_inner();
     assert!(failures.is_empty(), "\n{}", failures.join("\n\n"));
-    reports.into_inner().unwrap_or_else(PoisonError::into_inner)
+    reports.into_inner()
 }
 
 /// Panics unless all these events occurred.
@@ -266,13 +267,12 @@ async fn power(world: Rc<World>, mut dice: Dice) {
         };
         let moment = Duration::from_millis(dice.below(100));
         time::sleep_until(time::now() + moment).await;
-        match in_order {
-            true => end_in_order(&world, &mut dice).await,
-            false => {
-                world.note("power", format_args!("fails"));
-                world.count(format_args!("crashes"));
-                world.server.crash();
-            }
+        if in_order {
+            end_in_order(&world, &mut dice).await
+        } else {
+            world.note("power", format_args!("fails"));
+            world.count(format_args!("crashes"));
+            world.server.crash();
         }
         world.model.borrow_mut().crash();
         let dark = Duration::from_millis(dice.below(3_000));

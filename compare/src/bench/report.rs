@@ -62,9 +62,8 @@ fn row(cell: &Cell, ours: Option<&Cell>) -> String {
         return format!("| {point} | {target_under_test} | failed | | | | | | | | | |\n");
     }
     let of = |figure| median(&cell.values(figure));
-    let number = |value: f64, digits: usize| match value.is_nan() {
-        true => String::new(),
-        false => format!("{value:.digits$}"),
+    let number = |value: f64, digits: usize| {
+        if value.is_nan() { String::new() } else { format!("{value:.digits$}") }
     };
     let columns = [
         format!("{:.0} ±{:.0} %", median(&iops), spread_percent(&iops)),

@@ -3,11 +3,11 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::sync::{PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use parking_lot::RwLock;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sarsen_proof::serving::Url;
 use sarsen_proof::{Backing, Serving, Volume};
@@ -129,7 +129,7 @@ fn storm(url: &Url) -> Result<(Duration, Vec<Duration>)> {
     thread::scope(|scope| {
         let gate = &gate;
         // Whatever happens, the gate opens: no thread waits for ever.
-        let closed = gate.write().unwrap_or_else(PoisonError::into_inner);
+        let closed = gate.write();
         let one = |index| {
             thread::Builder::new().stack_size(STACK).spawn_scoped(scope, move || {
                 drop(gate.read());

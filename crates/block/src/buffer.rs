@@ -88,6 +88,7 @@ impl Buffer {
     }
 
     /// Returns the bytes of memory that a buffer of this length occupies: its [`Self::memory`].
+    #[inline]
     pub const fn memory_for(length: usize) -> usize {
         match class_of(length) {
             Some(class) => (SMALLEST_CLASS << class) + ALIGNMENT,
@@ -124,6 +125,7 @@ impl Buffer {
     }
 
     /// Shortens the buffer. Longer lengths are ignored.
+    #[inline]
     pub fn truncate(&mut self, length: usize) {
         self.length = self.length.min(length);
     }
@@ -151,12 +153,14 @@ impl Drop for Buffer {
 
 impl Deref for Buffer {
     type Target = [u8];
+    #[inline]
     fn deref(&self) -> &[u8] {
         &self.storage[self.start..self.start + self.length]
     }
 }
 
 impl DerefMut for Buffer {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         &mut self.storage[self.start..self.start + self.length]
     }

@@ -36,9 +36,10 @@ pub async fn check(store: &dyn Store, seed: u64) {
     overlapping_writes_leave_one_of_them(store).await;
     growing_keeps_and_shrinking_forgets(store).await;
     random_requests(store, seed).await;
-    match store.characteristics().protection {
-        true => protection::check(store, seed).await,
-        false => protection::check_refused(store).await,
+    if store.characteristics().protection {
+        protection::check(store, seed).await
+    } else {
+        protection::check_refused(store).await
     }
 }
 

@@ -60,6 +60,7 @@ impl Data {
     }
 
     /// Returns the length in bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         match self {
             Self::Buffer(buffer) => buffer.len(),
@@ -68,6 +69,7 @@ impl Data {
     }
 
     /// Returns whether the data is empty.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -81,6 +83,7 @@ impl Data {
     }
 
     /// Shortens the data to a maximum of `limit` bytes.
+    #[inline]
     pub fn truncate(&mut self, limit: usize) {
         match self {
             Self::Buffer(buffer) => buffer.truncate(limit),
@@ -89,6 +92,7 @@ impl Data {
     }
 
     /// Returns the contiguous bytes from `offset`, with a maximum of `limit`.
+    #[inline]
     pub fn piece(&self, offset: usize, limit: usize) -> Piece<'_> {
         match self {
             Self::Buffer(buffer) => Piece::Bytes(&buffer[offset..buffer.len().min(offset + limit)]),

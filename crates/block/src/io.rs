@@ -24,6 +24,7 @@ impl<T> Io<T> {
     }
 
     /// Applies `f` to the result, now or later when it is finished.
+    #[inline]
     pub fn map<U>(self, f: impl FnOnce(T) -> U + 'static) -> Io<U>
     where
         T: 'static,

@@ -2,7 +2,8 @@
 //! simplest example of a store. The `ram` store of `sarsen serve` is in `sarsen-node`.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Extent,
@@ -29,15 +30,18 @@ impl MemoryStore {
     }
 
     fn state(&self) -> MutexGuard<'_, MemoryState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn perform(&self, request: Request) -> Result<Reply, BlockError> {
         let mut state = self.state();
         let size = self.block_size.bytes();
-        let check = |extent: Extent| match extent.fits(state.block_count) {
-            true => Ok(()),
-            false => Err(BlockError::OutOfRange { extent, block_count: state.block_count }),
+        let check = |extent: Extent| {
+            if extent.fits(state.block_count) {
+                Ok(())
+            } else {
+                Err(BlockError::OutOfRange { extent, block_count: state.block_count })
+            }
         };
         match request {
             Request::Read(extent) => {

@@ -70,11 +70,13 @@ pub trait Store: Send + Sync {
 /// The requests as functions that check the kind of the reply.
 impl dyn Store + '_ {
     /// Reads blocks. See [`Request::Read`].
+    #[inline]
     pub fn read(&self, extent: Extent) -> Io<Result<Data, BlockError>> {
         self.submit(Request::Read(extent)).map(data)
     }
 
     /// Writes blocks. See [`Request::Write`].
+    #[inline]
     pub fn write(
         &self,
         extent: Extent,

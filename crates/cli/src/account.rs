@@ -131,12 +131,13 @@ fn refuse_secrets(account: &str, settings: &[String]) -> Result<(), UsageError> 
             .split_once('=')
             .is_some_and(|(key, value)| key.trim() == "secret" && !value.is_empty())
     };
-    match settings.iter().any(is_secret) {
-        true => Err(UsageError(format!(
+    if settings.iter().any(is_secret) {
+        Err(UsageError(format!(
             "a secret may not be an argument: other users of the machine can see it. `sarsen account secret \
              {account}` creates a new one; with --secret-from FILE, or - for standard input, it uses yours"
-        ))),
-        false => Ok(()),
+        )))
+    } else {
+        Ok(())
     }
 }
 

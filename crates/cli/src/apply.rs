@@ -84,9 +84,10 @@ pub(crate) fn export(arguments: &ExportArguments) -> anyhow::Result<()> {
     let ExportArguments { secrets, out, options } = arguments;
     let (client, path) = (options.client()?, format!("/config?secrets={secrets}"));
     let state: ConfigState = on_a_core(async { Ok(client.get(&path).await?) })?;
-    let text = match options.json {
-        true => serde_json::to_string(&state.document)? + "\n",
-        false => toml::to_string(&state.document)?,
+    let text = if options.json {
+        serde_json::to_string(&state.document)? + "\n"
+    } else {
+        toml::to_string(&state.document)?
     };
     match out {
         None => print_document(&text),
@@ -118,20 +119,19 @@ pub(crate) fn history(arguments: &HistoryArguments) -> anyhow::Result<()> {
 
 /// Reads a document from its file. An error names the line.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Document> {
-    let text = match path.as_os_str() == "-" {
-        true => {
-            let mut text = String::new();
-            std::io::stdin().read_to_string(&mut text).context("cannot read stdin")?;
-            text
-        }
-        false => std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read {}", path.display()))?,
+    let text = if path.as_os_str() == "-" {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).context("cannot read stdin")?;
+        text
+    } else {
+        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?
     };
     let is_json = path.extension().is_some_and(|extension| extension == "json")
         || text.trim_start().starts_with('{');
-    let parsed = match is_json {
-        true => from_json(text.as_bytes()).map_err(|misfit| misfit.to_string()),
-        false => toml::from_str(&text).map_err(|error| error.to_string()),
+    let parsed = if is_json {
+        from_json(text.as_bytes()).map_err(|misfit| misfit.to_string())
+    } else {
+        toml::from_str(&text).map_err(|error| error.to_string())
     };
     Ok(parsed.map_err(|error| UsageError(format!("{}: {}", path.display(), error.trim())))?)
 }

@@ -123,9 +123,12 @@ pub(crate) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> S
     };
     let heads = heads.map(str::to_owned);
     let line = |row: &[String; N]| {
-        let cells = row.iter().enumerate().map(|(column, cell)| match column + 1 == N {
-            true => cell.clone(),
-            false => format!("{cell:<width$}", width = width(column)),
+        let cells = row.iter().enumerate().map(|(column, cell)| {
+            if column + 1 == N {
+                cell.clone()
+            } else {
+                format!("{cell:<width$}", width = width(column))
+            }
         });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };

@@ -110,17 +110,15 @@ fn event(message: &[u8]) -> Option<Event> {
 }
 
 fn show_all(list: &EventList, json: bool) -> anyhow::Result<()> {
-    match json {
-        true => print_line(&serde_json::to_string(list)?),
-        false => list.events.iter().try_for_each(|event| show(event, false)),
+    if json {
+        print_line(&serde_json::to_string(list)?)
+    } else {
+        list.events.iter().try_for_each(|event| show(event, false))
     }
 }
 
 fn show(event: &Event, json: bool) -> anyhow::Result<()> {
-    match json {
-        true => print_line(&serde_json::to_string(event)?),
-        false => print_line(&render(event)),
-    }
+    if json { print_line(&serde_json::to_string(event)?) } else { print_line(&render(event)) }
 }
 
 fn render(event: &Event) -> String {

@@ -42,10 +42,7 @@ pub(crate) struct Arguments {
 }
 
 fn only_with_a_change(arg: clap::Arg) -> clap::Arg {
-    match OF_A_CHANGE.contains(&arg.get_id().as_str()) {
-        true => arg.requires("apply"),
-        false => arg,
-    }
+    if OF_A_CHANGE.contains(&arg.get_id().as_str()) { arg.requires("apply") } else { arg }
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -138,9 +135,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         write_private(out, &text_of(&imported.document, imported.assumes_portals)?)
             .with_context(|| format!("cannot write {}", out.display()))?;
     }
-    match arguments.options.options.json {
-        true => print_json(arguments, &imported)?,
-        false => print(arguments, &imported)?,
+    if arguments.options.options.json {
+        print_json(arguments, &imported)?
+    } else {
+        print(arguments, &imported)?
     }
     let lost = imported.complaints.iter().filter(|one| one.weight == import::Weight::Loss).count();
     if lost > 0 {
@@ -174,10 +172,7 @@ fn shown(arguments: &Arguments, imported: &Imported) -> Document {
 }
 
 fn print_json(arguments: &Arguments, imported: &Imported) -> anyhow::Result<()> {
-    let changed = match arguments.apply {
-        true => Some(apply(&arguments.options, imported)?),
-        false => None,
-    };
+    let changed = if arguments.apply { Some(apply(&arguments.options, imported)?) } else { None };
     let document = &shown(arguments, imported);
     let answer = Answer { document, not_carried: &imported.complaints, changed };
     print_line(&serde_json::to_string(&answer)?)

@@ -171,9 +171,10 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Studies { json } => {
             for study in study::ALL {
                 let (name, about) = (study.name(), study.about());
-                print_line(&match json {
-                    true => serde_json::json!({ "study": name, "about": about }).to_string(),
-                    false => format!("{name}: {about}"),
+                print_line(&if json {
+                    serde_json::json!({ "study": name, "about": about }).to_string()
+                } else {
+                    format!("{name}: {about}")
                 })?;
             }
             Ok(())

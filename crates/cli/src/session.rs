@@ -124,9 +124,10 @@ fn trace(
         Ok(())
     })?;
     outcome.with_context(|| format!("{}", out.display()))?;
-    match options.json {
-        true => print_line(&serde_json::json!({ "bytes": count }).to_string()),
-        false => print_line(&format!("{count} bytes in {}", out.display())),
+    if options.json {
+        print_line(&serde_json::json!({ "bytes": count }).to_string())
+    } else {
+        print_line(&format!("{count} bytes in {}", out.display()))
     }
 }
 

@@ -245,9 +245,10 @@ pub(crate) fn report(changed: &Changed, json: bool) -> anyhow::Result<()> {
     } else {
         print_line(&render(changed))?;
     }
-    match changed.problems.is_empty() {
-        true => Ok(()),
-        false => Err(DegradedError(changed.problems.join("; ")).into()),
+    if changed.problems.is_empty() {
+        Ok(())
+    } else {
+        Err(DegradedError(changed.problems.join("; ")).into())
     }
 }
 

@@ -108,9 +108,10 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::List { options } => {
             let client = options.client()?;
             let list: TargetList = on_a_core(async { Ok(client.get("/targets").await?) })?;
-            match options.json {
-                true => print_line(&serde_json::to_string(&list)?),
-                false => print_line(&render(&list.targets)),
+            if options.json {
+                print_line(&serde_json::to_string(&list)?)
+            } else {
+                print_line(&render(&list.targets))
             }
         }
         Verb::Url(arguments) => url::run(&arguments),
@@ -169,9 +170,10 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             let client = options.client()?;
             let path = format!("/targets/{}/undrain", path_segment(&name));
             let undrained: Undrained = on_a_core(async { Ok(client.post(&path, &()).await?) })?;
-            match options.json {
-                true => print_line(&serde_json::to_string(&undrained)?),
-                false => print_line(&format!("{name} is in service")),
+            if options.json {
+                print_line(&serde_json::to_string(&undrained)?)
+            } else {
+                print_line(&format!("{name} is in service"))
             }
         }
     }

@@ -84,9 +84,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let is_terminal = std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
     on_a_core(async {
         let looks = Samples::begin(client, Duration::from_secs((*interval).into())).await?;
-        match is_terminal && !options.json {
-            true => watch(looks, *count).await,
-            false => tell(looks, count.unwrap_or(1), *lines, options.json).await,
+        if is_terminal && !options.json {
+            watch(looks, *count).await
+        } else {
+            tell(looks, count.unwrap_or(1), *lines, options.json).await
         }
     })
 }
@@ -121,9 +122,10 @@ impl Samples {
 async fn tell(mut looks: Samples, count: u64, lines: usize, json: bool) -> anyhow::Result<()> {
     for _ in 0..count {
         let look = looks.next().await?;
-        match json {
-            true => print_document(&format!("{}\n", serde_json::to_string(&look)?))?,
-            false => print_document(&look.render(lines))?,
+        if json {
+            print_document(&format!("{}\n", serde_json::to_string(&look)?))?
+        } else {
+            print_document(&look.render(lines))?
         }
     }
     Ok(())

@@ -170,12 +170,13 @@ fn reattach(name: &str, force: bool, grace: u16, options: &ServerOptions) -> any
     if options.json {
         return print_line(&serde_json::to_string(&reattached)?);
     }
-    print_line(&match reattached.writes_may_be_lost {
-        false => format!("volume {name} is re-attached"),
-        true => format!(
+    print_line(&if reattached.writes_may_be_lost {
+        format!(
             "volume {name} is re-attached. It could not be flushed before: writes that were acknowledged and not \
              flushed may be lost. Check its content (fsck) before you use it"
-        ),
+        )
+    } else {
+        format!("volume {name} is re-attached")
     })
 }
 
@@ -195,10 +196,12 @@ fn orphan_rows(orphans: &[Orphan]) -> String {
 fn list_orphans(options: &ServerOptions) -> anyhow::Result<()> {
     let client = options.client()?;
     let found: OrphanList = on_a_core(async { Ok(client.get("/orphans").await?) })?;
-    match options.json {
-        true => print_line(&serde_json::to_string(&found)?),
-        false if found.orphans.is_empty() => print_line("no orphans"),
-        false => print_line(&orphan_rows(&found.orphans)),
+    if options.json {
+        print_line(&serde_json::to_string(&found)?)
+    } else if found.orphans.is_empty() {
+        print_line("no orphans")
+    } else {
+        print_line(&orphan_rows(&found.orphans))
     }
 }
 
@@ -222,10 +225,7 @@ fn remove_orphans(names: &[String], destroy: bool, options: &ServerOptions) -> a
         }
         orphans.push(removed);
     }
-    match options.json {
-        true => print_line(&serde_json::to_string(&OrphanList { orphans })?),
-        false => Ok(()),
-    }
+    if options.json { print_line(&serde_json::to_string(&OrphanList { orphans })?) } else { Ok(()) }
 }
 
 impl Create {

@@ -5,10 +5,11 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError, mpsc as channel};
+use std::sync::{Arc, mpsc as channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use sarsen_block::Buffer;
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::{mpsc, oneshot};
@@ -129,7 +130,7 @@ impl Cores {
         let (threads, ends): (Vec<_>, Vec<_>) =
             self.cores.drain(..).map(|core| (core.thread, core.ended)).unzip();
         let has_ended = |end: &Mutex<channel::Receiver<()>>| {
-            let end = end.lock().unwrap_or_else(PoisonError::into_inner);
+            let end = end.lock();
             let left = deadline.saturating_duration_since(crate::time::now());
             end.recv_timeout(left) == Err(channel::RecvTimeoutError::Disconnected)
         };

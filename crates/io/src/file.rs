@@ -117,9 +117,10 @@ impl Opened {
 /// killed process only when it has ended the operations in its rings, a moment after the process has ended. A process
 /// that was just forked keeps its parent's open files until it executes another program. Blocks the thread.
 pub fn lock_within(fd: impl AsFd, exclusive: bool, timeout: Duration) -> io::Result<bool> {
-    let operation = match exclusive {
-        true => FlockOperation::NonBlockingLockExclusive,
-        false => FlockOperation::NonBlockingLockShared,
+    let operation = if exclusive {
+        FlockOperation::NonBlockingLockExclusive
+    } else {
+        FlockOperation::NonBlockingLockShared
     };
     let deadline = crate::time::now() + timeout;
     loop {
@@ -145,9 +146,10 @@ pub fn open_to_read(path: &Path) -> io::Result<fs::File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let file = fs::File::from(rustix::fs::open(path, flags, Mode::empty())?);
     let metadata = file.metadata()?;
-    match metadata.is_file() || metadata.file_type().is_block_device() {
-        true => Ok(file),
-        false => Err(unfit()),
+    if metadata.is_file() || metadata.file_type().is_block_device() {
+        Ok(file)
+    } else {
+        Err(unfit())
     }
 }
 
@@ -465,11 +467,10 @@ impl File {
 /// Converts the error of a flush. If there was no space for data that was written already (a thin device, a network
 /// file system), the data is lost, as on any other failure. That is not the lack of space that a new write may meet.
 fn of_cached_data(error: io::Error) -> io::Error {
-    match is_full(&error) {
-        true => {
-            io::Error::other(format!("written data found no room on its way to the disk: {error}"))
-        }
-        false => error,
+    if is_full(&error) {
+        io::Error::other(format!("written data found no room on its way to the disk: {error}"))
+    } else {
+        error
     }
 }
 

@@ -9,8 +9,9 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Pid, Signal};
 use socket2::SockRef;
@@ -49,7 +50,7 @@ impl HandoverSocket {
 }
 
 fn state() -> MutexGuard<'static, HandoverState> {
-    let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut state = STATE.lock();
     state.received.get_or_insert_with(receive);
     state
 }

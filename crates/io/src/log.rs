@@ -9,9 +9,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::mem;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use tracing::warn;
@@ -69,7 +70,7 @@ struct Queue {
 
 impl Log {
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     fn push(&self, line: &[u8]) {
@@ -94,7 +95,7 @@ impl Log {
                 return line;
             }
             self.written.notify_all();
-            queue = self.filled.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            self.filled.wait(&mut queue);
         }
     }
 
@@ -119,7 +120,7 @@ impl Log {
 
     fn flush_within(&self, limit: Duration) {
         let is_busy = |queue: &mut Queue| queue.is_writing || !queue.lines.is_empty();
-        drop(self.written.wait_timeout_while(self.queue(), limit, is_busy));
+        self.written.wait_while_for(&mut self.queue(), is_busy, limit);
     }
 }
 

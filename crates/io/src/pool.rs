@@ -9,9 +9,10 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 /// Maximum of threads that work on one file at once. Further operations wait in the file's lane. The command windows of
@@ -69,7 +70,7 @@ impl fmt::Debug for Lane {
 
 impl Lane {
     fn state(&self) -> MutexGuard<'_, LaneState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Returns the next job for a thread that works on this lane; without a job the thread leaves the lane.
@@ -85,7 +86,7 @@ impl Lane {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, PoolState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn work(&self) {
@@ -107,9 +108,7 @@ impl Shared {
                 break;
             }
             state.idle += 1;
-            let waited = self.work.wait_timeout(state, IDLE_MAX);
-            let (woken, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-            state = woken;
+            let timeout = self.work.wait_for(&mut state, IDLE_MAX);
             state.idle -= 1;
             if timeout.timed_out() && state.ready.is_empty() {
                 break;
@@ -210,7 +209,7 @@ impl Drop for Pool {
         state.closed = true;
         self.shared.work.notify_all();
         while state.threads > 0 {
-            state = self.shared.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.shared.ended.wait(&mut state);
         }
     }
 }

@@ -9,9 +9,10 @@ use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use sarsen_block::Io;
 
 use crate::file::blocking;
@@ -59,9 +60,10 @@ impl RecordFile {
         };
         let mut content = Vec::new();
         file.take(limit as u64 + 1).read_to_end(&mut content)?;
-        match content.len() > limit {
-            true => Err(io::ErrorKind::FileTooLarge.into()),
-            false => Ok(Some(content)),
+        if content.len() > limit {
+            Err(io::ErrorKind::FileTooLarge.into())
+        } else {
+            Ok(Some(content))
         }
     }
 
@@ -106,7 +108,7 @@ fn overwrite(mut file: fs::File) -> io::Result<()> {
 
 impl Shared {
     fn replace(&self, call: u64, content: Option<&[u8]>, old: ReplacedBytes) -> io::Result<()> {
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = self.written.lock();
         // The pool's threads may start two calls in either order.
         if *written > call {
             return Ok(());

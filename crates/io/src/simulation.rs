@@ -176,9 +176,10 @@ impl Listener {
         address: SocketAddr,
         open: impl FnOnce(SocketAddr) -> io::Result<SocketListener>,
     ) -> io::Result<Self> {
-        Ok(Self(match SEEDED.with_borrow(Option::is_some) {
-            true => Listening::Simulated(address),
-            false => Listening::Socket(open(address)?),
+        Ok(Self(if SEEDED.with_borrow(Option::is_some) {
+            Listening::Simulated(address)
+        } else {
+            Listening::Socket(open(address)?)
         }))
     }
 

@@ -106,10 +106,7 @@ async fn spin(policy: &mut Policy) {
         if took_long && (!came || interruption_count() != interruptions) {
             return policy.interrupted(now);
         }
-        match came {
-            true => policy.arrived(now),
-            false => policy.nothing_came(now),
-        }
+        if came { policy.arrived(now) } else { policy.nothing_came(now) }
     }
 }
 
@@ -163,9 +160,10 @@ impl Policy {
     }
 
     fn arrived(&mut self, now: Instant) {
-        self.quick = match now - self.last_arrival <= WINDOW && now >= self.backoff_until {
-            true => (self.quick + 1).min(QUICK_MOST),
-            false => 0,
+        self.quick = if now - self.last_arrival <= WINDOW && now >= self.backoff_until {
+            (self.quick + 1).min(QUICK_MOST)
+        } else {
+            0
         };
         self.last_arrival = now;
         self.idle_expired = false;
@@ -182,9 +180,10 @@ impl Policy {
     /// Another thread needs the processor. A thread that never sleeps only delays the other one, and then waits for its
     /// own next turn.
     fn interrupted(&mut self, now: Instant) {
-        self.backoff = match now < self.backoff_until + 2 * self.backoff {
-            true => (2 * self.backoff).min(BACKOFF_MAX),
-            false => BACKOFF_FIRST,
+        self.backoff = if now < self.backoff_until + 2 * self.backoff {
+            (2 * self.backoff).min(BACKOFF_MAX)
+        } else {
+            BACKOFF_FIRST
         };
         self.backoff_until = now + self.backoff;
         self.quick = 0;

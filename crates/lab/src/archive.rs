@@ -175,10 +175,7 @@ fn usual_path(
     let service = Path::new(SERVICE_FOLDER);
     let shared = service.join(FILE_NAME);
     // If root has an archive already, it stays in use.
-    match is_root && exists(service) && (exists(&shared) || !exists(&own)) {
-        true => shared,
-        false => own,
-    }
+    if is_root && exists(service) && (exists(&shared) || !exists(&own)) { shared } else { own }
 }
 
 impl Archive {
@@ -441,9 +438,10 @@ impl Archive {
 
     /// Checks that a change found its run.
     fn there(&self, id: i64, found: rusqlite::Result<bool>) -> Result<(), ArchiveError> {
-        match found.map_err(|source| self.database(source))? {
-            true => Ok(()),
-            false => Err(ArchiveError::NoSuchRun { path: self.path.clone(), id }),
+        if found.map_err(|source| self.database(source))? {
+            Ok(())
+        } else {
+            Err(ArchiveError::NoSuchRun { path: self.path.clone(), id })
         }
     }
 
@@ -473,9 +471,10 @@ impl Archive {
 }
 
 fn failed(path: &Path, source: rusqlite::Error) -> ArchiveError {
-    match database::is_damage(&source) {
-        true => ArchiveError::Damaged { path: path.into(), what: source.to_string() },
-        false => ArchiveError::Database { path: path.into(), source },
+    if database::is_damage(&source) {
+        ArchiveError::Damaged { path: path.into(), what: source.to_string() }
+    } else {
+        ArchiveError::Database { path: path.into(), source }
     }
 }
 
@@ -525,9 +524,10 @@ impl Columns {
             ended_at: row.get(6)?,
             setting: row.get(7)?,
         };
-        match row.get::<_, [u8; CHECKSUM_LENGTH]>(8)? == columns.sum() {
-            true => Ok(columns),
-            false => Err(wrong_sum()),
+        if row.get::<_, [u8; CHECKSUM_LENGTH]>(8)? == columns.sum() {
+            Ok(columns)
+        } else {
+            Err(wrong_sum())
         }
     }
 

@@ -110,9 +110,10 @@ impl Network {
         let loopback = LinkProfile::loopback();
         let link = |profile: &LinkProfile| Link {
             profile: profile.clone(),
-            address: match *profile == loopback {
-                true => Ok(Ipv4Addr::LOCALHOST.into()),
-                false => Err(format!("this needs network namespaces: {reason}")),
+            address: if *profile == loopback {
+                Ok(Ipv4Addr::LOCALHOST.into())
+            } else {
+                Err(format!("this needs network namespaces: {reason}"))
             },
         };
         Self { links: profiles.iter().map(link).collect(), notes, sides: None, _wires: vec![] }

@@ -289,9 +289,10 @@ fn check_schema(connection: &Connection, schema: Schema) -> Result<(), DatabaseE
     let mut statement = connection.prepare("SELECT sql FROM sqlite_schema ORDER BY rowid")?;
     let tables = statement.query_map([], |row| row.get::<_, Option<String>>(0))?;
     let tables: Vec<_> = tables.collect::<Result<_, _>>()?;
-    match tables.iter().map(Option::as_deref).eq(schema.tables.iter().map(|table| Some(*table))) {
-        true => Ok(()),
-        false => Err(DatabaseError::Damaged("its tables are not those that were created".into())),
+    if tables.iter().map(Option::as_deref).eq(schema.tables.iter().map(|table| Some(*table))) {
+        Ok(())
+    } else {
+        Err(DatabaseError::Damaged("its tables are not those that were created".into()))
     }
 }
 

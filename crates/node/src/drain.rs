@@ -2,10 +2,11 @@
 //! to log out, and are terminated at the end of their grace time.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_io::time;
 use sarsen_proto::iscsi::target::{Refusal, RefusalReason};
 use tokio::sync::{oneshot, watch};
@@ -67,11 +68,11 @@ pub(crate) struct Draining {
 
 impl Drains {
     fn by_target(&self) -> MutexGuard<'_, BTreeMap<String, Drained>> {
-        self.by_target.lock().unwrap_or_else(PoisonError::into_inner)
+        self.by_target.lock()
     }
 
     fn going(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.going.lock().unwrap_or_else(PoisonError::into_inner)
+        self.going.lock()
     }
 
     /// Rejects new sessions of a target that is about to be removed.
@@ -132,9 +133,10 @@ impl Drains {
         let drained = by_target.get(target);
         match drained.and_then(|drained| drained.redirect.as_ref()).or(configured) {
             Some(Redirect { address, permanent }) => Some(Refusal {
-                reason: match permanent {
-                    true => RefusalReason::MovedPermanently,
-                    false => RefusalReason::MovedTemporarily,
+                reason: if *permanent {
+                    RefusalReason::MovedPermanently
+                } else {
+                    RefusalReason::MovedTemporarily
                 },
                 target_address: Some(address.clone()),
             }),

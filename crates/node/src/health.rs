@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{OnceLock, Weak};
 
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_scsi::{Condition, LogicalUnit};
 
 /// The health of a volume. A reason follows the volume's name in a sentence, and contains the remedy.
@@ -61,7 +62,7 @@ impl Health {
     }
 
     fn reports(&self) -> MutexGuard<'_, BTreeMap<Aspect, VolumeHealth>> {
-        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
+        self.reports.lock()
     }
 
     /// Returns the operations that a store may execute now.
@@ -78,9 +79,10 @@ impl Health {
     pub(crate) fn report(&self, aspect: Aspect, health: VolumeHealth) -> bool {
         let mut reports = self.reports();
         let (was_well, is_well) = (!reports.contains_key(&aspect), health == VolumeHealth::Online);
-        match is_well {
-            true => drop(reports.remove(&aspect)),
-            false => drop(reports.insert(aspect, health)),
+        if is_well {
+            drop(reports.remove(&aspect))
+        } else {
+            drop(reports.insert(aspect, health))
         }
         if !(was_well && is_well) {
             self.publish(&reports);

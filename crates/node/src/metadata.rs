@@ -138,9 +138,10 @@ fn lock(folder: &Path) -> Result<Option<fs::File>, StoreError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened.map_err(system)?,
     };
-    match lock_within(&opened, true, LOCK_TIMEOUT).map_err(system)? {
-        true => Ok(Some(opened)),
-        false => Err(StoreError::InUse { path: folder.to_owned() }),
+    if lock_within(&opened, true, LOCK_TIMEOUT).map_err(system)? {
+        Ok(Some(opened))
+    } else {
+        Err(StoreError::InUse { path: folder.to_owned() })
     }
 }
 

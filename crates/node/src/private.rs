@@ -65,9 +65,12 @@ fn close_all(path: &Path, metadata: &Metadata, changed: &mut usize) {
         0 => Ok(()),
         _ => fs::set_permissions(path, Permissions::from_mode(mode)).inspect(|()| *changed += 1),
     };
-    let mut within = || match kind.is_dir() {
-        true => each(path, &mut |path, metadata| close_all(path, metadata, changed)),
-        false => Ok(()),
+    let mut within = || {
+        if kind.is_dir() {
+            each(path, &mut |path, metadata| close_all(path, metadata, changed))
+        } else {
+            Ok(())
+        }
     };
     if let Err(error) = outcome.and_then(|()| within()) {
         warn!(path = %path.display(), %error, "a file of the state is readable by others");

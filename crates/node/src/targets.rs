@@ -1,8 +1,9 @@
 //! The targets of the server, by name.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
+use parking_lot::RwLock;
 use sarsen_scsi::TargetDevice;
 use tokio::sync::watch;
 
@@ -47,7 +48,7 @@ impl Targets {
 
     /// Adds or replaces some targets and removes others, in one step for all readers.
     pub(crate) fn change(&self, come: Vec<Target>, gone: &[String]) {
-        let mut by_name = self.by_name.write().unwrap_or_else(PoisonError::into_inner);
+        let mut by_name = self.by_name.write();
         gone.iter().for_each(|name| drop(by_name.remove(name)));
         by_name.extend(come.into_iter().map(|target| (target.device.name().to_owned(), target)));
         drop(by_name);
@@ -65,11 +66,11 @@ impl Targets {
     }
 
     pub(crate) fn find(&self, name: &str) -> Option<Target> {
-        self.by_name.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+        self.by_name.read().get(name).cloned()
     }
 
     /// Returns all targets, by name.
     pub(crate) fn all(&self) -> Vec<Target> {
-        self.by_name.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+        self.by_name.read().values().cloned().collect()
     }
 }

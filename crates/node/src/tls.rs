@@ -12,9 +12,10 @@ mod verifier;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use parking_lot::Mutex;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
@@ -130,7 +131,7 @@ impl Tls {
 
     /// Returns the content of the files for a new connection, or the last valid content.
     pub(crate) fn current(&self, now: Instant) -> Arc<Loaded> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         if now >= state.look_again {
             state.look_again = now + LOOK_INTERVAL;
             self.look(&mut state);
@@ -140,7 +141,7 @@ impl Tls {
 
     /// Checks the files now.
     pub(crate) fn reload(&self) {
-        self.look(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+        self.look(&mut self.state.lock());
     }
 
     fn look(&self, state: &mut TlsState) {

@@ -3,8 +3,9 @@
 use crate::TargetDevice;
 use crate::copy::{PIECES, Tokens};
 use async_lock::Semaphore;
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::LocalFuture;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// Work that outlives the command that began it. The future is created on the thread that runs it.
 pub type Work = Box<dyn FnOnce() -> LocalFuture<()> + Send>;
@@ -82,6 +83,6 @@ impl Array {
     }
 
     fn registered(&self) -> MutexGuard<'_, Devices> {
-        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+        self.devices.lock()
     }
 }

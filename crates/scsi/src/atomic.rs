@@ -10,9 +10,10 @@
 use crate::phase::Phase;
 use crate::{AdditionalSense, Host, Keeper, LogicalUnit, Record, Sense, SenseKey};
 use async_lock::RwLockWriteGuardArc;
+use parking_lot::Mutex;
 use sarsen_block::{BlockError, Buffer, Durability, Extent, Store};
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use zerocopy::big_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -131,14 +132,14 @@ impl Legacy {
         };
         unit.medium_phase().guard_reads();
         let unfinished = Unfinished { extent, data: Buffer::copy_of(data), _guard: guard };
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(unfinished);
+        *self.0.lock() = Some(unfinished);
         Ok(())
     }
 }
 
 /// Finishes the write that the previous run left. Reads and writes wait for it.
 pub(crate) fn settle(unit: &Arc<LogicalUnit>, host: &dyn Host) {
-    let taken = unit.legacy().0.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let taken = unit.legacy().0.lock().take();
     let Some(Unfinished { extent, data, _guard: guard }) = taken else { return };
     let unit = Arc::clone(unit);
     host.spawn(Box::new(move || {

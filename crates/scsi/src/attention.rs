@@ -1,8 +1,10 @@
 //! Unit attention conditions: a short queue for each I_T_L nexus (SAM-5 5.14, SPC-4 5.11).
 
 use crate::{AdditionalSense, Lun, Sense, SenseKey};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// A unit attention condition. The order is the precedence: the server reports earlier variants first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -141,18 +143,17 @@ impl Attentions {
     }
 
     fn queue(&self) -> MutexGuard<'_, Vec<UnitAttention>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     pub(crate) fn listen(&self, lun: Lun, listener: &Listener) {
-        let mut place = self.listener.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = self.listener.lock();
         *place = Some((lun, listener.clone()));
     }
 
     pub(crate) fn raise(&self, attention: UnitAttention) {
         if attention == UnitAttention::CapacityDataHasChanged
-            && let Some((lun, listener)) =
-                &*self.listener.lock().unwrap_or_else(PoisonError::into_inner)
+            && let Some((lun, listener)) = &*self.listener.lock()
         {
             listener(*lun, attention);
         }

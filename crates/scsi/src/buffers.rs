@@ -1,8 +1,9 @@
 //! The memory of WRITE BUFFER and READ BUFFER (SPC-4 6.18, 6.49): one buffer that all initiators share, and one echo
 //! buffer for each nexus.
 
+use parking_lot::{Mutex, MutexGuard};
+
 use crate::logical_unit::NexusId;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Size of the shared buffer in bytes.
 pub(crate) const BUFFER_BYTES: usize = 64 << 10;
@@ -23,7 +24,7 @@ struct BufferPoolState {
 
 impl Buffers {
     fn state(&self) -> MutexGuard<'_, BufferPoolState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Writes to the shared buffer.

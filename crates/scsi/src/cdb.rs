@@ -66,10 +66,7 @@ impl Cdb {
     ) -> Result<&T, Sense> {
         let refused = || Sense::invalid_field_in_cdb(7);
         let (layout, _) = T::ref_from_prefix(self.as_bytes()).map_err(|_| refused())?;
-        match usize::from(self.fixed[7]) + 8 == size_of::<T>() {
-            true => Ok(layout),
-            false => Err(refused()),
-        }
+        if usize::from(self.fixed[7]) + 8 == size_of::<T>() { Ok(layout) } else { Err(refused()) }
     }
 }
 

@@ -135,6 +135,7 @@ pub struct Row {
 
 impl Row {
     /// Returns the row of a CDB, or sense data if the device type does not support the command.
+    #[inline]
     pub fn of(cdb: &Cdb, device_type: DeviceType) -> Result<&'static Self, Sense> {
         let operation_code = cdb.operation_code();
         let first = usize::from(FIRST_ROW[usize::from(operation_code)]);

@@ -34,9 +34,10 @@ impl ConditionCell {
     /// Returns the reason to reject a command that needs the medium, if there is one.
     #[inline]
     pub(crate) fn check(&self) -> Result<(), Sense> {
-        match self.0.load(Ordering::Acquire) < Condition::Unavailable as u8 {
-            true => Ok(()),
-            false => Err(Sense::unavailable()),
+        if self.0.load(Ordering::Acquire) < Condition::Unavailable as u8 {
+            Ok(())
+        } else {
+            Err(Sense::unavailable())
         }
     }
 

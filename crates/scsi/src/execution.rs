@@ -127,13 +127,14 @@ pub(crate) fn begin_after<P: 'static>(
 ) -> Execution {
     let entrant = entrant(&command, &attachment.unit, nexus);
     let in_tally = || TaskSlot::in_tally(&attachment.tally, entrant.naca);
-    let place = match command.attribute == TaskAttribute::Simple && attachment.tally.enter() {
-        true => in_tally(),
-        false => match attachment.tally.ask(entrant) {
+    let place = if command.attribute == TaskAttribute::Simple && attachment.tally.enter() {
+        in_tally()
+    } else {
+        match attachment.tally.ask(entrant) {
             Ok(Entry::Plain) => in_tally(),
             Ok(Entry::Queued(place)) => place,
             Err(refusal) => return Execution::Ended(refuse(refusal, entrant.naca, attachment)),
-        },
+        }
     };
     let cancel_token: Arc<CancelToken> = Arc::default();
     attachment.unit.long_commands().add(nexus.id, command.name, cancel_token.clone());

@@ -3,7 +3,8 @@
 
 use crate::{Keeper, Record};
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// The kinds of identifying information.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +80,7 @@ impl IdentifyingInformation {
     }
 
     fn guard(&self) -> MutexGuard<'_, Values> {
-        self.values.lock().unwrap_or_else(PoisonError::into_inner)
+        self.values.lock()
     }
 }
 

@@ -22,11 +22,12 @@ use crate::timestamp::Timestamp;
 use crate::work::LongCommands;
 use crate::{Completion, Identity, Keeper, PassThrough, ProtectionType, Sense, UnitAttention};
 use async_lock::{Mutex as AsyncMutex, RwLock};
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::layers::ForgetKey;
 use sarsen_block::{BlockError, Characteristics, Durability, Extent, Geometry, Io, Store};
 use std::any::Any;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// The number of an I_T nexus; 0 means none.
 pub(crate) type NexusId = u64;
@@ -183,9 +184,10 @@ impl LogicalUnit {
         let Parts { identity, store, device_type, removable, .. } = parts;
         let Parts { keeper, protection, eraser, pass_through, companion, .. } = parts;
         let characteristics = store.characteristics();
-        let space = match characteristics.unmap.is_some_and(|unmap| unmap.tells_space) {
-            true => store.space(),
-            false => Io::Ready(Err(BlockError::Unsupported)),
+        let space = if characteristics.unmap.is_some_and(|unmap| unmap.tells_space) {
+            store.space()
+        } else {
+            Io::Ready(Err(BlockError::Unsupported))
         };
         let space = match space {
             Io::Ready(space) => space.ok(),
@@ -246,12 +248,12 @@ impl LogicalUnit {
 
     /// Returns the current name of the volume. Initiators do not see it.
     pub fn volume_name(&self) -> Arc<str> {
-        self.volume_name.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.volume_name.lock().clone()
     }
 
     /// Renames the volume.
     pub fn rename(&self, name: &str) {
-        *self.volume_name.lock().unwrap_or_else(PoisonError::into_inner) = name.into();
+        *self.volume_name.lock() = name.into();
     }
 
     /// Returns the names of the unit.
@@ -329,9 +331,10 @@ impl LogicalUnit {
 
     /// Rejects blocks outside the medium. An empty extent may begin directly after the last block.
     pub(crate) fn check_range(&self, extent: Extent) -> Result<(), Sense> {
-        match extent.fits(self.geometry().block_count) {
-            true => Ok(()),
-            false => Err(Sense::lba_out_of_range()),
+        if extent.fits(self.geometry().block_count) {
+            Ok(())
+        } else {
+            Err(Sense::lba_out_of_range())
         }
     }
 
@@ -369,9 +372,10 @@ impl LogicalUnit {
         if self.characteristics.read_only {
             return Err(Sense::write_protected());
         }
-        match self.modes.is_write_protected() {
-            true => Err(Sense::software_write_protected()),
-            false => Ok(()),
+        if self.modes.is_write_protected() {
+            Err(Sense::software_write_protected())
+        } else {
+            Ok(())
         }
     }
 
@@ -380,10 +384,7 @@ impl LogicalUnit {
     pub(crate) fn durability(&self, force_unit_access: bool) -> Durability {
         let write_through =
             self.characteristics.volatile_cache && !self.modes.is_write_cache_enabled();
-        match force_unit_access || write_through {
-            true => Durability::Durable,
-            false => Durability::Volatile,
-        }
+        if force_unit_access || write_through { Durability::Durable } else { Durability::Volatile }
     }
 
     /// Returns the mode parameters of the unit.
@@ -392,7 +393,7 @@ impl LogicalUnit {
     }
 
     fn mode_change(&self) -> MutexGuard<'_, ()> {
-        self.mode_change.lock().unwrap_or_else(PoisonError::into_inner)
+        self.mode_change.lock()
     }
 
     /// Applies mode parameters for `changer`. If any of them changes, the other nexuses get a unit attention.
@@ -432,7 +433,7 @@ impl LogicalUnit {
 
     /// Returns the nexuses that are attached to the unit.
     pub(crate) fn attached(&self) -> MutexGuard<'_, Vec<Attached>> {
-        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+        self.attached.lock()
     }
 
     /// Handles I_T nexus loss (SAM-5 6.3.4).

@@ -4,7 +4,8 @@
 use crate::logical_unit::NexusId;
 use crate::{AdditionalSense, DeviceType, Sense, SenseKey};
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// The state of the medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,7 +116,7 @@ impl Medium {
     }
 
     fn removal(&self) -> MutexGuard<'_, Holders> {
-        self.removal.lock().unwrap_or_else(PoisonError::into_inner)
+        self.removal.lock()
     }
 
     /// Returns how often it was stopped and started again.

@@ -5,9 +5,9 @@
 
 use crate::task_set::Policy;
 use crate::thresholds::Provisioning;
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::{Characteristics, Geometry, Space};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The changeable mode parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,6 +148,6 @@ impl Modes {
     }
 
     fn values(&self) -> MutexGuard<'_, Values> {
-        self.values.lock().unwrap_or_else(PoisonError::into_inner)
+        self.values.lock()
     }
 }

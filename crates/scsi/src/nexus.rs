@@ -16,10 +16,11 @@ use crate::{
     Abort, Access, Cdb, Command, Completion, LogicalUnit, Lun, Sense, TaskAbort, TaskAttribute,
     UnitAttention,
 };
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::Io;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// The initiator side of a nexus.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -59,9 +60,10 @@ pub(crate) struct Attachment {
 impl Attachment {
     /// Checks whether this initiator may execute commands with these flags.
     fn check_writable(&self, flags: Flags) -> Result<(), Sense> {
-        match self.read_only && flags.contains(Flags::WRITES) {
-            true => Err(Sense::write_protected()),
-            false => Ok(()),
+        if self.read_only && flags.contains(Flags::WRITES) {
+            Err(Sense::write_protected())
+        } else {
+            Ok(())
         }
     }
 }
@@ -123,7 +125,7 @@ impl Nexus {
     }
 
     fn view(&self) -> MutexGuard<'_, LunView> {
-        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+        self.view.lock()
     }
 
     /// Changes the shown units of `luns`. If the list changes, the initiator gets a unit attention.
@@ -158,7 +160,7 @@ impl Nexus {
     }
 
     fn attachments(&self) -> MutexGuard<'_, Arc<Attachments>> {
-        self.attachments.lock().unwrap_or_else(PoisonError::into_inner)
+        self.attachments.lock()
     }
 
     /// Attaches to the units of the target's `luns` that are new in this initiator's view, and detaches from removed
@@ -295,9 +297,10 @@ impl NexusHandle {
         }
         let Ok(row) = Row::of(cdb, attachment.unit.device_type()) else { return 0 };
         let Some(data_out) = row.data_out else { return 0 };
-        match row.is_supported_by(&attachment.unit) {
-            true => data_out(cdb, &attachment.unit).unwrap_or(0),
-            false => 0,
+        if row.is_supported_by(&attachment.unit) {
+            data_out(cdb, &attachment.unit).unwrap_or(0)
+        } else {
+            0
         }
     }
 
@@ -318,9 +321,10 @@ impl NexusHandle {
             let result = without_unit(&self.nexus, lun, &command.cdb);
             return Execution::Ended(result.unwrap_or_else(Completion::check_condition));
         };
-        match command.attribute == TaskAttribute::Simple && attachment.tally.enter() {
-            true => begin_plain(command, attachment, &self.nexus),
-            false => begin_asking(command, attachment, &self.nexus),
+        if command.attribute == TaskAttribute::Simple && attachment.tally.enter() {
+            begin_plain(command, attachment, &self.nexus)
+        } else {
+            begin_asking(command, attachment, &self.nexus)
         }
     }
 
@@ -506,10 +510,8 @@ pub(crate) fn admit(
     nexus: &Nexus,
 ) -> Result<&'static Row, Refusal> {
     let unit = &attachment.unit;
-    let row = Row::of(cdb, unit.device_type()).and_then(|row| match row.is_supported_by(unit) {
-        true => Ok(row),
-        false => Err(row.unsupported()),
-    });
+    let row = Row::of(cdb, unit.device_type())
+        .and_then(|row| if row.is_supported_by(unit) { Ok(row) } else { Err(row.unsupported()) });
     let flags = row.as_ref().map_or(Flags::NONE, |row| row.flags);
     if attachment.attentions.is_waiting()
         && !flags.contains(Flags::IGNORES_UNIT_ATTENTION)

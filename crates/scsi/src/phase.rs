@@ -205,9 +205,10 @@ impl LogicalUnit {
     /// Waits until no atomic write happens, if that matters. None begins while the caller holds the guard. The caller
     /// must not hold the write gate.
     pub(crate) async fn guard_read(&self) -> Result<Option<RwLockReadGuardArc<()>>, Sense> {
-        match self.medium_phase().guards_reads() {
-            true => self.write_beside_others().await.map(Some),
-            false => Ok(None),
+        if self.medium_phase().guards_reads() {
+            self.write_beside_others().await.map(Some)
+        } else {
+            Ok(None)
         }
     }
 }

@@ -2,7 +2,9 @@
 
 use crate::{LogicalUnit, Sense};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// The expected maximum duration of an extended self-test in seconds.
 pub(crate) const EXTENDED_SELF_TEST_S: u16 = 120;
@@ -50,7 +52,7 @@ impl SelfTestState {
 
 impl SelfTests {
     fn state(&self) -> MutexGuard<'_, SelfTestState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Returns the log, the latest entry first.

@@ -4,7 +4,9 @@ use crate::nexus::{InitiatorPort, Nexus, NexusHandle};
 use crate::target_port_groups::TargetPortGroups;
 use crate::{Array, LogicalUnit, Lun, TargetPort, atomic};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// The logical units of a target device.
 pub(crate) type Luns = BTreeMap<Lun, Arc<LogicalUnit>>;
@@ -160,7 +162,7 @@ impl TargetDevice {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -8,9 +8,10 @@
 use crate::command_table::Row;
 use crate::nexus::NexusId;
 use crate::{AdditionalSense, LogicalUnit, Sense, SenseKey, TargetDevice, UnitAttention};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_wire::scsi::{inquiry, opcode};
 
 /// The maximum number of ports of a target device. This number fits in the SCSI Ports page with the longest names.
@@ -248,13 +249,13 @@ impl TargetPortGroups {
         let groups: Groups = Self::ordered(ports).into_iter().map(&mut group).collect();
         let is_same = groups.len() == old.len()
             && groups.iter().zip(old.iter()).all(|(new, old)| Arc::ptr_eq(new, old));
-        *self.groups.lock().unwrap_or_else(PoisonError::into_inner) = groups;
+        *self.groups.lock() = groups;
         (!is_same, is_preferred_changed)
     }
 
     /// Returns the current groups, ordered by number.
     pub(crate) fn all(&self) -> Groups {
-        self.groups.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.groups.lock().clone()
     }
 
     pub(crate) fn find(&self, number: u16) -> Option<Arc<TargetPortGroup>> {
@@ -263,10 +264,7 @@ impl TargetPortGroups {
 
     /// Returns the method by which the states change.
     pub(crate) fn alua(&self) -> Alua {
-        match self.is_explicit.load(Ordering::Relaxed) {
-            true => Alua::Both,
-            false => Alua::Implicit,
-        }
+        if self.is_explicit.load(Ordering::Relaxed) { Alua::Both } else { Alua::Implicit }
     }
 
     /// Returns whether units of the target device support the command of `row`, as far as ALUA determines it.
@@ -278,7 +276,7 @@ impl TargetPortGroups {
 
     /// Prevents changes until the guard is dropped.
     pub(crate) fn hold(&self) -> MutexGuard<'_, ()> {
-        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.changing.lock()
     }
 }
 

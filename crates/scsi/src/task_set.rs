@@ -16,9 +16,10 @@ pub(crate) use queue::{Access, Refusal, WaitingCommand};
 use crate::hung_commands::UnfinishedCommands;
 use crate::logical_unit::NexusId;
 use crate::{Abort, Completion, Status, TaskAttribute};
+use parking_lot::{Mutex, MutexGuard};
 use queue::Queue;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// The maximum number of tasks of a unit, from all nexuses: hundreds of sessions with full command windows.
 pub(crate) const MAXIMUM_TASKS: u32 = 1 << 16;
@@ -93,7 +94,7 @@ impl TaskSet {
     }
 
     fn state(&self) -> MutexGuard<'_, TaskSetState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(crate) fn policy(&self) -> Policy {
@@ -143,9 +144,10 @@ impl TaskSet {
     /// Executes CLEAR TASK SET by a nexus whose own tasks have ended. Returns the nexuses whose tasks end. Their queued
     /// tasks never begin.
     pub(crate) fn clear(&self, by: NexusId) -> Abort {
-        match self.policy().set_for_each_nexus {
-            true => Abort { nexuses: Vec::new(), answered: false },
-            false => self.clear_all(by),
+        if self.policy().set_for_each_nexus {
+            Abort { nexuses: Vec::new(), answered: false }
+        } else {
+            self.clear_all(by)
         }
     }
 
@@ -250,9 +252,10 @@ impl NexusTasks {
         let mut state = self.set.state();
         state.queue.admit(&entrant)?;
         if entrant.attribute == TaskAttribute::Simple && state.queue.is_open() {
-            return match self.enter_with_room(&state) {
-                true => Ok(Entry::Plain),
-                false => Err(self.full(&state)),
+            return if self.enter_with_room(&state) {
+                Ok(Entry::Plain)
+            } else {
+                Err(self.full(&state))
             };
         }
         if self.set.take_room(&state, 1) == 0 {

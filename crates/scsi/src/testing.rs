@@ -199,9 +199,10 @@ impl Keeper for TestKeeper {
             return Io::Ready(Err(std::io::Error::from_raw_os_error(5)));
         }
         let mut records = self.records.lock().unwrap();
-        match content.is_empty() {
-            true => drop(records.remove(&record)),
-            false => drop(records.insert(record, content)),
+        if content.is_empty() {
+            drop(records.remove(&record))
+        } else {
+            drop(records.insert(record, content))
         }
         Io::Ready(Ok(()))
     }

@@ -5,9 +5,10 @@
 
 use crate::nexus::Nexus;
 use crate::{LogicalUnit, UnitAttention};
+use parking_lot::Mutex;
 use sarsen_block::{Geometry, Space};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// The minimum size of a threshold set, as a power of two of blocks: 1 MiB with blocks of 512 bytes. Thresholds count
 /// in threshold sets.
@@ -93,7 +94,7 @@ impl Thresholds {
     pub(crate) fn configure(&self, provisioning: &Provisioning) {
         let enabled = provisioning.available.enabled || provisioning.used.enabled;
         self.armed.store(provisioning.error_reporting && enabled, Ordering::Relaxed);
-        *self.reported.lock().unwrap_or_else(PoisonError::into_inner) = [false; 2];
+        *self.reported.lock() = [false; 2];
         // The next write triggers a check.
         self.written.store(u64::MAX / 2, Ordering::Relaxed);
     }
@@ -136,7 +137,7 @@ fn tell(unit: &LogicalUnit, space: Space, writer: u64) {
     let provisioning = unit.modes().current().provisioning;
     let passed = provisioning.passed(space, exponent(unit.geometry()));
     let thresholds = unit.thresholds();
-    let mut reported = thresholds.reported.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut reported = thresholds.reported.lock();
     let is_new = passed.iter().zip(*reported).any(|(&passed, reported)| passed && !reported);
     *reported = passed;
     drop(reported);
@@ -144,9 +145,10 @@ fn tell(unit: &LogicalUnit, space: Space, writer: u64) {
         return;
     }
     let attention = UnitAttention::ThinProvisioningSoftThresholdReached;
-    match provisioning.single_initiator {
-        true => unit.raise_for(writer, attention),
-        false => unit.raise_except(crate::logical_unit::NO_NEXUS, attention),
+    if provisioning.single_initiator {
+        unit.raise_for(writer, attention)
+    } else {
+        unit.raise_except(crate::logical_unit::NO_NEXUS, attention)
     }
 }
 

@@ -1,8 +1,9 @@
 //! The timestamp of a logical unit (SPC-4 5.17): the host's clock until an initiator sets another time, and afterwards
 //! the host's clock with the resulting offset.
 
+use parking_lot::Mutex;
+
 use crate::Host;
-use std::sync::{Mutex, PoisonError};
 
 /// The mask of TIMESTAMP's 48 bits.
 pub(crate) const TIMESTAMP_MASK: u64 = (1 << 48) - 1;
@@ -17,7 +18,7 @@ pub(crate) struct Timestamp {
 impl Timestamp {
     /// Returns milliseconds since 1970, and whether an initiator set them.
     pub(crate) fn now(&self, host: &dyn Host) -> (u64, bool) {
-        let beside = *self.beside.lock().unwrap_or_else(PoisonError::into_inner);
+        let beside = *self.beside.lock();
         let now = host.unix_time_ms().wrapping_add(beside.unwrap_or(0));
         (now & TIMESTAMP_MASK, beside.is_some())
     }
@@ -25,6 +26,6 @@ impl Timestamp {
     /// Sets the timestamp, which advances from now on.
     pub(crate) fn set(&self, host: &dyn Host, timestamp: u64) {
         let beside = timestamp.wrapping_sub(host.unix_time_ms()) & TIMESTAMP_MASK;
-        *self.beside.lock().unwrap_or_else(PoisonError::into_inner) = Some(beside);
+        *self.beside.lock() = Some(beside);
     }
 }

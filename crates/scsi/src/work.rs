@@ -5,8 +5,9 @@ use crate::commands::Task;
 use crate::logical_unit::NexusId;
 use crate::{AdditionalSense, Completion, Host, LogicalUnit, Sense, SenseKey, Status};
 use async_lock::OnceCell;
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::Io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 type Outcome = Result<Status, Sense>;
 
@@ -122,7 +123,7 @@ struct Known {
 
 impl LongCommands {
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Adds a command by its name, until `command` is dropped.

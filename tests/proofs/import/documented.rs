@@ -113,25 +113,8 @@ fn ctld(folder: &Path, port: u16, is_ucl: bool) -> Result<String> {
     let files = images(folder, &["plain", "shared", "other", "far"])?;
     let path = |name: &str| files[name].display().to_string();
     let (plain, shared, other, far) = (path("plain"), path("shared"), path("other"), path("far"));
-    Ok(match is_ucl {
-        false => format!(
-            "pidfile /var/run/ctld.pid\n\
-             auth-group hosts {{\n\tchap-mutual \"web\" \"secretpass12\" \"san\" \"secretpass34\"\n\
-             \tinitiator-name {SATURN}\n\tinitiator-portal 127.0.0.0/8\n}}\n\
-             auth-group far {{\n\tauth-type none\n\tinitiator-portal 192.0.2.0/24\n}}\n\
-             portal-group pg0 {{\n\tdiscovery-auth-group no-authentication\n\tlisten 127.0.0.1:{port}\n}}\n\
-             lun shared {{\n\tpath {shared}\n\tserial \"31415926\"\n\tdevice-id \"iSCSI Disk      31415926\"\n\
-             \toption naa 0x6589cfc000000abcdef0123456789abc\n\toption vendor \"TrueNAS\"\n\
-             \toption product \"iSCSI Disk\"\n\toption revision \"0123\"\n\toption unmap on\n}}\n\
-             target iqn.2026-11.proof:one {{\n\talias \"First\"\n\tauth-group hosts\n\tportal-group pg0\n\
-             \tlun 0 shared\n\tlun 1 {{\n\t\tpath {plain}\n\t\tserial 10000001\n\t\tdevice-id one-1\n\
-             \t\toption readonly on\n\t}}\n}}\n\
-             target iqn.2026-11.proof:two {{\n\tauth-group no-authentication\n\tportal-group pg0\n\
-             \tlun 0 {{\n\t\tpath {other}\n\t\tserial 10000002\n\t\tdevice-id two-0\n\t}}\n}}\n\
-             target iqn.2026-11.proof:far {{\n\tauth-group far\n\tportal-group pg0\n\
-             \tlun 0 {{\n\t\tpath {far}\n\t\tserial 10000003\n\t\tdevice-id far-0\n\t}}\n}}\n",
-        ),
-        true => format!(
+    Ok(if is_ucl {
+        format!(
             "pidfile = /var/run/ctld.pid\n\
              auth-group {{\n\thosts {{\n\t\tchap-mutual {{\n\t\t\tuser = web, secret = secretpass12,\n\
              \t\t\tmutual-user = san, mutual-secret = secretpass34\n\t\t}}\n\
@@ -151,7 +134,25 @@ fn ctld(folder: &Path, port: u16, is_ucl: bool) -> Result<String> {
              \t\tlun {{ 0 {{ path = \"{other}\", serial = 10000002, device-id = two-0 }} }}\n\t}}\n\
              \t\"iqn.2026-11.proof:far\" {{\n\t\tauth-group = far\n\t\tportal-group = pg0\n\
              \t\tlun {{ 0 {{ path = \"{far}\", serial = 10000003, device-id = far-0 }} }}\n\t}}\n}}\n",
-        ),
+        )
+    } else {
+        format!(
+            "pidfile /var/run/ctld.pid\n\
+             auth-group hosts {{\n\tchap-mutual \"web\" \"secretpass12\" \"san\" \"secretpass34\"\n\
+             \tinitiator-name {SATURN}\n\tinitiator-portal 127.0.0.0/8\n}}\n\
+             auth-group far {{\n\tauth-type none\n\tinitiator-portal 192.0.2.0/24\n}}\n\
+             portal-group pg0 {{\n\tdiscovery-auth-group no-authentication\n\tlisten 127.0.0.1:{port}\n}}\n\
+             lun shared {{\n\tpath {shared}\n\tserial \"31415926\"\n\tdevice-id \"iSCSI Disk      31415926\"\n\
+             \toption naa 0x6589cfc000000abcdef0123456789abc\n\toption vendor \"TrueNAS\"\n\
+             \toption product \"iSCSI Disk\"\n\toption revision \"0123\"\n\toption unmap on\n}}\n\
+             target iqn.2026-11.proof:one {{\n\talias \"First\"\n\tauth-group hosts\n\tportal-group pg0\n\
+             \tlun 0 shared\n\tlun 1 {{\n\t\tpath {plain}\n\t\tserial 10000001\n\t\tdevice-id one-1\n\
+             \t\toption readonly on\n\t}}\n}}\n\
+             target iqn.2026-11.proof:two {{\n\tauth-group no-authentication\n\tportal-group pg0\n\
+             \tlun 0 {{\n\t\tpath {other}\n\t\tserial 10000002\n\t\tdevice-id two-0\n\t}}\n}}\n\
+             target iqn.2026-11.proof:far {{\n\tauth-group far\n\tportal-group pg0\n\
+             \tlun 0 {{\n\t\tpath {far}\n\t\tserial 10000003\n\t\tdevice-id far-0\n\t}}\n}}\n",
+        )
     })
 }
 

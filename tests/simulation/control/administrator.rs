@@ -168,9 +168,10 @@ impl Administrator {
         } else {
             self.world.history.begin_upheaval();
             let is_killed = self.dice.chance(15);
-            let moment = match is_killed {
-                true => Duration::from_millis(self.dice.below(2_000)),
-                false => Duration::from_secs(120),
+            let moment = if is_killed {
+                Duration::from_millis(self.dice.below(2_000))
+            } else {
+                Duration::from_secs(120)
             };
             let deadline = time::now() + moment;
             let changed = tokio::select! {
@@ -214,9 +215,10 @@ impl Administrator {
     /// Sends a change that the server refuses without any effect.
     async fn refuse(&mut self) {
         let is_conflict = self.dice.chance(25);
-        let (next, why) = match is_conflict {
-            true => (altered(&mut self.dice, &self.desired), "another revision"),
-            false => broken(&mut self.dice, &self.desired),
+        let (next, why) = if is_conflict {
+            (altered(&mut self.dice, &self.desired), "another revision")
+        } else {
+            broken(&mut self.dice, &self.desired)
         };
         self.note(format_args!("is refused: {why}"));
         let expected = is_conflict.then_some(self.revision + 1);

@@ -114,13 +114,12 @@ fn rule(dice: &mut Dice, target: &Target, may_be_bare: bool) -> Rule {
     if dice.chance(55) {
         let mut own: Vec<(u16, String)> = target.luns.0.clone().into_iter().collect();
         own.truncate(1 + dice.below(own.len() as u64) as usize);
-        rule.luns = Some(match dice.chance(50) {
-            true => ShownLuns::Numbers(own.into_iter().map(|(number, _)| number).collect()),
-            false => {
-                let first = dice.below(LUN_END);
-                let shown = own.into_iter().zip(first..);
-                ShownLuns::Volumes(shown.map(|((_, name), lun)| (lun.to_string(), name)).collect())
-            }
+        rule.luns = Some(if dice.chance(50) {
+            ShownLuns::Numbers(own.into_iter().map(|(number, _)| number).collect())
+        } else {
+            let first = dice.below(LUN_END);
+            let shown = own.into_iter().zip(first..);
+            ShownLuns::Volumes(shown.map(|((_, name), lun)| (lun.to_string(), name)).collect())
         });
     }
     rule

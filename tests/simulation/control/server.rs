@@ -65,10 +65,8 @@ impl Server {
     pub(super) fn new(way: StartMode, dice: &mut Dice) -> Self {
         // Uses a file system in memory if there is one, because each commit waits for its disk.
         let shared = Path::new("/dev/shm");
-        let folder = match shared.is_dir() {
-            true => tempfile::tempdir_in(shared),
-            false => tempfile::tempdir(),
-        };
+        let folder =
+            if shared.is_dir() { tempfile::tempdir_in(shared) } else { tempfile::tempdir() };
         const ROOMS: [usize; 3] = [200, 3_000, 1 << 20];
         let weather = NetworkTraits {
             latency_max_ms: dice.below(15),

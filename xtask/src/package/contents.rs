@@ -67,9 +67,10 @@ pub(super) fn lay(program: &Path, root: &Path) -> Result<()> {
 fn lay_folder(from: &Path, to: &Path) -> Result<()> {
     for path in entries(from)? {
         let name = path.file_name().context("an entry has a name")?;
-        match path.is_dir() {
-            true => lay_folder(&path, &to.join(name))?,
-            false => lay_file(&path, &to.join(name), 0o644)?,
+        if path.is_dir() {
+            lay_folder(&path, &to.join(name))?
+        } else {
+            lay_file(&path, &to.join(name), 0o644)?
         }
     }
     Ok(())
@@ -111,9 +112,10 @@ pub(super) fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut folders = vec![folder.to_owned()];
     while let Some(next) = folders.pop() {
         for path in entries(&next)? {
-            match path.is_dir() {
-                true => folders.push(path),
-                false => found.push(path.strip_prefix(folder)?.to_owned()),
+            if path.is_dir() {
+                folders.push(path)
+            } else {
+                found.push(path.strip_prefix(folder)?.to_owned())
             }
         }
     }

@@ -8,10 +8,11 @@
 
 use std::hint::black_box;
 use std::io;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use aes::Aes256;
 use aes::cipher::KeyInit;
+use parking_lot::RwLock;
 use xts_mode::{Xts128, get_tweak_default};
 
 use crate::{
@@ -78,7 +79,7 @@ impl EncryptedStore {
     }
 
     fn cipher(&self, lba: Lba, direction: Direction) -> Result<Arc<Cipher>, BlockError> {
-        let cipher = self.cipher.read().unwrap_or_else(PoisonError::into_inner);
+        let cipher = self.cipher.read();
         cipher.clone().ok_or_else(|| {
             let source = io::Error::other("the volume's key is being changed, or could not be");
             BlockError::Medium { lba, direction, source }
@@ -103,7 +104,7 @@ impl ForgetKey for EncryptedStore {
 }
 
 fn set(place: &RwLock<Option<Arc<Cipher>>>, cipher: Option<Arc<Cipher>>) {
-    *place.write().unwrap_or_else(PoisonError::into_inner) = cipher;
+    *place.write() = cipher;
 }
 
 impl Store for EncryptedStore {

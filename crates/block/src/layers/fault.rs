@@ -6,7 +6,9 @@
 mod lies;
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     BlockError, Buffer, Characteristics, Direction, Extent, Geometry, Io, Lba, Reply, Request,
@@ -66,7 +68,7 @@ pub struct Faults(Arc<Mutex<Vec<Planted>>>);
 
 impl Faults {
     fn list(&self) -> MutexGuard<'_, Vec<Planted>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Adds a fault.

@@ -198,10 +198,7 @@ impl Layout {
         }
         let head = Tags::at(span, 0);
         // The copies differ only after an interrupted write.
-        match head != tail && head.checksum == checksum_of(stored) {
-            true => head,
-            false => tail,
-        }
+        if head != tail && head.checksum == checksum_of(stored) { head } else { tail }
     }
 }
 

@@ -43,9 +43,10 @@ pub(super) fn findings(config: Option<&Config>, paths: &[PathBuf]) -> Vec<Findin
         // If the file does not exist yet, its folder is checked.
         if let StoreConfig::File { path, .. } = &volume.store {
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-            places.insert(match path.exists() {
-                true => path.clone(),
-                false => folder.unwrap_or(Path::new(".")).to_owned(),
+            places.insert(if path.exists() {
+                path.clone()
+            } else {
+                folder.unwrap_or(Path::new(".")).to_owned()
             });
         }
     }

@@ -126,9 +126,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     findings.extend(server.findings);
     let report = Report::new(findings);
-    match arguments.options.json {
-        true => print_line(&serde_json::to_string(&report)?)?,
-        false => print_line(&render(&report.findings))?,
+    if arguments.options.json {
+        print_line(&serde_json::to_string(&report)?)?
+    } else {
+        print_line(&render(&report.findings))?
     }
     report.verdict()
 }

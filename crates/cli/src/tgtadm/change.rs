@@ -309,20 +309,22 @@ fn bind_account(world: &ServerView, arguments: &Arguments) -> Result<Steps, Fail
     let name = account(world, arguments)?;
     if arguments.tid.is_none() {
         let mut discovery = world.document.discovery.clone().unwrap_or_default();
-        match arguments.outgoing {
-            true => discovery.own_account = Some(name.clone()),
-            false if discovery.chap.contains(name) => {}
-            false => discovery.chap.push(name.clone()),
+        if arguments.outgoing {
+            discovery.own_account = Some(name.clone());
+        } else if !discovery.chap.contains(name) {
+            discovery.chap.push(name.clone());
         }
         let apply = Document { discovery: Some(discovery), ..Document::default() };
         return Ok(Steps { apply, remove: Vec::new() });
     }
     let mut target = world.target(arguments.tid)?.clone();
-    match arguments.outgoing {
-        true if target.own_account.is_some() => return Err(Failure::OutgoingExists),
-        true => target.own_account = Some(name.clone()),
-        false if target.chap.contains(name) => {}
-        false => target.chap.push(name.clone()),
+    if arguments.outgoing {
+        if target.own_account.is_some() {
+            return Err(Failure::OutgoingExists);
+        }
+        target.own_account = Some(name.clone());
+    } else if !target.chap.contains(name) {
+        target.chap.push(name.clone());
     }
     Ok(changed(target))
 }

@@ -208,9 +208,10 @@ impl Screen {
         let line = TableRow::new(
             numbers.chain(names.iter().map(|name| Cell::from(one_line(name).into_owned()))),
         );
-        match row.errors > 0 && self.has_colour {
-            true => line.style(Style::new().fg(Color::Red)),
-            false => line,
+        if row.errors > 0 && self.has_colour {
+            line.style(Style::new().fg(Color::Red))
+        } else {
+            line
         }
     }
 

@@ -1,9 +1,10 @@
 //! Moves bytes between a socket and a client machine, and sends answers to the waiting callers.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::{Buffer, Piece};
 use sarsen_io::local::LocalStream;
 use sarsen_io::net::Stream;
@@ -61,7 +62,7 @@ impl Shared {
     }
 
     fn state(&self) -> MutexGuard<'_, DriverState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Sends the request now; the future waits for the answer.

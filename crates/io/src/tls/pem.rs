@@ -67,9 +67,10 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, PemErro
     let text = read(&open(path)?, path)?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     let found = found.map_err(|_| PemError::Malformed { path: path.to_owned() })?;
-    match found.is_empty() {
-        true => Err(PemError::NoCertificate { path: path.to_owned() }),
-        false => Ok(found),
+    if found.is_empty() {
+        Err(PemError::NoCertificate { path: path.to_owned() })
+    } else {
+        Ok(found)
     }
 }
 
@@ -94,9 +95,10 @@ fn open(path: &Path) -> Result<fs::File, PemError> {
 fn read(file: &fs::File, path: &Path) -> Result<Vec<u8>, PemError> {
     let mut text = Vec::new();
     file.take(LENGTH_LIMIT + 1).read_to_end(&mut text).map_err(unreadable(path))?;
-    match text.len() as u64 > LENGTH_LIMIT {
-        true => Err(PemError::TooLong { path: path.to_owned() }),
-        false => Ok(text),
+    if text.len() as u64 > LENGTH_LIMIT {
+        Err(PemError::TooLong { path: path.to_owned() })
+    } else {
+        Ok(text)
     }
 }
 

@@ -38,10 +38,7 @@ impl Encrypted {
                     return Err(error);
                 }
             }
-            match machine.has_output() {
-                true => socket.writable().await?,
-                false => socket.readable().await?,
-            }
+            if machine.has_output() { socket.writable().await? } else { socket.readable().await? }
         }
     }
 

@@ -90,9 +90,10 @@ fn open(folder: &Path) -> io::Result<(File, MediumPath)> {
     let named = tempfile::NamedTempFile::new_in(folder)?;
     let open = |direct| -> io::Result<File> {
         let file = File::open(named.path(), OpenOptions { direct, ..OpenOptions::default() })?;
-        match direct && file.direct_alignment()? as usize > SMALL_BYTES {
-            true => Err(io::ErrorKind::InvalidInput.into()),
-            false => Ok(file),
+        if direct && file.direct_alignment()? as usize > SMALL_BYTES {
+            Err(io::ErrorKind::InvalidInput.into())
+        } else {
+            Ok(file)
         }
     };
     match open(true) {

@@ -410,9 +410,10 @@ impl RunContext<'_> {
         let seed = self.choices.seed.wrapping_add(repetition.into());
         let may_write = self.may_write(point.target_under_test);
         let subject = Subject { endpoint, running, link, volume, seed, may_write };
-        let outcome = match elsewhere {
-            true => (point.measurement)(&subject),
-            false => self.network.on_initiator_side(|| (point.measurement)(&subject)),
+        let outcome = if elsewhere {
+            (point.measurement)(&subject)
+        } else {
+            self.network.on_initiator_side(|| (point.measurement)(&subject))
         };
         // The exit of a target explains more than the client's error does.
         Ok(match (outcome, running.ended()) {
@@ -449,9 +450,10 @@ impl RunContext<'_> {
             for volume in self.plan.volumes.iter().filter(|_| self.may_write(index)) {
                 let Ok(endpoint) = running.endpoint(&volume.name, link) else { continue };
                 watcher.does(&format!("filling {} of {}", volume.name, running.name()));
-                let filled = match elsewhere {
-                    true => fill(endpoint, volume.bytes),
-                    false => self.network.on_initiator_side(|| fill(endpoint, volume.bytes)),
+                let filled = if elsewhere {
+                    fill(endpoint, volume.bytes)
+                } else {
+                    self.network.on_initiator_side(|| fill(endpoint, volume.bytes))
                 };
                 if let Err(error) = filled {
                     let name = running.name();

@@ -7,8 +7,9 @@ mod suppression;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_proto::iscsi::chap::{Credentials, Secret};
 use sarsen_proto::iscsi::target::{Admission, AuthRequirement, RefusalReason};
 use sarsen_scsi::{Lun, LunView};
@@ -160,7 +161,7 @@ impl Access {
     }
 
     fn state(&self) -> MutexGuard<'_, AccessRecords> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Returns the current policy.
@@ -342,12 +343,14 @@ impl AccessRecords {
         // authenticated for that session.
         let session = (initiator, admission.isid, target);
         let mut others = self.records.values().filter(|record| record.session() == session);
-        let is_other = |record: &ConnectionRecord| match record.account.as_deref() == account {
-            false => Some(RefusalReason::AccountNotAllowed),
-            true if !ClientCertificate::is_same(record.certificate.as_ref(), certificate) => {
+        let is_other = |record: &ConnectionRecord| {
+            if record.account.as_deref() != account {
+                Some(RefusalReason::AccountNotAllowed)
+            } else if !ClientCertificate::is_same(record.certificate.as_ref(), certificate) {
                 Some(RefusalReason::CertificateNotAllowed)
+            } else {
+                None
             }
-            true => None,
         };
         match others.find_map(is_other).filter(|_| target.is_some()) {
             Some(reason) => Err(reason),
@@ -360,10 +363,7 @@ impl AccessRecords {
         let was_in = |(initiator, target): &(String, Option<String>)| {
             *initiator == admission.initiator_name && *target == admission.target_name
         };
-        match self.revoked.iter().any(was_in) {
-            true => RefusalReason::AccessRevoked,
-            false => reason,
-        }
+        if self.revoked.iter().any(was_in) { RefusalReason::AccessRevoked } else { reason }
     }
 }
 

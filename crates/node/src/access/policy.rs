@@ -266,10 +266,7 @@ impl Secrets {
                 }
                 Err(error) => return Err(error),
             };
-            let list = match own.contains(name) {
-                true => &mut secrets.own,
-                false => &mut secrets.initiators,
-            };
+            let list = if own.contains(name) { &mut secrets.own } else { &mut secrets.initiators };
             list.insert(name.to_owned(), secret);
         }
         secrets.set_shared_aside(&may_lack);

@@ -3,8 +3,9 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// Maximum number of lines for one source within [`WINDOW`], in addition to one with the number of omitted lines.
 pub(crate) const LINES: u32 = 10;
@@ -47,7 +48,7 @@ impl Window {
 
 impl LogThrottle {
     fn sources(&self) -> MutexGuard<'_, HashMap<IpAddr, Window>> {
-        self.sources.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sources.lock()
     }
 
     /// Decides whether a line about an address is written.

@@ -145,9 +145,10 @@ pub(super) fn parse_pattern(text: &str) -> Result<NamePattern, String> {
         Some(beginning) if allowed(beginning) => Ok(NamePattern::Beginning(beginning.into())),
         None if super::check_iscsi_name(text).is_ok() => Ok(NamePattern::Exactly(text.into())),
         _ => {
-            let hint = match text.strip_prefix("iqn.").is_some_and(is_iqn_tail) {
-                true => ", which is too long",
-                false => "",
+            let hint = if text.strip_prefix("iqn.").is_some_and(is_iqn_tail) {
+                ", which is too long"
+            } else {
+                ""
             };
             Err(format!(
                 "initiator = {text:?}{hint}: write an iSCSI name in lower case, such as \
@@ -430,9 +431,10 @@ fn parse_algorithms(
         }
         algorithms.push(algorithm);
     }
-    match algorithms.is_empty() {
-        true => Err(source.wrong_type(value, "algorithms", "a list of at least one")),
-        false => Ok(algorithms),
+    if algorithms.is_empty() {
+        Err(source.wrong_type(value, "algorithms", "a list of at least one"))
+    } else {
+        Ok(algorithms)
     }
 }
 

@@ -51,14 +51,15 @@ impl AccountConfig {
     ) -> Result<Self, ConfigError> {
         let valid =
             (1..=MAX_VALUE_LENGTH).contains(&name.len()) && !name.contains(char::is_control);
-        match valid {
-            true => Ok(AccountConfig { name, secret, place: place.to_owned() }),
-            false => Err(ConfigError::new(
+        if valid {
+            Ok(AccountConfig { name, secret, place: place.to_owned() })
+        } else {
+            Err(ConfigError::new(
                 place,
                 format!(
                     "account name {name:?}: 1 to {MAX_VALUE_LENGTH} bytes without control characters"
                 ),
-            )),
+            ))
         }
     }
 

@@ -41,11 +41,12 @@ impl fmt::Display for CertificatePattern {
 pub(super) fn parse_certificate(text: &str) -> Result<CertificatePattern, String> {
     let Some(digits) = text.strip_prefix(HASH) else {
         let valid = !text.is_empty() && !text.contains(|c: char| c.is_control() || c == '*');
-        return match valid {
-            true => Ok(CertificatePattern::Name(text.into())),
-            false => Err(format!(
+        return if valid {
+            Ok(CertificatePattern::Name(text.into()))
+        } else {
+            Err(format!(
                 "certificate = {text:?}: write a name in the certificate, exactly as there, or {HASH} and its hash"
-            )),
+            ))
         };
     };
     let digits: String = digits.chars().filter(|&c| c != ':').collect();
@@ -56,12 +57,13 @@ pub(super) fn parse_certificate(text: &str) -> Result<CertificatePattern, String
         let pair = std::str::from_utf8(pair).unwrap_or_default();
         *byte = u8::from_str_radix(pair, 16).unwrap_or_default();
     }
-    match well_formed {
-        true => Ok(CertificatePattern::Fingerprint(fingerprint)),
-        false => Err(format!(
+    if well_formed {
+        Ok(CertificatePattern::Fingerprint(fingerprint))
+    } else {
+        Err(format!(
             "certificate = {text:?}: the hash has 64 hexadecimal digits, as `openssl x509 \
              -fingerprint -sha256` shows them"
-        )),
+        ))
     }
 }
 

@@ -353,18 +353,18 @@ pub(super) fn volume_from_settings(
             ("fault", is_device && !faults.is_empty()),
         ];
         if let Some((key, _)) = given.iter().find(|(_, is_given)| *is_given) {
-            let why = match is_device {
-                true => "a real device has its own properties",
-                false => {
-                    "a CD is read-only and removable, and has the blocks of 2048 bytes of its image"
-                }
+            let why = if is_device {
+                "a real device has its own properties"
+            } else {
+                "a CD is read-only and removable, and has the blocks of 2048 bytes of its image"
             };
             return Err(ConfigError::new(&places[*key], format!("{key}: {why}: remove it")));
         }
         let path = path.ok_or_else(|| missing("path"))?.into();
-        let (store, block_size) = match is_device {
-            true => (StoreConfig::Sg { path }, BlockSize::default()),
-            false => (StoreConfig::Iso { path }, BlockSize::B2048),
+        let (store, block_size) = if is_device {
+            (StoreConfig::Sg { path }, BlockSize::default())
+        } else {
+            (StoreConfig::Iso { path }, BlockSize::B2048)
         };
         let (read_only, removable) = (!is_device, !is_device);
         return Ok(VolumeConfig {

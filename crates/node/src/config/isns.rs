@@ -64,11 +64,12 @@ pub(super) fn parse_isns_table(
 /// Checks a name of 3 to 255 bytes, plus its terminating NUL (RFC 4171 §6.2.1).
 fn check_entity(name: &str) -> Result<(), String> {
     let is_name = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
-    match (3..MAX_TEXT_LENGTH).contains(&name.len()) && is_name(name) {
-        true => Ok(()),
-        false => Err(format!(
+    if (3..MAX_TEXT_LENGTH).contains(&name.len()) && is_name(name) {
+        Ok(())
+    } else {
+        Err(format!(
             "entity = {name:?}: write 3 to 255 letters, digits and signs, such as san1.example"
-        )),
+        ))
     }
 }
 

@@ -58,9 +58,10 @@ pub fn parse_network(text: &str) -> Result<Network, String> {
         None => bits,
     };
     let network = Network { first: masked(address, length), length };
-    match network.first == address {
-        true => Ok(network),
-        false => Err(format!("{text:?} has bits after the prefix; write {network}")),
+    if network.first == address {
+        Ok(network)
+    } else {
+        Err(format!("{text:?} has bits after the prefix; write {network}"))
     }
 }
 

@@ -57,15 +57,14 @@ impl QosConfig {
                 })?);
                 Ok(())
             }
-            "weight" => {
-                positive(key, value).and_then(|weight| match WEIGHTS.contains(&weight.get()) {
-                    true => {
-                        self.weight = Some(weight);
-                        Ok(())
-                    }
-                    false => Err(format!("weight = {value}: write a number from 1 to 10000")),
-                })
-            }
+            "weight" => positive(key, value).and_then(|weight| {
+                if WEIGHTS.contains(&weight.get()) {
+                    self.weight = Some(weight);
+                    Ok(())
+                } else {
+                    Err(format!("weight = {value}: write a number from 1 to 10000"))
+                }
+            }),
             _ => positive(key, value).map(|iops| self.reserved_iops = Some(iops)),
         }
     }

@@ -4,9 +4,10 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sarsen_io::time;
 use tracing::warn;
 
@@ -84,7 +85,7 @@ impl Attempts {
         peer: SocketAddr,
         is_right: impl FnOnce() -> bool,
     ) -> Result<(), ApiError> {
-        let lock = || self.sources.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || self.sources.lock();
         if lock().is_full(peer.ip(), time::now()) {
             let message = "this address has sent too many wrong tokens: try again later";
             let error = ApiError::too_many_attempts(message);
@@ -110,7 +111,7 @@ impl Attempts {
         let (front, sources) = (self.front.clone(), self.sources.clone());
         tokio::spawn(async move {
             time::sleep_until(time::now() + WINDOW).await;
-            let count = sources.lock().unwrap_or_else(PoisonError::into_inner).report(source);
+            let count = sources.lock().report(source);
             if count > 0 {
                 warn!(%source, count, "the API refused more wrong tokens");
                 front.access.events.tell(&Occurrence::ApiTokensRefused { source, count });
@@ -188,10 +189,7 @@ impl Sources {
 
     fn name(&self, address: IpAddr) -> IpAddr {
         let name = source_of(address);
-        match self.0.len() >= SOURCES && !self.0.contains_key(&name) {
-            true => OTHERS,
-            false => name,
-        }
+        if self.0.len() >= SOURCES && !self.0.contains_key(&name) { OTHERS } else { name }
     }
 }
 

@@ -150,12 +150,13 @@ impl Removal {
 
 fn checked_author(author: Option<&str>) -> Result<String, ApiError> {
     let author = author.unwrap_or(ANONYMOUS);
-    match author.is_empty() || author.len() > AUTHOR_LENGTH || author.contains(char::is_control) {
-        true => Err(ApiError::invalid(
+    if author.is_empty() || author.len() > AUTHOR_LENGTH || author.contains(char::is_control) {
+        Err(ApiError::invalid(
             Some("author"),
             format!("the author is a line of 1 to {AUTHOR_LENGTH} bytes of text"),
-        )),
-        false => Ok(author.to_owned()),
+        ))
+    } else {
+        Ok(author.to_owned())
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_io::net::Listener;
 use sarsen_io::time;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -154,7 +155,7 @@ impl ConnectionSlot {
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 /// The peer of a request's connection, which each request has as an extension.

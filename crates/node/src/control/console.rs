@@ -78,18 +78,17 @@ fn answer(file: &EmbeddedFile, path: &str, headers: &HeaderMap) -> Response {
     let hash = file.metadata.sha256_hash();
     let tag: String = hash[..16].iter().map(|byte| format!("{byte:02x}")).collect();
     let tag = format!("\"{tag}\"");
-    let caching = match path.starts_with(ASSETS) {
-        true => "public, max-age=31536000, immutable",
-        false => "no-cache",
-    };
+    let caching =
+        if path.starts_with(ASSETS) { "public, max-age=31536000, immutable" } else { "no-cache" };
     let known = headers.get(IF_NONE_MATCH).and_then(|tags| tags.to_str().ok());
     let is_known = known.is_some_and(|tags| tags.split(',').any(|known| known.trim() == tag));
     // A browser that has the file replaces the stored headers with these.
     let described =
         [(ETAG, tag.as_str()), (CACHE_CONTROL, caching), (CONTENT_SECURITY_POLICY, POLICY)];
-    match is_known {
-        true => (StatusCode::NOT_MODIFIED, described).into_response(),
-        false => (described, [(CONTENT_TYPE, kind(path))], file.data.clone()).into_response(),
+    if is_known {
+        (StatusCode::NOT_MODIFIED, described).into_response()
+    } else {
+        (described, [(CONTENT_TYPE, kind(path))], file.data.clone()).into_response()
     }
 }
 

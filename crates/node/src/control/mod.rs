@@ -80,12 +80,13 @@ pub(crate) struct Api {
 impl Api {
     /// Refuses a request for secrets if the client may not read them.
     fn check_secrets(&self, wanted: bool) -> Result<(), ApiError> {
-        match wanted && !self.is_trusted {
-            false => Ok(()),
-            true => Err(ApiError::forbidden(
+        if wanted && !self.is_trusted {
+            Err(ApiError::forbidden(
                 "secrets are shown at the control socket, or to who shows the token: not to everybody on \
                  this machine",
-            )),
+            ))
+        } else {
+            Ok(())
         }
     }
 }

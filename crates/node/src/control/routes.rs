@@ -272,9 +272,10 @@ pub(super) async fn targets(State(front): State<Arc<Front>>) -> Json<TargetList>
                 .map(|Redirect { address, permanent }| schema::Redirect { address, permanent }),
             portals,
             luns: target.device.luns().keys().map(|lun| TargetLun { lun: lun.0 }).collect(),
-            authentication: match front.access.requires_authentication(name) {
-                true => Authentication::Chap,
-                false => Authentication::None,
+            authentication: if front.access.requires_authentication(name) {
+                Authentication::Chap
+            } else {
+                Authentication::None
             },
             account: front.access.only_account(name),
             portal_groups: target.groups.map(|groups| groups.into_iter().collect()),

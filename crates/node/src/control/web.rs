@@ -252,9 +252,10 @@ impl Rules {
                 self.attempts.check(peer, is_right).await?;
             }
         }
-        match method.is_safe() || self.is_own_origin(headers) {
-            true => Ok(()),
-            false => refuse(ApiRefusal::Origin, other_page()),
+        if method.is_safe() || self.is_own_origin(headers) {
+            Ok(())
+        } else {
+            refuse(ApiRefusal::Origin, other_page())
         }
     }
 
@@ -349,9 +350,10 @@ pub(super) fn read_token(path: &Path) -> Result<String, WebError> {
     let bytes = read_private(path);
     let bytes = bytes.map_err(|what| WebError::Private { path: path.to_owned(), what })?;
     let token = String::from_utf8_lossy(&bytes).trim().to_owned();
-    match token.len() >= 16 && token.bytes().all(|byte| byte.is_ascii_graphic() && byte != b';') {
-        true => Ok(token),
-        false => Err(WebError::Token(path.to_owned())),
+    if token.len() >= 16 && token.bytes().all(|byte| byte.is_ascii_graphic() && byte != b';') {
+        Ok(token)
+    } else {
+        Err(WebError::Token(path.to_owned()))
     }
 }
 
@@ -506,9 +508,10 @@ mod tests {
                 let mut damaged = whole.clone();
                 damaged[bit / 8] ^= 1 << (bit % 8);
                 fs::write(&path, &damaged).expect("written");
-                let reported = match is_token {
-                    true => own_token(folder.path()).map(drop),
-                    false => own_certificate(folder.path(), LOCAL).map(drop),
+                let reported = if is_token {
+                    own_token(folder.path()).map(drop)
+                } else {
+                    own_certificate(folder.path(), LOCAL).map(drop)
                 };
                 let reported = reported.err().map(|error| error.to_string()).unwrap_or_default();
                 assert!(reported.contains(name), "{name}, bit {bit}: {reported}");

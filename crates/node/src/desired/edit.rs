@@ -155,9 +155,10 @@ fn complete(volume: &mut Volume, folder: &Path) {
         let path = folder.join(format!("{name}.img"));
         // A volume of that name was there before, and its data are, or what it kept beside them: they are not
         // this one's.
-        let path = match path.exists() || metadata::beside(&path).exists() {
-            true => folder.join(format!("{name}-{:016x}.img", number())),
-            false => path,
+        let path = if path.exists() || metadata::beside(&path).exists() {
+            folder.join(format!("{name}-{:016x}.img", number()))
+        } else {
+            path
         };
         volume.path = Some(path.display().to_string());
     }
@@ -234,9 +235,10 @@ fn merge(value: &mut serde_json::Value, patch: &serde_json::Value) {
     }
     let fields = value.as_object_mut().expect("it was made one");
     for (name, patch) in patch {
-        match patch.is_null() {
-            true => drop(fields.remove(name)),
-            false => merge(fields.entry(name).or_insert(serde_json::Value::Null), patch),
+        if patch.is_null() {
+            drop(fields.remove(name))
+        } else {
+            merge(fields.entry(name).or_insert(serde_json::Value::Null), patch)
         }
     }
 }

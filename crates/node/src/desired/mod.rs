@@ -14,9 +14,10 @@ mod typed_json;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_io::time;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex as AsyncMutex;
@@ -287,7 +288,7 @@ impl Desired {
     }
 
     fn current_mut(&self) -> MutexGuard<'_, Current> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+        self.current.lock()
     }
 
     /// Returns the current state.
@@ -413,10 +414,8 @@ impl Desired {
         if let Some((key, by)) = referred(&objects, &gone) {
             return Err(ChangeRefused::Referred { key, by, is_left_out });
         }
-        let erased = match change.erase {
-            true => to_be_erased(&before.objects, &objects, &gone)?,
-            false => Vec::new(),
-        };
+        let erased =
+            if change.erase { to_be_erased(&before.objects, &objects, &gone)? } else { Vec::new() };
         let mut changed = Changed {
             revision: before.revision,
             steps,

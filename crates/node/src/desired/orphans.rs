@@ -144,10 +144,7 @@ pub(super) fn erase(path: &Path, timeout: Duration) -> Result<(), OrphanError> {
             fs::remove_file(path).map_err(system(path))?;
         }
     }
-    let state = match path.is_dir() {
-        true => path.to_owned(),
-        false => metadata::beside(path),
-    };
+    let state = if path.is_dir() { path.to_owned() } else { metadata::beside(path) };
     match fs::remove_dir_all(&state) {
         Err(error) if !is_missing(&error) => Err(system(&state)(error)),
         _ => Ok(()),

@@ -11,8 +11,9 @@ use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use rusqlite::Connection;
 use sarsen_io::file::lock_within;
 use serde::{Deserialize, Serialize};
@@ -210,7 +211,7 @@ impl Store {
 }
 
 fn locked(files: &Mutex<Files>) -> MutexGuard<'_, Files> {
-    files.lock().unwrap_or_else(PoisonError::into_inner)
+    files.lock()
 }
 
 impl Files {

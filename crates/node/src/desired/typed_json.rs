@@ -42,9 +42,10 @@ fn misfit<T: DeserializeOwned>(text: &[u8], error: serde_json::Error) -> JsonMis
 }
 
 fn shown(text: &str) -> String {
-    match text.len() > SHOWN {
-        true => format!("{}…", &text[..text.floor_char_boundary(SHOWN)]),
-        false => text.to_owned(),
+    if text.len() > SHOWN {
+        format!("{}…", &text[..text.floor_char_boundary(SHOWN)])
+    } else {
+        text.to_owned()
     }
 }
 

@@ -75,9 +75,10 @@ impl Absent {
                 absent.groups.insert(group);
             }
             let why = absent.targets.entry(unmet.target.to_owned()).or_default();
-            match why.is_empty() {
-                true => *why = format!("target {}: {}", unmet.target, unmet.what()),
-                false => *why = format!("{why}; {}", unmet.what()),
+            if why.is_empty() {
+                *why = format!("target {}: {}", unmet.target, unmet.what())
+            } else {
+                *why = format!("{why}; {}", unmet.what())
             }
         }
         absent

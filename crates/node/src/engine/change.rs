@@ -186,9 +186,10 @@ impl Engine {
         }
         let scope = |volume: &VolumeConfig| different.scope(&running, volume).map(str::to_owned);
         let how = |config: &VolumeConfig| {
-            let open_mode = match Some(config) == again {
-                true => known.reattachment(config),
-                false => known.open_mode(config, managed.is_some()),
+            let open_mode = if Some(config) == again {
+                known.reattachment(config)
+            } else {
+                known.open_mode(config, managed.is_some())
             };
             (scope(config), open_mode)
         };
@@ -206,9 +207,10 @@ impl Engine {
         for (config, (scope, open_mode)) in volumes.opens.iter().zip(opens) {
             let is_reattached = reattached.as_ref() == Some(&config.name);
             let was_missing = was_absent.get(&config.name) == Some(config);
-            let is_settled = match was_missing && !is_reattached {
-                true => check_settled(config).map_err(not_opened(&config.name)),
-                false => Ok(()),
+            let is_settled = if was_missing && !is_reattached {
+                check_settled(config).map_err(not_opened(&config.name))
+            } else {
+                Ok(())
             };
             let mut open = || self.open_volume(config, scope.as_deref(), open_mode, &mut new_files);
             match is_settled.and_then(|()| open()) {
@@ -379,9 +381,10 @@ impl Change {
             Force::Revoked => matches!(interruption.object, Object::Access(_)),
             Force::Everybody(_) => true,
         };
-        match interrupts.iter().all(may_be) {
-            true => Ok(sessions),
-            false => Err(ChangeError::InUse(interrupts)),
+        if interrupts.iter().all(may_be) {
+            Ok(sessions)
+        } else {
+            Err(ChangeError::InUse(interrupts))
         }
     }
 

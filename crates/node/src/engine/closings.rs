@@ -1,10 +1,11 @@
 //! The closing of volumes: they are flushed, and then closed when no session uses them any more.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use futures_util::future::join_all;
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::{BlockError, Store};
 use sarsen_io::cores::Cores;
 use sarsen_io::{threads, time};
@@ -93,7 +94,7 @@ struct ClosingsState {
 
 impl Closings {
     fn state(&self) -> MutexGuard<'_, ClosingsState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Flushes and closes volumes when their last commands have ended. This runs on its own thread, because the release

@@ -210,12 +210,12 @@ impl VolumeSteps {
                 None => unmatched.push(*volume),
             }
         }
-        let mut by_serial: HashMap<&str, &Volume> = match unmatched.is_empty() {
-            true => HashMap::new(),
-            false => left
-                .values()
+        let mut by_serial: HashMap<&str, &Volume> = if unmatched.is_empty() {
+            HashMap::new()
+        } else {
+            left.values()
                 .filter_map(|old| Some((old.config.identity.serial.as_deref()?, *old)))
-                .collect(),
+                .collect()
         };
         for volume in unmatched {
             let serial = volume.identity.serial.as_deref();
@@ -440,20 +440,17 @@ impl TargetSteps {
             .collect();
         let groups_before = running.groups();
         let all_change = groups != groups_before;
-        let old_by_name: HashMap<&str, &TargetConfig> = match all_change {
-            true => running.config.targets.iter().map(|old| (old.name.as_str(), old)).collect(),
-            false => different.targets.old.iter().map(|old| (old.name.as_str(), *old)).collect(),
+        let old_by_name: HashMap<&str, &TargetConfig> = if all_change {
+            running.config.targets.iter().map(|old| (old.name.as_str(), old)).collect()
+        } else {
+            different.targets.old.iter().map(|old| (old.name.as_str(), *old)).collect()
         };
-        let mut candidates: Vec<(usize, &TargetConfig, Option<&TargetConfig>)> = match all_change {
-            true => {
-                let all = desired.targets.iter().enumerate();
-                all.map(|(index, one)| (index, one, old_by_name.get(&*one.name).copied())).collect()
-            }
-            false => {
-                let new = different.targets.new.iter();
-                new.map(|&(index, one)| (index, one, old_by_name.get(&*one.name).copied()))
-                    .collect()
-            }
+        let mut candidates: Vec<(usize, &TargetConfig, Option<&TargetConfig>)> = if all_change {
+            let all = desired.targets.iter().enumerate();
+            all.map(|(index, one)| (index, one, old_by_name.get(&*one.name).copied())).collect()
+        } else {
+            let new = different.targets.new.iter();
+            new.map(|&(index, one)| (index, one, old_by_name.get(&*one.name).copied())).collect()
         };
         // The names that denote another unit than before.
         let renamed = stays.iter().filter(|(desired, running)| desired != running);
@@ -494,9 +491,12 @@ impl TargetSteps {
             let served = old.luns.iter().filter(|(_, name)| running.volumes.contains_key(*name));
             let lost = served.filter(|(lun, name)| !is_same_unit(lun, name));
             let luns: BTreeMap<u16, Object> = lost
-                .map(|(&lun, name)| match volumes.closes.contains(name) {
-                    true => (lun, Object::Volume(name.clone())),
-                    false => (lun, Object::Lun { target: target.name.clone(), lun }),
+                .map(|(&lun, name)| {
+                    if volumes.closes.contains(name) {
+                        (lun, Object::Volume(name.clone()))
+                    } else {
+                        (lun, Object::Lun { target: target.name.clone(), lun })
+                    }
                 })
                 .collect();
             if !luns.is_empty() || !lost_groups.is_empty() {

@@ -16,9 +16,10 @@ mod volumes;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::Geometry;
 use sarsen_io::cores::Cores;
 use sarsen_io::time;
@@ -230,25 +231,24 @@ impl Engine {
     }
 
     fn running(&self) -> MutexGuard<'_, Running> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        self.running.lock()
     }
 
     fn shown(&self) -> Shown {
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shown.lock().clone()
     }
 
     /// Returns the running objects, or `None` if a change holds the lock until the deadline. A change that waits for a
     /// disk may hold it forever.
     async fn running_until(&self, deadline: Instant) -> Option<MutexGuard<'_, Running>> {
         loop {
-            match self.running.try_lock() {
-                Ok(running) => return Some(running),
-                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) if time::now() >= deadline => return None,
-                Err(TryLockError::WouldBlock) => {
-                    time::sleep_until(time::now() + LOCK_POLL_INTERVAL).await;
-                }
+            if let Some(running) = self.running.try_lock() {
+                return Some(running);
             }
+            if time::now() >= deadline {
+                return None;
+            }
+            time::sleep_until(time::now() + LOCK_POLL_INTERVAL).await;
         }
     }
 
@@ -269,7 +269,7 @@ impl Engine {
 
     /// Replaces the reported problems. Each new problem is an event, and so is its end.
     fn publish(&self, change: impl FnOnce(&mut Shown)) {
-        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shown = self.shown.lock();
         change(&mut shown);
         let problems = Arc::new(shown.problems_now());
         let before = std::mem::replace(&mut shown.problems, problems.clone());
@@ -489,9 +489,10 @@ impl ChangeTurn {
         if *engine.is_ending.borrow() {
             return Err(ChangeError::ServerEnds);
         }
-        match engine.is_changing.swap(true, Ordering::AcqRel) {
-            true => Err(ChangeError::UnderWay),
-            false => Ok(Self(engine.clone())),
+        if engine.is_changing.swap(true, Ordering::AcqRel) {
+            Err(ChangeError::UnderWay)
+        } else {
+            Ok(Self(engine.clone()))
         }
     }
 }

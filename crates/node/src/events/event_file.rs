@@ -4,10 +4,11 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use rusqlite::{Connection, Row, params};
 use sarsen_io::{threads, time};
 use tokio::sync::watch;
@@ -132,7 +133,7 @@ impl Drop for EventWriter {
 }
 
 fn locked(log: &Mutex<Log>) -> MutexGuard<'_, Log> {
-    log.lock().unwrap_or_else(PoisonError::into_inner)
+    log.lock()
 }
 
 impl Log {
@@ -205,9 +206,10 @@ fn sum(id: u64, previous: u64, body: &[u8]) -> [u8; CHECKSUM_LENGTH] {
 /// Returns an event's number, the number of the previous event, and the event.
 fn entry(row: &Row<'_>) -> Result<(u64, u64, Vec<u8>), DatabaseError> {
     let (id, previous, body) = (row.get(0)?, row.get(1)?, row.get::<_, Vec<u8>>(2)?);
-    match row.get::<_, [u8; CHECKSUM_LENGTH]>(3)? == sum(id, previous, &body) {
-        true => Ok((id, previous, body)),
-        false => Err(DatabaseError::Damaged(format!("event {id}: its checksum is wrong"))),
+    if row.get::<_, [u8; CHECKSUM_LENGTH]>(3)? == sum(id, previous, &body) {
+        Ok((id, previous, body))
+    } else {
+        Err(DatabaseError::Damaged(format!("event {id}: its checksum is wrong")))
     }
 }
 
@@ -238,10 +240,12 @@ fn find(
     while events.len() < limit {
         let Some(row) = rows.next()? else { break };
         let (id, previous, body) = entry(row)?;
-        let is_next = before.is_none_or(|(last, its_previous)| match backwards {
-            true => its_previous == id,
-            false => previous == last,
-        });
+        let is_next =
+            before.is_none_or(
+                |(last, its_previous)| {
+                    if backwards { its_previous == id } else { previous == last }
+                },
+            );
         if !is_next {
             return Err(DatabaseError::Damaged(format!("events are missing beside event {id}")));
         }

@@ -7,9 +7,10 @@ mod occurrence;
 
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_io::time;
 use tokio::sync::watch;
 use tracing::error;
@@ -94,7 +95,7 @@ pub(crate) struct Found {
 
 impl Recent {
     fn state(&self) -> MutexGuard<'_, EventLogState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn add(&self, occurrence: &Occurrence) {
@@ -153,7 +154,7 @@ impl EventLog {
             return;
         }
         let now = time::now();
-        let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut errors = self.errors.lock();
         let key = (volume.to_owned(), failure);
         if errors.get(&key).is_some_and(|last| now - *last < ERRORS_PAUSE) {
             return;

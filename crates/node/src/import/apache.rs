@@ -120,9 +120,10 @@ impl Reader<'_> {
         let folder = path.parent().unwrap_or(Path::new(""));
         let pattern = folder.join(pattern);
         let is_pattern = pattern.to_string_lossy().contains(['*', '?', '[']);
-        let paths: Vec<PathBuf> = match is_pattern {
-            true => self.files.matching(&pattern.to_string_lossy()),
-            false => vec![pattern],
+        let paths: Vec<PathBuf> = if is_pattern {
+            self.files.matching(&pattern.to_string_lossy())
+        } else {
+            vec![pattern]
         };
         for path in paths {
             let text = self.files.read(&path).map_err(|error| {

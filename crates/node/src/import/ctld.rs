@@ -242,10 +242,7 @@ impl Access {
             return Vec::new();
         }
         let options = |has: bool, values: &[String]| -> Vec<Option<String>> {
-            match has {
-                true => values.iter().cloned().map(Some).collect(),
-                false => vec![None],
-            }
+            if has { values.iter().cloned().map(Some).collect() } else { vec![None] }
         };
         let mut rules = Vec::new();
         for initiator in options(self.has_names, &self.names) {
@@ -304,10 +301,7 @@ fn credentials(setting: &Node) -> Vec<Vec<String>> {
     if !setting.words.is_empty() {
         return vec![setting.words.clone()];
     }
-    match setting.is_section {
-        true => vec![of(setting)],
-        false => setting.nodes.iter().map(of).collect(),
-    }
+    if setting.is_section { vec![of(setting)] } else { setting.nodes.iter().map(of).collect() }
 }
 
 fn take_portal_group(draft: &mut Draft, world: &CtldContext, node: &Node) -> PortalGroup {
@@ -624,12 +618,11 @@ fn take_volume(
     };
     identify(draft, node, name, &mut volume, given);
     for (key, (value, place)) in options {
-        match HINTS.contains(&key.as_str()) {
-            true => {
-                let what = format!("option {key} {value}");
-                draft.note(&place, what, "sarsen reports the properties of the file or device");
-            }
-            false => draft.pass_over(&place, &key),
+        if HINTS.contains(&key.as_str()) {
+            let what = format!("option {key} {value}");
+            draft.note(&place, what, "sarsen reports the properties of the file or device");
+        } else {
+            draft.pass_over(&place, &key)
         }
     }
     let known = [

@@ -175,13 +175,14 @@ impl Draft {
         volume.revision = self.inquiry_text(place, "revision", &shown.revision, 4);
         let serial = shown.serial.trim();
         let fits = (1..=36).contains(&serial.len()) && serial.bytes().all(|b| b.is_ascii_graphic());
-        match fits {
-            true => volume.serial = Some(serial.to_owned()),
-            false => self.lose(
+        if fits {
+            volume.serial = Some(serial.to_owned())
+        } else {
+            self.lose(
                 place,
                 format!("the serial number {serial:?}"),
                 "sarsen permits 1 to 36 visible ASCII characters; clients see another serial number; set serial",
-            ),
+            )
         }
         let naa = shown.designators.iter().find_map(|designator| match designator {
             Designator::Naa(naa) => Some(naa.to_string().to_lowercase()),
@@ -452,10 +453,8 @@ impl Draft {
     /// Finishes the document.
     pub(super) fn finish(mut self) -> Imported {
         let drafts = std::mem::take(&mut self.drafts);
-        let assigned = match self.ways.is_empty() {
-            true => None,
-            false => Some(std::mem::take(&mut self.ways).assign()),
-        };
+        let assigned =
+            if self.ways.is_empty() { None } else { Some(std::mem::take(&mut self.ways).assign()) };
         for (index, draft) in drafts.into_iter().enumerate() {
             self.finish_target(index, draft, assigned.as_ref());
         }
@@ -669,11 +668,12 @@ impl TargetDraft {
             return None;
         }
         let is_own = |(lun, volume): (&u16, &String)| own.get(lun) == Some(volume);
-        Some(match shown.iter().all(is_own) {
-            true => ShownLuns::Numbers(shown.keys().copied().collect()),
-            false => ShownLuns::Volumes(
+        Some(if shown.iter().all(is_own) {
+            ShownLuns::Numbers(shown.keys().copied().collect())
+        } else {
+            ShownLuns::Volumes(
                 shown.iter().map(|(lun, volume)| (lun.to_string(), volume.clone())).collect(),
-            ),
+            )
         })
     }
 }
@@ -704,10 +704,7 @@ fn volume_name(wanted: &str) -> String {
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
     let name = wanted.to_ascii_lowercase().replace(|c| !allowed(c), "-");
     let name: String = name.trim_matches('-').chars().take(LONGEST_VOLUME_NAME).collect();
-    match name.is_empty() {
-        true => "volume".to_owned(),
-        false => name,
-    }
+    if name.is_empty() { "volume".to_owned() } else { name }
 }
 
 fn first_of(address: IpAddr, length: u32) -> Option<IpAddr> {

@@ -407,9 +407,10 @@ fn take_initiators(draft: &mut Draft, group: &Section, target: &mut TargetDraft)
     }
     let mut networks = Vec::new();
     for (place, network) in values("Netmask") {
-        match is_all(network) {
-            true => networks.push(None),
-            false => networks.extend(draft.network(place, network).map(Some)),
+        if is_all(network) {
+            networks.push(None)
+        } else {
+            networks.extend(draft.network(place, network).map(Some))
         }
     }
     let mut rules = Vec::new();

@@ -455,9 +455,10 @@ fn join(
 fn address(portal: &mut Fields<'_>) -> String {
     let ip = portal.text("ip_address").unwrap_or_default();
     let port = portal.number("port").unwrap_or(3260);
-    match ip.contains(':') && !ip.starts_with('[') {
-        true => format!("[{ip}]:{port}"),
-        false => format!("{ip}:{port}"),
+    if ip.contains(':') && !ip.starts_with('[') {
+        format!("[{ip}]:{port}")
+    } else {
+        format!("{ip}:{port}")
     }
 }
 

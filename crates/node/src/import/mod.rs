@@ -157,9 +157,10 @@ pub fn import(
 /// Returns a key for messages. A text that is not a key, as in a file of another kind, may be a secret.
 fn shown_key(key: &str) -> &str {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
-    match (1..=LONGEST_KEY).contains(&key.len()) && key.bytes().all(allowed) {
-        true => key,
-        false => "an invalid key",
+    if (1..=LONGEST_KEY).contains(&key.len()) && key.bytes().all(allowed) {
+        key
+    } else {
+        "an invalid key"
     }
 }
 

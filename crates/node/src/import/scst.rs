@@ -179,9 +179,10 @@ fn parse(path: &Path, text: &str) -> Result<Vec<Node>, ImportError> {
         }
         let key = words.remove(0);
         let node = Node { key, values: words, place, nodes: Vec::new() };
-        match begins {
-            true => open.push(node),
-            false => open.last_mut().map_or(&mut done, |node| &mut node.nodes).push(node),
+        if begins {
+            open.push(node)
+        } else {
+            open.last_mut().map_or(&mut done, |node| &mut node.nodes).push(node)
         }
     }
     match open.pop() {

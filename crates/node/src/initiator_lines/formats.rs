@@ -72,9 +72,10 @@ fn ipxe(way: &AccessPath) -> Vec<String> {
         lines.push(format!("set username {user}"));
         lines.push("set password SECRET".to_owned());
     }
-    let host = match way.portal.host.contains(':') {
-        true => format!("[{}]", way.portal.host),
-        false => way.portal.host.clone(),
+    let host = if way.portal.host.contains(':') {
+        format!("[{}]", way.portal.host)
+    } else {
+        way.portal.host.clone()
     };
     let root = |&lun: &u16| {
         // RFC 4173 §5: the protocol is the number of TCP. The LUN is its first two bytes, in hexadecimal.

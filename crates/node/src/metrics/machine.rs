@@ -1,8 +1,9 @@
 //! The server's version, the resources that its process uses, and the space of its volumes.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -27,7 +28,7 @@ pub(super) struct Machine {
 impl Machine {
     /// Sets the current volumes.
     pub(super) fn show(&self, volumes: Vec<VolumeSpace>) {
-        *self.volumes.lock().unwrap_or_else(PoisonError::into_inner) = volumes;
+        *self.volumes.lock() = volumes;
     }
 }
 
@@ -39,7 +40,7 @@ impl Collector for Machine {
             encoder.encode_descriptor("sarsen_build_info", help, None, MetricType::Gauge)?;
         let labels = [("version", env!("CARGO_PKG_VERSION"))];
         metric.encode_family(&labels)?.encode_gauge(&1_u64)?;
-        let volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let volumes = self.volumes.lock().clone();
         let help = "Size of a volume as initiators see it, in bytes";
         let name = "sarsen_volume_size_bytes";
         of_volumes(&mut encoder, &volumes, name, help, |volume| Some(volume.size))?;

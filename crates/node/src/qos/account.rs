@@ -1,9 +1,10 @@
 //! The account of a volume or a host: its rates, its weight, and what it has used of them.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_io::time;
 
 use super::bucket::{Bucket, Ticket};
@@ -60,7 +61,7 @@ impl Account {
     }
 
     fn standing(&self) -> MutexGuard<'_, Standing> {
-        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.standing.lock()
     }
 
     /// Applies rates and weight, to waiting commands as well.

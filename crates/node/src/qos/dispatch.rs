@@ -6,10 +6,11 @@
 //! long releases its slot.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_io::time;
 use tokio::sync::oneshot;
 
@@ -86,7 +87,7 @@ impl Drop for DispatchSlot {
 
 impl Dispatcher {
     fn state(&self) -> MutexGuard<'_, DispatcherState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     #[inline]

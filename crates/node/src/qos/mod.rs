@@ -15,10 +15,11 @@ mod dispatch;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use sarsen_io::time;
 use tokio::sync::Notify;
 
@@ -141,10 +142,8 @@ impl Wait {
                 () = changed => {}
             }
         }
-        let place = match dispatcher.is_on() {
-            true => dispatcher.place(&parties, cost.units()).await,
-            false => None,
-        };
+        let place =
+            if dispatcher.is_on() { dispatcher.place(&parties, cost.units()).await } else { None };
         charges.into_iter().for_each(Charge::spend);
         place
     }
@@ -175,7 +174,7 @@ impl Qos {
         places: usize,
     ) {
         let now = time::now();
-        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.write();
         let has_say = |host: &&HostConfig| host.qos.has_limits() || host.qos.has_claims();
         let mut known = std::mem::take(&mut state.hosts);
         state.hosts = hosts
@@ -212,7 +211,7 @@ impl Qos {
 
     /// Returns a volume's account.
     pub(crate) fn volume(&self, name: &str) -> Arc<Account> {
-        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.write();
         let QosState { by_volume, volumes, is_general, .. } = &mut *state;
         let account = volumes.entry(name.to_owned()).or_insert_with(|| {
             let (now, qos) = (time::now(), by_volume.get(name).copied().unwrap_or_default());
@@ -231,7 +230,7 @@ impl Qos {
 
     /// Returns the account of the first host that matches a peer.
     pub(crate) fn host(&self, peer: &Peer<'_>) -> Option<Arc<Account>> {
-        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.read();
         let Peer { initiator, address, account, certificate } = *peer;
         let of =
             |(host, _): &&(HostConfig, _)| host.is_of(initiator, address, account, certificate);

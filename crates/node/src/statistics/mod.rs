@@ -8,8 +8,10 @@ mod meter;
 mod recent;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
+
+use parking_lot::{Mutex, MutexGuard};
 
 pub(crate) use self::exposition::Exposition;
 pub(crate) use self::histogram::{Histogram, upper_bound};
@@ -129,7 +131,7 @@ impl Drop for Metered {
 
 impl Statistics {
     fn volumes(&self) -> MutexGuard<'_, BTreeMap<String, Volume>> {
-        self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.volumes.lock()
     }
 
     /// Drops the statistics of volumes for which `exists` returns false, as soon as no connection uses them.
@@ -186,7 +188,7 @@ impl Statistics {
     }
 
     fn moments(&self) -> MutexGuard<'_, Moments> {
-        self.moments.lock().unwrap_or_else(PoisonError::into_inner)
+        self.moments.lock()
     }
 
     /// Takes a sample of all volumes. The caller calls this once a second.

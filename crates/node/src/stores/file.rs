@@ -7,9 +7,10 @@ mod tests;
 use std::io::{self, Seek as _, SeekFrom};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
     Durability, Extent, Geometry, Io, Lba, Reply, Request, Space, Store, Unmap,
@@ -121,9 +122,10 @@ impl FileStore {
             )));
         }
         // A read-only file reports its holes, but punching a hole cannot be tried.
-        let unmap = match options.read_only {
-            true => device.is_none(),
-            false => file.can_punch_holes().map_err(system("find out whether it is sparse"))?,
+        let unmap = if options.read_only {
+            device.is_none()
+        } else {
+            file.can_punch_holes().map_err(system("find out whether it is sparse"))?
         };
         let file_system = file.file_system().map_err(system("find its file system"))?;
         let granularity = file.allocation_unit().map_err(system("find its allocation unit"))?;
@@ -175,17 +177,17 @@ impl FileStore {
 
     /// Sets the header of the file, which is written when the file is [imprinted](Self::imprint).
     pub(super) fn begin_with(&self, header: Vec<u8>) {
-        *self.header.lock().unwrap_or_else(PoisonError::into_inner) = Some(header);
+        *self.header.lock() = Some(header);
     }
 
     /// Returns whether the file still needs its header.
     pub(crate) fn is_blank(&self) -> bool {
-        self.header.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.header.lock().is_some()
     }
 
     /// Writes the header durably, if it has not been written. Blocks the thread.
     pub(crate) fn imprint(&self) -> Result<(), StoreError> {
-        let mut header = self.header.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut header = self.header.lock();
         let Some(bytes) = &*header else { return Ok(()) };
         let path = &self.state.path;
         let write = || -> io::Result<()> {
@@ -210,14 +212,13 @@ impl FileStore {
         let system = |what| move |source| StoreError::System { path: path.clone(), what, source };
         let length = self.file.length().map_err(system("find its length"))?;
         let wanted = self.geometry().byte_count();
-        let settled = match length >= wanted {
-            true => Ok(()),
-            false => {
-                if length > 0 {
-                    info!(path = %path.display(), from = length, to = wanted, "the file grows to its volume's size");
-                }
-                self.file.set_length_now(wanted).and_then(|()| self.file.sync_data_now())
+        let settled = if length >= wanted {
+            Ok(())
+        } else {
+            if length > 0 {
+                info!(path = %path.display(), from = length, to = wanted, "the file grows to its volume's size");
             }
+            self.file.set_length_now(wanted).and_then(|()| self.file.sync_data_now())
         };
         let settled = settled.map_err(|source| {
             // The volume has only the blocks that the file has.
@@ -396,9 +397,10 @@ impl FileStore {
 impl FileState {
     fn check(&self, extent: Extent) -> Result<(), BlockError> {
         let block_count = self.block_count.load(Ordering::Acquire);
-        match extent.fits(block_count) {
-            true => Ok(()),
-            false => Err(BlockError::OutOfRange { extent, block_count }),
+        if extent.fits(block_count) {
+            Ok(())
+        } else {
+            Err(BlockError::OutOfRange { extent, block_count })
         }
     }
 

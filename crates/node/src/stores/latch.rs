@@ -5,9 +5,10 @@
 //! success counts only when all flushes in progress with it have ended, and none of them has closed the latch.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 /// See the module. A new latch is open.
@@ -47,7 +48,7 @@ impl Latch {
     }
 
     fn claims(&self) -> MutexGuard<'_, Claims> {
-        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+        self.claims.lock()
     }
 }
 

@@ -21,9 +21,10 @@ impl NullStore {
 
     fn check(&self, extent: Extent) -> Result<(), BlockError> {
         let block_count = self.block_count.load(Ordering::Relaxed);
-        match extent.fits(block_count) {
-            true => Ok(()),
-            false => Err(BlockError::OutOfRange { extent, block_count }),
+        if extent.fits(block_count) {
+            Ok(())
+        } else {
+            Err(BlockError::OutOfRange { extent, block_count })
         }
     }
 

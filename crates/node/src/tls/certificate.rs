@@ -41,9 +41,10 @@ impl ClientCertificate {
 
     /// Returns a text that distinguishes clients with the same iSCSI name.
     pub(crate) fn identity(&self) -> String {
-        match self.names.is_empty() {
-            true => format!("certificate {self}"),
-            false => format!("certificate {:?}", self.names),
+        if self.names.is_empty() {
+            format!("certificate {self}")
+        } else {
+            format!("certificate {:?}", self.names)
         }
     }
 }

@@ -9,9 +9,10 @@ mod mask;
 mod pipe;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::Piece;
 use sarsen_io::time;
 use tokio::sync::Semaphore;
@@ -55,7 +56,7 @@ impl Traces {
     }
 
     fn expected(&self) -> MutexGuard<'_, Vec<Expected>> {
-        let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut expected = self.expected.lock();
         // Traces whose reader is closed are removed.
         expected.retain(|one| !one.writer.is_closed());
         self.count.store(expected.len(), Ordering::Relaxed);

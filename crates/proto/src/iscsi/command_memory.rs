@@ -15,8 +15,10 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// Memory that a connection retains from the budget between commands, so that short commands use no data that cores
 /// share.
@@ -124,7 +126,7 @@ impl Budget {
     /// Returns the bytes that are charged for commands' data now. The maximum is the limit, plus the largest transfer
     /// of one command, plus the memory that `CommandMemory::charge` adds.
     pub fn charged(&self) -> usize {
-        let accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let accounts = self.accounts.lock();
         let charged: usize = accounts
             .iter()
             .filter_map(Weak::upgrade)
@@ -160,7 +162,7 @@ impl Budget {
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     /// Lends a chunk if much memory is left, else `bytes`, else nothing.
@@ -320,7 +322,7 @@ impl CommandMemory {
     pub(crate) fn new(budget: Arc<Budget>, limit: usize) -> Self {
         let taken: Arc<AtomicUsize> = Arc::default();
         let limit = limit + limit / 32;
-        let mut accounts = budget.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut accounts = budget.accounts.lock();
         if accounts.len() == accounts.capacity() {
             accounts.retain(|account| account.strong_count() > 0);
         }
@@ -358,9 +360,10 @@ impl CommandMemory {
             self.stop_waiting();
             return None;
         }
-        let kind = match inner.take(Need::Solicited, bytes) {
-            true => ChargeKind::Solicited,
-            false => inner.admit_waiting(bytes)?,
+        let kind = if inner.take(Need::Solicited, bytes) {
+            ChargeKind::Solicited
+        } else {
+            inner.admit_waiting(bytes)?
         };
         self.stop_waiting();
         inner.solicited.set(solicited + bytes);

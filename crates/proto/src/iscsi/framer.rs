@@ -372,10 +372,7 @@ impl Framer {
             };
             computed == received
         };
-        let segment = match is_wanted {
-            true => Segment::Placed { buffer, range },
-            false => Segment::Nothing,
-        };
+        let segment = if is_wanted { Segment::Placed { buffer, range } } else { Segment::Nothing };
         Frame::Segment { segment, digest_valid }
     }
 }

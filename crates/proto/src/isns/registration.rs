@@ -95,10 +95,11 @@ impl Entity {
         for portal in &self.portals {
             payload.text(Tag::GroupNode, &node.name);
             payload.address([Tag::GroupAddress, Tag::GroupPort], portal.address);
-            match node.groups.as_ref().is_none_or(|groups| groups.contains(&portal.group)) {
-                true => payload.number(Tag::GroupTag, portal.group.into()),
+            if node.groups.as_ref().is_none_or(|groups| groups.contains(&portal.group)) {
+                payload.number(Tag::GroupTag, portal.group.into());
+            } else {
                 // RFC 4171 §3.4: an empty tag means that the portal does not give access to the node.
-                false => payload.value(Tag::GroupTag, &[]),
+                payload.value(Tag::GroupTag, &[]);
             }
         }
     }

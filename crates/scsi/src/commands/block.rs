@@ -32,6 +32,7 @@ impl BlockCdb {
     }
 
     /// Reads the fields. The group code of the operation code determines their offsets.
+    #[inline]
     pub(crate) fn parse(cdb: &Cdb) -> Result<Self, Sense> {
         let operation_code = cdb.operation_code();
         let (lba, block_count, flags, length_field) = match opcode::cdb_length(operation_code) {
@@ -93,9 +94,10 @@ impl BlockCdb {
         if transfer.extent.block_count > unit.limits().maximum_transfer_blocks.into() {
             return Err(Sense::invalid_field_in_cdb(transfer.length_field));
         }
-        match transfer.extent.fits(geometry.block_count) {
-            true => Ok(transfer),
-            false => Err(Sense::lba_out_of_range()),
+        if transfer.extent.fits(geometry.block_count) {
+            Ok(transfer)
+        } else {
+            Err(Sense::lba_out_of_range())
         }
     }
 
@@ -204,9 +206,10 @@ pub(crate) fn read(task: Task<'_>) -> Result<Io<Completion>, Sense> {
             Ok(unit.pending(async move {
                 let data = reading.await?;
                 // The unit's first atomic write may have happened meanwhile.
-                Ok(complete(match reader.medium_phase().guards_reads() {
-                    true => read_guarded(&transfer, &reader).await?,
-                    false => data,
+                Ok(complete(if reader.medium_phase().guards_reads() {
+                    read_guarded(&transfer, &reader).await?
+                } else {
+                    data
                 }))
             }))
         }

@@ -64,10 +64,13 @@ pub(crate) fn send_diagnostic(mut task: Task<'_>) -> Result<Io<Completion>, Sens
             check_page(&task.take_data_out(length)?)?;
             Ok(Io::Ready(Completion::good()))
         }
-        Request::Abort => match unit.self_tests().end(Outcome::Aborted) {
-            true => Ok(Io::Ready(Completion::good())),
-            false => Err(Sense::invalid_bit_in_cdb(1, 7)),
-        },
+        Request::Abort => {
+            if unit.self_tests().end(Outcome::Aborted) {
+                Ok(Io::Ready(Completion::good()))
+            } else {
+                Err(Sense::invalid_bit_in_cdb(1, 7))
+            }
+        }
         Request::Default => {
             let unit = unit.clone();
             Ok(task.unit.pending(async move {

@@ -82,9 +82,10 @@ impl List {
     }
 
     const fn header_length(&self) -> usize {
-        match self.has_long_header {
-            true => size_of::<wire::FormatLongHeader>(),
-            false => size_of::<wire::FormatShortHeader>(),
+        if self.has_long_header {
+            size_of::<wire::FormatLongHeader>()
+        } else {
+            size_of::<wire::FormatShortHeader>()
         }
     }
 

@@ -78,9 +78,10 @@ pub(crate) fn luns_data(nexus: &Nexus, cdb: &Cdb) -> Result<Completion, Sense> {
 pub(crate) fn inquiry(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let fields = task.cdb.view::<wire::Inquiry>();
     let evpd = check_inquiry(fields)?;
-    let bytes = match evpd {
-        true => vital_product_data::page(&task, fields.page_code)?,
-        false => of_unit(&task).as_bytes().to_vec(),
+    let bytes = if evpd {
+        vital_product_data::page(&task, fields.page_code)?
+    } else {
+        of_unit(&task).as_bytes().to_vec()
     };
     Ok(Io::Ready(parameter_data(&bytes, fields.allocation_length.get().into())))
 }

@@ -84,9 +84,12 @@ fn pages_of(unit: &LogicalUnit) -> impl Iterator<Item = &'static Page> {
 fn find(unit: &LogicalUnit, page: u8, subpage: u8) -> Result<&'static Page, Sense> {
     let code = page & wire::PAGE_CODE;
     let found = pages_of(unit).find(|page| page.code == code && page.subpage == subpage);
-    found.ok_or_else(|| match pages_of(unit).any(|page| page.code == code) {
-        true => Sense::invalid_field_in_cdb(3),
-        false => Sense::invalid_bit_in_cdb(2, 5),
+    found.ok_or_else(|| {
+        if pages_of(unit).any(|page| page.code == code) {
+            Sense::invalid_field_in_cdb(3)
+        } else {
+            Sense::invalid_bit_in_cdb(2, 5)
+        }
     })
 }
 
@@ -132,9 +135,10 @@ fn page_bytes(page: &Page, flags: u8, body: &[u8]) -> Vec<u8> {
 }
 
 fn supported(unit: &LogicalUnit, with_subpages: bool) -> Vec<u8> {
-    match with_subpages {
-        true => pages_of(unit).flat_map(|page| [page.code, page.subpage]).collect(),
-        false => pages_of(unit).filter(|page| page.subpage == 0).map(|page| page.code).collect(),
+    if with_subpages {
+        pages_of(unit).flat_map(|page| [page.code, page.subpage]).collect()
+    } else {
+        pages_of(unit).filter(|page| page.subpage == 0).map(|page| page.code).collect()
     }
 }
 

@@ -78,10 +78,8 @@ impl<'a> Task<'a> {
     /// (SPC-4
     /// 5.15.2.4.5).
     pub(crate) fn peripheral(&self) -> u8 {
-        let qualifier = match self.nexus.target_port.is_cut_off() {
-            true => PERIPHERAL_NOT_CONNECTED,
-            false => 0,
-        };
+        let qualifier =
+            if self.nexus.target_port.is_cut_off() { PERIPHERAL_NOT_CONNECTED } else { 0 };
         qualifier | self.unit.device_type() as u8
     }
 
@@ -115,9 +113,10 @@ impl<'a> Task<'a> {
     ) -> Result<(Extent, Buffer), Sense> {
         let arrived = self.data_out.as_ref().map_or(0, |data| data.len());
         let promised = self.expected_data_out_length == Some(arrived as u64);
-        let block_count = match promised && arrived.is_multiple_of(block_bytes) {
-            true => extent.block_count.min((arrived / block_bytes) as u64),
-            false => extent.block_count,
+        let block_count = if promised && arrived.is_multiple_of(block_bytes) {
+            extent.block_count.min((arrived / block_bytes) as u64)
+        } else {
+            extent.block_count
         };
         let data = self.take_data_out(block_count as usize * block_bytes)?;
         Ok((Extent { block_count, ..extent }, data))

@@ -148,10 +148,7 @@ fn take_basic_list(task: &mut Task<'_>) -> Result<wire::BasicList, Sense> {
     if list.flags & wire::SPEC_I_PT != 0 {
         return Err(Sense::invalid_bit_in_parameter_list(20, 3));
     }
-    match rest.is_empty() {
-        true => Ok(list),
-        false => Err(Sense::parameter_list_length_error()),
-    }
+    if rest.is_empty() { Ok(list) } else { Err(Sense::parameter_list_length_error()) }
 }
 
 /// Checks SCOPE and TYPE, for the service actions that use them.
@@ -201,9 +198,10 @@ fn aptpl(task: &Task<'_>, flags: u8, byte: u16) -> Result<bool, Sense> {
 /// Returns all target ports if ALL_TG_PT is set, else the port of the command.
 fn target_ports(task: &Task<'_>, all: bool) -> Vec<u16> {
     let ports = task.nexus.device.target_port_groups();
-    match all {
-        true => ports.all().iter().map(|port| port.number).collect(),
-        false => vec![task.nexus.name.target_port],
+    if all {
+        ports.all().iter().map(|port| port.number).collect()
+    } else {
+        vec![task.nexus.name.target_port]
     }
 }
 
@@ -275,9 +273,10 @@ fn named_ports(
         TransportId::Port(port) => vec![port],
         TransportId::Device(device) => unit.known_initiator_ports(&device),
     };
-    match ports.is_empty() {
-        true => Err(invalid(offset + size_of::<wire::TransportIdHeader>())),
-        false => Ok((ports, length)),
+    if ports.is_empty() {
+        Err(invalid(offset + size_of::<wire::TransportIdHeader>()))
+    } else {
+        Ok((ports, length))
     }
 }
 

@@ -31,8 +31,9 @@ pub(crate) fn release(task: Task<'_>) -> Result<Io<Completion>, Sense> {
 }
 
 fn answer(good: bool) -> Io<Completion> {
-    Io::Ready(match good {
-        true => Completion::good(),
-        false => Completion::with_status(Status::ReservationConflict),
+    Io::Ready(if good {
+        Completion::good()
+    } else {
+        Completion::with_status(Status::ReservationConflict)
     })
 }

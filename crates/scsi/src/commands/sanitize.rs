@@ -78,9 +78,10 @@ pub(crate) fn overwrite_data_out(cdb: &Cdb, unit: &LogicalUnit) -> Result<usize,
     check_reserved(fields)?;
     let length = usize::from(fields.parameter_list_length.get());
     let header = size_of::<wire::OverwriteHeader>();
-    match length > header && length <= header + unit.byte_count(1) {
-        true => Ok(length),
-        false => Err(Sense::invalid_field_in_cdb(7)),
+    if length > header && length <= header + unit.byte_count(1) {
+        Ok(length)
+    } else {
+        Err(Sense::invalid_field_in_cdb(7))
     }
 }
 

@@ -54,9 +54,10 @@ impl Tagged {
 
     /// Returns the checks for blocks on the medium.
     fn medium_checks(&self) -> Checks {
-        match !self.is_transferred() && self.store.is_unchecked_when_zero() {
-            true => Checks::NONE,
-            false => self.protect.checks(),
+        if !self.is_transferred() && self.store.is_unchecked_when_zero() {
+            Checks::NONE
+        } else {
+            self.protect.checks()
         }
     }
 
@@ -72,9 +73,10 @@ impl Tagged {
 
     /// Rejects blocks from the initiator with wrong protection information. `part` is their destination.
     pub(crate) fn check_data_out(&self, part: Extent, blocks: &[u8]) -> Result<(), Sense> {
-        match self.is_transferred() {
-            true => Ok(self.inspection(part, self.protect.checks(), false).inspect(blocks)?),
-            false => Ok(()),
+        if self.is_transferred() {
+            Ok(self.inspection(part, self.protect.checks(), false).inspect(blocks)?)
+        } else {
+            Ok(())
         }
     }
 

@@ -66,10 +66,7 @@ fn group_descriptor(group: &TargetPortGroup) -> wire::GroupDescriptor {
 pub(crate) fn set_data_out(cdb: &Cdb, _unit: &LogicalUnit) -> Result<usize, Sense> {
     let fields = cdb.view::<wire::SetTargetPortGroups>();
     let length = fields.parameter_list_length.get() as usize;
-    match length > MAXIMUM_LIST_LENGTH {
-        true => Err(Sense::invalid_field_in_cdb(6)),
-        false => Ok(length),
-    }
+    if length > MAXIMUM_LIST_LENGTH { Err(Sense::invalid_field_in_cdb(6)) } else { Ok(length) }
 }
 
 pub(crate) fn set(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {

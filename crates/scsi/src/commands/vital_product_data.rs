@@ -196,9 +196,10 @@ fn logical_block_provisioning(task: &Task<'_>) -> Vec<u8> {
         None => (0, 0),
     };
     // SBC-3 6.6.5: zero means that there are no thresholds.
-    let threshold_exponent = match provisioning::tells_space(task.unit) {
-        true => thresholds::exponent(task.unit.geometry()),
-        false => 0,
+    let threshold_exponent = if provisioning::tells_space(task.unit) {
+        thresholds::exponent(task.unit.geometry())
+    } else {
+        0
     };
     page::LogicalBlockProvisioning { threshold_exponent, flags, provisioning_type, reserved: 0 }
         .as_bytes()

@@ -47,8 +47,5 @@ async fn carry_out(
 
 pub(crate) fn extended_copy_data_out(cdb: &Cdb, _unit: &LogicalUnit) -> Result<usize, Sense> {
     let length = cdb.view::<wire::ShortListId>().length.get() as usize;
-    match length <= MAXIMUM_LENGTH {
-        true => Ok(length),
-        false => Err(Sense::parameter_list_length_error()),
-    }
+    if length <= MAXIMUM_LENGTH { Ok(length) } else { Err(Sense::parameter_list_length_error()) }
 }

@@ -22,9 +22,10 @@ const RANGE_BYTES: usize = size_of::<RangeDescriptor>();
 /// right sense data.
 fn list_length(cdb: &Cdb, header: usize) -> Result<usize, Sense> {
     let length = cdb.view::<TokenOperation>().length.get() as usize;
-    match length <= header + (MAXIMUM_RANGES + 1) * RANGE_BYTES {
-        true => Ok(length),
-        false => Err(Sense::invalid_field_in_cdb(offset_of!(TokenOperation, length) as u16)),
+    if length <= header + (MAXIMUM_RANGES + 1) * RANGE_BYTES {
+        Ok(length)
+    } else {
+        Err(Sense::invalid_field_in_cdb(offset_of!(TokenOperation, length) as u16))
     }
 }
 
@@ -85,9 +86,10 @@ fn ranges(list: &[u8], lengths: &Lengths, unit: &LogicalUnit) -> Result<Vec<Exte
     }
     let mut sorted = extents.clone();
     sorted.sort_unstable_by_key(|extent| extent.lba);
-    match sorted.windows(2).any(|pair| pair[0].end() > pair[1].lba.0) {
-        true => Err(Sense::invalid_field_in_parameter_list(header as u16)),
-        false => Ok(extents),
+    if sorted.windows(2).any(|pair| pair[0].end() > pair[1].lba.0) {
+        Err(Sense::invalid_field_in_parameter_list(header as u16))
+    } else {
+        Ok(extents)
     }
 }
 

@@ -5,9 +5,10 @@ use crate::commands::Task;
 use crate::logical_unit::NexusId;
 use crate::work::EndEarly;
 use crate::{AdditionalSense, Completion, Sense, SenseKey, Status};
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_wire::scsi::copy::RodToken;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// LIST IDENTIFIER. Identifiers of the two kinds are never equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -252,5 +253,5 @@ impl Operations {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }

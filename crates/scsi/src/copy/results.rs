@@ -64,9 +64,10 @@ pub(crate) fn copy_status_lid1(task: Task<'_>) -> Result<Io<Completion>, Sense> 
 /// Returns no data, since no supported segment keeps data for the application client.
 pub(crate) fn copy_data_lid1(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let (operation, allocation_length) = find_short(&task)?;
-    match operation.phase().is_over() {
-        true => Ok(Io::Ready(parameter_data(&[0; 4], allocation_length))),
-        false => Err(Sense::invalid_field_in_cdb(2)),
+    if operation.phase().is_over() {
+        Ok(Io::Ready(parameter_data(&[0; 4], allocation_length)))
+    } else {
+        Err(Sense::invalid_field_in_cdb(2))
     }
 }
 

@@ -220,9 +220,10 @@ impl<'a> Context<'a> {
         );
         let result = async {
             supervisor.before_piece()?;
-            match is_backward {
-                true => transfer.run_backward(&supervisor).await,
-                false => transfer.run(&supervisor).await,
+            if is_backward {
+                transfer.run_backward(&supervisor).await
+            } else {
+                transfer.run(&supervisor).await
             }
         };
         result.await.map_err(|failure| match failure {
@@ -271,9 +272,10 @@ fn block(unit: &LogicalUnit) -> u64 {
 
 /// Checks that the blocks of a segment are within the unit.
 fn check_range(unit: &LogicalUnit, extent: Extent, byte: u16) -> Result<(), SegmentError> {
-    match extent.fits(unit.geometry().block_count) {
-        true => Ok(()),
-        false => Err(SegmentError::at(AdditionalSense::NONE, byte)),
+    if extent.fits(unit.geometry().block_count) {
+        Ok(())
+    } else {
+        Err(SegmentError::at(AdditionalSense::NONE, byte))
     }
 }
 
@@ -282,9 +284,12 @@ fn names(descriptor: &IdentificationCscd, unit: &LogicalUnit) -> bool {
     let length = usize::from(descriptor.designator_length);
     let Some(designator) = descriptor.designator.get(..length) else { return false };
     // The descriptor may not have had enough space for the zeroes that pad a SCSI name string.
-    let is_same = |shown: &[u8], is_text: bool| match is_text {
-        true => trimmed(shown).eq_ignore_ascii_case(trimmed(designator)),
-        false => shown == designator,
+    let is_same = |shown: &[u8], is_text: bool| {
+        if is_text {
+            trimmed(shown).eq_ignore_ascii_case(trimmed(designator))
+        } else {
+            shown == designator
+        }
     };
     unit_designators(unit.identity()).iter().any(|(code_set, designator_type, shown)| {
         // ASSOCIATION is 0 in both: a logical unit.

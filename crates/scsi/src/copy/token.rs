@@ -7,6 +7,7 @@
 use super::{DEFAULT_INACTIVITY_S, MAXIMUM_INACTIVITY_S};
 use crate::nexus::Initiator;
 use crate::{AdditionalSense, Array, LogicalUnit, Sense, SenseKey};
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::Extent;
 use sarsen_wire::scsi::copy::{
     self as wire, IdentificationCscd, RodManagementToken, RodToken, WriteUsingTokenHeader,
@@ -14,7 +15,7 @@ use sarsen_wire::scsi::copy::{
 use sarsen_wire::scsi::report::{CAPACITY_LBPME, CAPACITY_LBPRZ};
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use zerocopy::IntoBytes;
 
 /// The maximum number of tokens of one initiator. A further token cancels the one with the longest idle time.
@@ -90,7 +91,7 @@ impl Token {
     }
 
     fn end(&self) -> MutexGuard<'_, Option<TokenEnd>> {
-        self.end.lock().unwrap_or_else(PoisonError::into_inner)
+        self.end.lock()
     }
 
     /// Ends the token. The first reason is kept.
@@ -229,7 +230,7 @@ impl Tokens {
     }
 
     fn tokens(&self) -> MutexGuard<'_, Vec<Arc<Token>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -207,9 +207,10 @@ impl Transfer<'_> {
             };
             let data = self.read(end - length, length, supervisor).await?;
             let place = self.destination_offset + end - length;
-            let written = match place.is_multiple_of(block) && length.is_multiple_of(block) {
-                true => write(supervisor.destination, place, data).await,
-                false => patch(supervisor.destination, place, data).await,
+            let written = if place.is_multiple_of(block) && length.is_multiple_of(block) {
+                write(supervisor.destination, place, data).await
+            } else {
+                patch(supervisor.destination, place, data).await
             };
             written.map_err(Failure::Destination)?;
             supervisor.operation.moved(length);
@@ -240,13 +241,12 @@ impl Transfer<'_> {
         if within != 0 || left < block {
             let length = left.min(block - within);
             let data = self.read(done, length, supervisor).await?;
-            match self.pads && within == 0 {
-                true => {
-                    let mut padded = Buffer::zeroed(block as usize);
-                    data.copy_out(0, &mut padded[..length as usize]);
-                    write(destination, place, padded.into()).await.map_err(failed)?;
-                }
-                false => patch(destination, place, data).await.map_err(failed)?,
+            if self.pads && within == 0 {
+                let mut padded = Buffer::zeroed(block as usize);
+                data.copy_out(0, &mut padded[..length as usize]);
+                write(destination, place, padded.into()).await.map_err(failed)?;
+            } else {
+                patch(destination, place, data).await.map_err(failed)?
             }
             return Ok(length);
         }

@@ -1,9 +1,10 @@
 //! Revokes tokens when their data changes. This layer is directly above a unit's store, so that no write bypasses it.
 
 use super::token::Token;
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::{BlockError, Characteristics, Extent, Geometry, Io, Reply, Request, Store};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The live tokens of one unit.
 #[derive(Default)]
@@ -44,7 +45,7 @@ impl Watch {
     }
 
     fn tokens(&self) -> MutexGuard<'_, Vec<Arc<Token>>> {
-        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tokens.lock()
     }
 }
 
@@ -61,6 +62,7 @@ impl Watched {
 }
 
 impl Store for Watched {
+    #[inline]
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }

@@ -21,8 +21,10 @@ use crate::nexus::Refusal;
 use crate::{AdditionalSense, Keeper, LogicalUnit, Record, Sense, SenseKey, UnitAttention};
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// The maximum number of pending unit attentions for initiators without a nexus. The oldest is dropped first.
 const ABSENT_LIMIT: usize = 2 * REGISTRATIONS_LIMIT;
@@ -94,7 +96,7 @@ impl Reservations {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 

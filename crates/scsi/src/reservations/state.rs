@@ -201,9 +201,10 @@ impl State {
         if self.registrations.is_empty() {
             return Compatible::AsBefore;
         }
-        match self.reservation.is_some() && self.permission(nexus) == Permission::All {
-            true => Compatible::WithoutEffect,
-            false => Compatible::Conflict,
+        if self.reservation.is_some() && self.permission(nexus) == Permission::All {
+            Compatible::WithoutEffect
+        } else {
+            Compatible::Conflict
         }
     }
 
@@ -243,10 +244,7 @@ impl State {
 
     /// Checks the key, before all other fields of the command (SPC-4 6.16.3).
     fn check_key(&self, nexus: &NexusName, key: u64) -> Result<(), Refusal> {
-        match self.key_of(nexus) == Some(key) {
-            true => Ok(()),
-            false => Err(Refusal::ReservationConflict),
-        }
+        if self.key_of(nexus) == Some(key) { Ok(()) } else { Err(Refusal::ReservationConflict) }
     }
 
     fn set_key(&mut self, nexus: &NexusName, key: u64) -> Result<(), Refusal> {

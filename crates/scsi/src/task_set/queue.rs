@@ -153,9 +153,10 @@ impl Queue {
                 let WaitingCommand { nexus: its_nexus, attribute, .. } = entry.entrant;
                 its_nexus == nexus && attribute == TaskAttribute::Aca
             });
-            return match is_aca && !one_is_there {
-                true => Ok(()),
-                false => Err(Refusal::Status(Status::AcaActive)),
+            return if is_aca && !one_is_there {
+                Ok(())
+            } else {
+                Err(Refusal::Status(Status::AcaActive))
             };
         }
         if self.is_blocked(nexus) && !passes_aca {
@@ -323,9 +324,10 @@ impl Queue {
 
     /// Returns whether an auto contingent allegiance blocks the tasks of a nexus.
     fn is_blocked(&self, nexus: NexusId) -> bool {
-        match self.policy.set_for_each_nexus {
-            true => self.faulted.contains(&nexus),
-            false => !self.faulted.is_empty(),
+        if self.policy.set_for_each_nexus {
+            self.faulted.contains(&nexus)
+        } else {
+            !self.faulted.is_empty()
         }
     }
 

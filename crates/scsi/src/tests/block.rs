@@ -152,9 +152,10 @@ fn sbc3_6_5_5_a_cache_is_off_when_the_writes_that_began_with_it_on_are_in_it_and
         fixture.store.delay_polls.store(2, Ordering::Relaxed);
         let write = command(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[1; 512]);
         let write = fixture.nexus.execute(Some(Lun(0)), write);
-        let off = match stop {
-            true => command(&[0x1b, 0, 0, 0, 0, 0], &[]),
-            false => command(&CLEAR_WCE, &cleared_wce()),
+        let off = if stop {
+            command(&[0x1b, 0, 0, 0, 0, 0], &[])
+        } else {
+            command(&CLEAR_WCE, &cleared_wce())
         };
         let off = fixture.nexus.execute(Some(Lun(0)), off);
         let mut off: [Pin<Box<dyn Future<Output = Completion>>>; 1] = [Box::pin(off.wait())];

@@ -189,9 +189,10 @@ fn sbc3_5_10_rdprotect_transfers_and_checks_as_its_table_says() {
                     let mut spoilt = good.clone();
                     spoil(&mut spoilt[position], change);
                     fixture.put_on_medium(10, &spoilt);
-                    let expected = match is_checked(code, field, protection_type) {
-                        true => Err((field, Some(10 + position as u64))),
-                        false => Ok(()),
+                    let expected = if is_checked(code, field, protection_type) {
+                        Err((field, Some(10 + position as u64)))
+                    } else {
+                        Ok(())
                     };
                     let completion = fixture.run(&cdb, &[]);
                     assert_eq!(outcome(&completion), expected, "{code}, {field:x}");
@@ -227,9 +228,10 @@ fn sbc3_5_32_wrprotect_checks_before_anything_is_stored() {
                     let mut spoilt = good.clone();
                     spoil(&mut spoilt[position], change);
                     fixture.put_on_medium(10, &old);
-                    let (expected, stored) = match is_checked(code, field, protection_type) {
-                        true => (Err((field, Some(10 + position as u64))), &old),
-                        false => (Ok(()), &spoilt),
+                    let (expected, stored) = if is_checked(code, field, protection_type) {
+                        (Err((field, Some(10 + position as u64))), &old)
+                    } else {
+                        (Ok(()), &spoilt)
                     };
                     let completion = fixture.run_exactly(&cdb, &spoilt.concat());
                     assert_eq!(outcome(&completion), expected, "{code}, {field:x}");

@@ -411,10 +411,9 @@ proptest! {
 fn gate() -> (Rc<Cell<bool>>, impl Future<Output = ()> + 'static) {
     let is_open = Rc::new(Cell::new(false));
     let looked_at = is_open.clone();
-    let wait = std::future::poll_fn(move |_| match looked_at.get() {
-        true => Poll::Ready(()),
-        false => Poll::Pending,
-    });
+    let wait = std::future::poll_fn(
+        move |_| if looked_at.get() { Poll::Ready(()) } else { Poll::Pending },
+    );
     (is_open, wait)
 }
 

@@ -42,9 +42,10 @@ fn spc4_5_12_11_2_6_a_copy_before_the_gate_meets_the_reservation_behind_it() {
         let second = Second::beside(&fixture, block_size);
         fixture.write(0, &[7; 512]);
         let units = [cscd(&fixture.unit), cscd(&second.unit)];
-        let segment = match patches {
-            true => super::copy::offset_segment(512, (0, 0), (0, 512)),
-            false => segment(0, 1, 1, 0, 0),
+        let segment = if patches {
+            super::copy::offset_segment(512, (0, 0), (0, 512))
+        } else {
+            segment(0, 1, 1, 0, 0)
         };
         let list = list(0, 2, &units, &[segment]);
         let mut cdb_bytes = vec![0x83, 0, 0, 0, 0, 0, 0, 0, 0, 0];

@@ -22,6 +22,7 @@ pub const BIDIRECTIONAL_READ_LENGTH: u8 = 2;
 
 /// Returns the rest of a CDB longer than sixteen bytes, if `segments` has one. Returns `None` also where the lengths of
 /// the segments are inconsistent; the caller has checked their total length.
+#[inline]
 pub fn extended_cdb(mut segments: &[u8]) -> Option<&[u8]> {
     while let Ok((header, rest)) = AhsHeader::ref_from_prefix(segments) {
         // `length` counts the type-specific byte, which the header contains already.

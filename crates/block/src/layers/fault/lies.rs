@@ -139,10 +139,7 @@ async fn read(
 async fn remember(store: &dyn Store, faults: &Faults, extent: Extent) {
     for stale in faults.stale_blocks(extent) {
         // A block that cannot be read has no old contents to return.
-        let form = match store.characteristics().protection {
-            true => Form::Protected,
-            false => Form::Plain,
-        };
+        let form = if store.characteristics().protection { Form::Protected } else { Form::Plain };
         let Ok(before) = form.read(store, Extent { lba: stale, block_count: 1 }).await else {
             continue;
         };

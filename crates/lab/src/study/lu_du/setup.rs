@@ -125,9 +125,10 @@ impl Kind {
         let options = SessionOptions { identity, ..SessionOptions::default() };
         let mut sessions = Vec::new();
         for _ in 0..count {
-            sessions.push(match self.is_discovery() {
-                true => phases::discovery(&url.portal, &options).await?,
-                false => phases::normal(url, &options).await?,
+            sessions.push(if self.is_discovery() {
+                phases::discovery(&url.portal, &options).await?
+            } else {
+                phases::normal(url, &options).await?
             });
         }
         Ok(sessions)

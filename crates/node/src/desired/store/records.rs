@@ -143,12 +143,13 @@ fn check(
         found.add(kept);
         each(known, name, body).map_err(|what| damaged(name, &what))?;
     }
-    match found == head {
-        true => Ok(head),
-        false => Err(DatabaseError::Damaged(format!(
+    if found == head {
+        Ok(head)
+    } else {
+        Err(DatabaseError::Damaged(format!(
             "it holds {} records where {} were written, or old ones",
             found.records, head.records
-        ))),
+        )))
     }
 }
 

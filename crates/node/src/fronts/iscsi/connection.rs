@@ -403,9 +403,10 @@ impl<'a> Driver<'a> {
         let spared = order.spared.filter(|_| !by_other);
         let ended = self.machine.abort_tasks(self.next_token, |task, lun| {
             let task_abort = meant(Lun::from_wire(&lun)?).filter(|_| spared != Some(task))?;
-            Some(match by_other && task_abort.abort.answered {
-                true => Ending::Answered,
-                false => Ending::Silent,
+            Some(if by_other && task_abort.abort.answered {
+                Ending::Answered
+            } else {
+                Ending::Silent
             })
         });
         if !by_other || !order.is_reported {
@@ -435,9 +436,10 @@ impl<'a> Driver<'a> {
     async fn establish(&mut self, front: &'a Arc<Front>, admission: Admission) {
         let joins = admission.tsih != 0;
         let member = async {
-            match joins {
-                true => front.sessions.join(&admission, &self.mailbox).await,
-                false => front.sessions.member(&admission, &self.mailbox).await,
+            if joins {
+                front.sessions.join(&admission, &self.mailbox).await
+            } else {
+                front.sessions.member(&admission, &self.mailbox).await
             }
         };
         // A store that delays the end of the reinstated session must not block this login as well.
@@ -522,9 +524,10 @@ impl<'a> Driver<'a> {
     /// Reports the end of the connection as an event, if its login was complete.
     fn tell_end(&mut self, is_lost: bool, why: String) {
         let Some(subject) = self.subject.take() else { return };
-        self.front.access.events.tell(&match is_lost {
-            true => Occurrence::ConnectionLost { subject, why },
-            false => Occurrence::LoggedOut { subject },
+        self.front.access.events.tell(&if is_lost {
+            Occurrence::ConnectionLost { subject, why }
+        } else {
+            Occurrence::LoggedOut { subject }
         });
     }
 

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_proto::iscsi::Parameters;
 
 /// A connection whose login is complete.
@@ -48,7 +48,7 @@ impl Drop for ConnectionEntry<'_> {
 
 impl ConnectionTable {
     fn state(&self) -> MutexGuard<'_, ConnectionTableState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Adds a connection, until the returned entry is dropped.

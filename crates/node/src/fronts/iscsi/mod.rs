@@ -13,9 +13,10 @@ mod sources;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use sarsen_io::time;
 use sarsen_proto::iscsi::target::{Refusal, Settings};
 use tokio::sync::oneshot;
@@ -91,14 +92,14 @@ impl Front {
 
     /// Returns the settings for new connections.
     pub(crate) fn settings(&self) -> Arc<Settings> {
-        self.settings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.settings.lock().clone()
     }
 
     /// Sets other limits, which apply to new connections and sessions.
     pub(crate) fn set_limits(&self, limits: &Limits) {
         self.sources.set_limits(limits);
         self.sessions.set_limits(limits);
-        let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut settings = self.settings.lock();
         settings.budget.set_limit(limits.memory);
         *settings = Arc::new(limits.settings_with(settings.budget.clone()));
     }

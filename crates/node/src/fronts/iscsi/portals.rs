@@ -2,8 +2,9 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use sarsen_io::cores::Cores;
 use sarsen_io::heap;
 use sarsen_io::net::{Listener, Stream};
@@ -46,7 +47,7 @@ impl Portal {
     }
 
     fn encryption(&self) -> MutexGuard<'_, Option<Encryption>> {
-        self.encryption.lock().unwrap_or_else(PoisonError::into_inner)
+        self.encryption.lock()
     }
 
     /// Returns the certificates, if the portal uses TLS.
@@ -87,11 +88,11 @@ impl Portals {
     }
 
     pub(crate) fn replace(&self, all: Vec<Arc<Portal>>) {
-        *self.all.write().unwrap_or_else(PoisonError::into_inner) = all.into();
+        *self.all.write() = all.into();
     }
 
     pub(crate) fn all(&self) -> Arc<[Arc<Portal>]> {
-        self.all.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.all.read().clone()
     }
 
     /// Returns the configuration of the portals, with the ports that the system has assigned.

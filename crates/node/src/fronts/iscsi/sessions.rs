@@ -2,9 +2,10 @@
 //! belongs to its core, so other connections reach it only by its mailbox.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
 
+use parking_lot::{Mutex, MutexGuard};
 use sarsen_io::time;
 use sarsen_proto::iscsi::keys::SessionType;
 use sarsen_proto::iscsi::target::{
@@ -133,7 +134,7 @@ struct Member {
 
 impl Members {
     fn all(&self) -> MutexGuard<'_, Vec<Member>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock()
     }
 
     /// Claims a task from all connections except one.
@@ -368,7 +369,7 @@ impl Sessions {
     }
 
     fn state(&self) -> MutexGuard<'_, SessionsState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Registers a new session. A session that it reinstates (RFC 7143 §6.3.5) is ended first, with all its tasks.

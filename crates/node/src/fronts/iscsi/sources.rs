@@ -3,8 +3,10 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::config::Limits;
 
@@ -120,7 +122,7 @@ impl Sources {
     }
 
     fn state(&self) -> MutexGuard<'_, SourcesState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Returns the number of open connections.

@@ -109,12 +109,13 @@ impl FileStore {
     /// Returns the space at the last check. A device has all of its space.
     pub(crate) fn room(&self) -> BackingSpace {
         let state = &self.state;
-        match self.file.is_block_device() {
-            true => BackingSpace { allocated: state.whole.load(Ordering::Relaxed), free: None },
-            false => BackingSpace {
+        if self.file.is_block_device() {
+            BackingSpace { allocated: state.whole.load(Ordering::Relaxed), free: None }
+        } else {
+            BackingSpace {
                 allocated: state.allocated.load(Ordering::Relaxed),
                 free: Some(state.free.load(Ordering::Relaxed)),
-            },
+            }
         }
     }
 

@@ -149,9 +149,10 @@ impl Authentication {
 
 /// Returns `wanted` if the initiator's list of methods (AuthMethod) contains it.
 fn choose(list: &str, wanted: &str, refusal: RefusalReason) -> Result<String, RefusalReason> {
-    match list.split(',').any(|method| method == wanted) {
-        true => Ok(wanted.to_owned()),
-        false => Err(refusal),
+    if list.split(',').any(|method| method == wanted) {
+        Ok(wanted.to_owned())
+    } else {
+        Err(refusal)
     }
 }
 

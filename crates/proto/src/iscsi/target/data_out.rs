@@ -129,6 +129,7 @@ pub(super) fn end_unsolicited(task: &mut Task) {
 }
 
 /// Sends R2Ts for data that has not been requested, or was lost, within MaxOutstandingR2T and MaxBurstLength.
+#[inline]
 pub(super) fn solicit(task: &mut Task, link: &mut Link, next_tag: &mut u32) {
     if task.fault.is_some() {
         // Requested data may still arrive, but no more is requested.

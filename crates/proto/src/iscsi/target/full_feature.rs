@@ -131,15 +131,16 @@ impl FullFeature {
                     // RFC 7143 §7.3: the CmdSN of a command that is rejected does not count.
                     Some(reason) => self.refuse_command(link, header, reason)?,
                     None if length > 0 && link.parameters.data_digest == DigestKind::Crc32c => {
-                        match immediate || link.is_next(cmd_sn) {
-                            true => Incoming::Unproven(self.begin_command(
+                        if immediate || link.is_next(cmd_sn) {
+                            Incoming::Unproven(self.begin_command(
                                 link,
                                 header,
                                 additional_headers,
                                 false,
                                 environment,
-                            )),
-                            false => self.expect_request(link, cmd_sn)?,
+                            ))
+                        } else {
+                            self.expect_request(link, cmd_sn)?
                         }
                     }
                     None if immediate || link.take_turn(command) => Incoming::Command(
@@ -192,9 +193,10 @@ impl FullFeature {
             link.reject(RejectReason::CommandNotSupported, header);
             return Ok(Incoming::Rejected);
         }
-        let incoming = match basic.is_immediate() || opcode == Opcode::SnackRequest {
-            true => Incoming::Request,
-            false => self.expect_request(link, SerialNumber(NopOut::view(header).cmd_sn.get()))?,
+        let incoming = if basic.is_immediate() || opcode == Opcode::SnackRequest {
+            Incoming::Request
+        } else {
+            self.expect_request(link, SerialNumber(NopOut::view(header).cmd_sn.get()))?
         };
         let is_refused = self.admission.session_type == SessionType::Discovery
             && matches!(opcode, Opcode::TaskManagementRequest | Opcode::SnackRequest)
@@ -327,10 +329,8 @@ impl FullFeature {
         let is_all = unasked == wanted && command.flags & ScsiCommand::READ == 0;
         let mut grant = None;
         if unasked > 0 {
-            grant = link.room.take_unasked(match is_all {
-                true => Buffer::memory_for(wanted),
-                false => unasked,
-            });
+            grant =
+                link.room.take_unasked(if is_all { Buffer::memory_for(wanted) } else { unasked });
             if grant.is_none() {
                 link.room.budget().note_refusal();
                 fault = Some(Fault::NoMemory);
@@ -410,10 +410,11 @@ impl FullFeature {
             Incoming::Unproven(id) => {
                 let cmd_sn = SerialNumber(ScsiCommand::view(header).cmd_sn.get());
                 let is_immediate = header.basic().is_immediate();
-                match digest_valid && (is_immediate || link.take_late_turn(cmd_sn)) {
-                    true => self.finish_command(link, id, segment, length, events),
+                if digest_valid && (is_immediate || link.take_late_turn(cmd_sn)) {
+                    self.finish_command(link, id, segment, length, events);
+                } else {
                     // RFC 7143 §7.3, §7.8: the target discards it, and the initiator sends it again.
-                    false => drop(self.end_task(link, id)),
+                    drop(self.end_task(link, id));
                 }
             }
             Incoming::Data(id) => {

@@ -102,6 +102,7 @@ impl Link {
     }
 
     /// Returns whether unsent answers use so much memory that the connection must not receive further requests.
+    #[inline]
     pub(super) fn is_full(&self, limit: usize) -> bool {
         let length = self.parting.as_ref().unwrap_or(&self.output).len();
         length >= limit || (length >= ARENA_UNCHARGED && self.room.budget().is_short())
@@ -143,6 +144,7 @@ impl Link {
     }
 
     /// Takes the turn of a command if the command is the expected one. Returns whether it is.
+    #[inline]
     pub(super) fn take_turn(&mut self, command: &ScsiCommand) -> bool {
         let cmd_sn = SerialNumber(command.cmd_sn.get());
         let attribute = command.flags & ScsiCommand::ATTRIBUTE;

@@ -364,9 +364,10 @@ impl Login {
     fn check_integrity(&self, link: &Link) -> Result<(), RefusalReason> {
         let is_negotiated = self.seen.iter().any(|seen| seen == FIRST_BURST_LENGTH);
         let parameters = &link.parameters;
-        match is_negotiated && parameters.first_burst_length > parameters.max_burst_length {
-            true => Err(RefusalReason::Malformed),
-            false => Ok(()),
+        if is_negotiated && parameters.first_burst_length > parameters.max_burst_length {
+            Err(RefusalReason::Malformed)
+        } else {
+            Ok(())
         }
     }
 

@@ -456,6 +456,7 @@ impl Connection {
     }
 
     /// Returns the next event, in order.
+    #[inline]
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front().or_else(|| self.link.session.next_wake().map(Event::Wake))
     }
@@ -635,6 +636,7 @@ impl Connection {
     }
 
     /// Ends a command with its result. A command that was aborted before ends in the way that the abort chose.
+    #[inline]
     pub fn complete(&mut self, task: TaskId, completion: Completion<'_>) {
         if let Phase::FullFeature(full_feature) = &mut self.phase
             && full_feature.complete(&mut self.link, task, completion, &mut self.events)

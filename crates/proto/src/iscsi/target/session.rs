@@ -5,8 +5,9 @@
 //! connections, or another one after the first, they share it. Both use [`SharedHold::with`].
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use sarsen_wire::iscsi::SerialNumber;
 
 use super::tasks::{TaskId, is_same_unit};
@@ -37,7 +38,7 @@ impl Session {
     }
 
     fn with<R>(&self, f: impl FnOnce(&mut SessionState) -> R) -> R {
-        f(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+        f(&mut self.state.lock())
     }
 }
 
@@ -256,6 +257,7 @@ impl SessionState {
     /// Returns whether a command has to wait for others. The layer above orders the tasks that it has (SAM-5 8.6), but
     /// a command whose data is not complete has not reached it. So an ORDERED command waits here for earlier commands,
     /// and later commands wait for the ORDERED command. A waiting command requests no data and takes no memory.
+    #[inline]
     pub(super) fn holds_back(&mut self, id: TaskId) -> bool {
         if self.ordered_count == 0 {
             return false;

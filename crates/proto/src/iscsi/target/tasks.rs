@@ -126,9 +126,12 @@ pub(super) struct Collection {
 impl Collection {
     /// Returns the buffer for `capacity` bytes. A buffer for a part has exactly its size, and is copied once.
     pub(super) fn take_buffer(&mut self) -> Buffer {
-        self.buffer.take().unwrap_or_else(|| match self.capacity == self.wanted {
-            true => Buffer::for_overwrite(self.wanted),
-            false => Buffer::compact(self.capacity),
+        self.buffer.take().unwrap_or_else(|| {
+            if self.capacity == self.wanted {
+                Buffer::for_overwrite(self.wanted)
+            } else {
+                Buffer::compact(self.capacity)
+            }
         })
     }
 
@@ -191,10 +194,7 @@ impl Task {
 
     /// Returns the bytes of memory that the task has, or may take without a further request.
     pub(super) fn memory(&self) -> usize {
-        match self.has_room {
-            true => self.room(),
-            false => self.collection.capacity,
-        }
+        if self.has_room { self.room() } else { self.collection.capacity }
     }
 
     /// Returns whether the task needs memory before it continues, to request data or to read. FirstBurstLength limits

@@ -111,12 +111,11 @@ impl Text {
             return Some(RejectReason::LongOperationReject);
         }
         let is_last = request.flags & FINAL != 0;
-        let is_taken = match request.flags & CONTINUE != 0 {
-            true => !is_last,
-            false => {
-                let input = [&exchange.input, segment].concat();
-                exchange.takes(&input, is_last, admission.session_type)
-            }
+        let is_taken = if request.flags & CONTINUE != 0 {
+            !is_last
+        } else {
+            let input = [&exchange.input, segment].concat();
+            exchange.takes(&input, is_last, admission.session_type)
         };
         (!is_taken).then_some(RejectReason::ProtocolError)
     }

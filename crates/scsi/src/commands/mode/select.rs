@@ -95,9 +95,10 @@ fn select(task: &Task<'_>, list: Option<List>) -> Io<Completion> {
             (before, after)
         };
         // SBC-3 6.5.5: when the cache is disabled, its content is written before GOOD.
-        match before.write_cache_enabled && !after.write_cache_enabled {
-            true => unit.write_out_cache().await,
-            false => Ok(Completion::good()),
+        if before.write_cache_enabled && !after.write_cache_enabled {
+            unit.write_out_cache().await
+        } else {
+            Ok(Completion::good())
         }
     })
 }

@@ -69,9 +69,10 @@ impl Request {
         }
         let page_exists = self.page_code == page::PAGE_ALL
             || pages_of(unit).any(|page| page.code == self.page_code);
-        match page_exists {
-            true => Err(Sense::invalid_field_in_cdb(3)),
-            false => Err(Sense::invalid_bit_in_cdb(2, 5)),
+        if page_exists {
+            Err(Sense::invalid_field_in_cdb(3))
+        } else {
+            Err(Sense::invalid_bit_in_cdb(2, 5))
         }
     }
 

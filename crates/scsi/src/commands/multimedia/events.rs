@@ -50,9 +50,10 @@ pub(crate) fn get_event_status_notification(task: Task<'_>) -> Result<Io<Complet
     // fit stays pending.
     let fits = allocation_length > size_of::<wire::EventHeader>();
     let has_media = first == CLASS_MEDIA || classes.any(|class| class == CLASS_MEDIA);
-    let medium_event = match has_media && fits {
-        true => task.unit.medium().take_event(task.nexus.id),
-        false => MediumEvent::NoChange,
+    let medium_event = if has_media && fits {
+        task.unit.medium().take_event(task.nexus.id)
+    } else {
+        MediumEvent::NoChange
     };
     let class = if medium_event == MediumEvent::NoChange { first } else { CLASS_MEDIA };
     let header = wire::EventHeader { descriptor_length: 6.into(), class, supported: SUPPORTED };

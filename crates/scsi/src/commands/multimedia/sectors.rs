@@ -81,9 +81,10 @@ fn read(
         return Err(Sense::invalid_field_in_cdb(length_field));
     }
     unit.check_range(extent)?;
-    match transfers && extent.block_count > 0 {
-        true => Ok(unit.finish(unit.store().read(extent), Completion::data)),
-        false => Ok(Io::Ready(Completion::good())),
+    if transfers && extent.block_count > 0 {
+        Ok(unit.finish(unit.store().read(extent), Completion::data))
+    } else {
+        Ok(Io::Ready(Completion::good()))
     }
 }
 

@@ -145,12 +145,13 @@ impl Model {
                 let cdb = cdb_16(0x93, u8::from(protect), 0, lba, count as u32);
                 prop_assert_eq!(outcome(&fixture.run_exactly(&cdb, &sent)), Ok(()));
                 let counts = u32::from(self.protection_type == ProtectionType::Type1);
-                let stored = |lba: u64, index: u32| match protect {
-                    true => {
+                let stored = |lba: u64, index: u32| {
+                    if protect {
                         let reference = first.reference + index * counts;
                         with_tags(&data, Tags { reference, ..first })
+                    } else {
+                        self.generated(lba, &data)
                     }
-                    false => self.generated(lba, &data),
                 };
                 let new: Vec<_> =
                     (lba..lba + count).zip(0..).map(|(lba, index)| stored(lba, index)).collect();

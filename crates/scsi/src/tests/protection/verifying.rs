@@ -21,9 +21,10 @@ fn sbc3_5_29_vrprotect_without_comparison_checks_the_medium() {
                 let mut spoilt = good.clone();
                 spoil(&mut spoilt[3], change);
                 fixture.put_on_medium(10, &spoilt);
-                let expected = match is_checked(code, field, protection_type) {
-                    true => Err((field, Some(13))),
-                    false => Ok(()),
+                let expected = if is_checked(code, field, protection_type) {
+                    Err((field, Some(13)))
+                } else {
+                    Ok(())
                 };
                 assert_eq!(outcome(&fixture.run_exactly(&cdb, &[])), expected, "{code}");
             }
@@ -66,9 +67,10 @@ fn sbc3_5_29_vrprotect_with_comparison_checks_the_data_out_and_compares() {
                 let sent = fixture.run_exactly(&cdb, &spoilt.concat());
                 let compared = is_compared(code, field, protection_type, owned);
                 let miscompare = (SenseKey::Miscompare, field, Some(3 * 520 + 512));
-                let expected = match is_checked(code, field, protection_type) {
-                    true => Some((SenseKey::AbortedCommand, field, Some(13))),
-                    false => compared.then_some(miscompare),
+                let expected = if is_checked(code, field, protection_type) {
+                    Some((SenseKey::AbortedCommand, field, Some(13)))
+                } else {
+                    compared.then_some(miscompare)
                 };
                 let reported = |completion: Completion| {
                     let sense = completion.sense?;

@@ -64,6 +64,7 @@ impl U24 {
     pub const MAX: u32 = 0x00ff_ffff;
 
     /// Creates the value. Panics above [`Self::MAX`]: callers limit lengths to a negotiated maximum first.
+    #[inline]
     pub const fn new(value: u32) -> Self {
         assert!(value <= Self::MAX);
         let [_, a, b, c] = value.to_be_bytes();
@@ -188,6 +189,7 @@ pub const fn next_stage(flags: u8) -> Stage {
 impl RawHeader {
     /// Creates a zeroed header with an opcode, the final bit, and the reserved tag as target transfer tag. Every new
     /// PDU starts from it.
+    #[inline]
     pub fn with_opcode(opcode: Opcode) -> Self {
         let mut header = BasicHeader::from(Self::ZERO);
         header.opcode_byte = opcode.0;

@@ -201,9 +201,10 @@ impl Observer {
         }
         let BegunCommand { at, place, bytes, operation, is_aborted } = begun;
         // A command that was not carried out transferred nothing.
-        let bytes = match failure.is_some() || is_aborted {
-            true => 0,
-            false => u64::from(bytes) + completion.data_in.len() as u64,
+        let bytes = if failure.is_some() || is_aborted {
+            0
+        } else {
+            u64::from(bytes) + completion.data_in.len() as u64
         };
         match self.answered.last_mut() {
             Some(last) if (last.at, last.place, last.operation) == (at, place, operation) => {

@@ -44,6 +44,7 @@ pub(super) enum TurnShare {
 
 impl TurnShare {
     /// Returns whether `count` events, which began at `began`, are enough.
+    #[inline]
     fn is_done(self, count: usize, began: Option<Instant>) -> bool {
         match self {
             Self::One => count == 1,

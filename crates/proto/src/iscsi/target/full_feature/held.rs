@@ -68,9 +68,10 @@ impl FullFeature {
             let due = (0..self.held.len())
                 .filter(|&index| self.held[index].cmd_sn.is_before(next))
                 .reduce(|first, other| {
-                    match self.held[other].cmd_sn.is_before(self.held[first].cmd_sn) {
-                        true => other,
-                        false => first,
+                    if self.held[other].cmd_sn.is_before(self.held[first].cmd_sn) {
+                        other
+                    } else {
+                        first
                     }
                 });
             let Some(index) = due else { break };

@@ -153,13 +153,12 @@ fn rfc7143_7_8_data_with_a_wrong_digest_is_asked_for_again() {
 #[test]
 fn rfc7143_7_3_a_command_with_a_wrong_digest_is_not_received() {
     for keys in ["InitialR2T=Yes\0", "InitialR2T=Yes\0ErrorRecoveryLevel=0\0"] {
-        let mut script = match keys.contains("Level") {
-            false => recovering(keys),
-            true => {
-                let mut script = Script::established("DataDigest=CRC32C\0InitialR2T=Yes\0");
-                script.received.set_digests(false, true);
-                script
-            }
+        let mut script = if keys.contains("Level") {
+            let mut script = Script::established("DataDigest=CRC32C\0InitialR2T=Yes\0");
+            script.received.set_digests(false, true);
+            script
+        } else {
+            recovering(keys)
         };
         script.world.data_out_length = 512;
         let (cmd_sn, data) = (script.cmd_sn, pattern(512));
