@@ -20,6 +20,7 @@ mod crash;
 mod data_safety;
 mod destroy;
 mod disk_verbs;
+mod guide;
 mod handover;
 mod hostile;
 mod hung_disk;

@@ -1,0 +1,297 @@
+//! The command blocks of the guide, run as a reader runs them: each line in bash, with the reader's own names, addresses
+//! and sizes in place of the guide's.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use sarsen_proof::managed::{Managed, User};
+use sarsen_proof::{Backing, Serving, Volume, program};
+
+use crate::certificates::{Authority, NOW, put};
+
+const MIB: u64 = 1 << 20;
+/// Size that the studies need.
+const VOLUME_BYTES: u64 = 128 * MIB;
+const DATA: &str = "iqn.2026-11.io.sarsen:data";
+/// Pages without command blocks.
+const WITHOUT: [&str; 4] = ["SUMMARY.md", "configuration.md", "moving-in.md", "troubleshooting.md"];
+/// Pages whose command blocks a proof of this module runs.
+const PROVEN: [&str; 7] =
+    ["access.md", "changing.md", "disks.md", "lab.md", "qos.md", "running.md", "serving.md"];
+/// Commands that build the project or change the machine: the gate and the proofs `package` and `report` run those.
+const ELSEWHERE: [&str; 3] = ["cargo xtask ", "sudo sarsen volume ", "sarsen lab run lunden "];
+
+fn guide() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guide")
+}
+
+/// Returns the contents of a page's code blocks in this language.
+fn blocks(page: &str, language: &str) -> Result<Vec<String>> {
+    let text = fs::read_to_string(guide().join(page))?;
+    let opening = format!("```{language}\n");
+    let after = text.split(&opening).skip(1);
+    let block = |rest: &str| rest.split_once("```").map(|(block, _)| block.to_owned());
+    after.map(|rest| block(rest).with_context(|| format!("{page} has an open block"))).collect()
+}
+
+/// Returns the commands of a page, without their comments and with continued lines joined.
+fn commands(page: &str) -> Result<Vec<String>> {
+    let text = blocks(page, "sh")?.concat().replace("\\\n", " ");
+    let command = |line: &str| line.split(" #").next().unwrap_or_default().trim().to_owned();
+    Ok(text.lines().map(command).filter(|line| !line.is_empty()).collect())
+}
+
+/// A reader of the guide, with a folder and the program in the `PATH`.
+struct Reader {
+    folder: tempfile::TempDir,
+    replacements: Vec<(String, String)>,
+}
+
+impl Reader {
+    fn new() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        fs::create_dir(folder.path().join("bin"))?;
+        symlink(program::path()?.canonicalize()?, folder.path().join("bin/sarsen"))?;
+        Ok(Self { folder, replacements: Vec::new() })
+    }
+
+    /// Replaces a name, address or size of the guide by the reader's own.
+    fn replace(mut self, of_the_guide: &str, own: &str) -> Self {
+        self.replacements.push((of_the_guide.into(), own.into()));
+        self
+    }
+
+    fn path(&self, file: &str) -> String {
+        self.folder.path().join(file).display().to_string()
+    }
+
+    fn write(&self, file: &str, text: &str) -> Result<()> {
+        Ok(fs::write(self.folder.path().join(file), text)?)
+    }
+
+    fn own(&self, text: &str) -> String {
+        let replace = |text: String, (from, to): &(String, String)| text.replace(from, to);
+        self.replacements.iter().fold(text.to_owned(), replace)
+    }
+
+    fn bash(&self, command: &str) -> Command {
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut bash = Command::new("timeout");
+        bash.args(["--kill-after=5", "120", "bash", "-euc", command]);
+        bash.current_dir(self.folder.path()).env("PATH", format!("{}:{path}", self.path("bin")));
+        bash.env("SARSEN_CONTROL", self.path("control.sock"));
+        bash.env("XDG_STATE_HOME", self.path("lab")).stdin(Stdio::null());
+        bash
+    }
+
+    /// Runs a command of the guide, which must succeed.
+    fn run(&self, command: &str) -> Result<String> {
+        let command = self.own(command);
+        let Output { status, stdout, stderr } = self.bash(&command).output()?;
+        let (out, error) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+        ensure!(status.success(), "`{command}` ends with {status}: {error}{out}");
+        Ok(out.into_owned())
+    }
+
+    /// Runs a server of the guide until it has announced itself.
+    fn serve(&self, command: &str) -> Result<()> {
+        let command = format!("exec {}", self.own(command));
+        let mut server =
+            self.bash(&command).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let mut line = String::new();
+        BufReader::new(server.stdout.take().context("its stdout")?).read_line(&mut line)?;
+        // `timeout` forwards the signal; the server then ends gracefully.
+        let pid = i32::try_from(server.id())?;
+        let pid = rustix::process::Pid::from_raw(pid).context("a process ID")?;
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+        let Output { stderr, .. } = server.wait_with_output()?;
+        let error = String::from_utf8_lossy(&stderr);
+        ensure!(line.contains("iscsi://"), "`{command}` announces {line:?}: {error}");
+        Ok(())
+    }
+
+    /// Checks that the page has each text that this reader replaces.
+    fn check_replacements(&self, page: &str) -> Result<()> {
+        let text = fs::read_to_string(guide().join(page))?;
+        for (of_the_guide, _) in &self.replacements {
+            ensure!(text.contains(of_the_guide), "{page} no longer has {of_the_guide:?}");
+        }
+        Ok(())
+    }
+
+    /// Runs all commands of a page in their order.
+    fn follow(&self, page: &str) -> Result<()> {
+        self.check_replacements(page)?;
+        for command in commands(page)? {
+            if ELSEWHERE.iter().any(|elsewhere| command.starts_with(elsewhere)) {
+                continue;
+            }
+            if command.starts_with("sarsen serve ") {
+                self.serve(&command)?;
+            } else {
+                self.run(&command)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Serves the configuration of a page.
+    fn serve_document(&self, page: &str) -> Result<()> {
+        self.check_replacements(page)?;
+        let documents = blocks(page, "toml")?;
+        let [document] = documents.as_slice() else { bail!("{page}: {} files", documents.len()) };
+        self.write("sarsen.toml", &self.own(document))?;
+        self.serve("sarsen serve --config sarsen.toml")
+    }
+}
+
+#[test]
+fn every_page_with_command_blocks_has_a_proof() -> Result<()> {
+    for page in fs::read_dir(guide())? {
+        let page = page?.file_name().to_string_lossy().into_owned();
+        let (commands, documents) = (commands(&page)?, blocks(&page, "toml")?);
+        let elsewhere = |command: &String| ELSEWHERE.iter().any(|begin| command.starts_with(begin));
+        let proven = PROVEN.contains(&page.as_str());
+        if WITHOUT.contains(&page.as_str()) {
+            ensure!(commands.is_empty() && documents.is_empty(), "{page} has command blocks");
+        } else {
+            ensure!(proven || commands.iter().all(elsewhere), "{page} has no proof");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn serving() -> Result<()> {
+    let reader = Reader::new()?;
+    let folder = reader.folder.path().display().to_string();
+    let reader = reader
+        .replace("192.0.2.1:3260", "127.0.0.1:0,1")
+        .replace("[2001:db8::1]:3260", "127.0.0.1:0,2")
+        .replace("/srv/", &format!("{folder}/"))
+        .replace("10GiB", "16MiB");
+    reader.serve_document("serving.md")
+}
+
+#[test]
+fn quality_of_service() -> Result<()> {
+    let first = "[[volume]]\nname = \"noisy\"";
+    let reader = Reader::new()?.replace("10GiB", "16MiB");
+    reader.replace(first, &format!("listen = [\"127.0.0.1:0\"]\n{first}")).serve_document("qos.md")
+}
+
+#[test]
+fn access() -> Result<()> {
+    let reader = Reader::new()?;
+    let folder = reader.folder.path().to_owned();
+    let authority = Authority::new("initiators")?;
+    put(&folder, "clients.pem", &authority.pem)?;
+    authority.issue(&folder, "san", NOW)?;
+    let secret = folder.join("host.secret").display().to_string();
+    let reader = reader
+        .replace("1GiB", "16MiB")
+        .replace("sarsen serve --volume", "sarsen serve --listen 127.0.0.1:0 --volume")
+        .replace("0.0.0.0:3261", "127.0.0.1:0")
+        .replace("/etc/sarsen/host.secret", &secret)
+        // The discovery service of the file is not there.
+        .replace("192.0.2.9:3205", "127.0.0.1:9");
+    reader.follow("access.md")?;
+    let volumes = ["a", "b"]
+        .map(|name| format!("[[volume]]\nname = \"{name}\"\nstore = \"ram\"\nsize = \"1MiB\"\n"));
+    let document = reader.own(&blocks("access.md", "toml")?.concat());
+    reader.write("sarsen.toml", &format!("{}{document}", volumes.concat()))?;
+    reader.serve("env SAN_SECRET=a-secret-of-the-target sarsen serve --config sarsen.toml")
+}
+
+#[test]
+fn changing_a_running_server() -> Result<()> {
+    let reader = Reader::new()?;
+    let server = Managed::start_with(reader.folder.path(), &["--api", "0.0.0.0:0"])?;
+    let api = server.announced()["api"].as_str().context("the address of the API")?;
+    let api = api.trim_end_matches('/').replace("0.0.0.0", "127.0.0.1");
+    let (token, authority) = (reader.path("state/api.token"), reader.path("state/api.pem"));
+    let state = reader.path("another");
+    let reader = reader
+        .replace("/srv/san", &state)
+        .replace("0.0.0.0:3260", "127.0.0.1:0")
+        .replace("127.0.0.1:3280", "127.0.0.1:0")
+        .replace("10GiB", "10MiB")
+        .replace("20GiB", "20MiB")
+        .replace("target set NAME", &format!("target set {DATA}"))
+        .replace("target delete NAME", &format!("target delete {DATA}"))
+        .replace("volume delete NAME", "volume delete data")
+        .replace("https://san.example:3280", &api)
+        .replace("--token-file token", &format!("--token-file {token}"))
+        .replace("TOKEN_FILE=token", &format!("TOKEN_FILE={token}"))
+        .replace("api.pem", &authority);
+    reader.write(
+        "san.toml",
+        "[[volume]]\nname = \"more\"\nstore = \"ram\"\nsize = \"1MiB\"\n[[target]]\nname = \"iqn.2026-11.example:more\"\nluns = [\"more\"]\n",
+    )?;
+    reader.follow("changing.md")?;
+    let left = reader.run("sarsen volume list")?;
+    ensure!(left.contains("more") && !left.contains("data"), "{left}");
+    server.stop()
+}
+
+#[test]
+fn running() -> Result<()> {
+    let reader = Reader::new()?;
+    let server = Managed::start(reader.folder.path())?;
+    server.run(&["volume", "create", "data", "8MiB", "--store", "ram", "--export"])?;
+    let _user = User::of(&format!("iscsi://{}/{DATA}/0", server.portal()?))?;
+    let session = loop {
+        let sessions = server.json(&["session", "list"])?;
+        if let Some(id) = sessions["sessions"][0]["id"].as_u64() {
+            break id;
+        }
+    };
+    let reader = reader
+        .replace("session drain 3", &format!("session drain {session}"))
+        .replace("session trace 3", &format!("session trace {session} --duration 1"))
+        .replace("target drain NAME", &format!("target drain {DATA}"))
+        // The reader ends it with Ctrl-C.
+        .replace("event list --follow", "event list");
+    reader.follow("running.md")?;
+    ensure!(fs::metadata(reader.path("s.pcap"))?.len() > 0, "the trace is empty");
+    server.stop()
+}
+
+#[test]
+fn disks() -> Result<()> {
+    let volume = |name| Volume::new(name, Backing::Ram, 4 * MIB);
+    let served = Serving::start(&[volume("data"), volume("copy")])?;
+    let (data, copy) = (served.url("data").to_string(), served.url("copy").to_string());
+    let portal = data.trim_start_matches("iscsi://").split('/').next().context("a portal")?;
+    let reader = Reader::new()?
+        .replace("discover HOST", &format!("discover {portal}"))
+        .replace("iscsi://HOST/TARGET/LUN", &data)
+        .replace("disk erase URL", &format!("disk erase {data} --destroy"))
+        .replace("URL URL", &format!("{data} {copy}"))
+        .replace("URL", &data);
+    reader.follow("disks.md")?;
+    served.stop()
+}
+
+#[test]
+fn lab() -> Result<()> {
+    let served = Serving::start(&[Volume::new("data", Backing::Ram, VOLUME_BYTES)])?;
+    let url = served.url("data").to_string();
+    let one = "--quick --only 'test=Maximum IOPS'";
+    let reader = Reader::new()?
+        .replace("sudo ", "")
+        .replace("sarsen lab load ", "sarsen lab load --seconds 1 ")
+        .replace("run trinkle", &format!("run trinkle {one}"))
+        .replace("run novell", "run novell --quick --only size=4K --only link=loopback --only medium=ram --only operation=read --only access=random")
+        .replace("iscsi://HOST/TARGET/LUN", &url)
+        .replace("URL", &url)
+        .replace("report 3", "report 1")
+        .replace("compare 3 7", "compare 1 1");
+    reader.write("trace.csv", "0,R,0,4096\n0.001,W,8192,4096\n")?;
+    reader.follow("lab.md")?;
+    served.stop()
+}
