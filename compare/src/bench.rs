@@ -52,7 +52,7 @@ pub(crate) struct Options {
     #[arg(long)]
     point: Option<String>,
     /// A target under test to leave out, such as istgt or `limit, spinning`; may be given several times.
-    #[arg(long, value_name = "CONTESTANT")]
+    #[arg(long, value_name = "TARGET")]
     without: Vec<String>,
     /// The folder on disk for the group of files.
     #[arg(long, default_value_os_t = temp_dir())]

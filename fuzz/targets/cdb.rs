@@ -13,8 +13,8 @@ use sarsen_block::layers::ProtectedStore;
 use sarsen_block::{BlockSize, Buffer, Io, MemoryStore, Store};
 use sarsen_scsi::command_table::TABLE;
 use sarsen_scsi::{
-    Array, Cdb, Command, Completion, DeviceType, Host, Identity, InitiatorPort, Keeper,
-    LogicalUnit, Lun, NexusHandle, Parts, ProtectionType, Record, SenseKey, Status, TargetDevice,
+    Array, Cdb, Command, Completion, DeviceType, Host, Identity, InitiatorPort, LogicalUnit, Lun,
+    MetadataStore, NexusHandle, Parts, ProtectionType, Record, SenseKey, Status, TargetDevice,
     TaskAttribute, Work,
 };
 use sarsen_wire::scsi::opcode::VARIABLE_LENGTH;
@@ -42,15 +42,15 @@ impl Host for StillHost {
 
 /// Keeps records in memory.
 #[derive(Default)]
-struct MemoryKeeper(Mutex<HashMap<Record, Vec<u8>>>);
+struct MemoryMetadataStore(Mutex<HashMap<Record, Vec<u8>>>);
 
-impl MemoryKeeper {
+impl MemoryMetadataStore {
     fn records(&self) -> MutexGuard<'_, HashMap<Record, Vec<u8>>> {
         self.0.lock()
     }
 }
 
-impl Keeper for MemoryKeeper {
+impl MetadataStore for MemoryMetadataStore {
     fn load(&self, record: Record) -> std::io::Result<Option<Vec<u8>>> {
         Ok(self.records().get(&record).cloned())
     }
@@ -81,7 +81,7 @@ fn units(kind: u8) -> BTreeMap<Lun, Arc<LogicalUnit>> {
     let disk = Parts { protection, ..Parts::disk(Identity::new("data", "fuzz"), store) };
     let removable = Parts {
         removable: true,
-        keeper: Some(Arc::new(MemoryKeeper::default())),
+        metadata: Some(Arc::new(MemoryMetadataStore::default())),
         ..Parts::disk(Identity::new("removable", "fuzz"), memory(BlockSize::B512, BLOCK_COUNT))
     };
     let disc = Parts {

@@ -21,7 +21,7 @@ use sarsen_initiator::{
 };
 use sarsen_proof::{Backing, Serving, Volume};
 
-use crate::client::{self, Dice};
+use crate::client::{self, Rng};
 
 const MIB: u64 = 1 << 20;
 const BLOCK_LENGTH: usize = 512;
@@ -48,10 +48,10 @@ fn number(variable: &str) -> Result<Option<u64>> {
     Ok(Some(text.parse().with_context(|| format!("{variable}={text}"))?))
 }
 
-fn dice(what: &str) -> Result<(Dice, u64)> {
+fn rng(what: &str) -> Result<(Rng, u64)> {
     let seed = number("PROOF_SEED")?.unwrap_or_else(sarsen_io::random::number);
     println!("{what}: PROOF_SEED={seed}");
-    Ok((Dice::new(seed), seed))
+    Ok((Rng::new(seed), seed))
 }
 
 fn fill(run: usize, generation: u64) -> Vec<u8> {
@@ -111,9 +111,9 @@ struct Round<'a> {
 
 impl Round<'_> {
     /// Writes until the server has ended.
-    async fn writer(&self, writer: usize, mut dice: Dice) -> Result<()> {
+    async fn writer(&self, writer: usize, mut rng: Rng) -> Result<()> {
         loop {
-            let run = writer * RUNS_PER_WRITER + dice.below(RUNS_PER_WRITER as u64) as usize;
+            let run = writer * RUNS_PER_WRITER + rng.below(RUNS_PER_WRITER as u64) as usize;
             let generation = {
                 let issued = &mut self.pending_size.borrow_mut()[run].issued;
                 *issued += 1;
@@ -147,7 +147,7 @@ impl Round<'_> {
 
 /// Tears the run whose record a kill left behind, if there is one: part of its sectors get neither the old data nor the
 /// new. Returns whether there was one.
-fn tear(disk: &Path, dice: &mut Dice) -> Result<bool> {
+fn tear(disk: &Path, rng: &mut Rng) -> Result<bool> {
     let record = match fs::read(record(disk, "atomic-write")) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         record => record?,
@@ -158,8 +158,8 @@ fn tear(disk: &Path, dice: &mut Dice) -> Result<bool> {
     ensure!((1..=RUNS as u64).contains(&run), "the record is of run {run}");
     let file = OpenOptions::new().write(true).open(disk)?;
     // At least one sector, and not all.
-    let torn = dice.below(RUN_BLOCKS as u64);
-    for block in (0..RUN_BLOCKS as u64).filter(|block| *block == torn || dice.below(2) == 0) {
+    let torn = rng.below(RUN_BLOCKS as u64);
+    for block in (0..RUN_BLOCKS as u64).filter(|block| *block == torn || rng.below(2) == 0) {
         let offset = (run - 1) * RUN_LENGTH as u64 + block * BLOCK_LENGTH as u64;
         file.write_all_at(&[0xbd; BLOCK_LENGTH], offset)?;
     }
@@ -175,7 +175,7 @@ fn record(disk: &Path, name: &str) -> PathBuf {
 
 #[test]
 fn sbc4_4_29_kill_9_tears_no_atomic_write_and_loses_none_acknowledged() -> Result<()> {
-    let (mut dice, seed) = dice("atomic writes")?;
+    let (mut rng, seed) = rng("atomic writes")?;
     let folder = tempfile::tempdir()?;
     let disk = folder.path().join("data.img");
     let start = || {
@@ -188,16 +188,16 @@ fn sbc4_4_29_kill_9_tears_no_atomic_write_and_loses_none_acknowledged() -> Resul
     while kills < wanted || torn == 0 {
         ensure!(kills < wanted + KILLS_ADDED_MAX, "no kill cut a write off: nothing was shown");
         let serving = start()?;
-        let left = Cell::new(1 + dice.below(ACKNOWLEDGEMENTS_MAX));
-        let pings = 1 + dice.below(PINGS_MAX);
-        let seeds: Vec<u64> = (0..WRITERS).map(|_| dice.roll()).collect();
+        let left = Cell::new(1 + rng.below(ACKNOWLEDGEMENTS_MAX));
+        let pings = 1 + rng.below(PINGS_MAX);
+        let seeds: Vec<u64> = (0..WRITERS).map(|_| rng.roll()).collect();
         client::run(async {
             let session = client::session(&serving, "data").await?;
             check(&session, &pending_size).await?;
             let round =
                 Round { serving: &serving, session: &session, pending_size: &pending_size, left };
             let writers = seeds.iter().enumerate();
-            let writers = writers.map(|(writer, seed)| round.writer(writer, Dice::new(*seed)));
+            let writers = writers.map(|(writer, seed)| round.writer(writer, Rng::new(*seed)));
             try_join(try_join_all(writers), round.killer(pings)).await?;
             Ok(())
         })
@@ -206,7 +206,7 @@ fn sbc4_4_29_kill_9_tears_no_atomic_write_and_loses_none_acknowledged() -> Resul
         // The drop waits for the end of the server, including its last writes.
         drop(serving);
         kills += 1;
-        torn += u64::from(tear(&disk, &mut dice)?);
+        torn += u64::from(tear(&disk, &mut rng)?);
     }
     let serving = start()?;
     client::run(async {
@@ -317,7 +317,7 @@ fn fails_until_it_succeeds(
     expected: &[u8; BLOCK_LENGTH],
 ) -> Result<()> {
     const SIZE: u64 = 96 * MIB;
-    let (mut dice, seed) = dice(name)?;
+    let (mut rng, seed) = rng(name)?;
     let folder = tempfile::tempdir()?;
     let disk = folder.path().join("data.img");
     fs::write(&disk, vec![0x5a; SIZE as usize])?;
@@ -327,7 +327,7 @@ fn fails_until_it_succeeds(
     };
     for kill in 0..SANITIZE_KILLS {
         let serving = start()?;
-        let enough = 1 + dice.below(1 << 10) as u16;
+        let enough = 1 + rng.below(1 << 10) as u16;
         client::run(async {
             let session = connect(&serving).await?;
             if kill > 0 {

@@ -50,9 +50,9 @@ pub(crate) fn signal(serving: &Serving, signal: Signal) -> Result<()> {
 
 /// Random numbers from one seed (splitmix64).
 #[derive(Clone, Debug)]
-pub(crate) struct Dice(u64);
+pub(crate) struct Rng(u64);
 
-impl Dice {
+impl Rng {
     /// Returns a generator that repeats its numbers for the same seed.
     pub(crate) const fn new(seed: u64) -> Self {
         Self(seed)

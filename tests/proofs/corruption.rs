@@ -24,7 +24,7 @@ use sarsen_node::control::Client;
 use sarsen_proof::managed::Managed;
 use serde_json::Value;
 
-use crate::client::{Dice, run};
+use crate::client::{Rng, run};
 
 /// Default number of trials; `PROOF_TRIALS` sets another.
 const TRIALS: u64 = 60;
@@ -111,12 +111,12 @@ impl Damage {
         }
     }
 
-    fn inflict(self, path: &Path, old: &Path, dice: &mut Dice) -> Result<()> {
+    fn inflict(self, path: &Path, old: &Path, rng: &mut Rng) -> Result<()> {
         let file = fs::File::options().read(true).write(true).open(path)?;
         let length = file.metadata()?.len();
-        let place = dice.below(length.max(1));
+        let place = rng.below(length.max(1));
         let page = |place: u64| (place / PAGE * PAGE, (length - place / PAGE * PAGE).min(PAGE));
-        let mut random = |count: u64| (0..count).map(|_| dice.roll() as u8).collect::<Vec<_>>();
+        let mut random = |count: u64| (0..count).map(|_| rng.roll() as u8).collect::<Vec<_>>();
         match self {
             Self::FlippedBit if length == 0 => {}
             Self::FlippedBit => {
@@ -138,7 +138,7 @@ impl Damage {
                 file.write_all_at(&bytes, start)?;
             }
             Self::SwappedPages => {
-                let other = page(dice.below(length.max(1)));
+                let other = page(rng.below(length.max(1)));
                 let (one, count) = (page(place), page(place).1.min(other.1));
                 let mut pages =
                     [vec![0; usize::try_from(count)?], vec![0; usize::try_from(count)?]];
@@ -450,7 +450,7 @@ fn survives(trials: u64) -> Result<()> {
     let seed = number("PROOF_SEED")?.unwrap_or_else(sarsen_io::random::number);
     let trials = number("PROOF_TRIALS")?.unwrap_or(trials);
     println!("PROOF_SEED={seed}");
-    let mut dice = Dice::new(seed);
+    let mut rng = Rng::new(seed);
     let kept = SavedFolder::make()?;
     let folder = kept.folder.path().to_owned();
     let mut expected = Vec::new();
@@ -466,9 +466,9 @@ fn survives(trials: u64) -> Result<()> {
     let mut table: BTreeMap<String, BTreeMap<String, u64>> = BTreeMap::new();
     let mut done = 0;
     while done < trials {
-        let (time, files, answers) = &expected[dice.below(2) as usize];
-        let file = &files[dice.below(files.len() as u64) as usize];
-        let damage = Damage::ALL[dice.below(Damage::ALL.len() as u64) as usize];
+        let (time, files, answers) = &expected[rng.below(2) as usize];
+        let file = &files[rng.below(files.len() as u64) as usize];
+        let damage = Damage::ALL[rng.below(Damage::ALL.len() as u64) as usize];
         let name = file.strip_prefix("state/").unwrap_or(file);
         let old = kept.place("old").join(file);
         if !damage.is_damage_of(name) || damage == Damage::Old && !old.exists() {
@@ -476,7 +476,7 @@ fn survives(trials: u64) -> Result<()> {
         }
         let what = format!("trial {done}, {damage:?} of {file}, {time} (PROOF_SEED={seed})");
         kept.restore(time)?;
-        damage.inflict(&kept.place(file), &old, &mut dice).with_context(|| what.clone())?;
+        damage.inflict(&kept.place(file), &old, &mut rng).with_context(|| what.clone())?;
         let outcome = match kept.ask().with_context(|| what.clone())? {
             Ok(found) => judge(&found, answers, &folder).with_context(|| what.clone())?,
             Err(refused) => {

@@ -15,7 +15,7 @@ use sarsen_block::Buffer;
 use sarsen_initiator::{Session, SessionError};
 use sarsen_proof::{Backing, Serving, Volume};
 
-use crate::client::{self, Dice};
+use crate::client::{self, Rng};
 
 /// Default number of kills in one test; `PROOF_KILLS` overrides it.
 const KILLS: u64 = 50;
@@ -121,15 +121,15 @@ impl Round<'_> {
     }
 
     /// Writes until the server has ended. Half of the writers use FUA, the others flush.
-    async fn writer(&self, writer: usize, mut dice: Dice) -> Result<()> {
+    async fn writer(&self, writer: usize, mut rng: Rng) -> Result<()> {
         let first = writer * SLOTS_PER_WRITER;
-        let any = |dice: &mut Dice| dice.below(SLOTS_PER_WRITER as u64) as usize;
+        let any = |rng: &mut Rng| rng.below(SLOTS_PER_WRITER as u64) as usize;
         loop {
             let outcome = if writer.is_multiple_of(2) {
-                let slot = first + any(&mut dice);
+                let slot = first + any(&mut rng);
                 self.write(slot, true).await.map(drop)
             } else {
-                let (from, count) = (any(&mut dice), 1 + dice.below(BATCH_MAX) as usize);
+                let (from, count) = (any(&mut rng), 1 + rng.below(BATCH_MAX) as usize);
                 let slots = (from..from + count).map(|slot| first + slot % SLOTS_PER_WRITER);
                 self.write_and_flush(slots).await
             };
@@ -180,12 +180,12 @@ fn survive(
     let seed = number("PROOF_SEED")?.unwrap_or_else(sarsen_io::random::number);
     let kills = number("PROOF_KILLS")?.unwrap_or(KILLS);
     println!("{what}: PROOF_SEED={seed}");
-    let mut dice = Dice::new(seed);
+    let mut rng = Rng::new(seed);
     let mut open = 0;
     for kill in 0..=kills {
         let serving = start()?;
-        let rolled = 1 + dice.below(ACKNOWLEDGEMENTS_MAX);
-        let seeds: Vec<u64> = (0..WRITERS).map(|_| dice.roll()).collect();
+        let rolled = 1 + rng.below(ACKNOWLEDGEMENTS_MAX);
+        let seeds: Vec<u64> = (0..WRITERS).map(|_| rng.roll()).collect();
         let before = ledger.borrow().open();
         client::run(async {
             let session = client::session(&serving, "data").await?;
@@ -196,7 +196,7 @@ fn survive(
             let left = Cell::new(rolled);
             let round = Round { serving: &serving, session: &session, ledger, promise, left };
             let writers = seeds.iter().enumerate();
-            try_join_all(writers.map(|(writer, seed)| round.writer(writer, Dice::new(*seed))))
+            try_join_all(writers.map(|(writer, seed)| round.writer(writer, Rng::new(*seed))))
                 .await?;
             ensure!(round.left.get() == 0, "the server ended before it was killed");
             Ok(())

@@ -13,7 +13,7 @@ use sarsen_proof::{Backing, Serving, Volume};
 use sarsen_wire::iscsi::{BasicHeader, Opcode, RawHeader, U24};
 use tokio::net::TcpStream;
 
-use crate::client::{self, Dice, encode, login_request};
+use crate::client::{self, Rng, encode, login_request};
 
 const SESSIONS: usize = 200;
 /// Number of blocks that each session uses alone.
@@ -36,8 +36,8 @@ async fn sessions(serving: &Serving, count: usize, kind: &str) -> Result<Vec<Ses
 
 /// Returns the data that the session `index` writes in turn `turn`.
 fn pattern(index: usize, turn: u64) -> Vec<u8> {
-    let mut dice = Dice::new(((index as u64) << 8) | turn);
-    (0..OWN_LENGTH / 8).flat_map(|_| dice.roll().to_be_bytes()).collect()
+    let mut rng = Rng::new(((index as u64) << 8) | turn);
+    (0..OWN_LENGTH / 8).flat_map(|_| rng.roll().to_be_bytes()).collect()
 }
 
 /// Each session writes its own blocks. After all writes, each session reads them back. This happens twice.
@@ -70,11 +70,11 @@ fn nonsense() -> Vec<(&'static str, Vec<u8>)> {
     let login = |data: &[u8]| encode(login_request([0x80, 0, 0, 0, 0, 2]), data);
     let mut long_ahs = BasicHeader::from(RawHeader::from(login_request([0x80; 6])));
     long_ahs.total_ahs_length = 255;
-    let mut dice = Dice::new(3260);
+    let mut rng = Rng::new(3260);
     vec![
         ("ones", vec![0xff; 4096]),
         ("zeroes", vec![0; 4096]),
-        ("dice", (0..512).flat_map(|_| dice.roll().to_be_bytes()).collect()),
+        ("rng", (0..512).flat_map(|_| rng.roll().to_be_bytes()).collect()),
         ("HTTP", b"GET / HTTP/1.1\r\nHost: disks.example\r\nUser-Agent: scanner\r\n\r\n".repeat(2)),
         ("an impossible data segment length", login_that_announces(U24::MAX)),
         ("additional headers without an end", RawHeader::from(long_ahs).0.to_vec()),

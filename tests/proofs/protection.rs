@@ -13,7 +13,7 @@ use sarsen_initiator::{Command, Session, SessionError, TransferRequest};
 use sarsen_proof::{Backing, Serving, Volume};
 use sarsen_wire::iscsi::ScsiCommand;
 
-use crate::client::{self, Dice, Wire};
+use crate::client::{self, Rng, Wire};
 
 const MIB: u64 = 1 << 20;
 const TAG_BYTES: usize = 8;
@@ -172,7 +172,7 @@ struct Round<'a> {
 
 impl Round<'_> {
     /// Writes until the server has ended.
-    async fn writer(&self, writer: usize, mut dice: Dice) -> Result<()> {
+    async fn writer(&self, writer: usize, mut rng: Rng) -> Result<()> {
         loop {
             let generation = {
                 let issued = &mut self.pending_size.borrow_mut()[writer].issued;
@@ -183,7 +183,7 @@ impl Round<'_> {
             let lbas = first..first + BLOCKS_PER_WRITER;
             let data = lbas.flat_map(|lba| block(self.block_size, lba, generation));
             let data = Buffer::copy_of(&data.collect::<Vec<_>>());
-            let fua = if dice.below(2) == 0 { 0x08 } else { 0 };
+            let fua = if rng.below(2) == 0 { 0x08 } else { 0 };
             let cdb = cdb_16(0x8a, fua, first, BLOCKS_PER_WRITER as u32);
             match self.session.command(Command::new(&cdb, TransferRequest::Write(data))).await {
                 Ok(_) if fua == 0 => {}
@@ -244,13 +244,13 @@ fn survives(block_size: u32, cache: &str, engine: &str) -> Result<()> {
             .option(&format!("cache={cache}"));
         Serving::start_with(&[volume], &["--cores", "2", "--io-engine", engine])
     };
-    let mut dice = Dice::new(seed);
+    let mut rng = Rng::new(seed);
     let pending_size = RefCell::new(vec![AllowedGenerations::default(); WRITERS]);
     let mut open = 0;
     for kill in 0..=kills {
         let serving = start()?;
-        let rolled = 1 + dice.below(ACKNOWLEDGEMENTS_MAX);
-        let seeds: Vec<u64> = (0..WRITERS).map(|_| dice.roll()).collect();
+        let rolled = 1 + rng.below(ACKNOWLEDGEMENTS_MAX);
+        let seeds: Vec<u64> = (0..WRITERS).map(|_| rng.roll()).collect();
         client::run(async {
             let session = client::session(&serving, "data").await?;
             let known = pending_size.borrow().clone();
@@ -267,7 +267,7 @@ fn survives(block_size: u32, cache: &str, engine: &str) -> Result<()> {
                 left,
             };
             let writers = seeds.iter().enumerate();
-            try_join_all(writers.map(|(writer, seed)| round.writer(writer, Dice::new(*seed))))
+            try_join_all(writers.map(|(writer, seed)| round.writer(writer, Rng::new(*seed))))
                 .await?;
             ensure!(round.left.get() == 0, "the server ended before it was killed");
             Ok(())

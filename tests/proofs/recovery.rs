@@ -21,7 +21,7 @@ use sarsen_node::config::{self, Config};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-use crate::client::{Dice, LIMIT, run};
+use crate::client::{LIMIT, Rng, run};
 
 const BLOCK: usize = 512;
 const CONNECTIONS: usize = 4;
@@ -136,11 +136,11 @@ impl Relay {
     }
 
     /// Cuts one of the open connections.
-    fn cut(&self, dice: &mut Dice) {
+    fn cut(&self, rng: &mut Rng) {
         let lines = self.lines.borrow();
         let live: Vec<_> = lines.iter().filter(|line| !line.is_finished()).collect();
         if !live.is_empty() {
-            live[dice.below(live.len() as u64) as usize].abort();
+            live[rng.below(live.len() as u64) as usize].abort();
         }
     }
 }
@@ -155,7 +155,7 @@ impl Drop for Relay {
 /// The time of the next cut, and the number of remaining cuts.
 struct Cuts<'a> {
     relay: &'a Relay,
-    dice: RefCell<Dice>,
+    rng: RefCell<Rng>,
     left: Cell<u32>,
     due: Cell<u64>,
 }
@@ -167,10 +167,10 @@ impl Cuts<'_> {
         if self.due.get() > 0 || self.left.get() == 0 {
             return;
         }
-        let mut dice = self.dice.borrow_mut();
-        self.relay.cut(&mut dice);
+        let mut rng = self.rng.borrow_mut();
+        self.relay.cut(&mut rng);
         self.left.set(self.left.get() - 1);
-        self.due.set(10 + dice.below(150));
+        self.due.set(10 + rng.below(150));
     }
 }
 
@@ -194,16 +194,16 @@ impl Part {
     }
 
     /// Reads and writes until a few I/Os after the last cut.
-    async fn work(&mut self, session: &Session, cuts: &Cuts<'_>, mut dice: Dice) -> Result<()> {
+    async fn work(&mut self, session: &Session, cuts: &Cuts<'_>, mut rng: Rng) -> Result<()> {
         let mut afterwards = AFTERWARDS;
         while afterwards > 0 {
-            let count = match dice.below(4) {
-                0 => 1 + dice.below(LONGEST),
-                _ => 1 + dice.below(64),
+            let count = match rng.below(4) {
+                0 => 1 + rng.below(LONGEST),
+                _ => 1 + rng.below(64),
             };
-            let at = dice.below(PART - count);
+            let at = rng.below(PART - count);
             let blocks = at as usize..(at + count) as usize;
-            if dice.below(2) == 0 {
+            if rng.below(2) == 0 {
                 let data = session.read(self.first + at, count as u32).await?;
                 self.check(at, &data)?;
             } else {
@@ -236,15 +236,15 @@ struct Outcome {
 
 /// Runs the load on a session while its connections are cut.
 async fn load(session: &Session, relay: &Relay, seed: u64, cuts: u32) -> Result<Vec<Part>> {
-    let mut dice = Dice::new(seed);
+    let mut rng = Rng::new(seed);
     let mut parts: Vec<Part> = (0..WORKERS)
         .map(|worker| Part { first: worker * PART, generations: vec![0; PART as usize] })
         .collect();
-    let due = Cell::new(1 + dice.below(100));
-    let cuts = Cuts { relay, dice: RefCell::new(dice.clone()), left: Cell::new(cuts), due };
+    let due = Cell::new(1 + rng.below(100));
+    let cuts = Cuts { relay, rng: RefCell::new(rng.clone()), left: Cell::new(cuts), due };
     let work = parts.iter_mut().map(|part| {
-        let dice = Dice::new(dice.roll());
-        part.work(session, &cuts, dice)
+        let rng = Rng::new(rng.roll());
+        part.work(session, &cuts, rng)
     });
     try_join_all(work).await?;
     Ok(parts)

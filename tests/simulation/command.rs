@@ -1,6 +1,6 @@
 //! The commands that initiators send, and how their results change the expected content of the disk.
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 use sarsen_block::Buffer;
 use sarsen_initiator::{Sense, SenseKey};
 use sarsen_proto::iscsi::initiator::{
@@ -235,35 +235,35 @@ pub(crate) struct CommandMix {
 }
 
 impl CommandMix {
-    pub(crate) const fn draw(dice: &mut Dice) -> Self {
+    pub(crate) const fn draw(rng: &mut Rng) -> Self {
         Self {
-            reads: 20 + dice.below(40),
-            swaps: dice.below(20),
-            zeroes: dice.below(10),
-            flushes: dice.below(10),
-            durable_percent: dice.below(60) as u32,
-            special_percent: if dice.chance(50) { 0 } else { dice.below(50) as u32 },
-            block_count_max: if dice.chance(70) { 1 + dice.below(8) } else { 400 },
-            span: if dice.chance(50) { 4 } else { u64::MAX },
+            reads: 20 + rng.below(40),
+            swaps: rng.below(20),
+            zeroes: rng.below(10),
+            flushes: rng.below(10),
+            durable_percent: rng.below(60) as u32,
+            special_percent: if rng.chance(50) { 0 } else { rng.below(50) as u32 },
+            block_count_max: if rng.chance(70) { 1 + rng.below(8) } else { 400 },
+            span: if rng.chance(50) { 4 } else { u64::MAX },
         }
     }
 
     /// Draws a command for a disk with this number of blocks. `held` returns the possible stamps of a block.
     pub(crate) fn command(
         &self,
-        dice: &mut Dice,
+        rng: &mut Rng,
         disk: usize,
         block_count: u64,
         stamp: u64,
         held: impl Fn(u64) -> Vec<u64>,
     ) -> Command {
-        let lba = dice.below(block_count.min(self.span));
-        let count = 1 + dice.below(self.block_count_max.min(block_count - lba));
-        let is_durable = dice.chance(self.durable_percent);
-        let attribute = match dice.chance(self.special_percent) {
-            true if dice.chance(60) => TaskAttribute::Ordered,
+        let lba = rng.below(block_count.min(self.span));
+        let count = 1 + rng.below(self.block_count_max.min(block_count - lba));
+        let is_durable = rng.chance(self.durable_percent);
+        let attribute = match rng.chance(self.special_percent) {
+            true if rng.chance(60) => TaskAttribute::Ordered,
             true => TaskAttribute::HeadOfQueue,
-            false if dice.chance(20) => TaskAttribute::Untagged,
+            false if rng.chance(20) => TaskAttribute::Untagged,
             false => TaskAttribute::Simple,
         };
         let any = Command {
@@ -275,7 +275,7 @@ impl CommandMix {
             attribute,
             stamp,
         };
-        let mut roll = dice.below(100);
+        let mut roll = rng.below(100);
         let mut is = |parts: u64| {
             let is_it = roll < parts;
             roll = roll.saturating_sub(parts);
@@ -286,16 +286,16 @@ impl CommandMix {
         }
         if is(self.swaps) {
             let stamps = held(lba);
-            let expected = stamps.get(dice.below(stamps.len() as u64) as usize).copied();
+            let expected = stamps.get(rng.below(stamps.len() as u64) as usize).copied();
             let kind = CommandKind::Swap { expected: expected.unwrap_or(stamp::ZERO) };
             return Command { kind, block_count: 1, ..any };
         }
         if is(self.zeroes) {
-            let kind = CommandKind::Zero { by_write_same: dice.chance(50) };
+            let kind = CommandKind::Zero { by_write_same: rng.chance(50) };
             return Command { kind, is_durable: false, ..any };
         }
         if is(self.flushes) {
-            let (lba, block_count) = if dice.chance(70) { (0, 0) } else { (lba, count) };
+            let (lba, block_count) = if rng.chance(70) { (0, 0) } else { (lba, count) };
             return Command {
                 kind: CommandKind::Flush,
                 lba,
@@ -307,7 +307,7 @@ impl CommandMix {
         if is(2) {
             return Command { kind: CommandKind::TestUnitReady, is_durable: false, ..any };
         }
-        if dice.chance(10) {
+        if rng.chance(10) {
             let stamp = stamp::SAME | stamp;
             Command { kind: CommandKind::WriteSame, is_durable: false, stamp, ..any }
         } else {

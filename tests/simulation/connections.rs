@@ -110,9 +110,9 @@ impl Initiator {
     }
 
     async fn join(&mut self, session: &mut Session) {
-        let pause = Duration::from_millis(100 + self.dice.below(5_000));
+        let pause = Duration::from_millis(100 + self.rng.below(5_000));
         session.connections.next_join = time::now() + pause;
-        let side = self.world.server.connect(&mut self.dice, &self.weather, session.is_guarded);
+        let side = self.world.server.connect(&mut self.rng, &self.weather, session.is_guarded);
         let Ok(side) = side.await else { return };
         let Some(connection) = session.link.machine.join(None) else { return };
         self.note(format_args!("{connection:?} is to join"));
@@ -135,11 +135,11 @@ impl Initiator {
             return Err(Lost::Silence);
         }
         session.connections.recoveries[at].next = time::now() + LOGIN_LIMIT;
-        if self.dice.chance(60) && machine.remove(connection) {
+        if self.rng.chance(60) && machine.remove(connection) {
             self.note(format_args!("{connection:?} is to be removed"));
             return Ok(());
         }
-        let side = self.world.server.connect(&mut self.dice, &self.weather, session.is_guarded);
+        let side = self.world.server.connect(&mut self.rng, &self.weather, session.is_guarded);
         if let Ok(side) = side.await
             && session.link.machine.reinstate(connection, None)
         {
@@ -159,7 +159,7 @@ impl Initiator {
         let ready: Vec<Cid> =
             machine.connections().filter(|one| machine.is_connected(*one)).collect();
         if ready.len() > 1 {
-            let connection = ready[self.dice.below(ready.len() as u64) as usize];
+            let connection = ready[self.rng.below(ready.len() as u64) as usize];
             machine.leave(connection);
             session.connections.leaving.push(connection);
             self.note(format_args!("{connection:?} is to go"));
@@ -211,7 +211,7 @@ impl Initiator {
             // The initiator joins again later.
             return Ok(());
         }
-        let soon = Duration::from_millis(self.dice.below(2_000));
+        let soon = Duration::from_millis(self.rng.below(2_000));
         if was_login {
             let mut recoveries = session.connections.recoveries.iter_mut();
             if let Some(recovery) =
@@ -223,7 +223,7 @@ impl Initiator {
         }
         self.world.count(format_args!("connections lost at level 2"));
         let Connections { wait, retain, recoveries, .. } = &mut session.connections;
-        let delay = match self.dice.below(100) {
+        let delay = match self.rng.below(100) {
             // This initiator behaves like a killed process.
             0..8 => return Err(why),
             8..16 => {

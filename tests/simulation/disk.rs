@@ -8,14 +8,14 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
     Durability, Extent, Geometry, Io, Lba, Reply, Request, Store, Unmap,
 };
 use sarsen_io::time;
-use sarsen_scsi::{Keeper, Record};
+use sarsen_scsi::{MetadataStore, Record};
 
 use crate::stamp;
 
@@ -37,14 +37,14 @@ pub(crate) struct DiskTraits {
 
 impl DiskTraits {
     /// Draws the properties for a seed.
-    pub(crate) const fn draw(dice: &mut Dice) -> Self {
+    pub(crate) const fn draw(rng: &mut Rng) -> Self {
         Self {
-            block_count: if dice.chance(80) { 24 + dice.below(40) } else { 512 },
-            is_volatile: dice.chance(70),
-            delay_max_ms: if dice.chance(30) { 0 } else { 1 + dice.below(30) },
-            hiccups_per_mille: if dice.chance(70) { 0 } else { dice.below(10) },
-            errors_per_mille: if dice.chance(60) { 0 } else { dice.below(20) },
-            stops_per_mille: if dice.chance(80) { 0 } else { dice.below(50) },
+            block_count: if rng.chance(80) { 24 + rng.below(40) } else { 512 },
+            is_volatile: rng.chance(70),
+            delay_max_ms: if rng.chance(30) { 0 } else { 1 + rng.below(30) },
+            hiccups_per_mille: if rng.chance(70) { 0 } else { rng.below(10) },
+            errors_per_mille: if rng.chance(60) { 0 } else { rng.below(20) },
+            stops_per_mille: if rng.chance(80) { 0 } else { rng.below(50) },
         }
     }
 }
@@ -89,7 +89,7 @@ struct DiskState {
     under_way: usize,
     has_stopped: bool,
     may_fail: bool,
-    dice: Dice,
+    rng: Rng,
     lie: Option<DiskDefect>,
     /// Block and stamp of every write that the disk received.
     written: BTreeSet<(u64, u64)>,
@@ -106,7 +106,7 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    pub(crate) fn new(nature: DiskTraits, dice: &mut Dice, lie: Option<DiskDefect>) -> Arc<Self> {
+    pub(crate) fn new(nature: DiskTraits, rng: &mut Rng, lie: Option<DiskDefect>) -> Arc<Self> {
         let zero: Content = vec![0; stamp::BLOCK].into();
         let blocks = (0..nature.block_count)
             .map(|_| Block { durable: zero.clone(), cached: Vec::new() })
@@ -118,7 +118,7 @@ impl Disk {
             under_way: 0,
             has_stopped: false,
             may_fail: true,
-            dice: Dice::new(dice.bits()),
+            rng: Rng::new(rng.bits()),
             lie,
             written: BTreeSet::new(),
             written_twice: None,
@@ -139,14 +139,14 @@ impl Disk {
     /// Simulates a power failure. Of each block one version survives that is not older than the durable one.
     pub(crate) fn crash(&self) {
         let mut state = self.state();
-        let DiskState { blocks, dice, .. } = &mut *state;
-        let mood = dice.below(4);
+        let DiskState { blocks, rng, .. } = &mut *state;
+        let mood = rng.below(4);
         for block in blocks {
             let versions = block.cached.len() as u64;
             let kept = match mood {
                 0 => 0,
                 1 => versions,
-                _ => dice.below(versions + 1),
+                _ => rng.below(versions + 1),
             };
             if let Some((_, content)) = block.cached.drain(..).take(kept as usize).next_back() {
                 block.durable = content;
@@ -207,7 +207,7 @@ impl DiskState {
     }
 
     fn read(&mut self, extent: Extent) -> Buffer {
-        let stale = self.lie == Some(DiskDefect::ReadsStale) && self.dice.chance(10);
+        let stale = self.lie == Some(DiskDefect::ReadsStale) && self.rng.chance(10);
         let mut buffer = Buffer::zeroed(extent.block_count as usize * stamp::BLOCK);
         let blocks = &self.blocks[extent.lba.0 as usize..extent.end() as usize];
         for (block, into) in blocks.iter().zip(buffer.chunks_exact_mut(stamp::BLOCK)) {
@@ -245,16 +245,16 @@ impl Opened {
         let mut state = self.state()?;
         let changes = state.changes;
         let may_fail = state.may_fail;
-        let dice = &mut state.dice;
-        let is_stuck = dice.below(1_000) < nature.hiccups_per_mille;
+        let rng = &mut state.rng;
+        let is_stuck = rng.below(1_000) < nature.hiccups_per_mille;
         let hiccup = if is_stuck && may_fail { 1_000 } else { 1 };
-        let mut delay = || Duration::from_millis(dice.below(nature.delay_max_ms + 1) * hiccup);
+        let mut delay = || Duration::from_millis(rng.below(nature.delay_max_ms + 1) * hiccup);
         let (before, after) = (delay(), delay());
         let fails = match request {
-            Request::Flush => dice.below(1_000) < nature.stops_per_mille,
-            _ => dice.below(1_000) < nature.errors_per_mille,
+            Request::Flush => rng.below(1_000) < nature.stops_per_mille,
+            _ => rng.below(1_000) < nature.errors_per_mille,
         };
-        let parts = if nature.delay_max_ms == 0 { 1 } else { 1 + dice.below(3) };
+        let parts = if nature.delay_max_ms == 0 { 1 } else { 1 + rng.below(3) };
         Some(Course { before, after, fails: fails && may_fail, parts, changes })
     }
 
@@ -309,10 +309,10 @@ impl Opened {
             if state.has_stopped {
                 return Err(BlockError::Stopped);
             }
-            if course.fails && state.dice.chance(60) {
+            if course.fails && state.rng.chance(60) {
                 return Err(medium(Lba(lba), Direction::Write));
             }
-            let lied = state.lie.filter(|_| state.dice.chance(10));
+            let lied = state.lie.filter(|_| state.rng.chance(10));
             let is_durable = !self.disk.nature.is_volatile
                 || (durability == Durability::Durable
                     && state.lie != Some(DiskDefect::IgnoresDurability));
@@ -395,7 +395,7 @@ impl Opened {
     }
 }
 
-impl Keeper for Opened {
+impl MetadataStore for Opened {
     fn load(&self, record: Record) -> io::Result<Option<Vec<u8>>> {
         Ok(self.state().and_then(|state| state.records.get(record.name()).cloned()))
     }

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 use sarsen_io::time;
 use sarsen_proto::iscsi::initiator::{
     ConnectionError, DigestOffer, Event, LoginError, LoginOptions, SessionTarget, TaskAttribute,
@@ -34,7 +34,7 @@ pub(crate) struct Initiator {
     pub(crate) name: String,
     /// Number that identifies the initiator for reservations; its port never changes.
     pub(crate) number: u8,
-    pub(crate) dice: Dice,
+    pub(crate) rng: Rng,
     pub(crate) weather: NetworkTraits,
     pub(crate) taste: CommandMix,
     pub(crate) depth: usize,
@@ -46,18 +46,18 @@ pub(crate) struct Initiator {
 }
 
 impl Initiator {
-    pub(crate) fn new(world: Rc<World>, number: u8, mut dice: Dice) -> Self {
+    pub(crate) fn new(world: Rc<World>, number: u8, mut rng: Rng) -> Self {
         Self {
             name: format!("iqn.2026-11.test:initiator-{number}"),
             number,
             weather: world.plan.weather.clone(),
-            taste: CommandMix::draw(&mut dice),
-            depth: 1 + dice.below(24) as usize,
+            taste: CommandMix::draw(&mut rng),
+            depth: 1 + rng.below(24) as usize,
             left: world.plan.commands_each,
             next_token: 0,
             stale: Vec::new(),
             world,
-            dice,
+            rng,
         }
     }
 
@@ -66,14 +66,14 @@ impl Initiator {
     }
 
     pub(crate) async fn pause(&mut self, limit_ms: u64) {
-        let pause = Duration::from_millis(self.dice.below(limit_ms));
+        let pause = Duration::from_millis(self.rng.below(limit_ms));
         time::sleep_until(time::now() + pause).await;
     }
 
     /// Sends all commands, in as many sessions as necessary. Returns the commands with an unknown outcome.
     pub(crate) async fn run(mut self) -> Vec<u64> {
         while self.left > 0 {
-            if self.dice.chance(10) {
+            if self.rng.chance(10) {
                 let lost = self.discover().await;
                 self.note(format_args!("discovery: {lost:?}"));
             }
@@ -86,30 +86,30 @@ impl Initiator {
 
     fn options(&mut self, target: SessionTarget) -> LoginOptions {
         let isid = Isid([0x80, 0, 0, 0, 0, self.number]);
-        let dice = &mut self.dice;
+        let rng = &mut self.rng;
         let mut options = LoginOptions::new(self.name.clone(), target, isid);
-        let burst = |dice: &mut Dice| 512 << dice.below(10);
-        options.initial_r2t = dice.chance(50);
-        options.immediate_data = dice.chance(50);
-        options.max_burst_length = burst(dice);
-        options.first_burst_length = burst(dice);
-        options.max_recv_data_segment_length = burst(dice);
-        options.max_outstanding_r2t = 1 + dice.below(8) as u32;
-        options.max_connections = if dice.chance(40) { 1 } else { 2 + dice.below(3) as u32 };
-        options.error_recovery_level = dice.below(3) as u32;
-        let digest = |dice: &mut Dice| match dice.below(3) {
+        let burst = |rng: &mut Rng| 512 << rng.below(10);
+        options.initial_r2t = rng.chance(50);
+        options.immediate_data = rng.chance(50);
+        options.max_burst_length = burst(rng);
+        options.first_burst_length = burst(rng);
+        options.max_recv_data_segment_length = burst(rng);
+        options.max_outstanding_r2t = 1 + rng.below(8) as u32;
+        options.max_connections = if rng.chance(40) { 1 } else { 2 + rng.below(3) as u32 };
+        options.error_recovery_level = rng.below(3) as u32;
+        let digest = |rng: &mut Rng| match rng.below(3) {
             0 => DigestOffer::None,
             1 => DigestOffer::Prefer,
             _ => DigestOffer::Require,
         };
-        options.header_digest = digest(dice);
-        options.data_digest = digest(dice);
+        options.header_digest = digest(rng);
+        options.data_digest = digest(rng);
         match self.world.mutation {
             Some(Mutation::FlipsUnnoticed) => {
                 options.header_digest = DigestOffer::Require;
                 options.data_digest = DigestOffer::None;
             }
-            _ if self.weather.flips_per_mille > 0 && dice.chance(70) => {
+            _ if self.weather.flips_per_mille > 0 && rng.chance(70) => {
                 options.header_digest = DigestOffer::Require;
                 options.data_digest = DigestOffer::Require;
             }
@@ -123,7 +123,7 @@ impl Initiator {
         let options = self.options(target);
         let required = [options.header_digest, options.data_digest] == [DigestOffer::Require; 2];
         let is_guarded = required || self.world.mutation == Some(Mutation::FlipsUnnoticed);
-        let side = self.world.server.connect(&mut self.dice, &self.weather, is_guarded).await;
+        let side = self.world.server.connect(&mut self.rng, &self.weather, is_guarded).await;
         let side = side.map_err(|error| Lost::Stream(error.kind()))?;
         let mut link = Link::new(side, options, self.world.server.life());
         let deadline = time::now() + LOGIN_LIMIT;
@@ -178,7 +178,7 @@ impl Initiator {
         let (link, is_guarded) = self.log_in(SessionTarget::Named(TARGET.into())).await?;
         // RFC 7143 §6.3.5: the tasks of the previous session have ended.
         self.forget_stale();
-        let limit = if self.dice.chance(50) { u64::MAX } else { 1 + self.dice.below(60) };
+        let limit = if self.rng.chance(50) { u64::MAX } else { 1 + self.rng.below(60) };
         let mut session = Session::new(&self.world, link, limit, is_guarded);
         self.note(format_args!("session {session}"));
         let end = self.work(&mut session).await;

@@ -19,7 +19,6 @@
 mod command;
 mod connections;
 mod control;
-mod dice;
 mod disk;
 mod fencing;
 mod initiator;
@@ -29,6 +28,7 @@ mod network;
 mod payloads;
 mod qos;
 mod reservation;
+mod rng;
 mod runner;
 mod server;
 mod session;

@@ -9,7 +9,7 @@ use std::net::{Shutdown, SocketAddr};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 use sarsen_block::{LocalFuture, Piece};
 use sarsen_io::simulation::SimulatedStream;
 use sarsen_io::time;
@@ -61,20 +61,20 @@ impl NetworkTraits {
     }
 
     /// Draws the properties for a seed.
-    pub(crate) const fn forecast(dice: &mut Dice) -> Self {
+    pub(crate) const fn forecast(rng: &mut Rng) -> Self {
         const ROOMS: [usize; 4] = [100, 3_000, 20_000, 1 << 20];
         const PIECES: [u64; 4] = [7, 100, 5_000, 1 << 20];
-        let spares_headers = dice.chance(50);
+        let spares_headers = rng.chance(50);
         Self {
-            latency_max_ms: if dice.chance(30) { 0 } else { 1 + dice.below(40) },
-            stalls_per_mille: if dice.chance(60) { 0 } else { dice.below(30) },
-            flips_per_mille: dice.below(if spares_headers { 200 } else { 15 }),
+            latency_max_ms: if rng.chance(30) { 0 } else { 1 + rng.below(40) },
+            stalls_per_mille: if rng.chance(60) { 0 } else { rng.below(30) },
+            flips_per_mille: rng.below(if spares_headers { 200 } else { 15 }),
             spares_headers,
-            cut_percent: if dice.chance(30) { 0 } else { dice.below(90) as u32 },
-            silence_percent: if dice.chance(60) { 0 } else { dice.below(40) as u32 },
-            harm_within: 1_000 + dice.below(100_000),
-            room: ROOMS[dice.below(4) as usize],
-            piece_max: PIECES[dice.below(4) as usize],
+            cut_percent: if rng.chance(30) { 0 } else { rng.below(90) as u32 },
+            silence_percent: if rng.chance(60) { 0 } else { rng.below(40) as u32 },
+            harm_within: 1_000 + rng.below(100_000),
+            room: ROOMS[rng.below(4) as usize],
+            piece_max: PIECES[rng.below(4) as usize],
         }
     }
 }
@@ -104,7 +104,7 @@ struct Pipe {
 }
 
 struct Wire {
-    dice: Dice,
+    rng: Rng,
     weather: NetworkTraits,
     addresses: [SocketAddr; 2],
     /// Each pipe starts at the side with the same index.
@@ -135,8 +135,8 @@ impl Wire {
         if room == 0 {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        if self.dice.chance(10) {
-            room = 1 + self.dice.below(room as u64) as usize;
+        if self.rng.chance(10) {
+            room = 1 + self.rng.below(room as u64) as usize;
         }
         let mut bytes = Vec::new();
         for piece in pieces {
@@ -167,14 +167,14 @@ impl Wire {
         let rate = if self.is_guarded { self.weather.flips_per_mille } else { 0 };
         let (per_payload, per_segment) =
             if self.weather.spares_headers { (rate, 0) } else { (0, rate) };
-        let dice = &mut self.dice;
-        let harm = |length| (dice.below(1_000) < per_payload).then(|| dice.below(length));
+        let rng = &mut self.rng;
+        let harm = |length| (rng.below(1_000) < per_payload).then(|| rng.below(length));
         self.followers[side].follow(bytes, self.is_guarded, harm);
         if self.followers[side].is_full_feature() {
             self.followers[1 - side].enter_full_feature();
         }
-        if was_full_feature && !bytes.is_empty() && self.dice.below(1_000) < per_segment {
-            let (byte, bit) = (self.dice.below(bytes.len() as u64), self.dice.below(8));
+        if was_full_feature && !bytes.is_empty() && self.rng.below(1_000) < per_segment {
+            let (byte, bit) = (self.rng.below(bytes.len() as u64), self.rng.below(8));
             bytes[byte as usize] ^= 1 << bit;
         }
     }
@@ -206,7 +206,7 @@ impl Wire {
         self.is_cut = true;
         self.is_over();
         for pipe in &mut self.pipes {
-            let kept = self.dice.below(pipe.segments.len() as u64 + 1);
+            let kept = self.rng.below(pipe.segments.len() as u64 + 1);
             pipe.segments.truncate(kept as usize);
             pipe.reported.notify_one();
             pipe.has_room.notify_one();
@@ -218,9 +218,9 @@ impl Wire {
     }
 
     fn dispatch(&mut self, side: usize, bytes: Vec<u8>) {
-        let mut delay = self.dice.below(self.weather.latency_max_ms + 1);
-        if self.dice.below(1_000) < self.weather.stalls_per_mille {
-            delay += self.dice.below(STALL_MAX_MS);
+        let mut delay = self.rng.below(self.weather.latency_max_ms + 1);
+        if self.rng.below(1_000) < self.weather.stalls_per_mille {
+            delay += self.rng.below(STALL_MAX_MS);
         }
         let pipe = &mut self.pipes[side];
         let arrival = time::now() + Duration::from_millis(delay);
@@ -238,10 +238,10 @@ impl Wire {
         scratch: &mut [u8],
     ) -> io::Result<usize> {
         let now = time::now();
-        let limit = if self.dice.chance(50) {
+        let limit = if self.rng.chance(50) {
             self.weather.piece_max
         } else {
-            1 + self.dice.below(self.weather.piece_max)
+            1 + self.rng.below(self.weather.piece_max)
         };
         let room = (landing.len() + scratch.len()).min(limit as usize);
         let (is_cut, is_silent) = (self.is_cut, self.is_silent);
@@ -295,19 +295,19 @@ pub(crate) struct Side {
 /// Creates a connection; returns the initiator's end and the server's end. With `is_guarded` both ends detect changed
 /// bytes after the login, so bits may flip.
 pub(crate) fn connection(
-    dice: &mut Dice,
+    rng: &mut Rng,
     weather: &NetworkTraits,
     addresses: [SocketAddr; 2],
     is_guarded: bool,
 ) -> (Side, Side) {
-    let harm = match (dice.chance(weather.cut_percent), dice.chance(weather.silence_percent)) {
+    let harm = match (rng.chance(weather.cut_percent), rng.chance(weather.silence_percent)) {
         (true, _) => Some(ConnectionFault::Cut),
         (false, true) => Some(ConnectionFault::Silence),
         (false, false) => None,
     };
-    let harm = harm.map(|harm| (harm, dice.below(2) as usize, dice.below(weather.harm_within)));
+    let harm = harm.map(|harm| (harm, rng.below(2) as usize, rng.below(weather.harm_within)));
     let wire = Wire {
-        dice: Dice::new(dice.bits()),
+        rng: Rng::new(rng.bits()),
         weather: weather.clone(),
         addresses,
         pipes: Default::default(),

@@ -24,9 +24,9 @@ use sarsen_scsi::{Host, Identity, LogicalUnit, Lun, Parts, Work};
 use sarsen_wire::iscsi::{Isid, TaskManagementResponse};
 use tokio::task::LocalSet;
 
-use crate::dice::Dice;
 use crate::link::{Link, News};
 use crate::network::{self, NetworkTraits};
+use crate::rng::Rng;
 
 const TARGET: &str = "iqn.2026-11.test:fair";
 const SECOND: Duration = Duration::from_secs(1);
@@ -128,8 +128,8 @@ impl QosWorld {
         let own = SocketAddr::from(([192, 0, 2, 2], port));
         let portal = SocketAddr::from(([192, 0, 2, 1], 3260));
         let weather = NetworkTraits { latency_max_ms: 0, ..NetworkTraits::fair() };
-        let mut dice = Dice::new(1);
-        let (side, accepted) = network::connection(&mut dice, &weather, [own, portal], false);
+        let mut rng = Rng::new(1);
+        let (side, accepted) = network::connection(&mut rng, &weather, [own, portal], false);
         tokio::task::spawn_local(self.portal.serve(Stream::simulated(accepted)));
         let isid = Isid([0x80, 0, 0, 0, 0, port as u8]);
         let options = LoginOptions::new(name, SessionTarget::Named(TARGET.into()), isid);

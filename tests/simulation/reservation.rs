@@ -5,8 +5,8 @@ use sarsen_wire::scsi::reservation::{APTPL, BasicList, PersistentReserveOut};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::command::padded;
-use crate::dice::Dice;
 use crate::fencing::{Action, Nexus};
+use crate::rng::Rng;
 
 /// Service actions (SPC-4 6.16.1).
 const REGISTER: u8 = 0x00;
@@ -29,12 +29,12 @@ pub(crate) struct Custom {
 }
 
 impl Custom {
-    pub(crate) const fn draw(dice: &mut Dice) -> Self {
+    pub(crate) const fn draw(rng: &mut Rng) -> Self {
         const TYPES: [u8; 6] = [1, 3, 5, 6, 7, 8];
         Self {
-            percent: if dice.chance(50) { 0 } else { 2 + dice.below(12) as u32 },
-            reservation_type: TYPES[dice.below(6) as usize],
-            persists: dice.chance(50),
+            percent: if rng.chance(50) { 0 } else { 2 + rng.below(12) as u32 },
+            reservation_type: TYPES[rng.below(6) as usize],
+            persists: rng.chance(50),
         }
     }
 
@@ -75,16 +75,16 @@ impl Custom {
 }
 
 /// Draws the next action of a nexus from the registered keys; `fresh` is a new key.
-pub(crate) fn draw(dice: &mut Dice, nexus: Nexus, keys: &[(Nexus, u64)], fresh: u64) -> Action {
+pub(crate) fn draw(rng: &mut Rng, nexus: Nexus, keys: &[(Nexus, u64)], fresh: u64) -> Action {
     let Some(&(_, key)) = keys.iter().find(|(owner, _)| *owner == nexus) else {
         return Action::Register { key: fresh };
     };
     let others: Vec<u64> =
         keys.iter().filter(|(owner, _)| *owner != nexus).map(|(_, key)| *key).collect();
-    let victim = others.get(dice.below(others.len() as u64) as usize);
-    match (dice.below(100), victim) {
+    let victim = others.get(rng.below(others.len() as u64) as usize);
+    match (rng.below(100), victim) {
         (..35, _) => Action::Reserve { key },
-        (..70, Some(&victim)) => Action::Preempt { key, victim, aborts: dice.chance(50) },
+        (..70, Some(&victim)) => Action::Preempt { key, victim, aborts: rng.chance(50) },
         (..90, _) => Action::Register { key: fresh },
         (..94, _) => Action::Release { key },
         (..97, _) => Action::Clear { key },

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Once, mpsc};
 use std::time::Duration;
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 use parking_lot::Mutex;
 use sarsen_io::{simulation, threads, time};
 use tokio::task::{JoinHandle, LocalSet};
@@ -185,11 +185,11 @@ pub(crate) fn on_stopped_time<F: Future>(seed: u64, future: F) -> F::Output {
 async fn scenario(seed: u64, mutation: Option<Mutation>) -> Report {
     let world = Rc::new(World::new(seed, mutation));
     world.server.start();
-    let power = tokio::task::spawn_local(power(world.clone(), Dice::new(seed ^ 0x706f_7765)));
+    let power = tokio::task::spawn_local(power(world.clone(), Rng::new(seed ^ 0x706f_7765)));
     let mut initiators: Vec<JoinHandle<Vec<u64>>> = Vec::new();
     for number in 0..world.plan.initiators {
-        let dice = Dice::new(seed.wrapping_mul(31).wrapping_add(number + 1));
-        let initiator = Initiator::new(world.clone(), number as u8, dice);
+        let rng = Rng::new(seed.wrapping_mul(31).wrapping_add(number + 1));
+        let initiator = Initiator::new(world.clone(), number as u8, rng);
         initiators.push(tokio::task::spawn_local(initiator.run()));
     }
     let mut unknown = Vec::new();
@@ -217,7 +217,7 @@ async fn scenario(seed: u64, mutation: Option<Mutation>) -> Report {
         let ended = world.model.borrow_mut().end(operation, crate::model::Outcome::Unknown);
         world.hold(ended);
     }
-    let verifier = Initiator::new(world.clone(), u8::MAX, Dice::new(seed));
+    let verifier = Initiator::new(world.clone(), u8::MAX, Rng::new(seed));
     verifier.verify().await;
     settle(&world).await;
     let open = world.model.borrow().open_count();
@@ -252,7 +252,7 @@ async fn settle(world: &World) {
 
 /// Cuts the power when the plan says so, or soon after a disk has stopped. Ends the server gracefully when the plan
 /// says so.
-async fn power(world: Rc<World>, mut dice: Dice) {
+async fn power(world: Rc<World>, mut rng: Rng) {
     loop {
         let in_order = tokio::select! {
             biased;
@@ -265,25 +265,25 @@ async fn power(world: Rc<World>, mut dice: Dice) {
                 false
             }
         };
-        let moment = Duration::from_millis(dice.below(100));
+        let moment = Duration::from_millis(rng.below(100));
         time::sleep_until(time::now() + moment).await;
         if in_order {
-            end_in_order(&world, &mut dice).await
+            end_in_order(&world, &mut rng).await
         } else {
             world.note("power", format_args!("fails"));
             world.count(format_args!("crashes"));
             world.server.crash();
         }
         world.model.borrow_mut().crash();
-        let dark = Duration::from_millis(dice.below(3_000));
+        let dark = Duration::from_millis(rng.below(3_000));
         time::sleep_until(time::now() + dark).await;
         world.note("power", format_args!("is back"));
         world.server.start();
     }
 }
 
-async fn end_in_order(world: &World, dice: &mut Dice) {
-    let grace = if dice.chance(20) { 0 } else { dice.below(40_000) };
+async fn end_in_order(world: &World, rng: &mut Rng) {
+    let grace = if rng.chance(20) { 0 } else { rng.below(40_000) };
     world.note("server", format_args!("is to end within {grace} ms"));
     let flushes = world.mutation != Some(Mutation::EndsWithoutFlush);
     let is_flushed = world.server.end_in_order(Duration::from_millis(grace), flushes).await;

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 use sarsen_block::{Request, Store as _};
 use sarsen_io::net::Stream;
 use sarsen_io::{random, time};
@@ -72,7 +72,7 @@ pub(crate) struct Server {
     disks: Vec<Arc<Disk>>,
     settings: Settings,
     life: RefCell<Option<ServerRun>>,
-    dice: RefCell<Dice>,
+    rng: RefCell<Rng>,
     next_port: Cell<u16>,
     lives: Cell<u64>,
     /// Deadline for the logouts of the sessions during an orderly end.
@@ -81,14 +81,14 @@ pub(crate) struct Server {
 
 impl Server {
     /// Returns a server that has not been started.
-    pub(crate) fn new(disks: Vec<Arc<Disk>>, settings: Settings, dice: &mut Dice) -> Self {
+    pub(crate) fn new(disks: Vec<Arc<Disk>>, settings: Settings, rng: &mut Rng) -> Self {
         Self {
             begun: time::now(),
             address: SocketAddr::from(([192, 0, 2, 1], 3260)),
             disks,
             settings,
             life: RefCell::new(None),
-            dice: RefCell::new(Dice::new(dice.bits())),
+            rng: RefCell::new(Rng::new(rng.bits())),
             next_port: Cell::new(1024),
             lives: Cell::new(0),
             ending: Cell::new(None),
@@ -114,8 +114,8 @@ impl Server {
         });
         let unit = |(number, opened): (usize, &Arc<Opened>)| {
             let identity = Identity::new("simulated", &number.to_string());
-            let keeper = Some(opened.clone() as _);
-            let parts = Parts { keeper, ..Parts::disk(identity, opened.clone()) };
+            let metadata = Some(opened.clone() as _);
+            let parts = Parts { metadata, ..Parts::disk(identity, opened.clone()) };
             let unit = LogicalUnit::of_parts(parts);
             (Lun(number as u16), unit.expect("nothing was kept that could be wrong"))
         };
@@ -143,7 +143,7 @@ impl Server {
     /// Stops the server at once: all its work ends, and the disks lose the data that is not durable.
     pub(crate) fn crash(&self) {
         let Some(life) = self.life.borrow_mut().take() else { return };
-        let heard = self.dice.borrow_mut().chance(60);
+        let heard = self.rng.borrow_mut().chance(60);
         for fate in life.fates.borrow().iter() {
             fate.strike(heard);
         }
@@ -188,11 +188,11 @@ impl Server {
     /// Opens a connection to the server. With `is_guarded` both ends detect changed bytes.
     pub(crate) async fn connect(
         &self,
-        dice: &mut Dice,
+        rng: &mut Rng,
         weather: &NetworkTraits,
         is_guarded: bool,
     ) -> io::Result<Side> {
-        let latency = Duration::from_millis(dice.below(weather.latency_max_ms + 1));
+        let latency = Duration::from_millis(rng.below(weather.latency_max_ms + 1));
         time::sleep_until(time::now() + latency).await;
         let life = self.life.borrow();
         let life = life.as_ref().filter(|_| !self.is_ending());
@@ -200,7 +200,7 @@ impl Server {
         let port = self.next_port.get();
         self.next_port.set(port.checked_add(1).unwrap_or(1024));
         let own = SocketAddr::from(([192, 0, 2, 2], port));
-        let (side, accepted) = network::connection(dice, weather, [own, self.address], is_guarded);
+        let (side, accepted) = network::connection(rng, weather, [own, self.address], is_guarded);
         life.fates.borrow_mut().push(side.fate());
         let serving = life.portal.serve(Stream::simulated(accepted));
         life.connections.borrow_mut().push(life.tasks.spawn_local(serving));

@@ -89,7 +89,7 @@ impl Initiator {
         loop {
             let is_done = self.left == 0 || session.sent >= session.limit;
             let is_over = is_done || session.is_asked_to_go;
-            if is_over && (session.open.is_empty() || self.dice.chance(3)) {
+            if is_over && (session.open.is_empty() || self.rng.chance(3)) {
                 return self.leave(session).await;
             }
             self.check_deadlines(session);
@@ -134,9 +134,9 @@ impl Initiator {
 
     /// Sends a command or request when its time has come.
     async fn step(&mut self, session: &mut Session) {
-        let think = if self.dice.chance(60) { 0 } else { self.dice.below(50) };
+        let think = if self.rng.chance(60) { 0 } else { self.rng.below(50) };
         session.next_step = time::now() + Duration::from_millis(think);
-        if self.dice.chance(1) {
+        if self.rng.chance(1) {
             // During the pause the initiator does not receive.
             self.pause(5_000).await;
         }
@@ -147,18 +147,18 @@ impl Initiator {
             session.next_step = time::now() + Duration::from_millis(100);
             return;
         }
-        if self.dice.chance(self.world.plan.management_percent) {
+        if self.rng.chance(self.world.plan.management_percent) {
             let request = self.some_management(session);
             return self.manage(session, request);
         }
-        if self.dice.chance(2) {
+        if self.rng.chance(2) {
             session.link.machine.ping(Token(0));
         }
-        if self.dice.chance(1) && session.link.machine.connections().count() > 1 {
+        if self.rng.chance(1) && session.link.machine.connections().count() > 1 {
             self.let_one_go(session);
         }
         if session.open.len() < self.depth && session.link.machine.window() > 0 {
-            let command = self.world.command(&self.taste, self.number, &mut self.dice);
+            let command = self.world.command(&self.taste, self.number, &mut self.rng);
             self.send(session, command);
         } else {
             session.next_step = time::now() + Duration::from_millis(5);
@@ -191,9 +191,9 @@ impl Initiator {
 
     fn some_management(&mut self, session: &Session) -> TaskManagement {
         let disks = self.world.plan.natures.len() as u64;
-        let lun = Lun(self.dice.below(disks) as u16).to_wire();
-        let task = self.dice.below(session.open.len() as u64) as usize;
-        match (self.dice.below(100), session.open.keys().nth(task)) {
+        let lun = Lun(self.rng.below(disks) as u16).to_wire();
+        let task = self.rng.below(session.open.len() as u64) as usize;
+        match (self.rng.below(100), session.open.keys().nth(task)) {
             (..50, Some(&token)) => TaskManagement::AbortTask(Token(token)),
             (..65, _) => TaskManagement::AbortTaskSet(lun),
             (..75, _) => TaskManagement::ClearTaskSet(lun),
@@ -284,7 +284,7 @@ impl Initiator {
                 self.note(format_args!("told of {event:?}"));
                 // The target sends the message over each of several connections.
                 if event == AsyncEvent::LogoutRequest && !session.is_asked_to_go {
-                    session.is_asked_to_go = self.dice.chance(50);
+                    session.is_asked_to_go = self.rng.chance(50);
                 }
             }
             event => self.note(format_args!("{event:?}")),
@@ -333,7 +333,7 @@ impl Initiator {
 
     /// Ends the session, in most cases gracefully.
     async fn leave(&mut self, session: &mut Session) -> Result<(), Lost> {
-        if self.dice.chance(20) {
+        if self.rng.chance(20) {
             // This initiator behaves like a killed process.
             return Err(Lost::Silence);
         }

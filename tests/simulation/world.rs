@@ -5,7 +5,7 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 use sarsen_io::time;
 use sarsen_proto::iscsi::initiator::TaskAttribute;
 use sarsen_proto::iscsi::target::Settings;
@@ -52,18 +52,18 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn draw(dice: &mut Dice) -> Self {
-        let natures = (0..=dice.below(2)).map(|_| DiskTraits::draw(dice)).collect();
+    pub(crate) fn draw(rng: &mut Rng) -> Self {
+        let natures = (0..=rng.below(2)).map(|_| DiskTraits::draw(rng)).collect();
         let weather =
-            if dice.chance(20) { NetworkTraits::fair() } else { NetworkTraits::forecast(dice) };
-        let (initiators, commands_each) = (1 + dice.below(4), 10 + dice.below(90));
-        let crashes = if dice.chance(50) { 0 } else { 1 + dice.below(3) };
+            if rng.chance(20) { NetworkTraits::fair() } else { NetworkTraits::forecast(rng) };
+        let (initiators, commands_each) = (1 + rng.below(4), 10 + rng.below(90));
+        let crashes = if rng.chance(50) { 0 } else { 1 + rng.below(3) };
         let all = initiators * commands_each;
-        let crashes = (0..crashes).map(|_| 1 + dice.below(all)).collect();
-        let ends = if dice.chance(60) { 0 } else { 1 + dice.below(2) };
-        let ends = (0..ends).map(|_| 1 + dice.below(all)).collect();
-        let management_percent = if dice.chance(50) { 0 } else { dice.below(15) as u32 };
-        let (time2wait, time2retain) = (dice.below(3) as u32, 1 + dice.below(20) as u32);
+        let crashes = (0..crashes).map(|_| 1 + rng.below(all)).collect();
+        let ends = if rng.chance(60) { 0 } else { 1 + rng.below(2) };
+        let ends = (0..ends).map(|_| 1 + rng.below(all)).collect();
+        let management_percent = if rng.chance(50) { 0 } else { rng.below(15) as u32 };
+        let (time2wait, time2retain) = (rng.below(3) as u32, 1 + rng.below(20) as u32);
         Self {
             natures,
             weather,
@@ -72,7 +72,7 @@ impl Plan {
             crashes,
             ends,
             management_percent,
-            reservations: Custom::draw(dice),
+            reservations: Custom::draw(rng),
             time2wait,
             time2retain,
         }
@@ -112,8 +112,8 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(seed: u64, mutation: Option<Mutation>) -> Self {
-        let mut dice = Dice::new(seed);
-        let mut plan = Plan::draw(&mut dice);
+        let mut rng = Rng::new(seed);
+        let mut plan = Plan::draw(&mut rng);
         if mutation == Some(Mutation::FlipsUnnoticed) {
             plan.weather.flips_per_mille = 20;
         }
@@ -125,10 +125,10 @@ impl World {
         let mut model = Model::new(plan.reservations);
         let disks = plan.natures.iter().map(|nature| {
             model.add_disk(nature.block_count, nature.is_volatile);
-            Disk::new(nature.clone(), &mut dice, lie)
+            Disk::new(nature.clone(), &mut rng, lie)
         });
         let disks = disks.collect();
-        let server = Server::new(disks, plan.settings(), &mut dice);
+        let server = Server::new(disks, plan.settings(), &mut rng);
         Self {
             plan,
             mutation,
@@ -214,17 +214,17 @@ impl World {
     }
 
     /// Draws a command for one of the disks.
-    pub(crate) fn command(&self, taste: &CommandMix, nexus: Nexus, dice: &mut Dice) -> Command {
-        let disk = dice.below(self.plan.natures.len() as u64) as usize;
+    pub(crate) fn command(&self, taste: &CommandMix, nexus: Nexus, rng: &mut Rng) -> Command {
+        let disk = rng.below(self.plan.natures.len() as u64) as usize;
         let block_count = self.plan.natures[disk].block_count;
         let stamp = self.next_stamp();
-        if dice.chance(self.plan.reservations.percent) {
+        if rng.chance(self.plan.reservations.percent) {
             let keys = self.model.borrow().keys(disk);
-            let action = reservation::draw(dice, nexus, &keys, stamp);
+            let action = reservation::draw(rng, nexus, &keys, stamp);
             return self.reservation(disk, action);
         }
         let held = |lba| self.model.borrow().stamps(disk, lba);
-        taste.command(dice, disk, block_count, stamp, held)
+        taste.command(rng, disk, block_count, stamp, held)
     }
     /// Returns a command for a disk's reservations.
     pub(crate) const fn reservation(&self, disk: usize, action: Action) -> Command {

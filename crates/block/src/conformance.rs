@@ -306,26 +306,26 @@ async fn random_requests(store: &dyn Store, seed: u64) {
     let all = arena(store);
     let size = store.geometry().block_size.bytes();
     let mut model = read(store, all).await;
-    let mut dice = Dice(seed);
+    let mut rng = Rng(seed);
     for step in 0..RANDOM_STEPS {
         let at = format!("step {step} of seed {seed}");
         // One request uses each half of the area.
         let half = all.block_count / 2;
-        let pick = |dice: &mut Dice, from: u64| {
-            let lba = from + dice.below(half);
-            Extent::new(lba, 1 + dice.below((from + half - lba).min(64)))
+        let pick = |rng: &mut Rng, from: u64| {
+            let lba = from + rng.below(half);
+            Extent::new(lba, 1 + rng.below((from + half - lba).min(64)))
         };
-        let extents = [pick(&mut dice, 0), pick(&mut dice, half)];
-        let kinds = [dice.below(8), dice.below(8)];
+        let extents = [pick(&mut rng, 0), pick(&mut rng, half)];
+        let kinds = [rng.below(8), rng.below(8)];
         let mut start = |slot: usize| {
             let extent = extents[slot];
             let durability =
-                if dice.below(8) == 0 { Durability::Durable } else { Durability::Volatile };
+                if rng.below(8) == 0 { Durability::Durable } else { Durability::Volatile };
             let from = extent.lba.0 as usize * size;
             let range = from..from + extent.block_count as usize * size;
             store.submit(match kinds[slot] {
                 0..3 => {
-                    let data = pattern(store, extent, dice.below(u64::MAX));
+                    let data = pattern(store, extent, rng.below(u64::MAX));
                     model[range].copy_from_slice(&data);
                     Request::Write { extent, data, durability }
                 }
@@ -337,7 +337,7 @@ async fn random_requests(store: &dyn Store, seed: u64) {
                     model[range].fill(0);
                     Request::WriteZeroes { extent, durability }
                 }
-                5 if dice.below(4) == 0 => Request::Flush,
+                5 if rng.below(4) == 0 => Request::Flush,
                 6 => Request::Allocation(extent),
                 _ => Request::Read(extent),
             })
@@ -462,9 +462,9 @@ async fn both<A: 'static, B: 'static>(first: Io<A>, second: Io<B>) -> (A, B) {
 }
 
 /// splitmix64: a pseudo-random generator with a seed.
-struct Dice(u64);
+struct Rng(u64);
 
-impl Dice {
+impl Rng {
     fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -481,7 +481,7 @@ mod tests {
 
     use super::*;
     use crate::layers::{
-        EncryptedStore, Faults, FaultyStore, KEY_BYTES, Key, KeyKeeper, ProtectedStore, ReadOnly,
+        EncryptedStore, Faults, FaultyStore, KEY_BYTES, Key, KeyStore, ProtectedStore, ReadOnly,
     };
     use crate::{BlockSize, Characteristics, Geometry, MemoryStore};
 
@@ -492,10 +492,10 @@ mod tests {
         }
     }
 
-    /// A keeper that always has the same key.
+    /// A key store that always has the same key.
     struct Same;
 
-    impl KeyKeeper for Same {
+    impl KeyStore for Same {
         fn replace_key(&self) -> Io<std::io::Result<Key>> {
             Io::Ready(Ok(Key::new([7; KEY_BYTES])))
         }

@@ -6,7 +6,7 @@ mod fault;
 mod protected;
 mod read_only;
 
-pub use encrypted::{EncryptedStore, ForgetKey, KEY_BYTES, Key, KeyKeeper};
+pub use encrypted::{EncryptedStore, ForgetKey, KEY_BYTES, Key, KeyStore};
 pub use fault::{Fault, Faults, FaultyStore, Times};
 pub use protected::{HEADER_BYTES, ProtectedStore};
 pub use read_only::ReadOnly;

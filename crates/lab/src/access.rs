@@ -1,26 +1,26 @@
-//! Access specifications: how large the I/Os are, what they do, where they go, how many at once.
+//! Access specifications: the size, direction, position and number of a load's I/Os.
 
 use serde::{Deserialize, Serialize};
 
-/// What a client does.
+/// The load of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Access {
-    /// Bytes of an I/O.
+    /// Size of an I/O in bytes.
     pub block_bytes: u32,
-    /// Of a hundred I/Os, how many read; the others write.
+    /// Percentage of reads; the others are writes.
     pub read_percent: u8,
-    /// Of a hundred I/Os, how many go anywhere; the others go on where the last one ended.
+    /// Percentage of I/Os at random positions; the others begin where the last one ended.
     pub random_percent: u8,
-    /// I/Os that each session keeps open.
+    /// Outstanding I/Os of each session.
     pub queue_depth: u32,
 }
 
-/// An access specification with the name under which it is known.
+/// An access specification with its common name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct NamedAccess {
     /// Name.
     pub name: &'static str,
-    /// What it does.
+    /// The load.
     pub access: Access,
 }
 
@@ -36,7 +36,7 @@ const fn named(
 
 const KIB: u32 = 1024;
 
-/// The specifications that storage reports have used for years: four extremes and six servers.
+/// The specifications that storage reports use: four extremes and six servers.
 pub static NAMED: [NamedAccess; 10] = [
     named("Maximum Throughput", 512 * KIB, 100, 0, 32),
     named("Maximum IOPS", 512, 100, 0, 32),
@@ -50,7 +50,7 @@ pub static NAMED: [NamedAccess; 10] = [
     named("Workstation", 8 * KIB, 80, 80, 4),
 ];
 
-/// The specification of this name, whatever its letters' case, with spaces or hyphens.
+/// Returns the specification with this name; the comparison ignores case, and hyphens count as spaces.
 pub fn find(name: &str) -> Option<&'static NamedAccess> {
     let plain = |name: &str| name.replace(['-', '_'], " ").to_ascii_lowercase();
     NAMED.iter().find(|known| plain(known.name) == plain(name))

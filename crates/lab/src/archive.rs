@@ -1,4 +1,4 @@
-//! The archive: every run that was made here, in one SQLite file that other tools can read.
+//! The archive: all runs of this machine, in one SQLite file that other tools can read.
 //!
 //! Each sample is committed when it is taken, so that an interruption of a run loses one measurement. Each row has a
 //! checksum: a damaged figure is never shown.
@@ -17,9 +17,9 @@ const FILE_NAME: &str = "lab.sqlite";
 /// The state folder of the packaged service.
 const SERVICE_FOLDER: &str = "/var/lib/sarsen";
 const FILE_MODE: u32 = 0o644;
-/// What the file must say of itself; raised with the tables.
+/// The version of the tables, which the file must have; each change of the tables increases it.
 const VERSION: i32 = 2;
-/// How long another process may hold the file.
+/// Maximum time for which another process may lock the file.
 const BUSY_LIMIT: Duration = Duration::from_secs(10);
 
 const SCHEMA: Schema = Schema {
@@ -52,19 +52,19 @@ const SCHEMA: Schema = Schema {
 const COLUMNS: &str =
     "id, study, scale, command, targets_under_test, began_at, ended_at, setting, checksum";
 
-/// Why the archive cannot be used.
+/// A reason why the archive cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
-    /// Its folder cannot be made.
+    /// Its folder cannot be created.
     #[error("cannot make {}: {source}", path.display())]
     Folder {
         /// The folder.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
-    /// Its content is not what was written.
+    /// The content differs from what was written.
     #[error(
         "the archive {} is damaged: {what}; restore it from a backup, or move it away, and the next run begins \
          another", path.display()
@@ -75,16 +75,16 @@ pub enum ArchiveError {
         /// The damage.
         what: String,
     },
-    /// SQLite says no.
+    /// SQLite reports an error.
     #[error("the archive {}: {source}", path.display())]
     Database {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// The error.
         #[source]
         source: rusqlite::Error,
     },
-    /// The file is of a newer program, or of another one.
+    /// The file belongs to a newer or another program.
     #[error(
         "the archive {} is of version {found}; this program knows {VERSION}: move it away, or use the program that \
          made it", path.display()
@@ -95,56 +95,56 @@ pub enum ArchiveError {
         /// Its version.
         found: i32,
     },
-    /// What is in it is not what was put there.
+    /// A row differs from what was written.
     #[error("the archive {}: {what} cannot be read: {source}", path.display())]
     Content {
         /// The file.
         path: PathBuf,
-        /// Which part.
+        /// The part of the archive.
         what: &'static str,
         /// The damage.
         #[source]
         source: serde_json::Error,
     },
-    /// There is no such run.
+    /// The run does not exist.
     #[error("the archive {} has no run {id}", path.display())]
     NoSuchRun {
         /// The file.
         path: PathBuf,
-        /// What was asked for.
+        /// The requested run.
         id: i64,
     },
-    /// Somebody is at it.
+    /// Another process uses the run.
     #[error("run {id} of the archive {} is in progress in another process; wait until it has ended", path.display())]
     Held {
         /// The file.
         path: PathBuf,
-        /// What was asked for.
+        /// The requested run.
         id: i64,
     },
-    /// It cannot be seen to that nobody else adds to a run.
+    /// The lock of a run failed.
     #[error("cannot lock {}: {source}", path.display())]
     Lock {
-        /// The file that is locked.
+        /// The lock file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
 }
 
-/// A run that nobody else adds to or removes while this is there. It ends with the process, too.
+/// The lock of a run: no other process adds to the run or removes it. The lock ends with the process.
 #[derive(Debug)]
 pub struct RunLock {
-    /// Beside the archive, which is SQLite's to lock.
+    /// A file beside the archive, because SQLite locks the archive itself.
     path: PathBuf,
-    /// Locked.
+    /// The locked file.
     _file: File,
 }
 
 impl Drop for RunLock {
     fn drop(&mut self) {
-        // What stays behind is empty, and is locked again by whoever goes on.
+        // The remaining file is empty; a later process locks it again.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -161,7 +161,7 @@ fn usual_path(
     is_root: bool,
     exists: &dyn Fn(&Path) -> bool,
 ) -> PathBuf {
-    // systemd gives this variable to the service alone.
+    // systemd sets this variable for the service only.
     let folders = variable("STATE_DIRECTORY").unwrap_or_default();
     if let Some(folder) = std::env::split_paths(&folders).find(|folder| folder.is_absolute()) {
         return folder.join(FILE_NAME);
@@ -189,7 +189,7 @@ impl Archive {
         usual_path(variable, is_root, &|path| path.exists())
     }
 
-    /// Opens the archive, and makes it if it is not there.
+    /// Opens the archive; creates it if it is missing.
     pub fn open(path: &Path) -> Result<Self, ArchiveError> {
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder)
@@ -213,7 +213,7 @@ impl Archive {
         Ok(Self { path: path.into(), connection })
     }
 
-    /// Notes that a run begins, and gives it a number. Its `id`, `ended_at` and `samples` do not count.
+    /// Stores the begin of a run and returns its number. Ignores its `id`, `ended_at` and `samples`.
     pub fn begin(&self, run: &Run) -> Result<i64, ArchiveError> {
         let setting = self.json(&run.setting, "its setting")?;
         let targets_under_test = self.json(&run.targets_under_test, "its targets under test")?;
@@ -241,13 +241,13 @@ impl Archive {
         begun.map_err(|source| self.database(source))
     }
 
-    /// Keeps what has become known of a run's setting.
+    /// Stores the setting of a run.
     pub fn set_setting(&self, id: i64, setting: &Setting) -> Result<(), ArchiveError> {
         let setting = self.json(setting, "its setting")?;
         self.amend(id, |run| run.setting = setting)
     }
 
-    /// Keeps a sample.
+    /// Stores a sample.
     pub fn add(&self, id: i64, sample: &Sample) -> Result<(), ArchiveError> {
         let labels = self.json(&sample.labels, "a sample's labels")?;
         let outcome = self.json(&sample.outcome, "a sample's outcome")?;
@@ -272,12 +272,12 @@ impl Archive {
         self.there(id, added)
     }
 
-    /// Notes that a run is complete.
+    /// Marks a run as complete.
     pub fn end(&self, id: i64, ended_at: u64) -> Result<(), ArchiveError> {
         self.amend(id, |run| run.ended_at = Some(ended_at as i64))
     }
 
-    /// Keeps others from a run.
+    /// Locks a run.
     pub fn hold(&self, id: i64) -> Result<RunLock, ArchiveError> {
         let mut path = self.path.clone().into_os_string();
         path.push(format!(".run-{id}"));
@@ -292,7 +292,7 @@ impl Archive {
                 }
                 Err(TryLockError::Error(source)) => return Err(failed(source)),
             }
-            // Whoever held it may have removed it meanwhile: then others lock another file.
+            // The previous owner of the lock can have removed the file; other processes then lock another file.
             let ours = file.metadata().map_err(failed)?.ino();
             if fs::metadata(&path).is_ok_and(|metadata| metadata.ino() == ours) {
                 return Ok(RunLock { path, _file: file });
@@ -300,7 +300,7 @@ impl Archive {
         }
     }
 
-    /// Forgets what failed in a run and what could not be measured, so that it is tried again.
+    /// Deletes the failed and unmeasured samples of a run, so that they are measured again.
     pub fn forget_failures(&self, id: i64) -> Result<(), ArchiveError> {
         self.connection
             .execute(
@@ -311,14 +311,14 @@ impl Archive {
         Ok(())
     }
 
-    /// Forgets a run that nobody is at.
+    /// Deletes a run that no process uses.
     pub fn remove(&self, id: i64) -> Result<(), ArchiveError> {
         let _hold = self.hold(id)?;
         let removed = self.connection.execute("DELETE FROM run WHERE id = ?1", [id]);
         self.there(id, removed.map(|removed| removed == 1))
     }
 
-    /// A run with its samples.
+    /// Returns a run with its samples.
     pub fn run(&self, id: i64) -> Result<Run, ArchiveError> {
         let mut runs = self.select("WHERE id = ?1", params![id])?;
         let mut run =
@@ -327,12 +327,12 @@ impl Archive {
         Ok(run)
     }
 
-    /// All runs, the oldest first, without their samples.
+    /// Returns all runs, the oldest first, without their samples.
     pub fn runs(&self) -> Result<Vec<Run>, ArchiveError> {
         self.select("ORDER BY id", params![])
     }
 
-    /// The newest run of a study that has not ended, of this scale and these targets under test.
+    /// Returns the newest unfinished run of a study with this scale and these targets under test.
     pub fn unfinished(
         &self,
         study: &str,
@@ -497,7 +497,7 @@ fn connect(path: &Path) -> rusqlite::Result<(Connection, i32)> {
     Ok((connection, version))
 }
 
-/// A run as the archive stores it.
+/// A row of a run.
 struct Columns {
     id: i64,
     study: String,
@@ -584,7 +584,7 @@ fn sample_sum(
     checksum(&[numbers.as_flattened(), labels.as_bytes(), outcome.as_bytes()])
 }
 
-/// Reports what SQLite would report if it had checksums.
+/// Returns the error that SQLite would return if it had checksums.
 fn wrong_sum() -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(
         rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT),

@@ -1,9 +1,9 @@
-//! What bonnie++ prints for machines: a line of comma-separated values for each run, in the layout
-//! of 1.03 or in that of 1.9x and 2.00 (`bon_csv2txt(1)` lists the latter's fields).
+//! The output of bonnie++: a line of comma-separated values for each run, in the layout of 1.03 or in that of 1.9x and
+//! 2.00 (`bon_csv2txt(1)` lists the fields of the latter).
 //!
-//! The heading that bonnie++ 2.00 prints with `-x` lacks two of the fields that follow it, so that
-//! fields are told by their places and never by a heading. Machines' names are not quoted: a comma
-//! in one shifts all other fields, which is undone here.
+//! The heading that bonnie++ 2.00 prints with `-x` lacks two fields, so the parser identifies fields by their position
+//! and never by a heading. Names of machines are not quoted: a comma in one shifts all other fields. The parser
+//! corrects this.
 
 use std::fmt;
 
@@ -23,25 +23,26 @@ pub static OPERATIONS: [Operation; 12] = [
     Operation { name: "ran_del", unit: Unit::FilesPerSecond },
 ];
 
-/// Those of them that read and write one large file; the others work on many small ones.
+/// The operations that read and write one large file; the others use many small ones.
 const ON_ONE_FILE: usize = 6;
-/// Fields of 1.03: name, size, the file's rates with their CPU, files, the files' likewise.
+/// Number of fields of 1.03: name, size, rates of the file with CPU time, number of files, rates of the files with CPU
+/// time.
 const FIELDS_OF_1_03: usize = 27;
-/// Fields of the formats before 1.98: neither the number of seeks nor that of seekers.
+/// Number of fields of formats before 1.98, which lack the numbers of seeks and of seekers.
 const FIELDS_OF_1_9X: usize = 48;
-/// Fields of 1.98, which 2.00 prints.
+/// Number of fields of 1.98, which 2.00 prints.
 const FIELDS_OF_1_98: usize = 50;
 
-/// Something that bonnie++ measures.
+/// An operation that bonnie++ measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation {
-    /// bonnie++'s name of the field with its rate.
+    /// bonnie++'s name for the field of the rate.
     pub name: &'static str,
-    /// Of what the rate is.
+    /// The unit of the rate.
     pub unit: Unit,
 }
 
-/// Of what a rate is. bonnie++'s K are of 1024 bytes.
+/// The unit of a rate. A K of bonnie++ is 1024 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// KiB/s.
@@ -67,14 +68,14 @@ impl fmt::Display for Unit {
 pub enum Value {
     /// A figure.
     Number(f64),
-    /// `+++++`: it took less than half a second, and bonnie++ would rather say nothing.
+    /// `+++++`: the operation took less than half a second, and bonnie++ prints no figure.
     TooQuick,
-    /// Empty: it was not asked for.
+    /// Empty: the operation was not requested.
     LeftOut,
 }
 
 impl Value {
-    /// The figure, if there is one.
+    /// Returns the figure, if there is one.
     pub fn number(self) -> Option<f64> {
         match self {
             Self::Number(number) => Some(number),
@@ -83,14 +84,14 @@ impl Value {
     }
 }
 
-/// What a run says of an operation.
+/// The result of an operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
-    /// How fast it went, in the operation's unit.
+    /// Rate, in the operation's unit.
     pub rate: Value,
-    /// CPU time, in percent of the time it took.
+    /// CPU time in percent of the elapsed time.
     pub cpu: Value,
-    /// The longest that a single one took, µs. 1.03 does not measure it.
+    /// Maximum latency in µs. 1.03 does not measure it.
     pub latency_us: Option<f64>,
 }
 
@@ -99,20 +100,20 @@ pub struct Measured {
 pub struct Line {
     /// Its line in the file, from 1.
     pub number: usize,
-    /// Which bonnie++ it was; those before 1.9 do not say.
+    /// Version of bonnie++; those before 1.9 do not print it.
     pub version: Option<String>,
     /// The machine's name.
     pub machine: String,
-    /// The size of the file, with the size of the pieces after a colon if it is not the default:
-    /// `300M`, `2G:32k`. Empty if there was none.
+    /// The size of the file, followed by a colon and the size of the pieces if that is not the default: `300M`,
+    /// `2G:32k`. Empty without a file.
     pub size: String,
-    /// How many files, in units of 1024. Empty if there were none.
+    /// Number of files in units of 1024. Empty without files.
     pub files: String,
-    /// Of each of [`OPERATIONS`].
+    /// The result of each of [`OPERATIONS`].
     pub measured: [Measured; 12],
 }
 
-/// A line that is no run.
+/// A line that is not a run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file}:{line}: {what}")]
 pub struct BonnieError {
@@ -120,22 +121,22 @@ pub struct BonnieError {
     pub file: String,
     /// The line, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// The error.
     pub what: String,
-    /// Whether it has so many fields that it once was a run's.
+    /// True if the line has enough fields for a run.
     pub damaged: bool,
 }
 
-/// What a file holds.
+/// The content of a file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Contents {
     /// The runs.
     pub lines: Vec<Line>,
-    /// Lines that are neither runs, nor empty, nor comments, nor headings.
+    /// Number of lines that are neither runs, nor empty, nor comments, nor headings.
     pub others: Vec<BonnieError>,
 }
 
-/// Reads a file's text; `file` is its name in errors.
+/// Parses a file's text; `file` is its name in errors.
 pub fn parse(file: &str, text: &str) -> Contents {
     let mut contents = Contents::default();
     for (number, line) in (1..).zip(text.lines()) {
@@ -159,7 +160,7 @@ pub fn parse(file: &str, text: &str) -> Contents {
     contents
 }
 
-/// The lines with the fields' names that `-x` begins with.
+/// The first words of the heading that `-x` prints.
 fn is_heading(line: &str) -> bool {
     let line = line.strip_prefix("format_version,bonnie_version,").unwrap_or(line);
     line.starts_with("name,") && line.contains(",putc,putc_cpu,")
@@ -196,7 +197,7 @@ fn parse_1_03(number: usize, fields: &[&str]) -> Result<Line, String> {
 }
 
 fn parse_1_9x(number: usize, fields: &[&str]) -> Result<Line, String> {
-    // Its own version stands in the field that the version of the format precedes.
+    // The version of bonnie++ follows the version of the format.
     let format = match fields[0].parse::<f64>() {
         Ok(format) if (1.9..3.0).contains(&format) => format,
         _ => return Err(format!("{:?} is no version of bonnie++'s format", fields[0])),
@@ -206,7 +207,7 @@ fn parse_1_9x(number: usize, fields: &[&str]) -> Result<Line, String> {
         return Err(format!("{} fields, where format {format} has {count}", fields.len()));
     }
     let (machine, rest) = split_name(&fields[2..], count - 2);
-    // Concurrency and seed come before the size, the numbers of seeks and of seekers after it.
+    // Concurrency and seed precede the size; the numbers of seeks and of seekers follow it.
     let (size, piece) = (rest[2], rest[3]);
     let (on_file, rest) = rest[4 + seeks..].split_at(2 * ON_ONE_FILE);
     let (files, rest) = rest.split_at(5);
@@ -221,7 +222,7 @@ fn parse_1_9x(number: usize, fields: &[&str]) -> Result<Line, String> {
     })
 }
 
-/// The machine's name, which takes what is too much, and the fields after it.
+/// Returns the machine's name, which contains all surplus fields, and the fields after it.
 fn split_name<'a, 'b>(fields: &'a [&'b str], count: usize) -> (String, &'a [&'b str]) {
     let (name, rest) = fields.split_at(fields.len() - count + 1);
     (name.join(","), rest)
@@ -263,7 +264,7 @@ fn value(field: &str) -> Option<Value> {
     number(field).map(Value::Number)
 }
 
-/// `93us`, `1024ms`, `120s`.
+/// Parses `93us`, `1024ms` or `120s`.
 fn latency_us(field: &str) -> Option<f64> {
     let units = [("us", 1.0), ("ms", 1e3), ("s", 1e6)];
     let (digits, factor) =
@@ -271,7 +272,7 @@ fn latency_us(field: &str) -> Option<f64> {
     number(digits).map(|number| number * factor).filter(|us| us.is_finite())
 }
 
-/// Digits with a point at most: neither signs, nor exponents, nor what else `f64` is made of.
+/// Parses digits with at most one point: no sign, exponent or other syntax of `f64`.
 fn number(text: &str) -> Option<f64> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     text.parse().ok().filter(|number: &f64| plain && number.is_finite())

@@ -1,4 +1,4 @@
-//! Two runs held against each other: what changed, and whether that is more than noise.
+//! The comparison of two runs: the differences, and whether they are larger than the noise.
 
 use serde::Serialize;
 
@@ -6,18 +6,18 @@ use crate::record::{Labels, Run, figure};
 use crate::report::{Block, Cell, Report, Section, Table};
 use crate::statistics::{Difference, Summary, discoveries};
 
-/// The figures that are compared unless somebody asks for others.
+/// The figures that are compared by default.
 pub const USUAL: [&str; 3] = [figure::IOPS, figure::P99_US, figure::TARGET_CPU_US_PER_IO];
 
-/// What a comparison says of a figure of a cell.
+/// The result of a comparison of one figure of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// More than noise.
+    /// The difference is larger than the noise.
     Changed,
-    /// Inside the noise.
+    /// The difference is within the noise.
     Noise,
-    /// One of them was measured only once: nothing can be said.
+    /// One of the runs has one measurement only: no conclusion is possible.
     Unknown,
 }
 
@@ -28,24 +28,24 @@ pub struct Comparison {
     pub labels: Labels,
     /// The figure.
     pub figure: String,
-    /// In the first run.
+    /// Estimate of the first run.
     pub before: Summary,
-    /// In the second run.
+    /// Estimate of the second run.
     pub after: Summary,
-    /// From the first to the second.
+    /// Change from the first run to the second.
     pub difference: Difference,
-    /// Whether it is real, as one of all that were compared.
+    /// Verdict, corrected for the number of comparisons.
     pub verdict: Verdict,
 }
 
-/// Everything that two runs have in common.
+/// The comparison of two runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparisons {
     /// The figures of the cells that both runs have.
     pub figures: Vec<Comparison>,
-    /// Cells that only one of the two has, with its number.
+    /// Cells that only one run has, with the number of that run.
     pub unpaired: Vec<(i64, Labels)>,
-    /// What is different about where and how they were run.
+    /// Differences between the settings of the runs.
     pub settings: Vec<String>,
 }
 
@@ -81,7 +81,7 @@ pub fn compare(before: &Run, after: &Run, figures: &[&str]) -> Comparisons {
     Comparisons { figures: compared, unpaired, settings: settings(before, after) }
 }
 
-/// Of all that have a p-value, which are more than noise.
+/// Returns which of the comparisons with a p-value are larger than the noise.
 fn judge(compared: &mut [Comparison]) {
     let p_values: Vec<_> = compared.iter().filter_map(|c| c.difference.p_value).collect();
     let mut found = discoveries(&p_values).into_iter();
@@ -104,7 +104,7 @@ fn cells(run: &Run) -> Vec<Labels> {
     cells
 }
 
-/// The values of a cell that has these labels and no others.
+/// Returns the values of the cell with exactly these labels.
 fn exactly(run: &Run, labels: &Labels, figure: &str) -> Vec<f64> {
     let cells = run.cells(labels).filter(|sample| sample.labels == *labels);
     cells.filter_map(|sample| sample.figure(figure)).collect()
@@ -147,7 +147,7 @@ fn settings(before: &Run, after: &Run) -> Vec<String> {
     reported
 }
 
-/// A comparison as a report.
+/// Returns a comparison as a report.
 pub fn report(before: &Run, after: &Run, compared: &Comparisons) -> Report {
     let count = |verdict| compared.figures.iter().filter(|c| c.verdict == verdict).count();
     let (changed, noise) = (count(Verdict::Changed), count(Verdict::Noise));

@@ -1,34 +1,34 @@
-//! Where random I/Os go: everywhere alike, or to some places more often than to others.
+//! The distribution of random I/Os over a unit: uniform, or some positions more often than others.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 
-/// How random I/Os spread over the unit.
+/// The distribution of random I/Os over the unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub enum Distribution {
-    /// Every place is as likely as every other.
+    /// All positions have the same probability.
     #[default]
     Uniform,
-    /// The n-th favourite place is as likely as n to the power of -`theta`. The favourites lie
-    /// scattered over the unit.
+    /// The n-th most frequent position has a probability proportional to n to the power of -`theta`. These positions
+    /// are scattered over the unit.
     Zipf {
         /// The exponent, above 0.
         theta: f64,
     },
-    /// A part of the I/Os stays in a part of the unit, at its beginning.
+    /// A percentage of the I/Os is in a part at the beginning of the unit.
     Hot {
-        /// Of a hundred I/Os, how many go to the hot part.
+        /// Percentage of I/Os in the hot part.
         accesses_percent: u8,
-        /// Of the unit, how many hundredths are hot.
+        /// Size of the hot part in percent of the unit.
         space_percent: u8,
     },
 }
 
-/// The text names no distribution.
+/// The text is not a distribution.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is no distribution: write `uniform`, `zipf:THETA` (above 0, at most 10) or \
@@ -78,7 +78,7 @@ impl fmt::Display for Distribution {
     }
 }
 
-/// A distribution over a number of places.
+/// A distribution over a number of positions.
 #[derive(Clone, Debug)]
 pub struct Places {
     count: u64,
@@ -93,7 +93,7 @@ enum DistributionKind {
 }
 
 impl Places {
-    /// `count` places, at least one.
+    /// Creates a distribution over `count` positions, at least one.
     pub fn new(distribution: Distribution, count: u64) -> Self {
         let count = count.max(1);
         let kind = match distribution {
@@ -110,28 +110,28 @@ impl Places {
         Self { count, kind }
     }
 
-    /// The next place, below the number of places.
-    pub fn draw(&self, dice: &mut Dice) -> u64 {
+    /// Returns the next position, below the number of positions.
+    pub fn draw(&self, rng: &mut Rng) -> u64 {
         match &self.kind {
-            DistributionKind::Uniform => dice.below(self.count),
+            DistributionKind::Uniform => rng.below(self.count),
             DistributionKind::Zipf { zipf, stride } => {
-                let rank = zipf.draw(dice) - 1;
+                let rank = zipf.draw(rng) - 1;
                 (u128::from(rank) * u128::from(*stride) % u128::from(self.count)) as u64
             }
             DistributionKind::Hot { accesses_percent, hot } => {
-                // All of the unit may be hot: then nothing is left for the rest.
-                if *hot == self.count || dice.chance(*accesses_percent) {
-                    dice.below(*hot)
+                // If all of the unit is hot, no position remains for the rest.
+                if *hot == self.count || rng.chance(*accesses_percent) {
+                    rng.below(*hot)
                 } else {
-                    hot + dice.below(self.count - hot)
+                    hot + rng.below(self.count - hot)
                 }
             }
         }
     }
 }
 
-/// A number without a common divisor with `count`: its multiples visit every place once, and those
-/// of the golden ratio keep neighbouring ranks far apart.
+/// A number without a common divisor with `count`: its multiples visit every position once. Those of the golden ratio
+/// keep neighbouring ranks far apart.
 fn stride(count: u64) -> u64 {
     const GOLDEN: f64 = 0.618_033_988_749_894_9;
     let mut stride = ((count as f64 * GOLDEN) as u64).max(1);
@@ -157,7 +157,7 @@ struct Zipf {
     /// The integral of the hat at its left and right end.
     left: f64,
     right: f64,
-    /// Within so much of a rank, its acceptance needs no more arithmetic.
+    /// Within this distance of a rank, acceptance needs no more arithmetic.
     shortcut: f64,
 }
 
@@ -174,7 +174,7 @@ impl Zipf {
         x.powf(-self.theta)
     }
 
-    /// The integral of the weight from 1 to x. `exp_m1` keeps it exact where theta is about 1.
+    /// Returns the integral of the weight from 1 to x. `exp_m1` keeps it exact if theta is about 1.
     fn integral(&self, x: f64) -> f64 {
         let (power, log) = (1.0 - self.theta, x.ln());
         if (power * log).abs() < 1e-12 { log } else { (power * log).exp_m1() / power }
@@ -186,9 +186,9 @@ impl Zipf {
         if t.abs() < 1e-12 { y.exp() } else { (t.ln_1p() / power).exp() }
     }
 
-    fn draw(&self, dice: &mut Dice) -> u64 {
+    fn draw(&self, rng: &mut Rng) -> u64 {
         loop {
-            let u = self.right + dice.fraction() * (self.left - self.right);
+            let u = self.right + rng.fraction() * (self.left - self.right);
             let x = self.inverse(u);
             let rank = (x + 0.5).floor().clamp(1.0, self.count);
             if rank - x <= self.shortcut || u >= self.integral(rank + 0.5) - self.weight(rank) {
@@ -206,10 +206,10 @@ mod tests {
 
     fn histogram(distribution: Distribution, count: u64) -> Vec<usize> {
         let places = Places::new(distribution, count);
-        let mut dice = Dice::new(11);
+        let mut rng = Rng::new(11);
         let mut counts = vec![0; count as usize];
         for _ in 0..DRAWS {
-            counts[places.draw(&mut dice) as usize] += 1;
+            counts[places.draw(&mut rng) as usize] += 1;
         }
         counts
     }

@@ -1,12 +1,12 @@
-//! A private folder that goes with this process, however the process ends.
+//! A private folder that is removed when this process ends, however it ends.
 
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// A folder that is removed with all that is in it when this is dropped, and also when this process
-/// is killed: a shell waits for the end of a pipe that only this process holds.
+/// A folder that is removed with its content when this is dropped, and also when this process is killed: a shell waits
+/// for the end of a pipe that only this process holds.
 #[derive(Debug)]
 pub struct PrivateFolder {
     path: PathBuf,
@@ -14,7 +14,7 @@ pub struct PrivateFolder {
 }
 
 impl PrivateFolder {
-    /// Makes one in `parent` whose name begins with `prefix`. Nobody else may look into it.
+    /// Creates a folder in `parent`; its name begins with `prefix`. Only its owner can read it.
     pub fn new(parent: &Path, prefix: &str) -> io::Result<Self> {
         let folder = tempfile::Builder::new().prefix(prefix).tempdir_in(parent)?;
         let keeper = Command::new("sh")
@@ -23,13 +23,13 @@ impl PrivateFolder {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // What a terminal sends to this process does not reach it.
+            // Signals of the terminal to this process do not reach the shell.
             .process_group(0)
             .spawn()?;
         Ok(Self { path: folder.keep(), keeper })
     }
 
-    /// Where it is.
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -37,7 +37,7 @@ impl PrivateFolder {
 
 impl Drop for PrivateFolder {
     fn drop(&mut self) {
-        // `wait` closes the pipe first. Should the shell be gone, this does its work.
+        // `wait` closes the pipe first. If the shell has ended already, this removes the folder.
         let removed = self.keeper.wait().is_ok_and(|status| status.success());
         if !removed {
             let _ = std::fs::remove_dir_all(&self.path);

@@ -1,8 +1,8 @@
-//! Iometer configuration files (`.icf`): access specifications read and written.
+//! Iometer configuration files (`.icf`): parses and writes access specifications.
 //!
-//! Such a file is lines of text in sections; a line that begins with `'` names what the next ones
-//! hold. What concerns the measurement is read (specifications, run time, ramp-up, outstanding
-//! I/Os); managers, disks and the display are passed over.
+//! Such a file has lines of text in sections; a line that begins with `'` names the fields of the next ones. The parser
+//! reads what affects the measurement (specifications, run time, ramp-up, outstanding I/Os), and ignores managers,
+//! disks and the display.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -10,29 +10,29 @@ use std::time::Duration;
 use crate::access::NamedAccess;
 use crate::mix::{Mix, Part};
 
-/// Specifications of one file.
+/// Maximum number of specifications in one file.
 const SPECIFICATION_LIMIT: usize = 1000;
-/// Lines of one specification: Iometer itself takes no more.
+/// Maximum number of lines of one specification, as in Iometer.
 const LINE_LIMIT: usize = 100;
 
 /// One line of a specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// Bytes of an I/O.
+    /// Size of an I/O in bytes.
     pub size: u32,
-    /// Of a hundred I/Os, how many follow this line.
+    /// Percentage of I/Os that this line describes.
     pub of_size: u8,
-    /// Of a hundred I/Os of this line, how many read.
+    /// Percentage of reads among the I/Os of this line.
     pub reads: u8,
-    /// Of a hundred I/Os of this line, how many go anywhere.
+    /// Percentage of I/Os of this line at random positions.
     pub random: u8,
-    /// Milliseconds between bursts.
+    /// Time between bursts in milliseconds.
     pub delay_ms: u32,
-    /// I/Os of a burst.
+    /// Number of I/Os in a burst.
     pub burst: u32,
-    /// I/Os begin at multiples of so many bytes; 0 is the device's own block.
+    /// Alignment of I/Os in bytes; 0 is the device's own block.
     pub align: u32,
-    /// Bytes of a reply, on networks.
+    /// Size of a reply in bytes, on networks.
     pub reply: u32,
 }
 
@@ -41,26 +41,26 @@ pub struct Line {
 pub struct Specification {
     /// Name.
     pub name: String,
-    /// Which workers get it by themselves: `NONE`, `ALL`, `DISK` or `NET`.
+    /// Workers that get it by default: `NONE`, `ALL`, `DISK` or `NET`.
     pub default_assignment: String,
     /// Its lines.
     pub lines: Vec<Line>,
 }
 
-/// What a file says about a measurement.
+/// The measurement that a file describes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Configuration {
-    /// How long each specification runs; 0 is until it is stopped.
+    /// Run time of each specification; 0 runs until it is stopped.
     pub run_time: Duration,
     /// Time before the measurement.
     pub ramp_up: Duration,
-    /// I/Os that the first worker keeps open.
+    /// Outstanding I/Os of the first worker.
     pub outstanding: Option<u32>,
     /// The access specifications.
     pub specifications: Vec<Specification>,
 }
 
-/// Why a text is no Iometer configuration.
+/// A reason why a text is not an Iometer configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file}:{line}: {what}")]
 pub struct IcfError {
@@ -68,12 +68,12 @@ pub struct IcfError {
     pub file: String,
     /// The line, from 1.
     pub line: usize,
-    /// What is wrong there.
+    /// The error.
     pub what: String,
 }
 
 impl Specification {
-    /// As the generator runs it, and what it leaves out.
+    /// Returns the mix that the generator runs, and what it does not support.
     pub fn to_mix(&self, queue_depth: u32) -> (Mix, Vec<&'static str>) {
         let parts = self.lines.iter().filter(|line| line.of_size > 0).map(|line| Part {
             weight: line.of_size.into(),
@@ -92,7 +92,7 @@ impl Specification {
         if self.lines.iter().any(|line| line.align != align) {
             left_out.push("alignments that differ between lines: the first line's is used");
         }
-        // 0 is the device's own block. Its length is known only at the device; 512 is the finest.
+        // 0 is the device's own block. Its length is known only at the device; 512 is the smallest.
         let align_bytes = if align == 0 { 512 } else { align };
         (Mix { parts: parts.collect(), align_bytes: Some(align_bytes), queue_depth }, left_out)
     }
@@ -105,7 +105,7 @@ impl From<&NamedAccess> for Specification {
 }
 
 impl Specification {
-    /// The mix as Iometer would hold it; shares become whole percentages that add up to 100.
+    /// Returns the mix in Iometer's form; shares become whole percentages with the sum 100.
     pub fn from_mix(name: &str, mix: &Mix) -> Self {
         let total: u64 = mix.parts.iter().map(|part| u64::from(part.weight)).sum();
         let (mut before, mut given) = (0, 0);
@@ -130,13 +130,13 @@ impl Specification {
     }
 }
 
-/// Where the reader is.
+/// The state of the parser.
 enum ReaderState {
     Outside,
     Specifications,
 }
 
-/// Reads the text of a file; `file` is its name in errors.
+/// Parses the text of a file; `file` is its name in errors.
 pub fn parse(file: &str, text: &str) -> Result<Configuration, IcfError> {
     let mut found = Configuration::default();
     let mut state = ReaderState::Outside;
@@ -193,7 +193,7 @@ pub fn parse(file: &str, text: &str) -> Result<Configuration, IcfError> {
     Ok(found)
 }
 
-/// What must hold of a specification when the next one begins.
+/// Checks that a specification is complete before the next one begins.
 fn end_specification(found: &Configuration) -> Result<(), String> {
     let Some(Specification { name, lines, .. }) = found.specifications.last() else {
         return Ok(());
@@ -206,7 +206,7 @@ fn end_specification(found: &Configuration) -> Result<(), String> {
     }
 }
 
-/// The name may hold commas; the assignment never does.
+/// The name can contain commas; the assignment cannot.
 fn parse_name(line: &str) -> Specification {
     let (name, assignment) = match line.rsplit_once(',') {
         Some((name, last)) if ["NONE", "ALL", "DISK", "NET"].contains(&last.trim()) => {
@@ -249,13 +249,13 @@ fn parse_line(line: &str) -> Result<Line, String> {
     })
 }
 
-/// The settings outside the specifications that a measurement is made of.
+/// Parses the settings outside the specifications.
 fn parse_setting(found: &mut Configuration, heading: &str, line: &str) -> Result<(), String> {
     let first = |what: &str| -> Result<u32, String> {
         let field = line.split(',').next().unwrap_or_default().trim();
         field.parse().map_err(|_| format!("{field:?} is no {what}"))
     };
-    // A second line under such a heading cannot be: the heading comes anew.
+    // A heading has only one line; further lines have their own heading.
     if heading.starts_with("hours") {
         let mut seconds = 0_u64;
         let mut fields = line.split_ascii_whitespace();
@@ -273,8 +273,8 @@ fn parse_setting(found: &mut Configuration, heading: &str, line: &str) -> Result
     Ok(())
 }
 
-/// The text of a file that holds these specifications and run times. Iometer adds the managers and
-/// disks of the machine that it runs on when it opens it.
+/// Returns the text of a file with these specifications and run times. Iometer adds the managers and disks of its
+/// machine when it opens the file.
 pub fn render(configuration: &Configuration) -> String {
     let rule = |title: &str| format!("'{title} {:=<width$}\n", "", width = 79 - title.len());
     let mut text = String::from("Version 1.1.0 \n");

@@ -1,18 +1,17 @@
-//! Workloads, measurements, reports.
+//! Workloads, measurements and reports.
 //!
-//! Where a workload comes from: [`access`] names the access specifications that studies use,
-//! [`icf`] reads and writes Iometer's, [`fio`] reads job files, [`trace`] reads what was recorded.
-//! What it is made of: [`mix`] (sizes, reads, random places), [`distribution`] (where random I/Os go),
-//! [`dice`] (the same again for the same seed). [`load`] puts it on a target and measures.
+//! Sources of workloads: [`access`] has the access specifications that studies use, [`icf`] reads and writes those of
+//! Iometer, [`fio`] reads job files, and [`trace`] reads recorded traces. Parts of workloads: [`mix`] (sizes, reads,
+//! random positions), [`distribution`] (positions of random I/Os) and [`rng`] (the same numbers for the same seed).
+//! [`load`] runs a workload on a target and measures it.
 //!
-//! A [`study`] measures [`target_under_test`]s over a [`network`], as others did before: what comes out is
-//! a [`record`], and a [`report`] is made of it, with what others [`published`] beside.
+//! A [`study`] measures [`target_under_test`]s over a [`network`], as a published study did. The result is a
+//! [`record`]; a [`report`] shows it beside the [`published`] figures.
 
 pub mod access;
 pub mod archive;
 pub mod bonnie;
 pub mod compare;
-pub mod dice;
 pub mod distribution;
 pub mod fio;
 pub mod folder;
@@ -26,6 +25,7 @@ pub mod process;
 pub mod published;
 pub mod record;
 pub mod report;
+pub mod rng;
 pub mod statistics;
 pub mod study;
 pub mod target_under_test;

@@ -1,15 +1,15 @@
-//! What a reader of a run should know of the machine: from `/proc`, `/sys` and `/etc/os-release`.
+//! Facts about the machine for the readers of a run, from `/proc`, `/sys` and `/etc/os-release`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// Facts by name. What the system does not tell is not among them.
+/// Returns facts by name, without those that the system does not provide.
 pub fn facts() -> BTreeMap<String, String> {
     facts_below(Path::new("/"))
 }
 
-/// Tasks that ran or waited for a disk, averaged over the last minute: a machine at rest is near 0.
+/// Tasks that ran or waited for a disk, as an average of the last minute: an idle machine is near 0.
 pub fn load_average() -> Option<f64> {
     load_average_of(&text(Path::new("/"), "proc/loadavg")?)
 }
@@ -57,7 +57,7 @@ fn text(root: &Path, path: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).trim().to_owned())
 }
 
-/// The value of the first line `key SEPARATOR value`.
+/// Returns the value of the first line `key SEPARATOR value`.
 fn field(text: &str, key: &str, separator: char) -> Option<String> {
     let value = text.lines().find_map(|line| {
         let (name, value) = line.split_once(separator)?;
@@ -66,7 +66,7 @@ fn field(text: &str, key: &str, separator: char) -> Option<String> {
     Some(value.trim().to_owned())
 }
 
-/// How many a list such as `0-3,8` names.
+/// Returns the number of CPUs in a list such as `0-3,8`.
 fn cores(list: &str) -> Option<String> {
     let counts = list.split(',').map(|part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -86,7 +86,7 @@ fn distribution(os_release: &str) -> Option<String> {
     Some(name.trim_matches(['"', '\'']).to_owned())
 }
 
-/// Its name if the system knows it.
+/// Returns the name if the system knows it.
 fn hypervisor(root: &Path, cpuinfo: &str) -> Option<String> {
     let flagged = || {
         let flags = field(cpuinfo, "flags", ':')?;
@@ -104,7 +104,7 @@ fn governors(root: &Path) -> Option<String> {
     (!names.is_empty()).then(|| names.into_iter().collect::<Vec<_>>().join(", "))
 }
 
-/// What the kernel does against leaks between programs, which makes system calls slower.
+/// The kernel's mitigations of processor vulnerabilities, which make system calls slower.
 fn mitigations(root: &Path) -> Option<String> {
     let files = fs::read_dir(root.join("sys/devices/system/cpu/vulnerabilities")).ok()?;
     let active: BTreeSet<_> = files

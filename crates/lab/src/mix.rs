@@ -1,35 +1,35 @@
-//! A mix of I/Os: what an access specification with more than one line asks for.
+//! A mix of I/Os: the load of an access specification with more than one line.
 
 use serde::{Deserialize, Serialize};
 
 use crate::access::Access;
 
-/// One kind of I/O of a mix.
+/// One kind of I/O in a mix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
-    /// How often this part is chosen, next to the weights of the others.
+    /// Relative frequency of this part.
     pub weight: u32,
-    /// Bytes of an I/O.
+    /// Size of an I/O in bytes.
     pub block_bytes: u32,
-    /// Of a hundred I/Os, how many read; the others write.
+    /// Percentage of reads; the others are writes.
     pub read_percent: u8,
-    /// Of a hundred I/Os, how many go anywhere; the others go on where the last one ended.
+    /// Percentage of I/Os at random positions; the others begin where the last one ended.
     pub random_percent: u8,
 }
 
-/// Kinds of I/O with their weights. One part is the plain case.
+/// Kinds of I/O with their weights; usually there is one part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mix {
     /// The parts.
     pub parts: Vec<Part>,
-    /// I/Os begin at multiples of so many bytes; with `None`, of their own length.
+    /// Alignment of I/Os in bytes; `None` is their own length.
     pub align_bytes: Option<u32>,
-    /// I/Os that each session keeps open.
+    /// Outstanding I/Os of each session.
     pub queue_depth: u32,
 }
 
 impl Mix {
-    /// The mix as an access specification, if it is no more than one.
+    /// Returns the mix as an access specification, if it has one part only.
     pub fn as_access(&self) -> Option<Access> {
         match self.parts[..] {
             [part] if self.align_bytes.is_none_or(|align| align == part.block_bytes) => {
@@ -44,7 +44,7 @@ impl Mix {
         }
     }
 
-    /// The length of the longest I/O.
+    /// Returns the length of the longest I/O.
     pub fn longest(&self) -> u32 {
         self.parts.iter().map(|part| part.block_bytes).max().unwrap_or(0)
     }

@@ -1,8 +1,7 @@
-//! Other programs, each with a limit: those that run to an end and those that stay.
+//! Other programs with time limits: commands that end, and daemons.
 //!
-//! A program that stays dies with the thread that started it (`setpriv --pdeathsig`), so that
-//! nothing is left when this process is killed. Whoever starts one does so on a thread that lasts
-//! as long as the program is wanted.
+//! A daemon dies with the thread that started it (`setpriv --pdeathsig`), so that none remains when this process is
+//! killed. That thread must therefore last as long as the daemon is needed.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _};
@@ -20,10 +19,10 @@ use rustix::process::{
 };
 use sarsen_io::time::now;
 
-/// How often a condition that nothing announces is looked at again.
+/// Interval of polling for conditions without a notification.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Debian's package for a program that is started by name.
+/// Debian's package of a program that is started by name.
 const PACKAGES: &[(&str, &str)] = &[
     ("bon_csv2txt", "bonnie++"),
     ("bonnie++", "bonnie++"),
@@ -44,71 +43,71 @@ const PACKAGES: &[(&str, &str)] = &[
     ("unshare", "util-linux"),
 ];
 
-/// Why a program did not do what it was started for.
+/// A reason why a program failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
-    /// It cannot be started.
+    /// The program cannot be started.
     #[error("{}", cannot_start(program))]
     Start {
         /// Its name.
         program: String,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// A call to the system failed.
+    /// A system call failed.
     #[error("cannot {what}: {source}")]
     System {
-        /// What was to be done.
+        /// The intended operation.
         what: &'static str,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// It ended without success.
+    /// The program failed.
     #[error("{status}:\n{output}")]
     Failed {
-        /// How.
+        /// Its exit status.
         status: ExitStatus,
-        /// What it said.
+        /// Its output.
         output: String,
     },
-    /// It did not end in time.
+    /// The program exceeded its time limit.
     #[error("it timed out; its output was:\n{output}")]
     PastLimit {
-        /// What it said.
+        /// Its output.
         output: String,
     },
-    /// A command did not work.
+    /// A command failed.
     #[error("{command}: {problem}")]
     Command {
-        /// As it was given.
+        /// The command line.
         command: String,
-        /// Why.
+        /// The reason.
         problem: Box<ProcessError>,
     },
-    /// It was to stay and did not.
+    /// A daemon ended early.
     #[error("{program} ended before it was ready: {status}")]
     EndedEarly {
         /// Its name.
         program: String,
-        /// How it ended.
+        /// Its exit status and output.
         status: ExitStatus,
     },
-    /// It stays but does not answer.
+    /// A daemon runs but does not answer.
     #[error("{program} was not ready within {limit:?}")]
     NotReady {
         /// Its name.
         program: String,
-        /// How long it was waited for.
+        /// The time limit.
         limit: Duration,
     },
-    /// It was asked to end and did not.
+    /// A daemon did not end after SIGTERM.
     #[error("{program} did not end within {limit:?}")]
     Stays {
         /// Its name.
         program: String,
-        /// How long it was waited for.
+        /// The time limit.
         limit: Duration,
     },
 }
@@ -117,17 +116,17 @@ fn system(what: &'static str) -> impl Fn(io::Error) -> ProcessError {
     move |source| ProcessError::System { what, source }
 }
 
-/// What a command left when it ended or was ended.
+/// The result of a command that ended or was killed.
 #[derive(Debug)]
 pub struct Finished {
-    /// `None`: it ran past its limit and was killed with all its children.
+    /// `None`: it exceeded its limit and was killed with all its children.
     pub status: Option<ExitStatus>,
-    /// Both of its outputs, in the order they were written.
+    /// Its standard output and standard error, in the order of writing.
     pub output: String,
 }
 
 impl Finished {
-    /// The output, or an error with the output in it.
+    /// Returns the output, or an error that contains the output.
     pub fn success(self) -> Result<String, ProcessError> {
         let output = self.output;
         match self.status {
@@ -138,7 +137,7 @@ impl Finished {
     }
 }
 
-/// Runs `command` to its end, at most for `limit`.
+/// Runs `command` to its end, for at most `limit`.
 pub fn finish(command: &mut Command, limit: Duration) -> Result<Finished, ProcessError> {
     let log = tempfile::tempfile().map_err(system("make a file for a program's output"))?;
     let again = || log.try_clone().map_err(system("share a file for a program's output"));
@@ -157,7 +156,7 @@ pub fn finish(command: &mut Command, limit: Duration) -> Result<Finished, Proces
     Ok(Finished { status, output })
 }
 
-/// Like [`finish`], and anything but success is an error that names the command.
+/// Runs `command` like [`finish`]; a failure is an error that names the command.
 pub fn output(command: &mut Command, limit: Duration) -> Result<String, ProcessError> {
     finish(command, limit)?.success().map_err(|problem| ProcessError::Command {
         command: command_line(command),
@@ -165,12 +164,12 @@ pub fn output(command: &mut Command, limit: Duration) -> Result<String, ProcessE
     })
 }
 
-/// A command for a program by its name, wherever it is.
+/// Returns a command for a program by its name, which is searched in all usual folders.
 pub fn command(program: &str) -> Result<Command, ProcessError> {
     find_or_fail(Path::new(program)).map(Command::new)
 }
 
-/// The command as a shell takes it, with the environment that it sets.
+/// Returns the command in a shell's syntax, with the environment that it sets.
 pub fn command_line(command: &Command) -> String {
     let set = command.get_envs().filter_map(|(name, value)| {
         Some(format!("{}={}", name.to_string_lossy(), quoted(&value?.to_string_lossy())))
@@ -198,20 +197,20 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts `program`; `configure` gives it arguments, environment and outputs. The words of
-    /// `prefix`, if there are any, are a command that becomes the command after it.
+    /// Starts `program`; `configure` sets arguments, environment and outputs. If `prefix` is not empty, it is a command
+    /// that executes the command after it.
     pub fn start(
         prefix: &[String],
         program: &Path,
         configure: impl FnOnce(&mut Command),
     ) -> Result<Self, ProcessError> {
         let found = find_or_fail(program)?;
-        // Inside the prefix: entering a user namespace would forget the signal.
+        // `setpriv` runs inside the prefix, because entering a user namespace resets the signal.
         let words =
             prefix.iter().map(String::as_str).chain(["setpriv", "--pdeathsig", "KILL", "--"]);
         let mut words = words.map(PathBuf::from).chain([found]);
         let mut command = Command::new(words.next().unwrap_or_default());
-        // A group of its own: ^C ends whoever started it, not it alone.
+        // The program has its own process group, so that ^C ends its owner first.
         command.args(words).stdin(Stdio::null()).process_group(0);
         configure(&mut command);
         let child = spawn(&mut command)?;
@@ -219,24 +218,24 @@ impl Daemon {
         Ok(Self { child, name, command: command_line(&command) })
     }
 
-    /// Process id: also that of the program behind the prefix, which became it.
+    /// Returns the process id, which is also that of the program that the prefix executes.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its program, as it was named.
+    /// Returns the name of its program.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The command that started it, as a shell takes it.
+    /// Returns the command line in a shell's syntax.
     pub fn command(&self) -> &str {
         &self.command
     }
 
-    /// `None` while it runs.
+    /// Returns the exit status, or `None` while it runs.
     pub fn ended(&self) -> Result<Option<ExitStatus>, ProcessError> {
-        // What has ended stays to be asked again.
+        // An ended process keeps its status for later queries.
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let ended = waitid(WaitId::Pid(Pid::from_child(&self.child)), options)
             .map_err(|source| system("look after a program")(source.into()))?;
@@ -246,7 +245,7 @@ impl Daemon {
         }))
     }
 
-    /// Waits for `ready` to say yes; an error when the program ends first or `limit` passes.
+    /// Waits until `ready` returns true; fails when the program ends first or `limit` passes.
     pub fn wait_until<E: From<ProcessError>>(
         &self,
         limit: Duration,
@@ -266,14 +265,14 @@ impl Daemon {
         Ok(())
     }
 
-    /// Asks it to end with SIGTERM and waits.
+    /// Sends SIGTERM and waits for the end.
     pub fn terminate(self, limit: Duration) -> Result<ExitStatus, ProcessError> {
         kill_process(Pid::from_child(&self.child), Signal::TERM)
             .map_err(|source| system("send SIGTERM")(source.into()))?;
         self.wait(limit)
     }
 
-    /// Waits until it has ended.
+    /// Waits for the end.
     pub fn wait(mut self, limit: Duration) -> Result<ExitStatus, ProcessError> {
         let status = wait(&mut self.child, limit)?;
         status.ok_or_else(|| ProcessError::Stays { program: self.name.clone(), limit })
@@ -282,13 +281,13 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Both fail when it has ended, which is what is wanted.
+        // Both calls fail if the process has ended, which is correct.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Whether a process listens on this TCP port, in whatever network namespace it is.
+/// Returns whether a process listens on this TCP port in its network namespace.
 pub fn listens(pid: u32, port: u16) -> bool {
     let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/net/{name}"));
     let tables = [read("tcp"), read("tcp6")];
@@ -302,7 +301,7 @@ pub fn listens(pid: u32, port: u16) -> bool {
         .any(|target| inodes.iter().any(|inode| target == format!("socket:[{inode}]")))
 }
 
-/// The sockets of `/proc/net/tcp` that listen on this port (proc_pid_net(5)).
+/// Returns the sockets of `/proc/net/tcp` that listen on this port (proc_pid_net(5)).
 fn listening_inodes(table: &str, port: u16) -> impl Iterator<Item = &str> {
     const LISTEN: &str = "0A";
     table.lines().skip(1).filter_map(move |line| {
@@ -334,7 +333,7 @@ fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>, Proces
     }
 }
 
-/// Returns when it ends or after `limit`; earlier now and then. It has not been waited for yet.
+/// Returns when the process ends or after `limit`, and sometimes earlier. The process must not be reaped yet.
 fn await_end(child: &Child, limit: Duration) -> Result<(), ProcessError> {
     let failed = |source: Errno| system("wait for a program")(source.into());
     let handle = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).map_err(failed)?;
@@ -352,12 +351,12 @@ fn read_all(mut log: File) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Where a program is: its own path, or the first of its name in PATH.
+/// Returns the path of a program: the given path, or the first one with its name in PATH.
 pub fn find(program: &Path) -> Option<PathBuf> {
     if program.components().count() > 1 {
         return program.is_file().then(|| program.to_owned());
     }
-    // Daemons live in /usr/sbin, which is not in everyone's PATH.
+    // Daemons are in /usr/sbin, which some users lack in their PATH.
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
         .chain([PathBuf::from("/usr/sbin")])

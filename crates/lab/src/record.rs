@@ -1,42 +1,42 @@
-//! What a run of a study is made of when it is written down: which cells, how often, what came out.
+//! The record of a study's run: its cells, repetitions and results.
 //!
-//! These are the types that the archive keeps and that reports are made from; whoever changes a
-//! field's meaning here makes old runs unreadable, so fields are added and never reused.
+//! The archive stores these types, and reports use them. A changed meaning of a field would make old runs unreadable;
+//! therefore fields are added and never reused.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What makes one cell of a study differ from the others: `target` = `tgt`, `mtu` = `9000`, ….
+/// The labels that identify a cell of a study: `target` = `tgt`, `mtu` = `9000`, ….
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Labels(BTreeMap<String, String>);
 
 impl Labels {
-    /// No labels.
+    /// Returns an empty set of labels.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// With one more.
+    /// Adds a label.
     #[must_use]
     pub fn with(mut self, dimension: &str, value: impl fmt::Display) -> Self {
         self.0.insert(dimension.into(), value.to_string());
         self
     }
 
-    /// The value of a dimension.
+    /// Returns the value of a dimension.
     pub fn value(&self, dimension: &str) -> Option<&str> {
         self.0.get(dimension).map(String::as_str)
     }
 
-    /// Whether all of `wanted` are among these.
+    /// Returns whether these labels contain all of `wanted`.
     pub fn include(&self, wanted: &Labels) -> bool {
         wanted.0.iter().all(|(dimension, value)| self.0.get(dimension) == Some(value))
     }
 
-    /// All of them, by the names of their dimensions.
+    /// Returns all labels, sorted by dimension.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(dimension, value)| (dimension.as_str(), value.as_str()))
     }
@@ -60,7 +60,7 @@ pub mod figure {
     pub const MB_PER_S: &str = "mb_per_s";
     /// Mean latency, µs.
     pub const MEAN_US: &str = "mean_us";
-    /// Shortest latency, µs.
+    /// Minimum latency, µs.
     pub const MIN_US: &str = "min_us";
     /// Median latency, µs.
     pub const P50_US: &str = "p50_us";
@@ -68,7 +68,7 @@ pub mod figure {
     pub const P99_US: &str = "p99_us";
     /// 99.9th percentile of the latency, µs.
     pub const P999_US: &str = "p999_us";
-    /// Longest latency, µs.
+    /// Maximum latency, µs.
     pub const MAX_US: &str = "max_us";
     /// Standard deviation of the latency, µs.
     pub const DEVIATION_US: &str = "deviation_us";
@@ -78,27 +78,27 @@ pub mod figure {
     pub const CLIENT_CPU_US_PER_IO: &str = "client_cpu_us_per_io";
     /// Resident memory of the target at the end, KiB.
     pub const TARGET_RSS_KIB: &str = "target_rss_kib";
-    /// What a link carries towards the targets' side, millions of bytes a second.
+    /// Throughput of a link towards the targets' side, millions of bytes a second.
     pub const LINK_TO_TARGET_MB_PER_S: &str = "link_to_target_mb_per_s";
-    /// What a link carries from the targets' side, millions of bytes a second.
+    /// Throughput of a link from the targets' side, millions of bytes a second.
     pub const LINK_FROM_TARGET_MB_PER_S: &str = "link_from_target_mb_per_s";
-    /// Median time of a small message over a link and back, µs.
+    /// Median round-trip time of a small message over a link, µs.
     pub const LINK_ROUND_TRIP_US: &str = "link_round_trip_us";
-    /// TCP segments that were sent again while a link was measured.
+    /// TCP segments that were retransmitted while a link was measured.
     pub const LINK_RETRANSMITS: &str = "link_retransmits";
-    /// What a medium reads in order, millions of bytes a second.
+    /// Sequential read throughput of a medium, millions of bytes a second.
     pub const MEDIUM_READ_MB_PER_S: &str = "medium_read_mb_per_s";
-    /// What a medium writes in order, millions of bytes a second.
+    /// Sequential write throughput of a medium, millions of bytes a second.
     pub const MEDIUM_WRITE_MB_PER_S: &str = "medium_write_mb_per_s";
-    /// Random reads of 4 KiB a second, one after the other.
+    /// Random reads of 4 KiB a second, one outstanding.
     pub const MEDIUM_RANDOM_READ_IOPS: &str = "medium_random_read_iops";
-    /// Random reads of 4 KiB a second, 32 at once.
+    /// Random reads of 4 KiB a second, 32 outstanding.
     pub const MEDIUM_RANDOM_READ_IOPS_32: &str = "medium_random_read_iops_32";
-    /// 1 if the load was steady by the SNIA's rule, else 0.
+    /// 1 if the load was steady by SNIA's rule, else 0.
     pub const STEADY: &str = "steady";
 }
 
-/// What one measurement gave.
+/// The result of one measurement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measures {
     /// Figures by name; see [`figure`].
@@ -106,20 +106,20 @@ pub struct Measures {
     /// Texts by name, such as the negotiated keys.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub texts: BTreeMap<String, String>,
-    /// How often which latency was seen, if latencies were measured.
+    /// Histogram of the latencies, if they were measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub latencies: Vec<Bucket>,
-    /// I/Os a second over the time of the measurement.
+    /// I/Os a second over the duration of the measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub series: Option<Series>,
 }
 
-/// I/Os whose latency is at most `upper_us` and above the bucket's before.
+/// I/Os whose latency is at most `upper_us` and above that of the previous bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Bucket {
-    /// The bucket's end, µs.
+    /// Upper end of the bucket, µs.
     pub upper_us: f64,
-    /// How many.
+    /// Number of I/Os.
     pub count: u64,
 }
 
@@ -132,33 +132,33 @@ pub struct Series {
     pub values: Vec<f64>,
 }
 
-/// How one measurement ended.
+/// The outcome of one measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// With figures.
+    /// The figures of a successful measurement.
     Measured(Measures),
-    /// With an error: what failed and why.
+    /// The error and its cause.
     Failed(String),
-    /// It cannot be measured here, and why.
+    /// The reason why it cannot be measured on this machine.
     NotMeasured(String),
 }
 
 /// One measurement of one cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// Which cell.
+    /// The cell.
     pub labels: Labels,
-    /// Which repetition, from 1.
+    /// Number of the repetition, from 1.
     pub repetition: u32,
-    /// Seconds since the Unix epoch, when it had ended.
+    /// Time of its end in seconds since the Unix epoch.
     pub ended_at: u64,
-    /// What came out.
+    /// Its outcome.
     pub outcome: Outcome,
 }
 
 impl Sample {
-    /// A figure, if it was measured.
+    /// Returns a figure, if it was measured.
     pub fn figure(&self, name: &str) -> Option<f64> {
         match &self.outcome {
             Outcome::Measured(measures) => measures.figures.get(name).copied(),
@@ -167,11 +167,11 @@ impl Sample {
     }
 }
 
-/// How thoroughly a study is run.
+/// The scale of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scale {
-    /// A minute or so.
+    /// About a minute.
     Quick,
     /// The study's own durations and repetitions.
     Full,
@@ -186,20 +186,20 @@ impl fmt::Display for Scale {
     }
 }
 
-/// Where and how a run took place: what a reader needs to judge it or to do it again.
+/// The setting of a run: the facts that a reader needs to judge or to repeat it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Setting {
     /// The machine: processor, cores, memory, kernel, distribution, by name.
     pub machine: BTreeMap<String, String>,
-    /// The versions of what took part.
+    /// The versions of the programs.
     pub versions: BTreeMap<String, String>,
-    /// The commands that started what took part, as they were given.
+    /// The commands that started the programs.
     pub commands: Vec<String>,
-    /// How the targets under test were reached, and what could not be made.
+    /// The links to the targets under test, and those that could not be created.
     pub network: Vec<String>,
-    /// What the pseudo-random choices began from.
+    /// The seed of the pseudo-random choices.
     pub seed: u64,
-    /// What was to be measured: volumes, links, cells.
+    /// The planned measurements: volumes, links, cells.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub plan: BTreeMap<String, String>,
 }
@@ -211,34 +211,34 @@ pub struct Run {
     pub id: i64,
     /// The study's name.
     pub study: String,
-    /// How thoroughly.
+    /// Its scale.
     pub scale: Scale,
-    /// The command line that began it.
+    /// The command line that started it.
     pub command: String,
-    /// Who took part, by their names.
+    /// The names of the targets under test.
     pub targets_under_test: Vec<String>,
-    /// Seconds since the Unix epoch.
+    /// Start in seconds since the Unix epoch.
     pub began_at: u64,
-    /// Seconds since the Unix epoch; absent while it is unfinished.
+    /// End in seconds since the Unix epoch; absent while the run is unfinished.
     pub ended_at: Option<u64>,
-    /// Where and how.
+    /// Its setting.
     pub setting: Setting,
-    /// What was measured, in the order in which it was.
+    /// The samples, in the order of measurement.
     pub samples: Vec<Sample>,
 }
 
 impl Run {
-    /// The samples of one cell, or of all cells that have these labels.
+    /// Returns the samples of the cells that have these labels.
     pub fn cells<'a>(&'a self, wanted: &'a Labels) -> impl Iterator<Item = &'a Sample> {
         self.samples.iter().filter(|sample| sample.labels.include(wanted))
     }
 
-    /// A figure of every repetition that was measured of the cells that have these labels.
+    /// Returns a figure from each successful repetition of the cells that have these labels.
     pub fn figures(&self, wanted: &Labels, figure: &str) -> Vec<f64> {
         self.cells(wanted).filter_map(|sample| sample.figure(figure)).collect()
     }
 
-    /// The values of a dimension, in the order in which they were first measured.
+    /// Returns the values of a dimension, in the order of their first measurement.
     pub fn values(&self, dimension: &str) -> Vec<&str> {
         let mut values = Vec::new();
         for value in self.samples.iter().filter_map(|sample| sample.labels.value(dimension)) {

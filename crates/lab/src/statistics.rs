@@ -1,27 +1,26 @@
-//! What repeated measurements allow to be said, and what they do not.
+//! Statistics of repeated measurements.
 //!
-//! Repetitions are taken as independent draws of a figure that is about normally distributed:
-//! intervals are Student's, differences Welch's. With three repetitions that makes wide intervals;
-//! they are as wide as they have to be.
+//! Repetitions count as independent samples of a figure with an approximately normal distribution: intervals are
+//! Student's, differences Welch's. Three repetitions give wide intervals, which is correct.
 
 use serde::Serialize;
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
-/// How sure an interval is, and what a difference must pass to be called one.
+/// The confidence level of intervals and of differences.
 pub const CONFIDENCE: f64 = 0.95;
 
-/// A figure over its repetitions.
+/// The statistics of a figure over its repetitions.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Summary {
     /// Repetitions.
     pub count: usize,
     /// Arithmetic mean.
     pub mean: f64,
-    /// The value in the middle, or the mean of the two there.
+    /// The median: the middle value, or the mean of the two middle ones.
     pub median: f64,
-    /// The least.
+    /// The minimum.
     pub min: f64,
-    /// The greatest.
+    /// The maximum.
     pub max: f64,
     /// Sample standard deviation (n - 1); absent for a single value.
     pub deviation: Option<f64>,
@@ -30,8 +29,8 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Of these values; nothing is said of none, of values that are not numbers, or of such that
-    /// their sum is none.
+    /// Returns the estimate of these values; `None` if there are none, if one is not a number, or if their sum
+    /// overflows.
     pub fn of(values: &[f64]) -> Option<Self> {
         if values.is_empty() || values.iter().any(|value| !value.is_finite()) {
             return None;
@@ -68,18 +67,17 @@ impl Summary {
 /// The difference of two means.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Difference {
-    /// By how much of the first the second is greater; 0.1 is ten percent.
+    /// The relative difference: (second - first) / first; 0.1 is ten percent.
     pub relative: f64,
-    /// Half the width of its confidence interval, in the same unit; absent if either has but one
-    /// value.
+    /// Half the width of its confidence interval, in the same unit; absent if either side has one value only.
     pub half_width: Option<f64>,
-    /// How likely a difference at least as large is if there is none; absent likewise.
+    /// The p-value: the probability of a difference at least as large if both means are equal; absent in the same case.
     pub p_value: Option<f64>,
 }
 
 impl Difference {
-    /// From `before` to `after`, by Welch's test; nothing is said where one of them is empty or
-    /// the first one's mean is 0.
+    /// Returns the change from `before` to `after` by Welch's test; `None` if one of them is empty or the first mean is
+    /// 0.
     pub fn between(before: &[f64], after: &[f64]) -> Option<Self> {
         let (first, second) = (Summary::of(before)?, Summary::of(after)?);
         if first.mean == 0.0 {
@@ -100,8 +98,7 @@ impl Difference {
             let p_value = if relative == 0.0 { 1.0 } else { 0.0 };
             return Some(Self { relative, half_width: Some(0.0), p_value: Some(p_value) });
         }
-        // Welch and Satterthwaite's degrees of freedom, of shares: squares of variances may be
-        // beyond all numbers.
+        // Degrees of freedom of Welch and Satterthwaite, from shares: squares of variances can overflow.
         let (a, b) = (a / (a + b), b / (a + b));
         let degrees = 1.0 / (a * a / (n - 1.0) + b * b / (m - 1.0));
         let statistic = (second.mean - first.mean).abs() / error;
@@ -112,14 +109,14 @@ impl Difference {
         })
     }
 
-    /// Whether it is more than noise, taken by itself. For many at once see [`discoveries`].
+    /// Returns whether a single difference is significant. For several at once see [`discoveries`].
     pub fn is_real(&self) -> bool {
         self.p_value.is_some_and(|p_value| p_value < 1.0 - CONFIDENCE)
     }
 }
 
-/// Which of many p-values stand for differences, so that of those named so no more than one in
-/// twenty is expected to be noise (Benjamini and Hochberg 1995).
+/// Returns which of several p-values are significant, with an expected false discovery rate of at most one in twenty
+/// (Benjamini and Hochberg 1995).
 pub fn discoveries(p_values: &[f64]) -> Vec<bool> {
     let mut sorted = p_values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -143,7 +140,7 @@ fn student(degrees: f64) -> StudentsT {
     }
 }
 
-/// The factor of a standard error that makes half an interval.
+/// Returns the factor of the standard error for half an interval.
 fn quantile(degrees: f64) -> f64 {
     student(degrees).inverse_cdf(f64::midpoint(1.0, CONFIDENCE))
 }
@@ -201,7 +198,7 @@ mod tests {
 
     #[test]
     fn of_many_p_values_only_the_small_ones_are_discoveries() {
-        // The example of Benjamini and Hochberg's paper: of fifteen, four are found.
+        // The example of Benjamini and Hochberg's paper: four of fifteen are significant.
         let example = [
             0.0001, 0.0004, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344, 0.0459, 0.3240, 0.4262,
             0.5719, 0.6528, 0.7590, 1.0,

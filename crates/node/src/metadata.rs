@@ -11,7 +11,7 @@ use sarsen_block::Io;
 use sarsen_io::file::lock_within;
 use sarsen_io::record::RecordFile;
 use sarsen_proto::iscsi::digest::crc32c_of;
-use sarsen_scsi::{Keeper, Record};
+use sarsen_scsi::{MetadataStore, Record};
 use tracing::info;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -58,7 +58,7 @@ pub(crate) struct Records {
 pub(crate) fn open(
     volume: &VolumeConfig,
     open_mode: OpenMode,
-) -> Result<Option<Arc<dyn Keeper>>, StoreError> {
+) -> Result<Option<Arc<dyn MetadataStore>>, StoreError> {
     let StoreConfig::File { path, state, .. } = &volume.store else { return Ok(None) };
     // Several servers may serve a read-only file at once.
     if volume.read_only {
@@ -145,7 +145,7 @@ fn lock(folder: &Path) -> Result<Option<fs::File>, StoreError> {
     }
 }
 
-impl Keeper for Records {
+impl MetadataStore for Records {
     fn load(&self, record: Record) -> io::Result<Option<Vec<u8>>> {
         let file = self.file(record);
         let path = file.path().display();
@@ -233,14 +233,14 @@ mod tests {
     use super::*;
     use crate::config::parse_volume;
 
-    fn save(keeper: &dyn Keeper, record: Record, content: &[u8]) -> io::Result<()> {
-        match keeper.save(record, content.to_vec()) {
+    fn save(metadata: &dyn MetadataStore, record: Record, content: &[u8]) -> io::Result<()> {
+        match metadata.save(record, content.to_vec()) {
             Io::Ready(result) => result,
             Io::Pending(_) => panic!("a thread that is no core does not wait"),
         }
     }
 
-    fn opened(text: &str) -> Result<Option<Arc<dyn Keeper>>, String> {
+    fn opened(text: &str) -> Result<Option<Arc<dyn MetadataStore>>, String> {
         open(&parse_volume(text).expect("valid"), OpenMode::OpenOrCreate)
             .map_err(|error| error.to_string())
     }
@@ -251,18 +251,18 @@ mod tests {
         let path = folder.path().join("disk");
         fs::write(&path, "").expect("writes");
         let volume = format!("a=file:{}", path.display());
-        let keeper = opened(&volume).expect("opens").expect("a file keeps");
+        let metadata = opened(&volume).expect("opens").expect("a file keeps");
         assert!(!folder.path().join("disk.state").exists(), "made with the first record");
         for record in Record::ALL {
-            assert_eq!(keeper.load(record).expect("loads"), None);
-            save(&*keeper, record, record.name().as_bytes()).expect("saves");
+            assert_eq!(metadata.load(record).expect("loads"), None);
+            save(&*metadata, record, record.name().as_bytes()).expect("saves");
         }
-        save(&*keeper, Record::ModePages, b"other").expect("saves");
-        save(&*keeper, Record::Operation, b"").expect("removes");
-        drop(keeper);
+        save(&*metadata, Record::ModePages, b"other").expect("saves");
+        save(&*metadata, Record::Operation, b"").expect("removes");
+        drop(metadata);
 
-        let keeper = opened(&volume).expect("opens").expect("a file keeps");
-        let load = |record| keeper.load(record).expect("loads");
+        let metadata = opened(&volume).expect("opens").expect("a file keeps");
+        let load = |record| metadata.load(record).expect("loads");
         assert_eq!(load(Record::Reservations), Some(b"reservations".to_vec()));
         assert_eq!(load(Record::ModePages), Some(b"other".to_vec()));
         assert_eq!(load(Record::Operation), None);
@@ -310,12 +310,12 @@ mod tests {
 
         let state = folder.path().join("kept");
         let volume = format!("a=file:{},state={}", path.display(), state.display());
-        let keeper = opened(&volume).expect("opens").expect("keeps");
-        save(&*keeper, Record::ModePages, b"x").expect("saves");
+        let metadata = opened(&volume).expect("opens").expect("keeps");
+        save(&*metadata, Record::ModePages, b"x").expect("saves");
         assert!(state.join("mode-pages").exists());
         let error = opened(&volume).err().expect("is locked");
         assert!(error.contains("in use"), "{error}");
-        drop(keeper);
+        drop(metadata);
         opened(&volume).expect("is free again");
 
         let nowhere = format!("a=file:{},state=/nonexistent/kept", path.display());

@@ -8,7 +8,7 @@
 //! Therefore the unit halts if the record cannot be removed.
 
 use crate::phase::Phase;
-use crate::{AdditionalSense, Host, Keeper, LogicalUnit, Record, Sense, SenseKey};
+use crate::{AdditionalSense, Host, LogicalUnit, MetadataStore, Record, Sense, SenseKey};
 use async_lock::RwLockWriteGuardArc;
 use parking_lot::Mutex;
 use sarsen_block::{BlockError, Buffer, Durability, Extent, Store};
@@ -30,11 +30,11 @@ struct RecordHeader {
 }
 const _: () = assert!(size_of::<RecordHeader>() == 16);
 
-/// Returns whether a unit supports atomic writes. A store that is not durable needs no keeper, since it does not
+/// Returns whether a unit supports atomic writes. A store that is not durable needs no metadata, since it does not
 /// survive a crash anyway. A unit with encrypted blocks does not support them, since the record would contain the data
 /// in plain text.
 pub(crate) fn has_atomic_writes(unit: &LogicalUnit) -> bool {
-    let may_keep = unit.keeper().is_some() && unit.eraser().is_none();
+    let may_keep = unit.metadata().is_some() && unit.eraser().is_none();
     !unit.characteristics().is_lasting || may_keep
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn has_atomic_writes(unit: &LogicalUnit) -> bool {
 pub(crate) async fn write(unit: &LogicalUnit, extent: Extent, data: Buffer) -> Result<(), Sense> {
     let _guard = unit.write_alone().await?;
     let store = &**unit.store();
-    let Some(keeper) = unit.keeper().filter(|_| unit.characteristics().is_lasting) else {
+    let Some(metadata) = unit.metadata().filter(|_| unit.characteristics().is_lasting) else {
         store.write(extent, data, Durability::Durable).wait().await?;
         return Ok(());
     };
@@ -54,20 +54,20 @@ pub(crate) async fn write(unit: &LogicalUnit, extent: Extent, data: Buffer) -> R
         offset: extent.byte_offset(unit.geometry().block_size).into(),
     };
     let record = [header.as_bytes(), &data].concat();
-    if keeper.save(Record::AtomicWrite, record).wait().await.is_err() {
+    if metadata.save(Record::AtomicWrite, record).wait().await.is_err() {
         // The record may have been saved or not.
-        forget(unit, &**keeper).await;
+        forget(unit, &**metadata).await;
         return Err(Sense::new(SenseKey::MediumError, AdditionalSense::WRITE_ERROR));
     }
     if let Err(error) = store.write(extent, data, Durability::Durable).wait().await {
         match put_back(store, extent, old).await {
-            Ok(()) => forget(unit, &**keeper).await,
+            Ok(()) => forget(unit, &**metadata).await,
             Err(_) => unit.medium_phase().set(Phase::Halted),
         }
         return Err(error.into());
     }
     // All data is on the medium, so the command succeeds even if this fails.
-    forget(unit, &**keeper).await;
+    forget(unit, &**metadata).await;
     Ok(())
 }
 
@@ -82,8 +82,8 @@ async fn put_back(store: &dyn Store, extent: Extent, old: Buffer) -> Result<(), 
     store.write(extent, old, Durability::Durable).wait().await
 }
 
-async fn forget(unit: &LogicalUnit, keeper: &dyn Keeper) {
-    if keeper.save(Record::AtomicWrite, Vec::new()).wait().await.is_err() {
+async fn forget(unit: &LogicalUnit, metadata: &dyn MetadataStore) {
+    if metadata.save(Record::AtomicWrite, Vec::new()).wait().await.is_err() {
         unit.medium_phase().set(Phase::Halted);
     }
 }
@@ -106,8 +106,8 @@ fn refuse(problem: &str) -> io::Error {
 impl Legacy {
     /// Loads the interrupted write, if any. No other component knows `unit` yet.
     pub(crate) fn load(&self, unit: &LogicalUnit) -> io::Result<()> {
-        let Some(keeper) = unit.keeper() else { return Ok(()) };
-        let Some(record) = keeper.load(Record::AtomicWrite)? else { return Ok(()) };
+        let Some(metadata) = unit.metadata() else { return Ok(()) };
+        let Some(record) = metadata.load(Record::AtomicWrite)? else { return Ok(()) };
         let (header, data) = RecordHeader::read_from_prefix(&record)
             .map_err(|_| refuse("the record of an atomic write is too short"))?;
         if header.version != VERSION {
@@ -146,8 +146,8 @@ pub(crate) fn settle(unit: &Arc<LogicalUnit>, host: &dyn Host) {
         Box::pin(async move {
             let _guard = guard;
             let written = unit.store().write(extent, data, Durability::Durable).wait().await;
-            match (written, unit.keeper()) {
-                (Ok(()), Some(keeper)) => forget(&unit, &**keeper).await,
+            match (written, unit.metadata()) {
+                (Ok(()), Some(metadata)) => forget(&unit, &**metadata).await,
                 _ => unit.medium_phase().set(Phase::Halted),
             }
         })

@@ -53,7 +53,7 @@ pub use hung_commands::{Stall, WrittenOff};
 pub use identity::{Designator, Identity, Naa};
 pub use logical_unit::{DeviceType, Limits, LogicalUnit, Parts};
 pub use lun::Lun;
-pub use metadata::{Keeper, Record};
+pub use metadata::{MetadataStore, Record};
 pub use nexus::{InitiatorPort, NexusHandle};
 pub use pass_through::{PassThrough, Passed, Transfer};
 pub use protection::ProtectionType;

@@ -20,7 +20,9 @@ use crate::task_set::TaskSet;
 use crate::thresholds::Thresholds;
 use crate::timestamp::Timestamp;
 use crate::work::LongCommands;
-use crate::{Completion, Identity, Keeper, PassThrough, ProtectionType, Sense, UnitAttention};
+use crate::{
+    Completion, Identity, MetadataStore, PassThrough, ProtectionType, Sense, UnitAttention,
+};
 use async_lock::{Mutex as AsyncMutex, RwLock};
 use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::layers::ForgetKey;
@@ -54,7 +56,7 @@ pub struct Parts {
     /// True if the medium can be ejected and loaded. A CD's medium always can.
     pub removable: bool,
     /// The store of the records that outlive the program, if any.
-    pub keeper: Option<Arc<dyn Keeper>>,
+    pub metadata: Option<Arc<dyn MetadataStore>>,
     /// The type of protection information of the medium's format, if the store supports any.
     pub protection: Option<ProtectionType>,
     /// Replaces the key that encrypts the store's blocks, if they are encrypted.
@@ -66,14 +68,14 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Returns the parts of a disk without a keeper.
+    /// Returns the parts of a disk without a metadata.
     pub fn disk(identity: Identity, store: Arc<dyn Store>) -> Self {
         Self {
             identity,
             store,
             device_type: DeviceType::Disk,
             removable: false,
-            keeper: None,
+            metadata: None,
             protection: None,
             eraser: None,
             pass_through: None,
@@ -103,7 +105,7 @@ pub struct Limits {
 
 const MAXIMUM_TRANSFER_BYTES: u32 = 16 << 20;
 const OPTIMAL_TRANSFER_BYTES: u32 = 1 << 20;
-/// The maximum size of an atomic write in bytes. The keeper stores all its data until it is on the medium.
+/// The maximum size of an atomic write in bytes. The metadata stores all its data until it is on the medium.
 const MAXIMUM_ATOMIC_BYTES: u32 = 1 << 20;
 /// The maximum length of WRITE SAME, a power of two below 65536. libiscsi's test suite expects that if a WRITE SAME of
 /// 65536 blocks is possible, a WRITE is too.
@@ -134,7 +136,7 @@ pub struct LogicalUnit {
     store: Arc<dyn Store>,
     /// The same store, if it supports protection information.
     protected: Option<Arc<Protected>>,
-    keeper: Option<Arc<dyn Keeper>>,
+    metadata: Option<Arc<dyn MetadataStore>>,
     eraser: Option<Arc<dyn ForgetKey>>,
     pass_through: Option<Arc<dyn PassThrough>>,
     characteristics: Characteristics,
@@ -170,7 +172,7 @@ pub struct LogicalUnit {
 }
 
 impl LogicalUnit {
-    /// Creates a disk over a store, without a keeper.
+    /// Creates a disk over a store, without a metadata.
     pub fn new(identity: Identity, store: Arc<dyn Store>) -> Arc<Self> {
         match Self::of_parts(Parts::disk(identity, store)) {
             Ok(unit) => unit,
@@ -182,7 +184,7 @@ impl LogicalUnit {
     /// the invalid record. Interrupted work continues when the unit is added to a [`crate::TargetDevice`].
     pub fn of_parts(parts: Parts) -> io::Result<Arc<Self>> {
         let Parts { identity, store, device_type, removable, .. } = parts;
-        let Parts { keeper, protection, eraser, pass_through, companion, .. } = parts;
+        let Parts { metadata, protection, eraser, pass_through, companion, .. } = parts;
         let characteristics = store.characteristics();
         let space = if characteristics.unmap.is_some_and(|unmap| unmap.tells_space) {
             store.space()
@@ -199,14 +201,14 @@ impl LogicalUnit {
         let protected =
             characteristics.protection.then(|| Arc::new(Protected::new(store.clone(), protection)));
         let store = protected.clone().map_or(store, |protected| protected);
-        let identifying_information = IdentifyingInformation::load(keeper.as_deref())?;
-        let reservations = Reservations::load(keeper.as_ref())?;
-        let medium_phase = MediumPhase::load(keeper.as_deref())?;
+        let identifying_information = IdentifyingInformation::load(metadata.as_deref())?;
+        let reservations = Reservations::load(metadata.as_ref())?;
+        let medium_phase = MediumPhase::load(metadata.as_deref())?;
         let unit = Self {
             volume_name: Mutex::new(identity.volume.as_str().into()),
             identity,
             device_type,
-            keeper,
+            metadata,
             eraser,
             pass_through,
             modes: Modes::new(ModeParameters::default_of(
@@ -267,8 +269,8 @@ impl LogicalUnit {
     }
 
     /// Returns the store of the unit's records, if any.
-    pub fn keeper(&self) -> Option<&Arc<dyn Keeper>> {
-        self.keeper.as_ref()
+    pub fn metadata(&self) -> Option<&Arc<dyn MetadataStore>> {
+        self.metadata.as_ref()
     }
 
     /// Returns the object that replaces the encryption key, if the blocks are encrypted.

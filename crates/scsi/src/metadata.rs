@@ -45,7 +45,7 @@ impl Record {
 }
 
 /// Stores the records of one logical unit.
-pub trait Keeper: Send + Sync {
+pub trait MetadataStore: Send + Sync {
     /// Returns the last saved record; `None` if it was never saved, or was removed. This function blocks. It is called
     /// at the creation of a unit, never during a command. A damaged record is an error, which is reported to the
     /// administrator: the unit does not start.

@@ -145,8 +145,8 @@ const fn not_kept() -> Sense {
 
 /// Saves the record of a phase for the next run of the unit.
 async fn keep(unit: &LogicalUnit, phase: Phase) -> std::io::Result<()> {
-    match unit.keeper() {
-        Some(keeper) => keeper.save(Record::Operation, phase.record()).wait().await,
+    match unit.metadata() {
+        Some(metadata) => metadata.save(Record::Operation, phase.record()).wait().await,
         None => Ok(()),
     }
 }

@@ -5,7 +5,7 @@
 //! have changed meanwhile.
 
 use crate::command_table::Flags;
-use crate::{AdditionalSense, Keeper, LogicalUnit, Record, Sense, SenseKey};
+use crate::{AdditionalSense, LogicalUnit, MetadataStore, Record, Sense, SenseKey};
 use async_lock::{RwLockReadGuardArc, RwLockWriteGuardArc};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
@@ -99,9 +99,9 @@ pub(crate) struct MediumPhase {
 
 impl MediumPhase {
     /// Loads the phase that the previous run of the unit left.
-    pub(crate) fn load(keeper: Option<&dyn Keeper>) -> io::Result<Self> {
-        let record = match keeper {
-            Some(keeper) => keeper.load(Record::Operation)?,
+    pub(crate) fn load(metadata: Option<&dyn MetadataStore>) -> io::Result<Self> {
+        let record = match metadata {
+            Some(metadata) => metadata.load(Record::Operation)?,
             None => None,
         };
         let phase = match record {

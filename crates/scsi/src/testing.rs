@@ -2,8 +2,8 @@
 //! that polls futures.
 
 use crate::{
-    Array, Cdb, Command, Completion, Host, Identity, InitiatorPort, Keeper, LogicalUnit, Lun,
-    NexusHandle, Parts, Record, Sense, Status, TargetDevice, Work,
+    Array, Cdb, Command, Completion, Host, Identity, InitiatorPort, LogicalUnit, Lun,
+    MetadataStore, NexusHandle, Parts, Record, Sense, Status, TargetDevice, Work,
 };
 use sarsen_block::layers::ProtectedStore;
 use sarsen_block::{
@@ -183,13 +183,13 @@ impl Host for TestHost {
 
 /// Stores records in memory. If two units share it, they are one volume before and after a restart.
 #[derive(Default)]
-pub(crate) struct TestKeeper {
+pub(crate) struct TestMetadataStore {
     pub(crate) records: Mutex<HashMap<Record, Vec<u8>>>,
     /// If true, every save fails.
     pub(crate) is_broken: AtomicBool,
 }
 
-impl Keeper for TestKeeper {
+impl MetadataStore for TestMetadataStore {
     fn load(&self, record: Record) -> std::io::Result<Option<Vec<u8>>> {
         Ok(self.records.lock().unwrap().get(&record).cloned())
     }
@@ -212,7 +212,7 @@ impl Keeper for TestKeeper {
 #[allow(dead_code)]
 pub(crate) struct Fixture {
     pub(crate) host: Arc<TestHost>,
-    pub(crate) keeper: Arc<TestKeeper>,
+    pub(crate) metadata: Arc<TestMetadataStore>,
     pub(crate) array: Arc<Array>,
     pub(crate) store: Arc<TestStore>,
     pub(crate) unit: Arc<LogicalUnit>,
@@ -232,20 +232,20 @@ impl Fixture {
     /// Creates it over this store and these records. `change` may modify the parts of the unit.
     pub(crate) fn of(
         store: Arc<TestStore>,
-        keeper: Arc<TestKeeper>,
+        metadata: Arc<TestMetadataStore>,
         change: impl FnOnce(&mut Parts),
     ) -> Self {
         let host = Arc::new(TestHost::default());
         let array = Array::new(host.clone());
         let identity = Identity::new("data", "iqn.2026-01.example:t");
         let mut parts =
-            Parts { keeper: Some(keeper.clone()), ..Parts::disk(identity, store.clone()) };
+            Parts { metadata: Some(metadata.clone()), ..Parts::disk(identity, store.clone()) };
         change(&mut parts);
         let unit = LogicalUnit::of_parts(parts).unwrap();
         let luns = BTreeMap::from([(Lun(0), unit.clone())]);
         let device = TargetDevice::new(&array, "iqn.2026-01.example:t".into(), luns);
         let nexus = open(&device, "one");
-        let mut fixture = Self { host, keeper, array, store, unit, device, nexus };
+        let mut fixture = Self { host, metadata, array, store, unit, device, nexus };
         fixture.host.run_work();
         assert_eq!(additional(&fixture.run(&[0], &[])), Some(0x2900));
         fixture

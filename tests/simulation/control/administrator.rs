@@ -15,12 +15,12 @@ use super::document::{altered, broken, draw};
 use super::rules::Rules;
 use super::server::StartMode;
 use super::{Mutation, World};
-use crate::dice::Dice;
+use crate::rng::Rng;
 
 /// The administrator (see the module).
 pub(super) struct Administrator {
     world: Rc<World>,
-    dice: Dice,
+    rng: Rng,
     auditor: Client,
     /// The desired configuration: the content of the state, or of the file or flags.
     desired: Document,
@@ -33,8 +33,8 @@ fn objects(document: &Document) -> BTreeMap<Key, Object> {
 }
 
 /// Returns edits that change one document to the other.
-fn edits(dice: &mut Dice, before: &Document, after: &Document) -> Vec<Edit> {
-    if dice.chance(50) {
+fn edits(rng: &mut Rng, before: &Document, after: &Document) -> Vec<Edit> {
+    if rng.chance(50) {
         return vec![Edit::Replace(after.clone())];
     }
     let (before, after) = (objects(before), objects(after));
@@ -45,10 +45,10 @@ fn edits(dice: &mut Dice, before: &Document, after: &Document) -> Vec<Edit> {
 }
 
 impl Administrator {
-    pub(super) fn new(world: Rc<World>, mut dice: Dice) -> Self {
-        let auditor = Client::new(world.clone(), "audit".into(), Dice::new(dice.bits()));
-        let desired = world.server.possible(draw(&mut dice));
-        Self { world, dice, auditor, desired, revision: 0 }
+    pub(super) fn new(world: Rc<World>, mut rng: Rng) -> Self {
+        let auditor = Client::new(world.clone(), "audit".into(), Rng::new(rng.bits()));
+        let desired = world.server.possible(draw(&mut rng));
+        Self { world, rng, auditor, desired, revision: 0 }
     }
 
     fn note(&self, what: std::fmt::Arguments<'_>) {
@@ -56,7 +56,7 @@ impl Administrator {
     }
 
     async fn pause(&mut self, limit_ms: u64) {
-        let pause = Duration::from_millis(self.dice.below(limit_ms));
+        let pause = Duration::from_millis(self.rng.below(limit_ms));
         time::sleep_until(time::now() + pause).await;
     }
 
@@ -79,23 +79,23 @@ impl Administrator {
 
     /// Carries out all other steps.
     pub(super) async fn run(&mut self) {
-        for _ in 0..6 + self.dice.below(8) {
+        for _ in 0..6 + self.rng.below(8) {
             self.pause(400).await;
             let is_state = self.world.server.way == StartMode::State;
-            match self.dice.below(100) {
+            match self.rng.below(100) {
                 ..40 if is_state => self.alter().await,
                 ..50 if is_state => self.preview().await,
                 ..62 if is_state => self.refuse().await,
                 ..68 if is_state => self.reload(self.desired.clone()).await,
                 ..60 if !is_state => {
-                    let altered = altered(&mut self.dice, &self.desired);
+                    let altered = altered(&mut self.rng, &self.desired);
                     self.reload(self.world.server.possible(altered)).await;
                 }
                 ..85 => self.kill().await,
                 _ => self.end().await,
             }
             self.check_state();
-            for _ in 0..2 + self.dice.below(3) {
+            for _ in 0..2 + self.rng.below(3) {
                 self.auditor.try_once(2).await;
             }
         }
@@ -142,12 +142,12 @@ impl Administrator {
 
     /// Changes the state, with or without force.
     async fn alter(&mut self) {
-        let next = altered(&mut self.dice, &self.desired);
+        let next = altered(&mut self.rng, &self.desired);
         let is_same = objects(&next) == objects(&self.desired);
         let rules = Rules::new(next.clone());
-        let edits = edits(&mut self.dice, &self.desired, &next);
-        let force = self.dice.chance(50);
-        let grace = Duration::from_millis(self.dice.below(3_000));
+        let edits = edits(&mut self.rng, &self.desired, &next);
+        let force = self.rng.chance(50);
+        let grace = Duration::from_millis(self.rng.below(3_000));
         let change = Change { force, grace, ..self.change_of(edits) };
         self.note(format_args!("changes, with force: {force}: {next:?}"));
         let before = self.world.server.control().config();
@@ -167,9 +167,9 @@ impl Administrator {
             }
         } else {
             self.world.history.begin_upheaval();
-            let is_killed = self.dice.chance(15);
+            let is_killed = self.rng.chance(15);
             let moment = if is_killed {
-                Duration::from_millis(self.dice.below(2_000))
+                Duration::from_millis(self.rng.below(2_000))
             } else {
                 Duration::from_secs(120)
             };
@@ -202,10 +202,10 @@ impl Administrator {
 
     /// Previews a change, which changes nothing.
     async fn preview(&mut self) {
-        let next = altered(&mut self.dice, &self.desired);
-        let edits = edits(&mut self.dice, &self.desired, &next);
+        let next = altered(&mut self.rng, &self.desired);
+        let edits = edits(&mut self.rng, &self.desired, &next);
         self.note(format_args!("previews {next:?}"));
-        let change = Change { dry_run: true, force: self.dice.chance(50), ..self.change_of(edits) };
+        let change = Change { dry_run: true, force: self.rng.chance(50), ..self.change_of(edits) };
         let changed = self.change(change).await;
         let changed = changed.unwrap_or_else(|error| panic!("a preview is refused: {error}"));
         assert!(changed.dry_run && changed.revision == self.revision, "a preview changes nothing");
@@ -214,15 +214,15 @@ impl Administrator {
 
     /// Sends a change that the server refuses without any effect.
     async fn refuse(&mut self) {
-        let is_conflict = self.dice.chance(25);
+        let is_conflict = self.rng.chance(25);
         let (next, why) = if is_conflict {
-            (altered(&mut self.dice, &self.desired), "another revision")
+            (altered(&mut self.rng, &self.desired), "another revision")
         } else {
-            broken(&mut self.dice, &self.desired)
+            broken(&mut self.rng, &self.desired)
         };
         self.note(format_args!("is refused: {why}"));
         let expected = is_conflict.then_some(self.revision + 1);
-        let force = self.dice.chance(50);
+        let force = self.rng.chance(50);
         let change = Change { expected, force, ..self.change_of(vec![Edit::Replace(next)]) };
         match self.change(change).await {
             Err(ChangeRefused::Conflict { .. }) if is_conflict => self.world.count("conflicts"),
@@ -275,7 +275,7 @@ impl Administrator {
             self.world.server.kill();
         } else {
             self.world.count("ends in good order");
-            let grace = Duration::from_millis(self.dice.below(2_000));
+            let grace = Duration::from_millis(self.rng.below(2_000));
             self.world.server.end(grace).await;
         }
         self.pause(500).await;

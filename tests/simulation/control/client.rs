@@ -23,8 +23,8 @@ use zerocopy::FromZeros;
 use super::rules::{Answer, Attempt, Credentials, Unit, View};
 use super::{World, draw};
 use crate::command::{block_10, padded};
-use crate::dice::Dice;
 use crate::link::{Link, Lost, News};
+use crate::rng::Rng;
 use crate::stamp;
 
 /// A running server answers within this time.
@@ -82,12 +82,12 @@ struct Session {
 pub(super) struct Client {
     world: Rc<World>,
     name: String,
-    dice: Dice,
+    rng: Rng,
 }
 
 impl Client {
-    pub(super) fn new(world: Rc<World>, name: String, dice: Dice) -> Self {
-        Self { world, name, dice }
+    pub(super) fn new(world: Rc<World>, name: String, rng: Rng) -> Self {
+        Self { world, name, rng }
     }
 
     fn note(&self, what: fmt::Arguments<'_>) {
@@ -95,14 +95,14 @@ impl Client {
     }
 
     async fn pause(&mut self, limit_ms: u64) {
-        let pause = Duration::from_millis(self.dice.below(limit_ms));
+        let pause = Duration::from_millis(self.rng.below(limit_ms));
         time::sleep_until(time::now() + pause).await;
     }
 
     /// Logs in repeatedly until the seed's steps are complete.
     pub(super) async fn run(mut self) {
         while !self.world.is_over() {
-            let count = self.dice.below(12);
+            let count = self.rng.below(12);
             self.try_once(count).await;
             self.pause(250).await;
         }
@@ -110,7 +110,7 @@ impl Client {
 
     /// Tries to log in, and sends `count` commands.
     pub(super) async fn try_once(&mut self, count: u64) {
-        let attempt = draw::attempt(&mut self.dice, self.world.history.current().document());
+        let attempt = draw::attempt(&mut self.rng, self.world.history.current().document());
         let (number, begun) = (self.world.next_number(), time::now());
         let life = self.world.server.life();
         self.note(format_args!("{number}: {attempt:?}"));
@@ -158,7 +158,7 @@ impl Client {
             secret: Secret(one.secret.clone()),
         };
         let mut random = [0; 1 + chap::CHALLENGE_LENGTH];
-        random.iter_mut().for_each(|byte| *byte = self.dice.bits() as u8);
+        random.iter_mut().for_each(|byte| *byte = self.rng.bits() as u8);
         let challenge = Challenge::new(random);
         options.authentication = attempt.proof.as_ref().map(|proof| Authentication {
             credentials: credentials(proof),
@@ -299,27 +299,27 @@ impl Client {
             self.carry_out(session, CommandKind::Serial(lun)).await?;
         }
         for _ in 0..count {
-            if session.is_asked_to_go && self.dice.chance(40) {
+            if session.is_asked_to_go && self.rng.chance(40) {
                 break;
             }
             // Some commands go to a unit that may not be visible.
-            let lun = match shown.get(self.dice.below(shown.len() as u64) as usize) {
-                Some(&lun) if !self.dice.chance(15) => lun,
-                _ => self.dice.below(9) as u16,
+            let lun = match shown.get(self.rng.below(shown.len() as u64) as usize) {
+                Some(&lun) if !self.rng.chance(15) => lun,
+                _ => self.rng.below(9) as u16,
             };
-            let lba = self.dice.below(SPAN);
-            let kind = match self.dice.below(100) {
+            let lba = self.rng.below(SPAN);
+            let kind = match self.rng.below(100) {
                 0..40 => CommandKind::Read(lun, lba),
                 40..80 => CommandKind::Write(lun, lba),
                 80..92 => CommandKind::Serial(lun),
                 _ => CommandKind::ReportLuns,
             };
             self.carry_out(session, kind).await?;
-            if self.dice.chance(50) {
+            if self.rng.chance(50) {
                 self.pause(150).await;
             }
         }
-        if self.dice.chance(15) {
+        if self.rng.chance(15) {
             // This initiator behaves like a killed process.
             return Ok(());
         }

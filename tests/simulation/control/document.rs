@@ -9,7 +9,7 @@ use sarsen_node::desired::document::{
 };
 use sarsen_proto::iscsi::chap::Secret;
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 
 /// Portals with their groups.
 pub(super) const PORTALS: [(&str, u16); 2] = [("192.0.2.1:3260", 1), ("192.0.2.2:3260", 2)];
@@ -35,89 +35,89 @@ const LUNS_MAX: u64 = 3;
 const LUN_END: u64 = 6;
 
 /// Returns a random element.
-pub(super) fn one_of<'a, T>(dice: &mut Dice, all: &'a [T]) -> &'a T {
-    &all[dice.below(all.len() as u64) as usize]
+pub(super) fn one_of<'a, T>(rng: &mut Rng, all: &'a [T]) -> &'a T {
+    &all[rng.below(all.len() as u64) as usize]
 }
 
 /// Returns an account with a new secret.
-fn account(dice: &mut Dice, name: &str) -> Account {
-    let secret = format!("{name} {:016x}", dice.bits());
+fn account(rng: &mut Rng, name: &str) -> Account {
+    let secret = format!("{name} {:016x}", rng.bits());
     Account { name: name.to_owned(), secret: Some(Secret(secret)), ..Account::default() }
 }
 
 /// Returns a volume in memory. Its identity is set, so that the document contains all stored properties.
-fn volume(dice: &mut Dice) -> Volume {
-    let number = dice.bits();
+fn volume(rng: &mut Rng) -> Volume {
+    let number = rng.bits();
     Volume {
         name: format!("v{:08x}", number >> 32),
         store: "ram".into(),
         size: Some(Size("128KiB".into())),
-        read_only: dice.chance(15),
+        read_only: rng.chance(15),
         serial: Some(format!("{number:016x}")),
         naa: Some(format!("3{:015x}", number >> 4)),
         ..Volume::default()
     }
 }
 
-fn host(dice: &mut Dice, name: &str) -> Host {
+fn host(rng: &mut Rng, name: &str) -> Host {
     Host {
         name: name.to_owned(),
-        initiators: (0..=dice.below(2)).map(|_| (*one_of(dice, &PATTERNS)).to_owned()).collect(),
-        address: dice.chance(30).then(|| (*one_of(dice, &NETWORKS)).to_owned()),
+        initiators: (0..=rng.below(2)).map(|_| (*one_of(rng, &PATTERNS)).to_owned()).collect(),
+        address: rng.chance(30).then(|| (*one_of(rng, &NETWORKS)).to_owned()),
         ..Host::default()
     }
 }
 
 /// Returns one or more CHAP accounts.
-fn some_accounts(dice: &mut Dice) -> Vec<String> {
-    let first = dice.below(ACCOUNTS.len() as u64) as usize;
-    let count = 1 + dice.below(ACCOUNTS.len() as u64) as usize;
+fn some_accounts(rng: &mut Rng) -> Vec<String> {
+    let first = rng.below(ACCOUNTS.len() as u64) as usize;
+    let count = 1 + rng.below(ACCOUNTS.len() as u64) as usize;
     let all = ACCOUNTS.iter().cycle().skip(first);
     all.take(count).map(|&name| name.to_owned()).collect()
 }
 
-fn own_account(dice: &mut Dice) -> Option<String> {
-    dice.chance(40).then(|| (*one_of(dice, &OWN_ACCOUNTS)).to_owned())
+fn own_account(rng: &mut Rng) -> Option<String> {
+    rng.chance(40).then(|| (*one_of(rng, &OWN_ACCOUNTS)).to_owned())
 }
 
-fn discovery(dice: &mut Dice) -> Option<Discovery> {
-    let is_free = dice.chance(35);
+fn discovery(rng: &mut Rng) -> Option<Discovery> {
+    let is_free = rng.chance(35);
     (!is_free).then(|| Discovery {
-        chap: some_accounts(dice),
-        own_account: own_account(dice),
+        chap: some_accounts(rng),
+        own_account: own_account(rng),
         algorithms: Vec::new(),
     })
 }
 
-fn limits(dice: &mut Dice) -> Option<BTreeMap<String, Scalar>> {
-    dice.chance(50).then(|| {
-        BTreeMap::from([("sessions-per-target".to_owned(), Scalar::Number(1 + dice.below(4)))])
+fn limits(rng: &mut Rng) -> Option<BTreeMap<String, Scalar>> {
+    rng.chance(50).then(|| {
+        BTreeMap::from([("sessions-per-target".to_owned(), Scalar::Number(1 + rng.below(4)))])
     })
 }
 
 /// Returns a rule with a condition, or possibly without one if it `may_be_bare`.
-fn rule(dice: &mut Dice, target: &Target, may_be_bare: bool) -> Rule {
-    let mut rule = Rule { read_only: dice.chance(25), ..Rule::default() };
-    if dice.chance(20) {
-        rule.host = Some((*one_of(dice, &HOSTS)).to_owned());
+fn rule(rng: &mut Rng, target: &Target, may_be_bare: bool) -> Rule {
+    let mut rule = Rule { read_only: rng.chance(25), ..Rule::default() };
+    if rng.chance(20) {
+        rule.host = Some((*one_of(rng, &HOSTS)).to_owned());
     } else {
-        rule.initiator = dice.chance(55).then(|| (*one_of(dice, &PATTERNS)).to_owned());
-        rule.address = dice.chance(35).then(|| (*one_of(dice, &NETWORKS)).to_owned());
-        rule.account = (!target.chap.is_empty() && dice.chance(40))
-            .then(|| one_of(dice, &target.chap).clone());
+        rule.initiator = rng.chance(55).then(|| (*one_of(rng, &PATTERNS)).to_owned());
+        rule.address = rng.chance(35).then(|| (*one_of(rng, &NETWORKS)).to_owned());
+        rule.account =
+            (!target.chap.is_empty() && rng.chance(40)).then(|| one_of(rng, &target.chap).clone());
         let is_bare =
             [&rule.initiator, &rule.address, &rule.account].iter().all(|one| one.is_none());
         if is_bare && !may_be_bare {
-            rule.initiator = Some((*one_of(dice, &PATTERNS)).to_owned());
+            rule.initiator = Some((*one_of(rng, &PATTERNS)).to_owned());
         }
     }
-    if dice.chance(55) {
+    if rng.chance(55) {
         let mut own: Vec<(u16, String)> = target.luns.0.clone().into_iter().collect();
-        own.truncate(1 + dice.below(own.len() as u64) as usize);
-        rule.luns = Some(if dice.chance(50) {
+        own.truncate(1 + rng.below(own.len() as u64) as usize);
+        rule.luns = Some(if rng.chance(50) {
             ShownLuns::Numbers(own.into_iter().map(|(number, _)| number).collect())
         } else {
-            let first = dice.below(LUN_END);
+            let first = rng.below(LUN_END);
             let shown = own.into_iter().zip(first..);
             ShownLuns::Volumes(shown.map(|((_, name), lun)| (lun.to_string(), name)).collect())
         });
@@ -126,15 +126,15 @@ fn rule(dice: &mut Dice, target: &Target, may_be_bare: bool) -> Rule {
 }
 
 /// Draws the login rules of a target, and the units that its initiators are shown.
-fn draw_access(dice: &mut Dice, target: &mut Target) {
-    target.chap = if dice.chance(45) { Vec::new() } else { some_accounts(dice) };
+fn draw_access(rng: &mut Rng, target: &mut Target) {
+    target.chap = if rng.chance(45) { Vec::new() } else { some_accounts(rng) };
     target.own_account = None;
     if !target.chap.is_empty() {
-        target.own_account = own_account(dice);
+        target.own_account = own_account(rng);
     }
-    let count = if dice.chance(40) { 0 } else { 1 + dice.below(3) };
-    target.allow = (1..=count).map(|number| rule(dice, target, number == count)).collect();
-    target.groups = match dice.below(5) {
+    let count = if rng.chance(40) { 0 } else { 1 + rng.below(3) };
+    target.allow = (1..=count).map(|number| rule(rng, target, number == count)).collect();
+    target.groups = match rng.below(5) {
         0 => Some(vec![1]),
         1 => Some(vec![2]),
         _ => None,
@@ -142,10 +142,10 @@ fn draw_access(dice: &mut Dice, target: &mut Target) {
 }
 
 /// Gives a target volumes that are new or belong to no target.
-fn draw_luns(dice: &mut Dice, document: &mut Document, target: &mut Target) {
+fn draw_luns(rng: &mut Rng, document: &mut Document, target: &mut Target) {
     target.luns = Luns::default();
-    let mut number = dice.below(2);
-    for _ in 0..=dice.below(LUNS_MAX) {
+    let mut number = rng.below(2);
+    for _ in 0..=rng.below(LUNS_MAX) {
         let used: BTreeSet<&String> = document
             .target
             .iter()
@@ -153,29 +153,29 @@ fn draw_luns(dice: &mut Dice, document: &mut Document, target: &mut Target) {
             .chain(target.luns.0.values())
             .collect();
         let free = document.volume.iter().find(|volume| !used.contains(&volume.name));
-        let name = match free.filter(|_| dice.chance(50)) {
+        let name = match free.filter(|_| rng.chance(50)) {
             Some(free) => free.name.clone(),
             None => {
-                let new = volume(dice);
+                let new = volume(rng);
                 let name = new.name.clone();
                 document.volume.push(new);
                 name
             }
         };
         target.luns.0.insert(number as u16, name);
-        number += 1 + dice.below(2);
+        number += 1 + rng.below(2);
     }
 }
 
-fn add_target(dice: &mut Dice, document: &mut Document, name: &str) {
+fn add_target(rng: &mut Rng, document: &mut Document, name: &str) {
     let mut target = Target { name: name.to_owned(), ..Target::default() };
-    draw_luns(dice, document, &mut target);
-    draw_access(dice, &mut target);
+    draw_luns(rng, document, &mut target);
+    draw_access(rng, &mut target);
     document.target.push(target);
 }
 
 /// Draws the first document of a seed.
-pub(super) fn draw(dice: &mut Dice) -> Document {
+pub(super) fn draw(rng: &mut Rng) -> Document {
     let portal = |(address, group): (&str, u16)| Portal {
         address: address.to_owned(),
         group: Some(group),
@@ -183,73 +183,73 @@ pub(super) fn draw(dice: &mut Dice) -> Document {
     };
     let mut document = Document {
         portal: PORTALS.map(portal).into(),
-        discovery: discovery(dice),
-        limits: limits(dice),
+        discovery: discovery(rng),
+        limits: limits(rng),
         ..Document::default()
     };
     document.account =
-        ACCOUNTS.iter().chain(&OWN_ACCOUNTS).map(|name| account(dice, name)).collect();
-    document.host = HOSTS.iter().map(|name| host(dice, name)).collect();
-    for name in &TARGETS[..1 + dice.below(TARGETS.len() as u64) as usize] {
-        add_target(dice, &mut document, name);
+        ACCOUNTS.iter().chain(&OWN_ACCOUNTS).map(|name| account(rng, name)).collect();
+    document.host = HOSTS.iter().map(|name| host(rng, name)).collect();
+    for name in &TARGETS[..1 + rng.below(TARGETS.len() as u64) as usize] {
+        add_target(rng, &mut document, name);
     }
     document
 }
 
 /// Returns another document, one step away.
-pub(super) fn altered(dice: &mut Dice, before: &Document) -> Document {
+pub(super) fn altered(rng: &mut Rng, before: &Document) -> Document {
     let mut document = before.clone();
-    let at = dice.below(document.target.len() as u64) as usize;
-    match dice.below(100) {
-        0..35 => draw_access(dice, &mut document.target[at]),
-        35..50 => document.discovery = discovery(dice),
-        50..60 => document.limits = limits(dice),
+    let at = rng.below(document.target.len() as u64) as usize;
+    match rng.below(100) {
+        0..35 => draw_access(rng, &mut document.target[at]),
+        35..50 => document.discovery = discovery(rng),
+        50..60 => document.limits = limits(rng),
         60..70 => {
-            let at = dice.below(document.account.len() as u64) as usize;
-            document.account[at] = account(dice, &before.account[at].name);
+            let at = rng.below(document.account.len() as u64) as usize;
+            document.account[at] = account(rng, &before.account[at].name);
         }
         70..77 if !document.host.is_empty() => {
-            let at = dice.below(document.host.len() as u64) as usize;
-            document.host[at] = host(dice, &before.host[at].name);
+            let at = rng.below(document.host.len() as u64) as usize;
+            document.host[at] = host(rng, &before.host[at].name);
         }
         70..87 => {
             // Changes its volumes, and thus the units that its rules show.
             let mut target = document.target.remove(at);
             let had = std::mem::take(&mut target.luns);
-            draw_luns(dice, &mut document, &mut target);
-            if dice.chance(50) {
+            draw_luns(rng, &mut document, &mut target);
+            if rng.chance(50) {
                 let is_gone = |name: &String| {
                     had.0.values().any(|one| one == name)
                         && !target.luns.0.values().any(|one| one == name)
                 };
                 document.volume.retain(|volume| !is_gone(&volume.name));
             }
-            draw_access(dice, &mut target);
+            draw_access(rng, &mut target);
             document.target.insert(at, target);
         }
         87..94 => {
             let has = |name: &str| document.target.iter().any(|target| target.name == name);
             match TARGETS.iter().find(|name| !has(name)) {
-                Some(name) => add_target(dice, &mut document, name),
-                None => draw_access(dice, &mut document.target[at]),
+                Some(name) => add_target(rng, &mut document, name),
+                None => draw_access(rng, &mut document.target[at]),
             }
         }
         _ if document.target.len() > 1 => drop(document.target.remove(at)),
-        _ => draw_access(dice, &mut document.target[at]),
+        _ => draw_access(rng, &mut document.target[at]),
     }
     document
 }
 
 /// Returns a document that the server refuses, and the reason.
-pub(super) fn broken(dice: &mut Dice, before: &Document) -> (Document, &'static str) {
+pub(super) fn broken(rng: &mut Rng, before: &Document) -> (Document, &'static str) {
     let mut document = before.clone();
-    let at = dice.below(document.target.len() as u64) as usize;
+    let at = rng.below(document.target.len() as u64) as usize;
     let target = &mut document.target[at];
     let mut logins = target.chap.iter().chain(before.discovery.iter().flat_map(|one| &one.chap));
     let login = logins.next().cloned();
     let owns = target.own_account.iter();
     let own = owns.chain(before.discovery.iter().flat_map(|one| &one.own_account)).next().cloned();
-    match (dice.below(5), login, own) {
+    match (rng.below(5), login, own) {
         (0, Some(login), Some(own)) => {
             let find = |name: &str| before.account.iter().find(|one| one.name == name);
             let secret = find(&login).and_then(|account| account.secret.clone());

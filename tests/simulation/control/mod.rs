@@ -40,7 +40,7 @@ use self::administrator::Administrator;
 use self::client::Client;
 use self::history::History;
 use self::server::{Server, StartMode};
-use crate::dice::Dice;
+use crate::rng::Rng;
 use crate::runner::{assert_met, each, isolated, on_stopped_time};
 use crate::tally::Counters;
 use crate::{MANY_SEEDS, MUTATION_SEEDS, SEEDS};
@@ -130,14 +130,14 @@ impl World {
 }
 
 async fn scenario(seed: u64, mutation: Option<Mutation>) -> Report {
-    let mut dice = Dice::new(seed ^ 0x636f_6e74_726f_6c00);
-    let way = match dice.below(100) {
+    let mut rng = Rng::new(seed ^ 0x636f_6e74_726f_6c00);
+    let way = match rng.below(100) {
         0..70 => StartMode::State,
         70..88 => StartMode::File,
         _ => StartMode::Flags,
     };
     let world = Rc::new(World {
-        server: Server::new(way, &mut dice),
+        server: Server::new(way, &mut rng),
         history: History::default(),
         mutation,
         begun: time::now(),
@@ -146,10 +146,10 @@ async fn scenario(seed: u64, mutation: Option<Mutation>) -> Report {
         record: RefCell::default(),
         tally: RefCell::default(),
     });
-    let mut administrator = Administrator::new(world.clone(), Dice::new(dice.bits()));
+    let mut administrator = Administrator::new(world.clone(), Rng::new(rng.bits()));
     administrator.begin().await;
-    let clients = (0..=1 + dice.below(2)).map(|number| {
-        let client = Client::new(world.clone(), format!("client {number}"), Dice::new(dice.bits()));
+    let clients = (0..=1 + rng.below(2)).map(|number| {
+        let client = Client::new(world.clone(), format!("client {number}"), Rng::new(rng.bits()));
         tokio::task::spawn_local(client.run())
     });
     let clients: Vec<_> = clients.collect();

@@ -19,8 +19,8 @@ use tokio::sync::Notify;
 use tokio::task::LocalSet;
 
 use super::document::PORTALS;
-use crate::dice::Dice;
 use crate::network::{self, Fate, NetworkTraits, Side};
+use crate::rng::Rng;
 
 /// The configuration source of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,22 +56,22 @@ pub(super) struct Server {
     folder: TempDir,
     life: RefCell<Option<ServerRun>>,
     lives: Cell<u64>,
-    dice: RefCell<Dice>,
+    rng: RefCell<Rng>,
     weather: NetworkTraits,
     next_port: Cell<u16>,
 }
 
 impl Server {
-    pub(super) fn new(way: StartMode, dice: &mut Dice) -> Self {
+    pub(super) fn new(way: StartMode, rng: &mut Rng) -> Self {
         // Uses a file system in memory if there is one, because each commit waits for its disk.
         let shared = Path::new("/dev/shm");
         let folder =
             if shared.is_dir() { tempfile::tempdir_in(shared) } else { tempfile::tempdir() };
         const ROOMS: [usize; 3] = [200, 3_000, 1 << 20];
         let weather = NetworkTraits {
-            latency_max_ms: dice.below(15),
-            room: ROOMS[dice.below(3) as usize],
-            piece_max: ROOMS[dice.below(3) as usize] as u64,
+            latency_max_ms: rng.below(15),
+            room: ROOMS[rng.below(3) as usize],
+            piece_max: ROOMS[rng.below(3) as usize] as u64,
             ..NetworkTraits::fair()
         };
         Self {
@@ -79,7 +79,7 @@ impl Server {
             folder: folder.expect("a folder"),
             life: RefCell::default(),
             lives: Cell::new(0),
-            dice: RefCell::new(Dice::new(dice.bits())),
+            rng: RefCell::new(Rng::new(rng.bits())),
             weather,
             next_port: Cell::new(1024),
         }
@@ -205,7 +205,7 @@ impl Server {
     /// Ends the server as SIGKILL does.
     pub(super) fn kill(&self) {
         let Some(life) = self.life.borrow_mut().take() else { return };
-        let is_noticed = self.dice.borrow_mut().chance(60);
+        let is_noticed = self.rng.borrow_mut().chance(60);
         life.fates.borrow().iter().for_each(|fate| fate.strike(is_noticed));
     }
 
@@ -223,8 +223,8 @@ impl Server {
         self.next_port.set(port.checked_add(1).unwrap_or(1024));
         let portal = PORTALS[portal].0.parse().expect("an address");
         let addresses = [SocketAddr::new(address, port), portal];
-        let dice = &mut *self.dice.borrow_mut();
-        let (side, accepted) = network::connection(dice, &self.weather, addresses, false);
+        let rng = &mut *self.rng.borrow_mut();
+        let (side, accepted) = network::connection(rng, &self.weather, addresses, false);
         life.fates.borrow_mut().push(side.fate());
         let serving = life.server.serve(Stream::simulated(accepted)).expect("it has this portal");
         life.tasks.spawn_local(serving);

@@ -1,6 +1,6 @@
 //! The part of the suite that checks protection information.
 
-use super::{Dice, both, every_kind, pattern, read, same, write};
+use super::{Rng, both, every_kind, pattern, read, same, write};
 use crate::{BlockError, Buffer, Durability, Extent, Io, PROTECTION_BYTES, Reply, Request, Store};
 
 /// The area of the store that is checked as a whole.
@@ -179,22 +179,22 @@ async fn overlapping_writes_leave_pairs(store: &dyn Store) {
 /// Submits requests of all kinds, and compares the results with a model.
 async fn random_requests(store: &dyn Store, seed: u64) {
     let mut model = read_all(store).await;
-    let mut dice = Dice(seed);
+    let mut rng = Rng(seed);
     let block_bytes = store.geometry().block_size.bytes();
     for step in 0..RANDOM_STEPS {
         let at = format!("step {step} of seed {seed}");
-        let lba = dice.below(BLOCKS);
-        let extent = Extent::new(lba, 1 + dice.below((BLOCKS - lba).min(20)));
+        let lba = rng.below(BLOCKS);
+        let extent = Extent::new(lba, 1 + rng.below((BLOCKS - lba).min(20)));
         let range = lba as usize..extent.end() as usize;
         let [_, _, zeroes, unmap, _] = every_kind(extent, 0);
-        let reply = match dice.below(7) {
+        let reply = match rng.below(7) {
             0 | 1 => {
-                let written = pairs(store, extent, dice.below(u64::MAX));
+                let written = pairs(store, extent, rng.below(u64::MAX));
                 model[range].clone_from_slice(&written);
                 put(store, extent, &written, Durability::Volatile).map(|done| done.map(|()| None))
             }
             2 => {
-                let data = pattern(store, extent, dice.below(u64::MAX));
+                let data = pattern(store, extent, rng.below(u64::MAX));
                 for (pair, block) in model[range].iter_mut().zip(data.chunks(block_bytes)) {
                     pair[..block_bytes].copy_from_slice(block);
                     pair[block_bytes..].fill(NONE);

@@ -48,9 +48,9 @@ impl Drop for Key {
 }
 
 /// The source and the storage of a key.
-pub trait KeyKeeper: Send + Sync {
+pub trait KeyStore: Send + Sync {
     /// Creates another key, replaces and destroys the old one, and returns the new one. All of that is durable when
-    /// this returns. After an error, the keeper may have either key. A started replacement completes even if the caller
+    /// this returns. After an error, the key store may have either key. A started replacement completes even if the caller
     /// drops the reply.
     fn replace_key(&self) -> Io<io::Result<Key>>;
 }
@@ -65,17 +65,17 @@ pub trait ForgetKey: Send + Sync {
 /// An encrypted store. See the module.
 pub struct EncryptedStore {
     inner: Arc<dyn Store>,
-    keeper: Arc<dyn KeyKeeper>,
-    /// `None` while the key is replaced, and after a failed replacement: it is unknown which key the keeper has, so
+    key_store: Arc<dyn KeyStore>,
+    /// `None` while the key is replaced, and after a failed replacement: it is unknown which key the key store has, so
     /// neither may be used for writes.
     cipher: Arc<RwLock<Option<Arc<Cipher>>>>,
 }
 
 impl EncryptedStore {
-    /// Creates a store over `inner`, with the key that `keeper` stores.
-    pub fn new(inner: Arc<dyn Store>, key: Key, keeper: Arc<dyn KeyKeeper>) -> Self {
+    /// Creates a store over `inner`, with the key that `key_store` stores.
+    pub fn new(inner: Arc<dyn Store>, key: Key, key_store: Arc<dyn KeyStore>) -> Self {
         let cipher = Arc::new(RwLock::new(Some(Arc::new(Cipher::new(&key)))));
-        Self { inner, keeper, cipher }
+        Self { inner, key_store, cipher }
     }
 
     fn cipher(&self, lba: Lba, direction: Direction) -> Result<Arc<Cipher>, BlockError> {
@@ -91,7 +91,7 @@ impl ForgetKey for EncryptedStore {
     fn forget_key(&self) -> Io<Result<(), BlockError>> {
         set(&self.cipher, None);
         let cipher = Arc::clone(&self.cipher);
-        self.keeper.replace_key().map(move |key| match key {
+        self.key_store.replace_key().map(move |key| match key {
             Ok(key) => {
                 set(&cipher, Some(Arc::new(Cipher::new(&key))));
                 Ok(())
@@ -198,11 +198,11 @@ mod tests {
         }
     }
 
-    /// A keeper that returns the configured results.
+    /// A key store that returns the configured results.
     #[derive(Default)]
     struct Given(Mutex<Vec<io::Result<Key>>>);
 
-    impl KeyKeeper for Given {
+    impl KeyStore for Given {
         fn replace_key(&self) -> Io<io::Result<Key>> {
             Io::Ready(self.0.lock().expect("whole").remove(0))
         }
@@ -258,9 +258,9 @@ mod tests {
 
     #[test]
     fn sbc3_4_11_a_forgotten_key_leaves_noise_and_takes_new_data() {
-        let keeper = Arc::new(Given(Mutex::new(vec![Ok(key_of(2))])));
+        let key_store = Arc::new(Given(Mutex::new(vec![Ok(key_of(2))])));
         let below = Arc::new(MemoryStore::new(BlockSize::B512, 100));
-        let store = EncryptedStore::new(below.clone(), key_of(1), keeper);
+        let store = EncryptedStore::new(below.clone(), key_of(1), key_store);
         write(&store, 3, &[9; 512]).expect("writes");
         now(store.forget_key()).expect("forgets");
         let noise = read(&store, 3, 1);
@@ -273,9 +273,9 @@ mod tests {
     #[test]
     fn nothing_is_read_or_written_with_a_key_that_may_not_be_the_kept_one() {
         let failure = Err(io::ErrorKind::StorageFull.into());
-        let keeper = Arc::new(Given(Mutex::new(vec![failure, Ok(key_of(2))])));
+        let key_store = Arc::new(Given(Mutex::new(vec![failure, Ok(key_of(2))])));
         let below = Arc::new(MemoryStore::new(BlockSize::B512, 100));
-        let store = EncryptedStore::new(below.clone(), key_of(1), keeper);
+        let store = EncryptedStore::new(below.clone(), key_of(1), key_store);
         write(&store, 3, &[9; 512]).expect("writes");
         let stored = read(&*below, 3, 1);
         assert!(now(store.forget_key()).is_err());

@@ -2,12 +2,12 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// As Debian's 2.00a printed it.
+/// The output of Debian's 2.00a.
 const OF_2_00: &str = "1.98,2.00a,vm,1,1795264392,512M,,8192,5,1223,99,778231,69,+++++,+++,1957,99,\
     +++++,+++,+++++,+++,4,,,,,7411,99,+++++,+++,+++++,+++,7792,99,+++++,+++,+++++,+++,7677us,\
     316us,324us,5250us,92us,10665us,353us,273us,386us,2305us,43us,920us";
 
-/// In the layout of 1.03, with the medians of the study's first table.
+/// A line in the layout of 1.03, with the medians of the study's first table.
 const OF_1_03: &str = "keeper,2G,45853,95,70885,24,30009,7,50453,92,72627,5,546.3,0,16,3658,98,\
     +++++,+++,+++++,+++,3747,98,+++++,+++,12085,99";
 
@@ -85,7 +85,7 @@ fn the_formats_before_1_98_lack_the_seeks_fields() {
 
 #[test]
 fn what_was_left_out_is_empty() {
-    // `-n 0`, `-s 0` and `-f`, as 2.00a prints them, and `-n 0` of 1.03.
+    // The output of 2.00a with `-n 0`, `-s 0` and `-f`, and of 1.03 with `-n 0`.
     let no_files = "1.98,2.00a,vm,1,1795275633,64M,,8192,5,1237,99,+++++,+++,+++++,+++,1995,99,\
         +++++,+++,+++++,+++,,,,,,,,,,,,,,,,,,13685us,1251us,646us,5244us,51us,9116us,,,,,,";
     let no_file = "1.98,2.00a,vm,1,1795274624,,,,,,,,,,,,,,,,,2,,,,,2536,99,+++++,+++,+++++,+++,\
@@ -116,7 +116,7 @@ fn latencies_have_units() {
     for wrong in ["us", "93", "-1us", "1e3us", "nanus", "93 us", "1.2.3s"] {
         assert_eq!(latency_us(wrong), None, "{wrong}");
     }
-    // A number of 309 digits is one; a thousand times it is not.
+    // A number of 309 digits is finite; a thousand times that number is not.
     assert_eq!(latency_us(&format!("1{}ms", "0".repeat(308))), None);
 }
 
@@ -226,7 +226,7 @@ proptest! {
     }
 }
 
-/// Anything, and what looks like a run.
+/// Arbitrary text, and text that resembles a run.
 fn line() -> impl Strategy<Value = String> {
     let field = prop_oneof!["[0-9]{1,4}", "\\+{0,5}", "[0-9]{1,3}us", "1\\.9[0-9]", "\\PC{0,4}"];
     prop_oneof!["\\PC{0,40}", prop::collection::vec(field, 25..54).prop_map(|all| all.join(","))]

@@ -7,14 +7,14 @@ use super::{Amount, Job};
 use crate::distribution::Distribution;
 use crate::mix::{Mix, Part};
 
-/// Block sizes that a range may stand for.
+/// Maximum number of block sizes in a range.
 const RANGE_LIMIT: u32 = 256;
 
-/// Why an option was not taken.
+/// A reason why an option was not accepted.
 pub(super) enum Refusal {
-    /// The value is none.
+    /// The value is invalid.
     Wrong(String),
-    /// The generator has nothing like it.
+    /// The generator has no such function.
     Unmapped(&'static str),
 }
 
@@ -24,11 +24,11 @@ impl From<String> for Refusal {
     }
 }
 
-/// What `rw` says.
+/// The parts of `rw`.
 #[derive(Clone, Copy)]
 struct Direction {
     random: bool,
-    /// `None` is a mix of both.
+    /// `None` if the job reads and writes.
     reads: Option<bool>,
 }
 
@@ -39,7 +39,7 @@ struct Range {
     largest: u32,
 }
 
-/// A section while it is read, filled with fio's defaults.
+/// A section that is being parsed; it begins with fio's defaults.
 #[derive(Clone)]
 pub(super) struct Draft {
     direction: Direction,
@@ -92,7 +92,7 @@ const PER_DIRECTION: Refusal =
     Refusal::Unmapped("values that differ between reads and writes are not supported here");
 
 impl Draft {
-    /// Takes one option.
+    /// Parses one option.
     pub(super) fn set(&mut self, key: &str, value: Option<&str>) -> Result<(), Refusal> {
         let text = || value.filter(|text| !text.is_empty()).ok_or_else(|| "no value".to_owned());
         match key {
@@ -123,7 +123,7 @@ impl Draft {
         Ok(())
     }
 
-    /// The section is complete.
+    /// Completes the section.
     pub(super) fn finish(self, name: String, line: usize) -> Result<Job, String> {
         let random_percent = if self.direction.random { self.random_share } else { 0 };
         let parts = match self.direction.reads {
@@ -134,8 +134,8 @@ impl Draft {
             }
             None => {
                 let writes = 100 - self.read_mix;
-                // A share of a direction is divided among its sizes, so each direction is weighed
-                // with the other one's number of sizes.
+                // The share of a direction is divided among its sizes, so each direction is multiplied by the other
+                // one's number of sizes.
                 let (reads, written) = (self.read_size.steps()?, self.write_size.steps()?);
                 let mut parts = spread(self.read_size, 100, u32::from(self.read_mix) * written);
                 parts.extend(spread(self.write_size, 0, u32::from(writes) * reads));
@@ -175,7 +175,7 @@ impl Range {
         self.smallest == other.smallest && self.largest == other.largest
     }
 
-    /// How many sizes it stands for: the multiples of the smallest one.
+    /// The number of sizes in a range: the multiples of the smallest one.
     fn steps(self) -> Result<u32, String> {
         let Self { smallest, largest } = self;
         if largest < smallest {
@@ -191,7 +191,7 @@ impl Range {
     }
 }
 
-/// Every size of the range, alike.
+/// Returns all sizes of the range, with equal weights.
 fn spread(range: Range, read_percent: u8, weight: u32) -> Vec<Part> {
     let steps = (range.largest / range.smallest).min(RANGE_LIMIT);
     (1..=steps)
@@ -223,7 +223,7 @@ fn direction(text: &str) -> Result<Direction, Refusal> {
     Ok(Direction { random, reads })
 }
 
-/// Sizes of reads and of writes; a third one, of trims, is of no use here.
+/// Parses the sizes of reads and of writes; ignores a third one, for trims.
 fn sizes(text: &str, ranges: bool) -> Result<(Range, Range), Refusal> {
     let one = |text: &str| -> Result<Range, Refusal> {
         if !ranges {
@@ -246,7 +246,7 @@ fn sizes(text: &str, ranges: bool) -> Result<(Range, Range), Refusal> {
     Ok((read, write))
 }
 
-/// A value that must not differ between reads and writes.
+/// Parses a value that must be the same for reads and writes.
 fn single(text: &str) -> Result<&str, Refusal> {
     let mut fields = text.split(',').map(str::trim).filter(|field| !field.is_empty());
     let first = fields.next().unwrap_or_default();
@@ -275,7 +275,7 @@ fn distribution(text: &str) -> Result<Distribution, Refusal> {
     }
 }
 
-/// Why an option has no counterpart.
+/// Returns the reason why an option is not supported.
 fn reason(key: &str) -> &'static str {
     match key {
         "ioengine"

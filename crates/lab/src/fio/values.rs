@@ -1,10 +1,10 @@
-//! fio's ways to write sizes and times.
+//! fio's syntax of sizes and times.
 
 use std::time::Duration;
 
 use super::Amount;
 
-/// A size in bytes. `k` is 1024 and `ki` is 1000, which is fio's own default (`kb_base=1024`).
+/// Parses a size in bytes. `k` is 1024 and `ki` is 1000, which is fio's own default (`kb_base=1024`).
 pub(super) fn size(text: &str) -> Result<u64, String> {
     let lower = text.trim().to_ascii_lowercase();
     let wrong = || format!("{text:?} is not a size: write it like 4k, 1m or 4096");
@@ -31,7 +31,7 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
     number.checked_mul(base.pow(power)).ok_or_else(wrong)
 }
 
-/// A size of an I/O.
+/// Parses the size of an I/O.
 pub(super) fn block_size(text: &str) -> Result<u32, String> {
     let bytes = size(text)?;
     u32::try_from(bytes)
@@ -40,7 +40,7 @@ pub(super) fn block_size(text: &str) -> Result<u32, String> {
         .ok_or_else(|| format!("I/Os of {bytes} bytes cannot be"))
 }
 
-/// A size or a percentage.
+/// Parses a size or a percentage.
 pub(super) fn amount(text: &str) -> Result<Amount, String> {
     match text.trim().strip_suffix('%') {
         Some(number) => percent(number).map(Amount::Percent),
@@ -48,13 +48,13 @@ pub(super) fn amount(text: &str) -> Result<Amount, String> {
     }
 }
 
-/// From 0 to 100.
+/// Parses a percentage from 0 to 100.
 pub(super) fn percent(text: &str) -> Result<u8, String> {
     let number = text.trim().parse().ok().filter(|percent| *percent <= 100);
     number.ok_or_else(|| format!("{text:?} is not a percentage from 0 to 100"))
 }
 
-/// A time; seconds if it has no unit.
+/// Parses a time; seconds if it has no unit.
 pub(super) fn time(text: &str) -> Result<Duration, String> {
     let lower = text.trim().to_ascii_lowercase();
     let wrong = || format!("{text:?} is not a time: write it like 30, 500ms or 2m");
@@ -72,7 +72,7 @@ pub(super) fn time(text: &str) -> Result<Duration, String> {
     number.checked_mul(factor_us).map(Duration::from_micros).ok_or_else(wrong)
 }
 
-/// A switch: without a value it is on.
+/// Parses a switch, which is on without a value.
 pub(super) fn switch(value: Option<&str>) -> Result<bool, String> {
     match value {
         None | Some("" | "1") => Ok(true),
@@ -81,7 +81,7 @@ pub(super) fn switch(value: Option<&str>) -> Result<bool, String> {
     }
 }
 
-/// A whole number above 0.
+/// Parses a whole number above 0.
 pub(super) fn count(text: &str) -> Result<u32, String> {
     let number = text.trim().parse().ok().filter(|number| *number > 0);
     number.ok_or_else(|| format!("{text:?} is not a whole number above 0"))

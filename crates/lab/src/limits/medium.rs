@@ -1,4 +1,4 @@
-//! What a medium can do: a file that is written and read past the page cache, or memory.
+//! The limits of a medium: of a file that is written and read past the page cache, or of memory.
 
 use std::io;
 use std::path::Path;
@@ -13,30 +13,30 @@ use sarsen_io::memory::Region;
 use sarsen_io::{random, time};
 
 use super::{LimitError, MediumPath, StoreLimit, system};
-use crate::dice::Dice;
+use crate::rng::Rng;
 use crate::target_under_test::Medium;
 
-/// A file is no larger.
+/// Maximum size of the file.
 const EXTENT_BYTES: u64 = 1 << 30;
-/// Memory that is copied: more than a processor's caches hold.
+/// Size of the copied memory, which is larger than a processor's caches.
 const MEMORY_BYTES: usize = 256 << 20;
-/// A file is at least so large, however short the measurement.
+/// Minimum size of the file, even if the measurement is short.
 const EXTENT_BYTES_MIN: u64 = 16 << 20;
-/// A file takes at most so much of what is free: a quarter.
+/// Part of the free space that a file can take: a quarter.
 const FREE_PART: u64 = 4;
-/// Bytes of an I/O in order.
+/// Size of a sequential I/O in bytes.
 const LARGE_BYTES: usize = 1 << 20;
-/// Bytes of a random I/O.
+/// Size of a random I/O in bytes.
 const SMALL_BYTES: usize = 4 << 10;
-/// I/Os in order that are under way together: enough that the medium never waits for the next.
+/// Outstanding sequential I/Os: enough that the medium never waits for the next one.
 const LARGE_DEPTH: usize = 8;
-/// Random I/Os that are under way together.
+/// Outstanding random I/Os.
 const SMALL_DEPTH: usize = 32;
-/// Where random reads go.
+/// Seed of the positions of random reads.
 const SEED: u64 = 1;
 
-/// Measures a medium for so long in each of four ways; `folder` is where a disk's file is made,
-/// which has no name any more when this begins to write.
+/// Measures a medium in four ways, each for this duration. A disk's file is created in `folder`, and its name is
+/// removed before the first write.
 pub fn medium(medium: Medium, folder: &Path, duration: Duration) -> Result<StoreLimit, LimitError> {
     match medium {
         Medium::Ram => memory(duration),
@@ -44,7 +44,7 @@ pub fn medium(medium: Medium, folder: &Path, duration: Duration) -> Result<Store
     }
 }
 
-/// What was done in a time.
+/// The I/Os of a period.
 #[derive(Default)]
 struct Done {
     ios: u64,
@@ -85,7 +85,7 @@ fn disk(folder: &Path, duration: Duration) -> Result<StoreLimit, LimitError> {
     })
 }
 
-/// A new file without a name, which ends with its descriptor.
+/// Creates a file without a name, which ends with its descriptor.
 fn open(folder: &Path) -> io::Result<(File, MediumPath)> {
     let named = tempfile::NamedTempFile::new_in(folder)?;
     let open = |direct| -> io::Result<File> {
@@ -104,9 +104,9 @@ fn open(folder: &Path) -> io::Result<(File, MediumPath)> {
     }
 }
 
-/// Writes, reads in order, reads at random places, one and many at once.
+/// Measures writes, sequential reads, and random reads with one and with many outstanding.
 async fn measure(file: File, extent: u64, duration: Duration) -> io::Result<[Done; 4]> {
-    // Some media make less of what they have seen before.
+    // Some media store repeated data in less space.
     let mut content = vec![0; LARGE_BYTES];
     random::fill(&mut content);
     let mut number = 0_u64;
@@ -135,12 +135,12 @@ async fn measure(file: File, extent: u64, duration: Duration) -> io::Result<[Don
     })
     .await?;
 
-    let mut dice = Dice::new(SEED);
+    let mut rng = Rng::new(SEED);
     let mut random = [Done::default(), Done::default()];
     for (done, depth) in random.iter_mut().zip([1, SMALL_DEPTH]) {
         let end = time::now() + duration;
         *done = keep(depth, SMALL_BYTES, |ios| {
-            let offset = dice.below(written / SMALL_BYTES as u64) * SMALL_BYTES as u64;
+            let offset = rng.below(written / SMALL_BYTES as u64) * SMALL_BYTES as u64;
             (ios == 0 || time::now() < end).then(|| pass_over(&file, offset, SMALL_BYTES))
         })
         .await?;
@@ -153,8 +153,8 @@ fn pass_over(file: &File, offset: u64, length: usize) -> Io<io::Result<()>> {
     file.read_at(offset, length).map(|read| read.map(drop))
 }
 
-/// Keeps `depth` I/Os of so many bytes under way until `begin` begins no more, which is told how
-/// many have been begun, and waits for the last.
+/// Keeps `depth` I/Os of this size outstanding until `begin` starts no more, and waits for the last one. `begin` gets
+/// the number of started I/Os.
 async fn keep(
     depth: usize,
     bytes: usize,
@@ -188,17 +188,17 @@ fn memory(duration: Duration) -> Result<StoreLimit, LimitError> {
     let region = Region::new(MEMORY_BYTES).map_err(system("reserve memory"))?;
     let mut piece = vec![0; LARGE_BYTES];
     random::fill(&mut piece);
-    // Memory that was never written is none.
+    // Memory that was never written has no pages.
     for offset in (0..MEMORY_BYTES).step_by(LARGE_BYTES) {
         region.write(offset, &piece);
     }
     let in_order = |ios: u64| (ios as usize * LARGE_BYTES) % MEMORY_BYTES;
     let write = copy(LARGE_BYTES, duration, |ios| region.write(in_order(ios), &piece));
     let read = copy_out(&region, LARGE_BYTES, duration, in_order);
-    let mut dice = Dice::new(SEED);
+    let mut rng = Rng::new(SEED);
     let places = (MEMORY_BYTES / SMALL_BYTES) as u64;
     let random =
-        copy_out(&region, SMALL_BYTES, duration, |_| dice.below(places) as usize * SMALL_BYTES);
+        copy_out(&region, SMALL_BYTES, duration, |_| rng.below(places) as usize * SMALL_BYTES);
     Ok(StoreLimit {
         sequential_read_mb_per_s: read.mb_per_s(),
         sequential_write_mb_per_s: write.mb_per_s(),

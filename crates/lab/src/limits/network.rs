@@ -1,4 +1,4 @@
-//! What a link can do: a stream each way, and messages there and back.
+//! The limits of a link: a stream in each direction, and messages that are echoed.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,30 +13,29 @@ use sarsen_io::{threads, time};
 use super::{LimitError, NetworkLimit, system};
 use crate::network::{Link, Network};
 
-/// How long nothing may happen.
+/// Maximum time without progress.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// The congestion control of the load generator.
+/// The congestion control algorithm of the load generator.
 const CONGESTION: &str = "cubic";
-/// Bytes of one write or read of a stream.
+/// Size of one write or read of a stream in bytes.
 const PIECE_BYTES: usize = 256 << 10;
-/// A stream runs a part of the time before it is measured, so that TCP has found its pace.
+/// Part of its duration that a stream runs before the measurement, so that TCP reaches its rate.
 const WARM_UP_PART: u32 = 4;
-/// Connections that fill a link together. One is what a session of the load generator has; several
-/// lose less when one of them waits for what was dropped.
+/// Number of connections that fill a link together. A session of the load generator has one; several lose less when one
+/// of them waits for a retransmission.
 const CONNECTIONS: [usize; 2] = [1, 4];
-/// A stream is measured in so many parts, of which the fastest counts: what else runs on a machine,
-/// and packets that its queues drop, can only make a part slower.
+/// Number of slices of a stream, of which the fastest counts: other programs and dropped packets can only slow a slice
+/// down.
 const SLICES: u32 = 10;
 
-/// Bytes of a message that goes there and back.
+/// Size of an echoed message in bytes.
 const MESSAGE_BYTES: usize = 64;
-/// Messages that are enough for a median.
+/// Number of messages after which the measurement can end.
 const MESSAGES_MAX: usize = 10_000;
-/// Messages without which there is none.
+/// Minimum number of messages for a median.
 const MESSAGES_MIN: usize = 5;
 
-/// Measures a link for so long in each of three ways (messages, and a stream each way), and a little
-/// longer.
+/// Measures a link in three ways (messages, and a stream in each direction), each for slightly more than this duration.
 pub fn network(
     network: &Network,
     link: &Link,
@@ -52,7 +51,7 @@ pub fn network(
     Ok(NetworkLimit { mb_per_s_to_target, mb_per_s_from_target, round_trip_us, retransmits })
 }
 
-/// A connection over the link: the initiator's end and the target's.
+/// A connection over the link: the initiator's socket and the target's.
 fn connect(network: &Network, link: &Link) -> Result<(TcpStream, TcpStream), LimitError> {
     let address = link.address.clone().map_err(LimitError::NoLink)?;
     let listener = network
@@ -71,7 +70,7 @@ fn connect(network: &Network, link: &Link) -> Result<(TcpStream, TcpStream), Lim
     Ok((initiator, target))
 }
 
-/// The other end of this connection: on loopback anybody may have connected.
+/// Only the other socket of this pair is accepted: on the loopback, any process can connect.
 fn accept(listener: &TcpListener, initiator: &TcpStream) -> io::Result<TcpStream> {
     let timeout = Timespec { tv_sec: TIMEOUT.as_secs() as i64, tv_nsec: 0 };
     loop {
@@ -89,12 +88,12 @@ fn prepare(socket: &TcpStream) -> io::Result<()> {
     socket.set_nodelay(true)?;
     socket.set_read_timeout(Some(TIMEOUT))?;
     socket.set_write_timeout(Some(TIMEOUT))?;
-    // Without it in the kernel, its default is measured, as it is by the load generator.
+    // If the kernel lacks the algorithm, its default applies, as it does for the load generator.
     let _ = set_tcp_congestion(socket, CONGESTION);
     Ok(())
 }
 
-/// The most that comes across in any slice, from the initiator's side or from the targets'.
+/// Returns the maximum rate of any slice, with the initiator's or the targets' side as the sender.
 fn mb_per_s(
     network: &Network,
     link: &Link,
@@ -112,17 +111,17 @@ fn mb_per_s(
         most = most.max(most_in_a_slice(&stream(pairs, slice)?));
     }
     let rate = most as f64 / 1e6 / slice.as_secs_f64();
-    // What had come already when a receiver was held up is no faster line.
+    // Data that arrived while a receiver was delayed must not count as a faster link.
     Ok(link.profile.rate_mbit.map_or(rate, |mbit| rate.min(mbit / 8.0)))
 }
 
-/// The bytes of the best slice, of what each receiver counted.
+/// Returns the bytes of the best slice from the counts of all receivers.
 fn most_in_a_slice(counts: &[Slices]) -> u64 {
     let together = |slice| counts.iter().map(|count| count[slice]).sum();
     (0..SLICES as usize).map(together).max().unwrap_or(0)
 }
 
-/// Bytes that a receiver got in each slice.
+/// The bytes that a receiver got in each slice.
 type Slices = [u64; SLICES as usize];
 
 /// Sends on all of these connections at once, each from the first socket to the second.
@@ -134,7 +133,7 @@ fn stream(pairs: Vec<(TcpStream, TcpStream)>, slice: Duration) -> Result<Vec<Sli
         let source = threads::spawn("source", move || send(sender));
         under_way.push((sink, source));
     }
-    // All are waited for: a thread that outlives this would disturb what is measured next.
+    // Waits for all threads: one that outlives this would disturb the next measurement.
     let ended = under_way.into_iter().map(|(sink, source)| (join(sink), join(source)));
     let ended: Vec<_> = ended.collect();
     let counted = ended.into_iter().map(|(received, sent)| {
@@ -144,13 +143,13 @@ fn stream(pairs: Vec<(TcpStream, TcpStream)>, slice: Duration) -> Result<Vec<Sli
     counted.collect()
 }
 
-/// What a thread gave. A panic of it is ours.
+/// Returns the result of a thread; passes its panic on.
 fn join<T>(thread: io::Result<JoinHandle<T>>) -> Result<T, LimitError> {
     let thread = thread.map_err(system("start a thread"))?;
     Ok(thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
 }
 
-/// Sends until the receiver has seen enough.
+/// Sends until the receiver closes the connection.
 fn send(mut sender: TcpStream) -> io::Result<()> {
     let piece = vec![0x5a; PIECE_BYTES];
     loop {
@@ -166,7 +165,7 @@ fn is_end(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
-/// How many bytes arrive in each slice from then on.
+/// Counts the bytes that arrive in each slice.
 fn receive(mut receiver: TcpStream, begin: Instant, slice: Duration) -> io::Result<Slices> {
     let mut piece = vec![0; PIECE_BYTES];
     let mut slices = [0; SLICES as usize];
@@ -189,7 +188,7 @@ fn receive(mut receiver: TcpStream, begin: Instant, slice: Duration) -> io::Resu
     }
 }
 
-/// The median time of a message there and back.
+/// Returns the median round-trip time of a message.
 fn round_trip_us(
     mut initiator: TcpStream,
     mut target: TcpStream,
@@ -220,7 +219,7 @@ fn round_trip_us(
             initiator.read_exact(&mut message)?;
             trips.push(time::now() - begin);
         }
-        // The echo ends when nobody asks any more.
+        // The echo ends when the other side closes the connection.
         drop(initiator);
         Ok(trips)
     };
@@ -232,7 +231,8 @@ fn round_trip_us(
     Ok(median.as_secs_f64() * 1e6)
 }
 
-/// Segments that both sides have sent again so far. On loopback they are the whole machine's.
+/// Returns the number of segments that both sides have retransmitted. On the loopback, they are those of the whole
+/// machine.
 fn retransmits(network: &Network) -> Option<u64> {
     let count = || retransmitted(&std::fs::read_to_string("/proc/thread-self/net/snmp").ok()?);
     if !network.is_apart() {
@@ -241,7 +241,7 @@ fn retransmits(network: &Network) -> Option<u64> {
     Some(network.on_initiator_side(count)? + network.on_target_side(count)?)
 }
 
-/// The count in the kernel's table: a line of names, then one of values.
+/// Parses a counter of the kernel's table, which has a line of names followed by a line of values.
 fn retransmitted(table: &str) -> Option<u64> {
     let mut lines = table.lines().filter_map(|line| line.strip_prefix("Tcp:"));
     let (names, values) = (lines.next()?, lines.next()?);
@@ -266,7 +266,7 @@ mod tests {
     fn the_best_slice_of_all_connections_together_counts() {
         let mut counts = [[10; SLICES as usize], [5; SLICES as usize]];
         assert_eq!(most_in_a_slice(&counts), 15);
-        // One that stands still for a while makes its own slices slower, not the link.
+        // A delayed connection makes its own slices slower, not the link.
         counts[0][..4].fill(0);
         counts[1][9] = 7;
         assert_eq!(most_in_a_slice(&counts), 17);

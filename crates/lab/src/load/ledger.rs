@@ -12,7 +12,7 @@ use serde::Serialize;
 use zerocopy::byteorder::big_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 
 /// Maximum number of recorded blocks; writes to further blocks are not verified.
 const BLOCK_LIMIT: usize = 16 << 20;
@@ -241,9 +241,9 @@ fn render(block: &mut [u8], run: u64, lba: u64, generation: u64) {
     };
     let (head, rest) = block.split_at_mut(STAMP_LENGTH);
     head.copy_from_slice(stamp.as_bytes());
-    let mut dice = Dice::new(run ^ lba.rotate_left(32) ^ generation);
+    let mut rng = Rng::new(run ^ lba.rotate_left(32) ^ generation);
     for word in rest.chunks_exact_mut(8) {
-        word.copy_from_slice(&dice.bits().to_be_bytes());
+        word.copy_from_slice(&rng.bits().to_be_bytes());
     }
     stamp.checksum = crc32c(block);
     block[..STAMP_LENGTH].copy_from_slice(stamp.as_bytes());

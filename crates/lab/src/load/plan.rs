@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use super::replay::Feed;
 use super::{LoadError, LoadOptions};
 use crate::access::Access;
-use crate::dice::Dice;
 use crate::distribution::Places;
 use crate::fio::Amount;
 use crate::mix::Mix;
+use crate::rng::Rng;
 
 /// An I/O.
 #[derive(Clone, Copy)]
@@ -85,8 +85,8 @@ impl Source {
             let blocks = options.access.block_bytes / unit.block_length;
             let units = unit.blocks / u64::from(blocks);
             let next_unit = first / u64::from(blocks);
-            let dice = Dice::new(seed);
-            Self::Plain(Plan { access: options.access, unit, blocks, units, next_unit, dice })
+            let rng = Rng::new(seed);
+            Self::Plain(Plan { access: options.access, unit, blocks, units, next_unit, rng })
         } else {
             Self::Mixed(Box::new(Mixed::new(options, unit, index, first, seed)))
         }
@@ -102,15 +102,15 @@ pub(super) struct Plan {
     /// Number of I/Os that fit into the unit without overlap.
     units: u64,
     next_unit: u64,
-    dice: Dice,
+    rng: Rng,
 }
 
 impl Plan {
     #[inline]
     pub(super) fn next(&mut self, now: Instant) -> Io {
-        let reads = self.dice.chance(self.access.read_percent.into());
-        let unit = if self.dice.chance(self.access.random_percent.into()) {
-            self.dice.below(self.units)
+        let reads = self.rng.chance(self.access.read_percent.into());
+        let unit = if self.rng.chance(self.access.random_percent.into()) {
+            self.rng.below(self.units)
         } else {
             self.next_unit
         };
@@ -138,7 +138,7 @@ pub(super) struct Mixed {
     unit: Unit,
     /// The block after the last I/O.
     cursor: u64,
-    dice: Dice,
+    rng: Rng,
     pace: Option<Pace>,
 }
 
@@ -174,7 +174,7 @@ impl Mixed {
             let interval = Duration::from_secs_f64(f64::from(options.sessions) / rate);
             Pace { interval, offset: interval / options.sessions * index, next: None }
         });
-        Self { parts, unit, cursor: first, dice: Dice::new(seed), pace }
+        Self { parts, unit, cursor: first, rng: Rng::new(seed), pace }
     }
 
     /// Returns the due time of the next I/O; `None` means as soon as possible.
@@ -214,12 +214,12 @@ impl Mixed {
 
     fn draw(&mut self, intended: Instant) -> Io {
         let total = self.parts.last().map_or(0, |part| part.until);
-        let choice = if self.parts.len() == 1 { 0 } else { self.dice.below(total) };
+        let choice = if self.parts.len() == 1 { 0 } else { self.rng.below(total) };
         let index = self.parts.partition_point(|part| part.until <= choice);
         let part = &self.parts[index];
-        let reads = self.dice.chance(part.read_percent);
-        let at = if self.dice.chance(part.random_percent) {
-            part.places.draw(&mut self.dice) * part.grid
+        let reads = self.rng.chance(part.read_percent);
+        let at = if self.rng.chance(part.random_percent) {
+            part.places.draw(&mut self.rng) * part.grid
         } else {
             let at = self.cursor.next_multiple_of(part.grid);
             if at + u64::from(part.blocks) > self.unit.blocks { 0 } else { at }

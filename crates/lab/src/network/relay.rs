@@ -1,7 +1,7 @@
-//! What a line does to frames that pass through our own hands: they wait for it, take their time on
-//! it, are under way, or are lost. One direction of a link, on whatever time it is told.
+//! A simulated line for frames that pass through this process: queueing, transmission time, propagation delay and loss.
+//! One direction of a link; the caller passes the time.
 //!
-//! [`wire`] gives it frames between two TAP devices.
+//! [`wire`] transfers frames between two TAP devices.
 
 pub(super) mod wire;
 
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use super::LinkProfile;
 use super::shaping::FRAME_OVERHEAD;
-use crate::dice::Dice;
+use crate::rng::Rng;
 
-/// Bytes of frames that are held at most, whatever the rate and the delay: memory is not without
-/// end, and 10 Gbit/s over 50 ms is what this holds.
+/// Maximum total size of queued frames, for any rate and delay, which limits the memory. It suffices for 10 Gbit/s over
+/// 50 ms.
 const HELD_BYTES_MAX: usize = 64 << 20;
 
 /// One direction of a link.
@@ -22,13 +22,13 @@ pub(super) struct Direction {
     line: Option<Line>,
     delay: Duration,
     loss_percent: f64,
-    dice: Dice,
-    /// In the order in which they arrive, which is that in which they were sent.
+    rng: Rng,
+    /// In the order of arrival, which is the order of sending.
     under_way: VecDeque<(Instant, Vec<u8>)>,
     held_bytes: usize,
 }
 
-/// What takes one frame after the other.
+/// The transmitter, which sends one frame after the other.
 #[derive(Debug)]
 struct Line {
     bytes_per_s: f64,
@@ -37,7 +37,7 @@ struct Line {
 }
 
 impl Direction {
-    /// A direction that is free from `now` on, and loses the same frames for the same seed.
+    /// Creates a direction that is idle from `now` on. It loses the same frames for the same seed.
     pub(super) fn new(profile: &LinkProfile, seed: u64, now: Instant) -> Self {
         let line = profile.bytes_per_s().map(|bytes_per_s| Line {
             bytes_per_s,
@@ -48,22 +48,21 @@ impl Direction {
             line,
             delay: profile.delay,
             loss_percent: profile.loss_percent,
-            dice: Dice::new(seed),
+            rng: Rng::new(seed),
             under_way: VecDeque::new(),
             held_bytes: 0,
         }
     }
 
-    /// Takes a frame that is sent now. It is dropped if too much waits already.
+    /// Accepts a frame that is sent now. Drops it if the queue is full.
     pub(super) fn handle_frame(&mut self, now: Instant, frame: &[u8]) {
         let sent = match &mut self.line {
             Some(line) => line.send(now, frame.len()),
             None => Some(now),
         };
         let Some(sent) = sent else { return };
-        // A lost frame has taken its time on the line, and its die is cast once for each frame
-        // that the line took.
-        let lost = self.dice.fraction() * 100.0 < self.loss_percent;
+        // A lost frame has taken its transmission time; the generator draws one number for each transmitted frame.
+        let lost = self.rng.fraction() * 100.0 < self.loss_percent;
         if lost || self.held_bytes + frame.len() > HELD_BYTES_MAX {
             return;
         }
@@ -71,12 +70,12 @@ impl Direction {
         self.under_way.push_back((sent + self.delay, frame.to_vec()));
     }
 
-    /// When the next frame arrives.
+    /// Returns the arrival time of the next frame.
     pub(super) fn next_arrival(&self) -> Option<Instant> {
         self.under_way.front().map(|(arrival, _)| *arrival)
     }
 
-    /// The next frame that has arrived by now.
+    /// Returns the next frame that has arrived by now.
     pub(super) fn poll_frame(&mut self, now: Instant) -> Option<Vec<u8>> {
         if self.next_arrival()? > now {
             return None;
@@ -88,7 +87,7 @@ impl Direction {
 }
 
 impl Line {
-    /// When the last bit of a frame has been sent; `None` if too much waits before it.
+    /// Returns the time at which the last bit of a frame is sent, or `None` if the queue is full.
     fn send(&mut self, now: Instant, bytes: usize) -> Option<Instant> {
         let begin = self.free_at.max(now);
         let bytes = bytes + FRAME_OVERHEAD;
@@ -152,7 +151,7 @@ mod tests {
             let mut direction = Direction::new(&profile, 1, start);
             let mut last = start;
             for _ in 0..10_000 {
-                // The next frame is sent when the one before has arrived.
+                // The next frame is sent after the previous one has arrived.
                 direction.handle_frame(last, &FRAME);
                 last = arrivals(&mut direction)[0];
             }
@@ -195,7 +194,7 @@ mod tests {
         assert_eq!(arrivals.len(), 2_500_000 / 1538);
         let last = *arrivals.last().unwrap() - start;
         assert!(last <= Duration::from_millis(20), "{last:?}");
-        // When the line is free again it takes frames again.
+        // When the line is idle again, it accepts frames again.
         direction.handle_frame(start + last, &FRAME);
         assert!(direction.next_arrival().is_some());
     }

@@ -1,27 +1,27 @@
-//! What the kernel's queueing disciplines do for a link: `tbf` for a rate, `netem` for the rest.
+//! A link of the kernel's queueing disciplines: `tbf` for the rate, `netem` for delay and loss.
 
 use std::time::Duration;
 
 use super::LinkProfile;
 
-/// What a frame takes on a line beside its own bytes: preamble, check sequence and the gap to the
-/// next (IEEE 802.3 clauses 3.1 and 4.4.2).
+/// Bytes on a line for each frame beside its own: preamble, check sequence and interframe gap (IEEE 802.3 clauses 3.1
+/// and 4.4.2).
 pub(super) const FRAME_OVERHEAD: usize = 24;
 
 /// The header of an Ethernet frame.
 pub(super) const FRAME_HEADER: usize = 14;
 
-/// How long a packet waits at most for the line before it: the buffer of a switch's port, rather
-/// deep. Packets that would wait longer are dropped.
+/// Maximum queueing delay of a packet: the buffer of a switch's port, and a large one. Packets that would wait longer
+/// are dropped.
 pub(super) const QUEUE_TIME: Duration = Duration::from_millis(20);
 
-/// Packets that wait at least, on a slow line.
+/// Minimum number of queued packets, for slow lines.
 const QUEUE_FRAMES_MIN: usize = 64;
 
-/// How far a line may run ahead of its rate: the kernel wakes up no more precisely than this.
+/// Maximum burst beyond the rate: the precision of the kernel's timers.
 const BURST_TIME: Duration = Duration::from_millis(1);
 
-/// Packets that `netem` holds of a link without a rate: bounded by what TCP sends.
+/// Packets that `netem` queues for a link without a rate; TCP's window limits them.
 const PACKETS_UNLIMITED: f64 = 1e6;
 
 impl LinkProfile {
@@ -35,15 +35,15 @@ impl LinkProfile {
         self.mtu as usize + FRAME_HEADER
     }
 
-    /// Bytes that wait at most for a line of this rate.
+    /// Returns the size of the queue of a line with this rate.
     pub(super) fn queue_bytes(&self, bytes_per_s: f64) -> usize {
         let deep = (bytes_per_s * QUEUE_TIME.as_secs_f64()) as usize;
         deep.max(QUEUE_FRAMES_MIN * (self.frame_bytes() + FRAME_OVERHEAD))
     }
 }
 
-/// The lines for `tc` that shape what this interface sends, and what does it; `None` if nothing is
-/// to be shaped.
+/// Returns the lines for `tc` that shape the traffic of this interface, and their description; `None` if nothing is to
+/// be shaped.
 pub(super) fn commands(profile: &LinkProfile, interface: &str) -> Option<(String, &'static str)> {
     let rate = profile.bytes_per_s();
     let root = format!("qdisc replace dev {interface} root");
@@ -67,7 +67,7 @@ pub(super) fn commands(profile: &LinkProfile, interface: &str) -> Option<(String
     let mut packets = PACKETS_UNLIMITED;
     if let Some(rate) = rate {
         line += &format!(" rate {:.0}bit {FRAME_OVERHEAD}", rate * 8.0);
-        // What is under way counts, too.
+        // Packets in transit count, too.
         let held = rate * profile.delay.as_secs_f64() + profile.queue_bytes(rate) as f64;
         packets = (held / (profile.frame_bytes() + FRAME_OVERHEAD) as f64).ceil();
     }
@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(commands(&far, "link3"), Some((netem.into(), "netem")));
 
         let all = LinkProfile { rate_mbit: Some(1000.0), loss_percent: 0.5, ..far };
-        // 312500 bytes are under way and 2500000 wait, in frames of 1538 bytes.
+        // 312500 bytes are in transit and 2500000 in the queue, in frames of 1538 bytes.
         let netem = "qdisc replace dev link3 root netem delay 2500us loss 0.5% \
                      rate 1000000000bit 24 limit 1829\n";
         assert_eq!(commands(&all, "link3"), Some((netem.into(), "netem")));

@@ -1,4 +1,4 @@
-//! The two sides of a network, each a namespace, and the commands that make links between them.
+//! The two sides of a network, each a namespace, and the commands that create links between them.
 
 use std::io::Write as _;
 use std::net::Ipv4Addr;
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use sarsen_io::namespace::NetworkNamespace;
 
-/// Links that there are addresses for.
+/// Number of links for which there are addresses.
 pub(super) const LINKS_MAX: usize = 256;
 
 /// A side of the network.
@@ -16,7 +16,7 @@ pub(super) struct Side {
     prefix: Vec<String>,
 }
 
-/// Both of them.
+/// Both sides.
 #[derive(Debug)]
 pub(super) struct Sides {
     pub(super) targets: Side,
@@ -43,7 +43,7 @@ impl Side {
         Ok(side)
     }
 
-    /// The words before a command that make it one of this side.
+    /// Returns the prefix of a command that runs it on this side.
     pub(super) fn prefix(&self) -> &[String] {
         &self.prefix
     }
@@ -52,12 +52,12 @@ impl Side {
         self.namespace.within(work)
     }
 
-    /// Gives these lines to `ip` here.
+    /// Passes these lines to `ip` on this side.
     pub(super) fn ip(&self, lines: &str) -> Result<(), String> {
         self.batch("ip", lines)
     }
 
-    /// Gives these lines to `tc` here.
+    /// Passes these lines to `tc` on this side.
     pub(super) fn tc(&self, lines: &str) -> Result<(), String> {
         self.batch("tc", lines)
     }
@@ -72,7 +72,7 @@ impl Side {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|error| failed(format!("{error}; util-linux and iproute2 bring them")))?;
-        // Taken, so that it is closed when all is written; an early end shows in the status.
+        // The pipe is moved, so that it is closed after the last line; the status shows an early end.
         let written = child.stdin.take().map(|mut input| input.write_all(lines.as_bytes()));
         let output = child.wait_with_output().map_err(|error| failed(error.to_string()))?;
         if output.status.success() && matches!(written, Some(Ok(()))) {
@@ -85,12 +85,12 @@ impl Side {
 }
 
 impl Sides {
-    /// Makes the two, or says what is missing.
+    /// Creates both namespaces; the error names what is missing.
     pub(super) fn new() -> Result<Self, String> {
         Ok(Self { targets: Side::new()?, initiator: Side::new()? })
     }
 
-    /// Does the same on each side.
+    /// Runs the function for each side.
     pub(super) fn each(
         &self,
         mut work: impl FnMut(&Side) -> Result<(), String>,
@@ -99,7 +99,7 @@ impl Sides {
         work(&self.initiator)
     }
 
-    /// Makes a pair of interfaces that hand each other's packets over.
+    /// Creates a pair of connected interfaces.
     pub(super) fn make_veth(&self, ends: &[LinkEnd; 2]) -> Result<(), String> {
         let [LinkEnd { interface, .. }, _] = ends;
         let other_side = self.initiator.namespace.path();
@@ -108,21 +108,20 @@ impl Sides {
         ))
     }
 
-    /// Removes what [`Sides::make_veth`] made.
+    /// Removes the interfaces of [`Sides::make_veth`].
     pub(super) fn remove_veth(&self, ends: &[LinkEnd; 2]) -> Result<(), String> {
         self.targets.ip(&format!("link del {}\n", ends[0].interface))
     }
 
-    /// Gives the interfaces of both ends their addresses and takes them up; `more` is what else is
-    /// set of each.
+    /// Sets the addresses of the interfaces at both ends and activates them; `more` has additional settings of each.
     pub(super) fn take_up(&self, ends: &[LinkEnd; 2], more: &str) -> Result<(), String> {
         self.targets.ip(&ends[0].commands(more))?;
         self.initiator.ip(&ends[1].commands(more))
     }
 }
 
-/// The ends of a link, the targets' first. RFC 2544 appendix C sets 198.18.0.0/15 aside for
-/// measuring networks: nobody's own network is hidden by it.
+/// The addresses of a link, the targets' side first. RFC 2544 appendix C reserves 198.18.0.0/15 for measurements, so no
+/// other network is hidden.
 pub(super) fn ends(index: usize) -> [LinkEnd; 2] {
     let third = u8::try_from(index).expect("there are addresses for it");
     let address = |last| Ipv4Addr::new(198, 18, third, last);
@@ -137,8 +136,8 @@ pub(super) fn ends(index: usize) -> [LinkEnd; 2] {
 }
 
 impl LinkEnd {
-    /// Neighbours are told rather than asked for, since a question that is delayed or lost would be
-    /// measured; and there is no IPv6, whose own packets would be counted.
+    /// The neighbours are set statically, because a delayed or lost ARP request would distort the measurement. IPv6 is
+    /// off, because its own packets would be counted.
     fn commands(&self, more: &str) -> String {
         let Self { interface, address, ethernet, peer, peer_ethernet } = self;
         format!(

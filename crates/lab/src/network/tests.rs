@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use super::*;
 
-/// A network of these links, unless this process may not make one.
+/// Returns a network of these links, or `None` if this process lacks the permission to create one.
 fn apart(profiles: &[LinkProfile]) -> Option<Network> {
     let network = Network::build(profiles);
     if !network.is_apart() {
@@ -16,7 +16,7 @@ fn apart(profiles: &[LinkProfile]) -> Option<Network> {
     Some(network)
 }
 
-/// A network of these links, each of them a relay's.
+/// Returns a network of these links, each through the relay.
 fn relays(profiles: &[LinkProfile]) -> Option<Network> {
     apart(&[LinkProfile::plain("probe", 1500)])?;
     let network = Network::between(Sides::new().unwrap(), profiles, relayed);
@@ -32,7 +32,7 @@ fn address(network: &Network, link: usize) -> IpAddr {
     *network.links()[link].address.as_ref().unwrap()
 }
 
-/// Bytes and packets that the interface of a link has sent on the initiator's side.
+/// Returns the bytes and packets that the interface of a link has sent on the initiator's side.
 fn sent(network: &Network, link: usize) -> (u64, u64) {
     let table = || std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
     let table = network.on_initiator_side(table);
@@ -43,7 +43,7 @@ fn sent(network: &Network, link: usize) -> (u64, u64) {
     (fields[8], fields[9])
 }
 
-/// Sends `length` bytes over a link to the targets' side and has them come back as a count.
+/// Sends `length` bytes over a link to the targets' side, and receives their number.
 fn send_over(network: &Network, link: usize, length: usize) {
     let to = address(network, link);
     let listener =
@@ -157,7 +157,7 @@ fn keeps_to_40_mbit(network: &Network) {
     let begin = sarsen_io::time::now();
     send_over(network, 0, 1 << 20);
     let seconds = (sarsen_io::time::now() - begin).as_secs_f64();
-    // The line has 5 MB a second; what it may send at once is less than 16 KiB.
+    // The line has 5 MB a second; its burst is less than 16 KiB.
     let least = ((1 << 20) - (16 << 10)) as f64 / 5e6;
     assert!(seconds >= least, "{seconds} s for what takes {least} s");
 }
@@ -179,7 +179,7 @@ fn a_relay_keeps_to_its_rate_and_mtu() {
     assert!((4507.0..=9014.0).contains(&mean), "packets of {mean} bytes");
 }
 
-/// How long a byte takes there and back, at best.
+/// Returns the minimum round-trip time of a byte.
 fn round_trip(network: &Network) -> Duration {
     let listener =
         network.on_target_side(|| TcpListener::bind((network.listen_address(), 0)).unwrap());
@@ -215,7 +215,7 @@ fn a_delay_is_waited_for_on_both_ways() {
     let networks = [apart(&profiles), relays(&profiles)];
     for network in networks.iter().flatten() {
         let trip = round_trip(network);
-        // What goes beyond is the machine's; a second delay would be ours.
+        // The machine can add delays; a second delay of the link would be an error of the lab.
         assert!(trip >= 2 * delay, "{trip:?} over {:?}", network.notes());
         assert!(trip < 4 * delay, "{trip:?} over {:?}", network.notes());
     }
@@ -251,11 +251,10 @@ fn data_arrives_whole_over_a_link_that_loses_some() {
     send_over(&network, 0, 2 << 20);
 }
 
-/// Set for the process that makes a network to be killed with it.
+/// Environment variable of the process that creates a network and is killed with it.
 const TO_BE_KILLED: &str = "SARSEN_TEST_NETWORK_TO_BE_KILLED";
 
-/// The part of [`a_process_that_is_killed_leaves_nothing`] that is killed; by itself it does
-/// nothing.
+/// The part of [`a_process_that_is_killed_leaves_nothing`] that is killed; without the variable it does nothing.
 #[test]
 fn a_network_to_be_killed_with() {
     if std::env::var_os(TO_BE_KILLED).is_none() {
@@ -267,7 +266,7 @@ fn a_network_to_be_killed_with() {
     let path = network.target_prefix()[1].strip_prefix("--net=").unwrap().to_owned();
     let namespace = std::fs::read_link(path).unwrap();
     println!("\nnetwork {}", namespace.display());
-    // Until it is killed, or, should the test be, until its input ends.
+    // Waits until this process is killed, or until its input ends because the test was killed.
     let _ = std::io::stdin().read(&mut [0]);
 }
 
@@ -292,19 +291,19 @@ fn a_process_that_is_killed_leaves_nothing() {
     assert_eq!(interfaces(), before);
     child.kill().unwrap();
     child.wait().unwrap();
-    // No process is in it or holds it: without a name that is its end.
+    // A namespace without a name ends when no process uses it.
     assert!(!namespaces().contains(&namespace));
     assert_eq!(named(), named_before);
     assert_eq!(interfaces(), before);
 }
 
-/// The network namespaces that have a name.
+/// Returns the named network namespaces.
 fn named() -> Vec<PathBuf> {
     let folder = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
     folder.map(|entry| entry.path()).collect()
 }
 
-/// The network namespaces that a process of this machine is in or holds a descriptor of.
+/// Returns the network namespaces that a process of this machine is in or holds a descriptor of.
 fn namespaces() -> Vec<String> {
     let links = |folder: PathBuf| {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -312,7 +311,7 @@ fn namespaces() -> Vec<String> {
     };
     let mut found = Vec::new();
     for process in std::fs::read_dir("/proc").unwrap().flatten() {
-        // Processes that end meanwhile are skipped.
+        // Skips processes that end meanwhile.
         let process = process.path();
         found.extend(links(process.join("fd")));
         let tasks = std::fs::read_dir(process.join("task")).into_iter().flatten().flatten();

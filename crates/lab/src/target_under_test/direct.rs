@@ -1,4 +1,4 @@
-//! The medium itself, without any protocol: what the others are held against.
+//! The medium itself, without a protocol: the reference for all others.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use super::running::{Running, Unit};
 use super::{Backing, Image, TargetUnderTestError, VolumeSpec};
 use crate::load::{Endpoint, OpenStore};
 
-/// Offers each image to this process.
+/// Opens each image in this process.
 pub(super) fn start(images: &[Image]) -> Result<Running, TargetUnderTestError> {
     let mut running = Running::new("direct");
     let in_memory = |image: &&Image| image.backing == Backing::Memory;
@@ -27,7 +27,7 @@ pub(super) fn start(images: &[Image]) -> Result<Running, TargetUnderTestError> {
     Ok(running)
 }
 
-/// A file or device as it is, cached as the volume wants it.
+/// Returns the endpoint of a file or device, with the cache mode of the volume.
 pub(super) fn endpoint_of(path: &Path, volumes: &[VolumeSpec]) -> Endpoint {
     let cache = volumes.first().map(|volume| volume.cache).unwrap_or_default();
     Endpoint::File { path: path.to_owned(), cache }

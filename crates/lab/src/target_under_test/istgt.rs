@@ -1,4 +1,4 @@
-//! Debian's istgt: user space, a thread or two for each connection and LUN.
+//! Debian's istgt, in user space, with one or two threads for each connection and LUN.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -13,17 +13,17 @@ use crate::process;
 
 const NODE_BASE: &str = "iqn.2026-11.peer.istgt";
 
-/// Who may use it (CHAP), and how it proves itself.
+/// The accounts for CHAP.
 #[derive(Clone, Copy, Debug)]
 pub struct Account<'a> {
     /// The initiator's user and secret.
     pub user: (&'a str, &'a str),
-    /// The target's.
+    /// The target's user and secret.
     pub target: (&'a str, &'a str),
 }
 
-/// Serves each image, in blocks of 512 bytes, as LUN 0 of a target of its own: to everyone, or to
-/// one account alone, in discovery, too.
+/// Serves each image, in blocks of 512 bytes, as LUN 0 of its own target: to all initiators, or to one account only,
+/// also in discovery.
 pub fn start(
     network: &Network,
     images: &[Image],
@@ -33,13 +33,13 @@ pub fn start(
     on_free_port(network, |address| start_on(network, images, account, address))
 }
 
-/// Whether it can serve this.
+/// Returns whether istgt supports the image.
 pub(super) fn takes(image: &Image) -> Result<(), TargetUnderTestError> {
     if image.block_bytes != 512 {
         return Err(TargetUnderTestError::Unable("istgt is started with 512-byte blocks".into()));
     }
-    // It asks for O_SYNC with F_SETFL, which Linux ignores (fcntl(2)), so without a write cache
-    // it would acknowledge what is not durable.
+    // istgt sets O_SYNC with F_SETFL, which Linux ignores (fcntl(2)), so without a write cache it would acknowledge
+    // data that is not durable.
     if image.backing != Backing::Memory && image.cache != CacheMode::WriteBack {
         return Err(TargetUnderTestError::Unable("istgt only writes back on Linux".into()));
     }
@@ -76,7 +76,7 @@ fn start_on(
     running.start(network.target_prefix(), Path::new("istgt"), |command| {
         command.arg("-D").arg("-c").arg(&path);
     })?;
-    // It opens its units first and listens then.
+    // istgt opens its units before it listens.
     running.wait_until_it_listens(address.port(), || Ok(true))?;
     for image in images {
         let target = format!("{NODE_BASE}:{}", image.name);

@@ -1,4 +1,4 @@
-//! nbdkit: the NBD protocol, a process for each volume, several threads for each connection.
+//! nbdkit: the NBD protocol, with a process for each volume and several threads for each connection.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -10,7 +10,7 @@ use super::{Backing, Image, TargetUnderTestError};
 use crate::network::Network;
 use crate::process;
 
-/// Serves each image as the default export of a server of its own.
+/// Serves each image as the default export of its own server.
 pub(super) fn start(network: &Network, images: &[Image]) -> Result<Running, TargetUnderTestError> {
     let plugins = images.iter().map(plugin).collect::<Result<Vec<_>, _>>()?;
     let mut running = Running::at_home("nbdkit")?;
@@ -29,7 +29,7 @@ pub(super) fn start(network: &Network, images: &[Image]) -> Result<Running, Targ
     Ok(running)
 }
 
-/// Whether it can serve this.
+/// Returns whether nbdkit supports the image.
 pub(super) fn takes(image: &Image) -> Result<(), TargetUnderTestError> {
     plugin(image).map(drop)
 }
@@ -47,7 +47,7 @@ fn serve(
     })?;
     let listens = running.wait_until_it_listens(address.port(), || Ok(true));
     if listens.is_err() {
-        // It may be tried once more, on another port.
+        // A second attempt uses another port.
         running.withdraw();
     }
     listens
@@ -57,7 +57,7 @@ fn is_on_disk(image: &Image) -> bool {
     image.backing != Backing::Memory
 }
 
-/// The arguments that name what is served, and the filter that makes it cached as is wanted.
+/// Returns the arguments for the image, and the filter for its cache mode.
 fn plugin(image: &Image) -> Result<Vec<String>, TargetUnderTestError> {
     if image.block_bytes != 512 {
         return Err(TargetUnderTestError::Unable("nbdkit is started with 512-byte blocks".into()));

@@ -1,4 +1,4 @@
-//! A target under test that answers: its processes, what they keep on this machine, where they answer.
+//! A running target under test: its processes, folders and endpoints.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,46 +16,46 @@ use crate::load::Endpoint;
 use crate::network::{Link, Network};
 use crate::process::{self, Daemon};
 
-/// Memory that looks like files.
+/// The file system for files in memory.
 const MEMORY_FOLDER: &str = "/dev/shm";
-/// How the folders of a run are called: what is found under this name after a run was left behind.
+/// Prefix of the folders of a run, to find the remains of a killed run.
 pub(crate) const FOLDER_PREFIX: &str = "sarsen-lab-";
-/// Another process may take a port between our look and the target under test's bind.
+/// Number of attempts: another process can take a free port before the target under test binds it.
 const PORT_ATTEMPTS: usize = 5;
-/// From the command to answering.
+/// Maximum time from the start to the first answer.
 pub(super) const READY_LIMIT: Duration = Duration::from_secs(20);
-/// One administration command.
+/// Maximum duration of an administration command.
 pub(super) const ADMIN_LIMIT: Duration = Duration::from_secs(20);
-/// Of a log, so much is told with an error.
+/// Size of the end of a log that an error contains.
 const TAIL_BYTES: usize = 2000;
 
-/// A target under test that answers. It ends when this is dropped, and takes all that it made with it.
+/// A running target under test. When this is dropped, it ends, and its folders are removed.
 #[derive(Debug)]
 pub struct Running {
     name: String,
     version: Option<String>,
     commands: Vec<String>,
-    /// Before the folders: processes end before their files go.
+    /// Before the folders in drop order: processes end before their files are removed.
     daemons: Vec<Daemon>,
     folders: Vec<PrivateFolder>,
     units: Vec<(String, Unit)>,
 }
 
-/// Where a volume answers.
+/// The endpoint of a volume.
 #[derive(Clone, Debug)]
 pub(super) enum Unit {
-    /// At this port of the targets' side.
+    /// The portal on this port of the targets' side.
     Iscsi { port: u16, target: String, lun: u16 },
-    /// As the default export of the NBD server at this port of the targets' side.
+    /// The default export of the NBD server at this port of the targets' side.
     Nbd { port: u16 },
-    /// Where somebody else's does, under whichever name it is asked for.
+    /// The endpoint of a target that the lab did not start, for any image.
     Elsewhere(Endpoint),
-    /// Nowhere: this target under test cannot serve it.
+    /// None: this target under test cannot serve it, for this reason.
     Refused(TargetUnderTestError),
 }
 
 impl Running {
-    /// Nothing runs yet.
+    /// Returns a target under test without processes.
     pub(super) fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -67,7 +67,7 @@ impl Running {
         }
     }
 
-    /// The same with a private folder in memory, for logs and what else it needs.
+    /// Returns the same with a private folder in memory, for logs and other files.
     pub(super) fn at_home(name: &str) -> Result<Self, TargetUnderTestError> {
         let mut running = Self::new(name);
         running.keep(private_folder(Path::new(MEMORY_FOLDER))?);
@@ -79,12 +79,12 @@ impl Running {
         &self.name
     }
 
-    /// What it says of its version, if it does.
+    /// The version that it reports, if it reports one.
     pub fn version(&self) -> Option<&str> {
         self.version.as_deref()
     }
 
-    /// The commands that started and configured it, as a shell takes them.
+    /// The commands that started and configured it, in a shell's syntax.
     pub fn commands(&self) -> &[String] {
         &self.commands
     }
@@ -94,12 +94,13 @@ impl Running {
         self.daemons.iter().map(Daemon::pid).collect()
     }
 
-    /// The folders that it made; they go when it does.
+    /// Its folders, which are removed with it.
     pub fn folders(&self) -> impl Iterator<Item = &Path> {
         self.folders.iter().map(PrivateFolder::path)
     }
 
-    /// `None` while it runs; otherwise which of its programs ended, how, and what it said last.
+    /// Returns `None` while all programs run; otherwise the name of one that ended, its exit status and the end of its
+    /// log.
     pub fn ended(&self) -> Option<String> {
         self.daemons.iter().find_map(|daemon| match daemon.ended() {
             Ok(None) => None,
@@ -110,13 +111,13 @@ impl Running {
         })
     }
 
-    /// What its programs wrote on their outputs.
+    /// Returns the output of its programs.
     pub fn log(&self) -> String {
         let bytes = self.home().map(|home| fs::read(home.join("log")).unwrap_or_default());
         String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
     }
 
-    /// Where a volume answers over a link.
+    /// Returns the endpoint of a volume over a link.
     pub fn endpoint(&self, volume: &str, link: &Link) -> Result<Endpoint, TargetUnderTestError> {
         let found = self.units.iter().find(|(name, _)| name == volume).map(|(_, unit)| unit);
         let unit = found.ok_or_else(|| {
@@ -145,13 +146,13 @@ impl Running {
         })
     }
 
-    /// Asks each of its programs to end with SIGTERM and waits; how each ended.
+    /// Sends SIGTERM to each of its programs and waits; returns their exit statuses.
     pub fn terminate(&mut self, limit: Duration) -> Result<Vec<ExitStatus>, TargetUnderTestError> {
         let daemons = std::mem::take(&mut self.daemons);
         daemons.into_iter().map(|daemon| Ok(daemon.terminate(limit)?)).collect()
     }
 
-    /// Waits until each of its programs has ended; how each ended.
+    /// Waits for the end of each of its programs; returns their exit statuses.
     pub fn wait(&mut self, limit: Duration) -> Result<Vec<ExitStatus>, TargetUnderTestError> {
         let daemons = std::mem::take(&mut self.daemons);
         daemons.into_iter().map(|daemon| Ok(daemon.wait(limit)?)).collect()
@@ -161,12 +162,12 @@ impl Running {
         self.folders.first().map(PrivateFolder::path)
     }
 
-    /// A path in its own folder.
+    /// Returns a path in its own folder.
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.home().unwrap_or(Path::new(MEMORY_FOLDER)).join(name)
     }
 
-    /// The folder goes when this ends.
+    /// The folder is removed with this.
     pub(super) fn keep(&mut self, folder: PrivateFolder) {
         self.folders.push(folder);
     }
@@ -179,7 +180,8 @@ impl Running {
         self.commands.push(command);
     }
 
-    /// What `version` (a command whose first line ends with it) and Debian's package say.
+    /// Returns the versions from `version` (a command whose first line ends with the version) and from Debian's
+    /// package.
     pub(super) fn note_version(&mut self, mut version: Command, package: Option<&str>) {
         let said = |command: &mut Command| process::output(command, ADMIN_LIMIT).ok();
         let own = said(&mut version).and_then(|text| {
@@ -195,7 +197,7 @@ impl Running {
         };
     }
 
-    /// Starts one of its programs, with both outputs in the log unless `configure` gives another.
+    /// Starts one of its programs, with both outputs in the log unless `configure` sets others.
     pub(super) fn start(
         &mut self,
         prefix: &[String],
@@ -213,21 +215,21 @@ impl Running {
         Ok(self.daemons.push_mut(daemon))
     }
 
-    /// Ends the program that was started last, as if it had not been.
+    /// Ends the last started program and forgets it.
     pub(super) fn withdraw(&mut self) {
         if self.daemons.pop().is_some() {
             self.commands.pop();
         }
     }
 
-    /// Runs a command that sets one of its programs up.
+    /// Runs a command that configures one of its programs.
     pub(super) fn carry_out(&mut self, mut command: Command) -> Result<(), TargetUnderTestError> {
         self.commands.push(process::command_line(&command));
         process::output(&mut command, ADMIN_LIMIT)?;
         Ok(())
     }
 
-    /// Waits until the program that was started last listens on `port` and `ready` says yes.
+    /// Waits until the last started program listens on `port` and `ready` returns true.
     pub(super) fn wait_until_it_listens(
         &self,
         port: u16,
@@ -238,7 +240,7 @@ impl Running {
         daemon.wait_until(READY_LIMIT, listens).map_err(|error| self.explain(error))
     }
 
-    /// The error with what its programs said last.
+    /// Adds the end of the programs' log to an error.
     pub(super) fn explain(&self, error: TargetUnderTestError) -> TargetUnderTestError {
         match error {
             TargetUnderTestError::Failed(what) => {
@@ -257,19 +259,19 @@ impl Running {
         }
     }
 
-    /// The files that images are in, as long as the images; those in memory are made at home.
+    /// Opens the files of the images; creates those in memory in its own folder.
     pub(super) fn backing_files(
         &self,
         images: &[Image],
     ) -> Result<Vec<PathBuf>, TargetUnderTestError> {
-        // What was promised of memory and of the disk; nothing of it is taken yet.
+        // Sizes that are reserved in memory and on the disk, and not yet allocated.
         let mut promised = [0, 0];
         let files = images.iter().map(|image| {
             let (path, promised) = match &image.backing {
                 Backing::Memory => (self.file(&format!("{}.img", image.name)), &mut promised[0]),
                 Backing::File(path) => (path.clone(), &mut promised[1]),
             };
-            // Each program has its own letters that end a path; none of them has the others.
+            // Each program treats different characters as the end of a path; these paths contain none of them.
             let foreign = |c: char| c.is_control() || "\",'\\".contains(c);
             if path.to_str().is_none_or(|text| text.contains(foreign)) {
                 return Err(TargetUnderTestError::Failed(format!(
@@ -285,8 +287,8 @@ impl Running {
     }
 }
 
-/// Makes a file of this length, all holes where it was shorter, and gives how much these are; an
-/// error unless there is room for them beside what was promised.
+/// Creates or extends a file to this length with a hole, and returns the size of the hole; fails if the free space is
+/// less than that and the reserved sizes.
 fn make(path: &Path, bytes: u64, promised: u64) -> io::Result<u64> {
     let file = File::options().create(true).truncate(false).write(true).open(path)?;
     let missing = bytes.saturating_sub(file.metadata()?.len());
@@ -302,14 +304,14 @@ fn make(path: &Path, bytes: u64, promised: u64) -> io::Result<u64> {
     Ok(missing)
 }
 
-/// A folder in `parent` that goes however this process ends.
+/// Creates a folder in `parent` that is removed however this process ends.
 pub(super) fn private_folder(parent: &Path) -> Result<PrivateFolder, TargetUnderTestError> {
     PrivateFolder::new(parent, FOLDER_PREFIX)
         .map_err(|error| TargetUnderTestError::file("make a folder in", parent, &error))
 }
 
-/// Starts a program on a port of the targets' side that is free, on another one when somebody else
-/// takes it meanwhile. For programs that cannot be given port 0.
+/// Starts a program on a free port of the targets' side; if another process takes that port meanwhile, on another one.
+/// For programs that do not support port 0.
 pub(super) fn on_free_port<T>(
     network: &Network,
     mut start: impl FnMut(SocketAddr) -> Result<T, TargetUnderTestError>,

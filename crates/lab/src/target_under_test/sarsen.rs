@@ -1,4 +1,4 @@
-//! This program as a target, in a process of its own.
+//! sarsen as a target under test, in its own process.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -13,13 +13,13 @@ use super::running::{READY_LIMIT, Running, Unit};
 use super::{Backing, Image, TargetUnderTestError};
 use crate::network::Network;
 
-/// Names the program in the place of the one that runs.
+/// Environment variable with the path of another program than the running one.
 const VARIABLE: &str = "SARSEN_BIN";
 
-/// The file that its standard output goes to, in its folder.
+/// Name of the file with its standard output, in its folder.
 const ANNOUNCEMENT: &str = "announcement";
 
-/// The program that runs now, or another one that `SARSEN_BIN` names.
+/// Returns the path of the running program, or of the one in `SARSEN_BIN`.
 pub fn own_program() -> Result<PathBuf, TargetUnderTestError> {
     match std::env::var_os(VARIABLE) {
         Some(path) => Ok(path.into()),
@@ -31,7 +31,7 @@ pub fn own_program() -> Result<PathBuf, TargetUnderTestError> {
     }
 }
 
-/// Serves each image as a volume with a target of its own.
+/// Serves each image as a volume with its own target.
 pub(super) fn start(
     program: &Path,
     network: &Network,
@@ -42,7 +42,7 @@ pub(super) fn start(
         volumes.extend(["--volume".into(), volume(image)]);
     }
     let prepare = |running: &Running| {
-        // In memory it makes its own; on disk all targets under test get the same.
+        // Volumes in memory are sarsen's own; on a disk all targets under test get the same file.
         let on_disk = |image: &&Image| image.backing != Backing::Memory;
         let on_disk: Vec<_> = images.iter().filter(on_disk).cloned().collect();
         running.backing_files(&on_disk).map(drop)
@@ -50,8 +50,8 @@ pub(super) fn start(
     launch(program, network.target_prefix(), network.listen_address(), &volumes, prepare)
 }
 
-/// Starts `program serve` with `arguments`, which name its volumes, on a free port of `listen`. The
-/// words of `prefix` are a command that becomes the command after it.
+/// Starts `program serve` with `arguments`, which contain the volumes, on a free port of `listen`. If `prefix` is not
+/// empty, it is a command that executes the command after it.
 pub fn serve(
     program: &Path,
     prefix: &[String],
@@ -94,7 +94,7 @@ fn launch(
     Ok(running)
 }
 
-/// What follows `--volume`.
+/// Returns the value of `--volume`.
 fn volume(image: &Image) -> String {
     let Image { name, backing, bytes, block_bytes, cache } = image;
     let mut text = match backing {
@@ -116,7 +116,7 @@ fn volume(image: &Image) -> String {
     text
 }
 
-/// The names and URLs in the line that says that it serves.
+/// Returns the names and URLs from the announcement.
 fn volumes(said: &str) -> Result<Vec<(String, Url)>, TargetUnderTestError> {
     #[derive(Deserialize)]
     struct Announcement {

@@ -1,4 +1,4 @@
-//! Debian's tgt: user space, one event loop and a pool of threads.
+//! Debian's tgt, in user space, with one event loop and a pool of threads.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -13,24 +13,23 @@ use crate::process;
 
 /// LUN 0 is tgt's controller.
 const LUN: u16 = 1;
-/// Where tgtd takes orders: in its private folder, since /var/run is the same for all network
-/// namespaces.
+/// tgtd's control socket is in its private folder, because all network namespaces share /var/run.
 const SOCKET: &str = "control";
 const SOCKET_VARIABLE: &str = "TGT_IPC_SOCKET";
-/// The control socket's number; there is one alone.
+/// Number of the only control socket.
 const CONTROL: &str = "0";
 /// The caching mode page (SBC-4 6.5.5) with WCE = 0, as `tgt-admin` writes it for
 /// `write-cache off`: tgtd then syncs the file after each write.
 const WRITE_CACHE_OFF: &str =
     "mode_page=8:0:18:0x10:0:0xff:0xff:0:0:0xff:0xff:0xff:0xff:0x80:0x14:0:0:0:0:0:0";
 
-/// Serves each image as LUN 1 of a target of its own.
+/// Serves each image as LUN 1 of its own target.
 pub fn start(network: &Network, images: &[Image]) -> Result<Running, TargetUnderTestError> {
     images.iter().try_for_each(takes)?;
     on_free_port(network, |address| start_on(network, images, address))
 }
 
-/// Whether it can serve this.
+/// Returns whether tgt supports the image.
 pub(super) fn takes(image: &Image) -> Result<(), TargetUnderTestError> {
     caching(image).map(drop)
 }
@@ -68,7 +67,7 @@ fn start_on(
     Ok(running)
 }
 
-/// Runs `tgtadm` on one that was started here; the first image's target is `--tid 1`.
+/// Runs `tgtadm` on a tgt that the lab started; the first image's target is `--tid 1`.
 pub fn administer(running: &Running, arguments: &[&str]) -> Result<(), TargetUnderTestError> {
     let mut command = admin(running)?;
     process::output(command.args(arguments), ADMIN_LIMIT)?;
@@ -81,7 +80,7 @@ fn admin(running: &Running) -> Result<Command, TargetUnderTestError> {
     Ok(command)
 }
 
-/// The flags that the file is opened with, and whether the unit has a write cache.
+/// Returns the flags for opening the file, and whether the unit has a write cache.
 fn caching(image: &Image) -> Result<(Option<&'static str>, bool), TargetUnderTestError> {
     if image.backing == Backing::Memory {
         return Ok((None, true));
@@ -97,7 +96,7 @@ fn caching(image: &Image) -> Result<(Option<&'static str>, bool), TargetUnderTes
     })
 }
 
-/// What `tgtadm` is asked for an image, command after command.
+/// Returns the arguments of `tgtadm` for an image, one list for each command.
 fn steps(
     tid: u32,
     name: &str,
@@ -121,7 +120,7 @@ fn steps(
         steps.push(words(format!("--op update {unit} --params {WRITE_CACHE_OFF}")));
     }
     for digest in ["HeaderDigest", "DataDigest"] {
-        // The initiator's choice.
+        // The initiator selects.
         steps.push(words(format!("--op update {target} --name {digest} --value CRC32C,None")));
     }
     steps.push(words(format!("--op bind {target} --initiator-address ALL")));

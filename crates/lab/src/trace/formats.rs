@@ -1,15 +1,15 @@
-//! The lines of the trace formats.
+//! The parsers of the trace formats.
 
 use std::time::Duration;
 
 use super::{Content, Format, Request};
 
-/// blkparse counts in sectors of this length, whatever the device's block is.
+/// Size of blkparse's sectors, for any block size of the device.
 const SECTOR: u64 = 512;
-/// Tenths of a microsecond to a second.
+/// Units of 100 ns in a second.
 const TICKS_PER_SECOND: u64 = 10_000_000;
 
-/// The format whose first line this could be.
+/// Returns the format that has such a first line.
 pub(super) fn detect(line: &str) -> Option<Format> {
     let fields: Vec<_> = line.split(',').collect();
     let is_number = |at: usize| fields[at].trim().parse::<f64>().is_ok();
@@ -38,7 +38,7 @@ fn request(at: Duration, reads: bool, offset: u64, length: u64) -> Result<Conten
     Ok(Content::Request(Request { at, reads, offset, length }))
 }
 
-/// Traces may hold requests a little out of order: none is before the beginning.
+/// A trace can have requests slightly out of order; none may precede the beginning.
 fn since(origin: &mut Option<u64>, now: u64) -> u64 {
     now.saturating_sub(*origin.get_or_insert(now))
 }
@@ -100,7 +100,7 @@ pub(super) fn blkparse(line: &str, origin: &mut Option<u64>) -> Result<Content, 
         (true, true) => return Err(format!("{kind:?} reads and writes")),
     };
     let sector = match next("sector")? {
-        // A flush that stands as a write without data.
+        // A flush that is recorded as a write without data.
         process if process.starts_with('[') => return Ok(Content::Nothing),
         sector => number::<u64>(sector, "sector")?,
     };
@@ -116,7 +116,7 @@ pub(super) fn blkparse(line: &str, origin: &mut Option<u64>) -> Result<Content, 
     request(Duration::from_nanos(nanoseconds), reads, offset, length)
 }
 
-/// `seconds.nanoseconds`, exactly.
+/// Parses `seconds.nanoseconds` exactly.
 fn nanoseconds(text: &str) -> Result<u64, String> {
     let parse = || {
         let (seconds, fraction) = text.split_once('.')?;

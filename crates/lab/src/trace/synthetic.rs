@@ -1,44 +1,43 @@
-//! A trace with the known properties of one that was never published.
+//! A trace with the known properties of an unpublished one.
 
 use std::time::Duration;
 
 use super::{Request, TraceError};
-use crate::dice::Dice;
+use crate::rng::Rng;
 
 /// Logical blocks of the study's disks.
 const BLOCK: u64 = 512;
-/// Requests of the study's trace.
+/// Number of requests in the study's trace.
 const REQUESTS: u64 = 8_626;
-/// Of these, the 70 % that read, to the nearest request.
+/// Number of reads: 70 %, to the nearest request.
 const READS: u64 = (REQUESTS * 7 + 5) / 10;
-/// The lowest and highest address of the study's trace.
+/// Lowest and highest address of the study's trace.
 const LOWEST: u64 = 9_840;
 const HIGHEST: u64 = 2_012_792;
-/// The study does not say how long its requests are; a database page of its time is 8 KiB.
+/// The study does not give the length of its requests; a database page of that time is 8 KiB.
 const LENGTH: u32 = 8 * 1024;
 
-/// The trace of the study by Lu and Du (IEEE Communications 2003) as far as its text describes it:
-/// 8,626 requests, 70 % of which read, from block 9,840 to block 2,012,792. The order of reads and
-/// writes and the addresses are drawn from a seed; the requests are 8 KiB long, which is our choice,
-/// and have no times of their own.
+/// Returns a trace with the published properties of that of Lu and Du (IEEE Communications 2003): 8,626 requests, 70 %
+/// of them reads, from block 9,840 to block 2,012,792. A seed determines the addresses and the order of reads and
+/// writes. The requests are 8 KiB long, which is the lab's choice, and have no times.
 #[derive(Clone, Debug)]
 pub struct Synthetic {
-    dice: Dice,
+    rng: Rng,
     left: u64,
     reads_left: u64,
-    /// The requests, counted from the last, that have the lowest and the highest address.
+    /// The requests with the lowest and the highest address, counted from the last one.
     lowest_at: u64,
     highest_at: u64,
 }
 
 impl Synthetic {
-    /// The same seed makes the same trace.
+    /// The same seed gives the same trace.
     pub const fn lu_du(seed: u64) -> Self {
-        let mut dice = Dice::new(seed);
-        let lowest_at = 1 + dice.below(REQUESTS);
-        // Any of the others.
-        let highest_at = 1 + (lowest_at + dice.below(REQUESTS - 1)) % REQUESTS;
-        Self { dice, left: REQUESTS, reads_left: READS, lowest_at, highest_at }
+        let mut rng = Rng::new(seed);
+        let lowest_at = 1 + rng.below(REQUESTS);
+        // Any other request.
+        let highest_at = 1 + (lowest_at + rng.below(REQUESTS - 1)) % REQUESTS;
+        Self { rng, left: REQUESTS, reads_left: READS, lowest_at, highest_at }
     }
 }
 
@@ -49,9 +48,9 @@ impl Iterator for Synthetic {
         if self.left == 0 {
             return None;
         }
-        // Of what is left, so many read: the total is exact, the order is not.
-        let reads = self.dice.below(self.left) < self.reads_left;
-        let drawn = LOWEST + self.dice.below(HIGHEST - LOWEST + 1);
+        // The remaining reads among the remaining requests: the total is exact, the order is random.
+        let reads = self.rng.below(self.left) < self.reads_left;
+        let drawn = LOWEST + self.rng.below(HIGHEST - LOWEST + 1);
         let block = match self.left {
             left if left == self.lowest_at => LOWEST,
             left if left == self.highest_at => HIGHEST,

@@ -308,8 +308,8 @@ fn logical_unit(
     companion: oneshot::Sender<()>,
     open_mode: OpenMode,
 ) -> Result<(Arc<LogicalUnit>, Option<NewKey>), StoreError> {
-    let keeper = metadata::open(volume, open_mode)?;
-    let encrypted = stores::encrypted::open(volume, &store, keeper.as_ref())?;
+    let metadata_store = metadata::open(volume, open_mode)?;
+    let encrypted = stores::encrypted::open(volume, &store, metadata_store.as_ref())?;
     let (encrypted, new_key) = encrypted.map(|one| (one.store, one.new_key)).unzip();
     let eraser = encrypted.clone().map(|store| store as _);
     let store = encrypted.map_or(store, |encrypted| encrypted);
@@ -323,7 +323,7 @@ fn logical_unit(
         store,
         device_type: device_type(volume),
         removable: volume.removable,
-        keeper,
+        metadata: metadata_store,
         protection: volume.protection,
         eraser,
         pass_through: stores::pass_through::open(volume)?,

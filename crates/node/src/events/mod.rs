@@ -33,7 +33,7 @@ const ERRORS_KNOWN: usize = 4096;
 pub(crate) struct EventLog {
     recent: Arc<Recent>,
     /// The file; without one, events are only in memory.
-    keeper: Option<EventWriter>,
+    writer: Option<EventWriter>,
     errors: Mutex<HashMap<(String, Failure), Instant>>,
 }
 
@@ -53,7 +53,7 @@ struct EventLogState {
 impl Default for EventLog {
     fn default() -> Self {
         let recent = Recent { state: Mutex::default(), newest: watch::Sender::default() };
-        Self { recent: Arc::new(recent), keeper: None, errors: Mutex::default() }
+        Self { recent: Arc::new(recent), writer: None, errors: Mutex::default() }
     }
 }
 
@@ -125,7 +125,7 @@ impl EventLog {
     pub(crate) fn open(folder: &Path) -> Self {
         let mut log = Self::default();
         match EventWriter::open(&folder.join("events.sqlite"), &log.recent) {
-            Ok(keeper) => log.keeper = Some(keeper),
+            Ok(writer) => log.writer = Some(writer),
             Err(error) => {
                 error!(%error, folder = %folder.display(), "events are kept in memory alone");
                 let path = folder.display().to_string();
@@ -142,7 +142,7 @@ impl EventLog {
 
     /// Reports that the file of events was missing.
     pub(crate) fn tell_if_missing(&self) {
-        if let Some(path) = self.keeper.as_ref().and_then(EventWriter::is_new) {
+        if let Some(path) = self.writer.as_ref().and_then(EventWriter::is_new) {
             let (path, why) = (path.display().to_string(), "it was missing".to_owned());
             self.tell(&Occurrence::EventsRecreated { path, aside: None, why });
         }
@@ -190,8 +190,8 @@ impl EventLog {
         let newest = recent.last().map_or_else(|| self.recent.state().last_id, |event| event.id);
         let in_file = |limit, backwards| {
             let range = (filter.after.saturating_add(1), oldest);
-            let Some(keeper) = &self.keeper else { return Some(Vec::new()) };
-            let older = keeper.find(range, |event| filter.fits(event), limit, backwards)?;
+            let Some(writer) = &self.writer else { return Some(Vec::new()) };
+            let older = writer.find(range, |event| filter.fits(event), limit, backwards)?;
             Some(older.into_iter().map(Arc::new).collect::<Vec<_>>())
         };
         let meant = recent.into_iter().filter(|event| filter.fits(event));
@@ -318,12 +318,12 @@ mod tests {
         drop(log);
         let log = EventLog::open(folder.path());
         let looked_at = std::cell::Cell::new(0);
-        let keeper = log.keeper.as_ref().expect("a file");
+        let writer = log.writer.as_ref().expect("a file");
         let every_second = |event: &Event| {
             looked_at.set(looked_at.get() + 1);
             event.id.is_multiple_of(2)
         };
-        let found = keeper.find((1, u64::MAX), every_second, 2, true).expect("whole");
+        let found = writer.find((1, u64::MAX), every_second, 2, true).expect("whole");
         assert_eq!(found.iter().map(|event| event.id).collect::<Vec<_>>(), [100, 98]);
         assert_eq!(looked_at.get(), 3);
     }
@@ -332,7 +332,7 @@ mod tests {
     fn memory_has_an_end_and_the_file_goes_further_back() {
         let folder = tempfile::tempdir().expect("a folder");
         let log = EventLog::open(folder.path());
-        let mut kept = log.keeper.as_ref().expect("a file").progress();
+        let mut kept = log.writer.as_ref().expect("a file").progress();
         for number in 1..=IN_MEMORY as u64 + 500 {
             log.tell(&drained("iqn.x:a"));
             if number % 5000 == 0 {

@@ -11,10 +11,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use sarsen_block::layers::{EncryptedStore, KEY_BYTES, Key, KeyKeeper};
+use sarsen_block::layers::{EncryptedStore, KEY_BYTES, Key, KeyStore};
 use sarsen_block::{Allocation, BlockError, Extent, Io, Store};
 use sarsen_io::random;
-use sarsen_scsi::{Keeper, Record};
+use sarsen_scsi::{MetadataStore, Record};
 use tracing::info;
 
 use super::StoreError;
@@ -26,16 +26,16 @@ const PIECE_BYTES: u64 = 1 << 20;
 /// The key of a volume that is not persistent.
 struct InMemory;
 
-impl KeyKeeper for InMemory {
+impl KeyStore for InMemory {
     fn replace_key(&self) -> Io<io::Result<Key>> {
         Io::Ready(Ok(make_key()))
     }
 }
 
 /// A key in the records of a volume. Saving a key destroys the previous one.
-struct InRecord(Arc<dyn Keeper>);
+struct InRecord(Arc<dyn MetadataStore>);
 
-impl KeyKeeper for InRecord {
+impl KeyStore for InRecord {
     fn replace_key(&self) -> Io<io::Result<Key>> {
         let key = make_key();
         self.0.save(Record::Key, key.as_bytes().to_vec()).map(|saved| saved.map(|()| key))
@@ -52,14 +52,14 @@ fn make_key() -> Key {
 pub(crate) struct NewKey {
     path: PathBuf,
     key: Vec<u8>,
-    keeper: Arc<dyn Keeper>,
+    metadata_store: Arc<dyn MetadataStore>,
 }
 
 impl NewKey {
     /// Saves the key durably. Blocks the thread, which must not be a core.
     pub(crate) fn keep(&self) -> Result<(), StoreError> {
         info!(path = %self.path.display(), "a key is made for the new encrypted volume");
-        let saved = now(self.keeper.save(Record::Key, self.key.clone()));
+        let saved = now(self.metadata_store.save(Record::Key, self.key.clone()));
         saved.map_err(|source| StoreError::System {
             path: self.path.clone(),
             what: "keep its key",
@@ -80,41 +80,44 @@ pub(crate) struct Encrypted {
 pub(crate) fn open(
     volume: &VolumeConfig,
     below: &Arc<dyn Store>,
-    keeper: Option<&Arc<dyn Keeper>>,
+    metadata_store: Option<&Arc<dyn MetadataStore>>,
 ) -> Result<Option<Encrypted>, StoreError> {
     let mut new_key = None;
-    let (key, keeper): (Key, Arc<dyn KeyKeeper>) = match (&volume.store, volume.encrypted) {
+    let (key, key_store): (Key, Arc<dyn KeyStore>) = match (&volume.store, volume.encrypted) {
         (StoreConfig::File { path, .. }, false) => {
-            refuse_as_plain(path, keeper)?;
+            refuse_as_plain(path, metadata_store)?;
             return Ok(None);
         }
         (_, false) => return Ok(None),
         (StoreConfig::File { path, .. }, true) => {
-            let keeper = keeper.ok_or_else(|| StoreError::Unfit {
+            let metadata_store = metadata_store.ok_or_else(|| StoreError::Unfit {
                 path: path.clone(),
                 problem: "has nowhere to keep its key: give the volume state = FOLDER".into(),
             })?;
-            let key = match kept_key(path, &**below, &**keeper)? {
+            let key = match kept_key(path, &**below, &**metadata_store)? {
                 Some(key) => key,
                 None => {
                     let key = make_key();
-                    let (path, keeper) = (path.clone(), Arc::clone(keeper));
-                    new_key = Some(NewKey { path, key: key.as_bytes().to_vec(), keeper });
+                    let (path, metadata_store) = (path.clone(), Arc::clone(metadata_store));
+                    new_key = Some(NewKey { path, key: key.as_bytes().to_vec(), metadata_store });
                     key
                 }
             };
-            (key, Arc::new(InRecord(Arc::clone(keeper))))
+            (key, Arc::new(InRecord(Arc::clone(metadata_store))))
         }
         (_, true) => (make_key(), Arc::new(InMemory)),
     };
-    let store = Arc::new(EncryptedStore::new(Arc::clone(below), key, keeper));
+    let store = Arc::new(EncryptedStore::new(Arc::clone(below), key, key_store));
     Ok(Some(Encrypted { store, new_key }))
 }
 
 /// Refuses to serve an encrypted file without decryption: an initiator would see it as an empty disk.
-fn refuse_as_plain(path: &Path, keeper: Option<&Arc<dyn Keeper>>) -> Result<(), StoreError> {
-    let Some(keeper) = keeper else { return Ok(()) };
-    match keeper.load(Record::Key).map_err(|source| StoreError::State { source })? {
+fn refuse_as_plain(
+    path: &Path,
+    metadata_store: Option<&Arc<dyn MetadataStore>>,
+) -> Result<(), StoreError> {
+    let Some(metadata_store) = metadata_store else { return Ok(()) };
+    match metadata_store.load(Record::Key).map_err(|source| StoreError::State { source })? {
         None => Ok(()),
         Some(_) => Err(StoreError::Unfit {
             path: path.to_owned(),
@@ -130,14 +133,16 @@ fn refuse_as_plain(path: &Path, keeper: Option<&Arc<dyn Keeper>>) -> Result<(), 
 fn kept_key(
     path: &Path,
     below: &dyn Store,
-    keeper: &dyn Keeper,
+    metadata_store: &dyn MetadataStore,
 ) -> Result<Option<Key>, StoreError> {
     let unfit = |problem: String| StoreError::Unfit { path: path.to_owned(), problem };
     let system = |what, error: &dyn Display| {
         let (path, source) = (path.to_owned(), io::Error::other(error.to_string()));
         StoreError::System { path, what, source }
     };
-    if let Some(kept) = keeper.load(Record::Key).map_err(|source| StoreError::State { source })? {
+    if let Some(kept) =
+        metadata_store.load(Record::Key).map_err(|source| StoreError::State { source })?
+    {
         return match <[u8; KEY_BYTES]>::try_from(kept) {
             Ok(bytes) => Ok(Some(Key::new(bytes))),
             Err(_) => Err(unfit(
@@ -190,7 +195,7 @@ fn now<T>(answer: Io<io::Result<T>>) -> io::Result<T> {
     ready(answer).unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()))
 }
 
-/// Returns the answer of a store or keeper on a thread that is not a core, where each answer is ready at once.
+/// Returns the answer of a store or metadata store on a thread that is not a core, where each answer is ready at once.
 fn ready<T>(answer: Io<T>) -> Option<T> {
     match pin!(answer.wait()).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => Some(value),
@@ -223,8 +228,8 @@ mod tests {
     fn opened(text: &str) -> Opened {
         let volume = parse_volume(text).expect("valid");
         let below = settled(&volume)?;
-        let keeper = metadata::open(&volume, OpenMode::OpenOrCreate)?;
-        let opened = open(&volume, &below, keeper.as_ref())?;
+        let metadata_store = metadata::open(&volume, OpenMode::OpenOrCreate)?;
+        let opened = open(&volume, &below, metadata_store.as_ref())?;
         let kept = opened.map(|Encrypted { store, new_key }| match new_key {
             Some(key) => key.keep().map(|()| store),
             None => Ok(store),

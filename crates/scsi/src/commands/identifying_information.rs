@@ -1,4 +1,4 @@
-//! REPORT IDENTIFYING INFORMATION and SET IDENTIFYING INFORMATION (SPC-4 6.32, 6.43), for units with a keeper.
+//! REPORT IDENTIFYING INFORMATION and SET IDENTIFYING INFORMATION (SPC-4 6.32, 6.43), for units with a metadata.
 
 use super::{Task, parameter_data};
 use crate::identifying_information::{InformationKind, encode};
@@ -12,7 +12,7 @@ const SUPPORTED: u8 = 0x7f;
 
 /// Returns whether the unit can store identifying information.
 pub(crate) fn is_kept(unit: &LogicalUnit) -> bool {
-    unit.keeper().is_some()
+    unit.metadata().is_some()
 }
 
 pub(crate) fn report(task: Task<'_>) -> Result<Io<Completion>, Sense> {
@@ -56,13 +56,13 @@ pub(crate) fn set(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     }
     let (unit, nexus) = (Arc::clone(task.unit), task.nexus.id);
     Ok(task.unit.pending(async move {
-        let Some(keeper) = unit.keeper() else { return Err(Sense::invalid_operation_code()) };
+        let Some(metadata) = unit.metadata() else { return Err(Sense::invalid_operation_code()) };
         let information = unit.identifying_information();
         let _turn = information.setting.lock().await;
         let mut values = information.values();
         values[kind as usize] = value;
         let record = encode(&values);
-        let saved = keeper.save(Record::IdentifyingInformation, record).wait().await;
+        let saved = metadata.save(Record::IdentifyingInformation, record).wait().await;
         saved.map_err(|_| Sense::not_kept())?;
         information.replace(values);
         unit.raise_except(nexus, UnitAttention::DeviceIdentifierChanged);

@@ -87,7 +87,7 @@ pub(crate) fn report_capabilities(task: Task<'_>) -> Result<Io<Completion>, Sens
         | wire::CAPABLE_SPECIFY_INITIATOR_PORTS
         | wire::CAPABLE_ALL_TARGET_PORTS;
     let mut flags = wire::TYPE_MASK_VALID | ALLOW_COMMANDS << wire::ALLOW_COMMANDS_SHIFT;
-    if task.unit.keeper().is_some() {
+    if task.unit.metadata().is_some() {
         capable |= wire::CAPABLE_PERSIST_THROUGH_POWER_LOSS;
     }
     if state.aptpl {
@@ -187,9 +187,9 @@ fn change(task: &Task<'_>, action: Action, aborts: bool) -> Io<Completion> {
     })
 }
 
-/// Returns APTPL. Rejects it, in bit 0 of `byte`, if the unit has no keeper.
+/// Returns APTPL. Rejects it, in bit 0 of `byte`, if the unit has no metadata.
 fn aptpl(task: &Task<'_>, flags: u8, byte: u16) -> Result<bool, Sense> {
-    match (flags & wire::APTPL != 0, task.unit.keeper()) {
+    match (flags & wire::APTPL != 0, task.unit.metadata()) {
         (true, None) => Err(Sense::invalid_bit_in_parameter_list(byte, 0)),
         (asked, _) => Ok(asked),
     }

@@ -18,7 +18,7 @@ use crate::attention::Attentions;
 use crate::command_table::Flags;
 use crate::logical_unit::{NO_NEXUS, NexusId};
 use crate::nexus::Refusal;
-use crate::{AdditionalSense, Keeper, LogicalUnit, Record, Sense, SenseKey, UnitAttention};
+use crate::{AdditionalSense, LogicalUnit, MetadataStore, Record, Sense, SenseKey, UnitAttention};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -83,9 +83,9 @@ pub(crate) struct Changed {
 
 impl Reservations {
     /// Loads the saved reservations.
-    pub(crate) fn load(keeper: Option<&Arc<dyn Keeper>>) -> io::Result<Self> {
+    pub(crate) fn load(metadata: Option<&Arc<dyn MetadataStore>>) -> io::Result<Self> {
         let Some(bytes) =
-            keeper.map(|keeper| keeper.load(Record::Reservations)).transpose()?.flatten()
+            metadata.map(|metadata| metadata.load(Record::Reservations)).transpose()?.flatten()
         else {
             return Ok(Self::default());
         };
@@ -145,7 +145,7 @@ impl LogicalUnit {
 
     /// Saves `after`. If that fails, saves `before` again if possible.
     async fn keep_reservations(&self, before: &State, after: &State) -> Result<(), Sense> {
-        let Some(keeper) = self.keeper() else { return Ok(()) };
+        let Some(metadata) = self.metadata() else { return Ok(()) };
         let content = record::encode(after);
         let is_removal = content.is_empty();
         {
@@ -155,11 +155,11 @@ impl LogicalUnit {
             }
             inner.kept = true;
         }
-        if keeper.save(Record::Reservations, content).wait().await.is_err() {
+        if metadata.save(Record::Reservations, content).wait().await.is_err() {
             // The failed save may have replaced the record. A rejected change must not take effect at the next start.
             let content = record::encode(before);
             let was_kept = !content.is_empty();
-            if keeper.save(Record::Reservations, content).wait().await.is_ok() {
+            if metadata.save(Record::Reservations, content).wait().await.is_ok() {
                 self.reservations().inner().kept = was_kept;
             }
             let additional = AdditionalSense::INTERNAL_TARGET_FAILURE;

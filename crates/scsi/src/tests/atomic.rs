@@ -2,7 +2,7 @@
 
 use super::power::{Disk, MACHINE_BLOCKS, Machine, OLD, Records, Trouble};
 use crate::testing::*;
-use crate::{Keeper, LogicalUnit, Lun, Parts, Record, Status};
+use crate::{LogicalUnit, Lun, MetadataStore, Parts, Record, Status};
 use proptest::prelude::*;
 use sarsen_block::BlockSize;
 use std::collections::BTreeMap;
@@ -102,7 +102,7 @@ fn sbc4_5_49_write_atomic_is_there_where_it_can_be_kept_and_the_limits_say_so() 
         store.characteristics.is_lasting = lasts;
         let change = |parts: &mut Parts| {
             if !keeps {
-                parts.keeper = None;
+                parts.metadata = None;
             }
         };
         let mut fixture = Fixture::of(Arc::new(store), Arc::default(), change);
@@ -116,7 +116,7 @@ fn sbc4_5_49_write_atomic_is_there_where_it_can_be_kept_and_the_limits_say_so() 
         if exists {
             assert_eq!(fixture.read(3, 4), [[0; 512], [NEW; 512], [NEW; 512], [0; 512]].concat());
         }
-        assert_eq!(fixture.keeper.load(Record::AtomicWrite).unwrap(), None);
+        assert_eq!(fixture.metadata.load(Record::AtomicWrite).unwrap(), None);
     }
 }
 
@@ -193,7 +193,7 @@ fn life(machine: &Arc<Mutex<Machine>>) -> Fixture {
     let store = Arc::new(TestStore::new(BlockSize::B512));
     Fixture::of(store, Arc::default(), |parts| {
         parts.store = Arc::new(Disk(machine.clone()));
-        parts.keeper = Some(Arc::new(Records(machine.clone())));
+        parts.metadata = Some(Arc::new(Records(machine.clone())));
     })
 }
 
@@ -267,7 +267,7 @@ fn life_without_commands(machine: &Arc<Mutex<Machine>>) -> Bare {
     let array = crate::Array::new(host.clone());
     let identity = crate::Identity::new("data", "iqn.2026-01.example:t");
     let unit = LogicalUnit::of_parts(Parts {
-        keeper: Some(Arc::new(Records(machine.clone()))),
+        metadata: Some(Arc::new(Records(machine.clone()))),
         ..Parts::disk(identity, Arc::new(Disk(machine.clone())))
     });
     let luns = BTreeMap::from([(Lun(0), unit.unwrap())]);
@@ -333,7 +333,7 @@ fn a_record_that_cannot_be_finished_keeps_the_unit_from_starting() {
         machine.record = Some(record.clone());
         let machine = Arc::new(Mutex::new(machine));
         let unit = LogicalUnit::of_parts(Parts {
-            keeper: Some(Arc::new(Records(machine.clone()))),
+            metadata: Some(Arc::new(Records(machine.clone()))),
             ..Parts::disk(crate::Identity::new("data", "t"), Arc::new(Disk(machine.clone())))
         });
         assert_eq!(unit.is_ok(), fits, "{record:x?}");

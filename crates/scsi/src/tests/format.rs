@@ -1,7 +1,7 @@
 //! FORMAT UNIT.
 
 use crate::testing::*;
-use crate::{Keeper, Lun, Record, Status};
+use crate::{Lun, MetadataStore, Record, Status};
 use sarsen_block::BlockSize;
 use std::sync::atomic::Ordering;
 
@@ -58,7 +58,7 @@ fn sbc3_5_3_every_block_is_zero_or_has_the_pattern() {
             let completion = fixture.run(&cdb_bytes, &list);
             assert_eq!(completion.status, Status::Good, "{list:x?}: {completion:?}");
             assert!(is_filled_with(&mut fixture, &expected), "{list:x?}");
-            assert_eq!(fixture.keeper.load(Record::Operation).unwrap(), None);
+            assert_eq!(fixture.metadata.load(Record::Operation).unwrap(), None);
             assert_eq!(fixture.store.flushes.load(Ordering::Relaxed), 1);
         }
     }
@@ -123,7 +123,7 @@ fn sbc3_5_3_1_it_goes_on_behind_immed_and_a_failure_stays() {
     // A power loss.
     drop(work);
     fixture.store.delay_polls.store(0, Ordering::Relaxed);
-    let mut fixture = Fixture::of(fixture.store.clone(), fixture.keeper.clone(), |_| {});
+    let mut fixture = Fixture::of(fixture.store.clone(), fixture.metadata.clone(), |_| {});
     for cdb_bytes in [&[0; 6][..], &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]] {
         assert_eq!(additional(&fixture.run(cdb_bytes, &[])), Some(0x3101));
     }

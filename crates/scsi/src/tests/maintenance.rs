@@ -340,10 +340,10 @@ fn spc4_5_7_identifying_information_is_kept_and_told_to_the_others() {
     assert_eq!(fixture.run(&set(2, 5), b"rack\0").status, Status::Good);
     assert_eq!(additional(&run(&mut other, &[0], &[])), Some(0x3f05));
     assert_eq!(fixture.run(&[0], &[]).status, Status::Good);
-    fixture.keeper.is_broken.store(true, Ordering::Relaxed);
+    fixture.metadata.is_broken.store(true, Ordering::Relaxed);
     assert_eq!(additional(&fixture.run(&set(0, 1), &[1])), Some(0x4400));
-    fixture.keeper.is_broken.store(false, Ordering::Relaxed);
-    let mut later = Fixture::of(fixture.store.clone(), fixture.keeper.clone(), |_| {});
+    fixture.metadata.is_broken.store(false, Ordering::Relaxed);
+    let mut later = Fixture::of(fixture.store.clone(), fixture.metadata.clone(), |_| {});
     assert_eq!(bytes(later.run(&report(0), &[])), [0, 0, 0, 3, 7, 0, 9]);
     assert_eq!(bytes(later.run(&report(2), &[])), *b"\0\0\0\x05rack\0");
     assert_eq!(later.run(&set(0, 0), &[]).status, Status::Good);
@@ -358,6 +358,6 @@ fn spc4_5_7_identifying_information_is_kept_and_told_to_the_others() {
         assert_eq!(refused(&later.run(&cdb, list)), field, "{cdb:02x?}");
     }
     assert_eq!(refused(&later.run(&report(1), &[])), (10, Some(7), true));
-    let mut kept_nowhere = Fixture::of(later.store, later.keeper, |parts| parts.keeper = None);
+    let mut kept_nowhere = Fixture::of(later.store, later.metadata, |parts| parts.metadata = None);
     assert_eq!(kept_nowhere.run(&report(0), &[]).status, Status::CheckCondition);
 }

@@ -157,7 +157,7 @@ fn spc4_7_5_1_saved_pages_outlive_a_reset_and_the_program() {
     fixture.nexus.logical_unit_reset(Lun(0));
     fixture.run(&[0], &[]);
     assert_eq!(all_pages(&mut fixture, CURRENT), saved);
-    let mut later = Fixture::of(fixture.store.clone(), fixture.keeper.clone(), |_| {});
+    let mut later = Fixture::of(fixture.store.clone(), fixture.metadata.clone(), |_| {});
     assert_eq!(all_pages(&mut later, CURRENT), saved);
     assert_eq!(additional(&later.write(0, &[0; 512])), Some(0x2702), "SWP");
 }
@@ -167,13 +167,13 @@ fn spc4_6_9_nothing_changes_where_saving_fails_or_is_not_possible() {
     let mut fixture = Fixture::new();
     let list = [0, 0, 0, 0, 0x0a, 0x0a, 0x04, 0x10, 0x08, 0, 0, 0, 0xff, 0xff, 0, 120];
     let before = all_pages(&mut fixture, CURRENT);
-    fixture.keeper.is_broken.store(true, Ordering::Relaxed);
+    fixture.metadata.is_broken.store(true, Ordering::Relaxed);
     assert_eq!(additional(&fixture.run(&[0x15, 0x11, 0, 0, 16, 0], &list)), Some(0x4400));
     assert_eq!(all_pages(&mut fixture, CURRENT), before);
     assert_eq!(all_pages(&mut fixture, SAVED), before);
 
     let store = Arc::new(TestStore::new(BlockSize::B512));
-    let mut fixture = Fixture::of(store, Arc::default(), |parts| parts.keeper = None);
+    let mut fixture = Fixture::of(store, Arc::default(), |parts| parts.metadata = None);
     let completion = fixture.run(&[0x15, 0x11, 0, 0, 16, 0], &list);
     assert_eq!(additional(&completion), Some(0x2400));
     assert_eq!(completion.sense.unwrap().to_bytes()[15..], [0xc8, 0, 1]);
@@ -200,11 +200,11 @@ fn spc5_6_14_rtd_restores_the_default_pages() {
 #[test]
 fn a_damaged_record_of_mode_pages_keeps_the_unit_from_starting() {
     let load = |record: &[u8]| {
-        let keeper = TestKeeper::default();
-        keeper.records.lock().unwrap().insert(Record::ModePages, record.to_vec());
+        let metadata = TestMetadataStore::default();
+        metadata.records.lock().unwrap().insert(Record::ModePages, record.to_vec());
         let store = Arc::new(TestStore::new(BlockSize::B512));
         let parts = Parts::disk(Identity::new("data", "scope"), store);
-        LogicalUnit::of_parts(Parts { keeper: Some(Arc::new(keeper)), ..parts })
+        LogicalUnit::of_parts(Parts { metadata: Some(Arc::new(metadata)), ..parts })
     };
     for damaged in [&[][..], &[2], &[1, 0x0a], &[1, 0x0a, 0x0a, 0], &[1, 0x4a, 1, 0]] {
         assert_eq!(load(damaged).unwrap_err().kind(), io::ErrorKind::InvalidData);

@@ -1,6 +1,6 @@
 //! PERSISTENT RESERVE IN and OUT, and the commands that reservations permit.
 
-use crate::testing::{Fixture, TestKeeper, TestStore, additional, bytes, open, run};
+use crate::testing::{Fixture, TestMetadataStore, TestStore, additional, bytes, open, run};
 use crate::{
     Completion, FieldPointer, InitiatorPort, Lun, NexusHandle, Parts, Sense, Status, TargetDevice,
     TargetPort, UnitAttention,
@@ -61,8 +61,8 @@ impl Cluster {
 
     /// Returns the same volume after a restart of the program.
     fn restarted(&self) -> Self {
-        let (store, keeper) = (self.fixture.store.clone(), self.fixture.keeper.clone());
-        Self::of(Fixture::of(store, keeper, |_| {}))
+        let (store, metadata) = (self.fixture.store.clone(), self.fixture.metadata.clone());
+        Self::of(Fixture::of(store, metadata, |_| {}))
     }
 
     fn run(&mut self, who: usize, cdb: &[u8], data_out: &[u8]) -> Completion {
@@ -646,7 +646,7 @@ fn spc4_6_15_4_capabilities_are_true() {
     assert_eq!(cluster.read(A, 2), [0, 8, 0x9d, 0xc1, 0xea, 0x01, 0, 0]);
 
     let store = Arc::new(TestStore::new(BlockSize::B512));
-    let nothing_kept = |parts: &mut Parts| parts.keeper = None;
+    let nothing_kept = |parts: &mut Parts| parts.metadata = None;
     let mut cluster = Cluster::of(Fixture::of(store, Arc::default(), nothing_kept));
     assert_eq!(cluster.read(A, 2), [0, 8, 0x9c, 0xc0, 0xea, 0x01, 0, 0]);
     for action in [REGISTER, REGISTER_AND_IGNORE] {
@@ -772,23 +772,23 @@ fn spc4_5_12_5_1_aptpl_keeps_what_is_in_force() {
     assert_eq!(after.out(C, REGISTER_AND_IGNORE, 0, &list(0, 9, APTPL)).status, Status::Good);
     assert_eq!(after.restarted().keys(), [key(A), 9]);
     after.done(A, CLEAR, 0, key(A), 0);
-    assert!(after.fixture.keeper.records.lock().unwrap().is_empty());
+    assert!(after.fixture.metadata.records.lock().unwrap().is_empty());
 }
 
 #[test]
 fn spc4_5_12_5_1_what_cannot_be_kept_is_refused_and_not_in_force() {
     let mut cluster = Cluster::new();
-    cluster.fixture.keeper.is_broken.store(true, Ordering::Relaxed);
+    cluster.fixture.metadata.is_broken.store(true, Ordering::Relaxed);
     let completion = cluster.out(A, REGISTER, 0, &list(0, 5, APTPL));
     assert_eq!(additional(&completion), Some(0x4400));
     assert_eq!((cluster.keys(), cluster.generation()), (vec![], 0));
     // The content of the record is unknown now, so it must be possible to remove it.
     assert_eq!(additional(&cluster.out(A, REGISTER, 0, &list(0, 5, 0))), Some(0x4400));
 
-    cluster.fixture.keeper.is_broken.store(false, Ordering::Relaxed);
+    cluster.fixture.metadata.is_broken.store(false, Ordering::Relaxed);
     cluster.done(A, REGISTER, 0, 0, 5);
     assert_eq!(cluster.out(A, REGISTER, 0, &list(5, 5, APTPL)).status, Status::Good);
-    cluster.fixture.keeper.is_broken.store(true, Ordering::Relaxed);
+    cluster.fixture.metadata.is_broken.store(true, Ordering::Relaxed);
     for (action, list) in [
         (RESERVE, list(5, 0, 0)),
         (CLEAR, list(5, 0, 0)),
@@ -804,14 +804,14 @@ fn spc4_5_12_5_1_what_cannot_be_kept_is_refused_and_not_in_force() {
 
 #[test]
 fn a_record_that_cannot_be_read_is_told_where_the_unit_is_made() {
-    let keeper = Arc::new(TestKeeper::default());
+    let metadata = Arc::new(TestMetadataStore::default());
     for record in
         [&b"junk"[..], &[0; 16], &[0, 0, 0, 9, 0, 0, 0, 0, 255, 255, 255, 255, 0, 0, 0, 0]]
     {
-        keeper.records.lock().unwrap().insert(crate::Record::Reservations, record.to_vec());
+        metadata.records.lock().unwrap().insert(crate::Record::Reservations, record.to_vec());
         let store = Arc::new(TestStore::new(BlockSize::B512));
         let mut parts = Parts::disk(crate::Identity::new("data", "scope"), store);
-        parts.keeper = Some(keeper.clone());
+        parts.metadata = Some(metadata.clone());
         let error = crate::LogicalUnit::of_parts(parts).expect_err("is refused").to_string();
         assert!(error.contains("remove the record"), "{error}");
     }

@@ -1,6 +1,6 @@
 //! A disk that can lose its power, or fail, at any step.
 
-use crate::{Keeper, Record};
+use crate::{MetadataStore, Record};
 use sarsen_block::{
     BlockError, BlockSize, Buffer, Characteristics, Data, Direction, Durability, Extent, Geometry,
     Io, Reply, Request, Store, Unmap,
@@ -180,7 +180,7 @@ impl Store for Disk {
     }
 }
 
-impl Keeper for Records {
+impl MetadataStore for Records {
     fn load(&self, record: Record) -> io::Result<Option<Vec<u8>>> {
         let machine = self.0.lock().unwrap();
         Ok(machine.record.clone().filter(|_| record == Record::AtomicWrite))

@@ -1,7 +1,7 @@
 //! SANITIZE: its effect on the blocks, and on commands during and after it.
 
 use crate::testing::*;
-use crate::{Completion, Keeper, Lun, Record, Status};
+use crate::{Completion, Lun, MetadataStore, Record, Status};
 use sarsen_block::{BlockSize, Io};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -65,7 +65,7 @@ fn sbc3_5_24_2_2_overwrite_repeats_its_pattern_in_every_block() {
         assert!(read_all(&mut fixture).chunks(512).all(|found| found == block), "{flags:02x}");
         // Each pass was made durable, and no record is left.
         assert_eq!(fixture.store.flushes.load(Ordering::Relaxed), usize::from(flags & 0x1f));
-        assert_eq!(fixture.keeper.load(Record::Operation).unwrap(), None);
+        assert_eq!(fixture.metadata.load(Record::Operation).unwrap(), None);
     }
 }
 
@@ -156,7 +156,7 @@ fn sbc3_4_11_3_while_it_is_under_way_its_progress_is_told_and_little_else_is_don
     let mut work = fixture.host.take_work().unwrap();
     assert!(poll(&mut work).is_none());
     assert_eq!(block_on(answer).status, Status::Good);
-    assert!(fixture.keeper.load(Record::Operation).unwrap().is_some());
+    assert!(fixture.metadata.load(Record::Operation).unwrap().is_some());
     let mut log_decisions = Vec::new();
     loop {
         let ready = fixture.run(&TEST_UNIT_READY, &[]);
@@ -243,7 +243,7 @@ fn cut_off(cdb_bytes: &[u8], data: &[u8]) -> Fixture {
         assert!(poll(&mut work).is_none());
     }
     fixture.store.delay_polls.store(0, Ordering::Relaxed);
-    Fixture::of(fixture.store.clone(), fixture.keeper.clone(), |_| {})
+    Fixture::of(fixture.store.clone(), fixture.metadata.clone(), |_| {})
 }
 
 fn assert_failed(fixture: &mut Fixture) {
@@ -266,11 +266,11 @@ fn sbc3_4_11_4_what_was_cut_off_has_failed_until_it_succeeds() {
     assert_eq!(additional(&exit), Some(0x2400), "without AUSE there is no other way");
     assert_failed(&mut fixture);
     // The failure persists after another restart.
-    let mut fixture = Fixture::of(fixture.store.clone(), fixture.keeper.clone(), |_| {});
+    let mut fixture = Fixture::of(fixture.store.clone(), fixture.metadata.clone(), |_| {});
     assert_failed(&mut fixture);
     assert_eq!(fixture.run(&BLOCK_ERASE, &[]).status, Status::Good);
     assert!(read_all(&mut fixture).iter().all(|&byte| byte == 0));
-    let mut fixture = Fixture::of(fixture.store.clone(), fixture.keeper.clone(), |_| {});
+    let mut fixture = Fixture::of(fixture.store.clone(), fixture.metadata.clone(), |_| {});
     assert_eq!(fixture.run(&TEST_UNIT_READY, &[]).status, Status::Good);
 }
 
@@ -281,7 +281,7 @@ fn sbc3_5_24_2_5_a_failure_with_ause_can_be_left() {
     assert_failed(&mut fixture);
     assert_eq!(fixture.run(&EXIT_FAILURE_MODE, &[]).status, Status::Good);
     assert_eq!(fixture.run(&TEST_UNIT_READY, &[]).status, Status::Good);
-    let mut fixture = Fixture::of(fixture.store.clone(), fixture.keeper.clone(), |_| {});
+    let mut fixture = Fixture::of(fixture.store.clone(), fixture.metadata.clone(), |_| {});
     assert_eq!(fixture.run(&TEST_UNIT_READY, &[]).status, Status::Good);
     assert_eq!(fixture.run(&EXIT_FAILURE_MODE, &[]).status, Status::Good);
 }
@@ -303,10 +303,10 @@ fn what_cannot_be_kept_does_not_begin() {
     let store = Arc::new(TestStore::new(BlockSize::B512));
     let mut fixture = Fixture::of(store, Arc::default(), |_| {});
     fixture.write(0, &[1; 512]);
-    fixture.keeper.is_broken.store(true, Ordering::Relaxed);
+    fixture.metadata.is_broken.store(true, Ordering::Relaxed);
     let completion = fixture.run(&with(&BLOCK_ERASE, IMMED), &[]);
     assert_eq!(additional(&completion), Some(0x4400));
     assert_eq!(fixture.read(0, 1), [1; 512]);
-    fixture.keeper.is_broken.store(false, Ordering::Relaxed);
+    fixture.metadata.is_broken.store(false, Ordering::Relaxed);
     assert_eq!(fixture.run(&BLOCK_ERASE, &[]).status, Status::Good);
 }

@@ -1,5 +1,5 @@
-//! A link of our own: a TAP device on each side and a thread that takes frames from one to the
-//! other, when [`Direction`] says so.
+//! A simulated link: a TAP device on each side, and a thread that transfers frames between them as [`Direction`]
+//! decides.
 
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -13,13 +13,13 @@ use sarsen_io::{threads, time};
 use super::Direction;
 use crate::network::LinkProfile;
 
-/// Frames that are taken from one side before the other has its turn.
+/// Frames of one side before the other side has its turn.
 const FRAMES_A_TURN: usize = 64;
 
-/// What a frame may have beyond its header and the MTU.
+/// Maximum number of bytes of a frame beyond its header and the MTU.
 const VLAN_TAG: usize = 4;
 
-/// The link's thread. It ends, with both devices, when this is dropped.
+/// The link's thread. The thread and both devices end when this is dropped.
 #[derive(Debug)]
 pub(in crate::network) struct Wire {
     end: OwnedFd,
@@ -27,7 +27,7 @@ pub(in crate::network) struct Wire {
 }
 
 impl Wire {
-    /// Joins the devices of the targets' side and of the initiator's side.
+    /// Connects the devices of the targets' side and of the initiator's side.
     pub(in crate::network) fn start(
         devices: [Tap; 2],
         profile: &LinkProfile,
@@ -50,10 +50,10 @@ impl Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        // An eventfd takes eight bytes whenever its count has room.
+        // An eventfd accepts eight bytes whenever its counter has room.
         let _ = rustix::io::write(&self.end, &1_u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread has been reported there.
+            // The thread has reported its panic.
             let _ = thread.join();
         }
     }
@@ -61,15 +61,15 @@ impl Drop for Wire {
 
 struct Relay {
     devices: [Tap; 2],
-    /// By the device that sends.
+    /// The direction of each sending device.
     directions: [Direction; 2],
     frame: Vec<u8>,
 }
 
 impl Relay {
-    /// Carries frames until `ended` is written to.
+    /// Transfers frames until `ended` is written.
     fn run(&mut self, ended: &OwnedFd) {
-        // Short delays are meant: the kernel may otherwise be 50 µs late to save power.
+        // Delays are short: by default the kernel can be 50 µs late to save power.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         loop {
             let wait = self.wait(time::now());
@@ -78,7 +78,7 @@ impl Relay {
                 PollFd::new(&self.devices[1], PollFlags::IN),
                 PollFd::from_borrowed_fd(ended.as_fd(), PollFlags::IN),
             ];
-            // A signal, or a want of memory that passes: nothing is ready then, and it waits again.
+            // After a signal or a temporary lack of memory nothing is ready, and the loop waits again.
             let _ = poll(&mut descriptors, wait.as_ref());
             if !descriptors[2].revents().is_empty() {
                 return;
@@ -90,7 +90,7 @@ impl Relay {
         }
     }
 
-    /// How long nothing arrives.
+    /// Returns the time until the next arrival.
     fn wait(&self, now: Instant) -> Option<Timespec> {
         let next = self.directions.iter().filter_map(Direction::next_arrival).min()?;
         let wait = next.saturating_duration_since(now);
@@ -100,10 +100,10 @@ impl Relay {
         })
     }
 
-    /// Takes what a device sends.
+    /// Reads the frames that a device sends.
     fn take(&mut self, from: usize) {
         for _ in 0..FRAMES_A_TURN {
-            // Nothing to read, or the device is down: the next wait tells.
+            // There is no frame, or the device is down: the next wait reports it.
             let Ok(length) = rustix::io::read(&self.devices[from], &mut self.frame[..]) else {
                 return;
             };
@@ -111,8 +111,8 @@ impl Relay {
         }
     }
 
-    /// Hands over what has arrived at the other device. A frame that it does not take, being down,
-    /// is lost like any on a line without anyone at its end.
+    /// Delivers the arrived frames to the other device. If that device is down, the frame is lost, as on a line without
+    /// a receiver.
     fn give(&mut self, from: usize) {
         let now = time::now();
         while let Some(frame) = self.directions[from].poll_frame(now) {

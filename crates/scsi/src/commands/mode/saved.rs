@@ -11,20 +11,20 @@ const VERSION: u8 = 1;
 
 /// Saves `parameters`. The record is durable when this function returns.
 pub(super) async fn save(unit: &LogicalUnit, parameters: &ModeParameters) -> Result<(), Sense> {
-    let Some(keeper) = unit.keeper() else {
+    let Some(metadata) = unit.metadata() else {
         return Err(Sense::saving_parameters_not_supported());
     };
     let mut record = vec![VERSION];
     for page in pages_of(unit).filter(|page| page.is_changeable(unit)) {
         record.extend(page.bytes(parameters));
     }
-    keeper.save(Record::ModePages, record).wait().await.map_err(|_| Sense::not_kept())
+    metadata.save(Record::ModePages, record).wait().await.map_err(|_| Sense::not_kept())
 }
 
 /// Loads the saved parameters of a new unit.
 pub(crate) fn load(unit: &LogicalUnit) -> io::Result<Option<ModeParameters>> {
-    let Some(keeper) = unit.keeper() else { return Ok(None) };
-    let Some(record) = keeper.load(Record::ModePages)? else { return Ok(None) };
+    let Some(metadata) = unit.metadata() else { return Ok(None) };
+    let Some(record) = metadata.load(Record::ModePages)? else { return Ok(None) };
     let damaged = || io::Error::new(io::ErrorKind::InvalidData, "the saved mode pages are damaged");
     let Some((&VERSION, pages)) = record.split_first() else { return Err(damaged()) };
     let default = unit.modes().default();

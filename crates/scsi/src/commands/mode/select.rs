@@ -13,10 +13,10 @@ use std::sync::Arc;
 use zerocopy::FromBytes;
 
 /// Checks PF, RTD and SP. PF is required, since there are no vendor specific pages. RTD excludes a list. SP needs a
-/// keeper.
+/// metadata.
 fn check_flags(flags: u8, length_field: u16, length: u16, unit: &LogicalUnit) -> Result<(), Sense> {
     let has = |flag| flags & flag != 0;
-    if has(page::FLAGS_SAVE_PAGES) && unit.keeper().is_none() {
+    if has(page::FLAGS_SAVE_PAGES) && unit.metadata().is_none() {
         return Err(Sense::invalid_bit_in_cdb(1, 0));
     }
     match (has(page::FLAGS_REVERT_TO_DEFAULTS), has(page::FLAGS_PAGE_FORMAT)) {

@@ -23,7 +23,7 @@ impl PageControl {
             0 => Ok(Self::Current),
             1 => Ok(Self::Changeable),
             2 => Ok(Self::Default),
-            _ if unit.keeper().is_some() => Ok(Self::Saved),
+            _ if unit.metadata().is_some() => Ok(Self::Saved),
             _ => Err(Sense::saving_parameters_not_supported()),
         }
     }
@@ -86,7 +86,7 @@ impl Request {
                 PageControl::Default => page.bytes(&modes.default()),
                 PageControl::Saved => page.bytes(&modes.saved()),
             };
-            if unit.keeper().is_some() && page.is_changeable(unit) {
+            if unit.metadata().is_some() && page.is_changeable(unit) {
                 content[0] |= page::PARAMETERS_SAVEABLE;
             }
             bytes.extend(content);

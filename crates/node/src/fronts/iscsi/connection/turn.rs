@@ -37,7 +37,7 @@ pub(super) enum TurnShare {
     /// The first event.
     One,
     /// The events of a time that is long compared with a send.
-    MetricsSnapshot,
+    TimeSlice,
     /// All events.
     All,
 }
@@ -49,7 +49,7 @@ impl TurnShare {
         match self {
             Self::One => count == 1,
             // Reading the clock costs time, too.
-            Self::MetricsSnapshot => {
+            Self::TimeSlice => {
                 count > 0
                     && count.is_multiple_of(LOT)
                     && began.is_some_and(|began| time::now() - began >= MOMENT)
@@ -101,7 +101,7 @@ impl<'a> Driver<'a> {
                 return Ok(ControlFlow::Continue(()));
             }
             if share == TurnShare::One {
-                share = TurnShare::MetricsSnapshot;
+                share = TurnShare::TimeSlice;
             }
         }
     }
@@ -148,7 +148,7 @@ impl<'a> Driver<'a> {
     }
 
     pub(super) async fn carry_out(&mut self, front: &'a Arc<Front>, share: TurnShare) {
-        let began = (share == TurnShare::MetricsSnapshot).then(time::now);
+        let began = (share == TurnShare::TimeSlice).then(time::now);
         let mut count = 0;
         while !share.is_done(count, began)
             && !self.machine.is_full()
