@@ -218,7 +218,7 @@ fn rfc7143_11_13_5_each_refusal_has_its_status_a_line_and_a_count() -> Result<()
 }
 
 #[test]
-fn rfc7143_12_1_3_a_target_proves_itself_to_who_asks() -> Result<()> {
+fn rfc7143_12_1_3_target_authenticates_on_request() -> Result<()> {
     let server = Guarded::start()?;
     let [(host, secret), _, (san, sans_secret)] = ACCOUNTS;
     let user = credentials(host, secret);
@@ -238,7 +238,7 @@ fn rfc7143_12_1_3_a_target_proves_itself_to_who_asks() -> Result<()> {
 }
 
 #[test]
-fn a_target_that_is_not_for_somebody_is_not_told_to_him() -> Result<()> {
+fn discovery_hides_targets_without_permission() -> Result<()> {
     let server = Guarded::start()?;
     let portal = server.shared().portal.parse()?;
     for (initiator, expected) in [(ONE, true), (STRANGER, false), (ELSEWHERE, false)] {

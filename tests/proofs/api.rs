@@ -14,8 +14,7 @@ const SCHEMATHESIS: &str = "schemathesis==4.32.5";
 
 #[test]
 #[ignore = "takes minutes, and installs from PyPI: cargo xtask ci --full"]
-fn no_request_is_answered_with_a_fault_of_the_server_or_with_what_is_not_documented() -> Result<()>
-{
+fn no_request_gets_server_error_or_undocumented_answer() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let venv = folder.path().join("venv");
     process::output(Command::new("python3").args(["-m", "venv"]).arg(&venv), INSTALL_LIMIT)?;

@@ -118,7 +118,7 @@ fn url_of(running: &Running, network: &Network) -> Result<Url> {
 }
 
 #[test]
-fn tgt_lets_in_whom_it_knows_and_proves_itself() -> Result<()> {
+fn initiator_and_tgt_authenticate_each_other() -> Result<()> {
     let network = Network::build(&[LinkProfile::loopback()]);
     let tgt = tgt::start(&network, &[Image::new("disk", Backing::Memory, 8 * MIB)])?;
     let url = &url_of(&tgt, &network)?;
@@ -143,7 +143,7 @@ fn tgt_lets_in_whom_it_knows_and_proves_itself() -> Result<()> {
 }
 
 #[test]
-fn istgt_lets_in_whom_it_knows_and_proves_itself_in_discovery_too() -> Result<()> {
+fn initiator_and_istgt_authenticate_each_other_in_discovery_too() -> Result<()> {
     let network = Network::build(&[LinkProfile::loopback()]);
     let image = Image::new("disk", Backing::Memory, 8 * MIB);
     let istgt = istgt::start(&network, &[image], Some(ACCOUNT))?;
@@ -183,7 +183,7 @@ fn ram(name: &str) -> Volume {
 }
 
 #[test]
-fn sarsen_lets_in_whom_it_knows_and_proves_itself_in_discovery_too() -> Result<()> {
+fn initiator_and_sarsen_authenticate_each_other_in_discovery_too() -> Result<()> {
     let tables = "[discovery]\nchap = [\"host\"]\nown-account = \"box\"\n\
                   [[target]]\nname = \"iqn.2026-11.proof:disk\"\nluns = [\"disk\"]\n\
                   chap = [\"host\"]\nown-account = \"box\"\n";

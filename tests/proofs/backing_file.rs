@@ -171,7 +171,7 @@ fn a_file_that_is_deleted_takes_no_write_and_no_flush_and_its_data_can_be_rescue
 }
 
 #[test]
-fn a_file_that_is_deleted_is_noticed_though_nobody_writes() -> Result<()> {
+fn deleted_file_is_noticed_without_writes() -> Result<()> {
     run(async {
         let bench = Bench::new("writeback").await?;
         fs::remove_file(&bench.path)?;
@@ -401,7 +401,7 @@ fn a_deleted_file_that_was_rescued_is_served_when_its_volume_is_reattached() -> 
 }
 
 #[test]
-fn what_kill_9_leaves_of_an_apply_is_listed_and_removed_by_name() -> Result<()> {
+fn remains_of_killed_apply_are_listed_and_removable() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let volumes = folder.path().join("state/volumes");
     let server = Managed::start(folder.path())?;
@@ -475,7 +475,7 @@ fn a_deleted_volume_leaves_its_file_unless_it_is_erased() -> Result<()> {
 }
 
 #[test]
-fn what_is_taken_is_listed_and_what_is_promised_beyond_the_room_is_warned_of() -> Result<()> {
+fn allocation_is_listed_and_overcommitment_gets_warning() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = Managed::start(folder.path())?;
     let fits = server.json(&["volume", "create", "data", "8MiB", "--export"])?;

@@ -182,6 +182,6 @@ fn writes_that_are_never_ended_take_256_mib_where_that_is_the_limit() -> Result<
 }
 
 #[test]
-fn writes_that_are_never_ended_take_what_the_default_limits_say() -> Result<()> {
+fn unfinished_writes_stay_within_default_memory_limits() -> Result<()> {
     attack(None, 40, 120)
 }

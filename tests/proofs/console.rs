@@ -183,7 +183,7 @@ fn measured(folder: &Path) -> Result<()> {
 
 #[test]
 #[ignore = "starts a browser"]
-fn every_screen_does_what_it_says_while_a_client_uses_the_server() -> Result<()> {
+fn every_screen_works_while_client_uses_server() -> Result<()> {
     let folder = tempfile::tempdir()?;
     measured(folder.path())?;
     let (server, console) = start(folder.path())?;

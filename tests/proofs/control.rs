@@ -113,7 +113,7 @@ fn outcome(drained: &Value) -> [Option<u64>; 3] {
 }
 
 #[test]
-fn sessions_are_listed_with_what_was_negotiated() -> Result<()> {
+fn sessions_are_listed_with_negotiated_parameters() -> Result<()> {
     let server = Controlled::start(&[])?;
     let mode = fs::metadata(&server.socket)?.permissions().mode();
     ensure!(mode & 0o777 == 0o600, "the socket has mode {mode:o}");
@@ -292,7 +292,7 @@ fn rfc7143_11_13_5_a_target_that_moved_sends_its_initiators_on() -> Result<()> {
 }
 
 #[test]
-fn what_cannot_be_done_is_said_with_its_exit_code() -> Result<()> {
+fn failures_have_documented_exit_codes() -> Result<()> {
     let server = Controlled::start(&[])?;
     let target = server.url().iqn.clone();
     server.fail(NOT_FOUND, &["target", "drain", "iqn.2026-11.proof:none"])?;

@@ -281,7 +281,7 @@ fn kill_9_loses_no_answered_write_in_directsync_by_io_uring() -> Result<()> {
 
 /// The control experiment: the content of memory is lost with its process, and the ledger detects it.
 #[test]
-fn the_ledger_misses_what_a_ram_volume_forgets() -> Result<()> {
+fn ledger_finds_writes_lost_by_ram_volume() -> Result<()> {
     let ledger = RefCell::new(Ledger::new());
     let start = || Serving::start_with(&[Volume::new("data", Backing::Ram, 1 << 20)], &[]);
     let error = survive("ram", Promise::WhenAsked, &ledger, start).expect_err("memory survived");

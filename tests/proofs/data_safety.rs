@@ -94,7 +94,7 @@ fn lacks(server: &Managed) -> Result<Vec<String>> {
 }
 
 #[test]
-fn a_server_starts_without_what_is_not_there_and_takes_it_up_by_itself() -> Result<()> {
+fn server_starts_without_missing_disk_and_attaches_it_later() -> Result<()> {
     const TARGET: &str = "iqn.2026-11.proof:guarded";
     let folder = tempfile::tempdir()?;
     let place = |name: &str| folder.path().join(name);
@@ -226,7 +226,7 @@ fn a_target_whose_portals_went_with_a_flag_keeps_nothing_else_from_being_served(
 }
 
 #[test]
-fn a_disk_that_comes_back_beside_one_that_is_used_disturbs_nobody() -> Result<()> {
+fn returning_disk_does_not_disturb_disk_in_use() -> Result<()> {
     const TARGET: &str = "iqn.2026-11.proof:both";
     let folder = tempfile::tempdir()?;
     let (path, away) = (folder.path().join("disk.img"), folder.path().join("away"));
@@ -277,7 +277,7 @@ fn a_document_that_calls_a_disk_by_another_name_means_the_same_disk() -> Result<
 }
 
 #[test]
-fn names_that_change_hands_change_what_a_number_is_and_are_said_to() -> Result<()> {
+fn swapped_names_swap_serials_at_once() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = Managed::start(folder.path())?;
     server.run(&["volume", "create", "a", "8MiB", "--export"])?;
@@ -300,7 +300,7 @@ fn names_that_change_hands_change_what_a_number_is_and_are_said_to() -> Result<(
 }
 
 #[test]
-fn what_is_in_memory_is_not_lost_by_the_way() -> Result<()> {
+fn change_that_would_discard_ram_volume_is_refused() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = Managed::start(folder.path())?;
     server.run(&["volume", "create", "scratch", "8MiB", "--store", "ram", "--export"])?;
@@ -320,7 +320,7 @@ fn length(path: &Path) -> Result<u64> {
 }
 
 #[test]
-fn a_file_that_is_there_is_touched_by_what_is_made_and_not_by_what_is_planned() -> Result<()> {
+fn dry_run_leaves_existing_file_untouched() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("old.img");
     fs::write(&path, [7; 4096])?;
@@ -466,8 +466,7 @@ fn reservations_are_not_forgotten_since_the_folder_that_has_them_is_away() -> Re
 }
 
 #[test]
-fn what_is_only_planned_writes_to_no_file_and_a_new_disk_takes_none_that_is_something_else()
--> Result<()> {
+fn dry_run_writes_no_file_and_new_volume_refuses_foreign_file() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let place = |name: &str| folder.path().join(name);
     let server = Managed::start(folder.path())?;
@@ -502,7 +501,7 @@ fn what_is_only_planned_writes_to_no_file_and_a_new_disk_takes_none_that_is_some
 }
 
 #[test]
-fn what_was_written_in_blocks_of_one_size_is_not_served_in_others() -> Result<()> {
+fn volume_is_not_served_with_another_block_size() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = Managed::start(folder.path())?;
     server.run(&["volume", "create", "kept", "8MiB", "--export"])?;

@@ -145,7 +145,7 @@ const MADE: &[ChangeOutcome] = &[
 ];
 
 #[test]
-fn what_others_make_is_recognised() -> Result<()> {
+fn disks_formatted_by_real_tools_are_recognised() -> Result<()> {
     let folder = tempfile::tempdir()?;
     for (name, arguments, mebibytes, what) in MADE {
         if process::find(Path::new(name)).is_none() {

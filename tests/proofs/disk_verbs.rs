@@ -94,7 +94,7 @@ fn discover_lists_every_target_with_its_portals() -> Result<()> {
 }
 
 #[test]
-fn info_tells_what_the_disk_is_and_what_was_negotiated() -> Result<()> {
+fn info_shows_disk_and_negotiated_parameters() -> Result<()> {
     let disk = volume("disk").block_size(4096).option("serial=0815");
     // The serial number is an option of this program only.
     let serving = Serving::start_with(&[disk], &[])?;
@@ -251,7 +251,7 @@ fn erase_leaves_zeroes_and_asks_before() -> Result<()> {
 }
 
 #[test]
-fn what_is_not_there_has_its_own_exit_codes() -> Result<()> {
+fn missing_targets_and_luns_have_own_exit_codes() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let image = folder.path().join("image").display().to_string();
     let disk = Volume::new("disk", Backing::File(image.clone().into()), MIB as u64);

@@ -211,7 +211,7 @@ fn the_watchdog_is_petted() -> Result<()> {
 }
 
 #[test]
-fn systemd_starts_the_server_when_somebody_connects() -> Result<()> {
+fn systemd_starts_server_on_first_connection() -> Result<()> {
     let address = free_address()?;
     let mut activate = Command::new("systemd-socket-activate");
     activate.arg(format!("--listen={address}")).arg(program::path()?);

@@ -70,7 +70,7 @@ fn commands(flags: u8, operation: u8, data: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn who_never_takes_an_answer_does_not_grow_the_server() -> Result<()> {
+fn unread_answers_do_not_grow_memory() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let serving = serve(&folder)?;
     let mut sound =
@@ -138,7 +138,7 @@ fn rfc7143_11_3_1_a_write_that_is_said_to_read_fails() -> Result<()> {
 }
 
 #[test]
-fn a_storm_from_one_place_is_cut_and_told_once() -> Result<()> {
+fn connection_flood_is_rejected_and_reported_once() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let serving = serve(&folder)?;
     let url = serving.url("quick");

@@ -17,7 +17,7 @@ use attempt::{ANYBODY, Attempt, SATURN};
 use servers::{applied, carry_out, compare, images, moved, peer};
 
 #[test]
-fn what_tgtd_served_is_known_by_the_same_names_and_lets_in_the_same_initiators() -> Result<()> {
+fn tgtd_import_keeps_identities_and_access() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let folder = folder.path();
     let files = images(folder, &["z", "a", "named", "near", "far"])?;
@@ -83,7 +83,7 @@ fn what_tgtd_served_is_known_by_the_same_names_and_lets_in_the_same_initiators()
 }
 
 #[test]
-fn what_istgt_served_is_known_by_the_same_names_and_lets_in_the_same_initiators() -> Result<()> {
+fn istgt_import_keeps_identities_and_access() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let folder = folder.path();
     let files = images(folder, &["one", "two", "three"])?;

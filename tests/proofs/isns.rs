@@ -127,7 +127,7 @@ fn volumes() -> [Volume; 2] {
 }
 
 #[test]
-fn rfc4171_5_6_5_what_is_served_is_registered_for_as_long_as_it_is() -> Result<()> {
+fn rfc4171_5_6_5_targets_are_registered_while_they_are_served() -> Result<()> {
     let name_server = NameServer::started()?;
     let file = name_server.file("sarsen.toml");
     fs::write(
@@ -167,7 +167,7 @@ fn rfc4171_5_6_5_what_is_served_is_registered_for_as_long_as_it_is() -> Result<(
 }
 
 #[test]
-fn a_name_server_that_comes_late_or_again_is_told_all_of_it() -> Result<()> {
+fn late_or_restarted_name_server_gets_full_registration() -> Result<()> {
     let mut name_server = NameServer::new()?;
     let arguments = ["--isns", &name_server.address()];
     let serving = Serving::start_with(&volumes(), &arguments)?;
@@ -206,7 +206,7 @@ fn a_server_that_was_killed_takes_its_place_again() -> Result<()> {
 }
 
 #[test]
-fn rfc4171_5_6_5_13_whoever_asks_whether_it_lives_is_answered() -> Result<()> {
+fn rfc4171_5_6_5_13_entity_status_inquiry_is_answered() -> Result<()> {
     let name_server = NameServer::started()?;
     let file = name_server.file("sarsen.toml");
     let address = name_server.address();

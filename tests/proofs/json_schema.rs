@@ -182,7 +182,7 @@ impl Asking<'_> {
 }
 
 #[test]
-fn what_programs_read_keeps_its_names_and_types() -> Result<()> {
+fn json_output_keeps_names_and_types() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let folder = folder.path();
     let server = Managed::start_with(folder, &["--api", "127.0.0.1:0"])?;

@@ -53,7 +53,7 @@ fn ext4_on_a_file_volume_is_clean_and_equal_with_both_digests() -> Result<()> {
 
 #[test]
 #[ignore = "boots a kernel under emulation"]
-fn alua_attaches_to_both_portal_groups_and_sees_their_states_change() -> Result<()> {
+fn alua_initiator_sees_state_changes_of_both_portal_groups() -> Result<()> {
     const IQN: &str = "iqn.2026-11.proof:paths";
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("sarsen.toml");
@@ -177,7 +177,7 @@ fn sg3_utils_have_no_complaint() -> Result<()> {
 /// Checks how sg3-utils displays pages, logs, buffers and self-tests, and which settings it changes and saves.
 #[test]
 #[ignore = "boots a kernel under emulation"]
-fn pages_logs_buffers_self_tests_and_saved_modes_are_what_sg3_utils_expects() -> Result<()> {
+fn sg3_utils_accept_pages_logs_buffers_self_tests_and_modes() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let backing = Backing::File(folder.path().join("data.img"));
     let serving = Serving::start(&[Volume::new("data", backing, 64 << 20)])?;
@@ -232,7 +232,7 @@ fn pages_logs_buffers_self_tests_and_saved_modes_are_what_sg3_utils_expects() ->
 /// open-iscsi and the program authenticate each other with an algorithm other than MD5, and use both digests.
 #[test]
 #[ignore = "boots a kernel under emulation"]
-fn open_iscsi_and_the_target_prove_who_they_are_with_both_digests() -> Result<()> {
+fn open_iscsi_uses_mutual_chap_and_both_digests() -> Result<()> {
     const IQN: &str = "iqn.2026-11.proof:guarded";
     const HOST_ACCOUNT: (&str, &str) = ("host", "what the host knows");
     const OWN_ACCOUNT: (&str, &str) = ("box", "what the box knows");

@@ -255,7 +255,7 @@ fn first_bytes(path: &Path) -> Result<Vec<u8>> {
 }
 
 #[test]
-fn what_cannot_change_while_it_is_open_is_closed_and_opened_again() -> Result<()> {
+fn change_that_needs_reopen_reopens_volume() -> Result<()> {
     run(async {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("disk");
@@ -300,7 +300,7 @@ fn what_cannot_change_while_it_is_open_is_closed_and_opened_again() -> Result<()
 }
 
 #[test]
-fn what_would_lose_data_is_refused() -> Result<()> {
+fn change_that_would_lose_data_is_refused() -> Result<()> {
     run(async {
         let server = Server::start(config(|_| {})?)?;
         for (text, reported) in [
@@ -380,7 +380,7 @@ fn an_address_changes_hands_between_portals() -> Result<()> {
 }
 
 #[test]
-fn what_is_read_again_is_taken_over_unless_somebody_uses_what_would_go() -> Result<()> {
+fn reload_applies_unless_removed_objects_are_in_use() -> Result<()> {
     run(async {
         let two = |config: &mut Config| {
             config.volumes.push(volume("b=ram:1MiB,serial=two").expect("a volume"));

@@ -53,7 +53,7 @@ fn as_we_read(line: &Line) -> (Vec<f64>, Vec<f64>) {
 }
 
 #[test]
-fn every_figure_is_where_bonnies_own_converter_sees_it() -> Result<()> {
+fn every_figure_matches_bonnie_converter() -> Result<()> {
     let contents = bonnie::parse("line", DISTINCT);
     let [line] = &contents.lines[..] else { panic!("{contents:?}") };
     let read = as_we_read(line);
@@ -85,7 +85,7 @@ fn a_folder_is_measured_and_left_as_it_was() -> Result<()> {
 }
 
 #[test]
-fn what_bonnie_wrote_to_a_file_is_read_with_its_heading() -> Result<()> {
+fn bonnie_file_with_heading_is_read() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let own = tempfile::tempdir()?;
     let path = folder.path().join("local.csv");
@@ -109,7 +109,7 @@ fn what_bonnie_wrote_to_a_file_is_read_with_its_heading() -> Result<()> {
 }
 
 #[test]
-fn what_bonnie_says_when_it_fails_is_passed_on() -> Result<()> {
+fn error_of_bonnie_is_passed_on() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let refused = ["-s", "16", "-r", "64"];
     let error = lunden::run_bonnie_with(folder.path(), 1, &refused, &mut |_| {}).unwrap_err();

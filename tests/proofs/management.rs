@@ -122,7 +122,7 @@ fn sam5_6_3_3_a_lun_reset_ends_the_commands_of_all_sessions_and_all_go_on() -> R
 }
 
 #[test]
-fn rfc7143_11_6_1_to_abort_what_is_not_there_is_told() -> Result<()> {
+fn rfc7143_11_6_1_abort_of_missing_task_is_reported() -> Result<()> {
     let serving = serve(&[Volume::new("data", Backing::Ram, MIB)])?;
     let mut wire = Wire::login(serving.url("data"), ONE, ISID)?;
     wire.settle()?;
@@ -240,7 +240,7 @@ fn rfc7143_11_5_1_a_cold_reset_ends_all_sessions_of_the_target_alone() -> Result
 }
 
 #[test]
-fn sam5_6_3_4_a_warm_reset_is_told_to_every_session() -> Result<()> {
+fn sam5_6_3_4_warm_reset_is_reported_to_every_session() -> Result<()> {
     let serving = serve(&[Volume::new("data", Backing::Ram, MIB)])?;
     let url = serving.url("data");
     let mut one = Wire::login(url, ONE, ISID)?;

@@ -49,7 +49,7 @@ fn text(path: &Path) -> &str {
 const ANY_PORT: &str = "127.0.0.1:0";
 
 #[test]
-fn a_mistake_in_the_file_is_told_with_line_key_and_the_nearest_key() -> Result<()> {
+fn error_in_file_names_line_key_and_nearest_key() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("sarsen.toml");
     let volume = "[[volume]]\nname = \"a\"\nstore = \"ram\"\nsize = \"1MiB\"\n";
@@ -73,7 +73,7 @@ fn a_mistake_in_the_file_is_told_with_line_key_and_the_nearest_key() -> Result<(
 }
 
 #[test]
-fn a_mistake_in_a_flag_is_told_with_the_flag() -> Result<()> {
+fn error_in_flag_names_flag() -> Result<()> {
     for (spec, reported) in [
         ("a=ram:1000", "multiple"),
         ("a=ram:0", "not zero"),
@@ -129,7 +129,7 @@ fn a_file_that_another_server_has_is_in_use() -> Result<()> {
 }
 
 #[test]
-fn a_port_in_use_is_told_and_leaves_no_volume_locked() -> Result<()> {
+fn port_in_use_is_reported_and_no_volume_stays_locked() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("data.img");
     Serving::start_with(&[file_volume(&path)], &[])?.stop()?;
@@ -162,7 +162,7 @@ const SMALL_DISK: [&str; 4] = ["unshare", "--mount", "sh", "-c"];
 const MOUNT: &str = "mount -t tmpfs -o size=4m none \"$0\" && exec \"$@\"";
 
 #[test]
-fn a_full_disk_is_told_and_the_session_stays() -> Result<()> {
+fn full_disk_is_reported_and_session_stays() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let small = folder.path().join("small");
     fs::create_dir(&small)?;

@@ -63,7 +63,7 @@ fn result(said: &str) -> Result<Value> {
 }
 
 #[test]
-fn what_a_load_writes_to_nbdkit_it_reads_again() -> Result<()> {
+fn load_reads_back_its_writes_to_nbdkit() -> Result<()> {
     let nbdkit = Nbdkit::start(&["memory", "64M"])?;
     for flags in [
         &["--sessions", "3", "--block-size", "8K"][..],
@@ -91,7 +91,7 @@ fn an_export_that_holds_something_is_not_written_to() -> Result<()> {
 }
 
 #[test]
-fn an_export_is_a_store_that_keeps_what_stores_promise() -> Result<()> {
+fn nbd_export_fulfils_store_contract() -> Result<()> {
     // Without the fixed newstyle there is no NBD_OPT_GO, and the export is chosen by name.
     for more in [&[][..], &["--mask-handshake=0"]] {
         let nbdkit = Nbdkit::start(&[more, &["memory", "64M"]].concat())?;
@@ -119,7 +119,7 @@ fn a_read_only_export_refuses_writes() -> Result<()> {
 }
 
 #[test]
-fn what_nbdkit_fails_at_is_counted_and_told() -> Result<()> {
+fn errors_of_nbdkit_are_counted_and_reported() -> Result<()> {
     let fails = ["--filter=error", "memory", "64M", "error-pread=EIO", "error-pread-rate=100%"];
     let finished = Nbdkit::start(&fails)?.load(&[])?;
     ensure!(finished.status.is_some_and(|status| !status.success()), "{finished:?}");
@@ -128,7 +128,7 @@ fn what_nbdkit_fails_at_is_counted_and_told() -> Result<()> {
 }
 
 #[test]
-fn a_server_of_the_oldstyle_is_told_from_one_that_is_not_there() -> Result<()> {
+fn oldstyle_nbd_server_differs_from_missing_server() -> Result<()> {
     let nbdkit = Nbdkit::start(&["--oldstyle", "memory", "1M"])?;
     let connect = |url: NbdUrl| {
         let connected = block_on(FileEngine::Pool, async { NbdStore::connect(&url, LIMIT).await });

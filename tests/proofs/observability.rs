@@ -72,7 +72,7 @@ impl Seen {
 }
 
 #[test]
-fn what_commands_do_is_seen_by_volume_and_session() -> Result<()> {
+fn commands_are_counted_by_volume_and_session() -> Result<()> {
     let server = Seen::start()?;
     let mut wire = server.login()?;
     for lba in 0..3 {
@@ -126,7 +126,7 @@ fn what_commands_do_is_seen_by_volume_and_session() -> Result<()> {
 }
 
 #[test]
-fn a_disk_below_that_is_full_is_told_as_that() -> Result<()> {
+fn full_disk_below_volume_is_reported() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = Managed::start(folder.path())?;
     let document = "[[volume]]\nname = \"thin\"\nstore = \"ram\"\nsize = \"8MiB\"\nlimit = \"512KiB\"\n\
@@ -144,7 +144,7 @@ fn a_disk_below_that_is_full_is_told_as_that() -> Result<()> {
 }
 
 #[test]
-fn what_happened_is_told_with_what_to_do_and_is_there_after_a_restart() -> Result<()> {
+fn events_have_remedies_and_survive_restart() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = Managed::start(folder.path())?;
     let client = Client::new(&folder.path().join("control.sock"));
@@ -197,7 +197,7 @@ fn what_happened_is_told_with_what_to_do_and_is_there_after_a_restart() -> Resul
 }
 
 #[test]
-fn what_open_iscsi_and_monitors_do_every_day_raises_no_warning() -> Result<()> {
+fn usual_traffic_of_open_iscsi_and_monitors_raises_no_warning() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = Managed::start(folder.path())?;
     let client = Client::new(&folder.path().join("control.sock"));
@@ -263,7 +263,7 @@ fn dissect(trace: &Path, arguments: &[&str]) -> Result<String> {
 }
 
 #[test]
-fn a_trace_of_an_initiator_is_what_wireshark_takes_for_iscsi() -> Result<()> {
+fn trace_of_initiator_is_iscsi_for_wireshark() -> Result<()> {
     let server = Seen::start()?;
     let out = server.folder.path().join("login.pcap");
     let path = out.to_str().context("a path")?;
@@ -385,7 +385,7 @@ fn values<'a>(trace: &'a [u8], key: &str) -> Vec<&'a [u8]> {
 
 /// Initiator and target authenticate each other.
 #[test]
-fn what_proves_who_somebody_is_is_in_a_trace_only_if_it_is_asked_for() -> Result<()> {
+fn chap_responses_are_in_trace_only_on_request() -> Result<()> {
     const TARGET: &str = "iqn.2026-11.io.sarsen:data";
     let folder = tempfile::tempdir()?;
     let server = Managed::start_with(folder.path(), &["--api", "127.0.0.1:0"])?;

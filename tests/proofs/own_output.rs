@@ -144,7 +144,7 @@ fn a_server_serves_when_the_reader_of_its_log_has_gone() -> Result<()> {
 }
 
 #[test]
-fn a_server_serves_while_nobody_reads_its_full_pipes() -> Result<()> {
+fn server_serves_with_full_output_pipes() -> Result<()> {
     let (_out, stdout) = full_pipe()?;
     let (_err, stderr) = full_pipe()?;
     serves_with("", stdout.into(), stderr.into())

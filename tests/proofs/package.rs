@@ -168,7 +168,7 @@ fn play_service() -> Result<Vec<String>> {
 
 #[test]
 #[ignore = "makes a release build and a package"]
-fn under_systemd_nobody_is_refused_while_the_service_restarts_or_is_upgraded() -> Result<()> {
+fn no_connection_is_refused_during_service_restart_or_upgrade() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         println!("not seen: a systemd of one's own needs root");
         return Ok(());

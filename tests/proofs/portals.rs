@@ -50,7 +50,7 @@ fn portals_of(listed: &str, target: &str) -> Vec<String> {
 
 /// Discovery reports a portal on all addresses with the address that the initiator used, in its own family.
 #[test]
-fn rfc7143_13_8_a_portal_on_all_addresses_is_told_by_one_that_leads_there() -> Result<()> {
+fn rfc7143_13_8_wildcard_portal_is_announced_by_reachable_address() -> Result<()> {
     let volume = Volume::new("scratch", Backing::Ram, 8 * MIB);
     let everywhere = ["--listen", "0.0.0.0:0,2", "--listen", "[::]:0,3", "--listen", "[::1]:0,4"];
     let serving = Serving::start_with(&[volume], &everywhere)?;
@@ -79,7 +79,7 @@ fn rfc7143_13_8_a_portal_on_all_addresses_is_told_by_one_that_leads_there() -> R
 }
 
 #[test]
-fn a_target_is_told_of_and_reached_through_its_own_groups_alone() -> Result<()> {
+fn target_is_visible_only_through_its_portal_groups() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("sarsen.toml");
     let target = "iqn.2026-11.proof:own";

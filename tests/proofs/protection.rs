@@ -125,7 +125,7 @@ fn a_disk_that_lies_is_found_out() -> Result<()> {
 }
 
 #[test]
-fn a_file_is_never_served_as_what_it_is_not() -> Result<()> {
+fn file_is_never_served_with_wrong_protection() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let file = |name: &str| Volume::new("data", Backing::File(folder.path().join(name)), MIB);
     Serving::start(&[file("tagged").option("protection=1")])?.stop()?;

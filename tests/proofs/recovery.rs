@@ -301,7 +301,7 @@ fn seed() -> u64 {
 }
 
 #[test]
-fn rfc7143_7_2_2_at_level_2_nobody_sees_that_connections_are_cut() -> Result<()> {
+fn rfc7143_7_2_2_at_level_2_cut_connections_are_invisible() -> Result<()> {
     const CUTS: u32 = 24;
     for digest in [DigestOffer::None, DigestOffer::Require] {
         let options = SessionOptions { error_recovery_level: 2, data_digest: digest, ..options() };

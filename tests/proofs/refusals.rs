@@ -29,7 +29,7 @@ fn path_of<'a>(folder: &Path, name: &str, path: &'a mut String) -> Result<&'a st
 }
 
 #[test]
-fn what_others_speak_of_goes_only_when_they_do_not() -> Result<()> {
+fn referenced_object_cannot_be_deleted() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = Managed::start(folder.path())?;
     let document = format!(
@@ -76,7 +76,7 @@ fn what_others_speak_of_goes_only_when_they_do_not() -> Result<()> {
 }
 
 #[test]
-fn what_is_set_wrongly_is_told_with_the_thing_and_the_key() -> Result<()> {
+fn invalid_setting_names_object_and_key() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = Managed::start(folder.path())?;
     let volume = |rest: &str| format!("[[volume]]\nname = \"x\"\nstore = \"ram\"\n{rest}\n");
@@ -114,7 +114,7 @@ fn what_is_set_wrongly_is_told_with_the_thing_and_the_key() -> Result<()> {
 }
 
 #[test]
-fn exit_codes_tell_what_is_missing_from_what_is_taken() -> Result<()> {
+fn exit_codes_distinguish_missing_from_existing() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = Managed::start(folder.path())?;
     let mut path = String::new();
@@ -160,7 +160,7 @@ fn exit_codes_tell_what_is_missing_from_what_is_taken() -> Result<()> {
 }
 
 #[test]
-fn who_has_read_enough_of_a_list_ends_it_quietly() -> Result<()> {
+fn closed_pipe_ends_list_quietly() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = Managed::start(folder.path())?;
     for arguments in [&["event", "list"][..], &["metrics"], &["export"], &["lab", "specs"]] {

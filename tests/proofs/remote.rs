@@ -117,7 +117,7 @@ fn every_kind_of_verb_works_by_tls_with_the_token() -> Result<()> {
 
 /// The token has the same rights as the control socket: it gives access to secrets.
 #[test]
-fn who_shows_the_token_may_see_secrets_and_follow_what_happens() -> Result<()> {
+fn token_permits_secrets_and_event_stream() -> Result<()> {
     let remote = Remote::start()?;
     remote.run(&["volume", "create", "a", "1MiB", "--store", "ram", "--export", "--chap", "vm"])?;
     let secret = remote.server.run(&["export", "--secrets"])?;
@@ -139,7 +139,7 @@ fn who_shows_the_token_may_see_secrets_and_follow_what_happens() -> Result<()> {
 }
 
 #[test]
-fn nobody_is_let_in_without_the_token_nor_with_another() -> Result<()> {
+fn wrong_tokens_are_refused() -> Result<()> {
     let remote = Remote::start()?;
     let ca = remote.certificate();
     let list = ["session", "list"];

@@ -158,7 +158,7 @@ fn spc4_5_12_5_1_kill_9_neither_forgets_a_reservation_nor_brings_one_back() -> R
 }
 
 #[test]
-fn a_damaged_record_is_told_and_nobody_is_served_without_it() -> Result<()> {
+fn damaged_reservation_record_is_reported_and_unit_not_served() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let serving = Serving::start(&[volume(folder.path())])?;
     client::run(async {

@@ -53,7 +53,7 @@ fn is_closed(state: &Path) -> Result<()> {
 }
 
 #[test]
-fn what_the_server_keeps_is_its_owners_alone() -> Result<()> {
+fn server_files_are_readable_by_owner_only() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let state = folder.path().join("state");
     let server = start(folder.path())?;

@@ -27,7 +27,7 @@ use crate::client::{LIMIT, run, url};
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn the_steps_of_setting_up_are_told_with_what_was_negotiated() -> Result<()> {
+fn login_steps_are_shown_with_negotiated_parameters() -> Result<()> {
     let serving = Serving::start(&[Volume::new("disk", Backing::Ram, 8 * MIB)])?;
     let url = url(&serving, "disk")?;
     let options = SessionOptions::default();
@@ -99,7 +99,7 @@ fn a_copy_survives_that_its_target_is_killed_and_started_again() -> Result<()> {
 }
 
 #[test]
-fn what_a_target_forgot_before_a_flush_is_written_again() -> Result<()> {
+fn unflushed_writes_are_repeated_after_reconnect() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let image = folder.path().join("image");
     // An empty image in its place simulates a cache that lost its power before the first flush.
@@ -108,7 +108,7 @@ fn what_a_target_forgot_before_a_flush_is_written_again() -> Result<()> {
 }
 
 #[test]
-fn what_is_written_again_undoes_nothing_that_was_acknowledged_after_it() -> Result<()> {
+fn repeated_writes_keep_later_acknowledged_data() -> Result<()> {
     const LENGTH: usize = 512;
     let folder = tempfile::tempdir()?;
     let volumes = [Volume::new("disk", Backing::File(folder.path().join("image")), MIB)];

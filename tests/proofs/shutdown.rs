@@ -117,7 +117,7 @@ fn rfc7143_11_9_1_a_logout_is_asked_for_and_commands_in_flight_end() -> Result<(
 
 /// An initiator that continues to write and never logs out: its session is dropped with an asynchronous message.
 #[test]
-fn rfc7143_11_9_1_who_does_not_log_out_is_told_of_the_drop() -> Result<()> {
+fn rfc7143_11_9_1_session_without_logout_gets_drop_notice() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("data.img");
     let serving = serve(&path, "writeback", "auto", "1")?;
@@ -145,7 +145,7 @@ fn rfc7143_11_9_1_who_does_not_log_out_is_told_of_the_drop() -> Result<()> {
 
 /// An initiator that sends many requests and reads no answers cannot delay the shutdown.
 #[test]
-fn who_does_not_read_does_not_delay_the_end() -> Result<()> {
+fn client_that_does_not_read_does_not_delay_shutdown() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("data.img");
     let serving = serve(&path, "writeback", "auto", "1")?;

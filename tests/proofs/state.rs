@@ -127,7 +127,7 @@ fn a_document_is_applied_shown_and_applied_again() -> Result<()> {
 }
 
 #[test]
-fn what_is_wrong_is_refused_whole_with_the_field() -> Result<()> {
+fn invalid_document_is_refused_whole_with_its_field() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = Managed::start(folder.path())?;
     server.applied(DOCUMENT, &[])?;
@@ -184,7 +184,7 @@ fn wait_for_sessions(server: &Managed, count: usize) -> Result<()> {
 }
 
 #[test]
-fn what_is_in_use_goes_only_when_it_is_forced() -> Result<()> {
+fn object_in_use_is_deleted_only_with_force() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = Managed::start(folder.path())?;
     server.run(&["volume", "create", "used", "8MiB", "--store", "ram", "--export"])?;
@@ -217,7 +217,7 @@ fn what_is_in_use_goes_only_when_it_is_forced() -> Result<()> {
 }
 
 #[test]
-fn a_volume_keeps_who_it_is_under_another_name_and_after_a_restart() -> Result<()> {
+fn volume_keeps_identity_after_rename_and_restart() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = Managed::start(folder.path())?;
     server.run(&["volume", "create", "old", "8MiB", "--export"])?;
@@ -240,7 +240,7 @@ fn a_volume_keeps_who_it_is_under_another_name_and_after_a_restart() -> Result<(
 }
 
 #[test]
-fn a_full_state_disk_is_told_and_the_data_go_on() -> Result<()> {
+fn full_state_disk_is_reported_and_io_continues() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let state = folder.path().join("state");
     std::fs::create_dir(&state)?;
@@ -383,8 +383,7 @@ fn asked(api: &str, path: &str, host: &str) -> Result<String> {
 }
 
 #[test]
-fn who_is_on_this_machine_is_answered_but_no_secrets_and_no_data_and_no_strangers_page()
--> Result<()> {
+fn local_client_gets_no_secrets_and_foreign_pages_are_refused() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = Managed::start_with(folder.path(), &["--api", "127.0.0.1:0"])?;
     server

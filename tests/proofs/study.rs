@@ -152,7 +152,7 @@ fn a_run_that_was_killed_goes_on_where_it_was() -> Result<()> {
 }
 
 #[test]
-fn somebody_elses_target_is_written_only_when_that_is_said() -> Result<()> {
+fn foreign_target_is_written_only_with_destroy() -> Result<()> {
     let lab = Laboratory::new()?;
     let image = lab.folder().join("image");
     let content: Vec<u8> = (0..VOLUME_BYTES / 8).flat_map(u64::to_le_bytes).collect();
@@ -210,7 +210,7 @@ fn craft(archive: &Archive, iops: [[f64; 3]; 2]) -> Result<i64> {
 }
 
 #[test]
-fn what_changed_between_two_runs_is_told_from_noise() -> Result<()> {
+fn changes_between_runs_differ_from_noise() -> Result<()> {
     let lab = Laboratory::new()?;
     let archive = Archive::open(&lab.folder().join("archive"))?;
     craft(&archive, [[100.0, 101.0, 99.0], [50.0, 55.0, 45.0]])?;
@@ -234,7 +234,7 @@ fn what_changed_between_two_runs_is_told_from_noise() -> Result<()> {
 }
 
 #[test]
-fn an_old_run_is_told_again_and_forgotten() -> Result<()> {
+fn old_run_is_reported_again_and_deleted() -> Result<()> {
     let lab = Laboratory::new()?;
     lab.say(&quick(&["-c", "direct", "--only", READS, "--report", "first.html"]))?.ended(0)?;
     lab.say(&["report", "1", "--output", "again.html"])?.ended(0)?;
@@ -270,7 +270,7 @@ const BONNIE: &str = "\
 ";
 
 #[test]
-fn what_bonnie_wrote_becomes_a_run() -> Result<()> {
+fn bonnie_output_becomes_run() -> Result<()> {
     let lab = Laboratory::new()?;
     let path = lab.folder().join("iscsi.csv");
     fs::write(&path, BONNIE)?;

@@ -28,7 +28,7 @@ fn closed_port() -> Result<(rustix::fd::OwnedFd, u16)> {
 }
 
 #[test]
-fn what_fails_is_named_and_the_others_keep_their_figures() -> Result<()> {
+fn failed_cells_are_named_and_others_keep_their_figures() -> Result<()> {
     let lab = Laboratory::new()?;
     let ram = |name: &str, bytes| Volume::new(name, Backing::Ram, bytes);
     let volumes = [
@@ -107,7 +107,7 @@ fn a_run_without_any_figure_has_failed() -> Result<()> {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_before_anything_begins() -> Result<()> {
+fn invalid_arguments_are_refused_before_start() -> Result<()> {
     let lab = Laboratory::new()?;
     let twice = ["-c", "iscsi://a/iqn.2026-11.proof:x/0", "-c", "iscsi://b/iqn.2026-11.proof:x/0"];
     for (arguments, code, reported) in [
@@ -136,7 +136,7 @@ fn what_makes_no_sense_is_refused_before_anything_begins() -> Result<()> {
 }
 
 #[test]
-fn a_secret_of_a_url_is_told_to_nobody() -> Result<()> {
+fn secret_in_url_is_never_printed() -> Result<()> {
     const SECRET: &str = "hush-hush-hush";
     let lab = Laboratory::new()?;
     let (_socket, port) = closed_port()?;

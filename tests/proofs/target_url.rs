@@ -21,7 +21,7 @@ fn keep_secret(path: &Path) -> Result<()> {
 }
 
 #[test]
-fn what_is_printed_for_qemu_and_libiscsi_logs_in_with_chap() -> Result<()> {
+fn printed_lines_for_qemu_and_libiscsi_log_in_with_chap() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let socket = folder.path().join("control.sock");
     let secret = folder.path().join("its secret");

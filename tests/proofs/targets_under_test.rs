@@ -157,7 +157,7 @@ fn nbdkit_comes_and_goes_in_every_cache_mode_that_it_has() -> Result<()> {
 }
 
 #[test]
-fn an_export_of_somebody_elses_answers_and_stays() -> Result<()> {
+fn foreign_export_is_measured_and_not_stopped() -> Result<()> {
     if !is_installed("nbdkit") {
         return Ok(());
     }

@@ -114,7 +114,7 @@ fn sam5_8_6_3_an_ordered_write_ends_after_all_before_it_and_before_all_after_it(
 }
 
 #[test]
-fn rfc7143_4_2_3_3_who_loses_tasks_to_clear_task_set_is_told_so_once() -> Result<()> {
+fn rfc7143_4_2_3_3_clear_task_set_is_reported_once_to_other_nexus() -> Result<()> {
     for (tas, told_by_status) in [(0x40, true), (0x00, false)] {
         let (serving, mut one, mut other) = two_sessions([0, 0x10, 0, tas])?;
         unfinished_write(&mut one)?;

@@ -159,7 +159,7 @@ impl Tunnel {
 }
 
 #[test]
-fn what_is_written_by_tls_is_read_back_by_it_and_in_the_clear() -> Result<()> {
+fn data_written_over_tls_is_read_over_tls_and_tcp() -> Result<()> {
     let fixture = Fixture::start("", &[])?;
     let url = fixture.url("ours", None);
     run(async {
@@ -186,7 +186,7 @@ fn what_is_written_by_tls_is_read_back_by_it_and_in_the_clear() -> Result<()> {
 }
 
 #[test]
-fn who_is_not_what_it_should_be_is_found_out_and_the_error_says_what_is_wrong() -> Result<()> {
+fn wrong_certificates_are_refused_with_reason() -> Result<()> {
     let fixture = Fixture::start("", &[])?;
     let right = fixture.url("ours", None);
     fixture.is_permitted(&right)?;

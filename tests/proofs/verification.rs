@@ -48,7 +48,7 @@ fn found(result: &Value) -> Vec<Value> {
 }
 
 #[test]
-fn what_only_the_last_pass_reads_is_found_and_named() -> Result<()> {
+fn last_pass_finds_and_names_errors() -> Result<()> {
     for (fault, wanted) in [
         ("flipped-bit@1234", json!([[1234, "corrupt", null]])),
         ("flipped-bit-stored@1234", json!([[1234, "corrupt", null]])),
@@ -72,7 +72,7 @@ fn what_only_the_last_pass_reads_is_found_and_named() -> Result<()> {
 }
 
 #[test]
-fn what_happens_once_is_found_too() -> Result<()> {
+fn single_error_is_found() -> Result<()> {
     let (code, result, said) = load(&["fault=flipped-bit@40:once"], &["--read", "0"])?;
     ensure!(code == Some(FAILED), "{code:?}\n{said}");
     assert_eq!(found(&result), [json!([40, "corrupt", null])]);

@@ -48,13 +48,13 @@ const MANY_SEEDS: u64 = 10_000;
 const MUTATION_SEEDS: u64 = 120;
 
 #[test]
-fn what_was_acknowledged_stays_and_every_command_ends_once() {
+fn acknowledged_data_stays_and_each_command_ends_once() {
     all(1..=SEEDS);
 }
 
 #[test]
 #[ignore = "takes minutes"]
-fn what_was_acknowledged_stays_and_every_command_ends_once_for_many_seeds() {
+fn acknowledged_data_stays_and_each_command_ends_once_for_many_seeds() {
     all(1..=MANY_SEEDS);
 }
 

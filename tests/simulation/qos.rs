@@ -317,7 +317,7 @@ fn bytes_are_counted_by_the_cdb_whatever_the_initiator_expects() {
 }
 
 #[test]
-fn what_was_not_used_is_saved_for_as_long_as_the_burst() {
+fn unused_tokens_are_saved_up_to_burst() {
     run(async {
         let fair = QosWorld::new(Duration::ZERO);
         let mut client = fair.login("iqn.2026-11.test:one").await;
@@ -337,7 +337,7 @@ fn what_was_not_used_is_saved_for_as_long_as_the_burst() {
 }
 
 #[test]
-fn what_waits_for_one_volume_does_not_hold_up_another_of_the_session() {
+fn waiting_volume_does_not_block_others_of_session() {
     run(async {
         let fair = QosWorld::new(Duration::ZERO);
         let mut client = fair.login("iqn.2026-11.test:one").await;
@@ -365,7 +365,7 @@ fn what_waits_for_one_volume_does_not_hold_up_another_of_the_session() {
 }
 
 #[test]
-fn what_only_asks_after_a_unit_does_not_wait() {
+fn inquiries_do_not_wait() {
     run(async {
         let fair = QosWorld::new(Duration::ZERO);
         let mut client = fair.login("iqn.2026-11.test:one").await;
@@ -381,7 +381,7 @@ fn what_only_asks_after_a_unit_does_not_wait() {
 }
 
 #[test]
-fn what_waits_can_be_aborted_and_has_used_nothing() {
+fn waiting_command_can_be_aborted_without_cost() {
     run(async {
         let fair = QosWorld::new(Duration::ZERO);
         let mut client = fair.login("iqn.2026-11.test:one").await;
@@ -414,7 +414,7 @@ fn what_waits_can_be_aborted_and_has_used_nothing() {
 }
 
 #[test]
-fn a_limit_that_changes_holds_for_what_waits_already() {
+fn changed_limit_applies_to_waiting_commands() {
     run(async {
         let fair = QosWorld::new(Duration::ZERO);
         let mut client = fair.login("iqn.2026-11.test:one").await;
@@ -519,7 +519,7 @@ async fn side_by_side(a: QosConfig, b: QosConfig) -> [Counters; 2] {
 }
 
 #[test]
-fn who_asks_for_much_takes_much_unless_there_are_shares() {
+fn weights_divide_throughput_and_demand_does_without_them() {
     run(async {
         let nothing = QosConfig::default();
         let [noisy, quiet] = side_by_side(nothing, nothing).await;

@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_are_told_from_the_rest_of_the_console() {
+    fn results_are_separated_from_console_output() {
         let console = "[ 1.0] sda: RESULT no\r\nRESULT written 1f2e\r\nRESULT status 0\r\n";
         let results = results(console);
         assert_eq!(results.len(), 2);

@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn the_paths_of_a_target_are_told_from_those_of_others() {
+    fn paths_of_target_are_selected() {
         let url: Url = "iscsi://127.0.0.1:1/iqn.x:a/0".parse().unwrap();
         let listed =
             "Target:iqn.x:ab Portal:127.0.0.1:1,1\nTarget:iqn.x:a Portal:[::1]:2,7\nLun:0\n";

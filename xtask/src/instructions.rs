@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_count_is_found_among_what_valgrind_says() {
+    fn instruction_count_is_parsed_from_valgrind() {
         let old = "==7== \n==7== I   refs:      24,318,902\n";
         let new = "==7== I refs:        123,456\n==7== D refs: 5\n";
         assert_eq!((references(old), references(new)), (Some(24_318_902), Some(123_456)));
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn written_counts_are_read_back() {
         let accepted = Accepted::from([(ARCH.to_owned(), figures(3, 4))]);
         let text = render(&accepted);
         assert!(text.starts_with("# Instructions"), "{text}");

@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_ends_the_connection() {
+    fn unsupported_command_ends_connection() {
         for request in [command(opcode::INQUIRY, 1, 1, &[]), command(opcode::READ_16, 127, 2, &[])]
         {
             let (mut client, mut connection) = pair();

@@ -188,13 +188,13 @@ mod tests {
     }
 
     #[test]
-    fn zeroed_hides_what_the_last_user_left() {
+    fn zeroed_buffer_hides_earlier_content() {
         Buffer::for_overwrite(8192).fill(0xee);
         assert!(Buffer::zeroed(8192).iter().all(|&byte| byte == 0));
     }
 
     #[test]
-    fn what_a_buffer_takes_is_known_before_it_is_made() {
+    fn memory_of_buffer_is_known_before_allocation() {
         for length in [0, 1, 512, 4096, 4097, 65536, LARGEST_CLASS, LARGEST_CLASS + 1, 16 << 20] {
             assert_eq!(Buffer::for_overwrite(length).memory(), Buffer::memory_for(length));
         }
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_can_be_freed() {
+    fn cached_memory_can_be_freed() {
         drop(Buffer::for_overwrite(65536));
         assert!(POOL.with_borrow(|pool| pool.kept) > 0);
         Buffer::free_kept();

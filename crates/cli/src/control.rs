@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_became_of_the_sessions_is_one_sentence() {
+    fn session_outcome_is_one_sentence() {
         let drained = Drained { asked: 3, logged_out: 2, dropped: 1, ending: 0, called_off: false };
         assert_eq!(render_drain(&drained), "3 sessions asked to log out: 2 did, 1 were terminated");
         let one = Drained { asked: 1, logged_out: 1, dropped: 0, ..drained };

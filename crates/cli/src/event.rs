@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_a_line_and_what_to_do_another() {
+    fn event_and_remedy_are_separate_lines() {
         let event = Event {
             id: 1,
             unix_ms: 1_790_000_000_000,

@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_seen_enough_is_no_failure_and_a_full_disk_is() {
+    fn closed_pipe_is_success_and_full_disk_is_failure() {
         let closed = printed(Err(ErrorKind::BrokenPipe.into())).expect_err("not printed");
         assert_eq!(code(Err(closed.context("a list"))), ExitCode::SUCCESS);
         let full = printed(Err(ErrorKind::StorageFull.into())).expect_err("not printed");

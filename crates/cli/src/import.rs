@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_secrets_is_its_owners_alone() {
+    fn file_with_secrets_is_readable_by_owner_only() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("out.toml");
         std::fs::write(&path, "before").expect("it can be written");

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_obeys_nothing_of_what_is_printed() {
+    fn control_characters_are_not_sent_to_terminal() {
         let text = printable(HOSTILE);
         assert_eq!(
             text,

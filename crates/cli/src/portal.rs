@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_that_listens_on_loopback_alone_is_told_from_others() {
+    fn loopback_only_server_is_recognised() {
         let list = |addresses: &[&str]| {
             let portal = |address: &&str| ServedPortal {
                 address: (*address).to_owned(),

@@ -394,7 +394,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_no_name_has_a_number() {
+    fn user_without_name_is_shown_by_number() {
         let of = |variables: &'static [(&str, &str)]| {
             let variable = |wanted: &str| {
                 let found = variables.iter().find(|(name, _)| *name == wanted);
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_done_is_a_line_each() {
+    fn each_step_is_one_line() {
         let step = Step {
             action: Action::Add,
             kind: ObjectKind::Volume,

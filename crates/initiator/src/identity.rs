@@ -142,7 +142,7 @@ mod tests {
     ];
 
     #[test]
-    fn the_environment_completes_what_a_url_leaves_out() {
+    fn environment_completes_url() {
         let identity = |chap, variables| completed(chap, variables).identity();
         let found = identity(Chap::default(), &ALL).unwrap().unwrap();
         assert_eq!((found.user.name.as_str(), found.user.secret.0.as_str()), ("me", "mine"));

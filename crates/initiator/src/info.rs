@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_taken_only_for_what_it_says_it_is() {
+    fn page_with_another_code_is_rejected() {
         assert_eq!(page_body(0x80, &[0, 0x80, 0, 2, b'x', b'y', b'z']), Some(b"xy".as_slice()));
         assert_eq!(page_body(0x80, &[0, 0x80, 0, 9, b'x']), Some(b"x".as_slice()));
         assert_eq!(page_body(0x80, &[0, 0x83, 0, 1, b'x']), None);

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_answered_before_a_flush_is_forgotten_by_it() {
+    fn flush_forgets_only_writes_answered_before_it() {
         let unflushed = Unflushed::default();
         let [first, second, third] =
             [1, 2, 3].map(|mark| unflushed.keep(kept(mark, 512, (mark.into(), 4))));
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_without_a_cache_has_only_what_waits_for_its_answer() {
+    fn unit_without_cache_keeps_only_unanswered_writes() {
         let unflushed = Unflushed::default();
         unflushed.keep(kept(1, 512, (1, 2))).note_answer(false);
         let open = unflushed.keep(kept(2, 512, (2, 3)));

@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_gives_what_it_has_and_takes_in_order() {
+    fn stream_reads_available_data_and_writes_in_order() {
         let folder = tempfile::tempdir().unwrap();
         let (from, to) = (folder.path().join("from"), folder.path().join("to"));
         let bytes = pattern((5 << 20) + 13);
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_somebody_else_holds_is_in_use() {
+    fn file_locked_by_another_process_is_in_use() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("held");
         run(async {
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_byte_that_differs_is_told_wherever_it_is() {
+    fn first_different_byte_is_reported_at_any_offset() {
         let folder = tempfile::tempdir().unwrap();
         let (left, right) = (folder.path().join("left"), folder.path().join("right"));
         let bytes = pattern(20 << 20);

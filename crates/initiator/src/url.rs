@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_portal_may_want_to_know_who_asks() {
+    fn discovery_url_accepts_user() {
         let portal = Portal { host: "box".into(), port: 3261, tls: None };
         for text in ["box:3261", "iscsi://box:3261", "iscsi://box:3261/", "iscsi://box:3261/?"] {
             let url: DiscoveryUrl = text.parse().unwrap();

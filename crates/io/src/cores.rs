@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn shutdown_drops_what_still_runs() {
+    fn shutdown_drops_running_tasks() {
         struct EndedNotice(channel::Sender<()>);
         impl Drop for EndedNotice {
             fn drop(&mut self) {

@@ -18,7 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_limit_is_raised_to_what_is_allowed() {
+    fn descriptor_limit_is_raised_to_hard_limit() {
         let given = raise_limit().unwrap();
         let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
         assert_eq!((current.unwrap_or(u64::MAX), maximum), (given, current));

@@ -173,7 +173,7 @@ mod tests {
     use crate::net::Listener;
 
     #[test]
-    fn what_is_listened_on_is_kept_as_long_as_it_is() {
+    fn handover_keeps_sockets_while_they_listen() {
         let listener = Listener::inherit_or_bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a port");
         let address = listener.local_addr().expect("bound");
         let kept = keep().expect("copies");

@@ -174,7 +174,7 @@ mod tests {
     use crate::cores::{FileEngine, block_on};
 
     #[test]
-    fn bytes_go_both_ways_and_the_end_is_told() {
+    fn local_socket_carries_bytes_both_ways_and_reports_end() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();

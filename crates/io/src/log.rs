@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_pipe_that_is_full_and_what_was_dropped_is_told_later() {
+    fn full_pipe_blocks_no_thread_and_dropped_lines_are_counted() {
         let (reader, writer) = pipe().unwrap();
         let flags = fcntl_getfl(&writer).unwrap();
         // The process at the other end may have made the pipe non-blocking.

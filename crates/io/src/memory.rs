@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_past_the_caches_arrives_whole_wherever_it_begins_and_ends() {
+    fn streaming_copy_is_complete_at_any_alignment() {
         let region = Region::new(2 * CACHED).unwrap();
         let bytes: Vec<u8> = (0..3 * PAGE).map(|at| (at * 7 + at / 256) as u8 | 1).collect();
         for (offset, skipped, length) in [

@@ -583,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_in_use_is_told() {
+    fn port_in_use_is_reported() {
         let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let error = Listener::bind(listener.local_addr().unwrap()).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);

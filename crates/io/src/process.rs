@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_what_this_process_takes() {
+    fn resource_usage_is_read_from_kernel() {
         let usage = usage().expect("proc is there");
         assert!(
             usage.resident_bytes > 0 && usage.virtual_bytes > usage.resident_bytes,

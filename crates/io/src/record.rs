@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_replaced_and_destroyed_is_overwritten_where_it_lies() {
+    fn destroyed_record_is_overwritten_in_place() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("record");
         let file = RecordFile::new(path.clone());
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_and_leaves_what_was_there() {
+    fn failed_save_is_reported_and_keeps_old_record() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = RecordFile::new(folder.path().join("a").join("b").join("record"));
         assert!(wait(file.replace(Some(vec![1]))).is_err(), "two folders are missing");

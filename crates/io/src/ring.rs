@@ -597,7 +597,7 @@ mod tests {
     }
 
     #[test]
-    fn io_uring_enter2_what_the_kernel_lacks_for_the_moment_is_waited_for() {
+    fn io_uring_enter2_temporary_lack_of_resources_is_retried() {
         let folder = tempfile::tempdir_in("/var/tmp").unwrap();
         let file = file(&folder, &[1, 2, 3]);
         block_on(FileEngine::Uring, async {
@@ -639,7 +639,7 @@ mod tests {
 
     /// An empty pipe: the kernel has taken the read and does not complete it.
     #[test]
-    fn what_the_kernel_has_when_the_ring_breaks_ends_with_an_error_and_keeps_its_buffer() {
+    fn broken_ring_fails_its_requests_and_keeps_their_buffers() {
         let (reading, writing) = io::pipe().unwrap();
         block_on(FileEngine::Uring, async {
             let ring = CoreContext::with(|here| here.unwrap().ring.clone().unwrap());

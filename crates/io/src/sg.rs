@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_takes_no_scsi_commands_is_refused() {
+    fn device_without_scsi_commands_is_refused() {
         let error = Device::open(Path::new("/dev/null")).expect_err("no SCSI device");
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
         let error = Device::open(Path::new("/dev/there-is-no-such")).expect_err("nothing");

@@ -251,7 +251,7 @@ mod tests {
     use crate::random;
 
     #[test]
-    fn a_seed_repeats_what_is_random_on_its_thread() {
+    fn seed_repeats_random_numbers_of_its_thread() {
         let draw = |seed| {
             seed_randomness(seed);
             let mut bytes = [0; 13];

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runtime_beside_drops_what_it_spawned_when_it_ends() {
+    fn runtime_drops_its_tasks_when_it_ends() {
         let (running, run) = std::sync::mpsc::channel::<()>();
         let thread = spawn_runtime("aside", move || async move {
             let (started, start) = tokio::sync::oneshot::channel();

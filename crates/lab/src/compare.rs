@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changed_is_told_from_noise_and_from_what_is_missing() {
+    fn changes_differ_from_noise_and_missing_cells() {
         let before = run(
             1,
             &[

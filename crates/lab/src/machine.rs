@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_is_told_only_the_architecture_is_known() {
+    fn machine_without_proc_reports_architecture_only() {
         let facts = facts_below(root(&[]).path());
         assert_eq!(facts.keys().collect::<Vec<_>>(), ["architecture"]);
         let nonsense = root(&[("sys/devices/system/cpu/online", "3-1\n"), ("proc/loadavg", "x")]);

@@ -387,7 +387,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_past_its_limit_is_killed_and_what_it_said_is_kept() {
+    fn command_past_its_limit_is_killed_with_output_kept() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo begun; sleep 60 & wait"]);
         let finished = finish(&mut command, Duration::from_millis(300)).unwrap();
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_carries_the_command_and_what_it_said() {
+    fn failure_contains_command_and_output() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo no such volume >&2; exit 3"]);
         let error = output(&mut command, Duration::from_secs(10)).unwrap_err().to_string();
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_ends_early_is_told_from_one_that_is_slow() {
+    fn early_end_of_daemon_differs_from_slow_start() {
         let limit = Duration::from_secs(10);
         let ended = Daemon::start(&[], Path::new("false"), |_| {}).unwrap();
         let error = ended.wait_until(limit, || Ok::<_, ProcessError>(false)).unwrap_err();
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn who_listens_is_told_from_who_does_not() {
+    fn listening_port_is_recognised() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         assert!(listens(std::process::id(), port));

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_inside_the_noise_is_told_from_a_real_one() {
+    fn noise_differs_from_real_difference() {
         let quiet = Difference::between(&[100.0, 101.0, 99.0], &[120.0, 121.0, 119.0]).unwrap();
         assert!(near(quiet.relative, 0.2) && quiet.is_real(), "{quiet:?}");
         let noisy = Difference::between(&[100.0, 140.0, 60.0], &[120.0, 80.0, 160.0]).unwrap();
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn values_at_the_ends_of_what_a_number_can_be_are_no_panic() {
+    fn extreme_values_cause_no_panic() {
         for [a, b] in [[1e-90, 1.1e-90], [1e200, 2e200], [f64::MAX, -f64::MAX], [5e-324, 0.0]] {
             for other in [[1.0, 2.0], [b, a], [f64::MAX, f64::MAX]] {
                 let difference = Difference::between(&[a, b], &other);

@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_elses_target_is_one_volume() {
+    fn foreign_target_has_one_volume() {
         let url = "iscsi://host/iqn.2026-11.x:a/0";
         let running = start(url, &[volume("a", 512)]).unwrap();
         assert_eq!((running.pids(), running.ended()), (Vec::new(), None));
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn who_can_serve_none_of_its_volumes_is_not_started() {
+    fn target_without_servable_volume_is_not_started() {
         let disk = |cache| VolumeSpec { medium: Medium::Disk, cache, ..volume("a", 512) };
         let network = Network::build(&[LinkProfile::loopback()]);
         let folder = tempfile::tempdir().unwrap();

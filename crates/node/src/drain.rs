@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_left_stays_when_a_drain_is_called_off() {
+    fn remaining_sessions_stay_after_cancelled_drain() {
         let drains: Arc<Drains> = Arc::default();
         let (mailbox, mut messages) = mpsc::unbounded_channel();
         let outcome = block_on(FileEngine::Pool, async {

@@ -62,7 +62,7 @@ mod tests {
     use crate::{ConfigError, TlsError};
 
     #[test]
-    fn what_is_missing_or_taken_is_seen_below_whatever_tells_of_it() {
+    fn error_class_is_found_below_context() {
         let system = |kind: ErrorKind| StoreError::System {
             path: "/nowhere/a.img".into(),
             what: "make it",

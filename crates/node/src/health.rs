@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_worst_of_what_is_reported_holds_until_it_is_well_again() {
+    fn worst_reported_health_holds_until_recovery() {
         let health = Health::default();
         let degraded = || VolumeHealth::Degraded { reason: "takes no writes".into() };
         let out = || VolumeHealth::OutOfService { reason: "is out of service".into() };

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn each_truncation_and_each_flipped_bit_is_told() {
+    fn each_truncation_and_flipped_bit_is_detected() {
         let folder = tempfile::tempdir().expect("a folder");
         let records = Records::open(folder.path()).expect("opens");
         save(&records, Record::Reservations, b"some keys").expect("saves");
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn who_keeps_and_where() {
+    fn record_location_depends_on_store() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("disk");
         fs::write(&path, "").expect("writes");

@@ -198,7 +198,7 @@ mod tests {
     use crate::statistics::{Failure, Operation};
 
     #[test]
-    fn what_commands_do_is_counted_by_volume_operation_and_initiator() {
+    fn commands_are_counted_by_volume_operation_and_initiator() {
         let metrics = Metrics::default();
         assert!(
             !metrics.render(MetricsSnapshot::default()).contains("volume="),
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_dashboard_and_the_alerts_look_at_is_there() {
+    fn metrics_of_dashboard_and_alerts_exist() {
         let metrics = Metrics::default();
         let meter = metrics.statistics.meter("data", "iqn.x:a", 1);
         meter.begin();
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_alerts_wait_for_is_there_before_it_happens() {
+    fn alerted_metrics_exist_with_zero() {
         let metrics = Metrics::default();
         let meter = metrics.statistics.meter("data", "iqn.x:a", 1);
         meter.begin();

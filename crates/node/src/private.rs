@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_keeps_is_closed_to_others_and_nothing_else_is() {
+    fn only_private_files_are_closed_to_others() {
         let folder = tempfile::tempdir().expect("a folder");
         let at = |name: &str| folder.path().join(name);
         fs::create_dir_all(at("volumes/a.img.state")).expect("made");

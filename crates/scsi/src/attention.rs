@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spc4_5_11_conditions_are_told_once_and_by_precedence() {
+    fn spc4_5_11_unit_attentions_are_reported_once_by_precedence() {
         let attentions = Attentions::default();
         for attention in [
             UnitAttention::ModeParametersChanged,

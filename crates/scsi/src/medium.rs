@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn mmc6_6_7_each_nexus_is_told_once_of_the_last_that_happened() {
+    fn mmc6_6_7_each_nexus_gets_last_medium_event_once() {
         let medium = two_nexuses(DeviceType::Cd);
         assert_eq!(medium.take_event(1), Event::New);
         assert_eq!(medium.take_event(1), Event::NoChange);

@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_are_not_named_stay_what_they_are() {
+    fn unnamed_values_are_preserved() {
         assert!(ReplyCode(0x8000_1234).is_error() && !ReplyCode::Info.is_error());
         assert_ne!(ErrorCode(4711), ErrorCode::Io);
     }

@@ -65,7 +65,7 @@ fn scst(folder: &Path) -> Result<String> {
 }
 
 #[test]
-fn what_an_scst_conf_says_is_known_by_its_names_and_lets_in_whom_it_says() -> Result<()> {
+fn scst_conf_import_keeps_identities_and_access() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let file = scst(folder.path())?;
     let sarsen = applied(folder.path(), "scst", "scst.conf", 0, |_| file.clone())?;
@@ -206,11 +206,11 @@ fn what_ctld_served(is_ucl: bool) -> Result<()> {
 }
 
 #[test]
-fn what_a_ctl_conf_says_is_known_by_its_names_and_lets_in_whom_it_says() -> Result<()> {
+fn ctl_conf_import_keeps_identities_and_access() -> Result<()> {
     what_ctld_served(false)
 }
 
 #[test]
-fn what_a_ctl_conf_in_ucl_says_is_known_by_its_names_and_lets_in_whom_it_says() -> Result<()> {
+fn ucl_ctl_conf_import_keeps_identities_and_access() -> Result<()> {
     what_ctld_served(true)
 }

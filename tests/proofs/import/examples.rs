@@ -32,7 +32,7 @@ fn import(name: &str) -> Result<(Value, Vec<String>)> {
 }
 
 #[test]
-fn the_example_of_tgt_becomes_its_targets_and_each_field_that_is_lost_is_told() -> Result<()> {
+fn tgt_example_is_imported_and_lost_fields_are_reported() -> Result<()> {
     let (document, lost) = import("targets.conf.example")?;
     // tgt serves a device through every target that names it; here only the first target gets it.
     const TARGET: &str = "iqn.2008-09.com.example:server.target";
@@ -77,7 +77,7 @@ fn the_example_of_tgt_becomes_its_targets_and_each_field_that_is_lost_is_told() 
 }
 
 #[test]
-fn the_tape_libraries_of_tgt_are_told_to_be_lost_whole() -> Result<()> {
+fn tgt_tape_libraries_are_reported_as_lost() -> Result<()> {
     let cannot = |line: u16, path: &str, kind: &str| {
         format!("{line}: {path} as device-type {kind}, bs-type rdwr")
     };

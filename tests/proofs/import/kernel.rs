@@ -60,8 +60,7 @@ fn attempts() -> Vec<Attempt> {
 
 #[test]
 #[ignore = "boots a kernel under emulation"]
-fn what_the_kernel_served_is_known_by_the_same_names_and_lets_in_the_same_initiators() -> Result<()>
-{
+fn lio_import_keeps_identities_and_access() -> Result<()> {
     let begin = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest/lio.json");
     let ports = [free_port()?, free_port()?];
     let guest = Guest::new("lio", &[])?

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_module_loads_behind_what_it_needs_and_once() {
+    fn modules_load_once_after_their_dependencies() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();
         fs::write(root.join("modules.builtin"), "kernel/lib/crc16.ko\n").unwrap();
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_is_absent_is_named_with_who_needs_it() {
+    fn missing_module_is_named_with_dependent() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("modules.builtin"), "").unwrap();
         fs::write(folder.path().join("a.ko"), "\0depends=b\0").unwrap();

@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_carried_is_in_the_repository() {
+    fn packaged_files_are_in_repository() {
         for (from, to) in FILES {
             assert!(shell::root().join(from).is_file(), "{from} (for {to}) is not there");
         }

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn the_checksums_leave_out_what_the_owner_changes() {
+    fn checksums_exclude_configuration_files() {
         let root = tempfile::tempdir().expect("a folder");
         contents::write(&root.path().join("etc/a"), b"a").expect("written");
         contents::write(&root.path().join("usr/b"), b"b").expect("written");

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_tool_is_named() {
         assert_eq!(choose(true, true, true).expect("a way"), Library::Installed);
         assert_eq!(choose(false, true, true).expect("a way"), Library::FromSource);
         let message = choose(false, false, true).expect_err("nothing").to_string();
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_wants_a_loader_is_not_static() {
+    fn dynamic_executable_is_not_static() {
         let this = std::env::current_exe().expect("this program");
         assert!(!is_static(&this).expect("it is ELF"));
     }

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn links_to_what_is_there_or_elsewhere_are_fine() {
+    fn existing_and_external_links_are_valid() {
         let text = "[a](a.md#part) [up](../README.md \"home\") [root](/README.md) [x](https://x.y) \
                     [here](#below) `[code](no.md)`\n```\n[code](no.md)\n```\n[label]: a.md\n";
         assert!(findings(text).is_empty());

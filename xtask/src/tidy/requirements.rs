@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_named_and_not_there_is_found() {
+    fn missing_names_are_found() {
         let source = "#[test]\nfn a_test_that_is_there() {}\nfn other<T>() {}";
         let functions: HashSet<String> = functions(source).collect();
         let page = "`no_test_outside_a_table`\n\

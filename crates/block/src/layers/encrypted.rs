@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_below_is_not_what_was_written_and_differs_by_place() {
+    fn ciphertext_differs_from_plaintext_and_by_position() {
         let below = Arc::new(MemoryStore::new(BlockSize::B512, 100));
         let store = EncryptedStore::new(below.clone(), key_of(1), Arc::new(Given::default()));
         write(&store, 7, &[0; 1024]).expect("writes");

@@ -177,7 +177,7 @@ mod tests {
     use crate::{BlockSize, MemoryStore};
 
     #[test]
-    fn a_fault_meets_what_touches_its_blocks_and_nothing_else() {
+    fn fault_affects_only_commands_on_its_blocks() {
         let faults = Faults::default();
         let inner = Arc::new(MemoryStore::new(BlockSize::B512, 64));
         let store = FaultyStore::new(inner, faults.clone());
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happens_once_is_over_then() {
+    fn single_fault_happens_once() {
         let faults = Faults::default();
         let inner = Arc::new(MemoryStore::new(BlockSize::B512, 64));
         let store = FaultyStore::new(inner, faults.clone());

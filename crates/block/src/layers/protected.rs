@@ -448,7 +448,7 @@ mod tests {
 
     /// No block is in two pages. Tags of small blocks are not, either.
     #[test]
-    fn what_must_not_be_torn_lies_in_one_page() {
+    fn block_and_its_tags_share_one_page() {
         for lba in 0..100 {
             let small = SMALL.below(Extent::new(lba, 1)).byte_offset(BELOW) as usize;
             assert_eq!(small / PAGE, (small + 2 * SECTOR - 1) / PAGE);
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn it_holds_what_it_says_to_take() {
+    fn bytes_below_hold_exactly_the_blocks() {
         for block_size in [BlockSize::B512, BlockSize::B4096] {
             for block_count in [1, 2, 1000, 1 << 40] {
                 let bytes = ProtectedStore::bytes_below(block_size, block_count).expect("fits");

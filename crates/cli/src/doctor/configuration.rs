@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_configuration_names_is_looked_for_and_not_made() {
+    fn doctor_looks_for_configured_files_without_creating_them() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("s.toml");
         let text = "[[volume]]\nname = \"a\"\nstore = \"file\"\npath = \"PLACE/a.img\"\n\
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_died_is_told_from_none() {
+    fn doctor_distinguishes_dead_server_from_no_server() {
         let level = |kind: ErrorKind| {
             let source = io::Error::from(kind);
             let error = ClientError::Unreachable { address: Address::Socket("/x".into()), source };
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_does_without_is_a_problem() {
+    fn degraded_server_is_reported_as_problem() {
         let problem = "volume kept: /mnt/kept.img: cannot open it".to_owned();
         let lacks = Problem {
             kind: ObjectKind::Volume,
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_volume_has_and_what_is_promised_beyond_the_room_are_warnings() {
+    fn orphans_and_overcommitment_are_warnings() {
         let orphan = Orphan {
             name: "left.img".into(),
             path: "/state/volumes/left.img".into(),

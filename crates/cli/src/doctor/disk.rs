@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn file_systems_that_lose_data_are_told() {
+    fn file_systems_that_lose_data_are_reported() {
         let level = |path: &str| worst(&file_system(Path::new(path), &mount(path)));
         assert_eq!(level("/a"), Level::Ok);
         assert_eq!(level("/srv/a"), Level::Problem, "read-only");
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_told() {
+    fn full_disk_is_reported() {
         let level = |free| room(Path::new("/a"), Space { free, size: 100 << 30 }).level;
         assert_eq!(level(4 << 30), Level::Warning);
         assert_eq!(level(6 << 30), Level::Ok);
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_direct_access_needs_is_told() {
+    fn requirements_of_direct_io_are_reported() {
         let place = Path::new("/a");
         assert_eq!(direct(place, Ok(512)).level, Level::Ok);
         assert_eq!(direct(place, Ok(65_536)).level, Level::Warning);

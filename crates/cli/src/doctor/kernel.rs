@@ -218,7 +218,7 @@ Max open files            1024                 524288               files     \n
 Max locked memory         65536                unlimited            bytes     \n";
 
     #[test]
-    fn the_hard_limit_is_what_counts() {
+    fn hard_limit_decides() {
         assert_eq!(hard_limit(LIMITS, "Max open files"), Some(524_288));
         assert_eq!(hard_limit(LIMITS, "Max locked memory"), Some(u64::MAX));
         assert_eq!(hard_limit(LIMITS, "Max nothing"), None);
@@ -233,7 +233,7 @@ Max locked memory         65536                unlimited            bytes     \n
     }
 
     #[test]
-    fn an_old_kernel_is_told() {
+    fn old_kernel_is_reported() {
         assert_eq!(version("6.1.0-28-amd64\n"), Some((6, 1)));
         assert_eq!(version("5.10+rpi"), Some((5, 10)));
         assert_eq!(version("plan9"), None);
@@ -253,7 +253,7 @@ Max locked memory         65536                unlimited            bytes     \n
     }
 
     #[test]
-    fn what_forbids_io_uring_is_named() {
+    fn reason_for_disabled_io_uring_is_named() {
         let open = confined("unconfined");
         assert_eq!(io_uring(None, &open).level, Level::Ok);
         let sysctl = Confinement { io_uring_disabled: Some(2), ..confined("") };
@@ -266,7 +266,7 @@ Max locked memory         65536                unlimited            bytes     \n
     }
 
     #[test]
-    fn a_profile_in_force_is_told() {
+    fn active_profile_is_reported() {
         assert_eq!(confinement(&confined("sarsen (enforce)")).level, Level::Warning);
         assert_eq!(confinement(&confined("sarsen (complain)")).level, Level::Ok);
         assert_eq!(confinement(&confined("unconfined")).level, Level::Ok);
@@ -275,7 +275,7 @@ Max locked memory         65536                unlimited            bytes     \n
     }
 
     #[test]
-    fn a_clock_that_nobody_keeps_is_told() {
+    fn unsynchronised_clock_is_reported() {
         let state = |synchronised, seconds| {
             let maximum_error = Duration::from_secs(seconds);
             clock(&Ok(Clock { synchronised, maximum_error })).level

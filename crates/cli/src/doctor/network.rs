@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_that_differ_are_told() {
+    fn differing_interfaces_are_reported() {
         let (a, b, c) = (interface("eth0", 1500), interface("eth1", 9000), interface("eth2", 9000));
         assert_eq!(interfaces(&[a.clone(), b.clone()]).level, Level::Warning);
         assert_eq!(interfaces(&[b.clone(), c]).level, Level::Ok);
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_packet_that_is_lost_is_told() {
+    fn lost_jumbo_packet_is_reported() {
         let address = IpAddr::from([192, 0, 2, 1]);
         let level = |answered| pinged("box", address, 9000, answered).level;
         assert_eq!(level(Ok(true)), Level::Ok);
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_lead_nowhere_are_told() {
+    fn unresolvable_names_are_reported() {
         let unknown = || io::Error::other("unknown host");
         assert_eq!(own_name("san", &Err(unknown())).level, Level::Warning);
         assert_eq!(own_name("san", &Ok(vec![[127, 0, 1, 1].into()])).level, Level::Ok);
@@ -303,14 +303,14 @@ mod tests {
     }
 
     #[test]
-    fn small_buffers_are_told() {
+    fn small_buffers_are_reported() {
         assert_eq!(buffers("tcp_rmem", "4096\t131072\t6291456").level, Level::Ok);
         assert_eq!(buffers("tcp_rmem", "4096 87380 212992").level, Level::Warning);
         assert_eq!(buffers("tcp_rmem", "").level, Level::Ok);
     }
 
     #[test]
-    fn who_has_a_portal_is_told() {
+    fn process_that_occupies_portal_is_named() {
         let address = SocketAddr::from(([0, 0, 0, 0], 3260));
         let taken = |holder: Option<&str>, runs| {
             portal(address, Err(ErrorKind::AddrInUse.into()), holder, runs)

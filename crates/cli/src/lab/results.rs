@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_only_looks_makes_no_archive() {
+    fn reading_verbs_create_no_archive() {
         let folder = tempfile::tempdir().expect("a folder");
         let results = Results { archive: folder.path().join("lab.sqlite") };
         assert_eq!(results.runs(), Ok(Vec::new()));
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_listed_and_reported_with_what_was_published() {
+    fn run_is_listed_and_reported_with_published_figures() {
         let folder = tempfile::tempdir().expect("a folder");
         let results = Results { archive: folder.path().join("lab.sqlite") };
         let archive = Archive::open(&results.archive).expect("made");

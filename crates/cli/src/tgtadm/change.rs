@@ -384,7 +384,7 @@ mod tests {
     const UNIT: (Plan, &str) = (new_unit, "--tid 7 --lun 1 -b /dev/vg/x");
 
     #[test]
-    fn a_unit_is_known_by_what_tgtd_would_say() {
+    fn unit_has_identity_that_tgtd_reports() {
         let document = after(&[NEW, UNIT]);
         let [volume] = &document.volume[..] else { panic!("{document:?}") };
         assert_eq!((&*volume.store, volume.path.as_deref()), ("file", Some("/dev/vg/x")));
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_let_in_before_he_is_bound() {
+    fn no_initiator_is_permitted_before_bind() {
         let allow = |lines: &[(Plan, &str)]| after(lines).target.remove(0).allow;
         assert_eq!(allow(&[NEW]), [nobody()]);
         let everybody = (bind as Plan, "--tid 7 -I ALL");
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_bound_by_both_has_to_have_both() {
+    fn initiator_bound_by_name_and_address_needs_both() {
         let both = (bind as Plan, "--tid 7 -I 10.0.0.1 -Q iqn.2026-11.x:host");
         let name = Some("iqn.2026-11.x:host".to_owned());
         let rule = Rule { address: Some("10.0.0.1".into()), initiator: name, ..Rule::default() };
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_loses_the_account_of_its_last_rule_lets_nobody_in() {
+    fn target_without_account_of_last_rule_permits_no_initiator() {
         let target = Target {
             name: "iqn.2026-11.x:a".into(),
             tid: Some(7),
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_in_tgtadms_words() {
+    fn invalid_change_is_refused_with_tgtadm_message() {
         let world = ServerView {
             revision: 0,
             document: after(&[NEW, UNIT]),

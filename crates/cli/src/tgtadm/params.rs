@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_clients_know_a_unit_by_is_changed() {
+    fn identity_of_unit_can_be_changed() {
         let mut volume = Volume::default();
         take(
             &mut volume,

@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_scrolled_to_and_not_beyond() {
+    fn long_list_scrolls_to_its_end_only() {
         let mut screen = screen();
         let last = |screen: &mut Screen| shown(screen, 80, 4)[2].trim_end().chars().last();
         assert_eq!(last(&mut screen), Some('b'));

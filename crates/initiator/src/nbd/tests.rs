@@ -108,7 +108,7 @@ fn write(block_count: u64, durability: Durability) -> Request {
 }
 
 #[test]
-fn what_an_export_cannot_do_a_store_does_another_way() {
+fn store_emulates_missing_export_functions() {
     connected(transmission::SEND_FLUSH, |store, mut peer| async move {
         assert_eq!(store.geometry(), Geometry { block_size: BlockSize::B512, block_count: BLOCKS });
         assert!(store.characteristics().volatile_cache);
@@ -169,7 +169,7 @@ fn borders_and_flags_are_kept_without_asking_the_server() {
 }
 
 #[test]
-fn a_lost_connection_fails_what_is_open_and_what_comes_later() {
+fn lost_connection_fails_open_and_later_requests() {
     connected(0, |store, mut peer| async move {
         let read = store.submit(Request::Read(Extent::new(0, 1))).wait();
         let serve = async {
@@ -184,7 +184,7 @@ fn a_lost_connection_fails_what_is_open_and_what_comes_later() {
 }
 
 #[test]
-fn leave_is_taken_after_what_is_open_has_ended() {
+fn disconnect_is_sent_after_open_requests_end() {
     connected(0, |store, mut peer| async move {
         let ended = Cell::new(false);
         let read = async {

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told() {
+    fn errors_in_url_are_reported() {
         for (text, reported) in [
             ("iscsi://h", "nbd://"),
             ("nbd://", "has no host"),

@@ -50,7 +50,7 @@ const FAT_32: Bytes<'static> = &[
 ];
 
 #[test]
-fn what_is_known_is_found_where_it_is() {
+fn known_signatures_are_found_at_their_offsets() {
     let at_end = |back: u64| 64 * MIB - back;
     let cases: &[(&str, Bytes<'_>)] = &[
         ("an ext2 file system", EXT_2),
@@ -106,7 +106,7 @@ fn what_is_known_is_found_where_it_is() {
 }
 
 #[test]
-fn what_only_resembles_something_is_not_taken_for_it() {
+fn similar_data_is_not_taken_for_signature() {
     let cases: &[Bytes<'_>] = &[
         &[],
         // A boot sector without partitions; entries without a length; a wrong flag.
@@ -125,7 +125,7 @@ fn what_only_resembles_something_is_not_taken_for_it() {
 }
 
 #[test]
-fn several_things_are_all_told_and_a_gpts_own_mbr_is_not() {
+fn all_signatures_are_reported_without_protective_mbr() {
     let both = [EXT_4, &[(4086, b"SWAPSPACE2")]].concat();
     let words = ["an ext4 file system (label \"data\")", "swap space"];
     assert_eq!(found(MIB, &both), words);
@@ -139,7 +139,7 @@ fn several_things_are_all_told_and_a_gpts_own_mbr_is_not() {
 
 /// Every place of every row is within the bytes that are read, on a large device and on a small one.
 #[test]
-fn what_is_looked_for_is_read() {
+fn all_signature_offsets_are_read() {
     for length in [8 * MIB, 10 * MIB + 512, 1 << 40, (1 << 40) + 3 * 4096] {
         let parts = parts(length);
         for row in table::ROWS {

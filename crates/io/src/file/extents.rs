@@ -155,7 +155,7 @@ mod tests {
     const PIECE: u64 = 1 << 20;
 
     #[test]
-    fn room_without_data_is_told_from_data_and_from_holes() {
+    fn unwritten_extents_are_distinct_from_data_and_holes() {
         // Not on a file system in memory, which does not reserve space.
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let options = OpenOptions { create: true, ..OpenOptions::default() };

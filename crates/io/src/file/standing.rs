@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_told_from_what_takes_its_place() {
+    fn replaced_file_is_recognised() {
         let folder = tempfile::tempdir().expect("a folder");
         let (path, aside) = (folder.path().join("disk"), folder.path().join("aside"));
         let options = OpenOptions { create: true, ..OpenOptions::default() };

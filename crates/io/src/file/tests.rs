@@ -64,7 +64,7 @@ fn a_file_in_memory_answers_at_once() {
 }
 
 #[test]
-fn an_answer_that_nobody_waits_for_harms_nobody() {
+fn abandoned_answer_is_dropped() {
     for engine in ENGINES {
         let folder = folder();
         block_on(engine, async {
@@ -116,7 +116,7 @@ fn the_end_of_a_file_is_an_error_and_never_old_memory() {
 }
 
 #[test]
-fn want_of_room_for_what_was_written_already_is_not_that_of_a_new_write() {
+fn full_disk_at_writeback_differs_from_full_disk_at_write() {
     for full in [libc::ENOSPC, libc::EDQUOT] {
         let error = io::Error::from_raw_os_error(full);
         assert!(is_full(&error));

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_with_a_file_is_told_with_its_path() {
+    fn error_in_pem_file_names_its_path() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file.pem");
         let put = |text: &str, mode: u32| {

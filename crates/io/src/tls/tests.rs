@@ -205,7 +205,7 @@ fn bytes_in_odd_pieces_arrive_whole_both_ways_at_once() {
 }
 
 #[test]
-fn rfc8446_6_1_the_end_of_a_stream_is_told_from_a_cut() {
+fn rfc8446_6_1_close_notify_differs_from_cut_connection() {
     on_a_core(async {
         let mut scratch = [0; 64];
         let (client, server) = pair().await;
@@ -232,7 +232,7 @@ fn rfc8446_6_1_the_end_of_a_stream_is_told_from_a_cut() {
 }
 
 #[test]
-fn what_was_decrypted_is_readable_at_once() {
+fn decrypted_data_is_readable_at_once() {
     on_a_core(async {
         let (mut machine, socket, server) = pair_with_machine().await;
         machine.send(&[Piece::Bytes(b"abc")], writing(&socket)).unwrap();
@@ -253,7 +253,7 @@ fn what_was_decrypted_is_readable_at_once() {
 }
 
 #[test]
-fn a_slow_reader_is_waited_for_and_what_was_taken_goes_on_behind_the_back() {
+fn slow_reader_is_awaited_while_accepted_data_is_sent() {
     on_a_core(async {
         let (client, server) = pair().await;
         let data = vec![7; 1 << 20];
@@ -281,7 +281,7 @@ fn a_slow_reader_is_waited_for_and_what_was_taken_goes_on_behind_the_back() {
 }
 
 #[test]
-fn what_was_taken_last_is_sent_before_a_stream_is_closed() {
+fn last_accepted_data_is_sent_before_close() {
     on_a_core(async {
         let (client, server) = pair().await;
         let data = vec![7; 1 << 20];
@@ -331,7 +331,7 @@ fn rfc8446_4_6_3_new_keys_are_followed() {
 }
 
 #[test]
-fn bytes_that_are_no_tls_are_refused_and_the_peer_is_told() {
+fn plain_bytes_are_refused_with_alert() {
     on_a_core(async {
         let authority = Authority::new("ours");
         for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0x43; 48], &[0x16, 3, 1, 0xff, 0xff, 1]] {
@@ -374,7 +374,7 @@ fn bytes_that_were_changed_on_the_way_end_the_stream() {
 }
 
 #[test]
-fn each_end_knows_why_the_other_is_refused() {
+fn both_ends_report_reason_of_refusal() {
     on_a_core(async {
         let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
         let (client, server) = shake_hands(ours.server(None), theirs.client(None)).await;

@@ -2,7 +2,7 @@ use super::*;
 use crate::record::{Labels, Measures, Outcome};
 
 #[test]
-fn what_root_measures_is_where_the_packaged_service_looks() {
+fn archive_of_root_is_that_of_packaged_service() {
     let path = |variables: &[(&str, &str)], is_root, files: &[&str]| {
         let variable = |name: &str| {
             let found = variables.iter().find(|(known, _)| *known == name);
@@ -46,7 +46,7 @@ fn sample(repetition: u32) -> Sample {
 }
 
 #[test]
-fn what_was_kept_is_there_when_it_is_opened_again() {
+fn stored_runs_are_in_reopened_archive() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a/b/lab.sqlite");
     let archive = Archive::open(&path).unwrap();

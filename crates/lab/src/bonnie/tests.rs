@@ -84,7 +84,7 @@ fn the_formats_before_1_98_lack_the_seeks_fields() {
 }
 
 #[test]
-fn what_was_left_out_is_empty() {
+fn omitted_tests_have_empty_fields() {
     // The output of 2.00a with `-n 0`, `-s 0` and `-f`, and of 1.03 with `-n 0`.
     let no_files = "1.98,2.00a,vm,1,1795275633,64M,,8192,5,1237,99,+++++,+++,+++++,+++,1995,99,\
         +++++,+++,+++++,+++,,,,,,,,,,,,,,,,,,13685us,1251us,646us,5244us,51us,9116us,,,,,,";
@@ -189,7 +189,7 @@ fn write(fields: &[(Value, Value)]) -> String {
 
 proptest! {
     #[test]
-    fn what_was_written_is_read(
+    fn formatted_line_parses_to_same_run(
         fields in prop::collection::vec((field(), field()), 12),
         latencies in prop::collection::vec(prop::option::of(0_u32..), 12),
         machine in "[a-zA-Z][a-z0-9.,-]{0,12}",

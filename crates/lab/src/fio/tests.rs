@@ -34,7 +34,7 @@ fn read(text: &str) -> JobFile {
 }
 
 #[test]
-fn what_maps_is_mapped() {
+fn supported_options_are_converted() {
     let file = read(SAMPLE);
     let [oltp, stream] = &file.jobs[..] else { panic!("two jobs") };
     let access =
@@ -54,7 +54,7 @@ fn what_maps_is_mapped() {
 }
 
 #[test]
-fn what_does_not_map_is_listed_with_its_line() {
+fn unsupported_options_are_listed_with_line() {
     let file = read(SAMPLE);
     let listed: Vec<_> =
         file.unmapped.iter().map(|entry| (entry.line, entry.option.as_str())).collect();
@@ -111,7 +111,7 @@ fn sizes_and_times_are_read_as_fio_reads_them() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_its_line() {
+fn errors_name_their_line() {
     for (text, message) in [
         ("bs=4k\n", "a.fio:1: \"bs=4k\" stands in no section"),
         ("[a\n", "a.fio:1: \"[a\" is no section: write `[name]`"),

@@ -64,7 +64,7 @@ fn a_file_as_iometer_writes_it_is_read() {
 }
 
 #[test]
-fn what_is_written_is_read_back_the_same() {
+fn written_file_is_read_back_unchanged() {
     let mut configuration = parse("a.icf", SAMPLE).unwrap();
     configuration.outstanding = None;
     configuration.specifications.extend(access::NAMED.iter().map(Specification::from));
@@ -87,7 +87,7 @@ fn shares_add_up_to_a_hundred() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_its_line() {
+fn errors_name_their_line() {
     assert!(error("hello\n").starts_with("a.icf:1: "));
     let with = |line: &str| SAMPLE.replace("512,100,100,0,0,1,0,0", line);
     for (line, what) in [

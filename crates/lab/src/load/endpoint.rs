@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_is_what_its_scheme_says_and_all_else_is_a_path() {
+    fn scheme_selects_endpoint_and_other_text_is_path() {
         let url = "iscsi://127.0.0.1:3260/iqn.2026-01.invalid.example:a/0";
         assert_eq!(url.parse::<Endpoint>().unwrap().to_string(), url);
         let url = "nbd+unix:///disk?socket=/run/nbd.sock";

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_holds_something_is_read_and_is_written_only_if_that_is_said() {
+    fn disk_with_data_is_written_only_with_destroy() {
         let (endpoints, _folder) = swaps();
         for endpoint in endpoints {
             assert!(run(&options(endpoint.clone(), 100)).is_ok(), "reads need no leave");

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_accepted() {
+    fn ledger_accepts_written_blocks() {
         let (mut ledger, disk) = written(3);
         assert_eq!(read(&mut ledger, &disk[2]), "");
         assert_eq!((ledger.verified, ledger.mismatches), (10, 0));
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_comes_in_runs() {
+    fn known_blocks_are_returned_as_ranges() {
         let mut ledger = Ledger::new(7, LENGTH as u32).unwrap();
         for (lba, blocks, good) in [(10, 5, true), (15, 1, true), (30, 1, true), (12, 1, false)] {
             assert!(ledger.admit(lba, blocks, false));

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_holds_over_many_frames_and_counts_what_is_around_them() {
+    fn rate_holds_over_many_frames_with_overhead() {
         let start = start();
         for rate_mbit in [0.5, 100.0, 1000.0, 25_000.0] {
             let profile = LinkProfile { rate_mbit: Some(rate_mbit), ..plain() };
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_is_the_same_for_the_same_seed_and_as_much_as_was_asked_for() {
+    fn same_seed_loses_same_frames_at_configured_rate() {
         let start = start();
         let pass = |seed, loss_percent| {
             let profile = LinkProfile { loss_percent, ..plain() };

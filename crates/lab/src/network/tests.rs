@@ -136,7 +136,7 @@ fn a_program_of_the_targets_side_has_its_interfaces_and_the_host_has_none_of_the
 }
 
 #[test]
-fn what_cannot_be_made_says_why_and_leaves_the_others_alone() {
+fn failed_link_has_reason_and_others_work() {
     let plain = LinkProfile::plain("good", 1500);
     let profiles = [
         LinkProfile { loss_percent: 101.0, ..plain.clone() },
@@ -222,7 +222,7 @@ fn a_delay_is_waited_for_on_both_ways() {
 }
 
 #[test]
-fn over_a_link_that_loses_everything_nobody_connects() {
+fn no_connection_over_link_with_total_loss() {
     let dead = LinkProfile { loss_percent: 100.0, ..LinkProfile::plain("dead", 1500) };
     let profiles = [dead, LinkProfile::plain("good", 1500)];
     let networks = [apart(&profiles), relays(&profiles)];

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_and_ranges_are_what_they_are_called() {
+    fn gaps_and_ranges_match_their_names() {
         for row in lunden() {
             assert!(
                 ((row.mean - row.median).abs() - row.mean_median_gap).abs() < 0.0011,

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_said_and_nothing_at_all_is_no_chart() {
+    fn unmeasured_cells_are_noted_and_empty_data_has_no_chart() {
         let drawing = bars(&two_groups([Some(10.0), None], false), 0).unwrap().unwrap();
         assert!(drawing.svg.contains("n/a"));
         assert!(bars(&two_groups([None, Some(f64::NAN)], false), 0).unwrap().is_none());

@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_can_be_read_back() {
+    fn json_report_can_be_parsed() {
         let (report, run) = sample::hostile();
         let mut text = Vec::new();
         write(&report, &run, &mut text).unwrap();

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_the_same_way_is_one_row() {
+    fn equal_failures_share_one_row() {
         let (_, run) = sample::hostile();
         let section = section(&run);
         let tables = tables(&section);

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_has_no_sign_and_what_is_no_number_is_not_written_as_one() {
+    fn zero_has_no_sign_and_nan_is_no_number() {
         assert_eq!(fixed(-0.0, 1), "0.0");
         assert_eq!(fixed(-0.04, 1), "0.0");
         assert_eq!(fixed(f64::NAN, 1), "–");
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn four_digits_matter_where_nobody_said() {
+    fn default_precision_is_four_digits() {
         assert_eq!(decimals([45_291.0, 3.0]), 0);
         assert_eq!(decimals([4.5]), 3);
         assert_eq!(decimals([0.000_123]), 7);

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_cannot_do_is_told_before_anything_starts() {
+    fn unsupported_image_is_reported_before_start() {
         let network = Network::build(&[LinkProfile::loopback()]);
         let disk = || Image::new("a", Backing::File("/nowhere/a".into()), 1 << 20);
         let through = Image { cache: CacheMode::WriteThrough, ..disk() };

@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_promised_is_not_free_any_more() {
+    fn reserved_space_is_not_free() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         assert_eq!(make(&path, 4096, 0).unwrap(), 4096);

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_ready_line_is_refused() {
+    fn invalid_announcement_is_refused() {
         assert!(volumes("listening\n").is_err());
         assert!(volumes("{}").is_err());
         assert!(volumes(r#"{"volumes":[{"name":"a","url":"iscsi://x"}]}"#).is_err());

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_has_no_cache_and_nobody_ignores_flushes() {
+    fn memory_image_has_no_cache_and_flushes_are_obeyed() {
         let mut image = Image::new("a", Backing::Memory, 1 << 20);
         image.cache = CacheMode::Unsafe;
         assert_eq!(caching(&image).unwrap(), (None, true));

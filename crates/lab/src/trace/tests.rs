@@ -96,7 +96,7 @@ fn a_line_without_end_is_not_collected() {
 }
 
 #[test]
-fn what_is_no_text_is_refused() {
+fn binary_trace_is_refused() {
     let mut trace = Trace::new("t", &b"\xff\xfe\n"[..], Format::Csv);
     assert!(trace.next().unwrap().is_err());
 }

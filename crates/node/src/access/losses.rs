@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_shown_less_or_may_do_less_loses_something() {
+    fn fewer_luns_or_rights_count_as_loss() {
         let all = LunView::default;
         let read_only = LunView { read_only: true, ..all() };
         for (before, after, is_less) in [

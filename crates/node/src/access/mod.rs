@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn rfc7143_6_3_5_nobody_takes_the_place_of_a_session_that_another_account_began() {
+    fn rfc7143_6_3_5_session_of_another_account_is_not_reinstated() {
         let access = Arc::new(Access::new(Policy::of_everybody(["iqn.2026-11.x:t"])));
         let (mailbox, _messages) = mpsc::unbounded_channel();
         let peer: SocketAddr = "10.0.0.1:5000".parse().expect("an address");
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_not_let_in_any_more_is_ended_and_told_so_when_it_comes_back() {
+    fn session_without_permission_ends_and_next_login_is_refused() {
         let access = Arc::new(Access::new(Policy::of_everybody(["iqn.2026-11.x:t"])));
         let (mailbox, mut messages) = mpsc::unbounded_channel();
         let peer: SocketAddr = "10.0.0.1:5000".parse().expect("an address");

@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn without_rules_everybody_gets_in_who_proves_what_is_demanded() {
+    fn without_rules_every_authenticated_initiator_is_permitted() {
         let open = policy("");
         assert_eq!(ask(&open, "iqn.any", "10.0.0.1", None), Ok(LunView::default()));
         let address = "::1".parse().expect("an address");

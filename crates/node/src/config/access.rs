@@ -579,7 +579,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_flag_demands_is_demanded_of_every_target_and_of_discovery() {
+    fn chap_flag_applies_to_all_targets_and_discovery() {
         let mut config = parse_file(Path::new("s.toml"), BEGIN).expect("valid");
         config.chap = vec![Placed { value: "host".into(), place: "--chap host".into() }];
         let config = config.finish().expect("valid");

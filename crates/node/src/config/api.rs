@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_over_the_loopback_is_asked_for_nothing_unless_it_is_said() {
+    fn loopback_client_needs_no_token_by_default() {
         for (text, address, is_open) in [
             ("api = \"127.0.0.1\"", "127.0.0.1:3280", true),
             ("api = \"[::1]:80\"", "[::1]:80", true),

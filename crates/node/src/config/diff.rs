@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_came_went_or_changed_is_found_and_little_else() {
+    fn diff_finds_added_removed_and_changed_objects() {
         for (old, new, gone, come) in [
             ("abc", "abc", "", ""),
             ("abc", "axbc", "", "x"),

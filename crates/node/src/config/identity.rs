@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spc4_6_6_2_what_fits_its_field_is_taken() {
+    fn spc4_6_6_2_identity_that_fits_its_field_is_accepted() {
         let mut identity = IdentityConfig::default();
         for (key, value) in [
             ("serial", "beaf11"),

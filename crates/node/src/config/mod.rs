@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_managed_may_have_volumes_without_a_target_and_no_volume_at_all() {
+    fn managed_configuration_needs_no_targets_or_volumes() {
         let empty = Config::default().finish_managed().expect("valid");
         assert_eq!((empty.targets.len(), empty.listen.len()), (0, 1));
         let target = TargetConfig {
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn every_contradiction_is_told() {
+    fn every_contradiction_is_reported() {
         let target = |name: &str, luns: &[&str]| TargetConfig {
             name: name.into(),
             luns: (0..).zip(luns.iter().map(|&lun| lun.into())).collect(),

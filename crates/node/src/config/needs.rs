@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_portal_has_is_refused_unless_it_is_known() {
+    fn unknown_portal_group_is_refused() {
         let all =
             BTreeSet::from([PortalRequirement::Group(2), PortalRequirement::ClientCertificates]);
         let finished = parsed("").finish_with(Some(&all)).expect("all of it is known");

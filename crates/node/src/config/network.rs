@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_network_contains_what_begins_like_it() {
+    fn network_contains_addresses_with_its_prefix() {
         for (network, inside, outside) in [
             ("10.0.0.0/8", "10.255.0.1", "11.0.0.0"),
             ("10.1.2.3", "10.1.2.3", "10.1.2.4"),
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_network_is_told_with_the_remedy() {
+    fn invalid_network_is_reported_with_remedy() {
         for (text, reported) in [
             ("10.0.0.0/33", "is not a network: write 10.0.0.0/8"),
             ("::/129", "is not a network"),

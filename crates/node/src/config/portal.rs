@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_portal_is_read_as_it_is_told() {
+    fn portal_is_parsed_as_displayed() {
         for (text, reported) in [
             ("10.0.0.1", "10.0.0.1:3260,1"),
             ("10.0.0.1:0,2", "10.0.0.1:0,2"),

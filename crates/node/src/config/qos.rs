@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_values_are_refused() {
         for (options, reported) in [
             ("iops=0", "a number from 1,"),
             ("bandwidth=0", "remove the key"),

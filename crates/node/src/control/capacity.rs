@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_without_room_waits_and_is_then_told_to_try_again() {
+    fn client_beyond_capacity_waits_and_gets_retry_after() {
         let room = Arc::new(Semaphore::new(1));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.expect("a runtime").block_on(async {

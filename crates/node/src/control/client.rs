@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_is_not_in_what_is_printed_of_a_client() {
+    fn debug_output_of_client_lacks_token() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("token");
         web::keep(&file, b"0123456789abcdef\n").expect("written");

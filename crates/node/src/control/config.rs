@@ -583,7 +583,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_keeps_others_from_changing_anything_for_hours() {
+    fn slow_change_does_not_block_others_for_hours() {
         let change = |grace_seconds| {
             let options =
                 ChangeOptions { grace_seconds: Some(grace_seconds), ..ChangeOptions::default() };

@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_nothing_is_ended() {
+    fn silent_connection_is_closed() {
         let router =
             || Router::new().route("/", get(|| async { "ok" }).post(|body: Bytes| async { body }));
         with(router(), None, Limits { head: SHORT, ..limits() }, |address| {
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_told_what_happens_stays() {
+    fn connection_that_follows_events_stays_open() {
         let (happens, happened) = oneshot::channel::<&str>();
         let happened = Arc::new(std::sync::Mutex::new(Some(happened)));
         let stream = move || {
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_read_is_ended() {
+    fn connection_that_does_not_read_is_closed() {
         let endless = || async {
             let piece = || Ok::<_, io::Error>(Bytes::from_static(&[b'x'; 1 << 16]));
             Body::from_stream(futures_util::stream::repeat_with(piece))

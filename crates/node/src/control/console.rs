@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_page_loads_is_there_and_is_kept_for_good() {
+    fn files_of_page_exist_and_are_cached() {
         let page = Files::get(PAGE).expect("built");
         let page = String::from_utf8(page.data.into_owned()).expect("text");
         let loaded: Vec<_> = page.split('"').filter(|word| word.starts_with("/assets/")).collect();

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_not_shown_who_he_is_names_no_files() {
+    fn unauthenticated_client_cannot_name_files() {
         let state = Path::new("/nonexistent");
         for (field, listed) in [
             ("path", json!({ "volume": [{ "name": "b", "path": "/etc/shadow" }] })),
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_keeps_for_itself_is_nobodys_volume() {
+    fn files_of_server_cannot_be_volumes() {
         let folder = tempfile::tempdir().expect("a folder");
         let state = folder.path().join("state");
         fs::create_dir_all(state.join(VOLUMES)).expect("made");

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_host_is_put_in_no_line() {
+    fn invalid_host_is_in_no_line() {
         for host in ["san.example", "10.0.0.1", "[::1]", "fe80::1%eth0", "a_b-c"] {
             assert!(is_host(host), "{host}");
         }

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_committed_document_is_what_the_routes_say() {
+    fn committed_openapi_document_matches_routes() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
         let said = serde_json::to_string_pretty(&document()).expect("JSON") + "\n";
         if std::env::var_os("SARSEN_WRITE").is_some() {

@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_somebody_elses_is_not_taken_for_one_on_this_machine() {
+    fn only_host_names_of_this_machine_are_local() {
         for (host, local) in [
             ("localhost:3280", true),
             ("127.0.0.1", true),
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_made_once_in_the_state_folder() {
+    fn missing_certificate_is_created_once_in_state_folder() {
         let folder = tempfile::tempdir().expect("a folder");
         let token = own_token(folder.path()).expect("made");
         assert_eq!(token.len(), 56);

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_let_in_by_what_goes() {
+    fn deletion_permits_no_further_initiator() {
         for (kind, name, field, reported) in [
             (ObjectKind::Account, "y", "host/of-y.account", "give it another one"),
             (

@@ -317,7 +317,7 @@ mod tests {
     "#;
 
     #[test]
-    fn a_document_says_what_the_file_says() {
+    fn document_and_file_compile_alike() {
         let from_file = parse_file(Path::new("f"), WHOLE).and_then(Config::finish_managed);
         let document = compile(WHOLE).expect("valid");
         let from_file = format!("{:?}", from_file.expect("valid"));
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_by_its_field() {
+    fn error_names_its_field() {
         for (text, field, reported) in [
             ("[[volume]]\nname = \"A\"\nstore = \"ram\"\nsize = 512", "", "volume name \"A\""),
             (

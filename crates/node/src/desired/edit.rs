@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_volume_was_made_with_stays_with_it_unless_it_is_another_one() {
+    fn creation_properties_of_volume_stay_until_it_is_replaced() {
         let mut objects = Objects::new();
         let made = "[[volume]]\nname = \"a\"\nblock-size = 4096\nstate = \"/s\"\nprotection = 1\nencrypted = true\n";
         after(&mut objects, Edit::Apply(document(made))).expect("valid");
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_changes_what_it_lists_and_takes_away_only_when_asked() {
+    fn document_changes_listed_objects_and_prunes_on_request() {
         let mut objects = begun();
         let before = objects.clone();
         let alike = document("[[account]]\nname = \"x\"\n[[volume]]\nname = \"a\"");
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn who_speaks_of_a_thing_speaks_of_it_by_its_new_name() {
+    fn rename_updates_references() {
         let mut objects = begun();
         let patch =
             |kind, from: &str, to: &str| Edit::Patch(Key::new(kind, from), json!({ "name": to }));
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_or_taken_is_told() {
+    fn missing_and_existing_names_are_reported() {
         let mut objects = begun();
         let key = |name| Key::new(ObjectKind::Volume, name);
         let add = Edit::Add(Object::Volume(Volume { name: "a".into(), ..Volume::default() }));

@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_no_volume_has_is_an_orphan_and_only_that_is_removed() {
+    fn only_files_without_volume_are_orphans_and_removed() {
         let folder = tempfile::tempdir().expect("a folder");
         let place = |name: &str| folder.path().join(name);
         for name in ["kept.img", "left.img", "open.img"] {

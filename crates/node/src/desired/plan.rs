@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_alike_needs_nothing_and_all_else_is_a_step() {
+    fn equal_objects_need_no_step() {
         let a = "[[volume]]\nname = \"a\"\nsize = \"1GiB\"\nserial = \"s1\"\n";
         assert!(lines(a, a).is_empty());
         assert_eq!(lines("", a), ["+ volume a"]);
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_of_a_change_has_a_limit() {
+    fn stored_change_has_size_limit() {
         let target = |luns: std::ops::Range<u16>, alias: &str| {
             let luns: Vec<String> = luns.map(|lun| format!("{lun} = \"v{lun}\"")).collect();
             format!(
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_not_told() {
+    fn secret_is_not_in_steps() {
         let account = |secret: &str| {
             let secret = Some(secret.to_owned().into());
             let account =

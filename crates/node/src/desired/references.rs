@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn who_speaks_of_a_thing_is_told_with_the_place() {
+    fn references_are_found_with_their_field() {
         for (kind, name, by) in [
             (ObjectKind::Volume, "a", "LUN 1 of iqn.x:a"),
             (ObjectKind::Volume, "b", "LUN 7 of iqn.x:a, in allow of iqn.x:a"),

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_told_by_its_key() {
+    fn type_error_names_its_key() {
         let reported =
             |text: &str| from_json::<Volume>(text.as_bytes()).expect_err(text).to_string();
         assert_eq!(
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_repeated_of_a_text_is_cut() {
+    fn quoted_text_is_truncated() {
         let long = "x".repeat(1 << 20);
         let reported =
             from_json::<Volume>(format!("{{ \"{long}\": 1 }}").as_bytes()).expect_err("long");

@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_is_promised_than_is_free_where_the_sum_of_what_is_not_taken_yet_is_larger() {
+    fn unallocated_sum_above_free_space_is_overcommitment() {
         let promise = |file_system, outstanding, is_new| SpaceReservation {
             file_system,
             path: "/srv/a.img".into(),

@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_what_there_is_waits_for_no_change() {
+    fn queries_do_not_wait_for_changes() {
         let target = TargetConfig {
             name: "iqn.2026-11.test:t".into(),
             luns: BTreeMap::from([(0, "a".into())]),

@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_was_made_only_what_is_still_empty_goes() {
+    fn rollback_removes_only_empty_new_files() {
         let folder = tempfile::tempdir().expect("a folder");
         let (path, other) = (folder.path().join("disk"), folder.path().join("other"));
         let volume = parse_volume(&format!("a=file:{},size=1MiB", path.display())).expect("valid");

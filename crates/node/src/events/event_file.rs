@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damage_that_a_question_meets_is_told_and_the_new_file_has_what_is_in_memory() {
+    fn damaged_event_file_is_reported_and_recreated_from_memory() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("events.sqlite");
         let log = EventLog::open(folder.path());

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_found_by_what_they_are_and_what_they_name() {
+    fn events_are_found_by_kind_and_object() {
         let log = EventLog::default();
         log.tell(&Occurrence::ServerStarted { version: "1".into() });
         log.tell(&drained("iqn.x:a"));
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_nothing_is_told_how_far_he_looked() {
+    fn empty_result_has_searched_range() {
         let folder = tempfile::tempdir().expect("a folder");
         for log in [EventLog::default(), EventLog::open(folder.path())] {
             (0..3).for_each(|_| log.tell(&drained("iqn.x:a")));
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_is_found_after_a_restart_and_numbers_go_on() {
+    fn stored_events_survive_restart_and_numbers_continue() {
         let folder = tempfile::tempdir().expect("a folder");
         let log = EventLog::open(folder.path());
         for _ in 0..3 {
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_written_is_told_once_and_the_log_goes_on() {
+    fn unwritable_folder_is_reported_once_and_log_continues() {
         let folder = tempfile::tempdir().expect("a folder");
         let log = EventLog::open(&folder.path().join("is not there"));
         log.tell(&drained("iqn.x:a"));

@@ -542,7 +542,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refused_login_names_who_why_and_what_to_do() {
+    fn refused_login_names_initiator_reason_and_remedy() {
         let subject = Subject {
             peer: SocketAddr::from(([192, 0, 2, 7], 4711)),
             initiator: Some("iqn.x:host".into()),
@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn each_refusal_says_what_to_do() {
+    fn each_refusal_has_remedy() {
         use RefusalReason::*;
         let subject = Subject {
             peer: SocketAddr::from(([192, 0, 2, 7], 4711)),
@@ -627,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_turned_away_before_it_says_a_word_is_told_with_its_limit() {
+    fn rejected_connection_is_reported_with_its_limit() {
         let peer = SocketAddr::from(([192, 0, 2, 7], 4711));
         let away = |count| Occurrence::ConnectionsRejected {
             peer,

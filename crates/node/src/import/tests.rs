@@ -97,7 +97,7 @@ fn secrets() -> Vec<String> {
 }
 
 #[test]
-fn of_a_file_of_another_kind_nothing_is_told_that_may_be_a_secret() {
+fn error_for_foreign_file_quotes_no_secret() {
     let secrets = secrets();
     let secret = &secrets[0];
     let mut texts: Vec<String> = ORIGINS.map(|(_, name)| sample(name).to_owned()).to_vec();
@@ -144,7 +144,7 @@ fn a_file_of_another_kind_is_no_empty_configuration() {
 }
 
 #[test]
-fn what_may_have_kept_somebody_out_is_lost_where_its_key_is_misspelt() {
+fn misspelt_access_key_is_reported_as_lost() {
     let imported = tgt("incomminguser web secretpass12\n");
     assert_reported(&imported, Weight::Loss, "x:3", "incomminguser: unknown key");
     let imported = tgt("<backing-store /srv/b>\nscsi_sm SN\n</backing-store>\n");
@@ -272,7 +272,7 @@ fn tgt_numbers_targets_and_luns_as_tgt_admin_does() {
 }
 
 #[test]
-fn scst_shows_groups_what_they_saw() {
+fn scst_groups_keep_their_luns() {
     let imported = imported(Origin::Scst, "scst.conf");
     let disk1 = volume(&imported, "disk1");
     assert_eq!((disk1.serial.as_deref(), disk1.naa.as_deref()), (Some("01234567"), None));
@@ -374,7 +374,7 @@ fn istgt_brings_names_serials_and_the_accounts_of_its_other_file() {
 }
 
 #[test]
-fn what_is_no_configuration_is_told_with_file_and_line() {
+fn invalid_configuration_is_reported_with_file_and_line() {
     for (origin, text, reported) in [
         (Origin::Lio, "{\n\"targets\": [}", "x:2: "),
         (Origin::Lio, "[]", "x: this is not an object"),
@@ -457,7 +457,7 @@ fn a_name_that_tgtd_takes_by_the_letter_is_no_pattern() {
 }
 
 #[test]
-fn what_tgtd_does_not_serve_is_not_served() {
+fn unserved_tgtd_unit_is_not_imported() {
     assert_eq!(target(&tgt("state offline\n"), ":a").allow, [denied()]);
     let text = "<target iqn.2026-11.example:a>\n<backing-store /srv/a>\nonline 0\n</backing-store>\n</target>\n";
     let imported = imported_text(Origin::Tgt, text);
@@ -490,7 +490,7 @@ fn ctld(groups: &str, within: &str) -> Imported {
 }
 
 #[test]
-fn ctld_lets_in_nobody_without_auth_type() {
+fn ctld_target_without_auth_type_permits_no_initiator() {
     let group = "auth-group g {\ninitiator-name iqn.2026-11.x:a\n}\n";
     let imported = ctld(group, "auth-group g\nportal-group p\n");
     assert_eq!(target(&imported, ":a").allow, [denied()]);
@@ -500,7 +500,7 @@ fn ctld_lets_in_nobody_without_auth_type() {
 }
 
 #[test]
-fn who_got_in_at_one_portal_group_of_ctld_alone_does_not_at_all() {
+fn ctld_access_through_one_portal_group_only_is_refused() {
     let group = "auth-group g {\nauth-type none\ninitiator-name iqn.2026-11.x:a\n}\n\
                  auth-group h {\nchap web secret-of-web-1\n}\n";
     for within in [
@@ -521,7 +521,7 @@ fn who_got_in_at_one_portal_group_of_ctld_alone_does_not_at_all() {
 }
 
 #[test]
-fn where_nobody_may_look_for_targets_nobody_may() {
+fn closed_discovery_stays_closed() {
     let text = "portal-group p {\nlisten 10.0.0.1\n}\n\
                 target iqn.2026-11.example:a {\nauth-group no-authentication\nportal-group p\n}\n";
     let imported = imported_text(Origin::Ctld, text);
@@ -589,7 +589,7 @@ const A: &str = "iqn.2026-11.x:a";
 const B: &str = "iqn.2026-11.x:b";
 
 #[test]
-fn portal_groups_of_lio_let_in_whom_each_does_to_what_each_shows() {
+fn lio_portal_groups_keep_their_initiators_and_luns() {
     let none = || serde_json::json!({"name": "iscsi"});
     let both = acl(A, &[(0, 0, false), (1, 1, false)]);
     let one = acl(A, &[(0, 0, false)]);
@@ -621,7 +621,7 @@ fn portal_groups_of_lio_let_in_whom_each_does_to_what_each_shows() {
 }
 
 #[test]
-fn who_had_rules_that_cannot_be_here_is_not_let_in_with_all_others() {
+fn initiator_with_unsupported_rules_is_not_permitted() {
     let bad = acl("iqn.2026-11.x:un_der", &[(0, 0, false)]);
     let groups = [group(1, &[&bad]), group(1, &[&bad])];
     let imported = lio(groups, serde_json::json!({"name": "iscsi"}));
@@ -630,7 +630,7 @@ fn who_had_rules_that_cannot_be_here_is_not_let_in_with_all_others() {
 }
 
 #[test]
-fn a_real_device_that_nobody_may_write_is_hidden_where_others_may_be_written() {
+fn read_only_device_is_hidden_in_writable_group() {
     let acl = acl(A, &[(0, 0, false), (2, 2, true)]);
     let groups = [group(0, &[&acl]), group(0, &[&acl])];
     let imported = lio(groups, serde_json::json!({"name": "iscsi"}));
@@ -639,7 +639,7 @@ fn a_real_device_that_nobody_may_write_is_hidden_where_others_may_be_written() {
 }
 
 #[test]
-fn what_lio_protects_as_a_whole_is_not_written() {
+fn write_protected_lio_unit_is_read_only() {
     let one = || {
         let mut group = group(0, &[&acl(A, &[(0, 0, false)])]);
         group["attributes"]["prod_mode_write_protect"] = 1.into();
@@ -669,7 +669,7 @@ fn scst(driver: &str, within: &str) -> Imported {
 }
 
 #[test]
-fn scst_serves_what_is_enabled() {
+fn only_enabled_scst_targets_are_imported() {
     for (driver, within) in [("", "enabled 1"), ("enabled 0", "enabled 1"), ("enabled 1", "")] {
         assert!(scst(driver, within).document.target.is_empty(), "{driver}, {within}");
     }
@@ -677,7 +677,7 @@ fn scst_serves_what_is_enabled() {
 }
 
 #[test]
-fn who_was_in_a_group_of_scst_is_not_shown_what_all_others_are() {
+fn scst_group_member_does_not_see_default_luns() {
     let group = |initiator: &str| {
         format!("enabled 1\nGROUP g {{\nLUN 0 two\nINITIATOR {A}\nINITIATOR {initiator}\n}}")
     };
@@ -711,7 +711,7 @@ fn istgt(initiators: &str, within: &str) -> Imported {
 }
 
 #[test]
-fn initiator_groups_of_istgt_let_in_whom_each_portal_group_does() {
+fn istgt_initiator_groups_apply_by_portal_group() {
     let groups = format!(
         "[InitiatorGroup1]\nInitiatorName ALL\nNetmask ALL\n\
          [InitiatorGroup2]\nInitiatorName {A}\nInitiatorName {B}\nNetmask ALL\n\
@@ -740,7 +740,7 @@ fn initiator_groups_of_istgt_let_in_whom_each_portal_group_does() {
 }
 
 #[test]
-fn whom_istgt_refuses_is_not_one_of_all() {
+fn initiator_refused_by_istgt_is_not_permitted() {
     let group = |more: &str| format!("[InitiatorGroup1]\nInitiatorName !{A}\n{more}\nNetmask ALL");
     let mapping = "Mapping PortalGroup1 InitiatorGroup1";
     let imported = istgt(&group("InitiatorName ALL"), mapping);

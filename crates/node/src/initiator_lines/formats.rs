@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn iscsiadm_gets_a_record_with_what_it_has_to_prove() {
+    fn iscsiadm_lines_contain_chap_settings() {
         let node = "iscsiadm -m node -T iqn.2026-01.x:a -p 192.0.2.1:3260,1";
         let lines = lines(Format::Iscsiadm, &way("192.0.2.1", &[0, 5], Some("it's me")));
         let expected = [

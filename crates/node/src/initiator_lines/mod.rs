@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_speak_tls_is_given_nothing_to_paste_for_it() {
+    fn initiators_without_tls_get_no_lines_for_tls() {
         let client = Client { host: None, user: None, secret_file: "f" };
         let [plain, tls] = &super::access_paths(&target(Authentication::None), client)[..] else {
             panic!("two portals")

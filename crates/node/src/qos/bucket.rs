@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_goes_at_once_and_the_rest_at_the_rate() {
+    fn saved_tokens_pass_at_once_and_rest_at_rate() {
         let now = time::now();
         let mut bucket = limited(1000, 3 * MILLISECOND, now);
         let expected = [0, 0, 0, 1, 2, 3].map(|count| count * MILLISECOND);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_does_not_move_those_that_came_before() {
+    fn refund_does_not_move_earlier_requests() {
         let now = time::now();
         let mut bucket = limited(1000, Duration::ZERO, now);
         let first = bucket.take(1, now);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_goes_in_the_end_however_much_was_given_back_before_him() {
+    fn waiting_request_passes_despite_refunds() {
         let now = time::now();
         let mut bucket = limited(1000, Duration::ZERO, now);
         let many = bucket.take(50, now);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_while_there_was_no_limit_is_not_given_back_to_one() {
+    fn unlimited_commands_are_not_refunded_to_new_limit() {
         let now = time::now();
         let mut bucket = Bucket::new(now);
         let free = bucket.take(1000, now);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_goes_by_a_rate_that_has_changed() {
+    fn waiting_request_uses_changed_rate() {
         let now = time::now();
         let mut bucket = limited(10, Duration::ZERO, now);
         bucket.take(1, now);

@@ -102,7 +102,7 @@ fn texts(message: &Message, tag: Tag) -> Vec<String> {
 }
 
 #[test]
-fn rfc4171_5_6_5_1_a_registration_replaces_what_was_there() {
+fn rfc4171_5_6_5_1_registration_replaces_earlier_one() {
     let mut world = Harness::new(entity(&["iqn.t:a", "iqn.t:b"]));
     let (request, flags) = world.asked().expect("a registration");
     assert_eq!((request.function, flags & REPLACE), (Function::Register, REPLACE));
@@ -154,7 +154,7 @@ fn rfc4171_6_2_6_a_registration_is_looked_after_within_its_period() {
 }
 
 #[test]
-fn rfc4171_5_6_5_4_what_goes_is_taken_away_and_the_last_to_go_speaks() {
+fn rfc4171_5_6_5_4_removed_objects_are_deregistered() {
     let mut world = Harness::new(entity(&["iqn.t:a", "iqn.t:b", "iqn.t:c"]));
     world.serve();
     world.client.update(entity(&["iqn.t:c", "iqn.t:d"]), world.now);
@@ -210,7 +210,7 @@ fn rfc4171_5_4_a_refusal_ends_it_and_without_inquiries_it_goes_on() {
 }
 
 #[test]
-fn a_server_that_forgot_us_is_told_again_once() {
+fn forgotten_registration_is_repeated_once() {
     let mut world = Harness::new(entity(&["iqn.t:a"]));
     world.serve();
     world.now = world.client.poll_timeout().unwrap();
@@ -225,7 +225,7 @@ fn a_server_that_forgot_us_is_told_again_once() {
 }
 
 #[test]
-fn who_does_not_answer_is_given_up() {
+fn silent_name_server_is_given_up() {
     let mut world = Harness::new(entity(&["iqn.t:a"]));
     let limit = world.client.poll_timeout().expect("a limit");
     assert_eq!(world.client.handle_timeout(limit), Err(ClientError::Silent));
@@ -259,7 +259,7 @@ fn answered(bytes: &[u8]) -> (Message, Vec<Notice>) {
 }
 
 #[test]
-fn rfc4171_5_6_5_13_an_inquiry_is_given_back_what_it_sent() {
+fn rfc4171_5_6_5_13_entity_status_inquiry_is_echoed() {
     let mut payload = Payload::default();
     payload.text(Tag::EntityIdentifier, "san1");
     let sent = payload.clone().message(Function::StatusInquiry, 0, 0)[12..].to_vec();
@@ -298,7 +298,7 @@ fn rfc4171_5_6_5_8_when_something_of_ours_went_the_registration_is_looked_after(
 }
 
 #[test]
-fn rfc4171_5_1_nonsense_is_told_apart() {
+fn rfc4171_5_1_malformed_messages_have_distinct_errors() {
     let header = |length: u16, flags: u16, version: u16, sequence: u16| {
         let header = Header {
             version: version.into(),

@@ -230,7 +230,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn spc4_5_12_any_sequence_does_what_the_model_does(
+    fn spc4_5_12_any_sequence_matches_model(
         steps in prop::collection::vec((0..NEXUSES, any_step()), 1..40)
     ) {
         let mut state = State::default();
@@ -259,7 +259,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_was_kept_is_a_sound_state_or_told(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+    fn stored_reservations_are_valid_or_reported_as_damaged(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
         for mut bytes in [bytes.clone(), [&[0, 0, 0, 1], &bytes[..]].concat()] {
             if let Ok(state) = record::decode(&bytes) {
                 prop_assert_eq!(state.check_invariants(), Ok(()));

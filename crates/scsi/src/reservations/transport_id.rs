@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn spc4_7_6_4_6_what_is_wrong_is_told_by_its_byte() {
+    fn spc4_7_6_4_6_error_names_its_byte() {
         let whole = to_bytes(PORT);
         let changed = |index: usize, byte: u8| {
             let mut bytes = whole.clone();

@@ -23,7 +23,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn sbc3_5_9_orwrite_does_what_a_model_does(
+    fn sbc3_5_9_orwrite_matches_model(
         commands in prop::collection::vec((0u8..12, 0u8..5, any::<u8>(), any::<bool>()), 1..20),
         delay_polls in 0..2usize,
     ) {

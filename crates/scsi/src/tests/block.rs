@@ -261,7 +261,7 @@ fn sbc3_5_38_write_and_verify_is_durable_and_read_back() {
 const COMPARE_AND_WRITE_2: [u8; 16] = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0];
 
 #[test]
-fn sbc3_5_2_compare_and_write_writes_only_what_compared_equal() {
+fn sbc3_5_2_compare_and_write_writes_only_after_equal_comparison() {
     let mut fixture = Fixture::new();
     fixture.write(3, &[1; 1024]);
     let data = [[1; 1024], [2; 1024]].concat();

@@ -171,7 +171,7 @@ fn spc4_6_4_5_6_a_unit_is_named_as_its_identification_page_names_it() {
 
 /// CVE-2020-28374: a designator does not authorise the access.
 #[test]
-fn an_initiator_copies_only_what_it_reaches_itself_at_this_moment() {
+fn initiator_copies_only_between_units_that_it_can_access() {
     let mut fixture = Fixture::new();
     let second = Second::beside(&fixture, BlockSize::B512);
     fixture.write(0, &[7; 512]);
@@ -198,7 +198,7 @@ fn an_initiator_copies_only_what_it_reaches_itself_at_this_moment() {
 }
 
 #[test]
-fn what_read_and_write_are_refused_a_copy_is_refused() {
+fn copy_is_refused_where_read_and_write_are() {
     let mut fixture = Fixture::new();
     let mut second = Second::beside(&fixture, BlockSize::B512);
     let list = list_between(&fixture.unit, &second.unit, segment(0, 1, 1, 0, 0));
@@ -371,7 +371,7 @@ fn spc4_5_17_7_3_blocks_of_different_lengths_are_copied_exactly_padded_or_not_at
 }
 
 #[test]
-fn spc4_6_4_6_12_offsets_in_bytes_keep_what_is_around_them() {
+fn spc4_6_4_6_12_byte_offsets_keep_surrounding_data() {
     let mut fixture = Fixture::new();
     let mut second = Second::beside(&fixture, BlockSize::B4096);
     let data = pattern(64 * 512);
@@ -477,7 +477,7 @@ fn spc4_5_17_4_an_identifier_in_use_is_refused_and_a_dropped_copy_has_failed() {
 }
 
 #[test]
-fn spc4_7_8_17_the_limits_are_the_same_wherever_they_are_told() {
+fn spc4_7_8_17_reported_copy_limits_agree() {
     let mut fixture = Fixture::new();
     let parameters = [0x84, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 0, 0];
     let parameters = bytes(fixture.run(&parameters, &[]));

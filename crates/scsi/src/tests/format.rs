@@ -65,7 +65,7 @@ fn sbc3_5_3_every_block_is_zero_or_has_the_pattern() {
 }
 
 #[test]
-fn sbc3_5_3_2_what_does_not_fit_is_refused_and_nothing_is_lost() {
+fn sbc3_5_3_2_invalid_format_is_refused_and_data_stays() {
     let mut fixture = Fixture::new();
     fixture.write(0, &[1; 512]);
     let long = [vec![0, FOV | IP, 0, 0], pattern_descriptor(1, &[7; 513])].concat();

@@ -72,7 +72,7 @@ fn spc4_6_6_2_a_lun_0_that_is_not_shown_answers_for_the_target() {
 }
 
 #[test]
-fn sam5_7_7_a_reset_reaches_what_is_shown_and_no_more() {
+fn sam5_7_7_reset_affects_only_visible_units() {
     let (fixture, second) = with_two();
     let mut one = show(&fixture.device, "a", view([(0, 0)]));
     let mut other = show(&fixture.device, "b", view([(0, 1)]));
@@ -92,7 +92,7 @@ fn sam5_7_7_a_reset_reaches_what_is_shown_and_no_more() {
 }
 
 #[test]
-fn spc4_6_45_access_states_are_not_changed_by_who_is_shown_a_part() {
+fn spc4_6_45_partial_lun_view_cannot_change_access_states() {
     let (fixture, _second) = with_two();
     let set = [0xa4, 0x0a, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0];
     let standby = [0, 0, 0, 0, 2, 0, 0, 1];
@@ -107,7 +107,7 @@ fn spc4_6_45_access_states_are_not_changed_by_who_is_shown_a_part() {
 }
 
 #[test]
-fn spc4_6_33_a_changed_view_is_told_to_whom_it_concerns() {
+fn spc4_6_33_changed_lun_view_is_reported_to_affected_nexuses() {
     let (mut fixture, second) = with_two();
     let mut one = show(&fixture.device, "a", view([(0, 0)]));
     let mut other = show(&fixture.device, "b", view([(0, 0)]));
@@ -131,7 +131,7 @@ fn spc4_6_33_a_changed_view_is_told_to_whom_it_concerns() {
 }
 
 #[test]
-fn sbc3_4_14_who_may_not_write_reads_and_is_told_so() {
+fn sbc3_4_14_read_only_nexus_reads_and_sees_write_protection() {
     let (mut fixture, _second) = with_two();
     let mut reader =
         show(&fixture.device, "reader", LunView { read_only: true, ..LunView::default() });
@@ -153,7 +153,7 @@ fn sbc3_4_14_who_may_not_write_reads_and_is_told_so() {
 }
 
 #[test]
-fn a_copy_reaches_neither_what_is_not_shown_nor_what_another_has_proved_to_reach() {
+fn copy_cannot_access_hidden_units_or_those_of_other_nexuses() {
     let mut fixture = Fixture::new();
     let second = Second::beside(&fixture, BlockSize::B512);
     let list = list_between(&fixture.unit, &second.unit, segment(0, 1, 1, 0, 0));
@@ -186,7 +186,7 @@ fn a_copy_reaches_neither_what_is_not_shown_nor_what_another_has_proved_to_reach
 }
 
 #[test]
-fn what_is_withheld_stays_with_who_has_it_and_is_not_shown_to_who_comes() {
+fn withheld_unit_stays_for_present_nexuses_only() {
     let (mut fixture, second) = with_two();
     let first = BTreeMap::from([(Lun(0), fixture.unit.clone())]);
     fixture.device.withhold_from_new(first.clone());

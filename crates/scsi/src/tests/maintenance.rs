@@ -40,7 +40,7 @@ fn spc4_7_3_every_listed_log_page_is_there_and_as_long_as_it_says() {
 }
 
 #[test]
-fn spc4_6_8_log_sense_begins_at_the_parameter_pointer_and_refuses_what_is_not_there() {
+fn spc4_6_8_log_sense_starts_at_parameter_pointer() {
     let mut fixture = Fixture::new();
     let page = bytes(fixture.run(&[0x4d, 0, 0x4d, 0, 0, 0, 1, 4, 0, 0], &[]));
     assert_eq!(page, [0x8d, 0, 0, 6, 0, 1, 0x23, 2, 0, 0xff], "the reference temperature");
@@ -149,7 +149,7 @@ fn sbc3_5_19_reassigned_blocks_keep_their_data() {
 }
 
 #[test]
-fn spc4_6_18_the_shared_buffer_holds_what_was_written() {
+fn spc4_6_18_shared_buffer_returns_written_data() {
     let mut fixture = Fixture::new();
     let mut other = open(&fixture.device, "two");
     run(&mut other, &[0], &[]);
@@ -290,7 +290,7 @@ fn spc4_7_2_the_only_diagnostic_page_lists_itself() {
 }
 
 #[test]
-fn spc4_5_17_the_timestamp_goes_on_from_what_was_set() {
+fn spc4_5_17_timestamp_counts_from_set_value() {
     let mut fixture = Fixture::new();
     let mut other = open(&fixture.device, "two");
     run(&mut other, &[0], &[]);
@@ -327,7 +327,7 @@ fn spc4_7_7_the_only_security_protocol_is_the_list_of_them() {
 }
 
 #[test]
-fn spc4_5_7_identifying_information_is_kept_and_told_to_the_others() {
+fn spc4_5_7_identifying_information_is_stored_and_reported_to_others() {
     let mut fixture = Fixture::new();
     let mut other = open(&fixture.device, "two");
     run(&mut other, &[0], &[]);

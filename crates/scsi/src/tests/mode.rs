@@ -15,7 +15,7 @@ pub(super) fn select_control(fixture: &mut Fixture, flags_2: u8, flags_4: u8) ->
 }
 
 #[test]
-fn spc4_7_5_8_d_sense_and_swp_are_honoured_and_told_to_others() {
+fn spc4_7_5_8_d_sense_and_swp_apply_and_are_reported_to_others() {
     let mut fixture = Fixture::new();
     let mut other = open(&fixture.device, "two");
     run(&mut other, &[0], &[]);
@@ -101,7 +101,7 @@ fn spc4_6_11_mode_sense_tells_current_changeable_and_default_pages() {
 }
 
 #[test]
-fn spc4_6_9_mode_select_refuses_what_it_cannot_change_and_changes_nothing() {
+fn spc4_6_9_refused_mode_select_changes_nothing() {
     let mut fixture = Fixture::new();
     let caching = |wce, other| {
         let mut list = vec![0, 0, 0, 0, 0x08, 0x12, wce, other];

@@ -84,7 +84,7 @@ fn mmc6_6_18_a_cd_is_read_in_blocks_of_2048_bytes_and_never_written() {
 }
 
 #[test]
-fn mmc6_6_19_read_cd_gives_user_data_and_refuses_what_no_image_holds() {
+fn mmc6_6_19_read_cd_returns_user_data_only() {
     let mut fixture = cd();
     let read = |sector_type: u8, selection, sub_channel| {
         [0xbe, sector_type << 2, 0, 0, 0, 5, 0, 0, 1, selection, sub_channel, 0]
@@ -255,7 +255,7 @@ fn mmc6_6_6_configuration_and_events_come_before_unit_attentions() {
 }
 
 #[test]
-fn mmc6_6_7_each_nexus_is_told_of_the_medium_once() {
+fn mmc6_6_7_each_nexus_gets_medium_event_once() {
     let ask = |classes, length| [0x4a, 1, 0, 0, classes, 0, 0, 0, length, 0];
     let mut fixture = cd();
     let mut other = open(&fixture.device, "two");
@@ -283,7 +283,7 @@ fn mmc6_6_7_each_nexus_is_told_of_the_medium_once() {
 }
 
 #[test]
-fn mmc6_6_14_persistent_prevention_is_told_and_locks_the_tray() {
+fn mmc6_6_14_persistent_prevention_is_reported_and_locks_tray() {
     let mut fixture = cd();
     let locked = [0x5a, 0, 0x2a, 0, 0, 0, 0, 0, 255, 0];
     assert_eq!(data(&mut fixture, &locked)[14], 0x29);
@@ -297,7 +297,7 @@ fn mmc6_6_14_persistent_prevention_is_told_and_locks_the_tray() {
 }
 
 #[test]
-fn mmc6_6_42_an_open_tray_has_nothing_to_read_and_still_tells_what_it_is() {
+fn mmc6_6_42_open_tray_answers_inquiry_but_no_read() {
     let mut fixture = dvd();
     let mechanism = [0xbd, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0];
     assert_eq!(data(&mut fixture, &mechanism), [0; 8]);
@@ -398,7 +398,7 @@ fn mmc6_6_8_performance_is_nominal_and_never_that_of_writing() {
 }
 
 #[test]
-fn mmc6_7_mode_pages_are_told_and_stay_as_they_are() {
+fn mmc6_7_mode_pages_are_reported_and_unchangeable() {
     let mut fixture = cd();
     let all = data(&mut fixture, &[0x5a, 0, 0x3f, 0, 0, 0, 0, 0, 255, 0]);
     assert_eq!(all[..8], [0, 72, 0, 0, 0, 0, 0, 0]);

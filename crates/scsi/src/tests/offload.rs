@@ -275,7 +275,7 @@ fn spc4_5_17_6_5_a_token_that_was_not_made_here_is_refused() {
 }
 
 #[test]
-fn spc4_5_17_6_6_a_token_expires_when_nobody_uses_it() {
+fn spc4_5_17_6_6_unused_token_expires() {
     let mut fixture = Fixture::new();
     fixture.write(0, &[1; 512]);
     let token = token_of(&mut fixture.nexus, &[(0, 1)]);
@@ -400,7 +400,7 @@ fn sbc3_5_43_immed_goes_on_after_its_status_and_can_be_aborted() {
 }
 
 #[test]
-fn what_goes_on_in_the_background_ends_with_its_nexus_and_with_a_reset() {
+fn background_operation_ends_with_its_nexus_or_reset() {
     let mut fixture = Fixture::new();
     fixture.write(0, &[1; 512]);
     let token = token_of(&mut fixture.nexus, &[(0, 1)]);

@@ -70,7 +70,7 @@ fn a_command_reaches_the_device_as_it_was_sent() {
 }
 
 #[test]
-fn what_the_device_says_goes_back_as_it_came() {
+fn device_response_is_passed_through_unchanged() {
     let (device, mut fixture) = fixture();
     let sense = vec![0x72, 0x0b, 0x47, 0x03, 0, 0, 0, 4, 0x80, 2, 1, 2];
     for status in [0x02, 0x18, 0x28, 0x00] {

@@ -337,7 +337,7 @@ fn spc4_5_12_7_registrations_have_a_limit() {
 }
 
 #[test]
-fn spc4_5_12_1_each_type_admits_whom_it_says() {
+fn spc4_5_12_1_each_reservation_type_permits_its_holders() {
     // Type; whether a registrant and an unregistered nexus may read and write.
     for (kind, registrant, stranger) in [
         (WRITE_EXCLUSIVE, (true, false), (true, false)),
@@ -367,7 +367,7 @@ fn spc4_5_12_1_each_type_admits_whom_it_says() {
 }
 
 #[test]
-fn spc4_table_65_and_sbc3_table_13_what_passes() {
+fn spc4_table_65_and_sbc3_table_13_permitted_commands() {
     let passes_all: &[&[u8]] = &[
         &[0x00],
         &[0x12, 0, 0, 0, 36],
@@ -751,7 +751,7 @@ fn spc4_5_12_3_reserve_beside_persistent_reservations() {
 }
 
 #[test]
-fn spc4_5_12_5_1_aptpl_keeps_what_is_in_force() {
+fn spc4_5_12_5_1_aptpl_preserves_reservations() {
     let mut cluster = Cluster::new();
     cluster.register(&[A]);
     assert!(cluster.restarted().keys().is_empty(), "without it nothing is kept");
@@ -776,7 +776,7 @@ fn spc4_5_12_5_1_aptpl_keeps_what_is_in_force() {
 }
 
 #[test]
-fn spc4_5_12_5_1_what_cannot_be_kept_is_refused_and_not_in_force() {
+fn spc4_5_12_5_1_unstorable_reservation_is_refused_without_effect() {
     let mut cluster = Cluster::new();
     cluster.fixture.metadata.is_broken.store(true, Ordering::Relaxed);
     let completion = cluster.out(A, REGISTER, 0, &list(0, 5, APTPL));
@@ -803,7 +803,7 @@ fn spc4_5_12_5_1_what_cannot_be_kept_is_refused_and_not_in_force() {
 }
 
 #[test]
-fn a_record_that_cannot_be_read_is_told_where_the_unit_is_made() {
+fn unreadable_record_fails_creation_of_unit() {
     let metadata = Arc::new(TestMetadataStore::default());
     for record in
         [&b"junk"[..], &[0; 16], &[0, 0, 0, 9, 0, 0, 0, 0, 255, 255, 255, 255, 0, 0, 0, 0]]

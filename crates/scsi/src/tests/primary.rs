@@ -95,7 +95,7 @@ fn sam5_5_14_attentions_wait_for_a_command_that_tells_them() {
 }
 
 #[test]
-fn spc4_6_33_changed_luns_are_told_and_report_luns_clears_it() {
+fn spc4_6_33_changed_luns_are_reported_until_report_luns() {
     let mut fixture = Fixture::new();
     let store = Arc::new(MemoryStore::new(BlockSize::B512, 8));
     let added = LogicalUnit::new(Identity::new("added", "scope"), store);

@@ -265,7 +265,7 @@ fn sbc3_5_32_a_write_without_protection_information_brings_its_own() {
 }
 
 #[test]
-fn sbc3_4_22_2_the_escape_values_stop_the_checks_of_what_is_read() {
+fn sbc3_4_22_2_escape_values_disable_read_checks() {
     for (protection_type, reference, escaped) in [
         (ProtectionType::Type1, 77, true),
         (ProtectionType::Type3, 77, false),
@@ -379,7 +379,7 @@ fn sbc3_5_32_ato_makes_the_application_tags_of_plain_writes_ffffh() {
 }
 
 #[test]
-fn a_unit_says_what_it_keeps_and_checks() {
+fn unit_reports_its_protection_and_checks() {
     for (protection_type, p_type, supported) in [
         (ProtectionType::Type1, 0x01, 0x07),
         (ProtectionType::Type2, 0x03, 0x17),

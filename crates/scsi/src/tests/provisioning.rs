@@ -26,7 +26,7 @@ fn unmap(fixture: &mut Fixture, list: &[u8]) -> Option<u16> {
 }
 
 #[test]
-fn sbc3_5_28_unmapped_blocks_read_as_zero_and_are_told_as_deallocated() {
+fn sbc3_5_28_unmapped_blocks_read_zero_and_are_deallocated() {
     let mut fixture = Fixture::new();
     fixture.write(0, &[1; 8 * 512]);
     assert_eq!(unmap(&mut fixture, &unmap_list(&[(1, 2), (5, 1)])), None);
@@ -207,7 +207,7 @@ fn reported(fixture: &mut Fixture, other: &mut crate::NexusHandle, lba: u8) -> [
 }
 
 #[test]
-fn sbc3_4_7_3_8_a_threshold_that_is_passed_is_told_once_to_all_or_to_the_writer() {
+fn sbc3_4_7_3_8_passed_threshold_is_reported_once() {
     let mut fixture = Fixture::new();
     let mut other = open(&fixture.device, "two");
     run(&mut other, &[0; 6], &[]);
@@ -231,7 +231,7 @@ fn sbc3_4_7_3_8_a_threshold_that_is_passed_is_told_once_to_all_or_to_the_writer(
 }
 
 #[test]
-fn sbc3_6_5_7_without_lbpere_no_threshold_is_told() {
+fn sbc3_6_5_7_without_lbpere_no_threshold_is_reported() {
     let mut fixture = Fixture::new();
     let mut other = open(&fixture.device, "two");
     run(&mut other, &[0; 6], &[]);
@@ -249,7 +249,7 @@ fn sbc3_6_5_7_without_lbpere_no_threshold_is_told() {
 }
 
 #[test]
-fn sbc3_6_4_5_the_log_tells_what_is_used_and_what_is_left() {
+fn sbc3_6_4_5_log_page_has_used_and_available_resources() {
     let mut fixture = Fixture::new();
     let half = [0x93, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0];
     assert_eq!(fixture.run(&half, &[0; 512]).status, Status::Good);

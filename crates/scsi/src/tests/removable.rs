@@ -56,7 +56,7 @@ fn sbc3_5_25_without_a_medium_every_command_that_needs_one_says_so() {
 }
 
 #[test]
-fn sam5_5_14_loading_is_told_to_every_nexus_but_the_one_that_did_it() {
+fn sam5_5_14_loading_is_reported_to_all_other_nexuses() {
     let mut fixture = removable_disk();
     let mut other = open(&fixture.device, "two");
     run(&mut other, &[0], &[]);
@@ -114,7 +114,7 @@ fn sam5_6_3_3_a_reset_allows_removal_and_loads_nothing() {
 }
 
 #[test]
-fn sbc3_5_25_what_is_ejected_has_been_written() {
+fn sbc3_5_25_eject_flushes_medium() {
     let mut fixture = removable_disk();
     fixture.write(0, &[7; 512]);
     // IMMED and NO_FLUSH do not change the flush before an ejection.
@@ -128,7 +128,7 @@ fn sbc3_5_25_what_is_ejected_has_been_written() {
 }
 
 #[test]
-fn mmc6_6_42_a_drive_that_was_stopped_starts_for_whoever_needs_it() {
+fn mmc6_6_42_stopped_drive_starts_for_next_access() {
     let mut fixture = removable_disk();
     for flags in [0x00, 0x04] {
         assert_eq!(fixture.run(&[0x1b, 0, 0, 0, flags, 0], &[]).status, Status::Good);

@@ -85,7 +85,7 @@ fn sbc3_5_24_2_3_block_erase_leaves_zeroes_that_take_no_room() {
 }
 
 #[test]
-fn sbc3_5_24_what_does_not_fit_is_refused_and_nothing_is_lost() {
+fn sbc3_5_24_invalid_sanitize_is_refused_and_data_stays() {
     let mut fixture = Fixture::new();
     fixture.write(0, &[1; 512]);
     let full = list(1, &[7; 512]);
@@ -147,7 +147,7 @@ fn write_protection_and_reservations_hold_for_it() {
 }
 
 #[test]
-fn sbc3_4_11_3_while_it_is_under_way_its_progress_is_told_and_little_else_is_done() {
+fn sbc3_4_11_3_sanitize_reports_progress_and_refuses_other_commands() {
     let mut fixture = Fixture::new();
     fixture.store.delay_polls.store(2, Ordering::Relaxed);
     fixture.write(0, &[1; 512]);
@@ -259,7 +259,7 @@ fn assert_failed(fixture: &mut Fixture) {
 }
 
 #[test]
-fn sbc3_4_11_4_what_was_cut_off_has_failed_until_it_succeeds() {
+fn sbc3_4_11_4_interrupted_sanitize_is_failed_until_repeated() {
     let mut fixture = cut_off(&with(&BLOCK_ERASE, IMMED), &[]);
     assert_failed(&mut fixture);
     let exit = fixture.run(&EXIT_FAILURE_MODE, &[]);
@@ -299,7 +299,7 @@ fn sbc3_4_11_4_a_block_that_cannot_be_written_fails_it() {
 }
 
 #[test]
-fn what_cannot_be_kept_does_not_begin() {
+fn sanitize_without_stored_record_does_not_begin() {
     let store = Arc::new(TestStore::new(BlockSize::B512));
     let mut fixture = Fixture::of(store, Arc::default(), |_| {});
     fixture.write(0, &[1; 512]);

@@ -71,7 +71,7 @@ fn progress(completion: &Completion) -> u16 {
 }
 
 #[test]
-fn sbc3_5_24_2_4_it_is_told_and_done_where_there_is_a_key_alone() {
+fn sbc3_5_24_2_4_cryptographic_erase_needs_encrypted_unit() {
     let report = [0xa3, 0x0c, 2, 0x48, 0, 3, 0, 0, 1, 0, 0, 0];
     let characteristics = [0x12, 1, 0xb1, 0, 64, 0];
     let mut plain = Fixture::new();
@@ -139,7 +139,7 @@ fn sbc3_5_24_reserved_fields_and_lists_are_refused_and_nothing_is_lost() {
 }
 
 #[test]
-fn sbc3_4_11_3_its_progress_is_told() {
+fn sbc3_4_11_3_progress_is_reported() {
     let (mut fixture, _) = fixture();
     fixture.store.delay_polls.store(2, Ordering::Relaxed);
     fixture.write(0, &[1; 512]);

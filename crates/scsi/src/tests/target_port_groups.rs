@@ -193,7 +193,7 @@ fn sam5_5_3_3_a_reservation_conflict_comes_before_an_access_state() {
 }
 
 #[test]
-fn spc4_6_37_reports_groups_states_and_who_changed_them() {
+fn spc4_6_37_reports_groups_states_and_cause_of_change() {
     let mut paths = Paths::new();
     let data = bytes(report(&mut paths.one, 0));
     assert_eq!(data[..4], 24u32.to_be_bytes());
@@ -266,7 +266,7 @@ fn spc4_6_45_all_groups_that_are_named_change_together() {
 }
 
 #[test]
-fn spc4_5_15_2_8_the_others_are_told_of_an_explicit_change_and_all_of_an_implicit_one() {
+fn spc4_5_15_2_8_explicit_change_is_reported_to_others_implicit_to_all() {
     let mut paths = Paths::new();
     paths.set(&[[1, 0, 0, 2]]);
     assert_eq!(run(&mut paths.one, &[0], &[]).status, Status::Good, "who asked knows");
@@ -314,7 +314,7 @@ fn spc4_5_15_2_7_a_transition_is_seen_ends_or_fails() {
 }
 
 #[test]
-fn what_is_no_state_and_no_group_is_refused() {
+fn invalid_states_and_groups_are_refused() {
     let paths = Paths::new();
     let no_group = AccessError::NoGroup { target: TARGET.into(), group: 3 };
     let set = |group, state| paths.device.set_access_state(group, state);
@@ -330,7 +330,7 @@ fn what_is_no_state_and_no_group_is_refused() {
 }
 
 #[test]
-fn spc4_7_8_a_nexus_sees_its_own_port_and_all_ports() {
+fn spc4_7_8_nexus_gets_its_own_port_and_all_ports() {
     let mut paths = Paths::new();
     let page = |nexus: &mut NexusHandle, page| bytes(run(nexus, &[0x12, 1, page, 1, 0, 0], &[]));
     let standard = bytes(run(&mut paths.two, &[0x12, 0, 0, 0, 96, 0], &[]));

@@ -97,7 +97,7 @@ fn with(cdb: &[u8], attribute: TaskAttribute) -> Command {
 }
 
 #[test]
-fn spc4_7_5_8_what_the_control_page_says_of_tasks_can_be_changed() {
+fn spc4_7_5_8_task_fields_of_control_page_are_changeable() {
     let mut fixture = Fixture::new();
     let sense = |fixture: &mut Fixture, control: u8| {
         bytes(fixture.run(&[0x1a, 8, control | 0x0a, 0, 255, 0], &[]))[6..10].to_vec()
@@ -153,7 +153,7 @@ fn sam5_8_6_4_head_of_queue_passes_those_that_wait_and_holds_them_up() {
 }
 
 #[test]
-fn spc4_7_5_8_with_tst_001b_nobody_waits_for_another_nexus() {
+fn spc4_7_5_8_with_tst_001b_nexuses_have_separate_task_sets() {
     let (mut fixture, mut other) = with_control([0x20, 0x10, 0, 0]);
     slow(&fixture, 3);
     let _first = under_way(&mut fixture.nexus, write_of(0, 1, Simple));
@@ -164,7 +164,7 @@ fn spc4_7_5_8_with_tst_001b_nobody_waits_for_another_nexus() {
 }
 
 #[test]
-fn spc4_7_5_8_restricted_reordering_keeps_what_overlaps_in_order() {
+fn spc4_7_5_8_restricted_reordering_keeps_order_of_overlapping_commands() {
     let (mut fixture, mut other) = with_control([0, 0x00, 0, 0]);
     slow(&fixture, 3);
     let first = under_way(&mut fixture.nexus, write_of(0, 1, Simple));
@@ -183,7 +183,7 @@ fn spc4_7_5_8_restricted_reordering_keeps_what_overlaps_in_order() {
 }
 
 #[test]
-fn sam5_5_6_what_waits_and_is_aborted_is_never_carried_out() {
+fn sam5_5_6_aborted_waiting_command_is_not_executed() {
     let mut fixture = Fixture::new();
     slow(&fixture, 3);
     let first = under_way(&mut fixture.nexus, write_of(0, 1, Simple));
@@ -200,7 +200,7 @@ fn sam5_5_6_what_waits_and_is_aborted_is_never_carried_out() {
 }
 
 #[test]
-fn sam5_7_5_what_is_cleared_never_begins_even_before_its_transport_knows() {
+fn sam5_7_5_cleared_command_does_not_begin() {
     for (control, answered) in [([0, 0x10, 0, 0x00], false), ([0, 0x10, 0, 0x40], true)] {
         let (mut fixture, mut other) = with_control(control);
         slow(&fixture, 3);
@@ -321,7 +321,7 @@ fn sam5_5_9_5_an_aca_ends_with_a_failed_aca_command_a_reset_or_its_nexus() {
 }
 
 #[test]
-fn spc4_7_5_8_an_interlocked_unit_attention_is_told_until_request_sense_takes_it() {
+fn spc4_7_5_8_interlocked_unit_attention_stays_until_request_sense() {
     let (mut fixture, mut other) = with_control([0, 0x10, 0x30, 0]);
     assert_eq!(run(&mut other, &[0x16, 0, 0, 0, 0, 0], &[]).status, Status::Good);
     fixture.unit.capacity_changed();
@@ -339,7 +339,7 @@ fn spc4_7_5_8_an_interlocked_unit_attention_is_told_until_request_sense_takes_it
 }
 
 #[test]
-fn sam5_5_3_1_a_full_set_is_told_by_who_fills_it() {
+fn sam5_5_3_1_status_of_full_task_set_depends_on_nexus() {
     // Once counted by the tally, and once queued.
     for attribute in [Simple, HeadOfQueue] {
         let mut fixture = Fixture::over(TestStore::new(BlockSize::B512));
@@ -446,7 +446,7 @@ fn a_command_that_is_made_to_wait_has_its_place_among_the_tasks() {
 }
 
 #[test]
-fn sam5_5_9_3_an_aca_holds_up_what_was_made_to_wait_before_it() {
+fn sam5_5_9_3_aca_blocks_earlier_waiting_commands() {
     let mut fixture = Fixture::new();
     let failing = [0x28, 0, 0xff, 0, 0, 0, 0, 0, 1, NACA];
     let gates = [gate(), gate()];
@@ -487,7 +487,7 @@ fn sam5_7_2_a_command_that_is_made_to_wait_ends_when_it_is_aborted() {
 }
 
 #[test]
-fn what_a_command_waited_for_is_kept_until_it_has_ended() {
+fn command_keeps_resources_it_waited_for_until_its_end() {
     let mut fixture = Fixture::new();
     slow(&fixture, 3);
     let permit = Rc::new(());

@@ -27,7 +27,7 @@ fn ask(nexus: &mut NexusHandle, action: u8, list: &[u8]) -> Completion {
 }
 
 #[test]
-fn a_write_that_need_not_wait_meets_what_became_of_the_medium_since_it_was_admitted() {
+fn write_sees_medium_changes_after_its_admission() {
     let fixture = Fixture::new();
     fixture.unit.medium_phase().set(Phase::Halted);
     let write = fixture.unit.write_shared(|_| panic!("what halted takes no writes"));

@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_pairs_are_told_apart() {
+    fn malformed_pairs_have_distinct_errors() {
         assert_eq!(pairs(b"novalue\0").next(), Some(Err(TextError::Form)));
         assert_eq!(pairs(b"=x\0").next(), Some(Err(TextError::Form)));
         assert_eq!(pairs(b"A=\xff\0").next(), Some(Err(TextError::Encoding)));

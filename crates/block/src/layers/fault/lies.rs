@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bit_is_flipped_in_what_is_read() {
+    fn read_fault_flips_bit_in_read_data() {
         let bench = Bench::with(Fault::FlippedBit(Lba(10)), Times::Always);
         bench.write(1);
         assert_eq!(bench.seen(1), [(10, 1, 0x11)]);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bit_is_flipped_in_what_is_stored() {
+    fn write_fault_flips_bit_in_stored_data() {
         let bench = Bench::with(Fault::FlippedBitStored(Lba(10)), Times::Once);
         bench.write(1);
         assert_eq!(bench.stored(1), [(10, 1, 0x11)]);
@@ -361,7 +361,7 @@ mod tests {
 
     /// A misdirected write to its own block changes nothing, but it uses the code path of misdirected writes.
     #[test]
-    fn around_what_lies_the_store_is_as_it_was() {
+    fn blocks_around_fault_are_unchanged() {
         let inner = Arc::new(MemoryStore::new(BlockSize::B512, 1000));
         let faults = Faults::default();
         for lba in [0, 5, 9, 33, 500, 999].map(Lba) {

@@ -88,7 +88,7 @@ fn a_queue_is_kept_as_deep_as_it_was_asked_for_and_no_deeper() {
 }
 
 #[test]
-fn what_no_read_of_the_load_meets_is_found_by_the_last_pass() {
+fn last_pass_finds_errors_that_no_read_met() {
     let lost = Fault::LostWrite(sarsen_block::Lba(1234));
     for (fault, found) in [(None, vec![]), (Some(lost), vec![1234])] {
         let faults = Faults::default();
@@ -115,7 +115,7 @@ fn an_open_loop_has_its_arrivals_by_the_clock() {
 }
 
 #[test]
-fn what_a_store_refuses_is_an_error_and_what_it_forgets_is_found() {
+fn store_errors_are_counted_and_lost_writes_found() {
     let faults = Faults::default();
     faults.add(Fault::Unreadable(Extent::new(0, BLOCKS)), Times::Always);
     let inner = Arc::new(MemoryStore::new(BlockSize::B512, BLOCKS));
@@ -165,7 +165,7 @@ fn a_store_that_does_not_answer_is_given_up() {
 }
 
 #[test]
-fn a_file_is_loaded_through_the_page_cache_and_a_missing_one_is_told() {
+fn load_uses_page_cache_and_reports_missing_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     let error = run(&options(Endpoint::path(&path), 100)).unwrap_err().to_string();

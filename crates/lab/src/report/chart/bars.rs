@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn intervals_of_what_is_not_negative_end_at_zero() {
+    fn intervals_of_nonnegative_figures_end_at_zero() {
         assert_eq!(interval(5.0, 2.0), [3.0, 7.0]);
         assert_eq!(interval(5.0, 9.0), [0.0, 14.0]);
         assert_eq!(interval(-5.0, 9.0), [-14.0, 4.0]);

@@ -27,7 +27,7 @@ fn the_published_failover_and_order_stand_beside_ours() {
 }
 
 #[test]
-fn what_is_missing_says_why() {
+fn unmeasured_cells_have_reason() {
     let failures = [
         (Labels::new().with(TARGET, "istgt").with(CACHE, "directsync"), "istgt only writes back"),
         (Labels::new().with(FAILOVER, ACTIVE_ACTIVE), "one path"),

@@ -20,7 +20,7 @@ fn every_published_figure_is_shown_beside_ours() {
 }
 
 #[test]
-fn what_is_missing_says_why() {
+fn unmeasured_cells_have_reason() {
     let failures = [
         (Labels::new().with(NETWORK, "WAN"), "no namespaces"),
         (Labels::new().with(TARGET, "tgt").with(PART, TRACE), "tgt has died"),

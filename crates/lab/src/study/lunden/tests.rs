@@ -141,7 +141,7 @@ fn other_lines_are_samples_without_an_operation() {
 }
 
 #[test]
-fn files_without_runs_are_refused_with_what_they_hold() {
+fn files_without_runs_are_refused_with_their_content() {
     let folder = tempfile::tempdir().unwrap();
     let empty = write(folder.path(), "empty.csv", "");
     let error = run_from_files(&[empty]).unwrap_err().to_string();

@@ -22,7 +22,7 @@ fn every_published_figure_is_shown_beside_ours() {
 }
 
 #[test]
-fn what_is_missing_says_why() {
+fn unmeasured_cells_have_reason() {
     let failures = [
         (Labels::new().with(TARGET, "istgt").with(MEDIUM, "disk"), "no disk for istgt"),
         (Labels::new().with(LINK, PLAIN), "no namespaces"),

@@ -135,7 +135,7 @@ fn every_cell_is_measured_once_for_each_repetition_and_nothing_is_left() {
 }
 
 #[test]
-fn what_the_lab_has_not_started_is_written_only_when_that_is_said() {
+fn foreign_target_is_written_only_with_destroy() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("precious");
     // Content without a signature that the load recognises.
@@ -182,7 +182,7 @@ fn a_run_that_was_broken_off_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_run_goes_on_with_the_plan_that_it_was_begun_with_alone() {
+fn run_resumes_only_with_its_original_plan() {
     let mut place = Place::new(vec![TargetUnderTest::Direct]);
     let id = place.broken_off();
     place.settings.resume = true;

@@ -129,14 +129,14 @@ mod tests {
     }
 
     #[test]
-    fn what_would_go_over_the_network_in_clear_is_refused() {
+    fn unencrypted_network_address_is_refused() {
         for text in ["http://10.0.0.1:80", "http://localhost.evil.example", "http://san:80"] {
             assert!(matches!(parse(text), Err(AddressError::InClear(_))), "{text}");
         }
     }
 
     #[test]
-    fn what_is_no_address_is_refused_without_repeating_a_secret() {
+    fn invalid_address_is_refused_without_its_secret() {
         for text in
             ["ftp://san", "https://", "https://a b", "https://san:port", "https://san:99999"]
         {

@@ -52,7 +52,7 @@ fn kinds(contents: &Contents) -> Vec<&str> {
 }
 
 #[test]
-fn what_was_kept_is_there_again() {
+fn stored_state_is_loaded() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("state");
     let (store, contents) = opened(&path);
@@ -96,7 +96,7 @@ fn a_change_that_was_kept_and_answered_with_an_error_is_not_half_of_the_next_one
 }
 
 #[test]
-fn what_files_are_short_of_is_kept_with_the_change_and_forgotten_when_they_are_not() {
+fn missing_length_of_files_is_stored_until_they_have_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let (a, pending_size) = (host("a"), BTreeMap::from([("serial".to_owned(), 512)]));
     let (store, _) = opened(folder.path());
@@ -110,7 +110,7 @@ fn what_files_are_short_of_is_kept_with_the_change_and_forgotten_when_they_are_n
 }
 
 #[test]
-fn what_is_no_state_and_has_no_copy_is_refused_with_its_path() {
+fn invalid_state_without_copy_is_refused_with_path() {
     let folder = tempfile::tempdir().expect("a folder");
     for (content, reported) in [("something else", "not a database"), ("", "it is empty")] {
         fs::write(folder.path().join(FILE), content).expect("written");

@@ -594,7 +594,7 @@ mod tests {
 
     /// Otherwise, two connections that claim the same task would both deny it, or wait for each other.
     #[tokio::test]
-    async fn one_connection_claims_at_a_time_until_it_has_what_it_claimed() {
+    async fn connections_claim_session_one_at_a_time() {
         let sessions = Sessions::new(&Limits::default());
         let members: Arc<Members> = Arc::default();
         let (holder, mut messages) = mpsc::unbounded_channel();

@@ -490,7 +490,7 @@ fn rfc7143_7_2_a_session_outlives_its_only_connection_at_level_2() {
 }
 
 #[test]
-fn rfc7143_11_9_1_an_initiator_is_told_of_other_units_and_sizes_without_asking() {
+fn rfc7143_11_9_1_changed_units_and_sizes_send_async_event() {
     let portal = Portal::open();
     let (mut peer, _) = portal.login(1);
     let target = portal.front.targets.find(TARGET).expect("the target");

@@ -144,7 +144,7 @@ fn a_server_without_nbd_opt_go_is_asked_by_name_with_and_without_zeroes() {
 }
 
 #[test]
-fn what_a_server_may_not_say_in_the_handshake_ends_it() {
+fn invalid_handshake_of_server_ends_connection() {
     let fixed = greeting(FIXED_NEWSTYLE);
     let refused = answer(ReplyCode::Unknown, b"no such\x1b[31m export");
     let long = OptionReply {

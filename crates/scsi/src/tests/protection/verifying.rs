@@ -123,7 +123,7 @@ fn sbc3_5_29_one_block_is_compared_with_each_and_its_reference_tag_counts() {
 }
 
 #[test]
-fn sbc3_5_38_write_and_verify_stores_what_it_checked() {
+fn sbc3_5_38_write_and_verify_stores_verified_data() {
     for flags in [0, COMPARE_EACH] {
         let mut fixture = fixture(ProtectionType::Type1, BlockSize::B4096);
         let good = blocks(4096, 10, 3, 0x77, 10);

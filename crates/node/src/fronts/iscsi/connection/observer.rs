@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_lun_led_to_is_forgotten_when_the_units_change() {
+    fn cached_unit_of_lun_is_forgotten_after_change() {
         let mut places = LunPaths::default();
         assert_eq!(places.look_up(1, Some(Lun(0)), |_| 7), 7);
         assert_eq!(places.latest(1, Some(Lun(0))), Some(7));

@@ -497,7 +497,7 @@ fn rfc7143_4_3_discovery_sessions_prove_who_they_are_too() {
 }
 
 #[test]
-fn rfc7143_6_3_1_who_joins_a_session_proves_who_it_is_too() {
+fn rfc7143_6_3_1_connection_that_joins_session_authenticates() {
     const TSIH: u16 = 7;
     let mut first = demanding(&Algorithm::ALL);
     let asked = challenged(&mut first, "7");
@@ -557,7 +557,7 @@ fn any_move() -> impl Strategy<Value = Move> {
 proptest! {
     /// No sequence of keys and flags establishes a session without the correct response.
     #[test]
-    fn rfc7143_6_3_2_nobody_gets_in_without_the_right_response(
+    fn rfc7143_6_3_2_wrong_chap_response_is_refused(
         // Most logins begin correctly. Some set T too early.
         begins_well in prop::bool::weighted(0.8),
         hurry in prop::sample::select(vec![0u8, 0, 0x81, 0x83]),

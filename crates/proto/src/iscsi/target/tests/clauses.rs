@@ -84,7 +84,7 @@ fn rfc7143_11_1_reserved_bits_are_not_looked_at() {
 }
 
 #[test]
-fn rfc7143_11_4_8_exp_data_sn_counts_what_was_sent() {
+fn rfc7143_11_4_8_exp_data_sn_counts_sent_pdus() {
     let mut script = Script::established("InitialR2T=Yes\0ImmediateData=No\0MaxBurstLength=512\0");
     script.world.data_out_length = 1024;
     script.command(1, WRITE, 1024, &[]);
@@ -125,7 +125,7 @@ fn rfc7143_11_12_6_fields_of_a_login_stay_the_same() {
 }
 
 #[test]
-fn rfc7143_13_3_all_targets_are_told_in_a_discovery_alone() {
+fn rfc7143_13_3_send_targets_all_needs_discovery_session() {
     let reported = |script: &mut Script, keys: &[u8]| {
         let (header, text) = text_request(script, RESERVED_TAG, keys);
         assert_eq!(header.basic().opcode(), Opcode::TextResponse);
@@ -176,7 +176,7 @@ fn rfc7143_13_14_first_burst_length_is_no_longer_than_max_burst_length() {
 }
 
 #[test]
-fn rfc7143_4_2_7_a_login_with_what_is_no_name_is_refused() {
+fn rfc7143_4_2_7_invalid_iscsi_name_is_refused() {
     let name = "InitiatorName=iqn.2026-11.test:host\0";
     for keys in [
         format!("InitiatorName=host\0TargetName={TARGET}\0"),

@@ -52,7 +52,7 @@ fn one_task_may_take_more_memory_than_a_session_is_to() {
 }
 
 #[test]
-fn what_other_sessions_took_of_the_memory_is_waited_for() {
+fn session_waits_for_memory_of_others() {
     let settings = Settings { budget: Arc::new(Budget::new(8 << 20)), ..Settings::default() };
     let keys = "InitialR2T=Yes\0ImmediateData=No\0";
     let mut one = Script::established_with(settings.clone(), keys);
@@ -119,7 +119,7 @@ fn immediate_data_takes_memory_of_its_own_size_until_there_is_room_for_the_write
 }
 
 #[test]
-fn a_connection_that_ends_pays_for_what_is_carried_out_until_it_is_dropped() {
+fn ended_connection_is_charged_until_its_commands_end() {
     let settings = budget(64 << 20);
     let mut script = Script::established_with(settings.clone(), IMMEDIATE_DATA);
     script.world.data_out_length = 4096;
@@ -398,7 +398,7 @@ proptest! {
 }
 
 #[test]
-fn rfc7143_11_17_1_text_is_refused_to_who_does_not_take_answers() {
+fn rfc7143_11_17_1_text_is_rejected_if_answers_are_not_read() {
     let mut script = discovery(400);
     let ask = |script: &mut Script| {
         let mut request = TextRequest::from(RawHeader::with_opcode(Opcode::TextRequest));
@@ -469,7 +469,7 @@ fn rfc7143_4_2_2_1_the_window_is_as_large_as_was_set() {
 }
 
 #[test]
-fn rfc7143_4_2_2_2_who_acknowledges_no_echo_is_given_up_before_they_take_the_memory() {
+fn rfc7143_4_2_2_2_unacknowledged_echoes_close_connection() {
     let keys = "ErrorRecoveryLevel=1\0MaxRecvDataSegmentLength=262144\0";
     let mut script = Script::established(keys);
     let echo = vec![0x55; 256 << 10];
@@ -487,7 +487,7 @@ fn rfc7143_4_2_2_2_who_acknowledges_no_echo_is_given_up_before_they_take_the_mem
 }
 
 #[test]
-fn rfc7143_11_16_nothing_is_sent_again_to_who_does_not_take_it() {
+fn rfc7143_11_16_snack_is_rejected_if_answers_are_not_read() {
     let mut script = Script::established("ErrorRecoveryLevel=1\0");
     script.command(1, READ, 8 << 20, &[]);
     let read = script.next_command();
@@ -510,7 +510,7 @@ fn rfc7143_11_16_nothing_is_sent_again_to_who_does_not_take_it() {
 }
 
 #[test]
-fn rfc7143_11_4_5_what_was_not_read_counts_in_the_residual() {
+fn rfc7143_11_4_5_unread_bytes_count_in_residual() {
     let mut script = Script::established("");
     script.command(1, READ, 512, &[]);
     let read = script.next_command();

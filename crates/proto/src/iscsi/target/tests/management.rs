@@ -34,7 +34,7 @@ fn asked_for_data(script: &mut Script, tag: u32) -> u32 {
 }
 
 #[test]
-fn other_sessions_are_told_when_the_last_task_has_ended() {
+fn other_sessions_are_notified_after_last_task() {
     let mut script = Script::established("");
     assert_eq!(end_all(&mut script, 1, Ending::Silent), 0);
     ended(&mut script, 1);
@@ -66,7 +66,7 @@ fn rfc7143_11_6_1_an_abort_waits_for_a_task_that_another_session_ended() {
 }
 
 #[test]
-fn rfc7143_4_2_3_3_whoever_loses_a_task_to_another_is_told_task_aborted() {
+fn rfc7143_4_2_3_3_task_aborted_by_another_nexus_gets_task_aborted() {
     let mut script = Script::established(SOLICITED);
     script.world.data_out_length = 512;
     script.command(1, WRITE, 512, &[]);
@@ -86,7 +86,7 @@ fn rfc7143_4_2_3_3_whoever_loses_a_task_to_another_is_told_task_aborted() {
 }
 
 #[test]
-fn an_answer_that_is_withheld_keeps_nobody_waiting() {
+fn withheld_answer_delays_no_other_command() {
     let mut script = Script::established("");
     for (tag, ending) in [(1, Ending::Silent), (2, Ending::Answered)] {
         script.command(tag, READ, 0, &[]);
@@ -182,7 +182,7 @@ fn sam5_8_6_an_ordered_command_waits_for_the_data_of_those_before_it() {
 }
 
 #[test]
-fn sam5_8_6_what_ends_without_its_data_holds_nobody_back() {
+fn sam5_8_6_task_without_its_data_blocks_no_other() {
     let mut script = Script::established(SOLICITED);
     script.world.data_out_length = 512;
     script.command(1, WRITE, 512, &[]);

@@ -354,7 +354,7 @@ fn rfc7143_11_16_nothing_was_sent_of_a_command_that_is_carried_out() {
 }
 
 #[test]
-fn rfc7143_11_16_3_data_is_cut_anew_and_the_status_has_the_snack_tag() {
+fn rfc7143_11_16_3_data_is_resegmented_and_status_has_snack_tag() {
     let mut script = recovering("");
     let data = pattern(4096);
     script.command(1, READ, 4096, &[]);

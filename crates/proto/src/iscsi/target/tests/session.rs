@@ -52,7 +52,7 @@ pub(super) fn wakes(script: &mut Script) {
 }
 
 #[test]
-fn rfc7143_6_3_1_a_connection_joins_what_the_first_login_agreed_on() {
+fn rfc7143_6_3_1_added_connection_has_parameters_of_leading_login() {
     let (first, mut second) = pair("MaxBurstLength=65536\0InitialR2T=No\0");
     assert_eq!(first.connection.parameters().max_connections, 4);
     assert_eq!(second.connection.parameters().max_burst_length, 65536);
