@@ -39,7 +39,7 @@ fn swap(path: &Path) -> Result<()> {
 }
 
 #[test]
-fn a_disk_that_holds_something_is_written_only_when_that_is_said() -> Result<()> {
+fn disk_with_data_needs_destroy() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = |name: &str| folder.path().join(name);
     let (image, source, trace) = (path("image"), path("source"), path("trace.csv"));

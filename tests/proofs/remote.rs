@@ -262,7 +262,7 @@ fn wrong_tokens_are_reported_counted_and_slowed() -> Result<()> {
 }
 
 #[test]
-fn a_server_that_is_not_known_is_not_asked() -> Result<()> {
+fn unknown_server_certificate_is_refused() -> Result<()> {
     let remote = Remote::start()?;
     let token = remote.token();
     let list = ["session", "list"];
@@ -291,7 +291,7 @@ fn a_server_that_is_not_known_is_not_asked() -> Result<()> {
 }
 
 #[test]
-fn no_token_goes_over_the_network_in_clear() -> Result<()> {
+fn token_is_never_sent_unencrypted() -> Result<()> {
     let list = ["session", "list"];
     let clear = refused(USAGE, &mut ask("http://192.0.2.1:3280", &list)?)?;
     ensure!(clear.contains("https://HOST:PORT"), "{clear}");

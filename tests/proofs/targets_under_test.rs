@@ -184,7 +184,7 @@ fn the_bare_media_answer() -> Result<()> {
 }
 
 #[test]
-fn one_that_is_killed_says_so() -> Result<()> {
+fn killed_target_is_reported() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let (running, _) = start(&TargetUnderTest::Sarsen, CacheMode::WriteBack, folder.path())?;
     let pid = Pid::from_raw(i32::try_from(running.pids()[0])?);

@@ -27,7 +27,7 @@ pub(crate) fn of(lba: u64, content: &[u8]) -> Option<u64> {
 }
 
 #[test]
-fn a_block_is_known_again_where_it_belongs_and_whole() {
+fn stamp_identifies_whole_block_at_its_position() {
     assert_eq!(of(3, &block(3, 7)), Some(7));
     assert_eq!(of(4, &block(3, SAME | 7)), Some(SAME | 7));
     assert_eq!(of(4, &block(3, 7)), None, "another's");

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_is_said_of_portals_none_is_opened() {
+    fn import_without_portals_opens_none() {
         let text = text_of(&Document::default(), true).expect("it can be written");
         let document: Document = toml::from_str(&text).expect(&text);
         assert_eq!(document, Document::default());

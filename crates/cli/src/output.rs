@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn json_that_is_printed_says_the_same() {
+    fn printed_json_equals_value() {
         let json = serde_json::json!({ "initiator": HOSTILE, HOSTILE: 1 });
         let text = json.to_string();
         let text = printable(&text);

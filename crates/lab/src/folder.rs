@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_goes_with_all_that_is_in_it() {
+    fn folder_is_removed_with_content() {
         let parent = tempfile::tempdir().unwrap();
         let folder = PrivateFolder::new(parent.path(), "it's private ").unwrap();
         std::fs::create_dir(folder.path().join("deeper")).unwrap();
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_when_its_keeper_was_killed() {
+    fn folder_is_removed_without_its_shell() {
         let parent = tempfile::tempdir().unwrap();
         let mut folder = PrivateFolder::new(parent.path(), "private-").unwrap();
         folder.keeper.kill().unwrap();

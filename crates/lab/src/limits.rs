@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_that_are_not_known_are_left_out() {
+    fn unknown_figures_are_omitted() {
         let limit = NetworkLimit {
             mb_per_s_to_target: 1.0,
             mb_per_s_from_target: 2.0,

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_read_or_written_with_a_key_that_may_not_be_the_kept_one() {
+    fn uncertain_key_blocks_reads_and_writes() {
         let failure = Err(io::ErrorKind::StorageFull.into());
         let key_store = Arc::new(Given(Mutex::new(vec![failure, Ok(key_of(2))])));
         let below = Arc::new(MemoryStore::new(BlockSize::B512, 100));

@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_died_says_how_and_its_last_words() {
+    fn dead_target_reports_exit_status_and_log() {
         let mut running = Running::at_home("peer").unwrap();
         let home = running.home().unwrap().to_owned();
         let arguments = ["-c", "echo no memory >&2; read -r nothing <&0; exit 7"];

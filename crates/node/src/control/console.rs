@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_is_known_is_not_sent_again() {
+    fn unchanged_page_is_not_sent_again() {
         let tag = header(&ask(Method::GET, "/", HeaderMap::new()), "etag").to_owned();
         let headers =
             |tag: &str| HeaderMap::from_iter([(IF_NONE_MATCH, tag.parse().expect("a tag"))]);

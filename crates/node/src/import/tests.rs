@@ -56,7 +56,7 @@ fn sample(name: &str) -> &'static str {
 fn imported(origin: Origin, name: &str) -> Imported {
     let imported = import(origin, Path::new(name), sample(name), &files()).expect(name);
     check(&imported);
-    assert_no_secret_is_told(&imported);
+    assert_no_secret_is_quoted(&imported);
     imported
 }
 
@@ -154,7 +154,7 @@ fn misspelt_access_key_is_reported_as_lost() {
 }
 
 #[test]
-fn where_it_is_not_said_no_portal_is_opened() {
+fn unspecified_portal_is_not_opened() {
     let imported = tgt("");
     assert!(imported.assumes_portals && imported.document.portal.is_empty());
     let imported = scst("enabled 1", "enabled 1");
@@ -165,7 +165,7 @@ fn where_it_is_not_said_no_portal_is_opened() {
 }
 
 /// Checks that complaints, which users pass on, contain no secret.
-fn assert_no_secret_is_told(imported: &Imported) {
+fn assert_no_secret_is_quoted(imported: &Imported) {
     let secrets: Vec<_> =
         imported.document.account.iter().filter_map(|account| account.secret.as_ref()).collect();
     assert!(!secrets.is_empty());
@@ -476,7 +476,7 @@ fn an_account_with_two_secrets_lets_in_by_the_first_alone() {
     assert_eq!(target(&imported, ":a").chap, ["iscsi"]);
     assert_eq!(target(&imported, ":b").allow, [denied()]);
     assert_reported(&imported, Weight::Loss, "x:6", "another secret for the account iscsi");
-    assert_no_secret_is_told(&imported);
+    assert_no_secret_is_quoted(&imported);
 }
 
 /// Imports a target of ctld with two portal groups and these settings.

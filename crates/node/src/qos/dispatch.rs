@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_while_there_are_places() {
+    fn commands_do_not_wait_while_slots_are_free() {
         let now = time::now();
         let dispatcher = of_places(2, now);
         let [one, other] = [0; 2].map(|_| parties(100, 0, now));
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_served_by_share_however_much_of_it_there_is() {
+    fn waiting_commands_are_served_by_weight() {
         let now = time::now();
         let dispatcher = of_places(1, now);
         let weights = [(100, 0), (300, 0)].map(|(weight, minimum)| parties(weight, minimum, now));
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_minimum_goes_ahead_of_others_and_no_further() {
+    fn reserved_iops_precede_others_up_to_their_rate() {
         let now = time::now();
         let mut state = DispatcherState { places: usize::MAX, ..DispatcherState::default() };
         let mut waiters = Vec::new();
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_aborted_uses_up_no_minimum() {
+    fn aborted_command_uses_no_reserved_iops() {
         let now = time::now();
         let dispatcher = of_places(1, now);
         let claims = parties(1, 100, now);
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_aborted_takes_no_place_and_all_go_when_it_is_turned_off() {
+    fn aborted_command_takes_no_slot_and_disabling_releases_all() {
         let now = time::now();
         let dispatcher = of_places(1, now);
         let one = parties(100, 0, now);

@@ -329,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_are_told_apart_by_what_they_do() {
+    fn commands_are_classified_by_operation() {
         let of = |bytes: &[u8]| {
             let mut fixed = [0; 16];
             fixed[..bytes.len()].copy_from_slice(bytes);

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_came_over_the_last_ten_seconds_is_told_and_what_came_before_is_not() {
+    fn rate_covers_last_ten_seconds_only() {
         let statistics: Arc<Statistics> = Arc::default();
         let meter = statistics.meter("data", "iqn.x:a", 1);
         let begun = time::now();

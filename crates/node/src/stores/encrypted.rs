@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn data_is_there_after_reopening_and_not_in_the_file_and_gone_with_the_key() {
+    fn encrypted_data_survives_reopening_and_is_lost_with_its_key() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("disk");
         let text = format!("a=file:{},size=1MiB,encrypted", path.display());
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_encrypted_is_not_served_as_it_is_nor_what_is_not_as_if_it_were() {
+    fn encrypted_and_plain_files_are_not_confused() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("disk");
         let plain = format!("a=file:{},size=1MiB", path.display());

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_served_as_what_it_is_alone() {
+    fn file_is_served_only_with_its_own_layout() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("disk");
         let opened = options(path.clone(), CacheMode::WriteBack, BlockSize::B512);

@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limited_disk_refuses_what_finds_no_room_and_takes_it_when_there_is_some() {
+    fn limited_disk_refuses_writes_until_space_is_free() {
         let store =
             RamStore::with_limit(BlockSize::B512, 1024, Some(2 * PAGE as u64)).expect("memory");
         let write = |lba: u64, blocks: u64| {

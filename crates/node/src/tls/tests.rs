@@ -174,7 +174,7 @@ fn shake_hands(
 }
 
 #[test]
-fn a_mistake_in_the_files_is_told_with_path_and_remedy() {
+fn error_in_certificate_files_names_path_and_remedy() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
     let files = Files::new(Some(&ours), true);
     let reported = |expected: &[&str]| {
@@ -210,7 +210,7 @@ fn a_mistake_in_the_files_is_told_with_path_and_remedy() {
 }
 
 #[test]
-fn renewed_certificates_are_taken_up_and_broken_ones_are_not() {
+fn renewed_certificates_are_loaded_and_invalid_ones_are_not() {
     let authority = Authority::new("ours");
     let files = Files::new(None, false);
     files.put(&authority.issue("first", Span::Now));

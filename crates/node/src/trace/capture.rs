@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_long_is_several_segments() {
+    fn long_data_becomes_several_segments() {
         let end = SocketAddr::from(([0, 0, 0, 0, 0, 0, 0, 1], 1));
         let mut conversation = Conversation::new(end, end);
         let records =

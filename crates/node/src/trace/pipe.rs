@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_reads_is_bounded_in_bytes_and_a_place_is_free_when_the_reader_goes() {
+    fn unread_trace_is_bounded_and_slot_is_freed_with_its_reader() {
         let places = Arc::new(Semaphore::new(1));
         let (writer, mut reader) = pipe(places.clone().try_acquire_owned().expect("free"));
         assert!(places.clone().try_acquire_owned().is_err());

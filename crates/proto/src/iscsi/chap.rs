@@ -283,7 +283,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_encoded_is_decoded(bytes in prop::collection::vec(any::<u8>(), 1..=1024)) {
+        fn encoded_values_are_decoded(bytes in prop::collection::vec(any::<u8>(), 1..=1024)) {
             prop_assert_eq!(decode(&encode(&bytes)), Some(bytes));
         }
 

@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_thrown_away_is_given_to_nobody_though_its_digest_is_looked_at() {
+    fn discarded_data_is_checked_but_not_delivered() {
         let mut stream = encode(b"data", &[], false, true);
         for is_valid in [true, false] {
             let mut framer = Framer::default();
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn rfc7143_7_8_a_wrong_data_digest_is_told_and_the_stream_goes_on() {
+    fn rfc7143_7_8_wrong_data_digest_is_reported_and_stream_continues() {
         let mut stream = encode(b"data!", &[], false, true);
         stream[50] ^= 1;
         stream.extend(encode(b"next", &[], false, true));

@@ -363,7 +363,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_sent_in_any_steps_is_what_the_framer_receives(
+        fn output_in_any_steps_equals_framer_input(
             payloads in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..4000), 1..6),
             step in 1usize..5000, header_digest: bool, data_digest: bool,
         ) {

@@ -28,7 +28,7 @@ fn spc4_5_6_a_unit_without_its_backing_is_not_ready_and_tells_when_it_is_back() 
 }
 
 #[test]
-fn a_unit_whose_writes_are_stopped_says_so_when_it_is_tested_and_is_read() {
+fn unit_with_stopped_writes_reports_it_and_is_readable() {
     let mut fixture = Fixture::new();
     fixture.write(0, &[1; 512]);
     fixture.unit.set_condition(Condition::WritesStopped);

@@ -156,7 +156,7 @@ fn foreign_target_is_written_only_with_destroy() {
 }
 
 #[test]
-fn a_target_under_test_that_takes_part_twice_is_refused_before_a_run_is_kept() {
+fn duplicate_target_under_test_is_refused_before_run_is_stored() {
     let place = Place::new(vec![TargetUnderTest::Direct, TargetUnderTest::Direct]);
     let refused = place.run().unwrap_err();
     assert!(matches!(refused, RunError::Twice { .. }), "{refused}");

@@ -88,7 +88,7 @@ fn a_file_that_was_whole_is_not_taken_for_one_that_is_to_become_longer() {
 }
 
 #[test]
-fn what_a_late_write_left_behind_the_end_is_gone_when_the_disk_grows_again() {
+fn late_write_beyond_end_is_gone_after_growth() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("disk");
     let opened = options(path.clone(), CacheMode::WriteBack, BlockSize::B512);
@@ -105,7 +105,7 @@ fn what_a_late_write_left_behind_the_end_is_gone_when_the_disk_grows_again() {
 }
 
 #[test]
-fn what_lies_beyond_a_file_that_shrank_is_a_medium_error() {
+fn read_beyond_shrunk_file_is_medium_error() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("disk");
     let opened = options(path.clone(), CacheMode::WriteBack, BlockSize::B512);

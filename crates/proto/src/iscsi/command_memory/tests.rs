@@ -113,7 +113,7 @@ fn a_connection_that_is_gone_lets_the_next_one_go_on() {
 }
 
 #[test]
-fn who_waits_for_his_own_commands_stands_in_nobodys_way() {
+fn connection_that_waits_for_its_own_commands_blocks_no_other() {
     let budget = Arc::new(Budget::new(64 * MIB));
     let [one, other] = [(); 2].map(|()| CommandMemory::new(budget.clone(), 2 * MIB));
     let first = one.admit(MIB).expect("there is room");

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn rfc7143_7_8_what_is_missing_is_asked_for_once_and_fills_its_place() {
+    fn rfc7143_7_8_missing_data_is_requested_once_and_inserted() {
         let (mut reception, mut received) = (Reception::default(), 0);
         assert_eq!(reception.arrive(piece(0), true, &mut received), None);
         let asked = reception.arrive(piece(3), true, &mut received);

@@ -231,7 +231,7 @@ fn rfc7143_6_2_a_targets_own_offers_are_answered() {
 }
 
 #[test]
-fn rfc7143_11_13_5_statuses_are_split_by_what_to_do_next() {
+fn rfc7143_11_13_5_login_statuses_are_classified_by_next_step() {
     let fails = |status: LoginStatus, text: &str| {
         let mut connection = Connection::new(options());
         match error_of(&mut connection, &login_response(0, status, text)) {
@@ -321,7 +321,7 @@ fn data_in_lands_in_one_buffer_and_the_status_may_ride_on_it() {
 }
 
 #[test]
-fn discarded_data_is_counted_and_residuals_are_told() {
+fn discarded_data_is_counted_and_residuals_are_reported() {
     let mut connection = ready();
     let tag = send_read(&mut connection, 1024, ReadLanding::Discard);
     let mut header = DataIn::from(RawHeader::from(from_target(Opcode::DataIn, tag)));
@@ -541,7 +541,7 @@ fn rfc7143_11_6_1_an_abort_that_came_too_late_ends_no_other_command() {
 }
 
 #[test]
-fn rejects_and_messages_are_told_and_a_logout_ends_the_phase() {
+fn rejects_and_messages_are_reported_and_logout_ends_phase() {
     let mut connection = ready();
     send_read(&mut connection, 512, ReadLanding::Buffer);
     let command = drain(&mut connection);

@@ -499,7 +499,7 @@ fn rfc7143_4_2_5_2_immediate_unsolicited_and_solicited_data_join() {
 }
 
 #[test]
-fn data_beyond_what_the_command_takes_is_dropped() {
+fn data_beyond_command_length_is_dropped() {
     let mut script = Script::established("InitialR2T=No\0FirstBurstLength=4096\0");
     script.world.data_out_length = 512;
     script.command(3, WRITE_MORE, 2048, &[1; 1024]);
@@ -894,7 +894,7 @@ fn text_request(script: &mut Script, transfer_tag: u32, keys: &[u8]) -> (RawHead
 }
 
 #[test]
-fn rfc7143_6_2_who_asks_for_the_rest_of_an_answer_says_nothing_itself() {
+fn rfc7143_6_2_request_for_continuation_has_no_text() {
     let mut script = discovery(400);
     let (header, _) = text_request(&mut script, RESERVED_TAG, b"SendTargets=All\0");
     let transfer_tag = TextResponse::view(&header).target_transfer_tag.get();

@@ -137,7 +137,7 @@ fn a_target_that_cannot_prove_itself_is_left() {
 }
 
 #[test]
-fn a_user_is_never_let_in_as_nobody() {
+fn target_that_skips_chap_is_refused() {
     for text in ["AuthMethod=None\0", "AuthMethod=Reject\0", "AuthMethod=KRB5\0", ""] {
         for flags in [0, TO_OPERATIONAL] {
             let mut connection = connection(authentication(false));
@@ -200,7 +200,7 @@ fn rfc7143_12_1_3_one_secret_does_not_serve_both_sides() {
 }
 
 #[test]
-fn who_is_refused_is_told_with_which_algorithm() {
+fn refusal_names_algorithm() {
     let refusal = login_response(0, LoginStatus::AuthenticationFailure, "");
     let error = |connection: &mut Connection| error_of(connection, &refusal);
     let denied = |algorithm| {
@@ -225,7 +225,7 @@ fn an_algorithm_that_was_left_out_is_not_taken() {
 }
 
 #[test]
-fn no_secret_is_in_what_is_shown() {
+fn debug_output_contains_no_secret() {
     let mut options = options();
     options.authentication = Some(authentication(true));
     assert!(!format!("{options:?}").contains("secret\""));

@@ -76,7 +76,7 @@ fn rfc7143_7_2_2_a_write_goes_on_where_it_was() {
 }
 
 #[test]
-fn rfc7143_7_2_2_what_is_carried_out_is_answered_on_the_new_connection() {
+fn rfc7143_7_2_2_reassigned_task_is_answered_on_new_connection() {
     let (mut first, mut second) = pair(LEVEL);
     command(&mut first, 1, READ, 512);
     let running = first.next_command();
@@ -289,7 +289,7 @@ fn rfc7143_7_2_2_a_command_that_was_acknowledged_is_not_forgotten() {
 }
 
 #[test]
-fn a_lost_connection_that_ends_holds_nobody_up() {
+fn lost_connection_delays_no_other() {
     let (mut first, mut second) = pair(&format!("{LEVEL}InitialR2T=Yes\0ImmediateData=No\0"));
     first.world.data_out_length = 512;
     command(&mut first, 1, WRITE, 512);

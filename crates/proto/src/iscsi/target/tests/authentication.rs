@@ -299,7 +299,7 @@ fn rfc7143_9_2_1_one_secret_does_not_serve_both_ways() {
 }
 
 #[test]
-fn rfc7143_6_3_2_who_asks_to_leave_on_the_way_is_told_that_there_is_more() {
+fn rfc7143_6_3_2_early_transit_request_is_answered_with_stay() {
     for flags in [TO_OPERATIONAL, TO_FULL_FEATURE] {
         let mut script = demanding(&Algorithm::ALL);
         script.login(flags, &format!("{}AuthMethod=CHAP\0", identity()));
@@ -427,7 +427,7 @@ fn rfc7143_12_1_3_the_proof_comes_once() {
 }
 
 #[test]
-fn rfc7143_6_3_who_it_is_does_not_change_after_the_first_request() {
+fn rfc7143_6_3_initiator_name_is_fixed_after_first_request() {
     for keys in
         ["TargetName=iqn.2026-11.test:other\0", "SessionType=Normal\0", "InitiatorName=iqn.y\0"]
     {
@@ -480,7 +480,7 @@ fn leave_to_enter_is_asked_once_where_nothing_is_to_be_proven() {
 }
 
 #[test]
-fn rfc7143_4_3_discovery_sessions_prove_who_they_are_too() {
+fn rfc7143_4_3_discovery_sessions_authenticate_too() {
     let name = "InitiatorName=iqn.2026-11.test:x\0SessionType=Discovery\0";
     let mut script = demanding(&Algorithm::ALL);
     script.login(0, &format!("{name}AuthMethod=CHAP\0"));

@@ -218,7 +218,7 @@ fn rfc7143_4_2_3_3_a_function_waits_for_the_commands_before_it() {
 }
 
 #[test]
-fn a_function_that_waits_does_so_once_whatever_comes_meanwhile() {
+fn waiting_task_management_function_waits_once() {
     let (_first, mut second) = pair("");
     second.cmd_sn = 3;
     second.manage_unit(TaskManagementFunction::LogicalUnitReset, LUN);
