@@ -30,7 +30,7 @@ struct RecordHeader {
 }
 const _: () = assert!(size_of::<RecordHeader>() == 16);
 
-/// Returns whether a unit supports atomic writes. A store that is not durable needs no metadata, since it does not
+/// Returns whether a unit supports atomic writes. A store that is not durable needs no metadata store, since it does not
 /// survive a crash anyway. A unit with encrypted blocks does not support them, since the record would contain the data
 /// in plain text.
 pub(crate) fn has_atomic_writes(unit: &LogicalUnit) -> bool {

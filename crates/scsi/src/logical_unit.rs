@@ -68,7 +68,7 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Returns the parts of a disk without a metadata.
+    /// Returns the parts of a disk without a metadata store.
     pub fn disk(identity: Identity, store: Arc<dyn Store>) -> Self {
         Self {
             identity,
@@ -172,7 +172,7 @@ pub struct LogicalUnit {
 }
 
 impl LogicalUnit {
-    /// Creates a disk over a store, without a metadata.
+    /// Creates a disk over a store, without a metadata store.
     pub fn new(identity: Identity, store: Arc<dyn Store>) -> Arc<Self> {
         match Self::of_parts(Parts::disk(identity, store)) {
             Ok(unit) => unit,

@@ -1,4 +1,4 @@
-//! REPORT IDENTIFYING INFORMATION and SET IDENTIFYING INFORMATION (SPC-4 6.32, 6.43), for units with a metadata.
+//! REPORT IDENTIFYING INFORMATION and SET IDENTIFYING INFORMATION (SPC-4 6.32, 6.43), for units with a metadata store.
 
 use super::{Task, parameter_data};
 use crate::identifying_information::{InformationKind, encode};

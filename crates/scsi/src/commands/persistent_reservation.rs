@@ -187,7 +187,7 @@ fn change(task: &Task<'_>, action: Action, aborts: bool) -> Io<Completion> {
     })
 }
 
-/// Returns APTPL. Rejects it, in bit 0 of `byte`, if the unit has no metadata.
+/// Returns APTPL. Rejects it, in bit 0 of `byte`, if the unit has no metadata store.
 fn aptpl(task: &Task<'_>, flags: u8, byte: u16) -> Result<bool, Sense> {
     match (flags & wire::APTPL != 0, task.unit.metadata()) {
         (true, None) => Err(Sense::invalid_bit_in_parameter_list(byte, 0)),

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use zerocopy::FromBytes;
 
 /// Checks PF, RTD and SP. PF is required, since there are no vendor specific pages. RTD excludes a list. SP needs a
-/// metadata.
+/// metadata store.
 fn check_flags(flags: u8, length_field: u16, length: u16, unit: &LogicalUnit) -> Result<(), Sense> {
     let has = |flag| flags & flag != 0;
     if has(page::FLAGS_SAVE_PAGES) && unit.metadata().is_none() {
