@@ -72,6 +72,10 @@ fn of_place(place: &Path, mounts: &str) -> Vec<Finding> {
         if let Some(mount) = mount_of(mounts, &absolute) {
             findings.extend(file_system(place, &mount));
             findings.extend(device(place, &Queue::of(&mount.device)));
+        } else {
+            // A root that chroot(2) has set need not be a mount point.
+            let what = format!("{shown}: its file system");
+            findings.push(Finding::unknown(CHECK, &what, &"no visible mount contains it"));
         }
     }
     findings.push(direct(place, direct_alignment(&absolute)));
@@ -299,7 +303,16 @@ mod tests {
     }
 
     #[test]
-    fn a_real_folder_is_looked_at_and_left_as_it_was() {
+    fn folder_without_visible_mount_is_reported() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let findings = of_place(folder.path(), "");
+        let unknown = |finding: &Finding| finding.finding.contains("no visible mount");
+        assert!(findings.iter().any(unknown), "{findings:?}");
+        assert_eq!(worst(&findings), Level::Ok);
+    }
+
+    #[test]
+    fn real_folder_is_examined_and_unchanged() {
         let folder = tempfile::tempdir().expect("a folder");
         let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
         let findings = of_place(folder.path(), &mounts);
