@@ -10,6 +10,7 @@ use std::process::{Command, Output, Stdio};
 use anyhow::{Context as _, Result, bail, ensure};
 use sarsen_proof::managed::{Managed, User};
 use sarsen_proof::{Backing, Serving, Volume, program};
+use serde_json::Value;
 
 use crate::certificates::{Authority, NOW, put};
 
@@ -99,7 +100,7 @@ impl Reader {
 
     /// Runs a server of the guide until it has announced itself.
     fn serve(&self, command: &str) -> Result<()> {
-        let command = format!("exec {}", self.own(command));
+        let command = format!("exec {} --json", self.own(command));
         let mut server =
             self.bash(&command).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let mut line = String::new();
@@ -110,7 +111,9 @@ impl Reader {
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
         let Output { stderr, .. } = server.wait_with_output()?;
         let error = String::from_utf8_lossy(&stderr);
-        ensure!(line.contains("iscsi://"), "`{command}` announces {line:?}: {error}");
+        let announced: Value =
+            serde_json::from_str(&line).with_context(|| format!("`{command}`: {line}{error}"))?;
+        ensure!(announced["portals"].as_array().is_some_and(|all| !all.is_empty()), "{announced}");
         Ok(())
     }
 
@@ -126,14 +129,17 @@ impl Reader {
     /// Runs all commands of a page in their order.
     fn follow(&self, page: &str) -> Result<()> {
         self.check_replacements(page)?;
+        let mut exports = String::new();
         for command in commands(page)? {
             if ELSEWHERE.iter().any(|elsewhere| command.starts_with(elsewhere)) {
                 continue;
             }
-            if command.starts_with("sarsen serve ") {
+            if command.starts_with("export ") {
+                exports += &format!("{command}; ");
+            } else if command.starts_with("sarsen serve ") {
                 self.serve(&command)?;
             } else {
-                self.run(&command)?;
+                self.run(&format!("{exports}{command}"))?;
             }
         }
         Ok(())
@@ -246,13 +252,13 @@ fn running() -> Result<()> {
     let _user = User::of(&format!("iscsi://{}/{DATA}/0", server.portal()?))?;
     let session = loop {
         let sessions = server.json(&["session", "list"])?;
-        if let Some(id) = sessions["sessions"][0]["id"].as_u64() {
+        if let Some(id) = sessions["sessions"][0]["tsih"].as_u64() {
             break id;
         }
     };
     let reader = reader
         .replace("session drain 3", &format!("session drain {session}"))
-        .replace("session trace 3", &format!("session trace {session} --duration 1"))
+        .replace("session trace 3", &format!("session trace {session} --seconds 1"))
         .replace("target drain NAME", &format!("target drain {DATA}"))
         // The reader ends it with Ctrl-C.
         .replace("event list --follow", "event list");
