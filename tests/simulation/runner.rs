@@ -13,6 +13,9 @@ use crate::rng::Rng;
 use parking_lot::Mutex;
 use sarsen_io::{simulation, threads, time};
 use tokio::task::{JoinHandle, LocalSet};
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::initiator::Initiator;
 use crate::tally::Counters;
@@ -155,9 +158,10 @@ fn words(panic: &(dyn Any + Send)) -> String {
 fn prepare() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        if std::env::var_os("RUST_LOG").is_some() {
-            let filter = tracing_subscriber::EnvFilter::from_default_env();
-            tracing_subscriber::fmt().with_env_filter(filter).without_time().init();
+        if let Ok(asked) = std::env::var("RUST_LOG") {
+            let filter: Targets = asked.parse().expect("RUST_LOG has levels, or TARGET=LEVEL");
+            let logs = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE);
+            logs.without_time().finish().with(filter).init();
         }
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| {

@@ -33,6 +33,7 @@ mod volume;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches as _, Parser, Subcommand};
+use tracing_subscriber::filter::LevelFilter;
 
 use crate::output::{LogFormat, start_logging};
 
@@ -118,7 +119,7 @@ enum Verb {
 fn main() -> ExitCode {
     let mut words = std::env::args_os();
     if tgtadm::is_meant(words.next().as_ref()) {
-        start_logging("warn", LogFormat::Text, false);
+        start_logging(LevelFilter::WARN, LogFormat::Text, false);
         return tgtadm::run(words);
     }
     let matches = examples::add(Arguments::command()).get_matches();
@@ -129,7 +130,8 @@ fn main() -> ExitCode {
         Verb::Serve(arguments) => arguments.log_format,
         _ => LogFormat::Text,
     };
-    start_logging(if serves { "info" } else { "warn" }, format, serves);
+    let level = if serves { LevelFilter::INFO } else { LevelFilter::WARN };
+    start_logging(level, format, serves);
     let outcome = match arguments.verb {
         Verb::Serve(arguments) => serve::run(&arguments),
         Verb::Upgrade(options) => upgrade::run(&options),

@@ -11,11 +11,12 @@ use std::io::{self, IsTerminal as _, Write as _};
 
 use tracing::Subscriber;
 use tracing::field::Field;
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt as _;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
+use tracing_subscriber::layer::SubscriberExt as _;
 
 use crate::exit::printed;
 
@@ -93,7 +94,7 @@ fn escape(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
 
 /// Sends logs to standard error; `RUST_LOG` chooses the level. The log of a server is `queued`, so that the server does
 /// not wait for a reader.
-pub(crate) fn start_logging(default_level: &str, format: LogFormat, queued: bool) {
+pub(crate) fn start_logging(default_level: LevelFilter, format: LogFormat, queued: bool) {
     let writer = match sarsen_io::log::standard_error() {
         Ok(log) if queued => {
             flush_at_a_panic();
@@ -108,26 +109,28 @@ pub(crate) fn start_logging(default_level: &str, format: LogFormat, queued: bool
 }
 
 fn subscriber(
-    default_level: &str,
+    default_level: LevelFilter,
     format: LogFormat,
     colour: bool,
     writer: BoxMakeWriter,
 ) -> Box<dyn Subscriber + Send + Sync> {
-    let filter =
-        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default_level));
+    let asked = std::env::var("RUST_LOG").ok().and_then(|asked| asked.parse::<Targets>().ok());
+    let filter = asked.unwrap_or_else(|| Targets::new().with_default(default_level));
     let logs = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_max_level(LevelFilter::TRACE)
         .with_target(false)
         // The subscriber itself reports a failed write with `eprintln!`, which panics.
         .log_internal_errors(false);
     match format {
         LogFormat::Text => {
             let fields = debug_fn(write_field).delimited(" ");
-            Box::new(logs.with_ansi(colour).with_writer(writer).fmt_fields(fields).finish())
+            let logs = logs.with_ansi(colour).with_writer(writer).fmt_fields(fields);
+            Box::new(logs.finish().with(filter))
         }
         LogFormat::Json => {
             let writer = BoxMakeWriter::new(EscapingMaker(writer));
-            Box::new(logs.json().flatten_event(true).with_writer(writer).finish())
+            let logs = logs.json().flatten_event(true).with_writer(writer);
+            Box::new(logs.finish().with(filter))
         }
     }
 }
@@ -230,7 +233,7 @@ mod tests {
         let written = Written::default();
         let writer = written.clone();
         let writer = BoxMakeWriter::new(move || writer.clone());
-        let subscriber = subscriber("info", format, colour, writer);
+        let subscriber = subscriber(LevelFilter::INFO, format, colour, writer);
         tracing::subscriber::with_default(subscriber, || {
             let span = tracing::info_span!("session", initiator = HOSTILE);
             let _entered = span.enter();
