@@ -1,5 +1,5 @@
 //! The medium of a unit: its state, the nexuses that prevent its removal, and its events. One state machine serves
-//! fixed disks, removable disks and CDs (SBC-3 5.25, SPC-4 6.18, MMC-6 6.14 and 6.42).
+//! fixed disks, removable disks and CDs (SBC-3 5.25, SBC-4 5.15, MMC-6 6.14 and 6.42).
 
 use crate::logical_unit::NexusId;
 use crate::{AdditionalSense, DeviceType, Sense, SenseKey};
@@ -141,7 +141,7 @@ impl Medium {
         removal.nexuses.push(Holder { nexus, prevents: false, event });
     }
 
-    /// Removes a lost nexus. It no longer prevents the removal (SPC-4 6.18).
+    /// Removes a lost nexus. It no longer prevents the removal (SBC-4 5.15).
     pub(crate) fn detach(&self, nexus: NexusId) {
         self.removal().nexuses.retain(|holder| holder.nexus != nexus);
     }
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn spc4_6_18_a_medium_is_kept_in_while_any_nexus_prevents_its_removal() {
+    fn sbc4_5_15_a_medium_is_kept_in_while_any_nexus_prevents_its_removal() {
         let medium = two_nexuses(DeviceType::Disk);
         medium.set_removal(1, Removal::Prevented);
         medium.set_removal(2, Removal::Prevented);

@@ -290,7 +290,7 @@ fn spc4_7_2_the_only_diagnostic_page_lists_itself() {
 }
 
 #[test]
-fn spc4_5_17_timestamp_counts_from_set_value() {
+fn spc4_5_2_timestamp_counts_from_set_value() {
     let mut fixture = Fixture::new();
     let mut other = open(&fixture.device, "two");
     run(&mut other, &[0], &[]);
