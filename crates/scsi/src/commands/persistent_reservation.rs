@@ -5,7 +5,7 @@ use crate::medium::Removal;
 use crate::nexus::Refusal;
 use crate::reservations::transport_id::{self, Problem, TransportId};
 use crate::reservations::{
-    Action, NexusName, REGISTRATIONS_LIMIT, Register, Reservation, State, Type,
+    Action, NexusName, REGISTRATIONS_LIMIT, Register, Reservation, ReservationState, Type,
 };
 use crate::{Abort, AdditionalSense, Cdb, Completion, LogicalUnit, Sense, SenseKey, Status};
 use sarsen_block::{Buffer, Io};
@@ -28,7 +28,10 @@ const LENGTH_OF_IDS: usize = 4;
 
 /// Responds with the header and the bytes that `content` builds from the state. Only REPORT CAPABILITIES has no such
 /// header.
-fn read(task: &Task<'_>, content: impl FnOnce(&State) -> Vec<u8>) -> Result<Io<Completion>, Sense> {
+fn read(
+    task: &Task<'_>,
+    content: impl FnOnce(&ReservationState) -> Vec<u8>,
+) -> Result<Io<Completion>, Sense> {
     let state = match task.unit.persistent_reservations() {
         Ok(state) => state,
         Err(refusal) => return refused(refusal),
