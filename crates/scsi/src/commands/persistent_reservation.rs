@@ -265,19 +265,16 @@ fn named_ports(
     bytes: &[u8],
     offset: usize,
 ) -> Result<(Vec<Arc<str>>, usize), Sense> {
-    let invalid = |byte: usize| {
-        Sense::invalid_field_in_parameter_list(u16::try_from(byte).unwrap_or(u16::MAX))
-    };
     let (id, length) = transport_id::parse(bytes).map_err(|problem| match problem {
         Problem::Truncated => Sense::parameter_list_length_error(),
-        Problem::Invalid(byte) => invalid(offset + usize::from(byte)),
+        Problem::Invalid(byte) => Sense::invalid_parameter_at(offset + usize::from(byte)),
     })?;
     let ports = match id {
         TransportId::Port(port) => vec![port],
         TransportId::Device(device) => unit.known_initiator_ports(&device),
     };
     if ports.is_empty() {
-        Err(invalid(offset + size_of::<wire::TransportIdHeader>()))
+        Err(Sense::invalid_parameter_at(offset + size_of::<wire::TransportIdHeader>()))
     } else {
         Ok((ports, length))
     }
