@@ -504,15 +504,12 @@ mod tests {
     #[test]
     fn the_layers_pass() {
         let memory = || Arc::new(MemoryStore::new(BlockSize::B512, 1000));
-        let protected = |block_size| {
-            let below = Arc::new(MemoryStore::new(BlockSize::B512, 20_000));
-            ProtectedStore::new(below, block_size).expect("it can be protected")
-        };
         for block_size in [BlockSize::B512, BlockSize::B4096] {
-            run(check(&protected(block_size), 5));
-            let faulty = FaultyStore::new(Arc::new(protected(block_size)), Faults::default());
+            run(check(&protected_memory(block_size), 5));
+            let faulty =
+                FaultyStore::new(Arc::new(protected_memory(block_size)), Faults::default());
             run(check(&faulty, 6));
-            run(check_read_only(&ReadOnly::new(Arc::new(protected(block_size)))));
+            run(check_read_only(&ReadOnly::new(Arc::new(protected_memory(block_size)))));
         }
         run(check(&FaultyStore::new(memory(), Faults::default()), 4));
         for (block_size, seed) in [(BlockSize::B512, 7), (BlockSize::B4096, 8)] {
@@ -520,6 +517,11 @@ mod tests {
             run(check(&EncryptedStore::new(below, Key::new([7; KEY_BYTES]), Arc::new(Same)), seed));
         }
         run(check_read_only(&ReadOnly::new(memory())));
+    }
+
+    fn protected_memory(block_size: BlockSize) -> ProtectedStore {
+        let below = Arc::new(MemoryStore::new(BlockSize::B512, 20_000));
+        ProtectedStore::new(below, block_size).expect("it can be protected")
     }
 
     #[test]

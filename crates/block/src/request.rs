@@ -67,6 +67,11 @@ impl Extent {
         self.lba.0 + self.block_count
     }
 
+    /// Returns the block after the last one, or `u64::MAX` for an extent that reaches beyond it.
+    pub const fn saturating_end(self) -> u64 {
+        self.lba.0.saturating_add(self.block_count)
+    }
+
     /// Returns the offset of the first byte, for extents that fit a store.
     pub const fn byte_offset(self, block_size: BlockSize) -> u64 {
         self.lba.0 << block_size.shift()

@@ -80,15 +80,18 @@ impl SecretArguments {
 
 /// Creates 16 letters and digits: 95 bits, and no more bytes than Windows accepts.
 fn new_secret() -> String {
-    const MESSAGES: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
-    let letter = || loop {
-        // Without this limit, some letters would be more probable.
+    (0..16).map(|_| random_character()).collect()
+}
+
+fn random_character() -> char {
+    const CHARACTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+    loop {
+        // Without this limit, some characters would be more probable.
         let number = (sarsen_io::random::number() & 0xff) as usize;
-        if number < 256 / MESSAGES.len() * MESSAGES.len() {
-            break char::from(MESSAGES[number % MESSAGES.len()]);
+        if number < 256 / CHARACTERS.len() * CHARACTERS.len() {
+            return char::from(CHARACTERS[number % CHARACTERS.len()]);
         }
-    };
-    (0..16).map(|_| letter()).collect()
+    }
 }
 
 pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
@@ -126,12 +129,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
 
 /// Refuses a secret as an argument: other users of the machine can see it, and shells store it.
 fn refuse_secrets(account: &str, settings: &[String]) -> Result<(), UsageError> {
-    let is_secret = |setting: &String| {
-        setting
-            .split_once('=')
-            .is_some_and(|(key, value)| key.trim() == "secret" && !value.is_empty())
-    };
-    if settings.iter().any(is_secret) {
+    if settings.iter().any(|setting| sets_secret(setting)) {
         Err(UsageError(format!(
             "a secret may not be an argument: other users of the machine can see it. `sarsen account secret \
              {account}` creates a new one; with --secret-from FILE, or - for standard input, it uses yours"
@@ -139,6 +137,10 @@ fn refuse_secrets(account: &str, settings: &[String]) -> Result<(), UsageError> 
     } else {
         Ok(())
     }
+}
+
+fn sets_secret(setting: &str) -> bool {
+    setting.split_once('=').is_some_and(|(key, value)| key.trim() == "secret" && !value.is_empty())
 }
 
 /// Prints a created secret on standard error: standard output is for programs, and may be stored.

@@ -356,15 +356,20 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_not_called_write_protected() {
-        let advice = |asc, ascq| {
-            let sense = Sense { key: SenseKey::DataProtect, asc, ascq, information: None };
-            classify(&SessionError::CheckCondition(sense).into())
-        };
-        let (code, full) = advice(0x27, 0x07);
+        let (code, full) = classify_data_protect(0x27, 0x07);
         assert_eq!(code, FAILED);
         assert!(full.is_some_and(|text| text.contains("full") && !text.contains("protected")));
-        assert_eq!(advice(0x27, 0x00).1, Some("the disk is write protected"));
-        assert_eq!(advice(0x20, 0x02), (FAILED, None), "access denied, which is neither");
+        assert_eq!(classify_data_protect(0x27, 0x00).1, Some("the disk is write protected"));
+        assert_eq!(
+            classify_data_protect(0x20, 0x02),
+            (FAILED, None),
+            "access denied, which is neither"
+        );
+    }
+
+    fn classify_data_protect(asc: u8, ascq: u8) -> (u8, Option<&'static str>) {
+        let sense = Sense { key: SenseKey::DataProtect, asc, ascq, information: None };
+        classify(&SessionError::CheckCondition(sense).into())
     }
 
     #[test]

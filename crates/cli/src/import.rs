@@ -221,12 +221,13 @@ mod tests {
 
     #[test]
     fn patterns_are_those_of_a_shell() {
-        let fits = |pattern: &str, name: &str| {
-            let [pattern, name] = [pattern, name].map(|text| text.chars().collect::<Vec<_>>());
-            matches(&pattern, &name)
-        };
         assert!(fits("*.conf", "a.conf") && fits("?.c*f", "a.conf") && fits("*", ""));
         assert!(!fits("*.conf", "a.conf~") && !fits("?", "") && !fits("a", "ab"));
+    }
+
+    fn fits(pattern: &str, name: &str) -> bool {
+        let [pattern, name] = [pattern, name].map(|text| text.chars().collect::<Vec<_>>());
+        matches(&pattern, &name)
     }
 
     #[test]

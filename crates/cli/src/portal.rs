@@ -107,10 +107,9 @@ pub(crate) fn note_loopback(client: &Client) -> anyhow::Result<()> {
 }
 
 fn is_local(list: &PortalList) -> bool {
-    let is_loopback = |portal: &ServedPortal| {
+    list.portals.iter().all(|portal| {
         portal.address.parse().is_ok_and(|address: SocketAddr| address.ip().is_loopback())
-    };
-    list.portals.iter().all(is_loopback)
+    })
 }
 
 #[cfg(test)]
@@ -119,17 +118,18 @@ mod tests {
 
     #[test]
     fn loopback_only_server_is_recognised() {
-        let list = |addresses: &[&str]| {
-            let portal = |address: &&str| ServedPortal {
-                address: (*address).to_owned(),
-                group: 1,
-                tls: false,
-                is_object: false,
-            };
-            PortalList { portals: addresses.iter().map(portal).collect() }
-        };
-        assert!(is_local(&list(&["127.0.0.1:3260", "[::1]:3260"])));
-        assert!(!is_local(&list(&["127.0.0.1:3260", "0.0.0.0:3261"])));
-        assert!(!is_local(&list(&["192.0.2.1:3260"])));
+        assert!(is_local(&portals_at(&["127.0.0.1:3260", "[::1]:3260"])));
+        assert!(!is_local(&portals_at(&["127.0.0.1:3260", "0.0.0.0:3261"])));
+        assert!(!is_local(&portals_at(&["192.0.2.1:3260"])));
+    }
+
+    fn portals_at(addresses: &[&str]) -> PortalList {
+        let portals = addresses.iter().map(|&address| ServedPortal {
+            address: address.to_owned(),
+            group: 1,
+            tls: false,
+            is_object: false,
+        });
+        PortalList { portals: portals.collect() }
     }
 }

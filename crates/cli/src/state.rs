@@ -362,11 +362,14 @@ fn details(object: &Object) -> String {
         key.as_str() != "name"
             && !(object.kind() == ObjectKind::Portal && key.as_str() == "address")
     };
-    let field = |(key, value): (&String, &Value)| match value {
+    fields.iter().filter(named).map(setting).collect::<Vec<_>>().join(" ")
+}
+
+fn setting((key, value): (&String, &Value)) -> String {
+    match value {
         Value::String(text) => format!("{key}={text}"),
         value => format!("{key}={value}"),
-    };
-    fields.iter().filter(named).map(field).collect::<Vec<_>>().join(" ")
+    }
 }
 
 fn show(kind: ObjectKind, name: &str, options: &ServerOptions) -> anyhow::Result<()> {
@@ -395,16 +398,18 @@ mod tests {
 
     #[test]
     fn user_without_name_is_shown_by_number() {
-        let of = |variables: &'static [(&str, &str)]| {
-            let variable = |wanted: &str| {
-                let found = variables.iter().find(|(name, _)| *name == wanted);
-                found.map(|(_, value)| (*value).to_owned())
-            };
-            user(variable, 1000)
+        assert_eq!(user_with(&[("USER", "root"), ("SUDO_USER", "ada")]), "ada");
+        assert_eq!(user_with(&[("USER", ""), ("LOGNAME", "bob")]), "bob");
+        assert_eq!(user_with(&[]), "uid 1000");
+    }
+
+    /// Returns the user 1000 in an environment with these variables.
+    fn user_with(variables: &[(&str, &str)]) -> String {
+        let variable = |wanted: &str| {
+            let found = variables.iter().find(|(name, _)| *name == wanted);
+            found.map(|(_, value)| (*value).to_owned())
         };
-        assert_eq!(of(&[("USER", "root"), ("SUDO_USER", "ada")]), "ada");
-        assert_eq!(of(&[("USER", ""), ("LOGNAME", "bob")]), "bob");
-        assert_eq!(of(&[]), "uid 1000");
+        user(variable, 1000)
     }
 
     #[test]

@@ -235,21 +235,22 @@ fn set_lun(
 }
 
 fn render(targets: &[Target]) -> String {
-    let row = |target: &Target| {
-        let state = match target.state {
-            TargetState::InService => "in service",
-            TargetState::Draining => "draining",
-            TargetState::Drained => "drained",
-            TargetState::Unknown => "unknown",
-        };
-        let redirect = target.redirect.as_ref().map_or("-".to_owned(), |redirect| {
-            let for_good = if redirect.permanent { " (for good)" } else { "" };
-            format!("{}{for_good}", redirect.address)
-        });
-        [target.name.clone(), state.to_owned(), target.session_count.to_string(), redirect]
-    };
     let rows: Vec<_> = targets.iter().map(row).collect();
     table(["TARGET", "STATE", "SESSIONS", "REDIRECT"], &rows)
+}
+
+fn row(target: &Target) -> [String; 4] {
+    let state = match target.state {
+        TargetState::InService => "in service",
+        TargetState::Draining => "draining",
+        TargetState::Drained => "drained",
+        TargetState::Unknown => "unknown",
+    };
+    let redirect = target.redirect.as_ref().map_or("-".to_owned(), |redirect| {
+        let for_good = if redirect.permanent { " (for good)" } else { "" };
+        format!("{}{for_good}", redirect.address)
+    });
+    [target.name.clone(), state.to_owned(), target.session_count.to_string(), redirect]
 }
 
 #[cfg(test)]

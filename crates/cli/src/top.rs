@@ -289,11 +289,8 @@ fn errors(by_kind: &BTreeMap<String, u64>) -> u64 {
 }
 
 fn row(before: Counts, after: Counts, seconds: f64) -> Row {
-    let difference = |before: [u64; 3], after: [u64; 3]| {
-        std::array::from_fn(|index| after[index].saturating_sub(before[index]) as f64)
-    };
-    let reads: [f64; 3] = difference(before.reads, after.reads);
-    let writes: [f64; 3] = difference(before.writes, after.writes);
+    let reads = differences(before.reads, after.reads);
+    let writes = differences(before.writes, after.writes);
     let commands = reads[0] + writes[0];
     let latency = if commands > 0.0 { (reads[2] + writes[2]) / commands } else { 0.0 };
     Row {
@@ -304,6 +301,10 @@ fn row(before: Counts, after: Counts, seconds: f64) -> Row {
         latency_microseconds: latency / (NANOSECONDS / 1e6),
         ..Row::default()
     }
+}
+
+fn differences(before: [u64; 3], after: [u64; 3]) -> [f64; 3] {
+    std::array::from_fn(|index| after[index].saturating_sub(before[index]) as f64)
 }
 
 fn of_volume(volume: &VolumeStatistics) -> Counts {

@@ -181,16 +181,17 @@ fn reattach(name: &str, force: bool, grace: u16, options: &ServerOptions) -> any
 }
 
 fn orphan_rows(orphans: &[Orphan]) -> String {
-    let row = |orphan: &Orphan| {
-        [
-            orphan.name.clone(),
-            render_size(orphan.size_bytes),
-            render_size(orphan.allocated_bytes),
-            orphan.path.clone(),
-        ]
-    };
-    let rows: Vec<[String; 4]> = orphans.iter().map(row).collect();
+    let rows: Vec<_> = orphans.iter().map(orphan_row).collect();
     table(["ORPHAN", "SIZE", "ALLOCATED", "PATH"], &rows)
+}
+
+fn orphan_row(orphan: &Orphan) -> [String; 4] {
+    [
+        orphan.name.clone(),
+        render_size(orphan.size_bytes),
+        render_size(orphan.allocated_bytes),
+        orphan.path.clone(),
+    ]
 }
 
 fn list_orphans(options: &ServerOptions) -> anyhow::Result<()> {
@@ -301,11 +302,6 @@ mod tests {
 
     #[test]
     fn a_plus_is_by_how_much_a_volume_grows() {
-        let volume = |name: &str, size: Option<&str>| Volume {
-            name: name.into(),
-            size: size.map(|size| Size(size.into())),
-            ..Volume::default()
-        };
         let volume = vec![
             volume("v", Some("2GiB")),
             volume("huge", Some("2TiB")),
@@ -320,5 +316,9 @@ mod tests {
         assert!(too_much.contains("huge: +16777215TiB: too large"), "{too_much}");
         assert!(refused("sized-by-its-file", "1GiB").contains("no size of its own"));
         assert!(of("w", "1GiB").expect_err("absent").is::<NotFoundError>());
+    }
+
+    fn volume(name: &str, size: Option<&str>) -> Volume {
+        Volume { name: name.into(), size: size.map(|size| Size(size.into())), ..Volume::default() }
     }
 }

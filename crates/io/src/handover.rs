@@ -85,10 +85,12 @@ pub(crate) fn remember(socket: &Arc<TcpListener>) {
 /// Returns the sockets that listen now. They stay open until the result is dropped.
 pub fn keep() -> io::Result<Vec<HandoverSocket>> {
     let living: Vec<_> = state().listening.iter().filter_map(Weak::upgrade).collect();
-    let keep = |socket: &Arc<TcpListener>| {
-        Ok(HandoverSocket { address: socket.local_addr()?, socket: socket.try_clone()?.into() })
-    };
-    living.iter().map(keep).collect()
+    living
+        .iter()
+        .map(|socket| {
+            Ok(HandoverSocket { address: socket.local_addr()?, socket: socket.try_clone()?.into() })
+        })
+        .collect()
 }
 
 /// Returns the sockets from the service manager or the predecessor.

@@ -35,23 +35,23 @@ pub trait SimulatedStream {
 }
 
 /// A connection of the program: real or simulated.
-pub struct Stream(Kind);
+pub struct Stream(StreamKind);
 
-enum Kind {
+enum StreamKind {
     Socket(SocketStream),
     Simulated(Box<dyn SimulatedStream>),
 }
 
 impl From<SocketStream> for Stream {
     fn from(socket: SocketStream) -> Self {
-        Self(Kind::Socket(socket))
+        Self(StreamKind::Socket(socket))
     }
 }
 
 impl Stream {
     /// Creates a simulated connection.
     pub fn simulated(end: impl SimulatedStream + 'static) -> Self {
-        Self(Kind::Simulated(Box::new(end)))
+        Self(StreamKind::Simulated(Box::new(end)))
     }
 
     /// See [`SocketStream::from_std`].
@@ -80,83 +80,83 @@ impl Stream {
 
     fn into_socket(self) -> io::Result<SocketStream> {
         match self.0 {
-            Kind::Socket(socket) => Ok(socket),
-            Kind::Simulated(_) => Err(io::ErrorKind::Unsupported.into()),
+            StreamKind::Socket(socket) => Ok(socket),
+            StreamKind::Simulated(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 
     /// See [`SocketStream::is_encrypted`].
     pub fn is_encrypted(&self) -> bool {
-        matches!(&self.0, Kind::Socket(socket) if socket.is_encrypted())
+        matches!(&self.0, StreamKind::Socket(socket) if socket.is_encrypted())
     }
 
     /// See [`SocketStream::peer_certificates`].
     pub fn peer_certificates(&self) -> Vec<CertificateDer<'static>> {
         match &self.0 {
-            Kind::Socket(socket) => socket.peer_certificates(),
-            Kind::Simulated(_) => Vec::new(),
+            StreamKind::Socket(socket) => socket.peer_certificates(),
+            StreamKind::Simulated(_) => Vec::new(),
         }
     }
 
     /// See [`SocketStream::peer_addr`].
     pub fn peer_addr(&self) -> SocketAddr {
         match &self.0 {
-            Kind::Socket(socket) => socket.peer_addr(),
-            Kind::Simulated(end) => end.peer_addr(),
+            StreamKind::Socket(socket) => socket.peer_addr(),
+            StreamKind::Simulated(end) => end.peer_addr(),
         }
     }
 
     /// See [`SocketStream::local_addr`].
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match &self.0 {
-            Kind::Socket(socket) => socket.local_addr(),
-            Kind::Simulated(end) => Ok(end.local_addr()),
+            StreamKind::Socket(socket) => socket.local_addr(),
+            StreamKind::Simulated(end) => Ok(end.local_addr()),
         }
     }
 
     /// See [`SocketStream::readable`].
     pub async fn readable(&self) -> io::Result<()> {
         match &self.0 {
-            Kind::Socket(socket) => socket.readable().await,
-            Kind::Simulated(end) => end.readable().await,
+            StreamKind::Socket(socket) => socket.readable().await,
+            StreamKind::Simulated(end) => end.readable().await,
         }
     }
 
     /// See [`SocketStream::writable`].
     pub async fn writable(&self) -> io::Result<()> {
         match &self.0 {
-            Kind::Socket(socket) => socket.writable().await,
-            Kind::Simulated(end) => end.writable().await,
+            StreamKind::Socket(socket) => socket.writable().await,
+            StreamKind::Simulated(end) => end.writable().await,
         }
     }
 
     /// See [`SocketStream::try_receive`].
     pub fn try_receive(&self, landing: &mut [u8], scratch: &mut [u8]) -> io::Result<usize> {
         match &self.0 {
-            Kind::Socket(socket) => socket.try_receive(landing, scratch),
-            Kind::Simulated(end) => end.try_receive(landing, scratch),
+            StreamKind::Socket(socket) => socket.try_receive(landing, scratch),
+            StreamKind::Simulated(end) => end.try_receive(landing, scratch),
         }
     }
 
     /// See [`SocketStream::try_send`].
     pub fn try_send(&self, pieces: &[Piece<'_>]) -> io::Result<usize> {
         match &self.0 {
-            Kind::Socket(socket) => socket.try_send(pieces),
-            Kind::Simulated(end) => end.try_send(pieces),
+            StreamKind::Socket(socket) => socket.try_send(pieces),
+            StreamKind::Simulated(end) => end.try_send(pieces),
         }
     }
 
     /// See [`SocketStream::shutdown`].
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         match &self.0 {
-            Kind::Socket(socket) => socket.shutdown(how),
-            Kind::Simulated(end) => end.shutdown(how),
+            StreamKind::Socket(socket) => socket.shutdown(how),
+            StreamKind::Simulated(end) => end.shutdown(how),
         }
     }
 
     /// See [`SocketStream::close`].
     pub async fn close(&self) {
-        if let Kind::Socket(socket) = &self.0 {
+        if let StreamKind::Socket(socket) = &self.0 {
             socket.close().await;
         }
     }
@@ -252,16 +252,17 @@ mod tests {
 
     #[test]
     fn seed_repeats_random_numbers_of_its_thread() {
-        let draw = |seed| {
-            seed_randomness(seed);
-            let mut bytes = [0; 13];
-            random::fill(&mut bytes);
-            (bytes, random::number())
-        };
-        assert_eq!(draw(7), draw(7));
-        assert_ne!(draw(7), draw(8));
+        assert_eq!(draw_after_seed(7), draw_after_seed(7));
+        assert_ne!(draw_after_seed(7), draw_after_seed(8));
         let elsewhere = crate::threads::spawn("elsewhere", random::number).expect("a thread");
         let elsewhere = elsewhere.join().expect("no panic");
-        assert_ne!(elsewhere, draw(7).1, "another thread has the kernel's");
+        assert_ne!(elsewhere, draw_after_seed(7).1, "another thread has the kernel's");
+    }
+
+    fn draw_after_seed(seed: u64) -> ([u8; 13], u64) {
+        seed_randomness(seed);
+        let mut bytes = [0; 13];
+        random::fill(&mut bytes);
+        (bytes, random::number())
     }
 }

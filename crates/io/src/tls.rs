@@ -123,7 +123,7 @@ impl Machine {
         if room.left() == 0 {
             return Ok(0);
         }
-        if room.take(&mut self.connection)? {
+        if room.take(&mut self.connection)? != Taken::Nothing {
             return Ok(room.filled);
         }
         let mut empty = 0;
@@ -135,7 +135,7 @@ impl Machine {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && filled > 0 => break,
                 other => other?,
             };
-            if room.take(&mut self.connection)? && room.filled == 0 {
+            if room.take(&mut self.connection)? == Taken::End && room.filled == 0 {
                 return Ok(0);
             }
             if moved < wanted {
@@ -174,7 +174,7 @@ impl Machine {
         Ok(taken)
     }
 
-    /// Sends the waiting data. Returns false if the socket takes no more.
+    /// Sends the waiting data. Returns whether the socket took all of it.
     pub fn flush(
         &mut self,
         write: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>,
@@ -236,15 +236,15 @@ impl ReceiveBuffers<'_> {
         self.landing.len() + self.scratch.len() - self.filled
     }
 
-    /// Takes the decrypted data. Returns whether there is a result: bytes, or the end.
-    fn take(&mut self, connection: &mut Connection) -> io::Result<bool> {
+    /// Takes the decrypted data, as much as there is room for.
+    fn take(&mut self, connection: &mut Connection) -> io::Result<Taken> {
         while self.left() > 0 {
             let into = match self.landing.get_mut(self.filled..) {
                 Some(rest) if !rest.is_empty() => rest,
                 _ => &mut self.scratch[self.filled - self.landing.len()..],
             };
             match connection.reader().read(into) {
-                Ok(0) => return Ok(true),
+                Ok(0) => return Ok(Taken::End),
                 Ok(count) => self.filled += count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 // The error is reported again after all data before it.
@@ -252,8 +252,18 @@ impl ReceiveBuffers<'_> {
                 Err(error) => return Err(error),
             }
         }
-        Ok(self.filled > 0)
+        Ok(if self.filled > 0 { Taken::Bytes } else { Taken::Nothing })
     }
+}
+
+/// What the buffers have received so far.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Taken {
+    /// The stream continues with data that has not arrived.
+    Nothing,
+    Bytes,
+    /// The end of the stream, after the bytes in the buffers.
+    End,
 }
 
 /// Bytes to be encrypted.

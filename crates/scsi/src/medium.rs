@@ -1,5 +1,5 @@
 //! The medium of a unit: its state, the nexuses that prevent its removal, and its events. One state machine serves
-//! fixed disks, removable disks and CDs (SBC-3 5.25, SPC-4 6.18, MMC-6 6.14 and 6.42).
+//! fixed disks, removable disks and CDs (SBC-3 5.25, SBC-4 5.15, MMC-6 6.14 and 6.42).
 
 use crate::logical_unit::NexusId;
 use crate::{AdditionalSense, DeviceType, Sense, SenseKey};
@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 /// The state of the medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum State {
+pub(crate) enum MediumState {
     /// Commands can use it.
     Ready = 0,
     /// It is present and was stopped.
@@ -85,7 +85,7 @@ impl Medium {
             // The tray of the drive opens with the ejection.
             DeviceType::Cd => AdditionalSense::MEDIUM_NOT_PRESENT_TRAY_OPEN,
         };
-        let state = AtomicU8::new(State::Ready as u8);
+        let state = AtomicU8::new(MediumState::Ready as u8);
         let start_stop_cycles = AtomicU32::new(0);
         Self { state, is_removable, start_stop_cycles, absent, removal: Mutex::default() }
     }
@@ -94,24 +94,24 @@ impl Medium {
         self.is_removable
     }
 
-    pub(crate) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> MediumState {
         match self.state.load(Ordering::Relaxed) {
-            0 => State::Ready,
-            1 => State::Stopped,
-            _ => State::Absent,
+            0 => MediumState::Ready,
+            1 => MediumState::Stopped,
+            _ => MediumState::Absent,
         }
     }
 
     pub(crate) fn is_present(&self) -> bool {
-        self.state() != State::Absent
+        self.state() != MediumState::Absent
     }
 
     /// Returns an error if the medium cannot be used now.
     pub(crate) fn check(&self) -> Result<(), Sense> {
         match self.state() {
-            State::Ready => Ok(()),
-            State::Stopped => Err(Sense::stopped()),
-            State::Absent => Err(Sense::new(SenseKey::NotReady, self.absent)),
+            MediumState::Ready => Ok(()),
+            MediumState::Stopped => Err(Sense::stopped()),
+            MediumState::Absent => Err(Sense::new(SenseKey::NotReady, self.absent)),
         }
     }
 
@@ -124,8 +124,8 @@ impl Medium {
         self.start_stop_cycles.load(Ordering::Relaxed)
     }
 
-    fn set(&self, state: State) {
-        if self.state() == State::Stopped && state == State::Ready {
+    fn set(&self, state: MediumState) {
+        if self.state() == MediumState::Stopped && state == MediumState::Ready {
             self.start_stop_cycles.fetch_add(1, Ordering::Relaxed);
         }
         self.state.store(state as u8, Ordering::Relaxed);
@@ -141,7 +141,7 @@ impl Medium {
         removal.nexuses.push(Holder { nexus, prevents: false, event });
     }
 
-    /// Removes a lost nexus. It no longer prevents the removal (SPC-4 6.18).
+    /// Removes a lost nexus. It no longer prevents the removal (SBC-4 5.15).
     pub(crate) fn detach(&self, nexus: NexusId) {
         self.removal().nexuses.retain(|holder| holder.nexus != nexus);
     }
@@ -154,7 +154,7 @@ impl Medium {
             holder.prevents = false;
         }
         if self.is_present() {
-            self.set(State::Ready);
+            self.set(MediumState::Ready);
         }
     }
 
@@ -186,7 +186,7 @@ impl Medium {
         if !self.is_present() {
             return self.check();
         }
-        self.set(if stopped { State::Stopped } else { State::Ready });
+        self.set(if stopped { MediumState::Stopped } else { MediumState::Ready });
         Ok(())
     }
 
@@ -197,7 +197,7 @@ impl Medium {
             return Err(Sense::medium_removal_prevented());
         }
         if self.is_present() {
-            self.set(State::Absent);
+            self.set(MediumState::Absent);
             removal.tell(Event::Removed);
         }
         Ok(())
@@ -207,13 +207,13 @@ impl Medium {
     pub(crate) fn load(&self) -> Result<bool, Sense> {
         let mut removal = self.removal();
         if self.is_present() {
-            self.set(State::Ready);
+            self.set(MediumState::Ready);
             return Ok(false);
         }
         if removal.is_prevented() {
             return Err(Sense::medium_removal_prevented());
         }
-        self.set(State::Ready);
+        self.set(MediumState::Ready);
         removal.tell(Event::New);
         Ok(true)
     }
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn spc4_6_18_a_medium_is_kept_in_while_any_nexus_prevents_its_removal() {
+    fn sbc4_5_15_a_medium_is_kept_in_while_any_nexus_prevents_its_removal() {
         let medium = two_nexuses(DeviceType::Disk);
         medium.set_removal(1, Removal::Prevented);
         medium.set_removal(2, Removal::Prevented);
@@ -307,6 +307,6 @@ mod tests {
         for stopped in [true, false] {
             assert_eq!(additional(medium.set_stopped(stopped)), Some(0x3a00));
         }
-        assert_eq!(medium.state(), State::Absent);
+        assert_eq!(medium.state(), MediumState::Absent);
     }
 }

@@ -315,6 +315,11 @@ impl Sense {
         sense.at(FieldPointer { byte, bit: None, in_cdb: false })
     }
 
+    /// Reports an invalid field of the parameter list that begins at `offset`; its field pointer has 16 bits.
+    pub(crate) fn invalid_parameter_at(offset: usize) -> Self {
+        Self::invalid_field_in_parameter_list(u16::try_from(offset).unwrap_or(u16::MAX))
+    }
+
     /// Reports an invalid field of the parameter list whose highest bit is `bit` of `byte`.
     pub const fn invalid_bit_in_parameter_list(byte: u16, bit: u8) -> Self {
         let sense = Self::illegal_request(AdditionalSense::INVALID_FIELD_IN_PARAMETER_LIST);

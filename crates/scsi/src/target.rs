@@ -43,10 +43,10 @@ pub struct TargetDevice {
     name: String,
     array: Arc<Array>,
     target_port_groups: TargetPortGroups,
-    state: Mutex<State>,
+    state: Mutex<TargetDeviceState>,
 }
 
-struct State {
+struct TargetDeviceState {
     luns: Arc<Luns>,
     nexuses: Vec<Weak<Nexus>>,
 }
@@ -67,7 +67,7 @@ impl TargetDevice {
         ports: Vec<TargetPort>,
     ) -> Arc<Self> {
         luns.values().for_each(|unit| atomic::settle(unit, array.host()));
-        let state = State { luns: Arc::new(luns), nexuses: Vec::new() };
+        let state = TargetDeviceState { luns: Arc::new(luns), nexuses: Vec::new() };
         let device = Arc::new(Self {
             name,
             array: array.clone(),
@@ -161,7 +161,7 @@ impl TargetDevice {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TargetDeviceState> {
         self.state.lock()
     }
 }

@@ -1,4 +1,4 @@
-//! Asymmetric logical unit access (SPC-4 5.15): the access states of a target device's units through each of its target
+//! Asymmetric logical unit access (SPC-4 5.16): the access states of a target device's units through each of its target
 //! ports, and their changes.
 //!
 //! Each port is a target port group of its own, and both have the same number. In iSCSI it is the tag of a portal
@@ -35,7 +35,7 @@ pub enum AccessState {
     Transitioning = 0xf,
 }
 
-/// The access states beyond the active ones in which a command is executed (SPC-4 5.15.2.4). Each variant includes the
+/// The access states beyond the active ones in which a command is executed (SPC-4 5.16.2.4). Each variant includes the
 /// previous ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Access {
@@ -192,7 +192,7 @@ impl TargetPortGroup {
         self.state().sense()
     }
 
-    /// Returns whether INQUIRY reports that the unit is not connected through this port (SPC-4 5.15.2.4.5).
+    /// Returns whether INQUIRY reports that the unit is not connected through this port (SPC-4 5.16.2.4.5).
     pub(crate) fn is_cut_off(&self) -> bool {
         matches!(self.state(), AccessState::Unavailable | AccessState::Offline)
     }
@@ -327,7 +327,7 @@ impl Transition {
         Ok(())
     }
 
-    /// Restores the previous state. Every initiator gets a unit attention for the failure (SPC-4 5.15.2.7).
+    /// Restores the previous state. Every initiator gets a unit attention for the failure (SPC-4 5.16.2.7).
     pub fn fail(self) {}
 }
 
@@ -413,7 +413,7 @@ impl TargetDevice {
     }
 
     /// Executes SET TARGET PORT GROUPS by `nexus` on `unit`. The caller has checked all states. All groups change, or
-    /// none. The other nexuses get a unit attention (SPC-4 5.15.2.8). `nexus` gets it on its other units.
+    /// none. The other nexuses get a unit attention (SPC-4 5.16.2.8). `nexus` gets it on its other units.
     pub(crate) fn set_explicitly(
         &self,
         states: &[(Arc<TargetPortGroup>, AccessState)],

@@ -177,7 +177,7 @@ impl TaskSet {
         self.settle(&mut state);
     }
 
-    /// Executes CLEAR ACA (SAM-5 7.3).
+    /// Executes CLEAR ACA (SAM-5 7.4).
     pub(crate) fn clear_aca(&self, nexus: NexusId) {
         let mut state = self.state();
         state.queue.clear_aca(nexus);

@@ -85,9 +85,11 @@ impl TestStore {
         if direction == Direction::Write && self.is_full.load(Ordering::Relaxed) {
             return Some(BlockError::NoSpace { lba: extent.lba });
         }
-        let bad = self.bad_block.lock().unwrap().filter(|&lba| {
-            (extent.lba.0..extent.lba.0.saturating_add(extent.block_count)).contains(&lba)
-        })?;
+        let bad = self
+            .bad_block
+            .lock()
+            .unwrap()
+            .filter(|&lba| (extent.lba.0..extent.saturating_end()).contains(&lba))?;
         let source = std::io::Error::from_raw_os_error(5);
         Some(BlockError::Medium { lba: Lba(bad), direction, source })
     }

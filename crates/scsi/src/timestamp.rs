@@ -1,4 +1,4 @@
-//! The timestamp of a logical unit (SPC-4 5.17): the host's clock until an initiator sets another time, and afterwards
+//! The timestamp of a logical unit (SPC-4 5.2): the host's clock until an initiator sets another time, and afterwards
 //! the host's clock with the resulting offset.
 
 use parking_lot::Mutex;

@@ -160,11 +160,7 @@ struct Cipher(Xts128<Aes256>);
 impl Cipher {
     fn new(key: &Key) -> Self {
         let (data, tweak) = key.0.split_at(HALF);
-        let half = |bytes: &[u8]| match Aes256::new_from_slice(bytes) {
-            Ok(cipher) => cipher,
-            Err(_) => unreachable!("half of a key is one of AES-256"),
-        };
-        Self(Xts128::new(half(data), half(tweak)))
+        Self(Xts128::new(aes_256(data), aes_256(tweak)))
     }
 
     fn encrypt(&self, blocks: &mut [u8], extent: Extent, block_size: BlockSize) {
@@ -181,6 +177,13 @@ impl Cipher {
                 self.0.decrypt_sector(block, get_tweak_default(lba));
             }
         }
+    }
+}
+
+fn aes_256(half: &[u8]) -> Aes256 {
+    match Aes256::new_from_slice(half) {
+        Ok(cipher) => cipher,
+        Err(_) => unreachable!("half of a key is one of AES-256"),
     }
 }
 

@@ -128,9 +128,8 @@ impl Planted {
 
 /// Returns the first block that both extents contain.
 fn first_common(bad: Extent, extent: Extent) -> Option<Lba> {
-    let end = |extent: Extent| extent.lba.0.saturating_add(extent.block_count);
     let first = bad.lba.max(extent.lba);
-    (first.0 < end(bad).min(end(extent))).then_some(first)
+    (first.0 < bad.saturating_end().min(extent.saturating_end())).then_some(first)
 }
 
 fn medium(lba: Lba, direction: Direction) -> BlockError {

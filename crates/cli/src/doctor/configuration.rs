@@ -245,19 +245,20 @@ mod tests {
 
     #[test]
     fn doctor_distinguishes_dead_server_from_no_server() {
-        let level = |kind: ErrorKind| {
-            let source = io::Error::from(kind);
-            let error = ClientError::Unreachable { address: Address::Socket("/x".into()), source };
-            judge(Err(error.into())).findings[0].level
-        };
-        assert_eq!(level(ErrorKind::NotFound), Level::Ok);
-        assert_eq!(level(ErrorKind::ConnectionRefused), Level::Warning);
-        assert_eq!(level(ErrorKind::PermissionDenied), Level::Warning);
+        assert_eq!(level_if_unreachable(ErrorKind::NotFound), Level::Ok);
+        assert_eq!(level_if_unreachable(ErrorKind::ConnectionRefused), Level::Warning);
+        assert_eq!(level_if_unreachable(ErrorKind::PermissionDenied), Level::Warning);
         assert_eq!(
             judge(Err(ClientError::Broken("x".into()).into())).findings[0].level,
             Level::Warning
         );
         assert!(judge(Ok(ReportedFigures { targets: 3, ..ReportedFigures::default() })).running);
+    }
+
+    fn level_if_unreachable(kind: ErrorKind) -> Level {
+        let source = io::Error::from(kind);
+        let error = ClientError::Unreachable { address: Address::Socket("/x".into()), source };
+        judge(Err(error.into())).findings[0].level
     }
 
     #[test]

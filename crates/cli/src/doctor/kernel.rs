@@ -276,13 +276,14 @@ Max locked memory         65536                unlimited            bytes     \n
 
     #[test]
     fn unsynchronised_clock_is_reported() {
-        let state = |synchronised, seconds| {
-            let maximum_error = Duration::from_secs(seconds);
-            clock(&Ok(Clock { synchronised, maximum_error })).level
-        };
-        assert_eq!(state(false, 0), Level::Warning);
-        assert_eq!(state(true, 0), Level::Ok);
-        assert_eq!(state(true, 16), Level::Warning);
+        assert_eq!(clock_level(false, 0), Level::Warning);
+        assert_eq!(clock_level(true, 0), Level::Ok);
+        assert_eq!(clock_level(true, 16), Level::Warning);
+    }
+
+    fn clock_level(synchronised: bool, seconds: u64) -> Level {
+        let maximum_error = Duration::from_secs(seconds);
+        clock(&Ok(Clock { synchronised, maximum_error })).level
     }
 
     #[test]

@@ -100,18 +100,21 @@ impl Report {
 
     /// Returns an error for problems, and a degraded result for warnings.
     fn verdict(&self) -> anyhow::Result<()> {
-        let plural = |count: usize, word: &str| match count {
-            1 => format!("1 {word}"),
-            _ => format!("{count} {word}s"),
-        };
         let (problems, warnings) =
-            (plural(self.problems, "problem"), plural(self.warnings, "warning"));
+            (counted(self.problems, "problem"), counted(self.warnings, "warning"));
         match (self.problems, self.warnings) {
             (0, 0) => Ok(()),
             (0, _) => Err(DegradedError(warnings).into()),
             (_, 0) => anyhow::bail!("{problems}"),
             _ => anyhow::bail!("{problems} and {warnings}"),
         }
+    }
+}
+
+fn counted(count: usize, word: &str) -> String {
+    match count {
+        1 => format!("1 {word}"),
+        _ => format!("{count} {word}s"),
     }
 }
 
@@ -170,13 +173,14 @@ mod tests {
             Finding::warning("b", "x", "y"),
             Finding::problem("c", "x", "y"),
         );
-        let code = |findings: &[&Finding]| {
-            let findings = findings.iter().map(|finding| (*finding).clone()).collect();
-            exit::number(&Report::new(findings).verdict())
-        };
-        assert_eq!(code(&[&ok, &ok]), 0);
-        assert_eq!(code(&[&ok, &warning]), 5);
-        assert_eq!(code(&[&problem, &warning, &ok]), 1);
+        assert_eq!(exit_code(&[&ok, &ok]), 0);
+        assert_eq!(exit_code(&[&ok, &warning]), 5);
+        assert_eq!(exit_code(&[&problem, &warning, &ok]), 1);
+    }
+
+    fn exit_code(findings: &[&Finding]) -> u8 {
+        let findings = findings.iter().map(|finding| (*finding).clone()).collect();
+        exit::number(&Report::new(findings).verdict())
     }
 
     #[test]

@@ -65,16 +65,20 @@ struct Interface {
 
 fn read_interfaces() -> Vec<Interface> {
     let names = fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
-    let interface = |name: String| {
+    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut found: Vec<_> = names.filter(|name| name != "lo").filter_map(Interface::read).collect();
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    found
+}
+
+impl Interface {
+    /// Reads the interface with this name; `None` if it does not exist.
+    fn read(name: String) -> Option<Self> {
         let read = |file: &str| fs::read_to_string(format!("/sys/class/net/{name}/{file}"));
         let mtu = read("mtu").ok()?.trim().parse().ok()?;
         let up = read("operstate").ok()?.trim() == "up";
-        Some(Interface { mtu, up, name })
-    };
-    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
-    let mut found: Vec<_> = names.filter(|name| name != "lo").filter_map(interface).collect();
-    found.sort_by(|a, b| a.name.cmp(&b.name));
-    found
+        Some(Self { name, mtu, up })
+    }
 }
 
 fn interfaces(all: &[Interface]) -> Finding {

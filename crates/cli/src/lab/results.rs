@@ -35,15 +35,7 @@ fn reported(error: ArchiveError) -> String {
 impl LabResults for Results {
     fn runs(&self) -> Result<Vec<LabRun>, String> {
         let Some(archive) = self.open()? else { return Ok(Vec::new()) };
-        let run = |run: Run| LabRun {
-            id: run.id,
-            study: run.study,
-            scale: run.scale.to_string(),
-            targets_under_test: run.targets_under_test,
-            began_at: run.began_at,
-            ended_at: run.ended_at,
-        };
-        Ok(archive.runs().map_err(reported)?.into_iter().map(run).collect())
+        Ok(archive.runs().map_err(reported)?.into_iter().map(lab_run).collect())
     }
 
     fn report(&self, run: i64, format: LabFormat) -> Result<Option<Vec<u8>>, String> {
@@ -60,6 +52,17 @@ impl LabResults for Results {
         let mut text = Vec::new();
         report::write(format, &document, &run, &mut text).map_err(|error| error.to_string())?;
         Ok(Some(text))
+    }
+}
+
+fn lab_run(run: Run) -> LabRun {
+    LabRun {
+        id: run.id,
+        study: run.study,
+        scale: run.scale.to_string(),
+        targets_under_test: run.targets_under_test,
+        began_at: run.began_at,
+        ended_at: run.ended_at,
     }
 }
 

@@ -118,14 +118,7 @@ impl Arguments {
     }
 
     fn targets_under_test(&self) -> anyhow::Result<Vec<TargetUnderTest>> {
-        let read = |text: &String| {
-            let mut target_under_test: TargetUnderTest = text.parse().map_err(UsageError)?;
-            if let TargetUnderTest::Iscsi(url) = &mut target_under_test {
-                url.chap.complete(variable);
-            }
-            Ok(target_under_test)
-        };
-        self.targets_under_test.iter().map(read).collect()
+        self.targets_under_test.iter().map(|text| parse_target_under_test(text)).collect()
     }
 
     /// Returns whether a flag was given that only applies to studies that run loads.
@@ -136,6 +129,15 @@ impl Arguments {
             || self.resume
             || !self.only.is_empty()
     }
+}
+
+/// Parses a target under test. The environment supplies secrets that its URL does not have.
+fn parse_target_under_test(text: &str) -> anyhow::Result<TargetUnderTest> {
+    let mut target_under_test: TargetUnderTest = text.parse().map_err(UsageError)?;
+    if let TargetUnderTest::Iscsi(url) = &mut target_under_test {
+        url.chap.complete(variable);
+    }
+    Ok(target_under_test)
 }
 
 fn parse_medium(text: &str) -> Result<Medium, String> {

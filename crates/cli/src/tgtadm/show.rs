@@ -206,10 +206,12 @@ pub(super) fn connections(world: &ServerView, tid: Option<u32>) -> Result<String
 
 /// Returns the output of `--mode portal`.
 pub(super) fn portals(world: &ServerView) -> String {
-    let portal = |portal: &sarsen_node::desired::document::Portal| {
-        format!("Portal: {},{}\n", portal.address, portal.group.unwrap_or(1))
-    };
-    world.document.portal.iter().map(portal).collect()
+    world
+        .document
+        .portal
+        .iter()
+        .map(|portal| format!("Portal: {},{}\n", portal.address, portal.group.unwrap_or(1)))
+        .collect()
 }
 
 #[cfg(test)]

@@ -120,38 +120,42 @@ mod tests {
             fs::write(&path, text).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
         };
-        let reported = |error: PemError| {
-            let text = error.to_string();
-            assert!(text.contains("file.pem"), "{text}");
-            text
-        };
-        assert!(reported(certificates(&path).unwrap_err()).contains("cannot read"));
+        assert!(text_with_path(&certificates(&path).unwrap_err()).contains("cannot read"));
         let key = rcgen::KeyPair::generate().unwrap();
         put(&key.serialize_pem(), 0o600);
-        assert!(reported(certificates(&path).unwrap_err()).contains("no certificate"));
+        assert!(text_with_path(&certificates(&path).unwrap_err()).contains("no certificate"));
         assert_eq!(private_key(&path).unwrap().secret_der(), key.serialize_der());
         put(&key.serialize_pem(), 0o640);
         assert!(private_key(&path).is_ok(), "a group may be let read it");
         for open in [0o644, 0o602] {
             put(&key.serialize_pem(), open);
-            assert!(reported(private_key(&path).unwrap_err()).contains("chmod o="));
+            assert!(text_with_path(&private_key(&path).unwrap_err()).contains("chmod o="));
         }
         put("-----BEGIN PRIVATE KEY-----\nnot base64 at all!\n-----END PRIVATE KEY-----\n", 0o600);
         let error = private_key(&path).unwrap_err();
         assert!(!format!("{error:?}").contains("base64"), "{error:?}");
-        assert!(reported(error).contains("not valid PEM"));
+        assert!(text_with_path(&error).contains("not valid PEM"));
         put("nothing", 0o600);
-        assert!(reported(private_key(&path).unwrap_err()).contains("no private key"));
+        assert!(text_with_path(&private_key(&path).unwrap_err()).contains("no private key"));
         let long = fs::File::options().write(true).open(&path).unwrap();
         long.set_len(LENGTH_LIMIT + 1).unwrap();
-        assert!(reported(certificates(&path).unwrap_err()).contains("longer than"));
+        assert!(text_with_path(&certificates(&path).unwrap_err()).contains("longer than"));
         let folder = folder.path().join("file.pem.d");
         fs::create_dir(&folder).unwrap();
-        assert!(reported(certificates(&folder).unwrap_err()).contains("cannot read"));
+        assert!(text_with_path(&certificates(&folder).unwrap_err()).contains("cannot read"));
         // Opening a pipe would wait for ever for a writer.
         let pipe = folder.join("pipe");
         let mode = rustix::fs::Mode::RUSR;
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
-        assert!(reported(private_key(&pipe).unwrap_err()).contains("neither a regular file"));
+        assert!(
+            text_with_path(&private_key(&pipe).unwrap_err()).contains("neither a regular file")
+        );
+    }
+
+    /// Returns the text of the error, which must name the file.
+    fn text_with_path(error: &PemError) -> String {
+        let text = error.to_string();
+        assert!(text.contains("file.pem"), "{text}");
+        text
     }
 }

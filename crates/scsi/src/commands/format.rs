@@ -150,9 +150,8 @@ impl List {
         for (index, entry) in entries.enumerate() {
             let lba = entry.iter().fold(0, |lba, &byte| lba << 8 | u64::from(byte));
             if lba < least || lba >= block_count {
-                let byte = position + index * self.defects.entry_length();
-                let byte = u16::try_from(byte).unwrap_or(u16::MAX);
-                return Err(Sense::invalid_field_in_parameter_list(byte));
+                let offset = position + index * self.defects.entry_length();
+                return Err(Sense::invalid_parameter_at(offset));
             }
             least = lba + 1;
         }

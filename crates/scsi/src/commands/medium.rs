@@ -1,4 +1,4 @@
-//! START STOP UNIT and PREVENT ALLOW MEDIUM REMOVAL (SBC-3 5.25, SPC-4 6.18; MMC-6 6.42, 6.14).
+//! START STOP UNIT and PREVENT ALLOW MEDIUM REMOVAL (SBC-3 5.25, SBC-4 5.15; MMC-6 6.42, 6.14).
 
 use super::Task;
 use crate::medium::Removal;

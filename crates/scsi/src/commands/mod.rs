@@ -75,8 +75,7 @@ impl<'a> Task<'a> {
     }
 
     /// Returns PERIPHERAL QUALIFIER and PERIPHERAL DEVICE TYPE. Through an unavailable port the unit is not connected
-    /// (SPC-4
-    /// 5.15.2.4.5).
+    /// (SPC-4 5.16.2.4.5).
     pub(crate) fn peripheral(&self) -> u8 {
         let qualifier =
             if self.nexus.target_port.is_cut_off() { PERIPHERAL_NOT_CONNECTED } else { 0 };

@@ -5,7 +5,7 @@ use crate::medium::Removal;
 use crate::nexus::Refusal;
 use crate::reservations::transport_id::{self, Problem, TransportId};
 use crate::reservations::{
-    Action, NexusName, REGISTRATIONS_LIMIT, Register, Reservation, State, Type,
+    Action, NexusName, REGISTRATIONS_LIMIT, Register, Reservation, ReservationState, Type,
 };
 use crate::{Abort, AdditionalSense, Cdb, Completion, LogicalUnit, Sense, SenseKey, Status};
 use sarsen_block::{Buffer, Io};
@@ -28,7 +28,10 @@ const LENGTH_OF_IDS: usize = 4;
 
 /// Responds with the header and the bytes that `content` builds from the state. Only REPORT CAPABILITIES has no such
 /// header.
-fn read(task: &Task<'_>, content: impl FnOnce(&State) -> Vec<u8>) -> Result<Io<Completion>, Sense> {
+fn read(
+    task: &Task<'_>,
+    content: impl FnOnce(&ReservationState) -> Vec<u8>,
+) -> Result<Io<Completion>, Sense> {
     let state = match task.unit.persistent_reservations() {
         Ok(state) => state,
         Err(refusal) => return refused(refusal),
@@ -262,19 +265,16 @@ fn named_ports(
     bytes: &[u8],
     offset: usize,
 ) -> Result<(Vec<Arc<str>>, usize), Sense> {
-    let invalid = |byte: usize| {
-        Sense::invalid_field_in_parameter_list(u16::try_from(byte).unwrap_or(u16::MAX))
-    };
     let (id, length) = transport_id::parse(bytes).map_err(|problem| match problem {
         Problem::Truncated => Sense::parameter_list_length_error(),
-        Problem::Invalid(byte) => invalid(offset + usize::from(byte)),
+        Problem::Invalid(byte) => Sense::invalid_parameter_at(offset + usize::from(byte)),
     })?;
     let ports = match id {
         TransportId::Port(port) => vec![port],
         TransportId::Device(device) => unit.known_initiator_ports(&device),
     };
     if ports.is_empty() {
-        Err(invalid(offset + size_of::<wire::TransportIdHeader>()))
+        Err(Sense::invalid_parameter_at(offset + size_of::<wire::TransportIdHeader>()))
     } else {
         Ok((ports, length))
     }

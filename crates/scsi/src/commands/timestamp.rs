@@ -1,4 +1,4 @@
-//! REPORT TIMESTAMP and SET TIMESTAMP (SPC-4 6.38, 6.45).
+//! REPORT TIMESTAMP and SET TIMESTAMP (SPC-4 6.38, 6.46).
 
 use super::{Task, parameter_data};
 use crate::{Cdb, Completion, LogicalUnit, Sense, UnitAttention};
@@ -24,7 +24,7 @@ pub(crate) fn report(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     Ok(Io::Ready(parameter_data(data.as_bytes(), fields.length.get() as usize)))
 }
 
-/// Checks the length of the list, which is fixed (SPC-4 6.45).
+/// Checks the length of the list, which is fixed (SPC-4 6.46).
 fn check_set(cdb: &Cdb) -> Result<usize, Sense> {
     const LENGTH: usize = size_of::<wire::Timestamp>();
     match cdb.view::<wire::Maintenance12>().length.get() as usize {

@@ -226,12 +226,17 @@ const SCSI_NAME_STRING: u8 = 8;
 
 fn device_identification(task: &Task<'_>) -> Vec<u8> {
     let (identity, nexus) = (task.unit.identity(), task.nexus);
-    let number = |number: u16| {
-        page::NumberDesignator { reserved: [0; 2], number: number.into() }.as_bytes().to_vec()
-    };
     let designators = [
-        (ISCSI | BINARY, OF_TARGET_PORT | RELATIVE_TARGET_PORT, number(nexus.relative_target_port)),
-        (ISCSI | BINARY, OF_TARGET_PORT | TARGET_PORT_GROUP, number(nexus.target_port.number)),
+        (
+            ISCSI | BINARY,
+            OF_TARGET_PORT | RELATIVE_TARGET_PORT,
+            number_designator(nexus.relative_target_port),
+        ),
+        (
+            ISCSI | BINARY,
+            OF_TARGET_PORT | TARGET_PORT_GROUP,
+            number_designator(nexus.target_port.number),
+        ),
         (
             ISCSI | UTF_8,
             OF_TARGET_PORT | SCSI_NAME_STRING,
@@ -246,6 +251,10 @@ fn device_identification(task: &Task<'_>) -> Vec<u8> {
         .map(|(set, kind, bytes)| designation(*set, *kind, bytes))
         .collect::<Vec<_>>()
         .concat()
+}
+
+fn number_designator(number: u16) -> Vec<u8> {
+    page::NumberDesignator { reserved: [0; 2], number: number.into() }.as_bytes().to_vec()
 }
 
 /// Returns the designators of the unit that are the same on every path: CODE SET, DESIGNATOR TYPE and DESIGNATOR of

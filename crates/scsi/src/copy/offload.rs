@@ -8,7 +8,7 @@ use super::transfer::{Failure, Fault, Source, Supervisor, Transfer, clear_all};
 use super::{MAXIMUM_INACTIVITY_S, MAXIMUM_RANGES, MAXIMUM_TOKEN_BYTES};
 use crate::commands::Task;
 use crate::{AdditionalSense, Cdb, Completion, LogicalUnit, Sense};
-use sarsen_block::{Extent, Io};
+use sarsen_block::{BlockSize, Extent, Io};
 use sarsen_wire::scsi::copy::{
     self as wire, PopulateTokenHeader, RangeDescriptor, TokenOperation, WriteUsingTokenHeader,
 };
@@ -223,21 +223,22 @@ fn token(
     }
     let token = requester.array.tokens().open(&header.token)?;
     // SBC-3 5.43.2: OFFSET INTO ROD counts blocks of the destination unit.
-    let shift = unit.geometry().block_size.shift();
-    let bytes = |extents: &[Extent], shift: u32| {
-        extents.iter().map(|extent| extent.block_count << shift).sum::<u64>()
-    };
-    let held = bytes(token.extents(), token.unit.geometry().block_size.shift());
-    let offset = header.offset_into_rod.get().checked_mul(1 << shift);
+    let block_size = unit.geometry().block_size;
+    let held = total_bytes(token.extents(), token.unit.geometry().block_size);
+    let offset = header.offset_into_rod.get().checked_mul(1 << block_size.shift());
     let Some(offset) = offset.filter(|&offset| offset < held) else {
         let byte = offset_of!(WriteUsingTokenHeader, offset_into_rod) as u16;
         return Err(Sense::invalid_field_in_parameter_list(byte));
     };
-    if bytes(ranges, shift) > held - offset {
+    if total_bytes(ranges, block_size) > held - offset {
         let byte = offset_of!(WriteUsingTokenHeader, ranges_length) as u16;
         return Err(Sense::invalid_field_in_parameter_list(byte));
     }
     Ok((Some(token), offset))
+}
+
+fn total_bytes(extents: &[Extent], block_size: BlockSize) -> u64 {
+    extents.iter().map(|extent| extent.byte_count(block_size)).sum()
 }
 
 impl Writing {

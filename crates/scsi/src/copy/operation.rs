@@ -88,7 +88,7 @@ impl Operation {
         self.pieces.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the number of copied pieces. The counter wraps (SPC-4 6.21).
+    /// Returns the number of copied pieces. The counter wraps (SPC-4 6.24).
     pub(super) fn pieces(&self) -> u16 {
         self.pieces.load(Ordering::Relaxed)
     }

@@ -110,13 +110,6 @@ fn token_features() -> page::RodTokenFeatures {
 }
 
 fn rod_types() -> Vec<u8> {
-    let rod_type = |rod_type: u32, flags: u8| page::RodType {
-        rod_type: rod_type.into(),
-        flags,
-        reserved_5: 0,
-        preference: 0.into(),
-        reserved_8: [0; 56],
-    };
     let both = page::ROD_TYPE_TOKEN_IN | page::ROD_TYPE_TOKEN_OUT;
     let types = [
         rod_type(wire::ROD_POINT_IN_TIME_DEFAULT, page::ROD_TYPE_TOKEN_OUT),
@@ -127,6 +120,16 @@ fn rod_types() -> Vec<u8> {
     let header =
         page::RodTypesHeader { reserved: [0; 2], length: (size_of_val(&types) as u16).into() };
     [header.as_bytes(), types.as_bytes()].concat()
+}
+
+fn rod_type(rod_type: u32, flags: u8) -> page::RodType {
+    page::RodType {
+        rod_type: rod_type.into(),
+        flags,
+        reserved_5: 0,
+        preference: 0.into(),
+        reserved_8: [0; 56],
+    }
 }
 
 fn copy_operations() -> page::GeneralCopyOperations {

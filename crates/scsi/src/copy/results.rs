@@ -1,5 +1,5 @@
 //! The reports on copies: the RECEIVE COPY commands, RECEIVE ROD TOKEN INFORMATION and REPORT ALL ROD TOKENS; and COPY
-//! OPERATION ABORT (SPC-4 6.3, 6.18 to 6.25).
+//! OPERATION ABORT (SPC-4 6.3, 6.20 to 6.26, 6.31).
 
 use super::operation::{ListId, Operation, Phase};
 use super::page::DESCRIPTOR_TYPES;
@@ -79,7 +79,7 @@ pub(crate) fn failure_details_lid1(task: Task<'_>) -> Result<Io<Completion>, Sen
         Phase::Completed => return Ok(Io::Ready(parameter_data(&[0; 4], allocation_length))),
         Phase::Foreground | Phase::Background => return Err(Sense::invalid_field_in_cdb(2)),
     };
-    // SPC-4 6.18: the details are reported once.
+    // SPC-4 6.23: the details are reported once.
     task.unit.operations().forget(&operation);
     let header = wire::FailureDetails {
         available_data: available_data(size_of::<wire::FailureDetails>() + sense.len()).into(),

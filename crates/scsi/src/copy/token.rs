@@ -73,7 +73,7 @@ impl Token {
     }
 
     pub(super) fn stands_for(&self, extent: Extent) -> bool {
-        let end = extent.lba.0.saturating_add(extent.block_count);
+        let end = extent.saturating_end();
         self.extents.iter().any(|own| own.lba.0 < end && extent.lba.0 < own.end())
     }
 

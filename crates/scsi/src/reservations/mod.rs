@@ -11,7 +11,8 @@ mod tests;
 pub(crate) mod transport_id;
 
 pub(crate) use self::state::{
-    Action, NexusName, Permission, REGISTRATIONS_LIMIT, Register, Reservation, State, Type,
+    Action, NexusName, Permission, REGISTRATIONS_LIMIT, Register, Reservation, ReservationState,
+    Type,
 };
 use self::state::{Change, Compatible};
 use crate::attention::Attentions;
@@ -66,7 +67,7 @@ pub(crate) struct Reservations {
 
 #[derive(Default)]
 struct Inner {
-    state: State,
+    state: ReservationState,
     /// The nexus that holds an SPC-2 reservation.
     spc2_holder: NexusId,
     /// True if there is a record, or may be one.
@@ -115,9 +116,8 @@ impl Inner {
 
 impl LogicalUnit {
     /// Returns the persistent reservations. Fails during an SPC-2 reservation, whose holder cannot request them either
-    /// (SPC-2
-    /// 5.5.1).
-    pub(crate) fn persistent_reservations(&self) -> Result<State, Refusal> {
+    /// (SPC-2 5.5.1).
+    pub(crate) fn persistent_reservations(&self) -> Result<ReservationState, Refusal> {
         let inner = self.reservations().inner();
         match inner.spc2_holder {
             NO_NEXUS => Ok(inner.state.clone()),
@@ -144,7 +144,11 @@ impl LogicalUnit {
     }
 
     /// Saves `after`. If that fails, saves `before` again if possible.
-    async fn keep_reservations(&self, before: &State, after: &State) -> Result<(), Sense> {
+    async fn keep_reservations(
+        &self,
+        before: &ReservationState,
+        after: &ReservationState,
+    ) -> Result<(), Sense> {
         let Some(metadata) = self.metadata() else { return Ok(()) };
         let content = record::encode(after);
         let is_removal = content.is_empty();

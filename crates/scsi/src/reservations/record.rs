@@ -1,6 +1,6 @@
 //! The record of registrations and the reservation that survives a loss of power (SPC-4 5.12.5.1).
 
-use super::state::{NexusName, Registration, Reservation, State, Type};
+use super::state::{NexusName, Registration, Reservation, ReservationState, Type};
 use std::io;
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -35,7 +35,7 @@ struct Entry {
 const _: () = assert!(size_of::<Header>() == 16 && size_of::<Entry>() == 12);
 
 /// Returns the record of a state. It is empty if the state need not outlive the program.
-pub(crate) fn encode(state: &State) -> Vec<u8> {
+pub(crate) fn encode(state: &ReservationState) -> Vec<u8> {
     if !state.aptpl || state.registrations.is_empty() {
         return Vec::new();
     }
@@ -66,7 +66,7 @@ pub(crate) fn encode(state: &State) -> Vec<u8> {
 }
 
 /// Returns the state in a record.
-pub(crate) fn decode(bytes: &[u8]) -> io::Result<State> {
+pub(crate) fn decode(bytes: &[u8]) -> io::Result<ReservationState> {
     parse(bytes).map_err(|problem| {
         let message = format!(
             "what was kept of persistent reservations cannot be used ({problem}): start the version \
@@ -76,7 +76,7 @@ pub(crate) fn decode(bytes: &[u8]) -> io::Result<State> {
     })
 }
 
-fn parse(bytes: &[u8]) -> Result<State, &'static str> {
+fn parse(bytes: &[u8]) -> Result<ReservationState, &'static str> {
     let (header, mut rest) = Header::ref_from_prefix(bytes).map_err(|_| "it is too short")?;
     if header.version.get() != VERSION {
         return Err("its version is unknown");
@@ -110,7 +110,7 @@ fn parse(bytes: &[u8]) -> Result<State, &'static str> {
         }
     };
     // SPC-4 6.15.2: PRGENERATION is zero after each power on.
-    let state = State { generation: 0, registrations, reservation, aptpl: true };
+    let state = ReservationState { generation: 0, registrations, reservation, aptpl: true };
     state.check_invariants()?;
     Ok(state)
 }

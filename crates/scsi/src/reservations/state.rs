@@ -98,7 +98,7 @@ impl Reservation {
 
 /// The registrations and the reservation of one unit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct State {
+pub(crate) struct ReservationState {
     /// PRGENERATION.
     pub(crate) generation: u32,
     /// The registrations, in the order of their creation.
@@ -156,7 +156,7 @@ pub(crate) struct Register {
 /// The result of an action.
 #[derive(Debug)]
 pub(crate) struct Change {
-    pub(crate) state: State,
+    pub(crate) state: ReservationState,
     /// The unit attentions, with the nexuses that get them.
     pub(crate) reported: Vec<(NexusName, UnitAttention)>,
     /// The nexuses with tasks that PREEMPT AND ABORT ends.
@@ -169,7 +169,7 @@ const SPEC_I_PT: (u16, u8) = (20, 3);
 const TRANSPORT_IDS: u16 = 28;
 const MOVE_TRANSPORT_ID: u16 = 24;
 
-impl State {
+impl ReservationState {
     pub(crate) fn key_of(&self, nexus: &NexusName) -> Option<u64> {
         self.registrations.iter().find(|known| known.nexus == *nexus).map(|known| known.key)
     }
@@ -296,7 +296,7 @@ impl State {
     }
 }
 
-/// The result of [`State::compatible`].
+/// The result of [`ReservationState::compatible`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compatible {
     /// The command works as in SPC-2.

@@ -1,7 +1,7 @@
 //! Runs random sequences of service actions against a model that follows the tables directly, and checks the record of
 //! each resulting state.
 
-use super::state::{Action, NexusName, Permission, Register, State, Type};
+use super::state::{Action, NexusName, Permission, Register, ReservationState, Type};
 use super::{record, state};
 use crate::nexus::Refusal;
 use crate::{Sense, UnitAttention};
@@ -193,7 +193,7 @@ fn any_step() -> impl Strategy<Value = Step> {
 }
 
 /// Converts a state to the model.
-fn modelled(state: &State) -> Model {
+fn modelled(state: &ReservationState) -> Model {
     let mut model = Model { generation: state.generation, ..Model::default() };
     for who in 0..NEXUSES {
         model.keys[who] = state.key_of(&name(who));
@@ -206,20 +206,20 @@ fn modelled(state: &State) -> Model {
 }
 
 /// Checks that the record contains the state, or is empty if nothing must be saved.
-fn check_record(state: &State) {
+fn check_record(state: &ReservationState) {
     let bytes = record::encode(state);
     if !state.aptpl || state.registrations.is_empty() {
         assert!(bytes.is_empty());
         return;
     }
-    let restarted = State { generation: 0, ..state.clone() };
+    let restarted = ReservationState { generation: 0, ..state.clone() };
     assert_eq!(record::decode(&bytes).expect("was encoded"), restarted);
     for length in 0..bytes.len() {
         record::decode(&bytes[..length]).expect_err("is cut short");
     }
 }
 
-fn check_reported(before: &State, who: usize, reported: &[(NexusName, UnitAttention)]) {
+fn check_reported(before: &ReservationState, who: usize, reported: &[(NexusName, UnitAttention)]) {
     for (nexus, _) in reported {
         assert_ne!(*nexus, name(who), "one's own doing is not told");
         assert!(before.key_of(nexus).is_some(), "only registrants are told");
@@ -233,7 +233,7 @@ proptest! {
     fn spc4_5_12_any_sequence_matches_model(
         steps in prop::collection::vec((0..NEXUSES, any_step()), 1..40)
     ) {
-        let mut state = State::default();
+        let mut state = ReservationState::default();
         let mut model = Model::default();
         for (who, step) in steps {
             let expected = model.step(who, step);
@@ -274,7 +274,7 @@ proptest! {
 fn spc4_6_16_3_the_key_comes_before_a_wrong_type() {
     let wrong = Err(Sense::invalid_bit_in_cdb(2, 3));
     let reserve = Action::Reserve { key: 1, reservation_type: wrong };
-    let refusal = State::default().apply(&name(0), &reserve).expect_err("is refused");
+    let refusal = ReservationState::default().apply(&name(0), &reserve).expect_err("is refused");
     assert!(matches!(refusal, Refusal::ReservationConflict));
     assert!(state::REGISTRATIONS_LIMIT < usize::from(u16::MAX) / 8, "READ KEYS tells all");
 }

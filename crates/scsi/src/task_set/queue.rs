@@ -24,8 +24,7 @@ impl Access {
     fn conflicts_with(self, other: Self) -> bool {
         let overlap = match (self.extent, other.extent) {
             (Some(one), Some(two)) => {
-                let end = |extent: Extent| extent.lba.0.saturating_add(extent.block_count);
-                one.lba.0 < end(two) && two.lba.0 < end(one)
+                one.lba.0 < two.saturating_end() && two.lba.0 < one.saturating_end()
             }
             _ => true,
         };

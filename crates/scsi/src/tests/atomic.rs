@@ -123,18 +123,13 @@ fn sbc4_5_49_write_atomic_is_there_where_it_can_be_kept_and_the_limits_say_so() 
 #[test]
 fn sbc4_5_49_write_atomic_is_refused_as_the_standard_says() {
     let mut fixture = Fixture::new();
-    let with = |changes: &[(usize, u8)]| {
-        let mut cdb_bytes = write_atomic(0, 1);
-        changes.iter().for_each(|&(offset, byte)| cdb_bytes[offset] = byte);
-        cdb_bytes
-    };
     for (cdb_bytes, expected, field) in [
-        (with(&[(1, 0x20)]), 0x2400, [0xcf, 0, 1]),
+        (write_atomic_with(&[(1, 0x20)]), 0x2400, [0xcf, 0, 1]),
         // One block above MAXIMUM ATOMIC TRANSFER LENGTH; the medium is large enough for it.
-        (with(&[(12, 8), (13, 1)]), 0x2400, [0xc0, 0, 12]),
-        (with(&[(10, 8), (11, 1)]), 0x2400, [0xc0, 0, 10]),
-        (with(&[(8, 0x10)]), 0x2100, [0, 0, 0]),
-        (with(&[(2, 0xff), (13, 0)]), 0x2100, [0, 0, 0]),
+        (write_atomic_with(&[(12, 8), (13, 1)]), 0x2400, [0xc0, 0, 12]),
+        (write_atomic_with(&[(10, 8), (11, 1)]), 0x2400, [0xc0, 0, 10]),
+        (write_atomic_with(&[(8, 0x10)]), 0x2100, [0, 0, 0]),
+        (write_atomic_with(&[(2, 0xff), (13, 0)]), 0x2100, [0, 0, 0]),
     ] {
         assert_eq!(fixture.nexus.data_out_length(Some(Lun(0)), &cdb(&cdb_bytes)), 0);
         let refused = fixture.run(&cdb_bytes, &[NEW; 512]);
@@ -145,8 +140,18 @@ fn sbc4_5_49_write_atomic_is_refused_as_the_standard_says() {
     assert_eq!(fixture.read(0, 2), [0; 1024]);
     assert_eq!(fixture.run(&write_atomic(0, 0), &[]).status, Status::Good);
     // With a boundary the server may divide the write, but does not.
-    assert_eq!(fixture.run(&with(&[(11, 1), (13, 2)]), &[NEW; 1024]).status, Status::Good);
+    assert_eq!(
+        fixture.run(&write_atomic_with(&[(11, 1), (13, 2)]), &[NEW; 1024]).status,
+        Status::Good
+    );
     assert_eq!(fixture.read(0, 2), [NEW; 1024]);
+}
+
+/// Returns the CDB of a valid command with changed bytes.
+fn write_atomic_with(changes: &[(usize, u8)]) -> [u8; 16] {
+    let mut cdb_bytes = write_atomic(0, 1);
+    changes.iter().for_each(|&(offset, byte)| cdb_bytes[offset] = byte);
+    cdb_bytes
 }
 
 #[test]

@@ -427,7 +427,7 @@ fn a_hole_in_the_source_is_a_hole_in_the_destination() {
 }
 
 #[test]
-fn spc4_6_20_a_status_is_kept_as_the_list_asks_and_is_the_nexus_s_own() {
+fn spc4_6_25_a_status_is_kept_as_the_list_asks_and_is_the_nexus_s_own() {
     let mut fixture = Fixture::new();
     let status = |id: u8| [0x84, 0, id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0];
     let own = [cscd(&fixture.unit)];

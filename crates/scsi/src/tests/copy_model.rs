@@ -2,7 +2,7 @@
 
 use super::copy::{Second, copy, cscd, list, offset_segment, segment};
 use crate::testing::*;
-use crate::{NexusHandle, Status};
+use crate::{LogicalUnit, NexusHandle, Status};
 use proptest::prelude::*;
 use sarsen_block::BlockSize;
 
@@ -55,6 +55,15 @@ struct Side {
 }
 
 impl Side {
+    fn new(nexus: NexusHandle, unit: &LogicalUnit) -> Self {
+        Self {
+            nexus,
+            cscd: cscd(unit),
+            block: unit.store().geometry().block_size.bytes(),
+            model: vec![0; MODEL_BYTES],
+        }
+    }
+
     fn write(&mut self, lba: u8, count: u8, value: u8) {
         let cdb = [0x2a, 0, 0, 0, 0, lba, 0, 0, count, 0];
         let (start, length) = (usize::from(lba) * self.block, usize::from(count) * self.block);
@@ -139,15 +148,9 @@ proptest! {
         let size = |large| if large { BlockSize::B4096 } else { BlockSize::B512 };
         let fixture = Fixture::over(TestStore::new(size(large_blocks[0])));
         let second = Second::beside(&fixture, size(large_blocks[1]));
-        let side = |nexus, unit: &crate::LogicalUnit| Side {
-            nexus,
-            cscd: cscd(unit),
-            block: unit.store().geometry().block_size.bytes(),
-            model: vec![0; MODEL_BYTES],
-        };
         let mut sides = [
-            side(fixture.nexus.clone(), &fixture.unit),
-            side(second.nexus.clone(), &second.unit),
+            Side::new(fixture.nexus.clone(), &fixture.unit),
+            Side::new(second.nexus.clone(), &second.unit),
         ];
         for step in &steps {
             carry_out(&mut sides, step);

@@ -3,7 +3,8 @@
 use super::copy::{Second, copy, list_between, read, segment};
 use crate::testing::*;
 use crate::{
-    Identity, InitiatorPort, LogicalUnit, Lun, LunView, NexusHandle, SenseKey, Status, TargetDevice,
+    Completion, Identity, InitiatorPort, LogicalUnit, Lun, LunView, NexusHandle, SenseKey, Status,
+    TargetDevice,
 };
 use sarsen_block::{BlockSize, MemoryStore};
 use std::collections::BTreeMap;
@@ -25,7 +26,7 @@ fn show(device: &Arc<TargetDevice>, initiator: &str, view: LunView) -> NexusHand
     device.open_nexus_showing(port(initiator), 1, view).expect("port 1")
 }
 
-fn at(nexus: &mut NexusHandle, lun: u16, cdb: &[u8], data: &[u8]) -> crate::Completion {
+fn at(nexus: &mut NexusHandle, lun: u16, cdb: &[u8], data: &[u8]) -> Completion {
     block_on(nexus.execute(Some(Lun(lun)), command(cdb, data)))
 }
 
@@ -157,15 +158,11 @@ fn copy_cannot_access_hidden_units_or_those_of_other_nexuses() {
     let mut fixture = Fixture::new();
     let second = Second::beside(&fixture, BlockSize::B512);
     let list = list_between(&fixture.unit, &second.unit, segment(0, 1, 1, 0, 0));
-    let unreachable = |completion: &crate::Completion| {
-        let sense = completion.sense.as_ref().expect("sense data");
-        (sense.key(), sense.additional().0) == (SenseKey::CopyAborted, 0x0d02)
-    };
     fixture.write(0, &[7; 512]);
     second.nexus.close();
     // The initiator's own nexus to the other target does not show the unit.
     let hidden = show(&second.device, "one", view([]));
-    assert!(unreachable(&copy(&mut fixture.nexus, &list)));
+    assert!(is_unreachable(&copy(&mut fixture.nexus, &list)));
     second.device.set_view(hidden.id(), LunView { read_only: true, ..view([(4, 0)]) });
     let refused = copy(&mut fixture.nexus, &list);
     let sense = refused.sense.as_ref().expect("sense data");
@@ -176,13 +173,19 @@ fn copy_cannot_access_hidden_units_or_those_of_other_nexuses() {
     // Another initiator with the same name, but with authentication.
     let proven = |account: &str| InitiatorPort { proven: Some(account.into()), ..port("one") };
     let _victim = second.device.open_nexus(proven("victim"), 1).expect("port 1");
-    assert!(unreachable(&copy(&mut fixture.nexus, &list)));
+    assert!(is_unreachable(&copy(&mut fixture.nexus, &list)));
     let mut thief = fixture.device.open_nexus(proven("thief"), 1).expect("port 1");
     at(&mut thief, 0, &[0], &[]);
-    assert!(unreachable(&copy(&mut thief, &list)));
+    assert!(is_unreachable(&copy(&mut thief, &list)));
     let mut victim = fixture.device.open_nexus(proven("victim"), 1).expect("port 1");
     at(&mut victim, 0, &[0], &[]);
     assert_eq!(copy(&mut victim, &list).status, Status::Good);
+}
+
+/// Returns whether a copy failed with COPY TARGET DEVICE NOT REACHABLE.
+fn is_unreachable(completion: &Completion) -> bool {
+    let sense = completion.sense.as_ref().expect("sense data");
+    (sense.key(), sense.additional().0) == (SenseKey::CopyAborted, 0x0d02)
 }
 
 #[test]

@@ -290,7 +290,7 @@ fn spc4_7_2_the_only_diagnostic_page_lists_itself() {
 }
 
 #[test]
-fn spc4_5_17_timestamp_counts_from_set_value() {
+fn spc4_5_2_timestamp_counts_from_set_value() {
     let mut fixture = Fixture::new();
     let mut other = open(&fixture.device, "two");
     run(&mut other, &[0], &[]);
@@ -314,16 +314,17 @@ fn spc4_5_17_timestamp_counts_from_set_value() {
 #[test]
 fn spc4_7_7_the_only_security_protocol_is_the_list_of_them() {
     let mut fixture = Fixture::new();
-    let ask = |protocol, specific, inc_512, length| {
-        [0xa2, protocol, 0, specific, inc_512, 0, 0, 0, 0, length, 0, 0]
-    };
-    let list = bytes(fixture.run(&ask(0, 0, 0, 255), &[]));
+    let list = bytes(fixture.run(&security_protocol_in(0, 0, 0, 255), &[]));
     assert_eq!(list, [0, 0, 0, 0, 0, 0, 0, 1, 0]);
-    assert_eq!(bytes(fixture.run(&ask(0, 1, 0, 255), &[])), [0; 4]);
-    let padded = bytes(fixture.run(&ask(0, 0, 0x80, 1), &[]));
+    assert_eq!(bytes(fixture.run(&security_protocol_in(0, 1, 0, 255), &[])), [0; 4]);
+    let padded = bytes(fixture.run(&security_protocol_in(0, 0, 0x80, 1), &[]));
     assert_eq!((padded.len(), &padded[..9]), (512, &list[..]));
-    assert_eq!(refused(&fixture.run(&ask(0xef, 0, 0, 255), &[])), (1, None, true));
-    assert_eq!(refused(&fixture.run(&ask(0, 2, 0, 255), &[])), (2, None, true));
+    assert_eq!(refused(&fixture.run(&security_protocol_in(0xef, 0, 0, 255), &[])), (1, None, true));
+    assert_eq!(refused(&fixture.run(&security_protocol_in(0, 2, 0, 255), &[])), (2, None, true));
+}
+
+const fn security_protocol_in(protocol: u8, specific: u8, inc_512: u8, length: u8) -> [u8; 12] {
+    [0xa2, protocol, 0, specific, inc_512, 0, 0, 0, 0, length, 0, 0]
 }
 
 #[test]

@@ -103,20 +103,15 @@ fn spc4_6_11_mode_sense_tells_current_changeable_and_default_pages() {
 #[test]
 fn spc4_6_9_refused_mode_select_changes_nothing() {
     let mut fixture = Fixture::new();
-    let caching = |wce, other| {
-        let mut list = vec![0, 0, 0, 0, 0x08, 0x12, wce, other];
-        list.resize(24, 0);
-        list
-    };
-    let good = caching(0, 0);
+    let good = caching_list(0, 0);
     let mut wrong_length = good.clone();
     wrong_length[5] = 0x11;
     let mut wrong_block = vec![0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0x10, 0];
     wrong_block.extend(&good[4..]);
     let cut = good[..20].to_vec();
     for (list, expected) in [
-        (caching(1, 0), 0x2600),
-        (caching(0, 1), 0x2600),
+        (caching_list(1, 0), 0x2600),
+        (caching_list(0, 1), 0x2600),
         (wrong_length, 0x2600),
         (wrong_block, 0x2600),
         (cut, 0x1a00),
@@ -129,6 +124,13 @@ fn spc4_6_9_refused_mode_select_changes_nothing() {
     }
     assert_eq!(bytes(fixture.run(&[0x1a, 8, 0x08, 0, 255, 0], &[]))[6], 0x04);
     assert_eq!(fixture.run(&[0x15, 0x10, 0, 0, 0, 0], &[]).status, Status::Good);
+}
+
+/// Returns the parameter list of MODE SELECT(6) with the caching page, whose first two fields are these.
+fn caching_list(wce: u8, retention: u8) -> Vec<u8> {
+    let mut list = vec![0, 0, 0, 0, 0x08, 0x12, wce, retention];
+    list.resize(24, 0);
+    list
 }
 
 /// Returns the data of MODE SENSE(10) for all pages, without the header.
@@ -199,18 +201,22 @@ fn spc5_6_14_rtd_restores_the_default_pages() {
 
 #[test]
 fn a_damaged_record_of_mode_pages_keeps_the_unit_from_starting() {
-    let load = |record: &[u8]| {
-        let metadata = TestMetadataStore::default();
-        metadata.records.lock().unwrap().insert(Record::ModePages, record.to_vec());
-        let store = Arc::new(TestStore::new(BlockSize::B512));
-        let parts = Parts::disk(Identity::new("data", "scope"), store);
-        LogicalUnit::of_parts(Parts { metadata: Some(Arc::new(metadata)), ..parts })
-    };
     for damaged in [&[][..], &[2], &[1, 0x0a], &[1, 0x0a, 0x0a, 0], &[1, 0x4a, 1, 0]] {
-        assert_eq!(load(damaged).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(
+            unit_with_saved_mode_pages(damaged).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
     }
     // Unknown pages, and pages with an unexpected length, are ignored.
-    assert!(load(&[1, 0x3e, 1, 7, 0x0a, 1, 7]).is_ok());
+    assert!(unit_with_saved_mode_pages(&[1, 0x3e, 1, 7, 0x0a, 1, 7]).is_ok());
+}
+
+fn unit_with_saved_mode_pages(record: &[u8]) -> io::Result<Arc<LogicalUnit>> {
+    let metadata = TestMetadataStore::default();
+    metadata.records.lock().unwrap().insert(Record::ModePages, record.to_vec());
+    let store = Arc::new(TestStore::new(BlockSize::B512));
+    let parts = Parts::disk(Identity::new("data", "scope"), store);
+    LogicalUnit::of_parts(Parts { metadata: Some(Arc::new(metadata)), ..parts })
 }
 
 fn field_of(completion: &crate::Completion) -> usize {

@@ -86,18 +86,15 @@ fn mmc6_6_18_a_cd_is_read_in_blocks_of_2048_bytes_and_never_written() {
 #[test]
 fn mmc6_6_19_read_cd_returns_user_data_only() {
     let mut fixture = cd();
-    let read = |sector_type: u8, selection, sub_channel| {
-        [0xbe, sector_type << 2, 0, 0, 0, 5, 0, 0, 1, selection, sub_channel, 0]
-    };
-    assert_eq!(data(&mut fixture, &read(0, 0, 0)), [], "nothing is selected");
+    assert_eq!(data(&mut fixture, &read_cd(0, 0, 0)), [], "nothing is selected");
     for sector_type in [1, 3, 4, 5, 6, 7] {
-        assert_eq!(refusal(&mut fixture, &read(sector_type, 0x10, 0)), (0x6400, None));
+        assert_eq!(refusal(&mut fixture, &read_cd(sector_type, 0x10, 0)), (0x6400, None));
     }
     for selection in [0xf8, 0x80, 0x20, 0x40, 0x18, 0x12, 0x14] {
-        assert_eq!(refusal(&mut fixture, &read(2, selection, 0)), bit(9, 7), "{selection:02x}");
+        assert_eq!(refusal(&mut fixture, &read_cd(2, selection, 0)), bit(9, 7), "{selection:02x}");
     }
     for sub_channel in [1, 2, 4] {
-        assert_eq!(refusal(&mut fixture, &read(2, 0x10, sub_channel)), bit(10, 2));
+        assert_eq!(refusal(&mut fixture, &read_cd(2, 0x10, sub_channel)), bit(10, 2));
     }
     let last = [0xbe, 0, 0, 0, 0x0f, 0xff, 0, 0, 1, 0x10, 0, 0];
     assert_eq!(data(&mut fixture, &last).len(), 2048);
@@ -116,6 +113,11 @@ fn mmc6_6_19_read_cd_returns_user_data_only() {
         assert_eq!(refusal(&mut fixture, &cdb), field(refused), "{cdb:02x?}");
     }
     assert_eq!(data(&mut fixture, &[0xb9, 0, 0, 0, 2, 0, 0, 2, 0, 0x10, 0, 0]), []);
+}
+
+/// Returns READ CD of block 5.
+const fn read_cd(sector_type: u8, selection: u8, sub_channel: u8) -> [u8; 12] {
+    [0xbe, sector_type << 2, 0, 0, 0, 5, 0, 0, 1, selection, sub_channel, 0]
 }
 
 #[test]
@@ -336,24 +338,35 @@ fn mmc6_6_21_disc_information_is_that_of_a_complete_disc() {
 #[test]
 fn mmc6_6_27_track_information_by_block_by_track_and_by_session() {
     let mut fixture = cd();
-    let ask = |kind, address: u32| {
-        let [a, b, c, d] = address.to_be_bytes();
-        [0x52, kind, a, b, c, d, 0, 0, 255, 0]
-    };
-    let information = data(&mut fixture, &ask(1, 1));
+    let information = data(&mut fixture, &read_track_information(1, 1));
     assert_eq!(information[..8], [0, 34, 1, 1, 0, 4, 1, 0]);
     assert_eq!(information[8..24], [0; 16]);
     assert_eq!(information[24..28], [0, 0, 0x10, 0]);
-    for same in [ask(0, 0), ask(0, 4095), ask(2, 1)] {
+    for same in [
+        read_track_information(0, 0),
+        read_track_information(0, 4095),
+        read_track_information(2, 1),
+    ] {
         assert_eq!(data(&mut fixture, &same), information, "{same:02x?}");
     }
     for address in [4096, u32::MAX] {
-        assert_eq!(refusal(&mut fixture, &ask(0, address)).0, 0x2100);
+        assert_eq!(refusal(&mut fixture, &read_track_information(0, address)).0, 0x2100);
     }
-    for wrong in [ask(1, 0), ask(1, 2), ask(1, 0xff), ask(2, 0), ask(2, 2)] {
+    for wrong in [
+        read_track_information(1, 0),
+        read_track_information(1, 2),
+        read_track_information(1, 0xff),
+        read_track_information(2, 0),
+        read_track_information(2, 2),
+    ] {
         assert_eq!(refusal(&mut fixture, &wrong), field(2), "{wrong:02x?}");
     }
-    assert_eq!(refusal(&mut fixture, &ask(3, 0)), bit(1, 1));
+    assert_eq!(refusal(&mut fixture, &read_track_information(3, 0)), bit(1, 1));
+}
+
+const fn read_track_information(address_type: u8, address: u32) -> [u8; 10] {
+    let [a, b, c, d] = address.to_be_bytes();
+    [0x52, address_type, a, b, c, d, 0, 0, 255, 0]
 }
 
 #[test]

@@ -131,18 +131,25 @@ fn transfers_are_bounded_and_whole_and_go_one_way() {
         let length = fixture.nexus.data_out_length_within(Some(Lun(0)), &write, promised);
         assert_eq!(length, taken);
     }
-    let refused = |fixture: &mut Fixture, promised, data_in, data_out: &[u8]| {
-        let mut command = command(&[0x2a], data_out);
-        command.expected_data_out_length = Some(promised);
-        command.expected_data_in_length = data_in;
-        let completion = block_on(fixture.nexus.execute(Some(Lun(0)), command));
-        assert_eq!(additional(&completion), Some(0x0e03));
-    };
-    refused(&mut fixture, 5, 0, &[1; 4]);
-    refused(&mut fixture, 5, 0, &[]);
-    refused(&mut fixture, 4, 4, &[1; 4]);
-    refused(&mut fixture, 0, LIMIT as u64 + 1, &[]);
+    assert_refused(&mut fixture, 5, 0, &[1; 4]);
+    assert_refused(&mut fixture, 5, 0, &[]);
+    assert_refused(&mut fixture, 4, 4, &[1; 4]);
+    assert_refused(&mut fixture, 0, LIMIT as u64 + 1, &[]);
     assert!(asked(&device).is_empty());
+}
+
+/// Asserts that a WRITE(10) with these lengths fails with INVALID FIELD IN COMMAND INFORMATION UNIT.
+fn assert_refused(
+    fixture: &mut Fixture,
+    expected_data_out: u64,
+    expected_data_in: u64,
+    data_out: &[u8],
+) {
+    let mut command = command(&[0x2a], data_out);
+    command.expected_data_out_length = Some(expected_data_out);
+    command.expected_data_in_length = expected_data_in;
+    let completion = block_on(fixture.nexus.execute(Some(Lun(0)), command));
+    assert_eq!(additional(&completion), Some(0x0e03));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use crate::{
 };
 use sarsen_block::BlockSize;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -319,21 +320,21 @@ fn spc4_6_16_1_lists_of_a_wrong_length_are_refused() {
 #[test]
 fn spc4_5_12_7_registrations_have_a_limit() {
     let mut cluster = Cluster::new();
-    let ids = |names: std::ops::Range<usize>| {
-        names
-            .map(|name| transport_id(1, &format!("iqn.2026-01.example:{name},i,0x1")))
-            .collect::<Vec<_>>()
-    };
-    let most = with_ids(0, 5, 0, &ids(0..511));
+    let most = with_ids(0, 5, 0, &transport_ids(0..511));
     assert_eq!(cluster.out(A, REGISTER, 0, &most).status, Status::Good);
     assert_eq!(cluster.keys().len(), 512);
     let completion = cluster.out(B, REGISTER, 0, &list(0, 6, 0));
     assert_eq!(additional(&completion), Some(0x5504));
     cluster.done(A, REGISTER, 0, 5, 0);
-    let two = with_ids(0, 6, 0, &ids(600..601));
+    let two = with_ids(0, 6, 0, &transport_ids(600..601));
     assert_eq!(additional(&cluster.out(B, REGISTER, 0, &two)), Some(0x5504));
     assert_eq!(cluster.keys(), [5; 511], "none of them");
     cluster.done(B, REGISTER, 0, 0, 6);
+}
+
+/// Returns one TransportID for each number.
+fn transport_ids(numbers: Range<usize>) -> Vec<Vec<u8>> {
+    numbers.map(|number| transport_id(1, &format!("iqn.2026-01.example:{number},i,0x1"))).collect()
 }
 
 #[test]

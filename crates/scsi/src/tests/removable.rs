@@ -71,7 +71,7 @@ fn sam5_5_14_loading_is_reported_to_all_other_nexuses() {
 }
 
 #[test]
-fn spc4_6_18_prevention_holds_against_every_nexus_and_ends_with_its_own() {
+fn sbc4_5_15_prevention_holds_against_every_nexus_and_ends_with_its_own() {
     let mut fixture = removable_disk();
     let mut other = open(&fixture.device, "two");
     run(&mut other, &[0], &[]);
@@ -143,7 +143,7 @@ fn mmc6_6_42_stopped_drive_starts_for_next_access() {
 }
 
 #[test]
-fn spc4_6_18_the_forms_that_only_cds_have_are_refused_elsewhere() {
+fn sbc4_5_15_the_forms_that_only_cds_have_are_refused_elsewhere() {
     for prevent in [2, 3] {
         let cdb = [0x1e, 0, 0, 0, prevent, 0];
         let refused = removable_disk().run(&cdb, &[]);

@@ -85,7 +85,7 @@ fn field(completion: &Completion) -> Option<FieldPointer> {
     completion.sense.as_ref().and_then(|sense| sense.field())
 }
 
-/// Returns the states in which a command is executed (SPC-4 5.15.2.4.4 and following). READ CAPACITY and the reports of
+/// Returns the states in which a command is executed (SPC-4 5.16.2.4.4 and following). READ CAPACITY and the reports of
 /// operation codes are additions of this server: initiators also set up a disk on a path in standby.
 fn access(row: &Row) -> Access {
     match (row.operation_code, row.service_action) {
@@ -119,7 +119,7 @@ fn bare_cdb(row: &Row) -> Vec<u8> {
 }
 
 #[test]
-fn spc4_5_15_2_4_each_command_in_each_state() {
+fn spc4_5_16_2_4_each_command_in_each_state() {
     const BEYOND: [(AccessState, u16, Access); 4] = [
         (AccessState::Standby, 0x040b, Access::Standby),
         (AccessState::Unavailable, 0x040c, Access::Unavailable),
@@ -160,7 +160,7 @@ fn spc4_5_15_2_4_each_command_in_each_state() {
 }
 
 #[test]
-fn spc4_5_15_2_4_active_states_carry_out_everything_and_the_other_path_goes_on() {
+fn spc4_5_16_2_4_active_states_carry_out_everything_and_the_other_path_goes_on() {
     let mut paths = Paths::new();
     assert_eq!(paths.set(&[[1, 0, 0, 1]]).status, Status::Good);
     assert_eq!(run(&mut paths.one, &[0], &[]).status, Status::Good);
@@ -266,7 +266,7 @@ fn spc4_6_45_all_groups_that_are_named_change_together() {
 }
 
 #[test]
-fn spc4_5_15_2_8_explicit_change_is_reported_to_others_implicit_to_all() {
+fn spc4_5_16_2_8_explicit_change_is_reported_to_others_implicit_to_all() {
     let mut paths = Paths::new();
     paths.set(&[[1, 0, 0, 2]]);
     assert_eq!(run(&mut paths.one, &[0], &[]).status, Status::Good, "who asked knows");
@@ -288,7 +288,7 @@ fn spc4_5_15_2_8_explicit_change_is_reported_to_others_implicit_to_all() {
 }
 
 #[test]
-fn spc4_5_15_2_7_a_transition_is_seen_ends_or_fails() {
+fn spc4_5_16_2_7_a_transition_is_seen_ends_or_fails() {
     let mut paths = Paths::new();
     let transition = paths.device.begin_transition(2).unwrap();
     assert_eq!(bytes(report(&mut paths.two, 0))[16], 0x0f);
@@ -358,7 +358,7 @@ fn spc4_7_8_nexus_gets_its_own_port_and_all_ports() {
 }
 
 #[test]
-fn spc4_5_15_2_4_5_a_unit_that_is_cut_off_says_so() {
+fn spc4_5_16_2_4_5_a_unit_that_is_cut_off_says_so() {
     let mut paths = Paths::new();
     for (state, code) in NOT_SETTLED.into_iter().zip([0x0b, 0x0c, 0x12]) {
         paths.device.set_access_state(2, state).unwrap();
@@ -375,7 +375,7 @@ fn spc4_5_15_2_4_5_a_unit_that_is_cut_off_says_so() {
 }
 
 #[test]
-fn spc4_5_15_2_7_ports_come_and_go_while_the_others_keep_their_states() {
+fn spc4_5_16_2_7_ports_come_and_go_while_the_others_keep_their_states() {
     let mut paths = Paths::new();
     paths.device.set_access_state(2, AccessState::NonOptimized).expect("set");
     for nexus in [&mut paths.one, &mut paths.two] {

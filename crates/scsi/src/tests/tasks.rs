@@ -99,16 +99,13 @@ fn with(cdb: &[u8], attribute: TaskAttribute) -> Command {
 #[test]
 fn spc4_7_5_8_task_fields_of_control_page_are_changeable() {
     let mut fixture = Fixture::new();
-    let sense = |fixture: &mut Fixture, control: u8| {
-        bytes(fixture.run(&[0x1a, 8, control | 0x0a, 0, 255, 0], &[]))[6..10].to_vec()
-    };
-    assert_eq!(sense(&mut fixture, 0x00), [0x00, 0x10, 0x00, 0x00]);
-    let changeable = sense(&mut fixture, 0x40);
+    assert_eq!(control_page(&mut fixture, 0x00), [0x00, 0x10, 0x00, 0x00]);
+    let changeable = control_page(&mut fixture, 0x40);
     assert_eq!(changeable.iter().zip([0x20, 0x16, 0x30, 0x40]).find(|(a, b)| *a & b != *b), None);
     let control = [0x20, 0x02, 0x20, 0x40];
     assert_eq!(select_control(&mut fixture, control).status, Status::Good);
-    assert_eq!(sense(&mut fixture, 0x00), control);
-    assert_eq!(sense(&mut fixture, 0x80), [0x00, 0x10, 0x00, 0x00]);
+    assert_eq!(control_page(&mut fixture, 0x00), control);
+    assert_eq!(control_page(&mut fixture, 0x80), [0x00, 0x10, 0x00, 0x00]);
     // Reserved values are rejected, whether or not the bits are changeable.
     for (reserved, byte) in
         [([0x40, 0, 0, 0], 6), ([0, 0x04, 0, 0], 7), ([0, 0x20, 0, 0], 7), ([0, 0, 0x10, 0], 8)]
@@ -117,7 +114,12 @@ fn spc4_7_5_8_task_fields_of_control_page_are_changeable() {
         assert_eq!(sense.additional().0, 0x2600, "{reserved:02x?}");
         assert_eq!(sense.field().expect("a pointer").byte, byte);
     }
-    assert_eq!(sense(&mut fixture, 0x00), control);
+    assert_eq!(control_page(&mut fixture, 0x00), control);
+}
+
+/// Returns the first bytes of the control mode page. The values are those that the PC field of MODE SENSE selects.
+fn control_page(fixture: &mut Fixture, page_control: u8) -> Vec<u8> {
+    bytes(fixture.run(&[0x1a, 8, page_control | 0x0a, 0, 255, 0], &[]))[6..10].to_vec()
 }
 
 #[test]

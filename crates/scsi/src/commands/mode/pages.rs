@@ -309,12 +309,6 @@ const DECREASING: u8 = 0;
 const INCREASING: u8 = 1;
 
 fn provisioning(parameters: &ModeParameters) -> Vec<u8> {
-    let descriptor = |threshold: Threshold, resource, arming| page::ThresholdDescriptor {
-        flags: bit(threshold.enabled, page::THRESHOLD_ENABLED) | arming,
-        resource,
-        reserved: [0; 2],
-        count: threshold.count.into(),
-    };
     let provisioning = &parameters.provisioning;
     page::ProvisioningPage {
         header: SubpageHeader {
@@ -325,23 +319,45 @@ fn provisioning(parameters: &ModeParameters) -> Vec<u8> {
         flags: bit(provisioning.single_initiator, page::PROVISIONING_SITUA),
         reserved: [0; 11],
         thresholds: [
-            descriptor(provisioning.available, log::AVAILABLE_RESOURCES as u8, DECREASING),
-            descriptor(provisioning.used, log::USED_RESOURCES as u8, INCREASING),
+            threshold_descriptor(
+                provisioning.available,
+                log::AVAILABLE_RESOURCES as u8,
+                DECREASING,
+            ),
+            threshold_descriptor(provisioning.used, log::USED_RESOURCES as u8, INCREASING),
         ],
     }
     .as_bytes()
     .to_vec()
 }
 
+fn threshold_descriptor(
+    threshold: Threshold,
+    resource: u8,
+    arming: u8,
+) -> page::ThresholdDescriptor {
+    page::ThresholdDescriptor {
+        flags: bit(threshold.enabled, page::THRESHOLD_ENABLED) | arming,
+        resource,
+        reserved: [0; 2],
+        count: threshold.count.into(),
+    }
+}
+
 fn accept_provisioning(wanted: &[u8], parameters: &mut ModeParameters) -> Result<(), RefusedField> {
     let wanted = view::<page::ProvisioningPage>(wanted);
-    let threshold = |descriptor: &page::ThresholdDescriptor| Threshold {
-        enabled: descriptor.flags & page::THRESHOLD_ENABLED != 0,
-        count: descriptor.count.get(),
-    };
     let [available, used] = &wanted.thresholds;
     let provisioning = &mut parameters.provisioning;
     provisioning.single_initiator = wanted.flags & page::PROVISIONING_SITUA != 0;
-    (provisioning.available, provisioning.used) = (threshold(available), threshold(used));
+    (provisioning.available, provisioning.used) = (available.into(), used.into());
     Ok(())
+}
+
+impl From<&page::ThresholdDescriptor> for Threshold {
+    fn from(descriptor: &page::ThresholdDescriptor) -> Self {
+        Self {
+            enabled: descriptor.flags & page::THRESHOLD_ENABLED != 0,
+            count: descriptor.count.get(),
+        }
+    }
 }

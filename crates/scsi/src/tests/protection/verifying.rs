@@ -72,19 +72,15 @@ fn sbc3_5_29_vrprotect_with_comparison_checks_the_data_out_and_compares() {
                 } else {
                     compared.then_some(miscompare)
                 };
-                let reported = |completion: Completion| {
-                    let sense = completion.sense?;
-                    Some((sense.key(), sense.additional().0, sense.information()))
-                };
                 assert_eq!(
-                    reported(sent),
+                    sense_of(&sent),
                     expected,
                     "{code} {field:x} {protection_type:?} {owned}"
                 );
                 // A wrong field on the medium: it is only compared.
                 fixture.put_on_medium(10, &spoilt);
                 let stored = fixture.run_exactly(&cdb, &good.concat());
-                assert_eq!(reported(stored), compared.then_some(miscompare), "{code} {field:x}");
+                assert_eq!(sense_of(&stored), compared.then_some(miscompare), "{code} {field:x}");
                 fixture.put_on_medium(10, &good);
             }
             let mut other = good.clone();
@@ -104,6 +100,12 @@ fn sbc3_5_29_vrprotect_with_comparison_checks_the_data_out_and_compares() {
         fixture.put_on_medium(10, &spoilt);
         assert_eq!(outcome(&fixture.run_exactly(&cdb, &plain)), Err((GUARD, Some(14))));
     }
+}
+
+/// Returns key, additional sense and INFORMATION of a failed command.
+fn sense_of(completion: &Completion) -> Option<(SenseKey, u16, Option<u64>)> {
+    let sense = completion.sense.as_ref()?;
+    Some((sense.key(), sense.additional().0, sense.information()))
 }
 
 #[test]
