@@ -17,6 +17,15 @@ const RECEIVE_LIMIT: u32 = 64;
 /// Maximum of pieces in one vectored send.
 const PIECE_LIMIT: usize = 256;
 
+/// The result of sending the data that is ready.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SendProgress {
+    /// All data was sent.
+    Complete,
+    /// The socket is full.
+    Blocked,
+}
+
 /// A socket with its scratch memory, and its number among the session's connections.
 pub(crate) struct Link {
     stream: Stream,
@@ -38,7 +47,7 @@ impl Link {
         debug_assert_eq!(self.connection, LEADING);
         let mut secure = sarsen_io::time::now();
         loop {
-            let blocked = self.send(&mut machine)?;
+            let progress = self.send(&mut machine)?;
             self.receive(&mut machine)?;
             while let Some(event) = machine.poll_event() {
                 match event {
@@ -47,8 +56,10 @@ impl Link {
                     _ => {}
                 }
             }
-            if machine.output(LEADING).is_none_or(|output| output.is_empty()) || blocked {
-                self.ready(blocked).await?;
+            if machine.output(LEADING).is_none_or(|output| output.is_empty())
+                || progress == SendProgress::Blocked
+            {
+                self.ready(progress).await?;
             }
         }
     }
@@ -59,15 +70,15 @@ impl Link {
             if let Some(error) = shared.ended() {
                 return Err(error);
             }
-            let blocked = self.send(&mut shared.machine.borrow_mut())?;
+            let progress = self.send(&mut shared.machine.borrow_mut())?;
             self.receive(&mut shared.machine.borrow_mut())?;
             shared.deliver();
             shared.wake(Some(self.connection));
             if shared.machine.borrow().is_connected(self.connection) {
                 return Ok(());
             }
-            if blocked || shared.has_sent(self.connection) {
-                self.ready(blocked).await?;
+            if progress == SendProgress::Blocked || shared.has_sent(self.connection) {
+                self.ready(progress).await?;
             }
         }
     }
@@ -77,14 +88,14 @@ impl Link {
         let wake = shared.wake_of(self.connection);
         let error = loop {
             match self.serve_once(&shared) {
-                Ok(blocked) => {
+                Ok(progress) => {
                     let woken = async {
                         wake.notified().await;
                         Ok(())
                     };
                     let result = tokio::select! {
                         biased;
-                        result = self.ready(blocked) => result,
+                        result = self.ready(progress) => result,
                         result = woken => result,
                     };
                     if let Err(error) = result {
@@ -100,42 +111,46 @@ impl Link {
         shared.note_end(connection, error);
     }
 
-    /// Sends and receives until both would block. Returns whether sending would block.
-    fn serve_once(&mut self, shared: &Shared) -> Result<bool, SessionError> {
+    /// Sends and receives until no data is left, or the socket is full.
+    fn serve_once(&mut self, shared: &Shared) -> Result<SendProgress, SessionError> {
         loop {
             if let Some(error) = shared.ended() {
                 return Err(error);
             }
             shared.issue_queued();
-            let blocked = self.send(&mut shared.machine.borrow_mut())?;
+            let progress = self.send(&mut shared.machine.borrow_mut())?;
             self.receive(&mut shared.machine.borrow_mut())?;
             shared.deliver();
             shared.wake(Some(self.connection));
             if !shared.machine.borrow().is_connected(self.connection) {
                 return Err(SessionError::LoggedOut);
             }
-            if !shared.may_issue() && (blocked || shared.has_sent(self.connection)) {
-                return Ok(blocked);
+            if !shared.may_issue()
+                && (progress == SendProgress::Blocked || shared.has_sent(self.connection))
+            {
+                return Ok(progress);
             }
         }
     }
 
-    async fn ready(&self, to_send: bool) -> Result<(), SessionError> {
-        let result = if to_send {
-            tokio::select! {
+    /// Waits until the socket has data or, if it was full, has space.
+    async fn ready(&self, progress: SendProgress) -> Result<(), SessionError> {
+        let result = match progress {
+            SendProgress::Complete => self.stream.readable().await,
+            SendProgress::Blocked => tokio::select! {
                 biased;
                 result = self.stream.readable() => result,
                 result = self.stream.writable() => result,
-            }
-        } else {
-            self.stream.readable().await
+            },
         };
         result.map(drop).map_err(lost)
     }
 
-    /// Sends the data that is ready. Returns true if the socket is full.
-    fn send(&self, machine: &mut Machine) -> Result<bool, SessionError> {
-        let Some(output) = machine.output(self.connection) else { return Ok(false) };
+    /// Sends the data that is ready.
+    fn send(&self, machine: &mut Machine) -> Result<SendProgress, SessionError> {
+        let Some(output) = machine.output(self.connection) else {
+            return Ok(SendProgress::Complete);
+        };
         while !output.is_empty() {
             let mut pieces = Vec::new();
             output.pieces(&mut pieces, PIECE_LIMIT);
@@ -143,11 +158,13 @@ impl Link {
             drop(pieces);
             match result {
                 Ok(count) => output.sent(count),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(SendProgress::Blocked);
+                }
                 Err(error) => return Err(lost(error)),
             }
         }
-        Ok(false)
+        Ok(SendProgress::Complete)
     }
 
     /// Receives until no data is left, or up to the limit: the rest stays readable.

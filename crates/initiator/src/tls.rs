@@ -157,11 +157,10 @@ impl TlsOptions {
             None => builder.with_no_client_auth(),
             Some((certificate, key)) => {
                 let chain = pem::certificates(certificate)?;
-                let wrong = |source| {
+                builder.with_client_auth_cert(chain, pem::private_key(key)?).map_err(|source| {
                     let (certificate, key) = (certificate.clone(), key.clone());
                     TlsError::Identity { certificate, key, source }
-                };
-                builder.with_client_auth_cert(chain, pem::private_key(key)?).map_err(wrong)?
+                })?
             }
         };
         config.resumption = rustls::client::Resumption::disabled();

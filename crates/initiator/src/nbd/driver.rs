@@ -13,6 +13,7 @@ use sarsen_wire::nbd::ErrorCode;
 use tokio::sync::{Notify, oneshot};
 
 use super::NbdError;
+use crate::driver::SendProgress;
 
 /// Length of the scratch memory, for received bytes that are not read directly into their buffers.
 const SCRATCH_LENGTH: usize = 64 * 1024;
@@ -156,32 +157,32 @@ impl Link {
         mut client: Machine,
     ) -> Result<(Machine, Export), NbdError> {
         loop {
-            let blocked = self.send(&mut client)?;
+            let progress = self.send(&mut client)?;
             self.receive(&mut client)?;
             if let Some(Event::Ready(export)) = client.poll_event() {
                 return Ok((client, export));
             }
-            if blocked || client.output().is_empty() {
-                self.ready(blocked).await?;
+            if progress == SendProgress::Blocked || client.output().is_empty() {
+                self.ready(progress).await?;
             }
         }
     }
 
-    async fn ready(&self, to_send: bool) -> Result<(), NbdError> {
-        let result = if to_send {
-            tokio::select! {
+    /// Waits until the socket has data or, if it was full, has space.
+    async fn ready(&self, progress: SendProgress) -> Result<(), NbdError> {
+        let result = match progress {
+            SendProgress::Complete => self.socket.readable().await,
+            SendProgress::Blocked => tokio::select! {
                 biased;
                 result = self.socket.readable() => result,
                 result = self.socket.writable() => result,
-            }
-        } else {
-            self.socket.readable().await
+            },
         };
         result.map_err(lost)
     }
 
-    /// Sends the data that is ready. Returns true if the socket is full.
-    fn send(&self, client: &mut Machine) -> Result<bool, NbdError> {
+    /// Sends the data that is ready.
+    fn send(&self, client: &mut Machine) -> Result<SendProgress, NbdError> {
         let output = client.output();
         while !output.is_empty() {
             let mut pieces = Vec::new();
@@ -190,11 +191,13 @@ impl Link {
             drop(pieces);
             match result {
                 Ok(count) => output.sent(count),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(SendProgress::Blocked);
+                }
                 Err(error) => return Err(lost(error)),
             }
         }
-        Ok(false)
+        Ok(SendProgress::Complete)
     }
 
     /// Receives until no data is left.
@@ -215,10 +218,10 @@ impl Link {
         }
     }
 
-    /// Sends and receives all available data. Returns whether the socket is full; `None` is the end.
-    fn serve_once(&mut self, shared: &Shared) -> Result<Option<bool>, NbdError> {
+    /// Sends and receives all available data. An error ends the connection.
+    fn serve_once(&mut self, shared: &Shared) -> Result<SendProgress, NbdError> {
         let mut state = shared.state();
-        let mut blocked = self.send(&mut state.client)?;
+        let mut progress = self.send(&mut state.client)?;
         let received = self.receive(&mut state.client);
         while let Some(event) = state.client.poll_event() {
             if let Event::Completed { token, result } = event {
@@ -231,13 +234,13 @@ impl Link {
             if !state.left {
                 state.left = true;
                 state.client.disconnect();
-                blocked = self.send(&mut state.client)?;
+                progress = self.send(&mut state.client)?;
             }
-            if !blocked {
-                return Ok(None);
+            if progress == SendProgress::Complete {
+                return Err(NbdError::Closed);
             }
         }
-        Ok(Some(blocked))
+        Ok(progress)
     }
 }
 
@@ -245,11 +248,10 @@ impl Link {
 pub(super) async fn serve(mut link: Link, shared: Arc<Shared>) {
     let error = loop {
         match link.serve_once(&shared) {
-            Ok(None) => break NbdError::Closed,
-            Ok(Some(blocked)) => {
+            Ok(progress) => {
                 let result = tokio::select! {
                     biased;
-                    result = link.ready(blocked) => result,
+                    result = link.ready(progress) => result,
                     () = shared.wake.notified() => Ok(()),
                 };
                 if let Err(error) = result {

@@ -16,23 +16,24 @@ const BLOCKS: u64 = 64;
 /// Returns a server's complete answer to the choice of an export: its size and these flags.
 fn hello(flags: u16) -> Vec<u8> {
     let mut bytes = b"NBDMAGICIHAVEOPT\x00\x03".to_vec();
-    let answer = |reply: u32, data: &[u8]| {
-        let head = nbd::OptionReply {
-            magic: nbd::OPTION_REPLY_MAGIC.into(),
-            option: nbd::OptionCode::Go.0.into(),
-            reply: reply.into(),
-            length: (data.len() as u32).into(),
-        };
-        [head.as_bytes(), data].concat()
-    };
     let info = nbd::ExportInfo {
         info: nbd::InfoCode::Export.0.into(),
         bytes: (BLOCKS * 512 + 100).into(),
         flags: (flags | transmission::HAS_FLAGS).into(),
     };
-    bytes.extend(answer(nbd::ReplyCode::Info.0, info.as_bytes()));
-    bytes.extend(answer(nbd::ReplyCode::Ack.0, &[]));
+    bytes.extend(go_reply(nbd::ReplyCode::Info, info.as_bytes()));
+    bytes.extend(go_reply(nbd::ReplyCode::Ack, &[]));
     bytes
+}
+
+fn go_reply(reply: nbd::ReplyCode, data: &[u8]) -> Vec<u8> {
+    let head = nbd::OptionReply {
+        magic: nbd::OPTION_REPLY_MAGIC.into(),
+        option: nbd::OptionCode::Go.0.into(),
+        reply: reply.0.into(),
+        length: (data.len() as u32).into(),
+    };
+    [head.as_bytes(), data].concat()
 }
 
 /// The other end of a connection. It has no thread: it reads the data that has arrived by now.

@@ -7,7 +7,7 @@
 //! While a segment is incomplete, [`Framer::landing`] returns the rest of its memory. The driver may receive directly
 //! into it and report this with [`Framer::landed`], which avoids a copy.
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 use sarsen_block::Buffer;
 use sarsen_wire::iscsi::{
@@ -241,7 +241,7 @@ impl Framer {
         loop {
             match &mut self.state {
                 FramerState::Header => {
-                    if !self.fill_header(input)? {
+                    if self.fill_header(input)?.is_break() {
                         return Ok(Frame::Starved);
                     }
                     self.state = FramerState::Placing;
@@ -285,15 +285,15 @@ impl Framer {
         }
     }
 
-    /// Adds bytes to the header. Returns whether the header is complete afterwards.
-    fn fill_header(&mut self, input: &mut &[u8]) -> Result<bool, FramingError> {
+    /// Adds bytes to the header. Breaks if it needs more bytes.
+    fn fill_header(&mut self, input: &mut &[u8]) -> Result<ControlFlow<()>, FramingError> {
         if self.header_filled < BASIC_HEADER_LENGTH {
             let taken = take(input, BASIC_HEADER_LENGTH - self.header_filled);
             self.header.0[self.header_filled..self.header_filled + taken.len()]
                 .copy_from_slice(taken);
             self.header_filled += taken.len();
             if self.header_filled < BASIC_HEADER_LENGTH {
-                return Ok(false);
+                return Ok(ControlFlow::Break(()));
             }
             self.extra.clear();
             if !self.header_digest {
@@ -310,7 +310,7 @@ impl Framer {
             let taken = take(input, extra_length - self.extra.len());
             self.extra.extend_from_slice(taken);
             if self.extra.len() < extra_length {
-                return Ok(false);
+                return Ok(ControlFlow::Break(()));
             }
         }
         if self.header_digest {
@@ -321,7 +321,7 @@ impl Framer {
             self.check_lengths()?;
         }
         self.header_filled = 0;
-        Ok(true)
+        Ok(ControlFlow::Continue(()))
     }
 
     fn check_lengths(&self) -> Result<(), FramingError> {

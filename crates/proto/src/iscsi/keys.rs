@@ -14,6 +14,16 @@ pub enum DigestKind {
     Crc32c,
 }
 
+impl DigestKind {
+    /// Returns the value of HeaderDigest and DataDigest (RFC 7143 §13.1).
+    const fn value(self) -> &'static str {
+        match self {
+            Self::None => text::NONE,
+            Self::Crc32c => "CRC32C",
+        }
+    }
+}
+
 /// The type of a session: for data transfer, or only for discovery.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SessionType {
@@ -95,19 +105,14 @@ impl Parameters {
 
     /// Returns names and values in the standard's notation. MaxRecvDataSegmentLength is each side's own.
     pub fn texts(&self) -> Vec<(&'static str, String)> {
-        let digest = |kind| match kind {
-            DigestKind::None => text::NONE.to_owned(),
-            DigestKind::Crc32c => "CRC32C".to_owned(),
-        };
-        let boolean = |yes| if yes { "Yes" } else { "No" }.to_owned();
         let (ours, theirs) =
             (self.local_max_recv_data_segment_length, self.peer_max_recv_data_segment_length);
         vec![
-            ("HeaderDigest", digest(self.header_digest)),
-            ("DataDigest", digest(self.data_digest)),
+            ("HeaderDigest", self.header_digest.value().to_owned()),
+            ("DataDigest", self.data_digest.value().to_owned()),
             ("MaxConnections", self.max_connections.to_string()),
-            ("InitialR2T", boolean(self.initial_r2t)),
-            ("ImmediateData", boolean(self.immediate_data)),
+            ("InitialR2T", boolean_value(self.initial_r2t)),
+            ("ImmediateData", boolean_value(self.immediate_data)),
             ("MaxRecvDataSegmentLength (ours)", ours.to_string()),
             ("MaxRecvDataSegmentLength (the peer's)", theirs.to_string()),
             ("MaxBurstLength", self.max_burst_length.to_string()),
@@ -115,8 +120,8 @@ impl Parameters {
             ("DefaultTime2Wait", self.default_time2wait.to_string()),
             ("DefaultTime2Retain", self.default_time2retain.to_string()),
             ("MaxOutstandingR2T", self.max_outstanding_r2t.to_string()),
-            ("DataPDUInOrder", boolean(self.data_pdu_in_order)),
-            ("DataSequenceInOrder", boolean(self.data_sequence_in_order)),
+            ("DataPDUInOrder", boolean_value(self.data_pdu_in_order)),
+            ("DataSequenceInOrder", boolean_value(self.data_sequence_in_order)),
             ("ErrorRecoveryLevel", self.error_recovery_level.to_string()),
         ]
     }
@@ -300,7 +305,7 @@ impl Negotiation<'_> {
                 let ours = self.our_boolean(key.name);
                 let result = if key.kind == KeyKind::And { theirs && ours } else { theirs || ours };
                 self.set_boolean(key.name, result);
-                Some(if result { "Yes" } else { "No" }.into())
+                Some(boolean_value(result))
             }
             KeyKind::Minimum(low, high) => {
                 let Some(theirs) = in_range(value, low, high) else { return Some(REJECT.into()) };
@@ -324,13 +329,13 @@ impl Negotiation<'_> {
         let chosen = match name {
             "HeaderDigest" => {
                 let chosen = choose_digest(values, self.offer.header_digest);
-                self.parameters.header_digest = chosen.map_or(DigestKind::None, |(kind, _)| kind);
-                chosen.map(|(_, name)| name)
+                self.parameters.header_digest = chosen.unwrap_or_default();
+                chosen.map(DigestKind::value)
             }
             "DataDigest" => {
                 let chosen = choose_digest(values, self.offer.data_digest);
-                self.parameters.data_digest = chosen.map_or(DigestKind::None, |(kind, _)| kind);
-                chosen.map(|(_, name)| name)
+                self.parameters.data_digest = chosen.unwrap_or_default();
+                chosen.map(DigestKind::value)
             }
             "TaskReporting" => values.find(|value| *value == "RFC3720"),
             _ => None,
@@ -393,6 +398,11 @@ impl Negotiation<'_> {
     }
 }
 
+/// Returns the text of a boolean value (RFC 7143 §6.1).
+pub(super) fn boolean_value(value: bool) -> String {
+    if value { "Yes" } else { "No" }.to_owned()
+}
+
 fn in_range(value: &str, low: u32, high: u32) -> Option<u32> {
     let value = u32::try_from(text::number(value)?).ok()?;
     (low..=high).contains(&value).then_some(value)
@@ -401,10 +411,10 @@ fn in_range(value: &str, low: u32, high: u32) -> Option<u32> {
 fn choose_digest<'v>(
     mut values: impl Iterator<Item = &'v str>,
     crc32c: bool,
-) -> Option<(DigestKind, &'static str)> {
+) -> Option<DigestKind> {
     values.find_map(|value| match value {
-        "CRC32C" if crc32c => Some((DigestKind::Crc32c, "CRC32C")),
-        "None" => Some((DigestKind::None, text::NONE)),
+        "CRC32C" if crc32c => Some(DigestKind::Crc32c),
+        "None" => Some(DigestKind::None),
         _ => None,
     })
 }

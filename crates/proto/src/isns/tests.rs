@@ -197,16 +197,17 @@ fn a_large_registration_is_several_messages() {
 fn rfc4171_5_4_a_refusal_ends_it_and_without_inquiries_it_goes_on() {
     let mut world = Harness::new(entity(&["iqn.t:a"]));
     let (request, _) = world.asked().expect("a registration");
-    let has_port = |request: &Message| {
-        attributes(&request.payload).any(|one| one.unwrap().0 == Tag::InquiryPort)
-    };
-    assert!(has_port(&request));
+    assert!(has_inquiry_port(&request));
     world.answer(&request, Status::InquiryNotAvailable).unwrap();
     let (request, flags) = world.asked().expect("another");
-    assert!(!has_port(&request) && flags & REPLACE != 0);
+    assert!(!has_inquiry_port(&request) && flags & REPLACE != 0);
     let refused = world.answer(&request, Status::SourceUnauthorized);
     assert_eq!(refused, Err(ClientError::Refused(Status::SourceUnauthorized)));
     assert_eq!(world.events(), [Event::WithoutInquiries]);
+}
+
+fn has_inquiry_port(request: &Message) -> bool {
+    attributes(&request.payload).any(|one| one.unwrap().0 == Tag::InquiryPort)
 }
 
 #[test]
@@ -299,36 +300,45 @@ fn rfc4171_5_6_5_8_when_something_of_ours_went_the_registration_is_looked_after(
 
 #[test]
 fn rfc4171_5_1_malformed_messages_have_distinct_errors() {
-    let header = |length: u16, flags: u16, version: u16, sequence: u16| {
-        let header = Header {
-            version: version.into(),
-            function: Function::StatusInquiry.0.into(),
-            length: length.into(),
-            flags: flags.into(),
-            transaction: 1.into(),
-            sequence: sequence.into(),
-        };
-        [header.as_bytes(), &vec![0; length.into()]].concat()
-    };
     let both = FIRST | LAST;
     for (bytes, error) in [
-        (header(0, both, 2, 0), MessageError::Version(2)),
-        (header(5, both, 1, 0), MessageError::Length(5)),
-        (header(0, both | AUTHENTICATED, 1, 0), MessageError::Signed),
-        (header(0, LAST, 1, 1), MessageError::Sequence),
-        ([header(0, FIRST, 1, 0), header(0, both, 1, 0)].concat(), MessageError::Sequence),
-        ([header(0, FIRST, 1, 0), header(0, LAST, 1, 2)].concat(), MessageError::Sequence),
+        (zeros(0, both, 2, 0), MessageError::Version(2)),
+        (zeros(5, both, 1, 0), MessageError::Length(5)),
+        (zeros(0, both | AUTHENTICATED, 1, 0), MessageError::Signed),
+        (zeros(0, LAST, 1, 1), MessageError::Sequence),
+        ([zeros(0, FIRST, 1, 0), zeros(0, both, 1, 0)].concat(), MessageError::Sequence),
+        ([zeros(0, FIRST, 1, 0), zeros(0, LAST, 1, 2)].concat(), MessageError::Sequence),
     ] {
         let reported = Answerer::default().handle_input(&bytes).expect_err("nonsense");
         assert_eq!(reported, error);
     }
     let endless =
-        (0..=20).map(|number| header(65_532, if number == 0 { FIRST } else { 0 }, 1, number));
+        (0..=20).map(|number| zeros(65_532, if number == 0 { FIRST } else { 0 }, 1, number));
     let reported = Answerer::default().handle_input(&endless.collect::<Vec<_>>().concat());
     assert_eq!(reported, Err(MessageError::TooLong));
-    let in_parts = [header(4, FIRST, 1, 0), header(8, LAST, 1, 1)].concat();
+    let in_parts = [zeros(4, FIRST, 1, 0), zeros(8, LAST, 1, 1)].concat();
     let (answer, _) = answered(&in_parts);
     assert_eq!(answer.payload.len(), 4 + 12);
+}
+
+/// Returns a message of `length` zero bytes.
+fn zeros(length: u16, flags: u16, version: u16, sequence: u16) -> Vec<u8> {
+    let header = Header {
+        version: version.into(),
+        function: Function::StatusInquiry.0.into(),
+        length: length.into(),
+        flags: flags.into(),
+        transaction: 1.into(),
+        sequence: sequence.into(),
+    };
+    [header.as_bytes(), &vec![0; length.into()]].concat()
+}
+
+/// Returns a message of the server that has a number for each tag.
+fn numbers_message((function, words): &(u16, Vec<u32>)) -> Vec<u8> {
+    let mut payload = Payload::default();
+    words.iter().for_each(|word| payload.number(Tag(*word), *word));
+    payload.message(Function(*function), FROM_SERVER, *function)
 }
 
 proptest! {
@@ -337,12 +347,7 @@ proptest! {
         payloads in prop::collection::vec((0_u16..16, prop::collection::vec(any::<u32>(), 0..8)), 1..6),
         cuts in prop::collection::vec(1_usize..40, 1..30),
     ) {
-        let message = |(function, words): &(u16, Vec<u32>)| {
-            let mut payload = Payload::default();
-            words.iter().for_each(|word| payload.number(Tag(*word), *word));
-            payload.message(Function(*function), FROM_SERVER, *function)
-        };
-        let stream: Vec<u8> = payloads.iter().flat_map(message).collect();
+        let stream: Vec<u8> = payloads.iter().flat_map(numbers_message).collect();
         let (mut inbox, mut rest, mut cut) = (Inbox::default(), stream.as_slice(), cuts.iter().cycle());
         let mut cut_out = Vec::new();
         while !rest.is_empty() {

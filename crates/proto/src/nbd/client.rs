@@ -179,6 +179,13 @@ enum Phase {
     Failed(ClientError),
 }
 
+/// Whether the received bytes complete the next part of the stream.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Received {
+    Complete,
+    Incomplete,
+}
+
 /// A read whose data is being received.
 struct Reading {
     cookie: u64,
@@ -311,7 +318,7 @@ impl<T> Client<T> {
     /// Handles received bytes that follow those in [`Self::landing`]. An error is final.
     pub fn handle_input(&mut self, mut input: &[u8]) -> Result<(), ClientError> {
         loop {
-            let advanced = match &mut self.phase {
+            let received = match &mut self.phase {
                 Phase::Failed(error) => return Err(error.clone()),
                 Phase::Handshake(_) => self.shake_hands(&mut input),
                 Phase::Transmission { reading: Some(reading) } => {
@@ -324,9 +331,9 @@ impl<T> Client<T> {
                 }
                 Phase::Transmission { reading: None } => self.take_reply(&mut input),
             };
-            match advanced {
-                Ok(true) => {}
-                Ok(false) => return Ok(()),
+            match received {
+                Ok(Received::Complete) => {}
+                Ok(Received::Incomplete) => return Ok(()),
                 Err(error) => {
                     self.phase = Phase::Failed(error.clone());
                     return Err(error);
@@ -353,12 +360,12 @@ impl<T> Client<T> {
         (partial.len() == length).then_some(partial)
     }
 
-    /// Handles one message of the handshake. Returns false if it is incomplete.
-    fn shake_hands(&mut self, input: &mut &[u8]) -> Result<bool, ClientError> {
-        let Phase::Handshake(handshake) = &mut self.phase else { return Ok(false) };
+    /// Handles one message of the handshake.
+    fn shake_hands(&mut self, input: &mut &[u8]) -> Result<Received, ClientError> {
+        let Phase::Handshake(handshake) = &mut self.phase else { return Ok(Received::Incomplete) };
         let wanted = handshake.wanted();
         let Some(message) = Self::collect(&mut self.partial, input, wanted) else {
-            return Ok(false);
+            return Ok(Received::Incomplete);
         };
         let step = handshake.handle(message, &mut self.output)?;
         self.partial.clear();
@@ -366,15 +373,14 @@ impl<T> Client<T> {
             self.phase = Phase::Transmission { reading: None };
             self.events.push_back(Event::Ready(export));
         }
-        Ok(true)
+        Ok(Received::Complete)
     }
 
-    /// Handles the head of a reply, and completes the request if no data follows. Returns false if the head is
-    /// incomplete.
-    fn take_reply(&mut self, input: &mut &[u8]) -> Result<bool, ClientError> {
+    /// Handles the head of a reply, and completes the request if no data follows.
+    fn take_reply(&mut self, input: &mut &[u8]) -> Result<Received, ClientError> {
         const LENGTH: usize = size_of::<SimpleReply>();
         let Some(bytes) = Self::collect(&mut self.partial, input, LENGTH) else {
-            return Ok(false);
+            return Ok(Received::Incomplete);
         };
         let reply = SimpleReply::read_from_bytes(bytes).ok();
         self.partial.clear();
@@ -399,19 +405,19 @@ impl<T> Client<T> {
                 self.complete(cookie, result);
             }
         }
-        Ok(true)
+        Ok(Received::Complete)
     }
 
-    /// Completes a read whose data is complete. Returns false if it is incomplete.
-    fn finish_reading(&mut self) -> bool {
-        let Phase::Transmission { reading } = &mut self.phase else { return false };
+    /// Completes a read whose data is complete.
+    fn finish_reading(&mut self) -> Received {
+        let Phase::Transmission { reading } = &mut self.phase else { return Received::Incomplete };
         let Some(Reading { cookie, buffer, .. }) =
             reading.take_if(|reading| reading.filled == reading.buffer.len())
         else {
-            return false;
+            return Received::Incomplete;
         };
         self.complete(cookie, Ok(buffer));
-        true
+        Received::Complete
     }
 
     fn complete(&mut self, cookie: u64, result: Result<Buffer, ErrorCode>) {

@@ -2,7 +2,7 @@
 
 use sarsen_wire::iscsi::Isid;
 
-use super::super::keys::{SessionType, TargetOffer};
+use super::super::keys::{SessionType, TargetOffer, boolean_value};
 use super::authentication::Authentication;
 
 /// The offer of a digest.
@@ -138,7 +138,6 @@ impl LoginOptions {
 
     /// Returns the operational keys of a session's first login with the offered values, in the order of the standard.
     pub(super) fn operational(&self) -> Vec<(&'static str, String)> {
-        let boolean = |value| if value { "Yes" } else { "No" }.to_owned();
         let mut keys = self.operational_of_connection();
         keys.extend([
             ("DefaultTime2Wait", "0".to_owned()),
@@ -148,8 +147,8 @@ impl LoginOptions {
         if self.target.session_type() == SessionType::Normal {
             keys.extend([
                 ("MaxConnections", self.max_connections.to_string()),
-                ("InitialR2T", boolean(self.initial_r2t)),
-                ("ImmediateData", boolean(self.immediate_data)),
+                ("InitialR2T", boolean_value(self.initial_r2t)),
+                ("ImmediateData", boolean_value(self.immediate_data)),
                 ("MaxBurstLength", self.max_burst_length.to_string()),
                 // RFC 7143 §13.14: FirstBurstLength may not exceed MaxBurstLength.
                 (
@@ -157,8 +156,8 @@ impl LoginOptions {
                     self.first_burst_length.min(self.max_burst_length).to_string(),
                 ),
                 ("MaxOutstandingR2T", self.max_outstanding_r2t.to_string()),
-                ("DataPDUInOrder", boolean(true)),
-                ("DataSequenceInOrder", boolean(true)),
+                ("DataPDUInOrder", boolean_value(true)),
+                ("DataSequenceInOrder", boolean_value(true)),
             ]);
         }
         keys

@@ -8,6 +8,7 @@ use super::core::Core;
 use super::event::{Completion, ConnectionError, Event, ProtocolError, Residual};
 use super::link::Link;
 use super::request::ReadLanding;
+use super::status_order::StatSnPosition;
 use super::task::{CommandEnd, Movement, RequestKind, Task};
 
 impl Link {
@@ -39,7 +40,9 @@ impl Link {
         if command.recovery.is_some() {
             self.note_data(core, raw, true)?;
         }
-        if header.flags & DataIn::STATUS == 0 || !self.note_status(header.stat_sn.get())? {
+        if header.flags & DataIn::STATUS == 0
+            || self.note_status(header.stat_sn.get())? == StatSnPosition::Duplicate
+        {
             return Ok(());
         }
         let end = CommandEnd {
@@ -58,7 +61,7 @@ impl Link {
         header: &ScsiResponse,
         segment: &Segment,
     ) -> Result<(), ConnectionError> {
-        if !self.note_status(header.stat_sn.get())? {
+        if self.note_status(header.stat_sn.get())? == StatSnPosition::Duplicate {
             return Ok(());
         }
         // RFC 7143 §11.4.7: sense data follows its length. If the length is too large, it is reduced.

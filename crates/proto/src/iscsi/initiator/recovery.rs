@@ -49,21 +49,21 @@ impl From<TooMany> for ConnectionError {
 }
 
 impl Link {
-    /// Records a status. Returns false if it arrived before, so that the caller ignores it.
-    pub(super) fn note_status(&mut self, stat_sn: u32) -> Result<bool, ConnectionError> {
+    /// Records a status. The caller ignores a duplicate.
+    pub(super) fn note_status(&mut self, stat_sn: u32) -> Result<StatSnPosition, ConnectionError> {
         let stat_sn = SerialNumber(stat_sn);
         let Some(recovery) = &mut self.recovery else {
             self.exp_stat_sn = stat_sn.next();
-            return Ok(true);
+            return Ok(StatSnPosition::Fresh);
         };
         let before = recovery.order.expected();
-        let (standing, gap) = recovery.order.note(stat_sn)?;
+        let (position, gap) = recovery.order.note(stat_sn)?;
         self.exp_stat_sn = recovery.order.expected();
         if gap.is_none() && self.exp_stat_sn != before {
             recovery.failures = 0;
         }
         gap.map_or(Ok(()), |gap| self.ask_for_status(gap))?;
-        Ok(standing == StatSnPosition::Fresh)
+        Ok(position)
     }
 
     /// Records that the next status will have this number.
@@ -81,13 +81,13 @@ impl Link {
         self.exp_stat_sn = recovery.order.expected();
     }
 
-    /// Records a damaged status. Returns whether it is missing now.
-    fn lose_status(&mut self, stat_sn: u32) -> Result<bool, ConnectionError> {
-        let Some(recovery) = &mut self.recovery else { return Ok(false) };
+    /// Records a damaged status. Returns it if it is missing now.
+    fn lose_status(&mut self, stat_sn: u32) -> Result<Option<Run>, ConnectionError> {
+        let Some(recovery) = &mut self.recovery else { return Ok(None) };
         let (missing, gap) = recovery.order.lose(SerialNumber(stat_sn))?;
         self.exp_stat_sn = recovery.order.expected();
         gap.map_or(Ok(()), |gap| self.ask_for_status(gap))?;
-        Ok(missing)
+        Ok(missing.then_some(Run { first: stat_sn, count: 1 }))
     }
 
     /// Handles a PDU with damaged data. The header is valid: it has a digest of its own.
@@ -127,8 +127,8 @@ impl Link {
             | Opcode::AsyncMessage
             | Opcode::Reject
             | Opcode::NopIn => {
-                if self.lose_status(stat_sn)? {
-                    self.ask_for_status(Run { first: stat_sn, count: 1 })?;
+                if let Some(missing) = self.lose_status(stat_sn)? {
+                    self.ask_for_status(missing)?;
                 }
                 Ok(())
             }

@@ -14,6 +14,7 @@ use super::core::Core;
 use super::event::{ConnectionError, Event, ProtocolError, RecoveryError};
 use super::link::{Link, Phase};
 use super::request::{Cid, TaskManagement, Token};
+use super::status_order::StatSnPosition;
 use super::task::{Aborts, RequestKind, Task};
 
 /// Maximum length of the answer to a text request, in bytes.
@@ -55,7 +56,7 @@ impl Link {
         if tag == RESERVED_TAG {
             self.note_next_status(header.stat_sn.get())?;
         } else {
-            if !self.note_status(header.stat_sn.get())? {
+            if self.note_status(header.stat_sn.get())? == StatSnPosition::Duplicate {
                 return Ok(());
             }
             let Some(task) = core.tasks.remove_if(tag, |kind| matches!(kind, RequestKind::Ping))
@@ -96,7 +97,7 @@ impl Link {
         header: &TextResponse,
         segment: &Segment,
     ) -> Result<(), ConnectionError> {
-        if !self.note_status(header.stat_sn.get())? {
+        if self.note_status(header.stat_sn.get())? == StatSnPosition::Duplicate {
             return Ok(());
         }
         let tag = header.initiator_task_tag.get();
@@ -182,7 +183,7 @@ impl Link {
         core: &mut Core,
         header: &TaskManagementResponsePdu,
     ) -> Result<(), ConnectionError> {
-        if !self.note_status(header.stat_sn.get())? {
+        if self.note_status(header.stat_sn.get())? == StatSnPosition::Duplicate {
             return Ok(());
         }
         let (opcode, tag) = (Opcode::TaskManagementResponse, header.initiator_task_tag.get());
@@ -296,7 +297,7 @@ impl Link {
         core: &mut Core,
         header: &LogoutResponsePdu,
     ) -> Result<(), ConnectionError> {
-        if !self.note_status(header.stat_sn.get())? {
+        if self.note_status(header.stat_sn.get())? == StatSnPosition::Duplicate {
             return Ok(());
         }
         let tag = header.initiator_task_tag.get();
@@ -338,7 +339,7 @@ impl Link {
         header: &AsyncMessage,
         segment: &Segment,
     ) -> Result<(), ConnectionError> {
-        if !self.note_status(header.stat_sn.get())? {
+        if self.note_status(header.stat_sn.get())? == StatSnPosition::Duplicate {
             return Ok(());
         }
         let parameters = [header.parameter1, header.parameter2, header.parameter3];
@@ -357,7 +358,7 @@ impl Link {
         header: &iscsi::Reject,
         segment: &Segment,
     ) -> Result<(), ConnectionError> {
-        if !self.note_status(header.stat_sn.get())? {
+        if self.note_status(header.stat_sn.get())? == StatSnPosition::Duplicate {
             return Ok(());
         }
         let reason = header.reason();

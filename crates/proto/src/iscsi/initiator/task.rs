@@ -137,7 +137,8 @@ pub(super) struct Task {
     pub(super) kind: RequestKind,
 }
 
-struct Place {
+/// A row of the table of tasks.
+struct TaskSlot {
     tag: u32,
     task: Option<Task>,
 }
@@ -146,40 +147,40 @@ struct Place {
 /// ended task, or a delayed abort of it, does not match another task.
 #[derive(Default)]
 pub(super) struct Tasks {
-    places: Vec<Place>,
+    slots: Vec<TaskSlot>,
     free: Vec<u32>,
 }
 
-/// Maximum number of places in the table.
-const PLACES_LIMIT: u32 = 1 << 15;
-/// The bits of a tag that are the index. There are more values than places, so that no tag is the reserved one.
-const PLACE_MASK: u32 = 2 * PLACES_LIMIT - 1;
+/// Maximum number of slots in the table.
+const SLOT_LIMIT: u32 = 1 << 15;
+/// The bits of a tag that are the index. There are more values than slots, so that no tag is the reserved one.
+const SLOT_MASK: u32 = 2 * SLOT_LIMIT - 1;
 
 impl Tasks {
     /// Returns how many more tasks there is room for.
     pub(super) fn room(&self) -> u32 {
-        PLACES_LIMIT.saturating_sub(self.open_count() as u32)
+        SLOT_LIMIT.saturating_sub(self.open_count() as u32)
     }
 
     pub(super) fn insert(&mut self, task: Task) -> u32 {
-        if let Some(place) = self.free.pop() {
-            let place = &mut self.places[place as usize];
-            place.tag = place.tag.wrapping_add(PLACE_MASK + 1);
-            place.task = Some(task);
-            return place.tag;
+        if let Some(index) = self.free.pop() {
+            let slot = &mut self.slots[index as usize];
+            slot.tag = slot.tag.wrapping_add(SLOT_MASK + 1);
+            slot.task = Some(task);
+            return slot.tag;
         }
-        let tag = self.places.len() as u32;
-        self.places.push(Place { tag, task: Some(task) });
+        let tag = self.slots.len() as u32;
+        self.slots.push(TaskSlot { tag, task: Some(task) });
         tag
     }
 
-    fn place(&mut self, tag: u32) -> Option<&mut Place> {
-        self.places.get_mut((tag & PLACE_MASK) as usize).filter(|place| place.tag == tag)
+    fn slot(&mut self, tag: u32) -> Option<&mut TaskSlot> {
+        self.slots.get_mut((tag & SLOT_MASK) as usize).filter(|slot| slot.tag == tag)
     }
 
     /// Returns the task of a tag from the network.
     pub(super) fn find(&mut self, tag: u32) -> Option<&mut Task> {
-        self.place(tag)?.task.as_mut()
+        self.slot(tag)?.task.as_mut()
     }
 
     /// Returns the command of a tag that arrived over connection `cid`.
@@ -193,9 +194,9 @@ impl Tasks {
     }
 
     pub(super) fn remove(&mut self, tag: u32) -> Option<Task> {
-        let task = self.place(tag)?.task.take();
+        let task = self.slot(tag)?.task.take();
         if task.is_some() {
-            self.free.push(tag & PLACE_MASK);
+            self.free.push(tag & SLOT_MASK);
         }
         task
     }
@@ -213,11 +214,11 @@ impl Tasks {
 
     /// Returns the command with this token, and its connection.
     pub(super) fn command_of(&self, token: Token) -> Option<(u32, u16, &Command)> {
-        self.places.iter().find_map(|place| match &place.task {
+        self.slots.iter().find_map(|slot| match &slot.task {
             Some(Task { token: of, allegiance, kind: RequestKind::Command(command) })
                 if *of == token =>
             {
-                Some((place.tag, *allegiance, command))
+                Some((slot.tag, *allegiance, command))
             }
             _ => None,
         })
@@ -227,11 +228,11 @@ impl Tasks {
     /// requests.
     pub(super) fn of_connection(&self, cid: u16) -> (Vec<u32>, Vec<u32>) {
         let (mut commands, mut others) = (Vec::new(), Vec::new());
-        for place in &self.places {
-            match &place.task {
+        for slot in &self.slots {
+            match &slot.task {
                 Some(Task { allegiance, kind, .. }) if *allegiance == cid => match kind {
-                    RequestKind::Command(command) => commands.push((command.cmd_sn, place.tag)),
-                    _ => others.push(place.tag),
+                    RequestKind::Command(command) => commands.push((command.cmd_sn, slot.tag)),
+                    _ => others.push(slot.tag),
                 },
                 _ => {}
             }
@@ -245,25 +246,25 @@ impl Tasks {
     /// Removes the commands that a management function aborted, and returns their tokens.
     pub(super) fn abort(&mut self, aborts: Aborts) -> Vec<Token> {
         let mut aborted = Vec::new();
-        for place in &mut self.places {
-            let Some(Task { token, kind: RequestKind::Command(command), .. }) = &place.task else {
+        for slot in &mut self.slots {
+            let Some(Task { token, kind: RequestKind::Command(command), .. }) = &slot.task else {
                 continue;
             };
             let meant = match aborts {
-                Aborts::Task(task) => task == place.tag,
+                Aborts::Task(task) => task == slot.tag,
                 Aborts::Unit(lun) => lun == command.lun,
                 Aborts::All => true,
             };
             if meant {
                 aborted.push(*token);
-                place.task = None;
-                self.free.push(place.tag & PLACE_MASK);
+                slot.task = None;
+                self.free.push(slot.tag & SLOT_MASK);
             }
         }
         aborted
     }
 
     pub(super) fn open_count(&self) -> usize {
-        self.places.len() - self.free.len()
+        self.slots.len() - self.free.len()
     }
 }

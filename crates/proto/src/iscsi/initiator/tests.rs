@@ -232,16 +232,9 @@ fn rfc7143_6_2_a_targets_own_offers_are_answered() {
 
 #[test]
 fn rfc7143_11_13_5_login_statuses_are_classified_by_next_step() {
-    let fails = |status: LoginStatus, text: &str| {
-        let mut connection = Connection::new(options());
-        match error_of(&mut connection, &login_response(0, status, text)) {
-            ConnectionError::Login(error) => error,
-            other => panic!("{other:?}"),
-        }
-    };
     let moved = LoginStatus::TargetMovedPermanently;
     assert_eq!(
-        fails(moved, "TargetAddress=10.0.0.2:3260,1\0"),
+        login_error(moved, "TargetAddress=10.0.0.2:3260,1\0"),
         LoginError::Redirected { address: "10.0.0.2:3260,1".to_owned(), permanent: true }
     );
     for (status, error) in [
@@ -250,7 +243,16 @@ fn rfc7143_11_13_5_login_statuses_are_classified_by_next_step() {
         (LoginStatus(0x0301), LoginError::Unavailable { status: LoginStatus(0x0301) }),
         (LoginStatus(0x0700), LoginError::Refused { status: LoginStatus(0x0700) }),
     ] {
-        assert_eq!(fails(status, ""), error);
+        assert_eq!(login_error(status, ""), error);
+    }
+}
+
+/// Returns the error of a login whose first response has this status and text.
+fn login_error(status: LoginStatus, text: &str) -> LoginError {
+    let mut connection = Connection::new(options());
+    match error_of(&mut connection, &login_response(0, status, text)) {
+        ConnectionError::Login(error) => error,
+        other => panic!("{other:?}"),
     }
 }
 
@@ -354,21 +356,23 @@ fn rfc7143_4_2_5_2_a_write_goes_immediately_then_unsolicited_then_as_asked() {
     let command = ScsiCommand::view(&pdus[0].0);
     assert_eq!(command.flags, ScsiCommand::WRITE | 2, "more follows: no final bit");
     assert_eq!(pdus[0].1, data[..1024]);
-    let shape = |pdu: &Pdu| {
-        let header = DataOut::view(&pdu.0);
-        (header.buffer_offset.get(), pdu.1.len(), header.data_sn.get(), header.flags)
-    };
-    let shapes: Vec<_> = pdus[1..].iter().map(shape).collect();
+    let shapes: Vec<_> = pdus[1..].iter().map(data_out_shape).collect();
     assert_eq!(shapes, [(1024, 1024, 0, 0), (2048, 512, 1, FINAL)]);
     assert_eq!(DataOut::view(&pdus[1].0).target_transfer_tag.get(), RESERVED_TAG);
 
     connection.handle_input(&r2t(tag, 2560, 1500)).unwrap();
     connection.handle_input(&r2t(tag, 4060, 940)).unwrap();
     let pdus = sent(&mut connection);
-    let shapes: Vec<_> = pdus.iter().map(shape).collect();
+    let shapes: Vec<_> = pdus.iter().map(data_out_shape).collect();
     assert_eq!(shapes, [(2560, 1024, 0, 0), (3584, 476, 1, FINAL), (4060, 940, 0, FINAL)]);
     assert_eq!(DataOut::view(&pdus[0].0).target_transfer_tag.get(), 77);
     assert_eq!(pdus.concat_data(), data[2560..]);
+}
+
+/// Returns the offset, the length, DataSN and the flags of a Data-Out PDU.
+fn data_out_shape((header, data): &Pdu) -> (u32, usize, u32, u8) {
+    let header = DataOut::view(header);
+    (header.buffer_offset.get(), data.len(), header.data_sn.get(), header.flags)
 }
 
 trait ConcatData {

@@ -1,7 +1,6 @@
 //! Tasks that outlive their connection (RFC 7143 §7.2, level 2). A lost connection is parked with its tasks, and gives
 //! each task to the connection that requests it by TASK REASSIGN.
 
-use std::collections::VecDeque;
 use std::fmt;
 
 use sarsen_block::Data;
@@ -9,9 +8,8 @@ use sarsen_wire::iscsi::{
     RawHeader, ScsiResponse, TaskManagementFunction, TaskManagementRequest, TaskManagementResponse,
 };
 
-use super::Event;
 use super::data_in::Cut;
-use super::full_feature::FullFeature;
+use super::full_feature::{AfterRequest, FullFeature};
 use super::link::Link;
 use super::management::push_response;
 use super::recovery::{Answer, SentData};
@@ -150,14 +148,13 @@ impl FullFeature {
         Claim::Released(Released(What::Answered { header, segment, data }))
     }
 
-    /// Answers the request of an adoption, and takes over the released task. Returns whether to close the connection.
+    /// Answers the request of an adoption, and takes over the released task.
     pub(super) fn adopt(
         &mut self,
         link: &mut Link,
         adoption: Adoption,
         claim: Claim,
-        events: &mut VecDeque<Event>,
-    ) -> bool {
+    ) -> AfterRequest {
         self.handed_over = self.handed_over.saturating_sub(1);
         let request = adoption.request();
         let tag = request.initiator_task_tag.get();
@@ -166,12 +163,11 @@ impl FullFeature {
             Claim::Released(released) => released,
             Claim::Allegiant if !aborts => {
                 push_response(link, tag, TaskManagementResponse::TaskStillAllegiant);
-                return false;
+                return AfterRequest::StayOpen;
             }
             Claim::Allegiant | Claim::Unknown if aborts => {
                 // The command may have waited above a gap here, and its turn may have come since the request.
-                let waiting = self.abort_task(link, request, events);
-                return waiting.is_some_and(|waiting| self.wait_or_pass(link, waiting, events));
+                return self.abort_task(link, request);
             }
             Claim::Allegiant | Claim::Unknown => {
                 // An earlier request may have moved the task to this connection already.
@@ -182,7 +178,7 @@ impl FullFeature {
                     TaskManagementResponse::TaskDoesNotExist
                 };
                 push_response(link, tag, response);
-                return false;
+                return AfterRequest::StayOpen;
             }
         };
         if !aborts {
@@ -200,13 +196,12 @@ impl FullFeature {
                 let collects = task.progress == Progress::Collecting;
                 self.tasks.insert(*task);
                 if aborts {
-                    let waiting = self.abort_task(link, request, events);
-                    return waiting.is_some_and(|waiting| self.wait_or_pass(link, waiting, events));
+                    return self.abort_task(link, request);
                 }
                 if collects && let Some(task) = self.tasks.by_tag(id.initiator_task_tag) {
                     task.collection.r2t_sn = next;
-                    self.advance_task(link, id, events);
-                    self.start_waiting(link, events);
+                    self.advance_task(link, id);
+                    self.start_waiting(link);
                 }
             }
             What::Answered { header, segment, data } => {
@@ -216,7 +211,7 @@ impl FullFeature {
                 }
             }
         }
-        false
+        AfterRequest::StayOpen
     }
 }
 

@@ -65,6 +65,16 @@ pub(super) struct FullFeature {
     ping_count: u32,
 }
 
+/// The state of the connection after a request or a task has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(super) enum AfterRequest {
+    /// The connection stays open.
+    StayOpen,
+    /// The connection closes, because the initiator has logged out.
+    Close,
+}
+
 /// The use of a PDU, by its header.
 enum Incoming {
     /// A command that became a task.
@@ -365,16 +375,15 @@ impl FullFeature {
         id
     }
 
-    /// Handles a complete PDU. Returns whether to close the connection.
+    /// Handles a complete PDU.
     pub(super) fn handle_pdu(
         &mut self,
         link: &mut Link,
         header: &RawHeader,
         segment: Segment,
         digest_valid: bool,
-        events: &mut VecDeque<Event>,
         environment: &mut dyn Environment,
-    ) -> Result<bool, CloseReason> {
+    ) -> Result<AfterRequest, CloseReason> {
         let incoming = std::mem::replace(&mut self.incoming, Incoming::Dropped);
         let lacks_memory = std::mem::take(&mut self.lacks_memory);
         if let Some(grant) = self.incoming_grant.take() {
@@ -404,14 +413,14 @@ impl FullFeature {
             Incoming::Command(id)
                 if length == 0 && ScsiCommand::view(header).flags & ScsiCommand::WRITE == 0 =>
             {
-                self.advance_task(link, id, events);
+                self.advance_task(link, id);
             }
-            Incoming::Command(id) => self.finish_command(link, id, segment, length, events),
+            Incoming::Command(id) => self.finish_command(link, id, segment, length),
             Incoming::Unproven(id) => {
                 let cmd_sn = SerialNumber(ScsiCommand::view(header).cmd_sn.get());
                 let is_immediate = header.basic().is_immediate();
                 if digest_valid && (is_immediate || link.take_late_turn(cmd_sn)) {
-                    self.finish_command(link, id, segment, length, events);
+                    self.finish_command(link, id, segment, length);
                 } else {
                     // RFC 7143 §7.3, §7.8: the target discards it, and the initiator sends it again.
                     drop(self.end_task(link, id));
@@ -419,9 +428,9 @@ impl FullFeature {
             }
             Incoming::Data(id) => {
                 let header = DataOut::view(header);
-                self.handle_data_out(link, id, header, segment, digest_valid, events);
+                self.handle_data_out(link, id, header, segment, digest_valid);
             }
-            Incoming::Dropped | Incoming::Rejected => return Ok(false),
+            Incoming::Dropped | Incoming::Rejected => return Ok(AfterRequest::StayOpen),
             Incoming::Numbered if digest_valid && self.refuses_text(link, header, &segment) => {}
             Incoming::Numbered if digest_valid => {
                 let bytes = segment.bytes();
@@ -433,7 +442,7 @@ impl FullFeature {
                 let lacks_data = lacks_memory || (!bytes.is_empty() && grant.is_none());
                 if lacks_data && header.basic().opcode() != Opcode::ScsiCommand {
                     link.reject(RejectReason::LongOperationReject, header);
-                    return self.resume(link, events, environment);
+                    return self.resume(link, environment);
                 }
                 let request = Held {
                     cmd_sn,
@@ -447,14 +456,14 @@ impl FullFeature {
                 let command = request.command();
                 match link.session.with(|state| state.arrive(request.cmd_sn, command, member)) {
                     CmdSnPosition::Next => {
-                        if self.handle_held(link, request, events, environment)? {
-                            return Ok(true);
+                        if self.handle_held(link, request, environment)? == AfterRequest::Close {
+                            return Ok(AfterRequest::Close);
                         }
                     }
                     CmdSnPosition::AboveGap => self.held.push(request),
                     CmdSnPosition::Outside => {
                         self.forget_data_of(link, request);
-                        return Ok(false);
+                        return Ok(AfterRequest::StayOpen);
                     }
                 }
             }
@@ -463,11 +472,11 @@ impl FullFeature {
             }
             Incoming::Request if digest_valid => {
                 // The request may affect held commands whose turn has come through another connection.
-                if self.release_held(link, events, environment)? {
-                    return Ok(true);
-                }
-                if self.handle_request(link, header, segment.bytes(), events, environment)? {
-                    return Ok(true);
+                let bytes = segment.bytes();
+                if self.release_held(link, environment)? == AfterRequest::Close
+                    || self.handle_request(link, header, bytes, environment)? == AfterRequest::Close
+                {
+                    return Ok(AfterRequest::Close);
                 }
             }
             // RFC 7143 §7.8: the Reject notifies the initiator, which sends the request again.
@@ -478,52 +487,42 @@ impl FullFeature {
                 return Err(CloseReason::protocol("data digest error", "§7.8"));
             }
         }
-        self.resume(link, events, environment)
+        self.resume(link, environment)
     }
 
-    /// Continues requests and tasks that waited for others of the session or for memory. Returns whether to close the
-    /// connection.
+    /// Continues requests and tasks that waited for others of the session or for memory.
     #[inline]
     pub(super) fn resume(
         &mut self,
         link: &mut Link,
-        events: &mut VecDeque<Event>,
         environment: &mut dyn Environment,
-    ) -> Result<bool, CloseReason> {
+    ) -> Result<AfterRequest, CloseReason> {
         let idle = self.held.is_empty() && self.deferred.is_empty() && !self.has_waiting();
-        if idle { Ok(false) } else { self.resume_waiting(link, events, environment) }
+        if idle { Ok(AfterRequest::StayOpen) } else { self.resume_waiting(link, environment) }
     }
 
     fn resume_waiting(
         &mut self,
         link: &mut Link,
-        events: &mut VecDeque<Event>,
         environment: &mut dyn Environment,
-    ) -> Result<bool, CloseReason> {
-        let closing = self.release_held(link, events, environment)?;
+    ) -> Result<AfterRequest, CloseReason> {
+        let after = self.release_held(link, environment)?;
         for header in std::mem::take(&mut self.deferred) {
-            if self.handle_request(link, &header, &[], events, environment)? {
-                return Ok(true);
+            if self.handle_request(link, &header, &[], environment)? == AfterRequest::Close {
+                return Ok(AfterRequest::Close);
             }
         }
-        self.start_waiting(link, events);
-        Ok(closing)
+        self.start_waiting(link);
+        Ok(after)
     }
 
-    fn finish_command(
-        &mut self,
-        link: &mut Link,
-        id: TaskId,
-        segment: Segment,
-        length: usize,
-        events: &mut VecDeque<Event>,
-    ) {
+    fn finish_command(&mut self, link: &mut Link, id: TaskId, segment: Segment, length: usize) {
         let Some(task) = self.tasks.by_tag(id.initiator_task_tag) else { return };
         data_out::absorb(task, segment, length, true, link.keeps());
         if !task.collection.unsolicited {
             data_out::end_unsolicited(task);
         }
-        self.advance_task(link, id, events);
+        self.advance_task(link, id);
     }
 
     fn handle_data_out(
@@ -533,7 +532,6 @@ impl FullFeature {
         header: &DataOut,
         segment: Segment,
         digest_valid: bool,
-        events: &mut VecDeque<Event>,
     ) {
         let first_burst = link.parameters.first_burst_length;
         let Some(task) = self.tasks.by_tag(id.initiator_task_tag) else { return };
@@ -543,16 +541,11 @@ impl FullFeature {
         let length = header.data_segment_length.value() as usize;
         data_out::absorb(task, segment, length, digest_valid, link.keeps());
         data_out::step(task, header, first_burst);
-        self.advance_task(link, id, events);
+        self.advance_task(link, id);
     }
 
     /// Requests more data, or starts the command when its data is complete.
-    pub(super) fn advance_task(
-        &mut self,
-        link: &mut Link,
-        id: TaskId,
-        events: &mut VecDeque<Event>,
-    ) {
+    pub(super) fn advance_task(&mut self, link: &mut Link, id: TaskId) {
         let Some(task) = self.tasks.by_tag(id.initiator_task_tag) else { return };
         // A task with a fault is never executed.
         if task.fault.is_none() && link.session.with(|state| state.holds_back(id)) {
@@ -589,7 +582,7 @@ impl FullFeature {
         if !link.session.is_shared() {
             link.session.with(|state| state.deliver(id));
         }
-        events.push_back(Event::Command(Command {
+        link.events.push_back(Event::Command(Command {
             task: id,
             lun: task.lun,
             cdb: task.cdb.clone(),
@@ -713,10 +706,10 @@ impl FullFeature {
     }
 
     /// Continues tasks after sent data has released memory.
-    pub(super) fn sent(&mut self, link: &mut Link, events: &mut VecDeque<Event>) {
+    pub(super) fn sent(&mut self, link: &mut Link) {
         link.charge_arena();
         if !self.waiting.is_empty() {
-            self.start_waiting(link, events);
+            self.start_waiting(link);
         }
     }
 
@@ -731,15 +724,14 @@ impl FullFeature {
         }
     }
 
-    /// Answers and removes a task that the layer above has completed. Returns whether to close the connection.
+    /// Answers and removes a task that the layer above has completed.
     pub(super) fn complete(
         &mut self,
         link: &mut Link,
         id: TaskId,
         completion: Completion<'_>,
-        events: &mut VecDeque<Event>,
-    ) -> bool {
-        let Some(mut task) = self.take_task(link, id) else { return false };
+    ) -> AfterRequest {
+        let Some(mut task) = self.take_task(link, id) else { return AfterRequest::StayOpen };
         let is_aborted = task.is_aborted();
         match task.progress {
             Progress::Collecting | Progress::Running | Progress::Answering => {
@@ -751,7 +743,7 @@ impl FullFeature {
         if let Some(grant) = task.grant.take() {
             link.room.give_back(grant);
         }
-        self.start_waiting(link, events);
+        self.start_waiting(link);
         if !is_aborted {
             link.charge_arena();
             if (link.kept.is_large() || link.kept.bytes() > self.settings.room_limit)
@@ -760,18 +752,20 @@ impl FullFeature {
                 // The reply acknowledges the answers that the initiator has received.
                 self.ping(link);
             }
-            return false;
+            return AfterRequest::StayOpen;
         }
-        let mut closing = false;
+        let mut after = AfterRequest::StayOpen;
         while let Some(index) = self.barriers.iter_mut().position(|barrier| barrier.passes(id)) {
             let barrier = self.barriers.remove(index);
-            closing |= self.pass(link, barrier, events);
+            if self.pass(link, barrier) == AfterRequest::Close {
+                after = AfterRequest::Close;
+            }
         }
-        closing
+        after
     }
 
-    /// Continues a request after the tasks that it waited for have ended. Returns whether to close the connection.
-    fn pass(&mut self, link: &mut Link, barrier: Barrier, events: &mut VecDeque<Event>) -> bool {
+    /// Continues a request after the tasks that it waited for have ended.
+    fn pass(&mut self, link: &mut Link, barrier: Barrier) -> AfterRequest {
         match barrier.into_afterwards() {
             AfterAbort::Answer { initiator_task_tag } => {
                 let complete = TaskManagementResponse::FunctionComplete;
@@ -779,45 +773,40 @@ impl FullFeature {
             }
             AfterAbort::HandOver(management) => {
                 self.handed_over += 1;
-                events.push_back(Event::Management(management));
+                link.events.push_back(Event::Management(management));
             }
-            AfterAbort::Tell { token } => events.push_back(Event::TasksEnded(token)),
+            AfterAbort::Tell { token } => link.events.push_back(Event::TasksEnded(token)),
             AfterAbort::Logout { initiator_task_tag, whole_session: true }
                 if link.session.is_shared() =>
             {
                 let logout = Logout { initiator_task_tag, cid: None, for_recovery: false };
-                events.push_back(Event::Logout(logout));
+                link.events.push_back(Event::Logout(logout));
             }
             AfterAbort::Logout { initiator_task_tag, .. } => {
                 push_logout_response(link, initiator_task_tag, LogoutResponse::Closed, false);
-                return true;
+                return AfterRequest::Close;
             }
         }
-        false
+        AfterRequest::StayOpen
     }
 
-    pub(super) fn wait_or_pass(
-        &mut self,
-        link: &mut Link,
-        (barrier, passed): (Barrier, bool),
-        events: &mut VecDeque<Event>,
-    ) -> bool {
-        if passed {
-            return self.pass(link, barrier, events);
+    /// Continues a request now, or when the tasks have ended that it waits for.
+    pub(super) fn wait_or_pass(&mut self, link: &mut Link, barrier: Barrier) -> AfterRequest {
+        if barrier.is_passed() {
+            return self.pass(link, barrier);
         }
         self.barriers.push(barrier);
-        false
+        AfterRequest::StayOpen
     }
 
-    /// Handles a request other than a SCSI command. Returns whether to close the connection.
+    /// Handles a request other than a SCSI command.
     fn handle_request(
         &mut self,
         link: &mut Link,
         header: &RawHeader,
         segment: &[u8],
-        events: &mut VecDeque<Event>,
         environment: &mut dyn Environment,
-    ) -> Result<bool, CloseReason> {
+    ) -> Result<AfterRequest, CloseReason> {
         let discovery = self.admission.session_type == SessionType::Discovery;
         match header.basic().opcode() {
             Opcode::NopOut => self.handle_nop_out(link, header, segment),
@@ -825,7 +814,7 @@ impl FullFeature {
                 let settings = &self.settings;
                 self.text.handle(link, header, segment, &self.admission, settings, environment);
             }
-            Opcode::LogoutRequest => return Ok(self.handle_logout(link, header, events)),
+            Opcode::LogoutRequest => return Ok(self.handle_logout(link, header)),
             // RFC 7143 §4.3: a discovery session accepts only text and a logout.
             _ if discovery => link.reject(RejectReason::ProtocolError, header),
             // Each request is kept until the tasks that it waits for end, here and in other sessions.
@@ -836,11 +825,7 @@ impl FullFeature {
                 link.reject(RejectReason::ImmediateCommandReject, header);
             }
             Opcode::TaskManagementRequest => {
-                if let Some(waiting) =
-                    self.handle_task_management(link, header, events, environment)
-                {
-                    return Ok(self.wait_or_pass(link, waiting, events));
-                }
+                return Ok(self.handle_task_management(link, header, environment));
             }
             Opcode::SnackRequest => self.handle_snack(link, header),
             Opcode::LoginRequest => {
@@ -849,7 +834,7 @@ impl FullFeature {
             }
             _ => link.reject(RejectReason::CommandNotSupported, header),
         }
-        Ok(false)
+        Ok(AfterRequest::StayOpen)
     }
 
     /// Rejects a text request whose turn it is, if it is invalid: its CmdSN does not count then (RFC 7143 §7.3).

@@ -1,11 +1,14 @@
-//! The data that every phase of a connection needs: the output, the sequence numbers of each PDU, and the negotiated
-//! parameters.
+//! The data that every phase of a connection needs: the output, the events for the layer above, the sequence numbers of
+//! each PDU, and the negotiated parameters.
+
+use std::collections::VecDeque;
 
 use sarsen_wire::iscsi::{
     AsyncEvent, AsyncMessage, Opcode, RESERVED_TAG, RawHeader, Reject, RejectReason, ScsiCommand,
     SerialNumber,
 };
 
+use super::Event;
 use super::recovery::{SentData, UnacknowledgedPdus};
 use super::session::SharedHold;
 use super::window::CmdSnPosition;
@@ -17,6 +20,7 @@ const ARENA_UNCHARGED: usize = 64 << 10;
 
 pub(super) struct Link {
     pub(super) output: Output,
+    pub(super) events: VecDeque<Event>,
     pub(super) parameters: Parameters,
     pub(super) session: SharedHold,
     stat_sn: SerialNumber,
@@ -39,23 +43,25 @@ pub(super) struct SequenceNumbers {
 }
 
 impl Link {
-    pub(super) fn new(
-        first_cmd_sn: SerialNumber,
-        stat_sn: SerialNumber,
-        window: u32,
-        room: CommandMemory,
-    ) -> Self {
+    pub(super) fn new(window: u32, room: CommandMemory) -> Self {
         Self {
             output: Output::default(),
+            events: VecDeque::new(),
             parameters: Parameters::default(),
-            session: SharedHold::new(first_cmd_sn, window),
-            stat_sn,
+            session: SharedHold::new(SerialNumber(0), window),
+            stat_sn: SerialNumber(0),
             kept: UnacknowledgedPdus::default(),
             room,
             arena: None,
             is_parked: false,
             parting: None,
         }
+    }
+
+    /// Takes the sequence numbers of the first login request.
+    pub(super) fn begin(&mut self, cmd_sn: SerialNumber, stat_sn: SerialNumber, window: u32) {
+        self.session = SharedHold::new(cmd_sn, window);
+        self.stat_sn = stat_sn;
     }
 
     /// Returns whether the initiator may request sent PDUs again.

@@ -115,7 +115,7 @@ impl Login {
             });
             self.stage = current_stage(request.flags);
             let stat_sn = SerialNumber(request.exp_stat_sn.get());
-            *link = Link::new(cmd_sn, stat_sn, settings.command_window, link.room.clone());
+            link.begin(cmd_sn, stat_sn, settings.command_window);
         }
         match self.negotiate(request, segment, settings, link, environment) {
             Ok(step) => Ok(step),
@@ -152,14 +152,14 @@ impl Login {
         if self.admission.is_none() {
             self.admit(request, environment)?;
         }
-        let may_leave = self.authenticate(request, environment)?;
+        self.authenticate(request, environment)?;
         if self.stage == Stage::Operational && !self.declared_segment_length {
             self.declared_segment_length = true;
             let length = settings.offer.max_recv_data_segment_length;
             link.parameters.local_max_recv_data_segment_length = length;
             self.push_answer("MaxRecvDataSegmentLength", &length.to_string());
         }
-        self.respond(request, may_leave, link, environment)
+        self.respond(request, link, environment)
     }
 
     fn check_header(&mut self, request: &LoginRequest) -> Result<(), Refusal> {
@@ -296,12 +296,12 @@ impl Login {
         Ok(())
     }
 
-    /// Continues the authentication. Returns whether the login may leave the security stage.
+    /// Continues the authentication.
     fn authenticate(
         &mut self,
         request: &LoginRequest,
         environment: &mut dyn Environment,
-    ) -> Result<bool, Refusal> {
+    ) -> Result<(), Refusal> {
         let admission = self.admission.as_mut().ok_or(RefusalReason::Malformed)?;
         let answers = self.authentication.advance(admission, environment)?;
         if self.authentication.is_over() {
@@ -318,14 +318,13 @@ impl Login {
         for (name, value) in answers {
             self.push_answer(name, &value);
         }
-        Ok(self.authentication.is_over())
+        Ok(())
     }
 
     /// Sends as many answers as one PDU holds, and changes the stage after all answers are sent.
     fn respond(
         &mut self,
         request: &LoginRequest,
-        may_leave: bool,
         link: &mut Link,
         environment: &mut dyn Environment,
     ) -> Result<LoginStep, Refusal> {
@@ -338,7 +337,7 @@ impl Login {
             return Ok(LoginStep::Continue);
         }
         let answers = std::mem::take(&mut self.answers);
-        if request.flags & FINAL == 0 || !may_leave {
+        if request.flags & FINAL == 0 || !self.authentication.is_over() {
             self.push_response(stage_bits, LoginStatus::Success, 0, &answers, link);
             return Ok(LoginStep::Continue);
         }

@@ -4,15 +4,13 @@
 //! above completes it. Only then does the target answer the request, because an initiator that receives "function
 //! complete" may reuse the blocks.
 
-use std::collections::VecDeque;
-
 use sarsen_wire::iscsi::{
     Opcode, RawHeader, ScsiCommand, SerialNumber, TaskManagementFunction, TaskManagementRequest,
     TaskManagementResponse, TaskManagementResponsePdu,
 };
 
 use super::allegiance::Adoption;
-use super::full_feature::FullFeature;
+use super::full_feature::{AfterRequest, FullFeature};
 use super::link::Link;
 use super::tasks::{Ending, Progress, Task, TaskId, is_same_unit};
 use super::window::CmdSnPosition;
@@ -42,6 +40,11 @@ impl Barrier {
     /// Notes that a task has ended. Returns whether no awaited task is left.
     pub(super) fn passes(&mut self, ended: TaskId) -> bool {
         self.awaited.retain(|&task| task != ended);
+        self.is_passed()
+    }
+
+    /// Returns whether no awaited task is left.
+    pub(super) fn is_passed(&self) -> bool {
         self.awaited.is_empty()
     }
 
@@ -81,9 +84,8 @@ impl FullFeature {
         &mut self,
         link: &mut Link,
         header: &RawHeader,
-        events: &mut VecDeque<Event>,
         environment: &mut dyn Environment,
-    ) -> Option<(Barrier, bool)> {
+    ) -> AfterRequest {
         use TaskManagementFunction as Function;
         let request = TaskManagementRequest::view(header);
         let tag = request.initiator_task_tag.get();
@@ -98,7 +100,7 @@ impl FullFeature {
         );
         if names_unit && !environment.unit_exists(lun) {
             push_response(link, tag, TaskManagementResponse::LunDoesNotExist);
-            return None;
+            return AfterRequest::StayOpen;
         }
         // RFC 7143 §4.2.3.3: an immediate function affects all commands before it, and some of them may still arrive on
         // other connections.
@@ -109,7 +111,7 @@ impl FullFeature {
             && link.session.with(|state| state.awaits(cmd_sn, member))
         {
             self.deferred.push(*header);
-            return None;
+            return AfterRequest::StayOpen;
         }
         let is_shared = link.session.is_shared();
         let referenced = request.referenced_task_tag.get();
@@ -121,42 +123,43 @@ impl FullFeature {
                     && !self.tasks.contains(referenced) =>
             {
                 self.handed_over += 1;
-                events.push_back(Event::Adopt(Adoption { request: *header }));
-                return None;
+                link.events.push_back(Event::Adopt(Adoption { request: *header }));
+                return AfterRequest::StayOpen;
             }
-            Function::AbortTask => return self.abort_task(link, request, events),
+            Function::AbortTask => return self.abort_task(link, request),
             Function::AbortTaskSet if is_shared => (false, hand_over),
             Function::AbortTaskSet => (false, AfterAbort::Answer { initiator_task_tag: tag }),
             Function::ClearTaskSet | Function::LogicalUnitReset => (false, hand_over),
             Function::TargetWarmReset | Function::TargetColdReset => (true, hand_over),
             Function::ClearAca => {
-                return Some((Barrier { awaited: Vec::new(), afterwards: hand_over }, true));
+                let barrier = Barrier { awaited: Vec::new(), afterwards: hand_over };
+                return self.wait_or_pass(link, barrier);
             }
             Function::TaskReassign if link.parameters.error_recovery_level < 2 => {
                 push_response(link, tag, TaskManagementResponse::ReassignNotSupported);
-                return None;
+                return AfterRequest::StayOpen;
             }
             Function::TaskReassign
                 if self.tasks.contains(referenced) || link.kept.has(referenced) =>
             {
                 push_response(link, tag, TaskManagementResponse::TaskStillAllegiant);
-                return None;
+                return AfterRequest::StayOpen;
             }
             Function::TaskReassign => {
                 self.handed_over += 1;
-                events.push_back(Event::Adopt(Adoption { request: *header }));
-                return None;
+                link.events.push_back(Event::Adopt(Adoption { request: *header }));
+                return AfterRequest::StayOpen;
             }
             _ => {
                 push_response(link, tag, TaskManagementResponse::FunctionNotSupported);
-                return None;
+                return AfterRequest::StayOpen;
             }
         };
         let is_meant = |its_lun| all || is_same_unit(its_lun, lun);
         self.forget_held(link, cmd_sn, is_meant);
-        let aborted = self.abort(link, events, |task| is_meant(task.lun).then_some(Ending::Silent));
-        let passed = aborted.awaited.is_empty();
-        Some((Barrier { awaited: aborted.awaited, afterwards }, passed))
+        let Aborted { awaited, .. } =
+            self.abort(link, |task| is_meant(task.lun).then_some(Ending::Silent));
+        self.wait_or_pass(link, Barrier { awaited, afterwards })
     }
 
     /// Drops the named commands that wait for an earlier CmdSN and were sent before the function. Their CmdSNs count as
@@ -187,23 +190,21 @@ impl FullFeature {
         &mut self,
         link: &mut Link,
         request: &TaskManagementRequest,
-        events: &mut VecDeque<Event>,
-    ) -> Option<(Barrier, bool)> {
+    ) -> AfterRequest {
         let tag = request.initiator_task_tag.get();
         let referenced = request.referenced_task_tag.get();
         // The answer also waits for a task that was aborted before: after "task does not exist", the initiator may
         // write its blocks again.
         let task = self.tasks.by_tag(referenced);
         if task.is_some_and(|task| is_same_unit(task.lun, request.lun)) {
-            let aborted = self.abort(link, events, |task| {
+            let aborted = self.abort(link, |task| {
                 (task.id.initiator_task_tag == referenced).then_some(Ending::Silent)
             });
-            let passed = aborted.awaited.is_empty();
             let afterwards = AfterAbort::Answer { initiator_task_tag: tag };
-            return Some((Barrier { awaited: aborted.awaited, afterwards }, passed));
+            return self.wait_or_pass(link, Barrier { awaited: aborted.awaited, afterwards });
         }
         self.answer_abort_of_unknown(link, request);
-        None
+        AfterRequest::StayOpen
     }
 
     fn answer_abort_of_unknown(&mut self, link: &mut Link, request: &TaskManagementRequest) {
@@ -226,7 +227,6 @@ impl FullFeature {
     pub(super) fn abort(
         &mut self,
         link: &mut Link,
-        events: &mut VecDeque<Event>,
         mut ending: impl FnMut(&Task) -> Option<Ending>,
     ) -> Aborted {
         let named: Vec<(TaskId, Ending)> = self
@@ -257,7 +257,7 @@ impl FullFeature {
             }
         }
         if !to_end.is_empty() {
-            events.push_back(Event::Aborted(to_end));
+            link.events.push_back(Event::Aborted(to_end));
         }
         aborted
     }
@@ -267,30 +267,27 @@ impl FullFeature {
         &mut self,
         link: &mut Link,
         token: u64,
-        events: &mut VecDeque<Event>,
         mut ending: impl FnMut(TaskId, [u8; 8]) -> Option<Ending>,
     ) -> Vec<[u8; 8]> {
-        let Aborted { awaited, luns } = self.abort(link, events, |task| ending(task.id, task.lun));
-        self.start_waiting(link, events);
+        let Aborted { awaited, luns } = self.abort(link, |task| ending(task.id, task.lun));
+        self.start_waiting(link);
         if awaited.is_empty() {
-            events.push_back(Event::TasksEnded(token));
+            link.events.push_back(Event::TasksEnded(token));
         } else {
             self.barriers.push(Barrier { awaited, afterwards: AfterAbort::Tell { token } });
         }
         luns
     }
 
-    /// Aborts all tasks of the connection for a logout (RFC 7143 §11.14).
-    pub(super) fn logout_barrier(
+    /// Aborts all tasks of the connection for a logout, which is answered when they have ended (RFC 7143 §11.14).
+    pub(super) fn abort_for_logout(
         &mut self,
         link: &mut Link,
         initiator_task_tag: u32,
         whole_session: bool,
-        events: &mut VecDeque<Event>,
-    ) -> (Barrier, bool) {
-        let Aborted { awaited, .. } = self.abort(link, events, |_| Some(Ending::Silent));
-        let passed = awaited.is_empty();
+    ) -> AfterRequest {
+        let Aborted { awaited, .. } = self.abort(link, |_| Some(Ending::Silent));
         let afterwards = AfterAbort::Logout { initiator_task_tag, whole_session };
-        (Barrier { awaited, afterwards }, passed)
+        self.wait_or_pass(link, Barrier { awaited, afterwards })
     }
 }

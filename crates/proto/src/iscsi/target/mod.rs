@@ -26,18 +26,17 @@ mod tests;
 mod text;
 mod window;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use sarsen_block::{Buffer, Data};
 use sarsen_wire::iscsi::{
-    AsyncEvent, Isid, LogoutResponse, SerialNumber, TaskManagementFunction, TaskManagementResponse,
+    AsyncEvent, Isid, LogoutResponse, TaskManagementFunction, TaskManagementResponse,
 };
 
 pub use self::allegiance::{Adoption, Claim, Released};
-use self::full_feature::FullFeature;
+use self::full_feature::{AfterRequest, FullFeature};
 use self::link::Link;
 use self::login::{Login, LoginStep};
 pub use self::refusal::{Refusal, RefusalReason};
@@ -318,7 +317,6 @@ pub struct Connection {
     framer: Framer,
     link: Link,
     phase: Phase,
-    events: VecDeque<Event>,
     /// The time of the last input from the peer.
     last_heard: Instant,
     login_deadline: Instant,
@@ -332,13 +330,10 @@ impl Connection {
             login_deadline: now + settings.login_timeout,
             framer: Framer::default(),
             link: Link::new(
-                SerialNumber(0),
-                SerialNumber(0),
                 settings.command_window,
                 CommandMemory::new(settings.budget.clone(), settings.room_limit),
             ),
             phase: Phase::Login(Box::default()),
-            events: VecDeque::new(),
             last_heard: now,
             ping_sent: None,
             settings,
@@ -421,7 +416,7 @@ impl Connection {
                 match step {
                     LoginStep::Continue => {}
                     LoginStep::Establish(admission) => {
-                        self.events.push_back(Event::Establish(admission));
+                        self.link.events.push_back(Event::Establish(admission));
                         let Phase::Login(login) = std::mem::replace(
                             &mut self.phase,
                             Phase::Closing(CloseReason::InGoodOrder),
@@ -437,16 +432,11 @@ impl Connection {
                 Ok(())
             }
             Phase::FullFeature(full_feature) => {
-                let closing = full_feature.handle_pdu(
-                    &mut self.link,
-                    header,
-                    segment,
-                    digest_valid,
-                    &mut self.events,
-                    environment,
-                )?;
-                self.link.charge_arena();
-                if closing {
+                let link = &mut self.link;
+                let after =
+                    full_feature.handle_pdu(link, header, segment, digest_valid, environment)?;
+                link.charge_arena();
+                if after == AfterRequest::Close {
                     self.phase = Phase::Closing(CloseReason::InGoodOrder);
                 }
                 Ok(())
@@ -458,12 +448,12 @@ impl Connection {
     /// Returns the next event, in order.
     #[inline]
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front().or_else(|| self.link.session.next_wake().map(Event::Wake))
+        self.link.events.pop_front().or_else(|| self.link.session.next_wake().map(Event::Wake))
     }
 
     /// Returns the number of events that wait to be polled.
     pub fn event_count(&self) -> usize {
-        self.events.len()
+        self.link.events.len()
     }
 
     /// Returns the output that waits to be sent.
@@ -486,7 +476,7 @@ impl Connection {
     #[inline]
     fn go_on_after_output(&mut self) {
         if let Phase::FullFeature(full_feature) = &mut self.phase {
-            full_feature.sent(&mut self.link, &mut self.events);
+            full_feature.sent(&mut self.link);
         }
     }
 
@@ -555,7 +545,7 @@ impl Connection {
     /// of another connection, or when [`Self::poll_room`] is ready.
     pub fn resume(&mut self, environment: &mut dyn Environment) -> Result<(), CloseReason> {
         if let Phase::FullFeature(full_feature) = &mut self.phase
-            && full_feature.resume(&mut self.link, &mut self.events, environment)?
+            && full_feature.resume(&mut self.link, environment)? == AfterRequest::Close
         {
             self.phase = Phase::Closing(CloseReason::InGoodOrder);
         }
@@ -598,7 +588,7 @@ impl Connection {
     /// Answers [`Event::Adopt`] with the claim of the other connections.
     pub fn adopt(&mut self, adoption: Adoption, claim: Claim) {
         if let Phase::FullFeature(full_feature) = &mut self.phase
-            && full_feature.adopt(&mut self.link, adoption, claim, &mut self.events)
+            && full_feature.adopt(&mut self.link, adoption, claim) == AfterRequest::Close
         {
             self.phase = Phase::Closing(CloseReason::InGoodOrder);
         }
@@ -610,7 +600,9 @@ impl Connection {
         if let Phase::FullFeature(full_feature) = &mut self.phase {
             full_feature.leave(&mut self.link);
             // Commands that have not begun are dropped. The layer above ends those that have begun.
-            self.events.retain(|event| !matches!(event, Event::Command(_) | Event::Aborted(_)));
+            self.link
+                .events
+                .retain(|event| !matches!(event, Event::Command(_) | Event::Aborted(_)));
         }
     }
 
@@ -639,7 +631,7 @@ impl Connection {
     #[inline]
     pub fn complete(&mut self, task: TaskId, completion: Completion<'_>) {
         if let Phase::FullFeature(full_feature) = &mut self.phase
-            && full_feature.complete(&mut self.link, task, completion, &mut self.events)
+            && full_feature.complete(&mut self.link, task, completion) == AfterRequest::Close
         {
             self.phase = Phase::Closing(CloseReason::InGoodOrder);
         }
@@ -673,10 +665,10 @@ impl Connection {
     ) -> Vec<[u8; 8]> {
         match &mut self.phase {
             Phase::FullFeature(full_feature) => {
-                full_feature.abort_for_others(&mut self.link, token, &mut self.events, ending)
+                full_feature.abort_for_others(&mut self.link, token, ending)
             }
             _ => {
-                self.events.push_back(Event::TasksEnded(token));
+                self.link.events.push_back(Event::TasksEnded(token));
                 Vec::new()
             }
         }

@@ -41,11 +41,15 @@ pub enum Ending {
 /// Returns whether two LUNs name one logical unit. Up to 255, the flat space (SAM-5 4.7.7.3) numbers the same units as
 /// the peripheral addresses of bus 0 (4.7.7.2).
 pub(super) fn is_same_unit(one: [u8; 8], other: [u8; 8]) -> bool {
-    let canonical = |lun: [u8; 8]| match lun {
-        [0x40, rest @ ..] => (0, rest),
-        [first, rest @ ..] => (first, rest),
-    };
-    canonical(one) == canonical(other)
+    canonical_lun(one) == canonical_lun(other)
+}
+
+#[inline]
+fn canonical_lun(lun: [u8; 8]) -> [u8; 8] {
+    match lun {
+        [0x40, a, b, c, d, e, f, g] => [0, a, b, c, d, e, f, g],
+        lun => lun,
+    }
 }
 
 /// The progress of a task.

@@ -1,5 +1,6 @@
 //! Tests of the target with a scripted initiator, which sends PDUs and checks PDUs and events.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
@@ -210,7 +211,7 @@ impl Script {
     fn nothing_more(&mut self) {
         self.collect();
         assert!(self.pdus.is_empty(), "{:?}", self.pdus);
-        assert!(self.connection.events.is_empty(), "{:?}", self.connection.events);
+        assert!(self.connection.link.events.is_empty(), "{:?}", self.connection.link.events);
     }
 
     fn command(&mut self, tag: u32, flags: u8, expected: u32, data: &[u8]) {
@@ -883,14 +884,19 @@ fn discovery(target_count: usize) -> Script {
     script
 }
 
+/// Sends a text request and returns the response.
 fn text_request(script: &mut Script, transfer_tag: u32, keys: &[u8]) -> (RawHeader, Vec<u8>) {
+    send_text_request(script, transfer_tag, keys);
+    script.next()
+}
+
+fn send_text_request(script: &mut Script, transfer_tag: u32, keys: &[u8]) {
     let mut request = TextRequest::from(RawHeader::with_opcode(Opcode::TextRequest));
     request.opcode_byte |= IMMEDIATE;
     request.initiator_task_tag = 3.into();
     request.target_transfer_tag = transfer_tag.into();
     request.cmd_sn = script.cmd_sn.into();
     script.send(request, keys).expect("taken");
-    script.next()
 }
 
 #[test]

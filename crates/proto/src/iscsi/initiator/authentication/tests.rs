@@ -69,7 +69,11 @@ fn proof(name: &str, secret: &str, challenge: &Challenge) -> String {
 }
 
 fn failure(connection: &mut Connection, text: &str) -> AuthenticationError {
-    match error_of(connection, &answer(TO_OPERATIONAL, text)) {
+    failure_with(connection, TO_OPERATIONAL, text)
+}
+
+fn failure_with(connection: &mut Connection, flags: u8, text: &str) -> AuthenticationError {
+    match error_of(connection, &answer(flags, text)) {
         ConnectionError::Login(LoginError::Authentication(error)) => error,
         other => panic!("{other:?}"),
     }
@@ -159,14 +163,6 @@ fn target_that_skips_chap_is_refused() {
 
 #[test]
 fn a_challenge_that_is_none_is_refused() {
-    let refusal = |text: &str| {
-        let mut connection = connection(authentication(true));
-        connection.handle_input(&answer(0, "AuthMethod=CHAP\0")).unwrap();
-        match error_of(&mut connection, &answer(0, text)) {
-            ConnectionError::Login(LoginError::Authentication(error)) => error,
-            other => panic!("{other:?}"),
-        }
-    };
     let malformed = |key| AuthenticationError::Malformed { key };
     let missing = |key| AuthenticationError::Missing { key };
     let algorithm = |answered: &str| AuthenticationError::Algorithm { answered: answered.into() };
@@ -186,7 +182,9 @@ fn a_challenge_that_is_none_is_refused() {
             AuthenticationError::Reflection,
         ),
     ] {
-        assert_eq!(refusal(&text), wanted, "{text:?}");
+        let mut connection = connection(authentication(true));
+        connection.handle_input(&answer(0, "AuthMethod=CHAP\0")).unwrap();
+        assert_eq!(failure_with(&mut connection, 0, &text), wanted, "{text:?}");
     }
 }
 
@@ -203,14 +201,13 @@ fn rfc7143_12_1_3_one_secret_does_not_serve_both_sides() {
 fn refusal_names_algorithm() {
     let refusal = login_response(0, LoginStatus::AuthenticationFailure, "");
     let error = |connection: &mut Connection| error_of(connection, &refusal);
-    let denied = |algorithm| {
-        ConnectionError::Login(LoginError::Denied {
-            status: LoginStatus::AuthenticationFailure,
-            algorithm,
-        })
-    };
     assert_eq!(error(&mut responded(false)), denied(Some(Algorithm::Sha256)));
     assert_eq!(error(&mut connection(authentication(false))), denied(None));
+}
+
+fn denied(algorithm: Option<Algorithm>) -> ConnectionError {
+    let status = LoginStatus::AuthenticationFailure;
+    ConnectionError::Login(LoginError::Denied { status, algorithm })
 }
 
 #[test]

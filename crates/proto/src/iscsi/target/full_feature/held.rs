@@ -1,13 +1,11 @@
 //! Requests above a gap in CmdSN. They wait until the requests before them have arrived (RFC 7143 §4.2.2.1).
 
-use std::collections::VecDeque;
-
 use sarsen_wire::iscsi::{Opcode, RawHeader, ScsiCommand, SerialNumber};
 
 use super::super::link::Link;
 use super::super::window::CmdSnPosition;
-use super::super::{CloseReason, Environment, Event};
-use super::{FullFeature, Incoming};
+use super::super::{CloseReason, Environment};
+use super::{AfterRequest, FullFeature, Incoming};
 use crate::iscsi::Segment;
 use crate::iscsi::command_memory::Grant;
 
@@ -55,14 +53,12 @@ impl FullFeature {
         }
     }
 
-    /// Handles requests whose turn has come because the gap before them closed. Returns whether to close the
-    /// connection.
+    /// Handles requests whose turn has come because the gap before them closed.
     pub(super) fn release_held(
         &mut self,
         link: &mut Link,
-        events: &mut VecDeque<Event>,
         environment: &mut dyn Environment,
-    ) -> Result<bool, CloseReason> {
+    ) -> Result<AfterRequest, CloseReason> {
         while !self.held.is_empty() {
             let next = link.session.with(|state| state.window.exp_cmd_sn());
             let due = (0..self.held.len())
@@ -76,32 +72,31 @@ impl FullFeature {
                 });
             let Some(index) = due else { break };
             let request = self.held.swap_remove(index);
-            if self.handle_held(link, request, events, environment)? {
-                return Ok(true);
+            if self.handle_held(link, request, environment)? == AfterRequest::Close {
+                return Ok(AfterRequest::Close);
             }
         }
-        Ok(false)
+        Ok(AfterRequest::StayOpen)
     }
 
-    /// Handles a complete request whose turn has come. Returns whether to close the connection.
+    /// Handles a complete request whose turn has come.
     pub(super) fn handle_held(
         &mut self,
         link: &mut Link,
         Held { cmd_sn, header, additional_headers, data, grant, lacks_data }: Held,
-        events: &mut VecDeque<Event>,
         environment: &mut dyn Environment,
-    ) -> Result<bool, CloseReason> {
+    ) -> Result<AfterRequest, CloseReason> {
         if let Some(grant) = grant {
             // The retained part is charged separately.
             link.room.give_back(grant);
         }
         if header.basic().opcode() != Opcode::ScsiCommand {
-            return self.handle_request(link, &header, &data, events, environment);
+            return self.handle_request(link, &header, &data, environment);
         }
         if let Some(reason) = self.refusal(ScsiCommand::view(&header), false) {
             link.reject(reason, &header);
             link.session.with(|state| state.give_up_place(cmd_sn));
-            return Ok(false);
+            return Ok(AfterRequest::StayOpen);
         }
         let id = self.begin_command(link, &header, &additional_headers, lacks_data, environment);
         let segment = match self.tasks.by_tag(id.initiator_task_tag) {
@@ -115,8 +110,8 @@ impl FullFeature {
         };
         drop(data);
         let length = header.basic().data_segment_length.value() as usize;
-        self.finish_command(link, id, segment, length, events);
-        Ok(false)
+        self.finish_command(link, id, segment, length);
+        Ok(AfterRequest::StayOpen)
     }
 
     pub(super) fn forget_data_of(&self, link: &Link, held: Held) {

@@ -1,66 +1,48 @@
 //! Logout (RFC 7143 §11.14, §11.15).
 
-use std::collections::VecDeque;
-
 use sarsen_wire::iscsi::{
     LogoutReason, LogoutRequest, LogoutResponse, LogoutResponsePdu, Opcode, RawHeader, RejectReason,
 };
 
 use super::super::link::Link;
 use super::super::{Event, Logout};
-use super::FullFeature;
+use super::{AfterRequest, FullFeature};
 use crate::iscsi::Parameters;
 
 impl FullFeature {
-    /// Handles a logout (RFC 7143 §11.14). Returns whether to close the connection.
-    pub(super) fn handle_logout(
-        &mut self,
-        link: &mut Link,
-        header: &RawHeader,
-        events: &mut VecDeque<Event>,
-    ) -> bool {
+    /// Handles a logout (RFC 7143 §11.14).
+    pub(super) fn handle_logout(&mut self, link: &mut Link, header: &RawHeader) -> AfterRequest {
         let request = LogoutRequest::view(header);
         let tag = request.initiator_task_tag.get();
         let cid = request.cid.get();
         let is_own = cid == self.admission.cid;
-        let beyond = |cid, for_recovery| {
-            Event::Logout(Logout { initiator_task_tag: tag, cid, for_recovery })
+        let beyond = |for_recovery| {
+            Event::Logout(Logout { initiator_task_tag: tag, cid: Some(cid), for_recovery })
         };
         match request.reason() {
             LogoutReason::CloseSession => {
-                let waiting = self.logout_barrier(link, tag, true, events);
-                self.wait_or_pass(link, waiting, events)
+                return self.abort_for_logout(link, tag, true);
             }
             LogoutReason::CloseConnection if is_own => {
-                let waiting = self.logout_barrier(link, tag, false, events);
-                self.wait_or_pass(link, waiting, events)
+                return self.abort_for_logout(link, tag, false);
             }
             LogoutReason::CloseConnection if link.session.is_shared() => {
-                events.push_back(beyond(Some(cid), false));
-                false
+                link.events.push_back(beyond(false));
             }
             LogoutReason::CloseConnection => {
                 push_logout_response(link, tag, LogoutResponse::CidNotFound, false);
-                false
             }
             LogoutReason::RemoveForRecovery if link.parameters.error_recovery_level < 2 => {
                 push_logout_response(link, tag, LogoutResponse::RecoveryNotSupported, false);
-                false
             }
             LogoutReason::RemoveForRecovery if is_own => {
                 push_logout_response(link, tag, LogoutResponse::Closed, true);
                 link.part();
-                false
             }
-            LogoutReason::RemoveForRecovery => {
-                events.push_back(beyond(Some(cid), true));
-                false
-            }
-            _ => {
-                link.reject(RejectReason::InvalidPduField, header);
-                false
-            }
+            LogoutReason::RemoveForRecovery => link.events.push_back(beyond(true)),
+            _ => link.reject(RejectReason::InvalidPduField, header),
         }
+        AfterRequest::StayOpen
     }
 }
 

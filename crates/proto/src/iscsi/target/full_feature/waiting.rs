@@ -1,10 +1,7 @@
 //! Tasks that wait for memory, or until other tasks of the session have reached the layer above.
 
-use std::collections::VecDeque;
-
 use sarsen_wire::iscsi::RESERVED_TAG;
 
-use super::super::Event;
 use super::super::link::Link;
 use super::super::tasks::Task;
 use super::FullFeature;
@@ -17,14 +14,8 @@ impl FullFeature {
 
     /// Continues the waiting tasks that need not wait any more.
     #[inline]
-    pub(in crate::iscsi::target) fn start_waiting(
-        &mut self,
-        link: &mut Link,
-        events: &mut VecDeque<Event>,
-    ) {
-        while self.has_waiting()
-            && (self.release_held_back(link, events) || self.give_room(link, events))
-        {}
+    pub(in crate::iscsi::target) fn start_waiting(&mut self, link: &mut Link) {
+        while self.has_waiting() && (self.release_held_back(link) || self.give_room(link)) {}
         if self.waiting.is_empty() {
             link.room.stop_waiting();
         }
@@ -38,7 +29,7 @@ impl FullFeature {
     }
 
     /// Continues the tasks that need not wait for other tasks any more. Returns whether there were any.
-    fn release_held_back(&mut self, link: &mut Link, events: &mut VecDeque<Event>) -> bool {
+    fn release_held_back(&mut self, link: &mut Link) -> bool {
         if self.held_back.is_empty() {
             return false;
         }
@@ -48,7 +39,7 @@ impl FullFeature {
         for id in held_back {
             // The task may have ended, and another task may have its tag.
             if self.tasks.by_tag(id.initiator_task_tag).is_some_and(|task| task.id == id) {
-                self.advance_task(link, id, events);
+                self.advance_task(link, id);
             }
         }
         self.held_back.len() < count
@@ -56,14 +47,14 @@ impl FullFeature {
 
     /// Continues the tasks for which there is memory. Returns whether there were any.
     #[cold]
-    fn give_room(&mut self, link: &mut Link, events: &mut VecDeque<Event>) -> bool {
+    fn give_room(&mut self, link: &mut Link) -> bool {
         let mut any = false;
         while let Some(&id) = self.waiting.front()
             && let Some(task) = self.tasks.by_tag(id.initiator_task_tag)
             && admit(task, link)
         {
             self.waiting.pop_front();
-            self.advance_task(link, id, events);
+            self.advance_task(link, id);
             any = true;
         }
         any

@@ -126,18 +126,23 @@ fn rfc7143_11_12_6_fields_of_a_login_stay_the_same() {
 
 #[test]
 fn rfc7143_13_3_send_targets_all_needs_discovery_session() {
-    let reported = |script: &mut Script, keys: &[u8]| {
-        let (header, text) = text_request(script, RESERVED_TAG, keys);
-        assert_eq!(header.basic().opcode(), Opcode::TextResponse);
-        String::from_utf8(text).expect("text")
-    };
     let mut normal = Script::established("");
     normal.world.target_count = 3;
-    assert_eq!(reported(&mut normal, b"SendTargets=All\0"), "SendTargets=Reject\0");
-    assert_eq!(reported(&mut normal, b"SendTargets=\0").matches("TargetName=").count(), 1);
-    assert_eq!(reported(&mut normal, b"SendTargets=iqn.2026-11.test:disk1\0"), "", "another one");
+    assert_eq!(text_answer(&mut normal, b"SendTargets=All\0"), "SendTargets=Reject\0");
+    assert_eq!(text_answer(&mut normal, b"SendTargets=\0").matches("TargetName=").count(), 1);
+    assert_eq!(
+        text_answer(&mut normal, b"SendTargets=iqn.2026-11.test:disk1\0"),
+        "",
+        "another one"
+    );
     let mut finding = discovery(3);
-    assert_eq!(reported(&mut finding, b"SendTargets=All\0").matches("TargetName=").count(), 3);
+    assert_eq!(text_answer(&mut finding, b"SendTargets=All\0").matches("TargetName=").count(), 3);
+}
+
+fn text_answer(script: &mut Script, keys: &[u8]) -> String {
+    let (header, text) = text_request(script, RESERVED_TAG, keys);
+    assert_eq!(header.basic().opcode(), Opcode::TextResponse);
+    String::from_utf8(text).expect("text")
 }
 
 #[test]

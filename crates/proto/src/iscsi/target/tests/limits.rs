@@ -400,17 +400,8 @@ proptest! {
 #[test]
 fn rfc7143_11_17_1_text_is_rejected_if_answers_are_not_read() {
     let mut script = discovery(400);
-    let ask = |script: &mut Script| {
-        let mut request = TextRequest::from(RawHeader::with_opcode(Opcode::TextRequest));
-        request.opcode_byte |= IMMEDIATE;
-        request.flags = FINAL;
-        request.initiator_task_tag = 3.into();
-        request.target_transfer_tag = RESERVED_TAG.into();
-        request.cmd_sn = script.cmd_sn.into();
-        script.send(request, b"SendTargets=All\0").expect("taken");
-    };
     for _ in 0..1000 {
-        ask(&mut script);
+        send_text_request(&mut script, RESERVED_TAG, b"SendTargets=All\0");
     }
     let limit = Settings::default().output_limit;
     let waiting = script.connection.output().len();
@@ -419,7 +410,7 @@ fn rfc7143_11_17_1_text_is_rejected_if_answers_are_not_read() {
     let (last, _) = script.pdus.pop_back().expect("an answer");
     assert_eq!(Reject::view(&last).reason(), RejectReason::LongOperationReject);
     script.pdus.clear();
-    ask(&mut script);
+    send_text_request(&mut script, RESERVED_TAG, b"SendTargets=All\0");
     assert_eq!(script.next().0.basic().opcode(), Opcode::TextResponse, "once it took them");
 }
 
