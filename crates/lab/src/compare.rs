@@ -73,12 +73,18 @@ pub fn compare(before: &Run, after: &Run, figures: &[&str]) -> Comparisons {
     }
     judge(&mut compared);
     let others = self::cells(after);
-    let missing = |run: &Run, own: &[Labels], other: &[Labels]| -> Vec<_> {
-        own.iter().filter(|labels| !other.contains(labels)).map(|l| (run.id, l.clone())).collect()
-    };
-    let mut unpaired = missing(before, &cells, &others);
-    unpaired.extend(missing(after, &others, &cells));
-    Comparisons { figures: compared, unpaired, settings: settings(before, after) }
+    let unpaired = unpaired(before, &cells, &others).chain(unpaired(after, &others, &cells));
+    Comparisons {
+        figures: compared,
+        unpaired: unpaired.collect(),
+        settings: settings(before, after),
+    }
+}
+
+/// Returns the cells of a run that the other run does not have, with the number of the run.
+fn unpaired(run: &Run, own: &[Labels], other: &[Labels]) -> impl Iterator<Item = (i64, Labels)> {
+    let id = run.id;
+    own.iter().filter(|labels| !other.contains(labels)).map(move |labels| (id, labels.clone()))
 }
 
 /// Returns which of the comparisons with a p-value are larger than the noise.

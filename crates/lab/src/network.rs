@@ -17,7 +17,6 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use relay::wire::Wire;
-use sarsen_io::tap::Tap;
 use sides::{LinkEnd, Sides};
 
 /// The largest MTU of a veth pair.
@@ -254,12 +253,9 @@ fn relayed(
     ends: &[LinkEnd; 2],
     profile: &LinkProfile,
 ) -> Result<CreatedLink, String> {
-    let tap = |end: &LinkEnd| {
-        Tap::new(&end.interface).map_err(|error| format!("no TAP device can be made ({error})"))
-    };
     let [target, initiator] = ends;
     let devices =
-        [sides.targets.within(|| tap(target))?, sides.initiator.within(|| tap(initiator))?];
+        [sides.targets.within(|| target.tap())?, sides.initiator.within(|| initiator.tap())?];
     let more = format!("mtu {} txqueuelen {TAP_QUEUE_FRAMES}", profile.mtu);
     sides.take_up(ends, &more)?;
     let wire = Wire::start(devices, profile, RELAY_SEED)

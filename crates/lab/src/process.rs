@@ -435,12 +435,18 @@ mod tests {
         .unwrap()
     }
 
+    /// Waits until the process of [`start_slow`] executes the program after the prefix.
+    fn wait_until_it_sleeps(daemon: &Daemon) {
+        let name = format!("/proc/{}/comm", daemon.pid());
+        let sleeps = || Ok::<_, ProcessError>(fs::read_to_string(&name).unwrap() == "sleep\n");
+        daemon.wait_until(Duration::from_secs(10), sleeps).unwrap();
+    }
+
     #[test]
     fn the_prefix_becomes_the_program() {
         let daemon = start_slow(&["env".into(), "A=b c".into()]);
+        wait_until_it_sleeps(&daemon);
         let name = format!("/proc/{}/comm", daemon.pid());
-        let became = || Ok::<_, ProcessError>(fs::read_to_string(&name).unwrap() == "sleep\n");
-        daemon.wait_until(Duration::from_secs(10), became).unwrap();
         let command = daemon.command();
         assert!(command.starts_with("env 'A=b c' setpriv --pdeathsig KILL -- /"), "{command}");
         drop(daemon);
@@ -452,10 +458,7 @@ mod tests {
         let (pid, started) = std::thread::scope(|scope| {
             let start = || {
                 let daemon = start_slow(&[]);
-                let status = format!("/proc/{}/comm", daemon.pid());
-                let became =
-                    || Ok::<_, ProcessError>(fs::read_to_string(&status).unwrap() == "sleep\n");
-                daemon.wait_until(Duration::from_secs(10), became).unwrap();
+                wait_until_it_sleeps(&daemon);
                 (daemon.pid(), daemon)
             };
             scope.spawn(start).join().unwrap()

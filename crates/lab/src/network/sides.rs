@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 
 use sarsen_io::namespace::NetworkNamespace;
+use sarsen_io::tap::Tap;
 
 /// Number of links for which there are addresses.
 pub(super) const LINKS_MAX: usize = 256;
@@ -30,6 +31,13 @@ pub(super) struct LinkEnd {
     ethernet: String,
     peer: Ipv4Addr,
     peer_ethernet: String,
+}
+
+impl LinkEnd {
+    /// Creates a TAP device with the name of this interface in the network namespace of the calling thread.
+    pub(super) fn tap(&self) -> Result<Tap, String> {
+        Tap::new(&self.interface).map_err(|error| format!("no TAP device can be created ({error})"))
+    }
 }
 
 impl Side {

@@ -305,15 +305,12 @@ fn named() -> Vec<PathBuf> {
 
 /// Returns the network namespaces that a process of this machine is in or holds a descriptor of.
 fn namespaces() -> Vec<String> {
-    let links = |folder: PathBuf| {
-        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        entries.filter_map(|entry| std::fs::read_link(entry.path()).ok())
-    };
     let mut found = Vec::new();
     for process in std::fs::read_dir("/proc").unwrap().flatten() {
         // Skips processes that end meanwhile.
         let process = process.path();
-        found.extend(links(process.join("fd")));
+        let descriptors = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+        found.extend(descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok()));
         let tasks = std::fs::read_dir(process.join("task")).into_iter().flatten().flatten();
         found.extend(tasks.filter_map(|task| std::fs::read_link(task.path().join("ns/net")).ok()));
     }

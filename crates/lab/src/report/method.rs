@@ -111,25 +111,21 @@ mod tests {
     use super::super::sample;
     use super::*;
 
-    fn tables(section: &Section) -> Vec<&Table> {
-        let mut tables = Vec::new();
-        for block in &section.blocks {
-            if let Block::Table(table) = block {
-                tables.push(table);
-            }
-        }
-        tables
-    }
-
     #[test]
     fn equal_failures_share_one_row() {
         let (_, run) = sample::hostile();
         let section = section(&run);
-        let tables = tables(&section);
+        let tables = section.tables();
         let missing = tables.last().unwrap();
         assert_eq!(missing.rows.len(), 2, "{missing:?}");
         assert_eq!(missing.rows[0][1], Cell::Text("1, 2".into()));
         assert_eq!(missing.rows[1][2], Cell::Text("not measured".into()));
+    }
+
+    /// Returns whether a paragraph contains these words.
+    fn says(section: &Section, words: &str) -> bool {
+        let said = |block: &Block| matches!(block, Block::Text(text) if text.contains(words));
+        section.blocks.iter().any(said)
     }
 
     #[test]
@@ -138,10 +134,6 @@ mod tests {
         run.samples.retain(|sample| matches!(sample.outcome, Outcome::Measured(_)));
         run.ended_at = Some(run.began_at);
         let section = section(&run);
-        let says = |section: &Section, what: &str| {
-            let said = |block: &Block| matches!(block, Block::Text(text) if text.contains(what));
-            section.blocks.iter().any(said)
-        };
         assert!(says(&section, "Everything that was planned"));
         run.ended_at = None;
         let section = super::section(&run);

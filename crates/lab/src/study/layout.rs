@@ -24,7 +24,7 @@ pub(super) fn scaled(run: &Run, labels: &Labels, figure: &str, factor: f64, deci
     }
 }
 
-/// Returns one statistic of the repetitions, such as their median, in another unit.
+/// Returns one statistic of the repetitions, such as their maximum, in another unit.
 pub(super) fn picked(
     run: &Run,
     labels: &Labels,
@@ -37,6 +37,11 @@ pub(super) fn picked(
         Some(summary) => Cell::Number { value: pick(&summary) * factor, decimals },
         None => absent(run, labels),
     }
+}
+
+/// Returns the median of the repetitions in another unit.
+pub(super) fn median(run: &Run, labels: &Labels, figure: &str, factor: f64, decimals: u8) -> Cell {
+    picked(run, labels, figure, |summary| summary.median, factor, decimals)
 }
 
 /// Returns the reason for which a cell has no figure.

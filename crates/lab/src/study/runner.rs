@@ -293,16 +293,17 @@ fn same_plan(
     then: &BTreeMap<String, String>,
     now: &BTreeMap<String, String>,
 ) -> Result<(), RunError> {
-    let fact = |facts: &BTreeMap<_, String>, what: &String| {
-        facts.get(what).cloned().unwrap_or_else(|| "none".into())
-    };
     for what in then.keys().chain(now.keys()) {
-        let (then, now) = (fact(then, what), fact(now, what));
+        let (then, now) = (fact_or_none(then, what), fact_or_none(now, what));
         if then != now {
             return Err(RunError::OtherPlan { id, what: what.clone(), then, now });
         }
     }
     Ok(())
+}
+
+fn fact_or_none(facts: &BTreeMap<String, String>, name: &str) -> String {
+    facts.get(name).cloned().unwrap_or_else(|| "none".into())
 }
 
 /// Returns a run that starts now on this machine.

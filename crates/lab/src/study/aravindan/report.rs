@@ -297,8 +297,7 @@ fn costs(run: &Run) -> Section {
                     if figure == figure::TARGET_CPU_US_PER_IO && *target == DIRECT {
                         continue;
                     }
-                    let median = |summary: &Summary| summary.median;
-                    row.push(layout::picked(run, &labels, figure, median, 1.0, decimals));
+                    row.push(layout::median(run, &labels, figure, 1.0, decimals));
                 }
             }
             row
@@ -318,17 +317,16 @@ fn costs(run: &Run) -> Section {
 
 /// Returns the section with the time of a failover next to the sum of the timeouts that it includes.
 fn failover(run: &Run) -> Section {
-    let seconds = |duration: Duration| duration.as_secs_f64();
-    let timeout = || layout::published(Some(seconds(TIMEOUT)), 0);
+    let timeout = || layout::published(Some(TIMEOUT.as_secs_f64()), 0);
     let mut rows = vec![vec![
         layout::text(format!("Aravindan 2014, {ACTIVE_ACTIVE}")),
         timeout(),
         timeout(),
         timeout(),
-        layout::published(Some(seconds(FAILOVER_BY_FORMULA)), 0),
-        layout::published(Some(seconds(FAILOVER_MEASURED)), 2),
+        layout::published(Some(FAILOVER_BY_FORMULA.as_secs_f64()), 0),
+        layout::published(Some(FAILOVER_MEASURED.as_secs_f64()), 2),
     ]];
-    let number = |duration| layout::number(Some(seconds(duration)), 0);
+    let number = |duration: Duration| layout::number(Some(duration.as_secs_f64()), 0);
     for paths in run.values(FAILOVER) {
         let labels = Labels::new().with(FAILOVER, paths);
         rows.push(vec![

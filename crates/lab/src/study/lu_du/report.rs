@@ -61,6 +61,20 @@ fn column<'a>(
     Column { name: name.into(), ours: Box::new(ours), theirs: Box::new(theirs) }
 }
 
+/// Returns the cells of a column that the study published: those of the rows of `table` with these properties.
+fn published_in<'a>(
+    table: &'a str,
+    operation: &'a str,
+    bytes: Option<u32>,
+    statistic: &'a str,
+    decimals: u8,
+) -> impl Fn(&str) -> Cell + 'a {
+    move |setup| {
+        let value = published::lu_du_value(table, setup, operation, bytes, statistic);
+        layout::published(value, decimals)
+    }
+}
+
 /// Returns the subjects of a part, each a target and a network, with their names.
 fn subjects(run: &Run, part: &str) -> Vec<(String, Labels)> {
     let mut subjects = Vec::new();
@@ -141,30 +155,25 @@ fn set_up(run: &Run) -> Section {
          too."
             .into(),
     )];
-    for kind in &setup::KINDS {
-        let theirs = move |step: &'static str, statistic: &'static str| {
-            move |setup: &str| {
-                let value = published::lu_du_value("setup", setup, step, None, statistic);
-                layout::published(value, 0)
-            }
-        };
+    for session in &setup::TIMED_SESSIONS {
         let (mut means, mut extremes) = (Vec::new(), Vec::new());
-        for step in kind.steps {
+        for step in session.steps {
             let ours = move |labels| {
                 let figure = step.figure("mean");
-                layout::scaled(run, &kind.labels(labels), &figure, 1.0, 3)
+                layout::scaled(run, &session.labels(labels), &figure, 1.0, 3)
             };
-            means.push(column(step.name, ours, theirs(step.name, "mean")));
+            means.push(column(step.name, ours, published_in("setup", step.name, None, "mean", 0)));
             for (statistic, pick) in [("min", LEAST), ("max", GREATEST)] {
                 let ours = move |labels| {
                     let figure = step.figure(statistic);
-                    layout::picked(run, &kind.labels(labels), &figure, pick, 1.0, 3)
+                    layout::picked(run, &session.labels(labels), &figure, pick, 1.0, 3)
                 };
                 let name = format!("{}, {statistic}", step.name);
-                extremes.push(column(name, ours, theirs(step.name, statistic)));
+                let theirs = published_in("setup", step.name, None, statistic, 0);
+                extremes.push(column(name, ours, theirs));
             }
         }
-        let name = kind.name;
+        let name = session.name;
         let caption = format!("Phases of a {name}, means, ms");
         let notes = ["Each run sets several sessions up, one after the other."];
         blocks.push(table(run, SET_UP, &caption, &means, &[name], &notes));
@@ -185,11 +194,7 @@ fn light_means(run: &Run) -> Section {
                     let labels = light(labels, operation, bytes);
                     layout::scaled(run, &labels, figure::MEAN_US, MS, 3)
                 },
-                move |setup| {
-                    let value =
-                        published::lu_du_value("Table 2", setup, operation, Some(bytes), "mean");
-                    layout::published(value, 2)
-                },
+                published_in("Table 2", operation, Some(bytes), "mean", 2),
             ));
         }
     }
@@ -248,12 +253,7 @@ fn light_spread(run: &Run) -> Section {
                         let labels = light(labels, operation, bytes);
                         layout::picked(run, &labels, figure, pick, MS, 3)
                     },
-                    move |setup| {
-                        let size = Some(bytes);
-                        let value =
-                            published::lu_du_value("Table 3", setup, operation, size, statistic);
-                        layout::published(value, 1)
-                    },
+                    published_in("Table 3", operation, Some(bytes), statistic, 1),
                 ));
             }
         }
@@ -333,10 +333,7 @@ fn heavy_load(run: &Run) -> Section {
         columns.push(column(
             "mixed",
             |_| Cell::Empty,
-            move |setup| {
-                let value = published::lu_du_value("Figure 2", setup, "mixed", Some(bytes), "mean");
-                layout::published(value, 1)
-            },
+            published_in("Figure 2", "mixed", Some(bytes), "mean", 1),
         ));
         let size = layout::size_name(bytes);
         let caption = format!("Throughput with {HEAVY_DEPTH} I/Os of {size} open, MB/s");
@@ -393,12 +390,7 @@ fn trace(run: &Run) -> Section {
             layout::scaled(run, &labels.with(PART, TRACE), figure, factor, decimals)
         }
     };
-    let theirs = |statistic: &'static str| {
-        move |setup: &str| {
-            let trace = "database trace";
-            layout::published(published::lu_du_value(trace, setup, "mixed", None, statistic), 1)
-        }
-    };
+    let theirs = |statistic| published_in("database trace", "mixed", None, statistic, 1);
     let nothing = |_: &str| Cell::Empty;
     let columns = [
         column("throughput, MB/s", ours(figure::MB_PER_S, 1.0, 1), theirs("throughput")),

@@ -259,22 +259,22 @@ fn section(run: &Run, setup: &str) -> Section {
 /// Describes the conditions of the runs, with a warning if they differ.
 fn conditions(run: &Run, setup: &str) -> String {
     let said = |name: &str| texts(run, Some(setup), name);
-    let list = |values: &[&str]| match values {
-        [] => "none".to_owned(),
-        values => values.join(", "),
-    };
     let (versions, sizes, files) = (said("bonnie++"), said("size"), said("files"));
     let mut text = format!(
         "{} runs of bonnie++ {}; file: {}; small files, in units of 1024: {}.",
         runs(run, setup),
-        list(&versions),
-        list(&sizes),
-        list(&files)
+        list_or_none(&versions),
+        list_or_none(&sizes),
+        list_or_none(&files)
     );
     if [&versions, &sizes, &files].iter().any(|values| values.len() > 1) {
         text += " The runs differ in these: their figures should not be taken together.";
     }
     text
+}
+
+fn list_or_none(values: &[&str]) -> String {
+    if values.is_empty() { "none".to_owned() } else { values.join(", ") }
 }
 
 const STATISTICS: [&str; 9] =
@@ -324,30 +324,32 @@ fn statistics(summary: &Summary) -> [Cell; 7] {
 
 fn published_table(setup: &str) -> Table {
     let rows = published::lunden().iter().filter(|row| row.setup == setup);
-    let row = |row: &LundenRow| {
-        let unit = columns().find(|column| column.name() == row.column()).map(Column::unit);
-        vec![
-            Cell::Text(row.operation.clone()),
-            unit.map_or(Cell::Empty, Cell::Text),
-            published_cell(row.mean),
-            published_cell(row.median),
-            published_cell(row.mean_median_gap),
-            row.variance.map_or_else(|| Cell::Text("nan".into()), published_cell),
-            published_cell(row.min),
-            published_cell(row.max),
-            published_cell(row.range),
-        ]
-    };
     Table {
         caption: format!("{setup}, as published by Lunden (2009)"),
         columns: STATISTICS.iter().map(|&name| name.to_owned()).collect(),
-        rows: rows.map(row).collect(),
+        rows: rows.map(published_row).collect(),
         notes: vec![format!(
             "Of {} runs; +++++ counts as 0; the variance of equal figures is printed as nan.",
             published::LUNDEN_RUNS
         )],
         heat: false,
     }
+}
+
+/// Returns a published row in the order of [`STATISTICS`].
+fn published_row(row: &LundenRow) -> Vec<Cell> {
+    let unit = columns().find(|column| column.name() == row.column()).map(Column::unit);
+    vec![
+        Cell::Text(row.operation.clone()),
+        unit.map_or(Cell::Empty, Cell::Text),
+        published_cell(row.mean),
+        published_cell(row.median),
+        published_cell(row.mean_median_gap),
+        row.variance.map_or_else(|| Cell::Text("nan".into()), published_cell),
+        published_cell(row.min),
+        published_cell(row.max),
+        published_cell(row.range),
+    ]
 }
 
 /// Returns as many decimal places as the study prints: none for whole numbers, one for numbers that bonnie++ prints

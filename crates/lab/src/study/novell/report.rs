@@ -373,8 +373,7 @@ fn links_table(run: &Run, target: &str, medium: &str) -> Block {
                     &run.figures(&labels, figure::MB_PER_S),
                 ),
             });
-            let median = |summary: &Summary| summary.median;
-            row.push(layout::picked(run, &labels, figure::P99_US, median, 1e-3, 2));
+            row.push(layout::median(run, &labels, figure::P99_US, 1e-3, 2));
         }
         row
     });
@@ -418,8 +417,7 @@ fn costs(run: &Run) -> Section {
                             if figure == figure::TARGET_CPU_US_PER_IO && *target == DIRECT {
                                 continue;
                             }
-                            let median = |summary: &Summary| summary.median;
-                            row.push(layout::picked(run, &labels, figure, median, 1.0, decimals));
+                            row.push(layout::median(run, &labels, figure, 1.0, decimals));
                         }
                     }
                     rows.push(row);
