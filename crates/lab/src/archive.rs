@@ -156,6 +156,12 @@ pub struct Archive {
     connection: Connection,
 }
 
+/// The result of a change of one run.
+enum RunChange {
+    Applied,
+    NoSuchRun,
+}
+
 fn usual_path(
     variable: impl Fn(&str) -> Option<PathBuf>,
     is_root: bool,
@@ -255,7 +261,7 @@ impl Archive {
         let ended_at = ended_at as i64;
         let added = self.transaction(|transaction| {
             if Columns::read(transaction, id)?.is_none() {
-                return Ok(false);
+                return Ok(RunChange::NoSuchRun);
             }
             let position: i64 = transaction.query_row(
                 "SELECT coalesce(max(position) + 1, 0) FROM sample WHERE run = ?1",
@@ -267,9 +273,9 @@ impl Archive {
                 "INSERT INTO sample VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
                 params![id, position, labels, repetition, ended_at, outcome, sum],
             )?;
-            Ok(true)
+            Ok(RunChange::Applied)
         });
-        self.there(id, added)
+        self.check_applied(id, added)
     }
 
     /// Marks a run as complete.
@@ -315,7 +321,11 @@ impl Archive {
     pub fn remove(&self, id: i64) -> Result<(), ArchiveError> {
         let _hold = self.hold(id)?;
         let removed = self.connection.execute("DELETE FROM run WHERE id = ?1", [id]);
-        self.there(id, removed.map(|removed| removed == 1))
+        let removed = removed.map(|rows| match rows {
+            0 => RunChange::NoSuchRun,
+            _ => RunChange::Applied,
+        });
+        self.check_applied(id, removed)
     }
 
     /// Returns a run with its samples.
@@ -417,12 +427,14 @@ impl Archive {
     /// Changes a run after checking that the stored run is intact.
     fn amend(&self, id: i64, change: impl FnOnce(&mut Columns)) -> Result<(), ArchiveError> {
         let amended = self.transaction(|transaction| {
-            let Some(mut run) = Columns::read(transaction, id)? else { return Ok(false) };
+            let Some(mut run) = Columns::read(transaction, id)? else {
+                return Ok(RunChange::NoSuchRun);
+            };
             change(&mut run);
             run.write(transaction, UPDATE)?;
-            Ok(true)
+            Ok(RunChange::Applied)
         });
-        self.there(id, amended)
+        self.check_applied(id, amended)
     }
 
     fn transaction<T>(
@@ -436,12 +448,14 @@ impl Archive {
         Ok(done)
     }
 
-    /// Checks that a change found its run.
-    fn there(&self, id: i64, found: rusqlite::Result<bool>) -> Result<(), ArchiveError> {
-        if found.map_err(|source| self.database(source))? {
-            Ok(())
-        } else {
-            Err(ArchiveError::NoSuchRun { path: self.path.clone(), id })
+    fn check_applied(
+        &self,
+        id: i64,
+        change: rusqlite::Result<RunChange>,
+    ) -> Result<(), ArchiveError> {
+        match change.map_err(|source| self.database(source))? {
+            RunChange::Applied => Ok(()),
+            RunChange::NoSuchRun => Err(ArchiveError::NoSuchRun { path: self.path.clone(), id }),
         }
     }
 

@@ -9,6 +9,7 @@ mod synthetic;
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -122,11 +123,11 @@ fn detect(path: &Path, input: &mut impl BufRead) -> Result<Format, TraceError> {
     let mut number = 0;
     loop {
         number += 1;
-        let more = read_line(input, &mut buffer)
+        let read = read_line(input, &mut buffer)
             .map_err(|source| TraceError::Read { file: path.into(), source })?;
         let line = String::from_utf8_lossy(&buffer);
         let line = line.trim();
-        if more && (line.is_empty() || line.starts_with('#')) {
+        if read.is_continue() && (line.is_empty() || line.starts_with('#')) {
             continue;
         }
         return formats::detect(line).ok_or_else(|| TraceError::Line {
@@ -137,14 +138,14 @@ fn detect(path: &Path, input: &mut impl BufRead) -> Result<Format, TraceError> {
     }
 }
 
-/// The next line into `into`, without its end. False at the end of the input.
-fn read_line(input: &mut impl BufRead, into: &mut Vec<u8>) -> io::Result<bool> {
+/// Reads the next line into `into`, without its line end. Breaks at the end of the input.
+fn read_line(input: &mut impl BufRead, into: &mut Vec<u8>) -> io::Result<ControlFlow<()>> {
     into.clear();
     let count = Read::by_ref(input).take(LINE_LIMIT + 1).read_until(b'\n', into)?;
     while into.last().is_some_and(|byte| b"\r\n".contains(byte)) {
         into.pop();
     }
-    Ok(count > 0)
+    Ok(if count > 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
 }
 
 impl<R: BufRead> Trace<R> {
@@ -178,11 +179,11 @@ impl<R: BufRead> Iterator for Trace<R> {
         while !self.ended {
             self.line += 1;
             let error = match read_line(&mut self.input, &mut self.buffer) {
-                Ok(false) => {
+                Ok(ControlFlow::Break(())) => {
                     self.ended = true;
                     break;
                 }
-                Ok(true) => match self.parse_line() {
+                Ok(ControlFlow::Continue(())) => match self.parse_line() {
                     Ok(Content::Request(request)) => return Some(Ok(request)),
                     Ok(Content::Nothing) => continue,
                     Ok(Content::End) => {
