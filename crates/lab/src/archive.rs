@@ -56,7 +56,7 @@ const COLUMNS: &str =
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
     /// Its folder cannot be created.
-    #[error("cannot make {}: {source}", path.display())]
+    #[error("cannot create {}: {source}", path.display())]
     Folder {
         /// The folder.
         path: PathBuf,
@@ -66,8 +66,8 @@ pub enum ArchiveError {
     },
     /// The content differs from what was written.
     #[error(
-        "the archive {} is damaged: {what}; restore it from a backup, or move it away, and the next run begins \
-         another", path.display()
+        "the archive {} is damaged: {what}; restore it from a backup, or move it away: the next run \
+         then creates a new archive", path.display()
     )]
     Damaged {
         /// The file.
@@ -86,8 +86,8 @@ pub enum ArchiveError {
     },
     /// The file belongs to a newer or another program.
     #[error(
-        "the archive {} is of version {found}; this program knows {VERSION}: move it away, or use the program that \
-         made it", path.display()
+        "the archive {} has version {found}, and this program supports version {VERSION}; move it \
+         away, or use the program that created it", path.display()
     )]
     Version {
         /// The file.
@@ -136,7 +136,7 @@ pub enum ArchiveError {
 /// The lock of a run: no other process adds to the run or removes it. The lock ends with the process.
 #[derive(Debug)]
 pub struct RunLock {
-    /// A file beside the archive, because SQLite locks the archive itself.
+    /// A file next to the archive, because SQLite locks the archive itself.
     path: PathBuf,
     /// The locked file.
     _file: File,

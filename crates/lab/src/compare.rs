@@ -180,14 +180,14 @@ pub fn report(before: &Run, after: &Run, compared: &Comparisons) -> Report {
     others.extend(compared.unpaired.iter().map(|(id, cell)| format!("only run {id} has {cell}")));
     if !others.is_empty() {
         let blocks = vec![Block::List(others)];
-        sections.push(Section { heading: "What else is different".into(), blocks });
+        sections.push(Section { heading: "Other differences".into(), blocks });
     }
     Report {
         title: format!("{}: run {} against run {}", before.study, after.id, before.id),
         summary: vec![format!(
-            "Of {} figures, {changed} changed, {noise} differ by no more than noise, and of {} \
-             nothing can be said for want of repetitions. Welch's test; of what is called changed, \
-             one in twenty is expected to be noise (Benjamini and Hochberg).",
+            "Of {} figures, {changed} changed, {noise} differ by no more than the noise, and {} \
+             have too few repetitions for a comparison. The comparison uses Welch's test. One in \
+             twenty of the figures that changed is expected to be noise (Benjamini and Hochberg).",
             compared.figures.len(),
             compared.figures.len() - changed - noise
         )],

@@ -139,7 +139,7 @@ impl Finished {
 
 /// Runs `command` to its end, for at most `limit`.
 pub fn finish(command: &mut Command, limit: Duration) -> Result<Finished, ProcessError> {
-    let log = tempfile::tempfile().map_err(system("make a file for a program's output"))?;
+    let log = tempfile::tempfile().map_err(system("create a file for the output of a program"))?;
     let again = || log.try_clone().map_err(system("share a file for a program's output"));
     command.stdin(Stdio::null()).stdout(again()?).stderr(again()?).process_group(0);
     let mut child = spawn(command)?;
@@ -356,7 +356,7 @@ pub fn find(program: &Path) -> Option<PathBuf> {
     if program.components().count() > 1 {
         return program.is_file().then(|| program.to_owned());
     }
-    // Daemons are in /usr/sbin, which some users lack in their PATH.
+    // Daemons are in /usr/sbin, which the PATH of some users does not contain.
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
         .chain([PathBuf::from("/usr/sbin")])

@@ -12,7 +12,7 @@ fn archive_of_root_is_that_of_packaged_service() {
     assert_eq!(
         usual_path_with(&root, true, &["/var/lib/sarsen", own]),
         own,
-        "what is there goes on"
+        "an existing archive stays in use"
     );
     assert_eq!(usual_path_with(&root, true, &["/var/lib/sarsen", own, shared]), shared);
     let user = [("HOME", "/home/ada"), ("XDG_STATE_HOME", "/state")];

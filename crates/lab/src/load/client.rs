@@ -236,7 +236,7 @@ impl Client {
         {
             tally.note_error(|| {
                 format!(
-                    "{} of {} bytes came ({:?})",
+                    "received {} of {} bytes ({:?})",
                     completion.received, slot.bytes, completion.residual
                 )
             });

@@ -35,7 +35,7 @@ pub fn look(options: &LoadOptions) -> Result<Option<Occupied>, LoadError> {
         Endpoint::Memory(store) => on_a_core(of_store(store.store()))?.map_err(unreadable)?,
         Endpoint::File { path, .. } => of_file(path).map_err(|source| {
             let path = path.clone();
-            StoreError::System { path, what: "look at what it holds", source }
+            StoreError::System { path, what: "check its content", source }
         })?,
     };
     Ok(Occupied::of(&options.endpoint.to_string(), found))
@@ -61,7 +61,7 @@ async fn of_export(url: &NbdUrl) -> Result<Vec<Signature>, LoadError> {
 }
 
 fn unreadable(error: BlockError) -> LoadError {
-    LoadError::System { what: "look at what is there", source: io::Error::other(error) }
+    LoadError::System { what: "check the content of the target", source: io::Error::other(error) }
 }
 
 async fn of_store(store: Arc<dyn Store>) -> Result<Vec<Signature>, BlockError> {

@@ -5,12 +5,12 @@ use std::process::{Command, Stdio};
 
 use super::*;
 
-/// Returns a network of these links, or `None` if this process lacks the permission to create one.
+/// Returns a network of these links, or `None` if this process may not create one.
 fn apart(profiles: &[LinkProfile]) -> Option<Network> {
     let network = Network::build(profiles);
     if !network.is_apart() {
         assert!(!rustix::process::geteuid().is_root(), "{:?}", network.notes());
-        eprintln!("skipped: network namespaces take root ({:?})", network.notes());
+        eprintln!("skipped: network namespaces need root ({:?})", network.notes());
         return None;
     }
     Some(network)
@@ -286,7 +286,7 @@ fn a_process_that_is_killed_leaves_nothing() {
     let mut said = std::io::BufReader::new(child.stdout.take().unwrap()).lines();
     let namespace = said
         .find_map(|line| line.unwrap().strip_prefix("network ").map(str::to_owned))
-        .expect("a network was made");
+        .expect("the process created a network");
     assert!(namespaces().contains(&namespace), "{namespace} among {:?}", namespaces());
     assert_eq!(interfaces(), before);
     child.kill().unwrap();

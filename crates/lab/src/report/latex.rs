@@ -248,7 +248,7 @@ fn picture(
             "\\begin{{tikzpicture}}\n\\begin{{axis}}[{options}]\n{plots}\\end{{axis}}\n\\end{{tikzpicture}}\n"
         );
     } else {
-        text.push_str("There is nothing to draw: no value was measured.\n");
+        text.push_str("No chart: no value was measured.\n");
     }
     let _ = writeln!(text, "\\caption{{{}}}", escaped(caption));
     below(&mut text, std::iter::empty(), notes);

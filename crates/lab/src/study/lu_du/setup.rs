@@ -108,7 +108,7 @@ impl TimedSession {
             Endpoint::Iscsi(url) => match block_on(FileEngine::Pool, self.sessions(url, count)) {
                 Ok(Ok(sessions)) => Outcome::Measured(self.measures(&sessions)),
                 Ok(Err(error)) => Outcome::Failed(error.to_string()),
-                Err(error) => Outcome::Failed(format!("no core can be made: {error}")),
+                Err(error) => Outcome::Failed(format!("cannot start a core: {error}")),
             },
             Endpoint::Nbd(_) | Endpoint::Memory(_) | Endpoint::File { .. } => {
                 Outcome::NotMeasured("there is no session without iSCSI".into())

@@ -123,9 +123,9 @@ fn summary(run: &Run, setups: &[&str]) -> Vec<String> {
         setups.iter().map(|setup| format!("{setup} ({})", runs(run, setup))).collect();
     let mut summary = vec![
         format!("Set-ups, with the number of bonnie++'s runs: {}.", counts.join(", ")),
-        format!("After {}, whose figures stand beside.", published::LUNDEN),
-        "Variances divide by n, as the study's do. What bonnie++ gives as +++++ (it took less than \
-         half a second) is not measured here; the study counted it as 0."
+        format!("The figures of {} are shown for comparison.", published::LUNDEN),
+        "Variances divide by n, as in the study. Operations that bonnie++ reports as +++++ (less \
+         than half a second) count as not measured here, and as 0 in the study."
             .into(),
     ];
     let versions = texts(run, None, "bonnie++");
@@ -188,7 +188,7 @@ fn means(run: &Run, setups: &[&str]) -> Section {
     let units = [Unit::KibPerSecond, Unit::SeeksPerSecond, Unit::FilesPerSecond];
     let charts = units.into_iter().filter_map(|unit| means_chart(run, setups, &beside, unit));
     let blocks = std::iter::once(Block::Table(table)).chain(charts.map(Block::Bars)).collect();
-    Section { heading: "Set-ups beside one another".into(), blocks }
+    Section { heading: "Comparison of the set-ups".into(), blocks }
 }
 
 fn mean_cell(run: &Run, setup: &str, column: Column) -> Cell {
@@ -268,7 +268,7 @@ fn conditions(run: &Run, setup: &str) -> String {
         list_or_none(&files)
     );
     if [&versions, &sizes, &files].iter().any(|values| values.len() > 1) {
-        text += " The runs differ in these: their figures should not be taken together.";
+        text += " The runs differ in these: do not combine their figures.";
     }
     text
 }
@@ -403,7 +403,7 @@ fn histogram(column: Column, values: &[f64]) -> Option<Bars> {
         }
     };
     Some(Bars {
-        caption: format!("{}, {}: how many runs gave how much", column.name(), column.unit()),
+        caption: format!("{}, {}: number of runs for each value", column.name(), column.unit()),
         unit: "runs".into(),
         groups: (0..bins).map(label).collect(),
         series: vec![BarSeries {
@@ -433,9 +433,9 @@ fn others(run: &Run) -> Option<Section> {
     if reasons.len() > OTHERS_SHOWN {
         shown.push(format!("and {} more", reasons.len() - OTHERS_SHOWN));
     }
-    let text = format!("{} lines were passed over; no figure above is of them.", reasons.len());
+    let text = format!("{} lines are not part of the figures above.", reasons.len());
     Some(Section {
-        heading: "Lines that are no runs".into(),
+        heading: "Lines that are not runs".into(),
         blocks: vec![Block::Text(text), Block::List(shown)],
     })
 }

@@ -111,7 +111,7 @@ fn set_ups_are_files_or_machines() {
     let repetitions: Vec<_> = run.cells(&labels).map(|sample| sample.repetition).collect();
     assert_eq!(repetitions, [1, 2]);
     let report = Lunden.report(&run);
-    let means = section(&report, "Set-ups beside one another").tables();
+    let means = section(&report, "Comparison of the set-ups").tables();
     assert_eq!(means[0].columns, ["Figure", "Unit", "one", "other", "iscsi base (Lunden)"]);
 }
 
@@ -128,7 +128,7 @@ fn other_lines_are_samples_without_an_operation() {
     assert!(matches!(&words.outcome, Outcome::NotMeasured(what) if what.contains("a.csv:1: ")));
     assert!(matches!(&cut.outcome, Outcome::Failed(what) if what.contains("a.csv:3: ")));
     let report = Lunden.report(&run);
-    let Block::List(shown) = &section(&report, "Lines that are no runs").blocks[1] else {
+    let Block::List(shown) = &section(&report, "Lines that are not runs").blocks[1] else {
         panic!("a list")
     };
     assert_eq!(shown.len(), 2);
@@ -161,7 +161,7 @@ fn runs_of_different_sizes_are_not_taken_together_silently() {
 #[test]
 fn a_folder_that_cannot_be_written_is_named() {
     let error = run_once(Path::new("/proc/self"), &[], 1).unwrap_err().to_string();
-    assert!(error.starts_with("/proc/self: no folder can be made in it: "), "{error}");
+    assert!(error.starts_with("/proc/self: cannot create a folder in it: "), "{error}");
 }
 
 #[test]
