@@ -31,12 +31,9 @@ const VOLUMES: [(&str, &str); 3] =
 pub(super) fn start(program: &Path) -> Result<Field> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("neighbours.toml");
-    let volume = |(name, limits): (&str, &str)| {
-        format!("[[volume]]\nname = \"{name}\"\nstore = \"ram\"\nsize = \"256MiB\"\n{limits}")
-    };
     let target =
         format!("[[target]]\nname = \"{TARGET}\"\nluns = {:?}\n", VOLUMES.map(|(name, _)| name));
-    fs::write(&path, VOLUMES.map(volume).concat() + &target)?;
+    fs::write(&path, VOLUMES.map(volume_entry).concat() + &target)?;
     let running = serve(program, &["--config".into(), path.display().to_string()])?;
     let network = loopback();
     let link = network.links().first().context("loopback")?;
@@ -56,6 +53,11 @@ pub(super) fn start(program: &Path) -> Result<Field> {
     field.running.push(running);
     field.folders.push(folder);
     Ok(field)
+}
+
+/// Returns the entry of a volume in the configuration file.
+fn volume_entry((name, limits): (&str, &str)) -> String {
+    format!("[[volume]]\nname = \"{name}\"\nstore = \"ram\"\nsize = \"256MiB\"\n{limits}")
 }
 
 /// A client at full load.

@@ -115,12 +115,7 @@ pub(super) fn of(group: Group) -> Vec<Point> {
             let mut points = reads_and_writes();
             points.push(Point::new(LARGE_READS, 512 * KIB, 100, 0, 32));
             points.push(Point::new(LARGE_WRITES, 512 * KIB, 0, 0, 32));
-            let with = |point: Point| {
-                let name = format!("{}{WITH_DIGESTS}", point.name);
-                let with = Point { name, digests: true, ..point.clone() };
-                [point, with]
-            };
-            points.into_iter().flat_map(with).collect()
+            points.into_iter().flat_map(without_and_with_digests).collect()
         }
         Group::Files => reads_and_writes(),
         Group::Luns | Group::Idle => vec![Point::new(READS, 4 * KIB, 100, 100, 32)],
@@ -130,6 +125,12 @@ pub(super) fn of(group: Group) -> Vec<Point> {
         }
         Group::StartUp => Vec::new(),
     }
+}
+
+fn without_and_with_digests(point: Point) -> [Point; 2] {
+    let name = format!("{}{WITH_DIGESTS}", point.name);
+    let with = Point { name, digests: true, ..point.clone() };
+    [point, with]
 }
 
 fn specifications() -> Vec<Point> {

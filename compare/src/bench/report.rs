@@ -62,9 +62,6 @@ fn row(cell: &Cell, ours: Option<&Cell>) -> String {
         return format!("| {point} | {target_under_test} | failed | | | | | | | | | |\n");
     }
     let of = |figure| median(&cell.values(figure));
-    let number = |value: f64, digits: usize| {
-        if value.is_nan() { String::new() } else { format!("{value:.digits$}") }
-    };
     let columns = [
         format!("{:.0} ±{:.0} %", median(&iops), spread_percent(&iops)),
         number(of(|run| Some(run.mb_per_s)), 0),
@@ -78,6 +75,11 @@ fn row(cell: &Cell, ours: Option<&Cell>) -> String {
         number(ours.and_then(|ours| ratio(ours, cell, CPU)).unwrap_or(f64::NAN), 2),
     ];
     format!("| {point} | {target_under_test} | {} |\n", columns.join(" | "))
+}
+
+/// Formats a number. NaN, which stands for a missing value, is an empty text.
+fn number(value: f64, decimals: usize) -> String {
+    if value.is_nan() { String::new() } else { format!("{value:.decimals$}") }
 }
 
 /// Returns the table of requirements: each with its bound, the measured value, and whether it is met.
@@ -106,21 +108,22 @@ mod tests {
     use super::super::results::Figures;
     use super::*;
 
+    fn figures(iops: f64, cpu_us_per_io: f64) -> Figures {
+        Figures {
+            iops,
+            mb_per_s: 1.0,
+            target_cpu_us_per_io: Some(cpu_us_per_io),
+            target_rss_kib: Some(2048.0),
+            ..Figures::default()
+        }
+    }
+
     #[test]
     fn ratios_are_ours_to_theirs() {
         let mut results = Results::default();
-        let run = |iops, cpu| {
-            Some(Figures {
-                iops,
-                mb_per_s: 1.0,
-                target_cpu_us_per_io: Some(cpu),
-                target_rss_kib: Some(2048.0),
-                ..Figures::default()
-            })
-        };
         for (ours, theirs) in [(300.0, 60.0), (100.0, 25.0), (200.0, 50.0)] {
-            results.note(Group::Small, "P", "sarsen", run(ours, 2.0));
-            results.note(Group::Small, "P", "tgt", run(theirs, 20.0));
+            results.note(Group::Small, "P", "sarsen", Some(figures(ours, 2.0)));
+            results.note(Group::Small, "P", "tgt", Some(figures(theirs, 20.0)));
         }
         results.note(Group::Small, "P", "istgt", None);
         let text = tables(&results);

@@ -230,17 +230,27 @@ fn of_files<'a>() -> Vec<Requirement<'a>> {
     let pair = |point: &str, over, under| ((point.to_owned(), over), (point.to_owned(), under));
     let of_cached = both.iter().flat_map(|point| cached.map(|file| pair(point, file, files::RAM)));
     let direct = both.iter().map(|point| pair(point, files::DISK_NONE, FIO));
-    let requirement = |what: &str, border, pairs| Requirement {
+    let cached = "files on tmpfs and in the page cache: IOPS × RAM's";
+    let uncached = "past the page cache, depth 32: IOPS × fio's io_uring";
+    vec![
+        file_requirement(cached, 0.7, of_cached.collect()),
+        file_requirement(uncached, 0.85, direct.collect()),
+    ]
+}
+
+/// Returns the requirement of a minimum ratio of IOPS.
+fn file_requirement<'a>(
+    what: &str,
+    minimum: f64,
+    pairs: Vec<(PointKey<'a>, PointKey<'a>)>,
+) -> Requirement<'a> {
+    Requirement {
         what: what.into(),
         group: Group::Files,
         figure: IOPS,
-        bound: Bound::AtLeast(border),
+        bound: Bound::AtLeast(minimum),
         pairs,
-    };
-    vec![
-        requirement("files on tmpfs and in the page cache: IOPS × RAM's", 0.7, of_cached.collect()),
-        requirement("past the page cache, depth 32: IOPS × fio's io_uring", 0.85, direct.collect()),
-    ]
+    }
 }
 
 fn against_itself<'a>() -> Vec<Requirement<'a>> {

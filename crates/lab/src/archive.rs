@@ -56,7 +56,7 @@ const COLUMNS: &str =
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
     /// Its folder cannot be created.
-    #[error("cannot make {}: {source}", path.display())]
+    #[error("cannot create {}: {source}", path.display())]
     Folder {
         /// The folder.
         path: PathBuf,
@@ -66,8 +66,8 @@ pub enum ArchiveError {
     },
     /// The content differs from what was written.
     #[error(
-        "the archive {} is damaged: {what}; restore it from a backup, or move it away, and the next run begins \
-         another", path.display()
+        "the archive {} is damaged: {what}; restore it from a backup, or move it away: the next run \
+         then creates a new archive", path.display()
     )]
     Damaged {
         /// The file.
@@ -86,8 +86,8 @@ pub enum ArchiveError {
     },
     /// The file belongs to a newer or another program.
     #[error(
-        "the archive {} is of version {found}; this program knows {VERSION}: move it away, or use the program that \
-         made it", path.display()
+        "the archive {} has version {found}, and this program supports version {VERSION}; move it \
+         away, or use the program that created it", path.display()
     )]
     Version {
         /// The file.
@@ -136,7 +136,7 @@ pub enum ArchiveError {
 /// The lock of a run: no other process adds to the run or removes it. The lock ends with the process.
 #[derive(Debug)]
 pub struct RunLock {
-    /// A file beside the archive, because SQLite locks the archive itself.
+    /// A file next to the archive, because SQLite locks the archive itself.
     path: PathBuf,
     /// The locked file.
     _file: File,
@@ -154,6 +154,12 @@ impl Drop for RunLock {
 pub struct Archive {
     path: PathBuf,
     connection: Connection,
+}
+
+/// The result of a change of one run.
+enum RunChange {
+    Applied,
+    NoSuchRun,
 }
 
 fn usual_path(
@@ -255,7 +261,7 @@ impl Archive {
         let ended_at = ended_at as i64;
         let added = self.transaction(|transaction| {
             if Columns::read(transaction, id)?.is_none() {
-                return Ok(false);
+                return Ok(RunChange::NoSuchRun);
             }
             let position: i64 = transaction.query_row(
                 "SELECT coalesce(max(position) + 1, 0) FROM sample WHERE run = ?1",
@@ -267,9 +273,9 @@ impl Archive {
                 "INSERT INTO sample VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
                 params![id, position, labels, repetition, ended_at, outcome, sum],
             )?;
-            Ok(true)
+            Ok(RunChange::Applied)
         });
-        self.there(id, added)
+        self.check_applied(id, added)
     }
 
     /// Marks a run as complete.
@@ -315,7 +321,11 @@ impl Archive {
     pub fn remove(&self, id: i64) -> Result<(), ArchiveError> {
         let _hold = self.hold(id)?;
         let removed = self.connection.execute("DELETE FROM run WHERE id = ?1", [id]);
-        self.there(id, removed.map(|removed| removed == 1))
+        let removed = removed.map(|rows| match rows {
+            0 => RunChange::NoSuchRun,
+            _ => RunChange::Applied,
+        });
+        self.check_applied(id, removed)
     }
 
     /// Returns a run with its samples.
@@ -417,12 +427,14 @@ impl Archive {
     /// Changes a run after checking that the stored run is intact.
     fn amend(&self, id: i64, change: impl FnOnce(&mut Columns)) -> Result<(), ArchiveError> {
         let amended = self.transaction(|transaction| {
-            let Some(mut run) = Columns::read(transaction, id)? else { return Ok(false) };
+            let Some(mut run) = Columns::read(transaction, id)? else {
+                return Ok(RunChange::NoSuchRun);
+            };
             change(&mut run);
             run.write(transaction, UPDATE)?;
-            Ok(true)
+            Ok(RunChange::Applied)
         });
-        self.there(id, amended)
+        self.check_applied(id, amended)
     }
 
     fn transaction<T>(
@@ -436,12 +448,14 @@ impl Archive {
         Ok(done)
     }
 
-    /// Checks that a change found its run.
-    fn there(&self, id: i64, found: rusqlite::Result<bool>) -> Result<(), ArchiveError> {
-        if found.map_err(|source| self.database(source))? {
-            Ok(())
-        } else {
-            Err(ArchiveError::NoSuchRun { path: self.path.clone(), id })
+    fn check_applied(
+        &self,
+        id: i64,
+        change: rusqlite::Result<RunChange>,
+    ) -> Result<(), ArchiveError> {
+        match change.map_err(|source| self.database(source))? {
+            RunChange::Applied => Ok(()),
+            RunChange::NoSuchRun => Err(ArchiveError::NoSuchRun { path: self.path.clone(), id }),
         }
     }
 

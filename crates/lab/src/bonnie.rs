@@ -1,7 +1,7 @@
 //! The output of bonnie++: a line of comma-separated values for each run, in the layout of 1.03 or in that of 1.9x and
 //! 2.00 (`bon_csv2txt(1)` lists the fields of the latter).
 //!
-//! The heading that bonnie++ 2.00 prints with `-x` lacks two fields, so the parser identifies fields by their position
+//! The heading that bonnie++ 2.00 prints with `-x` has two fields less, so the parser identifies fields by their position
 //! and never by a heading. Names of machines are not quoted: a comma in one shifts all other fields. The parser
 //! corrects this.
 
@@ -28,7 +28,7 @@ const ON_ONE_FILE: usize = 6;
 /// Number of fields of 1.03: name, size, rates of the file with CPU time, number of files, rates of the files with CPU
 /// time.
 const FIELDS_OF_1_03: usize = 27;
-/// Number of fields of formats before 1.98, which lack the numbers of seeks and of seekers.
+/// Number of fields of formats before 1.98, which do not have the numbers of seeks and of seekers.
 const FIELDS_OF_1_9X: usize = 48;
 /// Number of fields of 1.98, which 2.00 prints.
 const FIELDS_OF_1_98: usize = 50;

@@ -73,12 +73,18 @@ pub fn compare(before: &Run, after: &Run, figures: &[&str]) -> Comparisons {
     }
     judge(&mut compared);
     let others = self::cells(after);
-    let missing = |run: &Run, own: &[Labels], other: &[Labels]| -> Vec<_> {
-        own.iter().filter(|labels| !other.contains(labels)).map(|l| (run.id, l.clone())).collect()
-    };
-    let mut unpaired = missing(before, &cells, &others);
-    unpaired.extend(missing(after, &others, &cells));
-    Comparisons { figures: compared, unpaired, settings: settings(before, after) }
+    let unpaired = unpaired(before, &cells, &others).chain(unpaired(after, &others, &cells));
+    Comparisons {
+        figures: compared,
+        unpaired: unpaired.collect(),
+        settings: settings(before, after),
+    }
+}
+
+/// Returns the cells of a run that the other run does not have, with the number of the run.
+fn unpaired(run: &Run, own: &[Labels], other: &[Labels]) -> impl Iterator<Item = (i64, Labels)> {
+    let id = run.id;
+    own.iter().filter(|labels| !other.contains(labels)).map(move |labels| (id, labels.clone()))
 }
 
 /// Returns which of the comparisons with a p-value are larger than the noise.
@@ -174,14 +180,14 @@ pub fn report(before: &Run, after: &Run, compared: &Comparisons) -> Report {
     others.extend(compared.unpaired.iter().map(|(id, cell)| format!("only run {id} has {cell}")));
     if !others.is_empty() {
         let blocks = vec![Block::List(others)];
-        sections.push(Section { heading: "What else is different".into(), blocks });
+        sections.push(Section { heading: "Other differences".into(), blocks });
     }
     Report {
         title: format!("{}: run {} against run {}", before.study, after.id, before.id),
         summary: vec![format!(
-            "Of {} figures, {changed} changed, {noise} differ by no more than noise, and of {} \
-             nothing can be said for want of repetitions. Welch's test; of what is called changed, \
-             one in twenty is expected to be noise (Benjamini and Hochberg).",
+            "Of {} figures, {changed} changed, {noise} differ by no more than the noise, and {} \
+             have too few repetitions for a comparison. The comparison uses Welch's test. One in \
+             twenty of the figures that changed is expected to be noise (Benjamini and Hochberg).",
             compared.figures.len(),
             compared.figures.len() - changed - noise
         )],

@@ -1,8 +1,8 @@
-//! fio job files: the options that our generator has too, and a list of those that it has not.
+//! fio job files: the options that the generator supports, and a list of the others.
 //!
-//! A file is sections of `option=value` lines; what `[global]` says holds for the sections behind
-//! it. Nothing is dropped in silence: an option that changes nothing here, or cannot be kept, is
-//! listed with its line and the reason.
+//! A file consists of sections with `option=value` lines; the options of `[global]` apply to the sections that follow.
+//! The parser reports every option that has no effect or that the generator does not support, with its line and the
+//! reason.
 
 mod options;
 mod values;
@@ -12,61 +12,61 @@ use std::time::Duration;
 use crate::distribution::Distribution;
 use crate::mix::Mix;
 
-/// Jobs of one file.
+/// Maximum number of jobs of a file.
 const JOB_LIMIT: usize = 1000;
 
 /// A part of the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
-    /// So many hundredths of the unit.
+    /// A percentage of the unit.
     Percent(u8),
 }
 
-/// A job, as the generator runs it.
+/// A job in the form in which the generator runs it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
     /// The section's name.
     pub name: String,
     /// The section's line.
     pub line: usize,
-    /// Sizes, reads, random places, depth.
+    /// Sizes, percentages of reads and of random addresses, queue depth.
     pub mix: Mix,
-    /// Where random I/Os go.
+    /// The distribution of the addresses of random I/Os.
     pub distribution: Distribution,
-    /// Sessions that do this at once.
+    /// Number of concurrent sessions.
     pub sessions: u32,
-    /// The end, by time.
+    /// The duration of the job.
     pub runtime: Option<Duration>,
-    /// Whether the end by time holds when `size` has been worked through.
+    /// Whether the job continues until the end of `runtime` after it has accessed `size` bytes.
     pub time_based: bool,
     /// Time before the measurement.
     pub ramp_time: Duration,
-    /// The part of the unit that is worked on.
+    /// The part of the unit that the job accesses.
     pub size: Option<Amount>,
-    /// Where that part begins.
+    /// The start of that part.
     pub offset: Amount,
-    /// Past the page cache; an iSCSI session of ours always is.
+    /// Whether the job bypasses the page cache, as every iSCSI session of this program does.
     pub direct: bool,
-    /// Hold what is read against what was written.
+    /// Whether the job compares the data that it reads with the data that it wrote.
     pub verify: bool,
-    /// I/Os a second of each session: an open loop.
+    /// I/Os per second of each session, in an open loop.
     pub rate_iops: Option<u32>,
-    /// Seed of the places.
+    /// The seed of the addresses.
     pub seed: Option<u64>,
 }
 
-/// An option that is not carried over.
+/// An option that the generator does not use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unmapped {
     /// Its line.
     pub line: usize,
-    /// The section it stands in.
+    /// Its section.
     pub section: String,
     /// `option` or `option=value`.
     pub option: String,
-    /// Why.
+    /// The reason.
     pub reason: &'static str,
 }
 
@@ -75,11 +75,11 @@ pub struct Unmapped {
 pub struct JobFile {
     /// Its jobs, in order.
     pub jobs: Vec<Job>,
-    /// What they ask for that they will not get.
+    /// The options that the generator does not use.
     pub unmapped: Vec<Unmapped>,
 }
 
-/// Why a text is no job file.
+/// The reason why a text is not a valid job file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file}:{line}: {what}")]
 pub struct FioError {
@@ -87,11 +87,11 @@ pub struct FioError {
     pub file: String,
     /// The line, from 1.
     pub line: usize,
-    /// What is wrong there.
+    /// The error in the line.
     pub what: String,
 }
 
-/// Reads the text of a file; `file` is its name in errors.
+/// Parses the text of a file; errors contain the name `file`.
 pub fn parse(file: &str, text: &str) -> Result<JobFile, FioError> {
     let mut found = JobFile::default();
     let mut global = options::Draft::default();
@@ -104,7 +104,7 @@ pub fn parse(file: &str, text: &str) -> Result<JobFile, FioError> {
         }
         if let Some(rest) = line.strip_prefix('[') {
             let Some(name) = rest.strip_suffix(']').filter(|name| !name.is_empty()) else {
-                return Err(wrong(number, format!("{line:?} is no section: write `[name]`")));
+                return Err(wrong(number, format!("{line:?} is not a section; write `[name]`")));
             };
             finish(&mut found, &mut global, current.take()).map_err(|e| wrong(e.0, e.1))?;
             if found.jobs.len() == JOB_LIMIT {
@@ -114,7 +114,7 @@ pub fn parse(file: &str, text: &str) -> Result<JobFile, FioError> {
             continue;
         }
         let Some((section, _, draft)) = &mut current else {
-            return Err(wrong(number, format!("{line:?} stands in no section")));
+            return Err(wrong(number, format!("{line:?} is outside all sections")));
         };
         let (key, value) = match line.split_once('=') {
             Some((key, value)) => (key.trim(), Some(uncommented(value))),
@@ -143,13 +143,13 @@ pub fn parse(file: &str, text: &str) -> Result<JobFile, FioError> {
     Ok(found)
 }
 
-/// A value without the comment behind it.
+/// Returns a value without the comment that follows it.
 fn uncommented(value: &str) -> &str {
     let end = value.find([';', '#']).filter(|at| value[..*at].ends_with([' ', '\t']));
     value[..end.unwrap_or(value.len())].trim()
 }
 
-/// A section has ended: it becomes a job, or what the next ones begin with.
+/// Completes a section: adds its job, or stores the options of `[global]` for the next sections.
 fn finish(
     found: &mut JobFile,
     global: &mut options::Draft,

@@ -1,4 +1,4 @@
-//! A private folder that is removed when this process ends, however it ends.
+//! A private folder that is removed when this process ends, even if it is killed.
 
 use std::io;
 use std::os::unix::process::CommandExt as _;

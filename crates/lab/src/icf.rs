@@ -233,20 +233,23 @@ fn parse_line(line: &str) -> Result<Line, String> {
     if size == 0 {
         return Err("I/Os of 0 bytes".into());
     }
-    let percent = |value: u32, what| match u8::try_from(value) {
-        Ok(value) if value <= 100 => Ok(value),
-        _ => Err(format!("{value} as {what}: percentages end at 100")),
-    };
     Ok(Line {
         size,
-        of_size: percent(of_size, "% of size")?,
-        reads: percent(reads, "% reads")?,
-        random: percent(random, "% random")?,
+        of_size: percentage(of_size, "% of size")?,
+        reads: percentage(reads, "% reads")?,
+        random: percentage(random, "% random")?,
         delay_ms,
         burst,
         align,
         reply,
     })
+}
+
+fn percentage(value: u32, what: &str) -> Result<u8, String> {
+    match u8::try_from(value) {
+        Ok(value) if value <= 100 => Ok(value),
+        _ => Err(format!("{value} as {what}: percentages end at 100")),
+    }
 }
 
 /// Parses the settings outside the specifications.

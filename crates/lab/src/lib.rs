@@ -6,7 +6,7 @@
 //! [`load`] runs a workload on a target and measures it.
 //!
 //! A [`study`] measures [`target_under_test`]s over a [`network`], as a published study did. The result is a
-//! [`record`]; a [`report`] shows it beside the [`published`] figures.
+//! [`record`]; a [`report`] shows it next to the [`published`] figures.
 
 pub mod access;
 pub mod archive;

@@ -1,7 +1,7 @@
-//! What a link and a medium can do without any target, which no target passes: the first thing to
-//! know of a measurement, and what `iperf` and `hdparm` are otherwise asked for.
+//! The limits of a link and of a medium without any target, which no target exceeds. They replace measurements with
+//! `iperf` and `hdparm`.
 //!
-//! [`network()`] for a [`Link`], [`medium()`] for a [`Medium`].
+//! [`network()`] measures a [`Link`], [`medium()`] a [`Medium`].
 
 mod medium;
 mod network;
@@ -13,49 +13,49 @@ use crate::record::{Measures, figure};
 #[cfg(doc)]
 use crate::{network::Link, target_under_test::Medium};
 
-/// What a link can do: the best that TCP made of it in any part of the measurement, over one
-/// connection or several.
+/// The limits of a link: the best values of TCP in any part of the measurement, over one connection or several.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NetworkLimit {
-    /// Millions of bytes a second towards the targets' side.
+    /// Millions of bytes per second to the targets' side.
     pub mb_per_s_to_target: f64,
-    /// Millions of bytes a second from the targets' side.
+    /// Millions of bytes per second from the targets' side.
     pub mb_per_s_from_target: f64,
-    /// Median time of a small message there and back, µs.
+    /// Median round-trip time of a small message, µs.
     pub round_trip_us: f64,
-    /// TCP segments that were sent again meanwhile; unknown on loopback, where others' count, too.
+    /// Number of TCP segments that were retransmitted during the measurement; absent on loopback, where the counter
+    /// includes other programs.
     pub retransmits: Option<u64>,
 }
 
-/// What a medium can do.
+/// The limits of a medium.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StoreLimit {
-    /// Millions of bytes a second, large reads in order.
+    /// Millions of bytes per second of large sequential reads.
     pub sequential_read_mb_per_s: f64,
-    /// Millions of bytes a second, large writes in order, until they are durable.
+    /// Millions of bytes per second of large sequential writes, until they are durable.
     pub sequential_write_mb_per_s: f64,
-    /// Random reads of 4 KiB a second, one after the other.
+    /// Random reads of 4 KiB per second, one after the other.
     pub random_read_iops: f64,
-    /// The same with 32 under way; nothing of the kind in memory.
+    /// The same with 32 outstanding reads; absent for memory.
     pub random_read_iops_32: Option<f64>,
-    /// How it was reached.
+    /// The path to the medium.
     pub path: MediumPath,
 }
 
-/// How a medium is reached.
+/// The path to a medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MediumPath {
-    /// Past the page cache (O_DIRECT).
+    /// Without the page cache (O_DIRECT).
     Direct,
-    /// Through the page cache, since the file system has no other way: the figures are the
-    /// memory's as much as the medium's.
+    /// Through the page cache, because the file system does not support direct I/O: the figures depend on memory as much
+    /// as on the medium.
     Buffered,
-    /// Copies from and to memory.
+    /// Copies to and from memory.
     Memory,
 }
 
 impl MediumPath {
-    /// In a word.
+    /// Returns its name.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Direct => "direct",
@@ -65,28 +65,31 @@ impl MediumPath {
     }
 }
 
-/// Why a limit is not known.
+/// The reason why a limit is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum LimitError {
-    /// The link could not be made.
+    /// The link was not created.
     #[error("the network link was not created: {0}")]
     NoLink(String),
-    /// There is too little room for a file.
-    #[error("{folder} has room for {free} bytes, and {needed} are needed")]
+    /// There is too little free space for a file.
+    #[error(
+        "{folder} has {free} free bytes and needs {needed}; free some space or choose another \
+             folder"
+    )]
     NoRoom {
-        /// Where.
+        /// The folder.
         folder: String,
-        /// What there is.
+        /// Free bytes.
         free: u64,
-        /// What there should be.
+        /// Required bytes.
         needed: u64,
     },
     /// A call to the system failed.
     #[error("cannot {what}: {source}")]
     System {
-        /// What was to be done.
+        /// The operation that failed.
         what: &'static str,
-        /// What the system says.
+        /// The error of the system.
         #[source]
         source: std::io::Error,
     },
@@ -97,7 +100,7 @@ fn system(what: &'static str) -> impl Fn(std::io::Error) -> LimitError {
 }
 
 impl NetworkLimit {
-    /// As a sample's figures.
+    /// Returns the limits as figures of a sample.
     pub fn measures(&self) -> Measures {
         let mut measures = Measures::default();
         let mut add = |name: &str, value| measures.figures.insert(name.into(), value);
@@ -112,7 +115,7 @@ impl NetworkLimit {
 }
 
 impl StoreLimit {
-    /// As a sample's figures; the text `path` is the [`MediumPath`].
+    /// Returns the limits as figures of a sample; its text `path` is the [`MediumPath`].
     pub fn measures(&self) -> Measures {
         let mut measures = Measures::default();
         let mut add = |name: &str, value| measures.figures.insert(name.into(), value);

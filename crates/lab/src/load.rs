@@ -193,16 +193,16 @@ pub enum LoadError {
     #[error(transparent)]
     Identity(#[from] UrlError),
     /// TLS with the target failed.
-    #[error("no TLS: {0}")]
+    #[error("TLS failed: {0}")]
     Tls(#[from] TlsError),
     /// The target closed a connection or requested its closure.
-    #[error("the target ended a connection")]
+    #[error("the target closed a connection")]
     Closed,
     /// The target rejected a PDU.
     #[error("the target rejected a PDU: {0}")]
     Rejected(String),
     /// The target did not respond.
-    #[error("no answer for {0:?}")]
+    #[error("the target did not answer for {0:?}")]
     Stalled(Duration),
     /// A command that prepares the load failed.
     #[error("{command} failed with status {status:02X}h")]
@@ -223,7 +223,7 @@ pub enum LoadError {
         block_length: u32,
     },
     /// The unit is smaller than [`LoadOptions::least`].
-    #[error("it has {bytes} bytes, but at least {least} are needed for a comparison")]
+    #[error("the unit has {bytes} bytes; a comparison needs at least {least}")]
     TooSmall {
         /// Size of the unit in bytes.
         bytes: u64,

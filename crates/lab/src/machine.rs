@@ -92,7 +92,7 @@ fn hypervisor(root: &Path, cpuinfo: &str) -> Option<String> {
         let flags = field(cpuinfo, "flags", ':')?;
         let vendor = text(root, "sys/class/dmi/id/sys_vendor");
         let guest = flags.split_ascii_whitespace().any(|flag| flag == "hypervisor");
-        guest.then(|| vendor.unwrap_or_else(|| "of unknown make".into()))
+        guest.then(|| vendor.unwrap_or_else(|| "unknown vendor".into()))
     };
     text(root, "sys/hypervisor/type").or_else(flagged)
 }

@@ -1,12 +1,11 @@
-//! Where a run takes place: the links between the initiator's side and the targets' side.
+//! The network of a run: the links between the initiator's side and the targets' side.
 //!
-//! With the right to make network namespaces there are two of them, joined by a link for each
-//! [`LinkProfile`]; without it everything goes over loopback, and what loopback cannot imitate is
-//! not measured. Nothing outside the namespaces is touched, and they end with the process, even
-//! one that is killed.
+//! A process that may create network namespaces creates two, with a link between them for each [`LinkProfile`]. In
+//! another process all traffic uses loopback, and the other links are not measured. The lab changes nothing outside the
+//! namespaces. They end with the process, even if it is killed.
 //!
-//! Packets are never larger than the link's MTU, as if no network card took part in TCP: with
-//! veth's segmentation offload the MTU would make no difference.
+//! Packets are never larger than the MTU of the link: with the segmentation offload of veth, the MTU would have no
+//! effect.
 
 mod relay;
 mod shaping;
@@ -17,58 +16,57 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use relay::wire::Wire;
-use sarsen_io::tap::Tap;
 use sides::{LinkEnd, Sides};
 
-/// The largest MTU of a veth pair.
+/// Maximum MTU of a veth pair.
 const VETH_MTU_MAX: u32 = 65535;
 
-/// Frames that wait for the relay: what TCP sends at once is not lost before it was on the line.
+/// Maximum number of frames that wait for the relay, so that a burst of TCP is not lost before the relay reads it.
 const TAP_QUEUE_FRAMES: u32 = 10_000;
 
-/// What is lost on a relay's link is the same each time.
+/// The seed of the relays: each run loses the same frames.
 const RELAY_SEED: u64 = 0x6c69_6e6b;
 
-/// Rates that a link can have.
+/// Permitted rates of a link.
 const RATES_MBIT: RangeInclusive<f64> = 0.001..=1e6;
 
-/// The longest way.
+/// Maximum delay of a link.
 const DELAY_MAX: Duration = Duration::from_secs(10);
 
-/// What a link is like.
+/// The properties of a link.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinkProfile {
     /// Its name within a study.
     pub name: String,
-    /// The largest IP packet, in bytes.
+    /// Maximum length of an IP packet in bytes.
     pub mtu: u32,
-    /// Bits a second in each direction, in millions; as fast as it goes if absent.
+    /// Maximum rate of each direction in millions of bits per second; no maximum if absent.
     pub rate_mbit: Option<f64>,
-    /// How long a packet is under way, one way.
+    /// The delay of each direction.
     pub delay: Duration,
-    /// Packets of a hundred that are lost, each way.
+    /// The percentage of packets that each direction loses.
     pub loss_percent: f64,
 }
 
 impl LinkProfile {
-    /// A link that does nothing but carry packets of up to `mtu` bytes.
+    /// Returns a link without rate limit, delay and loss.
     pub fn plain(name: &str, mtu: u32) -> Self {
         Self { name: name.into(), mtu, rate_mbit: None, delay: Duration::ZERO, loss_percent: 0.0 }
     }
 
-    /// What a network without any set-up is: loopback as it is. Beside other links, which keep the
-    /// two sides apart, it is the nearest thing: a veth pair with all of its offloads.
+    /// Returns the link that needs no set-up: loopback. If the run has other links too, the two sides are separate, and
+    /// a veth pair with all offloads replaces loopback.
     pub fn loopback() -> Self {
         Self::plain("loopback", 65536)
     }
 }
 
-/// A link as it stands.
+/// A link of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Link {
-    /// What was asked for.
+    /// The requested properties.
     pub profile: LinkProfile,
-    /// Where the targets' side answers, or why this link could not be made.
+    /// The address of the targets' side, or the reason why the link does not exist.
     pub address: Result<IpAddr, String>,
 }
 
@@ -79,29 +77,29 @@ pub struct Network {
     notes: Vec<String>,
     /// The two namespaces; one side for all on loopback.
     sides: Option<Sides>,
-    /// What the relays run on.
+    /// The threads of the relays.
     _wires: Vec<Wire>,
 }
 
 impl Network {
-    /// Makes these links, or as much of them as can be made here. If all are
-    /// [`LinkProfile::loopback`] nothing is made.
+    /// Creates these links, or those that this process can create. If all are [`LinkProfile::loopback`], it creates
+    /// none.
     pub fn build(profiles: &[LinkProfile]) -> Self {
         let loopback = LinkProfile::loopback();
         if profiles.iter().all(|profile| *profile == loopback) {
-            let reason = "nothing else was asked for";
+            let reason = "the run has no other link";
             return Self::on_loopback(profiles, reason, vec!["loopback".into()]);
         }
         match Sides::new() {
             Ok(sides) => Self::between(sides, profiles, make),
             Err(reason) => {
-                let note = format!("loopback alone: {reason}; root can have other links");
+                let note = format!("loopback only: {reason}; other links need root");
                 Self::on_loopback(profiles, &reason, vec![note])
             }
         }
     }
 
-    /// Whether links other than loopback can be made here, and why not.
+    /// Checks that this process can create links other than loopback; the error is the reason.
     pub fn can_be_apart() -> Result<(), String> {
         Sides::new().map(drop)
     }
@@ -134,7 +132,7 @@ impl Network {
                     Ok(address.into())
                 }
                 Err(reason) => {
-                    notes.push(format!("{name}: not made, since {reason}"));
+                    notes.push(format!("{name}: not created: {reason}"));
                     Err(reason)
                 }
             };
@@ -143,28 +141,28 @@ impl Network {
         Self { links, notes, sides: Some(sides), _wires: wires }
     }
 
-    /// The links, as they were asked for.
+    /// Returns the links in the order of the profiles.
     pub fn links(&self) -> &[Link] {
         &self.links
     }
 
-    /// What a reader of a report should know: how the links were made, and what could not be.
+    /// Returns notes for the readers of a report: how each link was created, or why not.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Whether the sides are namespaces of their own.
+    /// Whether each side has its own network namespace.
     pub const fn is_apart(&self) -> bool {
         self.sides.is_some()
     }
 
-    /// The command that a program of the targets' side is started by: words that go before its own,
-    /// none on loopback. They become the program (`exec`): its process is the one that was started.
+    /// Returns the words before the command of a program on the targets' side; none on loopback. The prefix executes
+    /// the program in its own process (`exec`).
     pub fn target_prefix(&self) -> &[String] {
         self.sides.as_ref().map_or(&[], |sides| sides.targets.prefix())
     }
 
-    /// The address that a target listens on to be reached over each link.
+    /// Returns the address at which a target listens, so that the initiator reaches it over every link.
     pub fn listen_address(&self) -> IpAddr {
         match self.sides {
             Some(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -172,10 +170,10 @@ impl Network {
         }
     }
 
-    /// Does `work` on a thread whose sockets are the initiator's side's.
+    /// Executes `work` on a thread whose sockets belong to the initiator's side.
     ///
     /// # Panics
-    /// If `work` does, or where [`sarsen_io::namespace::NetworkNamespace::within`] does.
+    /// If `work` panics, or if [`sarsen_io::namespace::NetworkNamespace::within`] does.
     pub fn on_initiator_side<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         match &self.sides {
             Some(sides) => sides.initiator.within(work),
@@ -183,7 +181,7 @@ impl Network {
         }
     }
 
-    /// Does `work` on a thread whose sockets are the targets' side's.
+    /// Executes `work` on a thread whose sockets belong to the targets' side.
     ///
     /// # Panics
     /// Like [`Network::on_initiator_side`].
@@ -195,7 +193,7 @@ impl Network {
     }
 }
 
-/// A link that was made.
+/// A link that this process created.
 struct CreatedLink {
     how: String,
     wire: Option<Wire>,
@@ -203,9 +201,9 @@ struct CreatedLink {
 
 type Make = fn(&Sides, &[LinkEnd; 2], &LinkProfile) -> Result<CreatedLink, String>;
 
-/// Makes one link: by the kernel alone if it can.
+/// Creates a link: with functions of the kernel only, if the kernel has them.
 fn make(sides: &Sides, ends: &[LinkEnd; 2], profile: &LinkProfile) -> Result<CreatedLink, String> {
-    // Both ends have the same name, and each shapes what it sends.
+    // Both interfaces have the same name, and each shapes the frames that it sends.
     let shaping = shaping::commands(profile, &ends[0].interface);
     let (reason, discipline) = match (veth(sides, ends, profile, shaping.as_ref()), shaping) {
         (Ok(how), _) => return Ok(CreatedLink { how, wire: None }),
@@ -220,7 +218,7 @@ fn make(sides: &Sides, ends: &[LinkEnd; 2], profile: &LinkProfile) -> Result<Cre
     }
 }
 
-/// A link of the kernel's, which is gone if this fails.
+/// Creates a veth pair. If that fails, nothing remains.
 fn veth(
     sides: &Sides,
     ends: &[LinkEnd; 2],
@@ -232,7 +230,7 @@ fn veth(
     let made = match shaping {
         _ if *profile == LinkProfile::loopback() => sides
             .take_up(ends, &format!("mtu {VETH_MTU_MAX}"))
-            .map(|()| format!("veth with offloads, MTU {VETH_MTU_MAX}, in loopback's place")),
+            .map(|()| format!("veth with offloads, MTU {VETH_MTU_MAX}, instead of loopback")),
         None => sides
             .take_up(ends, &format!("mtu {mtu} gso_max_segs 1"))
             .map(|()| format!("veth without offloads, MTU {mtu}")),
@@ -242,28 +240,25 @@ fn veth(
             .map(|()| format!("veth, MTU {mtu}, {discipline}: {}", wishes(profile))),
     };
     if made.is_err() {
-        // What is left if this fails, too, is in the way of whatever is made in its place.
+        // If this fails, too, the remaining interfaces prevent the creation of a relay.
         let _ = sides.remove_veth(ends);
     }
     made
 }
 
-/// A link of our own, which is gone if this fails.
+/// Creates a pair of TAP devices with a relay. If that fails, nothing remains.
 fn relayed(
     sides: &Sides,
     ends: &[LinkEnd; 2],
     profile: &LinkProfile,
 ) -> Result<CreatedLink, String> {
-    let tap = |end: &LinkEnd| {
-        Tap::new(&end.interface).map_err(|error| format!("no TAP device can be made ({error})"))
-    };
     let [target, initiator] = ends;
     let devices =
-        [sides.targets.within(|| tap(target))?, sides.initiator.within(|| tap(initiator))?];
+        [sides.targets.within(|| target.tap())?, sides.initiator.within(|| initiator.tap())?];
     let more = format!("mtu {} txqueuelen {TAP_QUEUE_FRAMES}", profile.mtu);
     sides.take_up(ends, &more)?;
     let wire = Wire::start(devices, profile, RELAY_SEED)
-        .map_err(|error| format!("no thread can be started ({error})"))?;
+        .map_err(|error| format!("cannot start a thread ({error})"))?;
     let how = format!(
         "relay of this program between TAP devices, MTU {}: {}",
         profile.mtu,
@@ -272,7 +267,7 @@ fn relayed(
     Ok(CreatedLink { how, wire: Some(wire) })
 }
 
-/// A profile that no link can have.
+/// Checks that a link can have this profile.
 fn check(index: usize, profile: &LinkProfile) -> Result<(), String> {
     if index >= sides::LINKS_MAX {
         return Err(format!("a network has at most {} links", sides::LINKS_MAX));
@@ -289,7 +284,7 @@ fn check(index: usize, profile: &LinkProfile) -> Result<(), String> {
     Ok(())
 }
 
-/// What a link was asked to be beside its MTU.
+/// Describes the requested properties of a link except its MTU.
 fn wishes(profile: &LinkProfile) -> String {
     let mut wishes = Vec::new();
     if let Some(rate) = profile.rate_mbit {

@@ -139,7 +139,7 @@ impl Finished {
 
 /// Runs `command` to its end, for at most `limit`.
 pub fn finish(command: &mut Command, limit: Duration) -> Result<Finished, ProcessError> {
-    let log = tempfile::tempfile().map_err(system("make a file for a program's output"))?;
+    let log = tempfile::tempfile().map_err(system("create a file for the output of a program"))?;
     let again = || log.try_clone().map_err(system("share a file for a program's output"));
     command.stdin(Stdio::null()).stdout(again()?).stderr(again()?).process_group(0);
     let mut child = spawn(command)?;
@@ -356,7 +356,7 @@ pub fn find(program: &Path) -> Option<PathBuf> {
     if program.components().count() > 1 {
         return program.is_file().then(|| program.to_owned());
     }
-    // Daemons are in /usr/sbin, which some users lack in their PATH.
+    // Daemons are in /usr/sbin, which the PATH of some users does not contain.
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
         .chain([PathBuf::from("/usr/sbin")])
@@ -435,12 +435,18 @@ mod tests {
         .unwrap()
     }
 
+    /// Waits until the process of [`start_slow`] executes the program after the prefix.
+    fn wait_until_it_sleeps(daemon: &Daemon) {
+        let name = format!("/proc/{}/comm", daemon.pid());
+        let sleeps = || Ok::<_, ProcessError>(fs::read_to_string(&name).unwrap() == "sleep\n");
+        daemon.wait_until(Duration::from_secs(10), sleeps).unwrap();
+    }
+
     #[test]
     fn the_prefix_becomes_the_program() {
         let daemon = start_slow(&["env".into(), "A=b c".into()]);
+        wait_until_it_sleeps(&daemon);
         let name = format!("/proc/{}/comm", daemon.pid());
-        let became = || Ok::<_, ProcessError>(fs::read_to_string(&name).unwrap() == "sleep\n");
-        daemon.wait_until(Duration::from_secs(10), became).unwrap();
         let command = daemon.command();
         assert!(command.starts_with("env 'A=b c' setpriv --pdeathsig KILL -- /"), "{command}");
         drop(daemon);
@@ -452,10 +458,7 @@ mod tests {
         let (pid, started) = std::thread::scope(|scope| {
             let start = || {
                 let daemon = start_slow(&[]);
-                let status = format!("/proc/{}/comm", daemon.pid());
-                let became =
-                    || Ok::<_, ProcessError>(fs::read_to_string(&status).unwrap() == "sleep\n");
-                daemon.wait_until(Duration::from_secs(10), became).unwrap();
+                wait_until_it_sleeps(&daemon);
                 (daemon.pid(), daemon)
             };
             scope.spawn(start).join().unwrap()

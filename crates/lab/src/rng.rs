@@ -50,12 +50,13 @@ mod tests {
 
     #[test]
     fn a_seed_repeats_itself_and_no_other() {
-        let draw = |seed| {
-            let mut rng = Rng::new(seed);
-            [rng.bits(), rng.bits(), rng.bits()]
-        };
-        assert_eq!(draw(7), draw(7));
-        assert_ne!(draw(7), draw(8));
+        assert_eq!(first_bits(7), first_bits(7));
+        assert_ne!(first_bits(7), first_bits(8));
+    }
+
+    fn first_bits(seed: u64) -> [u64; 3] {
+        let mut rng = Rng::new(seed);
+        [rng.bits(), rng.bits(), rng.bits()]
     }
 
     #[test]

@@ -1,10 +1,10 @@
-//! Who is measured: our own target, others' targets that are installed here, targets that run
-//! somewhere, and the bare medium without any of them.
+//! The targets under test: this program, other targets that are installed here, targets that run elsewhere, and the
+//! medium itself without a target.
 //!
-//! A target under test is started with the volumes of a study in a private folder, on a free port of the
-//! targets' side of the [`Network`], and is gone without a trace when its [`Running`] is dropped,
-//! or when this process ends in any other way. Each kind is in a module of its own; [`tgt`],
-//! [`istgt`] and [`sarsen`] can also be started with [`Image`]s of one's own.
+//! The lab starts a target under test with the volumes of a study in a private folder, on a free port of the targets'
+//! side of the [`Network`]. It ends, and its files are deleted, when its [`Running`] is dropped, or when this process
+//! ends in any other way. Each type has its own module. Callers can also start [`tgt`], [`istgt`] and [`sarsen`] with
+//! their own [`Image`]s.
 
 mod direct;
 pub mod istgt;
@@ -30,7 +30,7 @@ pub(crate) use running::FOLDER_PREFIX;
 pub use running::Running;
 use running::{Unit, private_folder};
 
-/// A kind of target under test.
+/// A target under test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetUnderTest {
     /// This program.
@@ -39,47 +39,47 @@ pub enum TargetUnderTest {
     Tgt,
     /// Debian's istgt.
     Istgt,
-    /// nbdkit: the NBD protocol.
+    /// nbdkit, which serves NBD.
     Nbdkit,
-    /// An iSCSI target that somebody else runs. Only one volume, and only as it is.
+    /// An iSCSI target that the lab does not start. It serves one volume, with its existing size and cache mode.
     Iscsi(Url),
-    /// An NBD export that somebody else runs. The same goes for it.
+    /// An NBD export that the lab does not start. It serves one volume in the same way.
     Nbd(NbdUrl),
-    /// No protocol: the medium itself.
+    /// The medium itself, without a protocol.
     Direct,
-    /// No protocol: this file or block device.
+    /// This file or block device, without a protocol.
     DirectPath(PathBuf),
 }
 
-/// What a volume's blocks are on.
+/// The medium of the blocks of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
     /// Memory.
     Ram,
-    /// A file in the run's folder on disk.
+    /// A file in the folder of the run on disk.
     Disk,
 }
 
-/// A volume that a study wants.
+/// A volume that a study requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeSpec {
     /// Its name within the study: lower-case letters, digits and hyphens.
     pub name: String,
-    /// What it is on.
+    /// Its medium.
     pub medium: Medium,
     /// Its size.
     pub bytes: u64,
-    /// How a disk's volume is cached.
+    /// Its cache mode, if it is on disk.
     pub cache: CacheMode,
 }
 
-/// Why a target under test does not take part, or not in this.
+/// The reason why a target under test is not measured.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetUnderTestError {
-    /// It cannot do what is asked, which is no failure: the cell is not measured.
+    /// It does not support the volume or the link. This is not a failure: the cell is not measured.
     #[error("{0}")]
     Unable(String),
-    /// It should have worked.
+    /// It failed.
     #[error("{0}")]
     Failed(String),
 }
@@ -96,39 +96,40 @@ impl From<ProcessError> for TargetUnderTestError {
     }
 }
 
-/// A volume as a target's program is handed it.
+/// A volume in the form that the program of a target receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// Its name: a part of the target's.
+    /// Its name, which is a part of the name of the target.
     pub name: String,
-    /// Where its blocks are.
+    /// The location of its blocks.
     pub backing: Backing,
     /// Its size.
     pub bytes: u64,
-    /// Its logical block.
+    /// The size of its logical blocks.
     pub block_bytes: u32,
-    /// How a file is cached.
+    /// The cache mode of a file.
     pub cache: CacheMode,
 }
 
-/// Where the blocks of an [`Image`] are.
+/// The location of the blocks of an [`Image`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// In memory.
     Memory,
-    /// In this file, which is made or made longer if need be.
+    /// In this file, which is created or extended if necessary.
     File(PathBuf),
 }
 
 impl Image {
-    /// One of 512-byte blocks that is written back.
+    /// Creates an image with 512-byte blocks and cache mode write-back.
     pub fn new(name: &str, backing: Backing, bytes: u64) -> Self {
         Self { name: name.into(), backing, bytes, block_bytes: 512, cache: CacheMode::WriteBack }
     }
 }
 
-/// Whether a kind of target under test can serve an image at all, and how it is started.
+/// Checks that a target under test supports an image.
 type Takes = fn(&Image) -> Result<(), TargetUnderTestError>;
+/// Starts a target under test with its images.
 type Start<'a> = &'a dyn Fn(&[Image]) -> Result<Running, TargetUnderTestError>;
 
 const fn all(_: &Image) -> Result<(), TargetUnderTestError> {
@@ -136,7 +137,7 @@ const fn all(_: &Image) -> Result<(), TargetUnderTestError> {
 }
 
 impl TargetUnderTest {
-    /// Whether the lab starts it, so that nothing but the lab's own volumes are on it.
+    /// Whether the lab starts it, so that it serves only volumes of the lab.
     pub fn is_started_here(&self) -> bool {
         match self {
             Self::Sarsen | Self::Tgt | Self::Istgt | Self::Nbdkit | Self::Direct => true,
@@ -144,14 +145,14 @@ impl TargetUnderTest {
         }
     }
 
-    /// Whether only the machine's own network leads to it.
+    /// Whether initiators reach it only over the machine's own network.
     pub fn is_elsewhere(&self) -> bool {
         matches!(self, Self::Iscsi(_) | Self::Nbd(_))
     }
 
-    /// Starts it with these volumes; `folder` is for files of volumes on disk. It ends with the
-    /// thread that calls this, if not before. Volumes that it cannot serve are left out, unless all
-    /// are: [`Running::endpoint`] says why.
+    /// Starts it with these volumes; `folder` is for files of volumes on disk. It ends with the calling thread at the
+    /// latest. It omits volumes that it does not support, and [`Running::endpoint`] returns the reason. If it supports
+    /// none of the volumes, this is an error.
     pub fn start(
         &self,
         network: &Network,
@@ -161,7 +162,7 @@ impl TargetUnderTest {
         self.start_beside(&sarsen::own_program()?, network, volumes, folder)
     }
 
-    /// The same for who is not this program, which is at `program`.
+    /// Does the same for a caller that is another program; `program` is the path of this program.
     pub fn start_beside(
         &self,
         program: &Path,
@@ -204,14 +205,14 @@ impl TargetUnderTest {
         }
     }
 
-    /// What runs already, or needs nothing to run.
+    /// Returns a target under test that the lab does not start.
     fn elsewhere(
         &self,
         volumes: &[VolumeSpec],
         endpoint: Endpoint,
     ) -> Result<Running, TargetUnderTestError> {
         let [volume] = volumes else {
-            let what = format!("{self} is one volume, and {} are wanted", volumes.len());
+            let what = format!("{self} has one volume, and the study needs {}", volumes.len());
             return Err(TargetUnderTestError::Unable(what));
         };
         let mut running = Running::new(self.to_string());
@@ -221,7 +222,7 @@ impl TargetUnderTest {
 }
 
 impl VolumeSpec {
-    /// On disk, it is in this folder.
+    /// Returns its image; `disk` is the folder for images on disk.
     fn image(&self, disk: &Option<PrivateFolder>) -> Image {
         let backing = match (self.medium, disk) {
             (Medium::Disk, Some(disk)) => {
@@ -233,16 +234,16 @@ impl VolumeSpec {
     }
 }
 
-/// Whether every target under test can take these names and sizes.
+/// Checks that every target under test supports these names and sizes.
 fn check(volumes: &[VolumeSpec]) -> Result<(), TargetUnderTestError> {
     for (index, VolumeSpec { name, bytes, .. }) in volumes.iter().enumerate() {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
         let problem = if name.is_empty() || !name.chars().all(plain) {
-            "its name is not of lower-case letters, digits and hyphens"
+            "its name must consist of lower-case letters, digits and hyphens"
         } else if volumes[..index].iter().any(|other| other.name == *name) {
-            "another one has its name"
+            "another volume has the same name"
         } else if *bytes == 0 || !bytes.is_multiple_of(512) {
-            "its size is not a number of 512-byte blocks"
+            "its size must be a multiple of 512 bytes, and not 0"
         } else {
             continue;
         };
@@ -291,8 +292,8 @@ impl FromStr for TargetUnderTest {
 
 fn no_target_under_test(error: &dyn fmt::Display) -> String {
     format!(
-        "this is no target under test ({error}): write sarsen, tgt, istgt, nbdkit, direct, direct:PATH, \
-         iscsi://…, nbd://… or nbd+unix://…"
+        "this is not a target under test ({error}); write sarsen, tgt, istgt, nbdkit, direct, \
+         direct:PATH, iscsi://…, nbd://… or nbd+unix://…"
     )
 }
 
@@ -375,7 +376,7 @@ mod tests {
     fn volumes_that_make_no_sense_are_refused() {
         let refused = |volumes: &[VolumeSpec]| start("tgt", volumes).unwrap_err().to_string();
         assert!(refused(&[volume("a b", 512)]).contains("\"a b\": its name"));
-        assert!(refused(&[volume("a", 512), volume("a", 512)]).contains("another one"));
-        assert!(refused(&[volume("a", 100)]).contains("512-byte blocks"));
+        assert!(refused(&[volume("a", 512), volume("a", 512)]).contains("another volume"));
+        assert!(refused(&[volume("a", 100)]).contains("multiple of 512 bytes"));
     }
 }

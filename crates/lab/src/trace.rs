@@ -1,46 +1,46 @@
-//! Traces: what others' programs asked of their disks, one request after another.
+//! Traces: the recorded requests of other programs to their disks.
 //!
-//! A trace is an iterator over a file: however long it is, one line of it is in memory. A line that
-//! does not say what its format promises ends the trace with an error that names file and line;
-//! nothing is guessed.
+//! A trace is an iterator over a file and has only one line in memory. A line that does not follow the format ends the
+//! trace with an error, which names the file and the line.
 
 mod formats;
 mod synthetic;
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
 pub use synthetic::Synthetic;
 
-/// The longest line that a trace may have, in bytes.
+/// Maximum length of a line in bytes.
 const LINE_LIMIT: u64 = 64 * 1024;
 
 /// One request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// When it was made, from the beginning of the trace.
+    /// Its time since the start of the trace.
     pub at: Duration,
-    /// Whether it reads; else it writes.
+    /// Whether it is a read; otherwise it is a write.
     pub reads: bool,
-    /// Where it begins, in bytes.
+    /// Its address in bytes.
     pub offset: u64,
-    /// How long it is, in bytes; not 0.
+    /// Its length in bytes; not 0.
     pub length: u32,
 }
 
-/// How a trace is written.
+/// The format of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// `Timestamp,Hostname,DiskNumber,Type,Offset,Size,ResponseTime`, the timestamp in tenths of a
-    /// microsecond, offset and size in bytes: the block traces of Microsoft Research Cambridge, as
-    /// SNIA keeps them.
+    /// The block traces of Microsoft Research Cambridge, as SNIA publishes them:
+    /// `Timestamp,Hostname,DiskNumber,Type,Offset,Size,ResponseTime`, with the timestamp in units of 100 ns, and offset
+    /// and size in bytes.
     Msr,
-    /// What `blkparse` prints by default; the requests are those that were queued (`Q`).
+    /// The default output of `blkparse`; the requests are the queued ones (`Q`).
     Blkparse,
-    /// `time_s,op,offset,length`, offset and length in bytes.
+    /// `time_s,op,offset,length`, with offset and length in bytes.
     Csv,
 }
 
@@ -52,22 +52,22 @@ impl FromStr for Format {
             "msr" => Ok(Self::Msr),
             "blkparse" => Ok(Self::Blkparse),
             "csv" => Ok(Self::Csv),
-            _ => Err(format!("{text:?} is no trace format: write msr, blkparse or csv")),
+            _ => Err(format!("{text:?} is not a trace format; use msr, blkparse or csv")),
         }
     }
 }
 
-/// Why a trace ends before its end.
+/// The error that ended a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// A line is not of the format.
+    /// A line does not follow the format.
     #[error("{}:{line}: {what}", file.display())]
     Line {
         /// The file.
         file: PathBuf,
         /// The line, from 1.
         line: u64,
-        /// What is wrong there.
+        /// The error in the line.
         what: String,
     },
     /// The file cannot be read.
@@ -75,18 +75,18 @@ pub enum TraceError {
     Read {
         /// The file.
         file: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
 }
 
-/// What a line is.
+/// The content of a line.
 enum Content {
     Request(Request),
-    /// A heading, a comment, an event of another kind.
+    /// A heading, a comment or an event of another type.
     Nothing,
-    /// Everything behind it is about the trace, not of it.
+    /// The start of the summary, which follows the requests.
     End,
 }
 
@@ -97,12 +97,12 @@ pub struct Trace<R> {
     format: Format,
     buffer: Vec<u8>,
     line: u64,
-    /// The first timestamp, from which time is counted.
+    /// The first timestamp, at which the time of the trace is 0.
     origin: Option<u64>,
     ended: bool,
 }
 
-/// Opens a trace. Without a format, the first line that is no comment tells it.
+/// Opens a trace. If `format` is `None`, the first line that is not a comment determines it.
 pub fn open(path: &Path, format: Option<Format>) -> Result<Trace<BufReader<File>>, TraceError> {
     let read_error = |source| TraceError::Read { file: path.into(), source };
     let format = match format {
@@ -116,39 +116,39 @@ pub fn open(path: &Path, format: Option<Format>) -> Result<Trace<BufReader<File>
     Ok(Trace::new(path, BufReader::new(file), format))
 }
 
-/// The format of a text, by its first line that is no comment.
+/// Returns the format of a text, which the first line determines that is not a comment.
 fn detect(path: &Path, input: &mut impl BufRead) -> Result<Format, TraceError> {
     let mut buffer = Vec::new();
     let mut number = 0;
     loop {
         number += 1;
-        let more = read_line(input, &mut buffer)
+        let read = read_line(input, &mut buffer)
             .map_err(|source| TraceError::Read { file: path.into(), source })?;
         let line = String::from_utf8_lossy(&buffer);
         let line = line.trim();
-        if more && (line.is_empty() || line.starts_with('#')) {
+        if read.is_continue() && (line.is_empty() || line.starts_with('#')) {
             continue;
         }
         return formats::detect(line).ok_or_else(|| TraceError::Line {
             file: path.into(),
             line: number,
-            what: "this is the beginning of no known trace: name the format".into(),
+            what: "the trace has no known format; specify the format".into(),
         });
     }
 }
 
-/// The next line into `into`, without its end. False at the end of the input.
-fn read_line(input: &mut impl BufRead, into: &mut Vec<u8>) -> io::Result<bool> {
+/// Reads the next line into `into`, without its line end. Breaks at the end of the input.
+fn read_line(input: &mut impl BufRead, into: &mut Vec<u8>) -> io::Result<ControlFlow<()>> {
     into.clear();
     let count = Read::by_ref(input).take(LINE_LIMIT + 1).read_until(b'\n', into)?;
     while into.last().is_some_and(|byte| b"\r\n".contains(byte)) {
         into.pop();
     }
-    Ok(count > 0)
+    Ok(if count > 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
 }
 
 impl<R: BufRead> Trace<R> {
-    /// The requests of `input`; `file` is its name in errors.
+    /// Creates the trace of `input`; errors contain the name `file`.
     pub fn new(file: impl Into<PathBuf>, input: R, format: Format) -> Self {
         let file = file.into();
         Self { file, input, format, buffer: Vec::new(), line: 0, origin: None, ended: false }
@@ -158,7 +158,7 @@ impl<R: BufRead> Trace<R> {
         if self.buffer.len() as u64 > LINE_LIMIT {
             return Err(format!("a line of more than {LINE_LIMIT} bytes"));
         }
-        let text = std::str::from_utf8(&self.buffer).map_err(|_| "the line is no text")?;
+        let text = std::str::from_utf8(&self.buffer).map_err(|_| "the line is not UTF-8 text")?;
         let text = text.trim();
         if text.is_empty() || text.starts_with('#') {
             return Ok(Content::Nothing);
@@ -178,11 +178,11 @@ impl<R: BufRead> Iterator for Trace<R> {
         while !self.ended {
             self.line += 1;
             let error = match read_line(&mut self.input, &mut self.buffer) {
-                Ok(false) => {
+                Ok(ControlFlow::Break(())) => {
                     self.ended = true;
                     break;
                 }
-                Ok(true) => match self.parse_line() {
+                Ok(ControlFlow::Continue(())) => match self.parse_line() {
                     Ok(Content::Request(request)) => return Some(Ok(request)),
                     Ok(Content::Nothing) => continue,
                     Ok(Content::End) => {

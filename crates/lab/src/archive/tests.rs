@@ -3,24 +3,30 @@ use crate::record::{Labels, Measures, Outcome};
 
 #[test]
 fn archive_of_root_is_that_of_packaged_service() {
-    let path = |variables: &[(&str, &str)], is_root, files: &[&str]| {
-        let variable = |name: &str| {
-            let found = variables.iter().find(|(known, _)| *known == name);
-            found.map(|(_, value)| PathBuf::from(value))
-        };
-        let exists = |path: &Path| files.iter().any(|file| path == Path::new(file));
-        usual_path(variable, is_root, &exists).display().to_string()
-    };
     let (root, shared) = ([("HOME", "/root")], "/var/lib/sarsen/lab.sqlite");
     let service = [("STATE_DIRECTORY", "/var/lib/sarsen"), ("HOME", "/")];
-    assert_eq!(path(&service, false, &[]), shared);
-    assert_eq!(path(&root, true, &["/var/lib/sarsen"]), shared);
+    assert_eq!(usual_path_with(&service, false, &[]), shared);
+    assert_eq!(usual_path_with(&root, true, &["/var/lib/sarsen"]), shared);
     let own = "/root/.local/state/sarsen/lab.sqlite";
-    assert_eq!(path(&root, true, &[]), own, "there is no service");
-    assert_eq!(path(&root, true, &["/var/lib/sarsen", own]), own, "what is there goes on");
-    assert_eq!(path(&root, true, &["/var/lib/sarsen", own, shared]), shared);
+    assert_eq!(usual_path_with(&root, true, &[]), own, "there is no service");
+    assert_eq!(
+        usual_path_with(&root, true, &["/var/lib/sarsen", own]),
+        own,
+        "an existing archive stays in use"
+    );
+    assert_eq!(usual_path_with(&root, true, &["/var/lib/sarsen", own, shared]), shared);
     let user = [("HOME", "/home/ada"), ("XDG_STATE_HOME", "/state")];
-    assert_eq!(path(&user, false, &["/var/lib/sarsen"]), "/state/sarsen/lab.sqlite");
+    assert_eq!(usual_path_with(&user, false, &["/var/lib/sarsen"]), "/state/sarsen/lab.sqlite");
+}
+
+/// Returns the usual path on a machine where only these variables and files exist.
+fn usual_path_with(variables: &[(&str, &str)], is_root: bool, files: &[&str]) -> String {
+    let variable = |name: &str| {
+        let found = variables.iter().find(|(known, _)| *known == name);
+        found.map(|(_, value)| PathBuf::from(value))
+    };
+    let exists = |path: &Path| files.iter().any(|file| path == Path::new(file));
+    usual_path(variable, is_root, &exists).display().to_string()
 }
 
 fn run() -> Run {

@@ -94,18 +94,20 @@ fn omitted_tests_have_empty_fields() {
         +++,,,,,,,,,,,,,,,,,,,3747us,4619us,,46us,8082us,,,,,,";
     let old = "nexus,2G:32k,42338,95,66897,32,29132,3,47548,86,70641,0,497.2,0,,,,,,,,,,,,,";
     let lines = read(&[no_files, no_file, no_bytes, old].join("\n"));
-    let left_out = |line: &Line| {
-        let rates = line.measured.iter().enumerate();
-        let left_out = rates.filter(|(_, measured)| measured.rate == Value::LeftOut);
-        left_out.map(|(index, _)| index).collect::<Vec<_>>()
-    };
-    assert_eq!(left_out(&lines[0]), [6, 7, 8, 9, 10, 11]);
-    assert_eq!(left_out(&lines[1]), [0, 1, 2, 3, 4, 5]);
+    assert_eq!(omitted_tests(&lines[0]), [6, 7, 8, 9, 10, 11]);
+    assert_eq!(omitted_tests(&lines[1]), [0, 1, 2, 3, 4, 5]);
     assert_eq!(lines[1].measured[6].latency_us, Some(773.0));
-    assert_eq!(left_out(&lines[2]), [0, 3, 6, 7, 8, 9, 10, 11]);
+    assert_eq!(omitted_tests(&lines[2]), [0, 3, 6, 7, 8, 9, 10, 11]);
     assert_eq!(lines[2].measured[1].latency_us, Some(3747.0));
-    assert_eq!(left_out(&lines[3]), [6, 7, 8, 9, 10, 11]);
+    assert_eq!(omitted_tests(&lines[3]), [6, 7, 8, 9, 10, 11]);
     assert_eq!((lines[3].size.as_str(), lines[3].number), ("2G:32k", 4));
+}
+
+/// Returns the indices of the tests that the run omitted.
+fn omitted_tests(line: &Line) -> Vec<usize> {
+    let rates = line.measured.iter().enumerate();
+    let omitted = rates.filter(|(_, measured)| measured.rate == Value::LeftOut);
+    omitted.map(|(index, _)| index).collect()
 }
 
 #[test]

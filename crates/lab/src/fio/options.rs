@@ -268,9 +268,10 @@ fn distribution(text: &str) -> Result<Distribution, Refusal> {
             let found: Result<Distribution, _> = format!("zipf:{theta}").parse();
             found.map_err(|error| Refusal::Wrong(error.to_string()))
         }
-        "pareto" | "normal" | "zoned" | "zoned_abs" => {
-            Err(Refusal::Unmapped("this distribution is not one of ours; places are uniform"))
-        }
+        "pareto" | "normal" | "zoned" | "zoned_abs" => Err(Refusal::Unmapped(
+            "the generator does not have this distribution; its addresses are \
+                                   uniform",
+        )),
         _ => Err(Refusal::Wrong(format!("{text:?} is no distribution"))),
     }
 }
@@ -285,22 +286,25 @@ fn reason(key: &str) -> &'static str {
         | "iodepth_low"
         | "iodepth_batch_complete"
         | "hipri"
-        | "userspace_reap" => "I/Os always go through our own initiator",
+        | "userspace_reap" => "this program's own initiator sends all I/Os",
         "filename" | "directory" | "nrfiles" | "filesize" | "filename_format"
         | "file_service_type" | "openfiles" | "create_serialize" | "fallocate" | "unlink" => {
-            "the URL says where the I/Os go"
+            "the URL names the target of the I/Os"
         }
-        "kb_base" | "unit_base" => "sizes are read with 1024 bytes to the k",
+        "kb_base" | "unit_base" => "1k is always 1024 bytes",
         "stonewall" | "wait_for_previous" | "startdelay" | "group_reporting" | "new_group"
-        | "name" | "description" => "each job runs and is reported alone, one after another",
+        | "name" | "description" => {
+            "the jobs run one after the other, each with a report of its \
+                                     own"
+        }
         "norandommap" | "randrepeat" | "softrandommap" | "random_generator" | "allrandrepeat" => {
-            "places are drawn anew each time, repeatable by the seed"
+            "each I/O has a new random address; the same seed repeats the addresses"
         }
         "rate" | "rate_min" | "rate_iops_min" | "rate_process" | "thinktime"
-        | "thinktime_blocks" | "latency_target" => "of the rates, rate_iops alone is supported",
+        | "thinktime_blocks" | "latency_target" => "rate_iops is the only supported rate",
         "do_verify" | "verify_fatal" | "verify_pattern" | "verify_interval" | "verify_backlog"
         | "verify_async" | "verify_dump" | "verify_only" => {
-            "verification holds each read against what this run wrote"
+            "verification compares each read with the data that this run wrote"
         }
         "fsync" | "fdatasync" | "sync" | "end_fsync" | "fsync_on_close" | "sync_file_range" => {
             "the generator does not flush"
@@ -314,6 +318,6 @@ fn reason(key: &str) -> &'static str {
         | "buffer_compress_percentage"
         | "dedupe_percentage"
         | "buffer_pattern" => "the data written is always the same",
-        _ => "the generator has nothing like it",
+        _ => "the generator has no such option",
     }
 }

@@ -113,8 +113,8 @@ fn sizes_and_times_are_read_as_fio_reads_them() {
 #[test]
 fn errors_name_their_line() {
     for (text, message) in [
-        ("bs=4k\n", "a.fio:1: \"bs=4k\" stands in no section"),
-        ("[a\n", "a.fio:1: \"[a\" is no section: write `[name]`"),
+        ("bs=4k\n", "a.fio:1: \"bs=4k\" is outside all sections"),
+        ("[a\n", "a.fio:1: \"[a\" is not a section; write `[name]`"),
         ("[a]\n\nrw=sideways\n", "a.fio:3: rw: \"sideways\" is no direction"),
         ("[a]\nbs=0\n", "a.fio:2: bs: I/Os of 0 bytes cannot be"),
         ("[a]\nbs\n", "a.fio:2: bs: no value"),

@@ -71,7 +71,7 @@ fn disk(folder: &Path, duration: Duration) -> Result<StoreLimit, LimitError> {
         let folder = folder.display().to_string();
         return Err(LimitError::NoRoom { folder, free, needed: EXTENT_BYTES_MIN * FREE_PART });
     }
-    let (file, path) = open(folder).map_err(system("make a file in the folder"))?;
+    let (file, path) = open(folder).map_err(system("create a file in the folder"))?;
     let measured = block_on(FileEngine::Auto, measure(file, extent, duration))
         .map_err(system("start a ring or a pool for files"))?;
     let [write, read, random, random_32] =

@@ -88,7 +88,7 @@ fn prepare(socket: &TcpStream) -> io::Result<()> {
     socket.set_nodelay(true)?;
     socket.set_read_timeout(Some(TIMEOUT))?;
     socket.set_write_timeout(Some(TIMEOUT))?;
-    // If the kernel lacks the algorithm, its default applies, as it does for the load generator.
+    // If the kernel does not have the algorithm, its default applies, as it does for the load generator.
     let _ = set_tcp_congestion(socket, CONGESTION);
     Ok(())
 }

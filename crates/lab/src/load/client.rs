@@ -21,7 +21,7 @@ use sarsen_wire::scsi::report::Capacity16;
 use zerocopy::transmute;
 
 use super::plan::{Io, ReadBack};
-use super::socket::Socket;
+use super::socket::{SendProgress, Socket};
 use super::tally::LoadCounters;
 use super::work::{Shared, Work, fill_pattern};
 use super::{LoadError, LoadOptions};
@@ -236,7 +236,7 @@ impl Client {
         {
             tally.note_error(|| {
                 format!(
-                    "{} of {} bytes came ({:?})",
+                    "received {} of {} bytes ({:?})",
                     completion.received, slot.bytes, completion.residual
                 )
             });
@@ -323,7 +323,8 @@ impl Client {
     }
 
     fn send(&mut self) -> Result<(), LoadError> {
-        self.blocked = !self.socket.send(&mut self.connection, SendFlags::DONTWAIT)?;
+        let sent = self.socket.send(&mut self.connection, SendFlags::DONTWAIT)?;
+        self.blocked = sent == SendProgress::Partial;
         Ok(())
     }
 }
@@ -333,14 +334,13 @@ fn login_options(options: &LoadOptions, url: &Url, index: u32) -> Result<LoginOp
     let mut isid = [0; 6];
     sarsen_io::random::fill(&mut isid);
     isid[0] = 0x80;
-    let digest = |wanted| if wanted { DigestOffer::Require } else { DigestOffer::None };
     Ok(LoginOptions {
         initiator_name: format!("iqn.2026-01.invalid.example:sarsen.load.{index}"),
         target: SessionTarget::Named(url.target.clone()),
         isid: Isid(isid),
         authentication: identity.map(|identity| identity.authentication(ALGORITHMS)),
-        header_digest: digest(options.header_digest),
-        data_digest: digest(options.data_digest),
+        header_digest: digest_offer(options.header_digest),
+        data_digest: digest_offer(options.data_digest),
         initial_r2t: options.initial_r2t,
         immediate_data: options.immediate_data,
         max_burst_length: options.max_burst_length,
@@ -352,12 +352,12 @@ fn login_options(options: &LoadOptions, url: &Url, index: u32) -> Result<LoginOp
     })
 }
 
+pub(super) const fn digest_offer(is_required: bool) -> DigestOffer {
+    if is_required { DigestOffer::Require } else { DigestOffer::None }
+}
+
 /// Returns the negotiated values by the names of their keys (RFC 7143 §13).
 fn negotiated(parameters: &Parameters) -> BTreeMap<String, String> {
-    let digest = |kind| match kind {
-        DigestKind::None => "None".to_owned(),
-        DigestKind::Crc32c => "CRC32C".to_owned(),
-    };
     let boolean = |yes: bool| if yes { "Yes" } else { "No" }.to_owned();
     let number = |number: u32| number.to_string();
     let Parameters {
@@ -366,8 +366,8 @@ fn negotiated(parameters: &Parameters) -> BTreeMap<String, String> {
         ..
     } = *parameters;
     let keys = [
-        ("HeaderDigest", digest(parameters.header_digest)),
-        ("DataDigest", digest(parameters.data_digest)),
+        ("HeaderDigest", digest_value(parameters.header_digest)),
+        ("DataDigest", digest_value(parameters.data_digest)),
         ("MaxRecvDataSegmentLength of the initiator", number(ours)),
         ("MaxRecvDataSegmentLength of the target", number(theirs)),
         ("MaxBurstLength", number(parameters.max_burst_length)),
@@ -378,6 +378,14 @@ fn negotiated(parameters: &Parameters) -> BTreeMap<String, String> {
         ("ErrorRecoveryLevel", number(parameters.error_recovery_level)),
     ];
     keys.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+/// Returns the value of the keys `HeaderDigest` and `DataDigest` (RFC 7143 §13.1).
+fn digest_value(kind: DigestKind) -> String {
+    match kind {
+        DigestKind::None => "None".to_owned(),
+        DigestKind::Crc32c => "CRC32C".to_owned(),
+    }
 }
 
 /// A session before the load starts; it has a maximum of one open exchange.

@@ -10,10 +10,11 @@ use sarsen_block::{BlockError, Extent, Store};
 use sarsen_initiator::nbd::{NbdStore, NbdUrl};
 use sarsen_initiator::signature::{self, Occupied, Signature};
 use sarsen_initiator::transfer::{Disk, TransferError};
-use sarsen_initiator::{DigestOffer, SessionOptions, Url};
+use sarsen_initiator::{SessionOptions, Url};
 use sarsen_io::cores::{self, FileEngine};
 use sarsen_node::stores::StoreError;
 
+use super::client::digest_offer;
 use super::stores::CONNECTION_LIMIT;
 use super::{Endpoint, LEAVE_LIMIT, LoadError, LoadOptions};
 
@@ -23,10 +24,9 @@ pub fn look(options: &LoadOptions) -> Result<Option<Occupied>, LoadError> {
     let found = match &options.endpoint {
         Endpoint::Iscsi(url) => {
             // This login requires the same digests as the load.
-            let offer = |wanted| if wanted { DigestOffer::Require } else { DigestOffer::None };
             let session = SessionOptions {
-                header_digest: offer(options.header_digest),
-                data_digest: offer(options.data_digest),
+                header_digest: digest_offer(options.header_digest),
+                data_digest: digest_offer(options.data_digest),
                 ..SessionOptions::default()
             };
             on_a_core(of_disk(url, &session))??
@@ -35,7 +35,7 @@ pub fn look(options: &LoadOptions) -> Result<Option<Occupied>, LoadError> {
         Endpoint::Memory(store) => on_a_core(of_store(store.store()))?.map_err(unreadable)?,
         Endpoint::File { path, .. } => of_file(path).map_err(|source| {
             let path = path.clone();
-            StoreError::System { path, what: "look at what it holds", source }
+            StoreError::System { path, what: "check its content", source }
         })?,
     };
     Ok(Occupied::of(&options.endpoint.to_string(), found))
@@ -61,7 +61,7 @@ async fn of_export(url: &NbdUrl) -> Result<Vec<Signature>, LoadError> {
 }
 
 fn unreadable(error: BlockError) -> LoadError {
-    LoadError::System { what: "look at what is there", source: io::Error::other(error) }
+    LoadError::System { what: "check the content of the target", source: io::Error::other(error) }
 }
 
 async fn of_store(store: Arc<dyn Store>) -> Result<Vec<Signature>, BlockError> {
@@ -92,7 +92,7 @@ fn of_file(path: &Path) -> io::Result<Vec<Signature>> {
 mod tests {
     use sarsen_block::{Buffer, Durability};
 
-    use super::super::{OpenStore, replay, run};
+    use super::super::{LoadResult, OpenStore, replay, run};
     use super::*;
     use crate::access::Access;
     use crate::trace::Request;
@@ -151,21 +151,21 @@ mod tests {
     #[test]
     fn a_trace_is_refused_at_its_first_write() {
         let (endpoints, _folder) = swaps();
-        let request = |reads| {
-            let at = std::time::Duration::ZERO;
-            Ok(Request { at, reads, offset: 0, length: 4096 })
-        };
-        let traced = |reads: &[bool], options: &LoadOptions| {
-            let requests: Vec<_> = reads.iter().map(|&reads| request(reads)).collect();
-            replay(options, Box::new(requests.into_iter()), None)
-        };
         for endpoint in endpoints {
             let mut options = options(endpoint, 100);
-            assert!(traced(&[true, true], &options).is_ok());
-            let refused = traced(&[true, false], &options);
+            assert!(replay_of(&[true, true], &options).is_ok());
+            let refused = replay_of(&[true, false], &options);
             assert!(matches!(refused, Err(LoadError::Occupied(_))), "{refused:?}");
             options.destroy = true;
-            assert!(traced(&[true, false], &options).is_ok());
+            assert!(replay_of(&[true, false], &options).is_ok());
         }
+    }
+
+    /// Replays a trace of reads (`true`) and writes.
+    fn replay_of(reads: &[bool], options: &LoadOptions) -> Result<LoadResult, LoadError> {
+        let at = std::time::Duration::ZERO;
+        let request = |&reads: &bool| Ok(Request { at, reads, offset: 0, length: 4096 });
+        let requests: Vec<_> = reads.iter().map(request).collect();
+        replay(options, Box::new(requests.into_iter()), None)
     }
 }

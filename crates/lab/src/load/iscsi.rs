@@ -133,7 +133,8 @@ struct Engine {
 
 impl Engine {
     fn new(clients: &mut [Client]) -> Result<Self, LoadError> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll"))?;
+        let epoll =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("create an epoll"))?;
         for (client, index) in clients.iter_mut().zip(0..) {
             epoll::add(
                 &epoll,
@@ -144,7 +145,7 @@ impl Engine {
             .map_err(system("watch a socket"))?;
         }
         let alarm = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC);
-        let alarm = alarm.map_err(system("make a timer"))?;
+        let alarm = alarm.map_err(system("create a timer"))?;
         let data = epoll::EventData::new_u64(ALARM);
         epoll::add(&epoll, &alarm, data, epoll::EventFlags::IN).map_err(system("watch a timer"))?;
         let none =

@@ -278,7 +278,7 @@ fn describe(
     if differing > expected.len() / 2 {
         let zero = found.iter().all(|&byte| byte == 0);
         let what = if zero { ": it is all zeroes" } else { "" };
-        let what = format!("it holds nothing that this run wrote{what}");
+        let what = format!("it holds no data of this run{what}");
         return (MismatchKind::Foreign, None, what);
     }
     let first = expected.iter().zip(found).enumerate().find(|(_, (a, b))| a != b);
@@ -343,7 +343,7 @@ mod tests {
         let (mut ledger, mut disk) = written(1);
         disk[0][9 * LENGTH..].fill(0);
         let message = read(&mut ledger, &disk[0]);
-        assert!(message.contains("nothing that this run wrote"), "{message}");
+        assert!(message.contains("no data of this run"), "{message}");
         assert_eq!(ledger.mismatches, 1);
     }
 

@@ -18,6 +18,14 @@ const PIECE_LIMIT: usize = 512;
 /// The congestion control with the lowest CPU cost over a short path.
 const CONGESTION: &str = "cubic";
 
+/// The part of the pending output that the kernel accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SendProgress {
+    Complete,
+    /// The send buffer of the socket is full, and output is pending.
+    Partial,
+}
+
 pub(super) struct Socket {
     tcp: TcpStream,
     machine: Option<Box<Machine>>,
@@ -30,9 +38,8 @@ impl Socket {
         address: SocketAddr,
         limit: Duration,
     ) -> Result<Self, LoadError> {
-        let io_error = |source| LoadError::System { what: "connect", source };
-        let tcp = TcpStream::connect_timeout(&address, limit).map_err(io_error)?;
-        tcp.set_nodelay(true).map_err(io_error)?;
+        let tcp = TcpStream::connect_timeout(&address, limit).map_err(connect_error)?;
+        tcp.set_nodelay(true).map_err(connect_error)?;
         // The kernel may not support this algorithm or may permit it to root only; then the default remains.
         let _ = sockopt::set_tcp_congestion(&tcp, CONGESTION);
         let mut socket = Self { tcp, machine: None };
@@ -52,8 +59,7 @@ impl Socket {
     }
 
     pub(super) fn set_read_timeout(&self, limit: Duration) -> Result<(), LoadError> {
-        let io_error = |source| LoadError::System { what: "connect", source };
-        self.tcp.set_read_timeout(Some(limit)).map_err(io_error)
+        self.tcp.set_read_timeout(Some(limit)).map_err(connect_error)
     }
 
     /// Returns the socket to wait for.
@@ -84,12 +90,12 @@ impl Socket {
         self.machine.as_mut().is_some_and(|machine| machine.has_input())
     }
 
-    /// Sends the pending output. Returns false if the kernel accepted only a part of it.
+    /// Sends the pending output.
     pub(super) fn send(
         &mut self,
         connection: &mut Connection,
         flags: SendFlags,
-    ) -> Result<bool, LoadError> {
+    ) -> Result<SendProgress, LoadError> {
         let mut write = writing(&self.tcp, flags);
         let output = connection.output();
         while !output.is_empty() {
@@ -102,17 +108,26 @@ impl Socket {
             drop(pieces);
             match result {
                 Ok(count) => output.sent(count),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-                Err(source) => return Err(LoadError::System { what: "send", source }),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    return Ok(SendProgress::Partial);
+                }
+                Err(source) => return Err(send_error(source)),
             }
         }
-        match &mut self.machine {
-            None => Ok(true),
-            Some(machine) => {
-                machine.flush(write).map_err(|source| LoadError::System { what: "send", source })
-            }
-        }
+        let is_flushed = match &mut self.machine {
+            None => true,
+            Some(machine) => machine.flush(write).map_err(send_error)?,
+        };
+        Ok(if is_flushed { SendProgress::Complete } else { SendProgress::Partial })
     }
+}
+
+const fn connect_error(source: io::Error) -> LoadError {
+    LoadError::System { what: "connect", source }
+}
+
+const fn send_error(source: io::Error) -> LoadError {
+    LoadError::System { what: "send", source }
 }
 
 /// Closes TLS: without a close message, the target would regard the session as truncated.

@@ -135,6 +135,14 @@ impl Future for Open {
     }
 }
 
+/// The result of starting I/Os.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum IssueOutcome {
+    /// At least one store responded at once: its session can start the next I/O without waiting.
+    SomeCompleted,
+    NoneCompleted,
+}
+
 /// A timer and its expiration time.
 struct Alarm {
     at: Instant,
@@ -224,7 +232,7 @@ impl<'a> Engine<'a> {
     /// Runs the engine until `end`. Without `end`, it runs until the trace or the read-back has ended.
     async fn run_until(&mut self, end: Option<Instant>) -> Result<(), LoadError> {
         loop {
-            let answered = self.issue(end)?;
+            let outcome = self.issue(end)?;
             let now = sarsen_io::time::now();
             self.tally.tick(now);
             let feed = self.shared.feed.as_ref();
@@ -245,12 +253,12 @@ impl<'a> Engine<'a> {
             if now.saturating_duration_since(self.tally.last_answer) > self.options.stall_limit {
                 return Err(LoadError::Stalled(self.options.stall_limit));
             }
-            if answered && self.open.is_empty() {
+            if outcome == IssueOutcome::SomeCompleted && self.open.is_empty() {
                 continue;
             }
             let limit = end.map_or(now + WAIT_LIMIT, |end| end.min(now + WAIT_LIMIT));
             let waits_until = match self.due().map(|due| due.min(limit)) {
-                _ if answered => None,
+                _ if outcome == IssueOutcome::SomeCompleted => None,
                 Some(due) if due < now + TIMER_STEP => None,
                 Some(due) => Some(due - TIMER_STEP / 2),
                 None => Some(limit),
@@ -274,22 +282,22 @@ impl<'a> Engine<'a> {
     }
 
     /// Starts as many I/Os as the queue depth permits. For a store that responds at once, the number per call is the
-    /// queue depth. Returns whether any I/O was completed.
-    fn issue(&mut self, end: Option<Instant>) -> Result<bool, LoadError> {
+    /// queue depth.
+    fn issue(&mut self, end: Option<Instant>) -> Result<IssueOutcome, LoadError> {
         let depth = self.options.queue_depth();
-        let mut answered_any = false;
+        let mut outcome = IssueOutcome::NoneCompleted;
         for index in 0..self.lanes.len() {
             for _ in self.lanes[index].open..depth {
                 let now = sarsen_io::time::now();
                 if end.is_some_and(|end| now >= end) {
-                    return Ok(answered_any);
+                    return Ok(outcome);
                 }
                 let lane = &mut self.lanes[index];
                 let Some(io) = lane.work.next(now)? else { break };
                 let request = request(lane, &io, &self.pattern);
                 match lane.session.store.submit(request) {
                     Answer::Ready(answered) => {
-                        answered_any = true;
+                        outcome = IssueOutcome::SomeCompleted;
                         lane.open += 1;
                         self.end(index, &io, answered, None);
                     }
@@ -300,7 +308,7 @@ impl<'a> Engine<'a> {
                 }
             }
         }
-        Ok(answered_any)
+        Ok(outcome)
     }
 
     /// Waits for a response, until `until` at the latest.

@@ -33,17 +33,18 @@ pub(super) struct LoadCounters {
     pub(super) course: IntervalCounts,
 }
 
+fn latency_histogram() -> Result<Histogram<u64>, LoadError> {
+    Histogram::new_with_bounds(1, LONGEST_LATENCY_NS, 3)
+        .map_err(|_| LoadError::Options("the bounds of the histogram are wrong"))
+}
+
 impl LoadCounters {
     pub(super) fn new(start: Instant) -> Result<Self, LoadError> {
-        let histogram = || {
-            Histogram::new_with_bounds(1, LONGEST_LATENCY_NS, 3)
-                .map_err(|_| LoadError::Options("the bounds of the histogram are wrong"))
-        };
         Ok(Self {
             measuring: false,
             leaving: false,
-            reads: histogram()?,
-            writes: histogram()?,
+            reads: latency_histogram()?,
+            writes: latency_histogram()?,
             ios: 0,
             bytes: 0,
             last_answer: start,

@@ -71,7 +71,7 @@ impl Work {
         }
         if options.verify && shared.ledger.is_none() {
             let ledger = Ledger::new(sarsen_io::random::number(), block_length).ok_or(
-                LoadError::Options("the unit's blocks cannot hold what verification needs"),
+                LoadError::Options("the blocks of the unit are too small for verification"),
             )?;
             shared.ledger = Some(Rc::new(RefCell::new(ledger)));
         }
@@ -132,7 +132,7 @@ impl Work {
                 let Some((lba, blocks)) = left.borrow_mut().pop_front() else { return Ok(None) };
                 if let Some(ledger) = ledger {
                     let admitted = ledger.borrow_mut().admit(lba, blocks, true);
-                    assert!(admitted, "nothing is written while it is read back");
+                    assert!(admitted, "the read-back does not write");
                 }
                 let bytes = blocks * self.unit.block_length;
                 Ok(Some(Io { reads: true, lba, blocks, bytes, intended: now }))

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::LinkProfile;
 
-/// Bytes on a line for each frame beside its own: preamble, check sequence and interframe gap (IEEE 802.3 clauses 3.1
+/// Bytes on a line for each frame in addition to its own: preamble, check sequence and interframe gap (IEEE 802.3 clauses 3.1
 /// and 4.4.2).
 pub(super) const FRAME_OVERHEAD: usize = 24;
 

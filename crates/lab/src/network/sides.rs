@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 
 use sarsen_io::namespace::NetworkNamespace;
+use sarsen_io::tap::Tap;
 
 /// Number of links for which there are addresses.
 pub(super) const LINKS_MAX: usize = 256;
@@ -32,10 +33,17 @@ pub(super) struct LinkEnd {
     peer_ethernet: String,
 }
 
+impl LinkEnd {
+    /// Creates a TAP device with the name of this interface in the network namespace of the calling thread.
+    pub(super) fn tap(&self) -> Result<Tap, String> {
+        Tap::new(&self.interface).map_err(|error| format!("cannot create a TAP device ({error})"))
+    }
+}
+
 impl Side {
     fn new() -> Result<Self, String> {
         let namespace = NetworkNamespace::new()
-            .map_err(|error| format!("no network namespace could be made ({error})"))?;
+            .map_err(|error| format!("cannot create a network namespace ({error})"))?;
         let prefix =
             ["nsenter".into(), format!("--net={}", namespace.path()), "--".into()].to_vec();
         let side = Self { namespace, prefix };

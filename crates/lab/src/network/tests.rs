@@ -5,12 +5,12 @@ use std::process::{Command, Stdio};
 
 use super::*;
 
-/// Returns a network of these links, or `None` if this process lacks the permission to create one.
+/// Returns a network of these links, or `None` if this process may not create one.
 fn apart(profiles: &[LinkProfile]) -> Option<Network> {
     let network = Network::build(profiles);
     if !network.is_apart() {
         assert!(!rustix::process::geteuid().is_root(), "{:?}", network.notes());
-        eprintln!("skipped: network namespaces take root ({:?})", network.notes());
+        eprintln!("skipped: network namespaces need root ({:?})", network.notes());
         return None;
     }
     Some(network)
@@ -286,7 +286,7 @@ fn a_process_that_is_killed_leaves_nothing() {
     let mut said = std::io::BufReader::new(child.stdout.take().unwrap()).lines();
     let namespace = said
         .find_map(|line| line.unwrap().strip_prefix("network ").map(str::to_owned))
-        .expect("a network was made");
+        .expect("the process created a network");
     assert!(namespaces().contains(&namespace), "{namespace} among {:?}", namespaces());
     assert_eq!(interfaces(), before);
     child.kill().unwrap();
@@ -305,15 +305,12 @@ fn named() -> Vec<PathBuf> {
 
 /// Returns the network namespaces that a process of this machine is in or holds a descriptor of.
 fn namespaces() -> Vec<String> {
-    let links = |folder: PathBuf| {
-        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        entries.filter_map(|entry| std::fs::read_link(entry.path()).ok())
-    };
     let mut found = Vec::new();
     for process in std::fs::read_dir("/proc").unwrap().flatten() {
         // Skips processes that end meanwhile.
         let process = process.path();
-        found.extend(links(process.join("fd")));
+        let descriptors = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+        found.extend(descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok()));
         let tasks = std::fs::read_dir(process.join("task")).into_iter().flatten().flatten();
         found.extend(tasks.filter_map(|task| std::fs::read_link(task.path().join("ns/net")).ok()));
     }

@@ -106,13 +106,12 @@ mod tests {
     use super::super::{Axis, BarSeries};
     use super::*;
 
+    fn series(name: &str, points: &[(f64, f64)]) -> LineSeries {
+        LineSeries { name: name.into(), points: points.to_vec(), ..LineSeries::default() }
+    }
+
     #[test]
     fn lines_share_their_places() {
-        let series = |name: &str, points: &[(f64, f64)]| LineSeries {
-            name: name.into(),
-            points: points.to_vec(),
-            ..LineSeries::default()
-        };
         let lines = Lines {
             x: Axis { label: "depth".into(), logarithmic: true },
             series: vec![

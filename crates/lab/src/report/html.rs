@@ -146,7 +146,7 @@ impl Page {
             figure.chart {
                 figcaption { (one_line(caption)) }
                 @match drawing {
-                    None => p.note { "There is nothing to draw: no value was measured." },
+                    None => p.note { "No chart: no value was measured." },
                     Some(Drawing { svg, width }) => {
                         (legend)
                         div.scroll {

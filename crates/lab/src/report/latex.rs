@@ -186,15 +186,12 @@ fn bars(bars: &Bars) -> String {
 }
 
 fn lines(lines: &Lines) -> String {
-    let mode = |axis: &Axis, name| {
-        if axis.logarithmic { format!("{name}mode=log, ") } else { String::new() }
-    };
     let options = format!(
         "{}{}width=\\linewidth, height=8cm, xlabel={{{}}}, ylabel={{{}}},\n  \
          legend style={{at={{(0.5,1.03)}}, anchor=south, legend columns=3, draw=none, font=\\small}},\n  \
          ymajorgrids, axis lines*=left, unbounded coords=discard",
-        mode(&lines.x, 'x'),
-        mode(&lines.y, 'y'),
+        axis_mode(&lines.x, 'x'),
+        axis_mode(&lines.y, 'y'),
         escaped(&lines.x.label),
         escaped(&lines.y.label)
     );
@@ -213,6 +210,11 @@ fn lines(lines: &Lines) -> String {
     });
     let has_point = lines.series.iter().any(|series| !series.points.is_empty());
     picture(&lines.caption, &options, plots.collect(), has_point, &lines.notes)
+}
+
+/// Returns the option of pgfplots for a logarithmic axis; an empty text for another.
+fn axis_mode(axis: &Axis, name: char) -> String {
+    if axis.logarithmic { format!("{name}mode=log, ") } else { String::new() }
 }
 
 fn coordinate(x: f64, y: f64, half_width: Option<f64>) -> Option<String> {
@@ -246,7 +248,7 @@ fn picture(
             "\\begin{{tikzpicture}}\n\\begin{{axis}}[{options}]\n{plots}\\end{{axis}}\n\\end{{tikzpicture}}\n"
         );
     } else {
-        text.push_str("There is nothing to draw: no value was measured.\n");
+        text.push_str("No chart: no value was measured.\n");
     }
     let _ = writeln!(text, "\\caption{{{}}}", escaped(caption));
     below(&mut text, std::iter::empty(), notes);

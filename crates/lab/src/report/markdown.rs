@@ -196,7 +196,7 @@ mod tests {
             | 4K | 45,291\u{a0}±\u{a0}455 | *40,000* |\n\n\
             Figures in italics were published by others. \
             ± is half the 95\u{a0}% confidence interval of the mean.\n\n\
-            ## How this was measured\n";
+            ## Method of measurement\n";
         let text = text(&report, &run);
         assert_eq!(text.get(..expected.len()), Some(expected), "{text}");
     }

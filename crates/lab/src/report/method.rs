@@ -11,7 +11,7 @@ pub(super) fn section(run: &Run) -> Section {
     let setting = &run.setting;
     let mut blocks = vec![
         Block::Table(facts("The run", identity(run))),
-        Block::Table(facts("What was planned", pairs(&setting.plan))),
+        Block::Table(facts("The plan", pairs(&setting.plan))),
         Block::Table(facts("The machine", pairs(&setting.machine))),
         Block::Table(facts("Versions", pairs(&setting.versions))),
     ];
@@ -21,23 +21,21 @@ pub(super) fn section(run: &Run) -> Section {
         blocks.push(Block::List(setting.network.clone()));
     }
     if !setting.commands.is_empty() {
-        blocks.push(Block::Text("What took part was started so:".into()));
+        blocks.push(Block::Text("These commands started the targets under test:".into()));
         blocks.push(Block::Commands(setting.commands.clone()));
     }
-    blocks.push(Block::Text("The same again:".into()));
+    blocks.push(Block::Text("This command repeats the run:".into()));
     blocks.push(Block::Commands(vec![run.command.clone()]));
     let missing = missing(run);
     if !missing.rows.is_empty() {
         blocks.push(Block::Table(missing));
     } else if run.ended_at.is_none() {
-        let text = "The run was broken off, or goes on. Of what was measured until then, nothing \
-                    failed.";
+        let text = "The run was interrupted or is in progress. No measurement has failed.";
         blocks.push(Block::Text(text.into()));
     } else {
-        blocks
-            .push(Block::Text("Everything that was planned was measured; nothing failed.".into()));
+        blocks.push(Block::Text("All planned measurements succeeded.".into()));
     }
-    Section { heading: "How this was measured".into(), blocks }
+    Section { heading: "Method of measurement".into(), blocks }
 }
 
 fn facts(caption: &str, facts: Vec<(String, String)>) -> Table {
@@ -55,7 +53,7 @@ fn identity(run: &Run) -> Vec<(String, String)> {
         Some(ended_at) => {
             format!("{}, after {}", utc(ended_at), duration(ended_at.saturating_sub(run.began_at)))
         }
-        None => "it has not: this report is of what had been measured".into(),
+        None => "not yet: this report shows the measurements until now".into(),
     };
     let measured =
         run.samples.iter().filter(|sample| matches!(sample.outcome, Outcome::Measured(_))).count();
@@ -99,7 +97,7 @@ fn missing(run: &Run) -> Table {
         Some(texts.into_iter().map(Cell::Text).collect())
     });
     Table {
-        caption: "What failed or was not measured".into(),
+        caption: "Failed and missing measurements".into(),
         columns: ["Cell", "Repetitions", "Outcome", "Reason"].map(Into::into).to_vec(),
         rows: rows.collect(),
         ..Table::default()
@@ -111,25 +109,21 @@ mod tests {
     use super::super::sample;
     use super::*;
 
-    fn tables(section: &Section) -> Vec<&Table> {
-        let mut tables = Vec::new();
-        for block in &section.blocks {
-            if let Block::Table(table) = block {
-                tables.push(table);
-            }
-        }
-        tables
-    }
-
     #[test]
     fn equal_failures_share_one_row() {
         let (_, run) = sample::hostile();
         let section = section(&run);
-        let tables = tables(&section);
+        let tables = section.tables();
         let missing = tables.last().unwrap();
         assert_eq!(missing.rows.len(), 2, "{missing:?}");
         assert_eq!(missing.rows[0][1], Cell::Text("1, 2".into()));
         assert_eq!(missing.rows[1][2], Cell::Text("not measured".into()));
+    }
+
+    /// Returns whether a paragraph contains these words.
+    fn says(section: &Section, words: &str) -> bool {
+        let said = |block: &Block| matches!(block, Block::Text(text) if text.contains(words));
+        section.blocks.iter().any(said)
     }
 
     #[test]
@@ -138,13 +132,9 @@ mod tests {
         run.samples.retain(|sample| matches!(sample.outcome, Outcome::Measured(_)));
         run.ended_at = Some(run.began_at);
         let section = section(&run);
-        let says = |section: &Section, what: &str| {
-            let said = |block: &Block| matches!(block, Block::Text(text) if text.contains(what));
-            section.blocks.iter().any(said)
-        };
-        assert!(says(&section, "Everything that was planned"));
+        assert!(says(&section, "All planned measurements"));
         run.ended_at = None;
         let section = super::section(&run);
-        assert!(says(&section, "broken off") && !says(&section, "Everything"));
+        assert!(says(&section, "interrupted") && !says(&section, "All planned"));
     }
 }

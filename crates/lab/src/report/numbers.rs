@@ -240,6 +240,14 @@ mod tests {
         assert_eq!(of(&Cell::Failed("it".into())), None);
     }
 
+    fn flush_right(pieces: Vec<Piece>) -> String {
+        let text = pieces.into_iter().map(|piece| match piece {
+            Piece::Shown(text) => text.replace('\u{a0}', " "),
+            Piece::Blank(text) => " ".repeat(text.chars().count()),
+        });
+        format!("{:>16}", text.collect::<String>())
+    }
+
     #[test]
     fn points_and_signs_are_below_each_other() {
         let column = [
@@ -249,13 +257,6 @@ mod tests {
             Cell::Empty,
         ];
         let column: Vec<_> = column.iter().collect();
-        let flush_right = |pieces: Vec<Piece>| {
-            let text = pieces.into_iter().map(|piece| match piece {
-                Piece::Shown(text) => text.replace('\u{a0}', " "),
-                Piece::Blank(text) => " ".repeat(text.chars().count()),
-            });
-            format!("{:>16}", text.collect::<String>())
-        };
         let lines: Vec<_> = align(&column).into_iter().map(|cell| cell.map(flush_right)).collect();
         assert_eq!(lines[0].as_deref(), Some("1,234.50 ± 10.25"));
         assert_eq!(lines[1].as_deref(), Some("    7.0  ±  0.5 "));

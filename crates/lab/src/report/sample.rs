@@ -7,6 +7,16 @@ use crate::record::{Labels, Measures, Outcome, Run, Sample, Scale, Setting, figu
 pub(super) const NAME: &str =
     "<script>alert(1)</script> & 50% a_b|c\r\nd \\ { } # $ ~ ^ \u{1b}[31m \u{202e}\"' ]]> </style>";
 
+impl Section {
+    pub(crate) fn tables(&self) -> Vec<&Table> {
+        let tables = self.blocks.iter().filter_map(|block| match block {
+            Block::Table(table) => Some(table),
+            _ => None,
+        });
+        tables.collect()
+    }
+}
+
 /// Returns a report with all types of blocks and cells, in which every text is hostile.
 pub(super) fn hostile() -> (Report, Run) {
     let name = || String::from(NAME);

@@ -7,7 +7,7 @@ const DAY_S: u64 = 24 * 60 * 60;
 pub fn one_line(text: &str) -> String {
     let turns = |c| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let plain = |c: char| if c.is_control() || turns(c) { ' ' } else { c };
-    // The no-break space remains: it keeps a number and its unit together.
+    // The no-break space remains: without it, a line could end between a number and its unit.
     let words: String = text.chars().map(plain).collect();
     words.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
 }

@@ -78,7 +78,7 @@ impl Study for Aravindan {
 
     fn about(&self) -> &'static str {
         "five cache modes of disk volumes under reads, writes and both, the order of targets, and \
-         what a failover takes (Aravindan 2014)"
+         the time of a failover (Aravindan 2014)"
     }
 
     fn plan(&self, choices: &Choices) -> Option<Plan> {

@@ -13,7 +13,7 @@ pub(super) fn cell(run: &Run, labels: &Labels, figure: &str, decimals: u8) -> Ce
     }
 }
 
-/// Returns the same in another unit. One unit of the figure is `factor` of the other unit.
+/// Returns the cell of [`cell`] in another unit. One unit of the figure is `factor` of the other unit.
 pub(super) fn scaled(run: &Run, labels: &Labels, figure: &str, factor: f64, decimals: u8) -> Cell {
     match cell(run, labels, figure, decimals) {
         Cell::Interval { mean, half_width, decimals } => {
@@ -24,7 +24,7 @@ pub(super) fn scaled(run: &Run, labels: &Labels, figure: &str, factor: f64, deci
     }
 }
 
-/// Returns one statistic of the repetitions, such as their median, in another unit.
+/// Returns one statistic of the repetitions, such as their maximum, in another unit.
 pub(super) fn picked(
     run: &Run,
     labels: &Labels,
@@ -37,6 +37,11 @@ pub(super) fn picked(
         Some(summary) => Cell::Number { value: pick(&summary) * factor, decimals },
         None => absent(run, labels),
     }
+}
+
+/// Returns the median of the repetitions in another unit.
+pub(super) fn median(run: &Run, labels: &Labels, figure: &str, factor: f64, decimals: u8) -> Cell {
+    picked(run, labels, figure, |summary| summary.median, factor, decimals)
 }
 
 /// Returns the reason for which a cell has no figure.
@@ -107,7 +112,7 @@ pub(super) fn bars<'a>(
 /// Returns the section with the limits of the network and the media, which the runner measured without a target.
 pub(super) fn limits(run: &Run) -> Option<Section> {
     let mut table = Table {
-        caption: "What the network and the media can do without any target".into(),
+        caption: "Limits of the network and the media, without any target".into(),
         columns: ["Limit", "Figure", "Value", "Unit"].map(Into::into).to_vec(),
         ..Table::default()
     };
@@ -132,8 +137,8 @@ pub(super) fn limits(run: &Run) -> Option<Section> {
         }
     }
     table.notes.push(
-        "A link's limit is what a plain TCP stream reached at its best, over one or four \
-         connections: where a target passes it, the stream was slower than the link."
+        "The limit of a link is the highest rate of a plain TCP stream over one or four \
+         connections. If a target exceeds it, the stream was slower than the link."
             .into(),
     );
     (!table.rows.is_empty())

@@ -256,18 +256,18 @@ fn set_up(
 ) -> Vec<Point> {
     let count = sessions(scale);
     let mut points = Vec::new();
-    for kind in &setup::KINDS {
+    for session in &setup::TIMED_SESSIONS {
         for (index, target_under_test) in
             targets_under_test.iter().filter(|(_, one)| !is_direct(one))
         {
             points.push(Point {
-                labels: kind.labels(subject(target_under_test, way)),
+                labels: session.labels(subject(target_under_test, way)),
                 target_under_test: *index,
                 volume: VOLUME.into(),
                 link: way.link.name.clone(),
                 writes: false,
                 time: way.link.delay * 2 * setup::TURNS * count,
-                measurement: kind.measurement(count),
+                measurement: session.measurement(count),
             });
         }
     }

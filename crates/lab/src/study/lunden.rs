@@ -102,7 +102,7 @@ pub enum LundenError {
         first: Option<bonnie::BonnieError>,
     },
     /// No folder can be created in the folder for bonnie++.
-    #[error("{}: no folder can be made in it: {source}", folder.display())]
+    #[error("{}: cannot create a folder in it: {source}", folder.display())]
     Folder {
         /// The folder.
         folder: PathBuf,
@@ -246,7 +246,7 @@ fn samples_of_run(
         let outcome = match (measures.figures.is_empty(), quick) {
             (false, _) => Outcome::Measured(measures),
             (true, true) => Outcome::NotMeasured(TOO_QUICK_REASON.into()),
-            (true, false) => Outcome::NotMeasured("bonnie++ was told to leave it out".into()),
+            (true, false) => Outcome::NotMeasured("the options of bonnie++ omit it".into()),
         };
         Sample {
             labels: Labels::new().with(SETUP, setup).with(OPERATION, operation.name),

@@ -143,17 +143,31 @@ fn volume(medium: Medium, bytes: u64) -> VolumeSpec {
 
 /// Returns the links of the comparison, the plain one first.
 fn profiles() -> Vec<LinkProfile> {
-    let plain = |name: &str| LinkProfile::plain(name, MTU);
-    let rate = |mbit| LinkProfile { rate_mbit: Some(mbit), ..plain(&format!("{mbit} Mbit/s")) };
-    let loss = |percent| LinkProfile {
-        loss_percent: percent,
-        ..plain(&format!("{percent} % of packets lost"))
-    };
-    let delay = |ms| LinkProfile {
-        delay: Duration::from_millis(ms),
-        ..plain(&format!("{ms} ms each way"))
-    };
-    vec![plain(PLAIN), rate(1000.0), rate(100.0), loss(0.1), loss(1.0), delay(1), delay(10)]
+    vec![
+        plain_link(PLAIN),
+        link_with_rate(1000.0),
+        link_with_rate(100.0),
+        link_with_loss(0.1),
+        link_with_loss(1.0),
+        link_with_delay(1),
+        link_with_delay(10),
+    ]
+}
+
+fn plain_link(name: &str) -> LinkProfile {
+    LinkProfile::plain(name, MTU)
+}
+
+fn link_with_rate(mbit: f64) -> LinkProfile {
+    LinkProfile { rate_mbit: Some(mbit), ..plain_link(&format!("{mbit} Mbit/s")) }
+}
+
+fn link_with_loss(percent: f64) -> LinkProfile {
+    LinkProfile { loss_percent: percent, ..plain_link(&format!("{percent} % of packets lost")) }
+}
+
+fn link_with_delay(ms: u64) -> LinkProfile {
+    LinkProfile { delay: Duration::from_millis(ms), ..plain_link(&format!("{ms} ms each way")) }
 }
 
 /// Returns the I/O sizes of an operation and access.

@@ -83,8 +83,8 @@ pub enum RunError {
     },
     /// The run to resume has another plan.
     #[error(
-        "run {id} was begun with other {what} ({then}; now {now}): resume it with the options that \
-         it was begun with, or begin anew"
+        "run {id} started with other {what} ({then}; now {now}); resume it with its original \
+         options, or start a new run"
     )]
     OtherPlan {
         /// The run.
@@ -97,7 +97,7 @@ pub enum RunError {
         now: String,
     },
     /// The folder for volumes is unusable.
-    #[error("cannot make a folder in {}: {source}", path.display())]
+    #[error("cannot create a folder in {}: {source}", path.display())]
     Folder {
         /// The path of the folder.
         path: PathBuf,
@@ -293,16 +293,17 @@ fn same_plan(
     then: &BTreeMap<String, String>,
     now: &BTreeMap<String, String>,
 ) -> Result<(), RunError> {
-    let fact = |facts: &BTreeMap<_, String>, what: &String| {
-        facts.get(what).cloned().unwrap_or_else(|| "none".into())
-    };
     for what in then.keys().chain(now.keys()) {
-        let (then, now) = (fact(then, what), fact(now, what));
+        let (then, now) = (fact_or_none(then, what), fact_or_none(now, what));
         if then != now {
             return Err(RunError::OtherPlan { id, what: what.clone(), then, now });
         }
     }
     Ok(())
+}
+
+fn fact_or_none(facts: &BTreeMap<String, String>, name: &str) -> String {
+    facts.get(name).cloned().unwrap_or_else(|| "none".into())
 }
 
 /// Returns a run that starts now on this machine.
@@ -403,7 +404,7 @@ impl RunContext<'_> {
         // it.
         let elsewhere = self.plan.targets_under_test[point.target_under_test].is_elsewhere();
         if elsewhere && link.profile != LinkProfile::loopback() {
-            let reason = "the way to it is not the lab's to change";
+            let reason = "the lab cannot change the network path to it";
             return Err(TargetUnderTestError::Unable(reason.into()));
         }
         let endpoint = running.endpoint(&volume.name, link)?;
@@ -459,7 +460,7 @@ impl RunContext<'_> {
                     let name = running.name();
                     let notice = format!("{name}: {} cannot be filled: {error}", volume.name);
                     watcher.notices(&notice);
-                    unfilled.push(format!("{notice}: what is read of it may be holes"));
+                    unfilled.push(format!("{notice}: loads may read holes"));
                 }
             }
         }

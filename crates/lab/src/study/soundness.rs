@@ -9,7 +9,7 @@ use crate::network::LinkProfile;
 use crate::record::{
     Bucket, Labels, Measures, Outcome, Run, Sample, Scale, Series, Setting, figure,
 };
-use crate::report::{self, Block, Cell, Format, Report};
+use crate::report::{self, Block, Cell, Format, Report, Section};
 
 /// Maximum time of the measurements of a quick run.
 const QUICK_LIMIT: Duration = Duration::from_secs(90);
@@ -136,12 +136,7 @@ pub(super) fn report(study: &dyn Study, run: &Run) -> Report {
 }
 
 fn cells(report: &Report) -> impl Iterator<Item = &Cell> {
-    let blocks = report.sections.iter().flat_map(|section| &section.blocks);
-    let tables = blocks.filter_map(|block| match block {
-        Block::Table(table) => Some(table),
-        _ => None,
-    });
-    tables.flat_map(|table| table.rows.iter().flatten())
+    report.sections.iter().flat_map(Section::tables).flat_map(|table| table.rows.iter().flatten())
 }
 
 /// Checks that a table shows each of these figures as published, as often as it was published.

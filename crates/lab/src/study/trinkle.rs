@@ -108,7 +108,7 @@ impl Study for Trinkle {
         sections.push(every_run(run));
         sections.push(theirs());
         Report {
-            title: "Open targets beside each other, standard and jumbo frames".into(),
+            title: "Comparison of open targets, standard and jumbo frames".into(),
             summary: summary(run),
             sections,
         }
@@ -235,7 +235,7 @@ fn beside_each_other(run: &Run) -> Section {
             ..Table::default()
         }));
     }
-    Section { heading: "Targets beside each other, and beside the thesis".into(), blocks }
+    Section { heading: "Comparison of the targets, and with the thesis".into(), blocks }
 }
 
 fn charts(run: &Run) -> Section {
@@ -329,12 +329,15 @@ fn between_frames(run: &Run) -> Option<Section> {
         notes: vec![NOISE.into()],
         ..Table::default()
     };
-    Some(Section { heading: "What jumbo frames change".into(), blocks: vec![Block::Table(table)] })
+    Some(Section {
+        heading: "The effect of jumbo frames".into(),
+        blocks: vec![Block::Table(table)],
+    })
 }
 
-const NOISE: &str = "A difference is called noise where Welch's test does not find it at 95 %; of \
-                     twenty differences that are none, one is expected to pass for real. The \
-                     thesis's differences are of its means, without a test.";
+const NOISE: &str = "A difference is called noise if it is not significant at 95 % in Welch's test. \
+                     Of twenty equal pairs, one is expected to appear different. The thesis's \
+                     differences are those of its means, without a test.";
 
 fn cost(run: &Run) -> Section {
     let targets = run.values(TARGET);
@@ -365,10 +368,7 @@ fn cost(run: &Run) -> Section {
             ..Table::default()
         })
     });
-    Section {
-        heading: "What it costs the target, and how long clients wait".into(),
-        blocks: blocks.collect(),
-    }
+    Section { heading: "CPU time of the target, and latency".into(), blocks: blocks.collect() }
 }
 
 fn latencies(run: &Run) -> Option<Section> {
@@ -427,7 +427,8 @@ fn every_run(run: &Run) -> Section {
 
 fn theirs() -> Section {
     let mut blocks = vec![Block::Text(
-        "As published. Its standard deviations divide by the number of runs, ours by one less."
+        "As published. The standard deviations of the thesis divide by the number of runs, ours by \
+         one less."
             .into(),
     )];
     for target in THEIRS {

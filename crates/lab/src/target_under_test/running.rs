@@ -50,7 +50,7 @@ pub(super) enum Unit {
     Nbd { port: u16 },
     /// The endpoint of a target that the lab did not start, for any image.
     Elsewhere(Endpoint),
-    /// None: this target under test cannot serve it, for this reason.
+    /// None: this target under test does not support the volume, for this reason.
     Refused(TargetUnderTestError),
 }
 
@@ -275,8 +275,8 @@ impl Running {
             let foreign = |c: char| c.is_control() || "\",'\\".contains(c);
             if path.to_str().is_none_or(|text| text.contains(foreign)) {
                 return Err(TargetUnderTestError::Failed(format!(
-                    "{path:?} cannot be given to every program: choose a folder whose path is \
-                     without quotation marks, commas and backslashes"
+                    "{path:?}: some programs do not accept this path; choose a folder whose path \
+                     has no quotation marks, commas or backslashes"
                 )));
             }
             *promised += make(&path, image.bytes, *promised)
@@ -304,10 +304,10 @@ fn make(path: &Path, bytes: u64, promised: u64) -> io::Result<u64> {
     Ok(missing)
 }
 
-/// Creates a folder in `parent` that is removed however this process ends.
+/// Creates a folder in `parent` that is removed when this process ends, even if it is killed.
 pub(super) fn private_folder(parent: &Path) -> Result<PrivateFolder, TargetUnderTestError> {
     PrivateFolder::new(parent, FOLDER_PREFIX)
-        .map_err(|error| TargetUnderTestError::file("make a folder in", parent, &error))
+        .map_err(|error| TargetUnderTestError::file("create a folder in", parent, &error))
 }
 
 /// Starts a program on a free port of the targets' side; if another process takes that port meanwhile, on another one.

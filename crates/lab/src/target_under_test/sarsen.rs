@@ -128,7 +128,7 @@ fn volumes(said: &str) -> Result<Vec<(String, Url)>, TargetUnderTestError> {
         url: String,
     }
     let wrong = |why: &dyn std::fmt::Display| {
-        TargetUnderTestError::Failed(format!("sarsen said {said:?} when it was ready: {why}"))
+        TargetUnderTestError::Failed(format!("sarsen printed {said:?} when it was ready: {why}"))
     };
     let line = said.lines().next().unwrap_or_default();
     let announcement: Announcement = serde_json::from_str(line).map_err(|error| wrong(&error))?;

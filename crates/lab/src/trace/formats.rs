@@ -20,7 +20,7 @@ pub(super) fn detect(line: &str) -> Option<Format> {
     }
 }
 
-/// `major,minor`
+/// Checks that a text is a device number, `major,minor`.
 fn device(text: &str) -> Option<()> {
     let (major, minor) = text.split_once(',')?;
     (major.parse::<u32>().is_ok() && minor.parse::<u32>().is_ok()).then_some(())
@@ -38,7 +38,7 @@ fn request(at: Duration, reads: bool, offset: u64, length: u64) -> Result<Conten
     Ok(Content::Request(Request { at, reads, offset, length }))
 }
 
-/// A trace can have requests slightly out of order; none may precede the beginning.
+/// Returns the time since the start of the trace. Requests can be slightly out of order: an earlier one is at 0.
 fn since(origin: &mut Option<u64>, now: u64) -> u64 {
     now.saturating_sub(*origin.get_or_insert(now))
 }
@@ -74,7 +74,7 @@ pub(super) fn msr(line: &str, first: bool, origin: &mut Option<u64>) -> Result<C
 
 /// `device cpu sequence time pid action RWBS sector + sectors [process]`
 pub(super) fn blkparse(line: &str, origin: &mut Option<u64>) -> Result<Content, String> {
-    // The summary at the end of the text.
+    // The summary at the end of the output.
     if ["CPU", "Total", "Throughput", "Events", "Skips"].iter().any(|word| line.starts_with(word)) {
         return Ok(Content::End);
     }

@@ -15,15 +15,13 @@ fn mixed(options: &LoadOptions) -> Mixed {
     Mixed::new(options, UNIT, 0, 0, 1)
 }
 
+fn part(weight: u32, block_bytes: u32, random_percent: u8) -> Part {
+    Part { weight, block_bytes, read_percent: 50, random_percent }
+}
+
 #[test]
 fn every_io_lies_within_its_part_of_the_unit() {
     let mut options = options();
-    let part = |weight, block_bytes, random_percent| Part {
-        weight,
-        block_bytes,
-        read_percent: 50,
-        random_percent,
-    };
     options.mix = Some(Mix {
         parts: vec![part(1, 512, 100), part(3, 65536, 50), part(1, 8192, 0)],
         align_bytes: Some(1024),

@@ -78,7 +78,7 @@ impl Relay {
                 PollFd::new(&self.devices[1], PollFlags::IN),
                 PollFd::from_borrowed_fd(ended.as_fd(), PollFlags::IN),
             ];
-            // After a signal or a temporary lack of memory nothing is ready, and the loop waits again.
+            // After a signal or a temporary shortage of memory nothing is ready, and the loop waits again.
             let _ = poll(&mut descriptors, wait.as_ref());
             if !descriptors[2].revents().is_empty() {
                 return;

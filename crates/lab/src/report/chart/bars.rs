@@ -22,12 +22,9 @@ const LINE_HEIGHT: i32 = 30;
 
 /// Draws the bars. Returns `None` if there is no value.
 pub(super) fn draw(bars: &Bars, number: usize) -> Result<Option<Drawing>, Fault> {
-    let reach = |series: &BarSeries, group: usize| {
-        let value = value(series, group)?;
-        Some(interval(value, half_width(series, group).unwrap_or(0.0)))
-    };
     let groups = 0..bars.groups.len();
-    let ends = groups.flat_map(|group| bars.series.iter().filter_map(move |s| reach(s, group)));
+    let ends = groups
+        .flat_map(|group| bars.series.iter().filter_map(move |one| shown_interval(one, group)));
     let ends: Vec<f64> = ends.flatten().filter(|end| scale::has_place(*end, false)).collect();
     let Some(heights) = Scale::heights(&ends, false) else { return Ok(None) };
 
@@ -92,6 +89,12 @@ fn value(series: &BarSeries, group: usize) -> Option<f64> {
 fn half_width(series: &BarSeries, group: usize) -> Option<f64> {
     let half_width = series.half_widths.get(group).copied().flatten()?;
     (half_width > 0.0 && scale::has_place(half_width, false)).then_some(half_width)
+}
+
+/// Returns the interval that a bar must show: that of its value.
+fn shown_interval(series: &BarSeries, group: usize) -> Option<[f64; 2]> {
+    let value = value(series, group)?;
+    Some(interval(value, half_width(series, group).unwrap_or(0.0)))
 }
 
 /// Returns the interval of a value. The interval of a nonnegative value starts at zero or above: a negative end, which

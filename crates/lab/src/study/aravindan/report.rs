@@ -77,11 +77,12 @@ fn summary(run: &Run) -> Vec<String> {
 fn meanings() -> Section {
     let yes = |yes| layout::text(if yes { "yes" } else { "no" });
     let rows = MODES.map(|Mode { name, cached, durable, .. }| {
-        let flush = if name == "unsafe" { "is ignored" } else { "makes all before it durable" };
+        let flush =
+            if name == "unsafe" { "is ignored" } else { "makes all previous writes durable" };
         vec![layout::text(name), yes(cached), yes(durable), layout::text(flush)]
     });
     let table = Table {
-        caption: "What the cache modes promise".into(),
+        caption: "Guarantees of the cache modes".into(),
         columns: [
             "Mode",
             "memory answers reads",
@@ -92,8 +93,8 @@ fn meanings() -> Section {
         .to_vec(),
         rows: rows.to_vec(),
         notes: vec![
-            "The loads here never flush: writeback, none and unsafe are what a client sees that \
-             does not ask for durability."
+            "The loads here never flush. The figures of writeback, none and unsafe are those of a \
+             client that does not require durability."
                 .into(),
         ],
         ..Table::default()
@@ -137,7 +138,7 @@ fn beside_each_other(run: &Run) -> Section {
             }));
         }
     }
-    Section { heading: "Cache modes and targets beside each other".into(), blocks }
+    Section { heading: "Comparison of cache modes and targets".into(), blocks }
 }
 
 fn words(operation: &str) -> &'static str {
@@ -176,7 +177,7 @@ fn against_writeback(run: &Run) -> Section {
             ..Table::default()
         }));
     }
-    Section { heading: "What a mode costs or brings".into(), blocks }
+    Section { heading: "Differences between the modes".into(), blocks }
 }
 
 /// Returns the section about the best mode for measurements. The study recommends directsync. The section shows for
@@ -206,22 +207,22 @@ fn for_measuring(run: &Run) -> Section {
     });
     let blocks = vec![
         Block::Text(
-            "The study measures with directsync, and recommends it for that: reads come from the \
-             disk and not from the host's memory, and writes have reached it, so that the figures \
-             are of the storage. A mode whose figures scatter needs more repetitions until a \
-             difference can be told from noise."
+            "The study measures with directsync and recommends it for measurements: reads come from \
+             the disk and not from the host's memory, and writes have reached the disk. So the \
+             figures describe the storage. A mode whose figures vary widely needs more repetitions \
+             until a difference exceeds the noise."
                 .into(),
         ),
         Block::Table(Table {
             caption: format!(
-                "How much repetitions differ: {load}, standard deviation of the mean's size"
+                "Variation between repetitions: {load}, standard deviation relative to the mean"
             ),
             columns,
             rows: rows.to_vec(),
             ..Table::default()
         }),
     ];
-    Section { heading: "Which mode to measure with".into(), blocks }
+    Section { heading: "The mode for measurements".into(), blocks }
 }
 
 /// Returns the section with the study's order of targets next to the order of this run.
@@ -254,11 +255,11 @@ fn order(run: &Run) -> Section {
         }
     }
     let mut blocks = vec![Block::Text(format!(
-        "In the study {} were ahead in this order, on writes and on reads mixed with writes; of \
-         reads alone its text gives no order. STGT is what Debian calls tgt; the others are in the \
-         kernel. It also found virtio-blk a little ahead of virtio-scsi, and two active paths \
-         ahead of an active and a passive one, of teamed network cards and of several connections \
-         in one session.",
+        "In the study, {} were fastest in this order, for writes and for reads mixed with writes; \
+         its text gives no order for reads alone. STGT is the package tgt of Debian; the others are \
+         in the kernel. The study also found virtio-blk slightly faster than virtio-scsi, and two \
+         active paths faster than an active and a passive path, teamed network cards and several \
+         connections in one session.",
         ORDER.join(", ")
     ))];
     if !rows.is_empty() {
@@ -268,7 +269,9 @@ fn order(run: &Run) -> Section {
                 .map(Into::into)
                 .to_vec(),
             rows,
-            notes: vec!["An order is no difference: see the intervals above.".into()],
+            notes: vec![
+                "The order alone does not show a difference: see the intervals above.".into(),
+            ],
             ..Table::default()
         }));
     }
@@ -297,8 +300,7 @@ fn costs(run: &Run) -> Section {
                     if figure == figure::TARGET_CPU_US_PER_IO && *target == DIRECT {
                         continue;
                     }
-                    let median = |summary: &Summary| summary.median;
-                    row.push(layout::picked(run, &labels, figure, median, 1.0, decimals));
+                    row.push(layout::median(run, &labels, figure, 1.0, decimals));
                 }
             }
             row
@@ -310,25 +312,21 @@ fn costs(run: &Run) -> Section {
             ..Table::default()
         })
     });
-    Section {
-        heading: "How long clients wait, and what it costs the target".into(),
-        blocks: blocks.to_vec(),
-    }
+    Section { heading: "Latency, and CPU time of the target".into(), blocks: blocks.to_vec() }
 }
 
 /// Returns the section with the time of a failover next to the sum of the timeouts that it includes.
 fn failover(run: &Run) -> Section {
-    let seconds = |duration: Duration| duration.as_secs_f64();
-    let timeout = || layout::published(Some(seconds(TIMEOUT)), 0);
+    let timeout = || layout::published(Some(TIMEOUT.as_secs_f64()), 0);
     let mut rows = vec![vec![
         layout::text(format!("Aravindan 2014, {ACTIVE_ACTIVE}")),
         timeout(),
         timeout(),
         timeout(),
-        layout::published(Some(seconds(FAILOVER_BY_FORMULA)), 0),
-        layout::published(Some(seconds(FAILOVER_MEASURED)), 2),
+        layout::published(Some(FAILOVER_BY_FORMULA.as_secs_f64()), 0),
+        layout::published(Some(FAILOVER_MEASURED.as_secs_f64()), 2),
     ]];
-    let number = |duration| layout::number(Some(seconds(duration)), 0);
+    let number = |duration: Duration| layout::number(Some(duration.as_secs_f64()), 0);
     for paths in run.values(FAILOVER) {
         let labels = Labels::new().with(FAILOVER, paths);
         rows.push(vec![
@@ -341,7 +339,7 @@ fn failover(run: &Run) -> Section {
         ]);
     }
     let table = Table {
-        caption: "How long I/O stands still when a path is cut, s".into(),
+        caption: "Interruption of I/O when a path fails, s".into(),
         columns: [
             "Paths",
             "noop interval",
@@ -354,8 +352,9 @@ fn failover(run: &Run) -> Section {
         .to_vec(),
         rows,
         notes: vec![
-            "The formula is the sum of the three: until the next noop is sent, until it is missed, \
-             and until the session is given up and the other path is taken."
+            "The formula is the sum of the three times: until the initiator sends the next noop, \
+             until the answer is overdue, and until the initiator replaces the session by the other \
+             path."
                 .into(),
         ],
         ..Table::default()

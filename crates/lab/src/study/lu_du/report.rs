@@ -40,7 +40,7 @@ pub(super) fn report(run: &Run) -> Report {
     sections.push(trace(run));
     sections.push(files());
     Report {
-        title: "What a network adds: set-up, light and heavy loads, a database trace".into(),
+        title: "The cost of a network: set-up, light and heavy loads, a database trace".into(),
         summary: summary(run),
         sections,
     }
@@ -59,6 +59,20 @@ fn column<'a>(
     theirs: impl Fn(&str) -> Cell + 'a,
 ) -> Column<'a> {
     Column { name: name.into(), ours: Box::new(ours), theirs: Box::new(theirs) }
+}
+
+/// Returns [`Column::theirs`] for the rows of the published `table` with these properties.
+fn published_in<'a>(
+    table: &'a str,
+    operation: &'a str,
+    bytes: Option<u32>,
+    statistic: &'a str,
+    decimals: u8,
+) -> impl Fn(&str) -> Cell + 'a {
+    move |setup| {
+        let value = published::lu_du_value(table, setup, operation, bytes, statistic);
+        layout::published(value, decimals)
+    }
 }
 
 /// Returns the subjects of a part, each a target and a network, with their names.
@@ -87,7 +101,7 @@ fn table(
     theirs: &[&str],
     notes: &[&str],
 ) -> Block {
-    let mut heads = vec!["Who, over what".to_owned()];
+    let mut heads = vec!["Target, network".to_owned()];
     heads.extend(columns.iter().map(|column| column.name.clone()));
     let mut rows = Vec::new();
     for (name, labels) in subjects(run, part) {
@@ -126,8 +140,8 @@ fn summary(run: &Run) -> Vec<String> {
         sentences.push(format!("A read of 4K, one open, in ms: {}.", reads.join("; ")));
     }
     sentences.push(
-        "The study's 9 to 24 ms are mostly its disks'; what its networks add to its SAN is what \
-         compares with ours."
+        "The study's 9 to 24 ms are mostly the time of its disks; compare our times with the time \
+         that its networks add."
             .into(),
     );
     sentences
@@ -136,42 +150,37 @@ fn summary(run: &Run) -> Vec<String> {
 /// Returns the section with the phases of both types of sessions, as the study's text lists them.
 fn set_up(run: &Run) -> Section {
     let mut blocks = vec![Block::Text(
-        "Nearly all of the study's ten seconds are one phase of nine and stages of half a second \
-         that hardly vary: pauses of programs, not of the network. Whoever takes as long here pauses, \
-         too."
+        "One phase of nine seconds and stages of half a second with little variation make up nearly \
+         all of the study's ten seconds: its programs paused, not the network. A target that takes \
+         as long here pauses, too."
             .into(),
     )];
-    for kind in &setup::KINDS {
-        let theirs = move |step: &'static str, statistic: &'static str| {
-            move |setup: &str| {
-                let value = published::lu_du_value("setup", setup, step, None, statistic);
-                layout::published(value, 0)
-            }
-        };
+    for session in &setup::TIMED_SESSIONS {
         let (mut means, mut extremes) = (Vec::new(), Vec::new());
-        for step in kind.steps {
+        for step in session.steps {
             let ours = move |labels| {
                 let figure = step.figure("mean");
-                layout::scaled(run, &kind.labels(labels), &figure, 1.0, 3)
+                layout::scaled(run, &session.labels(labels), &figure, 1.0, 3)
             };
-            means.push(column(step.name, ours, theirs(step.name, "mean")));
+            means.push(column(step.name, ours, published_in("setup", step.name, None, "mean", 0)));
             for (statistic, pick) in [("min", LEAST), ("max", GREATEST)] {
                 let ours = move |labels| {
                     let figure = step.figure(statistic);
-                    layout::picked(run, &kind.labels(labels), &figure, pick, 1.0, 3)
+                    layout::picked(run, &session.labels(labels), &figure, pick, 1.0, 3)
                 };
                 let name = format!("{}, {statistic}", step.name);
-                extremes.push(column(name, ours, theirs(step.name, statistic)));
+                let theirs = published_in("setup", step.name, None, statistic, 0);
+                extremes.push(column(name, ours, theirs));
             }
         }
-        let name = kind.name;
+        let name = session.name;
         let caption = format!("Phases of a {name}, means, ms");
-        let notes = ["Each run sets several sessions up, one after the other."];
+        let notes = ["Each run sets up several sessions, one after the other."];
         blocks.push(table(run, SET_UP, &caption, &means, &[name], &notes));
         let caption = format!("Phases of a {name}, shortest and longest, ms");
         blocks.push(table(run, SET_UP, &caption, &extremes, &[name], &[]));
     }
-    Section { heading: "Setting a session up".into(), blocks }
+    Section { heading: "Set-up of a session".into(), blocks }
 }
 
 /// Returns the section in the layout of table 2.
@@ -185,16 +194,14 @@ fn light_means(run: &Run) -> Section {
                     let labels = light(labels, operation, bytes);
                     layout::scaled(run, &labels, figure::MEAN_US, MS, 3)
                 },
-                move |setup| {
-                    let value =
-                        published::lu_du_value("Table 2", setup, operation, Some(bytes), "mean");
-                    layout::published(value, 2)
-                },
+                published_in("Table 2", operation, Some(bytes), "mean", 2),
             ));
         }
     }
     let caption = "Mean latency with one I/O open, ms";
-    let notes = ["Our requests go to random places; the study does not say where its went."];
+    let notes =
+        ["Our requests have random addresses; the study does not state the addresses of its \
+                  requests."];
     let mut blocks = vec![table(run, LIGHT, caption, &columns, &THEIRS, &notes)];
     blocks.extend(OPERATIONS.map(|operation| light_chart(run, operation)));
     Section { heading: "Light load (table 2)".into(), blocks }
@@ -248,23 +255,20 @@ fn light_spread(run: &Run) -> Section {
                         let labels = light(labels, operation, bytes);
                         layout::picked(run, &labels, figure, pick, MS, 3)
                     },
-                    move |setup| {
-                        let size = Some(bytes);
-                        let value =
-                            published::lu_du_value("Table 3", setup, operation, size, statistic);
-                        layout::published(value, 1)
-                    },
+                    published_in("Table 3", operation, Some(bytes), statistic, 1),
                 ));
             }
         }
         // The study has no such figures for writes.
         let theirs: &[&str] = if operation == "read" { &THEIRS } else { &[] };
         let caption = format!("Extremes and standard deviation of a {operation}'s latency, ms");
-        let notes = ["The extremes are of all repetitions, the deviation is their mean."];
+        let notes =
+            ["The extremes are those of all repetitions; the deviation is the mean of the \
+                      repetitions."];
         table(run, LIGHT, &caption, &columns, theirs, &notes)
     });
     Section {
-        heading: "How latency varies under a light load (table 3)".into(),
+        heading: "Variation of the latency under a light load (table 3)".into(),
         blocks: blocks.to_vec(),
     }
 }
@@ -306,17 +310,17 @@ fn added(run: &Run) -> Section {
         }
     }
     let caption = "Mean latency above that without a network, ms";
-    let notes = ["The study's are differences of its table 2 and are not printed there."];
+    let notes = ["The study's values are differences of its table 2, which does not print them."];
     let blocks = vec![table(run, LIGHT, caption, &columns, &THEIRS[1..], &notes)];
-    Section { heading: "What the network adds".into(), blocks }
+    Section { heading: "The cost of the network".into(), blocks }
 }
 
 /// Returns the section in the layout of figure 2.
 fn heavy_load(run: &Run) -> Section {
     let mut blocks = vec![Block::Text(format!(
-        "{HEAVY_DEPTH} I/Os are open on one session, as the study's {HEAVY_DEPTH} threads had \
-         them. What its four mixes were is not among the figures that are shown here; ours are reads \
-         and writes, in sequence and at random. Its own are of mixed load."
+        "{HEAVY_DEPTH} I/Os are open on one session; the study had {HEAVY_DEPTH} threads. The \
+         published figures do not define the study's four mixes: ours are sequential and random \
+         reads and writes, the study's figures are those of a mixed load."
     ))];
     for bytes in HEAVY_SIZES {
         let mut columns = Vec::new();
@@ -333,10 +337,7 @@ fn heavy_load(run: &Run) -> Section {
         columns.push(column(
             "mixed",
             |_| Cell::Empty,
-            move |setup| {
-                let value = published::lu_du_value("Figure 2", setup, "mixed", Some(bytes), "mean");
-                layout::published(value, 1)
-            },
+            published_in("Figure 2", "mixed", Some(bytes), "mean", 1),
         ));
         let size = layout::size_name(bytes);
         let caption = format!("Throughput with {HEAVY_DEPTH} I/Os of {size} open, MB/s");
@@ -393,12 +394,7 @@ fn trace(run: &Run) -> Section {
             layout::scaled(run, &labels.with(PART, TRACE), figure, factor, decimals)
         }
     };
-    let theirs = |statistic: &'static str| {
-        move |setup: &str| {
-            let trace = "database trace";
-            layout::published(published::lu_du_value(trace, setup, "mixed", None, statistic), 1)
-        }
-    };
+    let theirs = |statistic| published_in("database trace", "mixed", None, statistic, 1);
     let nothing = |_: &str| Cell::Empty;
     let columns = [
         column("throughput, MB/s", ours(figure::MB_PER_S, 1.0, 1), theirs("throughput")),
@@ -410,10 +406,10 @@ fn trace(run: &Run) -> Section {
     let threads = LU_DU_TRACE.threads;
     let caption = format!("A database's requests, {threads} open");
     let text = format!(
-        "The study's trace was not published. Ours is drawn from what is said of it: {} requests, \
-         {} % of which read, between blocks {} and {}; that they are of 8K is our choice. This run \
-         replayed {count} of them, as fast as they were answered. What lies beyond a smaller unit's \
-         end begins anew at its start.",
+        "The study's trace was not published. Ours has its published properties: {} requests, {} % \
+         of them reads, between blocks {} and {}. The size of 8K is our choice. This run replayed \
+         {count} requests, as fast as the target answered them. On a smaller unit, addresses beyond \
+         the end continue at the start.",
         LU_DU_TRACE.requests, LU_DU_TRACE.read_percent, LU_DU_TRACE.first_lba, LU_DU_TRACE.last_lba
     );
     let blocks = vec![Block::Text(text), table(run, TRACE, &caption, &columns, &THEIRS, &[])];
@@ -424,7 +420,7 @@ fn trace(run: &Run) -> Section {
 fn files() -> Section {
     let mut blocks = Vec::new();
     for (name, protocols) in FILES {
-        let mut columns = vec!["Over what".to_owned()];
+        let mut columns = vec!["Network".to_owned()];
         for bytes in FILE_SIZES {
             let size = layout::size_name(bytes);
             columns.extend([format!("{size} mean"), format!("{size} std")]);

@@ -26,9 +26,9 @@ pub(super) struct Step {
     parts: &'static [&'static str],
 }
 
-/// A type of session.
+/// A type of session whose phases are timed.
 #[derive(Debug)]
-pub(super) struct Kind {
+pub(super) struct TimedSession {
     /// Its name in the study.
     pub(super) name: &'static str,
     /// Its phases. The study ends with the phase for which the session exists, so that no phase includes the logout.
@@ -40,8 +40,8 @@ const LOGIN: Step = Step { name: "login", key: "login", parts: &["security"] };
 const NEGOTIATION: Step =
     Step { name: "operational negotiation", key: "negotiation", parts: &["operational"] };
 
-pub(super) static KINDS: [Kind; 2] = [
-    Kind {
+pub(super) static TIMED_SESSIONS: [TimedSession; 2] = [
+    TimedSession {
         name: "discovery session",
         steps: &[
             CONNECTION,
@@ -55,7 +55,7 @@ pub(super) static KINDS: [Kind; 2] = [
             },
         ],
     },
-    Kind {
+    TimedSession {
         name: "normal session",
         steps: &[
             CONNECTION,
@@ -95,7 +95,7 @@ impl Step {
     }
 }
 
-impl Kind {
+impl TimedSession {
     /// Returns the labels of a subject's cell.
     pub(super) fn labels(&self, subject: Labels) -> Labels {
         subject.with(super::PART, SET_UP).with(SESSION, self.name)
@@ -108,7 +108,7 @@ impl Kind {
             Endpoint::Iscsi(url) => match block_on(FileEngine::Pool, self.sessions(url, count)) {
                 Ok(Ok(sessions)) => Outcome::Measured(self.measures(&sessions)),
                 Ok(Err(error)) => Outcome::Failed(error.to_string()),
-                Err(error) => Outcome::Failed(format!("no core can be made: {error}")),
+                Err(error) => Outcome::Failed(format!("cannot start a core: {error}")),
             },
             Endpoint::Nbd(_) | Endpoint::Memory(_) | Endpoint::File { .. } => {
                 Outcome::NotMeasured("there is no session without iSCSI".into())
@@ -117,7 +117,7 @@ impl Kind {
     }
 
     fn is_discovery(&self) -> bool {
-        self.name == KINDS[0].name
+        self.name == TIMED_SESSIONS[0].name
     }
 
     async fn sessions(&self, url: &Url, count: u32) -> Result<Vec<Phases>, SessionError> {
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn phases_are_cut_as_the_study_cut_them() {
         let names = ["connect", "security", "operational", "SendTargets", "logout"];
-        let measures = KINDS[0].measures(&[session(&names, 2), session(&names, 4)]);
+        let measures = TIMED_SESSIONS[0].measures(&[session(&names, 2), session(&names, 4)]);
         let figure = |name: &str| measures.figures[name];
         assert_eq!((figure("login_min_ms"), figure("login_max_ms")), (2.0, 4.0));
         assert_eq!(figure("connection_mean_ms"), 3.0);
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn finding_a_device_is_all_commands_together() {
         let names = ["operational", "REPORT LUNS", "INQUIRY", "TEST UNIT READY", "READ CAPACITY"];
-        let measures = KINDS[1].measures(&[session(&names, 5)]);
+        let measures = TIMED_SESSIONS[1].measures(&[session(&names, 5)]);
         assert_eq!(measures.figures["device_discovery_mean_ms"], 20.0);
         assert_eq!(measures.figures["whole_max_ms"], 25.0);
     }

@@ -123,9 +123,9 @@ fn summary(run: &Run, setups: &[&str]) -> Vec<String> {
         setups.iter().map(|setup| format!("{setup} ({})", runs(run, setup))).collect();
     let mut summary = vec![
         format!("Set-ups, with the number of bonnie++'s runs: {}.", counts.join(", ")),
-        format!("After {}, whose figures stand beside.", published::LUNDEN),
-        "Variances divide by n, as the study's do. What bonnie++ gives as +++++ (it took less than \
-         half a second) is not measured here; the study counted it as 0."
+        format!("The figures of {} are shown for comparison.", published::LUNDEN),
+        "Variances divide by n, as in the study. Operations that bonnie++ reports as +++++ (less \
+         than half a second) count as not measured here, and as 0 in the study."
             .into(),
     ];
     let versions = texts(run, None, "bonnie++");
@@ -188,7 +188,7 @@ fn means(run: &Run, setups: &[&str]) -> Section {
     let units = [Unit::KibPerSecond, Unit::SeeksPerSecond, Unit::FilesPerSecond];
     let charts = units.into_iter().filter_map(|unit| means_chart(run, setups, &beside, unit));
     let blocks = std::iter::once(Block::Table(table)).chain(charts.map(Block::Bars)).collect();
-    Section { heading: "Set-ups beside one another".into(), blocks }
+    Section { heading: "Comparison of the set-ups".into(), blocks }
 }
 
 fn mean_cell(run: &Run, setup: &str, column: Column) -> Cell {
@@ -259,22 +259,22 @@ fn section(run: &Run, setup: &str) -> Section {
 /// Describes the conditions of the runs, with a warning if they differ.
 fn conditions(run: &Run, setup: &str) -> String {
     let said = |name: &str| texts(run, Some(setup), name);
-    let list = |values: &[&str]| match values {
-        [] => "none".to_owned(),
-        values => values.join(", "),
-    };
     let (versions, sizes, files) = (said("bonnie++"), said("size"), said("files"));
     let mut text = format!(
         "{} runs of bonnie++ {}; file: {}; small files, in units of 1024: {}.",
         runs(run, setup),
-        list(&versions),
-        list(&sizes),
-        list(&files)
+        list_or_none(&versions),
+        list_or_none(&sizes),
+        list_or_none(&files)
     );
     if [&versions, &sizes, &files].iter().any(|values| values.len() > 1) {
-        text += " The runs differ in these: their figures should not be taken together.";
+        text += " The runs differ in these: do not combine their figures.";
     }
     text
+}
+
+fn list_or_none(values: &[&str]) -> String {
+    if values.is_empty() { "none".to_owned() } else { values.join(", ") }
 }
 
 const STATISTICS: [&str; 9] =
@@ -324,30 +324,32 @@ fn statistics(summary: &Summary) -> [Cell; 7] {
 
 fn published_table(setup: &str) -> Table {
     let rows = published::lunden().iter().filter(|row| row.setup == setup);
-    let row = |row: &LundenRow| {
-        let unit = columns().find(|column| column.name() == row.column()).map(Column::unit);
-        vec![
-            Cell::Text(row.operation.clone()),
-            unit.map_or(Cell::Empty, Cell::Text),
-            published_cell(row.mean),
-            published_cell(row.median),
-            published_cell(row.mean_median_gap),
-            row.variance.map_or_else(|| Cell::Text("nan".into()), published_cell),
-            published_cell(row.min),
-            published_cell(row.max),
-            published_cell(row.range),
-        ]
-    };
     Table {
         caption: format!("{setup}, as published by Lunden (2009)"),
         columns: STATISTICS.iter().map(|&name| name.to_owned()).collect(),
-        rows: rows.map(row).collect(),
+        rows: rows.map(published_row).collect(),
         notes: vec![format!(
             "Of {} runs; +++++ counts as 0; the variance of equal figures is printed as nan.",
             published::LUNDEN_RUNS
         )],
         heat: false,
     }
+}
+
+/// Returns a published row in the order of [`STATISTICS`].
+fn published_row(row: &LundenRow) -> Vec<Cell> {
+    let unit = columns().find(|column| column.name() == row.column()).map(Column::unit);
+    vec![
+        Cell::Text(row.operation.clone()),
+        unit.map_or(Cell::Empty, Cell::Text),
+        published_cell(row.mean),
+        published_cell(row.median),
+        published_cell(row.mean_median_gap),
+        row.variance.map_or_else(|| Cell::Text("nan".into()), published_cell),
+        published_cell(row.min),
+        published_cell(row.max),
+        published_cell(row.range),
+    ]
 }
 
 /// Returns as many decimal places as the study prints: none for whole numbers, one for numbers that bonnie++ prints
@@ -401,7 +403,7 @@ fn histogram(column: Column, values: &[f64]) -> Option<Bars> {
         }
     };
     Some(Bars {
-        caption: format!("{}, {}: how many runs gave how much", column.name(), column.unit()),
+        caption: format!("{}, {}: number of runs for each value", column.name(), column.unit()),
         unit: "runs".into(),
         groups: (0..bins).map(label).collect(),
         series: vec![BarSeries {
@@ -431,9 +433,9 @@ fn others(run: &Run) -> Option<Section> {
     if reasons.len() > OTHERS_SHOWN {
         shown.push(format!("and {} more", reasons.len() - OTHERS_SHOWN));
     }
-    let text = format!("{} lines were passed over; no figure above is of them.", reasons.len());
+    let text = format!("{} lines are not part of the figures above.", reasons.len());
     Some(Section {
-        heading: "Lines that are no runs".into(),
+        heading: "Lines that are not runs".into(),
         blocks: vec![Block::Text(text), Block::List(shown)],
     })
 }

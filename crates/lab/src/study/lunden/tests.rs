@@ -36,14 +36,6 @@ fn section<'a>(report: &'a Report, heading: &str) -> &'a Section {
     found.unwrap_or_else(|| panic!("no section {heading}"))
 }
 
-fn tables<'a>(section: &'a Section) -> Vec<&'a Table> {
-    let table = |block: &'a Block| match block {
-        Block::Table(table) => Some(table),
-        _ => None,
-    };
-    section.blocks.iter().filter_map(table).collect()
-}
-
 fn row<'a>(table: &'a Table, name: &str) -> &'a [Cell] {
     let found = table.rows.iter().find(|row| row[0] == Cell::Text(name.into()));
     found.unwrap_or_else(|| panic!("no row {name}"))
@@ -63,7 +55,7 @@ fn the_table_has_the_studys_statistics_and_its_own_beside() {
     let path = write(folder.path(), "iscsi-3-vms.csv", &lines);
     let report = Lunden.report(&run_of(run_from_files(&[path]).unwrap()));
     let section = section(&report, "iscsi-3-vms");
-    let tables = tables(section);
+    let tables = section.tables();
     let [own, published] = tables[..] else { panic!("two tables") };
     let put_block: Vec<f64> = row(own, "put_block")[2..10].iter().map(number).collect();
     // 1, 4, 9, … 81 thousand: mean 285/9, variance (15333/9 - mean²), in millions.
@@ -95,6 +87,12 @@ fn the_table_has_the_studys_statistics_and_its_own_beside() {
     assert_eq!(histograms, ["put_block"]);
 }
 
+/// Returns the set-ups of a run that consists of these files.
+fn setups(files: &[PathBuf]) -> Vec<String> {
+    let run = run_of(run_from_files(files).unwrap());
+    run.values(SETUP).into_iter().map(ToOwned::to_owned).collect()
+}
+
 #[test]
 fn set_ups_are_files_or_machines() {
     let folder = tempfile::tempdir().unwrap();
@@ -103,10 +101,6 @@ fn set_ups_are_files_or_machines() {
     let plain = write(folder.path(), "plain.csv", &one);
     fs::create_dir(folder.path().join("b")).unwrap();
     let same = write(folder.path(), "b/plain.csv", &one);
-    let setups = |files: &[PathBuf]| {
-        let run = run_of(run_from_files(files).unwrap());
-        run.values(SETUP).into_iter().map(ToOwned::to_owned).collect::<Vec<_>>()
-    };
     assert_eq!(setups(std::slice::from_ref(&mixed)), ["one", "other"]);
     assert_eq!(setups(&[mixed.clone(), plain.clone()]), ["mixed one", "mixed other", "plain"]);
     let paths = [plain, same].map(|path| path.display().to_string());
@@ -117,7 +111,7 @@ fn set_ups_are_files_or_machines() {
     let repetitions: Vec<_> = run.cells(&labels).map(|sample| sample.repetition).collect();
     assert_eq!(repetitions, [1, 2]);
     let report = Lunden.report(&run);
-    let means = tables(section(&report, "Set-ups beside one another"));
+    let means = section(&report, "Comparison of the set-ups").tables();
     assert_eq!(means[0].columns, ["Figure", "Unit", "one", "other", "iscsi base (Lunden)"]);
 }
 
@@ -134,7 +128,7 @@ fn other_lines_are_samples_without_an_operation() {
     assert!(matches!(&words.outcome, Outcome::NotMeasured(what) if what.contains("a.csv:1: ")));
     assert!(matches!(&cut.outcome, Outcome::Failed(what) if what.contains("a.csv:3: ")));
     let report = Lunden.report(&run);
-    let Block::List(shown) = &section(&report, "Lines that are no runs").blocks[1] else {
+    let Block::List(shown) = &section(&report, "Lines that are not runs").blocks[1] else {
         panic!("a list")
     };
     assert_eq!(shown.len(), 2);
@@ -167,7 +161,7 @@ fn runs_of_different_sizes_are_not_taken_together_silently() {
 #[test]
 fn a_folder_that_cannot_be_written_is_named() {
     let error = run_once(Path::new("/proc/self"), &[], 1).unwrap_err().to_string();
-    assert!(error.starts_with("/proc/self: no folder can be made in it: "), "{error}");
+    assert!(error.starts_with("/proc/self: cannot create a folder in it: "), "{error}");
 }
 
 #[test]

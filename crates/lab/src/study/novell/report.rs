@@ -32,7 +32,7 @@ pub(super) fn report(run: &Run) -> Report {
     sections.push(costs(run));
     sections.extend(negotiated(run));
     Report {
-        title: "Block sizes, media and links: what limits iSCSI".into(),
+        title: "Block sizes, media and links: the limits of iSCSI".into(),
         summary: summary(run),
         sections,
     }
@@ -92,8 +92,8 @@ fn summary(run: &Run) -> Vec<String> {
         }
     }
     sentences.push(
-        "The published figures are of gigabit Ethernet and disks of their time: compare how they \
-         grow with the size, and where they stop, not their height."
+        "The published figures come from gigabit Ethernet and disks of their time: compare their \
+         growth with the size and their limits, not their values."
             .into(),
     );
     sentences
@@ -134,9 +134,9 @@ fn published_cell(rows: &[&NovellRow], bytes: u32) -> report::Cell {
 /// study are adjacent columns.
 fn sequential(run: &Run) -> Section {
     let mut blocks = vec![Block::Text(
-        "One table for each operation and medium, with the study's tables of the same beside: they \
-         are of different targets, initiators and adapters, which their columns name. An empty \
-         cell of ours is a size that the quick scale leaves out, of the study's one that it does \
+        "There is one table for each operation and medium, with the study's figures for comparison. \
+         The columns name the study's targets, initiators and adapters. An empty cell of this run \
+         is a size that the quick scale omits; an empty cell of the study is a size that it does \
          not print."
             .into(),
     )];
@@ -155,8 +155,8 @@ fn sequential(run: &Run) -> Section {
 /// Returns the section in the layout of table 7, and the same over iSCSI.
 fn random(run: &Run) -> Section {
     let mut blocks = vec![Block::Text(
-        "The study's table 7 is of its hard drive without iSCSI and does not say whether it read \
-         or wrote; it stands beside both. It has no random I/O over iSCSI."
+        "The study's table 7 shows its hard drive without iSCSI and does not state whether it read \
+         or wrote; both tables include it. The study has no random I/O over iSCSI."
             .into(),
     )];
     for operation in OPERATIONS {
@@ -197,9 +197,9 @@ fn sweep_table(
 /// Returns the section with the percentage of the medium's throughput that is available over iSCSI.
 fn shares(run: &Run) -> Section {
     let mut blocks = vec![Block::Text(
-        "With one I/O open, the time of an I/O is the medium's and the way's together. So the \
-         faster the medium, the less of it arrives: a RAM disk shows what the way costs, a slow \
-         disk hides it."
+        "With one I/O open, the time of an I/O is the sum of the times of the medium and of the \
+         path. The faster the medium, the smaller the share of its speed over iSCSI: a RAM disk \
+         shows the cost of the path, a slow disk hides it."
             .into(),
     )];
     let targets: Vec<_> =
@@ -236,13 +236,14 @@ fn shares(run: &Run) -> Section {
             columns,
             rows: rows.filter(|row| says_anything(row)).collect(),
             notes: vec![
-                "Shares of means; the study's are made of its figures and are not printed there."
+                "Ratios of means; the study's ratios are calculated from its figures and not \
+                 printed in it."
                     .into(),
             ],
             ..Table::default()
         }));
     }
-    Section { heading: "What of the medium arrives".into(), blocks }
+    Section { heading: "Share of the medium's speed over iSCSI".into(), blocks }
 }
 
 fn share(both: Option<(f64, f64)>) -> report::Cell {
@@ -314,14 +315,14 @@ fn links(run: &Run) -> Section {
     let target = run.cells(&of_links).find_map(|sample| sample.labels.value(TARGET));
     let medium = run.cells(&of_links).find_map(|sample| sample.labels.value(MEDIUM));
     let mut blocks = vec![Block::Text(
-        "The study changed cables and adapters; a bad one shows as a link that is slow or loses \
-         packets, and a far target as one with a delay."
+        "The study changed cables and adapters. A bad cable or adapter acts like a link that is \
+         slow or loses packets, and a distant target acts like a link with a delay."
             .into(),
     )];
     if let Some((target, medium)) = target.zip(medium) {
         blocks.push(links_table(run, target, medium));
     } else {
-        blocks.push(Block::Text("This run made no links of its own.".into()));
+        blocks.push(Block::Text("This run created no links.".into()));
     }
     let rows = published::novell().iter().filter(|row| !row.table.starts_with("Table 7"));
     let rows = rows.filter(|row| {
@@ -340,8 +341,8 @@ fn links(run: &Run) -> Section {
         columns: ["Where", "Set-up", "Operation", "Medium", "MB/s"].map(Into::into).to_vec(),
         rows: rows.collect(),
         notes: vec![
-            "Its crossover cable let 10 MB/s through where its switch let 71: no other factor of \
-             the study cost as much."
+            "The crossover cable of the study had 10 MB/s and its switch 71 MB/s: no other factor \
+             had such a large effect."
                 .into(),
         ],
         ..Table::default()
@@ -350,7 +351,7 @@ fn links(run: &Run) -> Section {
 }
 
 fn links_table(run: &Run, target: &str, medium: &str) -> Block {
-    let mut columns = vec!["Link".to_owned(), "At most, MB/s".into()];
+    let mut columns = vec!["Link".to_owned(), "Maximum, MB/s".into()];
     for operation in OPERATIONS {
         columns.push(format!("{operation}, MB/s"));
         columns.push(format!("{operation}, of plain"));
@@ -373,8 +374,7 @@ fn links_table(run: &Run, target: &str, medium: &str) -> Block {
                     &run.figures(&labels, figure::MB_PER_S),
                 ),
             });
-            let median = |summary: &Summary| summary.median;
-            row.push(layout::picked(run, &labels, figure::P99_US, median, 1e-3, 2));
+            row.push(layout::median(run, &labels, figure::P99_US, 1e-3, 2));
         }
         row
     });
@@ -383,11 +383,11 @@ fn links_table(run: &Run, target: &str, medium: &str) -> Block {
         columns,
         rows: rows.collect(),
         notes: vec![
-            "At most: an I/O of 64K takes at least the way there and back and its time on the \
-             line. More than one open I/O hides the way, not the line."
+            "A maximum: an I/O of 64K takes at least the round trip and its transmission time. More \
+             than one open I/O hides the round trip, not the transmission time."
                 .into(),
-            "Every link has an MTU of 1500. Delay and loss are each way. The p99 is the median of \
-             the runs'."
+            "Every link has an MTU of 1500. Delay and loss apply to each direction. The p99 is the \
+             median of the runs."
                 .into(),
         ],
         ..Table::default()
@@ -418,8 +418,7 @@ fn costs(run: &Run) -> Section {
                             if figure == figure::TARGET_CPU_US_PER_IO && *target == DIRECT {
                                 continue;
                             }
-                            let median = |summary: &Summary| summary.median;
-                            row.push(layout::picked(run, &labels, figure, median, 1.0, decimals));
+                            row.push(layout::median(run, &labels, figure, 1.0, decimals));
                         }
                     }
                     rows.push(row);
@@ -433,10 +432,7 @@ fn costs(run: &Run) -> Section {
         rows,
         ..Table::default()
     };
-    Section {
-        heading: "How long an I/O takes, and what it costs".into(),
-        blocks: vec![Block::Table(table)],
-    }
+    Section { heading: "Latency and CPU time of an I/O".into(), blocks: vec![Block::Table(table)] }
 }
 
 /// Returns the section with the negotiated parameters of each target: the sizes of PDUs and bursts determine the number
@@ -477,13 +473,11 @@ fn negotiated(run: &Run) -> Option<Section> {
         row
     });
     let table = Table {
-        caption: "Text keys after the login, as the initiator holds them".into(),
+        caption: "Values of the text keys on the initiator, after the login".into(),
         columns,
         rows: rows.collect(),
         ..Table::default()
     };
-    (!keys.is_empty()).then(|| Section {
-        heading: "What was negotiated".into(),
-        blocks: vec![Block::Table(table)],
-    })
+    (!keys.is_empty())
+        .then(|| Section { heading: "Negotiated values".into(), blocks: vec![Block::Table(table)] })
 }

@@ -18,7 +18,7 @@ fn every_published_figure_is_shown_beside_ours() {
     soundness::shows(&report, published::novell().iter().map(|row| row.mb_per_s));
     let headings: Vec<_> = report.sections.iter().map(|section| section.heading.as_str()).collect();
     assert_eq!(headings.len(), 8, "{headings:?}");
-    assert!(headings.contains(&"What was negotiated"), "{headings:?}");
+    assert!(headings.contains(&"Negotiated values"), "{headings:?}");
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn one_medium_and_one_target_are_enough() {
     assert_eq!(plan.targets_under_test, [TargetUnderTest::Tgt, TargetUnderTest::Direct]);
     assert_eq!(plan.volumes.len(), 1);
     let over = |link: &str| plan.points.iter().filter(|point| point.link == link).count();
-    assert_eq!(over("10 ms each way"), 2, "the links are measured of whoever is there");
+    assert_eq!(over("10 ms each way"), 2, "the links are measured with the target that is present");
     let run = soundness::run_of(&Novell, &choices, &[]);
     soundness::shows(
         &soundness::report(&Novell, &run),

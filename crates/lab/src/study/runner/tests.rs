@@ -74,14 +74,14 @@ impl Watcher for Notes {
     }
 }
 
-struct Place {
+struct RunnerFixture {
     folder: tempfile::TempDir,
     archive: Archive,
     choices: Choices,
     settings: Settings,
 }
 
-impl Place {
+impl RunnerFixture {
     fn new(targets_under_test: Vec<TargetUnderTest>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let archive = Archive::open(&folder.path().join("lab.sqlite")).unwrap();
@@ -124,13 +124,13 @@ impl Place {
 
 #[test]
 fn every_cell_is_measured_once_for_each_repetition_and_nothing_is_left() {
-    let place = Place::new(vec![TargetUnderTest::Direct]);
-    let (run, notes) = place.run().unwrap();
+    let fixture = RunnerFixture::new(vec![TargetUnderTest::Direct]);
+    let (run, notes) = fixture.run().unwrap();
     assert!(run.ended_at.is_some());
     assert_eq!((run.samples.len(), notes.measured), (4, 4));
     assert_eq!(notes.begun, [(4, 0)]);
     assert!(run.samples.iter().all(|sample| matches!(sample.outcome, Outcome::Measured(_))));
-    let names = fs::read_dir(place.folder.path()).unwrap().flatten().map(|it| it.file_name());
+    let names = fs::read_dir(fixture.folder.path()).unwrap().flatten().map(|it| it.file_name());
     assert_eq!(names.collect::<Vec<_>>(), ["lab.sqlite"]);
 }
 
@@ -141,37 +141,37 @@ fn foreign_target_is_written_only_with_destroy() {
     // Content without a signature that the load recognises.
     let before = vec![0x5a; BYTES as usize];
     fs::write(&path, &before).unwrap();
-    let mut place = Place::new(vec![TargetUnderTest::DirectPath(path.clone())]);
-    let (run, _) = place.run().unwrap();
+    let mut fixture = RunnerFixture::new(vec![TargetUnderTest::DirectPath(path.clone())]);
+    let (run, _) = fixture.run().unwrap();
     assert!(fs::read(&path).unwrap() == before, "it was written to");
     let reported = run.samples.iter().filter(
         |sample| matches!(&sample.outcome, Outcome::NotMeasured(why) if why == NOT_TO_BE_WRITTEN),
     );
     assert_eq!(reported.count(), 2);
 
-    place.choices.destroy = true;
-    let (run, _) = place.run().unwrap();
+    fixture.choices.destroy = true;
+    let (run, _) = fixture.run().unwrap();
     assert!(fs::read(&path).unwrap() != before);
     assert!(run.samples.iter().all(|sample| matches!(sample.outcome, Outcome::Measured(_))));
 }
 
 #[test]
 fn duplicate_target_under_test_is_refused_before_run_is_stored() {
-    let place = Place::new(vec![TargetUnderTest::Direct, TargetUnderTest::Direct]);
-    let refused = place.run().unwrap_err();
+    let fixture = RunnerFixture::new(vec![TargetUnderTest::Direct, TargetUnderTest::Direct]);
+    let refused = fixture.run().unwrap_err();
     assert!(matches!(refused, RunError::Twice { .. }), "{refused}");
-    assert!(place.archive.runs().unwrap().is_empty());
+    assert!(fixture.archive.runs().unwrap().is_empty());
 }
 
 #[test]
 fn a_run_that_was_broken_off_goes_on_where_it_was() {
-    let mut place = Place::new(vec![TargetUnderTest::Direct]);
-    place.settings.resume = true;
-    assert!(matches!(place.run(), Err(RunError::NothingToResume { .. })));
-    place.settings.resume = false;
-    let id = place.broken_off();
-    place.settings.resume = true;
-    let (run, notes) = place.run().unwrap();
+    let mut fixture = RunnerFixture::new(vec![TargetUnderTest::Direct]);
+    fixture.settings.resume = true;
+    assert!(matches!(fixture.run(), Err(RunError::NothingToResume { .. })));
+    fixture.settings.resume = false;
+    let id = fixture.broken_off();
+    fixture.settings.resume = true;
+    let (run, notes) = fixture.run().unwrap();
     assert_eq!(run.id, id);
     assert!(run.ended_at.is_some());
     // The runner repeated the failed cell, but not the measured one.
@@ -183,36 +183,42 @@ fn a_run_that_was_broken_off_goes_on_where_it_was() {
 
 #[test]
 fn run_resumes_only_with_its_original_plan() {
-    let mut place = Place::new(vec![TargetUnderTest::Direct]);
-    let id = place.broken_off();
-    place.settings.resume = true;
-    let kept = place.archive.run(id).unwrap();
-    let mut refused = |change: fn(&mut Place), wanted: &str| {
-        let (choices, settings) = (place.choices.clone(), place.settings.clone());
-        change(&mut place);
-        match place.run().unwrap_err() {
+    let mut fixture = RunnerFixture::new(vec![TargetUnderTest::Direct]);
+    let id = fixture.broken_off();
+    fixture.settings.resume = true;
+    let kept = fixture.archive.run(id).unwrap();
+    let mut refused = |change: fn(&mut RunnerFixture), wanted: &str| {
+        let (choices, settings) = (fixture.choices.clone(), fixture.settings.clone());
+        change(&mut fixture);
+        match fixture.run().unwrap_err() {
             RunError::OtherPlan { what, .. } => assert_eq!(what, wanted),
             error => panic!("{error}"),
         }
-        (place.choices, place.settings) = (choices, settings);
+        (fixture.choices, fixture.settings) = (choices, settings);
     };
-    refused(|place| place.choices.medium = Some(Medium::Disk), "volumes");
-    refused(|place| place.settings.only = vec![("reads".into(), "0".into())], "cells");
+    refused(|fixture| fixture.choices.medium = Some(Medium::Disk), "volumes");
+    refused(|fixture| fixture.settings.only = vec![("reads".into(), "0".into())], "cells");
     // The run is unchanged.
-    assert_eq!(place.archive.run(id).unwrap(), kept);
+    assert_eq!(fixture.archive.run(id).unwrap(), kept);
 
-    let hold = place.archive.hold(id).unwrap();
-    let held = place.run().unwrap_err();
+    let hold = fixture.archive.hold(id).unwrap();
+    let held = fixture.run().unwrap_err();
     assert!(matches!(held, RunError::Archive(ArchiveError::Held { .. })), "{held}");
     drop(hold);
     // A resumed run keeps its own seed, regardless of the present choice.
-    place.choices.seed = 7;
-    let (run, _) = place.run().unwrap();
+    fixture.choices.seed = 7;
+    let (run, _) = fixture.run().unwrap();
     assert_eq!((run.id, run.setting.seed), (id, 1));
 }
 
 fn points(targets_under_test: usize, tests: &[&str]) -> Vec<Point> {
-    let point = |target_under_test: usize, test: &str| Point {
+    let of =
+        |test| (0..targets_under_test).map(move |target_under_test| point(target_under_test, test));
+    tests.iter().flat_map(|test| of(*test)).collect()
+}
+
+fn point(target_under_test: usize, test: &str) -> Point {
+    Point {
         labels: Labels::new().with("target", target_under_test).with("test", test),
         target_under_test,
         volume: "lun".into(),
@@ -220,21 +226,19 @@ fn points(targets_under_test: usize, tests: &[&str]) -> Vec<Point> {
         writes: false,
         time: Duration::ZERO,
         measurement: Box::new(|_| Outcome::NotMeasured("never".into())),
-    };
-    let of =
-        |test| (0..targets_under_test).map(move |target_under_test| point(target_under_test, test));
-    tests.iter().flat_map(|test| of(*test)).collect()
+    }
+}
+
+/// Returns the test and the target of a point, such as `a0`.
+fn short_name(point: &Point) -> String {
+    format!("{}{}", point.labels.value("test").unwrap(), point.target_under_test)
 }
 
 #[test]
 fn another_target_under_test_begins_each_repetition_and_tests_keep_their_order() {
     let points = points(3, &["a", "b"]);
-    let order = |repetition| {
-        let name = |point: &Point| {
-            format!("{}{}", point.labels.value("test").unwrap(), point.target_under_test)
-        };
-        in_turn(&points, repetition).map(name).collect::<Vec<_>>().join(" ")
-    };
+    let order =
+        |repetition| in_turn(&points, repetition).map(short_name).collect::<Vec<_>>().join(" ");
     assert_eq!(order(1), "a0 a1 a2 b0 b1 b2");
     assert_eq!(order(2), "a1 a2 a0 b1 b2 b0");
     assert_eq!(order(4), order(1));
