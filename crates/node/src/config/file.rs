@@ -51,6 +51,9 @@
 //! ```
 //!
 //! The limits of initiators are in the table `[limits]`: see [`super::Limits`].
+//!
+//! The crate `serde_ignored` reports an unknown key without its line and without the known keys, which the errors here
+//! name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
