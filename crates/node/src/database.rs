@@ -40,6 +40,12 @@ pub enum DatabaseError {
     Failed(rusqlite::Error),
 }
 
+impl DatabaseError {
+    pub(crate) fn damaged(what: impl Into<String>) -> Self {
+        Self::Damaged(what.into())
+    }
+}
+
 impl From<rusqlite::Error> for DatabaseError {
     fn from(error: rusqlite::Error) -> Self {
         let code = match &error {
@@ -160,13 +166,12 @@ pub(crate) fn open(
     schema: Schema,
     journal: Journal,
 ) -> Result<Connection, DatabaseError> {
-    let damaged = |what: &str| DatabaseError::Damaged(what.to_owned());
     if !fs::metadata(path)?.is_file() {
-        return Err(damaged("it is not a regular file"));
+        return Err(DatabaseError::damaged("it is not a regular file"));
     }
     // SQLite would open a read-only file for reading, and treat an empty file as a new database.
     if OpenOptions::new().read(true).write(true).open(path)?.metadata()?.len() == 0 {
-        return Err(damaged("it is empty"));
+        return Err(DatabaseError::damaged("it is empty"));
     }
     let connection = connect(path)?;
     // Exclusive mode avoids a file of shared memory, which SQLite would map.
@@ -178,7 +183,7 @@ pub(crate) fn open(
     let mode = connection
         .pragma_update_and_check(None, "journal_mode", wanted, |row| row.get::<_, String>(0))?;
     if mode != wanted || connection.is_readonly("main")? {
-        return Err(damaged("its header says that it cannot be written"));
+        return Err(DatabaseError::damaged("its header says that it cannot be written"));
     }
     connection.execute_batch("PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY;")?;
     for (name, value) in
@@ -292,7 +297,7 @@ fn check_schema(connection: &Connection, schema: Schema) -> Result<(), DatabaseE
     if tables.iter().map(Option::as_deref).eq(schema.tables.iter().map(|table| Some(*table))) {
         Ok(())
     } else {
-        Err(DatabaseError::Damaged("its tables are not those that were created".into()))
+        Err(DatabaseError::damaged("its tables are not those that were created"))
     }
 }
 

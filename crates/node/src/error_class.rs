@@ -41,6 +41,10 @@ impl StartError {
 }
 
 impl ChangeError {
+    pub(crate) fn impossible(volume: &str, why: impl Into<String>) -> Self {
+        Self::Impossible { volume: volume.to_owned(), why: why.into() }
+    }
+
     /// Returns the class of the error, if it has one.
     pub fn error_class(&self) -> Option<ErrorClass> {
         match self {
@@ -63,11 +67,8 @@ mod tests {
 
     #[test]
     fn error_class_is_found_below_context() {
-        let system = |kind: ErrorKind| StoreError::System {
-            path: "/nowhere/a.img".into(),
-            what: "make it",
-            source: kind.into(),
-        };
+        let path = "/nowhere/a.img".as_ref();
+        let system = |kind: ErrorKind| StoreError::system(path, "make it")(kind.into());
         let store = |source| StartError::Store { volume: "a".into(), source };
         let address = ([127, 0, 0, 1], 3260).into();
         let pem = PemError::Unreadable { path: "c".into(), source: ErrorKind::NotFound.into() };

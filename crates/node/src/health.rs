@@ -44,6 +44,16 @@ pub(crate) enum Level {
     OutOfService = 2,
 }
 
+impl Level {
+    fn of(aspect: Aspect, health: &VolumeHealth) -> Self {
+        match (aspect, health) {
+            (_, VolumeHealth::OutOfService { .. }) => Self::OutOfService,
+            (Aspect::Flush, VolumeHealth::Degraded { .. }) => Self::WritesStopped,
+            _ => Self::Usable,
+        }
+    }
+}
+
 /// The health of one volume, from its opening to its closing.
 #[derive(Default)]
 pub(crate) struct Health {
@@ -104,12 +114,8 @@ impl Health {
     }
 
     fn publish(&self, reports: &BTreeMap<Aspect, VolumeHealth>) {
-        let level = |(aspect, health): (&Aspect, &VolumeHealth)| match (aspect, health) {
-            (_, VolumeHealth::OutOfService { .. }) => Level::OutOfService,
-            (Aspect::Flush, VolumeHealth::Degraded { .. }) => Level::WritesStopped,
-            _ => Level::Usable,
-        };
-        let level = reports.iter().map(level).max().unwrap_or(Level::Usable);
+        let levels = reports.iter().map(|(aspect, health)| Level::of(*aspect, health));
+        let level = levels.max().unwrap_or(Level::Usable);
         self.level.store(level as u8, Ordering::Release);
         if let Some(unit) = self.unit.get().and_then(Weak::upgrade) {
             unit.set_condition(match level {

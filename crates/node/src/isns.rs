@@ -300,15 +300,15 @@ impl Registrar {
                 notice_port: self.notices.iter().find(is_heard).map(SocketAddr::port),
             })
         };
-        let node = |target: crate::targets::Target| Node {
+        let nodes = self.front.targets.all().into_iter().map(|target| Node {
             name: target.device.name().to_owned(),
             alias: target.alias,
             groups: target.groups,
-        };
+        });
         Entity {
             identifier: self.identifier.clone(),
             portals: self.front.portals.configs().iter().filter_map(portal).collect(),
-            nodes: self.front.targets.all().into_iter().map(node).collect(),
+            nodes: nodes.collect(),
             registration_period: REGISTRATION_PERIOD_SECONDS,
         }
     }

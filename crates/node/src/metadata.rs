@@ -88,15 +88,15 @@ pub(crate) fn open(
 }
 
 fn make(folder: &Path) -> Result<(), StoreError> {
-    let system = |what| move |source| StoreError::System { path: folder.to_owned(), what, source };
     match DirBuilder::new().mode(FOLDER_MODE).create(folder) {
         Err(source) if source.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
-        made => made.map_err(system("make the folder for the state"))?,
+        made => made.map_err(StoreError::system(folder, "make the folder for the state"))?,
     }
     // The folder's name must be durable, too, not only its content (fsync(2)).
     let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
     let parent = fs::File::open(parent.unwrap_or(Path::new(".")));
-    parent.and_then(|parent| parent.sync_all()).map_err(system("make its name durable"))
+    let synced = parent.and_then(|parent| parent.sync_all());
+    synced.map_err(StoreError::system(folder, "make its name durable"))
 }
 
 /// Returns the state folder next to a file volume.
@@ -129,16 +129,12 @@ impl Records {
 
 /// Locks an existing folder against other servers.
 fn lock(folder: &Path) -> Result<Option<fs::File>, StoreError> {
-    let system = |source| StoreError::System {
-        path: folder.to_owned(),
-        what: "lock the folder of the state",
-        source,
-    };
+    let system = || StoreError::system(folder, "lock the folder of the state");
     let opened = match fs::File::open(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        opened => opened.map_err(system)?,
+        opened => opened.map_err(system())?,
     };
-    if lock_within(&opened, true, LOCK_TIMEOUT).map_err(system)? {
+    if lock_within(&opened, true, LOCK_TIMEOUT).map_err(system())? {
         Ok(Some(opened))
     } else {
         Err(StoreError::InUse { path: folder.to_owned() })

@@ -163,11 +163,13 @@ impl Tls {
 }
 
 fn stamps(config: &TlsConfig) -> Vec<FileStamp> {
-    let stamp = |path: &PathBuf| {
-        let metadata = std::fs::metadata(path).ok()?;
-        Some((metadata.ino(), metadata.len(), metadata.modified().ok()?))
-    };
-    [&config.certificate, &config.key].into_iter().chain(&config.client_ca).map(stamp).collect()
+    let files = [&config.certificate, &config.key].into_iter().chain(&config.client_ca);
+    files.map(|path| file_stamp(path)).collect()
+}
+
+fn file_stamp(path: &Path) -> FileStamp {
+    let metadata = std::fs::metadata(path).ok()?;
+    Some((metadata.ino(), metadata.len(), metadata.modified().ok()?))
 }
 
 impl Loaded {

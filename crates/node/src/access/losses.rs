@@ -120,16 +120,18 @@ impl Access {
 
 /// Returns whether a changed view shows fewer units than before, permits less, or shows another unit at any LUN.
 fn takes_away(before: &LunView, after: &LunView) -> bool {
-    let own = |view: &LunView| {
-        let numbers = view.numbers.as_ref()?;
-        Some(numbers.values().copied().collect::<HashSet<_>>())
-    };
-    let is_less = match (own(before), own(after)) {
+    let is_less = match (shown_units(before), shown_units(after)) {
         (_, None) => false,
         (None, Some(_)) => true,
         (Some(before), Some(after)) => !before.is_subset(&after),
     };
     is_less || after.read_only && !before.read_only || moved(before, after).is_some()
+}
+
+/// Returns the target's own LUNs that a view shows, or `None` if it shows all of them.
+fn shown_units(view: &LunView) -> Option<HashSet<Lun>> {
+    let numbers = view.numbers.as_ref()?;
+    Some(numbers.values().copied().collect())
 }
 
 #[cfg(test)]

@@ -525,33 +525,36 @@ mod tests {
         assert!(!error.contains("correct horse"), "{error}");
     }
 
+    fn compile_after(policy: &Policy, config: &Config) -> Policy {
+        let previous = Previous { policy, reads_all: true, may_lack_from: usize::MAX };
+        Policy::compile(config, Some(&previous)).expect("a policy")
+    }
+
+    /// Returns whether the policies are the same for discovery, and for the target.
+    fn same_parts(one: &Policy, other: &Policy) -> [bool; 2] {
+        [None, Some(TARGET)].map(|target| one.is_same_for(other, target))
+    }
+
     #[test]
     fn a_part_is_kept_only_where_it_was_compiled_from_the_same() {
         let folder = tempfile::tempdir().expect("a folder");
         let rules = "chap = [\"host\"]\nown-account = \"san\"\nallow = [{ luns = { 5 = \"b\" } }]\n\
             [discovery]\nchap = [\"host\"]";
         let mut config = config(folder.path(), SECRETS, rules);
-        let next = |config: &Config, policy: &Policy| {
-            let previous = Previous { policy, reads_all: true, may_lack_from: usize::MAX };
-            Policy::compile(config, Some(&previous)).expect("a policy")
-        };
-        let same = |one: &Policy, other: &Policy| {
-            [None, Some(TARGET)].map(|target| one.is_same_for(other, target))
-        };
         let alone = Policy::compile(&config, None).expect("a policy");
         // No part of this configuration was in force.
         let nothing = Policy::default();
-        let first = next(&config, &nothing);
-        assert!(first == alone && same(&first, &nothing) == [false, false]);
-        let again = next(&config, &first);
-        assert!(again == alone && same(&again, &first) == [true, true]);
+        let first = compile_after(&nothing, &config);
+        assert!(first == alone && same_parts(&first, &nothing) == [false, false]);
+        let again = compile_after(&first, &config);
+        assert!(again == alone && same_parts(&again, &first) == [true, true]);
         config.targets[0].luns = BTreeMap::from([(0, "b".into()), (1, "a".into())]);
-        let moved = next(&config, &again);
-        assert_eq!(same(&moved, &again), [true, false]);
+        let moved = compile_after(&again, &config);
+        assert_eq!(same_parts(&moved, &again), [true, false]);
         assert_eq!(ask(&moved, "iqn.any", "::1", Some("host")), Ok(numbers([(5, 0)])));
         std::fs::write(folder.path().join("san"), "another secret").expect("written");
-        let proven = next(&config, &moved);
-        assert_eq!(same(&proven, &moved), [true, false]);
+        let proven = compile_after(&moved, &config);
+        assert_eq!(same_parts(&proven, &moved), [true, false]);
         let own = proven.own_credentials(Some(TARGET)).expect("some");
         assert_eq!(own.secret.0, "another secret");
     }

@@ -35,7 +35,10 @@ use toml::de::DeValue;
 use super::certificate::{CertificatePattern, parse_certificate};
 use super::file::{Source, choose, parse_truth, unknown_key};
 use super::network::{Network, parse_network};
-use super::{Config, ConfigError, LARGEST_LUN, StoreConfig, TargetConfig, is_iqn_tail, nearest};
+use super::{
+    AtPlace, Config, ConfigError, LARGEST_LUN, StoreConfig, TargetConfig, is_iqn_tail,
+    is_iscsi_name_byte, nearest,
+};
 
 /// The keys of a target that this module parses.
 pub(super) const TARGET_KEYS: [&str; 4] = ["chap", "own-account", "algorithms", "allow"];
@@ -135,14 +138,13 @@ impl fmt::Display for NamePattern {
 
 /// Parses `iqn.2026-11.example:host`, or the beginning of such a name and `*`.
 pub(super) fn parse_pattern(text: &str) -> Result<NamePattern, String> {
-    let allowed = |name: &str| {
-        name.len() <= sarsen_wire::iscsi::MAX_NAME_LENGTH
-            && name
-                .bytes()
-                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.:".contains(&b))
-    };
     match text.strip_suffix('*') {
-        Some(beginning) if allowed(beginning) => Ok(NamePattern::Beginning(beginning.into())),
+        Some(beginning)
+            if beginning.len() <= sarsen_wire::iscsi::MAX_NAME_LENGTH
+                && beginning.bytes().all(is_iscsi_name_byte) =>
+        {
+            Ok(NamePattern::Beginning(beginning.into()))
+        }
         None if super::check_iscsi_name(text).is_ok() => Ok(NamePattern::Exactly(text.into())),
         _ => {
             let hint = if text.strip_prefix("iqn.").is_some_and(is_iqn_tail) {
@@ -424,10 +426,10 @@ fn parse_algorithms(
 ) -> Result<Vec<Algorithm>, ConfigError> {
     let mut algorithms = Vec::new();
     for (text, place) in source.strings(value, "algorithms")? {
-        let wrong = |message| ConfigError::new(&place, message);
-        let algorithm = choose("algorithms", &text, &ALGORITHMS).map_err(wrong)?;
+        let algorithm = choose("algorithms", &text, &ALGORITHMS).at(&place)?;
         if algorithms.contains(&algorithm) {
-            return Err(wrong(format!("algorithms lists {text} twice: remove one")));
+            let message = format!("algorithms lists {text} twice: remove one");
+            return Err(ConfigError::new(place, message));
         }
         algorithms.push(algorithm);
     }
@@ -450,15 +452,14 @@ fn parse_rule(
     for (key, value) in entries {
         let name: &str = key.get_ref();
         let place = source.place(value.span().start);
-        let wrong = |message| ConfigError::new(&place, message);
         match name {
             "host" => rule.host = Some(Placed { value: source.scalar(value, name)?, place }),
             "initiator" => {
-                let pattern = parse_pattern(&source.scalar(value, name)?).map_err(wrong)?;
+                let pattern = parse_pattern(&source.scalar(value, name)?).at(&place)?;
                 rule.initiator = Some(pattern);
             }
             "address" => {
-                let network = parse_network(&source.scalar(value, name)?).map_err(wrong)?;
+                let network = parse_network(&source.scalar(value, name)?).at(&place)?;
                 rule.address = Some(network);
             }
             "account" => {
@@ -466,7 +467,7 @@ fn parse_rule(
                 rule.account = Some(Placed { value, place });
             }
             "certificate" => {
-                let value = parse_certificate(&source.scalar(value, name)?).map_err(wrong)?;
+                let value = parse_certificate(&source.scalar(value, name)?).at(&place)?;
                 rule.certificate = Some(Placed { value, place });
             }
             "luns" => {
@@ -475,7 +476,7 @@ fn parse_rule(
             }
             "read-only" => {
                 let text = source.scalar(value, name)?;
-                rule.read_only = parse_truth(name, &text).map_err(wrong)?;
+                rule.read_only = parse_truth(name, &text).at(&place)?;
             }
             _ => return Err(unknown_key(&source.place(key.span().start), name, RULE_KEYS)),
         }
@@ -500,28 +501,26 @@ fn parse_luns(
     source: &Source<'_>,
     value: &Spanned<DeValue<'_>>,
 ) -> Result<LunsConfig, ConfigError> {
-    let number = |text: &str, place: String| {
-        text.parse::<u16>().map_err(|_| {
-            let message = format!(
-                "luns: {text:?} is no LUN: write numbers, such as [0, 2], or {{ 0 = \"volume\" }}"
-            );
-            ConfigError::new(place, message)
-        })
-    };
     let Some(table) = value.get_ref().as_table() else {
         let numbers = source.strings(value, "luns")?.into_iter();
-        let numbers = numbers.map(|(text, place)| number(&text, place));
+        let numbers = numbers.map(|(text, place)| parse_lun(&text).at(place));
         return Ok(LunsConfig::Numbers(numbers.collect::<Result<_, _>>()?));
     };
     let mut volumes = BTreeMap::new();
     for (key, value) in table {
         let place = source.place(key.span().start);
-        let lun = number(key.get_ref(), place.clone())?;
+        let lun = parse_lun(key.get_ref()).at(&place)?;
         if volumes.insert(lun, source.scalar(value, "luns")?).is_some() {
             return Err(ConfigError::new(place, format!("luns has {lun} twice; remove one")));
         }
     }
     Ok(LunsConfig::Volumes(volumes))
+}
+
+fn parse_lun(text: &str) -> Result<u16, String> {
+    text.parse().map_err(|_| {
+        format!("luns: {text:?} is no LUN: write numbers, such as [0, 2], or {{ 0 = \"volume\" }}")
+    })
 }
 
 #[cfg(test)]

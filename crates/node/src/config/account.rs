@@ -159,7 +159,7 @@ pub(super) fn account_from_settings(
             ));
         }
     }
-    let missing = |key: &str| ConfigError::new(place, format!("the account has no {key}: add it"));
+    let missing = |key| ConfigError::missing(place, "the account", key);
     let name = name.ok_or_else(|| missing("name"))?;
     AccountConfig::new(name, secret.ok_or_else(|| missing("secret-file"))?, place)
 }

@@ -18,9 +18,9 @@ use std::path::PathBuf;
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::ConfigError;
 use super::file::{Source, unknown_key};
 use super::tls::TlsConfig;
+use super::{AtPlace, ConfigError};
 
 /// The default port of the API.
 pub(crate) const DEFAULT_API_PORT: u16 = 3280;
@@ -62,33 +62,32 @@ pub(super) fn parse_api_table(
     value: &Spanned<DeValue<'_>>,
 ) -> Result<ApiConfig, ConfigError> {
     let place = source.place(value.span().start);
-    let parse = |text: &str, place: &str| {
-        parse_api(text).map_err(|message| ConfigError::new(place, message))
-    };
     let Some(table) = value.get_ref().as_table() else {
-        return parse(&source.scalar(value, "api")?, &place);
+        return parse_api(&source.scalar(value, "api")?).at(place);
     };
     let (mut listen, mut certificate, mut key_file, mut token_file) = (None, None, None, None);
     for (key, value) in table {
         let text = || source.scalar(value, key.get_ref());
         match key.get_ref().as_ref() {
-            "listen" => listen = Some(parse(&text()?, &source.place(value.span().start))?),
+            "listen" => listen = Some(parse_api(&text()?).at(source.place(value.span().start))?),
             "certificate" => certificate = Some(PathBuf::from(text()?)),
             "key" => key_file = Some(PathBuf::from(text()?)),
             "token-file" => token_file = Some(PathBuf::from(text()?)),
             other => return Err(unknown_key(&source.place(key.span().start), other, KEYS)),
         }
     }
-    let wrong = |message: &str| ConfigError::new(&place, message);
-    let listen = listen.ok_or_else(|| {
-        wrong("the api has no address: add it, such as listen = \"127.0.0.1:3280\"")
-    })?;
+    let listen = listen
+        .ok_or("the api has no address: add it, such as listen = \"127.0.0.1:3280\"")
+        .at(&place)?;
     let tls = match (certificate, key_file) {
         (Some(certificate), Some(key)) => {
             Some(TlsConfig { certificate, key, client_ca: None, require_client_certificate: false })
         }
         (None, None) => None,
-        _ => return Err(wrong("certificate and key belong together: add the other")),
+        _ => {
+            let message = "certificate and key belong together: add the other";
+            return Err(ConfigError::new(place, message));
+        }
     };
     Ok(ApiConfig { tls, token_file, ..listen })
 }

@@ -51,6 +51,9 @@
 //! ```
 //!
 //! The limits of initiators are in the table `[limits]`: see [`super::Limits`].
+//!
+//! The crate `serde_ignored` reports an unknown key without its line and without the known keys, which the errors here
+//! name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
@@ -76,7 +79,8 @@ use super::portal::{parse_group, parse_portal, parse_portal_table};
 use super::qos::{self, QosConfig};
 use super::redirect::parse_redirect;
 use super::{
-    Config, ConfigError, LARGEST_LUN, StoreConfig, TargetConfig, VolumeConfig, nearest, parse_size,
+    AtPlace, Config, ConfigError, LARGEST_LUN, StoreConfig, TargetConfig, VolumeConfig, nearest,
+    parse_size,
 };
 use crate::stores::CacheMode;
 
@@ -173,9 +177,7 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
         match name {
             "listen" => {
                 for (text, place) in source.strings(value, name)? {
-                    config
-                        .listen
-                        .push(parse_portal(&text).map_err(|m| ConfigError::new(place, m))?);
+                    config.listen.push(parse_portal(&text).at(place)?);
                 }
             }
             "portal" => {
@@ -185,23 +187,20 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
             }
             "cores" => {
                 let text = source.scalar(value, name)?;
-                let cores = text.parse::<NonZeroUsize>().map_err(|_| {
-                    ConfigError::new(&place, format!("cores = {text}: write a number from 1 on"))
-                })?;
-                config.cores = Some(cores);
+                let cores = text.parse::<NonZeroUsize>();
+                let cores = cores.map_err(|_| format!("cores = {text}: write a number from 1 on"));
+                config.cores = Some(cores.at(&place)?);
             }
             "state" => config.state = Some(source.scalar(value, name)?.into()),
             "control" => config.control = Some(source.scalar(value, name)?.into()),
             "isns" => config.isns = Some(parse_isns_table(&source, value)?),
             "io-engine" => {
                 let text = source.scalar(value, name)?;
-                config.io_engine =
-                    parse_engine(&text).map_err(|message| ConfigError::new(&place, message))?;
+                config.io_engine = parse_engine(&text).at(&place)?;
             }
             "spin" => {
                 let text = source.scalar(value, name)?;
-                config.spin =
-                    parse_spin(&text).map_err(|message| ConfigError::new(&place, message))?;
+                config.spin = parse_spin(&text).at(&place)?;
             }
             "volume" => {
                 for (settings, place) in source.tables(value, name)? {
@@ -288,46 +287,48 @@ pub(super) fn volume_from_settings(
     let places: BTreeMap<String, String> =
         settings.iter().map(|setting| (setting.key.clone(), setting.place.clone())).collect();
     for Setting { key, value, place } in settings {
-        let wrong = |message: String| ConfigError::new(&place, message);
         match key.as_str() {
             "name" => name = Some(value),
             "store" => {
                 let stores = STORES.map(|name| (name, name));
-                store = Some(choose("store", &value, &stores).map_err(wrong)?);
+                store = Some(choose("store", &value, &stores).at(&place)?);
             }
             "path" => path = Some(value),
             "size" => {
-                size = Some(parse_size(&value).map_err(wrong)?);
+                size = Some(parse_size(&value).at(&place)?);
                 size_place = place;
             }
-            "cache" => cache = Some((choose("cache", &value, &CACHES).map_err(wrong)?, place)),
+            "cache" => cache = Some((choose("cache", &value, &CACHES).at(&place)?, place)),
             "block-size" => {
                 block_size = match value.as_str() {
                     "512" => Some(BlockSize::B512),
                     "4096" => Some(BlockSize::B4096),
-                    _ => return Err(wrong(format!("block-size = {value}: write 512 or 4096"))),
+                    _ => {
+                        let message = format!("block-size = {value}: write 512 or 4096");
+                        return Err(ConfigError::new(place, message));
+                    }
                 }
             }
-            "read-only" => read_only = Some(parse_truth(&key, &value).map_err(wrong)?),
-            "removable" => removable = Some(parse_truth(&key, &value).map_err(wrong)?),
+            "read-only" => read_only = Some(parse_truth(&key, &value).at(&place)?),
+            "removable" => removable = Some(parse_truth(&key, &value).at(&place)?),
             "serial" | "naa" | "designators" | "vendor" | "product" | "revision" => {
-                identity.take(&key, value).map_err(wrong)?;
+                identity.take(&key, value).at(&place)?;
             }
             "protection" => {
-                protection = Some(choose("protection", &value, &PROTECTION_TYPES).map_err(wrong)?);
+                protection = Some(choose("protection", &value, &PROTECTION_TYPES).at(&place)?);
             }
             "encrypted" => {
-                encrypted = Some((parse_truth(&key, &value).map_err(wrong)?, place));
+                encrypted = Some((parse_truth(&key, &value).at(&place)?, place));
             }
             "state" => state = Some((value, place)),
-            "limit" => limit = Some((parse_size(&value).map_err(wrong)?, place)),
-            "delay" => delay = Some(parse_delay(&value).map_err(wrong)?),
-            "fault" => faults.push(parse_fault(&value).map_err(wrong)?),
-            key if qos::KEYS.contains(&key) => qos.take(key, &value).map_err(wrong)?,
+            "limit" => limit = Some((parse_size(&value).at(&place)?, place)),
+            "delay" => delay = Some(parse_delay(&value).at(&place)?),
+            "fault" => faults.push(parse_fault(&value).at(&place)?),
+            key if qos::KEYS.contains(&key) => qos.take(key, &value).at(&place)?,
             _ => return Err(unknown_key(&place, &key, VOLUME_KEYS)),
         }
     }
-    let missing = |key: &str| ConfigError::new(place, format!("the volume has no {key}: add it"));
+    let missing = |key| ConfigError::missing(place, "the volume", key);
     qos.check().map_err(|(key, message)| ConfigError::new(&places[key], message))?;
     let name = name.ok_or_else(|| missing("name"))?;
     let store = store.unwrap_or("file");
@@ -487,7 +488,8 @@ fn parse_target(
     let entries = table
         .get_ref()
         .as_table()
-        .ok_or_else(|| ConfigError::new(&place, "target is a list of tables: write [[target]]"))?;
+        .ok_or("target is a list of tables: write [[target]]")
+        .at(&place)?;
     let (mut name, mut alias, mut luns) = (None, None, BTreeMap::new());
     let (mut access, mut preferred) = (BTreeMap::new(), None);
     let (mut alua, mut groups, mut redirect) = (Alua::default(), None, None);
@@ -502,12 +504,11 @@ fn parse_target(
             "preferred" => {
                 let place = source.place(value.span().start);
                 let group = parse_group(&source.scalar(value, "preferred")?);
-                preferred = Some(group.map_err(|message| ConfigError::new(place, message))?);
+                preferred = Some(group.at(place)?);
             }
             "alua" => {
                 let place = source.place(value.span().start);
-                alua = choose("alua", &source.scalar(value, "alua")?, &ALUA)
-                    .map_err(|message| ConfigError::new(place, message))?;
+                alua = choose("alua", &source.scalar(value, "alua")?, &ALUA).at(place)?;
             }
             "groups" => groups = Some(parse_groups(source, value)?),
             "redirect" => redirect = Some(parse_redirect(source, value)?),
@@ -518,7 +519,7 @@ fn parse_target(
             }
         }
     }
-    let name = name.ok_or_else(|| ConfigError::new(&place, "the target has no name: add it"))?;
+    let name = name.ok_or_else(|| ConfigError::missing(&place, "the target", "name"))?;
     Ok(TargetConfig { name, alias, luns, access, preferred, alua, groups, redirect, login })
 }
 
@@ -567,9 +568,7 @@ fn parse_groups(
     value: &Spanned<DeValue<'_>>,
 ) -> Result<BTreeSet<u16>, ConfigError> {
     let texts = source.strings(value, "groups")?.into_iter();
-    texts
-        .map(|(text, place)| parse_group(&text).map_err(|message| ConfigError::new(place, message)))
-        .collect()
+    texts.map(|(text, place)| parse_group(&text).at(place)).collect()
 }
 
 /// Parses `{ tag = "state" }`.

@@ -26,7 +26,7 @@ use super::certificate::{CertificatePattern, parse_certificate};
 use super::file::{Source, unknown_key};
 use super::qos::{self, QosConfig};
 use super::{
-    AccessConfig, Config, ConfigError, NamePattern, Network, Placed, RuleConfig, nearest,
+    AccessConfig, AtPlace, Config, ConfigError, NamePattern, Network, Placed, RuleConfig, nearest,
     parse_network,
 };
 use crate::tls::ClientCertificate;
@@ -69,24 +69,20 @@ pub(super) fn parse_host_table(
     table: &Spanned<DeValue<'_>>,
 ) -> Result<HostConfig, ConfigError> {
     let place = source.place(table.span().start);
-    let entries = table
-        .get_ref()
-        .as_table()
-        .ok_or_else(|| ConfigError::new(&place, "host is a list of tables: write [[host]]"))?;
+    let entries =
+        table.get_ref().as_table().ok_or("host is a list of tables: write [[host]]").at(&place)?;
     let mut host = HostConfig { place: place.clone(), ..HostConfig::default() };
     for (key, value) in entries {
         let place = source.place(value.span().start);
-        let wrong = |message: String| ConfigError::new(&place, message);
         match key.get_ref().as_ref() {
             "name" => host.name = source.scalar(value, "name")?,
             "initiators" => {
                 for (text, place) in source.strings(value, "initiators")? {
-                    let pattern = parse_pattern(&text);
-                    host.initiators.push(pattern.map_err(|m| ConfigError::new(place, m))?);
+                    host.initiators.push(parse_pattern(&text).at(place)?);
                 }
             }
             "address" => {
-                let network = parse_network(&source.scalar(value, "address")?).map_err(wrong)?;
+                let network = parse_network(&source.scalar(value, "address")?).at(&place)?;
                 host.address = Some(network);
             }
             "account" => {
@@ -94,12 +90,12 @@ pub(super) fn parse_host_table(
             }
             "certificate" => {
                 let text = source.scalar(value, "certificate")?;
-                let value = parse_certificate(&text).map_err(wrong)?;
+                let value = parse_certificate(&text).at(&place)?;
                 host.certificate = Some(Placed { value, place });
             }
             key if qos::KEYS.contains(&key) => {
                 let text = source.scalar(value, key)?;
-                host.qos.take(key, &text).map_err(wrong)?;
+                host.qos.take(key, &text).at(&place)?;
             }
             other => return Err(unknown_key(&source.place(key.span().start), other, KEYS)),
         }
@@ -109,7 +105,7 @@ pub(super) fn parse_host_table(
         ConfigError::new(key.map_or(place.clone(), |key| source.place(key.span().start)), message)
     })?;
     if host.name.is_empty() || host.name.contains(char::is_control) {
-        return Err(ConfigError::new(&place, "the host has no name: add it"));
+        return Err(ConfigError::missing(&place, "the host", "name"));
     }
     Ok(host)
 }

@@ -172,25 +172,26 @@ mod tests {
         }
     }
 
+    fn check_both(first: &str, second: &str) -> Result<(), String> {
+        check_unique(&[first, second].map(|text| super::super::parse_volume(text).expect(text)))
+    }
+
     #[test]
     fn no_two_volumes_are_one_or_lie_over_one_another() {
-        let both = |first: &str, second: &str| {
-            let volume = |text: &str| super::super::parse_volume(text).expect(text);
-            check_unique(&[volume(first), volume(second)])
-        };
         for (first, second, key) in [
             ("a=ram:1MiB,serial=s", "b=ram:1MiB,serial=s", "serial"),
             ("a=ram:1MiB,naa=3000000000000001", "b=ram:1MiB,naa=3000000000000001", "naa"),
             ("a=ram:1MiB,designators=name:x", "b=ram:1MiB,designators=name:x", "designator"),
             ("a=file:/d:1MiB", "b=file:/d:1MiB", "path"),
         ] {
-            let reported = both(first, second).expect_err(key);
+            let reported = check_both(first, second).expect_err(key);
             assert_eq!(
                 reported,
                 format!("volumes a and b have the same {key}; change one of them")
             );
         }
-        both("a=ram:1MiB,serial=s,naa=3000000000000001", "b=ram:1MiB,serial=s").expect("two disks");
-        both("a=file:/d,read-only", "b=file:/d,read-only").expect("nobody writes");
+        check_both("a=ram:1MiB,serial=s,naa=3000000000000001", "b=ram:1MiB,serial=s")
+            .expect("two disks");
+        check_both("a=file:/d,read-only", "b=file:/d,read-only").expect("nobody writes");
     }
 }

@@ -4,9 +4,9 @@ use sarsen_wire::isns::{DEFAULT_PORT, MAX_TEXT_LENGTH};
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::ConfigError;
 use super::file::{Source, unknown_key};
 use super::redirect::parse_host_and_port;
+use super::{AtPlace, ConfigError};
 
 const KEYS: [&str; 3] = ["server", "entity", "notice-port"];
 
@@ -38,21 +38,23 @@ pub(super) fn parse_isns_table(
     let table = table.ok_or_else(|| source.wrong_type(value, "isns", wanted))?;
     let (mut server, mut entity, mut notice_port) = (None, None, None);
     for (key, value) in table {
-        let wrong = |message: String| ConfigError::new(source.place(value.span().start), message);
+        let place = source.place(value.span().start);
         match key.get_ref().as_ref() {
             "server" => {
                 let text = source.scalar(value, "server")?;
-                server = Some(parse_host_and_port(&text, DEFAULT_PORT).map_err(wrong)?);
+                server = Some(parse_host_and_port(&text, DEFAULT_PORT).at(place)?);
             }
             "entity" => {
                 let text = source.scalar(value, "entity")?;
-                check_entity(&text).map_err(wrong)?;
+                check_entity(&text).at(place)?;
                 entity = Some(text);
             }
             "notice-port" => {
                 let text = source.scalar(value, "notice-port")?;
-                let message = || format!("notice-port = {text}: write a port, or 0 for a free one");
-                notice_port = Some(text.parse().map_err(|_| wrong(message()))?);
+                let port = text.parse().map_err(|_| {
+                    format!("notice-port = {text}: write a port, or 0 for a free one")
+                });
+                notice_port = Some(port.at(place)?);
             }
             other => return Err(unknown_key(&source.place(key.span().start), other, &KEYS)),
         }

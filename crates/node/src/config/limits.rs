@@ -8,7 +8,7 @@ use sarsen_proto::iscsi::target::{Budget, Settings};
 
 use super::reference::KeyReference;
 use super::size::{parse_size, render_size};
-use super::{ConfigError, Setting, nearest};
+use super::{AtPlace, ConfigError, Setting, nearest};
 
 /// The limits of initiators.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -218,9 +218,8 @@ impl Limits {
                 let message = format!("unknown key {key}{hint} (known: {})", known.join(", "));
                 return Err(ConfigError::new(place, message));
             };
-            limits
-                .set(&limit.range, &value)
-                .map_err(|wrong| ConfigError::new(place, format!("{key} = {value:?}: {wrong}")))?;
+            let set = limits.set(&limit.range, &value);
+            set.map_err(|wrong| format!("{key} = {value:?}: {wrong}")).at(place)?;
         }
         Ok(limits)
     }

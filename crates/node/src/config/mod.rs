@@ -203,6 +203,16 @@ impl TargetConfig {
         self.groups.as_ref().is_none_or(|groups| groups.contains(&group))
     }
 
+    /// Returns those of the groups whose portals reach the target.
+    pub(crate) fn reached_groups(&self, groups: &BTreeSet<u16>) -> BTreeSet<u16> {
+        groups.iter().copied().filter(|group| self.is_reached_through(*group)).collect()
+    }
+
+    /// Returns the configured access state of a group.
+    pub(crate) fn access_state(&self, group: u16) -> AccessState {
+        self.access.get(&group).copied().unwrap_or(AccessState::Optimized)
+    }
+
     /// Checks its name, and that its portal groups fit each other.
     fn check_groups(&self) -> Result<(), ConfigError> {
         check_iscsi_name(&self.name).or_else(wrong)?;
@@ -257,6 +267,22 @@ pub struct ConfigError {
 impl ConfigError {
     pub(crate) fn new(place: impl Into<String>, message: impl Into<String>) -> Self {
         Self { place: place.into(), message: message.into() }
+    }
+
+    /// Returns the error for an object that has no value for a required key.
+    fn missing(place: &str, object: &str, key: &str) -> Self {
+        Self::new(place, format!("{object} has no {key}: add it"))
+    }
+}
+
+/// Adds the place in the configuration to an error that has only a message.
+trait AtPlace<T> {
+    fn at(self, place: impl Into<String>) -> Result<T, ConfigError>;
+}
+
+impl<T, M: Into<String>> AtPlace<T> for Result<T, M> {
+    fn at(self, place: impl Into<String>) -> Result<T, ConfigError> {
+        self.map_err(|message| ConfigError::new(place, message))
     }
 }
 
@@ -434,14 +460,11 @@ fn check_volume_name(name: &str) -> Result<(), String> {
 
 /// Checks that the name is an iqn, eui or naa name (RFC 7143 §4.2.7).
 fn check_iscsi_name(name: &str) -> Result<(), String> {
-    let hex = |digits: &str, lengths: &[usize]| {
-        lengths.contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_hexdigit())
-    };
     let valid = name.len() <= MAX_NAME_LENGTH
         && match name.split_once('.') {
             Some(("iqn", rest)) => is_iqn_tail(rest),
-            Some(("eui", rest)) => hex(rest, &[16]),
-            Some(("naa", rest)) => hex(rest, &[16, 32]),
+            Some(("eui", rest)) => has_hex_digits(rest, &[16]),
+            Some(("naa", rest)) => has_hex_digits(rest, &[16, 32]),
             _ => false,
         };
     if valid {
@@ -450,6 +473,11 @@ fn check_iscsi_name(name: &str) -> Result<(), String> {
     Err(format!(
         "target name {name:?} is not an iSCSI name: write iqn.YYYY-MM.reversed.domain:anything, in lower case"
     ))
+}
+
+/// Returns whether the text consists of one of these numbers of hexadecimal digits.
+fn has_hex_digits(text: &str, lengths: &[usize]) -> bool {
+    lengths.contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
 /// Returns the reason why the text is not a valid target name, or `None` for a valid name.
@@ -468,9 +496,12 @@ fn is_iqn_tail(rest: &str) -> bool {
         && digits(5..7)
         && bytes.get(7) == Some(&b'.')
         && bytes.len() > 8
-        && bytes[8..]
-            .iter()
-            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.:".contains(b))
+        && bytes[8..].iter().copied().all(is_iscsi_name_byte)
+}
+
+/// Returns whether an iSCSI name may contain this byte (RFC 3722).
+pub(crate) fn is_iscsi_name_byte(byte: u8) -> bool {
+    byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.:".contains(&byte)
 }
 
 /// Returns "; did you mean …?" with the candidate that is nearest to a misspelt word.
@@ -512,6 +543,14 @@ mod tests {
         }
     }
 
+    fn target(name: &str, luns: &[&str]) -> TargetConfig {
+        TargetConfig {
+            name: name.into(),
+            luns: (0..).zip(luns.iter().map(|&lun| lun.into())).collect(),
+            ..TargetConfig::default()
+        }
+    }
+
     #[test]
     fn a_volume_without_a_target_gets_one_of_its_own() {
         let config = Config { volumes: vec![ram("a"), ram("b")], ..Config::default() };
@@ -545,11 +584,6 @@ mod tests {
 
     #[test]
     fn every_contradiction_is_reported() {
-        let target = |name: &str, luns: &[&str]| TargetConfig {
-            name: name.into(),
-            luns: (0..).zip(luns.iter().map(|&lun| lun.into())).collect(),
-            ..TargetConfig::default()
-        };
         for (volumes, targets, reported) in [
             (vec![], vec![], "no volume"),
             (vec![ram("a"), ram("a")], vec![], "two volumes are named a"),

@@ -7,9 +7,9 @@ use sarsen_wire::iscsi::DEFAULT_PORT;
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::ConfigError;
 use super::file::{Source, unknown_key};
 use super::tls::{TlsConfig, parse_tls};
+use super::{AtPlace, ConfigError};
 
 const KEYS: &[&str] = &["address", "group", "tls"];
 
@@ -60,27 +60,26 @@ pub(super) fn parse_portal_table(
     let entries = table
         .get_ref()
         .as_table()
-        .ok_or_else(|| ConfigError::new(&place, "portal is a list of tables: write [[portal]]"))?;
+        .ok_or("portal is a list of tables: write [[portal]]")
+        .at(&place)?;
     let (mut address, mut group, mut tls) = (None, None, None);
     for (key, value) in entries {
         let place = source.place(value.span().start);
-        let wrong = |message: String| ConfigError::new(&place, message);
         match key.get_ref().as_ref() {
             "address" => {
                 let text = source.scalar(value, "address")?;
-                address = Some((parse_portal(&text).map_err(wrong)?, text.contains(',')));
+                address = Some((parse_portal(&text).at(&place)?, text.contains(',')));
             }
             "group" => {
-                let tag = parse_group(&source.scalar(value, "group")?).map_err(wrong)?;
+                let tag = parse_group(&source.scalar(value, "group")?).at(&place)?;
                 group = Some((tag, place));
             }
             "tls" => tls = Some(parse_tls(source, value)?),
             other => return Err(unknown_key(&source.place(key.span().start), other, KEYS)),
         }
     }
-    let (portal, names_group) = address.ok_or_else(|| {
-        ConfigError::new(&place, "the portal has no address: add it, such as \"0.0.0.0:3260\"")
-    })?;
+    let (portal, names_group) =
+        address.ok_or("the portal has no address: add it, such as \"0.0.0.0:3260\"").at(&place)?;
     let group = match group {
         Some((_, place)) if names_group => {
             let message = "group: the address has a group as well; remove one of the two";

@@ -7,7 +7,7 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use super::file::{Source, unknown_key};
-use super::{ConfigError, portal::parse_group};
+use super::{AtPlace, ConfigError, portal::parse_group};
 
 /// Maximum length of a host name (RFC 1035 §2.3.4).
 const HOST_LENGTH_LIMIT: usize = 253;
@@ -64,14 +64,15 @@ pub(super) fn parse_host_and_port(text: &str, default_port: u16) -> Result<Strin
 }
 
 fn is_host(host: &str) -> bool {
-    let is_label = |label: &str| {
-        !label.is_empty() && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
-    };
     // A text of digits and dots alone must be an IPv4 address.
     let looks_numeric = host.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     host.len() <= HOST_LENGTH_LIMIT
-        && host.split('.').all(is_label)
+        && host.split('.').all(is_host_label)
         && (!looks_numeric || host.parse::<Ipv4Addr>().is_ok())
+}
+
+fn is_host_label(label: &str) -> bool {
+    !label.is_empty() && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
 }
 
 /// Parses `{ address = "host:port", permanent = true }`.
@@ -84,16 +85,15 @@ pub(super) fn parse_redirect(
     let table = table.ok_or_else(|| source.wrong_type(value, "redirect", wanted))?;
     let (mut address, mut permanent) = (None, false);
     for (key, value) in table {
-        let wrong = |message: String| ConfigError::new(source.place(value.span().start), message);
+        let place = source.place(value.span().start);
         match key.get_ref().as_ref() {
             "address" => {
                 let text = source.scalar(value, "address")?;
-                address = Some(parse_redirect_address(&text).map_err(wrong)?);
+                address = Some(parse_redirect_address(&text).at(place)?);
             }
             "permanent" => {
                 let text = source.scalar(value, "permanent")?;
-                let parsed = text.parse();
-                permanent = parsed.map_err(|_| wrong("permanent is true or false".into()))?;
+                permanent = text.parse().map_err(|_| "permanent is true or false").at(place)?;
             }
             other => return Err(unknown_key(&source.place(key.span().start), other, &KEYS)),
         }

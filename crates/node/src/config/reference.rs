@@ -144,14 +144,17 @@ pub(crate) fn tables() -> Vec<TableReference> {
 }
 
 fn table(heading: &str, text: &str, rows: &[Row]) -> TableReference {
-    let of_row = |(name, values, default, text): &Row| KeyReference {
+    let keys = rows.iter().map(key_reference).collect();
+    TableReference { heading: heading.to_owned(), text: text.to_owned(), keys }
+}
+
+fn key_reference((name, values, default, text): &Row) -> KeyReference {
+    KeyReference {
         name: (*name).to_owned(),
         values: (*values).to_owned(),
         default: Some((*default).to_owned())
             .filter(|default| !["", "-"].contains(&default.as_str())),
         is_required: *default == "-",
         text: (*text).to_owned(),
-    };
-    let keys = rows.iter().map(of_row).collect();
-    TableReference { heading: heading.to_owned(), text: text.to_owned(), keys }
+    }
 }

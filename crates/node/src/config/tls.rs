@@ -15,8 +15,8 @@ use std::path::PathBuf;
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::ConfigError;
 use super::file::{Source, parse_truth, unknown_key};
+use super::{AtPlace, ConfigError};
 
 const KEYS: &[&str] = &["certificate", "key", "client-ca", "require-client-certificate"];
 
@@ -59,11 +59,11 @@ pub(super) fn parse_tls(
             "client-ca" => client_ca = Some(PathBuf::from(text)),
             _ => {
                 let truth = parse_truth(name, &text);
-                require = Some((truth.map_err(|m| ConfigError::new(&place, m))?, place));
+                require = Some((truth.at(&place)?, place));
             }
         }
     }
-    let missing = |key: &str| ConfigError::new(&place, format!("tls has no {key}: add it"));
+    let missing = |key| ConfigError::missing(&place, "tls", key);
     if let Some((_, place)) = &require
         && client_ca.is_none()
     {

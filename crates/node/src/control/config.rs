@@ -584,13 +584,13 @@ mod tests {
 
     #[test]
     fn slow_change_does_not_block_others_for_hours() {
-        let change = |grace_seconds| {
+        let [longest, beyond] = [LONGEST_GRACE, LONGEST_GRACE + 1].map(|grace_seconds| {
             let options =
                 ChangeOptions { grace_seconds: Some(grace_seconds), ..ChangeOptions::default() };
             options.change(Vec::new(), &HeaderMap::new())
-        };
-        assert_eq!(change(LONGEST_GRACE).expect("taken").grace, Duration::from_secs(3600));
-        let refused = format!("{:?}", change(LONGEST_GRACE + 1).expect_err("refused"));
+        });
+        assert_eq!(longest.expect("taken").grace, Duration::from_secs(3600));
+        let refused = format!("{:?}", beyond.expect_err("refused"));
         assert!(refused.contains("field: Some(\"grace_seconds\")"), "{refused}");
     }
 }

@@ -535,12 +535,14 @@ mod tests {
         });
     }
 
+    async fn endless() -> Body {
+        Body::from_stream(futures_util::stream::repeat_with(|| {
+            Ok::<_, io::Error>(Bytes::from_static(&[b'x'; 1 << 16]))
+        }))
+    }
+
     #[test]
     fn connection_that_does_not_read_is_closed() {
-        let endless = || async {
-            let piece = || Ok::<_, io::Error>(Bytes::from_static(&[b'x'; 1 << 16]));
-            Body::from_stream(futures_util::stream::repeat_with(piece))
-        };
         let router = Router::new().route("/", get(endless));
         let limits = Limits { connections: 1, unread: SHORT, ..limits() };
         with(router, None, limits, |address| {
@@ -555,15 +557,15 @@ mod tests {
         });
     }
 
+    async fn leave_slot(axum::Extension(slot): axum::Extension<ConnectionSlot>) -> Body {
+        slot.leave();
+        let reported = futures_util::stream::once(async { Ok::<_, io::Error>(Bytes::from("x")) });
+        Body::from_stream(reported.chain(futures_util::stream::pending()))
+    }
+
     #[test]
     fn a_connection_that_left_its_place_is_not_counted() {
-        let stream = |axum::Extension(place): axum::Extension<ConnectionSlot>| async move {
-            place.leave();
-            let reported =
-                futures_util::stream::once(async { Ok::<_, io::Error>(Bytes::from("x")) });
-            Body::from_stream(reported.chain(futures_util::stream::pending()))
-        };
-        let router = Router::new().route("/", get(stream));
+        let router = Router::new().route("/", get(leave_slot));
         with(router, None, Limits { connections: 1, ..limits() }, |address| {
             let clients = [0; 5].map(|_| {
                 let mut client = client(address, REQUEST);

@@ -25,9 +25,9 @@ use super::schema::{
 };
 use super::{Api, VERSION, config, events, initiator_lines, lab, statistics, trace, volumes};
 use crate::config::{Portal, Redirect, parse_portal, parse_redirect_address};
-use crate::desired::{Key, ObjectKind};
+use crate::desired::ObjectKind;
 use crate::drain::{Outcome, Service, UnderWay, send_away};
-use crate::engine::{self, Usage};
+use crate::engine::Usage;
 use crate::events::Occurrence;
 use crate::fronts::iscsi::{ConnectionInfo, Front, Mailbox};
 use crate::metrics;
@@ -219,16 +219,7 @@ pub(super) async fn volumes(State(api): State<Api>) -> Json<VolumeList> {
     responses((status = 200, body = ProblemList), Failures)
 )]
 pub(super) async fn problems(State(api): State<Api>) -> Json<ProblemList> {
-    let problem = |problem: &engine::Problem| {
-        let Key { kind, name } = problem.lacking.key();
-        schema::Problem {
-            kind,
-            name,
-            problem: problem.why.clone(),
-            since_unix_seconds: unix_seconds(problem.since),
-        }
-    };
-    let problems = api.engine.problems().iter().map(problem).collect();
+    let problems = api.engine.problems().iter().map(schema::Problem::from).collect();
     Json(ProblemList { problems, warnings: api.engine.overcommitments() })
 }
 

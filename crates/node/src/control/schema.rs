@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::desired::{Document, Key, Object, ObjectKind, Orphan, Revision};
+use crate::engine;
 
 /// `GET /v1/sessions`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -94,13 +95,9 @@ pub struct Keys {
 
 impl From<&Parameters> for Keys {
     fn from(parameters: &Parameters) -> Self {
-        let digest = |kind| match kind {
-            DigestKind::None => "None".to_owned(),
-            DigestKind::Crc32c => "CRC32C".to_owned(),
-        };
         Self {
-            header_digest: digest(parameters.header_digest),
-            data_digest: digest(parameters.data_digest),
+            header_digest: digest_name(parameters.header_digest).to_owned(),
+            data_digest: digest_name(parameters.data_digest).to_owned(),
             max_connections: parameters.max_connections,
             initial_r2t: parameters.initial_r2t,
             immediate_data: parameters.immediate_data,
@@ -115,6 +112,14 @@ impl From<&Parameters> for Keys {
             data_sequence_in_order: parameters.data_sequence_in_order,
             error_recovery_level: parameters.error_recovery_level,
         }
+    }
+}
+
+/// Returns the standard's name of a digest (RFC 7143 §13.1).
+fn digest_name(kind: DigestKind) -> &'static str {
+    match kind {
+        DigestKind::None => "None",
+        DigestKind::Crc32c => "CRC32C",
     }
 }
 
@@ -200,6 +205,18 @@ pub struct Problem {
     pub problem: String,
     /// The start time of the problem, in seconds since 1970.
     pub since_unix_seconds: u64,
+}
+
+impl From<&engine::Problem> for Problem {
+    fn from(problem: &engine::Problem) -> Self {
+        let Key { kind, name } = problem.lacking.key();
+        Self {
+            kind,
+            name,
+            problem: problem.why.clone(),
+            since_unix_seconds: unix_seconds(problem.since),
+        }
+    }
 }
 
 /// `GET /v1/targets`.

@@ -441,10 +441,10 @@ mod tests {
     const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
     fn headers(list: &[(&'static str, &str)]) -> HeaderMap {
-        let header = |(name, value): &(&'static str, &str)| {
-            (name.parse().expect("a name"), value.parse().expect("a value"))
-        };
-        list.iter().map(header).collect()
+        let headers = list.iter().map(|(name, value)| {
+            (name.parse::<header::HeaderName>().expect("a name"), value.parse().expect("a value"))
+        });
+        headers.collect()
     }
 
     #[test]

@@ -340,11 +340,12 @@ mod tests {
         assert_eq!(serde_json::from_str::<Document>(&json).expect("read again"), document);
     }
 
+    fn target(name: &str, rest: &str) -> String {
+        format!("[[target]]\nname = \"iqn.2026-11.x:{name}\"\n{rest}\n")
+    }
+
     #[test]
     fn portals_that_went_keep_no_server_from_starting_and_nothing_else_from_changing() {
-        let target = |name: &str, rest: &str| {
-            format!("[[target]]\nname = \"iqn.2026-11.x:{name}\"\n{rest}\n")
-        };
         let bound = target("t", "groups = [2]") + &target("u", "allow = [{ certificate = \"x\" }]");
         assert!(compile(&bound).is_err(), "what is new is refused");
         let mut compiler = Compiler::new(Config::default());

@@ -1,5 +1,8 @@
 //! The document: the objects of a server as people and programs write them. In TOML it has the tables of the
 //! configuration file, in JSON the same keys. `Config` is made from it and checks it.
+//!
+//! serde refuses unknown keys (`deny_unknown_fields`) and lists the known ones; the crate `serde_ignored` would report
+//! only the path of an unknown key, after the document was accepted.
 
 mod values;
 

@@ -4,6 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
+use sarsen_io::random;
+
 use super::ChangeRefused;
 use super::cascade::take_out;
 use super::document::{Account, Document, ShownLuns, Target, Volume};
@@ -143,12 +145,11 @@ fn put(objects: &mut Objects, mut object: Object, folder: &Path) {
 
 /// Sets the permanent properties of a new volume.
 fn complete(volume: &mut Volume, folder: &Path) {
-    let number = || sarsen_io::random::number();
     // A pass-through device has its own identity.
     if volume.store != "sg" {
-        volume.serial.get_or_insert_with(|| format!("{:016x}", number()));
+        volume.serial.get_or_insert_with(|| format!("{:016x}", random::number()));
         // 3h: locally assigned.
-        volume.naa.get_or_insert_with(|| format!("3{:015x}", number() >> 4));
+        volume.naa.get_or_insert_with(|| format!("3{:015x}", random::number() >> 4));
     }
     if volume.store == "file" && volume.path.is_none() {
         let (folder, name) = (folder.join(VOLUMES), &volume.name);
@@ -156,7 +157,7 @@ fn complete(volume: &mut Volume, folder: &Path) {
         // A volume of that name was there before, and its data are, or what it kept beside them: they are not
         // this one's.
         let path = if path.exists() || metadata::beside(&path).exists() {
-            folder.join(format!("{name}-{:016x}.img", number()))
+            folder.join(format!("{name}-{:016x}.img", random::number()))
         } else {
             path
         };
@@ -171,17 +172,21 @@ fn keep_identity(volume: &mut Volume, before: &Volume) {
     if volume.store != before.store || is_another {
         return;
     }
-    let keep = |own: &mut Option<String>, before: &Option<String>| {
-        *own = own.take().or_else(|| before.clone());
-    };
     keep(&mut volume.path, &before.path);
     keep(&mut volume.serial, &before.serial);
     keep(&mut volume.naa, &before.naa);
     keep(&mut volume.state, &before.state);
-    volume.size = volume.size.take().or_else(|| before.size.clone());
-    volume.block_size = volume.block_size.or(before.block_size);
-    volume.protection = volume.protection.or(before.protection);
+    keep(&mut volume.size, &before.size);
+    keep(&mut volume.block_size, &before.block_size);
+    keep(&mut volume.protection, &before.protection);
     volume.encrypted |= before.encrypted;
+}
+
+/// Sets a property that the new version omits to its previous value.
+fn keep<T: Clone>(own: &mut Option<T>, before: &Option<T>) {
+    if own.is_none() {
+        own.clone_from(before);
+    }
 }
 
 /// Keeps the secret of an account where the new version omits it, as exported documents do.
@@ -359,14 +364,13 @@ mod tests {
     #[test]
     fn two_volumes_whose_names_change_hands_keep_their_files() {
         let mut objects = Objects::new();
-        let both = |first: &str, second: &str| {
-            format!(
+        for [first, second] in [["a", "b"], ["b", "a"]] {
+            let both = document(&format!(
                 "[[volume]]\nname = \"{first}\"\nserial = \"s1\"\npath = \"/1\"\n\
                  [[volume]]\nname = \"{second}\"\nserial = \"s2\"\npath = \"/2\"\n"
-            )
-        };
-        after(&mut objects, Edit::Apply(document(&both("a", "b")))).expect("valid");
-        after(&mut objects, Edit::Apply(document(&both("b", "a")))).expect("valid");
+            ));
+            after(&mut objects, Edit::Apply(both)).expect("valid");
+        }
         let of = |name: &str| (volume(&objects, name).serial, volume(&objects, name).path);
         assert_eq!(of("b"), (Some("s1".into()), Some("/1".into())));
         assert_eq!(of("a"), (Some("s2".into()), Some("/2".into())));

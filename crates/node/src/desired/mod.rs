@@ -181,10 +181,10 @@ fn remedy(key: &Key, is_left_out: bool) -> &'static str {
 }
 
 fn reported(interruptions: &[Interruption]) -> String {
-    let one = |interruption: &Interruption| {
-        format!("{} is used by {}", interruption.object, interruption.initiators.join(", "))
-    };
-    interruptions.iter().map(one).collect::<Vec<_>>().join("; ")
+    let sentences = interruptions.iter().map(|Interruption { object, initiators }| {
+        format!("{object} is used by {}", initiators.join(", "))
+    });
+    sentences.collect::<Vec<_>>().join("; ")
 }
 
 /// The desired state of a running server.

@@ -71,11 +71,8 @@ pub(super) fn places(object: &Object) -> Option<(PathBuf, PathBuf)> {
 fn owned(objects: &Objects) -> HashSet<(u64, u64)> {
     let places = objects.values().filter_map(|object| places(object));
     let places = places.flat_map(|(path, state)| [path, state]);
-    let identity = |path: PathBuf| {
-        let found = fs::metadata(path).ok()?;
-        Some((found.dev(), found.ino()))
-    };
-    places.filter_map(identity).collect()
+    let found = places.filter_map(|path| fs::metadata(path).ok());
+    found.map(|found| (found.dev(), found.ino())).collect()
 }
 
 /// Returns the orphans in a folder, by name. An open file is not an orphan yet: a change in progress has created it, or

@@ -103,18 +103,21 @@ impl fmt::Display for Step {
 impl fmt::Display for FieldChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { field, from, to } = self;
-        let value = |value: &Option<Value>| match value {
-            None => "(unset)".to_owned(),
-            Some(Value::String(text)) => text.clone(),
-            Some(value) => value.to_string(),
-        };
-        let (before, after) = (value(from), value(to));
+        let (before, after) = (render_value(from), render_value(to));
         if before.len().max(after.len()) > LONGEST_VALUE
             && let Some(counted) = counted(from.as_ref(), to.as_ref())
         {
             return write!(f, "{field} {counted}");
         }
         write!(f, "{field} {} -> {}", cut(before), cut(after))
+    }
+}
+
+fn render_value(value: &Option<Value>) -> String {
+    match value {
+        None => "(unset)".to_owned(),
+        Some(Value::String(text)) => text.clone(),
+        Some(value) => value.to_string(),
     }
 }
 
@@ -131,19 +134,7 @@ fn cut(mut text: String) -> String {
 
 /// Returns the number of differences between two lists or tables; `None` for other values.
 fn counted(from: Option<&Value>, to: Option<&Value>) -> Option<String> {
-    let parts = |value: Option<&Value>| -> Option<BTreeMap<String, String>> {
-        match value {
-            None => Some(BTreeMap::new()),
-            Some(Value::Object(table)) => {
-                Some(table.iter().map(|(key, value)| (key.clone(), value.to_string())).collect())
-            }
-            Some(Value::Array(list)) => {
-                Some(list.iter().map(|value| (value.to_string(), String::new())).collect())
-            }
-            Some(_) => None,
-        }
-    };
-    let (before, after) = (parts(from)?, parts(to)?);
+    let (before, after) = (entries(from)?, entries(to)?);
     let added = after.keys().filter(|key| !before.contains_key(*key)).count();
     let gone = before.keys().filter(|key| !after.contains_key(*key)).count();
     let changed = after.iter().filter(|(key, value)| before.get(*key).is_some_and(|b| b != *value));
@@ -151,6 +142,20 @@ fn counted(from: Option<&Value>, to: Option<&Value>) -> Option<String> {
     let reported = counts.iter().filter(|(count, _)| *count != 0);
     let reported: Vec<String> = reported.map(|(count, what)| format!("{count} {what}")).collect();
     Some(if reported.is_empty() { "in another order".to_owned() } else { reported.join(", ") })
+}
+
+/// Returns the values of a table by key, or the values of a list as keys.
+fn entries(value: Option<&Value>) -> Option<BTreeMap<String, String>> {
+    match value {
+        None => Some(BTreeMap::new()),
+        Some(Value::Object(table)) => {
+            Some(table.iter().map(|(key, value)| (key.clone(), value.to_string())).collect())
+        }
+        Some(Value::Array(list)) => {
+            Some(list.iter().map(|value| (value.to_string(), String::new())).collect())
+        }
+        Some(_) => None,
+    }
 }
 
 /// Returns the steps from `current` to `desired`: first renamings, then new objects, then changes, and last deletions.
@@ -199,22 +204,17 @@ pub fn plan(current: &Objects, desired: &Objects) -> Vec<Step> {
         new_name: None,
         changes: Vec::new(),
     }));
-    let order = |step: &Step| match step.action {
+    steps.sort_by_key(|step| match step.action {
         Action::Rename => 0,
         Action::Add => 1,
         Action::Change => 2,
         Action::Remove => 3,
-    };
-    steps.sort_by_key(order);
+    });
     steps
 }
 
 /// Returns the changes of each field except the name.
 fn changes(before: &Object, after: &Object) -> Vec<FieldChange> {
-    let fields = |object: &Object| match serde_json::to_value(object) {
-        Ok(Value::Object(fields)) => fields,
-        _ => serde_json::Map::new(),
-    };
     let (before, after) = (fields(before), fields(after));
     let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
     let changed =
@@ -230,6 +230,13 @@ fn changes(before: &Object, after: &Object) -> Vec<FieldChange> {
             FieldChange { field: name.clone(), from, to }
         })
         .collect()
+}
+
+fn fields(object: &Object) -> serde_json::Map<String, Value> {
+    match serde_json::to_value(object) {
+        Ok(Value::Object(fields)) => fields,
+        _ => serde_json::Map::new(),
+    }
 }
 
 /// Maximum lines of a plan that are stored with its revision.
@@ -271,21 +278,22 @@ mod tests {
         assert_eq!(lines(a, other), ["+ host h", "+ limits", "- volume a"]);
     }
 
+    fn default_portal_step(before: &str, after: &str) -> Option<String> {
+        default_portal(&objects(before), &objects(after)).map(|step| step.to_string())
+    }
+
     #[test]
     fn the_default_portal_is_closed_for_another_one_and_opened_for_the_last_that_goes() {
         let portal = |address: &str| format!("[[portal]]\naddress = \"{address}\"\n");
         let (one, two) = (portal("192.0.2.1:3260"), portal("192.0.2.2:3260"));
         let own = portal("127.0.0.1:3260");
-        let step = |before: &str, after: &str| {
-            default_portal(&objects(before), &objects(after)).map(|step| step.to_string())
-        };
         let closed = "- portal 127.0.0.1:3260: default true -> (unset)";
-        assert_eq!(step("", &one).as_deref(), Some(closed));
+        assert_eq!(default_portal_step("", &one).as_deref(), Some(closed));
         let opened = "+ portal 127.0.0.1:3260: default (unset) -> true";
-        assert_eq!(step(&one, "").as_deref(), Some(opened));
+        assert_eq!(default_portal_step(&one, "").as_deref(), Some(opened));
         let both = one.clone() + &two;
         for (before, after) in [("", ""), (&one, &both), (&both, &one), ("", &own), (&own, "")] {
-            assert_eq!(step(before, after), None, "{before} {after}");
+            assert_eq!(default_portal_step(before, after), None, "{before} {after}");
         }
     }
 
@@ -298,15 +306,16 @@ mod tests {
         assert_eq!(lines(a, &stranger), ["+ volume b", "- volume a"]);
     }
 
+    fn target(luns: std::ops::Range<u16>, alias: &str) -> String {
+        let luns: Vec<String> = luns.map(|lun| format!("{lun} = \"v{lun}\"")).collect();
+        format!(
+            "[[target]]\nname = \"iqn.x:t\"\nalias = \"{alias}\"\n[target.luns]\n{}\n",
+            luns.join("\n")
+        )
+    }
+
     #[test]
     fn stored_change_has_size_limit() {
-        let target = |luns: std::ops::Range<u16>, alias: &str| {
-            let luns: Vec<String> = luns.map(|lun| format!("{lun} = \"v{lun}\"")).collect();
-            format!(
-                "[[target]]\nname = \"iqn.x:t\"\nalias = \"{alias}\"\n[target.luns]\n{}\n",
-                luns.join("\n")
-            )
-        };
         let few = lines(&target(0..1, "a"), &target(1..2, "a"));
         assert_eq!(few, [r#"~ target iqn.x:t: luns {"0":"v0"} -> {"1":"v1"}"#]);
         let many = lines(&target(1..10_000, "a"), &target(0..9_998, "a"));
@@ -316,14 +325,14 @@ mod tests {
         assert_eq!(long, [reported]);
     }
 
+    fn account(secret: &str) -> Objects {
+        let secret = Some(secret.to_owned().into());
+        let account = Object::Account(Account { name: "a".into(), secret, ..Account::default() });
+        Objects::from([(account.key(), Arc::new(account))])
+    }
+
     #[test]
     fn secret_is_not_in_steps() {
-        let account = |secret: &str| {
-            let secret = Some(secret.to_owned().into());
-            let account =
-                Object::Account(Account { name: "a".into(), secret, ..Account::default() });
-            Objects::from([(account.key(), Arc::new(account))])
-        };
         let steps = plan(&account("secret number one"), &account("secret number two"));
         assert_eq!(steps[0].to_string(), "~ account a: secret (hidden) -> (hidden)");
         assert!(!serde_json::to_string(&steps).expect("JSON").contains("number"));

@@ -141,17 +141,11 @@ impl History {
     /// Returns the changes before this revision, the latest first.
     pub(super) fn history(&self, before: u64, limit: usize) -> Result<Vec<Revision>, StateError> {
         let mut files = locked(&self.files);
-        let damaged = |path: &Path, what: String| StateError::Damaged {
-            path: path.to_owned(),
-            what,
-            remedy: "start the server again, which repairs the state from its copy".into(),
-        };
         let path = files.path.clone();
         let bodies = files.main().and_then(|main| records::revisions(main, before, limit));
-        let bodies = bodies.map_err(|error| damaged(&path, error.to_string()))?;
-        let revision = |body: &Vec<u8>| serde_json::from_slice(body);
-        let revisions = bodies.iter().map(revision).collect::<Result<_, _>>();
-        revisions.map_err(|error| damaged(&path, error.to_string()))
+        let bodies = bodies.map_err(|error| needs_repair(&path, &error))?;
+        let revisions = bodies.iter().map(|body| serde_json::from_slice(body));
+        revisions.collect::<Result<_, _>>().map_err(|error| needs_repair(&path, &error))
     }
 }
 
@@ -253,9 +247,9 @@ impl Files {
                     let revision = revision.into_iter().flat_map(revision_rows);
                     let whole: Vec<Row> = objects.chain(pending_size).chain(revision).collect();
                     let written = records::write(main, Base::Any, number, &whole)?;
-                    written.ok_or_else(|| DatabaseError::Damaged("it was not written".into()))
+                    written.ok_or_else(|| DatabaseError::damaged("it was not written"))
                 }
-                (None, None) => Err(DatabaseError::Damaged("the last change is not known".into())),
+                (None, None) => Err(DatabaseError::damaged("the last change is not known")),
             }
         });
         match written {
@@ -311,7 +305,7 @@ impl Files {
 fn copied(path: &Path, head: &Head) -> Result<Connection, DatabaseError> {
     match records::open(path, |_, _, _| Ok(()))? {
         (copy, found) if found == *head => Ok(copy),
-        _ => Err(DatabaseError::Damaged("it is not what was copied".into())),
+        _ => Err(DatabaseError::damaged("it is not what was copied")),
     }
 }
 
@@ -457,7 +451,7 @@ fn repair(
     *contents = Contents::default();
     let (main, head) = records::open(path, |kind, name, body| contents.add(kind, name, body))?;
     if head != copied {
-        return Err(DatabaseError::Damaged("it is not what was copied".into()));
+        return Err(DatabaseError::damaged("it is not what was copied"));
     }
     let (path, revision) = (path.display().to_string(), head.revision);
     warn!(path, why, aside, revision, "the state was repaired from its copy");
@@ -467,11 +461,15 @@ fn repair(
 
 /// Returns a trace of an earlier state in a folder.
 fn trace(folder: &Path) -> Option<PathBuf> {
-    let is_filled = |path: &PathBuf| match fs::read_dir(path) {
+    TRACES.iter().map(|name| folder.join(name)).find(|path| is_filled(path))
+}
+
+/// Returns whether there is a file, or a folder that is not empty.
+fn is_filled(path: &Path) -> bool {
+    match fs::read_dir(path) {
         Ok(mut entries) => entries.next().is_some(),
         Err(_) => path.exists(),
-    };
-    TRACES.iter().map(|name| folder.join(name)).find(is_filled)
+    }
 }
 
 impl Contents {
@@ -505,14 +503,21 @@ fn owed_row(serial: &str, length: Option<u64>) -> Row {
 
 /// Returns the rows that write a revision, and delete one that is too old.
 fn revision_rows(revision: &Revision) -> impl Iterator<Item = Row> {
-    let row = |revision: u64, body| Row {
-        kind: RecordKind::Revision,
-        name: records::revision_name(revision),
-        body,
-    };
     let body = serde_json::to_vec(revision).expect("our own types are JSON");
-    let old = revision.revision.checked_sub(HISTORY).map(|old| row(old, None));
-    [Some(row(revision.revision, Some(body))), old].into_iter().flatten()
+    let old = revision.revision.checked_sub(HISTORY).map(|old| revision_row(old, None));
+    [Some(revision_row(revision.revision, Some(body))), old].into_iter().flatten()
+}
+
+fn revision_row(revision: u64, body: Option<Vec<u8>>) -> Row {
+    Row { kind: RecordKind::Revision, name: records::revision_name(revision), body }
+}
+
+fn needs_repair(path: &Path, error: &dyn std::error::Error) -> StateError {
+    StateError::Damaged {
+        path: path.to_owned(),
+        what: error.to_string(),
+        remedy: "start the server again, which repairs the state from its copy".into(),
+    }
 }
 
 fn not_opened(path: &Path, error: DatabaseError) -> StateError {

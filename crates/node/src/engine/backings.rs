@@ -40,6 +40,16 @@ impl ShownVolume {
         }
     }
 
+    fn usage(&self) -> Usage {
+        let file = self.file.upgrade().map(|file| file.room());
+        let room = file.or_else(|| self.memory.upgrade().map(|memory| memory.room()));
+        Usage {
+            size: self.geometry.byte_count(),
+            allocated: room.map(|room| room.allocated),
+            free: room.and_then(|room| room.free),
+        }
+    }
+
     fn responds(&self) -> bool {
         self.unit.upgrade().is_none_or(|unit| unit.responds())
     }
@@ -90,6 +100,17 @@ impl SpaceReservation {
             is_new,
         })
     }
+
+    /// Returns the sentence for a file system with less free space than these volumes may still need.
+    fn overcommitment(&self) -> String {
+        format!(
+            "the volumes on the file system of {} may still take {}, and {} are free there: when it is full, their \
+             writes fail. Make room there before that, or use smaller volumes",
+            self.path.parent().unwrap_or(&self.path).display(),
+            render_size(self.outstanding),
+            render_size(self.free)
+        )
+    }
 }
 
 /// Returns a sentence for each file system with less free space than its volumes may still need, if a new or grown
@@ -107,17 +128,9 @@ pub(super) fn overcommitments(promises: impl Iterator<Item = SpaceReservation>) 
         })
         .or_insert(promise);
     }
-    let is_too_much = |sum: &&SpaceReservation| sum.is_new && sum.outstanding > sum.free;
-    let tell = |SpaceReservation { path, outstanding, free, .. }: &SpaceReservation| {
-        let folder = path.parent().unwrap_or(path).display();
-        format!(
-            "the volumes on the file system of {folder} may still take {}, and {} are free there: when it is full, \
-             their writes fail. Make room there before that, or use smaller volumes",
-            render_size(*outstanding),
-            render_size(*free)
-        )
-    };
-    by_file_system.values().filter(is_too_much).map(tell).collect()
+    let is_overcommitted = |sum: &&SpaceReservation| sum.is_new && sum.outstanding > sum.free;
+    let overcommitted = by_file_system.values().filter(is_overcommitted);
+    overcommitted.map(SpaceReservation::overcommitment).collect()
 }
 
 /// The checks in progress, by file system: a hanging check does not delay the others.
@@ -194,25 +207,15 @@ impl Engine {
     pub(crate) fn overcommitments(&self) -> Vec<String> {
         let shown = self.shown().volumes;
         let files = shown.values().filter_map(|volume| volume.file.upgrade());
-        let promise = |file: Arc<FileStore>| {
+        overcommitments(files.filter_map(|file| {
             SpaceReservation::of_file(&file, file.geometry().byte_count(), true)
-        };
-        overcommitments(files.filter_map(promise))
+        }))
     }
 
     /// Returns the sizes of the open volumes and the space that they use, by name.
     pub(crate) fn volume_usage(&self) -> Vec<(String, Usage)> {
-        let usage = |(name, volume): (&String, &ShownVolume)| {
-            let size = volume.geometry.byte_count();
-            let file = volume.file.upgrade().map(|file| file.room());
-            let room = file.or_else(|| volume.memory.upgrade().map(|memory| memory.room()));
-            let allocated = room.map(|room| room.allocated);
-            (
-                name.clone(),
-                Usage { size, allocated, free: room.and_then(|BackingSpace { free, .. }| free) },
-            )
-        };
-        self.shown().volumes.iter().map(usage).collect()
+        let volumes = self.shown().volumes;
+        volumes.iter().map(|(name, volume)| (name.clone(), volume.usage())).collect()
     }
 }
 
@@ -220,21 +223,30 @@ impl Engine {
 mod tests {
     use super::*;
 
+    fn reservation(file_system: u64, outstanding: u64, is_new: bool) -> SpaceReservation {
+        SpaceReservation { file_system, path: "/srv/a.img".into(), outstanding, free: 100, is_new }
+    }
+
     #[test]
     fn unallocated_sum_above_free_space_is_overcommitment() {
-        let promise = |file_system, outstanding, is_new| SpaceReservation {
-            file_system,
-            path: "/srv/a.img".into(),
-            outstanding,
-            free: 100,
-            is_new,
-        };
         let reported =
             |promises: &[SpaceReservation]| overcommitments(promises.iter().cloned()).len();
-        assert_eq!(reported(&[promise(1, 60, false), promise(1, 40, true)]), 0, "all of it fits");
-        assert_eq!(reported(&[promise(1, 60, false), promise(1, 41, true)]), 1);
-        assert_eq!(reported(&[promise(1, 60, false), promise(2, 41, true)]), 0, "elsewhere");
-        assert_eq!(reported(&[promise(1, 160, false), promise(2, 41, true)]), 0, "told before");
-        assert_eq!(reported(&[promise(1, u64::MAX, true), promise(1, 2, true)]), 1);
+        assert_eq!(
+            reported(&[reservation(1, 60, false), reservation(1, 40, true)]),
+            0,
+            "all of it fits"
+        );
+        assert_eq!(reported(&[reservation(1, 60, false), reservation(1, 41, true)]), 1);
+        assert_eq!(
+            reported(&[reservation(1, 60, false), reservation(2, 41, true)]),
+            0,
+            "elsewhere"
+        );
+        assert_eq!(
+            reported(&[reservation(1, 160, false), reservation(2, 41, true)]),
+            0,
+            "told before"
+        );
+        assert_eq!(reported(&[reservation(1, u64::MAX, true), reservation(1, 2, true)]), 1);
     }
 }

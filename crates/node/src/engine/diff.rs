@@ -173,15 +173,12 @@ fn refuse_other_blocks(known: &VolumeConfig, desired: &VolumeConfig) -> Result<(
     if known.block_size == desired.block_size {
         return Ok(());
     }
-    Err(ChangeError::Impossible {
-        volume: desired.name.clone(),
-        why: format!(
-            "was written in blocks of {} bytes, and would be something else in blocks of {}: leave block-size as it \
-             is",
-            known.block_size.bytes(),
-            desired.block_size.bytes()
-        ),
-    })
+    let why = format!(
+        "was written in blocks of {} bytes, and would be something else in blocks of {}: leave block-size as it is",
+        known.block_size.bytes(),
+        desired.block_size.bytes()
+    );
+    Err(ChangeError::impossible(&desired.name, why))
 }
 
 impl VolumeSteps {
@@ -361,11 +358,8 @@ fn refuse_loss_of_memory(old: &Volume, desired: &VolumeConfig) -> Result<(), Cha
     if !matches!(old.config.store, StoreConfig::Ram { .. }) {
         return Ok(());
     }
-    Err(ChangeError::Impossible {
-        volume: desired.name.clone(),
-        why: "is in memory, and what it holds would be lost with this change: remove it and make another one"
-            .into(),
-    })
+    let why = "is in memory, and what it holds would be lost with this change: remove it and make another one";
+    Err(ChangeError::impossible(&desired.name, why))
 }
 
 fn fate(
@@ -373,8 +367,7 @@ fn fate(
     desired: &VolumeConfig,
     has_other_identity: bool,
 ) -> Result<VolumeTransition, ChangeError> {
-    let volume = &desired.name;
-    let refuse = |why: String| Err(ChangeError::Impossible { volume: volume.clone(), why });
+    let refuse = |why| Err(ChangeError::impossible(&desired.name, why));
     let now = old.size();
     let wanted = size_of(desired).unwrap_or(now);
     let is_same_place = data_place(&old.config) == data_place(desired);
@@ -477,10 +470,7 @@ impl TargetSteps {
                 continue;
             };
             found.insert(old.name.as_str());
-            let reached = |target: &TargetConfig, groups: &BTreeSet<u16>| -> BTreeSet<u16> {
-                groups.iter().copied().filter(|group| target.is_reached_through(*group)).collect()
-            };
-            let lost_groups = &reached(old, &groups_before) - &reached(target, &groups);
+            let lost_groups = &old.reached_groups(&groups_before) - &target.reached_groups(&groups);
             let is_same_unit = |lun: &u16, name: &str| {
                 target.luns.get(lun).is_some_and(|new| {
                     !opened.contains(new.as_str())
@@ -503,16 +493,13 @@ impl TargetSteps {
                 let loss = TargetLoss::Part { groups: lost_groups, luns };
                 steps.losses.insert(target.name.clone(), loss);
             }
-            let state = |target: &TargetConfig, group| {
-                target.access.get(&group).copied().unwrap_or(AccessState::Optimized)
-            };
             let named = old.access.keys().chain(target.access.keys()).copied();
             let named: BTreeSet<u16> = named.filter(|group| groups.contains(group)).collect();
             let access = named
                 .into_iter()
                 .filter(|&group| target.is_reached_through(group))
-                .filter(|&group| state(old, group) != state(target, group))
-                .map(|group| (group, state(target, group)))
+                .filter(|&group| old.access_state(group) != target.access_state(group))
+                .map(|group| (group, target.access_state(group)))
                 .collect();
             steps.changed.push(TargetChange { index, access });
         }

@@ -23,7 +23,6 @@ use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::Geometry;
 use sarsen_io::cores::Cores;
 use sarsen_io::time;
-use sarsen_scsi::AccessState;
 use sarsen_scsi::{Array, LogicalUnit, Lun, TargetPort};
 use tokio::sync::watch;
 use tracing::{error, info};
@@ -359,13 +358,13 @@ impl Engine {
 
     /// Returns the metrics as OpenMetrics text.
     pub(crate) fn metrics(&self) -> String {
-        let room = |(name, usage): (String, Usage)| VolumeSpace {
+        let usage = self.volume_usage().into_iter();
+        let spaces = usage.map(|(name, Usage { size, allocated, .. })| VolumeSpace {
             name,
-            size: usage.size,
-            allocated: usage.allocated,
-        };
-        let rooms = self.volume_usage().into_iter().map(room).collect();
-        self.front.access.metrics.show_volumes(rooms);
+            size,
+            allocated,
+        });
+        self.front.access.metrics.show_volumes(spaces.collect());
         self.front.metrics()
     }
 
@@ -462,7 +461,7 @@ fn in_force_at_start(config: &Config) -> Config {
 /// Returns the ports of a target, one for each portal group.
 fn target_ports(target: &TargetConfig, groups: &BTreeSet<u16>) -> Vec<TargetPort> {
     let port = |&tag: &u16| TargetPort {
-        access_state: target.access.get(&tag).copied().unwrap_or(AccessState::Optimized),
+        access_state: target.access_state(tag),
         is_preferred: target.preferred == Some(tag),
         ..TargetPort::of_portal_group(&target.name, tag)
     };
@@ -555,6 +554,15 @@ mod tests {
         assert_eq!(engine.config().targets.len(), 1);
     }
 
+    fn ruled_config(rules: &str, rest: &str) -> Config {
+        let text = format!(
+            "listen = [\"127.0.0.1:0\"]\n\
+             [[volume]]\nname = \"a\"\nstore = \"ram\"\nsize = \"1MiB\"\nserial = \"s\"\n\
+             [[target]]\nname = \"iqn.2026-11.test:t\"\nluns = [\"a\"]\n{rules}\n{rest}"
+        );
+        parse_file(Path::new("s.toml"), &text).and_then(Config::finish).expect("valid")
+    }
+
     #[test]
     fn a_server_that_starts_with_rules_and_one_that_takes_them_over_have_the_same_in_force() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -565,21 +573,12 @@ mod tests {
             set_permissions(&path, Permissions::from_mode(0o600)).expect("a mode");
             accounts += &format!("[[account]]\nname = \"{name}\"\nsecret-file = {path:?}\n");
         }
-        let parsed = |rules: &str, rest: &str| {
-            let text = format!(
-                "listen = [\"127.0.0.1:0\"]\n\
-                 [[volume]]\nname = \"a\"\nstore = \"ram\"\nsize = \"1MiB\"\nserial = \"s\"\n\
-                 [[target]]\nname = \"iqn.2026-11.test:t\"\nluns = [\"a\"]\n{rules}\n{rest}"
-            );
-            let config = parse_file(Path::new("s.toml"), &text).and_then(Config::finish);
-            config.expect("valid")
-        };
         let rest = format!(
             "{accounts}[discovery]\nchap = [\"host\"]\nown-account = \"san\"\n\
              [[host]]\nname = \"slow\"\ninitiators = [\"iqn.2026-11.test:slow\"]\niops = 1\n"
         );
         let rules = "chap = [\"host\"]\nown-account = \"san\"\nallow = [{ host = \"slow\", read-only = true }]";
-        let ruled = parsed(rules, &rest);
+        let ruled = ruled_config(rules, &rest);
         let expected = Policy::compile(&ruled, None).expect("a policy");
         let holds = |engine: &Engine, how: &str| {
             assert!(*engine.front.access.policy() == expected, "{how}: other rules are in force");
@@ -593,7 +592,7 @@ mod tests {
         };
         holds(&started(&ruled).0, "started");
         for cause in [Cause::Edit, Cause::Reload] {
-            let (engine, _cores) = started(&parsed("", ""));
+            let (engine, _cores) = started(&ruled_config("", ""));
             assert!(*engine.front.access.policy() != expected, "nothing is shown");
             let prepared = engine.prepare(ruled.clone(), cause.clone()).expect("prepared");
             let ready = block_on(FileEngine::Pool, prepared.clear(None)).expect("a runtime");

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 
 use sarsen_io::net::Listener;
@@ -139,12 +140,8 @@ impl PortalSteps {
         desired: &PortalConfig,
         encryption: Option<Encryption>,
     ) {
-        let clients = |portal: &PortalConfig| {
-            let tls = portal.tls.as_ref()?;
-            Some((tls.client_ca.clone(), tls.require_client_certificate))
-        };
         let is_same_door = running.configured.group == desired.group
-            && clients(&running.configured) == clients(desired);
+            && client_verification(&running.configured) == client_verification(desired);
         self.next.push(match encryption {
             Some(encryption) if is_same_door => NextPortal::Renewed(number, encryption),
             encryption => {
@@ -159,6 +156,12 @@ impl PortalSteps {
     pub(super) fn is_late(&self) -> bool {
         self.next.iter().any(|next| matches!(next, NextPortal::Late(_)))
     }
+}
+
+/// Returns how a portal with TLS verifies its clients.
+fn client_verification(portal: &PortalConfig) -> Option<(Option<&Path>, bool)> {
+    let tls = portal.tls.as_ref()?;
+    Some((tls.client_ca.as_deref(), tls.require_client_certificate))
 }
 
 /// Reads the certificates of a portal with TLS.

@@ -125,10 +125,7 @@ impl Volume {
     /// may hold the only remaining data.
     pub(crate) fn check_reattachment(&self) -> Result<(), ChangeError> {
         let StoreConfig::File { path, .. } = &self.config.store else { return Ok(()) };
-        let refuse = |why: String| {
-            let volume = self.config.name.clone();
-            Err(ChangeError::Impossible { volume, why })
-        };
+        let refuse = |why| Err(ChangeError::impossible(&self.config.name, why));
         let had = self.file_length().unwrap_or(0);
         match fs::metadata(path) {
             Err(error) => refuse(format!(
@@ -222,16 +219,13 @@ impl NewFiles {
     /// Returns the missing files of the volume that its opening may create. A symbolic link counts as existing,
     /// whatever its destination.
     pub(crate) fn missing_of(config: &VolumeConfig, open_mode: OpenMode) -> Self {
-        let is_missing = |path: &PathBuf| {
-            fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
-        };
         let made = match open_mode {
             OpenMode::OpenOrCreate | OpenMode::Create => 0..,
             OpenMode::Existing { has_state: false, .. } => 1..,
             OpenMode::Existing { .. } => return Self::default(),
         };
         let places = places(config).into_iter().skip(made.start);
-        Self { missing: places.filter(is_missing).collect(), made: Vec::new() }
+        Self { missing: places.filter(|path| is_missing(path)).collect(), made: Vec::new() }
     }
 
     /// Records which of the missing files exist now, after the opening of the volume succeeded or failed.
@@ -267,6 +261,10 @@ impl Drop for NewFiles {
     }
 }
 
+fn is_missing(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+}
+
 /// Returns the paths that an open volume uses exclusively. Another volume can use them only after it.
 pub(crate) fn places(config: &VolumeConfig) -> Vec<PathBuf> {
     match &config.store {
@@ -286,14 +284,14 @@ pub(super) fn check_settled(config: &VolumeConfig) -> Result<(), StoreError> {
         return Ok(());
     };
     match time::wall_clock().duration_since(written) {
-        Ok(age) if age < UNWRITTEN_FOR => Err(StoreError::Unfit {
-            path: path.to_owned(),
-            problem: format!(
+        Ok(age) if age < UNWRITTEN_FOR => {
+            let problem = format!(
                 "was written a moment ago: the volume is served when {} seconds pass without a write. If a program is \
                  still restoring the file, move it away until that is done",
                 UNWRITTEN_FOR.as_secs()
-            ),
-        }),
+            );
+            Err(StoreError::unfit(path, problem))
+        }
         // The clock of a file server may be ahead; this does not prevent the service of a volume.
         Ok(_) | Err(_) => Ok(()),
     }

@@ -150,7 +150,7 @@ impl Log {
             self.last = last(&opened)?;
             self.connection = Some(opened);
         }
-        self.connection.as_mut().ok_or_else(|| DatabaseError::Damaged("it is not open".into()))
+        self.connection.as_mut().ok_or_else(|| DatabaseError::damaged("it is not open"))
     }
 
     /// Renames the file and begins a new one. The numbers of events continue, if the last intact one can be read.

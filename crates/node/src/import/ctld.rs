@@ -8,7 +8,7 @@ use std::path::Path;
 
 use sarsen_scsi::Designator;
 
-use super::draft::{Draft, DraftIdentity, TargetDraft, every_address, naa};
+use super::draft::{Draft, DraftIdentity, TargetDraft, every_address, naa, truncated};
 use super::strictest::common_rules;
 use super::ucl::{self, Node};
 use super::{Files, ImportError, Imported};
@@ -241,12 +241,9 @@ impl Access {
         if !self.lets_in() {
             return Vec::new();
         }
-        let options = |has: bool, values: &[String]| -> Vec<Option<String>> {
-            if has { values.iter().cloned().map(Some).collect() } else { vec![None] }
-        };
         let mut rules = Vec::new();
-        for initiator in options(self.has_names, &self.names) {
-            for address in options(self.has_addresses, &self.addresses) {
+        for initiator in conditions(self.has_names, &self.names) {
+            for address in conditions(self.has_addresses, &self.addresses) {
                 rules.push(Rule { initiator: initiator.clone(), address, ..Rule::default() });
             }
         }
@@ -292,16 +289,26 @@ impl Access {
     }
 }
 
+/// Returns the values of a condition, or `None` in place of a condition that the group does not have.
+fn conditions(has: bool, values: &[String]) -> Vec<Option<String>> {
+    if has { values.iter().cloned().map(Some).collect() } else { vec![None] }
+}
+
 /// Parses `user secret [mutual-user mutual-secret]`, or objects with these keys.
 fn credentials(setting: &Node) -> Vec<Vec<String>> {
-    let of = |node: &Node| {
-        let keys = ["user", "secret", "mutual-user", "mutual-secret"];
-        keys.iter().map_while(|key| node.value(key).map(str::to_owned)).collect()
-    };
     if !setting.words.is_empty() {
         return vec![setting.words.clone()];
     }
-    if setting.is_section { vec![of(setting)] } else { setting.nodes.iter().map(of).collect() }
+    if setting.is_section {
+        vec![credential_words(setting)]
+    } else {
+        setting.nodes.iter().map(credential_words).collect()
+    }
+}
+
+fn credential_words(node: &Node) -> Vec<String> {
+    let keys = ["user", "secret", "mutual-user", "mutual-secret"];
+    keys.iter().map_while(|key| node.value(key).map(str::to_owned)).collect()
 }
 
 fn take_portal_group(draft: &mut Draft, world: &CtldContext, node: &Node) -> PortalGroup {
@@ -470,14 +477,14 @@ fn units(node: &Node) -> Vec<(String, Node)> {
         let words = node.words[1..].to_vec();
         return vec![(number.clone(), Node { words, ..node.clone() })];
     }
-    let of = |within: &Node| match within.value("number") {
+    let units = node.nodes.iter().map(|within| match within.value("number") {
         Some(number) => {
             let words = within.value("name").map(str::to_owned).into_iter().collect();
             (number.to_owned(), Node { words, ..within.clone() })
         }
         None => (within.key.clone(), within.clone()),
-    };
-    node.nodes.iter().map(of).collect()
+    });
+    units.collect()
 }
 
 fn take_lun(
@@ -660,7 +667,6 @@ struct LunOptions {
 fn identify(draft: &mut Draft, node: &Node, name: &str, volume: &mut Volume, given: LunOptions) {
     let place = node.place.as_str();
     let (serial, device_id) = (node.value("serial"), node.value("device-id"));
-    let cut = |text: &str, longest: usize| text.chars().take(longest).collect::<String>();
     let (Some(serial), Some(device_id)) = (serial, device_id) else {
         let (what, keys) = match (serial, device_id) {
             (None, None) => ("serial and device-id", "MYSERIAL and MYDEVID"),
@@ -674,11 +680,11 @@ fn identify(draft: &mut Draft, node: &Node, name: &str, volume: &mut Volume, giv
         draft.lose(place, format!("lun {name} without {what}"), remedy);
         let fits =
             |serial: &&str| !serial.is_empty() && serial.bytes().all(|b| b.is_ascii_graphic());
-        volume.serial = serial.filter(fits).map(|serial| cut(serial, LONGEST_SERIAL));
+        volume.serial = serial.filter(fits).map(|serial| truncated(serial, LONGEST_SERIAL));
         return;
     };
     let vendor = given.vendor.unwrap_or_else(|| VENDOR.to_owned());
-    let t10 = format!("{:8}{}", cut(&vendor, 8), cut(device_id, LONGEST_DEVICE_ID));
+    let t10 = format!("{:8}{}", truncated(&vendor, 8), truncated(device_id, LONGEST_DEVICE_ID));
     let hexadecimal = |text: &str| text.trim().trim_start_matches("0x").replace('-', "");
     let eui = given.eui.map(|eui| format!("eui:{}", hexadecimal(&eui)));
     let registered = given.naa.as_deref().map(hexadecimal);
@@ -699,7 +705,7 @@ fn identify(draft: &mut Draft, node: &Node, name: &str, volume: &mut Volume, giv
         vendor,
         product: given.product.unwrap_or_else(|| PRODUCT.to_owned()),
         revision: given.revision.unwrap_or_else(|| REVISION.to_owned()),
-        serial: cut(serial, LONGEST_SERIAL),
+        serial: truncated(serial, LONGEST_SERIAL),
         designators: designators.into_iter().flatten().collect(),
     };
     draft.identify(place, volume, shown);

@@ -9,7 +9,9 @@ use sarsen_scsi::{Designator, Naa};
 
 use super::portals::{Assigned, Ways};
 use super::{Complaint, Imported, Weight, shown_key};
-use crate::config::{parse_network, parse_portal, parse_size, target_name_fault};
+use crate::config::{
+    is_iscsi_name_byte, parse_network, parse_portal, parse_size, target_name_fault,
+};
 use crate::desired::Document;
 use crate::desired::document::{
     Account, Discovery, Host, Luns, Rule, ShownLuns, Size, Target, Volume,
@@ -67,6 +69,15 @@ pub(super) struct DraftRule {
     pub(super) shown: BTreeMap<u16, String>,
     /// The LUNs that are write-protected.
     pub(super) protected: BTreeSet<u16>,
+}
+
+impl DraftRule {
+    /// Returns the visible volumes that are write-protected, or those that are not.
+    fn volumes(&self, protected: bool) -> BTreeSet<String> {
+        let shown = self.shown.iter();
+        let volumes = shown.filter(|(lun, _)| self.protected.contains(lun) == protected);
+        volumes.map(|(_, volume)| volume.clone()).collect()
+    }
 }
 
 /// A volume's identity in the source program, which may not be valid in sarsen.
@@ -208,7 +219,7 @@ impl Draft {
         text: &str,
         longest: usize,
     ) -> Option<String> {
-        let cut: String = text.chars().take(longest).collect();
+        let cut = truncated(text, longest);
         let trimmed = cut.trim_end();
         let is_printable = trimmed.bytes().all(|b| b == b' ' || b.is_ascii_graphic());
         if trimmed.is_empty() || !is_printable || trimmed.starts_with(' ') {
@@ -321,12 +332,8 @@ impl Draft {
     /// Sets the rules of a target. A volume that no initiator may write becomes read-only. Rules cannot grant write
     /// access to only some of their volumes.
     pub(super) fn show(&mut self, target: &mut TargetDraft, showings: Vec<DraftRule>) {
-        let volumes = |showing: &DraftRule, protected: bool| -> BTreeSet<String> {
-            let is_so = |(lun, _): &(&u16, &String)| showing.protected.contains(lun) == protected;
-            showing.shown.iter().filter(is_so).map(|(_, volume)| volume.clone()).collect()
-        };
-        let writable: BTreeSet<_> = showings.iter().flat_map(|one| volumes(one, false)).collect();
-        let protected: BTreeSet<_> = showings.iter().flat_map(|one| volumes(one, true)).collect();
+        let writable: BTreeSet<_> = showings.iter().flat_map(|one| one.volumes(false)).collect();
+        let protected: BTreeSet<_> = showings.iter().flat_map(|one| one.volumes(true)).collect();
         let count = showings.len();
         for DraftRule { place, mut rule, mut shown, protected: mut luns } in showings {
             let all = !shown.is_empty() && luns.len() == shown.len();
@@ -434,9 +441,8 @@ impl Draft {
     pub(super) fn initiators(&mut self, place: &str, text: &str) -> Option<String> {
         let name = text.to_ascii_lowercase();
         let beginning = name.strip_suffix('*');
-        let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.:".contains(&b);
         let valid = match beginning {
-            Some(beginning) => beginning.bytes().all(allowed),
+            Some(beginning) => beginning.bytes().all(is_iscsi_name_byte),
             None => target_name_fault(&name).is_none(),
         };
         if valid {
@@ -685,14 +691,15 @@ pub(super) fn naa(digits: &str) -> Option<Designator> {
 
 /// Moves rules without conditions to the end: they would hide the rules after them.
 fn order_rules(rules: &mut [Rule]) {
-    let is_open = |rule: &Rule| {
-        rule.host.is_none()
-            && rule.initiator.is_none()
-            && rule.address.is_none()
-            && rule.account.is_none()
-            && rule.certificate.is_none()
-    };
-    rules.sort_by_key(is_open);
+    rules.sort_by_key(has_no_condition);
+}
+
+fn has_no_condition(rule: &Rule) -> bool {
+    rule.host.is_none()
+        && rule.initiator.is_none()
+        && rule.address.is_none()
+        && rule.account.is_none()
+        && rule.certificate.is_none()
 }
 
 /// Returns whether a volume of this store can be read-only.
@@ -703,8 +710,13 @@ fn can_be_protected(volume: &Volume) -> bool {
 fn volume_name(wanted: &str) -> String {
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
     let name = wanted.to_ascii_lowercase().replace(|c| !allowed(c), "-");
-    let name: String = name.trim_matches('-').chars().take(LONGEST_VOLUME_NAME).collect();
+    let name = truncated(name.trim_matches('-'), LONGEST_VOLUME_NAME);
     if name.is_empty() { "volume".to_owned() } else { name }
+}
+
+/// Returns the first `longest` characters.
+pub(super) fn truncated(text: &str, longest: usize) -> String {
+    text.chars().take(longest).collect()
 }
 
 fn first_of(address: IpAddr, length: u32) -> Option<IpAddr> {

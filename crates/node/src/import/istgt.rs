@@ -9,7 +9,7 @@ use std::path::Path;
 
 use sarsen_scsi::Designator;
 
-use super::draft::{Draft, DraftIdentity, TargetDraft, naa};
+use super::draft::{Draft, DraftIdentity, TargetDraft, naa, truncated};
 use super::strictest::common_rules;
 use super::{Files, ImportError, Imported};
 use crate::desired::document::{Rule, Size, Volume};
@@ -114,6 +114,12 @@ impl Section {
         self.name.trim_end_matches(|c: char| c.is_ascii_digit())
     }
 
+    /// Returns whether it names a group of accounts.
+    fn names_groups(&self) -> bool {
+        let keys = ["AuthGroup", "DiscoveryAuthGroup"];
+        keys.iter().any(|key| self.word(key, 0).is_some_and(|word| word != "None"))
+    }
+
     fn number(&self) -> Option<u64> {
         self.name[self.kind().len()..].parse().ok()
     }
@@ -201,11 +207,7 @@ impl Accounts {
         files: &dyn Files,
     ) -> Result<Self, ImportError> {
         let mut accounts = Self { groups: BTreeMap::new() };
-        let names_groups = |section: &Section| {
-            let keys = ["AuthGroup", "DiscoveryAuthGroup"];
-            keys.iter().any(|key| section.word(key, 0).is_some_and(|word| word != "None"))
-        };
-        let wanted = |section: &Section| !section.is("UnitControl") && names_groups(section);
+        let wanted = |section: &Section| !section.is("UnitControl") && section.names_groups();
         if !sections.iter().any(wanted) {
             return Ok(accounts);
         }
@@ -595,10 +597,13 @@ fn identify(
         0 => of_unit,
         lun => format!("{of_unit}L{lun}"),
     });
-    let cut = |text: &str, longest: usize| text.chars().take(longest).collect::<String>();
-    let serial = cut(&serial, LONGEST_SERIAL);
+    let serial = truncated(&serial, LONGEST_SERIAL);
     let local = 3 << 60 | u64::from(padded_crc32c(&format!("{},{}", unit.target, unit.lun)));
-    let t10 = format!("{:8}{:16}{serial:LONGEST_SERIAL$}", cut(&vendor, 8), cut(&product, 16));
+    let t10 = format!(
+        "{:8}{:16}{serial:LONGEST_SERIAL$}",
+        truncated(&vendor, 8),
+        truncated(&product, 16)
+    );
     let designators = [naa(&format!("{local:016x}")), Some(Designator::T10(t10))];
     let shown = DraftIdentity {
         vendor,

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use sarsen_scsi::Designator;
 
-use super::draft::{Draft, DraftIdentity, DraftRule, TargetDraft, naa};
+use super::draft::{Draft, DraftIdentity, DraftRule, TargetDraft, naa, truncated};
 use super::json::Fields;
 use super::strictest::{Common, common_showings};
 use super::{ImportError, Imported};
@@ -172,7 +172,7 @@ fn take_store(draft: &mut Draft, mut fields: Fields<'_>, stores: &mut Stores) {
     }
     if volume.store != "sg" {
         let model = match (alias, plugin.as_str()) {
-            (BackstoreSupport::WithAlias, _) => name.chars().take(LONGEST_ALIAS).collect(),
+            (BackstoreSupport::WithAlias, _) => truncated(&name, LONGEST_ALIAS),
             (_, "fileio") => "FILEIO".to_owned(),
             (_, "block" | "iblock") => "IBLOCK".to_owned(),
             _ => "RAMDISK-MCP".to_owned(),
@@ -425,22 +425,19 @@ fn join(
     groups: Vec<Vec<DraftRule>>,
 ) -> Vec<DraftRule> {
     let mut showings = Vec::new();
-    let who = |initiator: &Option<String>| {
-        initiator.clone().unwrap_or_else(|| "initiators without a rule".to_owned())
-    };
     for common in common_showings(groups) {
         match common {
             Common::Same(showing) => showings.push(showing),
             Common::Less(showing) => {
-                let what =
-                    format!("the LUNs of {} at single portal groups", who(&showing.rule.initiator));
+                let initiators = shown_initiators(&showing.rule.initiator);
+                let what = format!("the LUNs of {initiators} at single portal groups");
                 let remedy = "in sarsen a target has the same rules at all portals; the initiator sees the LUNs \
                               that it saw at each of them, and may write where it could at each";
                 draft.lose(&showing.place, what, remedy);
                 showings.push(showing);
             }
             Common::Nobody { place, initiator } => {
-                let what = format!("{} at single portal groups", who(&initiator));
+                let what = format!("{} at single portal groups", shown_initiators(&initiator));
                 let remedy = "in sarsen a target has the same rules at all portals, and another portal group \
                               refuses the initiator or requires another account; the initiator is refused; add a \
                     rule if it may use all portals";
@@ -450,6 +447,10 @@ fn join(
         }
     }
     showings
+}
+
+fn shown_initiators(initiator: &Option<String>) -> &str {
+    initiator.as_deref().unwrap_or("initiators without a rule")
 }
 
 fn address(portal: &mut Fields<'_>) -> String {

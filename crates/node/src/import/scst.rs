@@ -8,7 +8,7 @@ use std::path::Path;
 
 use sarsen_scsi::Designator;
 
-use super::draft::{Draft, DraftIdentity, DraftRule, TargetDraft, every_address, naa};
+use super::draft::{Draft, DraftIdentity, DraftRule, TargetDraft, every_address, naa, truncated};
 use super::{ImportError, Imported, shown_key};
 use crate::desired::document::{Rule, Size, Volume};
 
@@ -358,14 +358,13 @@ fn identify(draft: &mut Draft, handler: &str, device: &Node, volume: &mut Volume
     let name = device.value();
     let with_end = [name.as_bytes(), &[0]].concat();
     let number = u64::from(setup_id) << 32 | u64::from(kernel_crc32c(&with_end));
-    let made: String = format!("{number:x}-{name}").chars().take(LONGEST_DEVICE_ID).collect();
+    let made = truncated(&format!("{number:x}-{name}"), LONGEST_DEVICE_ID);
     let or = |key: &str, default: &str| device.attribute(key).unwrap_or(default).to_owned();
     let vendor =
         or("t10_vend_id", if handler == "vdisk_blockio" { DEVICE_VENDOR } else { FILE_VENDOR });
     let t10_device = or("t10_dev_id", &made);
     let specific = or("vend_specific_id", &made);
-    let eight: String = vendor.chars().take(8).collect();
-    let t10 = Designator::T10(format!("{eight:8}{specific}"));
+    let t10 = Designator::T10(format!("{:8}{specific}", truncated(&vendor, 8)));
     let bare = |key: &str| {
         let text = device.attribute(key)?.trim();
         Some(text.strip_prefix("0x").unwrap_or(text).to_owned())

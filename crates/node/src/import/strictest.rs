@@ -55,13 +55,10 @@ pub(super) fn common_showings(mut groups: Vec<Vec<DraftRule>>) -> Vec<Common> {
 
 fn common_showing(groups: &[Vec<DraftRule>], showing: &DraftRule) -> Common {
     let initiator = &showing.rule.initiator;
-    let of = |group: &Vec<DraftRule>, initiator: &Option<String>| {
-        group.iter().position(|other| other.rule.initiator == *initiator)
-    };
     let mut shown: BTreeMap<u16, String> = showing.shown.clone();
     let mut protected = showing.protected.clone();
     for group in groups {
-        let other = of(group, initiator).or_else(|| of(group, &None)).map(|at| &group[at]);
+        let other = showing_for(group, initiator);
         let Some(other) = other.filter(|other| other.rule.account == showing.rule.account) else {
             return Common::Nobody { place: showing.place.clone(), initiator: initiator.clone() };
         };
@@ -69,7 +66,7 @@ fn common_showing(groups: &[Vec<DraftRule>], showing: &DraftRule) -> Common {
         protected.extend(&other.protected);
     }
     let is_same = groups.iter().all(|group| {
-        let other = of(group, initiator).or_else(|| of(group, &None)).map(|at| &group[at]);
+        let other = showing_for(group, initiator);
         other.is_some_and(|other| other.shown == shown && other.protected == protected)
     });
     if shown.is_empty() && !is_same {
@@ -79,4 +76,10 @@ fn common_showing(groups: &[Vec<DraftRule>], showing: &DraftRule) -> Common {
     let (place, rule) = (showing.place.clone(), showing.rule.clone());
     let showing = DraftRule { place, rule, shown, protected };
     if is_same { Common::Same(showing) } else { Common::Less(showing) }
+}
+
+/// Returns what a portal group shows an initiator: by its own rule, or else by the rule for all others.
+fn showing_for<'a>(group: &'a [DraftRule], initiator: &Option<String>) -> Option<&'a DraftRule> {
+    let own = group.iter().find(|showing| showing.rule.initiator == *initiator);
+    own.or_else(|| group.iter().find(|showing| showing.rule.initiator.is_none()))
 }

@@ -411,13 +411,13 @@ fn accounts_that_cannot_be_here_open_nothing() {
 
 #[test]
 fn an_initiator_of_several_targets_becomes_a_host() {
-    let target = |name: &str| {
+    let text = ["a", "b"].map(|name| {
         format!(
             "<target iqn.2026-11.example:{name}>\nbacking-store /srv/{name}\ninitiator-address 10.0.0.9\n\
              initiator-name iqn.1993-08.org.debian:01:web\n</target>\n"
         )
-    };
-    let text = target("a") + &target("b");
+    });
+    let text = text.concat();
     let imported = import(Origin::Tgt, Path::new("t"), &text, &files()).expect("it can be read");
     check(&imported);
     assert_eq!(imported.document.host[0].name, "web");
@@ -544,10 +544,11 @@ fn a_target_without_portals_is_no_target_of_all_of_them() {
 
 /// Imports LIO with a pass-through SCSI device and two ramdisks, and these two portal groups.
 fn lio(groups: [serde_json::Value; 2], iscsi: serde_json::Value) -> Imported {
-    let disk = |name: &str, plugin: &str| {
-        serde_json::json!({"name": name, "plugin": plugin, "dev": "/dev/sg3", "size": 1048576,
+    let disks =
+        [("one", "ramdisk"), ("two", "ramdisk"), ("real", "pscsi")].map(|(name, plugin)| {
+            serde_json::json!({"name": name, "plugin": plugin, "dev": "/dev/sg3", "size": 1048576,
             "wwn": format!("7c1b6f0e-58a9-4c41-9d6e-{name}"), "attributes": {"block_size": 512}})
-    };
+        });
     let luns = serde_json::json!([
         {"index": 0, "storage_object": "/backstores/ramdisk/one"},
         {"index": 1, "storage_object": "/backstores/ramdisk/two"},
@@ -567,7 +568,7 @@ fn lio(groups: [serde_json::Value; 2], iscsi: serde_json::Value) -> Imported {
     });
     let text = serde_json::json!({
         "fabric_modules": [iscsi],
-        "storage_objects": [disk("one", "ramdisk"), disk("two", "ramdisk"), disk("real", "pscsi")],
+        "storage_objects": disks,
         "targets": [{"fabric": "iscsi", "wwn": "iqn.2026-11.example:a", "tpgs": groups}],
     });
     imported_text(Origin::Lio, &text.to_string())
@@ -640,12 +641,9 @@ fn read_only_device_is_hidden_in_writable_group() {
 
 #[test]
 fn write_protected_lio_unit_is_read_only() {
-    let one = || {
-        let mut group = group(0, &[&acl(A, &[(0, 0, false)])]);
-        group["attributes"]["prod_mode_write_protect"] = 1.into();
-        group
-    };
-    let imported = lio([one(), one()], serde_json::json!({"name": "iscsi"}));
+    let mut group = group(0, &[&acl(A, &[(0, 0, false)])]);
+    group["attributes"]["prod_mode_write_protect"] = 1.into();
+    let imported = lio([group.clone(), group], serde_json::json!({"name": "iscsi"}));
     assert!(target(&imported, ":a").allow[0].read_only);
 }
 
@@ -676,20 +674,21 @@ fn only_enabled_scst_targets_are_imported() {
     assert!(target(&scst("enabled 1", "enabled 1"), ":a").allow.is_empty());
 }
 
+fn scst_group_with(initiator: &str) -> String {
+    format!("enabled 1\nGROUP g {{\nLUN 0 two\nINITIATOR {A}\nINITIATOR {initiator}\n}}")
+}
+
 #[test]
 fn scst_group_member_does_not_see_default_luns() {
-    let group = |initiator: &str| {
-        format!("enabled 1\nGROUP g {{\nLUN 0 two\nINITIATOR {A}\nINITIATOR {initiator}\n}}")
-    };
     for initiator in ["iqn.2026-11.x:?b", "!iqn.2026-11.x:b"] {
-        let imported = scst("enabled 1", &group(initiator));
+        let imported = scst("enabled 1", &scst_group_with(initiator));
         let [rule] = &target(&imported, ":a").allow[..] else { panic!("{imported:#?}") };
         assert_eq!(rule.initiator.as_deref(), Some(A));
         assert_reported(&imported, Weight::Loss, "", initiator);
     }
-    let by_portal = group("iqn.2026-11.x:b\\#10.0.0.1") + "\nper_portal_acl 1";
+    let by_portal = scst_group_with("iqn.2026-11.x:b\\#10.0.0.1") + "\nper_portal_acl 1";
     assert_eq!(target(&scst("enabled 1", &by_portal), ":a").allow, [denied()]);
-    let by_portal = group("iqn.2026-11.x:b\\#*") + "\nper_portal_acl 1";
+    let by_portal = scst_group_with("iqn.2026-11.x:b\\#*") + "\nper_portal_acl 1";
     let imported = scst("enabled 1", &by_portal);
     assert_eq!(target(&imported, ":a").allow[0].initiator.as_deref(), Some(B));
 }

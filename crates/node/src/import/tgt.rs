@@ -10,7 +10,7 @@ use std::path::Path;
 use sarsen_scsi::Designator;
 
 use super::apache::{self, Item};
-use super::draft::{Draft, DraftIdentity, TargetDraft, naa};
+use super::draft::{Draft, DraftIdentity, TargetDraft, naa, truncated};
 use super::{Files, ImportError, Imported};
 use crate::desired::document::{Rule, Volume};
 
@@ -453,7 +453,7 @@ pub fn tgt_unit(volume: &mut Volume, tid: u32, lun: u64) {
 
 /// Sets the identity that tgtd derives from another `scsi_id`.
 pub fn show_as_tgt(volume: &mut Volume, scsi_id: &str) {
-    let scsi_id: String = scsi_id.chars().take(LONGEST_SCSI_ID).collect();
+    let scsi_id = truncated(scsi_id, LONGEST_SCSI_ID);
     volume.naa = Some(registered_extended(&scsi_id));
     // Designators from the numbers stay.
     let is_local = |text: &String| text.starts_with("naa:3");
@@ -476,8 +476,7 @@ fn identify(
 ) {
     let tid = number.tid;
     let or = |key: &str, default: &str| settings.value(key).unwrap_or(default).to_owned();
-    let scsi_id = or("scsi_id", &scsi_id_of(tid, lun));
-    let scsi_id: String = scsi_id.chars().take(LONGEST_SCSI_ID).collect();
+    let scsi_id = truncated(&or("scsi_id", &scsi_id_of(tid, lun)), LONGEST_SCSI_ID);
     let serial = or("scsi_sn", &serial_of(tid, lun));
     if store.is_direct {
         for key in ["vendor_id", "product_id", "product_rev", "scsi_sn"] {

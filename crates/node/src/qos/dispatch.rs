@@ -301,22 +301,23 @@ mod tests {
         assert!((58..=62).contains(&served[1]), "{served:?}");
     }
 
+    fn charged(volume: &Arc<Account>, host: &Arc<Account>) -> ChargedAccounts {
+        ChargedAccounts::new(volume.clone(), Some(host.clone()))
+    }
+
     #[test]
     fn a_command_to_a_busy_volume_does_not_put_its_host_behind_on_others() {
         let now = time::now();
         let dispatcher = of_places(1, now);
         let [busy, idle, host, other] = std::array::from_fn(|_| account(now));
-        let of = |volume: &Arc<Account>, host: &Arc<Account>| {
-            ChargedAccounts::new(volume.clone(), Some(host.clone()))
-        };
-        let mut place = dispatcher.enter(&of(&busy, &other), 1, now).expect("the first");
+        let mut place = dispatcher.enter(&charged(&busy, &other), 1, now).expect("the first");
         let mut waiting: Waiters = Vec::new();
         let mut wait = |who: usize, parties: ChargedAccounts| {
             waiting.push((who, dispatcher.enter(&parties, 1, now).expect_err("it waits")));
         };
-        (0..100).for_each(|_| wait(0, of(&busy, &other)));
-        wait(1, of(&busy, &host));
-        (0..10).for_each(|_| wait(2, of(&idle, &host)));
+        (0..100).for_each(|_| wait(0, charged(&busy, &other)));
+        wait(1, charged(&busy, &host));
+        (0..10).for_each(|_| wait(2, charged(&idle, &host)));
         let mut served = [0; 3];
         for _ in 0..30 {
             let (who, next) = next(&mut waiting, place);

@@ -1,5 +1,8 @@
 //! Latencies in buckets. Each doubling from 10 µs to 10 s is divided into eight equal parts. Therefore a quantile is
 //! exact to one eighth, a shift finds the bucket, and the ends of doublings are exact bounds for OpenMetrics.
+//!
+//! The crate `histogram` counts with a locked instruction for each command, and has no bucket for latencies above its
+//! maximum.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

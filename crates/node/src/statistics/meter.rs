@@ -328,21 +328,22 @@ impl Totals {
 mod tests {
     use super::*;
 
+    fn operation_of(bytes: &[u8]) -> Operation {
+        let mut fixed = [0; 16];
+        fixed[..bytes.len()].copy_from_slice(bytes);
+        Operation::of(&Cdb::new(&fixed))
+    }
+
     #[test]
     fn commands_are_classified_by_operation() {
-        let of = |bytes: &[u8]| {
-            let mut fixed = [0; 16];
-            fixed[..bytes.len()].copy_from_slice(bytes);
-            Operation::of(&Cdb::new(&fixed))
-        };
-        assert_eq!(of(&[0x28]), Operation::Read);
-        assert_eq!(of(&[0x8a]), Operation::Write);
-        assert_eq!(of(&[0x91]), Operation::Flush);
-        assert_eq!(of(&[0x42]), Operation::Unmap);
-        assert_eq!(of(&[0x12]), Operation::Other);
-        assert_eq!(of(&[0x7f, 0, 0, 0, 0, 0, 0, 0x18, 0, 0x09]), Operation::Read);
-        assert_eq!(of(&[0x7f, 0, 0, 0, 0, 0, 0, 0x18, 0, 0x0b]), Operation::Write);
-        assert_eq!(of(&[0x7f, 0, 0, 0, 0, 0, 0, 0x18, 1, 0x0b]), Operation::Other);
+        assert_eq!(operation_of(&[0x28]), Operation::Read);
+        assert_eq!(operation_of(&[0x8a]), Operation::Write);
+        assert_eq!(operation_of(&[0x91]), Operation::Flush);
+        assert_eq!(operation_of(&[0x42]), Operation::Unmap);
+        assert_eq!(operation_of(&[0x12]), Operation::Other);
+        assert_eq!(operation_of(&[0x7f, 0, 0, 0, 0, 0, 0, 0x18, 0, 0x09]), Operation::Read);
+        assert_eq!(operation_of(&[0x7f, 0, 0, 0, 0, 0, 0, 0x18, 0, 0x0b]), Operation::Write);
+        assert_eq!(operation_of(&[0x7f, 0, 0, 0, 0, 0, 0, 0x18, 1, 0x0b]), Operation::Other);
     }
 
     #[test]

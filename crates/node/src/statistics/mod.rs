@@ -91,6 +91,19 @@ pub(crate) struct VolumeTotals {
     pub(crate) initiators: Vec<(String, Totals)>,
 }
 
+impl VolumeTotals {
+    fn sum(volume: String, past: Totals, initiators: BTreeMap<String, Initiator>) -> Self {
+        let mut all = past;
+        let initiators = initiators.into_iter().map(|(name, initiator)| {
+            let totals = initiator.totals();
+            all.merge(&totals);
+            (name, totals)
+        });
+        let initiators = initiators.collect();
+        Self { volume, all, initiators }
+    }
+}
+
 /// A connection's meter of a volume. When this is dropped, its counts are added to the totals.
 pub(crate) struct Metered {
     statistics: Arc<Statistics>,
@@ -157,22 +170,14 @@ impl Statistics {
     /// Returns the totals of all used volumes, by name.
     pub(crate) fn totals(&self) -> Vec<VolumeTotals> {
         let held = self.volumes();
-        let copy = |(name, volume): (&String, &Volume)| {
-            (name.clone(), volume.past.clone(), volume.initiators.clone())
-        };
-        let volumes: Vec<_> = held.iter().map(copy).collect();
+        let volumes: Vec<_> = held
+            .iter()
+            .map(|(name, volume)| (name.clone(), volume.past.clone(), volume.initiators.clone()))
+            .collect();
         drop(held);
         // The lock is released first, so that new connections do not wait for the sums.
-        let of = |(volume, mut all, initiators): (String, Totals, BTreeMap<String, Initiator>)| {
-            let sum = |(name, initiator): (String, Initiator)| {
-                let totals = initiator.totals();
-                all.merge(&totals);
-                (name, totals)
-            };
-            let initiators = initiators.into_iter().map(sum).collect();
-            VolumeTotals { volume, all, initiators }
-        };
-        volumes.into_iter().map(of).collect()
+        let volumes = volumes.into_iter();
+        volumes.map(|(name, past, initiators)| VolumeTotals::sum(name, past, initiators)).collect()
     }
 
     /// Returns the totals of each session, by volume.

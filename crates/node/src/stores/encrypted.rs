@@ -4,7 +4,6 @@
 //! A key is created only if there is no data that needs another key. A volume that has lost its key is not served as
 //! random data.
 
-use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -60,11 +59,7 @@ impl NewKey {
     pub(crate) fn keep(&self) -> Result<(), StoreError> {
         info!(path = %self.path.display(), "a key is made for the new encrypted volume");
         let saved = now(self.metadata_store.save(Record::Key, self.key.clone()));
-        saved.map_err(|source| StoreError::System {
-            path: self.path.clone(),
-            what: "keep its key",
-            source,
-        })
+        saved.map_err(StoreError::system(&self.path, "keep its key"))
     }
 }
 
@@ -90,9 +85,9 @@ pub(crate) fn open(
         }
         (_, false) => return Ok(None),
         (StoreConfig::File { path, .. }, true) => {
-            let metadata_store = metadata_store.ok_or_else(|| StoreError::Unfit {
-                path: path.clone(),
-                problem: "has nowhere to keep its key: give the volume state = FOLDER".into(),
+            let metadata_store = metadata_store.ok_or_else(|| {
+                let problem = "has nowhere to keep its key: give the volume state = FOLDER";
+                StoreError::unfit(path, problem)
             })?;
             let key = match kept_key(path, &**below, &**metadata_store)? {
                 Some(key) => key,
@@ -119,12 +114,10 @@ fn refuse_as_plain(
     let Some(metadata_store) = metadata_store else { return Ok(()) };
     match metadata_store.load(Record::Key).map_err(|source| StoreError::State { source })? {
         None => Ok(()),
-        Some(_) => Err(StoreError::Unfit {
-            path: path.to_owned(),
-            problem: "is encrypted: set encrypted = true, or, where its data is to go, remove \
-                      both it and its state"
-                .into(),
-        }),
+        Some(_) => Err(StoreError::unfit(
+            path,
+            "is encrypted: set encrypted = true, or, where its data is to go, remove both it and its state",
+        )),
     }
 }
 
@@ -135,30 +128,24 @@ fn kept_key(
     below: &dyn Store,
     metadata_store: &dyn MetadataStore,
 ) -> Result<Option<Key>, StoreError> {
-    let unfit = |problem: String| StoreError::Unfit { path: path.to_owned(), problem };
-    let system = |what, error: &dyn Display| {
-        let (path, source) = (path.to_owned(), io::Error::other(error.to_string()));
-        StoreError::System { path, what, source }
-    };
     if let Some(kept) =
         metadata_store.load(Record::Key).map_err(|source| StoreError::State { source })?
     {
         return match <[u8; KEY_BYTES]>::try_from(kept) {
             Ok(bytes) => Ok(Some(Key::new(bytes))),
-            Err(_) => Err(unfit(
-                "has a key of another length: it was made by a later version of this program: \
-                 use that"
-                    .into(),
+            Err(_) => Err(StoreError::unfit(
+                path,
+                "has a key of another length: it was made by a later version of this program: use that",
             )),
         };
     }
-    let holds_data = holds_data(below).map_err(|error| system("find out what it holds", &error))?;
-    if holds_data {
-        return Err(unfit(
-            "holds data and its state has no key for it: restore its state (the folder \
-             PATH.state, or the one that state names) if it was encrypted, or copy the data to a \
-             new volume; to start without the data, remove the file, or erase the device"
-                .into(),
+    let holds_data = holds_data(below).map_err(|error| io::Error::other(error.to_string()));
+    if holds_data.map_err(StoreError::system(path, "find out what it holds"))? {
+        return Err(StoreError::unfit(
+            path,
+            "holds data and its state has no key for it: restore its state (the folder PATH.state, or the one that \
+             state names) if it was encrypted, or copy the data to a new volume; to start without the data, remove \
+             the file, or erase the device",
         ));
     }
     Ok(None)

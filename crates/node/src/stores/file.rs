@@ -80,11 +80,8 @@ impl FileStore {
     /// Opens or creates a file, and locks it. The file keeps its length until it is [settled](Self::settle).
     pub(crate) fn prepare(options: &FileOptions, open_mode: OpenMode) -> Result<Self, StoreError> {
         let path = &options.path;
-        let system = |what| {
-            let path = path.clone();
-            move |source| StoreError::System { path, what, source }
-        };
-        let unfit = |problem: String| StoreError::Unfit { path: path.clone(), problem };
+        let system = |what| StoreError::system(path, what);
+        let unfit = |problem| StoreError::unfit(path, problem);
         let file = open_file(options, open_mode)?;
         let locked = file.lock_within(!options.read_only, LOCK_TIMEOUT);
         if !locked.map_err(system("lock it"))? {
@@ -195,8 +192,7 @@ impl FileStore {
             file.write_all_at(bytes, 0)?;
             file.sync_all()
         };
-        let what = "write its header";
-        write().map_err(|source| StoreError::System { path: path.clone(), what, source })?;
+        write().map_err(StoreError::system(path, "write its header"))?;
         *header = None;
         Ok(())
     }
@@ -209,8 +205,7 @@ impl FileStore {
     /// Grows the file to the size of its volume, durably. Blocks the thread.
     pub(crate) fn settle(&self) -> Result<(), StoreError> {
         let path = &self.state.path;
-        let system = |what| move |source| StoreError::System { path: path.clone(), what, source };
-        let length = self.file.length().map_err(system("find its length"))?;
+        let length = self.file.length().map_err(StoreError::system(path, "find its length"))?;
         let wanted = self.geometry().byte_count();
         let settled = if length >= wanted {
             Ok(())
@@ -223,7 +218,7 @@ impl FileStore {
         let settled = settled.map_err(|source| {
             // The volume has only the blocks that the file has.
             self.state.block_count.store(length >> self.block_size.shift(), Ordering::Release);
-            system("make it as large as it is to be")(source)
+            StoreError::system(path, "make it as large as it is to be")(source)
         });
         self.state.whole.store(self.geometry().byte_count(), Ordering::Release);
         self.inspect();
@@ -517,13 +512,11 @@ fn open_file(options: &FileOptions, open_mode: OpenMode) -> Result<File, StoreEr
             StoreError::NotFound { path: path.clone() }
         }
         io::ErrorKind::ResourceBusy => StoreError::InUse { path: path.clone() },
-        io::ErrorKind::InvalidInput if options.cache.is_direct() => StoreError::Unfit {
-            path: path.clone(),
-            problem:
-                "cannot be opened past the page cache: choose cache = writeback or writethrough"
-                    .into(),
-        },
-        _ => StoreError::System { path: path.clone(), what: "open it", source },
+        io::ErrorKind::InvalidInput if options.cache.is_direct() => StoreError::unfit(
+            path,
+            "cannot be opened past the page cache: choose cache = writeback or writethrough",
+        ),
+        _ => StoreError::system(path, "open it")(source),
     })
 }
 
@@ -534,8 +527,7 @@ fn wanted_length(
     open_mode: OpenMode,
 ) -> Result<u64, StoreError> {
     let path = &options.path;
-    let system = |what| move |source| StoreError::System { path: path.clone(), what, source };
-    let length = file.length().map_err(system("find its length"))?;
+    let length = file.length().map_err(StoreError::system(path, "find its length"))?;
     if let OpenMode::Existing { had: Some(had), .. } = open_mode
         && length < had
     {
@@ -551,42 +543,39 @@ fn wanted_length(
     }
     let is_others = open_mode == OpenMode::Create && length != 0;
     if length > size || is_others || options.read_only || file.is_block_device() {
-        return Err(StoreError::Unfit {
-            path: path.clone(),
-            problem: format!("has {length} bytes, not {size}: correct the size or leave it out"),
-        });
+        let problem = format!("has {length} bytes, not {size}: correct the size or leave it out");
+        return Err(StoreError::unfit(path, problem));
     }
     check_growth(path, size)?;
     if length == 0 {
         // A flush makes the file durable, but not its name in the folder (fsync(2)).
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let folder = std::fs::File::open(folder.unwrap_or(Path::new(".")));
-        folder.and_then(|folder| folder.sync_all()).map_err(system("make its name durable"))?;
+        let synced = folder.and_then(|folder| folder.sync_all());
+        synced.map_err(StoreError::system(path, "make its name durable"))?;
     }
     Ok(size)
 }
 
 /// Returns the error for a file that has lost some of its bytes.
 fn cut_short(path: &Path, length: u64, had: u64) -> StoreError {
-    StoreError::Unfit {
-        path: path.to_owned(),
-        problem: format!(
-            "has {length} bytes of the {had} that it had: if a restore is in progress, the server uses the file \
-             when it is complete; otherwise the file was truncated"
-        ),
-    }
+    let problem = format!(
+        "has {length} bytes of the {had} that it had: if a restore is in progress, the server uses the file when it \
+         is complete; otherwise the file was truncated"
+    );
+    StoreError::unfit(path, problem)
 }
 
 /// Checks whether a file can have this length, or whether a device has it. Changes nothing.
 pub(crate) fn check_growth(path: &Path, bytes: u64) -> Result<(), StoreError> {
-    let system = |what| move |source| StoreError::System { path: path.to_owned(), what, source };
+    let system = |what| StoreError::system(path, what);
     let opened = std::fs::OpenOptions::new().write(true).open(path);
     let mut file = opened.map_err(system("open it to make it larger"))?;
     let is_file = file.metadata().map_err(system("find out what it is"))?.is_file();
     let length = file.seek(SeekFrom::End(0)).map_err(system("find its length"))?;
     if !is_file && length < bytes {
         let problem = format!("has {length} bytes, not {bytes}: make the device larger first");
-        return Err(StoreError::Unfit { path: path.to_owned(), problem });
+        return Err(StoreError::unfit(path, problem));
     }
     // A seek fails if the file system does not support files of this length (lseek(2), EINVAL).
     file.seek(SeekFrom::Start(bytes)).map_err(system("make it so large"))?;

@@ -154,6 +154,15 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Returns the function that names the file and the operation of a failed system call.
+    pub(crate) fn system(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::System { path: path.to_owned(), what, source }
+    }
+
+    pub(crate) fn unfit(path: &Path, problem: impl Into<String>) -> Self {
+        Self::Unfit { path: path.to_owned(), problem: problem.into() }
+    }
+
     /// Returns whether the configuration is wrong.
     pub fn is_misconfigured(&self) -> bool {
         matches!(self, Self::FaultOutside { .. })
@@ -240,14 +249,11 @@ fn open_image(path: &Path) -> Result<FileStore, StoreError> {
     let block = BlockSize::B2048.bytes() as u64;
     let length = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
     if !length.is_multiple_of(block) {
-        return Err(StoreError::Unfit {
-            path: path.to_owned(),
-            problem: format!(
-                "has {length} bytes, which are no whole blocks of a CD, of {block} each: \
-                 it was not copied to its end; copy it again, or fill its last block with zeroes \
-                 (truncate --size %{block})"
-            ),
-        });
+        let problem = format!(
+            "has {length} bytes, which are no whole blocks of a CD, of {block} each: it was not copied to its end; \
+             copy it again, or fill its last block with zeroes (truncate --size %{block})"
+        );
+        return Err(StoreError::unfit(path, problem));
     }
     FileStore::open(&FileOptions {
         path: path.to_owned(),

@@ -39,20 +39,16 @@ pub(crate) fn open(volume: &VolumeConfig) -> Result<Option<Arc<dyn PassThrough>>
 }
 
 fn unfit(path: &Path, source: io::Error) -> StoreError {
-    let path = path.to_owned();
     match source.kind() {
-        io::ErrorKind::NotFound => StoreError::Unfit {
+        io::ErrorKind::NotFound => StoreError::unfit(
             path,
-            problem:
-                "does not exist: write the SCSI device, such as /dev/sg0 (lsscsi -g names them)"
-                    .into(),
-        },
-        io::ErrorKind::ResourceBusy => StoreError::InUse { path },
-        io::ErrorKind::InvalidInput => StoreError::Unfit {
-            path,
-            problem: "takes no SCSI commands: write a SCSI device, such as /dev/sg0".into(),
-        },
-        _ => StoreError::System { path, what: "open it", source },
+            "does not exist: write the SCSI device, such as /dev/sg0 (lsscsi -g names them)",
+        ),
+        io::ErrorKind::ResourceBusy => StoreError::InUse { path: path.to_owned() },
+        io::ErrorKind::InvalidInput => {
+            StoreError::unfit(path, "takes no SCSI commands: write a SCSI device, such as /dev/sg0")
+        }
+        _ => StoreError::system(path, "open it")(source),
     }
 }
 

@@ -78,17 +78,16 @@ fn look_at(path: &Path) -> io::Result<Found> {
 }
 
 fn look(path: &Path) -> Result<Found, StoreError> {
-    let what = "find out what it holds";
-    look_at(path).map_err(|source| StoreError::System { path: path.into(), what, source })
+    look_at(path).map_err(StoreError::system(path, "find out what it holds"))
 }
 
 /// Refuses to serve a file with protection information as a plain volume.
 pub(super) fn refuse_as_plain(path: &Path) -> Result<(), StoreError> {
     match look(path)? {
-        Found::Protected(_) => Err(StoreError::Unfit {
-            path: path.into(),
-            problem: "is a volume with protection information: set protection to 1, 2 or 3".into(),
-        }),
+        Found::Protected(_) => Err(StoreError::unfit(
+            path,
+            "is a volume with protection information: set protection to 1, 2 or 3",
+        )),
         Found::Empty | Found::Other => Ok(()),
     }
 }
@@ -100,7 +99,7 @@ pub(super) fn open_file(
     open_mode: OpenMode,
 ) -> Result<(Arc<dyn Store>, Arc<FileStore>), StoreError> {
     let path = &options.path;
-    let unfit = |problem: String| StoreError::Unfit { path: path.clone(), problem };
+    let unfit = |problem: String| StoreError::unfit(path, problem);
     let header = Header::of(options.block_size);
     let is_new = match look(path)? {
         Found::Empty => true,

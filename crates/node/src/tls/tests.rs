@@ -158,19 +158,20 @@ fn shake_hands(
     let mut client = Machine::client(Arc::new(config), name).unwrap();
     let mut server = Machine::server(loaded.server.clone()).unwrap();
     let (up, down) = (Wire::default(), Wire::default());
-    let blocked = |result: &io::Result<()>| {
-        result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
-    };
     loop {
         let one = client.shake_hands(down.read(), up.write());
         let other = server.shake_hands(up.read(), down.write());
-        if blocked(&other) && (blocked(&one) || one.is_ok()) {
+        if would_block(&other) && (would_block(&one) || one.is_ok()) {
             continue;
         }
         let reported = client.receive(&mut [0; 4096], &mut [], down.read()).unwrap_err();
         let shown = server.peer_certificates().unwrap_or_default().to_vec();
         return (other.map(|()| shown), one.err().unwrap_or(reported));
     }
+}
+
+fn would_block(result: &io::Result<()>) -> bool {
+    result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
 
 #[test]

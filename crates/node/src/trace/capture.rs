@@ -1,6 +1,9 @@
 //! A pcap file with the bytes of a connection as TCP segments over Ethernet. These packets were never on a wire. The
 //! target's port is always 3260, where Wireshark expects iSCSI. Data of TLS connections is in clear text. Layouts: the
 //! pcap file format (draft-ietf-opsawg-pcap), RFC 791, RFC 8200, RFC 9293.
+//!
+//! The crate `pcap-file` would write only the header of the file and the 16 bytes before each packet, and it makes no
+//! Ethernet, IP or TCP headers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{SystemTime, UNIX_EPOCH};

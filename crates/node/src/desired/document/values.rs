@@ -133,11 +133,12 @@ pub(super) mod secret {
 mod tests {
     use super::*;
 
+    fn luns(pairs: &[(u16, &str)]) -> Luns {
+        Luns(pairs.iter().map(|(lun, volume)| (*lun, (*volume).to_owned())).collect())
+    }
+
     #[test]
     fn each_way_of_writing_is_read_from_json_and_from_toml() {
-        let luns = |pairs: &[(u16, &str)]| {
-            Luns(pairs.iter().map(|(lun, volume)| (*lun, (*volume).to_owned())).collect())
-        };
         for (text, expected) in [
             (r#"["a", "b"]"#, luns(&[(0, "a"), (1, "b")])),
             (r#"{ "0": "a", "5": "b" }"#, luns(&[(0, "a"), (5, "b")])),

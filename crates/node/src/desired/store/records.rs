@@ -248,11 +248,10 @@ fn put(
 }
 
 fn read_head(connection: &Connection) -> Result<Head, DatabaseError> {
-    let damaged = |what: &str| DatabaseError::Damaged(what.to_owned());
     let mut statement =
         connection.prepare("SELECT revision, commits, records, digest, checksum FROM head")?;
     let mut rows = statement.query([])?;
-    let row = rows.next()?.ok_or_else(|| damaged("its head is missing"))?;
+    let row = rows.next()?.ok_or_else(|| DatabaseError::damaged("its head is missing"))?;
     let head = Head {
         revision: row.get(0)?,
         commits: row.get(1)?,
@@ -260,10 +259,10 @@ fn read_head(connection: &Connection) -> Result<Head, DatabaseError> {
         digest: u128::from_le_bytes(row.get(3)?),
     };
     if row.get::<_, Checksum>(4)? != head.checksum() {
-        return Err(damaged("the checksum of its head is wrong"));
+        return Err(DatabaseError::damaged("the checksum of its head is wrong"));
     }
     match rows.next()? {
-        Some(_) => Err(damaged("it has two heads")),
+        Some(_) => Err(DatabaseError::damaged("it has two heads")),
         None => Ok(head),
     }
 }

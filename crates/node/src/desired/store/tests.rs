@@ -43,12 +43,12 @@ fn refusal(folder: &Path) -> String {
 }
 
 fn kinds(contents: &Contents) -> Vec<&str> {
-    let kind = |repair: &Occurrence| match repair {
+    let repairs = contents.repairs.iter().map(|repair| match repair {
         Occurrence::StateRepaired { .. } => "repaired",
         Occurrence::StateCopyReplaced { .. } => "copy replaced",
         other => panic!("{other:?}"),
-    };
-    contents.repairs.iter().map(kind).collect()
+    });
+    repairs.collect()
 }
 
 #[test]

@@ -171,10 +171,10 @@ impl Change {
         });
         let opened =
             self.opened.values().filter_map(|volume| Some((volume, volume.pending_size()?)));
-        let serial = |(volume, length): (&Volume, u64)| {
-            Some((volume.config.identity.serial.clone()?, length))
-        };
-        grow.chain(opened).filter_map(serial).collect()
+        let lengths = grow
+            .chain(opened)
+            .filter_map(|(volume, length)| Some((volume.config.identity.serial.clone()?, length)));
+        lengths.collect()
     }
 
     /// Takes units out of targets that do not have them any more.

@@ -111,6 +111,21 @@ struct Entry {
     members: Arc<Members>,
 }
 
+impl Entry {
+    fn session_info(&self, tsih: u16) -> SessionInfo {
+        SessionInfo {
+            tsih,
+            initiator_name: self.key.initiator_name.clone(),
+            isid: Isid(self.key.isid),
+            target_name: self.key.target_name.clone(),
+            session_type: self.key.session_type,
+            account: self.account.clone(),
+            since: self.since,
+            mailboxes: self.members.all().iter().map(|member| member.mailbox.clone()).collect(),
+        }
+    }
+}
+
 /// The connections of a session.
 #[derive(Default)]
 struct Members {
@@ -487,17 +502,9 @@ impl Sessions {
     /// Returns all sessions, by TSIH.
     pub(crate) fn session_infos(&self) -> Vec<SessionInfo> {
         let state = self.state();
-        let of = |(&tsih, entry): (&u16, &Entry)| SessionInfo {
-            tsih,
-            initiator_name: entry.key.initiator_name.clone(),
-            isid: Isid(entry.key.isid),
-            target_name: entry.key.target_name.clone(),
-            session_type: entry.key.session_type,
-            account: entry.account.clone(),
-            since: entry.since,
-            mailboxes: entry.members.all().iter().map(|member| member.mailbox.clone()).collect(),
-        };
-        let mut session_infos: Vec<_> = state.by_tsih.iter().map(of).collect();
+        let entries = state.by_tsih.iter();
+        let mut session_infos: Vec<_> =
+            entries.map(|(&tsih, entry)| entry.session_info(tsih)).collect();
         session_infos.sort_by_key(|session| session.tsih);
         session_infos
     }

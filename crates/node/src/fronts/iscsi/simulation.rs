@@ -57,17 +57,12 @@ impl Portal {
 
     /// Sets the limits and reservations of hosts. Each host matches all initiators, so the first one applies.
     pub fn govern_hosts(&self, hosts: &[(&str, QosConfig)], in_service: usize) {
-        let host = |(name, qos): &(&str, QosConfig)| HostConfig {
-            name: (*name).to_owned(),
-            initiators: Vec::new(),
-            address: None,
-            account: None,
-            certificate: None,
-            qos: *qos,
-            place: String::new(),
-        };
-        let hosts: Vec<_> = hosts.iter().map(host).collect();
-        self.front.qos.set(BTreeMap::new(), &hosts, in_service);
+        let hosts = hosts.iter().map(|&(name, qos)| HostConfig {
+            name: name.to_owned(),
+            qos,
+            ..HostConfig::default()
+        });
+        self.front.qos.set(BTreeMap::new(), &hosts.collect::<Vec<_>>(), in_service);
     }
 
     /// Serves a connection, until the connection and its commands have ended.

@@ -59,6 +59,24 @@ impl TurnShare {
     }
 }
 
+/// The reason why receiving ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Received {
+    /// There was nothing more to receive.
+    All,
+    /// The limit of a turn was reached. The socket may have more.
+    Part,
+}
+
+/// The reason why sending ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// There was nothing more to send.
+    All,
+    /// The socket accepts no more for now.
+    Part,
+}
+
 impl<'a> Driver<'a> {
     /// Returns whether requests are received: only while there is space for their results.
     pub(super) fn is_receiving(&mut self) -> bool {
@@ -73,7 +91,7 @@ impl<'a> Driver<'a> {
         &mut self,
         front: &'a Arc<Front>,
     ) -> Result<ControlFlow<CloseReason>, ConnectionEnd> {
-        let drained = self.receive()?;
+        let received = self.receive()?;
         let worth = match spin::take_wait() {
             Some(Wait::Awake) => 2,
             Some(Wait::Asleep) => WORTH_ANOTHER_SEND,
@@ -84,8 +102,8 @@ impl<'a> Driver<'a> {
             if self.machine.event_count() >= worth { TurnShare::One } else { TurnShare::All };
         loop {
             self.carry_out(front, share).await;
-            let blocked = self.send()?;
-            let waiting = self.machine.event_count() > 0 && !blocked;
+            let sent = self.send()?;
+            let waiting = self.machine.event_count() > 0 && sent == Sent::All;
             // Requests that arrived before a logout are carried out first, even if all output has been sent.
             if !waiting
                 && self.machine.output().is_empty()
@@ -93,7 +111,7 @@ impl<'a> Driver<'a> {
             {
                 return Ok(ControlFlow::Break(reason.clone()));
             }
-            if (waiting && share == TurnShare::All) || !drained {
+            if (waiting && share == TurnShare::All) || received == Received::Part {
                 // A busy connection yields to the other connections of its core.
                 tokio::task::yield_now().await;
             }
@@ -106,10 +124,10 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Receives until the socket is empty or the limit of a turn is reached. Returns whether the socket is empty.
-    fn receive(&mut self) -> Result<bool, ConnectionEnd> {
+    /// Receives until the socket is empty or the limit of a turn is reached.
+    fn receive(&mut self) -> Result<Received, ConnectionEnd> {
         if !self.is_receiving() {
-            return Ok(true);
+            return Ok(Received::All);
         }
         SCRATCH.with_borrow_mut(|scratch| {
             let mut received = 0;
@@ -121,7 +139,9 @@ impl<'a> Driver<'a> {
                 let count = match self.stream.try_receive(landing, scratch) {
                     Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
                     Ok(count) => count,
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        return Ok(Received::All);
+                    }
                     Err(error) => return Err(error.into()),
                 };
                 received += count;
@@ -140,10 +160,10 @@ impl<'a> Driver<'a> {
                 }
                 handled?;
                 if count < offered {
-                    return Ok(true);
+                    return Ok(Received::All);
                 }
             }
-            Ok(false)
+            Ok(Received::Part)
         })
     }
 
@@ -198,8 +218,8 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Sends the ready output. Returns whether the socket accepts no more.
-    pub(super) fn send(&mut self) -> Result<bool, ConnectionEnd> {
+    /// Sends the ready output, as far as the socket accepts it.
+    pub(super) fn send(&mut self) -> Result<Sent, ConnectionEnd> {
         self.observer.send();
         while !self.machine.output().is_empty() {
             let output = self.machine.output();
@@ -215,10 +235,10 @@ impl<'a> Driver<'a> {
                     self.machine.sent(count);
                     self.is_sent_whole = self.machine.output().is_empty();
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Sent::Part),
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(false)
+        Ok(Sent::All)
     }
 }
