@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use sarsen_block::Buffer;
+use sarsen_block::conformance::Rng;
 use sarsen_initiator::{Command, Session, SessionOptions, TransferRequest};
 use sarsen_lab::archive::Archive;
 use sarsen_lab::record::{Labels, Measures, Outcome, Run, Sample, Scale, Setting};
@@ -24,7 +25,7 @@ use sarsen_node::control::Client;
 use sarsen_proof::managed::Managed;
 use serde_json::Value;
 
-use crate::client::{Rng, run};
+use crate::client::run;
 
 /// Default number of trials; `PROOF_TRIALS` sets another.
 const TRIALS: u64 = 60;
@@ -116,7 +117,7 @@ impl Damage {
         let length = file.metadata()?.len();
         let place = rng.below(length.max(1));
         let page = |place: u64| (place / PAGE * PAGE, (length - place / PAGE * PAGE).min(PAGE));
-        let mut random = |count: u64| (0..count).map(|_| rng.roll() as u8).collect::<Vec<_>>();
+        let mut random = |count: u64| (0..count).map(|_| rng.bits() as u8).collect::<Vec<_>>();
         match self {
             Self::FlippedBit if length == 0 => {}
             Self::FlippedBit => {

@@ -9,11 +9,12 @@ use anyhow::{Context as _, Result, ensure};
 use futures_util::future::try_join_all;
 use rustix::process::Signal;
 use sarsen_block::Buffer;
+use sarsen_block::conformance::Rng;
 use sarsen_initiator::{Command, Session, SessionError, TransferRequest};
 use sarsen_proof::{Backing, Serving, Volume};
 use sarsen_wire::iscsi::ScsiCommand;
 
-use crate::client::{self, Rng, Wire};
+use crate::client::{self, Wire};
 
 const MIB: u64 = 1 << 20;
 const TAG_BYTES: usize = 8;
@@ -250,7 +251,7 @@ fn survives(block_size: u32, cache: &str, engine: &str) -> Result<()> {
     for kill in 0..=kills {
         let serving = start()?;
         let rolled = 1 + rng.below(ACKNOWLEDGEMENTS_MAX);
-        let seeds: Vec<u64> = (0..WRITERS).map(|_| rng.roll()).collect();
+        let seeds: Vec<u64> = (0..WRITERS).map(|_| rng.bits()).collect();
         client::run(async {
             let session = client::session(&serving, "data").await?;
             let known = pending_size.borrow().clone();

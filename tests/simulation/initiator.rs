@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::rng::Rng;
+use sarsen_block::conformance::Rng;
 use sarsen_io::time;
 use sarsen_proto::iscsi::initiator::{
     ConnectionError, DigestOffer, Event, LoginError, LoginOptions, SessionTarget, TaskAttribute,

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use sarsen_block::conformance::Rng;
 use sarsen_block::{
     BlockError, BlockSize, Characteristics, Geometry, Io, MemoryStore, Reply, Request, Store,
 };
@@ -26,7 +27,6 @@ use tokio::task::LocalSet;
 
 use crate::link::{Link, News};
 use crate::network::{self, NetworkTraits};
-use crate::rng::Rng;
 
 const TARGET: &str = "iqn.2026-11.test:fair";
 const SECOND: Duration = Duration::from_secs(1);

@@ -3,13 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use sarsen_block::conformance::Rng;
 use sarsen_node::desired::Document;
 use sarsen_node::desired::document::{
     Account, Discovery, Host, Luns, Portal, Rule, Scalar, ShownLuns, Size, Target, Volume,
 };
 use sarsen_proto::iscsi::chap::Secret;
-
-use crate::rng::Rng;
 
 /// Portals with their groups.
 pub(super) const PORTALS: [(&str, u16); 2] = [("192.0.2.1:3260", 1), ("192.0.2.2:3260", 2)];

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use sarsen_block::conformance::Rng;
 use sarsen_io::net::Stream;
 use sarsen_node::config::{Placed, parse_account, parse_file, parse_portal, parse_volume};
 use sarsen_node::desired::Document;
@@ -20,7 +21,6 @@ use tokio::task::LocalSet;
 
 use super::document::PORTALS;
 use crate::network::{self, Fate, NetworkTraits, Side};
-use crate::rng::Rng;
 
 /// The configuration source of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

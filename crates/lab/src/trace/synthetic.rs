@@ -32,7 +32,7 @@ pub struct Synthetic {
 
 impl Synthetic {
     /// The same seed gives the same trace.
-    pub const fn lu_du(seed: u64) -> Self {
+    pub fn lu_du(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let lowest_at = 1 + rng.below(REQUESTS);
         // Any other request.
