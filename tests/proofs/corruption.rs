@@ -358,13 +358,15 @@ async fn fill(portal: &str) -> Result<()> {
     // QERR (SPC-4 7.5.8), as a saved value.
     pages[7] |= 0x02;
     write(&data, &[0x15, 0x11, 0, 0, u8::try_from(pages.len())?, 0], &pages).await?;
-    let list = |key: u64, action_key: u64, aptpl| {
-        [&key.to_be_bytes()[..], &action_key.to_be_bytes(), &[0, 0, 0, 0, aptpl, 0, 0, 0]].concat()
-    };
-    write(&data, &[0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0], &list(0, 0x11, 1)).await?;
-    write(&data, &[0x5f, 1, 5, 0, 0, 0, 0, 0, 24, 0], &list(0x11, 0, 0)).await?;
+    write(&data, &[0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0], &reservation_parameters(0, 0x11, 1)).await?;
+    write(&data, &[0x5f, 1, 5, 0, 0, 0, 0, 0, 24, 0], &reservation_parameters(0x11, 0, 0)).await?;
     data.logout().await?;
     Ok(vault.logout().await?)
+}
+
+/// Returns the parameter list of PERSISTENT RESERVE OUT (SPC-4 6.16.3).
+fn reservation_parameters(key: u64, action_key: u64, aptpl: u8) -> Vec<u8> {
+    [&key.to_be_bytes()[..], &action_key.to_be_bytes(), &[0, 0, 0, 0, aptpl, 0, 0, 0]].concat()
 }
 
 /// Returns the state of a disk: registered keys, the reservation, the saved control mode page, and its first blocks.

@@ -173,13 +173,12 @@ fn add_target(rng: &mut Rng, document: &mut Document, name: &str) {
     document.target.push(target);
 }
 
+fn portal((address, group): (&str, u16)) -> Portal {
+    Portal { address: address.to_owned(), group: Some(group), tls: None }
+}
+
 /// Draws the first document of a seed.
 pub(super) fn draw(rng: &mut Rng) -> Document {
-    let portal = |(address, group): (&str, u16)| Portal {
-        address: address.to_owned(),
-        group: Some(group),
-        tls: None,
-    };
     let mut document = Document {
         portal: PORTALS.map(portal).into(),
         discovery: discovery(rng),
