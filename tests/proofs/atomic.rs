@@ -16,12 +16,13 @@ use anyhow::{Context as _, Result, bail, ensure};
 use futures_util::future::{try_join, try_join_all};
 use rustix::process::Signal;
 use sarsen_block::Buffer;
+use sarsen_block::Rng;
 use sarsen_initiator::{
     Command, Completion, Sense, SenseKey, Session, SessionOptions, TransferRequest,
 };
 use sarsen_proof::{Backing, Serving, Volume};
 
-use crate::client::{self, Rng};
+use crate::client;
 
 const MIB: u64 = 1 << 20;
 const BLOCK_LENGTH: usize = 512;
@@ -190,7 +191,7 @@ fn sbc4_4_29_kill_9_tears_no_atomic_write_and_loses_none_acknowledged() -> Resul
         let serving = start()?;
         let left = Cell::new(1 + rng.below(ACKNOWLEDGEMENTS_MAX));
         let pings = 1 + rng.below(PINGS_MAX);
-        let seeds: Vec<u64> = (0..WRITERS).map(|_| rng.roll()).collect();
+        let seeds: Vec<u64> = (0..WRITERS).map(|_| rng.bits()).collect();
         client::run(async {
             let session = client::session(&serving, "data").await?;
             check(&session, &pending_size).await?;

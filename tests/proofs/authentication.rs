@@ -63,13 +63,8 @@ fn with_user(url: &Url) -> String {
 /// Checks one-way CHAP, which must work with every target.
 fn prove_one_way(url: &Url) -> Result<()> {
     let plain = url.to_string();
-    let read = |url: &str| -> Vec<String> {
-        ["disk", "read", url, "-", "--length", "4096"].map(str::to_owned).to_vec()
-    };
     for (url, variables) in [(plain.as_str(), RIGHT), (with_user(url).as_str(), &[])] {
-        let arguments = read(url);
-        let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
-        let output = run(&arguments, variables)?;
+        let output = run(&["disk", "read", url, "-", "--length", "4096"], variables)?;
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success() && output.stdout.len() == 4096, "{url}: {said}");
     }
@@ -203,14 +198,8 @@ fn initiator_and_sarsen_authenticate_each_other_in_discovery_too() -> Result<()>
 #[test]
 fn sarsen_and_its_initiator_agree_on_each_algorithm_both_ways() -> Result<()> {
     let algorithms = ["sha3-256", "sha-256", "sha1", "md5"];
-    let target = |algorithm: &str| {
-        format!(
-            "[[target]]\nname = \"iqn.2026-11.proof:{algorithm}\"\nluns = [\"{algorithm}\"]\n\
-             chap = [\"host\"]\nown-account = \"box\"\nalgorithms = [\"{algorithm}\"]\n"
-        )
-    };
     let volumes = algorithms.map(ram);
-    let (_accounts, serving) = serve(&volumes, &algorithms.map(target).concat())?;
+    let (_accounts, serving) = serve(&volumes, &algorithms.map(target_with_algorithm).concat())?;
     for algorithm in algorithms {
         let url = serving.url(algorithm).to_string();
         ends(0, &["disk", "info", &url], RIGHT)?;
@@ -219,6 +208,14 @@ fn sarsen_and_its_initiator_agree_on_each_algorithm_both_ways() -> Result<()> {
         ends(FAILED, &["disk", "info", &url], &wrong)?;
     }
     serving.stop()
+}
+
+/// Returns the table of a target that accepts one algorithm only.
+fn target_with_algorithm(algorithm: &str) -> String {
+    format!(
+        "[[target]]\nname = \"iqn.2026-11.proof:{algorithm}\"\nluns = [\"{algorithm}\"]\n\
+         chap = [\"host\"]\nown-account = \"box\"\nalgorithms = [\"{algorithm}\"]\n"
+    )
 }
 
 /// A target without its own credentials does not answer an initiator's request for them.

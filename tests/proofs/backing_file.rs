@@ -235,13 +235,9 @@ fn a_file_that_is_replaced_is_out_of_service_and_one_that_comes_back_is_served()
             ensure!(problem.contains("there is no "), "{problem}");
             fs::File::create(&other)?.set_len(SIZE)?;
             fs::rename(&other, &bench.path)?;
-            let is_replaced = |problems: &[String]| {
-                problems
-                    .first()
-                    .is_some_and(|problem| problem.contains("is another file"))
-                    .then_some(())
-            };
-            bench.until(is_replaced).await?;
+            bench
+                .until(|problems| problems.first()?.contains("is another file").then_some(()))
+                .await?;
             is_refused(&bench, 4).await?;
             ensure!(
                 fs::read(&bench.path)?.iter().all(|&byte| byte == 0),
@@ -325,10 +321,7 @@ async fn flush_fails_and_is_reattached(folder: &Path) -> Result<()> {
             let doctor = sarsen(&["doctor", "--json"]).await?;
             let doctor: Value = serde_json::from_slice(&doctor.stdout)?;
             let findings = doctor["findings"].as_array().context("findings")?;
-            let reported = |one: &Value| {
-                one["level"] == "problem" && one["finding"].to_string().contains("takes no writes")
-            };
-            if findings.iter().any(reported) {
+            if findings.iter().any(reports_no_writes) {
                 break;
             }
             ensure!(now() < limit, "{findings:?}");
@@ -368,6 +361,11 @@ async fn flush_fails_and_is_reattached(folder: &Path) -> Result<()> {
     }
     ensure!(server.shutdown(Duration::from_secs(5)).await, "all is flushed");
     Ok(())
+}
+
+/// Returns whether a finding of `sarsen doctor` reports a volume that takes no writes.
+fn reports_no_writes(finding: &Value) -> bool {
+    finding["level"] == "problem" && finding["finding"].to_string().contains("takes no writes")
 }
 
 #[test]
@@ -422,25 +420,30 @@ fn remains_of_killed_apply_are_listed_and_removable() -> Result<()> {
     })?;
     drop(server);
     let server = Managed::start(folder.path())?;
-    let list = |server: &Managed| -> Result<Vec<String>> {
-        let found = server.json(&["volume", "orphan", "list"])?;
-        let found = found["orphans"].as_array().context("a list")?.iter();
-        found.map(|one| Ok(one["name"].as_str().context("a name")?.to_owned())).collect()
-    };
-    let orphans = list(&server)?;
+    let orphans = orphan_names(&server)?;
     ensure!(orphans.len() >= 3 && orphans.iter().all(|name| name.starts_with('v')), "{orphans:?}");
     let doctor = server.command(&["doctor", "--json"])?.output()?;
     let doctor = String::from_utf8(doctor.stdout)?;
     ensure!(doctor.contains("belong to no volume"), "{doctor}");
     server.refused(USAGE, &["volume", "orphan", "remove", &orphans[0]])?;
     server.refused(NOT_FOUND, &["volume", "orphan", "remove", "--destroy", "kept.img"])?;
-    ensure!(list(&server)? == orphans && volumes.join("kept.img").exists());
+    ensure!(orphan_names(&server)? == orphans && volumes.join("kept.img").exists());
     let names = orphans.iter().map(String::as_str);
     let remove: Vec<&str> =
         ["volume", "orphan", "remove", "--destroy"].into_iter().chain(names).collect();
     server.run(&remove)?;
-    ensure!(list(&server)?.is_empty() && entries()? == before, "nothing but what was there");
+    ensure!(
+        orphan_names(&server)?.is_empty() && entries()? == before,
+        "nothing but what was there"
+    );
     server.stop()
+}
+
+/// Returns the names of the files that belong to no volume.
+fn orphan_names(server: &Managed) -> Result<Vec<String>> {
+    let found = server.json(&["volume", "orphan", "list"])?;
+    let found = found["orphans"].as_array().context("a list")?.iter();
+    found.map(|one| Ok(one["name"].as_str().context("a name")?.to_owned())).collect()
 }
 
 fn signal_kill(pid: u32) -> Result<()> {

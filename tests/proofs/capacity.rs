@@ -118,6 +118,12 @@ fn many(begin: &str, piece: &str, end: &str) -> Vec<u8> {
     body
 }
 
+/// Returns a document with one target whose key `key` repeats `piece`.
+fn target_with_many(key: &str, piece: &str) -> Vec<u8> {
+    let begin = format!(r#"{{"document":{{"target":[{{"name":"iqn.2026-11.x:t","{key}":["#);
+    many(&begin, piece, "]}]}}")
+}
+
 /// Returns a document with the maximum of 100,000 volumes.
 fn at_limit(volume: impl Fn(u32) -> String) -> Vec<u8> {
     let volumes: String = (0..100_000).map(volume).collect();
@@ -131,17 +137,13 @@ fn bodies_of_many_small_things_do_not_grow_the_server() -> Result<()> {
     served.server.run(&["volume", "create", "data", "8MiB", "--store", "ram"])?;
     let before = served.memory("VmRSS")?;
     let of_volumes = |piece| many(r#"{"document":{"volume":["#, piece, "]}}");
-    let of_target = |key: &str, piece| {
-        let begin = format!(r#"{{"document":{{"target":[{{"name":"iqn.2026-11.x:t","{key}":["#);
-        many(&begin, piece, "]}]}}")
-    };
     let of_size = many(r#"{"document":{"volume":[{"name":"a","size":["#, "0,", "]}]}}");
     let long_key = [br#"{"document":{""#, vec![b'x'; 16 * MIB].as_slice(), br#"":1}}"#].concat();
     let bodies = [
         ("volumes that are none", of_volumes(r#"{"a":0},"#), "413"),
         ("volumes with nothing but a name", of_volumes(r#"{"name":"a"},"#), "413"),
-        ("empty rules", of_target("allow", "{},"), "413"),
-        ("LUNs", of_target("luns", r#""a","#), "413"),
+        ("empty rules", target_with_many("allow", "{},"), "413"),
+        ("LUNs", target_with_many("luns", r#""a","#), "413"),
         ("numbers in place of a size", of_size, "413"),
         ("a long key", long_key, "400"),
         ("lists in lists", vec![b'['; 16 * MIB], "400"),

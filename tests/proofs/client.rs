@@ -1,5 +1,5 @@
-//! Shared parts of the proofs with the project's own initiator: sessions on the calling thread, PDUs built by hand that
-//! a correct initiator would not send, and random numbers from a seed.
+//! Shared parts of the proofs with the project's own initiator: sessions on the calling thread, and PDUs built by hand
+//! that a correct initiator would not send.
 
 use std::collections::VecDeque;
 use std::io::{self, Read as _, Write as _};
@@ -46,31 +46,6 @@ pub(crate) async fn session(serving: &Serving, volume: &str) -> Result<Session> 
 pub(crate) fn signal(serving: &Serving, signal: Signal) -> Result<()> {
     let pid = i32::try_from(serving.pid()).ok().and_then(Pid::from_raw);
     Ok(kill_process(pid.context("a process id")?, signal)?)
-}
-
-/// Random numbers from one seed (splitmix64).
-#[derive(Clone, Debug)]
-pub(crate) struct Rng(u64);
-
-impl Rng {
-    /// Returns a generator that repeats its numbers for the same seed.
-    pub(crate) const fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// Returns a random number.
-    pub(crate) fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// Returns a number below `limit`.
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.roll() % limit
-    }
 }
 
 /// A PDU from the target.

@@ -76,17 +76,11 @@ fn one_form_by_keyboard_alone_makes_a_volume_that_qemu_uses_with_the_secret_it_s
     // The virtual machine is not started: the image's properties are enough.
     let pasted: Vec<_> = pasted.lines().filter(|line| !line.starts_with("qemu-system")).collect();
     ensure!(pasted.len() == 2, "the secret's file, and qemu-img: {pasted:?}");
-    let paste = |lines: &str| {
-        let place = tempfile::tempdir()?;
-        let mut shell = Command::new("bash");
-        shell.args(["-e", "-c", lines]).current_dir(place.path());
-        process::output(&mut shell, LIMIT).map_err(anyhow::Error::from)
-    };
-    let said = paste(&pasted.join("\n"))?;
+    let said = run_pasted(&pasted.join("\n"))?;
     ensure!(said.contains("virtual size: 64 MiB"), "{said}");
     let secret = made["secret"].as_str().context("a secret")?;
     let wrong = pasted.join("\n").replace(secret, "not the secret..");
-    ensure!(paste(&wrong).is_err(), "another secret lets in, too");
+    ensure!(run_pasted(&wrong).is_err(), "another secret lets in, too");
     // The program's own verbs also work with the same secret.
     let url = format!("iscsi://vm@{}/iqn.2026-11.io.sarsen:data/0", server.portal()?);
     let mut info = server.command(&["disk", "info", &url])?;
@@ -94,6 +88,14 @@ fn one_form_by_keyboard_alone_makes_a_volume_that_qemu_uses_with_the_secret_it_s
     let history = server.run(&["history"])?;
     ensure!(!history.contains(secret), "{history}");
     server.stop()
+}
+
+/// Runs the lines of a shell in an empty folder, and returns their output.
+fn run_pasted(lines: &str) -> Result<String> {
+    let folder = tempfile::tempdir()?;
+    let mut shell = Command::new("bash");
+    shell.args(["-e", "-c", lines]).current_dir(folder.path());
+    Ok(process::output(&mut shell, LIMIT)?)
 }
 
 /// A client that reads continuously, and logs in again when the server ends its session. Dropping it ends the client.

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use sarsen_block::Buffer;
+use sarsen_block::Rng;
 use sarsen_initiator::{Command, Session, SessionOptions, TransferRequest};
 use sarsen_lab::archive::Archive;
 use sarsen_lab::record::{Labels, Measures, Outcome, Run, Sample, Scale, Setting};
@@ -24,7 +25,7 @@ use sarsen_node::control::Client;
 use sarsen_proof::managed::Managed;
 use serde_json::Value;
 
-use crate::client::{Rng, run};
+use crate::client::run;
 
 /// Default number of trials; `PROOF_TRIALS` sets another.
 const TRIALS: u64 = 60;
@@ -116,7 +117,7 @@ impl Damage {
         let length = file.metadata()?.len();
         let place = rng.below(length.max(1));
         let page = |place: u64| (place / PAGE * PAGE, (length - place / PAGE * PAGE).min(PAGE));
-        let mut random = |count: u64| (0..count).map(|_| rng.roll() as u8).collect::<Vec<_>>();
+        let mut random = |count: u64| (0..count).map(|_| rng.bits() as u8).collect::<Vec<_>>();
         match self {
             Self::FlippedBit if length == 0 => {}
             Self::FlippedBit => {
@@ -357,13 +358,15 @@ async fn fill(portal: &str) -> Result<()> {
     // QERR (SPC-4 7.5.8), as a saved value.
     pages[7] |= 0x02;
     write(&data, &[0x15, 0x11, 0, 0, u8::try_from(pages.len())?, 0], &pages).await?;
-    let list = |key: u64, action_key: u64, aptpl| {
-        [&key.to_be_bytes()[..], &action_key.to_be_bytes(), &[0, 0, 0, 0, aptpl, 0, 0, 0]].concat()
-    };
-    write(&data, &[0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0], &list(0, 0x11, 1)).await?;
-    write(&data, &[0x5f, 1, 5, 0, 0, 0, 0, 0, 24, 0], &list(0x11, 0, 0)).await?;
+    write(&data, &[0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0], &reservation_parameters(0, 0x11, 1)).await?;
+    write(&data, &[0x5f, 1, 5, 0, 0, 0, 0, 0, 24, 0], &reservation_parameters(0x11, 0, 0)).await?;
     data.logout().await?;
     Ok(vault.logout().await?)
+}
+
+/// Returns the parameter list of PERSISTENT RESERVE OUT (SPC-4 6.16.3).
+fn reservation_parameters(key: u64, action_key: u64, aptpl: u8) -> Vec<u8> {
+    [&key.to_be_bytes()[..], &action_key.to_be_bytes(), &[0, 0, 0, 0, aptpl, 0, 0, 0]].concat()
 }
 
 /// Returns the state of a disk: registered keys, the reservation, the saved control mode page, and its first blocks.

@@ -12,10 +12,11 @@ use anyhow::{Context as _, Result, ensure};
 use futures_util::future::try_join_all;
 use rustix::process::Signal;
 use sarsen_block::Buffer;
+use sarsen_block::Rng;
 use sarsen_initiator::{Session, SessionError};
 use sarsen_proof::{Backing, Serving, Volume};
 
-use crate::client::{self, Rng};
+use crate::client;
 
 /// Default number of kills in one test; `PROOF_KILLS` overrides it.
 const KILLS: u64 = 50;
@@ -185,7 +186,7 @@ fn survive(
     for kill in 0..=kills {
         let serving = start()?;
         let rolled = 1 + rng.below(ACKNOWLEDGEMENTS_MAX);
-        let seeds: Vec<u64> = (0..WRITERS).map(|_| rng.roll()).collect();
+        let seeds: Vec<u64> = (0..WRITERS).map(|_| rng.bits()).collect();
         let before = ledger.borrow().open();
         client::run(async {
             let session = client::session(&serving, "data").await?;

@@ -171,17 +171,11 @@ fn a_target_whose_portals_went_with_a_flag_keeps_nothing_else_from_being_served(
     let group = ["--listen", "127.0.0.1:0,2"];
     let tls = ["--listen-tls", "127.0.0.1:0", "--tls-certificate", &pem, "--tls-key", &key];
     let all = [&group[..], &tls, &["--tls-client-ca", &pem]].concat();
-    let target = |name: &str, rest: &str| {
-        format!(
-            "[[volume]]\nname = \"{name}\"\nsize = \"8MiB\"\n\
-             [[target]]\nname = \"iqn.2026-11.io.sarsen:{name}\"\nluns = [\"{name}\"]\n{rest}\n"
-        )
-    };
     let document = [
-        target("bound", "groups = [2]"),
-        target("both", "access = { 2 = \"standby\" }"),
-        target("certified", "allow = [{ certificate = \"host\" }]"),
-        target("open", ""),
+        exported_volume("bound", "groups = [2]"),
+        exported_volume("both", "access = { 2 = \"standby\" }"),
+        exported_volume("certified", "allow = [{ certificate = \"host\" }]"),
+        exported_volume("open", ""),
     ];
     let server = Managed::start_with(folder.path(), &all)?;
     server.applied(&document.concat(), &[])?;
@@ -209,7 +203,7 @@ fn a_target_whose_portals_went_with_a_flag_keeps_nothing_else_from_being_served(
     // Existing objects can still be changed, and the server still refuses invalid new objects.
     server.run(&["volume", "create", "more", "8MiB", "--export"])?;
     mark(&url(&server, "more")?)?;
-    let refused = server.apply(&target("new", "groups = [3]"), &[])?;
+    let refused = server.apply(&exported_volume("new", "groups = [3]"), &[])?;
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     ensure!(!refused.status.success() && said.contains("no portal is in group 3"), "{said}");
 
@@ -223,6 +217,14 @@ fn a_target_whose_portals_went_with_a_flag_keeps_nothing_else_from_being_served(
     let server = Managed::start_with(folder.path(), &all)?;
     ensure!(lacks(&server)?.is_empty(), "{:?}", lacks(&server)?);
     server.stop()
+}
+
+/// Returns the tables of a volume and its target; `rest` contains more lines of the target.
+fn exported_volume(name: &str, rest: &str) -> String {
+    format!(
+        "[[volume]]\nname = \"{name}\"\nsize = \"8MiB\"\n\
+         [[target]]\nname = \"iqn.2026-11.io.sarsen:{name}\"\nluns = [\"{name}\"]\n{rest}\n"
+    )
 }
 
 #[test]

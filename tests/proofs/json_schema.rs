@@ -225,16 +225,18 @@ fn json_output_keeps_names_and_types() -> Result<()> {
 }
 
 fn difference(old: &str, new: &str) -> String {
-    let named = |text: &str| -> BTreeSet<String> {
-        let sections = text.split("\n## ").filter_map(|section| section.split_once('\n'));
-        let lines = sections
-            .flat_map(|(title, rest)| rest.lines().map(move |line| format!("{title}: {line}")));
-        lines.collect()
-    };
-    let (old, new) = (named(old), named(new));
+    let (old, new) = (titled_lines(old), titled_lines(new));
     let (less, more) = (old.difference(&new), new.difference(&old));
     let less = less.map(|line| format!("\n- {line}"));
     less.chain(more.map(|line| format!("\n+ {line}"))).collect()
+}
+
+/// Returns the lines of a page, each with the title of its section.
+fn titled_lines(page: &str) -> BTreeSet<String> {
+    let sections = page.split("\n## ").filter_map(|section| section.split_once('\n'));
+    let lines =
+        sections.flat_map(|(title, rest)| rest.lines().map(move |line| format!("{title}: {line}")));
+    lines.collect()
 }
 
 fn changes(asking: &mut Asking<'_>) -> Result<()> {

@@ -130,23 +130,20 @@ fn a_session_goes_on_while_other_volumes_and_targets_come_grow_are_renamed_and_g
     run(async {
         let server = Server::start(config(|_| {})?)?;
         let busy = Busy::begin(connect(&server, A, 0).await?);
-        let b = |text: &'static str, name: &'static str, lun: u16| {
-            config(|config| {
-                config.volumes.push(volume(text).expect("a volume"));
-                config.targets.push(target(B, &[(lun, name)]));
-            })
-        };
-        apply(&server, b("b=ram:2MiB,serial=two,naa=3000000000000002", "b", 3)?).await?;
+        apply(&server, with_target_b("b=ram:2MiB,serial=two,naa=3000000000000002", "b", 3)?)
+            .await?;
         let session = connect(&server, B, 3).await?;
         session.write(4095, Buffer::copy_of(&[7; 512]), false).await?;
 
-        apply(&server, b("b=ram:3MiB,serial=two,naa=3000000000000002", "b", 3)?).await?;
+        apply(&server, with_target_b("b=ram:3MiB,serial=two,naa=3000000000000002", "b", 3)?)
+            .await?;
         ensure!(reported(&session).await? == Some((0x2a, 0x09)), "CAPACITY DATA HAS CHANGED");
         ensure!(session.read_capacity().await?.blocks == 3 * MIB / 512);
         session.write(3 * MIB / 512 - 1, Buffer::copy_of(&[8; 512]), false).await?;
 
         // The same disk with another name, extended again.
-        apply(&server, b("c=ram:4MiB,serial=two,naa=3000000000000002", "c", 3)?).await?;
+        apply(&server, with_target_b("c=ram:4MiB,serial=two,naa=3000000000000002", "c", 3)?)
+            .await?;
         ensure!(reported(&session).await? == Some((0x2a, 0x09)));
         ensure!(*session.read(4095, 1).await? == [7; 512], "another disk");
         ensure!(server.exports()[1].volume == "c" && server.exports()[1].size == 4 * MIB);
@@ -169,16 +166,20 @@ fn a_session_goes_on_while_other_volumes_and_targets_come_grow_are_renamed_and_g
     })
 }
 
+/// Returns a configuration with another volume in target [`B`].
+fn with_target_b(volume_text: &str, volume_name: &str, lun: u16) -> Result<Config> {
+    config(|config| {
+        config.volumes.push(volume(volume_text).expect("a volume"));
+        config.targets.push(target(B, &[(lun, volume_name)]));
+    })
+}
+
 #[test]
 fn spc4_6_33_units_that_come_are_announced_and_those_in_use_go_only_by_force() -> Result<()> {
     run(async {
-        let two = |config: &mut Config| {
-            config.volumes.push(volume("b=ram:1MiB,serial=two").expect("a volume"));
-            config.targets[0].luns.insert(5, "b".into());
-        };
         let server = Server::start(config(|_| {})?)?;
         let first = connect(&server, A, 0).await?;
-        apply(&server, config(two)?).await?;
+        apply(&server, config(add_unit_5)?).await?;
         ensure!(reported(&first).await? == Some((0x3f, 0x0e)), "REPORTED LUNS DATA HAS CHANGED");
         ensure!(first.report_luns().await? == [[0; 8], [0, 5, 0, 0, 0, 0, 0, 0]]);
         let second = connect(&server, A, 5).await?;
@@ -211,6 +212,12 @@ fn spc4_6_33_units_that_come_are_announced_and_those_in_use_go_only_by_force() -
         ensure!(server.shutdown(LIMIT).await);
         Ok(())
     })
+}
+
+/// Adds a volume as LUN 5 of target [`A`].
+fn add_unit_5(config: &mut Config) {
+    config.volumes.push(volume("b=ram:1MiB,serial=two").expect("a volume"));
+    config.targets[0].luns.insert(5, "b".into());
 }
 
 #[test]
@@ -324,13 +331,7 @@ fn portals_come_go_and_change_while_others_are_used() -> Result<()> {
     run(async {
         let server = Server::start(config(|_| {})?)?;
         let busy = Busy::begin(connect(&server, A, 0).await?);
-        let second = |group: u16| {
-            config(|config| {
-                let text = format!("127.0.0.2:0,{group}");
-                config.listen.push(parse_portal(&text).expect("a portal"));
-            })
-        };
-        apply(&server, second(2)?).await?;
+        apply(&server, with_second_portal(2)?).await?;
         let address = server.portals()[1].address;
         let through = async |address: std::net::SocketAddr| {
             let url = format!("iscsi://{address}/{A}/0").parse().expect("a URL");
@@ -339,7 +340,7 @@ fn portals_come_go_and_change_while_others_are_used() -> Result<()> {
         let session = through(address).await?;
         ensure!(server.target_device(A).and_then(|a| a.access_state(2)).is_some(), "a port of it");
         // Another group is another port: sessions through the old port cannot stay.
-        let prepared = server.prepare(second(3)?)?;
+        let prepared = server.prepare(with_second_portal(3)?)?;
         ensure!(objects(prepared.interrupts()) == [format!("portal {address} 1")]);
         prepared.clear(Some(Duration::ZERO)).await?.make();
         ensure!(reported(&session).await.is_err(), "it is still there");
@@ -354,6 +355,14 @@ fn portals_come_go_and_change_while_others_are_used() -> Result<()> {
         busy.end().await?.logout().await?;
         ensure!(server.shutdown(LIMIT).await);
         Ok(())
+    })
+}
+
+/// Returns a configuration with another portal in this portal group.
+fn with_second_portal(group: u16) -> Result<Config> {
+    config(|config| {
+        let text = format!("127.0.0.2:0,{group}");
+        config.listen.push(parse_portal(&text).expect("a portal"));
     })
 }
 
@@ -382,11 +391,7 @@ fn an_address_changes_hands_between_portals() -> Result<()> {
 #[test]
 fn reload_applies_unless_removed_objects_are_in_use() -> Result<()> {
     run(async {
-        let two = |config: &mut Config| {
-            config.volumes.push(volume("b=ram:1MiB,serial=two").expect("a volume"));
-            config.targets.push(target(B, &[(0, "b")]));
-        };
-        let server = Server::start(config(two)?)?;
+        let server = Server::start(config(add_target_b)?)?;
         let session = connect(&server, B, 0).await?;
         let refused = server.reload(config(|_| {})?).await.err().context("it is in use")?;
         let words = format!("target {B} (1 sessions) is in use: log its initiators out first");
@@ -400,7 +405,7 @@ fn reload_applies_unless_removed_objects_are_in_use() -> Result<()> {
             ..RuleConfig::default()
         };
         let desired = |config: &mut Config| {
-            two(config);
+            add_target_b(config);
             config.cores = NonZeroUsize::new(1);
             config.limits.sessions = 1;
             config.targets[1].login.rules = vec![rule.clone()];
@@ -423,22 +428,17 @@ fn reload_applies_unless_removed_objects_are_in_use() -> Result<()> {
     })
 }
 
+/// Adds a volume in target [`B`].
+fn add_target_b(config: &mut Config) {
+    config.volumes.push(volume("b=ram:1MiB,serial=two").expect("a volume"));
+    config.targets.push(target(B, &[(0, "b")]));
+}
+
 #[test]
 fn ten_thousand_volumes_come_in_one_change_and_one_more_comes_at_once() -> Result<()> {
     run(async {
         let server = Server::start(config(|_| {})?)?;
-        let many = |count: usize| {
-            config(|config| {
-                for number in 0..count {
-                    let name = format!("v{number}");
-                    let text = format!("{name}=ram:1MiB,serial=s{number}");
-                    config.volumes.push(volume(&text).expect("a volume"));
-                    let iqn = format!("iqn.2026-11.proof:{name}");
-                    config.targets.push(target(&iqn, &[(0, &name)]));
-                }
-            })
-        };
-        let changes = [10_000, 10_001, 10_000, 0].map(many);
+        let changes = [10_000, 10_001, 10_000, 0].map(with_volumes);
         for desired in changes {
             let (desired, begun) = (desired?, time::now());
             let volumes = desired.volumes.len() - 1;
@@ -451,5 +451,18 @@ fn ten_thousand_volumes_come_in_one_change_and_one_more_comes_at_once() -> Resul
         }
         ensure!(server.shutdown(LIMIT).await);
         Ok(())
+    })
+}
+
+/// Returns a configuration with `count` more volumes, each in its own target.
+fn with_volumes(count: usize) -> Result<Config> {
+    config(|config| {
+        for number in 0..count {
+            let name = format!("v{number}");
+            let text = format!("{name}=ram:1MiB,serial=s{number}");
+            config.volumes.push(volume(&text).expect("a volume"));
+            let iqn = format!("iqn.2026-11.proof:{name}");
+            config.targets.push(target(&iqn, &[(0, &name)]));
+        }
     })
 }

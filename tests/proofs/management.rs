@@ -183,18 +183,13 @@ fn another_isid_or_another_name_is_another_session() -> Result<()> {
     let serving = serve(&[Volume::new("data", Backing::Ram, MIB)])?;
     let url = client::url(&serving, "data")?;
     client::run(async {
-        let options = |name: &str, last| SessionOptions {
-            initiator_name: name.into(),
-            isid: Isid([0x80, 0, 0, 0, 0, last]),
-            ..SessionOptions::default()
-        };
-        let first = Session::connect(&url, &options(ONE, 1)).await?;
-        let second = Session::connect(&url, &options(ONE, 2)).await?;
-        let third = Session::connect(&url, &options(OTHER, 1)).await?;
+        let first = Session::connect(&url, &port_options(ONE, 1)).await?;
+        let second = Session::connect(&url, &port_options(ONE, 2)).await?;
+        let third = Session::connect(&url, &port_options(OTHER, 1)).await?;
         for session in [&first, &second, &third] {
             session.ping().await?;
         }
-        let again = Session::connect(&url, &options(ONE, 1)).await?;
+        let again = Session::connect(&url, &port_options(ONE, 1)).await?;
         let error = first.ping().await.expect_err("the first session was to end");
         ensure!(error.is_connection_lost(), "{error}");
         for session in [&second, &third, &again] {
@@ -205,6 +200,15 @@ fn another_isid_or_another_name_is_another_session() -> Result<()> {
     })
     .with_context(|| serving.log())?;
     serving.stop()
+}
+
+/// Returns the options of an initiator port.
+fn port_options(initiator_name: &str, last_isid_byte: u8) -> SessionOptions {
+    SessionOptions {
+        initiator_name: initiator_name.into(),
+        isid: Isid([0x80, 0, 0, 0, 0, last_isid_byte]),
+        ..SessionOptions::default()
+    }
 }
 
 #[test]

@@ -8,12 +8,13 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use futures_util::future::{try_join, try_join_all};
 use sarsen_block::Buffer;
+use sarsen_block::Rng;
 use sarsen_initiator::{Session, SessionOptions};
 use sarsen_proof::{Backing, Serving, Volume};
 use sarsen_wire::iscsi::{BasicHeader, Opcode, RawHeader, U24};
 use tokio::net::TcpStream;
 
-use crate::client::{self, Rng, encode, login_request};
+use crate::client::{self, encode, login_request};
 
 const SESSIONS: usize = 200;
 /// Number of blocks that each session uses alone.
@@ -37,7 +38,7 @@ async fn sessions(serving: &Serving, count: usize, kind: &str) -> Result<Vec<Ses
 /// Returns the data that the session `index` writes in turn `turn`.
 fn pattern(index: usize, turn: u64) -> Vec<u8> {
     let mut rng = Rng::new(((index as u64) << 8) | turn);
-    (0..OWN_LENGTH / 8).flat_map(|_| rng.roll().to_be_bytes()).collect()
+    (0..OWN_LENGTH / 8).flat_map(|_| rng.bits().to_be_bytes()).collect()
 }
 
 /// Each session writes its own blocks. After all writes, each session reads them back. This happens twice.
@@ -74,7 +75,7 @@ fn nonsense() -> Vec<(&'static str, Vec<u8>)> {
     vec![
         ("ones", vec![0xff; 4096]),
         ("zeroes", vec![0; 4096]),
-        ("rng", (0..512).flat_map(|_| rng.roll().to_be_bytes()).collect()),
+        ("rng", (0..512).flat_map(|_| rng.bits().to_be_bytes()).collect()),
         ("HTTP", b"GET / HTTP/1.1\r\nHost: disks.example\r\nUser-Agent: scanner\r\n\r\n".repeat(2)),
         ("an impossible data segment length", login_that_announces(U24::MAX)),
         ("additional headers without an end", RawHeader::from(long_ahs).0.to_vec()),

@@ -130,14 +130,15 @@ fn errors_of_nbdkit_are_counted_and_reported() -> Result<()> {
 #[test]
 fn oldstyle_nbd_server_differs_from_missing_server() -> Result<()> {
     let nbdkit = Nbdkit::start(&["--oldstyle", "memory", "1M"])?;
-    let connect = |url: NbdUrl| {
-        let connected = block_on(FileEngine::Pool, async { NbdStore::connect(&url, LIMIT).await });
-        anyhow::Ok(connected?.map(drop))
-    };
-    let error = connect(nbdkit.url())?.err();
+    let error = connection_error(&nbdkit.url())?;
     ensure!(matches!(error, Some(NbdError::Client(ClientError::OldStyle))), "{error:?}");
     let nobody = NbdPlace::Socket(nbdkit.folder.path().join("nobody"));
-    let error = connect(NbdUrl { place: nobody, export: String::new() })?.err();
+    let error = connection_error(&NbdUrl { place: nobody, export: String::new() })?;
     ensure!(matches!(error, Some(NbdError::Connect { .. })), "{error:?}");
     Ok(())
+}
+
+/// Returns why no connection to an export is possible, if so.
+fn connection_error(url: &NbdUrl) -> Result<Option<NbdError>> {
+    Ok(block_on(FileEngine::Pool, NbdStore::connect(url, LIMIT))?.err())
 }

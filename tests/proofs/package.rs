@@ -210,10 +210,9 @@ fn the_example_in_the_configuration_can_be_served() -> Result<()> {
     let line = reported.lines().find(|line| line.starts_with('{')).context("a report")?;
     let report: serde_json::Value = serde_json::from_str(line)?;
     let findings = report["findings"].as_array().context("findings")?;
-    let holds = |finding: &&serde_json::Value| {
-        finding["check"] == "configuration" && finding["level"] == "ok"
-    };
-    ensure!(findings.iter().any(|finding| holds(&finding)), "{reported}");
+    let mut of_configuration =
+        findings.iter().filter(|finding| finding["check"] == "configuration");
+    ensure!(of_configuration.any(|finding| finding["level"] == "ok"), "{reported}");
     Ok(())
 }
 

@@ -212,6 +212,14 @@ struct Row {
     denies: (Client, Act),
 }
 
+impl Row {
+    /// Returns whether flags can set the rule.
+    fn is_of_flags(&self) -> bool {
+        let (client, act) = &self.permits;
+        client.target.is_none() && matches!(act, Act::Discover | Act::Read("chap", _))
+    }
+}
+
 const fn row(rule: &'static str, permits: (Client, Act), denies: (Client, Act)) -> Row {
     Row { rule, permits, denies }
 }
@@ -501,12 +509,12 @@ fn isid(number: u8) -> [u8; 6] {
     [0x80, 0, 0, 0, 0, number]
 }
 
+fn credentials((name, secret): Account) -> Credentials {
+    Credentials { name: name.to_owned(), secret: Secret(secret.to_owned()) }
+}
+
 impl Client {
     fn options(&self) -> SessionOptions {
-        let credentials = |(name, secret): Account| Credentials {
-            name: name.to_owned(),
-            secret: Secret(secret.to_owned()),
-        };
         let target = self.target.map(credentials);
         let identity = self.user.map(|user| Identity { user: credentials(user), target });
         let initiator_name = self.initiator.to_owned();
@@ -579,10 +587,7 @@ fn rules_of_flags_are_in_force() -> Result<()> {
         ["--account", &other],
         ["--chap", "host"],
     ];
-    let is_of_flags = |Row { permits: (client, act), .. }: &Row| {
-        client.target.is_none() && matches!(act, Act::Discover | Act::Read("chap", _))
-    };
-    let rows: Vec<Row> = rows().into_iter().filter(is_of_flags).collect();
+    let rows: Vec<Row> = rows().into_iter().filter(Row::is_of_flags).collect();
     ensure!(rows.len() == 5, "{} rows", rows.len());
     let mut server = Server::start(folder.path(), arguments.as_flattened())?;
     server.prefix = DEFAULT_TARGET_PREFIX;

@@ -56,26 +56,28 @@ fn rfc7143_13_8_wildcard_portal_is_announced_by_reachable_address() -> Result<()
     let serving = Serving::start_with(&[volume], &everywhere)?;
     let url = serving.url("scratch");
     let through_ipv4 = portals_of(&listed(&url.portal)?, &url.iqn);
-    let port = |portals: &[String], address: &str, group: u16| {
-        let found = portals.iter().find_map(|portal| {
-            portal.strip_prefix(address)?.strip_suffix(&format!(",{group}"))?.parse::<u16>().ok()
-        });
-        found.with_context(|| format!("{address} in group {group} is missing: {portals:?}"))
-    };
-    port(&through_ipv4, "127.0.0.1:", 1)?;
-    let on_all = port(&through_ipv4, "127.0.0.1:", 2)?;
-    let ipv6 = port(&through_ipv4, "[::1]:", 4)?;
+    port_at(&through_ipv4, "127.0.0.1:", 1)?;
+    let on_all = port_at(&through_ipv4, "127.0.0.1:", 2)?;
+    let ipv6 = port_at(&through_ipv4, "[::1]:", 4)?;
     ensure!(through_ipv4.len() == 3, "[::] has no address of this family: {through_ipv4:?}");
     // Through another address of the machine, discovery reports that address for the portal on all addresses.
     let elsewhere = portals_of(&listed(&format!("127.0.0.2:{on_all}"))?, &url.iqn);
-    ensure!(port(&elsewhere, "127.0.0.2:", 2)? == on_all, "{elsewhere:?}");
-    port(&elsewhere, "127.0.0.1:", 1)?;
+    ensure!(port_at(&elsewhere, "127.0.0.2:", 2)? == on_all, "{elsewhere:?}");
+    port_at(&elsewhere, "127.0.0.1:", 1)?;
     let through_ipv6 = portals_of(&listed(&format!("[::1]:{ipv6}"))?, &url.iqn);
-    port(&through_ipv6, "[::1]:", 3)?;
-    port(&through_ipv6, "[::1]:", 4)?;
-    port(&through_ipv6, "127.0.0.1:", 1)?;
+    port_at(&through_ipv6, "[::1]:", 3)?;
+    port_at(&through_ipv6, "[::1]:", 4)?;
+    port_at(&through_ipv6, "127.0.0.1:", 1)?;
     ensure!(through_ipv6.len() == 3, "0.0.0.0 has no address of this family: {through_ipv6:?}");
     serving.stop()
+}
+
+/// Returns the port of the portal of a group at an address, which ends with a colon.
+fn port_at(portals: &[String], address: &str, group: u16) -> Result<u16> {
+    let found = portals.iter().find_map(|portal| {
+        portal.strip_prefix(address)?.strip_suffix(&format!(",{group}"))?.parse().ok()
+    });
+    found.with_context(|| format!("{address} in group {group} is missing: {portals:?}"))
 }
 
 #[test]

@@ -9,11 +9,12 @@ use anyhow::{Context as _, Result, ensure};
 use futures_util::future::try_join_all;
 use rustix::process::Signal;
 use sarsen_block::Buffer;
+use sarsen_block::Rng;
 use sarsen_initiator::{Command, Session, SessionError, TransferRequest};
 use sarsen_proof::{Backing, Serving, Volume};
 use sarsen_wire::iscsi::ScsiCommand;
 
-use crate::client::{self, Rng, Wire};
+use crate::client::{self, Wire};
 
 const MIB: u64 = 1 << 20;
 const TAG_BYTES: usize = 8;
@@ -129,16 +130,18 @@ fn file_is_never_served_with_wrong_protection() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let file = |name: &str| Volume::new("data", Backing::File(folder.path().join(name)), MIB);
     Serving::start(&[file("tagged").option("protection=1")])?.stop()?;
-    let refused = |volume: Volume, reported: &str| -> Result<()> {
-        let error = Serving::start(&[volume]).err().context("it is served")?;
-        ensure!(format!("{error:#}").contains(reported), "{error:#}");
-        Ok(())
-    };
-    refused(file("tagged"), "set protection to 1, 2 or 3")?;
-    refused(file("tagged").block_size(4096).option("protection=1"), "set block-size = 512")?;
+    is_refused(file("tagged"), "set protection to 1, 2 or 3")?;
+    is_refused(file("tagged").block_size(4096).option("protection=1"), "set block-size = 512")?;
     fs::write(folder.path().join("image"), vec![1; MIB as usize])?;
-    refused(file("image").option("protection=1"), "without protection information")?;
+    is_refused(file("image").option("protection=1"), "without protection information")?;
     ensure!(fs::read(folder.path().join("image"))? == vec![1; MIB as usize], "it was changed");
+    Ok(())
+}
+
+/// Checks that the server does not serve a volume, and reports why.
+fn is_refused(volume: Volume, reported: &str) -> Result<()> {
+    let error = Serving::start(&[volume]).err().context("it is served")?;
+    ensure!(format!("{error:#}").contains(reported), "{error:#}");
     Ok(())
 }
 
@@ -250,7 +253,7 @@ fn survives(block_size: u32, cache: &str, engine: &str) -> Result<()> {
     for kill in 0..=kills {
         let serving = start()?;
         let rolled = 1 + rng.below(ACKNOWLEDGEMENTS_MAX);
-        let seeds: Vec<u64> = (0..WRITERS).map(|_| rng.roll()).collect();
+        let seeds: Vec<u64> = (0..WRITERS).map(|_| rng.bits()).collect();
         client::run(async {
             let session = client::session(&serving, "data").await?;
             let known = pending_size.borrow().clone();

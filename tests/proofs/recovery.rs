@@ -14,6 +14,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, ensure};
 use futures_util::future::try_join_all;
 use parking_lot::Mutex;
+use sarsen_block::Rng;
 use sarsen_block::{BlockError, Buffer, Characteristics, Geometry, Io, Reply, Request, Store};
 use sarsen_initiator::{DigestOffer, Session, SessionOptions, Url};
 use sarsen_node::Server;
@@ -21,7 +22,7 @@ use sarsen_node::config::{self, Config};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-use crate::client::{LIMIT, Rng, run};
+use crate::client::{LIMIT, run};
 
 const BLOCK: usize = 512;
 const CONNECTIONS: usize = 4;
@@ -243,7 +244,7 @@ async fn load(session: &Session, relay: &Relay, seed: u64, cuts: u32) -> Result<
     let due = Cell::new(1 + rng.below(100));
     let cuts = Cuts { relay, rng: RefCell::new(rng.clone()), left: Cell::new(cuts), due };
     let work = parts.iter_mut().map(|part| {
-        let rng = Rng::new(rng.roll());
+        let rng = Rng::new(rng.bits());
         part.work(session, &cuts, rng)
     });
     try_join_all(work).await?;

@@ -130,20 +130,15 @@ fn exit_codes_distinguish_missing_from_existing() -> Result<()> {
     ] {
         server.refused(NOT_FOUND, arguments)?;
     }
-    let serve = |arguments: &[&str], code: i32| {
-        let mut command = Command::new("timeout");
-        command.args(["--kill-after=5", "60"]).arg(program::path()?);
-        fails(command.args(["serve", "--listen", "127.0.0.1:0"]).args(arguments), code)
-    };
-    let said = serve(&["--config", nowhere], NOT_FOUND)?;
+    let said = serve_fails(&["--config", nowhere], NOT_FOUND)?;
     ensure!(said.contains(nowhere), "{said}");
-    serve(&["--volume", &format!("a=file:{nowhere},size=1MiB")], NOT_FOUND)?;
+    serve_fails(&["--volume", &format!("a=file:{nowhere},size=1MiB")], NOT_FOUND)?;
     let tls = ["--listen-tls", "127.0.0.1:0", "--tls-certificate", nowhere, "--tls-key", nowhere];
-    serve(&[&["--volume", "a=ram:1MiB"], &tls[..]].concat(), NOT_FOUND)?;
+    serve_fails(&[&["--volume", "a=ram:1MiB"], &tls[..]].concat(), NOT_FOUND)?;
     // These files belong to another server.
     let mut path = String::new();
     let state = path_of(folder.path(), "state", &mut path)?;
-    let said = serve(&["--state", state, "--control", &format!("{state}/c.sock")], CONFLICT)?;
+    let said = serve_fails(&["--state", state, "--control", &format!("{state}/c.sock")], CONFLICT)?;
     ensure!(said.contains("is used by another server"), "{said}");
     let elsewhere = tempfile::tempdir()?;
     let other = Managed::start(elsewhere.path())?;
@@ -157,6 +152,13 @@ fn exit_codes_distinguish_missing_from_existing() -> Result<()> {
     server.refused(FAILED, &["apply", "-f", folder])?;
     other.stop()?;
     server.stop()
+}
+
+/// Runs `sarsen serve`, which must end with this exit code, and returns its messages.
+fn serve_fails(arguments: &[&str], code: i32) -> Result<String> {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=5", "60"]).arg(program::path()?);
+    fails(command.args(["serve", "--listen", "127.0.0.1:0"]).args(arguments), code)
 }
 
 #[test]

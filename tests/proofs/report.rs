@@ -1,6 +1,7 @@
 //! A real browser opens a report of the lab. Ignored by default: the browser is large. `cargo xtask ci --full` runs it.
 //! The reports stay in cargo's folder for tests, for inspection.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -249,38 +250,53 @@ fn sample() -> (Report, Run) {
     (report, run())
 }
 
+/// The reason of a cell without a figure.
+const FAILURE: &str = "tgt closed the connection after 31 s: Reject, reason 04h";
+
 fn iops() -> Bars {
-    let series =
-        |name: &str, published, values: [Option<f64>; 4], half_widths: [f64; 4]| BarSeries {
-            name: name.into(),
-            published,
-            values: values.to_vec(),
-            half_widths: half_widths.map(|half| (half > 0.0).then_some(half)).to_vec(),
-        };
     let measured = |values: [f64; 4]| values.map(Some);
     Bars {
         caption: "I/Os a second by access".into(),
         unit: "IOPS".into(),
         groups: ACCESSES.map(Into::into).to_vec(),
         series: vec![
-            series(
+            iops_of(
                 "sarsen",
                 false,
                 measured([4_112.4, 88_291.2, 3_981.0, 79_433.8]),
                 [80.0, 2455.3, 95.1, 3120.0],
             ),
-            series(
+            iops_of(
                 "tgt",
                 false,
                 [Some(3_012.0), Some(41_230.0), None, Some(39_872.1)],
                 [61.0, 1803.0, 0.0, 992.5],
             ),
-            series("IET, 2013", true, measured([2_301.0, 45_291.26, 2_114.0, 45_382.79]), [0.0; 4]),
+            iops_of(
+                "IET, 2013",
+                true,
+                measured([2_301.0, 45_291.26, 2_114.0, 45_382.79]),
+                [0.0; 4],
+            ),
         ],
         notes: vec![
             "Error bars are 95\u{a0}% confidence intervals. tgt did not complete 512 KiB writes."
                 .into(),
         ],
+    }
+}
+
+fn iops_of(
+    name: &str,
+    published: bool,
+    values: [Option<f64>; 4],
+    half_widths: [f64; 4],
+) -> BarSeries {
+    BarSeries {
+        name: name.into(),
+        published,
+        values: values.to_vec(),
+        half_widths: half_widths.map(|half| (half > 0.0).then_some(half)).to_vec(),
     }
 }
 
@@ -290,14 +306,11 @@ fn iops_table() -> Table {
     let number = |mean| Cell::Interval { mean, half_width: None, decimals: 1 };
     let published = |value| Cell::Published { value, decimals: 2 };
     let change = |percent| Cell::Change { percent, decimals: 1 };
-    let row = |access: usize, cells: [Cell; 4]| {
-        [Cell::Text(ACCESSES[access].into())].into_iter().chain(cells).collect()
-    };
     Table {
         caption: "I/Os a second by access and target".into(),
         columns: ["Access", "sarsen", "tgt", "IET, 2013", "sarsen to tgt"].map(Into::into).to_vec(),
         rows: vec![
-            row(
+            row_of_access(
                 0,
                 [
                     interval(4_112.4, 80.0),
@@ -306,7 +319,7 @@ fn iops_table() -> Table {
                     change(36.5),
                 ],
             ),
-            row(
+            row_of_access(
                 1,
                 [
                     interval(88_291.2, 2_455.3),
@@ -315,16 +328,16 @@ fn iops_table() -> Table {
                     change(114.1),
                 ],
             ),
-            row(
+            row_of_access(
                 2,
                 [
                     interval(3_981.0, 95.1),
-                    Cell::Failed("tgt closed the connection after 31 s: Reject, reason 04h".into()),
+                    Cell::Failed(FAILURE.into()),
                     published(2_114.0),
                     Cell::Empty,
                 ],
             ),
-            row(
+            row_of_access(
                 3,
                 [
                     number(79_433.8),
@@ -341,23 +354,31 @@ fn iops_table() -> Table {
     }
 }
 
+/// Returns a row that begins with the name of its access.
+fn row_of_access(access: usize, cells: [Cell; 4]) -> Vec<Cell> {
+    [Cell::Text(ACCESSES[access].into())].into_iter().chain(cells).collect()
+}
+
 fn cpu() -> Bars {
     let groups = ["RTT 0 ms", "RTT 1 ms", "RTT 5 ms", "RTT 20 ms"].map(Into::into).to_vec();
-    let series = |name: &str, values: [f64; 4]| BarSeries {
-        name: name.into(),
-        values: values.map(Some).to_vec(),
-        half_widths: values.map(|value| Some(value * 0.06)).to_vec(),
-        ..BarSeries::default()
-    };
     Bars {
         caption: "CPU time of the target for an I/O".into(),
         unit: "µs".into(),
         groups,
         series: vec![
-            series("sarsen", [4.1, 4.3, 4.9, 6.2]),
-            series("tgt", [9.8, 10.1, 11.7, 13.0]),
+            cpu_time_of("sarsen", [4.1, 4.3, 4.9, 6.2]),
+            cpu_time_of("tgt", [9.8, 10.1, 11.7, 13.0]),
         ],
         notes: Vec::new(),
+    }
+}
+
+fn cpu_time_of(name: &str, values: [f64; 4]) -> BarSeries {
+    BarSeries {
+        name: name.into(),
+        values: values.map(Some).to_vec(),
+        half_widths: values.map(|value| Some(value * 0.06)).to_vec(),
+        ..BarSeries::default()
     }
 }
 
@@ -387,23 +408,21 @@ fn depth() -> Lines {
 }
 
 fn percentiles() -> Lines {
-    let series = |name: &str, base: f64, spread: f64| LineSeries {
-        name: name.into(),
-        points: (0..200)
-            .map(|step| {
-                let share = f64::from(step) / 200.0;
-                (base * (1.0 + spread * (1.0 / (1.0 - share)).ln()).powi(2), share * 100.0)
-            })
-            .collect(),
-        ..LineSeries::default()
-    };
     Lines {
         caption: "Latencies of random 4 KiB reads".into(),
         x: Axis { label: "latency, µs".into(), logarithmic: true },
         y: Axis { label: "I/Os that took no longer, %".into(), logarithmic: false },
-        series: vec![series("sarsen", 61.0, 0.3), series("tgt", 118.0, 0.45)],
+        series: vec![latencies_of("sarsen", 61.0, 0.3), latencies_of("tgt", 118.0, 0.45)],
         notes: Vec::new(),
     }
+}
+
+fn latencies_of(name: &str, base: f64, spread: f64) -> LineSeries {
+    let points = (0..200).map(|step| {
+        let share = f64::from(step) / 200.0;
+        (base * (1.0 + spread * (1.0 / (1.0 - share)).ln()).powi(2), share * 100.0)
+    });
+    LineSeries { name: name.into(), points: points.collect(), ..LineSeries::default() }
 }
 
 fn heat() -> Table {
@@ -423,21 +442,7 @@ fn heat() -> Table {
 }
 
 fn run() -> Run {
-    let sample = |target: &str, access: &str, repetition, outcome| Sample {
-        labels: Labels::new().with("target", target).with("access", access),
-        repetition,
-        ended_at: 1_763_736_000 + u64::from(repetition),
-        outcome,
-    };
-    let measured = |iops: f64| {
-        let figures = [(figure::IOPS.into(), iops), (figure::P99_US.into(), 212.5)].into();
-        Outcome::Measured(Measures { figures, ..Measures::default() })
-    };
-    let failed =
-        || Outcome::Failed("tgt closed the connection after 31 s: Reject, reason 04h".into());
-    let facts = |facts: &[(&str, &str)]| {
-        facts.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect()
-    };
+    let failed = || Outcome::Failed(FAILURE.into());
     Run {
         id: 12,
         study: "sample".into(),
@@ -460,9 +465,27 @@ fn run() -> Run {
             seed: 1,
         },
         samples: vec![
-            sample("sarsen", ACCESSES[0], 1, measured(4_112.4)),
-            sample("tgt", ACCESSES[2], 1, failed()),
-            sample("tgt", ACCESSES[2], 2, failed()),
+            sample_of("sarsen", ACCESSES[0], 1, measured(4_112.4)),
+            sample_of("tgt", ACCESSES[2], 1, failed()),
+            sample_of("tgt", ACCESSES[2], 2, failed()),
         ],
     }
+}
+
+fn sample_of(target: &str, access: &str, repetition: u32, outcome: Outcome) -> Sample {
+    Sample {
+        labels: Labels::new().with("target", target).with("access", access),
+        repetition,
+        ended_at: 1_763_736_000 + u64::from(repetition),
+        outcome,
+    }
+}
+
+fn measured(iops: f64) -> Outcome {
+    let figures = [(figure::IOPS.into(), iops), (figure::P99_US.into(), 212.5)].into();
+    Outcome::Measured(Measures { figures, ..Measures::default() })
+}
+
+fn facts(facts: &[(&str, &str)]) -> BTreeMap<String, String> {
+    facts.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect()
 }

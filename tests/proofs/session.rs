@@ -35,12 +35,9 @@ fn login_steps_are_shown_with_negotiated_parameters() -> Result<()> {
     let portal: Portal = serving.url("disk").portal.parse()?;
     let discovery = run(async { Ok(phases::discovery(&portal, &options).await?) })?;
     let login = ["connect", "security", "operational"];
-    let names = |phases: &phases::Phases| -> Vec<&str> {
-        phases.steps.iter().map(|step| step.name).collect()
-    };
     let found_out = ["REPORT LUNS", "INQUIRY", "TEST UNIT READY", "READ CAPACITY", "logout"];
-    assert_eq!(names(&normal), [&login[..], &found_out].concat());
-    assert_eq!(names(&discovery), [&login[..], &["SendTargets", "logout"]].concat());
+    assert_eq!(step_names(&normal), [&login[..], &found_out].concat());
+    assert_eq!(step_names(&discovery), [&login[..], &["SendTargets", "logout"]].concat());
     for phases in [&normal, &discovery] {
         // Each step includes a round trip to the target, which takes some time on any machine.
         ensure!(phases.steps.iter().all(|step| !step.duration.is_zero()), "{phases:?}");
@@ -50,6 +47,10 @@ fn login_steps_are_shown_with_negotiated_parameters() -> Result<()> {
     let targets = discovery.targets.iter();
     targets.map(|target| &target.name).find(|name| **name == url.target).context("the target")?;
     serving.stop()
+}
+
+fn step_names(phases: &phases::Phases) -> Vec<&str> {
+    phases.steps.iter().map(|step| step.name).collect()
 }
 
 /// Copies a file to a volume whose server is killed during the copy and started again at the same port. Afterwards the

@@ -221,22 +221,24 @@ fn volume_keeps_identity_after_rename_and_restart() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = Managed::start(folder.path())?;
     server.run(&["volume", "create", "old", "8MiB", "--export"])?;
-    let identity = |server: &Managed| -> Result<Value> {
-        let url = format!("iscsi://{}/iqn.2026-11.io.sarsen:old/0", server.portal()?);
-        let said = server.json(&["disk", "info", &url])?;
-        Ok(json!([said["serial"], said["naa"], said["vendor"], said["product"]]))
-    };
-    let before = identity(&server)?;
+    let before = identity_of_old(&server)?;
     ensure!(before[1].is_string(), "{before}");
     let renamed = server.run(&["volume", "rename", "old", "new"])?;
     ensure!(renamed.starts_with("~ volume old -> new"), "{renamed}");
-    ensure!(identity(&server)? == before);
+    ensure!(identity_of_old(&server)? == before);
     server.kill()?;
     let server = Managed::start(folder.path())?;
-    ensure!(identity(&server)? == before);
+    ensure!(identity_of_old(&server)? == before);
     let target = server.json(&["target", "show", "iqn.2026-11.io.sarsen:old"])?;
     ensure!(target["luns"] == json!({ "0": "new" }), "{target}");
     server.stop()
+}
+
+/// Returns the identity that LUN 0 of the target `old` shows to initiators.
+fn identity_of_old(server: &Managed) -> Result<Value> {
+    let url = format!("iscsi://{}/iqn.2026-11.io.sarsen:old/0", server.portal()?);
+    let said = server.json(&["disk", "info", &url])?;
+    Ok(json!([said["serial"], said["naa"], said["vendor"], said["product"]]))
 }
 
 #[test]

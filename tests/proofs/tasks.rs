@@ -85,22 +85,17 @@ fn sam5_8_6_3_an_ordered_write_ends_after_all_before_it_and_before_all_after_it(
     let serving = Serving::start_with(&[volume], &["--cores", "2", "--logout-grace", "0"])?;
     let mut wire = Wire::login(serving.url("data"), ONE, ISID)?;
     wire.settle()?;
-    let write = |wire: &mut Wire, number: u32, attribute| {
-        let mut cdb = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
-        cdb[2..6].copy_from_slice(&(number * 64).to_be_bytes());
-        wire.command(&cdb, ScsiCommand::WRITE | attribute, 512, &[number as u8; 512])
-    };
     // Sets of tags that must end in this order; the order within a set is arbitrary.
     let mut groups: Vec<HashSet<u32>> = Vec::new();
     let mut number = 0;
     for _ in 0..ROUNDS {
         let mut simple = HashSet::new();
         for _ in 0..AROUND {
-            simple.insert(write(&mut wire, number, 0)?);
+            simple.insert(send_write(&mut wire, number, 0)?);
             number += 1;
         }
         groups.push(simple);
-        groups.push(HashSet::from([write(&mut wire, number, ORDERED)?]));
+        groups.push(HashSet::from([send_write(&mut wire, number, ORDERED)?]));
         number += 1;
     }
     for (index, mut group) in groups.into_iter().enumerate() {
@@ -111,6 +106,13 @@ fn sam5_8_6_3_an_ordered_write_ends_after_all_before_it_and_before_all_after_it(
         }
     }
     serving.stop()
+}
+
+/// Sends the write `number`, which has its own block, and returns its task tag.
+fn send_write(wire: &mut Wire, number: u32, attribute: u8) -> Result<u32> {
+    let mut cdb = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+    cdb[2..6].copy_from_slice(&(number * 64).to_be_bytes());
+    wire.command(&cdb, ScsiCommand::WRITE | attribute, 512, &[number as u8; 512])
 }
 
 #[test]

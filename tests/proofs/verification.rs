@@ -37,12 +37,12 @@ fn load(options: &[&str], flags: &[&str]) -> Result<(Option<i32>, Value, String)
 /// Returns the mismatches as block, kind, and the other named block.
 fn found(result: &Value) -> Vec<Value> {
     let listed = result["mismatched"].as_array().cloned().unwrap_or_default();
-    let brief = |mismatch: &Value| {
+    let mut found = Vec::new();
+    for mismatch in &listed {
         let other = [&mismatch["holds_block"], &mismatch["found_at"]];
         let other = other.into_iter().find(|other| !other.is_null());
-        json!([mismatch["block"], mismatch["kind"], other])
-    };
-    let mut found: Vec<Value> = listed.iter().map(brief).collect();
+        found.push(json!([mismatch["block"], mismatch["kind"], other]));
+    }
     found.sort_by_key(|mismatch| mismatch[0].as_u64());
     found
 }

@@ -1,7 +1,7 @@
 //! The commands that initiators send, and how their results change the expected content of the disk.
 
-use crate::rng::Rng;
 use sarsen_block::Buffer;
+use sarsen_block::Rng;
 use sarsen_initiator::{Sense, SenseKey};
 use sarsen_proto::iscsi::initiator::{
     CommandRequest, Completion, ReadLanding, Session as Machine, TaskAttribute, Transfer,
@@ -235,7 +235,7 @@ pub(crate) struct CommandMix {
 }
 
 impl CommandMix {
-    pub(crate) const fn draw(rng: &mut Rng) -> Self {
+    pub(crate) fn draw(rng: &mut Rng) -> Self {
         Self {
             reads: 20 + rng.below(40),
             swaps: rng.below(20),

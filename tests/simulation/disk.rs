@@ -8,8 +8,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::rng::Rng;
 use parking_lot::{Mutex, MutexGuard};
+use sarsen_block::Rng;
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
     Durability, Extent, Geometry, Io, Lba, Reply, Request, Store, Unmap,
@@ -37,7 +37,7 @@ pub(crate) struct DiskTraits {
 
 impl DiskTraits {
     /// Draws the properties for a seed.
-    pub(crate) const fn draw(rng: &mut Rng) -> Self {
+    pub(crate) fn draw(rng: &mut Rng) -> Self {
         Self {
             block_count: if rng.chance(80) { 24 + rng.below(40) } else { 512 },
             is_volatile: rng.chance(70),

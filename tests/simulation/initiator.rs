@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::rng::Rng;
+use sarsen_block::Rng;
 use sarsen_io::time;
 use sarsen_proto::iscsi::initiator::{
     ConnectionError, DigestOffer, Event, LoginError, LoginOptions, SessionTarget, TaskAttribute,
@@ -97,13 +97,8 @@ impl Initiator {
         options.max_outstanding_r2t = 1 + rng.below(8) as u32;
         options.max_connections = if rng.chance(40) { 1 } else { 2 + rng.below(3) as u32 };
         options.error_recovery_level = rng.below(3) as u32;
-        let digest = |rng: &mut Rng| match rng.below(3) {
-            0 => DigestOffer::None,
-            1 => DigestOffer::Prefer,
-            _ => DigestOffer::Require,
-        };
-        options.header_digest = digest(rng);
-        options.data_digest = digest(rng);
+        options.header_digest = draw_digest(rng);
+        options.data_digest = draw_digest(rng);
         match self.world.mutation {
             Some(Mutation::FlipsUnnoticed) => {
                 options.header_digest = DigestOffer::Require;
@@ -253,5 +248,13 @@ impl Initiator {
             self.handle(session, event).expect("nothing is in the way");
         }
         result
+    }
+}
+
+fn draw_digest(rng: &mut Rng) -> DigestOffer {
+    match rng.below(3) {
+        0 => DigestOffer::None,
+        1 => DigestOffer::Prefer,
+        _ => DigestOffer::Require,
     }
 }

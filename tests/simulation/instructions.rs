@@ -156,11 +156,13 @@ impl Initiator {
             let stat_sn = LoginResponse::view(&RawHeader(*header)).stat_sn.get();
             self.exp_stat_sn = SerialNumber(stat_sn).next();
         }
-        let length = |piece: &Piece<'_>| match piece {
-            Piece::Bytes(bytes) => bytes.len(),
-            Piece::Shared { length, .. } => *length,
-        };
-        let count = pieces.iter().map(length).sum();
+        let mut count = 0;
+        for piece in pieces {
+            count += match piece {
+                Piece::Bytes(bytes) => bytes.len(),
+                Piece::Shared { length, .. } => *length,
+            };
+        }
         self.answered += count;
         if self.step.expected.is_none_or(|expected| self.answered == expected) {
             self.next_step();

@@ -28,7 +28,6 @@ mod network;
 mod payloads;
 mod qos;
 mod reservation;
-mod rng;
 mod runner;
 mod server;
 mod session;

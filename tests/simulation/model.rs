@@ -19,7 +19,7 @@ pub(crate) type Moment = u64;
 
 /// The order of a command relative to the other commands of its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct CommandPosition {
     pub(crate) nexus: Nexus,
     /// Number of the session.
     pub(crate) session: u64,
@@ -31,8 +31,9 @@ pub(crate) struct Place {
     pub(crate) is_head: bool,
 }
 
-/// The place of changes that belong to no command.
-const NOWHERE: Place = Place { nexus: 0, session: 0, number: 0, is_ordered: false, is_head: false };
+/// The position of changes that belong to no command.
+const NO_COMMAND: CommandPosition =
+    CommandPosition { nexus: 0, session: 0, number: 0, is_ordered: false, is_head: false };
 
 /// An event that changed a block, or may have changed it.
 #[derive(Clone, Debug)]
@@ -42,7 +43,7 @@ struct Change {
     stamp: u64,
     /// A read found the value; it is not the effect of a write.
     is_sighting: bool,
-    place: Place,
+    position: CommandPosition,
     invoked: Moment,
     /// `None` while the change may still take effect.
     latest: Option<Moment>,
@@ -62,7 +63,7 @@ impl Change {
 #[derive(Clone, Debug)]
 pub(crate) struct Operation {
     pub(crate) disk: usize,
-    pub(crate) place: Place,
+    pub(crate) position: CommandPosition,
     pub(crate) invoked: Moment,
     /// The blocks, and the stamps that the command writes there.
     pub(crate) writes: Vec<(u64, u64)>,
@@ -119,12 +120,12 @@ impl Model {
 
     /// Adds a disk full of zeroes. The disks have consecutive numbers from 0.
     pub(crate) fn add_disk(&mut self, block_count: u64, is_volatile: bool) {
-        let place = NOWHERE;
+        let position = NO_COMMAND;
         let blank = Change {
             operation: 0,
             stamp: stamp::ZERO,
             is_sighting: false,
-            place,
+            position,
             invoked: 0,
             latest: Some(0),
             is_certain: true,
@@ -146,7 +147,7 @@ impl Model {
     pub(crate) fn begin(
         &mut self,
         disk: usize,
-        place: Place,
+        position: CommandPosition,
         writes: Vec<(u64, u64)>,
         action: Option<Action>,
     ) -> u64 {
@@ -154,7 +155,7 @@ impl Model {
         self.last_operation += 1;
         let operation = self.last_operation;
         if let Some(action) = action {
-            self.disks[disk].fencing.begin(operation, place.nexus, action, invoked);
+            self.disks[disk].fencing.begin(operation, position.nexus, action, invoked);
             if action.admits() {
                 self.readmit(disk);
             }
@@ -164,7 +165,7 @@ impl Model {
                 operation,
                 stamp,
                 is_sighting: false,
-                place,
+                position,
                 invoked,
                 latest: None,
                 is_certain: false,
@@ -172,7 +173,7 @@ impl Model {
                 was_seen: false,
             });
         }
-        self.operations.insert(operation, Operation { disk, place, invoked, writes, action });
+        self.operations.insert(operation, Operation { disk, position, invoked, writes, action });
         operation
     }
 
@@ -229,7 +230,7 @@ impl Model {
         outcome: Outcome,
         now: Moment,
     ) -> Result<(), Violation> {
-        let Operation { disk, place: Place { nexus, .. }, invoked, .. } = *ended;
+        let Operation { disk, position: CommandPosition { nexus, .. }, invoked, .. } = *ended;
         let Disk { fencing, last_crash, .. } = &self.disks[disk];
         if invoked < *last_crash {
             // The crash may have deleted the reservation that the command met.
@@ -266,7 +267,7 @@ impl Model {
             return;
         }
         for change in disk.blocks.iter_mut().flatten() {
-            if change.place.nexus == nexus && !change.is_sighting {
+            if change.position.nexus == nexus && !change.is_sighting {
                 change.latest = change.latest.or(Some(now));
             }
         }
@@ -331,7 +332,7 @@ impl Model {
         content: &[u8],
     ) -> Result<(), Violation> {
         let now = self.tick();
-        let Some(Operation { disk: number, place, invoked, .. }) =
+        let Some(Operation { disk: number, position, invoked, .. }) =
             self.operations.get(&operation).cloned()
         else {
             return Err(Violation(format!("command {operation} ended twice")));
@@ -345,7 +346,7 @@ impl Model {
                 &content[..32]
             )));
         };
-        let possible = possible(changes, invoked, place);
+        let possible = possible(changes, invoked, position);
         let mut candidates = possible.iter().filter(|&&index| changes[index].stamp == stamp);
         let (Some(&first), next) = (candidates.next(), candidates.next()) else {
             let known: Vec<_> = changes.iter().map(ToString::to_string).collect();
@@ -355,7 +356,7 @@ impl Model {
             )));
         };
         let seen = &changes[first];
-        let writer = seen.place.nexus;
+        let writer = seen.position.nexus;
         if next.is_none() && disk.fencing.is_fenced(writer, seen.invoked, now) {
             return Err(Violation(format!(
                 "{here} was read as {stamp}, which initiator {writer} wrote though it was fenced off"
@@ -382,7 +383,7 @@ impl Model {
             operation,
             stamp,
             is_sighting: true,
-            place,
+            position,
             invoked,
             latest: Some(now),
             is_certain: true,
@@ -418,7 +419,7 @@ impl Model {
     /// Returns the possible stamps of a block for a command that is sent now.
     pub(crate) fn stamps(&self, disk: usize, lba: u64) -> Vec<u64> {
         let changes = &self.disks[disk].blocks[lba as usize];
-        let mut stamps: Vec<u64> = possible(changes, self.now + 1, NOWHERE)
+        let mut stamps: Vec<u64> = possible(changes, self.now + 1, NO_COMMAND)
             .into_iter()
             .map(|index| changes[index].stamp)
             .collect();
@@ -434,7 +435,7 @@ impl Model {
         };
         let changes = &self.disks[known.disk].blocks[lba as usize];
         let own = |index: &usize| changes[*index].operation != operation;
-        let possible = possible(changes, known.invoked, known.place);
+        let possible = possible(changes, known.invoked, known.position);
         if possible.iter().filter(|index| own(index)).all(|&index| changes[index].stamp == stamp) {
             Err(Violation(format!(
                 "block {lba} of disk {} was not found to be {stamp} between {} and {now}, and must be",
@@ -457,12 +458,12 @@ impl Model {
 }
 
 /// Returns whether the effect of the first change lies wholly before the second.
-fn precedes(first: &Change, second_invoked: Moment, second: Place) -> bool {
+fn precedes(first: &Change, second_invoked: Moment, second: CommandPosition) -> bool {
     if first.latest.is_some_and(|latest| latest < second_invoked) {
         return true;
     }
     // SAM-5 8.6: an ORDERED command runs between the commands that were sent before and after it.
-    let one = first.place;
+    let one = first.position;
     one.session == second.session
         && one.session != 0
         && one.number < second.number
@@ -470,16 +471,16 @@ fn precedes(first: &Change, second_invoked: Moment, second: Place) -> bool {
 }
 
 /// Returns the writes whose value a read that is sent at `invoked` may find.
-fn possible(changes: &[Change], invoked: Moment, place: Place) -> Vec<usize> {
+fn possible(changes: &[Change], invoked: Moment, position: CommandPosition) -> Vec<usize> {
     let certain: Vec<&Change> = changes
         .iter()
-        .filter(|change| change.is_certain && precedes(change, invoked, place))
+        .filter(|change| change.is_certain && precedes(change, invoked, position))
         .collect();
     let is_overwritten = |change: &Change| {
         certain.iter().any(|later| {
             !(later.operation == change.operation && later.is_sighting == change.is_sighting)
                 && later.stamp != change.stamp
-                && precedes(change, later.invoked, later.place)
+                && precedes(change, later.invoked, later.position)
         })
     };
     (0..changes.len())
@@ -489,9 +490,13 @@ fn possible(changes: &[Change], invoked: Moment, place: Place) -> Vec<usize> {
 
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { operation, stamp, invoked, place, .. } = self;
+        let Self { operation, stamp, invoked, position, .. } = self;
         let what = if self.is_sighting { "seen" } else { "written" };
-        write!(f, "{stamp} {what} by command {operation} (session {}) {invoked}..", place.session)?;
+        write!(
+            f,
+            "{stamp} {what} by command {operation} (session {}) {invoked}..",
+            position.session
+        )?;
         match self.latest {
             Some(latest) => write!(f, "{latest}")?,
             None => write!(f, "?")?,

@@ -9,7 +9,7 @@ use std::net::{Shutdown, SocketAddr};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use crate::rng::Rng;
+use sarsen_block::Rng;
 use sarsen_block::{LocalFuture, Piece};
 use sarsen_io::simulation::SimulatedStream;
 use sarsen_io::time;
@@ -61,7 +61,7 @@ impl NetworkTraits {
     }
 
     /// Draws the properties for a seed.
-    pub(crate) const fn forecast(rng: &mut Rng) -> Self {
+    pub(crate) fn forecast(rng: &mut Rng) -> Self {
         const ROOMS: [usize; 4] = [100, 3_000, 20_000, 1 << 20];
         const PIECES: [u64; 4] = [7, 100, 5_000, 1 << 20];
         let spares_headers = rng.chance(50);

@@ -101,20 +101,22 @@ const _: () = assert!(BASIC_HEADER_LENGTH == size_of::<RawHeader>());
 #[test]
 fn only_data_segments_after_the_login_are_changed() {
     let mut follower = Follower::default();
-    let pdu = |opcode: Opcode, flags: u8, length: u8| {
-        let mut pdu = vec![0; BASIC_HEADER_LENGTH + usize::from(length)];
-        (pdu[0], pdu[1], pdu[7]) = (opcode.0, flags, length);
-        pdu
-    };
-    let mut login = pdu(Opcode::LoginResponse, TRANSIT | NEXT_STAGE, 8);
+    let mut login = pdu_of_zeroes(Opcode::LoginResponse, TRANSIT | NEXT_STAGE, 8);
     let sent = login.clone();
     follower.follow(&mut login, true, |_| Some(0));
     assert_eq!((login, follower.is_full_feature()), (sent, true));
-    let mut data = pdu(Opcode::DataIn, 0, 4);
+    let mut data = pdu_of_zeroes(Opcode::DataIn, 0, 4);
     data.extend([0; 2 * DIGEST_LENGTH]);
     for piece in data.chunks_mut(7) {
         follower.follow(piece, true, |length| Some(length - 1));
     }
     let changed: Vec<usize> = (0..data.len()).filter(|&at| at > 7 && data[at] != 0).collect();
     assert_eq!(changed, [BASIC_HEADER_LENGTH + DIGEST_LENGTH]);
+}
+
+/// Returns a PDU whose data segment has `length` zeroes.
+fn pdu_of_zeroes(opcode: Opcode, flags: u8, length: u8) -> Vec<u8> {
+    let mut pdu = vec![0; BASIC_HEADER_LENGTH + usize::from(length)];
+    (pdu[0], pdu[1], pdu[7]) = (opcode.0, flags, length);
+    pdu
 }

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use sarsen_block::Rng;
 use sarsen_block::{
     BlockError, BlockSize, Characteristics, Geometry, Io, MemoryStore, Reply, Request, Store,
 };
@@ -26,7 +27,6 @@ use tokio::task::LocalSet;
 
 use crate::link::{Link, News};
 use crate::network::{self, NetworkTraits};
-use crate::rng::Rng;
 
 const TARGET: &str = "iqn.2026-11.test:fair";
 const SECOND: Duration = Duration::from_secs(1);
@@ -107,14 +107,8 @@ impl QosWorld {
     }
 
     fn on(disks: &[Disk]) -> Rc<Self> {
-        let unit = |(number, (takes, idle_at)): (u16, &Disk)| {
-            let memory = Arc::new(MemoryStore::new(BlockSize::B512, 4096));
-            let store = OneByOne { memory, takes: *takes, idle_at: idle_at.clone() };
-            let name = char::from(b'a' + number as u8).to_string();
-            let parts = Parts::disk(Identity::new(&name, TARGET), Arc::new(store));
-            (Lun(number), LogicalUnit::of_parts(parts).expect("nothing was kept"))
-        };
-        let units: BTreeMap<_, _> = (0..).zip(disks).map(unit).collect();
+        let units = (0..).zip(disks).map(|(number, disk)| (Lun(number), unit(number, disk)));
+        let units: BTreeMap<_, _> = units.collect();
         let unit_count = units.len() as u8;
         let address = SocketAddr::from(([192, 0, 2, 1], 3260));
         let settings = Settings::default();
@@ -142,6 +136,15 @@ impl QosWorld {
         }
         client
     }
+}
+
+/// Returns a unit on this disk; its name is a letter.
+fn unit(number: u16, (takes, idle_at): &Disk) -> Arc<LogicalUnit> {
+    let memory = Arc::new(MemoryStore::new(BlockSize::B512, 4096));
+    let store = OneByOne { memory, takes: *takes, idle_at: idle_at.clone() };
+    let name = char::from(b'a' + number as u8).to_string();
+    let parts = Parts::disk(Identity::new(&name, TARGET), Arc::new(store));
+    LogicalUnit::of_parts(parts).expect("nothing was kept")
 }
 
 /// A session, and the commands that it sent with their times.

@@ -1,12 +1,12 @@
 //! The commands of persistent reservations, and which of them an initiator sends.
 
+use sarsen_block::Rng;
 use sarsen_wire::scsi::opcode;
 use sarsen_wire::scsi::reservation::{APTPL, BasicList, PersistentReserveOut};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::command::padded;
 use crate::fencing::{Action, Nexus};
-use crate::rng::Rng;
 
 /// Service actions (SPC-4 6.16.1).
 const REGISTER: u8 = 0x00;
@@ -29,7 +29,7 @@ pub(crate) struct Custom {
 }
 
 impl Custom {
-    pub(crate) const fn draw(rng: &mut Rng) -> Self {
+    pub(crate) fn draw(rng: &mut Rng) -> Self {
         const TYPES: [u8; 6] = [1, 3, 5, 6, 7, 8];
         Self {
             percent: if rng.chance(50) { 0 } else { 2 + rng.below(12) as u32 },

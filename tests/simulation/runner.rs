@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Once, mpsc};
 use std::time::Duration;
 
-use crate::rng::Rng;
 use parking_lot::Mutex;
+use sarsen_block::Rng;
 use sarsen_io::{simulation, threads, time};
 use tokio::task::{JoinHandle, LocalSet};
 use tracing_subscriber::filter::{LevelFilter, Targets};

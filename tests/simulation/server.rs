@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::rng::Rng;
+use sarsen_block::Rng;
 use sarsen_block::{Request, Store as _};
 use sarsen_io::net::Stream;
 use sarsen_io::{random, time};

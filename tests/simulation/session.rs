@@ -16,7 +16,7 @@ use crate::command::{Command, CommandKind, is_miscompare};
 use crate::connections::Connections;
 use crate::initiator::{Initiator, LOGIN_LIMIT};
 use crate::link::{Link, Lost, News};
-use crate::model::{Outcome, Place, Violation};
+use crate::model::{CommandPosition, Outcome, Violation};
 use crate::stamp;
 use crate::world::World;
 
@@ -166,7 +166,7 @@ impl Initiator {
     }
 
     pub(crate) fn send(&mut self, session: &mut Session, command: Command) {
-        let place = Place {
+        let position = CommandPosition {
             nexus: self.number,
             session: session.number,
             number: session.sent,
@@ -175,7 +175,7 @@ impl Initiator {
         };
         let request = command.request(&session.link.machine);
         let (writes, action) = (command.writes(), command.action());
-        let operation = self.world.model.borrow_mut().begin(command.disk, place, writes, action);
+        let operation = self.world.model.borrow_mut().begin(command.disk, position, writes, action);
         self.next_token += 1;
         let token = self.next_token;
         self.note(format_args!("{operation} is {token}: {command:?}"));

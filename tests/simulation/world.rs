@@ -5,7 +5,7 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
-use crate::rng::Rng;
+use sarsen_block::Rng;
 use sarsen_io::time;
 use sarsen_proto::iscsi::initiator::TaskAttribute;
 use sarsen_proto::iscsi::target::Settings;

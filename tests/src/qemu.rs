@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use sarsen_block::Rng;
 
 use crate::process;
 use crate::serving::Url;
@@ -21,28 +22,17 @@ const PIECE_BYTES: u64 = 256 << 10;
 pub fn make_image(path: &Path, byte_count: u64, seed: u64) -> Result<()> {
     let file = File::create(path)?;
     file.set_len(byte_count)?;
-    let mut state = seed;
+    let mut rng = Rng::new(seed);
     let mut piece = vec![0; PIECE_BYTES as usize];
     for offset in (0..byte_count).step_by(PIECE_BYTES as usize) {
-        if split_mix(&mut state).is_multiple_of(4) {
-            for word in piece.chunks_exact_mut(8) {
-                word.copy_from_slice(&split_mix(&mut state).to_le_bytes());
-            }
+        if rng.chance(25) {
+            rng.fill(&mut piece);
             // Pieces are not aligned, so that copies have unaligned edges.
-            let cut = (split_mix(&mut state) % (PIECE_BYTES / 512)) as usize * 512;
+            let cut = rng.below(PIECE_BYTES / 512) as usize * 512;
             file.write_all_at(&piece[cut..], offset + cut as u64)?;
         }
     }
     Ok(())
-}
-
-/// Returns the next number of the splitmix64 sequence.
-fn split_mix(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut mixed = *state;
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }
 
 /// Returns the SHA-256 of a file, in hexadecimal.

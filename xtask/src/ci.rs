@@ -97,11 +97,6 @@ fn step(name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
 }
 
 fn deny() -> Result<()> {
-    let cargo_deny = |checks: &[&str]| {
-        let mut command = shell::cargo();
-        command.args(["deny", "--workspace", "check"]).args(checks);
-        command
-    };
     if !shell::succeeds(shell::cargo().args(["deny", "--version"])) {
         println!("not checked: `cargo install --locked cargo-deny` brings the tool");
         return Ok(());
@@ -115,4 +110,10 @@ fn deny() -> Result<()> {
     }
     advisories.success()?;
     Ok(())
+}
+
+fn cargo_deny(checks: &[&str]) -> Command {
+    let mut command = shell::cargo();
+    command.args(["deny", "--workspace", "check"]).args(checks);
+    command
 }

@@ -157,6 +157,10 @@ mod tests {
         BTreeMap::from([("read-4k".into(), read), ("write-4k".into(), write)])
     }
 
+    fn are_fine(accepted: BTreeMap<String, u64>, counted: BTreeMap<String, u64>) -> Vec<bool> {
+        compare(&accepted, &counted).iter().map(|finding| finding.is_fine).collect()
+    }
+
     #[test]
     fn instruction_count_is_parsed_from_valgrind() {
         let old = "==7== \n==7== I   refs:      24,318,902\n";
@@ -167,12 +171,9 @@ mod tests {
 
     #[test]
     fn a_rise_of_more_than_five_per_cent_fails() {
-        let fine = |accepted, counted| -> Vec<bool> {
-            compare(&accepted, &counted).iter().map(|finding| finding.is_fine).collect()
-        };
-        assert_eq!(fine(figures(1000, 2000), figures(1050, 1500)), [true, true]);
-        assert_eq!(fine(figures(1000, 2000), figures(1051, 2000)), [false, true]);
-        assert_eq!(fine(BTreeMap::new(), figures(1, 1)), [true, true]);
+        assert_eq!(are_fine(figures(1000, 2000), figures(1050, 1500)), [true, true]);
+        assert_eq!(are_fine(figures(1000, 2000), figures(1051, 2000)), [false, true]);
+        assert_eq!(are_fine(BTreeMap::new(), figures(1, 1)), [true, true]);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::task::Poll;
 
 use crate::{
     Allocation, AllocationRun, BlockError, Buffer, Data, Durability, Extent, Io, Reply, Request,
-    Store,
+    Rng, Store,
 };
 
 /// Minimum number of blocks of a store under test.
@@ -306,7 +306,7 @@ async fn random_requests(store: &dyn Store, seed: u64) {
     let all = arena(store);
     let size = store.geometry().block_size.bytes();
     let mut model = read(store, all).await;
-    let mut rng = Rng(seed);
+    let mut rng = Rng::new(seed);
     for step in 0..RANDOM_STEPS {
         let at = format!("step {step} of seed {seed}");
         // One request uses each half of the area.
@@ -459,19 +459,6 @@ async fn both<A: 'static, B: 'static>(first: Io<A>, second: Io<B>) -> (A, B) {
     })
     .await
     .unwrap_or_else(|| unreachable!("both are there"))
-}
-
-/// splitmix64: a pseudo-random generator with a seed.
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % end
-    }
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ pub mod io;
 pub mod layers;
 pub mod memory;
 pub mod request;
+pub mod rng;
 pub mod store;
 
 pub use buffer::Buffer;
@@ -23,4 +24,5 @@ pub use request::{
     Allocation, AllocationRun, BlockSize, Durability, Extent, Lba, PROTECTION_BYTES, Reply,
     Request, Space,
 };
+pub use rng::Rng;
 pub use store::{Characteristics, Geometry, Store, Unmap};

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use sarsen_block::Rng;
 use sarsen_initiator::{Session, SessionOptions, Url};
 use sarsen_io::cores::{self, FileEngine};
 use sarsen_lab::access;
@@ -85,15 +86,9 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
 
 /// Returns bytes that are the same on every run, without runs of zeroes, and that cannot be compressed.
 fn sample() -> Vec<u8> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut words = std::iter::repeat_with(move || {
-        // xorshift64
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    });
-    words.by_ref().take(SAMPLE_BYTES / 8).flatten().collect()
+    let mut sample = vec![0; SAMPLE_BYTES];
+    Rng::new(1).fill(&mut sample);
+    sample
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ServerConfig};
+use sarsen_block::Rng;
 use sarsen_block::{LocalFuture, Piece};
 
 use crate::net::{SocketListener, SocketStream};
@@ -219,28 +220,21 @@ impl Listener {
 }
 
 thread_local! {
-    /// The state of splitmix64, if the thread's randomness has a seed.
-    static SEEDED: RefCell<Option<u64>> = const { RefCell::new(None) };
+    /// The generator, if the thread's randomness has a seed.
+    static SEEDED: RefCell<Option<Rng>> = const { RefCell::new(None) };
 }
 
 /// Makes the thread's [`crate::random`] follow from `seed` from here on. It is then not secure: anyone with the seed
 /// can predict it.
 pub fn seed_randomness(seed: u64) {
-    SEEDED.set(Some(seed));
+    SEEDED.set(Some(Rng::new(seed)));
 }
 
 /// Fills `into` if the thread's randomness has a seed.
 pub(crate) fn fill(into: &mut [u8]) -> bool {
     SEEDED.with_borrow_mut(|seeded| {
-        let Some(state) = seeded else { return false };
-        for chunk in into.chunks_mut(8) {
-            *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut mixed = *state;
-            mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            let bytes = (mixed ^ (mixed >> 31)).to_ne_bytes();
-            chunk.copy_from_slice(&bytes[..chunk.len()]);
-        }
+        let Some(rng) = seeded else { return false };
+        rng.fill(into);
         true
     })
 }

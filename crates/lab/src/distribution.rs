@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::rng::Rng;
+use sarsen_block::Rng;
 
 /// The distribution of random I/Os over the unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -25,7 +25,6 @@ pub mod process;
 pub mod published;
 pub mod record;
 pub mod report;
-pub mod rng;
 pub mod statistics;
 pub mod study;
 pub mod target_under_test;

@@ -33,6 +33,14 @@ fn known(names: [&str; 4], designators: &[(u8, u8, Vec<u8>)], luns: &[u16]) -> K
     }
 }
 
+fn at_one(lun: u16) -> Attempt {
+    Attempt::new("iqn.2026-11.proof:one", lun)
+}
+
+fn at_two() -> Attempt {
+    Attempt::new("iqn.2026-11.proof:two", 0)
+}
+
 fn check(expected: &[(Attempt, Option<Known>)], ports: &[u16]) -> Result<()> {
     for (attempt, expected) in expected {
         let found = attempt.carry_out(ports)?;
@@ -69,9 +77,7 @@ fn scst_conf_import_keeps_identities_and_access() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let file = scst(folder.path())?;
     let sarsen = applied(folder.path(), "scst", "scst.conf", 0, |_| file.clone())?;
-    let one = |lun| Attempt::new("iqn.2026-11.proof:one", lun);
-    let two = || Attempt::new("iqn.2026-11.proof:two", 0);
-    let web = |lun| one(lun).by("web", "secretpass12");
+    let web = |lun| at_one(lun).by("web", "secretpass12");
     // scst_vdisk.c, vdisk_gen_dev_id_num: setup_id, and the kernel's crc32c(0, …) of the name with its zero. From it
     // `%llx-NAME` in 25 characters is t10_dev_id; this is also vend_specific_id unless the file sets another.
     let naa = [
@@ -95,15 +101,15 @@ fn scst_conf_import_keeps_identities_and_access() -> Result<()> {
     );
     let expected = [
         (web(0), first(&[0])),
-        (one(0).by("db", "secretpass56"), first(&[0])),
+        (at_one(0).by("db", "secretpass56"), first(&[0])),
         (web(0).of("san", "secretpass34"), first(&[0])),
         (web(0).from(SATURN), Some(second)),
         (web(1).from(SATURN), first(&[0, 1])),
-        (two().from(SATURN), Some(third)),
+        (at_two().from(SATURN), Some(third)),
         (web(0).of("san", "secretpass35"), None),
-        (one(0).by("web", "secretpass13"), None),
-        (one(0), None),
-        (two(), None),
+        (at_one(0).by("web", "secretpass13"), None),
+        (at_one(0), None),
+        (at_two(), None),
     ];
     check(&expected, &sarsen.ports)
 }
@@ -163,8 +169,7 @@ fn what_ctld_served(is_ucl: bool) -> Result<()> {
     let sarsen = applied(folder.path(), "ctld", "ctl.conf", 1, |ports| {
         ctld(folder.path(), ports[0], is_ucl).unwrap_or_default()
     })?;
-    let one = |lun| Attempt::new("iqn.2026-11.proof:one", lun).from(SATURN);
-    let two = || Attempt::new("iqn.2026-11.proof:two", 0);
+    let one = |lun| at_one(lun).from(SATURN);
     let web = |lun| one(lun).by("web", "secretpass12");
     // ctl.c, ctl_add_lun: the T10 designator consists of the option vendor, or FREEBSD, and the device-id. Then
     // scsiname follows, which ctld sets to `TARGET,lun,NUMBER` from the LUN's number in its target (conf.c); then
@@ -195,7 +200,7 @@ fn what_ctld_served(is_ucl: bool) -> Result<()> {
         (web(0), Some(shared.clone())),
         (web(0).of("san", "secretpass34"), Some(shared)),
         (web(1), Some(plain)),
-        (two(), Some(other)),
+        (at_two(), Some(other)),
         (web(0).of("san", "secretpass35"), None),
         (web(0).from(ANYBODY), None),
         (one(0), None),

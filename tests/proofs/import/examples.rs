@@ -34,29 +34,21 @@ fn import(name: &str) -> Result<(Value, Vec<String>)> {
 #[test]
 fn tgt_example_is_imported_and_lost_fields_are_reported() -> Result<()> {
     let (document, lost) = import("targets.conf.example")?;
-    // tgt serves a device through every target that names it; here only the first target gets it.
-    const TARGET: &str = "iqn.2008-09.com.example:server.target";
-    let too = |line: u16, volume: &str, lun: u16, target: u16| {
-        format!("{line}: volume {volume} as LUN {lun} of {TARGET}{target}, too")
-    };
-    let asked = |line: u16, key: &str, device: &str| {
-        format!("{line}: {key} of {device}, which tgt-admin asked the device for")
-    };
     let mut expected = vec![
-        asked(44, "vendor_id", "/dev/sdd"),
-        asked(66, "product_id", "/dev/sdb"),
-        asked(67, "product_id", "/dev/sdc"),
-        asked(68, "product_id", "/dev/sdd"),
-        asked(100, "product_id", "/dev/sdd"),
-        asked(107, "product_id", "/dev/sda"),
-        too(67, "sdc", 4, 4),
-        too(68, "sdd", 5, 4),
-        too(100, "sdd", 1, 5),
-        too(191, "somedevice", 10, 6),
-        too(200, "somedevice", 1, 7),
-        too(205, "somedevice", 1, 8),
-        too(209, "somedevice2", 2, 8),
-        too(221, "somedevice", 1, 9),
+        device_key_loss(44, "vendor_id", "/dev/sdd"),
+        device_key_loss(66, "product_id", "/dev/sdb"),
+        device_key_loss(67, "product_id", "/dev/sdc"),
+        device_key_loss(68, "product_id", "/dev/sdd"),
+        device_key_loss(100, "product_id", "/dev/sdd"),
+        device_key_loss(107, "product_id", "/dev/sda"),
+        second_target_loss(67, "sdc", 4, 4),
+        second_target_loss(68, "sdd", 5, 4),
+        second_target_loss(100, "sdd", 1, 5),
+        second_target_loss(191, "somedevice", 10, 6),
+        second_target_loss(200, "somedevice", 1, 7),
+        second_target_loss(205, "somedevice", 1, 8),
+        second_target_loss(209, "somedevice2", 2, 8),
+        second_target_loss(221, "somedevice", 1, 9),
         "182: the account userA".to_owned(),
     ];
     let mut lost = lost;
@@ -76,13 +68,22 @@ fn tgt_example_is_imported_and_lost_fields_are_reported() -> Result<()> {
     Ok(())
 }
 
+/// Returns the loss of a device's further target: tgt serves a device through every target that names it, and after the
+/// import only the first of them has the volume.
+fn second_target_loss(line: u16, volume: &str, lun: u16, target: u16) -> String {
+    const TARGET: &str = "iqn.2008-09.com.example:server.target";
+    format!("{line}: volume {volume} as LUN {lun} of {TARGET}{target}, too")
+}
+
+/// Returns the loss of a key whose value tgt-admin gets from the device.
+fn device_key_loss(line: u16, key: &str, device: &str) -> String {
+    format!("{line}: {key} of {device}, which tgt-admin asked the device for")
+}
+
 #[test]
 fn tgt_tape_libraries_are_reported_as_lost() -> Result<()> {
-    let cannot = |line: u16, path: &str, kind: &str| {
-        format!("{line}: {path} as device-type {kind}, bs-type rdwr")
-    };
-    let tape = |line, path: &str| cannot(line, &format!("/root/tapes/{path}"), "tape");
-    let changer = |line| cannot(line, "/root/smc", "changer");
+    let tape = |line, path: &str| device_type_loss(line, &format!("/root/tapes/{path}"), "tape");
+    let changer = |line| device_type_loss(line, "/root/smc", "changer");
     let l700 = vec![changer(57), tape(27, "notape1"), tape(37, "notape2"), tape(47, "notape3")];
     let msl2024 = vec![changer(38), tape(24, "notape")];
     for (name, expected) in [("targets.conf.vtl.L700", l700), ("targets.conf.vtl.MSL2024", msl2024)]
@@ -92,4 +93,8 @@ fn tgt_tape_libraries_are_reported_as_lost() -> Result<()> {
         ensure!(document.get("volume").is_none(), "{name}: {document}");
     }
     Ok(())
+}
+
+fn device_type_loss(line: u16, path: &str, device_type: &str) -> String {
+    format!("{line}: {path} as device-type {device_type}, bs-type rdwr")
 }

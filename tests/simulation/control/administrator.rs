@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+use sarsen_block::Rng;
 use sarsen_io::time;
 use sarsen_node::config::AccessConfig;
 use sarsen_node::desired::{Change, ChangeRefused, Changed, Document, Edit, Key, Object};
@@ -15,7 +16,6 @@ use super::document::{altered, broken, draw};
 use super::rules::Rules;
 use super::server::StartMode;
 use super::{Mutation, World};
-use crate::rng::Rng;
 
 /// The administrator (see the module).
 pub(super) struct Administrator {

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use sarsen_block::Buffer;
+use sarsen_block::Rng;
 use sarsen_initiator::{Algorithm, Sense, SenseKey};
 use sarsen_io::time;
 use sarsen_proto::iscsi::chap::{self, Challenge, Secret};
@@ -24,7 +25,6 @@ use super::rules::{Answer, Attempt, Credentials, Unit, View};
 use super::{World, draw};
 use crate::command::{block_10, padded};
 use crate::link::{Link, Lost, News};
-use crate::rng::Rng;
 use crate::stamp;
 
 /// A running server answers within this time.

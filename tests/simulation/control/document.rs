@@ -3,13 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use sarsen_block::Rng;
 use sarsen_node::desired::Document;
 use sarsen_node::desired::document::{
     Account, Discovery, Host, Luns, Portal, Rule, Scalar, ShownLuns, Size, Target, Volume,
 };
 use sarsen_proto::iscsi::chap::Secret;
-
-use crate::rng::Rng;
 
 /// Portals with their groups.
 pub(super) const PORTALS: [(&str, u16); 2] = [("192.0.2.1:3260", 1), ("192.0.2.2:3260", 2)];
@@ -174,13 +173,12 @@ fn add_target(rng: &mut Rng, document: &mut Document, name: &str) {
     document.target.push(target);
 }
 
+fn portal((address, group): (&str, u16)) -> Portal {
+    Portal { address: address.to_owned(), group: Some(group), tls: None }
+}
+
 /// Draws the first document of a seed.
 pub(super) fn draw(rng: &mut Rng) -> Document {
-    let portal = |(address, group): (&str, u16)| Portal {
-        address: address.to_owned(),
-        group: Some(group),
-        tls: None,
-    };
     let mut document = Document {
         portal: PORTALS.map(portal).into(),
         discovery: discovery(rng),

@@ -1,10 +1,10 @@
 //! Draws the login attempts of initiators: most of them permitted by the document, and many of them not.
 
+use sarsen_block::Rng;
 use sarsen_node::desired::Document;
 
 use super::document::{ACCOUNTS, ADDRESSES, INITIATORS, OWN_ACCOUNTS, PORTALS, TARGETS, one_of};
 use super::rules::{Attempt, Credentials};
-use crate::rng::Rng;
 
 /// Returns an account with its secret, or with a wrong secret.
 fn credentials(rng: &mut Rng, document: &Document, name: &str, right_percent: u32) -> Credentials {

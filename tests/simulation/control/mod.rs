@@ -33,6 +33,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 use std::time::Instant;
 
+use sarsen_block::Rng;
 use sarsen_io::time;
 use tracing::debug;
 
@@ -40,7 +41,6 @@ use self::administrator::Administrator;
 use self::client::Client;
 use self::history::History;
 use self::server::{Server, StartMode};
-use crate::rng::Rng;
 use crate::runner::{assert_met, each, isolated, on_stopped_time};
 use crate::tally::Counters;
 use crate::{MANY_SEEDS, MUTATION_SEEDS, SEEDS};

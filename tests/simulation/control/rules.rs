@@ -285,13 +285,11 @@ fn fits(pattern: &str, name: &str) -> bool {
 /// Returns whether an IPv4 address is in a network, `a.b.c.d/bits` or a single address.
 fn is_within(network: &str, address: IpAddr) -> bool {
     let (base, bits) = network.split_once('/').unwrap_or((network, "32"));
-    let number = |text: &str| {
-        let address: Ipv4Addr = text.parse().expect("an IPv4 address was drawn");
-        u32::from(address)
-    };
+    let base: Ipv4Addr = base.parse().expect("an IPv4 address was drawn");
+    let IpAddr::V4(address) = address else { panic!("an IPv4 address was drawn") };
     let bits: u32 = bits.parse().expect("a length was drawn");
     let mask = u32::MAX.checked_shl(32 - bits).unwrap_or(0);
-    (number(base) ^ number(&address.to_string())) & mask == 0
+    (u32::from(base) ^ u32::from(address)) & mask == 0
 }
 
 #[test]

@@ -9,8 +9,11 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use sarsen_block::Rng;
 use sarsen_io::net::Stream;
-use sarsen_node::config::{Placed, parse_account, parse_file, parse_portal, parse_volume};
+use sarsen_node::config::{
+    Placed, VolumeConfig, parse_account, parse_file, parse_portal, parse_volume,
+};
 use sarsen_node::desired::Document;
 use sarsen_node::desired::document::{Account, Luns, Target, Volume};
 use sarsen_node::{ChangeError, ChangeOutcome, Config, SimulatedServer};
@@ -20,7 +23,6 @@ use tokio::task::LocalSet;
 
 use super::document::PORTALS;
 use crate::network::{self, Fate, NetworkTraits, Side};
-use crate::rng::Rng;
 
 /// The configuration source of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,14 +136,6 @@ impl Server {
 
     fn flags(&self, document: &Document) -> Config {
         let portal = |(address, group): (&str, u16)| parse_portal(&format!("{address},{group}"));
-        let volume = |volume: &Volume| {
-            let Volume { name, size, serial, naa, read_only, .. } = volume;
-            let (size, serial, naa) = (size.as_ref(), serial.as_ref(), naa.as_ref());
-            let (size, serial, naa) =
-                (size.expect("drawn"), serial.expect("drawn"), naa.expect("drawn"));
-            let read_only = if *read_only { ",read-only" } else { "" };
-            parse_volume(&format!("{name}=ram:{},serial={serial},naa={naa}{read_only}", size.0))
-        };
         let account = |account: &Account| {
             parse_account(&format!("{}={}", account.name, self.write_secret(account)))
         };
@@ -149,7 +143,7 @@ impl Server {
         let chap = chap.map(|name| Placed { value: name.clone(), place: "--chap".into() });
         let config = Config {
             listen: PORTALS.into_iter().map(portal).collect::<Result<_, _>>().expect("portals"),
-            volumes: document.volume.iter().map(volume).collect::<Result<_, _>>().expect("volumes"),
+            volumes: document.volume.iter().map(volume_of_flags).collect(),
             accounts: document
                 .account
                 .iter()
@@ -230,4 +224,14 @@ impl Server {
         life.tasks.spawn_local(serving);
         Some(side)
     }
+}
+
+/// Parses a drawn volume from its flag.
+fn volume_of_flags(volume: &Volume) -> VolumeConfig {
+    let Volume { name, size, serial, naa, read_only, .. } = volume;
+    let (size, serial, naa) = (size.as_ref(), serial.as_ref(), naa.as_ref());
+    let (size, serial, naa) = (size.expect("drawn"), serial.expect("drawn"), naa.expect("drawn"));
+    let read_only = if *read_only { ",read-only" } else { "" };
+    let text = format!("{name}=ram:{},serial={serial},naa={naa}{read_only}", size.0);
+    parse_volume(&text).expect("a valid volume was drawn")
 }

@@ -63,12 +63,14 @@ struct Date {
 }
 
 fn date() -> Result<Date> {
-    let ask = |format: &str| {
-        let mut git = Command::new("git");
-        git.args(["log", "-1", &format!("--format={format}")]);
-        Ok::<_, anyhow::Error>(shell::output(&mut git)?.trim().to_owned())
-    };
-    Ok(Date { seconds: ask("%ct")?, rfc2822: ask("%cD")? })
+    Ok(Date { seconds: last_commit("%ct")?, rfc2822: last_commit("%cD")? })
+}
+
+/// Returns the last commit in this format of git.
+fn last_commit(format: &str) -> Result<String> {
+    let mut git = Command::new("git");
+    git.args(["log", "-1", &format!("--format={format}")]);
+    Ok(shell::output(&mut git)?.trim().to_owned())
 }
 
 /// Writes the documents that Debian requires in every package.

@@ -37,11 +37,13 @@ pub(super) fn build(program: &Path, out: &Path) -> Result<PathBuf> {
     let mut config = umoci();
     config.args(["config", "--image", &image, "--config.user", &recipe.user]);
     config.args(["--config.exposedports", &recipe.port, "--config.volume", &recipe.volume]);
-    let words = |flag: &'static str, words: &[String]| {
-        words.iter().flat_map(move |word| [flag.to_owned(), word.clone()]).collect::<Vec<_>>()
-    };
-    config.args(words("--config.entrypoint", &recipe.entry_point));
-    config.args(words("--config.cmd", &recipe.command));
+    for (flag, words) in
+        [("--config.entrypoint", &recipe.entry_point), ("--config.cmd", &recipe.command)]
+    {
+        for word in words {
+            config.args([flag, word]);
+        }
+    }
     shell::output(&mut config)?;
     shell::output(umoci().args(["gc", "--layout"]).arg(&layout))?;
     let archive = out.join(format!("sarsen-{}-oci.tar", super::version()));

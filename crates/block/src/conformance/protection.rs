@@ -1,7 +1,9 @@
 //! The part of the suite that checks protection information.
 
-use super::{Rng, both, every_kind, pattern, read, same, write};
-use crate::{BlockError, Buffer, Durability, Extent, Io, PROTECTION_BYTES, Reply, Request, Store};
+use super::{both, every_kind, pattern, read, same, write};
+use crate::{
+    BlockError, Buffer, Durability, Extent, Io, PROTECTION_BYTES, Reply, Request, Rng, Store,
+};
 
 /// The area of the store that is checked as a whole.
 const BLOCKS: u64 = 60;
@@ -179,7 +181,7 @@ async fn overlapping_writes_leave_pairs(store: &dyn Store) {
 /// Submits requests of all kinds, and compares the results with a model.
 async fn random_requests(store: &dyn Store, seed: u64) {
     let mut model = read_all(store).await;
-    let mut rng = Rng(seed);
+    let mut rng = Rng::new(seed);
     let block_bytes = store.geometry().block_size.bytes();
     for step in 0..RANDOM_STEPS {
         let at = format!("step {step} of seed {seed}");

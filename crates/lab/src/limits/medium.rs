@@ -13,8 +13,8 @@ use sarsen_io::memory::Region;
 use sarsen_io::{random, time};
 
 use super::{LimitError, MediumPath, StoreLimit, system};
-use crate::rng::Rng;
 use crate::target_under_test::Medium;
+use sarsen_block::Rng;
 
 /// Maximum size of the file.
 const EXTENT_BYTES: u64 = 1 << 30;

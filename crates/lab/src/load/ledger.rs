@@ -12,7 +12,7 @@ use serde::Serialize;
 use zerocopy::byteorder::big_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::rng::Rng;
+use sarsen_block::Rng;
 
 /// Maximum number of recorded blocks; writes to further blocks are not verified.
 const BLOCK_LIMIT: usize = 16 << 20;

@@ -11,7 +11,7 @@ use crate::access::Access;
 use crate::distribution::Places;
 use crate::fio::Amount;
 use crate::mix::Mix;
-use crate::rng::Rng;
+use sarsen_block::Rng;
 
 /// An I/O.
 #[derive(Clone, Copy)]

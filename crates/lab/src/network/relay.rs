@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::LinkProfile;
 use super::shaping::FRAME_OVERHEAD;
-use crate::rng::Rng;
+use sarsen_block::Rng;
 
 /// Maximum total size of queued frames, for any rate and delay, which limits the memory. It suffices for 10 Gbit/s over
 /// 50 ms.

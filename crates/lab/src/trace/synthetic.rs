@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Request, TraceError};
-use crate::rng::Rng;
+use sarsen_block::Rng;
 
 /// Logical blocks of the study's disks.
 const BLOCK: u64 = 512;
@@ -32,7 +32,7 @@ pub struct Synthetic {
 
 impl Synthetic {
     /// Creates the trace. The same seed produces the same trace.
-    pub const fn lu_du(seed: u64) -> Self {
+    pub fn lu_du(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let lowest_at = 1 + rng.below(REQUESTS);
         // Any other request.
