@@ -77,7 +77,7 @@ function Detail(props: { volume: Shown; inventory: Inventory }) {
 function Operations(props: { name: string }) {
   const { statistics } = useLive();
   const volume = statistics?.volumes.find(({ volume }) => volume === props.name);
-  if (!volume) return <p class="quiet">No initiator has used it since the server started.</p>;
+  if (!volume) return <p class="quiet">No initiator has sent a command to this volume since the server started.</p>;
   const seconds = volume.recent_seconds || 1;
   // A unit attention is not a failure: the initiator sends the command again.
   const errors = Object.entries(volume.errors).filter(([kind]) => kind !== "unit_attention");

@@ -143,7 +143,7 @@ fn sets_secret(setting: &str) -> bool {
     setting.split_once('=').is_some_and(|(key, value)| key.trim() == "secret" && !value.is_empty())
 }
 
-/// Prints a created secret on standard error: standard output is for programs, and may be stored.
+/// Prints a created secret on standard error, because programs read standard output and may store it.
 pub(crate) fn tell_secret(secret: Option<&str>, account: Option<&str>) -> anyhow::Result<()> {
     if let (Some(secret), Some(account)) = (secret, account) {
         note(format_args!("the secret of {account} (shown only once): {secret}"));

@@ -96,7 +96,7 @@ pub(crate) fn report_drain(drained: &Drained, json: bool) -> anyhow::Result<()> 
 fn render_drain(drained: &Drained) -> String {
     let Drained { asked, logged_out, dropped, called_off, .. } = drained;
     let sessions = if *asked == 1 { "session" } else { "sessions" };
-    let mut text = format!("{asked} {sessions} asked to log out: {logged_out} did");
+    let mut text = format!("{logged_out} of {asked} {sessions} logged out");
     if *dropped > 0 {
         text += &format!(", {dropped} were terminated");
     }
@@ -155,8 +155,8 @@ mod tests {
     #[test]
     fn session_outcome_is_one_sentence() {
         let drained = Drained { asked: 3, logged_out: 2, dropped: 1, ending: 0, called_off: false };
-        assert_eq!(render_drain(&drained), "3 sessions asked to log out: 2 did, 1 were terminated");
+        assert_eq!(render_drain(&drained), "2 of 3 sessions logged out, 1 were terminated");
         let one = Drained { asked: 1, logged_out: 1, dropped: 0, ..drained };
-        assert_eq!(render_drain(&one), "1 session asked to log out: 1 did");
+        assert_eq!(render_drain(&one), "1 of 1 session logged out");
     }
 }

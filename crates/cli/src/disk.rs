@@ -43,7 +43,7 @@ pub(crate) enum Verb {
     Copy(CopyArguments),
     /// Compare a disk with a file or another disk, and report the first byte that differs.
     Verify(VerifyArguments),
-    /// Erase a whole disk: its data is lost, and it reads as zeroes.
+    /// Overwrite a whole disk with zeroes. Its data is lost; it is not a secure wipe of the medium.
     Erase(EraseArguments),
 }
 

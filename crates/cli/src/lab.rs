@@ -38,7 +38,7 @@ pub(crate) enum Verb {
     Run(run::Arguments),
     /// List the studies.
     Studies {
-        /// Print each as one line of JSON.
+        /// Print each study as one line of JSON.
         #[arg(long)]
         json: bool,
     },
@@ -59,7 +59,7 @@ pub(crate) struct SpecsArguments {
     /// The Iometer file to write.
     #[arg(long, value_name = "FILE")]
     icf: Option<PathBuf>,
-    /// Print each as one line of JSON.
+    /// Print each specification as one line of JSON.
     #[arg(long, conflicts_with = "icf")]
     json: bool,
 }
@@ -331,7 +331,7 @@ fn read_jobs(file: &Path, endpoint: &Endpoint) -> anyhow::Result<Vec<(String, Lo
     match file.extension().and_then(|extension| extension.to_str()) {
         Some("fio") => {
             let found = fio::parse(&name, &text)?;
-            for fio::Unmapped { line, option, reason, .. } in &found.unmapped {
+            for fio::UntranslatedOption { line, option, reason, .. } in &found.untranslated {
                 note(format_args!("{name}:{line}: {option} is ignored: {reason}"));
             }
             for job in found.jobs {

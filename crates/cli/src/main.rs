@@ -71,7 +71,7 @@ enum Verb {
     Apply(apply::Arguments),
     /// Show what `apply` would change.
     Diff(apply::DiffArguments),
-    /// Print the document of a running server, for `apply`.
+    /// Print the configuration of a running server as a document that `sarsen apply` reads.
     Export(apply::ExportArguments),
     /// List the last changes of a running server with their authors.
     History(apply::HistoryArguments),

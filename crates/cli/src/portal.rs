@@ -23,7 +23,7 @@ pub(crate) enum Verb {
         /// The tag of its portal group. Default: 1.
         #[arg(long, value_name = "TAG")]
         group: Option<u16>,
-        /// Accept only TLS 1.3, with this certificate: a PEM file of the server.
+        /// Accept only connections with TLS 1.3. FILE is the portal's own certificate chain (PEM), on the server's machine.
         #[arg(long, value_name = "FILE", requires = "tls_key")]
         tls_certificate: Option<String>,
         /// The private key of the certificate.

@@ -49,7 +49,7 @@ pub(crate) struct Arguments {
     listen: Vec<Portal>,
     #[command(flatten)]
     tls: TlsArguments,
-    /// An account: NAME=FILE, with the file of its secret. Only its owner may be able to read it.
+    /// An account: NAME=FILE, with the file of its secret. Other users must not be able to read it.
     #[arg(long = "account", value_name = "NAME=FILE")]
     accounts: Vec<String>,
     /// Require CHAP with this account before initiators see or use any target. Several may be given.
@@ -107,7 +107,7 @@ struct TlsArguments {
         requires = "listen_tls"
     )]
     certificate: Option<PathBuf>,
-    /// The private key of the certificate: a PEM file. Only its owner may be able to read it.
+    /// The private key of the certificate: a PEM file. Other users must not be able to read it.
     #[arg(id = "key", long = "tls-key", value_name = "FILE", requires = "listen_tls")]
     key: Option<PathBuf>,
     /// The certificate authority of clients: a PEM file. Clients must then present a certificate.

@@ -26,7 +26,7 @@ pub(crate) struct ChangeOptions {
     /// terminated after the grace period.
     #[arg(long)]
     pub(crate) force: bool,
-    /// Grace period: seconds that initiators have to log out.
+    /// Seconds that initiators have to log out. Then their sessions are terminated.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub(crate) grace: u16,
     /// Apply the change only if the server is still at this revision.

@@ -82,7 +82,7 @@ pub(crate) enum Verb {
     Drain {
         /// The target's iSCSI name.
         name: String,
-        /// Grace period: seconds that initiators have to log out.
+        /// Seconds that initiators have to log out. Then their sessions are terminated.
         #[arg(long, value_name = "SECONDS", default_value_t = 30)]
         grace: u16,
         /// Redirect initiators to this server. Default: they are told to try again later.

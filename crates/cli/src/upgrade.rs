@@ -47,7 +47,8 @@ async fn upgrade(options: &ServerOptions) -> anyhow::Result<Upgraded> {
     let _: TargetList = client.get("/targets").await?;
     let old = LocalStream::connect(socket).await.context("the server closed the connection")?;
     let process = old.peer_process().context("the kernel does not say whose the socket is")?;
-    handover::ask(process).with_context(|| format!("process {process} cannot be asked"))?;
+    handover::ask(process)
+        .with_context(|| format!("process {process} cannot be asked to hand over its sockets"))?;
     let deadline = time::now() + LIMIT;
     tokio::select! {
         // A broken connection also means that the old server ended.

@@ -33,8 +33,8 @@ pub(crate) enum Verb {
         #[command(flatten)]
         options: ChangeOptions,
     },
-    /// Close a volume and open it again after its disk was repaired: after a failed flush, or after its file was
-    /// deleted, replaced or truncated, and restored. Writes that were not flushed may be lost.
+    /// Close a volume and open it again, once its disk or file is repaired. This is needed after a failed flush, and
+    /// after a file was deleted, replaced or truncated. Writes that were not flushed may be lost.
     Reattach {
         /// The volume's name.
         name: String,
@@ -42,7 +42,7 @@ pub(crate) enum Verb {
         /// after the grace period.
         #[arg(long)]
         force: bool,
-        /// Grace period: seconds that initiators have to log out.
+        /// Seconds that initiators have to log out. Then their sessions are terminated.
         #[arg(long, value_name = "SECONDS", default_value_t = 10)]
         grace: u16,
         #[command(flatten)]

@@ -358,12 +358,12 @@ mod tests {
             let (go_on, stuck) = channel::channel::<()>();
             let (started, start) = channel::channel();
             cores.spawn_on(1, move || async move {
-                let lane = Arc::default();
+                let queue = Arc::default();
                 let wait = move || {
                     started.send(()).unwrap();
                     Ok(stuck.recv().is_err())
                 };
-                let waiting = CoreContext::with(|here| here.unwrap().pool.run(&lane, wait));
+                let waiting = CoreContext::with(|here| here.unwrap().pool.run(&queue, wait));
                 waiting.await.unwrap();
             });
             start.recv().unwrap();

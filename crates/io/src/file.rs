@@ -6,7 +6,7 @@
 //! same is true for reads and writes of a file on tmpfs.
 //!
 //! The ring gets operations that the kernel can carry out without a waiting thread: direct I/O (RWF_NOWAIT), reads
-//! through the page cache, and buffered writes if the file system copies them at once. The file's lane of the pool gets
+//! through the page cache, and buffered writes if the file system copies them at once. The file's queue of the pool gets
 //! the other operations. The workers of io_uring itself are not used: all files of a ring share them, so one disk that
 //! does not respond would stop the others.
 
@@ -32,7 +32,7 @@ use sarsen_block::{Buffer, Io};
 pub use self::extents::{Run, RunState, Space};
 pub use self::standing::{FileStatus, Inspection, PathComparison};
 use crate::cores::CoreContext;
-use crate::pool::Lane;
+use crate::pool::FileQueue;
 use crate::ring::{Completion, Operation, OperationKind};
 
 /// Interval of the attempts to take a lock that another process holds: the kernel does not announce its release.
@@ -45,7 +45,7 @@ const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 /// every such write, and io_uring reports that as if the write had to wait.
 const WRITE_WITHOUT_WAITING: [rustix::fs::FsWord; 2] = [0x5846_5342, 0x9123_683E];
 
-/// Maximum of reads through the page cache that one file has in rings at once; its lane gets further ones. Starting a
+/// Maximum of reads through the page cache that one file has in rings at once; its queue gets further ones. Starting a
 /// read may wait for space in the device's queue, and a device that does not respond never frees space.
 const RING_READS_MAX: u32 = 64;
 
@@ -86,8 +86,8 @@ pub(crate) struct Opened {
     in_memory: bool,
     /// Number of buffered reads in rings.
     ring_reads: AtomicU32,
-    /// The lane in which its operations wait for threads.
-    lane: Arc<Lane>,
+    /// The queue in which its operations wait for threads.
+    queue: Arc<FileQueue>,
 }
 
 impl Opened {
@@ -108,7 +108,7 @@ impl Opened {
             try_without_waiting: AtomicBool::new(!buffered || is_one_of(&WRITE_WITHOUT_WAITING)),
             in_memory: is_one_of(&[TMPFS_MAGIC]),
             ring_reads: AtomicU32::new(0),
-            lane: Arc::default(),
+            queue: Arc::default(),
         }
     }
 }
@@ -441,7 +441,7 @@ impl File {
     /// Extends a file with zeroes that occupy no space, or truncates it.
     pub fn set_length(&self, length: u64) -> Io<io::Result<()>> {
         let file = self.clone();
-        blocking(&self.opened.lane, move || file.set_length_now(length))
+        blocking(&self.opened.queue, move || file.set_length_now(length))
     }
 
     /// Does [`File::set_length`] on the calling thread, which waits for it: for opening a store.
@@ -523,8 +523,8 @@ impl Started {
                 Self::Done((Some(operation), result))
             }
             Some(here) => {
-                let lane = operation.file.lane.clone();
-                let answer = here.pool.run(&lane, move || {
+                let queue = operation.file.queue.clone();
+                let answer = here.pool.run(&queue, move || {
                     let result = operation.perform();
                     Ok((operation, result))
                 });
@@ -597,14 +597,14 @@ async fn write_all(mut started: Started) -> (Option<Operation>, io::Result<()>) 
     }
 }
 
-/// Carries out a blocking operation as one of the lane's operations.
+/// Carries out a blocking operation as one of the queue's operations.
 pub(crate) fn blocking<T: Send + 'static>(
-    lane: &Arc<Lane>,
+    queue: &Arc<FileQueue>,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Io<io::Result<T>> {
     CoreContext::with(|here| match here {
         None => Io::Ready(work()),
-        Some(here) => Io::pending(here.pool.run(lane, work)),
+        Some(here) => Io::pending(here.pool.run(queue, work)),
     })
 }
 

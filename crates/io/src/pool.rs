@@ -1,9 +1,9 @@
 //! Threads for file operations that may block in the kernel: operations that the ring cannot carry out without
 //! waiting, or all operations where io_uring is forbidden.
 //!
-//! Each file has a [`Lane`], which limits how many threads work on that file at once; more of its operations wait in
-//! the lane. The threads belong to no lane: they start when there is work and end after they have been idle. So a
-//! disk that does not respond occupies only the threads of its own lanes.
+//! Each file has a [`FileQueue`], which limits how many threads work on that file at once; more of its operations wait in
+//! the queue. The threads belong to no queue: they start when there is work and end after they have been idle. So a
+//! disk that does not respond occupies only the threads of its own queues.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,10 +15,10 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
-/// Maximum of threads that work on one file at once. Further operations wait in the file's lane. The command windows of
+/// Maximum of threads that work on one file at once. Further operations wait in the file's queue. The command windows of
 /// the sessions limit their number.
-pub(crate) const LANE_THREADS_MAX: usize = 16;
-/// Above this number of threads, a lane gets a thread only if it has none.
+pub(crate) const QUEUE_THREADS_MAX: usize = 16;
+/// Above this number of threads, a queue gets a thread only if it has none.
 const THREADS_MANY: usize = 1024;
 /// A thread without work ends after this time.
 const IDLE_MAX: Duration = Duration::from_secs(10);
@@ -40,8 +40,8 @@ struct Shared {
 
 #[derive(Default)]
 struct PoolState {
-    /// The first jobs of lanes that wait for a thread.
-    ready: VecDeque<(Arc<Lane>, Job)>,
+    /// The first jobs of queues that wait for a thread.
+    ready: VecDeque<(Arc<FileQueue>, Job)>,
     idle: usize,
     threads: usize,
     /// Number of threads ever started, for their names.
@@ -51,29 +51,29 @@ struct PoolState {
 
 /// The operations of one file. See the module.
 #[derive(Default)]
-pub(crate) struct Lane {
+pub(crate) struct FileQueue {
     state: Mutex<LaneState>,
 }
 
 #[derive(Default)]
 struct LaneState {
     waiting: VecDeque<Job>,
-    /// Threads that work on this lane, or have been requested for it.
+    /// Threads that work on this queue, or have been requested for it.
     threads: usize,
 }
 
-impl fmt::Debug for Lane {
+impl fmt::Debug for FileQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lane").finish_non_exhaustive()
+        f.debug_struct("FileQueue").finish_non_exhaustive()
     }
 }
 
-impl Lane {
+impl FileQueue {
     fn state(&self) -> MutexGuard<'_, LaneState> {
         self.state.lock()
     }
 
-    /// Returns the next job for a thread that works on this lane; without a job the thread leaves the lane.
+    /// Returns the next job for a thread that works on this queue; without a job the thread leaves the queue.
     fn next(&self) -> Option<Job> {
         let mut state = self.state();
         let job = state.waiting.pop_front();
@@ -92,15 +92,15 @@ impl Shared {
     fn work(&self) {
         let mut state = self.state();
         loop {
-            if let Some((lane, job)) = state.ready.pop_front() {
+            if let Some((queue, job)) = state.ready.pop_front() {
                 drop(state);
                 let mut next = Some(job);
                 while let Some(job) = next {
                     // The panic hook has reported a panic, and the job's receiver sees it.
                     let _ = catch_unwind(AssertUnwindSafe(job));
-                    next = lane.next();
+                    next = queue.next();
                 }
-                drop(lane);
+                drop(queue);
                 state = self.state();
                 continue;
             }
@@ -128,11 +128,11 @@ impl Pool {
         Self { shared: Arc::new(Shared { state: Mutex::default(), work, ended }) }
     }
 
-    /// Runs `job` on a thread, as one of the lane's. The job runs even when the future is dropped, and owns the data
+    /// Runs `job` on a thread, as one of the queue's. The job runs even when the future is dropped, and owns the data
     /// that it uses.
     pub(crate) fn run<T, F>(
         &self,
-        lane: &Arc<Lane>,
+        queue: &Arc<FileQueue>,
         job: F,
     ) -> impl Future<Output = io::Result<T>> + use<T, F>
     where
@@ -141,7 +141,7 @@ impl Pool {
     {
         let (sender, receiver) = oneshot::channel();
         // The receiver was dropped if its caller no longer waits.
-        let queued = self.push(lane, Box::new(move || drop(sender.send(job()))));
+        let queued = self.push(queue, Box::new(move || drop(sender.send(job()))));
         async move {
             queued?;
             receiver
@@ -150,9 +150,9 @@ impl Pool {
         }
     }
 
-    fn push(&self, lane: &Arc<Lane>, job: Job) -> io::Result<()> {
-        let mut own = lane.state();
-        if own.threads >= LANE_THREADS_MAX {
+    fn push(&self, queue: &Arc<FileQueue>, job: Job) -> io::Result<()> {
+        let mut own = queue.state();
+        if own.threads >= QUEUE_THREADS_MAX {
             own.waiting.push_back(job);
             return Ok(());
         }
@@ -166,7 +166,7 @@ impl Pool {
             let started = is_allowed.then(|| self.start_thread(&mut state));
             match started {
                 Some(Ok(())) => {}
-                // The lane's own threads will take the job.
+                // The queue's own threads will take the job.
                 None | Some(Err(_)) if own.threads > 0 => {
                     own.waiting.push_back(job);
                     return Ok(());
@@ -177,7 +177,7 @@ impl Pool {
             }
         }
         own.threads += 1;
-        state.ready.push_back((lane.clone(), job));
+        state.ready.push_back((queue.clone(), job));
         drop(state);
         drop(own);
         self.shared.work.notify_one();
@@ -227,61 +227,63 @@ mod tests {
     }
 
     impl HangingJobs {
-        fn of(pool: &Pool, lane: &Arc<Lane>, jobs: usize) -> Self {
+        fn of(pool: &Pool, queue: &Arc<FileQueue>, jobs: usize) -> Self {
             let stuck = (0..jobs).map(|_| {
                 let (sender, receiver) = mpsc::channel::<()>();
-                drop(pool.run(lane, move || Ok(receiver.recv().is_err())));
+                drop(pool.run(queue, move || Ok(receiver.recv().is_err())));
                 sender
             });
             Self { _held: stuck.collect() }
         }
     }
 
-    fn answer(pool: &Pool, lane: &Arc<Lane>) -> usize {
-        let answer = pool.run(lane, || Ok(7));
+    fn answer(pool: &Pool, queue: &Arc<FileQueue>) -> usize {
+        let answer = pool.run(queue, || Ok(7));
         block_on(FileEngine::Pool, answer).unwrap().unwrap()
     }
 
     #[test]
     fn files_whose_operations_hang_hold_no_thread_of_another() {
         let pool = Pool::new();
-        let lanes: Vec<Arc<Lane>> = (0..5).map(|_| Arc::default()).collect();
-        let hung: Vec<HangingJobs> =
-            lanes.iter().map(|lane| HangingJobs::of(&pool, lane, 4 * LANE_THREADS_MAX)).collect();
-        assert_eq!(pool.shared.state().threads, 5 * LANE_THREADS_MAX);
+        let queues: Vec<Arc<FileQueue>> = (0..5).map(|_| Arc::default()).collect();
+        let hung: Vec<HangingJobs> = queues
+            .iter()
+            .map(|queue| HangingJobs::of(&pool, queue, 4 * QUEUE_THREADS_MAX))
+            .collect();
+        assert_eq!(pool.shared.state().threads, 5 * QUEUE_THREADS_MAX);
         assert_eq!(answer(&pool, &Arc::default()), 7);
         drop(hung);
-        for lane in &lanes {
-            assert_eq!(answer(&pool, lane), 7, "what hung goes on");
+        for queue in &queues {
+            assert_eq!(answer(&pool, queue), 7, "what hung goes on");
         }
     }
 
     #[test]
     fn however_many_files_hang_another_gets_a_thread() {
         let pool = Pool::new();
-        let lanes: Vec<Arc<Lane>> = (0..100).map(|_| Arc::default()).collect();
+        let queues: Vec<Arc<FileQueue>> = (0..100).map(|_| Arc::default()).collect();
         let hung: Vec<HangingJobs> =
-            lanes.iter().map(|lane| HangingJobs::of(&pool, lane, LANE_THREADS_MAX)).collect();
+            queues.iter().map(|queue| HangingJobs::of(&pool, queue, QUEUE_THREADS_MAX)).collect();
         let threads = pool.shared.state().threads;
-        assert!(threads < THREADS_MANY + lanes.len(), "{threads}");
+        assert!(threads < THREADS_MANY + queues.len(), "{threads}");
         assert_eq!(answer(&pool, &Arc::default()), 7);
         drop(hung);
         // The pool carries out every job before it ends.
         drop(pool);
-        assert!(lanes.iter().all(|lane| lane.state().waiting.is_empty()));
+        assert!(queues.iter().all(|queue| queue.state().waiting.is_empty()));
     }
 
     #[test]
     fn a_job_that_panics_takes_no_thread_from_its_file() {
         let pool = Pool::new();
-        let lane: Arc<Lane> = Arc::default();
-        for _ in 0..2 * LANE_THREADS_MAX {
-            let ended = pool.run(&lane, || -> io::Result<()> { panic!("a test's panic") });
+        let queue: Arc<FileQueue> = Arc::default();
+        for _ in 0..2 * QUEUE_THREADS_MAX {
+            let ended = pool.run(&queue, || -> io::Result<()> { panic!("a test's panic") });
             assert!(block_on(FileEngine::Pool, ended).unwrap().is_err());
         }
-        assert_eq!(answer(&pool, &lane), 7);
-        // A thread leaves the lane after its job has answered.
+        assert_eq!(answer(&pool, &queue), 7);
+        // A thread leaves the queue after its job has answered.
         drop(pool);
-        assert_eq!(lane.state().threads, 0);
+        assert_eq!(queue.state().threads, 0);
     }
 }

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use sarsen_block::Io;
 
 use crate::file::blocking;
-use crate::pool::Lane;
+use crate::pool::FileQueue;
 
 /// Suffix of the file with the new content until it is durable, appended to the file's name.
 const TEMPORARY_SUFFIX: &str = ".new";
@@ -36,14 +36,14 @@ struct Shared {
     calls: AtomicU64,
     /// Locked while the file is replaced. The value is the call whose content the file has.
     written: Mutex<u64>,
-    lane: Arc<Lane>,
+    queue: Arc<FileQueue>,
 }
 
 impl RecordFile {
     /// Creates a record file for this path. The file may be missing.
     pub fn new(path: PathBuf) -> Self {
         let (calls, written) = (AtomicU64::new(0), Mutex::new(0));
-        Self { shared: Arc::new(Shared { path, calls, written, lane: Arc::default() }) }
+        Self { shared: Arc::new(Shared { path, calls, written, queue: Arc::default() }) }
     }
 
     /// Returns its path.
@@ -73,7 +73,7 @@ impl RecordFile {
     pub fn replace(&self, content: Option<Vec<u8>>) -> Io<io::Result<()>> {
         let call = self.shared.calls.fetch_add(1, Ordering::Relaxed) + 1;
         let shared = self.shared.clone();
-        blocking(&self.shared.lane, move || {
+        blocking(&self.shared.queue, move || {
             shared.replace(call, content.as_deref(), ReplacedBytes::Freed)
         })
     }
@@ -84,7 +84,7 @@ impl RecordFile {
     pub fn replace_and_destroy(&self, content: Vec<u8>) -> Io<io::Result<()>> {
         let call = self.shared.calls.fetch_add(1, Ordering::Relaxed) + 1;
         let shared = self.shared.clone();
-        blocking(&self.shared.lane, move || {
+        blocking(&self.shared.queue, move || {
             shared.replace(call, Some(&content), ReplacedBytes::Destroyed)
         })
     }

@@ -13,7 +13,7 @@ use rustix::fs::{Mode, OFlags};
 use sarsen_block::{Buffer, Io};
 
 use crate::file::blocking;
-use crate::pool::Lane;
+use crate::pool::FileQueue;
 
 /// The ioctls of `<scsi/sg.h>`.
 const SG_GET_VERSION_NUM: libc::Ioctl = 0x2282;
@@ -89,7 +89,7 @@ pub struct Ended {
 #[derive(Clone, Debug)]
 pub struct Device {
     file: Arc<File>,
-    lane: Arc<Lane>,
+    queue: Arc<FileQueue>,
 }
 
 impl Device {
@@ -106,7 +106,7 @@ impl Device {
         if reported != 0 || version < VERSION_WITH_SG_IO {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it takes no SCSI commands"));
         }
-        Ok(Self { file: Arc::new(file), lane: Arc::default() })
+        Ok(Self { file: Arc::new(file), queue: Arc::default() })
     }
 
     /// Lets the device carry out a command. Errors are those of the transport, not of the device: `TimedOut`,
@@ -119,7 +119,7 @@ impl Device {
         timeout: Duration,
     ) -> Io<io::Result<Ended>> {
         let file = self.file.clone();
-        blocking(&self.lane, move || perform(&file, &cdb, transfer, timeout))
+        blocking(&self.queue, move || perform(&file, &cdb, transfer, timeout))
     }
 }
 

@@ -59,7 +59,7 @@ pub struct Job {
 
 /// An option that the generator does not use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unmapped {
+pub struct UntranslatedOption {
     /// Its line.
     pub line: usize,
     /// Its section.
@@ -76,7 +76,7 @@ pub struct JobFile {
     /// Its jobs, in order.
     pub jobs: Vec<Job>,
     /// The options that the generator does not use.
-    pub unmapped: Vec<Unmapped>,
+    pub untranslated: Vec<UntranslatedOption>,
 }
 
 /// The reason why a text is not a valid job file.
@@ -125,12 +125,12 @@ pub fn parse(file: &str, text: &str) -> Result<JobFile, FioError> {
             Err(options::Refusal::Wrong(what)) => {
                 return Err(wrong(number, format!("{key}: {what}")));
             }
-            Err(options::Refusal::Unmapped(reason)) => {
+            Err(options::Refusal::Untranslated(reason)) => {
                 let option = match value {
                     Some(value) => format!("{key}={value}"),
                     None => key.into(),
                 };
-                found.unmapped.push(Unmapped {
+                found.untranslated.push(UntranslatedOption {
                     line: number,
                     section: section.clone(),
                     option,

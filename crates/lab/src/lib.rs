@@ -2,8 +2,8 @@
 //!
 //! Sources of workloads: [`access`] has the access specifications that studies use, [`icf`] reads and writes those of
 //! Iometer, [`fio`] reads job files, and [`trace`] reads recorded traces. Parts of workloads: [`mix`] (sizes, reads,
-//! random positions), [`distribution`] (positions of random I/Os) and [`rng`] (the same numbers for the same seed).
-//! [`load`] runs a workload on a target and measures it.
+//! random positions) and [`distribution`] (positions of random I/Os). [`load`] runs a workload on a target and measures
+//! it.
 //!
 //! A [`study`] measures [`target_under_test`]s over a [`network`], as a published study did. The result is a
 //! [`record`]; a [`report`] shows it next to the [`published`] figures.

@@ -141,7 +141,8 @@ fn io_uring(error: Option<&str>, confinement: &Confinement) -> Finding {
     let Some(error) = error else {
         return Finding::ok(CHECK, "files are read and written by io_uring");
     };
-    let finding = format!("files are read and written by threads, which is slower: {error}");
+    let finding =
+        format!("io_uring is unavailable ({error}): threads read and write files, which is slower");
     let remedy = match (confinement.io_uring_disabled, confinement.seccomp) {
         (Some(disabled @ (1 | 2)), _) => {
             format!("sysctl kernel.io_uring_disabled=0 (it is {disabled})")
@@ -186,7 +187,7 @@ fn clock(clock: &std::io::Result<Clock>) -> Finding {
         ),
         Ok(Clock { maximum_error, .. }) if *maximum_error > CLOCK_ERROR => Finding::warning(
             CHECK,
-            format!("the clock may be off by {:.1} s", maximum_error.as_secs_f64()),
+            format!("this machine's clock may be off by {:.1} s", maximum_error.as_secs_f64()),
             "check that the time servers are reachable (chronyc sources, timedatectl)",
         ),
         Ok(_) => Finding::ok(CHECK, "the clock is synchronised"),

@@ -98,7 +98,9 @@ fn interfaces(all: &[Interface]) -> Finding {
         ),
         (Some(mtu), _) if mtu > USUAL_MTU => Finding::ok(
             CHECK,
-            format!("{list}: switches and peers must support it as well; check with --peer HOST"),
+            format!(
+                "{list}: switches and peers must support the same MTU; check with `sarsen doctor --peer HOST`"
+            ),
         ),
         (Some(_), _) => Finding::ok(CHECK, list),
         (None, _) => Finding::ok(CHECK, "no interface but the loopback is up"),
@@ -179,7 +181,10 @@ fn own_name(host: &str, addresses: &io::Result<Vec<IpAddr>>) -> Finding {
 
 fn name_server<T>(server: &str, found: io::Result<T>) -> Finding {
     match found {
-        Ok(_) => Finding::ok("isns", format!("the name server {server} can be resolved")),
+        Ok(_) => Finding::ok(
+            "isns",
+            format!("the host name of the iSNS server, {server}, can be resolved"),
+        ),
         Err(error) => unresolved("isns", server, &error.to_string()),
     }
 }

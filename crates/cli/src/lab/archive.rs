@@ -35,7 +35,7 @@ pub(crate) struct RunsArguments {
 pub(crate) struct ReportArguments {
     /// Number of the run.
     run: i64,
-    /// The format: html, md, csv, json or tex [default: tables on the terminal, or the ending of the file]
+    /// The format: html, md, csv, json or tex [default: by the ending of the output file; tables on the terminal without one]
     #[arg(long)]
     format: Option<Format>,
     /// The file to write [default: standard output]

@@ -53,7 +53,7 @@ enum Format {
     Qemu,
     /// Boot by iPXE (RFC 4173).
     Ipxe,
-    /// Commands for VMware ESXi.
+    /// The commands that attach the target on VMware ESXi.
     Esxi,
     /// PowerShell for Windows.
     Windows,

@@ -46,7 +46,7 @@ impl File {
             return Io::Ready(Ok(Run { length, state: RunState::Data }));
         }
         let file = self.clone();
-        blocking(&self.opened.lane, move || {
+        blocking(&self.opened.queue, move || {
             let fd = &file.opened.fd;
             let hole_length = match rustix::fs::seek(fd, SeekFrom::Data(offset)) {
                 Ok(start) if start > offset => (start - offset).min(length),
@@ -86,7 +86,7 @@ impl File {
             return Io::Ready(Ok(None));
         }
         let file = self.clone();
-        blocking(&self.opened.lane, move || {
+        blocking(&self.opened.queue, move || {
             let fd = &file.opened.fd;
             let system = rustix::fs::fstatvfs(fd)?;
             let metadata = std::fs::File::from(fd.try_clone()?).metadata()?;

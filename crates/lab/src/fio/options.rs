@@ -15,7 +15,7 @@ pub(super) enum Refusal {
     /// The value is invalid.
     Wrong(String),
     /// The generator has no such function.
-    Unmapped(&'static str),
+    Untranslated(&'static str),
 }
 
 impl From<String> for Refusal {
@@ -89,7 +89,7 @@ impl Default for Draft {
 }
 
 const PER_DIRECTION: Refusal =
-    Refusal::Unmapped("values that differ between reads and writes are not supported here");
+    Refusal::Untranslated("values that differ between reads and writes are not supported here");
 
 impl Draft {
     /// Parses one option.
@@ -118,7 +118,7 @@ impl Draft {
             "random_distribution" => self.distribution = distribution(text()?)?,
             "rate_iops" => self.rate_iops = Some(rate(text()?)?),
             "randseed" => self.seed = Some(size(text()?)?),
-            _ => return Err(Refusal::Unmapped(reason(key))),
+            _ => return Err(Refusal::Untranslated(reason(key))),
         }
         Ok(())
     }
@@ -213,10 +213,14 @@ fn direction(text: &str) -> Result<Direction, Refusal> {
         "randwrite" => (true, Some(false)),
         "randrw" => (true, None),
         "trim" | "randtrim" | "trimwrite" | "randtrimwrite" => {
-            return Err(Refusal::Unmapped("the generator does not unmap; the job reads instead"));
+            return Err(Refusal::Untranslated(
+                "the generator does not unmap; the job reads instead",
+            ));
         }
         _ if text.contains(':') => {
-            return Err(Refusal::Unmapped("a modifier of the sequence has no counterpart here"));
+            return Err(Refusal::Untranslated(
+                "a modifier of the sequence has no counterpart here",
+            ));
         }
         _ => return Err(Refusal::Wrong(format!("{text:?} is no direction"))),
     };
@@ -268,7 +272,7 @@ fn distribution(text: &str) -> Result<Distribution, Refusal> {
             let found: Result<Distribution, _> = format!("zipf:{theta}").parse();
             found.map_err(|error| Refusal::Wrong(error.to_string()))
         }
-        "pareto" | "normal" | "zoned" | "zoned_abs" => Err(Refusal::Unmapped(
+        "pareto" | "normal" | "zoned" | "zoned_abs" => Err(Refusal::Untranslated(
             "the generator does not have this distribution; its addresses are \
                                    uniform",
         )),

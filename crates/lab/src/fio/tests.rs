@@ -57,12 +57,12 @@ fn supported_options_are_converted() {
 fn unsupported_options_are_listed_with_line() {
     let file = read(SAMPLE);
     let listed: Vec<_> =
-        file.unmapped.iter().map(|entry| (entry.line, entry.option.as_str())).collect();
+        file.untranslated.iter().map(|entry| (entry.line, entry.option.as_str())).collect();
     assert_eq!(listed, [(3, "ioengine=libaio"), (26, "stonewall")]);
     let file = read("[a]\nrw=randtrim\nrandom_distribution=pareto:0.9\nrate_iops=5,6\nodd=1\n");
-    let lines: Vec<_> = file.unmapped.iter().map(|entry| entry.line).collect();
+    let lines: Vec<_> = file.untranslated.iter().map(|entry| entry.line).collect();
     assert_eq!(lines, [2, 3, 4, 5]);
-    assert!(file.unmapped.iter().all(|entry| entry.section == "a" && !entry.reason.is_empty()));
+    assert!(file.untranslated.iter().all(|entry| entry.section == "a" && !entry.reason.is_empty()));
 }
 
 #[test]

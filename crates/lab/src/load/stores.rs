@@ -109,7 +109,7 @@ fn parameters(store: &NbdStore) -> BTreeMap<String, String> {
 }
 
 /// A session with its work.
-struct Lane {
+struct SessionLoad {
     session: Session,
     size: BlockSize,
     work: Work,
@@ -118,7 +118,7 @@ struct Lane {
 
 /// An I/O that a store is executing.
 struct Open {
-    lane: usize,
+    load: usize,
     io: Option<Io>,
     answer: LocalFuture<Answered>,
 }
@@ -131,7 +131,7 @@ impl Future for Open {
             return Poll::Pending;
         };
         let io = self.io.take();
-        Poll::Ready((self.lane, io.expect("an answer comes once"), answered))
+        Poll::Ready((self.load, io.expect("an answer comes once"), answered))
     }
 }
 
@@ -158,7 +158,7 @@ impl Alarm {
 struct Engine<'a> {
     options: &'a LoadOptions,
     shared: Shared,
-    lanes: Vec<Lane>,
+    loads: Vec<SessionLoad>,
     open: FuturesUnordered<Open>,
     tally: LoadCounters,
     /// The data of every write that is not verified.
@@ -171,7 +171,7 @@ struct Engine<'a> {
 impl<'a> Engine<'a> {
     async fn open(options: &'a LoadOptions, mut shared: Shared) -> Result<Self, LoadError> {
         let longest = shared.longest(options) as usize;
-        let mut lanes = Vec::new();
+        let mut loads = Vec::new();
         for (session, index) in open(options, shared.feed.is_some()).await?.into_iter().zip(0..) {
             if let (Some(connection), 0) = (&session.connection, index) {
                 shared.parameters = parameters(connection);
@@ -180,7 +180,7 @@ impl<'a> Engine<'a> {
             let size = geometry.block_size;
             let capacity = (geometry.block_count, size.bytes() as u32);
             let work = Work::new(options, capacity, index, &mut shared)?;
-            lanes.push(Lane { session, size, work, open: 0 });
+            loads.push(SessionLoad { session, size, work, open: 0 });
         }
         let mut pattern = Buffer::for_overwrite(longest);
         fill_pattern(&mut pattern);
@@ -188,7 +188,7 @@ impl<'a> Engine<'a> {
         Ok(Self {
             options,
             shared,
-            lanes,
+            loads,
             open: FuturesUnordered::new(),
             tally: LoadCounters::new(now)?,
             pattern,
@@ -212,7 +212,7 @@ impl<'a> Engine<'a> {
         self.tally.tick(end);
         self.tally.measuring = false;
         let usage = meter.stop(end)?;
-        let backlog = self.lanes.iter().map(|lane| lane.work.backlog(end)).sum();
+        let backlog = self.loads.iter().map(|load| load.work.backlog(end)).sum();
         if self.options.verify {
             self.read_back().await?;
         }
@@ -221,8 +221,8 @@ impl<'a> Engine<'a> {
 
     /// Waits until no I/O is open, then reads all written blocks again.
     async fn read_back(&mut self) -> Result<(), LoadError> {
-        for lane in &mut self.lanes {
-            lane.work.read_back(self.shared.left.clone());
+        for load in &mut self.loads {
+            load.work.read_back(self.shared.left.clone());
         }
         self.run_until(None).await?;
         self.shared.begin_read_back();
@@ -277,8 +277,8 @@ impl<'a> Engine<'a> {
     /// time.
     fn due(&self) -> Option<Instant> {
         let depth = self.options.queue_depth();
-        let free = self.lanes.iter().filter(|lane| lane.open < depth);
-        free.filter_map(|lane| lane.work.due()).min()
+        let free = self.loads.iter().filter(|load| load.open < depth);
+        free.filter_map(|load| load.work.due()).min()
     }
 
     /// Starts as many I/Os as the queue depth permits. For a store that responds at once, the number per call is the
@@ -286,24 +286,24 @@ impl<'a> Engine<'a> {
     fn issue(&mut self, end: Option<Instant>) -> Result<IssueOutcome, LoadError> {
         let depth = self.options.queue_depth();
         let mut outcome = IssueOutcome::NoneCompleted;
-        for index in 0..self.lanes.len() {
-            for _ in self.lanes[index].open..depth {
+        for index in 0..self.loads.len() {
+            for _ in self.loads[index].open..depth {
                 let now = sarsen_io::time::now();
                 if end.is_some_and(|end| now >= end) {
                     return Ok(outcome);
                 }
-                let lane = &mut self.lanes[index];
-                let Some(io) = lane.work.next(now)? else { break };
-                let request = request(lane, &io, &self.pattern);
-                match lane.session.store.submit(request) {
+                let load = &mut self.loads[index];
+                let Some(io) = load.work.next(now)? else { break };
+                let request = request(load, &io, &self.pattern);
+                match load.session.store.submit(request) {
                     Answer::Ready(answered) => {
                         outcome = IssueOutcome::SomeCompleted;
-                        lane.open += 1;
+                        load.open += 1;
                         self.end(index, &io, answered, None);
                     }
                     Answer::Pending(answer) => {
-                        lane.open += 1;
-                        self.open.push(Open { lane: index, io: Some(io), answer });
+                        load.open += 1;
+                        self.open.push(Open { load: index, io: Some(io), answer });
                     }
                 }
             }
@@ -329,21 +329,21 @@ impl<'a> Engine<'a> {
     /// Processes the responses that are available. Returns whether there were any.
     fn take_answers(&mut self, context: &mut Context<'_>) -> bool {
         let mut now = None;
-        while let Poll::Ready(Some((lane, io, answered))) = self.open.poll_next_unpin(context) {
+        while let Poll::Ready(Some((load, io, answered))) = self.open.poll_next_unpin(context) {
             let now = *now.get_or_insert_with(sarsen_io::time::now);
-            self.end(lane, &io, answered, Some(now));
+            self.end(load, &io, answered, Some(now));
         }
         now.is_some()
     }
 
     /// Records the end of an I/O at the time `by`, or now.
-    fn end(&mut self, lane: usize, io: &Io, answered: Answered, by: Option<Instant>) {
-        let lane = &mut self.lanes[lane];
-        lane.open -= 1;
+    fn end(&mut self, load: usize, io: &Io, answered: Answered, by: Option<Instant>) {
+        let load = &mut self.loads[load];
+        load.open -= 1;
         let data = match answered {
             Ok(Reply::Data(data)) => {
                 let whole = data.len() == io.bytes as usize;
-                let data = if lane.work.verifies() {
+                let data = if load.work.verifies() {
                     Some(data.into_buffer())
                 } else {
                     if let Data::Shared { length, .. } = data {
@@ -366,7 +366,7 @@ impl<'a> Engine<'a> {
             Ok((false, _)) => self.tally.note_error(|| "an answer of another length".into()),
             Err(error) => self.tally.note_error(|| error.to_string()),
         }
-        lane.work.end(io, good, data.ok().and_then(|(_, data)| data).as_deref());
+        load.work.end(io, good, data.ok().and_then(|(_, data)| data).as_deref());
         if good {
             self.tally.note_io(now.saturating_duration_since(io.intended), io.reads, io.bytes);
         }
@@ -381,8 +381,8 @@ impl<'a> Engine<'a> {
             self.wait(now, deadline).await;
             now = sarsen_io::time::now();
         }
-        for lane in &self.lanes {
-            if let Some(connection) = &lane.session.connection {
+        for load in &self.loads {
+            if let Some(connection) = &load.session.connection {
                 let left = deadline.saturating_duration_since(sarsen_io::time::now());
                 connection.disconnect(left).await;
             }
@@ -390,15 +390,15 @@ impl<'a> Engine<'a> {
     }
 }
 
-fn request(lane: &Lane, io: &Io, pattern: &Buffer) -> Request {
+fn request(load: &SessionLoad, io: &Io, pattern: &Buffer) -> Request {
     let extent = Extent::new(io.lba, io.blocks.into());
-    debug_assert_eq!(extent.byte_count(lane.size), u64::from(io.bytes));
+    debug_assert_eq!(extent.byte_count(load.size), u64::from(io.bytes));
     if io.reads {
         return Request::Read(extent);
     }
     let mut data = Buffer::for_overwrite(io.bytes as usize);
-    if lane.work.verifies() {
-        lane.work.fill(io.lba, &mut data);
+    if load.work.verifies() {
+        load.work.fill(io.lba, &mut data);
     } else {
         data.copy_from_slice(&pattern[..io.bytes as usize]);
     }

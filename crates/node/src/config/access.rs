@@ -604,7 +604,7 @@ mod tests {
                 "s.toml:23: own-account = \"host\": initiators use it, too (iqn.2026-11.x:t)",
             ),
             ("algorithms = [\"md5\"]", "s.toml:22: algorithms: CHAP is not required here"),
-            ("algorithms = [\"md4\"]", "algorithms = \"md4\": it is one of sha3-256, sha-256"),
+            ("algorithms = [\"md4\"]", "algorithms = \"md4\": it must be one of sha3-256, sha-256"),
             ("algorithms = []", "algorithms is to be a list of at least one"),
             ("algorithms = [\"md5\", \"md5\"]", "algorithms lists md5 twice"),
             ("allow = []", "s.toml:22: allow = []: write [[target.allow]]"),

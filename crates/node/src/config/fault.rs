@@ -67,7 +67,7 @@ pub(super) fn parse_fault(text: &str) -> Result<FaultConfig, String> {
     let Some((_, fault)) = KINDS.iter().find(|(name, _)| *name == kind) else {
         let names = || KINDS.iter().map(|(name, _)| *name).chain([MISDIRECTED]);
         let (known, hint) = (names().collect::<Vec<_>>().join(", "), nearest(kind, names()));
-        return Err(wrong(format!("it is one of {known}{hint}")));
+        return Err(wrong(format!("it must be one of {known}{hint}")));
     };
     let lba = block(place)?;
     config(fault(lba), lba)

@@ -255,7 +255,7 @@ pub(super) fn choose<T: Copy>(
     found.ok_or_else(|| {
         let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
         let hint = nearest(text, names.iter().copied());
-        format!("{key} = {text:?}: it is one of {}{hint}", names.join(", "))
+        format!("{key} = {text:?}: it must be one of {}{hint}", names.join(", "))
     })
 }
 

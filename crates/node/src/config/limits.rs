@@ -242,7 +242,7 @@ impl Limits {
             LimitRange::Time(low, high, field) => {
                 let time = parse_time(value).filter(|time| (low..=high).contains(time));
                 *field(self) = Duration::from_millis(time.ok_or_else(|| {
-                    format!("write a time from {low}ms to {}s, such as 15s", high / 1000)
+                    format!("write a duration from {low}ms to {}s, such as 15s", high / 1000)
                 })?);
             }
         }
@@ -377,7 +377,7 @@ mod tests {
             ("[limits]\nconections = 3", "sarsen.toml:2: unknown key conections; did you mean"),
             ("[limits]\n\nsessions = 65536", "sarsen.toml:3: sessions = \"65536\": write a number"),
             ("[limits]\nmemory = \"1KiB\"", "write a size from 1 MiB to 1 TiB"),
-            ("[limits]\nkeepalive = \"3h\"", "write a time from 1000ms to 3600s, such as 15s"),
+            ("[limits]\nkeepalive = \"3h\"", "write a duration from 1000ms to 3600s, such as 15s"),
             ("limits = 3", "sarsen.toml:1: limits is to be a table: write [limits]"),
         ] {
             let message = parse(text).expect_err(reported);

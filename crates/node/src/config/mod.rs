@@ -354,7 +354,7 @@ impl Config {
         unmet: Option<&BTreeSet<PortalRequirement>>,
     ) -> Result<Self, ConfigError> {
         if self.volumes.len() > MAX_VOLUMES {
-            return wrong(format!("{} volumes, of {MAX_VOLUMES} at most", self.volumes.len()));
+            return wrong(format!("{} volumes: the maximum is {MAX_VOLUMES}", self.volumes.len()));
         }
         if self.listen.is_empty() {
             let address = DEFAULT_PORTAL;

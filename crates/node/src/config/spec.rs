@@ -103,7 +103,7 @@ mod tests {
             ("a=iso:/x,read-only=false", "read-only: a CD is"),
             ("a=iso:/x,removable=false", "removable: a CD is"),
             ("a=null:1MiB,limit=4KiB", "only a RAM volume has a limit"),
-            ("a=ram:1MiB,protection=4", "it is one of 1, 2, 3"),
+            ("a=ram:1MiB,protection=4", "it must be one of 1, 2, 3"),
             ("a=null:1MiB,protection=1", "stores no protection information"),
             ("a=null:1MiB,encrypted", "a null volume stores nothing; remove the key"),
             ("a=iso:/x,encrypted", "encrypted: a CD is"),
@@ -113,7 +113,7 @@ mod tests {
             ("a=ram:1MiB,encrypted=yes", "write true or false"),
             ("a=ram:1MiB,state=/srv/kept", "only a writable file volume"),
             ("a=file:/x,read-only,state=/srv/kept", "only a writable file volume"),
-            ("a=ram:1MiB,fault=bitrot@1", "it is one of flipped-bit, "),
+            ("a=ram:1MiB,fault=bitrot@1", "it must be one of flipped-bit, "),
         ] {
             let message = parse_volume(text).expect_err(reported).to_string();
             assert!(message.contains(reported), "{message}");

@@ -341,7 +341,7 @@ impl Client {
         let failure = serde_json::from_slice(body).map(|FailureBody { error }| error);
         ClientError::Refused(failure.unwrap_or_else(|_| Failure {
             code: ErrorCode::Unknown,
-            message: format!("the server answers with status {status}"),
+            message: format!("the server answered with HTTP status {status}"),
             field: None,
         }))
     }

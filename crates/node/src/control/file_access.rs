@@ -124,7 +124,7 @@ fn check_one(
     }
     if kind == ObjectKind::Volume && is_servers_own(Path::new(value), state) {
         let message = format!(
-            "{field}: {value} belongs to the server's state: leave {field} out, or name another"
+            "{field}: {value} lies in the server's state folder: leave {field} out, or name a path elsewhere"
         );
         return Err(ApiError::invalid(Some(field), message));
     }

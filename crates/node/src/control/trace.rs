@@ -74,7 +74,9 @@ pub(super) async fn of_initiator(
 }
 
 fn too_many() -> ApiError {
-    ApiError::conflict(format!("{TRACES} traces are being read: end one of them first"))
+    ApiError::conflict(format!(
+        "the maximum of {TRACES} traces are running: end one of them, with Ctrl-C where it runs"
+    ))
 }
 
 fn answer(reader: Reader) -> Response {

@@ -97,7 +97,7 @@ impl Compiler {
         // This check precedes all others, before the objects take memory.
         let volumes = objects.keys().filter(|key| key.kind == ObjectKind::Volume).count();
         if volumes > MAX_VOLUMES {
-            let message = format!("{volumes} volumes, of {MAX_VOLUMES} at most");
+            let message = format!("{volumes} volumes: the maximum is {MAX_VOLUMES}");
             return Err(Invalid { field: None, message });
         }
         let known = self.parts.iter().map(|(key, (object, _))| (key, object));
@@ -240,7 +240,7 @@ mod tests {
         let volume = |number| format!("[[volume]]\nname = \"{number}\"\nstore = \"nothing\"\n");
         let refused = compile(&(0..=MAX_VOLUMES).map(volume).collect::<String>());
         let message = refused.expect_err("too many").message;
-        assert_eq!(message, format!("{} volumes, of {MAX_VOLUMES} at most", MAX_VOLUMES + 1));
+        assert_eq!(message, format!("{} volumes: the maximum is {MAX_VOLUMES}", MAX_VOLUMES + 1));
     }
 
     /// A document with all keys that fit together.

@@ -279,7 +279,7 @@ pub struct Account {
     #[serde(default, skip_serializing_if = "Option::is_none", with = "values::secret")]
     #[schema(value_type = Option<String>, write_only)]
     pub secret: Option<Secret>,
-    /// A file of the server with the secret. Only its owner may be able to read it.
+    /// A file of the server with the secret. Other users must not be able to read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_file: Option<String>,
     /// An environment variable of the server with the secret.

@@ -167,7 +167,7 @@ impl EventLog {
         match failure {
             Failure::NoSpace => error!(
                 volume,
-                initiator, "no space is left for a volume: its writes fail until there is room"
+                initiator, "the storage of a volume is full: its writes fail until space is freed"
             ),
             _ => error!(volume, initiator, error = failure.name(), "a command to a volume failed"),
         }

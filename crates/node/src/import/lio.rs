@@ -368,7 +368,7 @@ fn take_target(draft: &mut Draft, mut fields: Fields<'_>, stores: &Stores) {
     for mut group in fields.list(draft, "tpgs") {
         let tag = group.number("tag").and_then(|tag| u16::try_from(tag).ok()).unwrap_or(1);
         if group.flag("enable") != Some(true) {
-            let what = format!("portal group {tag} of {name}, which was not enabled");
+            let what = format!("portal group {tag} of {name}, which is disabled there");
             draft.note(&group.place, what, "left out");
             continue;
         }

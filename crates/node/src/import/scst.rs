@@ -474,7 +474,7 @@ fn take_account(draft: &mut Draft, node: &Node) -> Option<String> {
 fn take_target(draft: &mut Draft, node: &Node, devices: &Devices, states: &States) {
     let name = node.value();
     if !node.is_on("enabled") {
-        draft.note(&node.place, format!("target {name}, which was not enabled"), "left out");
+        draft.note(&node.place, format!("target {name}, which is disabled there"), "left out");
         return;
     }
     let mut target = TargetDraft::new(&node.place, name);

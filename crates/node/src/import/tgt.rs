@@ -403,7 +403,10 @@ fn take_hints(draft: &mut Draft, store: &Store<'_>, settings: &Settings<'_>) {
         draft.lose(
             &item.place,
             reported(item),
-            format!("the path is {} in sarsen; change it", store.path),
+            format!(
+                "sarsen would create the volume at {}; correct `path` in the result",
+                store.path
+            ),
         );
     }
     let known =

@@ -37,7 +37,7 @@ fn a_whole_file() {
     assert_eq!(config.spin, Spin::Never);
     assert_eq!(
         parse("spin = \"allways\"").expect_err("no such word"),
-        "sarsen.toml:1: spin = \"allways\": it is one of auto, never"
+        "sarsen.toml:1: spin = \"allways\": it must be one of auto, never"
     );
 }
 
@@ -105,7 +105,7 @@ fn a_mistake_names_file_line_key_and_remedy() {
         ("[[target]]\naccess = 3", "sarsen.toml:2: access is to be a table"),
         (
             "[[target]]\naccess = { 1 = \"optimised\" }",
-            "sarsen.toml:2: access = \"optimised\": it is one of optimized, non-optimized",
+            "sarsen.toml:2: access = \"optimised\": it must be one of optimized, non-optimized",
         ),
         ("[[target]]\naccess = { x = \"standby\" }", "\"x\" is not a portal group"),
         (

@@ -214,7 +214,9 @@ pub enum AuthenticationError {
     #[error("the target did not authenticate itself (mutual CHAP)")]
     TargetSilent,
     /// The target does not know the secret, or uses another name.
-    #[error("the target, {name:?}, is not the one that was configured")]
+    #[error(
+        "the target authenticates itself as {name:?} (CHAP_N), or with a secret, that was not configured"
+    )]
     Target {
         /// The name that the target uses.
         name: String,
@@ -282,7 +284,7 @@ pub enum ProtocolError {
     #[error("too many PDUs are missing")]
     TooManyMissing,
     /// The target sends pings faster than the initiator can send answers.
-    #[error("{0} pings without reading an answer")]
+    #[error("the target sent {0} pings (NOP-In) and read none of the answers")]
     PingFlood(u32),
 }
 

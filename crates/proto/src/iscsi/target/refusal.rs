@@ -98,7 +98,7 @@ pub enum RefusalReason {
     #[error("the request is not allowed during login")]
     InvalidDuringLogin,
     /// The target currently accepts no sessions.
-    #[error("the target is out of service")]
+    #[error("the target was taken out of service (drained), and accepts no sessions")]
     NotInService,
     /// The resources for another session are missing.
     #[error("no resources for another session")]
