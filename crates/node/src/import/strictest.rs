@@ -26,7 +26,7 @@ fn covers(wide: &Rule, narrow: &Rule) -> bool {
         && covers(&wide.account, &narrow.account)
 }
 
-/// What becomes of an initiator, or of everybody initiators without a rule.
+/// The access of one initiator, or of all initiators without a rule of their own.
 pub(super) enum Common {
     /// All portal groups show the initiator the same units.
     Same(DraftRule),
