@@ -306,7 +306,7 @@ fn rfc7143_11_9_1_revoked_access_ends_the_session_and_stays_revoked() -> Result<
     server.change(&TWO_RULE.replace("\"b\"", "\"a\""))?;
     let reported = two.next()?.context("closed without a word")?;
     ensure!(reported.asynchronous_event() == Some(AsyncEvent::SessionDrop), "{reported:?}");
-    server.only_line(&["access revoked", TWO, "LUN 0 is to be another unit"])?;
+    server.only_line(&["access revoked", TWO, "LUN 0 changes to another unit"])?;
     Wire::login(server.shared(), TWO, [0x80, 0, 0, 0, 0, 2])?.settle()?;
     until(|| Ok(server.metric("sarsen_access_revoked_total")? == 2))?;
     server.serving.stop()

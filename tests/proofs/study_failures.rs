@@ -47,7 +47,7 @@ fn failed_cells_are_named_and_others_keep_their_figures() -> Result<()> {
         (url("tiny"), [true, true], "1048576 bytes, but at least 134217728 are needed"),
         (url("fixed"), [false, true], "DATA PROTECT"),
         (url("bad"), [true, false], "MEDIUM ERROR"),
-        (unknown, [true, true], "the target does not exist there"),
+        (unknown, [true, true], "the target does not exist at this portal"),
         (gone, [true, true], "Connection refused"),
     ];
     let mut arguments = vec!["run", "trinkle", "-c", "sarsen", "--destroy", "--report", "r.html"];

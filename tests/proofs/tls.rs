@@ -191,11 +191,12 @@ fn wrong_certificates_are_refused_with_reason() -> Result<()> {
     let right = fixture.url("ours", None);
     fixture.is_permitted(&right)?;
     fixture.is_permitted(&format!("{right}&server-name=localhost"))?;
-    fixture.is_refused(&fixture.url("theirs", None), "not vouched for by")?;
+    fixture.is_refused(&fixture.url("theirs", None), "signed the portal's certificate")?;
     let named = format!("{right}&server-name=elsewhere.example");
     fixture.is_refused(&named, "not for elsewhere.example")?;
     // The two ports do not understand each other's protocol.
-    fixture.is_refused(&fixture.url_at(&fixture.plain.portal, "ours", None), "no TLS with")?;
+    fixture
+        .is_refused(&fixture.url_at(&fixture.plain.portal, "ours", None), "cannot use TLS with")?;
     ensure!(fixture.info(&fixture.by_tls.to_string())?.is_err());
 
     // The program's own server does not start with such a certificate.
@@ -221,9 +222,10 @@ fn wrong_certificates_are_refused_with_reason() -> Result<()> {
 fn where_certificates_are_demanded_only_one_that_holds_opens_the_portal() -> Result<()> {
     let fixture = Fixture::start("", &[""])?;
     fixture.is_permitted(&fixture.url("ours", Some("host")))?;
-    fixture.is_refused(&fixture.url("ours", None), "the portal wants a certificate")?;
+    fixture.is_refused(&fixture.url("ours", None), "the portal requires a certificate")?;
     fixture.is_refused(&fixture.url("ours", Some("late")), "which has expired")?;
-    fixture.is_refused(&fixture.url("ours", Some("san")), "who vouches for our certificate")?;
+    fixture
+        .is_refused(&fixture.url("ours", Some("san")), "that signed the initiator's certificate")?;
     for reported in ["the client showed no certificate", "certificate expired", "UnknownIssuer"] {
         fixture.serving.log_tells(|log| log.contains(reported)).context(reported)?;
     }
@@ -242,7 +244,8 @@ fn rfc7143_11_13_5_a_certificate_that_no_rule_names_ends_the_login_with_0202() -
     let refused = format!("status={REFUSED}");
     fixture.serving.log_tells(|log| log.matches(&refused).count() == 4)?;
     // No rule can match this certificate.
-    fixture.is_refused(&fixture.url("ours", Some("san")), "who vouches for our certificate")?;
+    fixture
+        .is_refused(&fixture.url("ours", Some("san")), "that signed the initiator's certificate")?;
     fixture.serving.stop()
 }
 

@@ -60,7 +60,7 @@ export function Lines(props: { target: string; account?: string | undefined; sec
           </label>
         ))}
       </fieldset>
-      {paths.length === 0 && <p class="quiet">No portal serves it.</p>}
+      {paths.length === 0 && <p class="quiet">No portal serves this target.</p>}
       {paths.map(({ portal, tls, lines }) => (
         <div class="paste" key={portal}>
           <div class="paste-head">

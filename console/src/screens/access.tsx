@@ -129,7 +129,7 @@ function MapRow(props: { row: Row; document: Document | null; onDone: () => void
             setRemoving(false);
             props.onDone();
           }}>
-          <p>Its volumes are kept. Initiators cannot reach them by this name any more.</p>
+          <p>The volumes of this target are kept. Initiators cannot reach them by its name any more.</p>
         </ConfirmChange>
       )}
       {editing && config && <EditAccess target={config} document={props.document!} onClose={() => setEditing(false)} onDone={() => {

@@ -41,7 +41,7 @@ export function Accounts(props: { document: Document; onDone: () => void }) {
         <div class="secret" role="status">
           <h3>The secret of account {made.account}</h3>
           <p class="secret-line"><code>{made.secret}</code> <Copy text={made.secret} what="the secret" /></p>
-          <p>Save it now: it is shown only once.</p>
+          <p>Save the secret now: it is shown only once.</p>
         </div>
       )}
       {accounts.length > 0 && (
@@ -79,7 +79,7 @@ export function Accounts(props: { document: Document; onDone: () => void }) {
           setPending(null);
           props.onDone();
         }}>
-          {pending.secret && <p>Logins with the old secret are refused from now on. Set the new secret at its initiators.</p>}
+          {pending.secret && <p>Logins with the old secret are refused from now on. Set the new secret at the initiators of this account.</p>}
         </ConfirmChange>
       )}
     </section>

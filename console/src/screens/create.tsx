@@ -206,7 +206,7 @@ function Done(props: { made: Made; onAnother: () => void }) {
         <section class="secret">
           <h2>The secret of account {account}</h2>
           <p class="secret-line"><code id="secret">{secret}</code> <Copy text={secret} what="the secret" /></p>
-          <p>Save it now: it is shown only once.</p>
+          <p>Save the secret now: it is shown only once.</p>
         </section>
       )}
       {target !== null && <Lines target={target} account={account} secret={secret} />}

@@ -80,7 +80,7 @@ function HostLimits(props: { host: Host; onPlanned: (edit: Edit) => void; onClos
   const { iops, bytesPerSecond } = ratesOf(useLive(), (initiator) => isOf(host, initiator));
   return (
     <Dialog title={`Limits of host ${host.name}`} onClose={props.onClose}>
-      <p>They apply to all its initiators together.</p>
+      <p>These limits apply to all initiators of the host together.</p>
       <dl class="figures">
         <Figure name="IOPS now" value={format.iops(iops)} />
         <Figure name="Throughput now" value={format.throughput(bytesPerSecond)} />

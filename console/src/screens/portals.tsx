@@ -32,7 +32,7 @@ export function Portals(props: { document: Document; onDone: () => void }) {
                     <div class="row-actions">
                       {removable
                         ? <button type="button" class="danger" onClick={() => setRemoving(address)} aria-label={`Remove portal ${address}`}>Remove</button>
-                        : <span class="quiet">opened by the server's flags, file or default</span>}
+                        : <span class="quiet">opened by the server's flags, configuration file or default</span>}
                     </div>
                   </td>
                 </tr>

@@ -85,9 +85,9 @@ function LogOut(props: { session: Session; onClose: () => void; onDone: () => vo
   };
   return (
     <Dialog title={`Log out ${session.initiator}`} onClose={props.onClose}>
-      <p>The server asks it to log out, and closes its connections after 10 seconds. Most initiators log in again unless an access rule denies them.</p>
+      <p>The server asks the initiator to log out, and closes its connections after 10 seconds. Most initiators log in again unless an access rule denies them.</p>
       <div role="status">
-        {busy && <p>Waiting for its logout.</p>}
+        {busy && <p>Waiting until the initiator logs out.</p>}
         {drained && <p>{drained.logged_out > 0 ? "It logged out." : drained.dropped > 0 ? "Its connections were closed." : "It was gone."}</p>}
       </div>
       <Trouble error={error} />

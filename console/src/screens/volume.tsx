@@ -41,7 +41,7 @@ function Detail(props: { volume: Shown; inventory: Inventory }) {
         <section class="secret" role="status">
           <h2>The secret of account {made.account}</h2>
           <p class="secret-line"><code id="secret">{made.secret}</code> <Copy text={made.secret} what="the secret" /></p>
-          <p>Save it now: it is shown only once.</p>
+          <p>Save the secret now: it is shown only once.</p>
         </section>
       )}
       <Now point={points.at(-1)} />
@@ -77,7 +77,7 @@ function Detail(props: { volume: Shown; inventory: Inventory }) {
 function Operations(props: { name: string }) {
   const { statistics } = useLive();
   const volume = statistics?.volumes.find(({ volume }) => volume === props.name);
-  if (!volume) return <p class="quiet">No initiator has sent a command to this volume since the server started.</p>;
+  if (!volume) return <p class="quiet">No initiator has used this volume since the server started.</p>;
   const seconds = volume.recent_seconds || 1;
   // A unit attention is not a failure: the initiator sends the command again.
   const errors = Object.entries(volume.errors).filter(([kind]) => kind !== "unit_attention");
@@ -178,6 +178,7 @@ function Changes(props: { volume: Shown; config: Volume; point: Point | undefine
           <button disabled={!name.trim()}>Rename</button>
         </form>
         <p><button type="button" class="danger" onClick={remove}>Delete this volume</button></p>
+        {config.store === "ram" ? <p class="hint">Deletion loses the data of this volume.</p> : config.path !== undefined && <p class="hint">Deletion keeps the volume's file or device.</p>}
       </section>
       {pending && (
         <ConfirmChange title={pending.title} verb={pending.verb} edit={pending.edit} onClose={() => setPending(null)}
@@ -195,7 +196,7 @@ function Changes(props: { volume: Shown; config: Volume; point: Point | undefine
 /** What is left of a volume that is deleted. */
 function Left(props: { config: Volume }) {
   const { store, path } = props.config;
-  if (store === "ram") return <p>Its data is deleted.</p>;
+  if (store === "ram") return <p>The data of the volume is lost.</p>;
   if (path === undefined) return null;
-  return <p>Its data stays on the server: <code class="name">{path}</code></p>;
+  return <p>The volume's file or device stays on the server with its data: <code class="name">{path}</code></p>;
 }

@@ -54,7 +54,7 @@ pub enum BlockError {
     },
     /// The stored data of a block does not match its protection information. The reader of that information reports
     /// this error, never a store itself.
-    #[error("the {field:?} of block {lba} is wrong")]
+    #[error("the protection information of block {lba} has a wrong {field:?}")]
     Protection {
         /// The first such block.
         lba: Lba,

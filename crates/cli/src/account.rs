@@ -17,7 +17,7 @@ use crate::state::{self, ChangeOptions, OneVerb};
 /// Verbs of `sarsen account`.
 #[derive(Subcommand)]
 pub(crate) enum Verb {
-    /// Create an account. Without --secret-from, the server creates the secret, and it is printed once.
+    /// Create an account. Without --secret-from, this command creates the secret and prints it once.
     Create {
         /// The account's name (CHAP_N).
         name: String,
@@ -26,8 +26,8 @@ pub(crate) enum Verb {
         #[command(flatten)]
         options: ChangeOptions,
     },
-    /// Replace the secret of an account. Without --secret-from, the server creates the secret, and it is printed
-    /// once. Sessions stay open; the next login needs the new secret.
+    /// Replace the secret of an account. Without --secret-from, this command creates the secret and prints it once.
+    /// Sessions stay open; the next login needs the new secret.
     Secret {
         /// The account's name (CHAP_N).
         name: String,
@@ -51,7 +51,7 @@ pub(crate) struct SecretArguments {
 /// A secret and its origin.
 pub(crate) struct SecretInput {
     pub(crate) secret: String,
-    /// The server created it now.
+    /// This command created it now.
     pub(crate) is_new: bool,
 }
 

@@ -43,7 +43,7 @@ pub(crate) struct DiffArguments {
 /// Flags of `sarsen export`.
 #[derive(clap::Args)]
 pub(crate) struct ExportArguments {
-    /// Include the secrets, for a server that does not have these accounts.
+    /// Include the secrets of the accounts: a server that does not have these accounts needs them.
     #[arg(long)]
     secrets: bool,
     /// Write the document to this file, which only its owner can read.

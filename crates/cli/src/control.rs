@@ -35,8 +35,8 @@ pub(crate) struct ServerOptions {
     /// `https://san.example:3280`. Default: SARSEN_CONTROL of the environment, then /run/sarsen/control.sock.
     #[arg(long, value_name = "PATH|URL")]
     control: Option<OsString>,
-    /// With a URL: the file with the server's token (api.token of its state folder). Only its owner may be able to
-    /// read it. Default: SARSEN_TOKEN_FILE of the environment.
+    /// With a URL: the file with the server's token (api.token of its state folder). Group and other users must
+    /// have no access to it. Default: SARSEN_TOKEN_FILE of the environment.
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
     /// With a URL: the certificate authority of the server, or its own certificate (api.pem of its state folder).
@@ -85,7 +85,7 @@ pub(crate) fn report_drain(drained: &Drained, json: bool) -> anyhow::Result<()> 
     }
     if drained.ending > 0 {
         let message = format!(
-            "{} of the terminated sessions have commands that their disk does not answer",
+            "{} terminated sessions still have commands in progress: a volume does not respond; see `sarsen doctor`",
             drained.ending
         );
         return Err(DegradedError(message).into());
@@ -96,9 +96,9 @@ pub(crate) fn report_drain(drained: &Drained, json: bool) -> anyhow::Result<()> 
 fn render_drain(drained: &Drained) -> String {
     let Drained { asked, logged_out, dropped, called_off, .. } = drained;
     let sessions = if *asked == 1 { "session" } else { "sessions" };
-    let mut text = format!("{logged_out} of {asked} {sessions} logged out");
+    let mut text = format!("{asked} {sessions} asked to log out: {logged_out} logged out");
     if *dropped > 0 {
-        text += &format!(", {dropped} were terminated");
+        text += &format!(", {dropped} terminated");
     }
     if *called_off {
         text +=
@@ -155,8 +155,11 @@ mod tests {
     #[test]
     fn session_outcome_is_one_sentence() {
         let drained = Drained { asked: 3, logged_out: 2, dropped: 1, ending: 0, called_off: false };
-        assert_eq!(render_drain(&drained), "2 of 3 sessions logged out, 1 were terminated");
+        assert_eq!(
+            render_drain(&drained),
+            "3 sessions asked to log out: 2 logged out, 1 terminated"
+        );
         let one = Drained { asked: 1, logged_out: 1, dropped: 0, ..drained };
-        assert_eq!(render_drain(&one), "1 of 1 session logged out");
+        assert_eq!(render_drain(&one), "1 session asked to log out: 1 logged out");
     }
 }

@@ -43,7 +43,9 @@ pub(crate) enum Verb {
     Copy(CopyArguments),
     /// Compare a disk with a file or another disk, and report the first byte that differs.
     Verify(VerifyArguments),
-    /// Overwrite a whole disk with zeroes. Its data is lost; it is not a secure wipe of the medium.
+    /// Erase a whole disk: its data is lost, and it reads as zeroes. If the disk guarantees zeroes for
+    /// unmapped blocks, they are unmapped; otherwise zeroes are written. This is no secure wipe: the medium may still
+    /// hold old data.
     Erase(EraseArguments),
 }
 
@@ -60,8 +62,8 @@ pub(crate) struct DiskOptions {
     #[arg(long, value_name = "N", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=65535))]
     connections: u32,
-    /// Maximum ErrorRecoveryLevel, if the target permits it. At 1 damaged PDUs are sent again, at 2 lost connections
-    /// are replaced as well.
+    /// Maximum ErrorRecoveryLevel, if the target permits it. At level 1, damaged PDUs are sent again. At level 2,
+    /// lost connections are replaced as well.
     #[arg(long, value_name = "LEVEL", default_value_t = 0,
         value_parser = clap::value_parser!(u8).range(..=2))]
     recovery_level: u8,
@@ -145,8 +147,8 @@ pub(crate) struct CopyArguments {
 pub(crate) struct VerifyArguments {
     /// URL of the disk.
     url: String,
-    /// A file, or the URL of another disk. The first disk is compared with all of the file; the other disk with all
-    /// of the first one. A surplus is ignored.
+    /// A file, or the URL of another disk. All of the file is compared, or all of the first disk. Surplus bytes of
+    /// the first disk or of the other disk are ignored.
     #[arg(value_name = "FILE|URL")]
     other: String,
     #[command(flatten)]
@@ -157,7 +159,7 @@ pub(crate) struct VerifyArguments {
 pub(crate) struct EraseArguments {
     /// URL of the disk.
     url: String,
-    /// Only unmap the blocks. The target decides what they read as.
+    /// Only unmap the blocks. The target decides which data unmapped blocks return.
     #[arg(long, conflicts_with = "zero")]
     unmap: bool,
     /// Write zeroes to all blocks, and unmap none.
@@ -313,7 +315,9 @@ async fn verify(arguments: VerifyArguments) -> anyhow::Result<()> {
         (None, Some(file)) => {
             let place = file.place().to_owned();
             let length = file.length().with_context(|| {
-                UsageError(format!("{place} has no length; copy it to a file first"))
+                UsageError(format!(
+                    "{place}: the length of a stream is unknown; copy it to a file first"
+                ))
             })?;
             (file, length, left.length())
         }

@@ -16,13 +16,13 @@ pub(crate) enum Verb {
         /// The name of an initiator, which may end with *. Several may be given. Default: any.
         #[arg(long = "initiator", value_name = "IQN")]
         initiators: Vec<String>,
-        /// Its address, or a network.
+        /// Address of the initiators, or their network.
         #[arg(long, value_name = "NETWORK")]
         address: Option<String>,
-        /// The account with which it authenticates.
+        /// The account with which the initiators authenticate.
         #[arg(long, value_name = "ACCOUNT")]
         account: Option<String>,
-        /// Its client certificate: one of its names, or sha256:HASH.
+        /// Client certificate of the initiators: one of its names, or sha256:HASH.
         #[arg(long, value_name = "NAME")]
         certificate: Option<String>,
         #[command(flatten)]

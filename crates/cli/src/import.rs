@@ -142,7 +142,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let lost = imported.complaints.iter().filter(|one| one.weight == import::Weight::Loss).count();
     if lost > 0 {
-        let message = format!("{lost} of these settings affect clients and could not be imported");
+        let message = format!(
+            "{lost} settings that affect initiators could not be imported; they are listed above"
+        );
         return Err(DegradedError(message).into());
     }
     Ok(())

@@ -59,7 +59,7 @@ pub(crate) struct SpecsArguments {
     /// The Iometer file to write.
     #[arg(long, value_name = "FILE")]
     icf: Option<PathBuf>,
-    /// Print each specification as one line of JSON.
+    /// Print each access specification as one line of JSON.
     #[arg(long, conflicts_with = "icf")]
     json: bool,
 }
@@ -93,8 +93,8 @@ pub(crate) struct LoadArguments {
     /// Duration of the load before the measurement [default: 0.3, or that of the job]
     #[arg(long, value_name = "SECONDS")]
     warm_up: Option<f64>,
-    /// Rate of all sessions together, kept by the clock. Latencies count from the scheduled start of an I/O. --depth
-    /// limits the outstanding ones.
+    /// I/Os per second of all sessions together, started on a fixed schedule. Latencies count from the scheduled start
+    /// of an I/O. --depth limits the outstanding I/Os.
     #[arg(long, value_name = "IOPS")]
     rate: Option<f64>,
     /// Distribution of random I/Os: `uniform`, `zipf:THETA`, or `hot:ACCESSES/SPACE` in percent, such as `hot:90/10`.
@@ -215,7 +215,7 @@ fn list_specs(arguments: &SpecsArguments) -> anyhow::Result<()> {
         }
         print_line(&format!(
             "{name}: {block_bytes} bytes, {read_percent} % reads, {random_percent} % random, \
-             {queue_depth} open"
+             {queue_depth} outstanding"
         ))?;
     }
     Ok(())
@@ -364,7 +364,7 @@ fn read_jobs(file: &Path, endpoint: &Endpoint) -> anyhow::Result<Vec<(String, Lo
                 jobs.push((specification.name, options));
             }
         }
-        _ => bail!("{name} is neither a .fio nor an .icf file"),
+        _ => bail!("{name}: the ending must be .fio or .icf"),
     }
     Ok(jobs)
 }
@@ -458,7 +458,7 @@ fn details(result: &LoadResult) -> Vec<String> {
     }
     if let Some(wrapped @ 1..) = result.wrapped {
         lines.push(format!(
-            "{wrapped} requests beyond the end of the unit were moved to its beginning"
+            "{wrapped} requests beyond the end of the disk were moved to its beginning"
         ));
     }
     lines

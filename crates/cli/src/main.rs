@@ -99,7 +99,7 @@ enum Verb {
     /// with 5 if there are warnings.
     Doctor(doctor::Arguments),
     /// Convert the configuration of another target program. Identities are kept, and settings without a counterpart
-    /// are listed. Exits with 5 if initiators would notice one of these.
+    /// are listed. Exits with 5 if one of these affects initiators.
     Import(import::Arguments),
     /// Change a running server with the flags of tgtadm, for Cinder, Pacemaker's agents and tgt-admin. A link named
     /// tgtadm to this program does the same.

@@ -16,20 +16,23 @@ use crate::state::{self, ChangeOptions};
 /// Verbs of `sarsen portal`.
 #[derive(Subcommand)]
 pub(crate) enum Verb {
-    /// Listen on another address.
+    /// Create a portal: the server listens on this address as well.
     Create {
         /// Address, such as `0.0.0.0:3260` or `[::]:3260`.
         address: String,
-        /// The tag of its portal group. Default: 1.
+        /// The portal group tag. Default: 1.
         #[arg(long, value_name = "TAG")]
         group: Option<u16>,
-        /// Accept only connections with TLS 1.3. FILE is the portal's own certificate chain (PEM), on the server's machine.
+        /// Accept only TLS 1.3. The server authenticates with this certificate and its chain: a PEM file on the server's
+        /// machine.
         #[arg(long, value_name = "FILE", requires = "tls_key")]
         tls_certificate: Option<String>,
-        /// The private key of the certificate.
+        /// The private key of that certificate: a PEM file on the server's machine. Users other than its owner and group
+        /// must have no access to it.
         #[arg(long, value_name = "FILE", requires = "tls_certificate")]
         tls_key: Option<String>,
-        /// The certificate authority of clients, which must then present a certificate.
+        /// The certificate authority of initiators: a PEM file on the server's machine. Initiators must then present a
+        /// certificate.
         #[arg(long, value_name = "FILE", requires = "tls_certificate")]
         tls_client_ca: Option<String>,
         #[command(flatten)]
@@ -75,9 +78,9 @@ fn refuse_others(verb: &state::OneVerb) -> anyhow::Result<()> {
     let (name, client) = verb.object()?;
     let is_it = |portal: &&ServedPortal| !portal.is_object && portal.address == name;
     if listening(&client)?.portals.iter().any(|portal| is_it(&portal)) {
-        let remedy = "change those and restart the server";
+        let remedy = "change those, and restart the server";
         let message = format!(
-            "portal {name}: the server's flags, its file or its defaults open it; {remedy}"
+            "portal {name}: opened by the server's flags, configuration file or default; {remedy}"
         );
         return Err(UsageError(message).into());
     }
@@ -88,7 +91,9 @@ fn refuse_others(verb: &state::OneVerb) -> anyhow::Result<()> {
 fn others(portal: &ServedPortal) -> String {
     let ServedPortal { address, group, tls, .. } = portal;
     let tls = if *tls { ", TLS" } else { "" };
-    format!("* {address}: group {group}{tls}, opened by the server's flags, its file or by default")
+    format!(
+        "* {address}: group {group}{tls}, opened by the server's flags, configuration file or default"
+    )
 }
 
 fn listening(client: &Client) -> anyhow::Result<PortalList> {

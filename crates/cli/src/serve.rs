@@ -49,7 +49,7 @@ pub(crate) struct Arguments {
     listen: Vec<Portal>,
     #[command(flatten)]
     tls: TlsArguments,
-    /// An account: NAME=FILE, with the file of its secret. Other users must not be able to read it.
+    /// An account: NAME=FILE, with the file of its secret. Group and other users must have no access to the file.
     #[arg(long = "account", value_name = "NAME=FILE")]
     accounts: Vec<String>,
     /// Require CHAP with this account before initiators see or use any target. Several may be given.
@@ -58,11 +58,10 @@ pub(crate) struct Arguments {
     /// Number of threads that serve. Default: one for each processor.
     #[arg(long)]
     cores: Option<NonZeroUsize>,
-    /// The way to read and write files: auto, uring or pool.
+    /// How to read and write files: uring (io_uring), pool (threads), or auto (io_uring if the kernel permits it).
     #[arg(long, value_name = "ENGINE", value_parser = config::parse_engine)]
     io_engine: Option<FileEngine>,
-    /// Whether a core polls for the next request for a moment before it sleeps: auto, if requests arrive so quickly
-    /// that it pays, or never.
+    /// Whether a core polls for the next request before it sleeps: never, or auto (while requests arrive quickly).
     #[arg(long, value_name = "WHEN", value_parser = config::parse_spin)]
     spin: Option<Spin>,
     /// The Unix socket for the other verbs. Only its owner can use it. Default: with --state, the socket that the
@@ -80,7 +79,8 @@ pub(crate) struct Arguments {
     /// The name server (iSNS) at which the server registers its targets.
     #[arg(long, value_name = "HOST[:PORT]", value_parser = config::parse_isns)]
     isns: Option<IsnsConfig>,
-    /// Seconds that initiators have to log out when the server ends.
+    /// Grace period: seconds that initiators have to log out when the server ends. The server then terminates the
+    /// remaining sessions.
     #[arg(long, value_name = "SECONDS", default_value_t = 3)]
     logout_grace: u64,
     /// Format of the log on standard error.
@@ -98,8 +98,8 @@ struct TlsArguments {
     #[arg(long, value_name = "ADDRESS[,TAG]", value_parser = config::parse_portal)]
     #[arg(requires_all = ["certificate", "key"])]
     listen_tls: Vec<Portal>,
-    /// The certificate of these portals and its chain: a PEM file. The server reads it, the key and --tls-client-ca
-    /// again when they change.
+    /// The server's certificate at these portals, with its chain: a PEM file. The server reads it, the key and
+    /// --tls-client-ca again when they change.
     #[arg(
         id = "certificate",
         long = "tls-certificate",
@@ -107,13 +107,13 @@ struct TlsArguments {
         requires = "listen_tls"
     )]
     certificate: Option<PathBuf>,
-    /// The private key of the certificate: a PEM file. Other users must not be able to read it.
+    /// The private key of the certificate: a PEM file. Users other than its owner and group must have no access to it.
     #[arg(id = "key", long = "tls-key", value_name = "FILE", requires = "listen_tls")]
     key: Option<PathBuf>,
-    /// The certificate authority of clients: a PEM file. Clients must then present a certificate.
+    /// The certificate authority of initiators: a PEM file. Initiators must then present a certificate.
     #[arg(long = "tls-client-ca", value_name = "FILE", requires = "listen_tls")]
     client_ca: Option<PathBuf>,
-    /// With --tls-client-ca: accept clients without a certificate as well. Access rules can tell them apart.
+    /// With --tls-client-ca: accept initiators without a certificate as well. Access rules can distinguish them.
     #[arg(long = "tls-client-optional", requires = "client_ca")]
     client_optional: bool,
 }
@@ -267,7 +267,7 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
                 }
                 _ = replace.recv() => match successor(&server, program) {
                     Ok(program) => return Some(program),
-                    Err(error) => error!("SIGUSR2: nothing was changed: {error:#}"),
+                    Err(error) => error!("SIGUSR2: the server was not replaced: {error:#}"),
                 },
                 // A SIGHUP during a reload takes effect after it.
                 _ = hang_up.recv(), if reloading.is_none() => {
@@ -298,7 +298,8 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
         () = service_manager::watch_end() => unreachable!("it does not end"),
     }
     // Clients that connect after this wait for the next server, if there is one.
-    let sockets = handover::keep().context("the listening sockets cannot be kept")?;
+    let sockets =
+        handover::keep().context("cannot keep the listening sockets for the next server")?;
     let ending = match successor {
         Some(program) => Ending::Replaced { program, sockets },
         None => {
@@ -314,7 +315,9 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
     match (clean, &ending) {
         (true, _) => {}
         (false, Ending::Stopped) => {
-            anyhow::bail!("some data could not be flushed; see the log")
+            anyhow::bail!(
+                "the server did not end cleanly, and some data may not be flushed; see the log"
+            )
         }
         (false, Ending::Replaced { .. }) => error!("some data could not be flushed"),
     }
@@ -345,9 +348,10 @@ async fn end_of(work: &mut Option<Pin<Box<dyn Future<Output = ()> + '_>>>) {
 fn successor(server: &Server, program: Option<&Path>) -> anyhow::Result<PathBuf> {
     if let Some(volume) = server.silent_volume() {
         // This process cannot execute another program before its disk responds.
-        anyhow::bail!("volume {volume} does not respond");
+        anyhow::bail!("volume {volume} does not respond; check its disk, then try again");
     }
-    let program = program.context("the path of this program is unknown")?;
+    let program =
+        program.context("the path of this program is unknown; restart the server instead")?;
     let shown = program.display();
     let output = Command::new(program).arg("--version").stdin(Stdio::null()).output();
     let output = output.with_context(|| format!("{shown} does not start"))?;
@@ -370,7 +374,7 @@ async fn reload(server: &Server, arguments: &Arguments, received: &[SocketAddr])
                 error!("SIGHUP: {problem}");
             }
             for key in needs_restart {
-                warn!("SIGHUP: {key} was changed, which needs a restart");
+                warn!("SIGHUP: the change of {key} takes effect at the next start");
             }
             info!(sessions_ended, "SIGHUP: the configuration was applied");
         }

@@ -39,7 +39,7 @@ pub(crate) enum Verb {
         /// The file to write.
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
-        /// End after this number of seconds.
+        /// End the trace after this number of seconds.
         #[arg(long, value_name = "SECONDS")]
         seconds: Option<u64>,
         #[command(flatten)]
@@ -49,7 +49,7 @@ pub(crate) enum Verb {
     Drain {
         /// The session's TSIH: see `sarsen session list`.
         tsih: u16,
-        /// Seconds until the session is dropped.
+        /// Grace period: seconds that the initiator has to log out. The server then terminates the session.
         #[arg(long, value_name = "SECONDS", default_value_t = 30)]
         grace: u16,
         #[command(flatten)]

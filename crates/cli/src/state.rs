@@ -22,11 +22,11 @@ pub(crate) struct ChangeOptions {
     /// Show the changes without applying them.
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Apply the change even if initiators use what it removes. They are asked to log out, and their sessions are
-    /// terminated after the grace period.
+    /// Apply the change even if initiators use objects that it removes. The server asks them to log out, and
+    /// terminates their sessions after the grace period.
     #[arg(long)]
     pub(crate) force: bool,
-    /// Seconds that initiators have to log out. Then their sessions are terminated.
+    /// Grace period: seconds that initiators have to log out. The server then terminates the remaining sessions.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub(crate) grace: u16,
     /// Apply the change only if the server is still at this revision.
@@ -51,7 +51,7 @@ pub(crate) enum Verb {
 /// Verbs about one object.
 #[derive(Subcommand)]
 pub(crate) enum OneVerb {
-    /// Show an object as a document has it.
+    /// Print an object in the format of a document, as `sarsen apply` reads it.
     Show {
         /// The object's name.
         name: String,
@@ -81,7 +81,8 @@ pub(crate) enum OneVerb {
     Delete {
         /// The object's name.
         name: String,
-        /// Remove it from targets, rules and lists of accounts as well. A target without volumes is then deleted.
+        /// Remove the object from targets, rules and lists of accounts as well. A target that then has no volume is
+        /// deleted.
         #[arg(long)]
         cascade: bool,
         /// Delete the file and the metadata of a volume as well: its data is lost.

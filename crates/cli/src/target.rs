@@ -77,18 +77,18 @@ pub(crate) enum Verb {
     },
     #[command(flatten)]
     One(state::OneVerb),
-    /// Take a target out of service. New logins are refused or redirected. Initiators are asked to log out, and their
-    /// sessions are terminated after the grace period.
+    /// Take a target out of service. New logins are refused or redirected. The server asks initiators to log
+    /// out, and terminates their sessions after the grace period.
     Drain {
         /// The target's iSCSI name.
         name: String,
-        /// Seconds that initiators have to log out. Then their sessions are terminated.
+        /// Grace period: seconds that initiators have to log out. The server then terminates the remaining sessions.
         #[arg(long, value_name = "SECONDS", default_value_t = 30)]
         grace: u16,
-        /// Redirect initiators to this server. Default: they are told to try again later.
+        /// Redirect initiators to this server. Default: the server asks them to try again later.
         #[arg(long, value_name = "HOST[:PORT]", value_parser = parse_redirect_address)]
         redirect: Option<String>,
-        /// Redirect permanently: initiators need not ask here again.
+        /// Redirect permanently: initiators use the other server without asking this one again.
         #[arg(long, requires = "redirect")]
         permanent: bool,
         #[command(flatten)]

@@ -45,16 +45,23 @@ async fn upgrade(options: &ServerOptions) -> anyhow::Result<Upgraded> {
     };
     // If the server does not respond at all, this request returns the same error as for other verbs.
     let _: TargetList = client.get("/targets").await?;
-    let old = LocalStream::connect(socket).await.context("the server closed the connection")?;
-    let process = old.peer_process().context("the kernel does not say whose the socket is")?;
-    handover::ask(process)
-        .with_context(|| format!("process {process} cannot be asked to hand over its sockets"))?;
+    let old = LocalStream::connect(socket).await.with_context(|| {
+        format!("cannot connect again to the control socket {}", socket.display())
+    })?;
+    let process = old.peer_process().context(
+        "the kernel does not report the process id of the server; send SIGUSR2 to the server instead",
+    )?;
+    handover::ask(process).with_context(|| {
+        format!(
+            "cannot send SIGUSR2 to server process {process}; run this as root or as the server's user"
+        )
+    })?;
     let deadline = time::now() + LIMIT;
     tokio::select! {
         // A broken connection also means that the old server ended.
         _ = old.closed() => {}
         () = time::sleep_until(deadline) => {
-            bail!("process {process} does not end; see its log");
+            bail!("server process {process} has not been replaced in time; see its log");
         }
     }
     loop {
@@ -62,10 +69,10 @@ async fn upgrade(options: &ServerOptions) -> anyhow::Result<Upgraded> {
             return Ok(Upgraded { pid: process, targets: targets.len() });
         }
         if !handover::is_alive(process) {
-            bail!("process {process} has ended instead of being replaced; see its log");
+            bail!("server process {process} has ended instead of being replaced; see its log");
         }
         if time::now() > deadline {
-            bail!("process {process} does not serve again; see its log");
+            bail!("server process {process} was replaced, but does not answer; see its log");
         }
         time::sleep_until(time::now() + LOOK_INTERVAL).await;
     }

@@ -33,16 +33,16 @@ pub(crate) enum Verb {
         #[command(flatten)]
         options: ChangeOptions,
     },
-    /// Close a volume and open it again, once its disk or file is repaired. This is needed after a failed flush, and
-    /// after a file was deleted, replaced or truncated. Writes that were not flushed may be lost.
+    /// Close a volume and open it again, once its disk or file is repaired. A failed flush needs this, and so does a
+    /// file that was deleted, replaced or truncated. Writes that were not flushed may be lost.
     Reattach {
         /// The volume's name.
         name: String,
-        /// Do it even if initiators use the volume. They are asked to log out, and their sessions are terminated
-        /// after the grace period.
+        /// Re-attach the volume even if initiators use it. The server asks them to log out, and terminates their
+        /// sessions after the grace period.
         #[arg(long)]
         force: bool,
-        /// Seconds that initiators have to log out. Then their sessions are terminated.
+        /// Grace period: seconds that initiators have to log out. The server then terminates the remaining sessions.
         #[arg(long, value_name = "SECONDS", default_value_t = 10)]
         grace: u16,
         #[command(flatten)]

@@ -151,7 +151,7 @@ pub enum SessionError {
         source: Arc<io::Error>,
     },
     /// No TLS with the portal.
-    #[error("no TLS with {portal}: {source}")]
+    #[error("cannot use TLS with {portal}: {source}")]
     Tls {
         /// The portal.
         portal: Portal,
@@ -168,13 +168,15 @@ pub enum SessionError {
         after: Duration,
     },
     /// The target redirects too many times in a row.
-    #[error("{portal} redirected too many times")]
+    #[error(
+        "the target redirected the login too many times, last to {portal}; correct the redirections"
+    )]
     RedirectedTooOften {
         /// The last address.
         portal: Portal,
     },
     /// The target redirects to an invalid address.
-    #[error("redirected to {address:?}, which is not an address")]
+    #[error("the target redirected the login to {address:?}, which is not an address")]
     RedirectedNowhere {
         /// The target's text.
         address: String,
@@ -189,7 +191,9 @@ pub enum SessionError {
     #[error("connection lost: {0}")]
     Lost(#[source] Arc<io::Error>),
     /// The target did not end a command within its time limit, so the initiator asked it to abort the command.
-    #[error("the command with operation code {operation_code:02X}h did not end within {after:?}")]
+    #[error(
+        "the target did not end the command with operation code {operation_code:02X}h within {after:?}"
+    )]
     CommandTimedOut {
         /// The first byte of the CDB.
         operation_code: u8,
@@ -212,7 +216,7 @@ pub enum SessionError {
     #[error("SCSI status {0:02X}h")]
     Status(u8),
     /// The target could not carry the command out at all.
-    #[error("iSCSI response {0:02X}h: the target failed")]
+    #[error("the target did not execute the command (iSCSI response {0:02X}h)")]
     TargetFailure(u8),
     /// The target refused the request's PDU.
     #[error("request rejected: {0:?}")]
@@ -221,7 +225,7 @@ pub enum SessionError {
     #[error("the command was aborted")]
     Aborted,
     /// The command ended with GOOD but moved less data than the initiator asked for.
-    #[error("{moved} bytes were transferred instead of {wanted}")]
+    #[error("the target transferred {moved} bytes instead of {wanted}")]
     ShortTransfer {
         /// Bytes asked for.
         wanted: u32,
@@ -235,7 +239,7 @@ pub enum SessionError {
         command: &'static str,
     },
     /// More blocks than one command or the memory can hold.
-    #[error("{blocks} blocks of {block_length} bytes do not fit a command")]
+    #[error("{blocks} blocks of {block_length} bytes are too long for one command")]
     TooLong {
         /// Blocks.
         blocks: u64,

@@ -68,7 +68,7 @@ pub enum NbdError {
     Client(#[from] ClientError),
     /// The export cannot be used as a disk with blocks of 512 or 4,096 bytes.
     #[error(
-        "{url}: blocks of {minimum_block} bytes in an export of {bytes}: this cannot be used as a disk"
+        "{url}: an export of {bytes} bytes with blocks of {minimum_block} bytes cannot be used as a disk"
     )]
     Unfit {
         /// The export.
@@ -158,7 +158,8 @@ impl NbdStore {
         let length = extent.byte_count(self.geometry.block_size);
         let limit = self.export.maximum_payload;
         u32::try_from(length).ok().filter(|length| *length <= limit).ok_or_else(|| {
-            let message = format!("{length} bytes at once: the NBD server takes at most {limit}");
+            let message =
+                format!("the request has {length} bytes; the maximum of the NBD server is {limit}");
             let source = io::Error::new(io::ErrorKind::InvalidInput, message);
             BlockError::Medium { lba: extent.lba, direction, source }
         })
@@ -353,7 +354,7 @@ fn block_error(failure: Failure, extent: Extent, direction: Direction) -> BlockE
             | ErrorCode::Shutdown),
         ) => medium(io::Error::from_raw_os_error(code.0 as i32)),
         Failure::Refused(code) => {
-            medium(io::Error::other(format!("the NBD server answers {code:?}")))
+            medium(io::Error::other(format!("the NBD server returned the error {code:?}")))
         }
         Failure::Ended(error) => {
             medium(io::Error::new(io::ErrorKind::NotConnected, error.to_string()))

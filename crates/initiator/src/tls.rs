@@ -178,16 +178,16 @@ impl TlsOptions {
         };
         TlsError::Portal(match certificate {
             CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-                "the portal's certificate has expired: it has to be renewed there".to_owned()
+                "the portal's certificate has expired; renew it at the portal".to_owned()
             }
             CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
-                "the portal's certificate does not hold yet: is this machine's clock right?"
+                "the portal's certificate is not valid yet; check the clock of this machine"
                     .to_owned()
             }
             // Two authorities with the same name differ only by their keys.
             CertificateError::UnknownIssuer | CertificateError::BadSignature => {
                 format!(
-                    "the portal's certificate is not vouched for by {ca}: is that the right ca?"
+                    "no authority in {ca} signed the portal's certificate; give the file of its authority as ca"
                 )
             }
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
@@ -206,22 +206,23 @@ impl TlsOptions {
 fn refused(alert: AlertDescription) -> TlsError {
     TlsError::Refused(match alert {
         AlertDescription::CertificateRequired => {
-            "the portal wants a certificate: give certificate=FILE&key=FILE".to_owned()
+            "the portal requires a certificate; give certificate=FILE&key=FILE".to_owned()
         }
         AlertDescription::CertificateExpired => {
-            "the portal refuses our certificate, which has expired: renew it".to_owned()
+            "the portal rejects the initiator's certificate, which has expired; renew it".to_owned()
         }
         AlertDescription::UnknownCA | AlertDescription::DecryptError => {
-            "the portal does not know who vouches for our certificate".to_owned()
+            "the portal does not know the authority that signed the initiator's certificate"
+                .to_owned()
         }
         AlertDescription::BadCertificate
         | AlertDescription::UnsupportedCertificate
         | AlertDescription::CertificateRevoked
         | AlertDescription::CertificateUnknown
         | AlertDescription::AccessDenied => {
-            format!("the portal refuses our certificate ({alert:?})")
+            format!("the portal rejects the initiator's certificate ({alert:?})")
         }
-        other => format!("the portal breaks TLS off ({other:?})"),
+        other => format!("the portal ended the TLS handshake ({other:?})"),
     })
 }
 

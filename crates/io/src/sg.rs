@@ -174,7 +174,10 @@ fn perform(file: &File, cdb: &[u8], transfer: Transfer, timeout: Duration) -> io
     };
     if let Some(kind) = way {
         let status = header.host_status;
-        return Err(io::Error::new(kind, format!("the kernel's driver says host status {status}")));
+        return Err(io::Error::new(
+            kind,
+            format!("the kernel's driver returned host status {status}"),
+        ));
     }
     let left = usize::try_from(header.resid).unwrap_or(0);
     data.truncate(match direction {

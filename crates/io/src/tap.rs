@@ -19,7 +19,7 @@ impl Tap {
         if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains(['%', '\0']) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                format!("{name:?} is no name for an interface"),
+                format!("{name:?} is not a name of a network interface"),
             ));
         }
         let device = OpenOptions::new()

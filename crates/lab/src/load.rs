@@ -196,13 +196,13 @@ pub enum LoadError {
     #[error("TLS failed: {0}")]
     Tls(#[from] TlsError),
     /// The target closed a connection or requested its closure.
-    #[error("the target closed a connection")]
+    #[error("the target closed a connection; see the target's log")]
     Closed,
     /// The target rejected a PDU.
     #[error("the target rejected a PDU: {0}")]
     Rejected(String),
     /// The target did not respond.
-    #[error("the target did not answer for {0:?}")]
+    #[error("the target did not respond for {0:?}")]
     Stalled(Duration),
     /// A command that prepares the load failed.
     #[error("{command} failed with status {status:02X}h")]
@@ -312,7 +312,7 @@ fn check(options: &LoadOptions) -> Result<(), LoadError> {
     if !percentages(access.read_percent, access.random_percent)
         || !parts.clone().all(|part| percentages(part.read_percent, part.random_percent))
     {
-        return Err(LoadError::Options("percentages end at 100"));
+        return Err(LoadError::Options("percentages must be from 0 to 100"));
     }
     if options.mix.is_some() && parts.clone().all(|part| part.weight == 0) {
         return Err(LoadError::Options("a mix without weights has no I/Os"));

@@ -93,7 +93,9 @@ impl Network {
         match Sides::new() {
             Ok(sides) => Self::between(sides, profiles, make),
             Err(reason) => {
-                let note = format!("loopback only: {reason}; other links need root");
+                let note = format!(
+                    "only the loopback is available: {reason}; run this as root for other links"
+                );
                 Self::on_loopback(profiles, &reason, vec![note])
             }
         }
@@ -230,7 +232,7 @@ fn veth(
     let made = match shaping {
         _ if *profile == LinkProfile::loopback() => sides
             .take_up(ends, &format!("mtu {VETH_MTU_MAX}"))
-            .map(|()| format!("veth with offloads, MTU {VETH_MTU_MAX}, instead of loopback")),
+            .map(|()| format!("veth with offloads, MTU {VETH_MTU_MAX}, instead of the loopback")),
         None => sides
             .take_up(ends, &format!("mtu {mtu} gso_max_segs 1"))
             .map(|()| format!("veth without offloads, MTU {mtu}")),

@@ -374,7 +374,7 @@ fn find_or_fail(program: &Path) -> Result<PathBuf, ProcessError> {
 fn cannot_start(program: &str) -> String {
     match PACKAGES.iter().find(|(name, _)| *name == program) {
         Some((_, package)) => {
-            format!("{program} cannot be started: `apt-get install {package}` brings it")
+            format!("{program} cannot be started; install it with `apt-get install {package}`")
         }
         None => format!("{program} cannot be started"),
     }

@@ -287,7 +287,7 @@ fn check_schema(connection: &Connection, schema: Schema) -> Result<(), DatabaseE
     let version: i32 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
     if version != schema.version {
         return Err(DatabaseError::Damaged(format!(
-            "it is of version {version}, and this program writes {}",
+            "it has version {version}, and this program needs version {}",
             schema.version
         )));
     }

@@ -281,7 +281,7 @@ impl Server {
             time::sleep_until(time::now() + RETRY_INTERVAL).await;
             let desired = desired.clone();
             if threads::aside(async move { desired.retry().await }).await.is_err() {
-                error!("missing objects could not be tried again");
+                error!("the server could not try the missing objects again");
             }
         }
     }
@@ -417,7 +417,7 @@ impl Server {
             let _ = sender.send(cores.shutdown_within(limit));
         });
         if ending.is_err() || !answer.await.unwrap_or(false) {
-            error!("disks have not ended operations: their effect on the disks is not known");
+            error!("disk operations have not ended; their effect on the disks is unknown");
             is_clean = false;
             // Closing their files could also wait for the disk.
             std::mem::forget(self.engine);

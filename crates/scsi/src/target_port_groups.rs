@@ -292,7 +292,7 @@ pub enum AccessError {
         group: u16,
     },
     /// The group is in transition to another state.
-    #[error("target port group {group} of {target} is in transition: wait for its end")]
+    #[error("target port group {group} of {target} is in transition; try again after its end")]
     InTransition {
         /// The target device.
         target: String,
@@ -300,7 +300,7 @@ pub enum AccessError {
         group: u16,
     },
     /// Transitioning cannot be set as a state.
-    #[error("a target port group is brought into transition with the beginning of one")]
+    #[error("transitioning cannot be set; set the state that the transition ends with")]
     Transitioning,
 }
 

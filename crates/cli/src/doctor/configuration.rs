@@ -129,7 +129,7 @@ fn orphaned(orphans: &[Orphan]) -> Option<Finding> {
         Finding::warning(
             "server",
             format!(
-                "{} files in the folder of volumes belong to no volume and take {}: {}{more}",
+                "{} files in the folder of volumes belong to no volume and occupy {}: {}{more}",
                 orphans.len(),
                 BinaryBytes(bytes),
                 names.join(", ")
@@ -170,7 +170,7 @@ fn judge(asked: anyhow::Result<ReportedFigures>) -> RunningServer {
             match source.kind() {
                 ErrorKind::PermissionDenied => Finding::warning(
                     CHECK,
-                    format!("this user may not use {address}"),
+                    format!("this user has no permission to use {address}"),
                     "run this as the server's user, or as root",
                 ),
                 ErrorKind::ConnectionRefused => Finding::warning(

@@ -128,7 +128,7 @@ fn file_system(place: &Path, mount: &Mount) -> Vec<Finding> {
         findings.push(Finding::warning(
             CHECK,
             format!(
-                "{place}: {kind} is mounted without barriers: a power cut loses what was flushed"
+                "{place}: {kind} is mounted without barriers: a power cut can lose flushed data"
             ),
             "mount it with barriers, unless its write cache survives a power cut",
         ));

@@ -59,14 +59,15 @@ fn open_files(limit: Option<u64>, connections: u64, volumes: u64) -> Finding {
         Some(limit) if limit < wanted => Finding::warning(
             CHECK,
             format!(
-                "{limit} files may be open; {connections} connections and the volumes take {wanted}"
+                "the limit of open files is {limit}; {connections} connections and the volumes need \
+                 {wanted}"
             ),
             format!(
                 "ulimit -n {wanted}, LimitNOFILE={wanted} in the unit, or a lower limits.connections"
             ),
         ),
         Some(u64::MAX) => Finding::ok(CHECK, "no limit of open files"),
-        Some(limit) => Finding::ok(CHECK, format!("{limit} files may be open")),
+        Some(limit) => Finding::ok(CHECK, format!("the limit of open files is {limit}")),
     }
 }
 
@@ -98,10 +99,14 @@ fn locked_memory(version: Option<(u32, u32)>, limit: Option<u64>) -> Finding {
         }
         (_, Some(limit)) if limit < RINGS_MEMLOCK => Finding::warning(
             CHECK,
-            format!("{limit} bytes may be locked: io_uring may be refused its rings"),
+            format!(
+                "the limit of locked memory is {limit} bytes: io_uring may not get memory for its rings"
+            ),
             "ulimit -l unlimited, or LimitMEMLOCK=infinity in the unit",
         ),
-        (_, Some(_)) => Finding::ok(CHECK, "enough memory may be locked for io_uring's rings"),
+        (_, Some(_)) => {
+            Finding::ok(CHECK, "the limit of locked memory is high enough for io_uring's rings")
+        }
         (_, None) => {
             Finding::unknown(CHECK, "the limit of locked memory", &"/proc/self/limits is missing")
         }
@@ -141,8 +146,9 @@ fn io_uring(error: Option<&str>, confinement: &Confinement) -> Finding {
     let Some(error) = error else {
         return Finding::ok(CHECK, "files are read and written by io_uring");
     };
-    let finding =
-        format!("io_uring is unavailable ({error}): threads read and write files, which is slower");
+    let finding = format!(
+        "io_uring is not available ({error}): files are read and written by threads, which is slower"
+    );
     let remedy = match (confinement.io_uring_disabled, confinement.seccomp) {
         (Some(disabled @ (1 | 2)), _) => {
             format!("sysctl kernel.io_uring_disabled=0 (it is {disabled})")

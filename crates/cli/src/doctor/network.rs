@@ -84,7 +84,7 @@ impl Interface {
 fn interfaces(all: &[Interface]) -> Finding {
     const CHECK: &str = "mtu";
     let up: Vec<_> = all.iter().filter(|interface| interface.up).collect();
-    let list = up.iter().map(|Interface { name, mtu, .. }| format!("{name} has {mtu}"));
+    let list = up.iter().map(|Interface { name, mtu, .. }| format!("{name} has MTU {mtu}"));
     let list = list.collect::<Vec<_>>().join(", ");
     let (least, most) = (
         up.iter().map(|interface| interface.mtu).min(),
@@ -93,14 +93,12 @@ fn interfaces(all: &[Interface]) -> Finding {
     match (least, most) {
         (Some(least), Some(most)) if least != most => Finding::warning(
             CHECK,
-            format!("interfaces carry packets of different lengths: {list}"),
+            format!("interfaces differ in their MTU: {list}"),
             "use the same MTU on all paths to a disk, and check it with --peer HOST",
         ),
         (Some(mtu), _) if mtu > USUAL_MTU => Finding::ok(
             CHECK,
-            format!(
-                "{list}: switches and peers must support the same MTU; check with `sarsen doctor --peer HOST`"
-            ),
+            format!("{list}: switches and peers must support this MTU; check it with --peer HOST"),
         ),
         (Some(_), _) => Finding::ok(CHECK, list),
         (None, _) => Finding::ok(CHECK, "no interface but the loopback is up"),
@@ -136,7 +134,7 @@ fn pinged(peer: &str, address: IpAddr, mtu: u32, answered: io::Result<bool>) -> 
         Ok(true) => Finding::ok(CHECK, format!("packets of {mtu} bytes reach {peer} ({address})")),
         Ok(false) => Finding::warning(
             CHECK,
-            format!("no answer from {peer} ({address}) to packets of {mtu} bytes in one piece"),
+            format!("no answer from {peer} ({address}) to unfragmented packets of {mtu} bytes"),
             format!(
                 "if `ping {address}` works, the path has a smaller MTU than {mtu}; set the same MTU at switches \
                  and both ends"
@@ -157,19 +155,22 @@ fn resolve(host: &str) -> io::Result<Vec<IpAddr>> {
 
 fn unresolved(check: &'static str, host: &str, error: &str) -> Finding {
     let remedy = "see /etc/hosts and the DNS server, or give an address";
-    Finding::problem(check, format!("{host} cannot be resolved: {error}"), remedy)
+    Finding::problem(check, format!("host name {host} cannot be resolved: {error}"), remedy)
 }
 
 fn own_name(host: &str, addresses: &io::Result<Vec<IpAddr>>) -> Finding {
     const CHECK: &str = "host-name";
     match addresses {
         Ok(addresses) if addresses.iter().any(|address| !address.is_loopback()) => {
-            Finding::ok(CHECK, format!("{host} can be resolved"))
+            Finding::ok(CHECK, format!("this machine's own name, {host}, can be resolved"))
         }
         // Debian's installer leaves it this way. It works on this machine, but not for other machines.
         Ok(_) => Finding::ok(
             CHECK,
-            format!("{host} is a loopback address here: initiators need an address or a DNS name"),
+            format!(
+                "this machine's own name, {host}, is a loopback address here: initiators need an address or \
+                 a DNS name"
+            ),
         ),
         Err(error) => Finding::warning(
             CHECK,
@@ -181,11 +182,10 @@ fn own_name(host: &str, addresses: &io::Result<Vec<IpAddr>>) -> Finding {
 
 fn name_server<T>(server: &str, found: io::Result<T>) -> Finding {
     match found {
-        Ok(_) => Finding::ok(
-            "isns",
-            format!("the host name of the iSNS server, {server}, can be resolved"),
-        ),
-        Err(error) => unresolved("isns", server, &error.to_string()),
+        Ok(_) => {
+            Finding::ok("isns", format!("the host name of iSNS server {server} can be resolved"))
+        }
+        Err(error) => unresolved("isns", &format!("of iSNS server {server}"), &error.to_string()),
     }
 }
 
@@ -196,10 +196,13 @@ fn buffers(name: &str, text: &str) -> Finding {
         None => Finding::unknown(CHECK, name, &format!("it is {text:?}")),
         Some(most) if most < BUFFER_WANTED => Finding::warning(
             CHECK,
-            format!("net.ipv4.{name} limits a connection to {most} bytes"),
+            format!("net.ipv4.{name} limits the buffer of a connection to {most} bytes"),
             format!("sysctl -w net.ipv4.{name}=\"4096 131072 {BUFFER_WANTED}\" for 10 Gbit/s"),
         ),
-        Some(most) => Finding::ok(CHECK, format!("net.ipv4.{name} goes up to {most} bytes")),
+        Some(most) => Finding::ok(
+            CHECK,
+            format!("net.ipv4.{name} permits a connection a buffer of {most} bytes"),
+        ),
     }
 }
 
@@ -236,7 +239,7 @@ fn portal(
         ),
         ErrorKind::PermissionDenied => Finding::problem(
             CHECK,
-            format!("{address}: ports below 1024 are for root"),
+            format!("{address}: only root may listen on ports below 1024"),
             "use 3260 or another one above 1023",
         ),
         _ => Finding::problem(CHECK, format!("{address}: {error}"), "listen elsewhere"),

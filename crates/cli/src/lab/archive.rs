@@ -35,7 +35,8 @@ pub(crate) struct RunsArguments {
 pub(crate) struct ReportArguments {
     /// Number of the run.
     run: i64,
-    /// The format: html, md, csv, json or tex [default: by the ending of the output file; tables on the terminal without one]
+    /// The format: html, md, csv, json or tex [default: with --output, that of the file's ending; otherwise tables on
+    /// the terminal]
     #[arg(long)]
     format: Option<Format>,
     /// The file to write [default: standard output]
@@ -121,7 +122,9 @@ pub(super) fn compare(arguments: &CompareArguments) -> anyhow::Result<()> {
     let figures = if asked.is_empty() { &compare::USUAL[..] } else { &asked };
     let compared = compare::compare(&before, &after, figures);
     if compared.figures.is_empty() {
-        return Err(anyhow!("the two runs have no common cell with these figures"));
+        return Err(anyhow!(
+            "the two runs have no common cell with these figures; name other runs, or others with --figure"
+        ));
     }
     if arguments.json {
         print_line(&serde_json::to_string(&compared)?)?;

@@ -47,15 +47,15 @@ pub(crate) struct Arguments {
 enum Format {
     /// iscsi:// URL for libiscsi, QEMU and `sarsen disk` (iscsis:// for TLS: sarsen only).
     Libiscsi,
-    /// open-iscsi on Linux.
+    /// iscsiadm commands for open-iscsi on Linux.
     Iscsiadm,
     /// qemu-img, and a disk of a virtual machine.
     Qemu,
     /// Boot by iPXE (RFC 4173).
     Ipxe,
-    /// The commands that attach the target on VMware ESXi.
+    /// esxcli commands that add the target to VMware ESXi.
     Esxi,
-    /// PowerShell for Windows.
+    /// PowerShell commands for the initiator of Windows.
     Windows,
 }
 

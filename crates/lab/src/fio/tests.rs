@@ -116,7 +116,7 @@ fn errors_name_their_line() {
         ("bs=4k\n", "a.fio:1: \"bs=4k\" is outside all sections"),
         ("[a\n", "a.fio:1: \"[a\" is not a section; write `[name]`"),
         ("[a]\n\nrw=sideways\n", "a.fio:3: rw: \"sideways\" is no direction"),
-        ("[a]\nbs=0\n", "a.fio:2: bs: I/Os of 0 bytes cannot be"),
+        ("[a]\nbs=0\n", "a.fio:2: bs: an I/O of 0 bytes is not possible: write 1 to 4294967295"),
         ("[a]\nbs\n", "a.fio:2: bs: no value"),
         ("[a]\niodepth=0\n", "a.fio:2: iodepth: \"0\" is not a whole number above 0"),
         ("[a]\nrwmixread=101\n", "a.fio:2: rwmixread: \"101\" is not a percentage from 0 to 100"),

@@ -37,7 +37,7 @@ pub(super) fn block_size(text: &str) -> Result<u32, String> {
     u32::try_from(bytes)
         .ok()
         .filter(|bytes| *bytes > 0)
-        .ok_or_else(|| format!("I/Os of {bytes} bytes cannot be"))
+        .ok_or_else(|| format!("an I/O of {bytes} bytes is not possible: write 1 to {}", u32::MAX))
 }
 
 /// Parses a size or a percentage.

@@ -92,7 +92,7 @@ fn errors_name_their_line() {
     let with = |line: &str| SAMPLE.replace("512,100,100,0,0,1,0,0", line);
     for (line, what) in [
         ("512,100,100,0,0,1,0", "7 fields instead of 8"),
-        ("512,100,101,0,0,1,0,0", "101 as % reads"),
+        ("512,100,101,0,0,1,0,0", "% reads is 101"),
         ("0,100,100,0,0,1,0,0", "0 bytes"),
         ("512,100,x,0,0,1,0,0", "\"x\" is not a whole number"),
     ] {

@@ -79,7 +79,7 @@ impl Side {
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
-            .map_err(|error| failed(format!("{error}; util-linux and iproute2 bring them")))?;
+            .map_err(|error| failed(format!("{error}; install util-linux and iproute2")))?;
         // The pipe is moved, so that it is closed after the last line; the status shows an early end.
         let written = child.stdin.take().map(|mut input| input.write_all(lines.as_bytes()));
         let output = child.wait_with_output().map_err(|error| failed(error.to_string()))?;

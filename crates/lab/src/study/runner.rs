@@ -460,7 +460,8 @@ impl RunContext<'_> {
                     let name = running.name();
                     let notice = format!("{name}: {} cannot be filled: {error}", volume.name);
                     watcher.notices(&notice);
-                    unfilled.push(format!("{notice}: loads may read holes"));
+                    unfilled
+                        .push(format!("{notice}: reads may find blocks that were never written"));
                 }
             }
         }

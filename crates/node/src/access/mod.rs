@@ -278,10 +278,10 @@ impl Access {
             let reason = match policy.permit(target, &record.applicant()) {
                 Err(reason) => reason.to_string(),
                 Ok(view) => match moved(&record.view, &view) {
-                    Some(lun) => format!("LUN {lun} is to be another unit"),
+                    Some(lun) => format!("LUN {lun} changes to another unit"),
                     // All connections of a session must have the same units.
                     None if *shown.entry(record.session_key()).or_insert(view.clone()) != view => {
-                        "its connections are to be shown different units".to_owned()
+                        "its connections would have different units".to_owned()
                     }
                     None => {
                         record.show(view, targets);

@@ -224,7 +224,7 @@ impl AccessConfig {
                 return Err(ConfigError::new(
                     place,
                     format!(
-                        "own-account = {name:?}: initiators use it, too ({at}); give the target an account of its own"
+                        "own-account = {name:?}: initiators log in with this account ({at}); give the target another account"
                     ),
                 ));
             }
@@ -314,7 +314,7 @@ impl RuleConfig {
                 for &number in shown {
                     if !target.luns.contains_key(&number) {
                         return Err(wrong(format!(
-                            "luns: the target has no LUN {number}, but {}",
+                            "luns: the target has no LUN {number}; it has {}",
                             list(target.luns.keys())
                         )));
                     }
@@ -490,7 +490,7 @@ fn parse_rule(
     match (&rule.host, given.iter().find(|(_, is_given)| *is_given)) {
         (Some(Placed { place, .. }), Some((key, _))) => Err(ConfigError::new(
             place,
-            format!("host: the host has this condition itself; remove {key}"),
+            format!("host: the host defines {key}; remove {key} from the rule"),
         )),
         _ => Ok(rule),
     }
@@ -601,7 +601,7 @@ mod tests {
             ),
             (
                 "chap = [\"host\"]\nown-account = \"host\"",
-                "s.toml:23: own-account = \"host\": initiators use it, too (iqn.2026-11.x:t)",
+                "s.toml:23: own-account = \"host\": initiators log in with this account (iqn.2026-11.x:t)",
             ),
             ("algorithms = [\"md5\"]", "s.toml:22: algorithms: CHAP is not required here"),
             ("algorithms = [\"md4\"]", "algorithms = \"md4\": it must be one of sha3-256, sha-256"),
@@ -629,7 +629,7 @@ mod tests {
             ),
             (
                 "[[target.allow]]\nluns = [3]",
-                "s.toml:23: luns: the target has no LUN 3, but 0, 1, 2",
+                "s.toml:23: luns: the target has no LUN 3; it has 0, 1, 2",
             ),
             ("[[target.allow]]\nluns = [0, 0]", "luns shows LUN 0 twice"),
             ("[[target.allow]]\ncertificate = \"\"", "s.toml:23: certificate = \"\": write a name"),

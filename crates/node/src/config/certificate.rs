@@ -45,7 +45,7 @@ pub(super) fn parse_certificate(text: &str) -> Result<CertificatePattern, String
             Ok(CertificatePattern::Name(text.into()))
         } else {
             Err(format!(
-                "certificate = {text:?}: write a name of the certificate (its CN or a SAN) exactly as the certificate has it, or {HASH} and the SHA-256 of the certificate"
+                "certificate = {text:?}: write a name from the client's certificate (common name, DNS name or URI), or {HASH} and its SHA-256 fingerprint"
             ))
         };
     };

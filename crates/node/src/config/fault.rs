@@ -47,7 +47,7 @@ pub(super) fn parse_fault(text: &str) -> Result<FaultConfig, String> {
     };
     let (kind, place) = spec.split_once('@').ok_or_else(|| wrong(FORM.into()))?;
     let block = |text: &str| {
-        text.parse().map(Lba).map_err(|_| wrong(format!("{text:?} is not a block's number")))
+        text.parse().map(Lba).map_err(|_| wrong(format!("{text:?} is not a block number")))
     };
     let config =
         |fault, last_block| Ok(FaultConfig { fault, times, text: text.to_owned(), last_block });
@@ -105,8 +105,8 @@ mod tests {
             ("", "write KIND@BLOCK"),
             ("lost-write", "write KIND@BLOCK"),
             ("lost-wirte@1", "did you mean lost-write?"),
-            ("lost-write@-1", "not a block's number"),
-            ("lost-write@1KiB", "not a block's number"),
+            ("lost-write@-1", "not a block number"),
+            ("lost-write@1KiB", "not a block number"),
             ("lost-write@1:twice", ":once or nothing"),
             ("misdirected-write@1", "write the block that is written instead"),
             ("misdirected-write@1>1", "write two different blocks"),

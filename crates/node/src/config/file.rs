@@ -455,9 +455,9 @@ pub(super) fn volume_from_settings(
 
 /// Parses `20ms` or `2s`.
 fn parse_delay(text: &str) -> Result<Duration, String> {
-    parse_time(text).map(Duration::from_millis).ok_or_else(|| {
-        format!("delay = {text:?}: write milliseconds or seconds, such as 20ms or 2s")
-    })
+    parse_time(text)
+        .map(Duration::from_millis)
+        .ok_or_else(|| format!("delay = {text:?}: write a duration in ms or s, such as 20ms or 2s"))
 }
 
 /// Rejects volumes that cannot be encrypted.

@@ -233,7 +233,7 @@ mod tests {
                 format!(
                     "[[host]]\nname = \"web\"\n{target}allow = [{{ host = \"web\", account = \"x\" }}]"
                 ),
-                "s.toml:13: host: the host has this condition itself; remove account",
+                "s.toml:13: host: the host defines account; remove account from the rule",
             ),
         ] {
             let message = parse(&text).expect_err(reported);

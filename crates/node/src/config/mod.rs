@@ -354,7 +354,10 @@ impl Config {
         unmet: Option<&BTreeSet<PortalRequirement>>,
     ) -> Result<Self, ConfigError> {
         if self.volumes.len() > MAX_VOLUMES {
-            return wrong(format!("{} volumes: the maximum is {MAX_VOLUMES}", self.volumes.len()));
+            return wrong(format!(
+                "the configuration has {} volumes; the maximum is {MAX_VOLUMES}",
+                self.volumes.len()
+            ));
         }
         if self.listen.is_empty() {
             let address = DEFAULT_PORTAL;
@@ -366,7 +369,7 @@ impl Config {
         let groups: BTreeSet<u16> = groups.into_iter().chain(named).collect();
         if groups.len() > MAXIMUM_TARGET_PORTS {
             return wrong(format!(
-                "{} portal groups, of {MAXIMUM_TARGET_PORTS} at most: use the same group for several portals",
+                "the configuration has {} portal groups; the maximum is {MAXIMUM_TARGET_PORTS}; use the same group for several portals",
                 groups.len()
             ));
         }
@@ -423,7 +426,10 @@ impl Config {
         for volume in self.volumes.iter().filter(|volume| !exported.contains(&*volume.name)) {
             let name = format!("{DEFAULT_TARGET_PREFIX}{}", volume.name);
             if names.contains(name.as_str()) {
-                return wrong(format!("target {name} exists and does not list {}", volume.name));
+                return wrong(format!(
+                    "volume {} is in no target, and its default target {name} exists without it; add it to a target",
+                    volume.name
+                ));
             }
             let luns = BTreeMap::from([(0, volume.name.clone())]);
             added.push(TargetConfig { name, luns, ..TargetConfig::default() });

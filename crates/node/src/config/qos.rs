@@ -53,7 +53,7 @@ impl QosConfig {
                 let burst = parse_time(value).map(Duration::from_millis);
                 let burst = burst.filter(|burst| *burst <= LONGEST_BURST);
                 self.burst = Some(burst.ok_or_else(|| {
-                    format!("burst = {value:?}: write a time up to 3600s, such as 500ms or 2s")
+                    format!("burst = {value:?}: write a duration up to 3600s, such as 500ms or 2s")
                 })?);
                 Ok(())
             }

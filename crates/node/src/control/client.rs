@@ -341,7 +341,7 @@ impl Client {
         let failure = serde_json::from_slice(body).map(|FailureBody { error }| error);
         ClientError::Refused(failure.unwrap_or_else(|_| Failure {
             code: ErrorCode::Unknown,
-            message: format!("the server answered with HTTP status {status}"),
+            message: format!("the server returned HTTP status {status} without a reason; check that the address is that of a sarsen server"),
             field: None,
         }))
     }

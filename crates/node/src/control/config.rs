@@ -93,7 +93,7 @@ impl ChangeOptions {
         let grace = self.grace_seconds.unwrap_or(GRACE);
         if grace > LONGEST_GRACE {
             let message = format!(
-                "grace_seconds: {LONGEST_GRACE} at most: nothing else can be changed meanwhile"
+                "grace_seconds: the maximum is {LONGEST_GRACE}, because no other change is possible meanwhile"
             );
             return Err(ApiError::invalid(Some("grace_seconds"), message));
         }
@@ -153,7 +153,7 @@ fn checked_author(author: Option<&str>) -> Result<String, ApiError> {
     if author.is_empty() || author.len() > AUTHOR_LENGTH || author.contains(char::is_control) {
         Err(ApiError::invalid(
             Some("author"),
-            format!("the author is a line of 1 to {AUTHOR_LENGTH} bytes of text"),
+            format!("the author must be one line of 1 to {AUTHOR_LENGTH} bytes"),
         ))
     } else {
         Ok(author.to_owned())
@@ -441,7 +441,7 @@ fn only(kind: &str) -> Result<(), ApiError> {
     match parse_kind(kind)? {
         ObjectKind::Discovery | ObjectKind::Limits => Ok(()),
         kind => Err(ApiError::method_not_allowed(format!(
-            "there are many of {}: name one, as in /v1/config/{}/NAME",
+            "{}: this request needs the name of one object; write /v1/config/{}/NAME",
             kind.word(),
             kind.word()
         ))),

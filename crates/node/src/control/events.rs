@@ -56,7 +56,8 @@ pub(super) struct EventQuery {
 impl EventQuery {
     fn filter(self) -> Result<(Filter, usize), ApiError> {
         if let Some(kind) = self.kind.as_deref().filter(|kind| !KINDS.contains(kind)) {
-            let message = format!("kind: there is no {kind}: there are {}", KINDS.join(", "));
+            let message =
+                format!("kind: there is no kind {kind}; the kinds are {}", KINDS.join(", "));
             return Err(ApiError::invalid(Some("kind"), message));
         }
         let since = self.since.unwrap_or(0);

@@ -124,7 +124,7 @@ fn check_one(
     }
     if kind == ObjectKind::Volume && is_servers_own(Path::new(value), state) {
         let message = format!(
-            "{field}: {value} lies in the server's state folder: leave {field} out, or name a path elsewhere"
+            "{field}: {value} is in the server's state folder, which is not for volumes; choose another path, or remove {field}"
         );
         return Err(ApiError::invalid(Some(field), message));
     }

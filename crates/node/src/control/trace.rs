@@ -75,7 +75,7 @@ pub(super) async fn of_initiator(
 
 fn too_many() -> ApiError {
     ApiError::conflict(format!(
-        "the maximum of {TRACES} traces are running: end one of them, with Ctrl-C where it runs"
+        "{TRACES} traces are in progress, which is the maximum; stop one `sarsen session trace` command (or close its API request) first"
     ))
 }
 

@@ -42,7 +42,7 @@ pub(super) async fn reattach(
     drop(body);
     let grace = grace_seconds.unwrap_or(GRACE);
     if grace > LONGEST_GRACE {
-        let message = format!("grace_seconds: {LONGEST_GRACE} at most");
+        let message = format!("grace_seconds: the maximum is {LONGEST_GRACE}");
         return Err(ApiError::invalid(Some("grace_seconds"), message));
     }
     let is_known = api.engine.config_with_absent().volumes.iter().any(|one| one.name == name);

@@ -85,7 +85,7 @@ pub enum WebError {
         what: String,
     },
     /// The token is too short, or contains invalid characters.
-    #[error("{}: the token is too short or contains invalid characters; write at least 16 ASCII characters, with neither spaces nor `;`", .0.display())]
+    #[error("{}: the token is too short or contains invalid characters; write at least 16 printable ASCII characters, none of them a space or `;`", .0.display())]
     Token(PathBuf),
     /// A file that the server created has been changed or damaged.
     #[error("{}: the checksum is wrong; restore the file from a backup, or delete it: the server then creates another", .0.display())]

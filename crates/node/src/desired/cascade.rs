@@ -26,7 +26,7 @@ pub(super) fn take_out(objects: &mut Objects, key: &Key) -> Result<(), Invalid> 
                 if host.account.as_ref() == Some(&key.name) =>
             {
                 let message = format!(
-                    "host {} is who logs in with account {}: give it another one, or remove it first",
+                    "host {} logs in with account {}; give the host another account, or delete the host first",
                     host.name, key.name
                 );
                 return Err(Invalid { field: Some(format!("{other}.account")), message });
@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn deletion_permits_no_further_initiator() {
         for (kind, name, field, reported) in [
-            (ObjectKind::Account, "y", "host/of-y.account", "give it another one"),
+            (ObjectKind::Account, "y", "host/of-y.account", "give the host another account"),
             (
                 ObjectKind::Host,
                 "h",

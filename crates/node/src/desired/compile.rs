@@ -97,7 +97,8 @@ impl Compiler {
         // This check precedes all others, before the objects take memory.
         let volumes = objects.keys().filter(|key| key.kind == ObjectKind::Volume).count();
         if volumes > MAX_VOLUMES {
-            let message = format!("{volumes} volumes: the maximum is {MAX_VOLUMES}");
+            let message =
+                format!("the configuration has {volumes} volumes; the maximum is {MAX_VOLUMES}");
             return Err(Invalid { field: None, message });
         }
         let known = self.parts.iter().map(|(key, (object, _))| (key, object));
@@ -157,9 +158,8 @@ fn part_of(key: &Key, object: &Object) -> Result<Part, Invalid> {
             let Some(path) = path.as_ref().filter(|path| Path::new(path).is_relative()) else {
                 continue;
             };
-            let message = format!(
-                "{path:?} is another one wherever the server is started: write it from / on"
-            );
+            let message =
+                format!("{path:?} depends on the server's working folder; write an absolute path");
             return Err(Invalid { field: Some(format!("{key}.{field}")), message });
         }
     }
@@ -240,7 +240,13 @@ mod tests {
         let volume = |number| format!("[[volume]]\nname = \"{number}\"\nstore = \"nothing\"\n");
         let refused = compile(&(0..=MAX_VOLUMES).map(volume).collect::<String>());
         let message = refused.expect_err("too many").message;
-        assert_eq!(message, format!("{} volumes: the maximum is {MAX_VOLUMES}", MAX_VOLUMES + 1));
+        assert_eq!(
+            message,
+            format!(
+                "the configuration has {} volumes; the maximum is {MAX_VOLUMES}",
+                MAX_VOLUMES + 1
+            )
+        );
     }
 
     /// A document with all keys that fit together.

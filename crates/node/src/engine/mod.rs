@@ -279,7 +279,7 @@ impl Engine {
             self.front.access.events.tell(&Occurrence::ProblemFound(problem.clone()));
         }
         for Problem { lacking, .. } in absent::without(&before, &problems) {
-            info!("{lacking} is as it is to be again");
+            info!("{lacking} works again");
             self.front.access.events.tell(&Occurrence::ProblemSolved(lacking.clone()));
         }
     }
@@ -391,7 +391,7 @@ impl Engine {
         let portals = match self.running_until(deadline).await {
             Some(mut running) => std::mem::take(&mut running.portals),
             None => {
-                error!("the portals stay open: a change that does not end holds them");
+                error!("the portals stay open, because a change does not end");
                 return false;
             }
         };
@@ -411,7 +411,7 @@ impl Engine {
             stores.extend(open.into_iter().map(|(name, one)| (name.clone(), one.store.clone())));
             silent.into_iter().map(|(name, _)| name.clone()).collect::<Vec<String>>()
         }) else {
-            error!("no volume was flushed at the end: a change that does not end holds them");
+            error!("no volume was flushed at the end, because a change does not end");
             return false;
         };
         for volume in &silent {

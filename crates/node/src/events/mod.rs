@@ -127,7 +127,7 @@ impl EventLog {
         match EventWriter::open(&folder.join("events.sqlite"), &log.recent) {
             Ok(writer) => log.writer = Some(writer),
             Err(error) => {
-                error!(%error, folder = %folder.display(), "events are kept in memory alone");
+                error!(%error, folder = %folder.display(), "events are stored in memory only");
                 let path = folder.display().to_string();
                 log.tell(&Occurrence::EventsNotStored { path, error });
             }
@@ -167,7 +167,7 @@ impl EventLog {
         match failure {
             Failure::NoSpace => error!(
                 volume,
-                initiator, "the storage of a volume is full: its writes fail until space is freed"
+                initiator, "the storage of a volume is full; its writes fail until space is freed"
             ),
             _ => error!(volume, initiator, error = failure.name(), "a command to a volume failed"),
         }

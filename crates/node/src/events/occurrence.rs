@@ -250,11 +250,12 @@ impl Occurrence {
                 format!("{count} more logins from {source} were refused within seconds")
             }
             Self::ConnectionsRejected { peer, count, why, .. } => {
+                let ip = peer.ip();
                 let what = match count {
-                    1 => "a connection was".to_owned(),
-                    count => format!("{count} connections were"),
+                    1 => format!("a connection from {ip} was"),
+                    count => format!("{count} connections from {ip} were"),
                 };
-                format!("{what} closed at once, from {}: {why}", peer.ip())
+                format!("{what} closed before the login: {why}")
             }
             Self::HandshakeFailed { peer, why } => {
                 format!("the TLS handshake with {peer} failed: {why}")
@@ -318,7 +319,7 @@ impl Occurrence {
         Some(match self {
             Self::LoginRefused { reason, .. } => remedy(*reason).to_owned(),
             Self::LoginAborted { .. } => {
-                "if this repeats, check the network between them for lost packets, and update the \
+                "if this repeats, check the network to the initiator for lost packets, and update the \
                  initiator; `sarsen session trace --initiator` shows its requests"
                     .to_owned()
             }
@@ -336,8 +337,16 @@ impl Occurrence {
                     .to_owned()
             }
             Self::ConnectionLost { .. } => {
-                "if this repeats, check the network between them and the initiator's log"
+                "if this repeats, check the network to the initiator, and the initiator's log"
                     .to_owned()
+            }
+            Self::AccessRevoked { .. } => {
+                "if the initiator still needs access, correct the rules of the target, then log in again at the \
+                 initiator"
+                    .to_owned()
+            }
+            Self::TargetDrained { .. } => {
+                "after the maintenance, `sarsen target undrain` puts the target in service again".to_owned()
             }
             Self::VolumeError { failure: Failure::MediumError, .. } => {
                 "a block could not be read or written: check the backing disk and the kernel's log; the server's \
@@ -527,7 +536,7 @@ fn remedy(reason: RefusalReason) -> &'static str {
         }
         NoSuchSession => "nothing: the initiator creates a new session",
         NotInService => {
-            "the target was taken out of service: `sarsen target undrain` puts it back; if the server \
+            "the target was taken out of service: `sarsen target undrain` puts it in service again; if the server \
              ends, start it again"
         }
         OutOfResources => {
@@ -636,8 +645,11 @@ mod tests {
             why: "too many".into(),
         };
         let event = away(1).event(1, 2);
-        assert_eq!(event.message, "a connection was closed at once, from 192.0.2.7: too many");
+        assert_eq!(
+            event.message,
+            "a connection from 192.0.2.7 was closed before the login: too many"
+        );
         assert!(event.remedy.expect("a remedy").starts_with("raise limits.logins-per-source"));
-        assert!(away(7).event(1, 2).message.starts_with("7 connections were"));
+        assert!(away(7).event(1, 2).message.starts_with("7 connections from 192.0.2.7 were"));
     }
 }

@@ -84,12 +84,15 @@ impl Reader<'_> {
                 }
                 Some(open) => {
                     let (key, open_key) = (shown_key(key), shown_key(&open.key));
-                    let message = format!("</{key}> ends <{open_key}>, which is of {}", open.place);
+                    let message = format!(
+                        "</{key}> ends <{open_key}>, which begins at {}; add </{open_key}> before it",
+                        open.place
+                    );
                     Err(ImportError::new(place, message))
                 }
                 None => Err(ImportError::new(place, {
                     let key = shown_key(key);
-                    format!("</{key}> ends what has not begun")
+                    format!("</{key}> has no <{key}> before it; add that, or remove this line")
                 })),
             };
         }

@@ -220,7 +220,7 @@ impl Access {
                     place,
                     format!("the target's own account {own} (mutual CHAP)"),
                     format!(
-                        "in sarsen a target has one, {first}; set that secret at this initiator"
+                        "omitted; in sarsen a target has one own account, {first}; set its secret at this initiator"
                     ),
                 ),
                 _ => self.own_account = Some(own),
@@ -269,8 +269,8 @@ impl Access {
                 && other.accounts == all[0].accounts
         };
         if !all.iter().all(is_same) {
-            let remedy = "a target has the same rules at all its portals: only who got in through each of them, with \
-                          the same proof, is let in";
+            let remedy = "omitted where they differ: a target has the same rules at all its portals, and permits only initiators \
+                          that each group permitted with the same authentication";
             let what = format!("auth-groups of single portal groups of {}", target.target.name);
             let place = target.place.clone();
             draft.lose(&place, what, remedy);
@@ -326,7 +326,7 @@ fn take_portal_group(draft: &mut Draft, world: &CtldContext, node: &Node) -> Por
             "listen-iser" => draft.lose(
                 &place,
                 reported(setting),
-                "sarsen only serves iSCSI over TCP; clients must use it",
+                "omitted; sarsen serves iSCSI over TCP only, and clients must use it",
             ),
             "redirect" => group.redirect = Some(setting.word().to_owned()),
             "discovery-auth-group" => {
@@ -405,7 +405,7 @@ fn take_target(draft: &mut Draft, world: &mut CtldContext, name: &str, node: &No
             "port" | "offload" => draft.lose(
                 &place,
                 reported(setting),
-                "sarsen only serves iSCSI over TCP; clients must use it",
+                "omitted; sarsen serves iSCSI over TCP only, and clients must use it",
             ),
             "alias" | "lun" | "auth-type" | "chap" | "chap-mutual" | "initiator-name"
             | "initiator-portal" => {}

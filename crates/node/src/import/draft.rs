@@ -143,7 +143,7 @@ impl Draft {
             self.note(
                 place,
                 what,
-                format!("volume {name} here: only the name differs, which clients do not see"),
+                format!("the volume is named {name} in sarsen; clients do not see this name"),
             );
         }
         self.document.volume.push(Volume { name: name.clone(), ..volume });
@@ -227,7 +227,7 @@ impl Draft {
                 place,
                 format!("{key} {text:?}"),
                 format!(
-                    "here it is printable ASCII that begins with no space: set {key} of the volume"
+                    "omitted; sarsen permits printable ASCII without a space at the beginning; set {key} of the volume"
                 ),
             );
             return None;
@@ -305,8 +305,8 @@ impl Draft {
             if !is_same {
                 let what = format!("volume {volume} as LUN {lun} of {target}, too");
                 let remedy = format!(
-                    "in sarsen a volume has one LUN of one target, and this one is LUN {at} of {other}; use that \
-                     one, or one target with several portal groups"
+                    "omitted; in sarsen a volume has one LUN of one target, and this one is LUN {at} of {other}; use that \
+                     LUN, or one target with several portal groups"
                 );
                 self.lose(place, what, remedy);
             }
@@ -314,13 +314,15 @@ impl Draft {
         }
         let number = u16::try_from(lun).ok().filter(|_| lun <= LARGEST_LUN);
         let Some(number) = number else {
-            let remedy = format!("LUNs go from 0 to {LARGEST_LUN}: give it another");
+            let remedy =
+                format!("omitted; LUNs are 0 to {LARGEST_LUN}; give the volume another LUN");
             self.lose(place, format!("LUN {lun} of {target}"), remedy);
             return false;
         };
         if let Some(other) = draft.target.luns.0.get(&number) {
             let what = format!("volume {volume} as LUN {lun} of {target}");
-            let remedy = format!("{other} has that number: give the other one another");
+            let remedy =
+                format!("omitted; volume {other} has this LUN; give one of the two another LUN");
             self.lose(place, what, remedy);
             return false;
         }
@@ -613,7 +615,8 @@ impl Draft {
             self.lose(
                 &who,
                 format!("its own account {own} (mutual CHAP)"),
-                "initiators use that account, or no CHAP; mutual CHAP is refused; create an account for own-account",
+                "omitted; initiators log in with that account or without CHAP; mutual CHAP is refused until own-account is \
+                 another account",
             );
         }
         if self.document.discovery.as_ref() == Some(&Discovery::default()) {

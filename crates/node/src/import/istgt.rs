@@ -242,7 +242,7 @@ impl Accounts {
                         Some(first) if *first != own => draft.lose(
                             &auth.place,
                             format!("the target's own account {own} (mutual CHAP)"),
-                            format!("in sarsen a target has one, {first}; set that secret at this initiator"),
+                            format!("omitted; in sarsen a target has one own account, {first}; set its secret at this initiator"),
                         ),
                         _ => group.own = Some(own),
                     }
@@ -398,8 +398,8 @@ fn take_initiators(draft: &mut Draft, group: &Section, target: &mut TargetDraft)
                 target.leaves_out = true;
                 draft.lose(
                     place,
-                    format!("InitiatorName {name}, which is refused"),
-                    "sarsen's rules permit; an initiator without a rule is refused",
+                    format!("InitiatorName {name}, which denies an initiator"),
+                    "omitted; sarsen's rules only permit, and initiators without a rule are refused",
                 );
             }
             None if is_all(name) => names.push(None),

@@ -369,7 +369,7 @@ fn take_target(draft: &mut Draft, mut fields: Fields<'_>, stores: &Stores) {
         let tag = group.number("tag").and_then(|tag| u16::try_from(tag).ok()).unwrap_or(1);
         if group.flag("enable") != Some(true) {
             let what = format!("portal group {tag} of {name}, which is disabled there");
-            draft.note(&group.place, what, "left out");
+            draft.note(&group.place, what, "omitted");
             continue;
         }
         let units = take_units(draft, &mut group, &mut target, tag, stores);
@@ -400,7 +400,7 @@ fn take_target(draft: &mut Draft, mut fields: Fields<'_>, stores: &Stores) {
                     draft.lose(
                         &portal.place,
                         what,
-                        "sarsen only serves iSCSI over TCP; clients must use it",
+                        "sarsen serves iSCSI over TCP only, and the clients of this portal must use it",
                     );
                 }
             }
@@ -498,7 +498,8 @@ fn take_units(
     }
     if states.values().collect::<BTreeSet<_>>().len() > 1 {
         let what = format!("different access states of LUNs in portal group {tag}");
-        let remedy = "in sarsen a target has one for each group; that of the lowest LUN is used";
+        let remedy =
+            "in sarsen a target has one state for each group; the state of the lowest LUN is used";
         draft.lose(&group.place, what, remedy);
     }
     if let Some((_, lowest)) = states.first_key_value() {
@@ -562,8 +563,8 @@ fn take_accounts(
         match &target.target.own_account {
             Some(own) if *own != account => draft.lose(
                 &place,
-                format!("the account {account}, with which the target proves who it is"),
-                format!("a target has one here, {own}: tell this initiator that one's secret"),
+                format!("the target's own account {account} (mutual CHAP)"),
+                format!("omitted; in sarsen a target has one own account, {own}; set its secret at this initiator"),
             ),
             _ => target.target.own_account = Some(account),
         }
@@ -696,7 +697,7 @@ fn take_acl(
         }
         (true, Some(None)) => return None,
         (true, None) => {
-            let what = format!("{name} without an account, where CHAP is wanted");
+            let what = format!("{name} without an account, where CHAP is required");
             draft.note(&place, what, "it could not log in; omitted");
             return None;
         }

@@ -425,7 +425,7 @@ fn take_groups(draft: &mut Draft, root: &[Node]) -> States {
                     draft.lose(
                         &target.place,
                         what,
-                        "in sarsen a target has one; the first is used",
+                        "in sarsen a target has one access state; the first is used",
                     );
                 }
             }
@@ -474,7 +474,7 @@ fn take_account(draft: &mut Draft, node: &Node) -> Option<String> {
 fn take_target(draft: &mut Draft, node: &Node, devices: &Devices, states: &States) {
     let name = node.value();
     if !node.is_on("enabled") {
-        draft.note(&node.place, format!("target {name}, which is disabled there"), "left out");
+        draft.note(&node.place, format!("target {name}, which is disabled there"), "omitted");
         return;
     }
     let mut target = TargetDraft::new(&node.place, name);
@@ -568,7 +568,11 @@ fn take_units(
         }
         if units.volumes.values().any(|shown| shown == volume) {
             let what = format!("device {device} as LUN {number}, too");
-            draft.lose(&lun.place, what, "in sarsen an initiator sees a volume at one LUN");
+            draft.lose(
+                &lun.place,
+                what,
+                "omitted; in sarsen an initiator sees a volume at one LUN",
+            );
             continue;
         }
         units.volumes.insert(number, volume.clone());

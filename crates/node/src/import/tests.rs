@@ -380,7 +380,11 @@ fn invalid_configuration_is_reported_with_file_and_line() {
         (Origin::Lio, "[]", "x: this is not an object"),
         (Origin::Tgt, "\n<target a>\nlun 1\n", "x:2: <target> does not end: add </target>"),
         (Origin::Tgt, "<target a>\n</backing-store>\n", "x:2: </backing-store> ends <target>"),
-        (Origin::Tgt, "</target>\n", "x:1: </target> ends what has not begun"),
+        (
+            Origin::Tgt,
+            "</target>\n",
+            "x:1: </target> has no <target> before it; add that, or remove this line",
+        ),
         (Origin::Tgt, "include none.conf\n", "x:1: cannot read none.conf"),
         (Origin::Tgt, "include loop.conf\n", "loop.conf:1: files include each other"),
         (Origin::Scst, "HANDLER a {\n", "x:1: the section HANDLER does not end"),

@@ -159,7 +159,7 @@ fn take_target(
     let driver = items.iter().rfind(|item| item.key == "driver").map_or(driver, |item| &item.value);
     if driver != "iscsi" {
         let what = format!("target {name} of the driver {driver}");
-        draft.lose(place, what, "sarsen only serves iSCSI over TCP; clients must use it");
+        draft.lose(place, what, "imported; sarsen serves iSCSI over TCP only, and the clients of the target must use it");
     }
     let mut target = TargetDraft::new(place, name);
     take_stores(draft, &mut target, items, number);
@@ -404,7 +404,7 @@ fn take_hints(draft: &mut Draft, store: &Store<'_>, settings: &Settings<'_>) {
             &item.place,
             reported(item),
             format!(
-                "sarsen would create the volume at {}; correct `path` in the result",
+                "ignored; the path of the volume is {}; correct it in the document if it is wrong",
                 store.path
             ),
         );
@@ -484,7 +484,7 @@ fn identify(
     if store.is_direct {
         for key in ["vendor_id", "product_id", "product_rev", "scsi_sn"] {
             if settings.value(key).is_none() {
-                let what = format!("{key} of {}, which tgt-admin asked the device for", store.path);
+                let what = format!("{key} of {}, which tgt-admin read from the device", store.path);
                 draft.lose(
                     store.place,
                     what,

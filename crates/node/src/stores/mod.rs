@@ -98,7 +98,9 @@ pub enum StoreError {
         path: PathBuf,
     },
     /// Another program or volume uses the file.
-    #[error("{path} is in use by another program, or by another volume of this server")]
+    #[error(
+        "{path} is in use by another program or another volume; end that use, or choose another path"
+    )]
     InUse {
         /// The file.
         path: PathBuf,

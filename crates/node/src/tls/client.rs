@@ -81,17 +81,17 @@ impl ServerVerifier {
     fn untrusted(&self, certificate: &CertificateDer<'_>, error: &Error) -> Error {
         let why = match error {
             Error::InvalidCertificate(CertificateError::NotValidForName) => {
-                "is for another name than this".to_owned()
+                "is not for this server name".to_owned()
             }
             Error::InvalidCertificate(error @ CertificateError::NotValidForNameContext { .. }) => {
-                format!("is for another name than this: {error}")
+                format!("is not for this server name: {error}")
             }
             Error::InvalidCertificate(
                 CertificateError::Expired | CertificateError::ExpiredContext { .. },
             ) => "has expired".to_owned(),
             // The certificate is self-signed, or two authorities have the same name.
             Error::InvalidCertificate(_) => match &self.given {
-                Some((path, _)) => format!("is not vouched for by {}", path.display()),
+                Some((path, _)) => format!("is not signed by an authority in {}", path.display()),
                 None => "was issued by an authority that this machine does not trust".to_owned(),
             },
             other => format!("cannot be used: {other}"),
@@ -210,7 +210,7 @@ mod tests {
         let (own, other) =
             (made(&["san.example"], false, 4000), made(&["san.example"], false, 4000));
         let said = verify(&own, &other, "san.example").expect_err("refused");
-        assert!(said.contains("is not vouched for by"), "{said}");
+        assert!(said.contains("is not signed by an authority in"), "{said}");
         assert!(said.contains(&fingerprint(&other.certificate)), "{said}");
     }
 

@@ -29,7 +29,7 @@ pub enum FramingError {
     #[error("header digest error")]
     HeaderDigest,
     /// The peer sends a longer data segment than we declared.
-    #[error("a data segment of {length} bytes, where {limit} were declared")]
+    #[error("a data segment has {length} bytes; the declared maximum is {limit}")]
     SegmentTooLong {
         /// The length in the header.
         length: u32,
@@ -37,7 +37,7 @@ pub enum FramingError {
         limit: u32,
     },
     /// Additional headers that are longer than the maximum.
-    #[error("additional headers of {length} bytes")]
+    #[error("additional headers have {length} bytes, which is too many")]
     AhsTooLong {
         /// The length in the header.
         length: usize,

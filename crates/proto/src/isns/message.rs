@@ -15,19 +15,19 @@ const MESSAGE_LIMIT: usize = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MessageError {
     /// An unsupported version.
-    #[error("iSNS of version {0}")]
+    #[error("the version {0} of iSNS is not supported")]
     Version(u16),
     /// An invalid length.
-    #[error("a PDU of {0} bytes (RFC 4171 §5.1.3)")]
+    #[error("a PDU has an invalid length of {0} bytes (RFC 4171 §5.1.3)")]
     Length(usize),
     /// The PDUs of one message are not consecutive.
     #[error("the PDUs of a message do not follow each other (RFC 4171 §5.1.4)")]
     Sequence,
     /// A message that exceeds the maximum length.
-    #[error("a message of more than {MESSAGE_LIMIT} bytes")]
+    #[error("a message has more than {MESSAGE_LIMIT} bytes")]
     TooLong,
     /// The message is signed, which the client does not support.
-    #[error("the server signs its messages, which is not supported")]
+    #[error("the name server signs its messages, which is not supported")]
     Signed,
     /// Invalid attributes.
     #[error("malformed attributes (RFC 4171 §5.1.7)")]

@@ -215,7 +215,7 @@ fn for_measuring(run: &Run) -> Section {
         ),
         Block::Table(Table {
             caption: format!(
-                "Variation between repetitions: {load}, standard deviation relative to the mean"
+                "Variation between repetitions: {load}, standard deviation in percent of the mean"
             ),
             columns,
             rows: rows.to_vec(),

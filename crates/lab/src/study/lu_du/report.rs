@@ -126,7 +126,7 @@ fn table(
 fn summary(run: &Run) -> Vec<String> {
     let mean = |labels: &Labels| Summary::of(&run.figures(labels, figure::MEAN_US));
     let mut sentences = vec![format!(
-        "Loads of one and of {HEAVY_DEPTH} open I/Os and a database trace on {}.",
+        "Loads of one and of {HEAVY_DEPTH} outstanding I/Os and a database trace on {}.",
         run.values(TARGET).join(", ")
     )];
     let reads: Vec<_> = subjects(run, LIGHT)
@@ -137,7 +137,10 @@ fn summary(run: &Run) -> Vec<String> {
         })
         .collect();
     if !reads.is_empty() {
-        sentences.push(format!("A read of 4K, one open, in ms: {}.", reads.join("; ")));
+        sentences.push(format!(
+            "Mean latency of a read of 4K with one outstanding I/O, in ms: {}.",
+            reads.join("; ")
+        ));
     }
     sentences.push(
         "The study's 9 to 24 ms are mostly the time of its disks; compare our times with the time \
@@ -198,7 +201,7 @@ fn light_means(run: &Run) -> Section {
             ));
         }
     }
-    let caption = "Mean latency with one I/O open, ms";
+    let caption = "Mean latency with one outstanding I/O, ms";
     let notes =
         ["Our requests have random addresses; the study does not state the addresses of its \
                   requests."];
@@ -230,7 +233,7 @@ fn light_chart(run: &Run, operation: &str) -> Block {
         ..LineSeries::default()
     });
     Block::Lines(Lines {
-        caption: format!("Mean latency of a {operation}, one open"),
+        caption: format!("Mean latency of a {operation} with one outstanding I/O"),
         x: Axis { label: "size, KiB".into(), logarithmic: true },
         y: Axis { label: "ms".into(), logarithmic: true },
         series: ours.filter(|line| !line.points.is_empty()).chain(theirs).collect(),
@@ -340,7 +343,7 @@ fn heavy_load(run: &Run) -> Section {
             published_in("Figure 2", "mixed", Some(bytes), "mean", 1),
         ));
         let size = layout::size_name(bytes);
-        let caption = format!("Throughput with {HEAVY_DEPTH} I/Os of {size} open, MB/s");
+        let caption = format!("Throughput with {HEAVY_DEPTH} outstanding I/Os of {size}, MB/s");
         blocks.push(table(run, HEAVY, &caption, &columns, &THEIRS, &[]));
         blocks.push(heavy_times(run, bytes));
         blocks.push(heavy_chart(run, bytes));
@@ -367,7 +370,7 @@ fn heavy_times(run: &Run, bytes: u32) -> Block {
         }
     }
     let size = layout::size_name(bytes);
-    let caption = format!("Latency with {HEAVY_DEPTH} I/Os of {size} open, ms");
+    let caption = format!("Latency with {HEAVY_DEPTH} outstanding I/Os of {size}, ms");
     table(run, HEAVY, &caption, &columns, &[], &[])
 }
 
@@ -380,7 +383,7 @@ fn heavy_chart(run: &Run, bytes: u32) -> Block {
     });
     let size = layout::size_name(bytes);
     Block::Bars(Bars {
-        caption: format!("Throughput with {HEAVY_DEPTH} I/Os of {size} open"),
+        caption: format!("Throughput with {HEAVY_DEPTH} outstanding I/Os of {size}"),
         unit: "MB/s".into(),
         groups: mixes().map(|(operation, place)| format!("{place} {operation}")).collect(),
         series: series.collect(),
@@ -404,7 +407,7 @@ fn trace(run: &Run) -> Section {
     ];
     let count = requests(run.scale);
     let threads = LU_DU_TRACE.threads;
-    let caption = format!("A database's requests, {threads} open");
+    let caption = format!("A database's requests, {threads} outstanding");
     let text = format!(
         "The study's trace was not published. Ours has its published properties: {} requests, {} % \
          of them reads, between blocks {} and {}. The size of 8K is our choice. This run replayed \

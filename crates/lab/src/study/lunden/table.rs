@@ -403,7 +403,7 @@ fn histogram(column: Column, values: &[f64]) -> Option<Bars> {
         }
     };
     Some(Bars {
-        caption: format!("{}, {}: number of runs for each value", column.name(), column.unit()),
+        caption: format!("{}, {}: number of runs for each range", column.name(), column.unit()),
         unit: "runs".into(),
         groups: (0..bins).map(label).collect(),
         series: vec![BarSeries {
@@ -433,7 +433,8 @@ fn others(run: &Run) -> Option<Section> {
     if reasons.len() > OTHERS_SHOWN {
         shown.push(format!("and {} more", reasons.len() - OTHERS_SHOWN));
     }
-    let text = format!("{} lines are not part of the figures above.", reasons.len());
+    let text =
+        format!("{} lines were skipped; the figures above do not include them.", reasons.len());
     Some(Section {
         heading: "Lines that are not runs".into(),
         blocks: vec![Block::Text(text), Block::List(shown)],

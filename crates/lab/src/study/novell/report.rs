@@ -69,7 +69,7 @@ fn media(run: &Run) -> impl Iterator<Item = (&'static str, &'static str)> {
 fn summary(run: &Run) -> Vec<String> {
     let targets = run.values(TARGET);
     let mut sentences = vec![format!(
-        "Reads and writes of 4K to 4M, one I/O open at a time, on {}: {}.",
+        "Reads and writes of 4K to 4M with one outstanding I/O, on {}: {}.",
         media(run).map(|(ours, _)| ours).collect::<Vec<_>>().join(" and on "),
         targets.join(", ")
     )];
@@ -197,7 +197,7 @@ fn sweep_table(
 /// Returns the section with the percentage of the medium's throughput that is available over iSCSI.
 fn shares(run: &Run) -> Section {
     let mut blocks = vec![Block::Text(
-        "With one I/O open, the time of an I/O is the sum of the times of the medium and of the \
+        "With one outstanding I/O, the time of an I/O is the sum of the times of the medium and of the \
          path. The faster the medium, the smaller the share of its speed over iSCSI: a RAM disk \
          shows the cost of the path, a slow disk hides it."
             .into(),
@@ -232,7 +232,9 @@ fn shares(run: &Run) -> Section {
             row
         });
         blocks.push(Block::Table(Table {
-            caption: format!("Sequential {operation}s over iSCSI, of the medium without iSCSI"),
+            caption: format!(
+                "Sequential {operation}s over iSCSI, in percent of the medium without iSCSI"
+            ),
             columns,
             rows: rows.filter(|row| says_anything(row)).collect(),
             notes: vec![
@@ -379,12 +381,12 @@ fn links_table(run: &Run, target: &str, medium: &str) -> Block {
         row
     });
     Block::Table(Table {
-        caption: format!("{target}, {medium}: sequential I/Os of 64K, one open"),
+        caption: format!("{target}, {medium}: sequential I/Os of 64K, one outstanding"),
         columns,
         rows: rows.collect(),
         notes: vec![
             "A maximum: an I/O of 64K takes at least the round trip and its transmission time. More \
-             than one open I/O hides the round trip, not the transmission time."
+             than one outstanding I/O hides the round trip, not the transmission time."
                 .into(),
             "Every link has an MTU of 1500. Delay and loss apply to each direction. The p99 is the \
              median of the runs."

@@ -147,7 +147,7 @@ fn check(
         Ok(head)
     } else {
         Err(DatabaseError::Damaged(format!(
-            "it holds {} records where {} were written, or old ones",
+            "it has {} records instead of {}, or some of them are old",
             found.records, head.records
         )))
     }

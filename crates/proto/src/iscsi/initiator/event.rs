@@ -146,7 +146,7 @@ pub enum LoginError {
         algorithm: Option<Algorithm>,
     },
     /// The target does not exist. The initiator needs another name.
-    #[error("the target does not exist there ({status:?})")]
+    #[error("the target does not exist at this portal ({status:?})")]
     NotFound {
         /// Whether the target was not found or was removed.
         status: LoginStatus,
@@ -215,7 +215,7 @@ pub enum AuthenticationError {
     TargetSilent,
     /// The target does not know the secret, or uses another name.
     #[error(
-        "the target authenticates itself as {name:?} (CHAP_N), or with a secret, that was not configured"
+        "the target's CHAP name {name:?} or its secret is not the configured one (mutual CHAP)"
     )]
     Target {
         /// The name that the target uses.
@@ -233,10 +233,10 @@ impl From<AuthenticationError> for ConnectionError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     /// A PDU that is not permitted in this phase.
-    #[error("unexpected {0:?} in this phase")]
+    #[error("the target sent {0:?}, which this phase does not permit")]
     UnexpectedOpcode(Opcode),
     /// An answer without a request.
-    #[error("{opcode:?} for tag {tag:#x}, which has no such task")]
+    #[error("the target sent {opcode:?} for tag {tag:#x}, which has no such task")]
     UnknownTask {
         /// Opcode of the answer.
         opcode: Opcode,
@@ -244,7 +244,9 @@ pub enum ProtocolError {
         tag: u32,
     },
     /// Data-In that is out of order, or beyond the end of the transfer.
-    #[error("Data-In of {length} bytes at {offset}, where {expected} of {total} have arrived")]
+    #[error(
+        "Data-In has {length} bytes at offset {offset}, but {expected} of {total} bytes have arrived"
+    )]
     DataInPlace {
         /// Offset in the PDU.
         offset: u32,
@@ -256,7 +258,7 @@ pub enum ProtocolError {
         total: u32,
     },
     /// An R2T for bytes that the target may not request.
-    #[error("an R2T for {length} bytes at {offset} of {total}")]
+    #[error("an R2T requests {length} bytes at offset {offset} of {total}, which is not permitted")]
     R2tRange {
         /// Offset in the PDU.
         offset: u32,
@@ -269,19 +271,19 @@ pub enum ProtocolError {
     #[error("malformed text ({0:?})")]
     Text(TextError),
     /// Text that exceeds the maximum length.
-    #[error("text longer than {limit} bytes")]
+    #[error("the target's text is longer than {limit} bytes")]
     TextTooLong {
         /// The limit.
         limit: usize,
     },
     /// A login stage that is not the next one.
-    #[error("login stages out of order")]
+    #[error("the target's login stages are out of order")]
     LoginStage,
     /// A login that does not end.
     #[error("the login did not end after {0} responses")]
     LoginTooLong(u32),
     /// More PDUs of the target are missing than the initiator can track.
-    #[error("too many PDUs are missing")]
+    #[error("too many PDUs of the target are missing")]
     TooManyMissing,
     /// The target sends pings faster than the initiator can send answers.
     #[error("the target sent {0} pings (NOP-In) and read none of the answers")]
@@ -292,7 +294,7 @@ pub enum ProtocolError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecoveryError {
     /// The session's ErrorRecoveryLevel is below 2.
-    #[error("the session's error recovery level is {level}")]
+    #[error("the session's ErrorRecoveryLevel is {level}, and recovery needs 2")]
     Level {
         /// ErrorRecoveryLevel.
         level: u32,
@@ -304,13 +306,13 @@ pub enum RecoveryError {
         response: LogoutResponse,
     },
     /// The target rejects a request that recovery needs.
-    #[error("the target rejects a request that it supports ({reason:?})")]
+    #[error("the target rejected a request that recovery needs ({reason:?})")]
     Rejected {
         /// The reason.
         reason: RejectReason,
     },
     /// A command has lost too many connections. The command itself may be the cause.
-    #[error("a command has lost too many connections")]
+    #[error("too many connections were lost during one command")]
     MovedTooOften,
     /// The target does not reassign a task.
     #[error("the target answers a task's reassignment with {response:?}")]

@@ -37,7 +37,7 @@ pub enum RefusalReason {
     #[error("no common authentication method")]
     NoCommonMethod,
     /// The initiator requires CHAP, but the target has no accounts.
-    #[error("the initiator requires CHAP, and no account is configured here")]
+    #[error("the initiator requires CHAP, and the target has no account")]
     ChapNotConfigured,
     /// The initiator tried to continue without the required authentication.
     #[error("the initiator did not authenticate")]
@@ -52,7 +52,7 @@ pub enum RefusalReason {
     #[error("the initiator sent the server's challenge back")]
     ReflectedChallenge,
     /// The initiator requires the target to authenticate, but the target has no credentials.
-    #[error("the target has no credentials of its own")]
+    #[error("the target has no credentials for mutual CHAP")]
     NoOwnCredentials,
     /// The initiator's secret is the target's own secret (RFC 7143 §9.2.1).
     #[error("the account and the target have the same secret")]
@@ -71,22 +71,22 @@ pub enum RefusalReason {
     #[error("this client certificate is not permitted")]
     CertificateNotAllowed,
     /// The initiator was permitted until the rules changed. It knows the target, so the status need not hide it.
-    #[error("its access was revoked")]
+    #[error("the access of the initiator was revoked")]
     AccessRevoked,
     /// The target does not exist.
     #[error("no such target")]
     NoSuchTarget,
     /// The initiator and the target have no protocol version in common.
-    #[error("no common version")]
+    #[error("no common protocol version")]
     UnsupportedVersion,
     /// The session has the maximum number of connections.
     #[error("too many connections in the session")]
     TooManyConnections,
     /// A mandatory key is missing.
-    #[error("a key is missing")]
+    #[error("a mandatory key of the login is missing")]
     MissingParameter,
     /// The connection does not match the session that it requests to join.
-    #[error("the connection does not fit the session")]
+    #[error("the connection does not match the session that it requests to join")]
     CannotIncludeInSession,
     /// SessionType is neither Normal nor Discovery.
     #[error("unknown type of session")]
@@ -98,10 +98,10 @@ pub enum RefusalReason {
     #[error("the request is not allowed during login")]
     InvalidDuringLogin,
     /// The target currently accepts no sessions.
-    #[error("the target was taken out of service (drained), and accepts no sessions")]
+    #[error("the target accepts no sessions: it is drained, or the server stops")]
     NotInService,
     /// The resources for another session are missing.
-    #[error("no resources for another session")]
+    #[error("the server has no resources for another session")]
     OutOfResources,
 }
 
