@@ -1,6 +1,7 @@
 //! `cargo xtask tidy`: rules that neither the compiler nor clippy checks. Each is a pure function over text, with a
 //! test that shows that it can fail.
 
+mod cycles;
 mod dependencies;
 mod layers;
 mod links;
@@ -45,6 +46,7 @@ pub(crate) fn run() -> Result<()> {
     let mut findings = Vec::new();
     let mut warnings = Vec::new();
     let mut functions = HashSet::new();
+    let mut crates = cycles::Crates::default();
 
     let mut metadata = shell::cargo();
     metadata.args(["metadata", "--format-version", "1", "--no-deps"]);
@@ -58,6 +60,7 @@ pub(crate) fn run() -> Result<()> {
                 let text = read()?;
                 functions.extend(requirements::functions(&text));
                 findings.extend(source::check(path, &text));
+                crates.add(path, &text);
                 findings.extend(words::check(path, &text));
                 warnings.extend(source::length(path, &text));
             }
@@ -77,6 +80,7 @@ pub(crate) fn run() -> Result<()> {
         }
     }
 
+    findings.extend(crates.check());
     for &path in requirements::PAGES {
         let text = fs::read_to_string(root.join(path)).with_context(|| path.to_owned())?;
         let exists = |file: &str| root.join(file).exists();

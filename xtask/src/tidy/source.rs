@@ -45,7 +45,7 @@ pub(super) fn length(path: &str, text: &str) -> Option<Finding> {
 }
 
 /// Returns the text with comments and the contents of literals blanked; each line keeps its length.
-fn code_alone(text: &str) -> String {
+pub(super) fn code_alone(text: &str) -> String {
     let mut code = String::with_capacity(text.len());
     let mut rest = text;
     let mut after_word = false;
