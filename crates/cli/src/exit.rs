@@ -69,7 +69,7 @@ pub(crate) struct DegradedError(pub(crate) String);
 #[error("standard output was closed")]
 pub(crate) struct OutputClosed;
 
-/// The result of printing.
+/// Returns the error of a failed print. A closed standard output is an error of its own.
 pub(crate) fn printed(outcome: io::Result<()>) -> anyhow::Result<()> {
     match outcome {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(OutputClosed.into()),

@@ -72,7 +72,9 @@ async fn upgrade(options: &ServerOptions) -> anyhow::Result<Upgraded> {
             bail!("server process {process} has ended instead of being replaced; see its log");
         }
         if time::now() > deadline {
-            bail!("server process {process} was replaced, but does not answer; see its log");
+            bail!(
+                "process {process} has started the new program, which does not answer; see the log of the service"
+            );
         }
         time::sleep_until(time::now() + LOOK_INTERVAL).await;
     }

@@ -32,7 +32,7 @@ mod trace;
 
 pub use access::Object;
 pub use config::{Config, ConfigError};
-pub use engine::{ChangeError, ChangeOutcome, InterruptedSession, Interruption, Prepared, Ready};
+pub use engine::{AffectedSession, ChangeError, ChangeOutcome, Interruption, Prepared, Ready};
 pub use error_class::ErrorClass;
 #[cfg(feature = "simulation")]
 pub use fronts::iscsi::SimulatedPortal;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use sarsen_block::Io;
 use sarsen_io::file::lock_within;
-use sarsen_io::record::RecordFile;
+use sarsen_io::record::ReplacedFile;
 use sarsen_proto::iscsi::digest::crc32c_of;
 use sarsen_scsi::{MetadataStore, Record};
 use tracing::info;
@@ -48,7 +48,7 @@ const _: () = assert!(HEADER_LENGTH == 44);
 
 /// The records of one volume.
 pub(crate) struct Records {
-    files: [(Record, RecordFile); Record::ALL.len()],
+    files: [(Record, ReplacedFile); Record::ALL.len()],
     /// The folder, which stays locked while this lives, if it existed at the opening.
     _folder: Option<fs::File>,
 }
@@ -110,7 +110,8 @@ impl Records {
     /// Opens the records in a folder, and checks the existing ones. The folder may be missing.
     fn open(folder: &Path) -> Result<Self, StoreError> {
         let records = Self {
-            files: Record::ALL.map(|record| (record, RecordFile::new(folder.join(record.name())))),
+            files: Record::ALL
+                .map(|record| (record, ReplacedFile::new(folder.join(record.name())))),
             _folder: lock(folder)?,
         };
         for record in Record::ALL {
@@ -119,7 +120,7 @@ impl Records {
         Ok(records)
     }
 
-    fn file(&self, record: Record) -> &RecordFile {
+    fn file(&self, record: Record) -> &ReplacedFile {
         match self.files.iter().find(|(kept, _)| *kept == record) {
             Some((_, file)) => file,
             None => unreachable!("there is a file for every record"),

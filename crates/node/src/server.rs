@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use tracing::{error, warn};
 
 use crate::config::{Config, ConfigError, Limits, Portal};
-use crate::control::{Api, Capacity, Control, Lab, LabResults, Opened, Web, WebError};
+use crate::control::{Api, Capacity, Control, Lab, LabResults, OpenPort, Web, WebError};
 use crate::desired::{ChangeRefused, Desired, Invalid, OpenError, StateError};
 use crate::engine::{
     BackingChecks, Cause, ChangeError, ChangeOutcome, Engine, Force, Layer, Managed, Prepared,
@@ -97,7 +97,9 @@ pub enum StartError {
     #[error(transparent)]
     Web(#[from] WebError),
     /// The two CRC32C implementations disagree: digests could not be trusted.
-    #[error("this processor computes CRC32C wrongly; report it as a bug")]
+    #[error(
+        "CRC32C: two implementations differ on this processor; do not use this machine, and report it to sarsen's developers"
+    )]
     Digest,
 }
 
@@ -204,7 +206,7 @@ impl Server {
                 .map_err(|source| StartError::Control { path: path.to_owned(), source })
         });
         let control = control.transpose()?;
-        let web = config.api.as_ref().map(|api| Opened::open(api, config.state.as_deref()));
+        let web = config.api.as_ref().map(|api| OpenPort::open(api, config.state.as_deref()));
         let web = web.transpose()?;
         let isns = config.isns.clone();
         let engine = start_engine(config, &cores, managed, Box::new(layer))?;

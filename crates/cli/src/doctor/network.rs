@@ -221,9 +221,12 @@ fn portal(
         ErrorKind::AddrInUse if server_runs && holder.is_none_or(|name| name == "sarsen") => {
             Finding::ok(CHECK, format!("port {} is used by the running server", address.port()))
         }
-        ErrorKind::AddrInUse if holder == Some("systemd") => {
-            Finding::ok(CHECK, format!("systemd listens on {address} for a socket unit"))
-        }
+        ErrorKind::AddrInUse if holder == Some("systemd") => Finding::ok(
+            CHECK,
+            format!(
+                "systemd listens on {address}, and gives the socket to the service of its unit"
+            ),
+        ),
         ErrorKind::AddrInUse => {
             let holder = holder.unwrap_or("a process that only root can see");
             Finding::problem(

@@ -300,7 +300,9 @@ impl RuleConfig {
         let mut numbers = BTreeMap::new();
         let mut show = |shown: u16, own: u16, name: &str| {
             if shown > LARGEST_LUN {
-                return Err(wrong(format!("luns: {shown} is no LUN: write 0 to {LARGEST_LUN}")));
+                return Err(wrong(format!(
+                    "luns: {shown} is no LUN: write a number from 0 to {LARGEST_LUN}"
+                )));
             }
             let own = Lun(own);
             if numbers.values().any(|other| *other == own) {
@@ -641,7 +643,10 @@ mod tests {
             ("[[target.allow]]\nluns = { 0 = \"c\" }", "luns: the target has no volume c"),
             ("[[target.allow]]\nluns = { 0 = \"a\", 1 = \"a\" }", "luns shows a twice"),
             ("[[target.allow]]\nluns = { 0 = \"a\", 00 = \"b\" }", "luns has 0 twice"),
-            ("[[target.allow]]\nluns = { 16384 = \"a\" }", "16384 is no LUN: write 0 to 16383"),
+            (
+                "[[target.allow]]\nluns = { 16384 = \"a\" }",
+                "16384 is no LUN: write a number from 0 to 16383",
+            ),
             ("[[target.allow]]\nread-only = \"yes\"", "read-only = yes: write true or false"),
             (
                 "[[target.allow]]\nread-only = true",

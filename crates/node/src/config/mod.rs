@@ -237,7 +237,7 @@ impl TargetConfig {
         for (number, volume) in &self.luns {
             if *number > LARGEST_LUN {
                 return wrong(format!(
-                    "target {}: {number} is no LUN: write 0 to {LARGEST_LUN}",
+                    "target {}: {number} is no LUN: write a number from 0 to {LARGEST_LUN}",
                     self.name
                 ));
             }
@@ -585,7 +585,7 @@ mod tests {
         let mut beyond = config;
         beyond.targets[0].luns.insert(0x4000, "b".into());
         let message = beyond.finish_managed().expect_err("no LUN").to_string();
-        assert!(message.contains("16384 is no LUN: write 0 to 16383"), "{message}");
+        assert!(message.contains("16384 is no LUN: write a number from 0 to 16383"), "{message}");
     }
 
     #[test]

@@ -100,7 +100,7 @@ impl FromRequest<Api> for ReceivedDocument {
         ] {
             if count > limit {
                 return Err(ApiError::too_large(format!(
-                    "the document lists more than {limit} {what}, which is the maximum: apply it in parts"
+                    "the document lists more than {limit} {what}, which is the maximum; apply it in parts, without --prune"
                 )));
             }
         }

@@ -421,7 +421,7 @@ mod tests {
     fn debug_output_of_client_lacks_token() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("token");
-        web::keep(&file, b"0123456789abcdef\n").expect("written");
+        web::write_private_file(&file, b"0123456789abcdef\n").expect("written");
         let address = Address::parse("http://127.0.0.1:1".as_ref()).expect("an address");
         let credentials = Credentials { ca: None, token_file: Some(file) };
         let client = Client::open(address, &credentials).expect("opened");

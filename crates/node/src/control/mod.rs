@@ -42,7 +42,7 @@ pub(crate) use self::lab::Lab;
 pub use self::lab::{LabFormat, LabResults};
 pub(crate) use self::openapi::document as openapi_document;
 pub use self::web::WebError;
-pub(crate) use self::web::{Opened, Web};
+pub(crate) use self::web::{OpenPort, Web};
 use crate::desired::Desired;
 use crate::engine::Engine;
 use crate::fronts::iscsi::Front;

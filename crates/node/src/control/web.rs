@@ -113,7 +113,7 @@ enum Guard {
 }
 
 /// An open port, with the values to serve it.
-pub(crate) struct Opened {
+pub(crate) struct OpenPort {
     listener: Listener,
     address: SocketAddr,
     tls: Option<Arc<Tls>>,
@@ -122,7 +122,7 @@ pub(crate) struct Opened {
     guard: Guard,
 }
 
-impl Opened {
+impl OpenPort {
     /// Opens the port, and creates missing files in the state folder.
     pub(crate) fn open(config: &ApiConfig, state: Option<&Path>) -> Result<Self, WebError> {
         let listen = |source| WebError::Listen { address: config.address, source };
@@ -154,8 +154,8 @@ impl Opened {
 }
 
 impl Web {
-    pub(crate) fn start(opened: Opened, api: Api) -> io::Result<Self> {
-        let Opened { listener, address, tls, fingerprint, guard } = opened;
+    pub(crate) fn start(opened: OpenPort, api: Api) -> io::Result<Self> {
+        let OpenPort { listener, address, tls, fingerprint, guard } = opened;
         let (closing, mut reported) = watch::channel(false);
         let secure = tls.is_some();
         let is_trusted = matches!(guard, Guard::Token(_));
@@ -376,7 +376,7 @@ fn own_token(folder: &Path) -> Result<String, WebError> {
         sarsen_io::random::fill(&mut bytes);
         let token: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         let digits = check_digits(token.as_bytes());
-        keep(&path, format!("{token}{digits}\n").as_bytes())?;
+        write_private_file(&path, format!("{token}{digits}\n").as_bytes())?;
         info!(path = %path.display(), "a new token for the API was created");
     }
     let token = read_token(&path)?;
@@ -401,8 +401,8 @@ pub(super) fn own_certificate(folder: &Path, address: IpAddr) -> Result<TlsConfi
         let summed =
             |pem: String| format!("{CHECKSUM_LINE}{}\n{pem}", check_digits(pem.as_bytes()));
         // The key is written first: if only the certificate existed, neither would be created again.
-        keep(&key, summed(made.signing_key.serialize_pem()).as_bytes())?;
-        keep(&certificate, summed(made.cert.pem()).as_bytes())?;
+        write_private_file(&key, summed(made.signing_key.serialize_pem()).as_bytes())?;
+        write_private_file(&certificate, summed(made.cert.pem()).as_bytes())?;
         info!(path = %certificate.display(), "a new certificate for the API was created");
     }
     check_own(&certificate)?;
@@ -422,7 +422,7 @@ fn check_own(path: &Path) -> Result<(), WebError> {
 }
 
 /// Writes a file that only its owner can access, as a whole or not at all.
-pub(super) fn keep(path: &Path, content: &[u8]) -> Result<(), WebError> {
+pub(super) fn write_private_file(path: &Path, content: &[u8]) -> Result<(), WebError> {
     let file = |source| WebError::File { path: path.to_owned(), source };
     let new = path.with_extension("new");
     let mut options = fs::OpenOptions::new();
@@ -518,7 +518,7 @@ mod tests {
             }
             fs::write(&path, &whole).expect("written");
         }
-        keep(&folder.path().join("short"), b"abc").expect("written");
+        write_private_file(&folder.path().join("short"), b"abc").expect("written");
         fs::write(folder.path().join("open"), "0123456789abcdef").expect("written");
         let reported =
             read_token(&folder.path().join("open")).expect_err("others read it").to_string();
@@ -529,8 +529,8 @@ mod tests {
             tls: None,
             token_file: None,
         };
-        let message = Opened::open(&config, None).err().expect("refused").to_string();
+        let message = OpenPort::open(&config, None).err().expect("refused").to_string();
         assert!(message.contains("wants a certificate"), "{message}");
-        assert!(Opened::open(&config, Some(folder.path())).is_ok());
+        assert!(OpenPort::open(&config, Some(folder.path())).is_ok());
     }
 }

@@ -16,7 +16,7 @@ use super::closings::{Stores, flush};
 use super::diff::{Differences, Known, RetainedVolume, TargetSteps, VolumeSteps};
 use super::portals::{NextPortal, PortalSteps, Served, bind};
 use super::volumes::{NewFiles, Volume, check_settled};
-use super::{ChangeError, ChangeTurn, Engine, InterruptedSession, Interruption, not_opened};
+use super::{AffectedSession, ChangeError, ChangeTurn, Engine, Interruption, not_opened};
 use crate::access::{Losses, Object, Policy, Previous, SessionKey, TargetLoss};
 use crate::config::{Config, Portal, VolumeConfig};
 use crate::drain::send_away;
@@ -358,7 +358,7 @@ impl Change {
         if losers.is_empty() {
             return Default::default();
         }
-        let mut by_object: BTreeMap<Object, Vec<InterruptedSession>> = BTreeMap::new();
+        let mut by_object: BTreeMap<Object, Vec<AffectedSession>> = BTreeMap::new();
         let mut mailboxes = Vec::new();
         for session in front.sessions.session_infos() {
             let SessionInfo { tsih, initiator_name: initiator, isid, target_name, .. } = session;
@@ -366,7 +366,7 @@ impl Change {
                 continue;
             };
             let sessions = by_object.entry(object.clone()).or_default();
-            sessions.push(InterruptedSession { tsih, initiator });
+            sessions.push(AffectedSession { tsih, initiator });
             mailboxes.push(session.mailboxes);
         }
         let interruption = |(object, sessions)| Interruption { object, sessions };

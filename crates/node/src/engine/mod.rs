@@ -98,12 +98,12 @@ pub struct Interruption {
     /// The object.
     pub object: Object,
     /// The sessions that use it.
-    pub sessions: Vec<InterruptedSession>,
+    pub sessions: Vec<AffectedSession>,
 }
 
 /// A session that a change would terminate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InterruptedSession {
+pub struct AffectedSession {
     /// Its TSIH.
     pub tsih: u16,
     /// The initiator's name.

@@ -220,7 +220,7 @@ impl Access {
                     place,
                     format!("the target's own account {own} (mutual CHAP)"),
                     format!(
-                        "omitted; in sarsen a target has one own account, {first}; set its secret at this initiator"
+                        "omitted; in sarsen a target has one own account; set the secret of {first} at this initiator"
                     ),
                 ),
                 _ => self.own_account = Some(own),

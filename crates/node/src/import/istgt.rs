@@ -242,7 +242,7 @@ impl Accounts {
                         Some(first) if *first != own => draft.lose(
                             &auth.place,
                             format!("the target's own account {own} (mutual CHAP)"),
-                            format!("omitted; in sarsen a target has one own account, {first}; set its secret at this initiator"),
+                            format!("omitted; in sarsen a target has one own account; set the secret of {first} at this initiator"),
                         ),
                         _ => group.own = Some(own),
                     }

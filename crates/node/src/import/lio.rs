@@ -564,7 +564,7 @@ fn take_accounts(
             Some(own) if *own != account => draft.lose(
                 &place,
                 format!("the target's own account {account} (mutual CHAP)"),
-                format!("omitted; in sarsen a target has one own account, {own}; set its secret at this initiator"),
+                format!("omitted; in sarsen a target has one own account; set the secret of {own} at this initiator"),
             ),
             _ => target.target.own_account = Some(account),
         }

@@ -93,7 +93,7 @@ impl Default for Parameters {
 
 impl Parameters {
     /// Adopts the parameters that the session's first connection negotiated for all connections.
-    pub fn join(&mut self, leading: &Self) {
+    pub fn adopt_session_wide(&mut self, leading: &Self) {
         *self = Self {
             header_digest: self.header_digest,
             data_digest: self.data_digest,

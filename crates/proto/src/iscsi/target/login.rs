@@ -375,7 +375,7 @@ impl Login {
         if let Some(session) = self.joined.take() {
             // From now on, the CmdSNs of the session and the parameters of its leading login apply.
             link.session = SharedHold::join(&session);
-            link.parameters.join(session.parameters());
+            link.parameters.adopt_session_wide(session.parameters());
         }
         let mut response = self.pending.take().expect("a login that waits has its answer ready");
         response.tsih = tsih.into();

@@ -40,7 +40,7 @@ pub enum RefusalReason {
     #[error("the initiator requires CHAP, and the target has no account")]
     ChapNotConfigured,
     /// The initiator tried to continue without the required authentication.
-    #[error("the initiator did not authenticate")]
+    #[error("the initiator offered no authentication, and CHAP is required")]
     ProofMissing,
     /// No account has the name in CHAP_N.
     #[error("unknown account")]
