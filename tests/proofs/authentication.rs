@@ -94,7 +94,7 @@ fn prove_mutual(url: &Url) -> Result<()> {
         other.retain(|variable| variable.0 != name);
         other.push((name, value));
         let said = ends(FAILED, &info, &other)?;
-        ensure!(said.contains("is not the one"), "{said}");
+        ensure!(said.contains("is not the configured one"), "{said}");
     }
     let mut same = MUTUAL[..3].to_vec();
     same.push((TARGET_SECRET, ACCOUNT.user.1));

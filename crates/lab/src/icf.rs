@@ -248,7 +248,7 @@ fn parse_line(line: &str) -> Result<Line, String> {
 fn percentage(value: u32, what: &str) -> Result<u8, String> {
     match u8::try_from(value) {
         Ok(value) if value <= 100 => Ok(value),
-        _ => Err(format!("{value} as {what}: percentages end at 100")),
+        _ => Err(format!("{what} is {value}: write a percentage from 0 to 100")),
     }
 }
 

@@ -77,7 +77,7 @@ fn second_target_loss(line: u16, volume: &str, lun: u16, target: u16) -> String 
 
 /// Returns the loss of a key whose value tgt-admin gets from the device.
 fn device_key_loss(line: u16, key: &str, device: &str) -> String {
-    format!("{line}: {key} of {device}, which tgt-admin asked the device for")
+    format!("{line}: {key} of {device}, which tgt-admin read from the device")
 }
 
 #[test]
