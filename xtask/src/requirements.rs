@@ -40,10 +40,19 @@ const FULL: &[&str] = &[
     "valgrind",
 ];
 
+/// Programs of the full run that other packages may have brought, with Debian's package: npm builds and tests the
+/// console.
+const FULL_PROGRAMS: &[(&str, &str)] = &[("npm", "npm")];
+
 /// Installs missing packages, or lists them. Tests that need them fail by themselves.
 pub(crate) fn install(full: bool) -> Result<()> {
     let wanted = ALWAYS.iter().chain(if full { FULL } else { &[] });
-    let missing: Vec<_> = wanted.filter(|package| !is_installed(package)).copied().collect();
+    let mut missing: Vec<_> = wanted.filter(|package| !is_installed(package)).copied().collect();
+    if full {
+        let absent =
+            |(program, _): &&(&str, &str)| !shell::succeeds(Command::new(program).arg("--version"));
+        missing.extend(FULL_PROGRAMS.iter().filter(absent).map(|(_, package)| package));
+    }
     if missing.is_empty() {
         return Ok(());
     }
