@@ -260,7 +260,7 @@ fn an_upgrade_keeps_process_and_sockets_and_refuses_a_program_that_does_not_run(
     fs::set_permissions(folder.path().join("bad"), fs::Permissions::from_mode(0o755))?;
     install(&folder.path().join("bad"), &installed)?;
     server.signal(Signal::USR2)?;
-    while !log().contains("nothing was changed") {
+    while !log().contains("the server was not replaced") {
         ensure!(server.0.try_wait()?.is_none() && now() < deadline, "{}", log());
         std::thread::yield_now();
     }

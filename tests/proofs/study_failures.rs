@@ -44,7 +44,7 @@ fn failed_cells_are_named_and_others_keep_their_figures() -> Result<()> {
     let gone = format!("iscsi://127.0.0.1:{port}/iqn.2026-11.proof:gone/0");
     // The target, the cells that fail, and the reason.
     let troubled = [
-        (url("tiny"), [true, true], "1048576 bytes, but at least 134217728 are needed"),
+        (url("tiny"), [true, true], "1048576 bytes; a comparison needs at least 134217728"),
         (url("fixed"), [false, true], "DATA PROTECT"),
         (url("bad"), [true, false], "MEDIUM ERROR"),
         (unknown, [true, true], "the target does not exist at this portal"),

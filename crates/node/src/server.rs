@@ -555,7 +555,7 @@ mod tests {
     use crate::config::{TargetConfig, parse_portal, parse_volume};
 
     #[test]
-    fn spc4_5_15_portal_groups_are_ports_whose_access_can_be_set() {
+    fn spc4_5_16_portal_groups_are_ports_whose_access_can_be_set() {
         let target = TargetConfig {
             name: "iqn.2026-11.test:t".into(),
             luns: BTreeMap::from([(0, "a".into())]),

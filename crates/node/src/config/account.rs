@@ -108,7 +108,7 @@ pub(crate) fn read_private(path: &std::path::Path) -> Result<Zeroizing<Vec<u8>>,
     let mode = file.metadata().map_err(remedy)?.permissions().mode();
     if mode & OTHERS != 0 {
         return Err(format!(
-            "other users can read this secret (mode {:04o}); run chmod 600 {}",
+            "users other than the owner can read this secret (mode {:04o}); run chmod 600 {}",
             mode & 0o7777,
             path.display()
         ));
@@ -199,7 +199,7 @@ mod tests {
             (
                 &b"twelve bytes"[..],
                 0o640,
-                "other users can read this secret (mode 0640); run chmod 600 ",
+                "users other than the owner can read this secret (mode 0640); run chmod 600 ",
             ),
             (b"twelve bytes", 0o604, "(mode 0604)"),
             (b"eleven byte\n", 0o600, "has 11 bytes: write 12 to 255"),

@@ -126,7 +126,7 @@ fn sam5_4_7_7_both_addresses_of_a_unit_name_its_tasks() {
 }
 
 #[test]
-fn sam5_7_3_clear_aca_is_handed_over_and_ends_no_task() {
+fn sam5_7_4_clear_aca_is_handed_over_and_ends_no_task() {
     let mut script = Script::established("");
     script.command(1, READ, 0, &[]);
     let command = script.next_command();
