@@ -3,13 +3,19 @@
 mod screen;
 
 use std::collections::BTreeMap;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use crossterm::cursor::{Hide, MoveTo, Show};
 use crossterm::event::{Event, EventStream};
+use crossterm::style::Print;
+use crossterm::terminal::{
+    self, BeginSynchronizedUpdate, Clear, ClearType, EndSynchronizedUpdate, EnterAlternateScreen,
+    LeaveAlternateScreen,
+};
+use crossterm::{execute, queue};
 use futures_util::StreamExt as _;
-use ratatui::DefaultTerminal;
 use sarsen_io::time;
 use sarsen_node::control::Client;
 use sarsen_node::control::schema::statistics::{SessionVolume, Statistics, VolumeStatistics};
@@ -131,22 +137,47 @@ async fn tell(mut looks: Samples, count: u64, lines: usize, json: bool) -> anyho
     Ok(())
 }
 
-/// A terminal that is restored when this is dropped.
-struct Borrowed(DefaultTerminal);
+/// The terminal's alternate screen, without echo. Dropping this restores the terminal, and so does a panic.
+struct Terminal;
 
-impl Borrowed {
+impl Terminal {
     fn take() -> anyhow::Result<Self> {
-        ratatui::try_init().map(Self).or_else(|error| {
-            ratatui::restore();
-            Err(error).context("this terminal is not supported; use --count or --json")
-        })
+        let report = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            restore();
+            report(panic);
+        }));
+        let taken = Self;
+        terminal::enable_raw_mode()
+            .and_then(|()| execute!(io::stdout(), EnterAlternateScreen, Hide))
+            .context("this terminal is not supported; use --count or --json")?;
+        Ok(taken)
+    }
+
+    /// Draws the screen in the terminal's present size, in one write.
+    fn draw(&self, screen: &mut Screen) -> io::Result<()> {
+        let (width, height) = terminal::size()?;
+        let mut text = Vec::new();
+        queue!(text, BeginSynchronizedUpdate)?;
+        for (row, line) in (0..).zip(screen.draw(width.into(), height.into())) {
+            queue!(text, MoveTo(0, row), Clear(ClearType::UntilNewLine), Print(line))?;
+        }
+        queue!(text, EndSynchronizedUpdate)?;
+        let mut out = io::stdout().lock();
+        out.write_all(&text).and_then(|()| out.flush())
     }
 }
 
-impl Drop for Borrowed {
+impl Drop for Terminal {
     fn drop(&mut self) {
-        ratatui::restore();
+        restore();
     }
+}
+
+fn restore() {
+    // Nothing more can be done for a terminal that takes no output.
+    let _ = terminal::disable_raw_mode();
+    let _ = execute!(io::stdout(), LeaveAlternateScreen, Show);
 }
 
 /// Shows refreshes on the terminal and handles keys, until one of them quits.
@@ -154,11 +185,11 @@ async fn watch(mut looks: Samples, count: Option<u64>) -> anyhow::Result<()> {
     let has_colour = std::env::var_os("NO_COLOR").is_none();
     let mut screen = Screen::new(looks.client.address().to_string(), has_colour);
     let mut ended = signal(SignalKind::terminate())?;
-    let mut terminal = Borrowed::take()?;
+    let terminal = Terminal::take()?;
     let mut keys = EventStream::new();
     let mut done = 0;
     while count.is_none_or(|count| done < count) {
-        terminal.0.draw(|frame| screen.draw(frame))?;
+        terminal.draw(&mut screen)?;
         tokio::select! {
             look = looks.next() => {
                 screen.show(look?);

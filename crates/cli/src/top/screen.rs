@@ -5,11 +5,8 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
-use ratatui::Frame;
-use ratatui::layout::{Constraint, Layout};
-use ratatui::style::{Color, Modifier, Style};
-use ratatui::text::{Line, Text};
-use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table};
+use crossterm::style::{StyledContent, Stylize as _};
+use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 use super::{Row, Sample};
 use crate::output::one_line;
@@ -21,9 +18,9 @@ const PAGE: usize = 10;
 
 /// Columns of numbers with their widths.
 const NUMBERS: usize = 8;
-const WIDTHS: [u16; NUMBERS] = [8, 8, 8, 9, 7, 7, 5, 6];
+const WIDTHS: [usize; NUMBERS] = [8, 8, 8, 9, 7, 7, 5, 6];
 /// In narrower windows these columns are hidden, so that names fit.
-const WIDE: u16 = 100;
+const WIDE: usize = 100;
 const ONLY_WIDE: [usize; 2] = [5, 7];
 
 /// The objects of the lines.
@@ -117,30 +114,39 @@ impl Screen {
         (self.order, self.is_reversed, self.scrolled) = (order, false, 0);
     }
 
-    /// Draws the screen in the available area.
-    pub(super) fn draw(&mut self, frame: &mut Frame<'_>) {
-        let places = [Constraint::Length(1), Constraint::Min(0), Constraint::Length(1)];
-        let [head, body, foot] = Layout::vertical(places).areas(frame.area());
-        frame.render_widget(Line::from(self.summary()), head);
-        frame.render_widget(Line::from(KEYS).style(Modifier::DIM), foot);
-        let Some(look) = &self.look else {
-            return frame.render_widget(Paragraph::new("\nlooking…"), body);
+    /// Returns the lines of the screen for a terminal of a size.
+    pub(super) fn draw(&mut self, width: usize, height: usize) -> Vec<StyledContent<String>> {
+        let mut lines = vec![self.summary().stylize()];
+        match &self.look {
+            None => lines.extend([String::new().stylize(), "looking…".to_owned().stylize()]),
+            Some(look) => {
+                let rows = self.rows(look);
+                // The summary, the heading and the keys take one line each.
+                let room = height.saturating_sub(3);
+                self.scrolled = self.scrolled.min(rows.len().saturating_sub(room));
+                let columns = self.columns(width);
+                lines.push(self.head(&columns).reverse());
+                let visible = rows.iter().skip(self.scrolled).take(room);
+                lines.extend(visible.map(|row| self.line(row, &columns)));
+            }
+        }
+        lines.resize(height.saturating_sub(1), String::new().stylize());
+        lines.push(KEYS.to_owned().dim());
+        lines.truncate(height);
+        let fitted = |line: StyledContent<String>| {
+            StyledContent::new(*line.style(), cut(line.content(), width))
         };
-        let rows = self.rows(look);
-        // The heading takes one line.
-        let room = usize::from(body.height).saturating_sub(1);
-        self.scrolled = self.scrolled.min(rows.len().saturating_sub(room));
-        let columns: Vec<usize> = (0..NUMBERS)
-            .filter(|column| body.width >= WIDE || !ONLY_WIDE.contains(column))
-            .collect();
-        let lines = rows.iter().skip(self.scrolled).take(room);
-        let lines = lines.map(|row| self.line(row, &columns));
-        let widths = columns.iter().map(|column| Constraint::Length(WIDTHS[*column]));
+        lines.into_iter().map(fitted).collect()
+    }
+
+    fn columns(&self, width: usize) -> Columns {
+        let numbers: Vec<usize> =
+            (0..NUMBERS).filter(|column| width >= WIDE || !ONLY_WIDE.contains(column)).collect();
+        let taken: usize = numbers.iter().map(|column| WIDTHS[*column] + 1).sum();
+        let room = width.saturating_sub(taken);
         // The name of a session contains the initiator's long name.
-        let names: &[u16] = if self.view == View::Sessions { &[2, 1] } else { &[1] };
-        let widths = widths.chain(names.iter().map(|share| Constraint::Fill(*share)));
-        let table = Table::new(lines, widths).header(self.head(&columns));
-        frame.render_widget(table, body);
+        let second = if self.view == View::Sessions { room / 3 } else { 0 };
+        Columns { numbers, names: [room.saturating_sub(second), second] }
     }
 
     fn summary(&self) -> String {
@@ -159,60 +165,44 @@ impl Screen {
     }
 
     /// Returns the heads of the columns. The column of the order is marked.
-    fn head(&self, shown: &[usize]) -> TableRow<'static> {
+    fn head(&self, columns: &Columns) -> String {
         let name = match self.view {
             View::Volumes => "VOLUME",
             View::Sessions => "SESSION",
             View::Initiators => "INITIATOR",
         };
-        let columns = [
-            ("READ/S", Some(Order::Iops)),
-            ("WRITE/S", Some(Order::Iops)),
-            ("READ MB", Some(Order::Bandwidth)),
-            ("WRITE MB", Some(Order::Bandwidth)),
-            ("µs", Some(Order::Latency)),
-            ("P99 µs", None),
-            ("DEPTH", None),
-            ("ERRORS", None),
-            (name, Some(Order::Name)),
-            ("VOLUME", None),
-        ];
-        let columns = columns.into_iter().enumerate();
-        let columns = columns.filter(|(index, _)| *index >= NUMBERS || shown.contains(index));
-        let cells = columns.map(|(index, (name, order))| {
+        let mark = |name: &str, order: Option<Order>| {
             let is_sorted = order == Some(self.order);
-            let mark = match (is_sorted, (self.order == Order::Name) != self.is_reversed) {
-                (false, _) => "",
-                (true, false) => "▼",
-                (true, true) => "▲",
-            };
-            let text = Text::from(format!("{name}{mark}"));
-            let style = if is_sorted { Modifier::BOLD } else { Modifier::empty() };
-            Cell::from(if index < NUMBERS { text.right_aligned() } else { text }).style(style)
-        });
-        TableRow::new(cells).style(Modifier::REVERSED)
+            match (is_sorted, (self.order == Order::Name) != self.is_reversed) {
+                (false, _) => name.to_owned(),
+                (true, false) => format!("{name}▼"),
+                (true, true) => format!("{name}▲"),
+            }
+        };
+        let numbers = [
+            mark("READ/S", Some(Order::Iops)),
+            mark("WRITE/S", Some(Order::Iops)),
+            mark("READ MB", Some(Order::Bandwidth)),
+            mark("WRITE MB", Some(Order::Bandwidth)),
+            mark("µs", Some(Order::Latency)),
+            mark("P99 µs", None),
+            mark("DEPTH", None),
+            mark("ERRORS", None),
+        ];
+        columns.line(&numbers, &[&mark(name, Some(Order::Name)), "VOLUME"])
     }
 
-    fn line(&self, row: &Row, shown: &[usize]) -> TableRow<'static> {
+    fn line(&self, row: &Row, columns: &Columns) -> StyledContent<String> {
         let p99 = row.p99_microseconds.map_or("-".to_owned(), |p99| format!("{p99:.0}"));
         let [a, b, c, d, e] = row.rates();
-        let (depth, errors) = (row.queue_depth.to_string(), row.errors.to_string());
-        let numbers = [a, b, c, d, e, p99, depth, errors].into_iter().enumerate();
-        let numbers = numbers.filter(|(index, _)| shown.contains(index)).map(|(_, number)| number);
-        let names = match self.view {
-            View::Volumes => vec![row.volume.clone()],
-            View::Sessions => vec![row.session(), row.volume.clone()],
-            View::Initiators => vec![row.initiator.clone().unwrap_or_default()],
+        let numbers = [a, b, c, d, e, p99, row.queue_depth.to_string(), row.errors.to_string()];
+        let first = match self.view {
+            View::Volumes => row.volume.clone(),
+            View::Sessions => row.session(),
+            View::Initiators => row.initiator.clone().unwrap_or_default(),
         };
-        let numbers = numbers.map(|number| Cell::from(Text::from(number).right_aligned()));
-        let line = TableRow::new(
-            numbers.chain(names.iter().map(|name| Cell::from(one_line(name).into_owned()))),
-        );
-        if row.errors > 0 && self.has_colour {
-            line.style(Style::new().fg(Color::Red))
-        } else {
-            line
-        }
+        let line = columns.line(&numbers, &[&one_line(&first), &one_line(&row.volume)]);
+        if row.errors > 0 && self.has_colour { line.red() } else { line.stylize() }
     }
 
     /// Returns the lines in their order.
@@ -237,6 +227,40 @@ impl Screen {
         }
         rows
     }
+}
+
+/// The visible columns of numbers, and the widths of the columns of names.
+struct Columns {
+    numbers: Vec<usize>,
+    names: [usize; 2],
+}
+
+impl Columns {
+    /// Returns a line of the table. Cells are as wide as their columns, with a space between them.
+    fn line(&self, numbers: &[String; NUMBERS], names: &[&str; 2]) -> String {
+        let mut line = String::new();
+        for &column in &self.numbers {
+            let width = WIDTHS[column];
+            line.push_str(&format!("{:>width$} ", cut(&numbers[column], width)));
+        }
+        for (name, &width) in names.iter().zip(&self.names) {
+            let name = cut(name, width.saturating_sub(1));
+            let blanks = width.saturating_sub(name.width());
+            line.push_str(&name);
+            line.extend(std::iter::repeat_n(' ', blanks));
+        }
+        line
+    }
+}
+
+/// Returns as much of a text as fits into a number of columns.
+fn cut(text: &str, width: usize) -> String {
+    let mut used = 0;
+    let fits = |letter: &char| {
+        used += letter.width().unwrap_or(0);
+        used <= width
+    };
+    text.chars().take_while(fits).collect()
 }
 
 /// Returns the value that follows at a distance.
@@ -270,8 +294,7 @@ fn by_initiator(sessions: &[Row]) -> Vec<Row> {
 
 #[cfg(test)]
 mod tests {
-    use ratatui::Terminal;
-    use ratatui::backend::TestBackend;
+    use crossterm::style::Color;
 
     use super::*;
 
@@ -310,12 +333,11 @@ mod tests {
     }
 
     /// Renders the screen for a terminal of a size, line by line.
-    fn shown(screen: &mut Screen, width: u16, height: u16) -> Vec<String> {
-        let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("a terminal");
-        terminal.draw(|frame| screen.draw(frame)).expect("drawn");
-        let buffer = terminal.backend().buffer();
-        let cells = buffer.content().chunks(usize::from(width));
-        cells.map(|line| line.iter().map(|cell| cell.symbol()).collect::<String>()).collect()
+    fn shown(screen: &mut Screen, width: usize, height: usize) -> Vec<String> {
+        let lines = screen.draw(width, height);
+        let lines: Vec<_> = lines.iter().map(|line| line.content().clone()).collect();
+        assert!(lines.len() == height && lines.iter().all(|line| line.width() <= width));
+        lines
     }
 
     /// Returns the last word of each line of the table.
@@ -392,15 +414,25 @@ mod tests {
 
     #[test]
     fn errors_are_red_where_there_are_colours() {
-        for (has_colour, expected) in [(true, Color::Red), (false, Color::Reset)] {
+        for (has_colour, expected) in [(true, Some(Color::Red)), (false, None)] {
             let mut screen = Screen::new("s".to_owned(), has_colour);
             let volumes = vec![Row { errors: 1, ..row("a", 1.0, 1.0, 1.0) }];
             screen.show(Sample { unix_seconds: 0, volumes, sessions: Vec::new() });
-            let mut terminal = Terminal::new(TestBackend::new(120, 5)).expect("a terminal");
-            terminal.draw(|frame| screen.draw(frame)).expect("drawn");
-            let cell = terminal.backend().buffer().cell((7, 2)).expect("a cell").clone();
-            assert_eq!((cell.symbol(), cell.fg), ("1", expected));
+            let line = &screen.draw(120, 5)[2];
+            assert!(line.content().starts_with("       1 "), "{line:?}");
+            assert_eq!(line.style().foreground_color, expected);
         }
+    }
+
+    #[test]
+    fn wide_letters_of_names_keep_the_columns() {
+        let mut screen = screen();
+        let _ = press(&mut screen, KeyCode::Tab);
+        let wide = session(1, &"\u{78c1}".repeat(80), row("a", 1.0, 1.0, 1.0));
+        screen.show(Sample { unix_seconds: 0, volumes: Vec::new(), sessions: vec![wide] });
+        let lines = shown(&mut screen, 120, 4);
+        let column = |line: &str, found: &str| line.find(found).map(|at| line[..at].width());
+        assert_eq!(column(&lines[1], "VOLUME"), column(&lines[2], "a "), "{lines:?}");
     }
 
     #[test]
