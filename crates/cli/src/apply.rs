@@ -46,7 +46,7 @@ pub(crate) struct ExportArguments {
     /// Include the secrets of the accounts: a server that does not have these accounts needs them.
     #[arg(long)]
     secrets: bool,
-    /// Write the document to this file, which only its owner can read.
+    /// Write the document to this file, which only its owner can read. An existing file is replaced.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     #[command(flatten)]

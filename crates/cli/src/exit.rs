@@ -164,6 +164,9 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
     {
         return (CONFLICT, Some("use --destroy to overwrite it"));
     }
+    if let Some(LoadError::NoFile { .. }) = error.downcast_ref() {
+        return (NOT_FOUND, Some("correct the path, or create the file: truncate --size 1G FILE"));
+    }
     if let Some(LoadError::Look(TransferError::Disk { .. })) = error.downcast_ref() {
         return (FAILED, Some("its content could not be checked; use --destroy to write anyway"));
     }
@@ -203,7 +206,12 @@ fn control(error: &ClientError) -> (u8, Option<&'static str>) {
             ErrorKind::PermissionDenied => {
                 (FAILED, Some("run this as the server's user, or as root"))
             }
-            _ => (UNREACHABLE, Some("check that a server runs with --control and this path")),
+            _ => (
+                UNREACHABLE,
+                Some(
+                    "check that a server runs with --state or --control, and that this is its control socket",
+                ),
+            ),
         },
         ClientError::Unreachable { .. } => (
             UNREACHABLE,

@@ -31,7 +31,7 @@ pub(crate) struct Arguments {
     /// unchanged.
     #[arg(long, conflicts_with = "out")]
     apply: bool,
-    /// Write the document with its secrets to this file, for `sarsen apply -f`. Only its owner can read it.
+    /// Write the document with its secrets to this file, for `sarsen apply -f`. Only its owner can read it. An existing file is replaced.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Show secrets in the output.

@@ -230,7 +230,9 @@ fn run_load(arguments: &LoadArguments) -> anyhow::Result<()> {
         *cache = mode;
     }
     let Some(file) = &arguments.job else {
-        let result = load::run(&options(arguments, endpoint)?)?;
+        let options = options(arguments, endpoint)?;
+        note_writes(&options);
+        let result = load::run(&options)?;
         print(None, &result, arguments.json)?;
         return outcome(&result);
     };
@@ -249,6 +251,7 @@ fn run_load(arguments: &LoadArguments) -> anyhow::Result<()> {
     let mut failures = Vec::new();
     for (name, mut options) in jobs {
         refine(&mut options, arguments)?;
+        note_writes(&options);
         // The other jobs may still succeed.
         let ended = load::run(&options).map_err(anyhow::Error::from).and_then(|result| {
             print(Some(&name), &result, arguments.json)?;
@@ -263,6 +266,12 @@ fn run_load(arguments: &LoadArguments) -> anyhow::Result<()> {
     }
     ensure!(failures.is_empty(), "{}", failures.join("; "));
     Ok(())
+}
+
+fn note_writes(options: &LoadOptions) {
+    if !options.only_reads() {
+        note(format!("this load overwrites {}", options.endpoint));
+    }
 }
 
 fn run_replay(arguments: &ReplayArguments) -> anyhow::Result<()> {

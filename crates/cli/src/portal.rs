@@ -59,9 +59,12 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             if options.json {
                 return Ok(());
             }
-            let PortalList { portals } = listening(&options.client()?)?;
-            let lines = portals.iter().filter(|portal| !portal.is_object).map(others);
-            let lines: Vec<_> = lines.collect();
+            let client = options.client()?;
+            let document = state::state(&client)?.document;
+            let names: Vec<_> = document.portal.iter().map(|portal| &portal.address).collect();
+            let PortalList { portals } = listening(&client)?;
+            let portals = portals.iter().filter(|portal| !names.contains(&&portal.address));
+            let lines: Vec<_> = portals.map(unnamed).collect();
             if lines.is_empty() { Ok(()) } else { print_line(&lines.join("\n")) }
         }
         Verb::Common(verb) => {
@@ -87,13 +90,16 @@ fn refuse_others(verb: &state::OneVerb) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Describes a portal that is not an object of the state.
-fn others(portal: &ServedPortal) -> String {
-    let ServedPortal { address, group, tls, .. } = portal;
+/// Describes an open portal whose address is not the name of an object.
+fn unnamed(portal: &ServedPortal) -> String {
+    let ServedPortal { address, group, tls, is_object } = portal;
     let tls = if *tls { ", TLS" } else { "" };
-    format!(
-        "* {address}: group {group}{tls}, opened by the server's flags, configuration file or default"
-    )
+    let reason = if *is_object {
+        "the free port that a portal with port 0 selected"
+    } else {
+        "opened by the server's flags, configuration file or default"
+    };
+    format!("* {address}: group {group}{tls}, {reason}")
 }
 
 fn listening(client: &Client) -> anyhow::Result<PortalList> {

@@ -315,7 +315,7 @@ pub(crate) fn list(kind: ObjectKind, options: &ServerOptions) -> anyhow::Result<
     let rows: Vec<[String; 2]> =
         objects.iter().map(|object| [object.name().to_owned(), details(object)]).collect();
     let head = kind.word().to_uppercase();
-    let lines = [table([&head, "IS"], &rows)].into_iter();
+    let lines = [table([&head, "SETTINGS"], &rows)].into_iter();
     let lines = lines.chain(problems.map(|problem| format!("! {problem}")));
     print_line(&lines.collect::<Vec<_>>().join("\n"))
 }
@@ -351,7 +351,7 @@ fn list_volumes(
         ]
     };
     let rows: Vec<[String; 5]> = objects.iter().map(row).collect();
-    let lines = [table(["VOLUME", "SIZE", "ALLOCATED", "FREE", "IS"], &rows)].into_iter();
+    let lines = [table(["VOLUME", "SIZE", "ALLOCATED", "FREE", "SETTINGS"], &rows)].into_iter();
     let lines = lines.chain(problems.map(|problem| format!("! {problem}")));
     print_line(&lines.collect::<Vec<_>>().join("\n"))
 }

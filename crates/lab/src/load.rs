@@ -26,6 +26,7 @@ mod tally;
 mod work;
 
 use std::cell::RefCell;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -111,6 +112,15 @@ pub struct LoadOptions {
     pub stall_limit: Duration,
 }
 
+impl From<StoreError> for LoadError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::NotFound { path } => Self::NoFile { path },
+            error => Self::Store(error),
+        }
+    }
+}
+
 impl LoadOptions {
     /// Returns options for one session of three seconds whose login offers permit the target its best performance.
     pub fn new(endpoint: impl Into<Endpoint>, access: Access) -> Self {
@@ -148,7 +158,7 @@ impl LoadOptions {
     }
 
     /// Whether the load never writes. A replay is not considered.
-    pub(crate) fn only_reads(&self) -> bool {
+    pub fn only_reads(&self) -> bool {
         match &self.mix {
             Some(mix) => mix.parts.iter().all(|part| part.read_percent == 100),
             None => self.access.read_percent == 100,
@@ -239,9 +249,15 @@ pub enum LoadError {
     /// The endpoint holds data that writes would destroy, and [`LoadOptions::destroy`] is not set.
     #[error(transparent)]
     Occupied(#[from] Occupied),
+    /// The file or device does not exist.
+    #[error("{path} does not exist")]
+    NoFile {
+        /// Its path.
+        path: PathBuf,
+    },
     /// The file or device cannot be opened.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(StoreError),
     /// The NBD server does not provide the export.
     #[error(transparent)]
     Nbd(#[from] NbdError),

@@ -144,9 +144,9 @@ fn judge(asked: anyhow::Result<ReportedFigures>) -> RunningServer {
     const CHECK: &str = "server";
     let error = match asked {
         Ok(ReportedFigures { targets, problems, warnings, orphans }) => {
-            let runs = Finding::ok(CHECK, format!("a server runs and has {targets} targets"));
+            let runs = Finding::ok(CHECK, format!("a server runs; number of targets: {targets}"));
             let lacks = problems.into_iter().map(|Problem { problem, .. }| {
-                let remedy = "follow the message; the server continues to serve all other objects";
+                let remedy = "do what the message says; the server serves all other objects, and tries this one again";
                 Finding::problem(CHECK, problem, remedy)
             });
             let little = warnings.into_iter().map(|warning| {

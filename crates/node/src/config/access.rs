@@ -384,7 +384,9 @@ impl<'a> Facts<'a> {
             return Ok(());
         }
         let hint = nearest(name, self.accounts.iter().copied());
-        let message = format!("{key}: there is no account {name}{hint} (or add an [[account]])");
+        let message = format!(
+            "{key}: there is no account {name}{hint}; correct the name, or add an [[account]]"
+        );
         Err(ConfigError::new(place, message))
     }
 }

@@ -243,7 +243,10 @@ impl TargetConfig {
             }
             if !volumes.contains(volume.as_str()) {
                 let hint = nearest(volume, volumes.iter().copied());
-                return wrong(format!("target {}: there is no volume {volume}{hint}", self.name));
+                return wrong(format!(
+                    "target {}: there is no volume {volume}{hint}; correct luns, or add the volume",
+                    self.name
+                ));
             }
         }
         Ok(())
@@ -316,7 +319,10 @@ impl Config {
             return self.check_beside_state();
         }
         if self.volumes.is_empty() {
-            return wrong("no volume is configured; add one, such as --volume scratch=ram:1GiB");
+            return wrong(
+                "there is no volume; add a [[volume]] to the configuration file, or a flag such as --volume \
+                 scratch=ram:1GiB",
+            );
         }
         self.add_default_targets()?;
         self.finish_managed()

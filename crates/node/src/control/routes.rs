@@ -1,6 +1,7 @@
 //! The handlers of the API's requests.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -227,21 +228,34 @@ pub(super) async fn problems(State(api): State<Api>) -> Json<ProblemList> {
 #[utoipa::path(get, tag = "server", path = "/v1/portals", responses((status = 200, body = PortalList), Failures))]
 pub(super) async fn portals(State(api): State<Api>) -> Json<PortalList> {
     let objects = api.desired.as_ref().map(|desired| desired.current().objects);
-    let objects: Vec<Portal> = objects
+    let objects = objects
         .iter()
         .flat_map(|objects| objects.keys().filter(|key| key.kind == ObjectKind::Portal))
         .filter_map(|key| parse_portal(&key.name).ok())
-        .collect();
-    let served = api.front.portals.configs().into_iter().map(|portal| {
-        let is_object = objects.iter().any(|Portal { address, .. }| {
-            // Port 0 selects any free port.
-            let is_port = [0, portal.address.port()].contains(&address.port());
-            is_port && address.ip() == portal.address.ip()
-        });
-        let TargetPortal { address, group, tls } = target_portal(&portal);
-        ServedPortal { address, group, tls, is_object }
+        .map(|portal| portal.address);
+    let served = api.front.portals.configs();
+    let of_objects = served_for(objects.collect(), &served);
+    let portals = served.iter().enumerate().map(|(index, portal)| {
+        let TargetPortal { address, group, tls } = target_portal(portal);
+        ServedPortal { address, group, tls, is_object: of_objects.contains(&index) }
     });
-    Json(PortalList { portals: served.collect() })
+    Json(PortalList { portals: portals.collect() })
+}
+
+/// Returns the indices of the served portals that are objects with these addresses. Each object has one portal.
+fn served_for(mut objects: Vec<SocketAddr>, served: &[Portal]) -> BTreeSet<usize> {
+    // Port 0 selects any free port, so other addresses are found first.
+    objects.sort_by_key(|address| address.port() == 0);
+    let mut found = BTreeSet::new();
+    for object in objects {
+        // Portals of the server's own settings come first.
+        let portal = served.iter().enumerate().rev().find(|(index, portal)| {
+            let is_port = [0, portal.address.port()].contains(&object.port());
+            is_port && object.ip() == portal.address.ip() && !found.contains(index)
+        });
+        found.extend(portal.map(|(index, _)| index));
+    }
+    found
 }
 
 /// Returns the targets and their portals.
@@ -386,4 +400,23 @@ pub(super) fn parse<T: DeserializeOwned + Default>(body: &[u8]) -> Result<T, Api
     }
     let parsed = serde_json::from_slice(body);
     parsed.map_err(|error| ApiError::invalid(None, format!("the body: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn object_with_port_0_does_not_hide_a_portal_of_the_flags() {
+        let portals = ["127.0.0.1:4001", "127.0.0.1:4002", "127.0.0.1:4003", "[::1]:4004"]
+            .map(|address| parse_portal(address).expect("a portal"));
+        let objects = |addresses: &[&str]| {
+            let addresses = addresses.iter().map(|address| address.parse().expect("an address"));
+            served_for(addresses.collect(), &portals).into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(objects(&[]), [] as [usize; 0]);
+        assert_eq!(objects(&["127.0.0.1:0"]), [2]);
+        assert_eq!(objects(&["127.0.0.1:0", "127.0.0.1:4003"]), [1, 2]);
+        assert_eq!(objects(&["[::1]:0", "127.0.0.1:3260"]), [3]);
+    }
 }

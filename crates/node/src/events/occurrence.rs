@@ -362,7 +362,7 @@ impl Occurrence {
                 "the backing store failed: check its disk and the kernel's log".to_owned()
             }
             Self::ProblemFound(_) => {
-                "follow the message; the server continues to serve all other objects"
+                "do what the message says; the server serves all other objects, and tries this one again"
                     .to_owned()
             }
             Self::ApiTokenRefused { .. } | Self::ApiTokensRefused { .. } => {
