@@ -4,7 +4,7 @@ use std::io::Write;
 
 use clap_complete::{Shell, generate};
 
-use crate::exit::printed;
+use crate::output::printed;
 
 /// Flags of `sarsen completions`.
 #[derive(clap::Args)]

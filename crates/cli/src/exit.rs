@@ -3,7 +3,6 @@
 use std::io::{self, ErrorKind};
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use sarsen_initiator::transfer::TransferError;
 use sarsen_initiator::{
     AuthenticationError, ConnectionError, LoginError, LoginStatus, Sense, SenseKey, SessionError,
@@ -17,7 +16,7 @@ use sarsen_node::control::schema::ErrorCode;
 use sarsen_node::control::{Address, ClientError};
 use sarsen_node::{ConfigError, ErrorClass, StartError};
 
-use crate::output::note;
+use crate::output::{OutputClosed, note};
 
 /// Exit code: the verb failed.
 pub(crate) const FAILED: u8 = 1;
@@ -63,19 +62,6 @@ pub(crate) struct NotFoundError(pub(crate) String);
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct DegradedError(pub(crate) String);
-
-/// The reader of the output closed it, as `head` does: the program ends without an error.
-#[derive(Debug, thiserror::Error)]
-#[error("standard output was closed")]
-pub(crate) struct OutputClosed;
-
-/// Returns the error of a failed print. A closed standard output is an error of its own.
-pub(crate) fn printed(outcome: io::Result<()>) -> anyhow::Result<()> {
-    match outcome {
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(OutputClosed.into()),
-        outcome => outcome.context("cannot write to standard output"),
-    }
-}
 
 /// LOGICAL UNIT NOT SUPPORTED.
 const NO_SUCH_UNIT: (u8, u8) = (0x25, 0);
@@ -322,6 +308,7 @@ mod tests {
     use sarsen_node::control::schema::Failure;
 
     use super::*;
+    use crate::output::printed;
 
     fn code_of(error: impl Into<anyhow::Error>) -> u8 {
         // Added context does not hide the cause.

@@ -7,8 +7,9 @@
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
 
+use anyhow::Context as _;
 use tracing::Subscriber;
 use tracing::field::Field;
 use tracing_subscriber::field::MakeExt as _;
@@ -18,8 +19,6 @@ use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
 
-use crate::exit::printed;
-
 /// The format of the log.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(crate) enum LogFormat {
@@ -27,6 +26,19 @@ pub(crate) enum LogFormat {
     Text,
     /// One JSON object per line, for programs.
     Json,
+}
+
+/// The reader of the output closed it, as `head` does: the program ends without an error.
+#[derive(Debug, thiserror::Error)]
+#[error("standard output was closed")]
+pub(crate) struct OutputClosed;
+
+/// Returns the error of a failed print. A closed standard output is an error of its own.
+pub(crate) fn printed(outcome: io::Result<()>) -> anyhow::Result<()> {
+    match outcome {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(OutputClosed.into()),
+        outcome => outcome.context("cannot write to standard output"),
+    }
 }
 
 /// Prints one or several lines on standard output.

@@ -23,8 +23,7 @@ use sarsen_node::desired::document::Target;
 
 use crate::control::client;
 use crate::disk::on_a_core;
-use crate::exit::OutputClosed;
-use crate::output::{note, print_document, print_line};
+use crate::output::{OutputClosed, note, print_document, print_line};
 
 /// EINVAL, tgtadm's exit code for every error.
 const FAILED: u8 = 22;

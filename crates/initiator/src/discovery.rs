@@ -5,7 +5,7 @@ use sarsen_wire::iscsi::text;
 
 use crate::error::SessionError;
 use crate::establish::{Established, establish, in_time, spawn};
-use crate::session::SessionOptions;
+use crate::options::SessionOptions;
 use crate::shared::Shared;
 use crate::url::Portal;
 

@@ -11,25 +11,10 @@ use sarsen_wire::scsi::report::{
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
+use crate::capacity::Capacity;
 use crate::error::{SenseKey, SessionError};
 use crate::reconnect::Unflushed;
 use crate::session::{Command, Session, TransferRequest};
-
-/// The size of a logical unit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Capacity {
-    /// Number of logical blocks.
-    pub blocks: u64,
-    /// Bytes of a block.
-    pub block_length: u32,
-}
-
-impl Capacity {
-    /// Returns the size in bytes.
-    pub const fn bytes(&self) -> u64 {
-        self.blocks.saturating_mul(self.block_length as u64)
-    }
-}
 
 /// The identification of a logical unit.
 #[derive(Clone, Debug, PartialEq, Eq)]

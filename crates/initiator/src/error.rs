@@ -13,7 +13,8 @@ use sarsen_wire::scsi::sense::{
 use zerocopy::FromBytes;
 
 use crate::tls::TlsError;
-use crate::url::{Portal, UrlError};
+use crate::url::Portal;
+use crate::url_error::UrlError;
 
 /// A sense key (SPC-4 4.5.6).
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use sarsen_proto::iscsi::initiator::{
 use crate::driver::Link;
 use crate::error::SessionError;
 use crate::identity::Identity;
-use crate::session::SessionOptions;
+use crate::options::SessionOptions;
 use crate::shared::{Live, Shared};
 use crate::tls::{self, TlsError};
 use crate::url::Portal;
@@ -143,7 +143,7 @@ pub(crate) async fn dial(portal: &Portal) -> Result<Stream, SessionError> {
 /// Performs the TLS handshake if the portal uses TLS.
 async fn encrypt(portal: &Portal, stream: Stream) -> Result<Stream, SessionError> {
     let Some(tls) = &portal.tls else { return Ok(stream) };
-    tls.shake_hands(portal, stream).await.map_err(|source| no_tls(portal, source))
+    tls.shake_hands(&portal.host, stream).await.map_err(|source| no_tls(portal, source))
 }
 
 fn no_tls(portal: &Portal, source: TlsError) -> SessionError {
@@ -154,7 +154,7 @@ fn no_tls(portal: &Portal, source: TlsError) -> SessionError {
 fn refusal(portal: &Portal, error: SessionError) -> SessionError {
     match (&error, &portal.tls) {
         (SessionError::Lost(source), Some(options)) if tls::is_refusal(source) => {
-            no_tls(portal, options.failure(portal, source))
+            no_tls(portal, options.failure(&portal.host, source))
         }
         _ => error,
     }

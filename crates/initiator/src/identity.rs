@@ -4,7 +4,7 @@ use sarsen_proto::iscsi::chap::{Algorithm, CHALLENGE_LENGTH, Challenge, Credenti
 use sarsen_proto::iscsi::initiator::{Authentication, TargetProof};
 use sarsen_wire::iscsi::text::MAX_VALUE_LENGTH;
 
-use crate::url::UrlError;
+use crate::url_error::UrlError;
 
 /// The user of a session, and the user that the target must authenticate as.
 #[derive(Clone, Debug, PartialEq, Eq)]

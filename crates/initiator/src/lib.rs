@@ -6,6 +6,7 @@
 //! SCSI commands. [`transfer`] copies whole disks and files. [`signature`] reports the data on a device before a caller
 //! overwrites it. [`nbd`] offers an export of an NBD server as a store.
 
+mod capacity;
 mod connections;
 mod discovery;
 mod disk;
@@ -15,6 +16,7 @@ mod establish;
 mod identity;
 mod info;
 pub mod nbd;
+mod options;
 pub mod phases;
 mod reconnect;
 mod session;
@@ -23,18 +25,22 @@ pub mod signature;
 pub mod tls;
 pub mod transfer;
 mod url;
+mod url_error;
 
+pub use capacity::Capacity;
 pub use discovery::{DiscoveredTarget, discover};
-pub use disk::{Capacity, Inquiry};
+pub use disk::Inquiry;
 pub use error::{Sense, SenseKey, SessionError};
 pub use identity::{Chap, Identity};
 pub use info::{BlockLimits, Caching, Provisioning};
+pub use options::SessionOptions;
 pub use sarsen_proto::iscsi::chap::{Algorithm, Credentials, Secret};
 pub use sarsen_proto::iscsi::initiator::{
     AuthenticationError, Completion, ConnectionError, DigestOffer, LoginError, Residual,
     TaskAttribute,
 };
 pub use sarsen_wire::iscsi::{LoginStatus, TaskManagementResponse};
-pub use session::{Command, Session, SessionOptions, TransferRequest};
+pub use session::{Command, Session, TransferRequest};
 pub use tls::{TlsError, TlsOptions};
-pub use url::{DiscoveryUrl, Portal, Url, UrlError};
+pub use url::{DiscoveryUrl, Portal, Url};
+pub use url_error::UrlError;

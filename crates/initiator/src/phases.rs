@@ -14,7 +14,8 @@ use sarsen_proto::iscsi::initiator::SessionTarget;
 use crate::discovery::{DiscoveredTarget, send_targets};
 use crate::error::SessionError;
 use crate::establish::{Established, LoginTimes, establish, in_time, spawn};
-use crate::session::{Session, SessionOptions};
+use crate::options::SessionOptions;
+use crate::session::Session;
 use crate::url::{Portal, Url};
 
 /// One step.

@@ -24,9 +24,9 @@ use std::time::Duration;
 use sarsen_proto::iscsi::output::Payload;
 use tokio::sync::{Mutex, Notify};
 
-use crate::disk::Capacity;
+use crate::capacity::Capacity;
 use crate::error::SessionError;
-use crate::session::SessionOptions;
+use crate::options::SessionOptions;
 use crate::url::Url;
 
 /// The pause after a first attempt that failed; each next one is twice as long.

@@ -9,17 +9,17 @@ use sarsen_block::Buffer;
 use sarsen_io::time;
 use sarsen_proto::iscsi::Parameters;
 use sarsen_proto::iscsi::initiator::{
-    CommandRequest, Completion, DigestOffer, Event, LoginOptions, ReadLanding, Residual,
-    SessionTarget, TaskAttribute, TaskManagement, Transfer,
+    CommandRequest, Completion, Event, ReadLanding, Residual, SessionTarget, TaskAttribute,
+    TaskManagement, Transfer,
 };
 use sarsen_proto::iscsi::output::Payload;
-use sarsen_wire::iscsi::{Isid, TaskManagementResponse};
+use sarsen_wire::iscsi::TaskManagementResponse;
 
+use crate::capacity::Capacity;
 use crate::connections::{self, Route};
-use crate::disk::Capacity;
 use crate::error::{Sense, SenseKey, SessionError};
 use crate::establish::{Established, LoginTimes, establish, in_time, spawn};
-use crate::identity::Identity;
+use crate::options::SessionOptions;
 use crate::reconnect::{
     FIRST_PAUSE, Fingerprint, LONGEST_PAUSE, LockedBlocks, REPEAT_LIMIT, Reconnection,
     VolatileWrite,
@@ -34,75 +34,6 @@ const MEDIUM_MAY_HAVE_CHANGED: u8 = 0x28;
 /// "Power on, reset, or bus device reset occurred" and "power on occurred", with their qualifiers.
 const POWER_ON_OR_RESET: (u8, u8) = (0x29, 0x00);
 const POWER_ON: (u8, u8) = (0x29, 0x01);
-/// The maximum of connections, which is that of the standard (RFC 7143 §13.2).
-const CONNECTION_LIMIT: u32 = 65535;
-/// The default name of the initiator.
-const DEFAULT_INITIATOR_NAME: &str = "iqn.2026-01.invalid.example:sarsen.initiator";
-
-/// The options of a login.
-#[derive(Clone, Debug)]
-pub struct SessionOptions {
-    /// The iSCSI name of the initiator.
-    pub initiator_name: String,
-    /// HeaderDigest.
-    pub header_digest: DigestOffer,
-    /// DataDigest.
-    pub data_digest: DigestOffer,
-    /// The initiator port; random values permit several sessions at the same time.
-    pub isid: Isid,
-    /// The user for URLs that name none: [`crate::discover`] has none.
-    pub identity: Option<Identity>,
-    /// How long the session tries to log in again after a lost connection, before waiting commands fail; `None` never
-    /// tries. The session then repeats reads and writes of blocks, and writes to the same blocks wait for each other.
-    /// It keeps all writes since the last flush in memory, up to 64 MiB, before it flushes them. After a new login it
-    /// writes them again, so use this only for disks to which no other initiator writes at the same time.
-    pub reconnect_limit: Option<Duration>,
-    /// The maximum of connections of a session; a target may grant fewer. The session sends commands over all of them.
-    pub connections: u32,
-    /// The highest level of error recovery, up to 2; a target may grant a lower one. At level 1 the sender repeats data
-    /// that fails its digest. At level 2 the session recovers a lost connection, and commands do not fail. At level 0,
-    /// or when recovery fails, the session is lost, too, and `reconnect_limit` applies.
-    pub error_recovery_level: u8,
-    /// The time limit of connection and login together, and then of each discovery and logout.
-    pub answer_limit: Duration,
-}
-
-impl Default for SessionOptions {
-    fn default() -> Self {
-        Self {
-            initiator_name: DEFAULT_INITIATOR_NAME.to_owned(),
-            header_digest: DigestOffer::None,
-            data_digest: DigestOffer::None,
-            isid: random_isid(),
-            identity: None,
-            reconnect_limit: None,
-            connections: 1,
-            error_recovery_level: 0,
-            answer_limit: Duration::from_secs(15),
-        }
-    }
-}
-
-/// An ISID of the random format (RFC 7143 §11.12.5).
-fn random_isid() -> Isid {
-    let mut isid = [0; 6];
-    sarsen_io::random::fill(&mut isid);
-    isid[0] = 0x80;
-    Isid(isid)
-}
-
-impl SessionOptions {
-    pub(crate) fn login(&self, target: &SessionTarget) -> LoginOptions {
-        let mut login = LoginOptions::new(&self.initiator_name, target.clone(), self.isid);
-        login.header_digest = self.header_digest;
-        login.data_digest = self.data_digest;
-        if matches!(target, SessionTarget::Named(_)) {
-            login.max_connections = self.connections.clamp(1, CONNECTION_LIMIT);
-            login.error_recovery_level = self.error_recovery_level.min(2).into();
-        }
-        login
-    }
-}
 
 /// The data of a [`Command`].
 #[derive(Debug)]

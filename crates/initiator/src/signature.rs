@@ -13,7 +13,6 @@ use std::fmt;
 use sarsen_block::Buffer;
 use serde::Serialize;
 
-use crate::transfer::{Disk, TransferError};
 use table::{Base, Origin, Row};
 
 /// Bytes that are read from the beginning; the last signature there is that of a VMFS at 2 MiB, …
@@ -91,11 +90,6 @@ pub async fn look_by<E>(
         sample.parts.push((offset, read(offset, length).await?.to_vec()));
     }
     Ok(sample.holdings())
-}
-
-/// Detects the data on a disk.
-pub async fn look(disk: &Disk) -> Result<Vec<Signature>, TransferError> {
-    look_by(disk.length(), async |offset, length| disk.read(offset, length).await).await
 }
 
 /// Returns the offsets and lengths that are read from a device.

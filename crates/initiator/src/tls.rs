@@ -11,7 +11,7 @@ use sarsen_io::net::Stream;
 use sarsen_io::tls::pem::{self, PemError};
 use sarsen_io::tls::{Machine, cause};
 
-use crate::url::{Portal, UrlError};
+use crate::url_error::UrlError;
 
 /// The options of TLS to a portal. The files are PEM and are read at every login, so that an administrator can renew
 /// them.
@@ -119,28 +119,24 @@ impl TlsOptions {
         query
     }
 
-    /// Performs the TLS handshake on a connection to `portal`.
-    pub(crate) async fn shake_hands(
-        &self,
-        portal: &Portal,
-        stream: Stream,
-    ) -> Result<Stream, TlsError> {
-        let (config, name) = (self.config()?, self.name(portal)?);
-        stream.connect_tls(config, name).await.map_err(|error| self.failure(portal, &error))
+    /// Performs the TLS handshake on a connection to `host`.
+    pub(crate) async fn shake_hands(&self, host: &str, stream: Stream) -> Result<Stream, TlsError> {
+        let (config, name) = (self.config()?, self.name(host)?);
+        stream.connect_tls(config, name).await.map_err(|error| self.failure(host, &error))
     }
 
-    /// Creates the initiator's end of a connection to `portal`, for callers with their own socket.
-    pub fn machine(&self, portal: &Portal) -> Result<Machine, TlsError> {
-        let machine = Machine::client(self.config()?, self.name(portal)?);
-        machine.map_err(|error| self.failure(portal, &error))
+    /// Creates the initiator's end of a connection to `host`, for callers with their own socket.
+    pub fn machine(&self, host: &str) -> Result<Machine, TlsError> {
+        let machine = Machine::client(self.config()?, self.name(host)?);
+        machine.map_err(|error| self.failure(host, &error))
     }
 
-    fn server_name<'a>(&'a self, portal: &'a Portal) -> &'a str {
-        self.server_name.as_deref().unwrap_or(&portal.host)
+    fn server_name<'a>(&'a self, host: &'a str) -> &'a str {
+        self.server_name.as_deref().unwrap_or(host)
     }
 
-    fn name(&self, portal: &Portal) -> Result<ServerName<'static>, TlsError> {
-        let name = self.server_name(portal);
+    fn name(&self, host: &str) -> Result<ServerName<'static>, TlsError> {
+        let name = self.server_name(host);
         ServerName::try_from(name.to_owned()).map_err(|_| TlsError::Name(name.to_owned()))
     }
 
@@ -168,7 +164,7 @@ impl TlsOptions {
     }
 
     /// Converts an error of the stream.
-    pub fn failure(&self, portal: &Portal, error: &io::Error) -> TlsError {
+    pub fn failure(&self, host: &str, error: &io::Error) -> TlsError {
         let ca = self.ca.display();
         let certificate = match cause(error) {
             None => return TlsError::Lost(error.to_string()),
@@ -191,7 +187,7 @@ impl TlsOptions {
                 )
             }
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
-                let name = self.server_name(portal);
+                let name = self.server_name(host);
                 format!(
                     "the portal's certificate is not for {name}: if it is the right portal, give a name \
                      that it is for as server-name ({certificate})"

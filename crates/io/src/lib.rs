@@ -24,8 +24,10 @@ mod ring;
 pub mod sg;
 #[cfg(feature = "simulation")]
 pub mod simulation;
+pub mod socket;
 pub mod spin;
 pub mod tap;
 pub mod threads;
 pub mod time;
 pub mod tls;
+mod vectored;

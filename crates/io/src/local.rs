@@ -11,7 +11,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-use crate::net::{self, Watched};
+use crate::vectored::{self, Watched};
 
 /// Maximum of connections that wait to be accepted.
 const BACKLOG: i32 = 64;
@@ -77,12 +77,12 @@ impl LocalStream {
 
     /// See [`net::Stream::try_receive`].
     pub fn try_receive(&self, landing: &mut [u8], scratch: &mut [u8]) -> io::Result<usize> {
-        net::receive(&self.socket, landing, scratch)
+        vectored::receive(&self.socket, landing, scratch)
     }
 
     /// See [`net::Stream::try_send`].
     pub fn try_send(&self, pieces: &[Piece<'_>]) -> io::Result<usize> {
-        net::send(&self.socket, pieces)
+        vectored::send(&self.socket, pieces)
     }
 }
 

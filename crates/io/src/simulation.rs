@@ -15,7 +15,7 @@ use rustls::{ClientConfig, ServerConfig};
 use sarsen_block::Rng;
 use sarsen_block::{LocalFuture, Piece};
 
-use crate::net::{SocketListener, SocketStream};
+use crate::socket::{SocketListener, SocketStream};
 
 /// One end of a connection that a simulation creates. The functions are those of [`SocketStream`].
 pub trait SimulatedStream {

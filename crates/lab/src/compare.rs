@@ -159,7 +159,7 @@ pub fn report(before: &Run, after: &Run, compared: &Comparisons) -> Report {
     let (changed, noise) = (count(Verdict::Changed), count(Verdict::Noise));
     let mut sections = Vec::new();
     for wanted in distinct(compared) {
-        let (name, unit) = crate::study::split_unit(wanted);
+        let (name, unit) = crate::record::figure::split_unit(wanted);
         let rows = compared.figures.iter().filter(|c| c.figure == wanted).map(row);
         let table = Table {
             caption: [name.as_str(), unit].join(", "),

@@ -96,6 +96,26 @@ pub mod figure {
     pub const MEDIUM_RANDOM_READ_IOPS_32: &str = "medium_random_read_iops_32";
     /// 1 if the load was steady by SNIA's rule, else 0.
     pub const STEADY: &str = "steady";
+
+    /// Splits the name of a figure into words and its unit.
+    pub(crate) fn split_unit(figure: &str) -> (String, &'static str) {
+        const UNITS: [(&str, &str); 7] = [
+            ("_mb_per_s", "MB/s"),
+            ("_us_per_io", "µs/IO"),
+            ("_us", "µs"),
+            ("_ms", "ms"),
+            ("_kib", "KiB"),
+            ("_iops", "IOPS"),
+            ("_percent", "%"),
+        ];
+        let found = UNITS.iter().find_map(|(end, unit)| Some((figure.strip_suffix(end)?, *unit)));
+        let (name, unit) = found.unwrap_or(match figure {
+            MB_PER_S => ("throughput", "MB/s"),
+            IOPS => ("rate", "IOPS"),
+            other => (other, ""),
+        });
+        (name.replace('_', " "), unit)
+    }
 }
 
 /// The result of one measurement.

@@ -17,7 +17,6 @@ pub mod trinkle;
 use std::fmt;
 use std::time::Duration;
 
-pub(crate) use layout::split_unit;
 pub use runner::{RunError, Settings, Watcher, now, record, run};
 
 use crate::access::Access;

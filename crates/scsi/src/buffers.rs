@@ -3,7 +3,7 @@
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::logical_unit::NexusId;
+use crate::nexus_id::NexusId;
 
 /// Size of the shared buffer in bytes.
 pub(crate) const BUFFER_BYTES: usize = 64 << 10;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::logical_unit::NO_NEXUS;
+use crate::nexus_id::NO_NEXUS;
 use crate::{AdditionalSense, LogicalUnit, Sense, SenseKey, UnitAttention};
 
 /// The report of the host about a unit's backing.

@@ -1,8 +1,9 @@
 //! The execution of a command, from its slot in the task set to its end.
 
 use crate::attention::Attentions;
-use crate::command_table::{Flags, Row};
+use crate::command_table::Row;
 use crate::commands::{Task, block};
+use crate::flags::Flags;
 use crate::nexus::{self, Attachment, Nexus, admit};
 use crate::pass_through;
 use crate::task_set::{Access, Entry, Interlock, NexusTasks, Refusal, TaskSlot, WaitingCommand};

@@ -5,13 +5,15 @@
 
 use crate::atomic::Legacy;
 use crate::buffers::Buffers;
-use crate::command_table::Flags;
 use crate::commands::mode;
 use crate::condition::ConditionCell;
 use crate::copy::{Operations, Watch, Watched};
+use crate::device_type::DeviceType;
+use crate::flags::Flags;
 use crate::identifying_information::IdentifyingInformation;
 use crate::medium::Medium;
 use crate::modes::{ModeParameters, Modes};
+use crate::nexus_id::{NO_NEXUS, NexusId};
 use crate::phase::MediumPhase;
 use crate::protection::Protected;
 use crate::reservations::{Attached, Reservations};
@@ -30,20 +32,6 @@ use sarsen_block::{BlockError, Characteristics, Durability, Extent, Geometry, Io
 use std::any::Any;
 use std::io;
 use std::sync::Arc;
-
-/// The number of an I_T nexus; 0 means none.
-pub(crate) type NexusId = u64;
-pub(crate) const NO_NEXUS: NexusId = 0;
-
-/// PERIPHERAL DEVICE TYPE (SPC-4 6.6.2).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DeviceType {
-    /// Direct access block device.
-    #[default]
-    Disk = 0x00,
-    /// CD/DVD device.
-    Cd = 0x05,
-}
 
 /// The parts of a new logical unit.
 pub struct Parts {

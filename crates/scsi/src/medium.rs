@@ -1,7 +1,7 @@
 //! The medium of a unit: its state, the nexuses that prevent its removal, and its events. One state machine serves
 //! fixed disks, removable disks and CDs (SBC-3 5.25, SBC-4 5.15, MMC-6 6.14 and 6.42).
 
-use crate::logical_unit::NexusId;
+use crate::nexus_id::NexusId;
 use crate::{AdditionalSense, DeviceType, Sense, SenseKey};
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 

@@ -2,12 +2,14 @@
 //! to its handler.
 
 use crate::attention::{Attentions, Listener};
-use crate::command_table::{Flags, Row};
+use crate::command_table::Row;
 use crate::commands::block::moved_bytes;
 use crate::commands::without_unit;
 use crate::execution::{Execution, begin_after, begin_asking, begin_plain, refuse_full};
-pub(crate) use crate::logical_unit::NexusId;
+use crate::flags::Flags;
+pub(crate) use crate::nexus_id::NexusId;
 use crate::pass_through;
+pub(crate) use crate::refusal::Refusal;
 use crate::reservations::{NexusName, RequiredFlags};
 use crate::target::{LunView, Luns, TargetDevice};
 use crate::target_port_groups::TargetPortGroup;
@@ -487,19 +489,6 @@ impl std::fmt::Debug for NexusHandle {
             .field("id", &self.nexus.id)
             .field("initiator_port", &self.nexus.initiator_port)
             .finish_non_exhaustive()
-    }
-}
-
-/// The reason why a command does not begin.
-#[derive(Debug)]
-pub(crate) enum Refusal {
-    Sense(Sense),
-    ReservationConflict,
-}
-
-impl From<Sense> for Refusal {
-    fn from(sense: Sense) -> Self {
-        Self::Sense(sense)
     }
 }
 

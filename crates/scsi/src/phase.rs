@@ -4,7 +4,7 @@
 //! A usual command reads only one atomic. A command that waited for the write gate checks the phase again, since it may
 //! have changed meanwhile.
 
-use crate::command_table::Flags;
+use crate::flags::Flags;
 use crate::{AdditionalSense, LogicalUnit, MetadataStore, Record, Sense, SenseKey};
 use async_lock::{RwLockReadGuardArc, RwLockWriteGuardArc};
 use std::io;

@@ -5,14 +5,13 @@
 //! group, which is the only asymmetry of that transport. All units of a target device share the states. A state is not
 //! saved: a restart of the program resets the changes of SET TARGET PORT GROUPS.
 
-use crate::command_table::Row;
-use crate::nexus::NexusId;
+use crate::nexus_id::NexusId;
 use crate::{AdditionalSense, LogicalUnit, Sense, SenseKey, TargetDevice, UnitAttention};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
-use sarsen_wire::scsi::{inquiry, opcode};
+use sarsen_wire::scsi::inquiry;
 
 /// The maximum number of ports of a target device. This number fits in the SCSI Ports page with the longest names.
 pub const MAXIMUM_TARGET_PORTS: usize = 128;
@@ -265,13 +264,6 @@ impl TargetPortGroups {
     /// Returns the method by which the states change.
     pub(crate) fn alua(&self) -> Alua {
         if self.is_explicit.load(Ordering::Relaxed) { Alua::Both } else { Alua::Implicit }
-    }
-
-    /// Returns whether units of the target device support the command of `row`, as far as ALUA determines it.
-    pub(crate) fn support(&self, row: &Row) -> bool {
-        let sets_groups = (row.operation_code, row.service_action)
-            == (opcode::MAINTENANCE_OUT, Some(opcode::SA_SET_TARGET_PORT_GROUPS.into()));
-        !sets_groups || self.alua() == Alua::Both
     }
 
     /// Prevents changes until the guard is dropped.

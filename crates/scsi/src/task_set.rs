@@ -14,7 +14,7 @@ pub(crate) use policy::{Interlock, OnError, Policy};
 pub(crate) use queue::{Access, Refusal, WaitingCommand};
 
 use crate::hung_commands::UnfinishedCommands;
-use crate::logical_unit::NexusId;
+use crate::nexus_id::NexusId;
 use crate::{Abort, Completion, Status, TaskAttribute};
 use parking_lot::{Mutex, MutexGuard};
 use queue::Queue;

@@ -148,7 +148,7 @@ fn tell(unit: &LogicalUnit, space: Space, writer: u64) {
     if provisioning.single_initiator {
         unit.raise_for(writer, attention)
     } else {
-        unit.raise_except(crate::logical_unit::NO_NEXUS, attention)
+        unit.raise_except(crate::nexus_id::NO_NEXUS, attention)
     }
 }
 

@@ -2,7 +2,7 @@
 //! end early when they are aborted.
 
 use crate::commands::Task;
-use crate::logical_unit::NexusId;
+use crate::nexus_id::NexusId;
 use crate::{AdditionalSense, Completion, Host, LogicalUnit, Sense, SenseKey, Status};
 use async_lock::OnceCell;
 use parking_lot::{Mutex, MutexGuard};

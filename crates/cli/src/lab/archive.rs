@@ -12,8 +12,8 @@ use sarsen_lab::report::{self, Format, Report, terminal};
 use serde_json::json;
 
 use super::run::find;
-use crate::exit::{UsageError, printed};
-use crate::output::print_line;
+use crate::exit::UsageError;
+use crate::output::{print_line, printed};
 
 #[derive(clap::Args)]
 pub(crate) struct Kept {

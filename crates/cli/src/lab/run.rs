@@ -16,8 +16,8 @@ use sarsen_lab::target_under_test::{Medium, TargetUnderTest};
 use super::archive;
 use super::progress::Progress;
 use crate::disk::variable;
-use crate::exit::{DegradedError, UsageError, printed};
-use crate::output::note;
+use crate::exit::{DegradedError, UsageError};
+use crate::output::{note, printed};
 
 /// The study whose figures come from bonnie++.
 const LUNDEN: &str = "lunden";

@@ -14,8 +14,9 @@ use tokio::net::unix::pipe;
 use super::{PIECE_LENGTH, TransferError};
 use crate::error::{SenseKey, SessionError};
 use crate::info::{BlockLimits, Provisioning};
-use crate::session::{Session, SessionOptions};
-use crate::signature::{self, Occupied};
+use crate::options::SessionOptions;
+use crate::session::Session;
+use crate::signature::{self, Occupied, Signature};
 use crate::url::Url;
 
 /// The maximum block length of a disk.
@@ -120,9 +121,15 @@ impl Disk {
         self.session.read(lba, blocks as u32).await
     }
 
-    /// Returns an error if the disk holds data that [`signature::look`] knows.
+    /// Returns the signatures of the data on the disk.
+    pub async fn signatures(&self) -> Result<Vec<Signature>, TransferError> {
+        signature::look_by(self.length(), async |offset, length| self.read(offset, length).await)
+            .await
+    }
+
+    /// Returns an error if the disk holds data that [`Self::signatures`] knows.
     pub async fn check_vacant(&self) -> Result<(), TransferError> {
-        let found = signature::look(self).await?;
+        let found = self.signatures().await?;
         Occupied::of(&self.place, found).map_or(Ok(()), |occupied| Err(occupied.into()))
     }
 

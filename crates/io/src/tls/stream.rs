@@ -12,7 +12,7 @@ use sarsen_block::Piece;
 use tokio::net::TcpStream;
 
 use super::{Machine, cause};
-use crate::{net, time};
+use crate::{time, vectored};
 
 /// Time limit for a peer to receive the last bytes, and to acknowledge them.
 const LINGER: Duration = Duration::from_secs(1);
@@ -122,7 +122,7 @@ async fn refuse(socket: &TcpStream) {
     let mut buffer = [0; 4096];
     let mut taken = 0;
     while taken < REFUSED_LIMIT {
-        match net::receive(socket, &mut buffer, &mut []) {
+        match vectored::receive(socket, &mut buffer, &mut []) {
             Ok(0) => return,
             Ok(count) => taken += count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -137,12 +137,12 @@ async fn refuse(socket: &TcpStream) {
 }
 
 fn reading(socket: &TcpStream) -> impl FnMut(&mut [u8]) -> io::Result<usize> {
-    |bytes| net::receive(socket, bytes, &mut [])
+    |bytes| vectored::receive(socket, bytes, &mut [])
 }
 
 fn writing(socket: &TcpStream) -> impl FnMut(&[IoSlice<'_>]) -> io::Result<usize> {
     |slices| {
         let pieces: Vec<_> = slices.iter().map(|slice| Piece::Bytes(slice)).collect();
-        net::send(socket, &pieces)
+        vectored::send(socket, &pieces)
     }
 }

@@ -48,7 +48,7 @@ fn on_a_core<T>(future: impl Future<Output = T>) -> Result<T, LoadError> {
 
 async fn of_disk(url: &Url, options: &SessionOptions) -> Result<Vec<Signature>, TransferError> {
     let disk = Disk::open(url, options).await?;
-    let found = signature::look(&disk).await?;
+    let found = disk.signatures().await?;
     disk.close().await?;
     Ok(found)
 }

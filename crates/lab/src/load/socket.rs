@@ -45,12 +45,12 @@ impl Socket {
         let mut socket = Self { tcp, machine: None };
         socket.set_read_timeout(limit)?;
         if let Some(tls) = &portal.tls {
-            let mut machine = tls.machine(portal)?;
+            let mut machine = tls.machine(&portal.host)?;
             let tcp = &socket.tcp;
             machine.shake_hands(reading(tcp, true), writing(tcp, SendFlags::empty())).map_err(
                 |error| match error.kind() {
                     ErrorKind::WouldBlock => LoadError::Stalled(limit),
-                    _ => tls.failure(portal, &error).into(),
+                    _ => tls.failure(&portal.host, &error).into(),
                 },
             )?;
             socket.machine = Some(Box::new(machine));

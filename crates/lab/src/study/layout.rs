@@ -123,7 +123,7 @@ pub(super) fn limits(run: &Run) -> Option<Section> {
         match &sample.outcome {
             Outcome::Measured(Measures { figures, texts, .. }) => {
                 for (name, &value) in figures {
-                    let (what, unit) = split_unit(name);
+                    let (what, unit) = figure::split_unit(name);
                     table.rows.push(row(&what, number(Some(value), 1), unit));
                 }
                 table
@@ -143,26 +143,6 @@ pub(super) fn limits(run: &Run) -> Option<Section> {
     );
     (!table.rows.is_empty())
         .then(|| Section { heading: "Limits".into(), blocks: vec![Block::Table(table)] })
-}
-
-/// Splits the name of a figure into words and its unit.
-pub(crate) fn split_unit(figure: &str) -> (String, &'static str) {
-    const UNITS: [(&str, &str); 7] = [
-        ("_mb_per_s", "MB/s"),
-        ("_us_per_io", "µs/IO"),
-        ("_us", "µs"),
-        ("_ms", "ms"),
-        ("_kib", "KiB"),
-        ("_iops", "IOPS"),
-        ("_percent", "%"),
-    ];
-    let found = UNITS.iter().find_map(|(end, unit)| Some((figure.strip_suffix(end)?, *unit)));
-    let (name, unit) = found.unwrap_or(match figure {
-        figure::MB_PER_S => ("throughput", "MB/s"),
-        figure::IOPS => ("rate", "IOPS"),
-        other => (other, ""),
-    });
-    (name.replace('_', " "), unit)
 }
 
 /// Returns the chart of the latency distribution: for each series, the percentage of I/Os with a longer latency.

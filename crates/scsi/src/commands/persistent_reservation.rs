@@ -2,7 +2,7 @@
 
 use super::{Task, parameter_data};
 use crate::medium::Removal;
-use crate::nexus::Refusal;
+use crate::refusal::Refusal;
 use crate::reservations::transport_id::{self, Problem, TransportId};
 use crate::reservations::{
     Action, NexusName, REGISTRATIONS_LIMIT, Register, Reservation, ReservationState, Type,

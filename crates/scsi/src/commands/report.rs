@@ -3,9 +3,9 @@
 
 use super::{Task, parameter_data};
 use crate::command_table::{Row, TABLE};
-use crate::{Completion, LogicalUnit, Sense};
+use crate::{Alua, Completion, LogicalUnit, Sense};
 use sarsen_block::Io;
-use sarsen_wire::scsi::{cdb as wire, report};
+use sarsen_wire::scsi::{cdb as wire, opcode, report};
 use zerocopy::IntoBytes;
 
 /// RCTD and REPD.
@@ -57,7 +57,11 @@ fn requested(
 }
 
 fn is_supported(task: &Task<'_>, row: &Row) -> bool {
-    row.is_supported_by(task.unit) && task.nexus.device.target_port_groups().support(row)
+    // ALUA may be implicit alone.
+    let sets_groups = (row.operation_code, row.service_action)
+        == (opcode::MAINTENANCE_OUT, Some(opcode::SA_SET_TARGET_PORT_GROUPS.into()));
+    let changes_groups = || task.nexus.device.target_port_groups().alua() == Alua::Both;
+    row.is_supported_by(task.unit) && (!sets_groups || changes_groups())
 }
 
 fn all_commands(task: &Task<'_>, with_timeouts: bool) -> Vec<u8> {

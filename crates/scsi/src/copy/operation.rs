@@ -2,7 +2,7 @@
 
 use super::MAXIMUM_OPERATIONS;
 use crate::commands::Task;
-use crate::logical_unit::NexusId;
+use crate::nexus_id::NexusId;
 use crate::work::EndEarly;
 use crate::{AdditionalSense, Completion, Sense, SenseKey, Status};
 use parking_lot::{Mutex, MutexGuard};

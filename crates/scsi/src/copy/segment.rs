@@ -5,8 +5,9 @@ use super::operation::Operation;
 use super::parameters::{Action, Cscd, Parameters, Segment};
 use super::reach::{Barrier, Reached, Requester};
 use super::transfer::{Failure, Fault, Source, Supervisor, Transfer, begins_within};
-use crate::command_table::{Flags, READS, WRITES};
+use crate::command_table::{READS, WRITES};
 use crate::commands::unit_designators;
+use crate::flags::Flags;
 use crate::{AdditionalSense, LogicalUnit};
 use sarsen_block::Extent;
 use sarsen_wire::scsi::copy::{

@@ -16,9 +16,9 @@ pub(crate) use self::state::{
 };
 use self::state::{Change, Compatible};
 use crate::attention::Attentions;
-use crate::command_table::Flags;
-use crate::logical_unit::{NO_NEXUS, NexusId};
-use crate::nexus::Refusal;
+use crate::flags::Flags;
+use crate::nexus_id::{NO_NEXUS, NexusId};
+use crate::refusal::Refusal;
 use crate::{AdditionalSense, LogicalUnit, MetadataStore, Record, Sense, SenseKey, UnitAttention};
 use std::collections::VecDeque;
 use std::io;

@@ -1,7 +1,7 @@
 //! The rules of persistent reservations (SPC-4 5.12), without locks and without I/O. An action of a nexus changes one
 //! state into another.
 
-use crate::nexus::Refusal;
+use crate::refusal::Refusal;
 use crate::{AdditionalSense, Sense, SenseKey, UnitAttention};
 use std::sync::Arc;
 

@@ -3,7 +3,7 @@
 
 use super::state::{Action, NexusName, Permission, Register, ReservationState, Type};
 use super::{record, state};
-use crate::nexus::Refusal;
+use crate::refusal::Refusal;
 use crate::{Sense, UnitAttention};
 use proptest::prelude::*;
 

@@ -5,7 +5,7 @@
 //! command must request a slot.
 
 use super::Policy;
-use crate::logical_unit::NexusId;
+use crate::nexus_id::NexusId;
 use crate::{Status, TaskAttribute};
 use sarsen_block::Extent;
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -1,7 +1,8 @@
 //! A write-protected medium: by its store, or by SWP (SBC-3 4.12).
 
 use super::mode::select_control;
-use crate::command_table::{Flags, Row, TABLE};
+use crate::command_table::{Row, TABLE};
+use crate::flags::Flags;
 use crate::testing::*;
 use crate::{Cdb, Command, Lun, SenseKey, Status};
 use sarsen_block::BlockSize;
