@@ -1,6 +1,6 @@
 //! Detects the data that a device holds already: file systems, partition tables, volume managers, RAID, swap, disk
-//! images. Callers check a device ([`look`], [`look_by`], [`find`]) before they overwrite it, so that a mistyped name
-//! does not destroy data.
+//! images. Callers check a device ([`look_by`], [`find`]) before they overwrite it, so that a mistyped name does not
+//! destroy data.
 //!
 //! Each of these formats has a signature at a known place, near the beginning or the end. The table in
 //! `signature/table.rs` has a row for each. Nothing else is checked, so a device without a known signature may still

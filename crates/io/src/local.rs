@@ -65,22 +65,22 @@ impl LocalStream {
         }
     }
 
-    /// See [`net::Stream::readable`].
+    /// See [`crate::net::Stream::readable`].
     pub async fn readable(&self) -> io::Result<()> {
         self.socket.readable().await
     }
 
-    /// See [`net::Stream::writable`].
+    /// See [`crate::net::Stream::writable`].
     pub async fn writable(&self) -> io::Result<()> {
         self.socket.writable().await
     }
 
-    /// See [`net::Stream::try_receive`].
+    /// See [`crate::net::Stream::try_receive`].
     pub fn try_receive(&self, landing: &mut [u8], scratch: &mut [u8]) -> io::Result<usize> {
         vectored::receive(&self.socket, landing, scratch)
     }
 
-    /// See [`net::Stream::try_send`].
+    /// See [`crate::net::Stream::try_send`].
     pub fn try_send(&self, pieces: &[Piece<'_>]) -> io::Result<usize> {
         vectored::send(&self.socket, pieces)
     }

@@ -246,7 +246,7 @@ impl SocketStream {
     /// WouldBlock means to wait for [`SocketStream::writable`]. An encrypted stream may take data that it cannot send
     /// yet: it sends the rest while a task waits on the stream, and in [`SocketStream::close`].
     ///
-    /// A store's memory that is a [`Region`] is sent by address; other shared memory is copied.
+    /// A store's memory that is a [`crate::memory::Region`] is sent by address; other shared memory is copied.
     pub fn try_send(&self, pieces: &[Piece<'_>]) -> io::Result<usize> {
         match &self.encrypted {
             None => send(&self.socket, pieces),
