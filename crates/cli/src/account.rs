@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Subcommand;
-use sarsen_node::control::schema::Apply;
-use sarsen_node::desired::document::Account;
-use sarsen_node::desired::{Document, Key, ObjectKind};
+use sarsen_node::model::document::Account;
+use sarsen_node::model::{Document, Key, ObjectKind};
+use sarsen_node::schema::Apply;
 use serde_json::json;
 
 use crate::exit::UsageError;

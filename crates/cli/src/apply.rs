@@ -4,8 +4,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use sarsen_node::control::schema::{Apply, ConfigState, RevisionList};
-use sarsen_node::desired::{Document, from_json};
+use sarsen_node::model::{Document, from_json};
+use sarsen_node::schema::{Apply, ConfigState, RevisionList};
 
 use crate::control::{ServerOptions, table};
 use crate::disk::on_a_core;

@@ -6,8 +6,9 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use sarsen_node::control::{
-    ADDRESS_VARIABLE, Address, CA_VARIABLE, Client, Credentials, TOKEN_VARIABLE, schema::Drained,
+    ADDRESS_VARIABLE, Address, CA_VARIABLE, Client, Credentials, TOKEN_VARIABLE,
 };
+use sarsen_node::schema::Drained;
 
 use crate::exit::{DegradedError, UsageError};
 use crate::output::{one_line, print_line};

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use clap::{Subcommand, ValueEnum};
 use sarsen_node::control::path_segment;
-use sarsen_node::control::schema::events::{Event, EventList};
+use sarsen_node::schema::events::{Event, EventList};
 
 use crate::control::ServerOptions;
 use crate::disk::on_a_core;
@@ -152,7 +152,7 @@ fn utc(unix_ms: u64) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
-    use sarsen_node::control::schema::events::Severity;
+    use sarsen_node::schema::events::Severity;
 
     use super::*;
 

@@ -12,9 +12,9 @@ use sarsen_lab::archive::ArchiveError;
 use sarsen_lab::load::LoadError;
 use sarsen_lab::study::RunError;
 use sarsen_lab::study::lunden::LundenError;
-use sarsen_node::control::schema::ErrorCode;
 use sarsen_node::control::{Address, ClientError};
-use sarsen_node::{ConfigError, ErrorClass, StartError};
+use sarsen_node::schema::ErrorCode;
+use sarsen_node::{ConfigError, ErrorClass, ResourceError, StartError};
 
 use crate::output::{OutputClosed, note};
 
@@ -172,8 +172,10 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
 
 fn start(error: &StartError) -> u8 {
     match error {
-        StartError::Config(_) => USAGE,
-        StartError::Store { source, .. } if source.is_misconfigured() => USAGE,
+        StartError::Resource(ResourceError::Config(_)) => USAGE,
+        StartError::Resource(ResourceError::Store { source, .. }) if source.is_misconfigured() => {
+            USAGE
+        }
         error => error_class(error.error_class()),
     }
 }
@@ -305,7 +307,7 @@ fn session(error: &SessionError) -> (u8, Option<&'static str>) {
 mod tests {
     use std::path::PathBuf;
 
-    use sarsen_node::control::schema::Failure;
+    use sarsen_node::schema::Failure;
 
     use super::*;
     use crate::output::printed;
@@ -339,11 +341,11 @@ mod tests {
         assert_eq!(code_of(NotFoundError("x".into())), 3);
         assert_eq!(code_of(refused(ErrorCode::NotFound)), 3);
         assert_eq!(code_of(refused(ErrorCode::Conflict)), 4);
-        let in_use = StartError::Listen {
+        let in_use = ResourceError::Listen {
             address: ([127, 0, 0, 1], 3260).into(),
             source: ErrorKind::AddrInUse.into(),
         };
-        assert_eq!(code_of(in_use), 4);
+        assert_eq!(code_of(StartError::from(in_use)), 4);
         assert_eq!(code_of(DegradedError("x".into())), 5);
         assert_eq!(code_of(unreachable(ErrorKind::NotFound)), 6);
         assert_eq!(code_of(unreachable(ErrorKind::ConnectionRefused)), 6);

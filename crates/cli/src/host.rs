@@ -1,8 +1,8 @@
 //! `sarsen host`.
 
 use clap::Subcommand;
-use sarsen_node::desired::document::Host;
-use sarsen_node::desired::{Document, ObjectKind};
+use sarsen_node::model::document::Host;
+use sarsen_node::model::{Document, ObjectKind};
 
 use crate::state::{self, ChangeOptions};
 

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::ValueEnum;
-use sarsen_node::desired::{Changed, Document};
+use sarsen_node::desired::Changed;
 use sarsen_node::import::{self, Complaint, Files, Imported, Origin};
+use sarsen_node::model::Document;
 use serde::Serialize;
 
 use crate::exit::{DegradedError, UsageError};

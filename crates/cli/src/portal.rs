@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 
 use clap::Subcommand;
 use sarsen_node::control::Client;
-use sarsen_node::control::schema::{PortalList, ServedPortal};
-use sarsen_node::desired::document::{Portal, Tls};
-use sarsen_node::desired::{Document, ObjectKind};
+use sarsen_node::model::document::{Portal, Tls};
+use sarsen_node::model::{Document, ObjectKind};
+use sarsen_node::schema::{PortalList, ServedPortal};
 
 use crate::disk::on_a_core;
 use crate::exit::UsageError;

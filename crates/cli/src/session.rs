@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use clap::Subcommand;
 use sarsen_io::time;
 use sarsen_node::control::path_segment;
-use sarsen_node::control::schema::{DrainSession, Drained, Session, SessionKind, SessionList};
+use sarsen_node::schema::{DrainSession, Drained, Session, SessionKind, SessionList};
 
 use crate::control::{ServerOptions, report_drain, table};
 use crate::disk::on_a_core;

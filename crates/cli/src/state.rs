@@ -4,11 +4,12 @@
 use clap::Subcommand;
 use sarsen_io::machine;
 use sarsen_node::config::render_size;
-use sarsen_node::control::schema::{
+use sarsen_node::control::{Client, path_segment};
+use sarsen_node::desired::Changed;
+use sarsen_node::model::{Document, Key, Object, ObjectKind};
+use sarsen_node::schema::{
     Apply, ConfigState, PortalList, Problem, ProblemList, ServedPortal, ServedVolume, VolumeList,
 };
-use sarsen_node::control::{Client, path_segment};
-use sarsen_node::desired::{Changed, Document, Key, Object, ObjectKind};
 use serde_json::{Map, Value};
 
 use crate::control::{ServerOptions, table};

@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use clap::Subcommand;
 use sarsen_node::config::parse_redirect_address;
 use sarsen_node::control::path_segment;
-use sarsen_node::control::schema::{
+use sarsen_node::model::document::{self, Luns, Rule};
+use sarsen_node::model::{Document, ObjectKind};
+use sarsen_node::schema::{
     ConfigState, DrainTarget, Drained, Redirect, Target, TargetList, TargetState, Undrained,
 };
-use sarsen_node::desired::document::{self, Luns, Rule};
-use sarsen_node::desired::{Document, ObjectKind};
 
 use crate::control::{ServerOptions, report_drain, table};
 use crate::disk::on_a_core;
@@ -255,7 +255,7 @@ fn row(target: &Target) -> [String; 4] {
 
 #[cfg(test)]
 mod tests {
-    use sarsen_node::control::schema::Authentication;
+    use sarsen_node::schema::Authentication;
 
     use super::*;
 

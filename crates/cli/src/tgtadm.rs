@@ -14,12 +14,12 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
-use sarsen_node::control::schema::{
+use sarsen_node::control::{Client, ClientError, Credentials};
+use sarsen_node::model::Document;
+use sarsen_node::model::document::Target;
+use sarsen_node::schema::{
     ConfigState, DrainSession, Drained, ErrorCode, ServedVolume, Session, SessionList, VolumeList,
 };
-use sarsen_node::control::{Client, ClientError, Credentials};
-use sarsen_node::desired::Document;
-use sarsen_node::desired::document::Target;
 
 use crate::control::client;
 use crate::disk::on_a_core;

@@ -18,7 +18,7 @@ use crossterm::{execute, queue};
 use futures_util::StreamExt as _;
 use sarsen_io::time;
 use sarsen_node::control::Client;
-use sarsen_node::control::schema::statistics::{SessionVolume, Statistics, VolumeStatistics};
+use sarsen_node::schema::statistics::{SessionVolume, Statistics, VolumeStatistics};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use sarsen_io::local::LocalStream;
 use sarsen_io::{handover, time};
-use sarsen_node::control::{Address, schema::TargetList};
+use sarsen_node::control::Address;
+use sarsen_node::schema::TargetList;
 use serde::Serialize;
 
 use crate::control::ServerOptions;

@@ -5,9 +5,9 @@ use std::io::IsTerminal as _;
 use clap::Subcommand;
 use sarsen_node::config::{DEFAULT_TARGET_PREFIX, parse_size, render_size};
 use sarsen_node::control::path_segment;
-use sarsen_node::control::schema::{Apply, ConfigState, OrphanList, Reattach, Reattached};
-use sarsen_node::desired::document::{Account, Luns, Rule, Size, Target, Volume};
-use sarsen_node::desired::{Document, ObjectKind, Orphan};
+use sarsen_node::model::document::{Account, Luns, Rule, Size, Target, Volume};
+use sarsen_node::model::{Document, ObjectKind, Orphan};
+use sarsen_node::schema::{Apply, ConfigState, OrphanList, Reattach, Reattached};
 
 use crate::account::{SecretArguments, SecretInput, tell_secret};
 use crate::control::{ServerOptions, table};

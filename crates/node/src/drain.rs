@@ -12,7 +12,7 @@ use sarsen_proto::iscsi::target::{Refusal, RefusalReason};
 use tokio::sync::{oneshot, watch};
 
 use crate::config::Redirect;
-use crate::fronts::iscsi::{Mailbox, Message};
+use crate::mailbox::{Mailbox, Message};
 
 /// Maximum time to wait for terminated sessions, which end when their store answers.
 const ENDING_LIMIT: Duration = Duration::from_secs(30);

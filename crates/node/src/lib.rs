@@ -16,11 +16,17 @@ mod host;
 pub mod import;
 pub mod initiator_lines;
 mod isns;
+mod mailbox;
 mod metadata;
 mod metrics;
+pub mod model;
+mod portal;
 mod private;
+mod problem;
 mod qos;
 pub mod reference;
+mod refusal;
+pub mod schema;
 pub mod server;
 #[cfg(feature = "simulation")]
 mod simulation;
@@ -32,11 +38,14 @@ mod trace;
 
 pub use access::Object;
 pub use config::{Config, ConfigError};
-pub use engine::{AffectedSession, ChangeError, ChangeOutcome, Interruption, Prepared, Ready};
+pub use engine::{
+    AffectedSession, ChangeError, ChangeOutcome, Export, Interruption, Prepared, Ready,
+    ResourceError,
+};
 pub use error_class::ErrorClass;
 #[cfg(feature = "simulation")]
 pub use fronts::iscsi::SimulatedPortal;
-pub use server::{Export, Server, SetAccessError, StartError};
+pub use server::{Server, SetAccessError, StartError};
 #[cfg(feature = "simulation")]
 pub use simulation::SimulatedServer;
 pub use tls::TlsError;

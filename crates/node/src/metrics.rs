@@ -15,8 +15,8 @@ use sarsen_proto::iscsi::target::RefusalReason;
 
 use self::machine::Machine;
 pub(crate) use self::machine::VolumeSpace;
-use crate::control::ApiRefusal;
-use crate::fronts::iscsi::Full;
+use crate::refusal::ApiRefusal;
+use crate::refusal::Full;
 use crate::statistics::{Exposition, Statistics};
 
 /// The content type of the text (OpenMetrics 1.0.0).

@@ -8,7 +8,8 @@ use std::path::Path;
 
 use tracing::{info, warn};
 
-use crate::desired::VOLUMES;
+/// The subfolder of the state folder for volumes without a configured path.
+pub(crate) const VOLUMES: &str = "volumes";
 
 const FILE_MODE: u32 = 0o600;
 const FOLDER_MODE: u32 = 0o700;

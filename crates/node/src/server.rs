@@ -2,7 +2,6 @@
 //! data is on disk.
 
 use std::io;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,16 +18,16 @@ use tracing::{error, warn};
 
 use crate::config::{Config, ConfigError, Limits, Portal};
 use crate::control::{Api, Capacity, Control, Lab, LabResults, OpenPort, Web, WebError};
-use crate::desired::{ChangeRefused, Desired, Invalid, OpenError, StateError};
+use crate::desired::{ChangeRefused, Desired, Invalid, OpenError, StateError, reattach};
 use crate::engine::{
-    BackingChecks, Cause, ChangeError, ChangeOutcome, Engine, Force, Layer, Managed, Prepared,
+    BackingChecks, Cause, ChangeError, ChangeOutcome, Engine, Export, Force, Layer, Managed,
+    Prepared, ResourceError,
 };
+use crate::error_class::ErrorClass;
 use crate::events::Occurrence;
 use crate::host::ServerHost;
 use crate::isns::{self, Isns};
 use crate::private;
-use crate::stores::StoreError;
-use crate::tls::TlsError;
 
 /// Interval at which the server tries missing objects again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
@@ -49,33 +48,9 @@ const HEALTH_SHOWN_EACH_LOOK: usize = 4;
 /// The reason why a server did not start. No part of it is left running.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The configuration is wrong.
+    /// The configuration is wrong, or a resource that it names cannot be opened.
     #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// A volume could not be opened.
-    #[error("volume {volume}: {source}")]
-    Store {
-        /// The name of the volume.
-        volume: String,
-        /// The problem and its remedy.
-        source: StoreError,
-    },
-    /// A portal could not be opened.
-    #[error("cannot listen on {address}: {source}{}", remedy(source))]
-    Listen {
-        /// The portal.
-        address: SocketAddr,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// A portal's certificates cannot be used.
-    #[error("portal {address}: {source}")]
-    Tls {
-        /// The portal.
-        address: SocketAddr,
-        /// The problem and its file.
-        source: TlsError,
-    },
+    Resource(#[from] ResourceError),
     /// The threads or the file engine could not be started.
     #[error("cannot start the cores: {0}")]
     Cores(io::Error),
@@ -114,23 +89,29 @@ pub enum SetAccessError {
     Access(#[from] AccessError),
 }
 
+impl From<ConfigError> for StartError {
+    fn from(error: ConfigError) -> Self {
+        ResourceError::from(error).into()
+    }
+}
+
+impl StartError {
+    /// Returns the class of the error, if it has one.
+    pub fn error_class(&self) -> Option<ErrorClass> {
+        match self {
+            Self::Resource(error) => error.error_class(),
+            Self::State(StateError::InUse(_)) => Some(ErrorClass::Taken),
+            other => ErrorClass::below(other),
+        }
+    }
+}
+
 impl From<OpenError> for StartError {
     fn from(error: OpenError) -> Self {
         match error {
             OpenError::State(error) => error.into(),
             OpenError::Invalid(error) => error.into(),
         }
-    }
-}
-
-fn remedy(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            " (another program serves this port: stop it or choose another --listen)"
-        }
-        io::ErrorKind::PermissionDenied => " (choose a port from 1024 on)",
-        io::ErrorKind::AddrNotAvailable => " (this machine does not have that address)",
-        _ => "",
     }
 }
 
@@ -143,21 +124,6 @@ fn control_remedy(error: &io::Error) -> &'static str {
         io::ErrorKind::AlreadyExists => " (choose another --control)",
         _ => "",
     }
-}
-
-/// A logical unit that clients can reach.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Export {
-    /// The name of the volume.
-    pub volume: String,
-    /// The target's name.
-    pub target: String,
-    /// The logical unit number.
-    pub lun: u16,
-    /// Size in bytes.
-    pub size: u64,
-    /// URLs for libiscsi and QEMU, one for each portal. With TLS, only sarsen's own initiator understands them.
-    pub urls: Vec<String>,
 }
 
 /// A running server.
@@ -477,7 +443,7 @@ fn listen_for_notices(
         match Listener::bind(address) {
             Ok(listener) => notices.push(listener),
             Err(source) if own.contains(&address) => {
-                return Err(StartError::Listen { address, source });
+                return Err(ResourceError::Listen { address, source }.into());
             }
             Err(error) => warn!(
                 %address,
@@ -487,25 +453,6 @@ fn listen_for_notices(
         }
     }
     Ok(notices)
-}
-
-/// See [`Server::reattach`].
-pub(crate) async fn reattach(
-    engine: Arc<Engine>,
-    desired: Option<Arc<Desired>>,
-    volume: String,
-    grace: Option<Duration>,
-) -> Result<ChangeOutcome, ChangeRefused> {
-    let reattaching = threads::aside(async move {
-        match desired {
-            Some(desired) => desired.reattach(&volume, grace).await,
-            None => {
-                let config = engine.config_with_absent();
-                Ok(engine.reattach(config, &volume, grace).await?)
-            }
-        }
-    });
-    reattaching.await.unwrap_or_else(|_| Err(ChangeError::BrokeOff.into()))
 }
 
 /// Returns the result of a future, if it ends in time.
@@ -553,6 +500,12 @@ mod tests {
 
     use super::*;
     use crate::config::{TargetConfig, parse_portal, parse_volume};
+
+    #[test]
+    fn state_that_another_server_has_is_in_use() {
+        let error = StartError::from(StateError::InUse("s".into()));
+        assert_eq!(error.error_class(), Some(ErrorClass::Taken));
+    }
 
     #[test]
     fn spc4_5_16_portal_groups_are_ports_whose_access_can_be_set() {

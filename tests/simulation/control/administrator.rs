@@ -8,7 +8,8 @@ use std::time::Duration;
 use sarsen_block::Rng;
 use sarsen_io::time;
 use sarsen_node::config::AccessConfig;
-use sarsen_node::desired::{Change, ChangeRefused, Changed, Document, Edit, Key, Object};
+use sarsen_node::desired::{Change, ChangeRefused, Changed, Edit};
+use sarsen_node::model::{Document, Key, Object};
 use sarsen_node::{ChangeError, Config};
 
 use super::client::Client;

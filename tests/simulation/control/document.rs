@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use sarsen_block::Rng;
-use sarsen_node::desired::Document;
-use sarsen_node::desired::document::{
+use sarsen_node::model::Document;
+use sarsen_node::model::document::{
     Account, Discovery, Host, Luns, Portal, Rule, Scalar, ShownLuns, Size, Target, Volume,
 };
 use sarsen_proto::iscsi::chap::Secret;

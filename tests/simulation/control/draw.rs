@@ -1,7 +1,7 @@
 //! Draws the login attempts of initiators: most of them permitted by the document, and many of them not.
 
 use sarsen_block::Rng;
-use sarsen_node::desired::Document;
+use sarsen_node::model::Document;
 
 use super::document::{ACCOUNTS, ADDRESSES, INITIATORS, OWN_ACCOUNTS, PORTALS, TARGETS, one_of};
 use super::rules::{Attempt, Credentials};

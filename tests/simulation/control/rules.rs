@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
-use sarsen_node::desired::Document;
-use sarsen_node::desired::document::{Rule, Scalar, ShownLuns, Target};
+use sarsen_node::model::Document;
+use sarsen_node::model::document::{Rule, Scalar, ShownLuns, Target};
 use sarsen_wire::iscsi::LoginStatus;
 
 use super::document::PORTALS;

@@ -14,8 +14,8 @@ use sarsen_io::net::Stream;
 use sarsen_node::config::{
     Placed, VolumeConfig, parse_account, parse_file, parse_portal, parse_volume,
 };
-use sarsen_node::desired::Document;
-use sarsen_node::desired::document::{Account, Luns, Target, Volume};
+use sarsen_node::model::Document;
+use sarsen_node::model::document::{Account, Luns, Target, Volume};
 use sarsen_node::{ChangeError, ChangeOutcome, Config, SimulatedServer};
 use tempfile::TempDir;
 use tokio::sync::Notify;

@@ -6,9 +6,9 @@ use std::path::Path;
 use indicatif::BinaryBytes;
 use sarsen_io::file::{File, OpenOptions};
 use sarsen_node::config::{self, Config, StoreConfig};
-use sarsen_node::control::schema::{OrphanList, Problem, ProblemList, TargetList};
 use sarsen_node::control::{Address, ClientError};
-use sarsen_node::desired::Orphan;
+use sarsen_node::model::Orphan;
+use sarsen_node::schema::{OrphanList, Problem, ProblemList, TargetList};
 
 use super::Finding;
 use crate::control::ServerOptions;
@@ -206,7 +206,7 @@ mod tests {
     use std::fs;
     use std::io;
 
-    use sarsen_node::desired::ObjectKind;
+    use sarsen_node::model::ObjectKind;
 
     use super::super::Level;
     use super::*;

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use sarsen_lab::archive::{Archive, ArchiveError};
 use sarsen_lab::record::Run;
 use sarsen_lab::report::{self, Format};
-use sarsen_node::control::schema::LabRun;
 use sarsen_node::control::{LabFormat, LabResults};
+use sarsen_node::schema::LabRun;
 
 use super::run::find;
 

@@ -2,8 +2,8 @@
 
 use clap::ValueEnum;
 use sarsen_initiator::Portal;
-use sarsen_node::control::schema::{self, TargetList};
 use sarsen_node::initiator_lines::{self, AccessPath, Client, PortalAddress, access_paths};
+use sarsen_node::schema::{self, TargetList};
 use serde::Serialize;
 
 use crate::control::ServerOptions;
@@ -152,7 +152,7 @@ fn of_server(arguments: &Arguments, targets: &[schema::Target]) -> anyhow::Resul
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use sarsen_node::control::schema::{Authentication, TargetLun, TargetPortal, TargetState};
+    use sarsen_node::schema::{Authentication, TargetLun, TargetPortal, TargetState};
 
     use super::*;
 

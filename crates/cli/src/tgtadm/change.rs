@@ -1,9 +1,10 @@
 //! The changes of `tgtadm`: from the current state, the objects to apply and the objects to delete.
 
-use sarsen_node::control::schema::{Apply, ErrorCode};
-use sarsen_node::desired::document::{Account, Rule, Target, Volume};
-use sarsen_node::desired::{Changed, Document, Key, ObjectKind};
+use sarsen_node::desired::Changed;
 use sarsen_node::import::{DENIED_INITIATOR, tgt_unit};
+use sarsen_node::model::document::{Account, Rule, Target, Volume};
+use sarsen_node::model::{Document, Key, ObjectKind};
+use sarsen_node::schema::{Apply, ErrorCode};
 
 use super::{ATTEMPTS, Arguments, Failure, Server, ServerView, code, number, params};
 

@@ -1,7 +1,7 @@
 //! The parameters of a unit in `--params`: `scsi_sn=…,vendor_id=…`.
 
-use sarsen_node::desired::document::Volume;
 use sarsen_node::import::show_as_tgt;
+use sarsen_node::model::document::Volume;
 
 use super::Failure;
 

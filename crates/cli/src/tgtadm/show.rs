@@ -3,8 +3,8 @@
 
 use std::fmt::Write as _;
 
-use sarsen_node::control::schema::{Connection, Session};
-use sarsen_node::desired::document::{Rule, Target, Volume};
+use sarsen_node::model::document::{Rule, Target, Volume};
+use sarsen_node::schema::{Connection, Session};
 
 use super::change::is_nobody;
 use super::{Failure, ServerView, number};
@@ -216,8 +216,8 @@ pub(super) fn portals(world: &ServerView) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sarsen_node::desired::Document;
-    use sarsen_node::desired::document::Luns;
+    use sarsen_node::model::Document;
+    use sarsen_node::model::document::Luns;
 
     use super::*;
 

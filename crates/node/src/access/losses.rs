@@ -9,7 +9,7 @@ use sarsen_scsi::{Lun, LunView};
 use sarsen_wire::iscsi::Isid;
 
 use super::{Access, ConnectionRecord, Policy, moved};
-use crate::fronts::iscsi::Portal;
+use crate::portal::Portal;
 
 /// An object that is closed or changed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

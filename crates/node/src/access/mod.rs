@@ -23,8 +23,9 @@ use self::policy::Applicant;
 pub(crate) use self::policy::{Policy, Previous};
 pub(crate) use self::suppression::{LogDecision, LogThrottle, source_of};
 use crate::events::{EventLog, Occurrence, Subject};
-use crate::fronts::iscsi::{Message, Portal};
+use crate::mailbox::Message;
 use crate::metrics::Metrics;
+use crate::portal::Portal;
 use crate::targets::Targets;
 use crate::tls::ClientCertificate;
 

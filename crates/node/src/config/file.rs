@@ -67,6 +67,7 @@ use sarsen_scsi::{AccessState, Alua, ProtectionType};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use super::CacheMode;
 use super::access::{self, AccessConfig, parse_discovery};
 use super::account::account_from_settings;
 use super::api::parse_api_table;
@@ -82,7 +83,6 @@ use super::{
     AtPlace, Config, ConfigError, LARGEST_LUN, StoreConfig, TargetConfig, VolumeConfig, nearest,
     parse_size,
 };
-use crate::stores::CacheMode;
 
 const TOP_KEYS: &[&str] = &[
     "listen",

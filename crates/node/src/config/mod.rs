@@ -4,6 +4,7 @@
 mod access;
 mod account;
 mod api;
+mod cache_mode;
 mod certificate;
 mod diff;
 mod fault;
@@ -33,14 +34,13 @@ use sarsen_io::cores::FileEngine;
 use sarsen_io::spin::Spin;
 use sarsen_scsi::{AccessState, Alua, MAXIMUM_TARGET_PORTS, ProtectionType};
 
-use crate::stores::CacheMode;
-
 pub(crate) use self::access::ALGORITHMS;
 pub use self::access::{AccessConfig, LunsConfig, NamePattern, Placed, RuleConfig};
 pub(crate) use self::account::read_private;
 pub use self::account::{AccountConfig, SecretSource, parse_account};
 pub(crate) use self::api::DEFAULT_API_PORT;
 pub use self::api::{ApiConfig, parse_api};
+pub use self::cache_mode::CacheMode;
 pub use self::certificate::CertificatePattern;
 pub(crate) use self::diff::Different;
 pub use self::fault::FaultConfig;

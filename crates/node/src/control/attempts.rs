@@ -15,6 +15,7 @@ use super::error::ApiError;
 use crate::access::source_of;
 use crate::events::Occurrence;
 use crate::fronts::iscsi::Front;
+use crate::refusal::ApiRefusal;
 
 /// Delay before the response to a source's first wrong token. Each further one doubles it.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
@@ -29,38 +30,6 @@ const WINDOW: Duration = Duration::from_secs(60);
 const SOURCES: usize = 1024;
 /// The name of all further sources together.
 const OTHERS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-
-/// The reason why the API's port refuses a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ApiRefusal {
-    /// The request has a wrong token.
-    WrongToken,
-    /// The request has no token.
-    NoToken,
-    /// The source has sent too many wrong tokens at once.
-    TooManyWrongTokens,
-    /// The request names a host other than this machine, at a port without a token.
-    Host,
-    /// The request comes from another page.
-    Origin,
-}
-
-impl ApiRefusal {
-    /// All reasons.
-    pub(crate) const ALL: [Self; 5] =
-        [Self::WrongToken, Self::NoToken, Self::TooManyWrongTokens, Self::Host, Self::Origin];
-
-    /// Returns its name in the metrics.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::WrongToken => "wrong_token",
-            Self::NoToken => "no_token",
-            Self::TooManyWrongTokens => "too_many_wrong_tokens",
-            Self::Host => "host",
-            Self::Origin => "origin",
-        }
-    }
-}
 
 /// See the module.
 pub(super) struct Attempts {

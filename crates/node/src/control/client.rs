@@ -25,8 +25,8 @@ use tokio_rustls::TlsConnector;
 pub use self::address::{Address, AddressError, Host};
 use super::VERSION;
 use super::config::AUTHOR;
-use super::schema::{ErrorCode, Failure, FailureBody};
 use super::web::{self, WebError};
+use crate::schema::{ErrorCode, Failure, FailureBody};
 use crate::tls::{TlsError, Untrusted, client_config};
 
 /// Maximum length of a response, in bytes: enough for twenty thousand sessions.

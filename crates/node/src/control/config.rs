@@ -17,12 +17,10 @@ use super::capacity::{Received, ReceivedDocument};
 use super::error::ApiError;
 use super::openapi::Failures;
 use super::routes::{Answer, Json};
-use super::schema::{Apply, ConfigBody, ConfigObject, ConfigState, RevisionList};
 use super::{Api, file_access};
-use crate::desired::{
-    Action, Change, ChangeRefused, Changed, Current, Desired, Document, Edit, JsonMismatch, Key,
-    Object, ObjectKind, StateError, from_json,
-};
+use crate::desired::{Action, Change, ChangeRefused, Changed, Current, Desired, Edit, StateError};
+use crate::model::{Document, JsonMismatch, Key, Object, ObjectKind, from_json};
+use crate::schema::{Apply, ConfigBody, ConfigObject, ConfigState, RevisionList};
 use crate::{ChangeError, ErrorClass};
 
 /// Minimum length of a body whose memory is returned to the system at once.

@@ -4,7 +4,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use super::routes::json;
-use super::schema::{ErrorCode, Failure, FailureBody};
+use crate::schema::{ErrorCode, Failure, FailureBody};
 
 /// Seconds after which a client should repeat a request that failed with status 429 or 503.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("10");

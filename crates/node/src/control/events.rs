@@ -22,10 +22,10 @@ use super::connections::ConnectionSlot;
 use super::error::ApiError;
 use super::openapi::Failures;
 use super::routes::Json;
-use super::schema::events::{Event, EventList, Severity};
 use super::statistics::collect;
 use crate::events::{Filter, Found, KINDS};
 use crate::fronts::iscsi::Front;
+use crate::schema::events::{Event, EventList, Severity};
 
 /// Default and maximum number of events in a response.
 const LIMIT: usize = 1000;

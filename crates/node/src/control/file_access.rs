@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::error::ApiError;
-use crate::desired::document::{Account, Document, Portal, Volume};
-use crate::desired::{Edit, Key, Object, ObjectKind, Objects, VOLUMES};
+use crate::desired::Edit;
+use crate::model::document::{Account, Document, Portal, Volume};
+use crate::model::{Key, Object, ObjectKind, Objects};
+use crate::private::VOLUMES;
 
 /// The extension of volumes' files in the state folder.
 const IMAGE: &str = "img";

@@ -10,9 +10,9 @@ use super::config::parse_query;
 use super::error::ApiError;
 use super::openapi::Failures;
 use super::routes::{self, Answer, Json};
-use super::schema::{FormatLines, PathCommands, TargetLines};
 use crate::fronts::iscsi::Front;
 use crate::initiator_lines::{Client, Format, access_paths, is_own, own_name};
+use crate::schema::{FormatLines, PathCommands, TargetLines};
 
 /// The query of a request for commands.
 #[derive(Default, Deserialize, IntoParams)]

@@ -13,7 +13,7 @@ use super::config::parse_query;
 use super::error::ApiError;
 use super::openapi::Failures;
 use super::routes::{Answer, Json};
-use super::schema::{LabRun, LabRunList};
+use crate::schema::{LabRun, LabRunList};
 
 /// A report contains its styles, and may load nothing else. The browser isolates it from the server's own pages.
 const REPORT_POLICY: &str =

@@ -1,5 +1,5 @@
 //! The control socket: HTTP on a Unix socket that only the server's owner can open, on a separate thread. `routes` has
-//! the handlers, [`schema`] the requests and responses. [`Client`] is the client.
+//! the handlers, [`crate::schema`] the requests and responses. [`Client`] is the client.
 
 mod attempts;
 mod capacity;
@@ -14,7 +14,6 @@ mod initiator_lines;
 mod lab;
 mod openapi;
 mod routes;
-pub mod schema;
 mod statistics;
 mod trace;
 mod volumes;
@@ -31,7 +30,6 @@ use sarsen_io::{threads, time};
 use tokio::sync::watch;
 use tracing::{error, warn};
 
-pub(crate) use self::attempts::ApiRefusal;
 pub(crate) use self::capacity::Capacity;
 pub use self::client::{
     Address, AddressError, Client, ClientError, Credentials, Host, path_segment,

@@ -9,7 +9,7 @@ use utoipa::openapi::schema::{AnyOf, OneOf};
 use utoipa::openapi::{OpenApi as OpenApiDocument, RefOr, Schema};
 use utoipa::{IntoResponses, Modify, OpenApi};
 
-use super::schema::FailureBody;
+use crate::schema::FailureBody;
 
 /// The error responses of every request.
 #[derive(IntoResponses)]
@@ -61,7 +61,7 @@ pub(super) enum Failures {
         license(name = "Apache-2.0 OR MIT", identifier = "Apache-2.0 OR MIT")
     ),
     modifiers(&AnyKind),
-    components(schemas(FailureBody, super::config::Singleton, crate::desired::document::Scalar)),
+    components(schemas(FailureBody, super::config::Singleton, crate::model::document::Scalar)),
     paths(
         openapi,
         super::routes::metrics,

@@ -19,20 +19,20 @@ use tracing::info;
 use super::capacity::Received;
 use super::error::ApiError;
 use super::openapi::{self, Failures};
-use super::schema::{
+use super::{Api, VERSION, config, events, initiator_lines, lab, statistics, trace, volumes};
+use crate::config::{Portal, Redirect, parse_portal, parse_redirect_address};
+use crate::drain::{Outcome, Service, UnderWay, send_away};
+use crate::engine::{Export, Usage};
+use crate::events::Occurrence;
+use crate::fronts::iscsi::{ConnectionInfo, Front};
+use crate::mailbox::Mailbox;
+use crate::metrics;
+use crate::model::ObjectKind;
+use crate::schema::{
     self, Authentication, Connection, DrainSession, DrainTarget, Drained, PortalList, ProblemList,
     ServedPortal, ServedVolume, Session, SessionKind, SessionList, TargetList, TargetLun,
     TargetPortal, TargetState, Undrained, VolumeList, unix_seconds,
 };
-use super::{Api, VERSION, config, events, initiator_lines, lab, statistics, trace, volumes};
-use crate::config::{Portal, Redirect, parse_portal, parse_redirect_address};
-use crate::desired::ObjectKind;
-use crate::drain::{Outcome, Service, UnderWay, send_away};
-use crate::engine::Usage;
-use crate::events::Occurrence;
-use crate::fronts::iscsi::{ConnectionInfo, Front, Mailbox};
-use crate::metrics;
-use crate::server::Export;
 use crate::targets::Target;
 
 /// The default path of scrapers.

@@ -8,12 +8,12 @@ use sarsen_io::time;
 
 use super::openapi::Failures;
 use super::routes::Json;
-use super::schema::statistics::{
+use crate::fronts::iscsi::Front;
+use crate::schema::statistics::{
     LatencyQuantiles, OperationStatistics, RecentStatistics, SessionStatistics, SessionVolume,
     Statistics, VolumeOperation, VolumeStatistics,
 };
-use super::schema::unix_seconds;
-use crate::fronts::iscsi::Front;
+use crate::schema::unix_seconds;
 use crate::statistics::{self, BOUNDS, Histogram, Operation, RecentTotals, Totals, upper_bound};
 
 /// Time between two samples of the counts. Recent statistics are differences of samples.

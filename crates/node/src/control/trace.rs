@@ -16,7 +16,7 @@ use utoipa::IntoParams;
 use super::Api;
 use super::error::ApiError;
 use super::openapi::Failures;
-use crate::fronts::iscsi::Message;
+use crate::mailbox::Message;
 use crate::trace::{Reader, TRACES};
 
 const CONTENT_TYPE: &str = "application/vnd.tcpdump.pcap";

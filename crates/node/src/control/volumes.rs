@@ -13,9 +13,9 @@ use super::config::{GRACE, LONGEST_GRACE, desired};
 use super::error::ApiError;
 use super::openapi::Failures;
 use super::routes::{Answer, Json, parse};
-use super::schema::{OrphanList, Reattach, Reattached};
-use crate::desired::{Orphan, OrphanError};
-use crate::server;
+use crate::desired::{OrphanError, reattach as reattach_volume};
+use crate::model::Orphan;
+use crate::schema::{OrphanList, Reattach, Reattached};
 
 pub(super) fn router() -> Router<Api> {
     Router::new()
@@ -52,7 +52,7 @@ pub(super) async fn reattach(
     }
     let grace = force.then_some(Duration::from_secs(grace.into()));
     let Api { engine, desired, .. } = api;
-    let made = server::reattach(engine, desired, name.clone(), grace).await?;
+    let made = reattach_volume(engine, desired, name.clone(), grace).await?;
     Ok(Json(Reattached { volume: name, writes_may_be_lost: made.is_unflushed }))
 }
 

@@ -25,12 +25,13 @@ use subtle::ConstantTimeEq as _;
 use tokio::sync::watch;
 use tracing::info;
 
-use super::attempts::{ApiRefusal, Attempts};
+use super::attempts::Attempts;
 use super::connections::{self, Limits, Peer};
 use super::error::ApiError;
 use super::{Api, Capacity, console, routes};
 use crate::config::{ApiConfig, TlsConfig, read_private};
 use crate::database;
+use crate::refusal::ApiRefusal;
 use crate::tls::{Tls, TlsError, fingerprint};
 
 const SECRET_MODE: u32 = 0o600;

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use super::Invalid;
-use super::document::{Rule, ShownLuns, Target};
-use super::object::{Key, Object, ObjectKind, Objects};
+use crate::model::document::{Rule, ShownLuns, Target};
+use crate::model::{Key, Object, ObjectKind, Objects};
 
 /// Deletes all references to `key`. A target that loses its last volume is deleted, too.
 pub(super) fn take_out(objects: &mut Objects, key: &Key) -> Result<(), Invalid> {
@@ -103,8 +103,8 @@ fn last(key: &Key, of: &Key, field: &str) -> Invalid {
 
 #[cfg(test)]
 mod tests {
-    use super::super::document::Document;
     use super::*;
+    use crate::model::document::Document;
 
     const BEGIN: &str = r#"
         [[account]]

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use super::document::{Account, Document, Volume};
-use super::object::{Key, Object, ObjectKind, Objects, differences};
 use crate::config::{
     AccessConfig, AccountConfig, Config, ConfigError, HostConfig, Limits, MAX_VOLUMES, Portal,
     PortalRequirement, SecretSource, TargetConfig, VolumeConfig, parse_file,
 };
+use crate::model::document::{Account, Document, Volume};
+use crate::model::{Key, Object, ObjectKind, Objects, differences};
 
 /// An error in an object.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

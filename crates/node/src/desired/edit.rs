@@ -8,11 +8,11 @@ use sarsen_io::random;
 
 use super::ChangeRefused;
 use super::cascade::take_out;
-use super::document::{Account, Document, ShownLuns, Target, Volume};
-use super::object::{Key, Object, ObjectKind, Objects, serial};
-use super::store::VOLUMES;
 use crate::config::nearest;
 use crate::metadata;
+use crate::model::document::{Account, Document, ShownLuns, Target, Volume};
+use crate::model::{Key, Object, ObjectKind, Objects, serial};
+use crate::private::VOLUMES;
 
 /// An edit of the desired state.
 #[derive(Clone, Debug)]

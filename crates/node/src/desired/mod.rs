@@ -1,16 +1,12 @@
 //! The desired state of the server. A `Store` stores it. An [`Edit`] is planned, checked, prepared, stored and then
-//! applied, in this order, so that each change is applied as a whole or not at all. [`document`] is its file format.
+//! applied, in this order, so that each change is applied as a whole or not at all.
 
 mod cascade;
 mod compile;
-pub mod document;
 mod edit;
-mod object;
 mod orphans;
 mod plan;
-mod references;
 mod store;
-mod typed_json;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -18,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use parking_lot::{Mutex, MutexGuard};
-use sarsen_io::time;
+use sarsen_io::{threads, time};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex as AsyncMutex;
 use tracing::{info, warn};
@@ -26,21 +22,17 @@ use utoipa::ToSchema;
 
 pub use self::compile::Invalid;
 use self::compile::{Compiler, unmet};
-pub use self::document::Document;
 pub use self::edit::Edit;
-use self::object::differences;
-pub use self::object::{Key, Object, ObjectKind, Objects};
-pub use self::orphans::{Orphan, OrphanError};
+pub use self::orphans::OrphanError;
 pub use self::plan::{Action, FieldChange, Step, plan};
 use self::plan::{default_portal, summary};
-use self::references::referred;
-pub(crate) use self::store::VOLUMES;
+pub use self::store::StateError;
 use self::store::{Contents, History, Store};
-pub use self::store::{Revision, StateError};
-pub use self::typed_json::{JsonMismatch, from_json};
 use crate::config::{Config, ConfigError};
 use crate::engine::{self, Cause, ChangeError, ChangeOutcome, Engine, Force, Managed};
 use crate::events::{EventLog, Occurrence};
+use crate::model::{Key, Object, ObjectKind, Objects, Orphan, Revision, differences, referred};
+use crate::private::VOLUMES;
 
 /// Maximum time for a deleted volume to be closed. If it takes longer, its file is not erased.
 const CLOSING_LIMIT: Duration = Duration::from_secs(30);
@@ -544,4 +536,23 @@ fn names(steps: &[Step]) -> Vec<String> {
 
 fn unix_seconds() -> u64 {
     time::wall_clock().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Closes a volume and opens it again, with the state of the server if it has one.
+pub(crate) async fn reattach(
+    engine: Arc<Engine>,
+    desired: Option<Arc<Desired>>,
+    volume: String,
+    grace: Option<Duration>,
+) -> Result<ChangeOutcome, ChangeRefused> {
+    let reattaching = threads::aside(async move {
+        match desired {
+            Some(desired) => desired.reattach(&volume, grace).await,
+            None => {
+                let config = engine.config_with_absent();
+                Ok(engine.reattach(config, &volume, grace).await?)
+            }
+        }
+    });
+    reattaching.await.unwrap_or_else(|_| Err(ChangeError::BrokeOff.into()))
 }

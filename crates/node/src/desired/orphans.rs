@@ -10,31 +10,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sarsen_io::file::lock_within;
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
-use super::object::{Object, Objects};
 use crate::metadata;
+use crate::model::{Object, Objects, Orphan};
 
 /// The unit of st_blocks (stat(2)).
 const STAT_BLOCK: u64 = 512;
 /// The suffix of a volume's folder of records, after the name of its file.
 const STATE_SUFFIX: &str = ".state";
-
-/// A file that belongs to no volume.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Orphan {
-    /// Its name in the state's folder of volumes.
-    pub name: String,
-    /// Its path.
-    pub path: String,
-    /// Size in bytes.
-    pub size_bytes: u64,
-    /// Bytes that its file system has allocated to it.
-    pub allocated_bytes: u64,
-    /// The folder of its volume's records also exists, and is deleted with the file.
-    pub has_state: bool,
-}
 
 /// The reason why an orphan was not deleted.
 #[derive(Debug, thiserror::Error)]
@@ -152,8 +135,8 @@ pub(super) fn erase(path: &Path, timeout: Duration) -> Result<(), OrphanError> {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::document::Volume;
     use super::*;
+    use crate::model::document::Volume;
 
     #[test]
     fn only_files_without_volume_are_orphans_and_removed() {

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::object::{Difference, Key, Object, ObjectKind, Objects, differences, serial};
 use crate::config::DEFAULT_PORTAL;
+use crate::model::{Difference, Key, Object, ObjectKind, Objects, differences, serial};
 
 /// A step of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -253,8 +253,8 @@ pub(super) fn summary(steps: &[Step]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::document::{Account, Document};
     use super::*;
+    use crate::model::document::{Account, Document};
 
     fn objects(text: &str) -> Objects {
         let document: Document = toml::from_str(text).expect("a document");

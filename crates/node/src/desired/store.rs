@@ -16,18 +16,15 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use rusqlite::Connection;
 use sarsen_io::file::lock_within;
-use serde::{Deserialize, Serialize};
 use tracing::{error, warn};
-use utoipa::ToSchema;
 
 use self::records::{Base, Head, RecordKind, Row};
-use super::object::{Key, Object, Objects};
 use crate::database::{self, DatabaseError};
 use crate::events::Occurrence;
+use crate::model::{Key, Object, Objects, Revision};
+use crate::private::VOLUMES;
 use crate::stores::LOCK_TIMEOUT;
 
-/// The subfolder of the state folder for volumes without a configured path.
-pub(crate) const VOLUMES: &str = "volumes";
 const FILE: &str = "state.sqlite";
 const COPY: &str = "state-copy.sqlite";
 /// Files of early development versions.
@@ -75,19 +72,6 @@ pub enum StateError {
         /// The problem.
         what: String,
     },
-}
-
-/// A change of the state.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Revision {
-    /// Its number, counted from 1.
-    pub revision: u64,
-    /// Its time, in seconds since 1970.
-    pub at_unix_seconds: u64,
-    /// The author of the change, by its own statement.
-    pub author: String,
-    /// The first steps of the change, a line each.
-    pub summary: Vec<String>,
 }
 
 /// An object to write, or to delete.

@@ -2,56 +2,11 @@
 //! runs without them and reports them. It tries them again with each change, and at regular intervals.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::net::SocketAddr;
-use std::time::SystemTime;
 
 use sarsen_io::time;
 
 use crate::config::{Config, Portal, PortalRequirement, VolumeConfig};
-use crate::desired::{Key, ObjectKind};
-
-/// An object that is not as desired.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum MissingObject {
-    /// No initiator can connect through it.
-    Portal(SocketAddr),
-    /// No initiator can authenticate as it, because its secret cannot be read.
-    Account(String),
-    /// A target needs a portal that does not exist.
-    Target(String),
-    /// A volume that is not served, or that is smaller than desired.
-    Volume(String),
-}
-
-impl MissingObject {
-    /// Returns its kind and name.
-    pub(crate) fn key(&self) -> Key {
-        match self {
-            Self::Portal(address) => Key::new(ObjectKind::Portal, &address.to_string()),
-            Self::Account(name) => Key::new(ObjectKind::Account, name),
-            Self::Target(name) => Key::new(ObjectKind::Target, name),
-            Self::Volume(name) => Key::new(ObjectKind::Volume, name),
-        }
-    }
-}
-
-/// Displays it as in a message.
-impl fmt::Display for MissingObject {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Key { kind, name } = self.key();
-        write!(f, "{} {name}", kind.word())
-    }
-}
-
-/// A problem of an object.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Problem {
-    pub(crate) lacking: MissingObject,
-    /// The problem and its remedy.
-    pub(crate) why: String,
-    pub(crate) since: SystemTime,
-}
+use crate::problem::{MissingObject, Problem};
 
 /// Missing objects, with the reasons.
 #[derive(Clone, Default)]

@@ -11,11 +11,11 @@ use sarsen_io::threads;
 use sarsen_scsi::LogicalUnit;
 use tracing::warn;
 
-use super::absent::{MissingObject, Problem};
 use super::volumes::{Backing, Volume};
 use super::{Engine, Shown};
 use crate::config::render_size;
 use crate::health::{Health, VolumeHealth};
+use crate::problem::{MissingObject, Problem};
 use crate::stores::{BackingSpace, FileStore, RamStore};
 
 /// An open volume for reports. Does not keep the volume open.

@@ -10,6 +10,7 @@ use sarsen_io::time;
 use sarsen_scsi::LogicalUnit;
 use tracing::{info, warn};
 
+use super::ResourceError;
 use super::absent::Absent;
 use super::backings::{SpaceReservation, overcommitments};
 use super::closings::{Stores, flush};
@@ -20,8 +21,8 @@ use super::{AffectedSession, ChangeError, ChangeTurn, Engine, Interruption, not_
 use crate::access::{Losses, Object, Policy, Previous, SessionKey, TargetLoss};
 use crate::config::{Config, Portal, VolumeConfig};
 use crate::drain::send_away;
-use crate::fronts::iscsi::{Mailbox, SessionInfo};
-use crate::server::StartError;
+use crate::fronts::iscsi::SessionInfo;
+use crate::mailbox::Mailbox;
 use crate::stores::OpenMode;
 
 /// Maximum time for the commands of a volume to end after its sessions have logged out.
@@ -256,7 +257,7 @@ impl Engine {
         scope: Option<&str>,
         open_mode: OpenMode,
         new_files: &mut Vec<NewFiles>,
-    ) -> Result<Volume, StartError> {
+    ) -> Result<Volume, ResourceError> {
         let mut files = NewFiles::missing_of(config, open_mode);
         let opened = Volume::open(config, scope, &self.machine, &*self.layer, open_mode);
         files.note();

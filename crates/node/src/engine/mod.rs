@@ -11,6 +11,7 @@ mod change;
 mod closings;
 mod diff;
 mod portals;
+mod resource_error;
 mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -28,33 +29,49 @@ use tokio::sync::watch;
 use tracing::{error, info};
 
 use self::absent::Absent;
-pub(crate) use self::absent::{MissingObject, Problem};
 use self::backings::ShownVolume;
 pub(crate) use self::backings::{BackingChecks, Usage};
 pub(crate) use self::change::{Cause, Force, Managed};
 pub use self::change::{ChangeOutcome, Prepared, Ready};
 use self::closings::{Closings, Stores};
 use self::portals::Served;
+pub use self::resource_error::ResourceError;
 pub(crate) use self::volumes::Layer;
 use self::volumes::Volume;
 use crate::access::Object;
 use crate::config::{Config, ConfigError, Portal, TargetConfig};
+use crate::error_class::ErrorClass;
 use crate::events::{EventLog, Occurrence};
 use crate::fronts::iscsi::{Acceptor, Front};
 use crate::metrics::VolumeSpace;
-use crate::server::{Export, StartError};
+use crate::problem::{MissingObject, Problem};
 use crate::stores::StoreError;
 
 /// Interval at which the engine retries a lock that a change holds: the lock notifies only waiters that block their
 /// thread.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
+/// A logical unit that clients can reach.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// The name of the volume.
+    pub volume: String,
+    /// The target's name.
+    pub target: String,
+    /// The logical unit number.
+    pub lun: u16,
+    /// Size in bytes.
+    pub size: u64,
+    /// URLs for libiscsi and QEMU, one for each portal. With TLS, only sarsen's own initiator understands them.
+    pub urls: Vec<String>,
+}
+
 /// The reason why a change was not made. The running objects are unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeError {
     /// A desired object cannot be opened.
     #[error(transparent)]
-    Open(#[from] StartError),
+    Open(#[from] ResourceError),
     /// A volume cannot be changed as desired.
     #[error("volume {volume} {why}")]
     Impossible {
@@ -89,6 +106,23 @@ pub enum ChangeError {
 impl From<ConfigError> for ChangeError {
     fn from(error: ConfigError) -> Self {
         Self::Open(error.into())
+    }
+}
+
+impl ChangeError {
+    pub(crate) fn impossible(volume: &str, why: impl Into<String>) -> Self {
+        Self::Impossible { volume: volume.to_owned(), why: why.into() }
+    }
+
+    /// Returns the class of the error, if it has one.
+    pub fn error_class(&self) -> Option<ErrorClass> {
+        match self {
+            Self::Open(error) => error.error_class(),
+            Self::InUse(_) | Self::Busy(_) | Self::UnderWay => Some(ErrorClass::Taken),
+            Self::Impossible { .. } | Self::Unflushed(_) | Self::BrokeOff | Self::ServerEnds => {
+                None
+            }
+        }
     }
 }
 
@@ -503,8 +537,8 @@ impl Drop for ChangeTurn {
 }
 
 /// Returns the error of a volume that could not be opened.
-fn not_opened(volume: &str) -> impl Fn(StoreError) -> StartError + '_ {
-    |source| StartError::Store { volume: volume.to_owned(), source }
+fn not_opened(volume: &str) -> impl Fn(StoreError) -> ResourceError + '_ {
+    |source| ResourceError::Store { volume: volume.to_owned(), source }
 }
 
 #[cfg(test)]

@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use sarsen_io::net::Listener;
 
+use super::ResourceError;
 use crate::config::{Limits, Portal as PortalConfig};
-use crate::fronts::iscsi::{Accepting, Acceptor, Encryption, Portal};
-use crate::server::StartError;
+use crate::fronts::iscsi::{Accepting, Acceptor};
+use crate::portal::{Encryption, Portal};
 use crate::tls::Tls;
 
 /// A running portal.
@@ -63,7 +64,7 @@ impl PortalSteps {
         desired: &[PortalConfig],
         limits: &Limits,
         may_lack: impl Fn(usize, &PortalConfig) -> bool,
-    ) -> Result<Self, StartError> {
+    ) -> Result<Self, ResourceError> {
         let mut left: Vec<usize> = (0..running.len()).collect();
         let mut take = |fits: &dyn Fn(&PortalConfig) -> bool| {
             let place = left.iter().position(|&number| fits(&running[number].configured))?;
@@ -76,7 +77,7 @@ impl PortalSteps {
         let mut steps = Self::default();
         let mut new = Vec::new();
         let mut failed: BTreeMap<usize, String> = BTreeMap::new();
-        let mut do_without = |place: usize, error: StartError| {
+        let mut do_without = |place: usize, error: ResourceError| {
             if !may_lack(place, &desired[place]) {
                 return Err(error);
             }
@@ -114,7 +115,7 @@ impl PortalSteps {
             let NextPortal::Late(encryption) = &steps.next[place] else { continue };
             match bind(portal, encryption.clone(), limits) {
                 Ok(bound) => steps.next[place] = NextPortal::New(bound),
-                Err(StartError::Listen { source, .. })
+                Err(ResourceError::Listen { source, .. })
                     if source.kind() == io::ErrorKind::AddrInUse
                         && steps.removed.iter().any(makes_way) => {}
                 Err(error) => do_without(place, error)?,
@@ -165,11 +166,11 @@ fn client_verification(portal: &PortalConfig) -> Option<(Option<&Path>, bool)> {
 }
 
 /// Reads the certificates of a portal with TLS.
-fn encryption(portal: &PortalConfig) -> Result<Option<Encryption>, StartError> {
+fn encryption(portal: &PortalConfig) -> Result<Option<Encryption>, ResourceError> {
     let address = portal.address;
     let open = |config: &_| {
         let certificates =
-            Tls::open(config).map_err(|source| StartError::Tls { address, source })?;
+            Tls::open(config).map_err(|source| ResourceError::Tls { address, source })?;
         Ok(Encryption { config: Clone::clone(config), certificates: Arc::new(certificates) })
     };
     portal.tls.as_ref().map(open).transpose()
@@ -180,13 +181,16 @@ pub(super) fn bind(
     portal: &PortalConfig,
     encryption: Option<Encryption>,
     limits: &Limits,
-) -> Result<Bound, StartError> {
+) -> Result<Bound, ResourceError> {
     let (listener, taken) = listen(portal.address, limits)?;
     Ok(Bound { portal: Portal::new(taken, portal.group, encryption), listener })
 }
 
-fn listen(address: SocketAddr, limits: &Limits) -> Result<(Arc<Listener>, SocketAddr), StartError> {
-    let failed = |source| StartError::Listen { address, source };
+fn listen(
+    address: SocketAddr,
+    limits: &Limits,
+) -> Result<(Arc<Listener>, SocketAddr), ResourceError> {
+    let failed = |source| ResourceError::Listen { address, source };
     let listener = Listener::inherit_or_bind(address).map_err(failed)?;
     listener.give_up_after(limits.keepalive, limits.user_timeout).map_err(failed)?;
     let taken = listener.local_addr().map_err(failed)?;
@@ -212,7 +216,7 @@ impl Served {
         &mut self,
         limits: &Limits,
         acceptor: &Acceptor,
-    ) -> Result<(), StartError> {
+    ) -> Result<(), ResourceError> {
         let (listener, _) = listen(self.portal.address, limits)?;
         let accepting = acceptor.open(self.portal.clone(), listener.clone());
         self.socket = Some((listener, accepting));

@@ -15,8 +15,8 @@ use tokio::sync::watch;
 use tracing::{error, info, warn};
 
 use super::{KEPT, Occurrence, Recent};
-use crate::control::schema::events::Event;
 use crate::database::{self, CHECKSUM_LENGTH, DatabaseError, Journal, Schema, checksum};
+use crate::schema::events::Event;
 
 /// The events by their numbers, as JSON, each with the number of the previous event.
 const SCHEMA: Schema = Schema {

@@ -17,7 +17,7 @@ use tracing::error;
 
 use self::event_file::EventWriter;
 pub(crate) use self::occurrence::{KINDS, Occurrence, Subject};
-use crate::control::schema::events::{Event, Severity};
+use crate::schema::events::{Event, Severity};
 use crate::statistics::Failure;
 
 /// Maximum number of events in memory. Older ones are only in the file.

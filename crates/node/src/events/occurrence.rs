@@ -6,9 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use sarsen_proto::iscsi::target::RefusalReason;
 use sarsen_wire::iscsi::LoginStatus;
 
-use crate::control::schema::events::{Event, Severity};
-use crate::desired::Key;
-use crate::engine::{MissingObject, Problem};
+use crate::model::Key;
+use crate::problem::{MissingObject, Problem};
+use crate::schema::events::{Event, Severity};
 use crate::statistics::Failure;
 
 /// The kinds of events.

@@ -13,7 +13,7 @@ use super::strictest::common_rules;
 use super::ucl::{self, Node};
 use super::{Files, ImportError, Imported};
 use crate::config::parse_redirect_address;
-use crate::desired::document::{Redirect, Rule, Size, Volume};
+use crate::model::document::{Redirect, Rule, Size, Volume};
 
 const VENDOR: &str = "FREEBSD";
 const PRODUCT: &str = "CTLDISK";

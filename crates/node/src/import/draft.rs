@@ -12,8 +12,8 @@ use super::{Complaint, Imported, Weight, shown_key};
 use crate::config::{
     is_iscsi_name_byte, parse_network, parse_portal, parse_size, target_name_fault,
 };
-use crate::desired::Document;
-use crate::desired::document::{
+use crate::model::Document;
+use crate::model::document::{
     Account, Discovery, Host, Luns, Rule, ShownLuns, Size, Target, Volume,
 };
 

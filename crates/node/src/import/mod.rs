@@ -24,7 +24,7 @@ use serde::Serialize;
 
 pub use self::draft::DENIED_INITIATOR;
 pub use self::tgt::{show_as_tgt, tgt_unit};
-use crate::desired::Document;
+use crate::model::Document;
 
 /// Maximum number of reasons in the error of an import without a result.
 const REASONS: usize = 3;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::config::parse_file;
-use crate::desired::document::{Luns, Rule, ShownLuns, Target, Volume};
+use crate::model::document::{Luns, Rule, ShownLuns, Target, Volume};
 
 const ORIGINS: [(Origin, &str); 6] = [
     (Origin::Lio, "saveconfig.json"),

@@ -6,7 +6,7 @@ mod formats;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use crate::control::schema::{Authentication, Target, TargetPortal};
+use crate::schema::{Authentication, Target, TargetPortal};
 
 /// The client that the lines are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,7 +152,7 @@ fn reachable(address: SocketAddr, host: Option<&str>) -> PortalAddress {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::schema::{TargetLun, TargetState};
+    use crate::schema::{TargetLun, TargetState};
 
     fn target(authentication: Authentication) -> Target {
         let portal = |address: &str, tls| TargetPortal { address: address.into(), group: 3, tls };

@@ -26,39 +26,12 @@ pub(crate) use self::guarded::GuardedStore;
 pub use self::null::NullStore;
 pub use self::ram::RamStore;
 pub use self::slow::SlowStore;
+pub use crate::config::CacheMode;
 use crate::config::{FaultConfig, StoreConfig, VolumeConfig};
 use crate::health::Health;
 
 /// Maximum time that a file or folder may stay locked after its server was killed.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// The time at which a write reaches the disk, with KVM's names and their exact meaning.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CacheMode {
-    /// Uses the page cache. Writes are durable after a flush.
-    #[default]
-    WriteBack,
-    /// Uses the page cache. Each write is durable when it is acknowledged.
-    WriteThrough,
-    /// Bypasses the page cache. Writes are durable after a flush, because the device has a cache.
-    None,
-    /// Bypasses the page cache. Each write is durable when it is acknowledged.
-    DirectSync,
-    /// Uses the page cache. Flushes are ignored.
-    Unsafe,
-}
-
-impl CacheMode {
-    /// Returns whether I/O bypasses the page cache.
-    pub(crate) fn is_direct(self) -> bool {
-        matches!(self, Self::None | Self::DirectSync)
-    }
-
-    /// Returns whether writes are acknowledged before they are durable.
-    pub(crate) fn is_volatile(self) -> bool {
-        matches!(self, Self::WriteBack | Self::None | Self::Unsafe)
-    }
-}
 
 /// The situation in which a volume is opened, which decides whether its file may be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,8 +8,8 @@ use crate::config::{
 };
 use crate::control::config::{AUTHOR_LENGTH, LAST_REVISION, LONGEST_GRACE};
 use crate::control::events::LAST_SECOND;
-use crate::desired::ObjectKind;
 use crate::events::KINDS;
+use crate::model::ObjectKind;
 
 /// The paths of objects of any kind.
 const LIST: &str = "/v1/config/{kind}";

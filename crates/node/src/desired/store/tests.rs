@@ -1,7 +1,7 @@
 use std::os::unix::fs::PermissionsExt as _;
 
-use super::super::document::Host;
 use super::*;
+use crate::model::document::Host;
 
 fn host(name: &str) -> Object {
     Object::Host(Host { name: name.to_owned(), ..Host::default() })

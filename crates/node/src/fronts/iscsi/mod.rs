@@ -23,17 +23,18 @@ use tokio::sync::oneshot;
 use tracing::info;
 
 pub(crate) use self::connection_table::{ConnectionInfo, ConnectionTable};
-pub(crate) use self::portals::{Accepting, Acceptor, Encryption, Portal, Portals};
-pub(crate) use self::sessions::{Mailbox, Message, SessionInfo, Sessions};
+pub(crate) use self::portals::{Accepting, Acceptor, Portals};
+pub(crate) use self::sessions::{SessionInfo, Sessions};
 #[cfg(feature = "simulation")]
 pub use self::simulation::Portal as SimulatedPortal;
 #[cfg(feature = "simulation")]
 pub(crate) use self::simulation::serve as serve_simulated;
-pub(crate) use self::sources::{Full, Sources};
+pub(crate) use self::sources::Sources;
 use crate::access::Access;
 use crate::config::Limits;
 use crate::drain::Drains;
 use crate::events::EventLog;
+use crate::mailbox::Message;
 use crate::metrics::MetricsSnapshot;
 use crate::qos::Qos;
 use crate::targets::Targets;
@@ -85,7 +86,7 @@ impl Front {
             settings: Mutex::new(Arc::new(settings)),
             targets: Arc::new(targets),
             access: Arc::new(Access::new(everybody)),
-            portals: Portals::new(vec![Portal::new(address, 1, None)]),
+            portals: Portals::new(vec![crate::portal::Portal::new(address, 1, None)]),
             ..Self::new(limits, EventLog::default())
         })
     }

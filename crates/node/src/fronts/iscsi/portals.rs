@@ -1,10 +1,9 @@
 //! The current portals, and the tasks that accept connections at them.
 
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use parking_lot::RwLock;
 use sarsen_io::cores::Cores;
 use sarsen_io::heap;
 use sarsen_io::net::{Listener, Stream};
@@ -15,65 +14,9 @@ use tracing::{debug, error, warn};
 use super::handshake::shake_hands;
 use super::sources::Rejected;
 use super::{Front, connection};
-use crate::config::{self, TlsConfig};
+use crate::config::{self};
 use crate::events::Occurrence;
-use crate::tls::Tls;
-
-/// A portal, as its connections use it.
-pub(crate) struct Portal {
-    /// The address, with the port that the system has assigned.
-    pub(crate) address: SocketAddr,
-    pub(crate) group: u16,
-    encryption: Mutex<Option<Encryption>>,
-    /// Logins through this portal are permitted.
-    is_open: AtomicBool,
-}
-
-/// The TLS configuration of a portal, and its certificates.
-#[derive(Clone)]
-pub(crate) struct Encryption {
-    pub(crate) config: TlsConfig,
-    pub(crate) certificates: Arc<Tls>,
-}
-
-impl Portal {
-    pub(crate) fn new(
-        address: SocketAddr,
-        group: u16,
-        encryption: Option<Encryption>,
-    ) -> Arc<Self> {
-        let (encryption, is_open) = (Mutex::new(encryption), AtomicBool::new(true));
-        Arc::new(Self { address, group, encryption, is_open })
-    }
-
-    fn encryption(&self) -> MutexGuard<'_, Option<Encryption>> {
-        self.encryption.lock()
-    }
-
-    /// Returns the certificates, if the portal uses TLS.
-    pub(crate) fn certificates(&self) -> Option<Arc<Tls>> {
-        self.encryption().as_ref().map(|encryption| encryption.certificates.clone())
-    }
-
-    /// Sets the certificates for new connections.
-    pub(crate) fn set_encryption(&self, encryption: Option<Encryption>) {
-        *self.encryption() = encryption;
-    }
-
-    pub(crate) fn config(&self) -> config::Portal {
-        let tls = self.encryption().as_ref().map(|encryption| encryption.config.clone());
-        config::Portal { address: self.address, group: self.group, tls }
-    }
-
-    pub(crate) fn is_open(&self) -> bool {
-        self.is_open.load(Ordering::Acquire)
-    }
-
-    /// Permits or rejects the logins that are not complete yet.
-    pub(crate) fn set_open(&self, is_open: bool) {
-        self.is_open.store(is_open, Ordering::Release);
-    }
-}
+use crate::portal::Portal;
 
 /// All portals, in the order of the configuration.
 #[derive(Default)]

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::config::Limits;
+use crate::refusal::Full;
 
 /// Minimum time between two log lines about rejected connections.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
@@ -28,33 +29,6 @@ impl From<IpAddr> for Source {
                 let [a, b, c, d, e, f, g, h, ..] = address.octets();
                 Self::V6([a, b, c, d, e, f, g, h])
             }
-        }
-    }
-}
-
-/// The limit that a connection would have exceeded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Full {
-    /// See [`Limits::connections`].
-    #[error("the server has the maximum number of connections (limits.connections)")]
-    Connections,
-    /// See [`Limits::connections_per_source`].
-    #[error("its source has the maximum number of connections (limits.connections-per-source)")]
-    Source,
-    /// See [`Limits::logins_per_source`].
-    #[error("its source has the maximum number of incomplete logins (limits.logins-per-source)")]
-    Logins,
-}
-
-impl Full {
-    pub(crate) const ALL: [Self; 3] = [Self::Connections, Self::Source, Self::Logins];
-
-    /// Returns the name of the limit in the configuration.
-    pub(crate) const fn limit(self) -> &'static str {
-        match self {
-            Self::Connections => "connections",
-            Self::Source => "connections-per-source",
-            Self::Logins => "logins-per-source",
         }
     }
 }

@@ -15,7 +15,7 @@ use tracing::info;
 use super::turn::TurnShare;
 use super::{Driver, LogContext};
 use crate::fronts::iscsi::Front;
-use crate::fronts::iscsi::sessions::{Mailbox, Message};
+use crate::mailbox::{Mailbox, Message};
 
 impl<'a> Driver<'a> {
     /// Keeps the tasks of a lost connection for other connections. Returns whether the session supports that.

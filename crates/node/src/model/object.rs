@@ -78,7 +78,7 @@ impl Key {
     }
 
     /// Parses the displayed form.
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let (word, name) = text.split_once('/')?;
         let kind = ObjectKind::ALL.into_iter().find(|kind| kind.word() == word)?;
         Some(Self::new(kind, name))
@@ -164,7 +164,7 @@ impl Object {
 pub type Objects = BTreeMap<Key, Arc<Object>>;
 
 /// Returns the serial number, which identifies a volume.
-pub(super) fn serial(object: &Object) -> Option<&str> {
+pub(crate) fn serial(object: &Object) -> Option<&str> {
     match object {
         Object::Volume(volume) => volume.serial.as_deref(),
         _ => None,
@@ -172,15 +172,15 @@ pub(super) fn serial(object: &Object) -> Option<&str> {
 }
 
 /// A key at which two sets of objects differ.
-pub(super) struct Difference<'a> {
-    pub(super) key: &'a Key,
-    pub(super) before: Option<&'a Arc<Object>>,
-    pub(super) after: Option<&'a Arc<Object>>,
+pub(crate) struct Difference<'a> {
+    pub(crate) key: &'a Key,
+    pub(crate) before: Option<&'a Arc<Object>>,
+    pub(crate) after: Option<&'a Arc<Object>>,
 }
 
 /// Returns the differences between two sets, both in the order of their keys. Most of ten thousand objects are shared
 /// by both sets, and a comparison of pointers is enough for them.
-pub(super) fn differences<'a>(
+pub(crate) fn differences<'a>(
     before: impl IntoIterator<Item = (&'a Key, &'a Arc<Object>)>,
     after: impl IntoIterator<Item = (&'a Key, &'a Arc<Object>)>,
 ) -> impl Iterator<Item = Difference<'a>> {

@@ -9,8 +9,7 @@ use sarsen_proto::iscsi::{DigestKind, Parameters};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::desired::{Document, Key, Object, ObjectKind, Orphan, Revision};
-use crate::engine;
+use crate::model::{Document, Key, Object, ObjectKind, Orphan, Revision};
 
 /// `GET /v1/sessions`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -205,18 +204,6 @@ pub struct Problem {
     pub problem: String,
     /// The start time of the problem, in seconds since 1970.
     pub since_unix_seconds: u64,
-}
-
-impl From<&engine::Problem> for Problem {
-    fn from(problem: &engine::Problem) -> Self {
-        let Key { kind, name } = problem.lacking.key();
-        Self {
-            kind,
-            name,
-            problem: problem.why.clone(),
-            since_unix_seconds: unix_seconds(problem.since),
-        }
-    }
 }
 
 /// `GET /v1/targets`.
@@ -553,6 +540,6 @@ pub enum ErrorCode {
 }
 
 /// Returns the seconds since 1970.
-pub(super) fn unix_seconds(time: SystemTime) -> u64 {
+pub(crate) fn unix_seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -63,7 +63,7 @@ fn of_rule(rule: &Rule) -> impl Iterator<Item = (ObjectKind, &str, Role)> {
 
 /// Returns the first of `gone` to which an object in `objects` refers, with the references: `LUN 1 of iqn…`,
 /// `in chap of iqn…`.
-pub(super) fn referred(objects: &Objects, gone: &BTreeSet<Key>) -> Option<(Key, Vec<String>)> {
+pub(crate) fn referred(objects: &Objects, gone: &BTreeSet<Key>) -> Option<(Key, Vec<String>)> {
     let mut found: BTreeMap<Key, Vec<String>> = BTreeMap::new();
     for (of, object) in objects {
         for (kind, name, role) in references(object) {
