@@ -144,7 +144,7 @@ fn wrong_tokens_are_refused() -> Result<()> {
     let ca = remote.certificate();
     let list = ["session", "list"];
     let none = refused(FAILED, &mut remote.command(None, Some(&ca), &list)?)?;
-    ensure!(none.contains("wants a token") && none.contains("--token-file"), "{none}");
+    ensure!(none.contains("requires a token") && none.contains("--token-file"), "{none}");
     let other = remote.folder.path().join("other");
     fs::write(&other, "0123456789abcdef0123456789abcdef\n")?;
     fs::set_permissions(&other, fs::Permissions::from_mode(0o600))?;

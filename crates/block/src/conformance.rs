@@ -23,7 +23,10 @@ const RANDOM_STEPS: u32 = 400;
 /// Checks a writable store that was never written and has no other users, with a minimum of [`BLOCKS_MIN`] blocks.
 /// Afterwards the contents are arbitrary, and the size is unchanged.
 pub async fn check(store: &dyn Store, seed: u64) {
-    assert!(!store.characteristics().read_only, "a read-only store has a check of its own");
+    assert!(
+        !store.characteristics().read_only,
+        "this check writes: use the one for read-only stores"
+    );
     shape_and_borders(store).await;
     unwritten_blocks_read_as_zero(store).await;
     // A store that reports unwritten blocks as mapped cannot report deallocation, like many devices.

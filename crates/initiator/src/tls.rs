@@ -218,7 +218,7 @@ fn refused(alert: AlertDescription) -> TlsError {
         | AlertDescription::AccessDenied => {
             format!("the portal rejects the initiator's certificate ({alert:?})")
         }
-        other => format!("the portal ended the TLS handshake ({other:?})"),
+        other => format!("the portal aborted the TLS handshake ({other:?})"),
     })
 }
 

@@ -467,7 +467,7 @@ impl Future for Completion {
                 state.slots[index] = Slot::Lost { operation, is_reported: true };
                 drop(state);
                 self.slot = None;
-                Poll::Ready((None, Err(io::Error::other("io_uring failed with this under way"))))
+                Poll::Ready((None, Err(io::Error::other("io_uring failed during this operation"))))
             }
             Slot::Free => unreachable!("slot {index} was freed under its future"),
         }

@@ -91,7 +91,7 @@ pub const ARAVINDAN: Source = Source {
     title: "Performance Analysis of an iSCSI Block Device in Virtualized Environment",
     publisher: "Tampere",
     year: Some(2014),
-    places: "text; its figures are charts",
+    places: "the text; its charts have no numbers",
 };
 
 /// Parses the rows of a file that is part of the program.

@@ -33,7 +33,7 @@ pub(crate) enum Message {
     /// Resume requests that waited for another connection of the session.
     Wake,
     /// Treat the connection as lost. The sender is dropped when its tasks can be taken over.
-    Park { parked: oneshot::Sender<()> },
+    MarkLost { marked: oneshot::Sender<()> },
     /// Another connection of the session claims a task.
     Claim { tag: u32, by: Mailbox, answer: oneshot::Sender<Claim> },
     /// The result of a claim of this connection. Other connections can claim when `turn` is dropped.

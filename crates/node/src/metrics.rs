@@ -1,6 +1,6 @@
 //! The metrics, as OpenMetrics text.
 
-mod machine;
+mod process;
 pub(crate) mod text;
 
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use sarsen_proto::iscsi::target::RefusalReason;
 
-use self::machine::Machine;
-pub(crate) use self::machine::VolumeSpace;
+use self::process::ProcessMetrics;
+pub(crate) use self::process::VolumeSpace;
 use crate::refusal::ApiRefusal;
 use crate::refusal::Full;
 use crate::statistics::{Exposition, Statistics};
@@ -28,7 +28,7 @@ const CERTIFICATE: &str = "certificate";
 /// The metrics. They are counted at the end of a login, never during a command; the statistics count commands.
 pub(crate) struct Metrics {
     registry: Registry,
-    machine: Machine,
+    process: ProcessMetrics,
     pub(crate) statistics: Arc<Statistics>,
     logins: Counter,
     refused: Family<Refused, Counter>,
@@ -68,8 +68,8 @@ struct Refused {
 
 impl Default for Metrics {
     fn default() -> Self {
-        let (mut root, machine) = (Registry::default(), Machine::default());
-        root.register_collector(Box::new(machine.clone()));
+        let (mut root, process) = (Registry::default(), ProcessMetrics::default());
+        root.register_collector(Box::new(process.clone()));
         let registry = root.sub_registry_with_prefix("sarsen");
         let (logins, refused) = (Counter::default(), Family::<Refused, Counter>::default());
         let (sessions, revoked) = (Gauge::default(), Counter::default());
@@ -114,7 +114,7 @@ impl Default for Metrics {
         registry.register_collector(Box::new(Exposition(statistics.clone())));
         Self {
             registry: root,
-            machine,
+            process,
             statistics,
             logins,
             refused,
@@ -169,7 +169,7 @@ impl Metrics {
 
     /// Sets the open volumes.
     pub(crate) fn show_volumes(&self, volumes: Vec<VolumeSpace>) {
-        self.machine.show(volumes);
+        self.process.show(volumes);
     }
 
     /// Returns all metrics, with the values of this moment.

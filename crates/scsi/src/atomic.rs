@@ -97,13 +97,13 @@ struct Unfinished {
 
 /// Work that the previous run of the unit left unfinished.
 #[derive(Default)]
-pub(crate) struct Legacy(Mutex<Option<Unfinished>>);
+pub(crate) struct PreviousRun(Mutex<Option<Unfinished>>);
 
 fn refuse(problem: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, problem)
 }
 
-impl Legacy {
+impl PreviousRun {
     /// Loads the interrupted write, if any. No other component knows `unit` yet.
     pub(crate) fn load(&self, unit: &LogicalUnit) -> io::Result<()> {
         let Some(metadata) = unit.metadata() else { return Ok(()) };
@@ -139,7 +139,7 @@ impl Legacy {
 
 /// Finishes the write that the previous run left. Reads and writes wait for it.
 pub(crate) fn settle(unit: &Arc<LogicalUnit>, host: &dyn Host) {
-    let taken = unit.legacy().0.lock().take();
+    let taken = unit.previous_run().0.lock().take();
     let Some(Unfinished { extent, data, _guard: guard }) = taken else { return };
     let unit = Arc::clone(unit);
     host.spawn(Box::new(move || {

@@ -16,18 +16,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll};
 
-/// The numbers of stalled and of written off commands of a unit. See the module.
+/// The numbers of stalled and of abandoned commands of a unit. See the module.
 #[derive(Default)]
 pub(crate) struct UnfinishedCommands {
     stalled: AtomicU32,
-    written_off: AtomicU32,
+    abandoned: AtomicU32,
 }
 
 impl UnfinishedCommands {
     /// Checks whether a command that uses the medium may begin.
     #[inline]
     pub(crate) fn check(&self) -> Result<(), Sense> {
-        match self.written_off.load(Ordering::Acquire) {
+        match self.abandoned.load(Ordering::Acquire) {
             0 => Ok(()),
             _ => Err(not_ready()),
         }
@@ -42,7 +42,7 @@ impl UnfinishedCommands {
     }
 
     fn are_none(&self) -> bool {
-        self.stalled.load(Ordering::Acquire) == 0 && self.written_off.load(Ordering::Acquire) == 0
+        self.stalled.load(Ordering::Acquire) == 0 && self.abandoned.load(Ordering::Acquire) == 0
     }
 }
 
@@ -52,7 +52,7 @@ fn not_ready() -> Sense {
 }
 
 impl LogicalUnit {
-    /// Returns whether the store ends its commands: false while a [`Stall`] or a [`WrittenOff`] of this unit exists.
+    /// Returns whether the store ends its commands: false while a [`Stall`] or a [`Abandoned`] of this unit exists.
     pub fn responds(&self) -> bool {
         self.tasks().unfinished().are_none()
     }
@@ -69,7 +69,7 @@ impl Drop for Stall {
 
 /// A command without its task. The transport must poll it to its end. Dropping it earlier releases its fence, which is
 /// permitted only at the end of the program.
-pub struct WrittenOff {
+pub struct Abandoned {
     /// Declared before the fence, so that its resources are released first.
     answer: LocalFuture<Completion>,
     _fence: Fence,
@@ -79,11 +79,11 @@ struct Fence(Arc<TaskSet>);
 
 impl Drop for Fence {
     fn drop(&mut self) {
-        self.0.unfinished().written_off.fetch_sub(1, Ordering::AcqRel);
+        self.0.unfinished().abandoned.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-impl Future for WrittenOff {
+impl Future for Abandoned {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -110,12 +110,12 @@ impl UnderWay {
     /// Removes the command from its task, which ends now. The caller has aborted it before with
     /// [`NexusHandle::abort`](crate::NexusHandle::abort), since otherwise a queued command would not end. From now on
     /// the unit is not ready, until the command has ended. Returns `None` if the command has ended.
-    pub fn write_off(self) -> Option<WrittenOff> {
+    pub fn abandon(self) -> Option<Abandoned> {
         let set = self.set()?.clone();
-        set.unfinished().written_off.fetch_add(1, Ordering::AcqRel);
+        set.unfinished().abandoned.fetch_add(1, Ordering::AcqRel);
         let fence = Fence(set);
         // The fence is raised before the task leaves the set, since other commands may begin then.
         drop(self.place);
-        Some(WrittenOff { answer: self.answer, _fence: fence })
+        Some(Abandoned { answer: self.answer, _fence: fence })
     }
 }

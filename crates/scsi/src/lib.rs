@@ -54,7 +54,7 @@ pub use completion::{Abort, Completion, Status, TaskAbort};
 pub use condition::Condition;
 pub use device_type::DeviceType;
 pub use execution::{Execution, UnderWay};
-pub use hung_commands::{Stall, WrittenOff};
+pub use hung_commands::{Abandoned, Stall};
 pub use identity::{Designator, Identity, Naa};
 pub use logical_unit::{Limits, LogicalUnit, Parts};
 pub use lun::Lun;

@@ -3,7 +3,7 @@
 //! Every command reads the reservation, the mode bits and the stopped state, so these are in atomics. The other state
 //! is behind locks that only rare commands take.
 
-use crate::atomic::Legacy;
+use crate::atomic::PreviousRun;
 use crate::buffers::Buffers;
 use crate::commands::mode;
 use crate::condition::ConditionCell;
@@ -143,7 +143,7 @@ pub struct LogicalUnit {
     long_commands: LongCommands,
     medium_phase: MediumPhase,
     /// Work that the previous run of the unit left unfinished.
-    legacy: Legacy,
+    previous_run: PreviousRun,
     /// Each write holds it shared until its end. COMPARE AND WRITE holds it exclusively.
     write_gate: Arc<RwLock<()>>,
     /// Held during the wait for shared access to the write gate.
@@ -217,7 +217,7 @@ impl LogicalUnit {
             tasks: Arc::default(),
             thresholds: Thresholds::default(),
             medium_phase,
-            legacy: Legacy::default(),
+            previous_run: PreviousRun::default(),
             write_gate: Arc::new(RwLock::new(())),
             gate_turn: AsyncMutex::new(()),
             reservations,
@@ -232,7 +232,7 @@ impl LogicalUnit {
             Some(saved) => unit.change_modes(NO_NEXUS, saved, true),
             None => unit.configure(&unit.modes.current()),
         }
-        unit.legacy.load(&unit)?;
+        unit.previous_run.load(&unit)?;
         Ok(Arc::new(unit))
     }
 
@@ -302,8 +302,8 @@ impl LogicalUnit {
         &self.medium_phase
     }
 
-    pub(crate) fn legacy(&self) -> &Legacy {
-        &self.legacy
+    pub(crate) fn previous_run(&self) -> &PreviousRun {
+        &self.previous_run
     }
 
     pub(crate) fn characteristics(&self) -> &Characteristics {

@@ -36,7 +36,9 @@ pub fn start(
 /// Returns whether istgt supports the image.
 pub(super) fn takes(image: &Image) -> Result<(), TargetUnderTestError> {
     if image.block_bytes != 512 {
-        return Err(TargetUnderTestError::Unable("istgt is started with 512-byte blocks".into()));
+        return Err(TargetUnderTestError::Unable(
+            "the lab starts istgt with 512-byte blocks only".into(),
+        ));
     }
     // istgt sets O_SYNC with F_SETFL, which Linux ignores (fcntl(2)), so without a write cache it would acknowledge
     // data that is not durable.

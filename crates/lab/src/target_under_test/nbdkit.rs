@@ -60,7 +60,9 @@ fn is_on_disk(image: &Image) -> bool {
 /// Returns the arguments for the image, and the filter for its cache mode.
 fn plugin(image: &Image) -> Result<Vec<String>, TargetUnderTestError> {
     if image.block_bytes != 512 {
-        return Err(TargetUnderTestError::Unable("nbdkit is started with 512-byte blocks".into()));
+        return Err(TargetUnderTestError::Unable(
+            "the lab starts nbdkit with 512-byte blocks only".into(),
+        ));
     }
     let path = match &image.backing {
         Backing::Memory => return Ok(vec!["memory".into(), format!("size={}", image.bytes)]),

@@ -113,8 +113,8 @@ impl Access {
     }
 
     /// Returns the number of the last permitted connection.
-    pub(crate) fn last_record(&self) -> u64 {
-        self.state().last_record
+    pub(crate) fn last_permitted(&self) -> u64 {
+        self.state().last_permitted
     }
 }
 

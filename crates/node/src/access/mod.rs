@@ -44,7 +44,7 @@ pub(crate) struct Access {
 #[derive(Default)]
 struct AccessRecords {
     policy: Arc<Policy>,
-    last_record: u64,
+    last_permitted: u64,
     records: BTreeMap<u64, ConnectionRecord>,
     /// Initiators whose access was revoked, and the targets that they know of.
     revoked: VecDeque<(String, Option<String>)>,
@@ -239,8 +239,8 @@ impl Access {
         if admission.tsih != 0 && state.records.values().any(is_shown_otherwise) {
             return Err(RefusalReason::CannotIncludeInSession);
         }
-        state.last_record += 1;
-        let number = state.last_record;
+        state.last_permitted += 1;
+        let number = state.last_permitted;
         let record = ConnectionRecord {
             initiator: admission.initiator_name.clone(),
             isid: admission.isid,

@@ -79,14 +79,14 @@ pub enum ClientError {
 }
 
 fn unauthorized(address: &Address, token: Option<&Path>) -> String {
-    const OWN: &str = "the server keeps its own in api.token of its state folder";
+    const OWN: &str = "the server's own is the file api.token in its state folder";
     match token {
         Some(file) => format!(
             "{address} does not take the token in {}: give another with --token-file FILE ({OWN})",
             file.display()
         ),
         None => format!(
-            "{address} wants a token: give the file that holds it with --token-file FILE ({OWN})"
+            "{address} requires a token: give the file that has it with --token-file FILE ({OWN})"
         ),
     }
 }

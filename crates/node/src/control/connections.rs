@@ -354,7 +354,9 @@ async fn next_connection(listener: &Listener) -> (TcpStream, SocketAddr) {
         match listener.accept().await {
             Ok((socket, peer)) => match nonblocking(socket) {
                 Ok(stream) => return (stream, peer),
-                Err(error) => debug!(%peer, %error, "a client of the API ended as it began"),
+                Err(error) => {
+                    debug!(%peer, %error, "a connection to the API failed before its first request")
+                }
             },
             Err(error) => {
                 error!(%error, "the API accepts no more connections");

@@ -54,7 +54,7 @@ pub(super) async fn of_session(
         // A closed connection has no traffic.
         let _ = mailbox.send(Message::Trace { writer: writer.clone() });
     }
-    warn!(tsih, initiator = session.initiator_name, "what this session does is traced");
+    warn!(tsih, initiator = session.initiator_name, "the PDUs of this session are traced");
     Ok(answer(reader))
 }
 
@@ -69,7 +69,7 @@ pub(super) async fn of_initiator(
     api.check_secrets(SHOWS_DATA)?;
     let front = api.front;
     let reader = front.traces.expect(&initiator, secrets).ok_or_else(too_many)?;
-    warn!(initiator, secrets, "what this initiator does from its next login on is traced");
+    warn!(initiator, secrets, "the PDUs of this initiator are traced from its next login");
     Ok(answer(reader))
 }
 

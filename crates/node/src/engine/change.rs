@@ -406,7 +406,7 @@ impl Change {
             }
         }
         self.losses.portals.iter().for_each(|portal| portal.set_open(false));
-        self.losses.deferred_at = Some(front.access.last_record());
+        self.losses.deferred_at = Some(front.access.last_permitted());
     }
 
     /// Closes removed portals whose addresses other portals need.

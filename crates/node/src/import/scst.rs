@@ -346,8 +346,8 @@ fn take_rest(draft: &mut Draft, device: &Node) {
             _ if key.starts_with("dif_") => draft.lose(
                 &node.place,
                 node.reported(),
-                "sarsen cannot read SCST's file of protection information; the volume has none; set protection \
-                 and copy its blocks to create it again",
+                "sarsen cannot read SCST's file of protection information; the volume has none; set \
+                 protection, and copy the blocks into the volume: the server then creates the information",
             ),
             _ => draft.pass_over(&node.place, &node.key),
         }

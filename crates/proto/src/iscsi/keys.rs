@@ -378,7 +378,7 @@ impl Negotiation<'_> {
             "MaxOutstandingR2T" => self.offer.max_outstanding_r2t,
             "ErrorRecoveryLevel" => self.offer.error_recovery_level,
             "iSCSIProtocolLevel" => PROTOCOL_LEVEL,
-            other => unreachable!("{other} is not a number of the table"),
+            other => unreachable!("the table has no numeric key {other}"),
         }
     }
 
@@ -392,7 +392,7 @@ impl Negotiation<'_> {
             "MaxOutstandingR2T" => self.parameters.max_outstanding_r2t = value,
             "ErrorRecoveryLevel" => self.parameters.error_recovery_level = value,
             "iSCSIProtocolLevel" => {}
-            other => unreachable!("{other} is not a number of the table"),
+            other => unreachable!("the table has no numeric key {other}"),
         }
         value.to_string()
     }

@@ -22,7 +22,7 @@ pub(super) struct Cscd {
 
 /// A segment descriptor.
 pub(super) struct Segment {
-    pub(super) action: Action,
+    pub(super) action: SegmentOperation,
     /// DC and CAT, as flags.
     pub(super) flags: u8,
     /// Offset of the descriptor in the list.
@@ -30,7 +30,7 @@ pub(super) struct Segment {
 }
 
 /// The operation of a segment.
-pub(super) enum Action {
+pub(super) enum SegmentOperation {
     Copy(BlockToBlock),
     CopyWithOffset(BlockToBlockWithOffset),
     Verify(VerifyCscd),
@@ -146,9 +146,9 @@ fn parse_segments(bytes: &[u8], start: usize) -> Result<Vec<Segment>, Sense> {
             return Err(Sense::parameter_list_length_error());
         };
         let action = match header.descriptor_type {
-            wire::SEGMENT_BLOCK_TO_BLOCK => Action::Copy(view(body)?),
-            wire::SEGMENT_VERIFY => Action::Verify(view(body)?),
-            _ => Action::CopyWithOffset(view(body)?),
+            wire::SEGMENT_BLOCK_TO_BLOCK => SegmentOperation::Copy(view(body)?),
+            wire::SEGMENT_VERIFY => SegmentOperation::Verify(view(body)?),
+            _ => SegmentOperation::CopyWithOffset(view(body)?),
         };
         segments.push(Segment { action, flags: header.flags, offset });
         rest = next;

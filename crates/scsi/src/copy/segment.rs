@@ -2,7 +2,7 @@
 
 use super::MAXIMUM_SEGMENT_BYTES;
 use super::operation::Operation;
-use super::parameters::{Action, Cscd, Parameters, Segment};
+use super::parameters::{Cscd, Parameters, Segment, SegmentOperation};
 use super::reach::{Barrier, Reached, Requester};
 use super::transfer::{Failure, Fault, Source, Supervisor, Transfer, begins_within};
 use crate::command_table::{READS, WRITES};
@@ -78,9 +78,9 @@ impl<'a> Context<'a> {
         // Offsets of a segment's fields are relative to the end of its header.
         let body = segment.offset + size_of::<SegmentHeader>() as u16;
         match &segment.action {
-            Action::Copy(copy) => self.copy(copy, segment.flags, body).await,
-            Action::CopyWithOffset(copy) => self.copy_with_offset(copy, body).await,
-            Action::Verify(verify) => {
+            SegmentOperation::Copy(copy) => self.copy(copy, segment.flags, body).await,
+            SegmentOperation::CopyWithOffset(copy) => self.copy_with_offset(copy, body).await,
+            SegmentOperation::Verify(verify) => {
                 let party = self.party(
                     verify.source.get(),
                     READS,

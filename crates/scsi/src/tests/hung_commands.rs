@@ -2,8 +2,8 @@
 
 use crate::testing::*;
 use crate::{
-    AdditionalSense, Command, Completion, Execution, Lun, NexusHandle, SenseKey, Status,
-    TaskAttribute, UnderWay, WrittenOff,
+    Abandoned, AdditionalSense, Command, Completion, Execution, Lun, NexusHandle, SenseKey, Status,
+    TaskAttribute, UnderWay,
 };
 use std::sync::atomic::Ordering;
 
@@ -28,8 +28,8 @@ fn stuck(fixture: &mut Fixture, command: Command) -> UnderWay {
     }
 }
 
-fn run_to_its_end(mut written_off: WrittenOff) {
-    while poll(&mut written_off).is_none() {}
+fn run_to_its_end(mut abandoned: Abandoned) {
+    while poll(&mut abandoned).is_none() {}
 }
 
 fn is_not_ready(completion: &Completion) -> bool {
@@ -46,7 +46,7 @@ fn another(fixture: &Fixture) -> NexusHandle {
 }
 
 #[test]
-fn sam5_5_6_no_command_begins_that_a_command_written_off_could_undo() {
+fn sam5_5_6_no_command_begins_that_a_abandoned_command_could_undo() {
     let mut fixture = Fixture::new();
     let mut other = another(&fixture);
     let (first, second) =
@@ -55,8 +55,8 @@ fn sam5_5_6_no_command_begins_that_a_command_written_off_could_undo() {
     let unit = fixture.nexus.logical_unit(Lun(0)).expect("a unit");
     assert!(unit.responds());
     assert_eq!(run(&mut other, &TEST_UNIT_READY, &[]).status, Status::Good);
-    let first = first.write_off().expect("under way");
-    let second = second.write_off().expect("under way");
+    let first = first.abandon().expect("under way");
+    let second = second.abandon().expect("under way");
     for nexus in [&mut fixture.nexus, &mut other] {
         assert!(!unit.responds());
         assert!(is_not_ready(&run(nexus, &TEST_UNIT_READY, &[])));
@@ -76,7 +76,7 @@ fn sam5_5_6_no_command_begins_that_a_command_written_off_could_undo() {
 }
 
 #[test]
-fn sam5_8_6_3_an_ordered_command_does_not_wait_for_one_that_was_written_off() {
+fn sam5_8_6_3_an_ordered_command_does_not_wait_for_an_abandoned_one() {
     let mut fixture = Fixture::new();
     let stuck = stuck(&mut fixture, write_of(0, 1));
     let ordered = Command { attribute: TaskAttribute::Ordered, ..write_of(0, 2) };
@@ -84,7 +84,7 @@ fn sam5_8_6_3_an_ordered_command_does_not_wait_for_one_that_was_written_off() {
         panic!("it has to wait")
     };
     assert!(poll(&mut ordered).is_none());
-    let stuck = stuck.write_off().expect("under way");
+    let stuck = stuck.abandon().expect("under way");
     assert!(poll(&mut ordered).is_some_and(|completion| is_not_ready(&completion)));
     run_to_its_end(stuck);
 }

@@ -149,7 +149,9 @@ impl Change {
                     Some(Served::open(configured, bound, &engine.acceptor))
                 }),
                 NextPortal::New(bound) => Some(Served::open(configured, bound, &engine.acceptor)),
-                NextPortal::Late(_) => unreachable!("what was late was bound when others had gone"),
+                NextPortal::Late(_) => {
+                    unreachable!("late portals are bound after the removed ones are closed")
+                }
             };
             portals.extend(served);
         }

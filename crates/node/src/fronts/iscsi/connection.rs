@@ -2,8 +2,8 @@
 //! requests, and answers with one send.
 
 mod hung_commands;
+mod lost_connection;
 mod observer;
-mod parked;
 mod qos_gate;
 mod turn;
 
@@ -85,7 +85,7 @@ pub(super) async fn serve(
         tokens: Vec::new(),
         next_token: 0,
         terminated: Vec::new(),
-        parking: Vec::new(),
+        loss_waiters: Vec::new(),
         forwards: HashMap::new(),
         observer: Observer::new(&front),
         qos_gate: QosGate::new(front.qos.clone(), &settings),
@@ -125,7 +125,7 @@ pub(super) async fn serve(
     }
     driver.tell_end(is_lost, why);
     if is_lost
-        && (is_malformed || !driver.stay_parked(&front, &mut messages).await)
+        && (is_malformed || !driver.keep_tasks(&front, &mut messages).await)
         && let Some(member) = &driver.member
     {
         // RFC 7143 §7.1.4: at these levels a session does not outlive any of its connections.
@@ -199,7 +199,7 @@ struct Driver<'a> {
     /// Dropped when the session's last task has ended.
     terminated: Vec<oneshot::Sender<()>>,
     /// Dropped when the connection sends nothing more and its tasks can be taken over.
-    parking: Vec<oneshot::Sender<()>>,
+    loss_waiters: Vec<oneshot::Sender<()>>,
     /// Commands in progress here that other connections of the session will answer.
     forwards: HashMap<u64, Mailbox>,
     observer: Observer,
@@ -238,7 +238,7 @@ impl<'a> Driver<'a> {
                 // Messages are first, and rare: other sessions wait for the answer, even if this connection is busy.
                 Some(message) = messages.recv() => {
                     if let Err(reason) = self.open(message) { return reason.into() }
-                    if !self.parking.is_empty() { return ConnectionEnd::Replaced }
+                    if !self.loss_waiters.is_empty() { return ConnectionEnd::Replaced }
                     if self.machine.closing().is_some() {
                         timer.set(time::sleep_until(time::now() + LINGER));
                     }
@@ -648,7 +648,7 @@ impl<'a> Driver<'a> {
             }
             Message::LoggedOut { logout, response } => self.machine.log_out(logout, response),
             Message::Wake => self.machine.resume(&mut self.view)?,
-            Message::Park { parked } => self.parking.push(parked),
+            Message::MarkLost { marked } => self.loss_waiters.push(marked),
             Message::Claim { tag, by, answer } => self.release(tag, by, answer),
             Message::Adopted { adoption, claim, turn } => {
                 // The command may have arrived in order here while the other connections were asked.

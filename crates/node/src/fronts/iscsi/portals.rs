@@ -158,7 +158,9 @@ impl Acceptor {
                                 .await;
                         }
                     }
-                    (Err(error), _) => debug!(%peer, %error, "a connection ended as it began"),
+                    (Err(error), _) => {
+                        debug!(%peer, %error, "a connection failed before its login")
+                    }
                 }
                 load.give_back(core);
                 heap::give_back_soon();

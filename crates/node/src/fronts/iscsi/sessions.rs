@@ -83,7 +83,7 @@ struct Member {
     id: MemberId,
     mailbox: Mailbox,
     /// The connection is lost. Its tasks wait for other connections.
-    is_parked: bool,
+    is_lost: bool,
 }
 
 impl Members {
@@ -101,7 +101,7 @@ impl Members {
 
     /// Reports an event to the initiator, through one connection.
     fn tell(&self, lun: Lun, attention: UnitAttention) {
-        if let Some(member) = self.all().iter().find(|member| !member.is_parked) {
+        if let Some(member) = self.all().iter().find(|member| !member.is_lost) {
             let _ = member.mailbox.send(Message::ScsiEvent { lun, attention });
         }
     }
@@ -220,9 +220,9 @@ impl SessionMember<'_> {
     }
 
     /// Marks the connection as lost. Its tasks are kept.
-    pub(crate) fn park(&self) {
+    pub(crate) fn mark_lost(&self) {
         for member in self.members.all().iter_mut().filter(|member| member.member == self.id) {
-            member.is_parked = true;
+            member.is_lost = true;
         }
     }
 
@@ -230,8 +230,8 @@ impl SessionMember<'_> {
     pub(crate) fn park_other(&self, cid: u16) -> Option<Vec<oneshot::Receiver<()>>> {
         let members = self.members.all();
         let meant = members.iter().filter(|member| member.member != self.id && member.cid == cid);
-        let park = |parked| Message::Park { parked };
-        let waiting: Vec<_> = meant.map(|member| ask(&member.mailbox, park)).collect();
+        let mark_lost = |marked| Message::MarkLost { marked };
+        let waiting: Vec<_> = meant.map(|member| ask(&member.mailbox, mark_lost)).collect();
         (!waiting.is_empty()).then_some(waiting)
     }
 
@@ -400,11 +400,13 @@ impl Sessions {
                 let session = session.ok_or(RefusalReason::CannotIncludeInSession)?;
                 let members = entry.members.clone();
                 let all = members.all();
-                let live = || all.iter().filter(|member| !member.is_parked);
+                let live = || all.iter().filter(|member| !member.is_lost);
                 let limit = session.parameters().max_connections as usize;
                 let outlived = session.parameters().error_recovery_level == 2;
                 match live().find(|member| member.cid == admission.cid) {
-                    Some(twin) if outlived => ask(&twin.mailbox, |parked| Message::Park { parked }),
+                    Some(twin) if outlived => {
+                        ask(&twin.mailbox, |marked| Message::MarkLost { marked })
+                    }
                     Some(twin) => ask(&twin.mailbox, |ended| Message::LogOut { ended }),
                     None if live().count() >= limit => {
                         return Err(RefusalReason::TooManyConnections);
@@ -513,7 +515,7 @@ impl SessionsState {
             cid,
             id: 0,
             mailbox: mailbox.clone(),
-            is_parked: false,
+            is_lost: false,
         };
         members.all().push(member);
         self.last_member

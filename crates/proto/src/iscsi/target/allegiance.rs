@@ -1,5 +1,5 @@
-//! Tasks that outlive their connection (RFC 7143 §7.2, level 2). A lost connection is parked with its tasks, and gives
-//! each task to the connection that requests it by TASK REASSIGN.
+//! Tasks that outlive their connection (RFC 7143 §7.2, level 2). A lost connection keeps its tasks, and gives each one
+//! to the connection that requests it by TASK REASSIGN.
 
 use std::fmt;
 
@@ -104,8 +104,8 @@ impl Collection {
 impl FullFeature {
     /// Keeps the tasks of the lost connection for another connection. `landed` is the memory of a data segment that was
     /// partly received.
-    pub(super) fn park(&mut self, link: &mut Link, landed: Option<sarsen_block::Buffer>) {
-        link.is_parked = true;
+    pub(super) fn mark_lost(&mut self, link: &mut Link, landed: Option<sarsen_block::Buffer>) {
+        link.is_lost = true;
         if let Some(id) = self.take_unproven() {
             self.end_task(link, id);
         }
@@ -126,7 +126,7 @@ impl FullFeature {
     }
 
     pub(super) fn release(&mut self, link: &mut Link, tag: u32) -> Claim {
-        if !link.is_parked {
+        if !link.is_lost {
             let known = self.tasks.contains(tag) || link.kept.has(tag);
             return if known { Claim::Allegiant } else { Claim::Unknown };
         }

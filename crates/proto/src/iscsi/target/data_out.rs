@@ -137,7 +137,7 @@ pub(super) fn solicit(task: &mut Task, link: &mut Link, next_tag: &mut u32) {
         task.collection.lost.clear();
         return;
     }
-    if link.is_parked {
+    if link.is_lost {
         return;
     }
     let burst_limit = link.parameters.max_burst_length as usize;

@@ -30,7 +30,7 @@ pub(super) struct Link {
     /// The charge for the memory of headers and short payloads.
     arena: Option<(usize, Grant)>,
     /// The connection is lost, or was removed for recovery: new output is not sent, and no data is requested.
-    pub(super) is_parked: bool,
+    pub(super) is_lost: bool,
     /// The initiator has removed the connection: the pending output is still sent, and no later output.
     pub(super) parting: Option<Output>,
 }
@@ -53,7 +53,7 @@ impl Link {
             kept: UnacknowledgedPdus::default(),
             room,
             arena: None,
-            is_parked: false,
+            is_lost: false,
             parting: None,
         }
     }
@@ -128,7 +128,7 @@ impl Link {
     /// nothing for them any more.
     pub(super) fn part(&mut self) {
         self.parting = Some(std::mem::take(&mut self.output));
-        self.is_parked = true;
+        self.is_lost = true;
     }
 
     /// Returns whether this CmdSN is the expected one.

@@ -562,13 +562,13 @@ impl Connection {
 
     /// Keeps the tasks of a lost connection at error recovery level 2, so that other connections of the session can
     /// take them over ([`Self::release`]). Its later output is not sent. Returns whether the tasks are kept.
-    pub fn park(&mut self, environment: &mut dyn Environment) -> bool {
+    pub fn mark_lost(&mut self, environment: &mut dyn Environment) -> bool {
         if self.link.parameters.error_recovery_level < 2 {
             return false;
         }
         let Phase::FullFeature(full_feature) = &mut self.phase else { return false };
         self.link.parting = None;
-        full_feature.park(&mut self.link, self.framer.abandon());
+        full_feature.mark_lost(&mut self.link, self.framer.abandon());
         // Acknowledged requests begin, even if their turn has come only now.
         let lives_on = self.resume(environment).is_ok();
         self.discard_output();

@@ -1,6 +1,6 @@
 //! Commands that a store does not end. A task management function, a session that replaces this one, and the shutdown
 //! wait for the end of aborted commands. They wait for a command until it is [`COMMAND_LIMIT`] old. Then it is
-//! written off, and its unit is not ready until the command has ended (see `sarsen_scsi::WrittenOff`).
+//! abandoned, and its unit is not ready until the command has ended (see `sarsen_scsi::Abandoned`).
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -19,9 +19,9 @@ use super::observer::BegunCommand;
 use crate::statistics::Operation;
 
 /// A command that is older and has not ended stalls: its volume is reported as not responding. An aborted command of
-/// this age is written off.
+/// this age is abandoned.
 const COMMAND_LIMIT: Duration = Duration::from_secs(5);
-/// Commands that arrived within this time of each other are written off together.
+/// Commands that arrived within this time of each other are abandoned together.
 const TOGETHER: Duration = Duration::from_millis(200);
 /// Interval at which a connection looks for stalled commands.
 const LOOK_INTERVAL: Duration = COMMAND_LIMIT;
@@ -69,7 +69,7 @@ impl Driver<'_> {
         // The old stalls are dropped after the new ones exist, so that the unit keeps reporting commands that still
         // stall.
         self.stalls = stalls.filter_map(UnderWay::stall).collect();
-        let due = self.write_off(now, UnderWay::is_aborted);
+        let due = self.abandon(now, UnderWay::is_aborted);
         let next = now + LOOK_INTERVAL;
         due.map_or(next, |due| due.min(next))
     }
@@ -80,7 +80,7 @@ impl Driver<'_> {
     }
 
     /// Writes off the `awaited` commands that have become too old. Returns when the next one will be too old.
-    fn write_off(&mut self, now: Instant, awaited: impl Fn(&UnderWay) -> bool) -> Option<Instant> {
+    fn abandon(&mut self, now: Instant, awaited: impl Fn(&UnderWay) -> bool) -> Option<Instant> {
         let left = |one: &UnderWay, driver: &Self| {
             COMMAND_LIMIT.saturating_sub(driver.observer.age(one, now))
         };
@@ -100,24 +100,24 @@ impl Driver<'_> {
             for one in old {
                 let volume = self.observer.volume(one.begun).unwrap_or_default().to_owned();
                 *volumes.entry(volume).or_default() += 1;
-                self.write_off_one(one);
+                self.abandon_one(one);
             }
             for (volume, commands) in volumes {
                 warn!(
                     volume,
                     commands,
                     seconds = COMMAND_LIMIT.as_secs(),
-                    "aborted commands that the disk does not end were written off; the volume is \
+                    "the disk does not end aborted commands, and nothing waits for them any more; the volume is \
                      not ready until the disk has ended them"
                 );
             }
         }
         let next = self.pending.iter().filter(|one| awaited(one)).map(|one| left(one, self)).min();
-        // A command that cannot be written off is checked again later.
+        // A command that cannot be abandoned is checked again later.
         next.map(|left| now + left.max(Duration::from_millis(10)))
     }
 
-    fn write_off_one(&mut self, one: UnderWay) {
+    fn abandon_one(&mut self, one: UnderWay) {
         let UnderWay { task, begun, answer } = one;
         if let Answer::Unit(under_way) = answer {
             match begun.operation {
@@ -130,8 +130,8 @@ impl Driver<'_> {
                     });
                 }
                 Operation::Write | Operation::Unmap | Operation::Other => {
-                    if let Some(written_off) = under_way.write_off() {
-                        tokio::task::spawn_local(written_off);
+                    if let Some(abandoned) = under_way.abandon() {
+                        tokio::task::spawn_local(abandoned);
                     }
                 }
             }
@@ -139,9 +139,9 @@ impl Driver<'_> {
         self.end(task, begun, Completion::with_status(Status::TaskAborted));
     }
 
-    /// Waits until all commands of the connection have ended or were written off.
+    /// Waits until all commands of the connection have ended or are not waited for any more.
     pub(super) async fn end_pending(&mut self) {
-        while let Some(due) = self.write_off(time::now(), |_| true) {
+        while let Some(due) = self.abandon(time::now(), |_| true) {
             tokio::select! {
                 Some((task, begun, completion)) = self.pending.next() => {
                     self.end(task, begun, completion);

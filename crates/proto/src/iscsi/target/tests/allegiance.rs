@@ -30,8 +30,8 @@ fn managed(script: &mut Script) -> TaskManagementResponse {
     TaskManagementResponsePdu::view(&header).response()
 }
 
-fn park(script: &mut Script) {
-    assert!(script.connection.park(&mut script.world));
+fn mark_lost(script: &mut Script) {
+    assert!(script.connection.mark_lost(&mut script.world));
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn rfc7143_7_2_2_a_write_goes_on_where_it_was() {
     let bytes = [&RawHeader::from(basic).0[..], &[9; 100]].concat();
     let handled = first.connection.handle_input(&bytes, first.now, &mut first.world);
     handled.expect("so far");
-    park(&mut first);
+    mark_lost(&mut first);
     hand_over(&mut first, &mut second, 1, 1);
     for (number, offset) in [(1, 512), (2, 1536)] {
         let (header, _) = second.next();
@@ -81,7 +81,7 @@ fn rfc7143_7_2_2_reassigned_task_is_answered_on_new_connection() {
     command(&mut first, 1, READ, 512);
     let running = first.next_command();
     first.connection.begun(running.task);
-    park(&mut first);
+    mark_lost(&mut first);
     let adoption = reassign(&mut second, 1, 0);
     let Claim::Released(released) = first.connection.release(1) else { panic!("it has it") };
     assert_eq!(released.running(), Some(running.task));
@@ -103,7 +103,7 @@ fn rfc7143_7_2_2_data_and_status_that_were_not_heard_come_again() {
     command(&mut first, 1, READ, 4096);
     let running = first.next_command();
     first.good(&running, data.clone());
-    park(&mut first);
+    mark_lost(&mut first);
     // The initiator has received two PDUs of 1,024 bytes. The new connection accepts longer PDUs.
     hand_over(&mut first, &mut second, 1, 2);
     let (header, part) = second.next();
@@ -124,9 +124,9 @@ fn rfc7143_11_5_1_an_abort_takes_no_data_from_an_answer() {
     command(&mut first, 1, READ, 4096);
     let running = first.next_command();
     first.good(&running, vec![7; 4096]);
-    park(&mut first);
+    mark_lost(&mut first);
     hand_over(&mut first, &mut second, 1, 2);
-    park(&mut second);
+    mark_lost(&mut second);
     let mut third = joined(session, 2, 2);
     third.manage(TaskManagementFunction::AbortTask, 1, 1);
     let event = third.connection.poll_event();
@@ -162,7 +162,7 @@ fn rfc7143_11_6_1_levels_below_2_give_nothing_away() {
     let (mut first, mut second) = pair("ErrorRecoveryLevel=1\0");
     second.manage(TaskManagementFunction::TaskReassign, 1, 0);
     assert_eq!(managed(&mut second), TaskManagementResponse::ReassignNotSupported);
-    assert!(!first.connection.park(&mut first.world));
+    assert!(!first.connection.mark_lost(&mut first.world));
     log_out(&mut second, LogoutReason::RemoveForRecovery, 0);
     let (header, _) = second.next();
     let response = LogoutResponsePdu::view(&header).response();
@@ -189,7 +189,7 @@ fn rfc7143_11_14_a_connection_is_removed_for_recovery_over_itself() {
     assert_eq!(response.time2retain.get(), 20);
     first.nothing_more();
     assert_eq!(first.connection.closing(), Some(&CloseReason::Removed));
-    park(&mut first);
+    mark_lost(&mut first);
     assert!(first.connection.closing().is_none());
     hand_over(&mut first, &mut second, 1, 0);
     let (_, data) = second.next();
@@ -209,7 +209,7 @@ fn rfc7143_11_14_4_a_removal_acknowledges_nothing_of_the_connection_it_comes_ove
     second.next();
     let (header, _) = second.next();
     let stat_sn = ScsiResponse::view(&header).stat_sn.get();
-    park(&mut first);
+    mark_lost(&mut first);
     let mut request = LogoutRequest::from(RawHeader::with_opcode(Opcode::LogoutRequest));
     request.opcode_byte |= IMMEDIATE;
     request.flags = FINAL | LogoutReason::RemoveForRecovery.0;
@@ -218,7 +218,7 @@ fn rfc7143_11_14_4_a_removal_acknowledges_nothing_of_the_connection_it_comes_ove
     request.cmd_sn = second.cmd_sn.into();
     request.exp_stat_sn = stat_sn.wrapping_add(1).into();
     second.send(request, &[]).expect("the session goes on");
-    park(&mut second);
+    mark_lost(&mut second);
     let claim = second.connection.release(1);
     assert!(matches!(claim, Claim::Released(_)), "{claim:?}");
 }
@@ -229,7 +229,7 @@ fn rfc7143_11_5_1_a_task_of_a_lost_connection_is_aborted_on_another() {
     command(&mut first, 1, READ, 512);
     let running = first.next_command();
     first.connection.begun(running.task);
-    park(&mut first);
+    mark_lost(&mut first);
     second.manage(TaskManagementFunction::AbortTask, 1, 1);
     let event = second.connection.poll_event();
     let Some(Event::Adopt(adoption)) = event else { panic!("{event:?}") };
@@ -265,7 +265,7 @@ fn rfc7143_7_2_1_a_command_that_was_not_acknowledged_is_sent_again() {
     // This command is above a gap, on the connection that is lost.
     command(&mut first, 2, READ, 0);
     first.nothing_more();
-    park(&mut first);
+    mark_lost(&mut first);
     command(&mut second, 2, READ, 0);
     second.nothing_more();
     command(&mut second, 1, READ, 0);
@@ -283,7 +283,7 @@ fn rfc7143_7_2_2_a_command_that_was_acknowledged_is_not_forgotten() {
     // The gap closes. The first connection is lost before it is notified.
     command(&mut second, 1, READ, 0);
     assert_eq!(second.next_command().task.initiator_task_tag, 1);
-    park(&mut first);
+    mark_lost(&mut first);
     assert_eq!(first.next_command().task.initiator_task_tag, 2);
     assert!(matches!(first.connection.release(2), Claim::Released(_)));
 }
@@ -296,7 +296,7 @@ fn lost_connection_delays_no_other() {
     first.next();
     command(&mut second, 2, READ | 2, 0);
     second.nothing_more();
-    park(&mut first);
+    mark_lost(&mut first);
     second.nothing_more();
     first.connection.leave();
     wakes(&mut first);

@@ -19,16 +19,16 @@ use crate::mailbox::{Mailbox, Message};
 
 impl<'a> Driver<'a> {
     /// Keeps the tasks of a lost connection for other connections. Returns whether the session supports that.
-    pub(super) async fn stay_parked(
+    pub(super) async fn keep_tasks(
         &mut self,
         front: &'a Arc<Front>,
         messages: &mut mpsc::UnboundedReceiver<Message>,
     ) -> bool {
         let Some(member) = &self.member else { return false };
-        if !self.machine.park(&mut self.view) {
+        if !self.machine.mark_lost(&mut self.view) {
             return false;
         }
-        member.park();
+        member.mark_lost();
         let _ = self.stream.shutdown(Shutdown::Both);
         let parameters = self.machine.parameters();
         let seconds = parameters.default_time2wait + parameters.default_time2retain;
@@ -37,8 +37,8 @@ impl<'a> Driver<'a> {
         let deadline = time::now() + Duration::from_secs(seconds.into());
         let mut timer = Box::pin(time::sleep_until(time::now()));
         loop {
-            // The connections that asked for the parking may continue.
-            self.parking.clear();
+            // The connections that asked to treat this one as lost may continue.
+            self.loss_waiters.clear();
             loop {
                 self.carry_out(front, TurnShare::All).await;
                 // Commands that waited for this memory continue.

@@ -21,18 +21,18 @@ pub(crate) struct VolumeSpace {
 
 /// See the module. These names have no prefix: all programs use the same names for their process.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Machine {
+pub(super) struct ProcessMetrics {
     volumes: Arc<Mutex<Vec<VolumeSpace>>>,
 }
 
-impl Machine {
+impl ProcessMetrics {
     /// Sets the current volumes.
     pub(super) fn show(&self, volumes: Vec<VolumeSpace>) {
         *self.volumes.lock() = volumes;
     }
 }
 
-impl Collector for Machine {
+impl Collector for ProcessMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         process(&mut encoder)?;
         let help = "1, with the version of the server";
