@@ -2,10 +2,12 @@
 
 use crate::attention::Attentions;
 use crate::command_table::Row;
-use crate::commands::{Task, block};
+use crate::commands::block;
 use crate::flags::Flags;
-use crate::nexus::{self, Attachment, Nexus, admit};
 use crate::pass_through;
+use crate::refusal;
+use crate::target::{Attachment, Nexus, admit_state};
+use crate::task::Task;
 use crate::task_set::{Access, Entry, Interlock, NexusTasks, Refusal, TaskSlot, WaitingCommand};
 use crate::thresholds;
 use crate::work::CancelToken;
@@ -238,8 +240,8 @@ fn carry_out(command: Command, attachment: &Attachment, nexus: &Arc<Nexus>) -> I
             }
             answer
         }
-        Err(nexus::Refusal::Sense(sense)) => Io::Ready(unit.complete(Err(sense))),
-        Err(nexus::Refusal::ReservationConflict) => {
+        Err(refusal::Refusal::Sense(sense)) => Io::Ready(unit.complete(Err(sense))),
+        Err(refusal::Refusal::ReservationConflict) => {
             let completion = Completion::with_status(Status::ReservationConflict);
             interlock(unit, &attachment.attentions, &completion);
             Io::Ready(completion)
@@ -263,5 +265,41 @@ fn interlock(unit: &LogicalUnit, attentions: &Attentions, completion: &Completio
         | Status::ConditionMet
         | Status::AcaActive
         | Status::TaskAborted => {}
+    }
+}
+
+/// Checks whether a command may be executed by its handler. The order of the checks is the precedence of SPC-4.
+fn admit(
+    cdb: &Cdb,
+    attachment: &Attachment,
+    nexus: &Nexus,
+) -> Result<&'static Row, refusal::Refusal> {
+    let unit = &attachment.unit;
+    let row = Row::of(cdb, unit.device_type())
+        .and_then(|row| if row.is_supported_by(unit) { Ok(row) } else { Err(row.unsupported()) });
+    let flags = row.as_ref().map_or(Flags::NONE, |row| row.flags);
+    if attachment.attentions.is_waiting()
+        && !flags.contains(Flags::IGNORES_UNIT_ATTENTION)
+        && let Some(attention) = next_attention(attachment)
+    {
+        return Err(attention.sense().into());
+    }
+    let row = row?;
+    // SAM-5 5.3.3: RESERVATION CONFLICT has precedence over other statuses. The state of the port is checked next, and
+    // then the state of the unit.
+    if !row.passes(cdb, attachment.gate.needed()) {
+        return Err(refusal::Refusal::ReservationConflict);
+    }
+    nexus.target_port.check(row.access)?;
+    attachment.check_writable(flags)?;
+    admit_state(flags, unit)?;
+    Ok(row)
+}
+
+/// Returns the unit attention to report. With an interlock it stays pending until REQUEST SENSE (SPC-4 7.5.8).
+fn next_attention(attachment: &Attachment) -> Option<UnitAttention> {
+    match attachment.unit.tasks().policy().interlock {
+        Interlock::None => attachment.attentions.take(),
+        Interlock::Holds | Interlock::HoldsStatuses => attachment.attentions.first(),
     }
 }

@@ -30,6 +30,12 @@ impl Flags {
     /// The command is executed after such an operation failed, although it needs the medium.
     pub const ALLOWED_AFTER_FAILURE: Self = Self(128);
 
+    /// The flags of a command that reads the medium.
+    pub(crate) const READ_COMMAND: Self =
+        Self::NEEDS_MEDIUM.and(Self::ALLOWED_UNDER_WRITE_EXCLUSIVE);
+    /// The flags of a command that writes the medium.
+    pub(crate) const WRITE_COMMAND: Self = Self::NEEDS_MEDIUM.and(Self::WRITES);
+
     /// Returns the union of both sets.
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)

@@ -15,6 +15,7 @@ mod commands;
 mod completion;
 mod condition;
 mod copy;
+mod designators;
 mod device_type;
 mod execution;
 mod flags;
@@ -26,7 +27,7 @@ mod lun;
 mod medium;
 mod metadata;
 mod modes;
-mod nexus;
+mod nexus_handle;
 mod nexus_id;
 mod operation;
 mod pass_through;
@@ -38,6 +39,7 @@ mod self_test;
 mod sense;
 mod target;
 mod target_port_groups;
+mod task;
 mod task_set;
 #[cfg(test)]
 mod testing;
@@ -59,11 +61,11 @@ pub use identity::{Designator, Identity, Naa};
 pub use logical_unit::{Limits, LogicalUnit, Parts};
 pub use lun::Lun;
 pub use metadata::{MetadataStore, Record};
-pub use nexus::{InitiatorPort, NexusHandle};
+pub use nexus_handle::NexusHandle;
 pub use pass_through::{PassThrough, Passed, Transfer};
 pub use protection::ProtectionType;
 pub use sense::{AdditionalSense, FieldPointer, Sense, SenseKey};
-pub use target::{LunView, TargetDevice};
+pub use target::{InitiatorPort, LunView, TargetDevice};
 pub use target_port_groups::{
     Access, AccessError, AccessState, Alua, MAXIMUM_TARGET_PORTS, TargetPort, Transition,
 };

@@ -4,8 +4,8 @@
 //! after the whole operation is durable. Therefore a unit whose operation was interrupted restarts in the failed state.
 //! The operation waits for earlier commands at the write gate. Later commands are rejected.
 
-use crate::commands::Task;
 use crate::phase::Phase;
+use crate::task::Task;
 use crate::work::{Promise, outlive, outlive_abort};
 use crate::{AdditionalSense, Completion, LogicalUnit, Record, Sense, SenseKey};
 use sarsen_block::{Allocation, BlockError, Buffer, Durability, Extent, Io};

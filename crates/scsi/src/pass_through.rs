@@ -1,16 +1,14 @@
 //! A unit whose commands are passed to a real SCSI device unchanged. The server itself handles only the list of units,
 //! its own unit attentions, and the state of the port. The device handles everything else.
 
+use crate::commands::block::TRANSFER_LIMIT;
 use crate::commands::inquiry;
-use crate::nexus::{Attachment, Nexus};
+use crate::target::{Attachment, Nexus};
 use crate::{AdditionalSense, Cdb, Command, Completion, Sense, SenseKey, Status};
 use sarsen_block::{Buffer, Data, Io};
 use sarsen_wire::scsi::opcode;
 use std::io;
 use std::sync::Arc;
-
-/// The maximum number of bytes that one command transfers.
-pub(crate) const TRANSFER_LIMIT: usize = 16 << 20;
 
 /// The data transfer of a command.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 //!
 //! The unit asks the store for its space from time to time, never during a write. A write only counts its blocks.
 
-use crate::nexus::Nexus;
+use crate::target::Nexus;
 use crate::{LogicalUnit, UnitAttention};
 use parking_lot::Mutex;
 use sarsen_block::{Geometry, Space};

@@ -1,8 +1,8 @@
 //! Work that continues after the end of its command, and the command that waits for its result. Also long commands that
 //! end early when they are aborted.
 
-use crate::commands::Task;
 use crate::nexus_id::NexusId;
+use crate::task::Task;
 use crate::{AdditionalSense, Completion, Host, LogicalUnit, Sense, SenseKey, Status};
 use async_lock::OnceCell;
 use parking_lot::{Mutex, MutexGuard};

@@ -2,12 +2,14 @@
 
 use super::tagged::Tagged;
 use super::{Task, provisioning};
-use crate::pass_through::TRANSFER_LIMIT;
 use crate::protection::{CdbTags, ProtectField};
 use crate::{Cdb, Command, Completion, LogicalUnit, ProtectionType, Sense};
 use sarsen_block::{BlockError, Data, Extent, Geometry, Io, PROTECTION_BYTES};
 use sarsen_wire::scsi::{cdb as wire, opcode};
 use std::sync::Arc;
+
+/// The maximum number of bytes that one command transfers.
+pub(crate) const TRANSFER_LIMIT: usize = 16 << 20;
 
 /// The common fields of READ, WRITE, VERIFY, WRITE SAME and similar commands, for every CDB length.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,8 @@
 //! INQUIRY, REPORT LUNS, REQUEST SENSE, TEST UNIT READY (SPC-4 6.6, 6.33, 6.39, 6.47).
 
 use super::{Task, parameter_data, vital_product_data};
-use crate::nexus::Nexus;
+use crate::designators::padded;
+use crate::target::Nexus;
 use crate::{Cdb, Completion, DeviceType, Identity, Sense, UnitAttention};
 use sarsen_block::Io;
 use sarsen_wire::scsi::cdb as wire;
@@ -155,13 +156,4 @@ fn standard_inquiry(peripheral: u8, command_set: u16, identity: &Identity) -> St
         version_descriptors,
         reserved_74: [0; 22],
     }
-}
-
-/// Returns left-aligned printable ASCII, padded with spaces (SPC-4 4.4.1).
-pub(super) fn padded<const N: usize>(text: &str) -> [u8; N] {
-    let mut field = [b' '; N];
-    for (byte, source) in field.iter_mut().zip(text.bytes()) {
-        *byte = if matches!(source, 0x20..=0x7e) { source } else { b'?' };
-    }
-    field
 }

@@ -1,12 +1,16 @@
 //! Vital product data (SPC-4 7.8, SBC-3 6.6): one row and one function for each page.
 
-use super::inquiry::padded;
-use super::{Task, provisioning, sanitize};
+use super::{provisioning, sanitize};
 use crate::atomic::has_atomic_writes;
 use crate::copy::page::third_party_copy;
+use crate::designators::{
+    BINARY, ISCSI, OF_TARGET_DEVICE, OF_TARGET_PORT, RELATIVE_TARGET_PORT, SCSI_NAME_STRING,
+    TARGET_PORT_GROUP, UTF_8, name_string, unit_designators,
+};
 use crate::self_test::EXTENDED_SELF_TEST_S;
+use crate::task::Task;
 use crate::thresholds;
-use crate::{Designator, DeviceType, Identity, LogicalUnit, ProtectionType, Sense};
+use crate::{DeviceType, LogicalUnit, ProtectionType, Sense};
 use sarsen_block::{BlockSize, Unmap};
 use sarsen_wire::scsi::mode::{PAGE_ALL, SUBPAGE_ALL};
 use sarsen_wire::scsi::{inquiry as page, target_port_groups as ports};
@@ -206,24 +210,6 @@ fn logical_block_provisioning(task: &Task<'_>) -> Vec<u8> {
         .to_vec()
 }
 
-/// CODE SET.
-const BINARY: u8 = 1;
-const ASCII: u8 = 2;
-const UTF_8: u8 = 3;
-/// ASSOCIATION, with PIV if the protocol matters.
-const OF_LOGICAL_UNIT: u8 = 0x00;
-const OF_TARGET_PORT: u8 = 0x80 | 0x10;
-const OF_TARGET_DEVICE: u8 = 0x80 | 0x20;
-/// PROTOCOL IDENTIFIER 5h: iSCSI.
-const ISCSI: u8 = 0x50;
-/// DESIGNATOR TYPE.
-const T10_VENDOR_ID: u8 = 1;
-const EUI_64: u8 = 2;
-const NAA: u8 = 3;
-const RELATIVE_TARGET_PORT: u8 = 4;
-const TARGET_PORT_GROUP: u8 = 5;
-const SCSI_NAME_STRING: u8 = 8;
-
 fn device_identification(task: &Task<'_>) -> Vec<u8> {
     let (identity, nexus) = (task.unit.identity(), task.nexus);
     let designators = [
@@ -257,32 +243,6 @@ fn number_designator(number: u16) -> Vec<u8> {
     page::NumberDesignator { reserved: [0; 2], number: number.into() }.as_bytes().to_vec()
 }
 
-/// Returns the designators of the unit that are the same on every path: CODE SET, DESIGNATOR TYPE and DESIGNATOR of
-/// each.
-pub(crate) fn unit_designators(identity: &Identity) -> Vec<(u8, u8, Vec<u8>)> {
-    if let Some(designators) = &identity.designators {
-        return designators.iter().map(brought_along).collect();
-    }
-    let vendor_id = [&padded::<8>(&identity.vendor)[..], identity.serial.as_bytes()].concat();
-    let name = name_string(&format!("naa.{}", identity.naa));
-    vec![
-        (BINARY, OF_LOGICAL_UNIT | NAA, identity.naa.as_bytes().to_vec()),
-        (ASCII, OF_LOGICAL_UNIT | T10_VENDOR_ID, vendor_id),
-        (UTF_8, OF_LOGICAL_UNIT | SCSI_NAME_STRING, name),
-    ]
-}
-
-fn brought_along(designator: &Designator) -> (u8, u8, Vec<u8>) {
-    match designator {
-        Designator::Naa(naa) => (BINARY, OF_LOGICAL_UNIT | NAA, naa.as_bytes().to_vec()),
-        Designator::Eui(bytes) => (BINARY, OF_LOGICAL_UNIT | EUI_64, bytes.clone()),
-        Designator::T10(text) => {
-            (ASCII, OF_LOGICAL_UNIT | T10_VENDOR_ID, text.clone().into_bytes())
-        }
-        Designator::Name(text) => (UTF_8, OF_LOGICAL_UNIT | SCSI_NAME_STRING, name_string(text)),
-    }
-}
-
 fn designation(code_set: u8, designator_type: u8, designator: &[u8]) -> Vec<u8> {
     let header = page::DesignationHeader {
         code_set,
@@ -310,18 +270,5 @@ fn scsi_ports(task: &Task<'_>) -> Vec<u8> {
         bytes.extend_from_slice(header.as_bytes());
         bytes.extend_from_slice(&name);
     }
-    bytes
-}
-
-/// Returns a SCSI name string: padded with zeroes to a multiple of four bytes (SPC-4 7.8.6.11), and limited to the
-/// length that its length field can express.
-fn name_string(name: &str) -> Vec<u8> {
-    let mut end = name.len().min(251);
-    while !name.is_char_boundary(end) {
-        end -= 1;
-    }
-    let mut bytes = name.as_bytes()[..end].to_vec();
-    bytes.push(0);
-    bytes.resize(bytes.len().next_multiple_of(4), 0);
     bytes
 }

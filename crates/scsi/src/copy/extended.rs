@@ -4,7 +4,7 @@ use super::operation::Operation;
 use super::parameters::{MAXIMUM_LENGTH, Parameters};
 use super::reach::Requester;
 use super::segment::Context;
-use crate::commands::Task;
+use crate::task::Task;
 use crate::{Cdb, Completion, LogicalUnit, Sense};
 use sarsen_block::Io;
 use sarsen_wire::scsi::{copy as wire, opcode};

@@ -6,7 +6,7 @@ use super::reach::{Barrier, Reached, Requester};
 use super::token::{Recipe, Use};
 use super::transfer::{Failure, Fault, Source, Supervisor, Transfer, clear_all};
 use super::{MAXIMUM_INACTIVITY_S, MAXIMUM_RANGES, MAXIMUM_TOKEN_BYTES};
-use crate::commands::Task;
+use crate::task::Task;
 use crate::{AdditionalSense, Cdb, Completion, LogicalUnit, Sense};
 use sarsen_block::{BlockSize, Extent, Io};
 use sarsen_wire::scsi::copy::{

@@ -1,8 +1,8 @@
 //! Copy operations with a list identifier: their progress, their results, and their abort (SPC-4 5.17.4).
 
 use super::MAXIMUM_OPERATIONS;
-use crate::commands::Task;
 use crate::nexus_id::NexusId;
+use crate::task::Task;
 use crate::work::EndEarly;
 use crate::{AdditionalSense, Completion, Sense, SenseKey, Status};
 use parking_lot::{Mutex, MutexGuard};

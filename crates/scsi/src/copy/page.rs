@@ -6,7 +6,6 @@ use super::{
     MAXIMUM_TOKEN_BYTES, OPTIMAL_TOKEN_BYTES,
 };
 use crate::LogicalUnit;
-use crate::command_table::TABLE;
 use sarsen_block::BlockSize;
 use sarsen_wire::scsi::{copy as wire, copy_page as page, opcode};
 use zerocopy::IntoBytes;
@@ -32,7 +31,7 @@ pub(crate) fn third_party_copy(unit: &LogicalUnit) -> Vec<u8> {
         bytes.resize(bytes.len().next_multiple_of(4), 0);
     };
     add(page::BLOCK_DEVICE_ROD_LIMITS, rod_limits(unit).as_bytes());
-    add(page::SUPPORTED_COMMANDS, &supported_commands(unit));
+    add(page::SUPPORTED_COMMANDS, &supported_commands());
     add(page::PARAMETER_DATA, parameter_data().as_bytes());
     add(page::SUPPORTED_DESCRIPTORS, &counted(DESCRIPTOR_TYPES));
     let [high, low] = wire::CSCD_ID_THIS_UNIT.to_be_bytes();
@@ -60,16 +59,37 @@ fn rod_limits(unit: &LogicalUnit) -> page::BlockDeviceRodLimits {
     }
 }
 
-/// Returns the supported commands of the command table.
-fn supported_commands(unit: &LogicalUnit) -> Vec<u8> {
-    let of = |operation_code: u8| {
-        let rows = TABLE.iter().filter(|row| row.operation_code == operation_code);
-        let rows = rows.filter(|row| row.is_supported_by(unit));
-        let actions: Vec<u8> =
-            rows.filter_map(|row| row.service_action).map(|action| action as u8).collect();
-        [&[operation_code][..], &counted(&actions)].concat()
+/// The service actions of the copy manager's commands, which all disks support. A test compares them with the command
+/// table.
+pub(crate) const COMMANDS: [(u8, &[u8]); 2] = [
+    (
+        opcode::THIRD_PARTY_COPY_OUT,
+        &[
+            opcode::SA_EXTENDED_COPY_LID1,
+            opcode::SA_POPULATE_TOKEN,
+            opcode::SA_WRITE_USING_TOKEN,
+            opcode::SA_COPY_OPERATION_ABORT,
+        ],
+    ),
+    (
+        opcode::THIRD_PARTY_COPY_IN,
+        &[
+            opcode::SA_RECEIVE_COPY_STATUS_LID1,
+            opcode::SA_RECEIVE_COPY_DATA_LID1,
+            opcode::SA_RECEIVE_COPY_OPERATING_PARAMETERS,
+            opcode::SA_RECEIVE_COPY_FAILURE_DETAILS_LID1,
+            opcode::SA_RECEIVE_COPY_STATUS_LID4,
+            opcode::SA_RECEIVE_ROD_TOKEN_INFORMATION,
+            opcode::SA_REPORT_ALL_ROD_TOKENS,
+        ],
+    ),
+];
+
+fn supported_commands() -> Vec<u8> {
+    let of = |(operation_code, actions): (u8, &[u8])| {
+        [&[operation_code][..], &counted(actions)].concat()
     };
-    counted(&[of(opcode::THIRD_PARTY_COPY_OUT), of(opcode::THIRD_PARTY_COPY_IN)].concat())
+    counted(&COMMANDS.map(of).concat())
 }
 
 fn parameter_data() -> page::ParameterData {

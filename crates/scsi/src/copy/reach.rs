@@ -4,9 +4,10 @@
 //! of other initiators (CVE-2020-28374). Therefore a unit is accepted only if a nexus of the same authenticated
 //! initiator shows it.
 
-use crate::commands::Task;
 use crate::flags::Flags;
-use crate::nexus::{Initiator, Nexus, Refusal, admit_access};
+use crate::refusal::Refusal;
+use crate::target::{Initiator, Nexus, admit_access};
+use crate::task::Task;
 use crate::{Access, Array, LogicalUnit, Sense};
 use std::sync::{Arc, Weak};
 

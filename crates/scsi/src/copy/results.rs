@@ -7,7 +7,7 @@ use super::{
     MAXIMUM_CSCDS, MAXIMUM_DESCRIPTOR_BYTES, MAXIMUM_OPERATIONS, MAXIMUM_SEGMENT_BYTES,
     MAXIMUM_SEGMENTS,
 };
-use crate::commands::{Task, parameter_data};
+use crate::task::{Task, parameter_data};
 use crate::{Completion, Sense};
 use sarsen_block::{BlockSize, Io};
 use sarsen_wire::scsi::copy::{self as wire, LongListId, ShortListId};

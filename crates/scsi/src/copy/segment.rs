@@ -5,8 +5,7 @@ use super::operation::Operation;
 use super::parameters::{Cscd, Parameters, Segment, SegmentOperation};
 use super::reach::{Barrier, Reached, Requester};
 use super::transfer::{Failure, Fault, Source, Supervisor, Transfer, begins_within};
-use crate::command_table::{READS, WRITES};
-use crate::commands::unit_designators;
+use crate::designators::unit_designators;
 use crate::flags::Flags;
 use crate::{AdditionalSense, LogicalUnit};
 use sarsen_block::Extent;
@@ -83,13 +82,13 @@ impl<'a> Context<'a> {
             SegmentOperation::Verify(verify) => {
                 let party = self.party(
                     verify.source.get(),
-                    READS,
+                    Flags::READ_COMMAND,
                     body + offset_of!(VerifyCscd, source) as u16,
                 )?;
                 if verify.flags & wire::SEGMENT_TUR == 0 {
                     return Ok(());
                 }
-                let admitted = party.reached.admit(READS);
+                let admitted = party.reached.admit(Flags::READ_COMMAND);
                 admitted.map_err(|barrier| party.trouble(&Fault::Barrier(barrier)))
             }
         }
@@ -97,11 +96,14 @@ impl<'a> Context<'a> {
 
     async fn copy(&self, copy: &BlockToBlock, flags: u8, body: u16) -> Result<(), SegmentError> {
         let field = |offset: usize| body + offset as u16;
-        let source =
-            self.party(copy.source.get(), READS, field(offset_of!(BlockToBlock, source)))?;
+        let source = self.party(
+            copy.source.get(),
+            Flags::READ_COMMAND,
+            field(offset_of!(BlockToBlock, source)),
+        )?;
         let destination = self.party(
             copy.destination.get(),
-            WRITES,
+            Flags::WRITE_COMMAND,
             field(offset_of!(BlockToBlock, destination)),
         )?;
         let lengths = (block(source.unit()), block(destination.unit()));
@@ -146,12 +148,12 @@ impl<'a> Context<'a> {
         let field = |offset: usize| body + offset as u16;
         let source = self.party(
             copy.source.get(),
-            READS,
+            Flags::READ_COMMAND,
             field(offset_of!(BlockToBlockWithOffset, source)),
         )?;
         let destination = self.party(
             copy.destination.get(),
-            WRITES,
+            Flags::WRITE_COMMAND,
             field(offset_of!(BlockToBlockWithOffset, destination)),
         )?;
         let byte_count = u64::from(copy.byte_count.get());

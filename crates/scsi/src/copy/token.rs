@@ -5,7 +5,7 @@
 //! creation. Every initiator that has the token may use it. In this way one host lets another host copy.
 
 use super::{DEFAULT_INACTIVITY_S, MAXIMUM_INACTIVITY_S};
-use crate::nexus::Initiator;
+use crate::target::Initiator;
 use crate::{AdditionalSense, Array, LogicalUnit, Sense, SenseKey};
 use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::Extent;

@@ -8,7 +8,7 @@
 use super::operation::Operation;
 use super::reach::{Barrier, Reached};
 use super::token::Use;
-use crate::command_table::{READS, WRITES};
+use crate::flags::Flags;
 use crate::{LogicalUnit, Sense};
 use async_lock::Semaphore;
 use sarsen_block::{Allocation, BlockError, Buffer, Data, Durability, Extent};
@@ -75,14 +75,14 @@ impl Supervisor<'_> {
         }
         let barred = |barrier| Failure::Source(Fault::Barrier(barrier));
         if let Some(source) = self.source {
-            source.admit(READS).map_err(barred)?;
+            source.admit(Flags::READ_COMMAND).map_err(barred)?;
         }
         if let Some(token) = self.token {
             token.unit.medium().check().map_err(|sense| barred(Barrier::State(sense)))?;
             token.unit.condition().check().map_err(|sense| barred(Barrier::State(sense)))?;
         }
         let barred = |barrier| Failure::Destination(Fault::Barrier(barrier));
-        self.destination.admit(WRITES).map_err(barred)
+        self.destination.admit(Flags::WRITE_COMMAND).map_err(barred)
     }
 
     /// Checks that the token is still valid, since otherwise the read data is not.
@@ -275,7 +275,7 @@ fn blocks(unit: &LogicalUnit, offset: u64, length: u64) -> Extent {
 /// Checks behind the write gate again whether the write is permitted. PREEMPT AND ABORT waits for the writes that
 /// passed this check, so no later write of a preempted nexus reaches the medium.
 fn admit_behind_gate(destination: &Reached) -> Result<(), Fault> {
-    destination.admit(WRITES).map_err(Fault::Barrier)
+    destination.admit(Flags::WRITE_COMMAND).map_err(Fault::Barrier)
 }
 
 async fn write(destination: &Reached, offset: u64, data: Data) -> Result<(), Fault> {

@@ -1,5 +1,7 @@
 //! EXTENDED COPY and the reports on it.
 
+use crate::command_table::TABLE;
+use crate::copy::page::COMMANDS;
 use crate::testing::*;
 use crate::{Completion, Identity, LogicalUnit, Lun, NexusHandle, SenseKey, Status, TargetDevice};
 use sarsen_block::BlockSize;
@@ -510,4 +512,20 @@ fn spc4_7_8_17_reported_copy_limits_agree() {
     assert_eq!(descriptors[&4][4..12], parameters[8..16]);
     assert_eq!(descriptors[&8], [4, 0x02, 0x07, 0x0a, 0xe4, 0, 0, 0]);
     assert_eq!(descriptors[&0x0c], [0, 2, 0xff, 0xff]);
+}
+
+#[test]
+fn third_party_copy_page_lists_the_commands_of_the_table() {
+    let fixture = Fixture::new();
+    let supported = TABLE.iter().filter(|row| row.is_supported_by(&fixture.unit));
+    let supported: Vec<_> = supported
+        .filter(|row| {
+            COMMANDS.iter().any(|(operation_code, _)| *operation_code == row.operation_code)
+        })
+        .map(|row| (row.operation_code, row.service_action.expect("a service action")))
+        .collect();
+    let listed = COMMANDS.iter().flat_map(|(operation_code, actions)| {
+        actions.iter().map(|&action| (*operation_code, u16::from(action)))
+    });
+    assert_eq!(listed.collect::<Vec<_>>(), supported);
 }

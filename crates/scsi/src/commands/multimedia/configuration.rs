@@ -2,7 +2,7 @@
 //! disc in it.
 
 use super::Disc;
-use crate::commands::{Task, parameter_data};
+use crate::task::{Task, parameter_data};
 use crate::{Completion, LogicalUnit, Sense};
 use sarsen_block::Io;
 use sarsen_wire::scsi::multimedia as wire;

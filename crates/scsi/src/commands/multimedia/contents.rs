@@ -2,7 +2,7 @@
 //! closed session with one data track from block 0.
 
 use super::{block_count, msf_of};
-use crate::commands::{Task, parameter_data};
+use crate::task::{Task, parameter_data};
 use crate::{Completion, Sense};
 use sarsen_block::Io;
 use sarsen_wire::scsi::multimedia::{self as wire, LEAD_OUT_TRACK, Msf};

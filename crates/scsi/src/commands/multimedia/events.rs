@@ -1,8 +1,8 @@
 //! GET EVENT STATUS NOTIFICATION and MECHANISM STATUS (MMC-6 6.7, 6.11). Each nexus receives each event of the medium
 //! once, independently of other nexuses.
 
-use crate::commands::{Task, parameter_data};
 use crate::medium::Event as MediumEvent;
+use crate::task::{Task, parameter_data};
 use crate::{Completion, LogicalUnit, Sense};
 use sarsen_block::Io;
 use sarsen_wire::scsi::multimedia as wire;

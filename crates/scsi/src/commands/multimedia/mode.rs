@@ -2,7 +2,7 @@
 //! changed, and there is no block descriptor.
 
 use super::configuration::SPEED;
-use crate::commands::{Task, parameter_data};
+use crate::task::{Task, parameter_data};
 use crate::{Cdb, Completion, LogicalUnit, Sense};
 use sarsen_block::Io;
 use sarsen_wire::scsi::cdb as wire;

@@ -2,8 +2,8 @@
 //! data.
 
 use super::lba_of;
-use crate::commands::Task;
 use crate::commands::block::BlockCdb;
+use crate::task::Task;
 use crate::{AdditionalSense, Completion, LogicalUnit, Sense, SenseKey};
 use sarsen_block::{Extent, Io};
 use sarsen_wire::scsi::multimedia as wire;

@@ -1,7 +1,7 @@
 //! READ DISC STRUCTURE (MMC-6 6.22), as far as it applies to a pressed DVD without copy protection.
 
 use super::{Disc, block_count};
-use crate::commands::{Task, parameter_data};
+use crate::task::{Task, parameter_data};
 use crate::{AdditionalSense, Completion, LogicalUnit, Sense, SenseKey};
 use sarsen_block::Io;
 use sarsen_wire::scsi::multimedia as wire;

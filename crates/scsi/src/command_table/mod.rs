@@ -4,14 +4,17 @@
 //! Reserved bits of a CDB are not rejected, since common initiators set some of them (SCSI-2's LUN in byte 1). The
 //! handler rejects a bit that would change the effect on data.
 
+mod report;
+
 use crate::atomic::has_atomic_writes;
 use crate::commands::{
-    Handler, atomic, block, buffer, cache, capacity, defects, diagnostic, format,
-    identifying_information, inquiry, log, medium, mode, multimedia, persistent_reservation,
-    provisioning, report, reservation, sanitize, security, target_port_groups, timestamp, verify,
+    atomic, block, buffer, cache, capacity, defects, diagnostic, format, identifying_information,
+    inquiry, log, medium, mode, multimedia, persistent_reservation, provisioning, reservation,
+    sanitize, security, target_port_groups, timestamp, verify,
 };
 use crate::copy::{extended, offload, results};
 pub use crate::flags::Flags;
+use crate::task::Handler;
 use crate::{Access, Cdb, DeviceType, LogicalUnit, ProtectionType, Sense};
 use sarsen_wire::scsi::opcode::{self, *};
 use std::fmt;
@@ -207,8 +210,8 @@ const OPEN: Flags = SHARED.and(Flags::ALLOWED_UNDER_EXCLUSIVE_ACCESS);
 const SHARED: Flags = Flags::ALLOWED_UNDER_WRITE_EXCLUSIVE;
 const NONE: Flags = Flags::NONE;
 const MEDIUM: Flags = Flags::NEEDS_MEDIUM;
-pub(crate) const READS: Flags = MEDIUM.and(SHARED);
-pub(crate) const WRITES: Flags = Flags::NEEDS_MEDIUM.and(Flags::WRITES);
+const READS: Flags = Flags::READ_COMMAND;
+const WRITES: Flags = Flags::WRITE_COMMAND;
 /// Writes the medium and is permitted after a failed operation, so that it can end the failure.
 const MENDS: Flags = WRITES.and(Flags::ALLOWED_AFTER_FAILURE);
 const CAPACITY: Flags = HELD.and(OPEN).and(MEDIUM).and(Flags::ALLOWED_AFTER_FAILURE);

@@ -1,6 +1,11 @@
 //! A SCSI target device: a name and its logical units, which initiators access through I_T nexuses.
 
-use crate::nexus::{InitiatorPort, Nexus, NexusHandle};
+mod nexus;
+
+pub use self::nexus::InitiatorPort;
+pub(crate) use self::nexus::{
+    Attachment, Attachments, Initiator, Nexus, admit_access, admit_state,
+};
 use crate::target_port_groups::TargetPortGroups;
 use crate::{Array, LogicalUnit, Lun, TargetPort, atomic};
 use std::collections::BTreeMap;
@@ -122,34 +127,23 @@ impl TargetDevice {
         }
     }
 
-    /// Opens an I_T nexus to all units, through the port with this number; `None` if there is none. The first command
-    /// on each unit reports a unit attention.
-    pub fn open_nexus(
-        self: &Arc<Self>,
-        initiator_port: InitiatorPort,
-        relative_target_port: u16,
-    ) -> Option<NexusHandle> {
-        self.open_nexus_showing(initiator_port, relative_target_port, LunView::default())
-    }
-
-    /// Opens an I_T nexus to the units in `view`.
-    pub fn open_nexus_showing(
+    /// Adds a nexus through the port with this number; `None` if there is none.
+    pub(crate) fn add_nexus(
         self: &Arc<Self>,
         initiator_port: InitiatorPort,
         relative_target_port: u16,
         view: LunView,
-    ) -> Option<NexusHandle> {
+    ) -> Option<Arc<Nexus>> {
         let target_port = self.target_port_groups.find(relative_target_port)?;
         let mut state = self.state();
         let nexus = Arc::new(Nexus::new(self.clone(), initiator_port, target_port, view));
         nexus.set_luns(&state.luns);
         state.nexuses.retain(|nexus| nexus.strong_count() > 0);
         state.nexuses.push(Arc::downgrade(&nexus));
-        drop(state);
-        Some(NexusHandle::new(nexus))
+        Some(nexus)
     }
 
-    /// Changes the view of a nexus, by its [`NexusHandle::id`]. On units that are no longer shown, executing commands
+    /// Changes the view of a nexus, by its [`crate::NexusHandle::id`]. On units that are no longer shown, executing commands
     /// run to their end, but queued ones do not begin. The initiator gets a unit attention if its list changes. The
     /// call has no effect if the nexus has ended.
     pub fn set_view(&self, nexus: u64, view: LunView) {

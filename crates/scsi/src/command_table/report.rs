@@ -1,8 +1,8 @@
 //! REPORT SUPPORTED OPERATION CODES and REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS (SPC-4 6.35,
 //! 6.36), answered from the command table.
 
-use super::{Task, parameter_data};
-use crate::command_table::{Row, TABLE};
+use super::{Row, TABLE};
+use crate::task::{Task, parameter_data};
 use crate::{Alua, Completion, LogicalUnit, Sense};
 use sarsen_block::Io;
 use sarsen_wire::scsi::{cdb as wire, opcode, report};
