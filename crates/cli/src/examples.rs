@@ -51,7 +51,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     ("volume orphan list", &[("List files that no volume uses", "sarsen volume orphan list")]),
     (
         "volume orphan remove",
-        &[("Delete such a file and its data", "sarsen volume orphan remove old.img")],
+        &[("Delete an orphaned file and its data", "sarsen volume orphan remove old.img")],
     ),
     ("volume list", &[("List all volumes", "sarsen volume list")]),
     ("volume show", &[("Show one as the server's document has it", "sarsen volume show data")]),
@@ -262,7 +262,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     (
         "lab run",
         &[
-            ("Repeat a study in a minute or so", "sarsen lab run trinkle"),
+            ("Repeat a study in its shortest form, about a minute", "sarsen lab run trinkle"),
             (
                 "Compare two targets and write a report",
                 "sarsen lab run trinkle -c sarsen -c tgt --report study.html",

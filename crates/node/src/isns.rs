@@ -269,7 +269,7 @@ impl Registrar {
                 );
             }
             Event::WithoutChanges(status) => {
-                info!(server, ?status, "the name server does not tell of changes");
+                info!(server, ?status, "the name server sends no notifications of changes");
             }
             Event::Restored => {
                 info!(

@@ -448,7 +448,7 @@ fn listen_for_notices(
             Err(error) => warn!(
                 %address,
                 %error,
-                "the name server cannot call this address until the next start"
+                "the name server cannot connect to this address until the next start"
             ),
         }
     }

@@ -131,8 +131,8 @@ impl Client {
     }
 
     /// Limits the session to reads of these blocks from now on.
-    pub(super) fn read_back(&mut self, left: ReadBack) {
-        self.work.read_back(left);
+    pub(super) fn limit_to_reads_of(&mut self, left: ReadBack) {
+        self.work.limit_to_reads_of(left);
     }
 
     pub(super) const fn is_idle(&self) -> bool {

@@ -80,7 +80,7 @@ fn read_back(
     options: &LoadOptions,
     shared: &mut Shared,
 ) -> Result<(), LoadError> {
-    clients.iter_mut().for_each(|client| client.read_back(shared.left.clone()));
+    clients.iter_mut().for_each(|client| client.limit_to_reads_of(shared.left.clone()));
     while !clients.iter().all(Client::is_idle) {
         engine.run_until(None, clients, tally, options)?;
     }

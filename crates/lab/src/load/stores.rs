@@ -222,7 +222,7 @@ impl<'a> Engine<'a> {
     /// Waits until no I/O is open, then reads all written blocks again.
     async fn read_back(&mut self) -> Result<(), LoadError> {
         for load in &mut self.loads {
-            load.work.read_back(self.shared.left.clone());
+            load.work.limit_to_reads_of(self.shared.left.clone());
         }
         self.run_until(None).await?;
         self.shared.begin_read_back();

@@ -141,7 +141,7 @@ impl Work {
     }
 
     /// Limits the work to reads of these blocks from now on.
-    pub(super) fn read_back(&mut self, left: ReadBack) {
+    pub(super) fn limit_to_reads_of(&mut self, left: ReadBack) {
         self.source = Source::ReadBack(left);
     }
 

@@ -65,7 +65,7 @@ impl Config {
 
 impl UnmetRequirement<'_> {
     /// Returns the problem and its remedy.
-    pub(crate) fn what(&self) -> String {
+    pub(crate) fn message(&self) -> String {
         match self.need {
             PortalRequirement::Group(group) => format!(
                 "no portal is in group {group} (groups: {}): put one there, such as listen = \
@@ -82,8 +82,8 @@ impl UnmetRequirement<'_> {
     /// Returns the same text, with the place in the configuration.
     pub(crate) fn error(&self) -> ConfigError {
         let message = match self.need {
-            PortalRequirement::Group(_) => format!("target {}: {}", self.target, self.what()),
-            PortalRequirement::ClientCertificates => self.what(),
+            PortalRequirement::Group(_) => format!("target {}: {}", self.target, self.message()),
+            PortalRequirement::ClientCertificates => self.message(),
         };
         ConfigError::new(self.place, message)
     }

@@ -112,7 +112,7 @@ const ISNS: &[Row] = &[
     (
         "entity",
         "text of 3 to 255 characters",
-        "the name of this machine and the first port",
+        "the name of this machine and the port of the first portal",
         "The name of this server at the name server.",
     ),
     (

@@ -199,12 +199,12 @@ impl Client {
         self.ask(Method::DELETE, path, Bytes::new()).await
     }
 
-    /// Sends a `GET` request whose response may be endless, and passes each part to `see`. It returns when the response
-    /// ends or `see` breaks.
+    /// Sends a `GET` request whose response may be endless, and passes each part to `on_data`. It returns when the response
+    /// ends or `on_data` breaks.
     pub async fn stream(
         &self,
         path: &str,
-        mut see: impl FnMut(&[u8]) -> ControlFlow<()>,
+        mut on_data: impl FnMut(&[u8]) -> ControlFlow<()>,
     ) -> Result<(), ClientError> {
         let (mut sender, connection) = self.connect().await?;
         let request = self.request(Method::GET, path, Bytes::new())?;
@@ -218,7 +218,7 @@ impl Client {
             }
             while let Some(frame) = body.frame().await {
                 if let Ok(piece) = frame.map_err(broken)?.into_data()
-                    && see(&piece).is_break()
+                    && on_data(&piece).is_break()
                 {
                     break;
                 }

@@ -57,7 +57,7 @@ pub(super) enum Failures {
 #[openapi(
     info(
         title = "sarsen",
-        description = "What a server is to be (`/v1/config`), what it is, and what it does.",
+        description = "The desired state of a server (`/v1/config`), its actual state and its activity.",
         license(name = "Apache-2.0 OR MIT", identifier = "Apache-2.0 OR MIT")
     ),
     modifiers(&AnyKind),

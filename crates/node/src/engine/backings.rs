@@ -181,7 +181,7 @@ impl Shown {
     /// Returns all current problems, in order, one for each object.
     pub(super) fn problems_now(&self) -> Vec<Problem> {
         let lacking = self.lacking.iter().cloned().chain(self.unwell());
-        super::absent::problems(lacking, &self.problems)
+        super::missing::problems(lacking, &self.problems)
     }
 }
 

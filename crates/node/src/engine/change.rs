@@ -11,10 +11,10 @@ use sarsen_scsi::LogicalUnit;
 use tracing::{info, warn};
 
 use super::ResourceError;
-use super::absent::Absent;
 use super::backings::{SpaceReservation, overcommitments};
 use super::closings::{Stores, flush};
 use super::diff::{Differences, Known, RetainedVolume, TargetSteps, VolumeSteps};
+use super::missing::MissingObjects;
 use super::portals::{NextPortal, PortalSteps, Served, bind};
 use super::volumes::{NewFiles, Volume, check_settled};
 use super::{AffectedSession, ChangeError, ChangeTurn, Engine, Interruption, not_opened};
@@ -98,7 +98,7 @@ struct Change {
     /// The opened volumes, by their desired names.
     opened: BTreeMap<String, Volume>,
     /// The objects that could not be opened. The change is made without them.
-    absent: Absent,
+    absent: MissingObjects,
     new_files: Vec<NewFiles>,
     /// Access to the objects to be closed is withheld.
     is_held: bool,
@@ -149,7 +149,7 @@ impl Engine {
             |place: usize, portal: &Portal| place >= first || running.absent.has_portal(portal);
         let (listen, limits) = (&desired.listen, &desired.limits);
         let mut portals = PortalSteps::prepare(&running.portals, listen, limits, may_lack)?;
-        let mut absent = Absent::of_portals(&desired);
+        let mut absent = MissingObjects::of_portals(&desired);
         // The groups include those of missing portals: a target has its ports as configured, whether its portals exist
         // or not.
         let groups = listen.iter().map(|portal| portal.group);
@@ -316,7 +316,10 @@ impl Prepared {
         if let Force::Everybody(grace) = force
             && !sessions.is_empty()
         {
-            info!(sessions = sessions.len(), "sessions are asked to log out: what they use goes");
+            info!(
+                sessions = sessions.len(),
+                "sessions are asked to log out, because the change removes what they use"
+            );
             let engine = change.engine().clone();
             tokio::select! {
                 _ = send_away(&sessions, grace, std::future::pending()) => {}

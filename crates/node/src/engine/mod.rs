@@ -3,13 +3,13 @@
 //! to log out. Then it makes the change as a whole. A change that is dropped before is undone.
 //!
 //! [`diff`] computes the steps, [`volumes`] and [`portals`] open and close, [`change`] executes the steps in order, and
-//! [`absent`] has the missing objects. A start is a change from an empty configuration.
+//! [`missing`] has the missing objects. A start is a change from an empty configuration.
 
-mod absent;
 mod backings;
 mod change;
 mod closings;
 mod diff;
+mod missing;
 mod portals;
 mod resource_error;
 mod volumes;
@@ -28,12 +28,12 @@ use sarsen_scsi::{Array, LogicalUnit, Lun, TargetPort};
 use tokio::sync::watch;
 use tracing::{error, info};
 
-use self::absent::Absent;
 use self::backings::ShownVolume;
 pub(crate) use self::backings::{BackingChecks, Usage};
 pub(crate) use self::change::{Cause, Force, Managed};
 pub use self::change::{ChangeOutcome, Prepared, Ready};
 use self::closings::{Closings, Stores};
+use self::missing::MissingObjects;
 use self::portals::Served;
 pub use self::resource_error::ResourceError;
 pub(crate) use self::volumes::Layer;
@@ -180,7 +180,7 @@ struct Running {
     config: Arc<Config>,
     volumes: BTreeMap<String, Volume>,
     /// Desired objects that could not be opened. Each change tries them again.
-    absent: Absent,
+    absent: MissingObjects,
     /// Current lengths of files that are to grow and may not have grown yet, by the serial numbers of their volumes.
     pending_size: BTreeMap<String, u64>,
     portals: Vec<Served>,
@@ -308,11 +308,11 @@ impl Engine {
         let before = std::mem::replace(&mut shown.problems, problems.clone());
         self.front.access.metrics.lacks(problems.len());
         // These events are reported under the lock, so that a later caller compares with these problems.
-        for problem in absent::without(&problems, &before) {
+        for problem in missing::without(&problems, &before) {
             error!("{}", problem.why);
             self.front.access.events.tell(&Occurrence::ProblemFound(problem.clone()));
         }
-        for Problem { lacking, .. } in absent::without(&before, &problems) {
+        for Problem { lacking, .. } in missing::without(&before, &problems) {
             info!("{lacking} works again");
             self.front.access.events.tell(&Occurrence::ProblemSolved(lacking.clone()));
         }
@@ -451,7 +451,7 @@ impl Engine {
         for volume in &silent {
             error!(
                 volume,
-                "the volume does not respond: its last writes were not flushed at the end"
+                "the volume does not respond: it was closed without a flush of its last writes"
             );
         }
         closings::flush_until(&self.cores, stores, deadline).await && silent.is_empty()

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use sarsen_io::random;
 use sarsen_scsi::{Designator, Naa};
 
-use super::portals::{Assigned, Ways};
+use super::portals::{Assigned, TargetAddresses};
 use super::{Complaint, Imported, Weight, shown_key};
 use crate::config::{
     is_iscsi_name_byte, parse_network, parse_portal, parse_size, target_name_fault,
@@ -35,7 +35,7 @@ pub(super) struct Draft {
     /// The place that restricts discovery, if one does.
     closed_discovery: Option<String>,
     refused_accounts: BTreeSet<String>,
-    ways: Ways,
+    target_addresses: TargetAddresses,
     assumes_portals: bool,
     drafts: Vec<TargetDraft>,
 }
@@ -379,7 +379,7 @@ impl Draft {
     /// Adds an address at which a target is reachable, in its own portal group.
     pub(super) fn reach(&mut self, place: &str, target: usize, tag: u16, address: &str) {
         match parse_portal(address) {
-            Ok(portal) => self.ways.add(portal.address, (target, tag)),
+            Ok(portal) => self.target_addresses.add(portal.address, (target, tag)),
             Err(_) => self.lose(
                 place,
                 format!("the portal {address}"),
@@ -461,8 +461,11 @@ impl Draft {
     /// Finishes the document.
     pub(super) fn finish(mut self) -> Imported {
         let drafts = std::mem::take(&mut self.drafts);
-        let assigned =
-            if self.ways.is_empty() { None } else { Some(std::mem::take(&mut self.ways).assign()) };
+        let assigned = if self.target_addresses.is_empty() {
+            None
+        } else {
+            Some(std::mem::take(&mut self.target_addresses).assign())
+        };
         for (index, draft) in drafts.into_iter().enumerate() {
             self.finish_target(index, draft, assigned.as_ref());
         }

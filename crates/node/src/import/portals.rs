@@ -12,7 +12,7 @@ pub(super) type GroupPath = (usize, u16);
 
 /// The targets that are reachable at each address.
 #[derive(Default)]
-pub(super) struct Ways {
+pub(super) struct TargetAddresses {
     by_address: BTreeMap<SocketAddr, BTreeSet<GroupPath>>,
 }
 
@@ -24,10 +24,10 @@ pub(super) struct Assigned {
     pub(super) groups: BTreeMap<GroupPath, BTreeSet<u16>>,
 }
 
-impl Ways {
+impl TargetAddresses {
     /// Adds an address at which a target is reachable in one of its groups.
-    pub(super) fn add(&mut self, address: SocketAddr, way: GroupPath) {
-        self.by_address.entry(address).or_default().insert(way);
+    pub(super) fn add(&mut self, address: SocketAddr, path: GroupPath) {
+        self.by_address.entry(address).or_default().insert(path);
     }
 
     /// Returns whether no target has an address.
@@ -39,20 +39,20 @@ impl Ways {
     /// group with the most targets has precedence.
     pub(super) fn assign(self) -> Assigned {
         let mut alike: BTreeMap<BTreeSet<GroupPath>, Vec<SocketAddr>> = BTreeMap::new();
-        for (address, ways) in self.by_address {
-            alike.entry(ways).or_default().push(address);
+        for (address, paths) in self.by_address {
+            alike.entry(paths).or_default().push(address);
         }
         let wished =
-            |ways: &BTreeSet<GroupPath>| ways.iter().map(|(_, tag)| *tag).min().unwrap_or(1);
+            |paths: &BTreeSet<GroupPath>| paths.iter().map(|(_, tag)| *tag).min().unwrap_or(1);
         let mut alike: Vec<_> = alike.into_iter().collect();
-        alike.sort_by_key(|(ways, _)| (wished(ways), Reverse(ways.len())));
+        alike.sort_by_key(|(paths, _)| (wished(paths), Reverse(paths.len())));
         let (mut portals, mut groups, mut taken) = (Vec::new(), BTreeMap::new(), BTreeSet::new());
-        for (ways, addresses) in alike {
-            let wish = wished(&ways).max(1);
+        for (paths, addresses) in alike {
+            let wish = wished(&paths).max(1);
             let free = [wish].into_iter().chain(1..).find(|tag| taken.insert(*tag));
             let Some(group) = free else { break };
-            for way in ways {
-                groups.entry(way).or_insert_with(BTreeSet::new).insert(group);
+            for path in paths {
+                groups.entry(path).or_insert_with(BTreeSet::new).insert(group);
             }
             let tag = (group != 1).then_some(group);
             portals.extend(addresses.iter().map(|address| Portal {
@@ -75,12 +75,12 @@ mod tests {
 
     #[test]
     fn groups_keep_their_tags_where_all_targets_agree() {
-        let mut ways = Ways::default();
+        let mut added = TargetAddresses::default();
         for target in 0..2 {
-            ways.add(address(1), (target, 1));
-            ways.add(address(2), (target, 7));
+            added.add(address(1), (target, 1));
+            added.add(address(2), (target, 7));
         }
-        let assigned = ways.assign();
+        let assigned = added.assign();
         let tags: Vec<_> = assigned.portals.iter().map(|portal| portal.group).collect();
         assert_eq!(tags, [None, Some(7)]);
         assert_eq!(assigned.groups[&(1, 7)], BTreeSet::from([7]));
@@ -88,11 +88,11 @@ mod tests {
 
     #[test]
     fn one_tag_for_different_addresses_becomes_groups_of_their_own() {
-        let mut ways = Ways::default();
-        ways.add(address(1), (0, 1));
-        ways.add(address(1), (1, 1));
-        ways.add(address(2), (1, 1));
-        let assigned = ways.assign();
+        let mut added = TargetAddresses::default();
+        added.add(address(1), (0, 1));
+        added.add(address(1), (1, 1));
+        added.add(address(2), (1, 1));
+        let assigned = added.assign();
         assert_eq!(assigned.portals.len(), 2);
         assert_eq!(assigned.groups[&(0, 1)].len(), 1);
         assert_eq!(assigned.groups[&(1, 1)], BTreeSet::from([1, 2]));

@@ -3,7 +3,7 @@
 
 use super::operation::{ListId, Running};
 use super::reach::{Barrier, Reached, Requester};
-use super::token::{Recipe, Use};
+use super::token::{TokenParameters, Use};
 use super::transfer::{Failure, Fault, Source, Supervisor, Transfer, clear_all};
 use super::{MAXIMUM_INACTIVITY_S, MAXIMUM_RANGES, MAXIMUM_TOKEN_BYTES};
 use crate::task::Task;
@@ -128,18 +128,18 @@ pub(crate) fn populate_token(mut task: Task<'_>) -> Result<Io<Completion>, Sense
     let extents = ranges(&list, &lengths, unit)?;
     let running = begin(&task, opcode::SA_POPULATE_TOKEN)?;
     let Requester { array, initiator, .. } = Requester::of(&task);
-    let recipe = Recipe { unit: unit.clone(), extents, initiator, inactivity_s };
+    let parameters = TokenParameters { unit: unit.clone(), extents, initiator, inactivity_s };
     // IMMED has no effect, since the command waits only for the writes in progress.
     Ok(unit.pending(async move {
         let result = async {
-            let unit = recipe.unit.clone();
-            let block_count: u64 = recipe.extents.iter().map(|extent| extent.block_count).sum();
+            let unit = parameters.unit.clone();
+            let block_count: u64 = parameters.extents.iter().map(|extent| extent.block_count).sum();
             if block_count == 0 {
                 return Ok(());
             }
             // The token is created after all earlier writes have ended. Later writes revoke it.
             let _alone = unit.write_alone().await?;
-            let token = array.tokens().create(&array, recipe)?;
+            let token = array.tokens().create(&array, parameters)?;
             unit.watch().add(token.clone());
             running.give_token(token.to_wire());
             running.moved(block_count << unit.geometry().block_size.shift());

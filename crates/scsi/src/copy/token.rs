@@ -139,7 +139,7 @@ impl Drop for Use {
 }
 
 /// The parameters of a new token.
-pub(super) struct Recipe {
+pub(super) struct TokenParameters {
     pub(super) unit: Arc<LogicalUnit>,
     pub(super) extents: Vec<Extent>,
     pub(super) initiator: Initiator,
@@ -153,7 +153,11 @@ pub(crate) struct Tokens(Mutex<Vec<Arc<Token>>>);
 
 impl Tokens {
     /// Creates a token. The caller adds it to the unit's watch.
-    pub(super) fn create(&self, array: &Arc<Array>, recipe: Recipe) -> Result<Arc<Token>, Sense> {
+    pub(super) fn create(
+        &self,
+        array: &Arc<Array>,
+        parameters: TokenParameters,
+    ) -> Result<Arc<Token>, Sense> {
         let mut tokens = self.tokens();
         tokens.iter().for_each(|token| token.expire());
         if tokens.len() >= TOKENS {
@@ -165,23 +169,23 @@ impl Tokens {
         }
         let own = || {
             let live = tokens.iter().filter(|token| token.is_live());
-            live.filter(|token| token.initiator == recipe.initiator)
+            live.filter(|token| token.initiator == parameters.initiator)
         };
         if own().count() >= TOKENS_OF_AN_INITIATOR
             && let Some(idle) = own().min_by_key(|token| token.used_at.load(Ordering::Relaxed))
         {
             idle.end_as(TokenEnd::Cancelled);
         }
-        let seconds = match recipe.inactivity_s {
+        let seconds = match parameters.inactivity_s {
             0 => DEFAULT_INACTIVITY_S,
             seconds => seconds.min(MAXIMUM_INACTIVITY_S),
         };
         let token = Arc::new(Token {
-            bytes: bytes(array, &recipe),
+            bytes: bytes(array, &parameters),
             array: Arc::downgrade(array),
-            unit: Arc::downgrade(&recipe.unit),
-            extents: recipe.extents,
-            initiator: recipe.initiator,
+            unit: Arc::downgrade(&parameters.unit),
+            extents: parameters.extents,
+            initiator: parameters.initiator,
             inactivity_ms: u64::from(seconds) * 1000,
             used_at: AtomicU64::new(array.host().unix_time_ms()),
             users: AtomicU32::new(0),
@@ -240,14 +244,14 @@ fn is_equal(one: &[u8], other: &[u8]) -> bool {
 }
 
 /// Builds the bytes of a token (SPC-4 5.17.6.4, SBC-3 4.28.3).
-fn bytes(array: &Array, recipe: &Recipe) -> RodToken {
-    let unit = &recipe.unit;
+fn bytes(array: &Array, parameters: &TokenParameters) -> RodToken {
+    let unit = &parameters.unit;
     let block_size = unit.geometry().block_size;
     let mut identifier = [0; 8];
     let mut secret = [0; 352];
     array.host().fill_random(&mut identifier);
     array.host().fill_random(&mut secret);
-    let blocks: u64 = recipe.extents.iter().map(|extent| extent.block_count).sum();
+    let blocks: u64 = parameters.extents.iter().map(|extent| extent.block_count).sum();
     let characteristics = unit.characteristics();
     RodToken {
         management: RodManagementToken {

@@ -259,7 +259,7 @@ fn read_head(connection: &Connection) -> Result<Head, DatabaseError> {
         digest: u128::from_le_bytes(row.get(3)?),
     };
     if row.get::<_, Checksum>(4)? != head.checksum() {
-        return Err(DatabaseError::damaged("the checksum of its head is wrong"));
+        return Err(DatabaseError::damaged("the checksum of its header is wrong"));
     }
     match rows.next()? {
         Some(_) => Err(DatabaseError::damaged("it has two heads")),

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use sarsen_scsi::{LogicalUnit, Lun, TargetDevice};
 use tracing::{info, warn};
 
-use super::super::absent::{self, Absent};
 use super::super::diff::RetainedVolume;
+use super::super::missing::{self, MissingObjects};
 use super::super::portals::{Bound, NextPortal, Served};
 use super::super::volumes::{NewFiles, Volume, grow};
 use super::super::{Running, target_ports};
@@ -45,10 +45,10 @@ impl Change {
                 config.clone_from(&volume.config);
             }
         }
-        let problems = not_grown.iter().map(absent::not_grown);
+        let problems = not_grown.iter().map(missing::not_grown);
         let problems = problems.chain(not_made).collect();
         running.config = Arc::new(std::mem::take(&mut self.desired));
-        running.absent = Absent { growths: not_grown, ..std::mem::take(&mut self.absent) };
+        running.absent = MissingObjects { growths: not_grown, ..std::mem::take(&mut self.absent) };
         running.settle(owes, &opened);
         if are_names_gone {
             let volumes = &running.config.volumes;

@@ -10,7 +10,7 @@ use crate::problem::{MissingObject, Problem};
 
 /// Missing objects, with the reasons.
 #[derive(Clone, Default)]
-pub(super) struct Absent {
+pub(super) struct MissingObjects {
     pub(super) portals: Vec<(Portal, String)>,
     pub(super) volumes: Vec<(VolumeConfig, String)>,
     /// Targets with needs that no portal meets.
@@ -21,7 +21,7 @@ pub(super) struct Absent {
     pub(super) growths: Vec<(String, String)>,
 }
 
-impl Absent {
+impl MissingObjects {
     /// Returns the needs of targets in a configuration that no portal meets.
     pub(super) fn of_portals(desired: &Config) -> Self {
         let mut absent = Self::default();
@@ -31,9 +31,9 @@ impl Absent {
             }
             let why = absent.targets.entry(unmet.target.to_owned()).or_default();
             if why.is_empty() {
-                *why = format!("target {}: {}", unmet.target, unmet.what())
+                *why = format!("target {}: {}", unmet.target, unmet.message())
             } else {
-                *why = format!("{why}; {}", unmet.what())
+                *why = format!("{why}; {}", unmet.message())
             }
         }
         absent
