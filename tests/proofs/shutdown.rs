@@ -3,18 +3,22 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use futures_util::future::join_all;
-use rustix::process::Signal;
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat, open};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
 use sarsen_block::Buffer;
 use sarsen_initiator::SessionError;
+use sarsen_io::time::now;
 use sarsen_proof::managed::Managed;
 use sarsen_proof::serving::Url;
-use sarsen_proof::{Backing, Serving, Volume};
+use sarsen_proof::{Backing, Serving, Volume, program};
 use sarsen_wire::iscsi::{AsyncEvent, AsyncMessage, LogoutResponsePdu, Opcode};
 
 use crate::client::{self, Wire};
@@ -26,6 +30,8 @@ const WRITES: u32 = 100;
 const WRITE_LENGTH: usize = 4096;
 const WRITE_BLOCKS: u32 = WRITE_LENGTH as u32 / 512;
 
+/// Maximum duration of a start on a loaded machine.
+const START_LIMIT: Duration = Duration::from_secs(60);
 /// One second for the logout, one second for the last answers, and tolerance for a slow machine.
 const STUCK_LIMIT: Duration = Duration::from_secs(8);
 
@@ -264,5 +270,38 @@ fn a_change_that_is_called_off_takes_no_disk_away_that_came_back_meanwhile() -> 
     server.stop()?;
     ensure!(!change.wait_with_output()?.status.success(), "it was called off");
     ensure!(fs::metadata(&path)?.len() == 8 << 20, "the disk is there");
+    Ok(())
+}
+
+/// A named pipe without a writer stands for a file system that does not respond.
+#[test]
+fn sigterm_ends_a_server_that_waits_for_its_configuration() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("sarsen.toml");
+    mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
+    let mut command = Command::new(program::path()?);
+    let mut process = command.arg("serve").arg("--config").arg(&path).spawn()?;
+    let deadline = now() + START_LIMIT;
+    let mut signal_and_wait = || {
+        // The pipe has a reader when the server waits for its content.
+        let writer = loop {
+            match open(&path, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty()) {
+                Err(Errno::NXIO) if now() < deadline => std::thread::yield_now(),
+                opened => break opened?,
+            }
+        };
+        kill_process(Pid::from_child(&process), Signal::TERM)?;
+        loop {
+            match process.try_wait()? {
+                None if now() < deadline => std::thread::yield_now(),
+                None => bail!("SIGTERM does not end it"),
+                Some(status) => break Ok((status, writer)),
+            }
+        }
+    };
+    let ended = signal_and_wait();
+    let _ = process.kill();
+    process.wait()?;
+    ensure!(ended?.0.signal() == Some(Signal::TERM.as_raw()), "it ended otherwise");
     Ok(())
 }

@@ -240,9 +240,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// Serves until a signal ends the server. `program` is the path of this program, if known.
 async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<Ending> {
-    // Installed before the server announces anything, so that no signal is lost.
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    // These would end the process by default, also during the start.
     let mut hang_up = signal(SignalKind::hangup())?;
     let mut replace = signal(SignalKind::user_defined2())?;
     let received: Vec<_> = handover::received().into_iter().map(|(_, address)| address).collect();
@@ -250,6 +248,9 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
     let config = arguments.config(&received)?;
     let volumes = config.volumes.clone();
     let server = Server::start(config)?;
+    // Until here these end the process at once: the start may wait for a file. No signal is lost after the announcement.
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
     server.show_lab(Arc::new(Results::usual()));
     announce(announcement(&server, &volumes, arguments.json)?);
     service_manager::ready(&kept_names);
