@@ -1,7 +1,7 @@
 import { defineConfig } from "vite";
 
 export default defineConfig({
-  oxc: { jsx: { runtime: "automatic", importSource: "preact" } },
+  esbuild: { jsx: "automatic", jsxImportSource: "preact" },
   build: {
     // The page loads nothing from data: URLs, so that the policy it is served with can be strict.
     assetsInlineLimit: 0,

@@ -35,17 +35,14 @@ const TARGET: &str = "iqn.2026-11.proof:data";
 /// Runs a script of `console/tests` in the browser, and returns its output.
 fn follow(script: &str, console: &str, environment: &[(&str, &str)]) -> Result<Value> {
     let source = Path::new(SOURCE);
-    let programs = source.join("node_modules/.bin");
-    if !programs.exists() {
+    if !source.join("node_modules/playwright-core").exists() {
         let mut npm = Command::new("npm");
         npm.args(["ci", "--no-audit", "--no-fund", "--prefix", SOURCE]);
         process::output(&mut npm, PACKAGES_LIMIT).context("what drives the browser is missing")?;
     }
     let pictures = Path::new(env!("CARGO_TARGET_TMPDIR")).join("console");
     fs::create_dir_all(&pictures)?;
-    // Debian 12's own is too old for Playwright.
-    let own = programs.join("node");
-    let mut node = Command::new(if own.exists() { own } else { "node".into() });
+    let mut node = Command::new("node");
     node.arg(source.join("tests").join(script)).env("SARSEN_CONSOLE", console);
     node.env("SARSEN_PICTURES", pictures).envs(environment.iter().copied());
     let said = process::output(&mut node, LIMIT)?;
