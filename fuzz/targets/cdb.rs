@@ -14,8 +14,8 @@ use sarsen_block::{BlockSize, Buffer, Io, MemoryStore, Store};
 use sarsen_scsi::command_table::TABLE;
 use sarsen_scsi::{
     Array, Cdb, Command, Completion, DeviceType, Host, Identity, InitiatorPort, LogicalUnit, Lun,
-    MetadataStore, NexusHandle, Parts, ProtectionType, Record, SenseKey, Status, TargetDevice,
-    TaskAttribute, Work,
+    MetadataKind, MetadataStore, NexusHandle, Parts, ProtectionType, SenseKey, Status,
+    TargetDevice, TaskAttribute, Work,
 };
 use sarsen_wire::scsi::opcode::VARIABLE_LENGTH;
 
@@ -42,20 +42,20 @@ impl Host for StillHost {
 
 /// Keeps records in memory.
 #[derive(Default)]
-struct MemoryMetadataStore(Mutex<HashMap<Record, Vec<u8>>>);
+struct MemoryMetadataStore(Mutex<HashMap<MetadataKind, Vec<u8>>>);
 
 impl MemoryMetadataStore {
-    fn records(&self) -> MutexGuard<'_, HashMap<Record, Vec<u8>>> {
+    fn records(&self) -> MutexGuard<'_, HashMap<MetadataKind, Vec<u8>>> {
         self.0.lock()
     }
 }
 
 impl MetadataStore for MemoryMetadataStore {
-    fn load(&self, record: Record) -> std::io::Result<Option<Vec<u8>>> {
+    fn load(&self, record: MetadataKind) -> std::io::Result<Option<Vec<u8>>> {
         Ok(self.records().get(&record).cloned())
     }
 
-    fn save(&self, record: Record, content: Vec<u8>) -> Io<std::io::Result<()>> {
+    fn save(&self, record: MetadataKind, content: Vec<u8>) -> Io<std::io::Result<()>> {
         self.records().insert(record, content);
         Io::Ready(Ok(()))
     }
@@ -72,7 +72,8 @@ fn units(kind: u8) -> BTreeMap<Lun, Arc<LogicalUnit>> {
     };
     let memory = |block_size, block_count| Arc::new(MemoryStore::new(block_size, block_count));
     let plain: Arc<dyn Store> = memory(block_size, BLOCK_COUNT);
-    let below = ProtectedStore::bytes_below(block_size, BLOCK_COUNT).expect("few blocks") / 512;
+    let below =
+        ProtectedStore::required_inner_bytes(block_size, BLOCK_COUNT).expect("few blocks") / 512;
     let protected = || ProtectedStore::new(memory(BlockSize::B512, below), block_size);
     let store = match protection {
         Some(_) => Arc::new(protected().expect("large enough")),

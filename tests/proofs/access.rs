@@ -10,8 +10,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
 use sarsen_block::Buffer;
 use sarsen_initiator::{
-    ConnectionError, Credentials, Identity, LoginError, LoginStatus, Secret, Session, SessionError,
-    SessionOptions,
+    ChapCredentials, ConnectionError, Credentials, LoginError, LoginStatus, Secret, Session,
+    SessionError, SessionOptions,
 };
 use sarsen_io::time::now;
 use sarsen_proof::serving::Url;
@@ -139,7 +139,7 @@ fn configuration(folder: &tempfile::TempDir, rules: &str) -> String {
     )
 }
 
-fn options(initiator: &str, identity: Option<Identity>) -> SessionOptions {
+fn options(initiator: &str, identity: Option<ChapCredentials>) -> SessionOptions {
     let initiator_name = initiator.to_owned();
     SessionOptions { initiator_name, identity, ..SessionOptions::default() }
 }

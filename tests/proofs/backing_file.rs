@@ -357,7 +357,7 @@ async fn flush_fails_and_is_reattached(folder: &Path) -> Result<()> {
     };
     tokio::select! {
         used = used => used?,
-        () = server.retry() => unreachable!("it does not end"),
+        () = server.run_maintenance() => unreachable!("it does not end"),
     }
     ensure!(server.shutdown(Duration::from_secs(5)).await, "all is flushed");
     Ok(())

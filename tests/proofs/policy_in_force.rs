@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use sarsen_block::Buffer;
 use sarsen_initiator::{
-    ConnectionError, Credentials, Identity, Secret, Session, SessionError, SessionOptions,
+    ChapCredentials, ConnectionError, Credentials, Secret, Session, SessionError, SessionOptions,
 };
 use sarsen_io::time::now;
 use sarsen_node::config::DEFAULT_TARGET_PREFIX;
@@ -516,7 +516,7 @@ fn credentials((name, secret): Account) -> Credentials {
 impl Client {
     fn options(&self) -> SessionOptions {
         let target = self.target.map(credentials);
-        let identity = self.user.map(|user| Identity { user: credentials(user), target });
+        let identity = self.user.map(|user| ChapCredentials { user: credentials(user), target });
         let initiator_name = self.initiator.to_owned();
         SessionOptions { initiator_name, identity, ..SessionOptions::default() }
     }

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use sarsen_lab::access::{self, NamedAccess};
+use sarsen_lab::access::{self, NamedPattern};
 use sarsen_lab::record::{Labels, Measures, Outcome, Run, Sample, Scale, Setting, figure};
 use sarsen_lab::report::{
     self, Axis, BarSeries, Bars, Block, Cell, Format, LineSeries, Lines, Report, Section, Table,
@@ -200,7 +200,7 @@ fn trinkles_quick_study_ends_with_its_tables_and_a_report_that_a_browser_draws()
     for name in ["sarsen", "tgt", "istgt", "IET (2013)", "SCST (2013)", "LIO (2013)"] {
         assert!(said.contains(name), "{name}:\n{said}");
     }
-    for NamedAccess { name, .. } in &access::NAMED {
+    for NamedPattern { name, .. } in &access::NAMED {
         assert!(said.contains(name), "{name}:\n{said}");
     }
     // Bars of IOPS and MB/s, and for three accesses the latencies and the values over time.

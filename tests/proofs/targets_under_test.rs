@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use sarsen_initiator::nbd::{NbdPlace, NbdUrl};
 use sarsen_io::time::now;
-use sarsen_lab::access::Access;
+use sarsen_lab::access::AccessPattern;
 use sarsen_lab::load::{self, Endpoint, LoadOptions};
 use sarsen_lab::network::{LinkProfile, Network};
 use sarsen_lab::target_under_test::{
@@ -49,7 +49,7 @@ fn start(
 /// Checks with the load generator that data reads back as written.
 fn answers(endpoint: &Endpoint, pids: Vec<u32>) -> Result<()> {
     let access =
-        Access { block_bytes: 4096, read_percent: 50, random_percent: 100, queue_depth: 4 };
+        AccessPattern { block_bytes: 4096, read_percent: 50, random_percent: 100, queue_depth: 4 };
     let mut options = LoadOptions::new(endpoint.clone(), access);
     options.verify = true;
     options.target_pids = pids;

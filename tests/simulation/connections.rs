@@ -160,7 +160,7 @@ impl Initiator {
             machine.connections().filter(|one| machine.is_connected(*one)).collect();
         if ready.len() > 1 {
             let connection = ready[self.rng.below(ready.len() as u64) as usize];
-            machine.leave(connection);
+            machine.logout_connection(connection);
             session.connections.leaving.push(connection);
             self.note(format_args!("{connection:?} is to go"));
         }

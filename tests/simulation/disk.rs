@@ -12,10 +12,10 @@ use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::Rng;
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
-    Durability, Extent, Geometry, Io, Lba, Reply, Request, Store, Unmap,
+    Durability, Extent, Geometry, Io, Lba, Reply, Request, Store, UnmapSupport,
 };
 use sarsen_io::time;
-use sarsen_scsi::{MetadataStore, Record};
+use sarsen_scsi::{MetadataKind, MetadataStore};
 
 use crate::stamp;
 
@@ -259,7 +259,7 @@ impl Opened {
     }
 
     /// Replaces a record while this server has the disk open.
-    fn replace(&self, record: Record, content: Vec<u8>) -> Option<()> {
+    fn replace(&self, record: MetadataKind, content: Vec<u8>) -> Option<()> {
         let mut state = self.state()?;
         if content.is_empty() {
             state.records.remove(record.name())
@@ -396,11 +396,11 @@ impl Opened {
 }
 
 impl MetadataStore for Opened {
-    fn load(&self, record: Record) -> io::Result<Option<Vec<u8>>> {
+    fn load(&self, record: MetadataKind) -> io::Result<Option<Vec<u8>>> {
         Ok(self.state().and_then(|state| state.records.get(record.name()).cloned()))
     }
 
-    fn save(&self, record: Record, content: Vec<u8>) -> Io<io::Result<()>> {
+    fn save(&self, record: MetadataKind, content: Vec<u8>) -> Io<io::Result<()>> {
         let course = self.course(&Request::Flush);
         let opened = Self { disk: self.disk.clone(), life: self.life };
         let lost = || io::Error::other("the power has failed");
@@ -429,7 +429,7 @@ impl Store for Opened {
         Characteristics {
             volatile_cache: self.disk.nature.is_volatile,
             read_only: false,
-            unmap: Some(Unmap { granularity_blocks: 1, anchors: false, tells_space: false }),
+            unmap: Some(UnmapSupport { granularity_blocks: 1, anchors: false, tells_space: false }),
             physical_block_exponent: 0,
             protection: false,
             is_lasting: true,

@@ -110,7 +110,7 @@ impl Initiator {
     fn request(&mut self, tag: u32, kind: InstructionKind) {
         let mut command = ScsiCommand::from(RawHeader::with_opcode(Opcode::ScsiCommand));
         command.initiator_task_tag = tag.into();
-        command.cmd_sn = self.cmd_sn.take().0.into();
+        command.cmd_sn = self.cmd_sn.post_increment().0.into();
         command.exp_stat_sn = self.exp_stat_sn.0.into();
         let (flag, operation_code, data) = match kind {
             InstructionKind::Ready => (0, opcode::TEST_UNIT_READY, 0),

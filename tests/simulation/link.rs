@@ -143,7 +143,7 @@ impl Link {
 
     fn lose(&mut self, line: &Line, why: Lost) -> Loss {
         let connection = line.connection;
-        let goes_on = self.machine.lose(connection);
+        let goes_on = self.machine.mark_lost(connection);
         let (since, was_harmed) = (line.side.over_since(), line.side.was_harmed());
         Loss { connection, why, since, was_harmed, goes_on }
     }

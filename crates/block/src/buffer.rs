@@ -83,7 +83,7 @@ impl Buffer {
 
     /// Returns a buffer of `length` zero bytes in memory of exactly that size. The memory is not aligned and not kept
     /// for reuse. Meant for data that waits to be copied and is never passed to a store.
-    pub fn compact(length: usize) -> Self {
+    pub fn zeroed_exact(length: usize) -> Self {
         Self { storage: vec![0; length], start: 0, length }
     }
 
@@ -198,7 +198,7 @@ mod tests {
         for length in [0, 1, 512, 4096, 4097, 65536, LARGEST_CLASS, LARGEST_CLASS + 1, 16 << 20] {
             assert_eq!(Buffer::for_overwrite(length).memory(), Buffer::memory_for(length));
         }
-        let compact = Buffer::compact(512);
+        let compact = Buffer::zeroed_exact(512);
         assert_eq!((compact.len(), compact.memory()), (512, 512));
         assert!(Buffer::memory_for(usize::MAX) >= LARGEST_CLASS);
     }

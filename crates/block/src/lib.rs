@@ -25,4 +25,4 @@ pub use request::{
     Request, Space,
 };
 pub use rng::Rng;
-pub use store::{Characteristics, Geometry, Store, Unmap};
+pub use store::{Characteristics, Geometry, Store, UnmapSupport};

@@ -7,7 +7,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Extent,
-    Geometry, Io, Reply, Request, Space, Store, Unmap,
+    Geometry, Io, Reply, Request, Space, Store, UnmapSupport,
 };
 
 /// A store with its blocks in a map. Blocks that are not in the map read as zero.
@@ -114,7 +114,7 @@ impl Store for MemoryStore {
         Characteristics {
             volatile_cache: false,
             read_only: false,
-            unmap: Some(Unmap { granularity_blocks: 1, anchors: true, tells_space: true }),
+            unmap: Some(UnmapSupport { granularity_blocks: 1, anchors: true, tells_space: true }),
             physical_block_exponent: 0,
             protection: false,
             is_lasting: false,

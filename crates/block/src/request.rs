@@ -138,7 +138,7 @@ pub enum Request {
     /// Deallocate blocks → [`Reply::Done`]. They read as zero afterwards. A store that cannot deallocate writes zeroes
     /// or answers Unsupported, according to [`crate::Characteristics::unmap`].
     Unmap(Extent),
-    /// Write zeroes and keep the blocks' space (see [`crate::Unmap::anchors`]) → [`Reply::Done`].
+    /// Write zeroes and keep the blocks' space (see [`crate::UnmapSupport::anchors`]) → [`Reply::Done`].
     WriteZeroes {
         /// The extent to write.
         extent: Extent,

@@ -23,7 +23,7 @@ impl Geometry {
 
 /// How a store deallocates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unmap {
+pub struct UnmapSupport {
     /// Number of blocks in a unit of deallocation. Units are aligned to this number. A store writes zeroes to the parts
     /// of a request that are not aligned.
     pub granularity_blocks: u32,
@@ -42,7 +42,7 @@ pub struct Characteristics {
     /// Whether writes are rejected.
     pub read_only: bool,
     /// Support for deallocation. `None` if the store rejects Unmap.
-    pub unmap: Option<Unmap>,
+    pub unmap: Option<UnmapSupport>,
     /// log2 of the number of logical blocks in a physical block.
     pub physical_block_exponent: u8,
     /// Whether each block has protection information (see [`Request::ReadProtected`]).

@@ -104,7 +104,8 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
                 ..Account::default()
             };
             let document = Document { account: vec![account], ..Document::default() };
-            let changed = options.ask(&Apply { create: true, ..options.apply(document) })?;
+            let changed =
+                options.submit(&Apply { create: true, ..options.apply_request(document) })?;
             let made = (is_new && !changed.dry_run).then_some(secret.as_str());
             tell_secret(made, Some(&name))?;
             state::report(&changed, options.options.json)

@@ -66,7 +66,7 @@ pub(crate) struct HistoryArguments {
 /// Runs `sarsen apply`.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { file, prune, options } = arguments;
-    options.send(&Apply { prune: *prune, ..options.apply(read(file)?) })
+    options.send(&Apply { prune: *prune, ..options.apply_request(read(file)?) })
 }
 
 /// Runs `sarsen diff`.

@@ -10,7 +10,7 @@ use sarsen_node::control::{
 };
 use sarsen_node::schema::Drained;
 
-use crate::exit::{DegradedError, UsageError};
+use crate::exit::{PartialError, UsageError};
 use crate::output::{one_line, print_line};
 
 /// The control socket of the packaged service, and the user id of root.
@@ -89,7 +89,7 @@ pub(crate) fn report_drain(drained: &Drained, json: bool) -> anyhow::Result<()> 
             "{} terminated sessions still have commands in progress: a volume does not respond; see `sarsen doctor`",
             drained.ending
         );
-        return Err(DegradedError(message).into());
+        return Err(PartialError(message).into());
     }
     Ok(())
 }

@@ -228,7 +228,7 @@ async fn read(arguments: ReadArguments) -> anyhow::Result<()> {
         None => disk.length().saturating_sub(arguments.offset),
     };
     // Checked before the file is created, so that a mistake leaves no file.
-    source.check_room(arguments.offset, length)?;
+    source.check_range(arguments.offset, length)?;
     let sink = if to_stdout {
         let stdout = std::io::stdout().as_fd().try_clone_to_owned()?;
         Sink::Stream(Stream::writing(stdout.into(), "standard output"))

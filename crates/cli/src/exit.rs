@@ -61,7 +61,7 @@ pub(crate) struct NotFoundError(pub(crate) String);
 /// Part of the work was done.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct DegradedError(pub(crate) String);
+pub(crate) struct PartialError(pub(crate) String);
 
 /// LOGICAL UNIT NOT SUPPORTED.
 const NO_SUCH_UNIT: (u8, u8) = (0x25, 0);
@@ -113,7 +113,7 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
     if error.downcast_ref::<NotFoundError>().is_some() {
         return (NOT_FOUND, None);
     }
-    if error.downcast_ref::<DegradedError>().is_some() {
+    if error.downcast_ref::<PartialError>().is_some() {
         return (DEGRADED, None);
     }
     if let Some(error) = error.downcast_ref() {
@@ -346,7 +346,7 @@ mod tests {
             source: ErrorKind::AddrInUse.into(),
         };
         assert_eq!(code_of(StartError::from(in_use)), 4);
-        assert_eq!(code_of(DegradedError("x".into())), 5);
+        assert_eq!(code_of(PartialError("x".into())), 5);
         assert_eq!(code_of(unreachable(ErrorKind::NotFound)), 6);
         assert_eq!(code_of(unreachable(ErrorKind::ConnectionRefused)), 6);
     }

@@ -12,7 +12,7 @@ use sarsen_node::import::{self, Complaint, Files, Imported, Origin};
 use sarsen_node::model::Document;
 use serde::Serialize;
 
-use crate::exit::{DegradedError, UsageError};
+use crate::exit::{PartialError, UsageError};
 use crate::output::{note, print_line};
 use crate::state::{self, ChangeOptions};
 
@@ -141,19 +141,23 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     } else {
         print(arguments, &imported)?
     }
-    let lost = imported.complaints.iter().filter(|one| one.weight == import::Weight::Loss).count();
+    let lost = imported
+        .complaints
+        .iter()
+        .filter(|one| one.weight == import::ComplaintSeverity::Loss)
+        .count();
     if lost > 0 {
         let message = format!(
             "{lost} settings that affect initiators could not be imported; they are listed above"
         );
-        return Err(DegradedError(message).into());
+        return Err(PartialError(message).into());
     }
     Ok(())
 }
 
 /// Applies the document to the running server.
 fn apply(options: &ChangeOptions, imported: &Imported) -> anyhow::Result<Changed> {
-    options.ask(&options.apply(imported.document.clone()))
+    options.submit(&options.apply_request(imported.document.clone()))
 }
 
 /// Prints the document, with a note on listening if it has no portals.
@@ -196,8 +200,8 @@ fn print(arguments: &Arguments, imported: &Imported) -> anyhow::Result<()> {
     // Printed before the request to the server, so that the user sees these notes before a refusal.
     for complaint in &imported.complaints {
         let weight = match complaint.weight {
-            import::Weight::Note => "note",
-            import::Weight::Loss => "lost",
+            import::ComplaintSeverity::Note => "note",
+            import::ComplaintSeverity::Loss => "lost",
         };
         note(format_args!("{weight}  {complaint}"));
     }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail, ensure};
-use sarsen_lab::access::{self, Access, NamedAccess};
+use sarsen_lab::access::{self, AccessPattern, NamedPattern};
 use sarsen_lab::distribution::Distribution;
 use sarsen_lab::load::{self, Endpoint, Latency, LoadError, LoadOptions, LoadResult};
 use sarsen_lab::mix::Mix;
@@ -203,8 +203,8 @@ fn list_specs(arguments: &SpecsArguments) -> anyhow::Result<()> {
         return fs::write(path, icf::render(&configuration))
             .with_context(|| path.display().to_string());
     }
-    for NamedAccess { name, access } in &access::NAMED {
-        let Access { block_bytes, read_percent, random_percent, queue_depth } = access;
+    for NamedPattern { name, access } in &access::NAMED {
+        let AccessPattern { block_bytes, read_percent, random_percent, queue_depth } = access;
         if arguments.json {
             let line = serde_json::json!({
                 "name": name, "block_bytes": block_bytes, "read_percent": read_percent,
@@ -276,7 +276,7 @@ fn note_writes(options: &LoadOptions) {
 
 fn run_replay(arguments: &ReplayArguments) -> anyhow::Result<()> {
     let endpoint = endpoint(&arguments.endpoint)?;
-    let access = Access {
+    let access = AccessPattern {
         block_bytes: 4096,
         read_percent: 100,
         random_percent: 100,
@@ -335,7 +335,7 @@ fn read_jobs(file: &Path, endpoint: &Endpoint) -> anyhow::Result<Vec<(String, Lo
     let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
     let name = file.display().to_string();
     let plain =
-        Access { block_bytes: 4096, read_percent: 100, random_percent: 100, queue_depth: 1 };
+        AccessPattern { block_bytes: 4096, read_percent: 100, random_percent: 100, queue_depth: 1 };
     let mut jobs = Vec::new();
     match file.extension().and_then(|extension| extension.to_str()) {
         Some("fio") => {
@@ -428,9 +428,12 @@ fn options(arguments: &LoadArguments, endpoint: Endpoint) -> anyhow::Result<Load
                 })?
                 .access
         }
-        None => {
-            Access { block_bytes: 4096, read_percent: 100, random_percent: 100, queue_depth: 32 }
-        }
+        None => AccessPattern {
+            block_bytes: 4096,
+            read_percent: 100,
+            random_percent: 100,
+            queue_depth: 32,
+        },
     };
     let mut options = LoadOptions::new(endpoint, access);
     refine(&mut options, arguments)?;

@@ -251,7 +251,7 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
     // Until here these end the process at once: the start may wait for a file. No signal is lost after the announcement.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    server.show_lab(Arc::new(Results::usual()));
+    server.set_lab_results(Arc::new(Results::usual()));
     announce(announcement(&server, &volumes, arguments.json)?);
     service_manager::ready(&kept_names);
     let mut reloading: Option<Pin<Box<dyn Future<Output = ()> + '_>>> = None;
@@ -280,8 +280,8 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
     };
     let successor = tokio::select! {
         successor = asked => successor,
-        () = service_manager::watch(&server) => unreachable!("it does not end"),
-        () = server.retry() => unreachable!("it does not end"),
+        () = service_manager::ping_watchdog(&server) => unreachable!("it does not end"),
+        () = server.run_maintenance() => unreachable!("it does not end"),
     };
     let mut again = pin!(end_at_signal(&mut terminate, &mut interrupt));
     let changes = async {
@@ -296,11 +296,11 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
         never = &mut again => match never {},
         // A thread that waits for a disk may not end.
         () = time::sleep_until(time::now() + CHANGE_LIMIT) => {}
-        () = service_manager::watch_end() => unreachable!("it does not end"),
+        () = service_manager::ping_watchdog_stopping() => unreachable!("it does not end"),
     }
     // Clients that connect after this wait for the next server, if there is one.
-    let sockets =
-        handover::keep().context("cannot keep the listening sockets for the next server")?;
+    let sockets = handover::listening_sockets()
+        .context("cannot keep the listening sockets for the next server")?;
     let ending = match successor {
         Some(program) => Ending::Replaced { program, sockets },
         None => {
@@ -311,7 +311,7 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
     let clean = tokio::select! {
         clean = server.shutdown(Duration::from_secs(arguments.logout_grace)) => clean,
         never = again => match never {},
-        () = service_manager::watch_end() => unreachable!("it does not end"),
+        () = service_manager::ping_watchdog_stopping() => unreachable!("it does not end"),
     };
     match (clean, &ending) {
         (true, _) => {}

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 
 use crate::control::{ServerOptions, table};
 use crate::disk::on_a_core;
-use crate::exit::{DegradedError, NotFoundError, UsageError};
+use crate::exit::{NotFoundError, PartialError, UsageError};
 use crate::output::{print_document, print_line};
 
 /// Flags of a change.
@@ -154,7 +154,7 @@ impl ChangeOptions {
     }
 
     /// Returns a change to the objects of a document.
-    pub(crate) fn apply(&self, document: Document) -> Apply {
+    pub(crate) fn apply_request(&self, document: Document) -> Apply {
         Apply {
             document,
             dry_run: self.dry_run,
@@ -167,18 +167,18 @@ impl ChangeOptions {
 
     /// Sends the change and prints the result.
     pub(crate) fn send(&self, apply: &Apply) -> anyhow::Result<()> {
-        report(&self.ask(apply)?, self.options.json)
+        report(&self.submit(apply)?, self.options.json)
     }
 
     /// Sends the change.
-    pub(crate) fn ask(&self, apply: &Apply) -> anyhow::Result<Changed> {
+    pub(crate) fn submit(&self, apply: &Apply) -> anyhow::Result<Changed> {
         let client = self.client()?;
         on_a_core(async { Ok(client.post("/config/apply", apply).await?) })
     }
 
     /// Creates the listed objects, which must not exist.
     pub(crate) fn create(&self, document: Document) -> anyhow::Result<()> {
-        self.send(&Apply { create: true, ..self.apply(document) })
+        self.send(&Apply { create: true, ..self.apply_request(document) })
     }
 }
 
@@ -250,7 +250,7 @@ pub(crate) fn report(changed: &Changed, json: bool) -> anyhow::Result<()> {
     if changed.problems.is_empty() {
         Ok(())
     } else {
-        Err(DegradedError(changed.problems.join("; ")).into())
+        Err(PartialError(changed.problems.join("; ")).into())
     }
 }
 

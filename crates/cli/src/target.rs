@@ -134,7 +134,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             };
             options.create(Document { target: vec![target], ..Document::default() })?;
             if is_open {
-                tell_open();
+                warn_open_access();
             }
             Ok(())
         }
@@ -185,7 +185,7 @@ pub(crate) fn is_open(chap: &[String], hosts: &[String], initiators: &[String]) 
 }
 
 /// Warns that every initiator is permitted.
-pub(crate) fn tell_open() {
+pub(crate) fn warn_open_access() {
     note(format_args!(
         "every initiator that reaches a portal is permitted; --chap, --host or --initiator restricts that"
     ));

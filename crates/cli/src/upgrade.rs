@@ -52,7 +52,7 @@ async fn upgrade(options: &ServerOptions) -> anyhow::Result<Upgraded> {
     let process = old.peer_process().context(
         "the kernel does not report the process id of the server; send SIGUSR2 to the server instead",
     )?;
-    handover::ask(process).with_context(|| {
+    handover::request_handover(process).with_context(|| {
         format!(
             "cannot send SIGUSR2 to server process {process}; run this as root or as the server's user"
         )

@@ -16,7 +16,7 @@ use sarsen_proto::iscsi::initiator::{Authentication, Cid};
 use crate::driver::Link;
 use crate::error::SessionError;
 use crate::establish::{dial, in_time};
-use crate::identity::Identity;
+use crate::identity::ChapCredentials;
 use crate::reconnect::{FIRST_PAUSE, LONGEST_PAUSE};
 use crate::shared::{Loss, Shared};
 use crate::url::Portal;
@@ -24,7 +24,7 @@ use crate::url::Portal;
 /// The route of the session's first connection to the target.
 pub(crate) struct Route {
     pub(crate) portal: Portal,
-    pub(crate) identity: Option<Identity>,
+    pub(crate) identity: Option<ChapCredentials>,
     /// The algorithms that authenticated the identity.
     pub(crate) algorithms: Vec<Algorithm>,
     pub(crate) answer_limit: Duration,
@@ -32,7 +32,7 @@ pub(crate) struct Route {
 
 /// Opens connections until there are `wanted`, or as many as the target permits, and from then on replaces lost
 /// connections.
-pub(crate) async fn keep(shared: &Rc<Shared>, way: Route, wanted: u32) {
+pub(crate) async fn maintain(shared: &Rc<Shared>, way: Route, wanted: u32) {
     let (most, level) = {
         let machine = shared.machine.borrow();
         let parameters = machine.parameters();
@@ -179,7 +179,7 @@ struct Attempt<'a> {
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if !self.joined {
-            self.shared.machine.borrow_mut().lose(self.connection);
+            self.shared.machine.borrow_mut().mark_lost(self.connection);
         }
     }
 }

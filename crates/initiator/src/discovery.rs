@@ -42,7 +42,7 @@ pub(crate) async fn send_targets(shared: &Shared) -> Result<Vec<DiscoveredTarget
     let send = |shared: &Shared| {
         shared.machine.borrow_mut().text(b"SendTargets=All\0", token);
     };
-    match shared.answer(token, send).await? {
+    match shared.wait_for_event(token, send).await? {
         Event::TextDone { text, .. } => targets(&text),
         Event::Rejected { reason, .. } => Err(SessionError::Rejected(reason)),
         _ => Err(SessionError::Aborted),

@@ -39,14 +39,14 @@ impl Session {
     /// Sends TEST UNIT READY.
     pub async fn test_unit_ready(&self) -> Result<(), SessionError> {
         let cdb = [opcode::TEST_UNIT_READY, 0, 0, 0, 0, 0];
-        self.command(Command::repeated(&cdb, TransferRequest::None)).await?;
+        self.command(Command::repeatable(&cdb, TransferRequest::None)).await?;
         Ok(())
     }
 
     /// Carries out a command that returns a maximum of `length` bytes.
     pub(crate) async fn fetch(&self, cdb: &[u8], length: u32) -> Result<Buffer, SessionError> {
         let completion =
-            self.command(Command::repeated(cdb, TransferRequest::Read(length))).await?;
+            self.command(Command::repeatable(cdb, TransferRequest::Read(length))).await?;
         Ok(completion.data.unwrap_or_else(|| Buffer::zeroed(0)))
     }
 
@@ -215,7 +215,7 @@ impl Session {
         let kept = self.reconnection.as_ref().map(|reconnection| &reconnection.unflushed);
         let answered = kept.map(Unflushed::answered).unwrap_or_default();
         let cdb = block_10(opcode::SYNCHRONIZE_CACHE_10, 0, 0, 0);
-        self.command(Command::repeated(cdb.as_bytes(), TransferRequest::None)).await?;
+        self.command(Command::repeatable(cdb.as_bytes(), TransferRequest::None)).await?;
         if let Some(kept) = kept {
             kept.forget(&answered);
         }

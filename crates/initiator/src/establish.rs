@@ -15,9 +15,9 @@ use sarsen_proto::iscsi::initiator::{
 
 use crate::driver::Link;
 use crate::error::SessionError;
-use crate::identity::Identity;
+use crate::identity::ChapCredentials;
 use crate::options::SessionOptions;
-use crate::shared::{Live, Shared};
+use crate::shared::{SessionGuard, Shared};
 use crate::tls::{self, TlsError};
 use crate::url::Portal;
 
@@ -25,10 +25,10 @@ use crate::url::Portal;
 const REDIRECTION_LIMIT: u32 = 4;
 
 /// Starts the task that serves a session's first connection.
-pub(crate) fn spawn(link: Link, machine: Machine) -> Live {
+pub(crate) fn spawn(link: Link, machine: Machine) -> SessionGuard {
     let shared = Rc::new(Shared::new(machine));
     shared.spawn(link.serve(shared.clone()));
-    Live { shared }
+    SessionGuard { shared }
 }
 
 /// Waits for `answer`, up to `limit`.
@@ -69,7 +69,7 @@ pub(crate) async fn establish(
     portal: &Portal,
     target: &SessionTarget,
     options: &SessionOptions,
-    identity: Option<&Identity>,
+    identity: Option<&ChapCredentials>,
 ) -> Result<Established, SessionError> {
     let mut portal = portal.clone();
     let mut algorithms = Algorithm::ALL.to_vec();

@@ -8,14 +8,14 @@ use crate::url_error::UrlError;
 
 /// The user of a session, and the user that the target must authenticate as.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct ChapCredentials {
     /// The user that logs in.
     pub user: Credentials,
     /// The user that the target must authenticate as (mutual CHAP).
     pub target: Option<Credentials>,
 }
 
-impl Identity {
+impl ChapCredentials {
     /// Returns the offer of one login. The challenge is new each time.
     pub fn authentication(&self, algorithms: &[Algorithm]) -> Authentication {
         let target = self.target.clone().map(|credentials| {
@@ -90,10 +90,10 @@ impl Chap {
     }
 
     /// Returns the identity that a session needs; `None` if no user is named.
-    pub fn identity(&self) -> Result<Option<Identity>, UrlError> {
+    pub fn identity(&self) -> Result<Option<ChapCredentials>, UrlError> {
         let target = credentials(&self.target_user, &self.target_secret)?;
         match (credentials(&self.user, &self.secret)?, target) {
-            (Some(user), target) => Ok(Some(Identity { user, target })),
+            (Some(user), target) => Ok(Some(ChapCredentials { user, target })),
             // Without this error, the requested mutual authentication would not happen.
             (None, Some(target)) => Err(UrlError::UserMissing { target: target.name }),
             (None, None) => Ok(None),

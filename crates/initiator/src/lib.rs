@@ -31,7 +31,7 @@ pub use capacity::Capacity;
 pub use discovery::{DiscoveredTarget, discover};
 pub use disk::Inquiry;
 pub use error::{Sense, SenseKey, SessionError};
-pub use identity::{Chap, Identity};
+pub use identity::{Chap, ChapCredentials};
 pub use info::{BlockLimits, Caching, Provisioning};
 pub use options::SessionOptions;
 pub use sarsen_proto::iscsi::chap::{Algorithm, Credentials, Secret};

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
-    Durability, Extent, Geometry, Io, Reply, Request, Store, Unmap,
+    Durability, Extent, Geometry, Io, Reply, Request, Store, UnmapSupport,
 };
 use sarsen_io::local::LocalStream;
 use sarsen_io::net::Stream;
@@ -128,7 +128,7 @@ impl NbdStore {
         let deadline = sarsen_io::time::now() + limit;
         tokio::select! {
             biased;
-            () = self.shared.ended() => {}
+            () = self.shared.wait_for_end() => {}
             () = sarsen_io::time::sleep_until(deadline) => {}
         }
     }
@@ -375,7 +375,7 @@ impl Store for NbdStore {
         Characteristics {
             volatile_cache: self.export.has(transmission::SEND_FLUSH),
             read_only,
-            unmap: (zeroes && !read_only).then_some(Unmap {
+            unmap: (zeroes && !read_only).then_some(UnmapSupport {
                 granularity_blocks: 1,
                 anchors: false,
                 tells_space: false,

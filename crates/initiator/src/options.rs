@@ -5,7 +5,7 @@ use std::time::Duration;
 use sarsen_proto::iscsi::initiator::{DigestOffer, LoginOptions, SessionTarget};
 use sarsen_wire::iscsi::Isid;
 
-use crate::identity::Identity;
+use crate::identity::ChapCredentials;
 
 /// The maximum of connections, which is that of the standard (RFC 7143 §13.2).
 const CONNECTION_LIMIT: u32 = 65535;
@@ -24,7 +24,7 @@ pub struct SessionOptions {
     /// The initiator port; random values permit several sessions at the same time.
     pub isid: Isid,
     /// The user for URLs that name none: [`crate::discover`] has none.
-    pub identity: Option<Identity>,
+    pub identity: Option<ChapCredentials>,
     /// How long the session tries to log in again after a lost connection, before waiting commands fail; `None` never
     /// tries. The session then repeats reads and writes of blocks, and writes to the same blocks wait for each other.
     /// It keeps all writes since the last flush in memory, up to 64 MiB, before it flushes them. After a new login it

@@ -113,7 +113,7 @@ pub async fn normal(url: &Url, options: &SessionOptions) -> Result<Phases, Sessi
         watch.step("REPORT LUNS");
         session.inquiry().await?;
         watch.step("INQUIRY");
-        session.settle().await?;
+        session.clear_unit_attentions().await?;
         watch.step("TEST UNIT READY");
         session.read_capacity().await?;
         watch.step("READ CAPACITY");

@@ -3,7 +3,7 @@
 //! The session repeats a command that had no answer. For a read that is harmless. For a write it is harmless too,
 //! because a repeated write never overwrites a later write to the same blocks that was acknowledged:
 //!
-//! - The session sends no write while another write to some of the same blocks waits for its answer ([`Extents`]). So
+//! - The session sends no write while another write to some of the same blocks waits for its answer ([`WriteRangeLocks`]). So
 //!   when a write is repeated, no later write to its blocks was sent yet.
 //! - The old session's copy of the write cannot be carried out later either. The new login has the same initiator name
 //!   and ISID, so the target ends the old session's tasks before it grants the login (session reinstatement, RFC 7143
@@ -59,7 +59,7 @@ pub(crate) struct Reconnection {
     /// The reason why there are no further attempts.
     pub(crate) gave_up: RefCell<Option<SessionError>>,
     pub(crate) unit: RefCell<Option<Fingerprint>>,
-    pub(crate) extents: Extents,
+    pub(crate) extents: WriteRangeLocks,
     pub(crate) unflushed: Unflushed,
 }
 
@@ -73,7 +73,7 @@ impl Reconnection {
             generation: Cell::default(),
             gave_up: RefCell::default(),
             unit: RefCell::default(),
-            extents: Extents::default(),
+            extents: WriteRangeLocks::default(),
             unflushed: Unflushed::default(),
         }
     }
@@ -81,18 +81,18 @@ impl Reconnection {
 
 /// The blocks of writes that have no answer yet.
 #[derive(Default)]
-pub(crate) struct Extents {
+pub(crate) struct WriteRangeLocks {
     held: RefCell<Vec<(u64, u64)>>,
     released: Notify,
 }
 
 /// Blocks that belong to one write until this is dropped.
 pub(crate) struct LockedBlocks<'a> {
-    extents: &'a Extents,
+    extents: &'a WriteRangeLocks,
     extent: (u64, u64),
 }
 
-impl Extents {
+impl WriteRangeLocks {
     /// Waits until no other write uses any of the blocks from `first` to before `end`.
     pub(crate) async fn claim(&self, first: u64, end: u64) -> LockedBlocks<'_> {
         while self.held.borrow().iter().any(|&(other, its_end)| first < its_end && other < end) {
@@ -172,7 +172,7 @@ pub(crate) struct Unflushed {
 
 impl Unflushed {
     /// Sets whether acknowledged writes are on stable storage from now on. If they are, no answered write is kept.
-    pub(crate) fn set_stable(&self, stable: bool) {
+    pub(crate) fn set_write_through(&self, stable: bool) {
         self.stable.set(stable);
         if stable {
             self.forget(&self.answered());
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn writes_to_the_same_blocks_wait_for_each_other() {
-        let extents = Extents::default();
+        let extents = WriteRangeLocks::default();
         let first = extents.claim(10, 20).now_or_never().unwrap();
         let beside = extents.claim(20, 30).now_or_never().unwrap();
         let mut across = pin!(extents.claim(15, 25));
@@ -295,11 +295,11 @@ mod tests {
         let unflushed = Unflushed::default();
         unflushed.keep(kept(1, 512, (1, 2))).note_answer(false);
         let open = unflushed.keep(kept(2, 512, (2, 3)));
-        unflushed.set_stable(true);
+        unflushed.set_write_through(true);
         unflushed.keep(kept(3, 512, (3, 4))).note_answer(false);
         assert_eq!(marks(&unflushed), [2]);
         // After a new login the unit may have a volatile cache.
-        unflushed.set_stable(false);
+        unflushed.set_write_through(false);
         open.note_answer(false);
         assert_eq!(marks(&unflushed), [2]);
     }

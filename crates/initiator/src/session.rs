@@ -24,7 +24,7 @@ use crate::reconnect::{
     FIRST_PAUSE, Fingerprint, LONGEST_PAUSE, LockedBlocks, REPEAT_LIMIT, Reconnection,
     VolatileWrite,
 };
-use crate::shared::{Live, Shared};
+use crate::shared::{SessionGuard, Shared};
 use crate::url::{Portal, Url};
 
 /// Maximum of unit attentions before one command is carried out.
@@ -73,7 +73,7 @@ impl Command {
     }
 
     /// Creates a command that is repeated after a lost connection.
-    pub(crate) fn repeated(cdb: &[u8], transfer: TransferRequest) -> Self {
+    pub(crate) fn repeatable(cdb: &[u8], transfer: TransferRequest) -> Self {
         Self { repeatable: true, ..Self::new(cdb, transfer) }
     }
 }
@@ -83,7 +83,7 @@ impl Command {
 ///
 /// It lives on the current-thread runtime (a `LocalRuntime` or `LocalSet`) that connected it.
 pub struct Session {
-    live: RefCell<Live>,
+    live: RefCell<SessionGuard>,
     pub(crate) reconnection: Option<Reconnection>,
     portal: Portal,
     target: String,
@@ -97,7 +97,7 @@ impl Session {
     /// Logs in, follows redirections, clears the unit attentions that a new session gets, and asks for the capacity.
     pub async fn connect(url: &Url, options: &SessionOptions) -> Result<Self, SessionError> {
         let session = Self::connect_unit(url, options).await?;
-        session.settle().await?;
+        session.clear_unit_attentions().await?;
         session.read_capacity().await?;
         session.remember().await?;
         Ok(session)
@@ -121,7 +121,7 @@ impl Session {
         let live = spawn(link, machine);
         let answer_limit = options.answer_limit;
         let way = Route { portal: portal.clone(), identity, algorithms, answer_limit };
-        connections::keep(&live.shared, way, options.connections).await;
+        connections::maintain(&live.shared, way, options.connections).await;
         let session = Self {
             live: RefCell::new(live),
             reconnection: options
@@ -137,7 +137,7 @@ impl Session {
     }
 
     /// Clears all pending unit attentions, whatever they report: the session has sent no command before.
-    pub(crate) async fn settle(&self) -> Result<(), SessionError> {
+    pub(crate) async fn clear_unit_attentions(&self) -> Result<(), SessionError> {
         let mut result = Ok(());
         for _ in 0..UNIT_ATTENTION_LIMIT {
             result = self.test_unit_ready().await;
@@ -193,7 +193,7 @@ impl Session {
     async fn order(
         &self,
         command: Command,
-    ) -> Result<(Order, Option<LockedBlocks<'_>>), SessionError> {
+    ) -> Result<(PreparedCommand, Option<LockedBlocks<'_>>), SessionError> {
         let Command { cdb, transfer, attribute, repeatable, time_limit } = command;
         let changes = match &transfer {
             TransferRequest::Read(_) => false,
@@ -205,14 +205,14 @@ impl Session {
             _ => None,
         };
         let transfer = match transfer {
-            TransferRequest::None => Moved::None,
-            TransferRequest::Read(length) => Moved::Read(length),
+            TransferRequest::None => PreparedData::None,
+            TransferRequest::Read(length) => PreparedData::Read(length),
             TransferRequest::Write(buffer) => {
                 let (payload, length) = self.payload(buffer)?;
-                Moved::Write(payload, length)
+                PreparedData::Write(payload, length)
             }
         };
-        Ok((Order { cdb, transfer, attribute, repeatable, time_limit }, alone))
+        Ok((PreparedCommand { cdb, transfer, attribute, repeatable, time_limit }, alone))
     }
 
     /// Returns the data of a write, which its repetitions share.
@@ -223,7 +223,10 @@ impl Session {
     }
 
     /// Carries a command out, over as many connections as it needs.
-    pub(crate) async fn carry_out(&self, order: &Order) -> Result<Completion, SessionError> {
+    pub(crate) async fn carry_out(
+        &self,
+        order: &PreparedCommand,
+    ) -> Result<Completion, SessionError> {
         for attempt in 1.. {
             let generation = self.reconnection.as_ref().map(|all| all.generation.get());
             let shared = self.shared();
@@ -248,7 +251,10 @@ impl Session {
 
     /// Does the same, but sends a command again that ended with a unit attention (SAM-5 5.14: the unit did not carry it
     /// out).
-    async fn carry_out_attentively(&self, order: &Order) -> Result<Completion, SessionError> {
+    async fn carry_out_attentively(
+        &self,
+        order: &PreparedCommand,
+    ) -> Result<Completion, SessionError> {
         for _ in 0..UNIT_ATTENTION_LIMIT {
             let completion = self.carry_out(order).await?;
             match Sense::of(&completion) {
@@ -277,18 +283,24 @@ impl Session {
         }
     }
 
-    async fn attempt(&self, shared: &Shared, order: &Order) -> Result<Completion, SessionError> {
+    async fn attempt(
+        &self,
+        shared: &Shared,
+        order: &PreparedCommand,
+    ) -> Result<Completion, SessionError> {
         let transfer = match &order.transfer {
-            Moved::None => Transfer::None,
-            Moved::Read(length) => Transfer::Read { length: *length, landing: ReadLanding::Buffer },
-            Moved::Write(payload, length) => {
+            PreparedData::None => Transfer::None,
+            PreparedData::Read(length) => {
+                Transfer::Read { length: *length, landing: ReadLanding::Buffer }
+            }
+            PreparedData::Write(payload, length) => {
                 Transfer::Write { payload: payload.clone(), length: *length }
             }
         };
-        let Order { cdb, attribute, .. } = *order;
+        let PreparedCommand { cdb, attribute, .. } = *order;
         let request = CommandRequest { lun: self.lun, cdb, attribute, transfer };
         let token = shared.token();
-        let answer = shared.answer(token, |shared| shared.enqueue(request, token));
+        let answer = shared.wait_for_event(token, |shared| shared.enqueue(request, token));
         let Some(limit) = order.time_limit else { return completion(answer.await?) };
         let mut answer = pin!(answer);
         if let Ok(event) = tokio::time::timeout(limit, answer.as_mut()).await {
@@ -348,7 +360,7 @@ impl Session {
     pub async fn ping(&self) -> Result<(), SessionError> {
         let shared = self.shared();
         let token = shared.token();
-        shared.answer(token, |shared| shared.machine.borrow_mut().ping(token)).await?;
+        shared.wait_for_event(token, |shared| shared.machine.borrow_mut().ping(token)).await?;
         Ok(())
     }
 
@@ -360,16 +372,16 @@ impl Session {
 }
 
 /// A command that can be repeated.
-pub(crate) struct Order {
+pub(crate) struct PreparedCommand {
     pub(crate) cdb: [u8; 16],
-    pub(crate) transfer: Moved,
+    pub(crate) transfer: PreparedData,
     pub(crate) attribute: TaskAttribute,
     pub(crate) repeatable: bool,
     pub(crate) time_limit: Option<Duration>,
 }
 
 /// The data of an order, and its number of bytes.
-pub(crate) enum Moved {
+pub(crate) enum PreparedData {
     None,
     Read(u32),
     Write(Payload, u32),
@@ -392,7 +404,7 @@ async fn manage(
     let start = |shared: &Shared| {
         shared.machine.borrow_mut().task_management(request, token);
     };
-    match shared.answer(token, start).await? {
+    match shared.wait_for_event(token, start).await? {
         Event::TaskManagementDone { response, .. } => Ok(response),
         Event::Rejected { reason, .. } => Err(SessionError::Rejected(reason)),
         _ => Err(SessionError::Aborted),
@@ -413,7 +425,7 @@ impl Session {
         let Some(reconnection) = &self.reconnection else { return Ok(()) };
         let unit = self.fingerprint().await?;
         reconnection.unit.replace(Some(unit));
-        reconnection.unflushed.set_stable(self.is_stable().await?);
+        reconnection.unflushed.set_write_through(self.is_stable().await?);
         Ok(())
     }
 
@@ -466,7 +478,7 @@ impl Session {
     async fn log_in_again(&self, reconnection: &Reconnection) -> Result<(), SessionError> {
         let fresh = Self::connect_unit(&reconnection.url, &reconnection.options).await?;
         let ask = async {
-            fresh.settle().await?;
+            fresh.clear_unit_attentions().await?;
             fresh.read_capacity().await?;
             Ok((fresh.fingerprint().await?, fresh.is_stable().await?))
         };
@@ -475,16 +487,16 @@ impl Session {
             return Err(SessionError::UnitChanged);
         }
         for kept in reconnection.unflushed.all() {
-            let order = Order {
+            let order = PreparedCommand {
                 cdb: kept.cdb,
-                transfer: Moved::Write(kept.payload, kept.length),
+                transfer: PreparedData::Write(kept.payload, kept.length),
                 attribute: TaskAttribute::Simple,
                 repeatable: false,
                 time_limit: None,
             };
             judge(fresh.carry_out_attentively(&order).await?)?;
         }
-        reconnection.unflushed.set_stable(stable);
+        reconnection.unflushed.set_write_through(stable);
         std::mem::swap(&mut *self.live.borrow_mut(), &mut *fresh.live.borrow_mut());
         Ok(())
     }
@@ -513,9 +525,9 @@ impl Session {
             memory,
             answered: false,
         });
-        let order = Order {
+        let order = PreparedCommand {
             cdb: *cdb,
-            transfer: Moved::Write(payload, length),
+            transfer: PreparedData::Write(payload, length),
             attribute: TaskAttribute::Simple,
             repeatable: true,
             time_limit: None,
@@ -546,7 +558,7 @@ impl Session {
         match self.flush().await {
             // A unit without the command has no cache.
             Err(SessionError::CheckCondition(sense)) if sense.key == SenseKey::IllegalRequest => {
-                reconnection.unflushed.set_stable(true);
+                reconnection.unflushed.set_write_through(true);
                 Ok(())
             }
             result => result,

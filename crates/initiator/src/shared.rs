@@ -47,11 +47,11 @@ pub(crate) struct Shared {
 }
 
 /// A session whose connections are closed when this is dropped.
-pub(crate) struct Live {
+pub(crate) struct SessionGuard {
     pub(crate) shared: Rc<Shared>,
 }
 
-impl Drop for Live {
+impl Drop for SessionGuard {
     fn drop(&mut self) {
         self.shared.tasks.borrow().iter().for_each(JoinHandle::abort);
     }
@@ -126,7 +126,7 @@ impl Shared {
     }
 
     /// Waits for the event with this token. Sends the requests that `start` adds to the session.
-    pub(crate) async fn answer(
+    pub(crate) async fn wait_for_event(
         &self,
         token: Token,
         start: impl FnOnce(&Self),
@@ -149,7 +149,8 @@ impl Shared {
     /// Logs out.
     pub(crate) async fn leave(&self) -> Result<(), SessionError> {
         self.leaving.set(true);
-        match self.answer(LOGOUT, |shared| shared.machine.borrow_mut().logout(LOGOUT)).await {
+        match self.wait_for_event(LOGOUT, |shared| shared.machine.borrow_mut().logout(LOGOUT)).await
+        {
             // A target may close the connection without an answer, as istgt sometimes does. The session is logged out
             // even so, and a caller that waits for a command gets the error from that command.
             Err(SessionError::Lost(source)) if source.kind() == ErrorKind::UnexpectedEof => Ok(()),
@@ -190,7 +191,7 @@ impl Shared {
         let mut machine = self.machine.borrow_mut();
         // After its answer to a logout the target closes the connections: that is not a loss.
         let logged_out = machine.is_logged_out();
-        let goes_on = !self.leaving.get() && is_the_line(&error) && machine.lose(connection);
+        let goes_on = !self.leaving.get() && is_the_line(&error) && machine.mark_lost(connection);
         let is_lost = machine.is_lost(connection);
         drop(machine);
         if logged_out {

@@ -204,8 +204,8 @@ pub async fn copy(
     progress: Progress<'_>,
 ) -> Result<Transferred, TransferError> {
     let length = length.or_else(|| source.length().map(|length| length.saturating_sub(from)));
-    source.check_room(from, length.unwrap_or(0))?;
-    sink.check_room(to, length.unwrap_or(0))?;
+    source.check_range(from, length.unwrap_or(0))?;
+    sink.check_range(to, length.unwrap_or(0))?;
     let piece = fitting_piece(
         (source.place(), source.block_length()),
         (sink.place(), sink.block_length()),
@@ -264,8 +264,8 @@ pub async fn compare(
     length: u64,
     progress: Progress<'_>,
 ) -> Result<Comparison, TransferError> {
-    left.check_room(0, length)?;
-    right.check_room(0, length)?;
+    left.check_range(0, length)?;
+    right.check_range(0, length)?;
     let piece =
         fitting_piece((left.place(), left.block_length()), (right.place(), right.block_length()))?;
     let limit = if left.is_ordered() || right.is_ordered() { 1 } else { PIECES_IN_FLIGHT / 2 };

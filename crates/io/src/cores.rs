@@ -267,7 +267,7 @@ impl Environment {
     fn enter(engine: FileEngine, pool: Arc<Pool>) -> io::Result<Self> {
         let runtime = Builder::new_current_thread()
             .enable_all()
-            .on_thread_park(spin::sleeps)
+            .on_thread_park(spin::note_sleep)
             .build_local(LocalOptions::default())?;
         let ring = match engine {
             FileEngine::Uring => Some(Rc::new(Ring::new()?)),

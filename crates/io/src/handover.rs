@@ -83,7 +83,7 @@ pub(crate) fn remember(socket: &Arc<TcpListener>) {
 }
 
 /// Returns the sockets that listen now. They stay open until the result is dropped.
-pub fn keep() -> io::Result<Vec<HandoverSocket>> {
+pub fn listening_sockets() -> io::Result<Vec<HandoverSocket>> {
     let living: Vec<_> = state().listening.iter().filter_map(Weak::upgrade).collect();
     living
         .iter()
@@ -120,7 +120,7 @@ fn receive() -> Vec<Received> {
 }
 
 /// Asks a server to become the program that is installed now, with its sockets (SIGUSR2).
-pub fn ask(process: u32) -> io::Result<()> {
+pub fn request_handover(process: u32) -> io::Result<()> {
     Ok(rustix::process::kill_process(pid(process)?, Signal::USR2)?)
 }
 
@@ -178,11 +178,11 @@ mod tests {
     fn handover_keeps_sockets_while_they_listen() {
         let listener = Listener::inherit_or_bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a port");
         let address = listener.local_addr().expect("bound");
-        let kept = keep().expect("copies");
+        let kept = listening_sockets().expect("copies");
         let own = kept.into_iter().find(|kept| kept.address == address).expect("it is kept");
         drop(listener);
         std::net::TcpStream::connect(address).expect("it is open still");
-        let all = keep().expect("copies");
+        let all = listening_sockets().expect("copies");
         assert!(all.iter().all(|kept| kept.address != address), "it is not listened on");
         drop(own);
         assert!(std::net::TcpStream::connect(address).is_err(), "nobody has it");

@@ -26,7 +26,7 @@ const FILE_MODE: u32 = 0o600;
 
 /// A small file that is replaced as a whole. A clone is the same file; one value and its clones must be the only writer.
 #[derive(Clone)]
-pub struct ReplacedFile {
+pub struct AtomicFile {
     shared: Arc<Shared>,
 }
 
@@ -39,7 +39,7 @@ struct Shared {
     queue: Arc<FileQueue>,
 }
 
-impl ReplacedFile {
+impl AtomicFile {
     /// Names the file at this path. The file may be missing.
     pub fn new(path: PathBuf) -> Self {
         let (calls, written) = (AtomicU64::new(0), Mutex::new(0));
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn the_content_is_replaced_and_removed_and_nothing_is_left_beside_it() {
         let folder = tempfile::tempdir().expect("a folder");
-        let file = ReplacedFile::new(folder.path().join("state").join("record"));
+        let file = AtomicFile::new(folder.path().join("state").join("record"));
         assert_eq!(file.read_now(LIMIT).expect("reads"), None);
         wait(file.replace(None)).expect("what is not there is removed");
         assert!(!folder.path().join("state").exists(), "a removal makes nothing");
@@ -239,7 +239,7 @@ mod tests {
         let victim = folder.path().join("victim");
         fs::write(&victim, "precious").expect("writes");
         std::os::unix::fs::symlink(&victim, folder.path().join("record.new")).expect("links");
-        let file = ReplacedFile::new(folder.path().join("record"));
+        let file = AtomicFile::new(folder.path().join("record"));
         wait(file.replace(Some(vec![7]))).expect("replaces");
         assert_eq!(fs::read(victim).expect("reads"), b"precious");
         assert_eq!(file.read_now(LIMIT).expect("reads"), Some(vec![7]));
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn the_later_of_two_calls_wins_whichever_runs_first() {
         let folder = tempfile::tempdir().expect("a folder");
-        let file = ReplacedFile::new(folder.path().join("record"));
+        let file = AtomicFile::new(folder.path().join("record"));
         let shared = &file.shared;
         shared.replace(2, Some(b"second"), ReplacedBytes::Freed).expect("replaces");
         shared.replace(1, Some(b"first"), ReplacedBytes::Freed).expect("is superseded");
@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn a_call_whose_answer_is_dropped_still_happens_and_does_not_undo_a_later_one() {
         let folder = tempfile::tempdir().expect("a folder");
-        let file = ReplacedFile::new(folder.path().join("record"));
+        let file = AtomicFile::new(folder.path().join("record"));
         for _ in 0..50 {
             let content = cores::block_on(FileEngine::Pool, async {
                 for number in 0..10 {
@@ -282,7 +282,7 @@ mod tests {
     fn destroyed_record_is_overwritten_in_place() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("record");
-        let file = ReplacedFile::new(path.clone());
+        let file = AtomicFile::new(path.clone());
         wait(file.replace_and_destroy(vec![1; 700])).expect("there is nothing to destroy");
         // Another name for the same bytes.
         let old = folder.path().join("old");
@@ -304,10 +304,10 @@ mod tests {
     #[test]
     fn failed_save_is_reported_and_keeps_old_record() {
         let folder = tempfile::tempdir().expect("a folder");
-        let file = ReplacedFile::new(folder.path().join("a").join("b").join("record"));
+        let file = AtomicFile::new(folder.path().join("a").join("b").join("record"));
         assert!(wait(file.replace(Some(vec![1]))).is_err(), "two folders are missing");
 
-        let file = ReplacedFile::new(folder.path().join("record"));
+        let file = AtomicFile::new(folder.path().join("record"));
         wait(file.replace(Some(vec![1]))).expect("replaces");
         // A folder cannot be removed as a file.
         fs::create_dir(folder.path().join("record.new")).expect("makes");

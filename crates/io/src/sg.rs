@@ -76,7 +76,7 @@ pub enum Transfer {
 
 /// The device's completion of a command.
 #[derive(Debug)]
-pub struct Ended {
+pub struct CommandResult {
     /// SCSI status.
     pub status: u8,
     /// Data from the device.
@@ -117,13 +117,18 @@ impl Device {
         cdb: Vec<u8>,
         transfer: Transfer,
         timeout: Duration,
-    ) -> Io<io::Result<Ended>> {
+    ) -> Io<io::Result<CommandResult>> {
         let file = self.file.clone();
         blocking(&self.queue, move || perform(&file, &cdb, transfer, timeout))
     }
 }
 
-fn perform(file: &File, cdb: &[u8], transfer: Transfer, timeout: Duration) -> io::Result<Ended> {
+fn perform(
+    file: &File,
+    cdb: &[u8],
+    transfer: Transfer,
+    timeout: Duration,
+) -> io::Result<CommandResult> {
     let (direction, mut data) = match transfer {
         Transfer::None | Transfer::In(0) => (NO_DATA, Buffer::zeroed(0)),
         // Zeroed: bytes that the device does not fill must not expose this process's memory.
@@ -185,7 +190,7 @@ fn perform(file: &File, cdb: &[u8], transfer: Transfer, timeout: Duration) -> io
         _ => 0,
     });
     sense.truncate(header.sb_len_wr.into());
-    Ok(Ended { status: header.status, data_in: data, sense })
+    Ok(CommandResult { status: header.status, data_in: data, sense })
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ impl SocketListener {
     }
 
     /// Takes the socket that listens at `address` from the process that started this program, or binds one. Both can be
-    /// handed over ([`handover::keep`]).
+    /// handed over ([`handover::listening_sockets`]).
     pub fn inherit_or_bind(address: SocketAddr) -> io::Result<Self> {
         let listener = match handover::take(address) {
             Some(socket) => Self::listen(socket.into())?,

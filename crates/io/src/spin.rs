@@ -67,7 +67,7 @@ pub(crate) fn note_activity() {
 }
 
 /// Notes that the calling core sleeps.
-pub(crate) fn sleeps() {
+pub(crate) fn note_sleep() {
     CORE.with(|core| core.waited.set(Some(Wait::Asleep)));
 }
 

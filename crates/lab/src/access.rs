@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// The load of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Access {
+pub struct AccessPattern {
     /// Size of an I/O in bytes.
     pub block_bytes: u32,
     /// Percentage of reads; the others are writes.
@@ -17,11 +17,11 @@ pub struct Access {
 
 /// An access specification with its common name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct NamedAccess {
+pub struct NamedPattern {
     /// Name.
     pub name: &'static str,
     /// The load.
-    pub access: Access,
+    pub access: AccessPattern,
 }
 
 const fn named(
@@ -30,14 +30,17 @@ const fn named(
     read_percent: u8,
     random_percent: u8,
     queue_depth: u32,
-) -> NamedAccess {
-    NamedAccess { name, access: Access { block_bytes, read_percent, random_percent, queue_depth } }
+) -> NamedPattern {
+    NamedPattern {
+        name,
+        access: AccessPattern { block_bytes, read_percent, random_percent, queue_depth },
+    }
 }
 
 const KIB: u32 = 1024;
 
 /// The specifications that storage reports use: four extremes and six servers.
-pub static NAMED: [NamedAccess; 10] = [
+pub static NAMED: [NamedPattern; 10] = [
     named("Maximum Throughput", 512 * KIB, 100, 0, 32),
     named("Maximum IOPS", 512, 100, 0, 32),
     named("Maximum Write Throughput", 512 * KIB, 0, 100, 32),
@@ -51,7 +54,7 @@ pub static NAMED: [NamedAccess; 10] = [
 ];
 
 /// Returns the specification with this name; the comparison ignores case, and hyphens count as spaces.
-pub fn find(name: &str) -> Option<&'static NamedAccess> {
+pub fn find(name: &str) -> Option<&'static NamedPattern> {
     let plain = |name: &str| name.replace(['-', '_'], " ").to_ascii_lowercase();
     NAMED.iter().find(|known| plain(known.name) == plain(name))
 }
@@ -69,7 +72,7 @@ mod tests {
 
     #[test]
     fn percentages_are_percentages() {
-        for NamedAccess { access, .. } in &NAMED {
+        for NamedPattern { access, .. } in &NAMED {
             assert!(access.read_percent <= 100 && access.random_percent <= 100);
         }
     }

@@ -80,7 +80,7 @@ impl fmt::Display for Distribution {
 
 /// A distribution over a number of positions.
 #[derive(Clone, Debug)]
-pub struct Places {
+pub struct PositionSampler {
     count: u64,
     kind: DistributionKind,
 }
@@ -92,7 +92,7 @@ enum DistributionKind {
     Hot { accesses_percent: u32, hot: u64 },
 }
 
-impl Places {
+impl PositionSampler {
     /// Creates a distribution over `count` positions, at least one.
     pub fn new(distribution: Distribution, count: u64) -> Self {
         let count = count.max(1);
@@ -205,7 +205,7 @@ mod tests {
     const DRAWS: usize = 200_000;
 
     fn histogram(distribution: Distribution, count: u64) -> Vec<usize> {
-        let places = Places::new(distribution, count);
+        let places = PositionSampler::new(distribution, count);
         let mut rng = Rng::new(11);
         let mut counts = vec![0; count as usize];
         for _ in 0..DRAWS {

@@ -82,7 +82,7 @@ pub struct JobFile {
 /// The reason why a text is not a valid job file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file}:{line}: {what}")]
-pub struct FioError {
+pub struct JobFileError {
     /// The file.
     pub file: String,
     /// The line, from 1.
@@ -92,11 +92,11 @@ pub struct FioError {
 }
 
 /// Parses the text of a file; errors contain the name `file`.
-pub fn parse(file: &str, text: &str) -> Result<JobFile, FioError> {
+pub fn parse(file: &str, text: &str) -> Result<JobFile, JobFileError> {
     let mut found = JobFile::default();
     let mut global = options::Draft::default();
     let mut current: Option<(String, usize, options::Draft)> = None;
-    let wrong = |line, what| FioError { file: file.into(), line, what };
+    let wrong = |line, what| JobFileError { file: file.into(), line, what };
     for (number, raw) in (1..).zip(text.lines()) {
         let line = raw.trim();
         if line.is_empty() || line.starts_with([';', '#']) {

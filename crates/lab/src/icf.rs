@@ -7,7 +7,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::access::NamedAccess;
+use crate::access::NamedPattern;
 use crate::mix::{Mix, Part};
 
 /// Maximum number of specifications in one file.
@@ -98,8 +98,8 @@ impl Specification {
     }
 }
 
-impl From<&NamedAccess> for Specification {
-    fn from(named: &NamedAccess) -> Self {
+impl From<&NamedPattern> for Specification {
+    fn from(named: &NamedPattern) -> Self {
         Self::from_mix(named.name, &named.access.into())
     }
 }

@@ -38,7 +38,7 @@ use sarsen_initiator::{TlsError, UrlError};
 use sarsen_node::stores::StoreError;
 use sarsen_proto::iscsi::initiator::ConnectionError;
 
-use crate::access::Access;
+use crate::access::AccessPattern;
 use crate::distribution::Distribution;
 use crate::fio::Amount;
 use crate::mix::Mix;
@@ -66,7 +66,7 @@ pub struct LoadOptions {
     /// The endpoint of the I/Os.
     pub endpoint: Endpoint,
     /// The access pattern of each session.
-    pub access: Access,
+    pub access: AccessPattern,
     /// I/Os of several sizes, or with their own alignment, that replace `access`.
     pub mix: Option<Mix>,
     /// The distribution of the addresses of random I/Os.
@@ -123,7 +123,7 @@ impl From<StoreError> for LoadError {
 
 impl LoadOptions {
     /// Returns options for one session of three seconds whose login offers permit the target its best performance.
-    pub fn new(endpoint: impl Into<Endpoint>, access: Access) -> Self {
+    pub fn new(endpoint: impl Into<Endpoint>, access: AccessPattern) -> Self {
         Self {
             endpoint: endpoint.into(),
             access,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::access::Access;
+use crate::access::AccessPattern;
 
 /// One kind of I/O in a mix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,10 +30,10 @@ pub struct Mix {
 
 impl Mix {
     /// Returns the mix as an access specification, if it has one part only.
-    pub fn as_access(&self) -> Option<Access> {
+    pub fn as_access(&self) -> Option<AccessPattern> {
         match self.parts[..] {
             [part] if self.align_bytes.is_none_or(|align| align == part.block_bytes) => {
-                Some(Access {
+                Some(AccessPattern {
                     block_bytes: part.block_bytes,
                     read_percent: part.read_percent,
                     random_percent: part.random_percent,
@@ -50,9 +50,9 @@ impl Mix {
     }
 }
 
-impl From<Access> for Mix {
-    fn from(access: Access) -> Self {
-        let Access { block_bytes, read_percent, random_percent, queue_depth } = access;
+impl From<AccessPattern> for Mix {
+    fn from(access: AccessPattern) -> Self {
+        let AccessPattern { block_bytes, read_percent, random_percent, queue_depth } = access;
         let part = Part { weight: 1, block_bytes, read_percent, random_percent };
         Self { parts: vec![part], align_bytes: None, queue_depth }
     }

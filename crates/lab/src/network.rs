@@ -160,7 +160,7 @@ impl Network {
 
     /// Returns the words before the command of a program on the targets' side; none on loopback. The prefix executes
     /// the program in its own process (`exec`).
-    pub fn target_prefix(&self) -> &[String] {
+    pub fn target_command_prefix(&self) -> &[String] {
         self.sides.as_ref().map_or(&[], |sides| sides.targets.prefix())
     }
 

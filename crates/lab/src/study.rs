@@ -19,7 +19,7 @@ use std::time::Duration;
 
 pub use runner::{RunError, Settings, Watcher, now, record, run};
 
-use crate::access::Access;
+use crate::access::AccessPattern;
 use crate::fio::Amount;
 use crate::load::{self, Endpoint, LoadError, LoadOptions, LoadResult};
 use crate::network::{Link, LinkProfile};
@@ -125,7 +125,7 @@ pub struct Subject<'a> {
 
 impl Subject<'_> {
     /// Returns the options of a load on the subject, with the default duration.
-    pub fn load_options(&self, access: Access) -> LoadOptions {
+    pub fn load_options(&self, access: AccessPattern) -> LoadOptions {
         let mut options = LoadOptions::new(self.endpoint.clone(), access);
         options.size = Some(Amount::Bytes(self.volume.bytes));
         // More of a smaller unit would be in a cache: its figures would not be comparable.
@@ -162,7 +162,7 @@ pub fn outcome(ended: Result<LoadResult, LoadError>) -> Outcome {
 }
 
 /// Returns the measurement of most cells: a load with a fixed duration.
-pub fn load_for(access: Access, warm_up: Duration, duration: Duration) -> Measurement {
+pub fn load_for(access: AccessPattern, warm_up: Duration, duration: Duration) -> Measurement {
     Box::new(move |subject| {
         let mut options = subject.load_options(access);
         options.warm_up = warm_up;

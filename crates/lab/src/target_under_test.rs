@@ -28,7 +28,7 @@ use crate::network::Network;
 use crate::process::ProcessError;
 pub(crate) use running::FOLDER_PREFIX;
 pub use running::Running;
-use running::{Unit, private_folder};
+use running::{VolumeEndpoint, private_folder};
 
 /// A target under test.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -188,9 +188,9 @@ impl TargetUnderTest {
             }
             let mut running = start(&images)?;
             for (name, error) in refused {
-                running.add_unit(&name, Unit::Refused(error));
+                running.add_unit(&name, VolumeEndpoint::Refused(error));
             }
-            disk.into_iter().for_each(|disk| running.keep(disk));
+            disk.into_iter().for_each(|disk| running.remove_on_drop(disk));
             Ok(running)
         };
         match self {
@@ -216,7 +216,7 @@ impl TargetUnderTest {
             return Err(TargetUnderTestError::Unable(what));
         };
         let mut running = Running::new(self.to_string());
-        running.add_unit(&volume.name, Unit::Elsewhere(endpoint));
+        running.add_unit(&volume.name, VolumeEndpoint::Elsewhere(endpoint));
         Ok(running)
     }
 }

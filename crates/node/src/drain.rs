@@ -43,7 +43,7 @@ pub(crate) enum Service {
 
 /// The error that a target is being drained already.
 #[derive(Debug)]
-pub(crate) struct UnderWay;
+pub(crate) struct AlreadyDraining;
 
 /// The result of the logouts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,7 +76,7 @@ impl Drains {
     }
 
     /// Rejects new sessions of a target that is about to be removed.
-    pub(crate) fn hold(&self, target: &str) {
+    pub(crate) fn reject_sessions(&self, target: &str) {
         self.going().insert(target.to_owned());
     }
 
@@ -96,10 +96,10 @@ impl Drains {
         self: &Arc<Self>,
         target: &str,
         redirect: Option<Redirect>,
-    ) -> Result<Draining, UnderWay> {
+    ) -> Result<Draining, AlreadyDraining> {
         let mut by_target = self.by_target();
         if by_target.get(target).is_some_and(|drained| drained.is_under_way) {
-            return Err(UnderWay);
+            return Err(AlreadyDraining);
         }
         let (sender, ended) = watch::channel(false);
         by_target

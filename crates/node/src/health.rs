@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{OnceLock, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
-use sarsen_scsi::{Condition, LogicalUnit};
+use sarsen_scsi::{BackingCondition, LogicalUnit};
 
 /// The health of a volume. A reason follows the volume's name in a sentence, and contains the remedy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,13 +38,13 @@ pub(crate) enum Aspect {
 /// The operations that a store may carry out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub(crate) enum Level {
+pub(crate) enum StoreUsability {
     Usable = 0,
     WritesStopped = 1,
     OutOfService = 2,
 }
 
-impl Level {
+impl StoreUsability {
     fn of(aspect: Aspect, health: &VolumeHealth) -> Self {
         match (aspect, health) {
             (_, VolumeHealth::OutOfService { .. }) => Self::OutOfService,
@@ -77,11 +77,11 @@ impl Health {
 
     /// Returns the operations that a store may execute now.
     #[inline]
-    pub(crate) fn level(&self) -> Level {
+    pub(crate) fn level(&self) -> StoreUsability {
         match self.level.load(Ordering::Acquire) {
-            0 => Level::Usable,
-            1 => Level::WritesStopped,
-            _ => Level::OutOfService,
+            0 => StoreUsability::Usable,
+            1 => StoreUsability::WritesStopped,
+            _ => StoreUsability::OutOfService,
         }
     }
 
@@ -114,14 +114,14 @@ impl Health {
     }
 
     fn publish(&self, reports: &BTreeMap<Aspect, VolumeHealth>) {
-        let levels = reports.iter().map(|(aspect, health)| Level::of(*aspect, health));
-        let level = levels.max().unwrap_or(Level::Usable);
+        let levels = reports.iter().map(|(aspect, health)| StoreUsability::of(*aspect, health));
+        let level = levels.max().unwrap_or(StoreUsability::Usable);
         self.level.store(level as u8, Ordering::Release);
         if let Some(unit) = self.unit.get().and_then(Weak::upgrade) {
             unit.set_condition(match level {
-                Level::Usable => Condition::Usable,
-                Level::WritesStopped => Condition::WritesStopped,
-                Level::OutOfService => Condition::Unavailable,
+                StoreUsability::Usable => BackingCondition::Usable,
+                StoreUsability::WritesStopped => BackingCondition::WritesStopped,
+                StoreUsability::OutOfService => BackingCondition::Unavailable,
             });
         }
     }
@@ -138,12 +138,15 @@ mod tests {
         let out = || VolumeHealth::OutOfService { reason: "is out of service".into() };
         assert!(health.report(Aspect::Flush, degraded()), "it was well");
         assert!(!health.report(Aspect::Flush, degraded()));
-        assert_eq!((health.level(), health.current()), (Level::WritesStopped, degraded()));
+        assert_eq!((health.level(), health.current()), (StoreUsability::WritesStopped, degraded()));
         assert!(health.report(Aspect::Backing, out()));
-        assert_eq!((health.level(), health.current()), (Level::OutOfService, out()));
+        assert_eq!((health.level(), health.current()), (StoreUsability::OutOfService, out()));
         health.report(Aspect::Backing, VolumeHealth::Online);
-        assert_eq!((health.level(), health.current()), (Level::WritesStopped, degraded()));
+        assert_eq!((health.level(), health.current()), (StoreUsability::WritesStopped, degraded()));
         health.report(Aspect::Flush, VolumeHealth::Online);
-        assert_eq!((health.level(), health.current()), (Level::Usable, VolumeHealth::Online));
+        assert_eq!(
+            (health.level(), health.current()),
+            (StoreUsability::Usable, VolumeHealth::Online)
+        );
     }
 }

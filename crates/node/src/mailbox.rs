@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use sarsen_proto::iscsi::target::{Adoption, Claim, Logout, TaskId};
-use sarsen_scsi::{Completion, Lun, TaskAbort, UnitAttention};
+use sarsen_proto::iscsi::target::{Adoption, Logout, ReassignReply, TaskId};
+use sarsen_scsi::{AbortedUnitTasks, Completion, Lun, UnitAttention};
 use sarsen_wire::iscsi::{LogoutResponse, TaskManagementResponse};
 use tokio::sync::{OwnedMutexGuard, mpsc, oneshot};
 
@@ -35,9 +35,9 @@ pub(crate) enum Message {
     /// Treat the connection as lost. The sender is dropped when its tasks can be taken over.
     MarkLost { marked: oneshot::Sender<()> },
     /// Another connection of the session claims a task.
-    Claim { tag: u32, by: Mailbox, answer: oneshot::Sender<Claim> },
+    Claim { tag: u32, by: Mailbox, answer: oneshot::Sender<ReassignReply> },
     /// The result of a claim of this connection. Other connections can claim when `turn` is dropped.
-    Adopted { adoption: Adoption, claim: Claim, turn: OwnedMutexGuard<()> },
+    Adopted { adoption: Adoption, claim: ReassignReply, turn: OwnedMutexGuard<()> },
     /// Copy the received and sent bytes to the writer, until its reader is closed.
     Trace { writer: Writer },
     /// A command that began on a lost connection has ended.
@@ -54,7 +54,7 @@ pub(crate) struct AbortOrder {
     pub(crate) by: u64,
     /// The command that gives the order, which is not aborted.
     pub(crate) spared: Option<TaskId>,
-    pub(crate) aborts: Vec<TaskAbort>,
+    pub(crate) aborts: Vec<AbortedUnitTasks>,
     /// A unit attention reports the abort to initiators whose tasks end without an answer.
     pub(crate) is_reported: bool,
     /// The tasks on other connections of the ordering session are aborted, too.
@@ -63,7 +63,7 @@ pub(crate) struct AbortOrder {
 
 impl AbortOrder {
     /// Returns whether the order concerns tasks of this nexus.
-    pub(crate) fn concerns(&self, nexus: u64, task_abort: &TaskAbort) -> bool {
+    pub(crate) fn concerns(&self, nexus: u64, task_abort: &AbortedUnitTasks) -> bool {
         let own = self.whole_session && nexus == self.by;
         own || task_abort.abort.nexuses.contains(&nexus)
     }

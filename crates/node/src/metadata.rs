@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use sarsen_block::Io;
 use sarsen_io::file::lock_within;
-use sarsen_io::record::ReplacedFile;
+use sarsen_io::record::AtomicFile;
 use sarsen_proto::iscsi::digest::crc32c_of;
-use sarsen_scsi::{MetadataStore, Record};
+use sarsen_scsi::{MetadataKind, MetadataStore};
 use tracing::info;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -48,7 +48,7 @@ const _: () = assert!(HEADER_LENGTH == 44);
 
 /// The records of one volume.
 pub(crate) struct Records {
-    files: [(Record, ReplacedFile); Record::ALL.len()],
+    files: [(MetadataKind, AtomicFile); MetadataKind::ALL.len()],
     /// The folder, which stays locked while this lives, if it existed at the opening.
     _folder: Option<fs::File>,
 }
@@ -82,7 +82,7 @@ pub(crate) fn open(
             );
             return Ok(None);
         }
-        None => beside(path),
+        None => metadata_folder(path),
     };
     Ok(Some(Arc::new(Records::open(&folder)?)))
 }
@@ -100,7 +100,7 @@ fn make(folder: &Path) -> Result<(), StoreError> {
 }
 
 /// Returns the state folder next to a file volume.
-pub(crate) fn beside(path: &Path) -> PathBuf {
+pub(crate) fn metadata_folder(path: &Path) -> PathBuf {
     let mut folder = path.as_os_str().to_owned();
     folder.push(FOLDER_SUFFIX);
     folder.into()
@@ -110,17 +110,17 @@ impl Records {
     /// Opens the records in a folder, and checks the existing ones. The folder may be missing.
     fn open(folder: &Path) -> Result<Self, StoreError> {
         let records = Self {
-            files: Record::ALL
-                .map(|record| (record, ReplacedFile::new(folder.join(record.name())))),
+            files: MetadataKind::ALL
+                .map(|record| (record, AtomicFile::new(folder.join(record.name())))),
             _folder: lock(folder)?,
         };
-        for record in Record::ALL {
+        for record in MetadataKind::ALL {
             records.load(record).map_err(|source| StoreError::State { source })?;
         }
         Ok(records)
     }
 
-    fn file(&self, record: Record) -> &ReplacedFile {
+    fn file(&self, record: MetadataKind) -> &AtomicFile {
         match self.files.iter().find(|(kept, _)| *kept == record) {
             Some((_, file)) => file,
             None => unreachable!("there is a file for every record"),
@@ -143,7 +143,7 @@ fn lock(folder: &Path) -> Result<Option<fs::File>, StoreError> {
 }
 
 impl MetadataStore for Records {
-    fn load(&self, record: Record) -> io::Result<Option<Vec<u8>>> {
+    fn load(&self, record: MetadataKind) -> io::Result<Option<Vec<u8>>> {
         let file = self.file(record);
         let path = file.path().display();
         let bytes = match file.read_now(HEADER_LENGTH + CONTENT_LIMIT) {
@@ -159,7 +159,7 @@ impl MetadataStore for Records {
         decode(record, bytes).map(Some).map_err(|problem| {
             let remedy = match record {
                 // Without the key, the encrypted data is lost.
-                Record::Key => "restore it from a copy".into(),
+                MetadataKind::Key => "restore it from a copy".into(),
                 _ => format!(
                     "restore it from a copy, or remove it to start without the {} that it kept",
                     record.name()
@@ -169,13 +169,13 @@ impl MetadataStore for Records {
         })
     }
 
-    fn save(&self, record: Record, content: Vec<u8>) -> Io<io::Result<()>> {
+    fn save(&self, record: MetadataKind, content: Vec<u8>) -> Io<io::Result<()>> {
         let file = self.file(record);
         if content.len() > CONTENT_LIMIT {
             return Io::Ready(Err(io::ErrorKind::FileTooLarge.into()));
         }
         match record {
-            Record::Key if !content.is_empty() => {
+            MetadataKind::Key if !content.is_empty() => {
                 file.replace_and_destroy(encode(record, &content))
             }
             _ => file.replace((!content.is_empty()).then(|| encode(record, &content))),
@@ -183,14 +183,14 @@ impl MetadataStore for Records {
     }
 }
 
-fn name_field(record: Record) -> [u8; 24] {
+fn name_field(record: MetadataKind) -> [u8; 24] {
     let mut field = [0; 24];
     let name = record.name().as_bytes();
     field[..name.len()].copy_from_slice(name);
     field
 }
 
-fn encode(record: Record, content: &[u8]) -> Vec<u8> {
+fn encode(record: MetadataKind, content: &[u8]) -> Vec<u8> {
     let mut header = Header {
         magic: MAGIC,
         version: VERSION.into(),
@@ -203,7 +203,7 @@ fn encode(record: Record, content: &[u8]) -> Vec<u8> {
 }
 
 /// Returns the content of a record's file, or the problem of the file.
-fn decode(record: Record, mut bytes: Vec<u8>) -> Result<Vec<u8>, &'static str> {
+fn decode(record: MetadataKind, mut bytes: Vec<u8>) -> Result<Vec<u8>, &'static str> {
     let Ok((header, content)) = Header::ref_from_prefix(&bytes) else {
         return Err("is damaged (it is too short)");
     };
@@ -230,7 +230,7 @@ mod tests {
     use super::*;
     use crate::config::parse_volume;
 
-    fn save(metadata: &dyn MetadataStore, record: Record, content: &[u8]) -> io::Result<()> {
+    fn save(metadata: &dyn MetadataStore, record: MetadataKind, content: &[u8]) -> io::Result<()> {
         match metadata.save(record, content.to_vec()) {
             Io::Ready(result) => result,
             Io::Pending(_) => panic!("a thread that is no core does not wait"),
@@ -250,26 +250,26 @@ mod tests {
         let volume = format!("a=file:{}", path.display());
         let metadata = opened(&volume).expect("opens").expect("a file keeps");
         assert!(!folder.path().join("disk.state").exists(), "made with the first record");
-        for record in Record::ALL {
+        for record in MetadataKind::ALL {
             assert_eq!(metadata.load(record).expect("loads"), None);
             save(&*metadata, record, record.name().as_bytes()).expect("saves");
         }
-        save(&*metadata, Record::ModePages, b"other").expect("saves");
-        save(&*metadata, Record::Operation, b"").expect("removes");
+        save(&*metadata, MetadataKind::ModePages, b"other").expect("saves");
+        save(&*metadata, MetadataKind::Operation, b"").expect("removes");
         drop(metadata);
 
         let metadata = opened(&volume).expect("opens").expect("a file keeps");
         let load = |record| metadata.load(record).expect("loads");
-        assert_eq!(load(Record::Reservations), Some(b"reservations".to_vec()));
-        assert_eq!(load(Record::ModePages), Some(b"other".to_vec()));
-        assert_eq!(load(Record::Operation), None);
+        assert_eq!(load(MetadataKind::Reservations), Some(b"reservations".to_vec()));
+        assert_eq!(load(MetadataKind::ModePages), Some(b"other".to_vec()));
+        assert_eq!(load(MetadataKind::Operation), None);
     }
 
     #[test]
     fn each_truncation_and_flipped_bit_is_detected() {
         let folder = tempfile::tempdir().expect("a folder");
         let records = Records::open(folder.path()).expect("opens");
-        save(&records, Record::Reservations, b"some keys").expect("saves");
+        save(&records, MetadataKind::Reservations, b"some keys").expect("saves");
         drop(records);
         let path = folder.path().join("reservations");
         let whole = fs::read(&path).expect("reads");
@@ -308,7 +308,7 @@ mod tests {
         let state = folder.path().join("kept");
         let volume = format!("a=file:{},state={}", path.display(), state.display());
         let metadata = opened(&volume).expect("opens").expect("keeps");
-        save(&*metadata, Record::ModePages, b"x").expect("saves");
+        save(&*metadata, MetadataKind::ModePages, b"x").expect("saves");
         assert!(state.join("mode-pages").exists());
         let error = opened(&volume).err().expect("is locked");
         assert!(error.contains("in use"), "{error}");
@@ -324,7 +324,7 @@ mod tests {
     fn a_folder_that_cannot_be_made_fails_the_save_alone() {
         let folder = tempfile::tempdir().expect("a folder");
         let records = Records::open(&folder.path().join("a").join("b")).expect("opens");
-        assert!(save(&records, Record::Reservations, b"x").is_err());
-        assert_eq!(records.load(Record::Reservations).expect("loads"), None);
+        assert!(save(&records, MetadataKind::Reservations, b"x").is_err());
+        assert_eq!(records.load(MetadataKind::Reservations).expect("loads"), None);
     }
 }

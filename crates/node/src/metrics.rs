@@ -133,7 +133,7 @@ impl Default for Metrics {
 
 impl Metrics {
     /// Counts a permitted connection.
-    pub(crate) fn permit(&self) {
+    pub(crate) fn count_login(&self) {
         self.logins.inc();
     }
 
@@ -163,7 +163,7 @@ impl Metrics {
     }
 
     /// Sets the number of current problems.
-    pub(crate) fn lacks(&self, problems: usize) {
+    pub(crate) fn set_problem_count(&self, problems: usize) {
         self.problems.set(i64::try_from(problems).unwrap_or(i64::MAX));
     }
 
@@ -340,7 +340,7 @@ mod tests {
     #[test]
     fn logins_are_counted_and_refusals_by_reason() {
         let metrics = Metrics::default();
-        metrics.permit();
+        metrics.count_login();
         metrics.refused(RefusalReason::WrongSecret);
         metrics.refused(RefusalReason::WrongSecret);
         metrics.refused(RefusalReason::AddressNotAllowed);

@@ -20,7 +20,7 @@ const OWN: [&str; 4] = ["state.", "state-copy.", "events.", "api."];
 
 /// Removes the permissions of other users on the server's files in this folder. If a file cannot be changed, the server
 /// logs it and leaves the file unchanged.
-pub(crate) fn close(folder: &Path) {
+pub(crate) fn restrict_to_owner(folder: &Path) {
     let Ok(metadata) = fs::symlink_metadata(folder) else { return };
     let mut changed = 0;
     let is_own = |name: &str| name == VOLUMES || OWN.iter().any(|own| name.starts_with(own));
@@ -111,13 +111,13 @@ mod tests {
         }
         std::os::unix::fs::symlink(at("notes.txt"), at("volumes/link.img")).expect("linked");
         fs::set_permissions(at("api.pem"), Permissions::from_mode(0o400)).expect("set");
-        close(folder.path());
+        restrict_to_owner(folder.path());
         for name in own {
             let expected = if name == "api.pem" { 0o400 } else { 0o600 };
             assert_eq!(mode(&at(name)), expected, "{name}");
         }
         folders.iter().for_each(|name| assert_eq!(mode(&at(name)), 0o700, "{name}"));
         others.iter().for_each(|name| assert_eq!(mode(&at(name)), 0o644, "{name}"));
-        close(&at("is not there"));
+        restrict_to_owner(&at("is not there"));
     }
 }

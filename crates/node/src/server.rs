@@ -155,7 +155,7 @@ impl Server {
         }
         let (mut desired, config) = match config.state.clone() {
             Some(folder) => {
-                private::close(&folder);
+                private::restrict_to_owner(&folder);
                 let (desired, config) = Desired::open(&folder, config)?;
                 (Some(desired), config)
             }
@@ -178,7 +178,7 @@ impl Server {
         let engine = start_engine(config, &cores, managed, Box::new(layer))?;
         let front = &engine.front;
         if let Some(desired) = &mut desired {
-            desired.drive(engine.clone());
+            desired.attach_engine(engine.clone());
             desired.tell_repairs(&front.access.events);
         }
         let desired = desired.map(Arc::new);
@@ -228,7 +228,7 @@ impl Server {
     }
 
     /// Tries regularly to open missing objects, and checks the files of volumes. This future never ends.
-    pub async fn retry(&self) {
+    pub async fn run_maintenance(&self) {
         tokio::join!(self.retry_missing(), self.watch_backings());
     }
 
@@ -303,7 +303,7 @@ impl Server {
     }
 
     /// Returns the results of the lab to clients from now on.
-    pub fn show_lab(&self, results: Arc<dyn LabResults>) {
+    pub fn set_lab_results(&self, results: Arc<dyn LabResults>) {
         self.lab.take(results);
     }
 

@@ -43,7 +43,7 @@ impl SimulatedServer {
         let managed = desired.as_mut().map(Desired::managed);
         let engine = start_engine(config, &cores, managed, Box::new(|_, store| store))?;
         if let Some(desired) = &mut desired {
-            desired.drive(engine.clone());
+            desired.attach_engine(engine.clone());
         }
         Ok((Self { engine, desired: desired.map(Arc::new), _cores: cores }, core))
     }

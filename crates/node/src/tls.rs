@@ -219,7 +219,7 @@ impl Loaded {
         let (Some(clients), [own, intermediates @ ..]) = (&self.clients, chain) else {
             return Ok(None);
         };
-        match clients.holds(own, intermediates, unix_time()) {
+        match clients.verify_strictly(own, intermediates, unix_time()) {
             Ok(()) => Ok(Some(ClientCertificate::of(own))),
             Err(rustls::Error::InvalidCertificate(error)) => Err(error),
             Err(_) => Err(CertificateError::ApplicationVerificationFailure),

@@ -68,7 +68,7 @@ impl Array {
     }
 
     /// Returns the limit of pieces that copies hold in memory. A copy acquires one permit for each piece.
-    pub(crate) fn pieces(&self) -> &Semaphore {
+    pub(crate) fn copy_permits(&self) -> &Semaphore {
         &self.pieces
     }
 

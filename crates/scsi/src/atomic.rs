@@ -1,14 +1,14 @@
 //! Atomic writes (SBC-4 4.29). Other commands see such a write completely or not at all. On a durable store the same is
 //! true after a crash or a power loss.
 //!
-//! On a durable store the server first saves the data and its address as [`Record::AtomicWrite`]. Then it writes the
+//! On a durable store the server first saves the data and its address as [`MetadataKind::AtomicWrite`]. Then it writes the
 //! data to the medium, and then it removes the record. Each step is durable before the next one begins, and no other
 //! write happens meanwhile. A new unit that finds a record writes its data to the medium before anything else. Without
 //! a record there is nothing to finish. A record that remained after the response could overwrite a later write.
 //! Therefore the unit halts if the record cannot be removed.
 
 use crate::phase::Phase;
-use crate::{AdditionalSense, Host, LogicalUnit, MetadataStore, Record, Sense, SenseKey};
+use crate::{AdditionalSense, Host, LogicalUnit, MetadataKind, MetadataStore, Sense, SenseKey};
 use async_lock::RwLockWriteGuardArc;
 use parking_lot::Mutex;
 use sarsen_block::{BlockError, Buffer, Durability, Extent, Store};
@@ -40,7 +40,7 @@ pub(crate) fn has_atomic_writes(unit: &LogicalUnit) -> bool {
 
 /// Writes atomically. After its start it must be polled to its end, even if its command is aborted.
 pub(crate) async fn write(unit: &LogicalUnit, extent: Extent, data: Buffer) -> Result<(), Sense> {
-    let _guard = unit.write_alone().await?;
+    let _guard = unit.lock_writes_exclusive().await?;
     let store = &**unit.store();
     let Some(metadata) = unit.metadata().filter(|_| unit.characteristics().is_lasting) else {
         store.write(extent, data, Durability::Durable).wait().await?;
@@ -54,7 +54,7 @@ pub(crate) async fn write(unit: &LogicalUnit, extent: Extent, data: Buffer) -> R
         offset: extent.byte_offset(unit.geometry().block_size).into(),
     };
     let record = [header.as_bytes(), &data].concat();
-    if metadata.save(Record::AtomicWrite, record).wait().await.is_err() {
+    if metadata.save(MetadataKind::AtomicWrite, record).wait().await.is_err() {
         // The record may have been saved or not.
         forget(unit, &**metadata).await;
         return Err(Sense::new(SenseKey::MediumError, AdditionalSense::WRITE_ERROR));
@@ -83,7 +83,7 @@ async fn put_back(store: &dyn Store, extent: Extent, old: Buffer) -> Result<(), 
 }
 
 async fn forget(unit: &LogicalUnit, metadata: &dyn MetadataStore) {
-    if metadata.save(Record::AtomicWrite, Vec::new()).wait().await.is_err() {
+    if metadata.save(MetadataKind::AtomicWrite, Vec::new()).wait().await.is_err() {
         unit.medium_phase().set(Phase::Halted);
     }
 }
@@ -107,7 +107,7 @@ impl PreviousRun {
     /// Loads the interrupted write, if any. No other component knows `unit` yet.
     pub(crate) fn load(&self, unit: &LogicalUnit) -> io::Result<()> {
         let Some(metadata) = unit.metadata() else { return Ok(()) };
-        let Some(record) = metadata.load(Record::AtomicWrite)? else { return Ok(()) };
+        let Some(record) = metadata.load(MetadataKind::AtomicWrite)? else { return Ok(()) };
         let (header, data) = RecordHeader::read_from_prefix(&record)
             .map_err(|_| refuse("the record of an atomic write is too short"))?;
         if header.version != VERSION {
@@ -138,7 +138,7 @@ impl PreviousRun {
 }
 
 /// Finishes the write that the previous run left. Reads and writes wait for it.
-pub(crate) fn settle(unit: &Arc<LogicalUnit>, host: &dyn Host) {
+pub(crate) fn finish_interrupted(unit: &Arc<LogicalUnit>, host: &dyn Host) {
     let taken = unit.previous_run().0.lock().take();
     let Some(Unfinished { extent, data, _guard: guard }) = taken else { return };
     let unit = Arc::clone(unit);

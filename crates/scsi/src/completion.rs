@@ -45,7 +45,7 @@ impl Status {
 
 /// The tasks that a command ends. The transport ends them before it sends the response of that command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Abort {
+pub struct AbortedTasks {
     /// The nexuses whose tasks on the command's unit end (see [`crate::NexusHandle::id`]). The command itself does not
     /// end.
     pub nexuses: Vec<u64>,
@@ -55,11 +55,11 @@ pub struct Abort {
 
 /// The tasks of one unit that end.
 #[derive(Clone, Debug)]
-pub struct TaskAbort {
+pub struct AbortedUnitTasks {
     /// The unit. Other nexuses may have it at other LUNs.
     pub unit: Arc<LogicalUnit>,
     /// The nexuses whose tasks end, and the way in which they end.
-    pub abort: Abort,
+    pub abort: AbortedTasks,
 }
 
 /// The result of a command.
@@ -78,7 +78,7 @@ pub struct Completion {
     /// Unmodified sense data of a real device. If it is set, `sense` is not.
     pub raw_sense: Option<Box<[u8]>>,
     /// The tasks that end with this command.
-    pub abort: Option<Box<Abort>>,
+    pub abort: Option<Box<AbortedTasks>>,
 }
 
 impl Completion {

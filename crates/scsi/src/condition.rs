@@ -8,7 +8,7 @@ use crate::{AdditionalSense, LogicalUnit, Sense, SenseKey, UnitAttention};
 /// The report of the host about a unit's backing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Condition {
+pub enum BackingCondition {
     /// Every command is executed.
     #[default]
     Usable = 0,
@@ -18,23 +18,23 @@ pub enum Condition {
     Unavailable = 2,
 }
 
-/// A [`Condition`] that every command reads.
+/// A [`BackingCondition`] that every command reads.
 #[derive(Default)]
 pub(crate) struct ConditionCell(AtomicU8);
 
 impl ConditionCell {
-    pub(crate) fn current(&self) -> Condition {
+    pub(crate) fn current(&self) -> BackingCondition {
         match self.0.load(Ordering::Acquire) {
-            0 => Condition::Usable,
-            1 => Condition::WritesStopped,
-            _ => Condition::Unavailable,
+            0 => BackingCondition::Usable,
+            1 => BackingCondition::WritesStopped,
+            _ => BackingCondition::Unavailable,
         }
     }
 
     /// Returns the reason to reject a command that needs the medium, if there is one.
     #[inline]
     pub(crate) fn check(&self) -> Result<(), Sense> {
-        if self.0.load(Ordering::Acquire) < Condition::Unavailable as u8 {
+        if self.0.load(Ordering::Acquire) < BackingCondition::Unavailable as u8 {
             Ok(())
         } else {
             Err(Sense::unavailable())
@@ -44,12 +44,12 @@ impl ConditionCell {
     /// Returns the sense data of TEST UNIT READY and REQUEST SENSE, unless the unit is ready.
     pub(crate) fn sense(&self) -> Option<Sense> {
         match self.current() {
-            Condition::Usable => None,
+            BackingCondition::Usable => None,
             // The same response as for each write: SPC-4 6.47 leaves the sense key to the device.
-            Condition::WritesStopped => {
+            BackingCondition::WritesStopped => {
                 Some(Sense::new(SenseKey::MediumError, AdditionalSense::WRITE_ERROR))
             }
-            Condition::Unavailable => Some(Sense::unavailable()),
+            BackingCondition::Unavailable => Some(Sense::unavailable()),
         }
     }
 }
@@ -57,9 +57,11 @@ impl ConditionCell {
 impl LogicalUnit {
     /// Sets the condition of the backing. When a unit becomes available again, its initiators get a unit attention,
     /// since their knowledge of the medium may be out of date (SPC-4 5.14.1).
-    pub fn set_condition(&self, condition: Condition) {
+    pub fn set_condition(&self, condition: BackingCondition) {
         let before = self.condition().0.swap(condition as u8, Ordering::AcqRel);
-        if before == Condition::Unavailable as u8 && condition != Condition::Unavailable {
+        if before == BackingCondition::Unavailable as u8
+            && condition != BackingCondition::Unavailable
+        {
             self.raise_except(NO_NEXUS, UnitAttention::MediumMayHaveChanged);
         }
     }

@@ -6,7 +6,7 @@ use crate::commands::block;
 use crate::flags::Flags;
 use crate::pass_through;
 use crate::refusal;
-use crate::target::{Attachment, Nexus, admit_state};
+use crate::target::{AttachedUnit, Nexus, admit_state};
 use crate::task::Task;
 use crate::task_set::{Access, Entry, Interlock, NexusTasks, Refusal, TaskSlot, WaitingCommand};
 use crate::thresholds;
@@ -34,11 +34,11 @@ pub enum Execution {
 pub struct UnderWay {
     /// Declared before `place`, so that its resources are released first.
     pub(crate) answer: LocalFuture<Completion>,
-    pub(crate) place: Held,
+    pub(crate) place: SlotOwner,
 }
 
 /// The owner of the slot of a command that has not ended.
-pub(crate) enum Held {
+pub(crate) enum SlotOwner {
     Slot(TaskSlot),
     /// The answer future owns it.
     InAnswer(Arc<NexusTasks>),
@@ -51,9 +51,9 @@ impl Future for UnderWay {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Completion> {
         let completion = ready!(self.answer.as_mut().poll(context));
-        Poll::Ready(match std::mem::replace(&mut self.place, Held::Ended) {
-            Held::Slot(place) => place.end(completion),
-            Held::InAnswer(_) | Held::Ended => completion,
+        Poll::Ready(match std::mem::replace(&mut self.place, SlotOwner::Ended) {
+            SlotOwner::Slot(place) => place.end(completion),
+            SlotOwner::InAnswer(_) | SlotOwner::Ended => completion,
         })
     }
 }
@@ -70,9 +70,9 @@ fn has_naca(cdb: &Cdb) -> bool {
 
 /// Begins a command that the tally counts.
 #[inline]
-pub(crate) fn begin_plain(
+pub(crate) fn begin_unqueued(
     command: Command,
-    attachment: &Attachment,
+    attachment: &AttachedUnit,
     nexus: &Arc<Nexus>,
 ) -> Execution {
     let naca = has_naca(&command.cdb);
@@ -83,21 +83,21 @@ pub(crate) fn begin_plain(
             Execution::Ended(completion)
         }
         Io::Pending(answer) => {
-            let place = Held::Slot(TaskSlot::in_tally(&attachment.tally, naca));
+            let place = SlotOwner::Slot(TaskSlot::in_tally(&attachment.tally, naca));
             Execution::UnderWay(UnderWay { answer, place })
         }
     }
 }
 
 /// Begins a command that must request a slot.
-pub(crate) fn begin_asking(
+pub(crate) fn begin_through_queue(
     command: Command,
-    attachment: &Attachment,
+    attachment: &AttachedUnit,
     nexus: &Arc<Nexus>,
 ) -> Execution {
     let entrant = entrant(&command, &attachment.unit, nexus);
     let place = match attachment.tally.ask(entrant) {
-        Ok(Entry::Plain) => return begin_plain(command, attachment, nexus),
+        Ok(Entry::Plain) => return begin_unqueued(command, attachment, nexus),
         Ok(Entry::Queued(place)) => place,
         Err(refusal) => return Execution::Ended(refuse(refusal, entrant.naca, attachment)),
     };
@@ -105,12 +105,12 @@ pub(crate) fn begin_asking(
         return match carry_out(command, attachment, nexus) {
             Io::Ready(completion) => Execution::Ended(place.end(completion)),
             Io::Pending(answer) => {
-                Execution::UnderWay(UnderWay { answer, place: Held::Slot(place) })
+                Execution::UnderWay(UnderWay { answer, place: SlotOwner::Slot(place) })
             }
         };
     }
     let (attachment, nexus) = (attachment.clone(), nexus.clone());
-    let held = Held::InAnswer(attachment.tally.clone());
+    let held = SlotOwner::InAnswer(attachment.tally.clone());
     let answer = Box::pin(async move {
         if !place.turn().await {
             return Completion::with_status(Status::TaskAborted);
@@ -124,7 +124,7 @@ pub(crate) fn begin_asking(
 /// of `wait` is kept until the command has ended.
 pub(crate) fn begin_after<P: 'static>(
     command: Command,
-    attachment: &Attachment,
+    attachment: &AttachedUnit,
     nexus: &Arc<Nexus>,
     wait: impl Future<Output = P> + 'static,
 ) -> Execution {
@@ -142,7 +142,7 @@ pub(crate) fn begin_after<P: 'static>(
     let cancel_token: Arc<CancelToken> = Arc::default();
     attachment.unit.long_commands().add(nexus.id, command.name, cancel_token.clone());
     let (attachment, nexus) = (attachment.clone(), nexus.clone());
-    let held = Held::InAnswer(attachment.tally.clone());
+    let held = SlotOwner::InAnswer(attachment.tally.clone());
     let answer = Box::pin(async move {
         if !place.turn().await {
             return Completion::with_status(Status::TaskAborted);
@@ -174,7 +174,7 @@ async fn unless<P>(ended: impl Future<Output = ()>, wait: impl Future<Output = P
 }
 
 /// Returns TASK SET FULL for a command that the transport cannot queue.
-pub(crate) fn refuse_full(attachment: &Attachment) -> Completion {
+pub(crate) fn refuse_full(attachment: &AttachedUnit) -> Completion {
     refuse(Refusal::Status(Status::TaskSetFull), false, attachment)
 }
 
@@ -204,7 +204,7 @@ fn entrant(command: &Command, unit: &LogicalUnit, nexus: &Nexus) -> WaitingComma
 }
 
 /// Returns the response to a command that did not become a task.
-fn refuse(refusal: Refusal, naca: bool, attachment: &Attachment) -> Completion {
+fn refuse(refusal: Refusal, naca: bool, attachment: &AttachedUnit) -> Completion {
     match refusal {
         Refusal::Status(status) => {
             let completion = Completion::with_status(status);
@@ -222,7 +222,7 @@ fn refuse(refusal: Refusal, naca: bool, attachment: &Attachment) -> Completion {
     }
 }
 
-fn carry_out(command: Command, attachment: &Attachment, nexus: &Arc<Nexus>) -> Io<Completion> {
+fn carry_out(command: Command, attachment: &AttachedUnit, nexus: &Arc<Nexus>) -> Io<Completion> {
     let unit = &attachment.unit;
     if let Some(device) = unit.pass_through() {
         if let Err(sense) = unit.tasks().unfinished().check_device(&command.cdb) {
@@ -271,7 +271,7 @@ fn interlock(unit: &LogicalUnit, attentions: &Attentions, completion: &Completio
 /// Checks whether a command may be executed by its handler. The order of the checks is the precedence of SPC-4.
 fn admit(
     cdb: &Cdb,
-    attachment: &Attachment,
+    attachment: &AttachedUnit,
     nexus: &Nexus,
 ) -> Result<&'static Row, refusal::Refusal> {
     let unit = &attachment.unit;
@@ -297,7 +297,7 @@ fn admit(
 }
 
 /// Returns the unit attention to report. With an interlock it stays pending until REQUEST SENSE (SPC-4 7.5.8).
-fn next_attention(attachment: &Attachment) -> Option<UnitAttention> {
+fn next_attention(attachment: &AttachedUnit) -> Option<UnitAttention> {
     match attachment.unit.tasks().policy().interlock {
         Interlock::None => attachment.attentions.take(),
         Interlock::Holds | Interlock::HoldsStatuses => attachment.attentions.first(),

@@ -6,7 +6,7 @@
 //! ended, the unit is not ready and begins no command that uses the medium. Therefore the unit acknowledges no command
 //! whose effect a late write could undo.
 
-use crate::execution::{Held, UnderWay};
+use crate::execution::{SlotOwner, UnderWay};
 use crate::task_set::TaskSet;
 use crate::{AdditionalSense, Cdb, Completion, LogicalUnit, Sense, SenseKey};
 use sarsen_block::LocalFuture;
@@ -18,12 +18,12 @@ use std::task::{Context, Poll};
 
 /// The numbers of stalled and of abandoned commands of a unit. See the module.
 #[derive(Default)]
-pub(crate) struct UnfinishedCommands {
+pub(crate) struct HungCommandCounts {
     stalled: AtomicU32,
     abandoned: AtomicU32,
 }
 
-impl UnfinishedCommands {
+impl HungCommandCounts {
     /// Checks whether a command that uses the medium may begin.
     #[inline]
     pub(crate) fn check(&self) -> Result<(), Sense> {
@@ -94,14 +94,14 @@ impl Future for Abandoned {
 impl UnderWay {
     fn set(&self) -> Option<&Arc<TaskSet>> {
         match &self.place {
-            Held::Slot(place) => Some(place.set()),
-            Held::InAnswer(tally) => Some(tally.set()),
-            Held::Ended => None,
+            SlotOwner::Slot(place) => Some(place.set()),
+            SlotOwner::InAnswer(tally) => Some(tally.set()),
+            SlotOwner::Ended => None,
         }
     }
 
     /// Reports that the command takes too long. Returns `None` if the command has ended.
-    pub fn stall(&self) -> Option<Stall> {
+    pub fn report_stall(&self) -> Option<Stall> {
         let set = self.set()?;
         set.unfinished().stalled.fetch_add(1, Ordering::AcqRel);
         Some(Stall(set.clone()))

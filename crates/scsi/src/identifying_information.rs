@@ -1,7 +1,7 @@
 //! The identifying information that initiators write to a logical unit to recognise it (SPC-4 5.7). It is stored with
 //! the unit.
 
-use crate::{MetadataStore, Record};
+use crate::{MetadataKind, MetadataStore};
 use std::io;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -58,7 +58,7 @@ const VERSION: u8 = 1;
 impl IdentifyingInformation {
     /// Loads the saved values.
     pub(crate) fn load(metadata: Option<&dyn MetadataStore>) -> io::Result<Self> {
-        let record = metadata.map(|metadata| metadata.load(Record::IdentifyingInformation));
+        let record = metadata.map(|metadata| metadata.load(MetadataKind::IdentifyingInformation));
         let values = match record.transpose()?.flatten() {
             None => Values::default(),
             Some(record) => decode(&record).ok_or_else(|| {

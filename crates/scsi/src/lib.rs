@@ -52,20 +52,20 @@ mod work;
 pub use array::{Array, Host, Work};
 pub use attention::{Listener, UnitAttention};
 pub use cdb::{Cdb, Command, TaskAttribute};
-pub use completion::{Abort, Completion, Status, TaskAbort};
-pub use condition::Condition;
+pub use completion::{AbortedTasks, AbortedUnitTasks, Completion, Status};
+pub use condition::BackingCondition;
 pub use device_type::DeviceType;
 pub use execution::{Execution, UnderWay};
 pub use hung_commands::{Abandoned, Stall};
 pub use identity::{Designator, Identity, Naa};
 pub use logical_unit::{Limits, LogicalUnit, Parts};
 pub use lun::Lun;
-pub use metadata::{MetadataStore, Record};
+pub use metadata::{MetadataKind, MetadataStore};
 pub use nexus_handle::NexusHandle;
 pub use pass_through::{PassThrough, Passed, Transfer};
 pub use protection::ProtectionType;
 pub use sense::{AdditionalSense, FieldPointer, Sense, SenseKey};
 pub use target::{InitiatorPort, LunView, TargetDevice};
 pub use target_port_groups::{
-    Access, AccessError, AccessState, Alua, MAXIMUM_TARGET_PORTS, TargetPort, Transition,
+    AccessError, AccessState, AllowedStates, Alua, MAXIMUM_TARGET_PORTS, TargetPort, Transition,
 };

@@ -474,7 +474,7 @@ impl LogicalUnit {
     }
 
     /// Waits for `future`, then completes the command.
-    pub(crate) fn pending(
+    pub(crate) fn complete_after(
         self: &Arc<Self>,
         future: impl Future<Output = Result<Completion, Sense>> + 'static,
     ) -> Io<Completion> {
@@ -490,7 +490,7 @@ impl LogicalUnit {
     ) -> Io<Completion> {
         match answer {
             Io::Ready(result) => Io::Ready(self.complete(result.map(then).map_err(Sense::from))),
-            Io::Pending(future) => self.pending(async move { Ok(future.await.map(then)?) }),
+            Io::Pending(future) => self.complete_after(async move { Ok(future.await.map(then)?) }),
         }
     }
 
@@ -498,7 +498,7 @@ impl LogicalUnit {
     /// missed.
     pub(crate) fn flush_after_writes(self: &Arc<Self>) -> Io<Completion> {
         let unit = Arc::clone(self);
-        self.pending(async move { unit.write_out_cache().await })
+        self.complete_after(async move { unit.write_out_cache().await })
     }
 
     /// Writes the cache within another command.
@@ -515,8 +515,8 @@ impl LogicalUnit {
     ) -> Io<Completion> {
         let Some(guard) = self.write_gate.try_read_arc() else {
             let unit = Arc::clone(self);
-            return self.pending(async move {
-                let _guard = unit.write_beside_others().await?;
+            return self.complete_after(async move {
+                let _guard = unit.lock_writes_shared().await?;
                 submit(&unit).wait().await?;
                 Ok(Completion::good())
             });
@@ -530,7 +530,7 @@ impl LogicalUnit {
             Io::Ready(result) => {
                 Io::Ready(self.complete(result.map(|()| Completion::good()).map_err(Sense::from)))
             }
-            Io::Pending(future) => self.pending(async move {
+            Io::Pending(future) => self.complete_after(async move {
                 let result = future.await;
                 drop(guard);
                 result?;

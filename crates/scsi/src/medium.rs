@@ -21,7 +21,7 @@ pub(crate) enum MediumState {
 
 /// The request of PREVENT ALLOW MEDIUM REMOVAL. The numbers are those of its PREVENT field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Removal {
+pub(crate) enum RemovalPrevention {
     Allowed = 0,
     Prevented = 1,
     /// MMC's persistent form, which does not end with a loss of the nexus.
@@ -159,14 +159,14 @@ impl Medium {
     }
 
     /// Sets what a nexus prevents. If the medium cannot be removed, nothing changes.
-    pub(crate) fn set_removal(&self, nexus: NexusId, wanted: Removal) {
+    pub(crate) fn set_removal(&self, nexus: NexusId, wanted: RemovalPrevention) {
         let mut removal = self.removal();
         match wanted {
-            Removal::PersistentlyAllowed => removal.is_persistently_prevented = false,
-            Removal::PersistentlyPrevented => removal.is_persistently_prevented = true,
-            Removal::Allowed | Removal::Prevented => {
+            RemovalPrevention::PersistentlyAllowed => removal.is_persistently_prevented = false,
+            RemovalPrevention::PersistentlyPrevented => removal.is_persistently_prevented = true,
+            RemovalPrevention::Allowed | RemovalPrevention::Prevented => {
                 if let Some(holder) = removal.of(nexus) {
-                    holder.prevents = wanted == Removal::Prevented;
+                    holder.prevents = wanted == RemovalPrevention::Prevented;
                 }
             }
         }
@@ -242,15 +242,15 @@ mod tests {
     #[test]
     fn sbc4_5_15_a_medium_is_kept_in_while_any_nexus_prevents_its_removal() {
         let medium = two_nexuses(DeviceType::Disk);
-        medium.set_removal(1, Removal::Prevented);
-        medium.set_removal(2, Removal::Prevented);
-        medium.set_removal(1, Removal::Allowed);
+        medium.set_removal(1, RemovalPrevention::Prevented);
+        medium.set_removal(2, RemovalPrevention::Prevented);
+        medium.set_removal(1, RemovalPrevention::Allowed);
         assert_eq!(additional(medium.eject()), Some(0x5302));
         medium.detach(2);
         assert_eq!(additional(medium.eject()), None);
         assert_eq!(additional(medium.check()), Some(0x3a00));
         // A nexus that prevents removal also prevents loading.
-        medium.set_removal(1, Removal::Prevented);
+        medium.set_removal(1, RemovalPrevention::Prevented);
         assert_eq!(additional(medium.load().map(drop)), Some(0x5302));
         medium.reset();
         assert_eq!(additional(medium.check()), Some(0x3a00), "a reset loads nothing");
@@ -262,16 +262,16 @@ mod tests {
     #[test]
     fn mmc6_6_14_persistent_prevention_outlives_its_nexus_and_ends_with_a_reset() {
         let medium = two_nexuses(DeviceType::Cd);
-        medium.set_removal(1, Removal::PersistentlyPrevented);
+        medium.set_removal(1, RemovalPrevention::PersistentlyPrevented);
         medium.detach(1);
-        medium.set_removal(2, Removal::Allowed);
+        medium.set_removal(2, RemovalPrevention::Allowed);
         assert!(medium.is_persistently_prevented());
         assert_eq!(additional(medium.eject()), Some(0x5302));
-        medium.set_removal(2, Removal::PersistentlyAllowed);
+        medium.set_removal(2, RemovalPrevention::PersistentlyAllowed);
         assert_eq!(medium.eject(), Ok(()));
         assert_eq!(additional(medium.check()), Some(0x3a02));
         assert_eq!(medium.load(), Ok(true));
-        medium.set_removal(2, Removal::PersistentlyPrevented);
+        medium.set_removal(2, RemovalPrevention::PersistentlyPrevented);
         medium.reset();
         assert_eq!(medium.eject(), Ok(()));
     }

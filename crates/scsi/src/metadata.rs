@@ -5,7 +5,7 @@ use std::io;
 
 /// The kinds of records. Each record is replaced as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Record {
+pub enum MetadataKind {
     /// Persistent reservations and registrations (APTPL, SPC-4 5.12.5).
     Reservations,
     /// Saved mode pages (SPC-4 6.11).
@@ -20,7 +20,7 @@ pub enum Record {
     Key,
 }
 
-impl Record {
+impl MetadataKind {
     /// All kinds.
     pub const ALL: [Self; 6] = [
         Self::Reservations,
@@ -49,10 +49,10 @@ pub trait MetadataStore: Send + Sync {
     /// Returns the last saved record; `None` if it was never saved, or was removed. This function blocks. It is called
     /// at the creation of a unit, never during a command. A damaged record is an error, which is reported to the
     /// administrator: the unit does not start.
-    fn load(&self, record: Record) -> io::Result<Option<Vec<u8>>>;
+    fn load(&self, record: MetadataKind) -> io::Result<Option<Vec<u8>>>;
 
     /// Replaces a record. The record is durable when the result arrives. An empty record removes it. After a crash the
     /// record is either the old one or the new one, complete. If two saves overlap, the later call wins. Dropping the
     /// result does not undo the save.
-    fn save(&self, record: Record, content: Vec<u8>) -> Io<io::Result<()>>;
+    fn save(&self, record: MetadataKind, content: Vec<u8>) -> Io<io::Result<()>>;
 }

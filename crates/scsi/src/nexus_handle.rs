@@ -8,11 +8,11 @@ use crate::attention::Listener;
 use crate::command_table::Row;
 use crate::commands::block::{self, moved_bytes};
 use crate::commands::without_unit;
-use crate::execution::{Execution, begin_after, begin_asking, begin_plain, refuse_full};
+use crate::execution::{Execution, begin_after, begin_through_queue, begin_unqueued, refuse_full};
 use crate::target::{Attachments, Nexus};
 use crate::{
-    Abort, Cdb, Command, Completion, InitiatorPort, LogicalUnit, Lun, LunView, TargetDevice,
-    TaskAbort, TaskAttribute, UnitAttention,
+    AbortedTasks, AbortedUnitTasks, Cdb, Command, Completion, InitiatorPort, LogicalUnit, Lun,
+    LunView, TargetDevice, TaskAttribute, UnitAttention,
 };
 
 impl TargetDevice {
@@ -114,9 +114,9 @@ impl NexusHandle {
             return Execution::Ended(result.unwrap_or_else(Completion::check_condition));
         };
         if command.attribute == TaskAttribute::Simple && attachment.tally.enter() {
-            begin_plain(command, attachment, &self.nexus)
+            begin_unqueued(command, attachment, &self.nexus)
         } else {
-            begin_asking(command, attachment, &self.nexus)
+            begin_through_queue(command, attachment, &self.nexus)
         }
     }
 
@@ -172,10 +172,10 @@ impl NexusHandle {
 
     /// Executes CLEAR TASK SET for this nexus, whose own tasks have ended. Returns the tasks of other nexuses that the
     /// transport must end (SAM-5 7.5). Those that have not begun never begin.
-    pub fn clear_task_set(&mut self, lun: Lun) -> Option<TaskAbort> {
+    pub fn clear_task_set(&mut self, lun: Lun) -> Option<AbortedUnitTasks> {
         let unit = self.logical_unit(lun)?;
         let abort = unit.tasks().clear(self.nexus.id);
-        Some(TaskAbort { unit, abort })
+        Some(AbortedUnitTasks { unit, abort })
     }
 
     /// Executes CLEAR ACA (SAM-5 7.4): ends the auto contingent allegiance of this nexus, if it has one.
@@ -187,19 +187,20 @@ impl NexusHandle {
 
     /// Returns the tasks of other nexuses that the transport must end before a reset by this nexus: those of one unit,
     /// or of all shown units. Those that have not begun never begin.
-    pub fn prepare_reset(&mut self, lun: Option<Lun>) -> Vec<TaskAbort> {
+    pub fn prepare_reset(&mut self, lun: Option<Lun>) -> Vec<AbortedUnitTasks> {
         let units = match lun {
             Some(lun) => self.logical_unit(lun).into_iter().collect(),
             None => self.nexus.units(),
         };
         let by = self.nexus.id;
-        let abort = |unit: Arc<LogicalUnit>| TaskAbort { abort: unit.tasks().clear_all(by), unit };
+        let abort =
+            |unit: Arc<LogicalUnit>| AbortedUnitTasks { abort: unit.tasks().clear_all(by), unit };
         units.into_iter().map(abort).collect()
     }
 
     /// Returns the tasks that a command of this nexus ends, with their unit.
-    pub fn task_abort(&mut self, lun: Lun, abort: Abort) -> Option<TaskAbort> {
-        Some(TaskAbort { unit: self.logical_unit(lun)?, abort })
+    pub fn tasks_to_abort(&mut self, lun: Lun, abort: AbortedTasks) -> Option<AbortedUnitTasks> {
+        Some(AbortedUnitTasks { unit: self.logical_unit(lun)?, abort })
     }
 
     /// Returns whether this unit is at a LUN.

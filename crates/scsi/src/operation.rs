@@ -7,7 +7,7 @@
 use crate::phase::Phase;
 use crate::task::Task;
 use crate::work::{Promise, outlive, outlive_abort};
-use crate::{AdditionalSense, Completion, LogicalUnit, Record, Sense, SenseKey};
+use crate::{AdditionalSense, Completion, LogicalUnit, MetadataKind, Sense, SenseKey};
 use sarsen_block::{Allocation, BlockError, Buffer, Durability, Extent, Io};
 use std::sync::Arc;
 use std::task::Poll;
@@ -146,7 +146,7 @@ const fn not_kept() -> Sense {
 /// Saves the record of a phase for the next run of the unit.
 async fn keep(unit: &LogicalUnit, phase: Phase) -> std::io::Result<()> {
     match unit.metadata() {
-        Some(metadata) => metadata.save(Record::Operation, phase.record()).wait().await,
+        Some(metadata) => metadata.save(MetadataKind::Operation, phase.record()).wait().await,
         None => Ok(()),
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::commands::block::TRANSFER_LIMIT;
 use crate::commands::inquiry;
-use crate::target::{Attachment, Nexus};
+use crate::target::{AttachedUnit, Nexus};
 use crate::{AdditionalSense, Cdb, Command, Completion, Sense, SenseKey, Status};
 use sarsen_block::{Buffer, Data, Io};
 use sarsen_wire::scsi::opcode;
@@ -53,7 +53,7 @@ fn cdb_bytes(cdb: &Cdb) -> Vec<u8> {
 
 /// Returns the server's own response, if the command does not reach the device.
 fn answer_ourselves(
-    attachment: &Attachment,
+    attachment: &AttachedUnit,
     nexus: &Nexus,
     cdb: &Cdb,
 ) -> Option<Result<Completion, Sense>> {
@@ -101,7 +101,7 @@ fn transfer(command: &mut Command) -> Result<Transfer, Sense> {
 
 pub(crate) fn execute(
     device: &Arc<dyn PassThrough>,
-    attachment: &Attachment,
+    attachment: &AttachedUnit,
     nexus: &Nexus,
     mut command: Command,
 ) -> Io<Completion> {

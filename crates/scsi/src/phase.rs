@@ -5,7 +5,7 @@
 //! have changed meanwhile.
 
 use crate::flags::Flags;
-use crate::{AdditionalSense, LogicalUnit, MetadataStore, Record, Sense, SenseKey};
+use crate::{AdditionalSense, LogicalUnit, MetadataKind, MetadataStore, Sense, SenseKey};
 use async_lock::{RwLockReadGuardArc, RwLockWriteGuardArc};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
@@ -51,7 +51,7 @@ impl Phase {
         matches!(self, Self::FormatFailed | Self::SanitizeFailed | Self::SanitizeFailedMayExit)
     }
 
-    /// Returns the content of [`Record::Operation`]: empty, unless an operation failed or is in progress. During an
+    /// Returns the content of [`MetadataKind::Operation`]: empty, unless an operation failed or is in progress. During an
     /// operation it is the state that a failure would leave.
     pub(crate) fn record(self) -> Vec<u8> {
         if self.is_failure() { vec![RECORD_VERSION, self as u8] } else { Vec::new() }
@@ -101,7 +101,7 @@ impl MediumPhase {
     /// Loads the phase that the previous run of the unit left.
     pub(crate) fn load(metadata: Option<&dyn MetadataStore>) -> io::Result<Self> {
         let record = match metadata {
-            Some(metadata) => metadata.load(Record::Operation)?,
+            Some(metadata) => metadata.load(MetadataKind::Operation)?,
             None => None,
         };
         let phase = match record {
@@ -180,7 +180,7 @@ impl MediumPhase {
 
 impl LogicalUnit {
     /// Waits for shared access to the write gate.
-    pub(crate) async fn write_beside_others(&self) -> Result<RwLockReadGuardArc<()>, Sense> {
+    pub(crate) async fn lock_writes_shared(&self) -> Result<RwLockReadGuardArc<()>, Sense> {
         let gate = self.write_gate();
         let guard = match gate.try_read_arc() {
             Some(guard) => guard,
@@ -196,7 +196,7 @@ impl LogicalUnit {
     }
 
     /// Waits for exclusive access to the write gate.
-    pub(crate) async fn write_alone(&self) -> Result<RwLockWriteGuardArc<()>, Sense> {
+    pub(crate) async fn lock_writes_exclusive(&self) -> Result<RwLockWriteGuardArc<()>, Sense> {
         let guard = self.write_gate().write_arc().await;
         self.medium_phase().check(Flags::NEEDS_MEDIUM)?;
         Ok(guard)
@@ -206,7 +206,7 @@ impl LogicalUnit {
     /// must not hold the write gate.
     pub(crate) async fn guard_read(&self) -> Result<Option<RwLockReadGuardArc<()>>, Sense> {
         if self.medium_phase().guards_reads() {
-            self.write_beside_others().await.map(Some)
+            self.lock_writes_shared().await.map(Some)
         } else {
             Ok(None)
         }

@@ -124,13 +124,13 @@ impl Inspection {
 
 /// The generated protection information of a block, if the initiator sent none (SBC-3 5.32).
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Generation {
+pub(crate) struct ProtectionGenerator {
     pub(crate) protection_type: ProtectionType,
     /// ATO: the initiators define the application tag.
     pub(crate) application_tag_owned: bool,
 }
 
-impl Generation {
+impl ProtectionGenerator {
     /// Writes the protection information of block `lba` after its data.
     pub(crate) fn put(self, lba: Lba, block: &mut [u8]) {
         let (data, tags) = block.split_at_mut(block.len() - PROTECTION_BYTES);

@@ -378,7 +378,7 @@ impl Sense {
     }
 
     /// Reports that state that must outlive the program could not be saved.
-    pub const fn not_kept() -> Self {
+    pub const fn save_failed() -> Self {
         Self::new(SenseKey::HardwareError, AdditionalSense::INTERNAL_TARGET_FAILURE)
     }
 

@@ -37,7 +37,7 @@ pub enum AccessState {
 /// The access states beyond the active ones in which a command is executed (SPC-4 5.16.2.4). Each variant includes the
 /// previous ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Access {
+pub enum AllowedStates {
     /// Only the active states.
     Active,
     /// Also standby.
@@ -63,12 +63,12 @@ impl AccessState {
     }
 
     /// Returns the access that a command needs to be executed in this state.
-    const fn wanted(self) -> Access {
+    const fn wanted(self) -> AllowedStates {
         match self {
-            Self::Optimized | Self::NonOptimized => Access::Active,
-            Self::Standby => Access::Standby,
-            Self::Unavailable | Self::Offline => Access::Unavailable,
-            Self::Transitioning => Access::Transition,
+            Self::Optimized | Self::NonOptimized => AllowedStates::Active,
+            Self::Standby => AllowedStates::Standby,
+            Self::Unavailable | Self::Offline => AllowedStates::Unavailable,
+            Self::Transitioning => AllowedStates::Transition,
         }
     }
 
@@ -178,7 +178,7 @@ impl TargetPortGroup {
     }
 
     /// Rejects a command that is not executed in this state. Each command costs one load.
-    pub(crate) fn check(&self, access: Access) -> Result<(), Sense> {
+    pub(crate) fn check(&self, access: AllowedStates) -> Result<(), Sense> {
         let state = self.state();
         match state.sense() {
             Some(sense) if access < state.wanted() => Err(sense),
@@ -415,7 +415,7 @@ impl TargetDevice {
         let held = self.target_port_groups().hold();
         for (group, _) in states {
             if group.state() == AccessState::Transitioning {
-                group.check(Access::Active)?;
+                group.check(AllowedStates::Active)?;
             }
         }
         let mut is_changed = false;

@@ -6,7 +6,7 @@ use sarsen_block::{Buffer, Data, Extent, Io};
 use sarsen_wire::scsi::inquiry::PERIPHERAL_NOT_CONNECTED;
 
 use crate::attention::Attentions;
-use crate::target::{Attachment, Nexus};
+use crate::target::{AttachedUnit, Nexus};
 use crate::{Cdb, Command, Completion, LogicalUnit, Sense};
 
 /// The function that a row of the command table calls.
@@ -28,11 +28,15 @@ pub(crate) struct Task<'a> {
 }
 
 impl<'a> Task<'a> {
-    pub(crate) fn new(command: Command, attachment: &'a Attachment, nexus: &'a Arc<Nexus>) -> Self {
+    pub(crate) fn new(
+        command: Command,
+        attachment: &'a AttachedUnit,
+        nexus: &'a Arc<Nexus>,
+    ) -> Self {
         let Command { cdb, name, data_out, expected_data_out_length, .. } = command;
         let expected_data_in_length =
             expected_data_out_length.map(|_| command.expected_data_in_length);
-        let &Attachment { ref unit, ref attentions, read_only, .. } = attachment;
+        let &AttachedUnit { ref unit, ref attentions, read_only, .. } = attachment;
         Self {
             cdb,
             name,

@@ -13,9 +13,9 @@ mod tests;
 pub(crate) use policy::{Interlock, OnError, Policy};
 pub(crate) use queue::{Access, Refusal, WaitingCommand};
 
-use crate::hung_commands::UnfinishedCommands;
+use crate::hung_commands::HungCommandCounts;
 use crate::nexus_id::NexusId;
-use crate::{Abort, Completion, Status, TaskAttribute};
+use crate::{AbortedTasks, Completion, Status, TaskAttribute};
 use parking_lot::{Mutex, MutexGuard};
 use queue::Queue;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -36,7 +36,7 @@ pub(crate) struct TaskSet {
     /// locked.
     room: AtomicU32,
     state: Mutex<TaskSetState>,
-    unfinished: UnfinishedCommands,
+    unfinished: HungCommandCounts,
 }
 
 #[derive(Default)]
@@ -81,7 +81,7 @@ impl Default for TaskSet {
             closed: AtomicBool::new(false),
             room: AtomicU32::new(MAXIMUM_TASKS),
             state: Mutex::default(),
-            unfinished: UnfinishedCommands::default(),
+            unfinished: HungCommandCounts::default(),
         }
     }
 }
@@ -89,7 +89,7 @@ impl Default for TaskSet {
 impl TaskSet {
     /// Returns the commands that the store does not end.
     #[inline]
-    pub(crate) fn unfinished(&self) -> &UnfinishedCommands {
+    pub(crate) fn unfinished(&self) -> &HungCommandCounts {
         &self.unfinished
     }
 
@@ -130,7 +130,7 @@ impl TaskSet {
     fn settle(&self, state: &mut TaskSetState) {
         // A new task first counts itself and then reads `closed`. This function does the reverse, so that at least one
         // of the two sees the other.
-        self.closed.store(!state.queue.is_open(), Ordering::SeqCst);
+        self.closed.store(!state.queue.allows_bypass(), Ordering::SeqCst);
         let TaskSetState { queue, tallies, .. } = state;
         queue.advance(|nexus| {
             tallies.iter().filter_map(Weak::upgrade).any(|tally| {
@@ -138,27 +138,27 @@ impl TaskSet {
                     && running(tally.tasks.load(Ordering::SeqCst)) > 0
             })
         });
-        self.closed.store(!queue.is_open(), Ordering::SeqCst);
+        self.closed.store(!queue.allows_bypass(), Ordering::SeqCst);
     }
 
     /// Executes CLEAR TASK SET by a nexus whose own tasks have ended. Returns the nexuses whose tasks end. Their queued
     /// tasks never begin.
-    pub(crate) fn clear(&self, by: NexusId) -> Abort {
+    pub(crate) fn clear(&self, by: NexusId) -> AbortedTasks {
         if self.policy().set_for_each_nexus {
-            Abort { nexuses: Vec::new(), answered: false }
+            AbortedTasks { nexuses: Vec::new(), answered: false }
         } else {
             self.clear_all(by)
         }
     }
 
     /// Does the same before a reset, which affects the task sets of all nexuses.
-    pub(crate) fn clear_all(&self, by: NexusId) -> Abort {
+    pub(crate) fn clear_all(&self, by: NexusId) -> AbortedTasks {
         let mut state = self.state();
         let mut nexuses = state.nexuses();
         nexuses.retain(|&nexus| nexus != by);
         state.queue.doom(&nexuses, None);
         self.settle(&mut state);
-        Abort { nexuses, answered: state.queue.policy.task_aborted_status }
+        AbortedTasks { nexuses, answered: state.queue.policy.task_aborted_status }
     }
 
     /// Aborts tasks of a nexus on request of the transport. Those that have not begun never begin.
@@ -251,7 +251,7 @@ impl NexusTasks {
     pub(crate) fn ask(self: &Arc<Self>, entrant: WaitingCommand) -> Result<Entry, Refusal> {
         let mut state = self.set.state();
         state.queue.admit(&entrant)?;
-        if entrant.attribute == TaskAttribute::Simple && state.queue.is_open() {
+        if entrant.attribute == TaskAttribute::Simple && state.queue.allows_bypass() {
             return if self.enter_with_room(&state) {
                 Ok(Entry::Plain)
             } else {
@@ -346,7 +346,7 @@ impl NexusTasks {
             };
             if !nexuses.is_empty() {
                 let answered = state.queue.policy.task_aborted_status;
-                completion.abort = Some(Box::new(Abort { nexuses, answered }));
+                completion.abort = Some(Box::new(AbortedTasks { nexuses, answered }));
             }
         }
         if let Some(abort) = &completion.abort {

@@ -2,13 +2,13 @@
 //! that polls futures.
 
 use crate::{
-    Array, Cdb, Command, Completion, Host, Identity, InitiatorPort, LogicalUnit, Lun,
-    MetadataStore, NexusHandle, Parts, Record, Sense, Status, TargetDevice, Work,
+    Array, Cdb, Command, Completion, Host, Identity, InitiatorPort, LogicalUnit, Lun, MetadataKind,
+    MetadataStore, NexusHandle, Parts, Sense, Status, TargetDevice, Work,
 };
 use sarsen_block::layers::ProtectedStore;
 use sarsen_block::{
     BlockError, BlockSize, Buffer, Characteristics, Direction, Durability, Geometry, Io, Lba,
-    LocalFuture, MemoryStore, Request, Store, Unmap,
+    LocalFuture, MemoryStore, Request, Store, UnmapSupport,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::pin::{Pin, pin};
@@ -36,7 +36,7 @@ impl TestStore {
         let characteristics = Characteristics {
             volatile_cache: true,
             read_only: false,
-            unmap: Some(Unmap { granularity_blocks: 1, anchors: true, tells_space: true }),
+            unmap: Some(UnmapSupport { granularity_blocks: 1, anchors: true, tells_space: true }),
             physical_block_exponent: 0,
             protection: false,
             is_lasting: true,
@@ -46,7 +46,7 @@ impl TestStore {
 
     /// Creates a store of `block_count` blocks with protection information.
     pub(crate) fn protected(block_size: BlockSize, block_count: u64) -> Self {
-        let bytes = ProtectedStore::bytes_below(block_size, block_count).unwrap();
+        let bytes = ProtectedStore::required_inner_bytes(block_size, block_count).unwrap();
         let below = Arc::new(MemoryStore::new(BlockSize::B512, bytes / 512));
         let inner = ProtectedStore::new(below, block_size).unwrap();
         let characteristics = inner.characteristics();
@@ -186,17 +186,17 @@ impl Host for TestHost {
 /// Stores records in memory. If two units share it, they are one volume before and after a restart.
 #[derive(Default)]
 pub(crate) struct TestMetadataStore {
-    pub(crate) records: Mutex<HashMap<Record, Vec<u8>>>,
+    pub(crate) records: Mutex<HashMap<MetadataKind, Vec<u8>>>,
     /// If true, every save fails.
     pub(crate) is_broken: AtomicBool,
 }
 
 impl MetadataStore for TestMetadataStore {
-    fn load(&self, record: Record) -> std::io::Result<Option<Vec<u8>>> {
+    fn load(&self, record: MetadataKind) -> std::io::Result<Option<Vec<u8>>> {
         Ok(self.records.lock().unwrap().get(&record).cloned())
     }
 
-    fn save(&self, record: Record, content: Vec<u8>) -> Io<std::io::Result<()>> {
+    fn save(&self, record: MetadataKind, content: Vec<u8>) -> Io<std::io::Result<()>> {
         if self.is_broken.load(Ordering::Relaxed) {
             return Io::Ready(Err(std::io::Error::from_raw_os_error(5)));
         }

@@ -67,7 +67,7 @@ where
     let promise = Promise(outcome.clone());
     host.spawn(Box::new(move || Box::pin(work(promise))));
     let waited_for = outcome.clone();
-    let answer = unit.pending(async move {
+    let answer = unit.complete_after(async move {
         let status = (*waited_for.wait().await)?;
         Ok(Completion::with_status(status))
     });

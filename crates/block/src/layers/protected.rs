@@ -26,7 +26,7 @@ use crc_fast::{CrcAlgorithm, checksum};
 
 use crate::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Durability,
-    Extent, Geometry, Io, Lba, PROTECTION_BYTES, Reply, Request, Space, Store, Unmap,
+    Extent, Geometry, Io, Lba, PROTECTION_BYTES, Reply, Request, Space, Store, UnmapSupport,
 };
 
 /// Size of the header at the start of the lower store. The creator of the store describes the contents there. The
@@ -211,7 +211,7 @@ impl ProtectedStore {
     }
 
     /// Returns the bytes of the lower store that a disk of `block_count` blocks needs, or `None` on overflow.
-    pub fn bytes_below(block_size: BlockSize, block_count: u64) -> Option<u64> {
+    pub fn required_inner_bytes(block_size: BlockSize, block_count: u64) -> Option<u64> {
         let below = Layout::of(block_size)?.blocks_below(block_count)?;
         below.checked_mul(SECTOR as u64)
     }
@@ -327,7 +327,7 @@ impl Store for ProtectedStore {
         let inner = self.inner.characteristics();
         let body = self.layout.stride.min(FIRST_PAGE) as u32;
         Characteristics {
-            unmap: inner.unmap.map(|unmap| Unmap {
+            unmap: inner.unmap.map(|unmap| UnmapSupport {
                 granularity_blocks: unmap.granularity_blocks.div_ceil(body),
                 ..unmap
             }),
@@ -462,16 +462,17 @@ mod tests {
     fn bytes_below_hold_exactly_the_blocks() {
         for block_size in [BlockSize::B512, BlockSize::B4096] {
             for block_count in [1, 2, 1000, 1 << 40] {
-                let bytes = ProtectedStore::bytes_below(block_size, block_count).expect("fits");
+                let bytes =
+                    ProtectedStore::required_inner_bytes(block_size, block_count).expect("fits");
                 let layout = Layout::of(block_size).expect("a layout");
                 assert_eq!(layout.blocks_in(bytes / SECTOR as u64), block_count);
                 assert_eq!(layout.blocks_in(bytes / SECTOR as u64 - 1), block_count - 1);
                 let last = layout.below(Extent::new(block_count - 1, 1));
                 assert_eq!(last.end() * SECTOR as u64, bytes);
             }
-            assert_eq!(ProtectedStore::bytes_below(block_size, u64::MAX), None);
+            assert_eq!(ProtectedStore::required_inner_bytes(block_size, u64::MAX), None);
         }
-        assert!(ProtectedStore::bytes_below(BlockSize::B2048, 1).is_none());
+        assert!(ProtectedStore::required_inner_bytes(BlockSize::B2048, 1).is_none());
     }
 
     #[test]

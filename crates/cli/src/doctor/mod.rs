@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::control::ServerOptions;
-use crate::exit::DegradedError;
+use crate::exit::PartialError;
 use crate::output::print_line;
 
 /// Flags of `sarsen doctor`.
@@ -104,7 +104,7 @@ impl Report {
             (counted(self.problems, "problem"), counted(self.warnings, "warning"));
         match (self.problems, self.warnings) {
             (0, 0) => Ok(()),
-            (0, _) => Err(DegradedError(warnings).into()),
+            (0, _) => Err(PartialError(warnings).into()),
             (_, 0) => anyhow::bail!("{problems}"),
             _ => anyhow::bail!("{problems} and {warnings}"),
         }

@@ -16,7 +16,7 @@ use sarsen_lab::target_under_test::{Medium, TargetUnderTest};
 use super::archive;
 use super::progress::Progress;
 use crate::disk::variable;
-use crate::exit::{DegradedError, UsageError};
+use crate::exit::{PartialError, UsageError};
 use crate::output::{note, printed};
 
 /// The study whose figures come from bonnie++.
@@ -269,7 +269,7 @@ fn judge(run: &Run) -> anyhow::Result<()> {
     }
     match (&failed[..], &left_out[..]) {
         ([], _) if measured > 0 => Ok(()),
-        ([first, ..], _) if measured > 0 => Err(DegradedError(format!(
+        ([first, ..], _) if measured > 0 => Err(PartialError(format!(
             "{} of {} measurements failed, the first one: {first}",
             failed.len(),
             run.samples.len()

@@ -46,7 +46,7 @@ pub(super) fn stopping(sockets: &[HandoverSocket]) {
 }
 
 /// Notifies the watchdog, if there is one, while every core responds. Does not end.
-pub(super) async fn watch(server: &Server) {
+pub(super) async fn ping_watchdog(server: &Server) {
     let Some(limit) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
     loop {
         if !server.pulse().await {
@@ -59,7 +59,7 @@ pub(super) async fn watch(server: &Server) {
 }
 
 /// Notifies the watchdog while the server ends and flushes, when its cores do not respond any more.
-pub(super) async fn watch_end() {
+pub(super) async fn ping_watchdog_stopping() {
     let Some(limit) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
     loop {
         tell(&[NotifyState::Watchdog]);

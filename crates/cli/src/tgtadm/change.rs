@@ -1,7 +1,7 @@
 //! The changes of `tgtadm`: from the current state, the objects to apply and the objects to delete.
 
 use sarsen_node::desired::Changed;
-use sarsen_node::import::{DENIED_INITIATOR, tgt_unit};
+use sarsen_node::import::{DENIED_INITIATOR, set_tgtd_identity};
 use sarsen_node::model::document::{Account, Rule, Target, Volume};
 use sarsen_node::model::{Document, Key, ObjectKind};
 use sarsen_node::schema::{Apply, ErrorCode};
@@ -76,7 +76,7 @@ impl Server {
 }
 
 /// A rule that denies every initiator: none has this name.
-pub(super) fn is_nobody(rule: &Rule) -> bool {
+pub(super) fn is_deny_all(rule: &Rule) -> bool {
     rule.initiator.as_deref() == Some(DENIED_INITIATOR)
 }
 
@@ -156,7 +156,7 @@ fn bind(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure> {
     if target.allow.contains(&rule) {
         return Err(Failure::RuleExists);
     }
-    target.allow.retain(|rule| !is_nobody(rule));
+    target.allow.retain(|rule| !is_deny_all(rule));
     // The rule for all initiators stays last; rules after it would have no effect.
     let is_last = target.allow.last() == Some(&Rule::default());
     let place = target.allow.len() - usize::from(is_last);
@@ -212,7 +212,7 @@ fn new_unit(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure>
         _ => return Err(Failure::Unsupported),
     }
     if volume.store != "sg" {
-        tgt_unit(&mut volume, tid, lun);
+        set_tgtd_identity(&mut volume, tid, lun);
     }
     if let Some(options) = &arguments.params {
         params::take(&mut volume, options)?;

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use sarsen_node::model::document::{Rule, Target, Volume};
 use sarsen_node::schema::{Connection, Session};
 
-use super::change::is_nobody;
+use super::change::is_deny_all;
 use super::{Failure, ServerView, number};
 use crate::output::one_line;
 
@@ -79,14 +79,14 @@ fn target(world: &ServerView, target: &Target) -> String {
     if target.allow.is_empty() {
         text += "        ALL\n";
     }
-    for rule in target.allow.iter().filter(|rule| !is_nobody(rule)) {
-        let _ = writeln!(text, "        {}", bound(rule));
+    for rule in target.allow.iter().filter(|rule| !is_deny_all(rule)) {
+        let _ = writeln!(text, "        {}", acl_entry(rule));
     }
     text
 }
 
 /// Formats the initiators of a rule in tgtadm's words.
-pub(super) fn bound(rule: &Rule) -> &str {
+pub(super) fn acl_entry(rule: &Rule) -> &str {
     let named = rule.address.as_deref().or(rule.initiator.as_deref()).or(rule.host.as_deref());
     named.unwrap_or("ALL")
 }

@@ -96,7 +96,7 @@ impl Shared {
     }
 
     /// Waits for the end of the driver.
-    pub(super) async fn ended(&self) {
+    pub(super) async fn wait_for_end(&self) {
         let end = self.end.notified();
         if !self.ended.load(Ordering::Acquire) {
             end.await;

@@ -104,7 +104,7 @@ impl Disk {
     }
 
     /// Checks that `length` bytes from `offset` exist.
-    pub(super) fn check_room(&self, offset: u64, length: u64) -> Result<(), TransferError> {
+    pub(super) fn check_range(&self, offset: u64, length: u64) -> Result<(), TransferError> {
         check_room(&self.place, self.length(), offset, length)
     }
 
@@ -135,7 +135,7 @@ impl Disk {
 
     /// Reads bytes from any offset, by whole blocks.
     pub(crate) async fn read(&self, offset: u64, length: usize) -> Result<Buffer, TransferError> {
-        self.check_room(offset, length as u64)?;
+        self.check_range(offset, length as u64)?;
         let failed = self.failed("read", offset, length as u64);
         let (block, piece) = (self.block_length, self.piece_blocks());
         let (first, end) = (offset / block, (offset + length as u64).div_ceil(block));
@@ -162,7 +162,7 @@ impl Disk {
     /// Writes from the beginning of a block on. If the last block is not whole, its rest keeps its data.
     async fn write(&self, offset: u64, mut data: Buffer) -> Result<(), TransferError> {
         let length = data.len() as u64;
-        self.check_room(offset, length)?;
+        self.check_range(offset, length)?;
         self.check_aligned(offset)?;
         let failed = self.failed("write", offset, length);
         let (block, lba) = (self.block_length, offset / self.block_length);
@@ -434,7 +434,7 @@ impl Source<'_> {
     }
 
     /// Checks that this range exists; for a stream the size is unknown.
-    pub fn check_room(&self, offset: u64, length: u64) -> Result<(), TransferError> {
+    pub fn check_range(&self, offset: u64, length: u64) -> Result<(), TransferError> {
         let size = self.length().unwrap_or(u64::MAX);
         check_room(self.place(), size, offset, length)
     }
@@ -516,11 +516,11 @@ impl Sink<'_> {
     }
 
     /// Checks that this range can be written.
-    pub(super) fn check_room(&self, offset: u64, length: u64) -> Result<(), TransferError> {
+    pub(super) fn check_range(&self, offset: u64, length: u64) -> Result<(), TransferError> {
         match self {
             Self::Disk(disk) => {
                 disk.check_aligned(offset)?;
-                disk.check_room(offset, length)
+                disk.check_range(offset, length)
             }
             Self::File(file) => check_room(&file.place, file.length, offset, length),
             Self::Stream(_) => Ok(()),

@@ -53,7 +53,7 @@ impl File {
 
     /// Metadata that the kernel reports at once for a regular file; `None` for a device, and where the kernel reports
     /// none. May be called on a core: a network file system answers from its cache.
-    pub fn standing(&self) -> Option<FileStatus> {
+    pub fn status_if_known(&self) -> Option<FileStatus> {
         if self.is_block_device() {
             return None;
         }
@@ -129,7 +129,7 @@ mod tests {
         let file = File::open(&path, options).expect("a file");
         file.set_length_now(8192).expect("as long");
         let named = || file.inspect(&path).expect("looked at").named;
-        assert_eq!(file.standing(), Some(FileStatus { links: 1, length: 8192 }));
+        assert_eq!(file.status_if_known(), Some(FileStatus { links: 1, length: 8192 }));
         assert_eq!(named(), PathComparison::Same);
         fs::rename(&path, &aside).expect("moved away");
         assert_eq!(named(), PathComparison::Nothing);
@@ -142,10 +142,10 @@ mod tests {
             .open(&path)
             .and_then(|file| file.set_len(512))
             .expect("cut");
-        assert_eq!(file.standing(), Some(FileStatus { links: 1, length: 512 }));
+        assert_eq!(file.status_if_known(), Some(FileStatus { links: 1, length: 512 }));
         fs::remove_file(&path).expect("deleted");
         let inspection = file.inspect(&path).expect("looked at");
         assert!(!inspection.is_linked && inspection.length == 512, "{inspection:?}");
-        assert_eq!(file.standing().map(|standing| standing.links), Some(0));
+        assert_eq!(file.status_if_known().map(|standing| standing.links), Some(0));
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::access::Access;
+use crate::access::AccessPattern;
 
 const SAMPLE: &str = "; a comment
 [global]
@@ -38,7 +38,7 @@ fn supported_options_are_converted() {
     let file = read(SAMPLE);
     let [oltp, stream] = &file.jobs[..] else { panic!("two jobs") };
     let access =
-        Access { block_bytes: 8192, read_percent: 70, random_percent: 80, queue_depth: 16 };
+        AccessPattern { block_bytes: 8192, read_percent: 70, random_percent: 80, queue_depth: 16 };
     assert_eq!((oltp.name.as_str(), oltp.line), ("oltp", 9));
     assert_eq!(oltp.mix.as_access(), Some(access));
     assert_eq!((oltp.sessions, oltp.rate_iops), (4, Some(500)));
@@ -47,7 +47,7 @@ fn supported_options_are_converted() {
     assert_eq!(oltp.distribution, Distribution::Zipf { theta: 1.2 });
     assert_eq!((oltp.offset, oltp.size), (Amount::Bytes(1 << 30), Some(Amount::Percent(50))));
     let access =
-        Access { block_bytes: 1 << 20, read_percent: 0, random_percent: 0, queue_depth: 1 };
+        AccessPattern { block_bytes: 1 << 20, read_percent: 0, random_percent: 0, queue_depth: 1 };
     assert_eq!(stream.mix.as_access(), Some(access));
     assert_eq!(stream.runtime, Some(Duration::from_secs(30)));
     assert_eq!(stream.ramp_time, Duration::from_millis(500));

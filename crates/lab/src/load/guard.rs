@@ -94,14 +94,14 @@ mod tests {
 
     use super::super::{LoadResult, OpenStore, replay, run};
     use super::*;
-    use crate::access::Access;
+    use crate::access::AccessPattern;
     use crate::trace::Request;
 
     const MIB: usize = 1 << 20;
 
     fn options(endpoint: Endpoint, read_percent: u8) -> LoadOptions {
         let access =
-            Access { block_bytes: 4096, read_percent, random_percent: 100, queue_depth: 4 };
+            AccessPattern { block_bytes: 4096, read_percent, random_percent: 100, queue_depth: 4 };
         let mut options = LoadOptions::new(endpoint, access);
         options.warm_up = std::time::Duration::ZERO;
         options.duration = std::time::Duration::from_millis(10);

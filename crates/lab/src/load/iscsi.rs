@@ -45,7 +45,7 @@ pub(super) fn put_on(
 
     let meter = Meter::start(&options.target_pids)?;
     let begin = meter.begin();
-    tally.measure(begin, shared.feed.is_none().then_some(options.duration));
+    tally.start_measurement(begin, shared.feed.is_none().then_some(options.duration));
     match &shared.feed {
         None => {
             let end = begin + options.duration;

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::replay::Feed;
 use super::{LoadError, LoadOptions};
-use crate::access::Access;
-use crate::distribution::Places;
+use crate::access::AccessPattern;
+use crate::distribution::PositionSampler;
 use crate::fio::Amount;
 use crate::mix::Mix;
 use sarsen_block::Rng;
@@ -95,7 +95,7 @@ impl Source {
 
 /// The plan of a closed loop with one I/O size.
 pub(super) struct Plan {
-    access: Access,
+    access: AccessPattern,
     unit: Unit,
     /// Number of logical blocks of an I/O.
     blocks: u32,
@@ -129,7 +129,7 @@ struct Drawn {
     blocks: u32,
     /// Number of blocks between two permitted start addresses.
     grid: u64,
-    places: Places,
+    places: PositionSampler,
 }
 
 /// I/Os of several sizes, over a distribution, at a rate.
@@ -166,7 +166,7 @@ impl Mixed {
                 random_percent: part.random_percent.into(),
                 blocks,
                 grid,
-                places: Places::new(options.distribution, count),
+                places: PositionSampler::new(options.distribution, count),
             }
         });
         let parts = parts.collect();

@@ -206,7 +206,7 @@ impl<'a> Engine<'a> {
         let meter = Meter::start(&self.options.target_pids)?;
         let begin = meter.begin();
         let duration = (!replays).then_some(self.options.duration);
-        self.tally.measure(begin, duration);
+        self.tally.start_measurement(begin, duration);
         self.run_until(duration.map(|duration| begin + duration)).await?;
         let end = sarsen_io::time::now();
         self.tally.tick(end);

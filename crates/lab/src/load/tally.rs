@@ -55,7 +55,7 @@ impl LoadCounters {
     }
 
     /// Starts the measurement, with its duration if that is known.
-    pub(super) fn measure(&mut self, now: Instant, duration: Option<Duration>) {
+    pub(super) fn start_measurement(&mut self, now: Instant, duration: Option<Duration>) {
         self.course = IntervalCounts::new(now, duration);
         self.measuring = true;
     }
@@ -163,7 +163,7 @@ mod tests {
     fn ios_count_in_the_interval_in_which_they_ended() {
         let begin = sarsen_io::time::now();
         let mut tally = LoadCounters::new(begin).unwrap();
-        tally.measure(begin, None);
+        tally.start_measurement(begin, None);
         for at_ms in [1, 9, 10, 35] {
             let now = begin + Duration::from_millis(at_ms);
             tally.tick(now);
@@ -180,7 +180,7 @@ mod tests {
     fn however_long_it_takes_the_values_stay_few_and_none_is_lost() {
         let begin = sarsen_io::time::now();
         let mut tally = LoadCounters::new(begin).unwrap();
-        tally.measure(begin, None);
+        tally.start_measurement(begin, None);
         for at in 0..10_000u64 {
             tally.tick(begin + Duration::from_millis(at));
             tally.note_io(Duration::from_micros(5), true, 512);

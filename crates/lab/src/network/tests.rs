@@ -81,7 +81,7 @@ fn interfaces() -> Vec<String> {
 fn loopback_alone_makes_nothing() {
     let network = Network::build(&[LinkProfile::loopback()]);
     assert!(!network.is_apart());
-    assert!(network.target_prefix().is_empty());
+    assert!(network.target_command_prefix().is_empty());
     assert_eq!(network.listen_address(), IpAddr::from(Ipv4Addr::LOCALHOST));
     assert_eq!(address(&network, 0), IpAddr::from(Ipv4Addr::LOCALHOST));
     assert_eq!(network.notes(), ["loopback"]);
@@ -126,7 +126,7 @@ fn packets_are_as_large_as_the_mtu_allows_and_no_larger() {
 fn a_program_of_the_targets_side_has_its_interfaces_and_the_host_has_none_of_them() {
     let before = interfaces();
     let Some(network) = apart(&[LinkProfile::plain("only", 1400)]) else { return };
-    let prefix = network.target_prefix();
+    let prefix = network.target_command_prefix();
     let mut command = Command::new(&prefix[0]);
     let output = command.args(&prefix[1..]).args(["ip", "-oneline", "link"]).output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
@@ -263,7 +263,7 @@ fn a_network_to_be_killed_with() {
     let plain = LinkProfile::plain("plain", 1500);
     let far = LinkProfile { delay: Duration::from_millis(1), ..plain.clone() };
     let network = Network::build(&[plain, far]);
-    let path = network.target_prefix()[1].strip_prefix("--net=").unwrap().to_owned();
+    let path = network.target_command_prefix()[1].strip_prefix("--net=").unwrap().to_owned();
     let namespace = std::fs::read_link(path).unwrap();
     println!("\nnetwork {}", namespace.display());
     // Waits until this process is killed, or until its input ends because the test was killed.

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-use crate::access::{self, Access, NamedAccess};
+use crate::access::{self, AccessPattern, NamedPattern};
 
 /// An access specification. The study ran it three times for five minutes from one initiator.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,7 +12,7 @@ pub struct AccessSpecRow {
     /// Its name, as in [`access::NAMED`].
     pub name: String,
     /// Its access pattern.
-    pub access: Access,
+    pub access: AccessPattern,
     /// The unit of its results: `MB/s` or `IOPS`.
     pub metric: String,
 }
@@ -39,7 +39,7 @@ pub fn access_specs() -> &'static [AccessSpecRow] {
 
 impl From<Raw> for AccessSpecRow {
     fn from(raw: Raw) -> Self {
-        let access = Access {
+        let access = AccessPattern {
             block_bytes: raw.block_size,
             read_percent: raw.read_percent,
             random_percent: raw.random_percent,
@@ -50,7 +50,7 @@ impl From<Raw> for AccessSpecRow {
 }
 
 /// Returns the specification for its name in a published table: `Exchange 03` is "Exchange 2003".
-pub fn access_named(published: &str) -> Option<&'static NamedAccess> {
+pub fn access_named(published: &str) -> Option<&'static NamedPattern> {
     access::find(match published {
         "Exchange 03" => "Exchange 2003",
         "Exchange 07" => "Exchange 2007",

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 
 use super::access_named;
-use crate::access::NamedAccess;
+use crate::access::NamedPattern;
 
 /// Maximum throughput of the study's network in MB/s.
 pub const TRINKLE_NETWORK_MB_PER_S: f64 = 112.0;
@@ -66,7 +66,7 @@ impl From<Raw> for TrinkleRow {
 
 impl TrinkleRow {
     /// Returns the access specification of the row.
-    pub fn access(&self) -> Option<&'static NamedAccess> {
+    pub fn access(&self) -> Option<&'static NamedPattern> {
         access_named(&self.test)
     }
 
@@ -117,7 +117,7 @@ mod tests {
             for (initiator, mtu) in
                 [("virtual", 1500), ("virtual", 9000), ("physical", 1500), ("physical", 9000)]
             {
-                for NamedAccess { name, access } in &NAMED {
+                for NamedPattern { name, access } in &NAMED {
                     let row = trinkle_row(target, initiator, mtu, name).unwrap();
                     let unit = if access.block_bytes == 512 { "IOPS" } else { "MB/s" };
                     assert_eq!(row.unit, unit, "{row:?}");

@@ -15,7 +15,7 @@ use std::time::Duration;
 use sarsen_node::stores::CacheMode;
 
 use super::{Choices, Measurement, Plan, Point, Study, load_for};
-use crate::access::Access;
+use crate::access::AccessPattern;
 use crate::network::LinkProfile;
 use crate::record::{Labels, Outcome, Run, Scale};
 use crate::report::Report;
@@ -53,14 +53,24 @@ struct Mode {
 const OPERATIONS: [(&str, u8); 3] = [("read", 100), ("write", 0), ("mixed", 70)];
 
 /// Small I/Os, limited by their number, and large I/Os, limited by their throughput.
-const LOADS: [(&str, Access); 2] = [
+const LOADS: [(&str, AccessPattern); 2] = [
     (
         "4K random, 16 open",
-        Access { block_bytes: 4 << 10, read_percent: 100, random_percent: 100, queue_depth: 16 },
+        AccessPattern {
+            block_bytes: 4 << 10,
+            read_percent: 100,
+            random_percent: 100,
+            queue_depth: 16,
+        },
     ),
     (
         "64K sequential, 16 open",
-        Access { block_bytes: 64 << 10, read_percent: 100, random_percent: 0, queue_depth: 16 },
+        AccessPattern {
+            block_bytes: 64 << 10,
+            read_percent: 100,
+            random_percent: 0,
+            queue_depth: 16,
+        },
     ),
 ];
 
@@ -116,7 +126,7 @@ impl Study for Aravindan {
                             time: warm_up + duration,
                             measurement: measurement(
                                 medium,
-                                Access { read_percent, ..access },
+                                AccessPattern { read_percent, ..access },
                                 warm_up,
                                 duration,
                             ),
@@ -158,7 +168,7 @@ fn labels(target: &str, cache: &str, load: &str, operation: &str) -> Labels {
 
 fn measurement(
     medium: Medium,
-    access: Access,
+    access: AccessPattern,
     warm_up: Duration,
     duration: Duration,
 ) -> Measurement {

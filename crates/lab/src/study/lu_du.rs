@@ -19,7 +19,7 @@ use sarsen_node::stores::CacheMode;
 
 use super::layout::size_name;
 use super::{Choices, Measurement, Plan, Point, Study, load_for, outcome};
-use crate::access::Access;
+use crate::access::AccessPattern;
 use crate::load;
 use crate::network::LinkProfile;
 use crate::published::LU_DU_TRACE;
@@ -274,8 +274,8 @@ fn set_up(
     points
 }
 
-fn access(operation: &str, place: &str, block_bytes: u32, queue_depth: u32) -> Access {
-    Access {
+fn access(operation: &str, place: &str, block_bytes: u32, queue_depth: u32) -> AccessPattern {
+    AccessPattern {
         block_bytes,
         read_percent: if operation == "read" { 100 } else { 0 },
         random_percent: if place == "random" { 100 } else { 0 },

@@ -14,7 +14,7 @@ use std::time::Duration;
 use sarsen_node::stores::CacheMode;
 
 use super::{Choices, Plan, Point, Study, load_for};
-use crate::access::Access;
+use crate::access::AccessPattern;
 use crate::network::LinkProfile;
 use crate::record::{Labels, Run, Scale};
 use crate::report::Report;
@@ -204,7 +204,7 @@ impl Cell<'_> {
     }
 
     fn point(&self, target_under_test: usize, warm_up: Duration, duration: Duration) -> Point {
-        let access = Access {
+        let access = AccessPattern {
             block_bytes: self.bytes,
             read_percent: if self.operation == "read" { 100 } else { 0 },
             random_percent: if self.access == RANDOM { 100 } else { 0 },

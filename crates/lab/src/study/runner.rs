@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::{Choices, NOT_TO_BE_WRITTEN, Plan, Point, Study, Subject};
-use crate::access::Access;
+use crate::access::AccessPattern;
 use crate::archive::{Archive, ArchiveError, RunLock};
 use crate::folder::PrivateFolder;
 use crate::limits::{self, LimitError};
@@ -474,8 +474,12 @@ fn measured(limit: Result<Measures, LimitError>) -> Outcome {
 }
 
 fn fill(endpoint: Endpoint, bytes: u64) -> Result<(), String> {
-    let access =
-        Access { block_bytes: FILL_BYTES, read_percent: 0, random_percent: 0, queue_depth: 8 };
+    let access = AccessPattern {
+        block_bytes: FILL_BYTES,
+        read_percent: 0,
+        random_percent: 0,
+        queue_depth: 8,
+    };
     let writes = (0..bytes / u64::from(FILL_BYTES)).map(|index| {
         let offset = index * u64::from(FILL_BYTES);
         Ok(Request { at: Duration::ZERO, reads: false, offset, length: FILL_BYTES })

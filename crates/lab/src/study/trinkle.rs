@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::layout;
 use super::{Choices, Plan, Point, Study, load_for};
-use crate::access::{self, NamedAccess};
+use crate::access::{self, NamedPattern};
 use crate::network::LinkProfile;
 use crate::published;
 use crate::record::{Labels, Run, Scale, figure};
@@ -67,7 +67,7 @@ impl Study for Trinkle {
             vec![(AS_IT_IS.to_owned(), LinkProfile::loopback())]
         };
         for (mtu, link) in &links {
-            for NamedAccess { name, access } in &access::NAMED {
+            for NamedPattern { name, access } in &access::NAMED {
                 for (index, target_under_test) in targets_under_test.iter().enumerate() {
                     points.push(Point {
                         labels: labels(&target_under_test.to_string(), mtu, name),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::running::{Running, Unit};
+use super::running::{Running, VolumeEndpoint};
 use super::{Backing, Image, TargetUnderTestError, VolumeSpec};
 use crate::load::{Endpoint, OpenStore};
 
@@ -22,7 +22,7 @@ pub(super) fn start(images: &[Image]) -> Result<Running, TargetUnderTestError> {
             })?),
             Backing::File(path) => Endpoint::File { path: path.clone(), cache: image.cache },
         };
-        running.add_unit(&image.name, Unit::Elsewhere(endpoint));
+        running.add_unit(&image.name, VolumeEndpoint::Elsewhere(endpoint));
     }
     Ok(running)
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use sarsen_node::stores::CacheMode;
 
-use super::running::{Running, Unit, on_free_port};
+use super::running::{Running, VolumeEndpoint, on_free_port};
 use super::{Backing, Image, TargetUnderTestError};
 use crate::network::Network;
 use crate::process;
@@ -75,14 +75,15 @@ fn start_on(
     write("istgt.conf", &text)?;
     let path = running.file("istgt.conf");
     running.note_command(format!("cat > {} <<'END'\n{text}END", path.display()));
-    running.start(network.target_prefix(), Path::new("istgt"), |command| {
+    running.start(network.target_command_prefix(), Path::new("istgt"), |command| {
         command.arg("-D").arg("-c").arg(&path);
     })?;
     // istgt opens its units before it listens.
     running.wait_until_it_listens(address.port(), || Ok(true))?;
     for image in images {
         let target = format!("{NODE_BASE}:{}", image.name);
-        running.add_unit(&image.name, Unit::Iscsi { port: address.port(), target, lun: 0 });
+        running
+            .add_unit(&image.name, VolumeEndpoint::Iscsi { port: address.port(), target, lun: 0 });
     }
     let mut version = process::command("istgt")?;
     version.arg("-V");

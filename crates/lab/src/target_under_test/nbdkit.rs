@@ -5,7 +5,7 @@ use std::path::Path;
 
 use sarsen_node::stores::CacheMode;
 
-use super::running::{Running, Unit, on_free_port};
+use super::running::{Running, VolumeEndpoint, on_free_port};
 use super::{Backing, Image, TargetUnderTestError};
 use crate::network::Network;
 use crate::process;
@@ -21,7 +21,7 @@ pub(super) fn start(network: &Network, images: &[Image]) -> Result<Running, Targ
             serve(&mut running, network, address, plugin)?;
             Ok(address.port())
         })?;
-        running.add_unit(&image.name, Unit::Nbd { port });
+        running.add_unit(&image.name, VolumeEndpoint::Nbd { port });
     }
     let mut version = process::command("nbdkit")?;
     version.arg("--version");
@@ -40,7 +40,7 @@ fn serve(
     address: SocketAddr,
     plugin: &[String],
 ) -> Result<(), TargetUnderTestError> {
-    running.start(network.target_prefix(), Path::new("nbdkit"), |command| {
+    running.start(network.target_command_prefix(), Path::new("nbdkit"), |command| {
         command.args(["--foreground", "--newstyle", "--log=stderr"]);
         command.args(["--ipaddr", &address.ip().to_string()]);
         command.args(["--port", &address.port().to_string()]).args(plugin);

@@ -38,12 +38,12 @@ pub struct Running {
     /// Before the folders in drop order: processes end before their files are removed.
     daemons: Vec<Daemon>,
     folders: Vec<PrivateFolder>,
-    units: Vec<(String, Unit)>,
+    units: Vec<(String, VolumeEndpoint)>,
 }
 
 /// The endpoint of a volume.
 #[derive(Clone, Debug)]
-pub(super) enum Unit {
+pub(super) enum VolumeEndpoint {
     /// The portal on this port of the targets' side.
     Iscsi { port: u16, target: String, lun: u16 },
     /// The default export of the NBD server at this port of the targets' side.
@@ -70,7 +70,7 @@ impl Running {
     /// Returns the same with a private folder in memory, for logs and other files.
     pub(super) fn at_home(name: &str) -> Result<Self, TargetUnderTestError> {
         let mut running = Self::new(name);
-        running.keep(private_folder(Path::new(MEMORY_FOLDER))?);
+        running.remove_on_drop(private_folder(Path::new(MEMORY_FOLDER))?);
         Ok(running)
     }
 
@@ -131,18 +131,18 @@ impl Running {
             ))),
         };
         Ok(match unit {
-            Unit::Iscsi { port, target, lun } => Endpoint::Iscsi(Url {
+            VolumeEndpoint::Iscsi { port, target, lun } => Endpoint::Iscsi(Url {
                 portal: portal(*port)?,
                 target: target.clone(),
                 lun: *lun,
                 chap: Chap::default(),
             }),
-            Unit::Nbd { port } => Endpoint::Nbd(NbdUrl {
+            VolumeEndpoint::Nbd { port } => Endpoint::Nbd(NbdUrl {
                 place: NbdPlace::Host(portal(*port)?),
                 export: String::new(),
             }),
-            Unit::Elsewhere(endpoint) => endpoint.clone(),
-            Unit::Refused(error) => return Err(error.clone()),
+            VolumeEndpoint::Elsewhere(endpoint) => endpoint.clone(),
+            VolumeEndpoint::Refused(error) => return Err(error.clone()),
         })
     }
 
@@ -168,11 +168,11 @@ impl Running {
     }
 
     /// The folder is removed with this.
-    pub(super) fn keep(&mut self, folder: PrivateFolder) {
+    pub(super) fn remove_on_drop(&mut self, folder: PrivateFolder) {
         self.folders.push(folder);
     }
 
-    pub(super) fn add_unit(&mut self, volume: &str, unit: Unit) {
+    pub(super) fn add_unit(&mut self, volume: &str, unit: VolumeEndpoint) {
         self.units.push((volume.to_owned(), unit));
     }
 
@@ -351,7 +351,8 @@ mod tests {
     #[test]
     fn a_volume_answers_where_the_link_leads() {
         let mut running = Running::new("peer");
-        let unit = Unit::Iscsi { port: 3261, target: "iqn.2026-11.peer:a".into(), lun: 1 };
+        let unit =
+            VolumeEndpoint::Iscsi { port: 3261, target: "iqn.2026-11.peer:a".into(), lun: 1 };
         running.add_unit("a", unit);
         let Endpoint::Iscsi(url) = running.endpoint("a", &link()).unwrap() else {
             panic!("another protocol");
@@ -362,14 +363,14 @@ mod tests {
         assert_eq!(unable, TargetUnderTestError::Unable("no link loopback: no namespaces".into()));
         assert!(matches!(running.endpoint("b", &link()), Err(TargetUnderTestError::Failed(_))));
         let refusal = TargetUnderTestError::Unable("it has no such cache".into());
-        running.add_unit("c", Unit::Refused(refusal.clone()));
+        running.add_unit("c", VolumeEndpoint::Refused(refusal.clone()));
         assert_eq!(running.endpoint("c", &link()).unwrap_err(), refusal);
     }
 
     #[test]
     fn a_server_of_nbd_answers_where_the_link_leads() {
         let mut running = Running::new("peer");
-        running.add_unit("a", Unit::Nbd { port: 10810 });
+        running.add_unit("a", VolumeEndpoint::Nbd { port: 10810 });
         let endpoint = running.endpoint("a", &link()).unwrap();
         assert_eq!(endpoint.to_string(), "nbd://127.0.0.1:10810/");
         let absent = Link { address: Err("no namespaces".into()), ..link() };

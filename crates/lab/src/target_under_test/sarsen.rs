@@ -9,7 +9,7 @@ use sarsen_initiator::Url;
 use sarsen_node::stores::CacheMode;
 use serde::Deserialize;
 
-use super::running::{READY_LIMIT, Running, Unit};
+use super::running::{READY_LIMIT, Running, VolumeEndpoint};
 use super::{Backing, Image, TargetUnderTestError};
 use crate::network::Network;
 
@@ -47,7 +47,7 @@ pub(super) fn start(
         let on_disk: Vec<_> = images.iter().filter(on_disk).cloned().collect();
         running.backing_files(&on_disk).map(drop)
     };
-    launch(program, network.target_prefix(), network.listen_address(), &volumes, prepare)
+    launch(program, network.target_command_prefix(), network.listen_address(), &volumes, prepare)
 }
 
 /// Starts `program serve` with `arguments`, which contain the volumes, on a free port of `listen`. If `prefix` is not
@@ -85,7 +85,8 @@ fn launch(
     });
     announced.map_err(|error| running.explain(error))?;
     for (name, url) in volumes(&said)? {
-        let unit = Unit::Iscsi { port: url.portal.port, target: url.target, lun: url.lun };
+        let unit =
+            VolumeEndpoint::Iscsi { port: url.portal.port, target: url.target, lun: url.lun };
         running.add_unit(&name, unit);
     }
     let mut version = Command::new(program);

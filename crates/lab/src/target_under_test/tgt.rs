@@ -6,7 +6,7 @@ use std::process::Command;
 
 use sarsen_node::stores::CacheMode;
 
-use super::running::{ADMIN_LIMIT, Running, Unit, on_free_port};
+use super::running::{ADMIN_LIMIT, Running, VolumeEndpoint, on_free_port};
 use super::{Backing, Image, TargetUnderTestError};
 use crate::network::Network;
 use crate::process;
@@ -42,7 +42,7 @@ fn start_on(
     let mut running = Running::at_home("tgt")?;
     let files = running.backing_files(images)?;
     let socket = running.file(SOCKET);
-    running.start(network.target_prefix(), Path::new("tgtd"), |command| {
+    running.start(network.target_command_prefix(), Path::new("tgtd"), |command| {
         command.arg("-f").arg("--iscsi").arg(format!("portal={address}"));
         command.args(["-C", CONTROL]).env(SOCKET_VARIABLE, &socket);
     })?;
@@ -58,7 +58,7 @@ fn start_on(
             command.args(step);
             running.carry_out(command).map_err(|error| running.explain(error))?;
         }
-        let unit = Unit::Iscsi { port: address.port(), target, lun: LUN };
+        let unit = VolumeEndpoint::Iscsi { port: address.port(), target, lun: LUN };
         running.add_unit(&image.name, unit);
     }
     let mut version = process::command("tgtd")?;

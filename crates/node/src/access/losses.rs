@@ -92,7 +92,11 @@ fn shows(view: &LunView, own: u16) -> bool {
 impl Access {
     /// Returns the sessions that would lose something by these losses, or if this policy replaced the current one, each
     /// with the first lost object.
-    pub(crate) fn losers(&self, losses: &Losses, policy: &Policy) -> HashMap<SessionKey, Object> {
+    pub(crate) fn affected_sessions(
+        &self,
+        losses: &Losses,
+        policy: &Policy,
+    ) -> HashMap<SessionKey, Object> {
         let state = self.state();
         let mut losers = HashMap::new();
         for (&number, record) in &state.records {

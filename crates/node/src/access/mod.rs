@@ -157,7 +157,7 @@ impl Access {
     }
 
     /// Reports events to this log.
-    pub(crate) fn telling(self, events: EventLog) -> Self {
+    pub(crate) fn with_event_log(self, events: EventLog) -> Self {
         Self { events: Arc::new(events), ..self }
     }
 
@@ -172,20 +172,21 @@ impl Access {
 
     /// Returns the authentication that an initiator needs at a target, or the reason why it must not know of the
     /// target.
-    pub(crate) fn look(
+    pub(crate) fn auth_requirement(
         &self,
         admission: &Admission,
         peer: SocketAddr,
     ) -> Result<AuthRequirement, RefusalReason> {
         let target = admission.target_name.as_deref();
         let state = self.state();
-        let requirement = state.policy.look(target, &admission.initiator_name, peer.ip());
+        let requirement =
+            state.policy.auth_requirement(target, &admission.initiator_name, peer.ip());
         requirement.cloned().map_err(|reason| state.of_the_past(admission, reason))
     }
 
     /// Returns whether discovery reports a target to an initiator.
     pub(crate) fn shows(&self, target: &str, initiator: &str, peer: SocketAddr) -> bool {
-        self.policy().look(Some(target), initiator, peer.ip()).is_ok()
+        self.policy().auth_requirement(Some(target), initiator, peer.ip()).is_ok()
     }
 
     /// Returns whether initiators must authenticate at a target.
@@ -254,7 +255,7 @@ impl Access {
             mailbox: mailbox.clone(),
         };
         state.records.insert(number, record);
-        self.metrics.permit();
+        self.metrics.count_login();
         Ok((AccessGuard { access: self.clone(), number }, view))
     }
 
@@ -452,10 +453,10 @@ mod tests {
         assert!(messages.try_recv().is_err(), "it was ended without a reason");
         assert_eq!(replace(Policy::of_everybody([])), 1);
         assert!(matches!(messages.try_recv(), Ok(Message::Terminate { .. })));
-        let again = access.look(&admission, peer);
+        let again = access.auth_requirement(&admission, peer);
         assert_eq!(again, Err(RefusalReason::AccessRevoked));
         let stranger = Admission { initiator_name: "iqn.2026-11.x:z".into(), ..admission };
-        assert_eq!(access.look(&stranger, peer), Err(RefusalReason::NoSuchTarget));
+        assert_eq!(access.auth_requirement(&stranger, peer), Err(RefusalReason::NoSuchTarget));
         let text = access.metrics.render(crate::metrics::MetricsSnapshot::default());
         assert!(text.contains("sarsen_access_revoked_total 1\n"), "{text}");
         assert!(text.contains("sarsen_logins_total 1\n"), "{text}");

@@ -153,7 +153,7 @@ impl Policy {
 
     /// Returns the authentication that an initiator with this name and address needs, or the reason why it must not
     /// know of the target.
-    pub(crate) fn look(
+    pub(crate) fn auth_requirement(
         &self,
         target: Option<&str>,
         initiator: &str,
@@ -195,7 +195,7 @@ impl Policy {
         applicant: &Applicant<'_>,
     ) -> Result<LunView, RefusalReason> {
         let access_rules = self.access_rules(target)?;
-        self.look(target, applicant.initiator, applicant.address)?;
+        self.auth_requirement(target, applicant.initiator, applicant.address)?;
         if access_rules.requirement != AuthRequirement::Nothing
             && !applicant.account.is_some_and(|account| access_rules.accounts.contains(account))
         {
@@ -217,7 +217,7 @@ impl Policy {
     }
 
     /// Returns the accounts whose secret could not be read, with the reasons.
-    pub(crate) fn unread(&self) -> &BTreeMap<String, String> {
+    pub(crate) fn unreadable_secrets(&self) -> &BTreeMap<String, String> {
         &self.secrets.unread
     }
 
@@ -254,7 +254,8 @@ impl Secrets {
                 let Self { initiators, own, .. } = &*known.policy.secrets;
                 initiators.get(name).or_else(|| own.get(name)).cloned()
             });
-            let was_unread = known.is_some_and(|known| known.policy.unread().contains_key(name));
+            let was_unread =
+                known.is_some_and(|known| known.policy.unreadable_secrets().contains_key(name));
             if was_unread || number >= may_lack_from {
                 may_lack.push(account);
             }
@@ -456,12 +457,15 @@ mod tests {
         let open = policy("");
         assert_eq!(ask(&open, "iqn.any", "10.0.0.1", None), Ok(LunView::default()));
         let address = "::1".parse().expect("an address");
-        assert_eq!(open.look(Some(TARGET), "iqn.any", address), Ok(&AuthRequirement::Nothing));
-        let no_target = open.look(Some("iqn.2026-11.x:u"), "iqn.any", address);
+        assert_eq!(
+            open.auth_requirement(Some(TARGET), "iqn.any", address),
+            Ok(&AuthRequirement::Nothing)
+        );
+        let no_target = open.auth_requirement(Some("iqn.2026-11.x:u"), "iqn.any", address);
         assert_eq!(no_target, Err(RefusalReason::NoSuchTarget));
         let closed = policy("chap = [\"host\"]");
         assert_eq!(
-            closed.look(Some(TARGET), "iqn.any", address),
+            closed.auth_requirement(Some(TARGET), "iqn.any", address),
             Ok(&AuthRequirement::Chap(Algorithm::ALL.to_vec()))
         );
         assert_eq!(ask(&closed, "iqn.any", "::1", Some("host")), Ok(LunView::default()));
@@ -499,7 +503,9 @@ mod tests {
         }
         // Before the authentication, the answer depends only on name and address.
         let look = |initiator, address: &str| {
-            policy.look(Some(TARGET), initiator, address.parse().expect("one")).map(drop)
+            policy
+                .auth_requirement(Some(TARGET), initiator, address.parse().expect("one"))
+                .map(drop)
         };
         assert_eq!(look(a, "11.0.0.1"), Ok(()));
         assert_eq!(look(b, "11.0.0.1"), Err(RefusalReason::AddressNotAllowed));
@@ -571,12 +577,15 @@ mod tests {
         let started = compile(&Policy::default(), 0).expect("a policy");
         assert!(started.own_credentials(Some(TARGET)).is_none(), "it would prove itself by that");
         assert_eq!(ask(&started, "iqn.any", "::1", Some("host")), Ok(LunView::default()));
-        let why = &started.unread()["san"];
+        let why = &started.unreadable_secrets()["san"];
         assert!(why.contains("account san: account host has the same secret: give each"), "{why}");
         assert!(compile(&started, usize::MAX).is_ok(), "what is known keeps nothing from changing");
         std::fs::write(folder.path().join("san"), "the san's own secret").expect("written");
         let mended = compile(&started, usize::MAX).expect("a policy");
-        assert!(mended.unread().is_empty() && mended.own_credentials(Some(TARGET)).is_some());
+        assert!(
+            mended.unreadable_secrets().is_empty()
+                && mended.own_credentials(Some(TARGET)).is_some()
+        );
     }
 
     #[test]

@@ -241,21 +241,21 @@ async fn answer(
             response
         }
     });
-    let stream = TokioIo::new(Timed::new(stream, limits.unread));
+    let stream = TokioIo::new(WriteTimeoutStream::new(stream, limits.unread));
     if let Err(error) = builder.serve_connection(stream, service).await {
         debug!(%peer, %error, "a client of the API broke off");
     }
 }
 
 /// A stream that fails when its peer has read nothing for the time limit.
-pub(super) struct Timed<S> {
+pub(super) struct WriteTimeoutStream<S> {
     stream: S,
     limit: Duration,
     /// The end of the time limit, while data waits because the peer does not read.
     until: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
-impl<S> Timed<S> {
+impl<S> WriteTimeoutStream<S> {
     pub(super) fn new(stream: S, limit: Duration) -> Self {
         Self { stream, limit, until: None }
     }
@@ -276,7 +276,7 @@ impl<S> Timed<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Timed<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeoutStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -286,7 +286,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Timed<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Timed<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeoutStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

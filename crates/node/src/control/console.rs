@@ -104,7 +104,7 @@ fn kind(path: &str) -> &'static str {
 }
 
 /// Adds headers to a response that restrict its use by browsers.
-pub(super) async fn guarded(request: Request, next: Next) -> Response {
+pub(super) async fn add_security_headers(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     let headers = response.headers_mut();
     for (name, value) in [

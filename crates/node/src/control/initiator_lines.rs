@@ -18,7 +18,7 @@ use crate::schema::{FormatLines, PathCommands, TargetLines};
 #[derive(Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Wanted {
+pub(super) struct LinesQuery {
     /// The name or address by which the client reaches a portal that listens on all addresses. Default: the machine's
     /// own name.
     host: Option<String>,
@@ -33,7 +33,7 @@ pub(super) struct Wanted {
     get,
     tag = "server",
     path = "/v1/targets/{name}/lines",
-    params(("name" = String, Path, description = "iSCSI name"), Wanted),
+    params(("name" = String, Path, description = "iSCSI name"), LinesQuery),
     responses((status = 200, body = TargetLines), Failures)
 )]
 pub(super) async fn lines(
@@ -41,7 +41,7 @@ pub(super) async fn lines(
     Path(name): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Answer<TargetLines> {
-    let Wanted { host, user, secret_file } = parse_query(query)?;
+    let LinesQuery { host, user, secret_file } = parse_query(query)?;
     if host.as_deref().is_some_and(|host| !is_host(host)) {
         let message = "write a name or an address, such as san.example or 10.0.0.1";
         return Err(ApiError::invalid(Some("host"), message));

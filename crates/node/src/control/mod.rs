@@ -34,7 +34,7 @@ pub(crate) use self::capacity::Capacity;
 pub use self::client::{
     Address, AddressError, Client, ClientError, Credentials, Host, path_segment,
 };
-use self::connections::Timed;
+use self::connections::WriteTimeoutStream;
 use self::error::ApiError;
 pub(crate) use self::lab::Lab;
 pub use self::lab::{LabFormat, LabResults};
@@ -156,13 +156,13 @@ impl Drop for Control {
 struct Connections(LocalConnections);
 
 impl axum::serve::Listener for Connections {
-    type Io = Timed<LocalSocket>;
+    type Io = WriteTimeoutStream<LocalSocket>;
     type Addr = ();
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         loop {
             match self.0.accept().await {
-                Ok(socket) => return (Timed::new(socket, UNREAD_TIME), ()),
+                Ok(socket) => return (WriteTimeoutStream::new(socket, UNREAD_TIME), ()),
                 Err(error) => {
                     // Without a free descriptor, the client waits in the backlog meanwhile.
                     warn!(%error, "a client of the control socket has to wait");

@@ -21,7 +21,7 @@ use super::error::ApiError;
 use super::openapi::{self, Failures};
 use super::{Api, VERSION, config, events, initiator_lines, lab, statistics, trace, volumes};
 use crate::config::{Portal, Redirect, parse_portal, parse_redirect_address};
-use crate::drain::{Outcome, Service, UnderWay, send_away};
+use crate::drain::{AlreadyDraining, Outcome, Service, send_away};
 use crate::engine::{Export, Usage};
 use crate::events::Occurrence;
 use crate::fronts::iscsi::{ConnectionInfo, Front};
@@ -324,7 +324,7 @@ pub(super) async fn drain_target(
             .map_err(|message| ApiError::invalid(Some("redirect.address"), message))?;
         Ok::<_, ApiError>(Redirect { address, permanent })
     });
-    let draining = front.drains.begin(&name, redirect.transpose()?).map_err(|UnderWay| {
+    let draining = front.drains.begin(&name, redirect.transpose()?).map_err(|AlreadyDraining| {
         ApiError::conflict(format!("target {name} is being drained already"))
     })?;
     // The server rejects sessions that begin after this.

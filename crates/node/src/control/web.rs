@@ -214,7 +214,7 @@ fn router(api: Api, guard: Guard, secure: bool) -> Router {
         .fallback(console::file)
         .layer(middleware::from_fn_with_state(rules, admit))
         .merge(login)
-        .layer(middleware::from_fn(console::guarded))
+        .layer(middleware::from_fn(console::add_security_headers))
 }
 
 /// Passes a permitted request on, and answers any other with an error.

@@ -8,7 +8,7 @@ use crate::model::document::{Rule, ShownLuns, Target};
 use crate::model::{Key, Object, ObjectKind, Objects};
 
 /// Deletes all references to `key`. A target that loses its last volume is deleted, too.
-pub(super) fn take_out(objects: &mut Objects, key: &Key) -> Result<(), Invalid> {
+pub(super) fn remove_references(objects: &mut Objects, key: &Key) -> Result<(), Invalid> {
     let mut empty = Vec::new();
     for (other, object) in objects.iter_mut() {
         let mut changed = (**object).clone();
@@ -146,7 +146,7 @@ mod tests {
         let document: Document = toml::from_str(BEGIN).expect("a document");
         let objects = document.into_objects();
         let mut objects: Objects = objects.map(|object| (object.key(), Arc::new(object))).collect();
-        take_out(&mut objects, &Key::new(kind, name))?;
+        remove_references(&mut objects, &Key::new(kind, name))?;
         Ok(Document::of(objects.values().map(|object| &**object)))
     }
 

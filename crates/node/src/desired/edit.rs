@@ -7,7 +7,7 @@ use std::sync::Arc;
 use sarsen_io::random;
 
 use super::ChangeRefused;
-use super::cascade::take_out;
+use super::cascade::remove_references;
 use crate::config::nearest;
 use crate::metadata;
 use crate::model::document::{Account, Document, ShownLuns, Target, Volume};
@@ -54,7 +54,7 @@ impl Edit {
             }
             Self::RemoveEverywhere(key) => {
                 find(objects, &key)?;
-                take_out(objects, &key)?;
+                remove_references(objects, &key)?;
                 objects.remove(&key);
             }
             Self::Patch(key, patch) => self::patch(objects, &key, &patch, folder)?,
@@ -156,7 +156,7 @@ fn complete(volume: &mut Volume, folder: &Path) {
         let path = folder.join(format!("{name}.img"));
         // A volume of that name was there before, and its data are, or what it kept beside them: they are not
         // this one's.
-        let path = if path.exists() || metadata::beside(&path).exists() {
+        let path = if path.exists() || metadata::metadata_folder(&path).exists() {
             folder.join(format!("{name}-{:016x}.img", random::number()))
         } else {
             path

@@ -208,11 +208,11 @@ impl Changing {
     /// harmless.
     fn settle(&mut self) {
         let Some(engine) = &self.engine else { return };
-        let pending_size = engine.pending_size();
+        let pending_size = engine.lengths_before_growth();
         if pending_size == self.pending_size {
             return;
         }
-        match self.store.keep_owed(&pending_size) {
+        match self.store.store_pending_lengths(&pending_size) {
             Ok(copy) => {
                 self.pending_size = pending_size;
                 copy.iter().for_each(|copy| engine.front.access.events.tell(copy));
@@ -273,7 +273,7 @@ impl Desired {
     }
 
     /// Applies future changes to this engine.
-    pub(crate) fn drive(&mut self, engine: Arc<Engine>) {
+    pub(crate) fn attach_engine(&mut self, engine: Arc<Engine>) {
         let changing = self.changing.get_mut();
         changing.engine = Some(engine);
         changing.settle();
@@ -434,7 +434,7 @@ impl Desired {
         if !changed.interrupts.is_empty() && !change.force {
             return Err(ChangeRefused::InUse(changed.interrupts));
         }
-        let ready = prepared.clear(change.force.then_some(change.grace)).await?;
+        let ready = prepared.log_out_sessions(change.force.then_some(change.grace)).await?;
         let revision = Revision {
             revision: before.revision + 1,
             at_unix_seconds: unix_seconds(),
@@ -445,7 +445,7 @@ impl Desired {
         let writes: Vec<store::Write<'_>> =
             different.map(|one| (one.key, one.after.map(|object| &**object))).collect();
         let short: BTreeMap<String, u64> =
-            pending_size.clone().into_iter().chain(ready.owes()).collect();
+            pending_size.clone().into_iter().chain(ready.lengths_before_growth()).collect();
         let copy = store.commit(&revision, &writes, &objects, &short)?;
         copy.iter().for_each(|copy| engine.front.access.events.tell(copy));
         *pending_size = short;

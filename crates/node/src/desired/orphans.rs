@@ -46,7 +46,8 @@ fn system(path: &Path) -> impl FnOnce(io::Error) -> OrphanError {
 pub(super) fn places(object: &Object) -> Option<(PathBuf, PathBuf)> {
     let Object::Volume(volume) = object else { return None };
     let path = PathBuf::from(volume.path.as_deref()?);
-    let state = volume.state.as_ref().map_or_else(|| metadata::beside(&path), PathBuf::from);
+    let state =
+        volume.state.as_ref().map_or_else(|| metadata::metadata_folder(&path), PathBuf::from);
     Some((path, state))
 }
 
@@ -87,7 +88,7 @@ pub(super) fn find(folder: &Path, objects: &Objects) -> Result<Vec<Orphan>, Orph
             path: path.display().to_string(),
             size_bytes: if is_state { 0 } else { found.len() },
             allocated_bytes: found.blocks() * STAT_BLOCK,
-            has_state: is_state || metadata::beside(&path).is_dir(),
+            has_state: is_state || metadata::metadata_folder(&path).is_dir(),
         });
     }
     orphans.sort_by(|one, other| one.name.cmp(&other.name));
@@ -124,7 +125,7 @@ pub(super) fn erase(path: &Path, timeout: Duration) -> Result<(), OrphanError> {
             fs::remove_file(path).map_err(system(path))?;
         }
     }
-    let state = if path.is_dir() { path.to_owned() } else { metadata::beside(path) };
+    let state = if path.is_dir() { path.to_owned() } else { metadata::metadata_folder(path) };
     match fs::remove_dir_all(&state) {
         Err(error) if !is_missing(&error) => Err(system(&state)(error)),
         _ => Ok(()),

@@ -167,7 +167,7 @@ impl Store {
     }
 
     /// Stores the pending lengths of files. Returns an event if the copy was lost or written again.
-    pub(super) fn keep_owed(
+    pub(super) fn store_pending_lengths(
         &self,
         pending_size: &BTreeMap<String, u64>,
     ) -> Result<Option<Occurrence>, StateError> {

@@ -16,7 +16,7 @@ use super::closings::{Stores, flush};
 use super::diff::{Differences, Known, RetainedVolume, TargetSteps, VolumeSteps};
 use super::missing::MissingObjects;
 use super::portals::{NextPortal, PortalSteps, Served, bind};
-use super::volumes::{NewFiles, Volume, check_settled};
+use super::volumes::{NewFiles, Volume, check_not_just_written};
 use super::{AffectedSession, ChangeError, ChangeTurn, Engine, Interruption, not_opened};
 use crate::access::{Losses, Object, Policy, Previous, SessionKey, TargetLoss};
 use crate::config::{Config, Portal, VolumeConfig};
@@ -149,7 +149,7 @@ impl Engine {
             |place: usize, portal: &Portal| place >= first || running.absent.has_portal(portal);
         let (listen, limits) = (&desired.listen, &desired.limits);
         let mut portals = PortalSteps::prepare(&running.portals, listen, limits, may_lack)?;
-        let mut absent = MissingObjects::of_portals(&desired);
+        let mut absent = MissingObjects::of_unmet_needs(&desired);
         // The groups include those of missing portals: a target has its ports as configured, whether its portals exist
         // or not.
         let groups = listen.iter().map(|portal| portal.group);
@@ -209,7 +209,7 @@ impl Engine {
             let is_reattached = reattached.as_ref() == Some(&config.name);
             let was_missing = was_absent.get(&config.name) == Some(config);
             let is_settled = if was_missing && !is_reattached {
-                check_settled(config).map_err(not_opened(&config.name))
+                check_not_just_written(config).map_err(not_opened(&config.name))
             } else {
                 Ok(())
             };
@@ -297,13 +297,13 @@ impl Prepared {
             && volumes.stays.is_empty()
             && volumes.late.is_empty()
             && portals.next.iter().all(|next| matches!(next, NextPortal::Kept(_)))
-            && policy.unread().keys().eq(before.unread().keys())
+            && policy.unreadable_secrets().keys().eq(before.unreadable_secrets().keys())
     }
 
     /// Takes objects that are to be closed out of service, and closes those that hold resources of others. Their
     /// sessions are asked to log out within `grace`, and are logged out then. Without `grace`, the change fails if a
     /// session uses them.
-    pub async fn clear(self, grace: Option<Duration>) -> Result<Ready, ChangeError> {
+    pub async fn log_out_sessions(self, grace: Option<Duration>) -> Result<Ready, ChangeError> {
         self.clear_by(grace.map_or(Force::Nobody, Force::Everybody)).await
     }
 
@@ -340,8 +340,8 @@ impl Prepared {
 
 impl Ready {
     /// Returns the current lengths of files that the change will grow, by their volumes' serial numbers.
-    pub(crate) fn owes(&self) -> BTreeMap<String, u64> {
-        self.change.owes(&self.change.engine().running())
+    pub(crate) fn lengths_before_growth(&self) -> BTreeMap<String, u64> {
+        self.change.lengths_before_growth(&self.change.engine().running())
     }
 
     /// Puts the change into force. Blocks the thread for a moment, which must not be a core.
@@ -358,7 +358,8 @@ impl Change {
     /// Returns the interruptions, and the mailboxes of their sessions.
     fn interruptions(&self) -> (Vec<Interruption>, Vec<Vec<Mailbox>>) {
         let front = &self.engine().front;
-        let losers: HashMap<SessionKey, Object> = front.access.losers(&self.losses, &self.policy);
+        let losers: HashMap<SessionKey, Object> =
+            front.access.affected_sessions(&self.losses, &self.policy);
         if losers.is_empty() {
             return Default::default();
         }
@@ -398,13 +399,13 @@ impl Change {
         let front = &self.turn.0.front;
         for (name, loss) in &self.losses.targets {
             match loss {
-                TargetLoss::All => front.drains.hold(name),
+                TargetLoss::All => front.drains.reject_sessions(name),
                 TargetLoss::Part { luns, .. } => {
                     let Some(target) = front.targets.find(name) else { continue };
                     let kept = target.device.luns();
                     let kept = kept.iter().filter(|(lun, _)| !luns.contains_key(&lun.0));
                     let kept = kept.map(|(lun, unit)| (*lun, unit.clone())).collect();
-                    target.device.withhold_from_new(kept);
+                    target.device.set_luns_for_new(kept);
                 }
             }
         }
@@ -414,7 +415,7 @@ impl Change {
 
     /// Closes removed portals whose addresses other portals need.
     async fn close_portals(&mut self) -> Result<(), ChangeError> {
-        if !self.portals.is_late() {
+        if !self.portals.has_deferred_portals() {
             return Ok(());
         }
         let sockets: Vec<_> = {
@@ -465,7 +466,7 @@ impl Change {
             if let Some(unit) = still_there.upgrade() {
                 engine.running().volumes.insert(
                     name.clone(),
-                    Volume::again(config, scope, unit, store, backing, ended),
+                    Volume::undo_close(config, scope, unit, store, backing, ended),
                 );
                 return Err(ChangeError::Busy(name));
             }

@@ -23,7 +23,7 @@ pub(super) struct MissingObjects {
 
 impl MissingObjects {
     /// Returns the needs of targets in a configuration that no portal meets.
-    pub(super) fn of_portals(desired: &Config) -> Self {
+    pub(super) fn of_unmet_needs(desired: &Config) -> Self {
         let mut absent = Self::default();
         for unmet in desired.unmet_needs() {
             if let PortalRequirement::Group(group) = unmet.need {

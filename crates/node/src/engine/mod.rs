@@ -290,7 +290,8 @@ impl Engine {
         let policy = self.front.access.policy();
         let volumes = running.volumes.iter();
         let volumes = volumes.map(|(name, volume)| (name.clone(), ShownVolume::of(volume)));
-        let (volumes, lacking) = (volumes.collect(), running.absent.lacking(policy.unread()));
+        let (volumes, lacking) =
+            (volumes.collect(), running.absent.lacking(policy.unreadable_secrets()));
         let portals = running.portals.iter().map(|one| one.portal.config()).collect();
         self.publish(|shown| {
             shown.config = running.config.clone();
@@ -306,7 +307,7 @@ impl Engine {
         change(&mut shown);
         let problems = Arc::new(shown.problems_now());
         let before = std::mem::replace(&mut shown.problems, problems.clone());
-        self.front.access.metrics.lacks(problems.len());
+        self.front.access.metrics.set_problem_count(problems.len());
         // These events are reported under the lock, so that a later caller compares with these problems.
         for problem in missing::without(&problems, &before) {
             error!("{}", problem.why);
@@ -320,7 +321,7 @@ impl Engine {
 
     /// Returns the current lengths of files that are to grow and may not have grown yet, by the serial numbers of their
     /// volumes.
-    pub(crate) fn pending_size(&self) -> BTreeMap<String, u64> {
+    pub(crate) fn lengths_before_growth(&self) -> BTreeMap<String, u64> {
         self.running().pending_size.clone()
     }
 
@@ -377,7 +378,7 @@ impl Engine {
         grace: Option<Duration>,
     ) -> Result<ChangeOutcome, ChangeError> {
         let prepared = self.prepare(desired, Cause::Reattach(volume.to_owned()))?;
-        let made = prepared.clear(grace).await?.make();
+        let made = prepared.log_out_sessions(grace).await?.make();
         info!(volume, "the volume is re-attached");
         Ok(made)
     }
@@ -629,7 +630,8 @@ mod tests {
             let (engine, _cores) = started(&ruled_config("", ""));
             assert!(*engine.front.access.policy() != expected, "nothing is shown");
             let prepared = engine.prepare(ruled.clone(), cause.clone()).expect("prepared");
-            let ready = block_on(FileEngine::Pool, prepared.clear(None)).expect("a runtime");
+            let ready =
+                block_on(FileEngine::Pool, prepared.log_out_sessions(None)).expect("a runtime");
             ready.expect("nobody uses it").make();
             holds(&engine, &format!("{cause:?}"));
         }

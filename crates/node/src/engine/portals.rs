@@ -154,7 +154,7 @@ impl PortalSteps {
     }
 
     /// Returns whether portals wait for the closing of others.
-    pub(super) fn is_late(&self) -> bool {
+    pub(super) fn has_deferred_portals(&self) -> bool {
         self.next.iter().any(|next| matches!(next, NextPortal::Late(_)))
     }
 }

@@ -55,7 +55,7 @@ pub(crate) struct Volume {
 }
 
 impl Volume {
-    /// Opens a volume in its last state. The volume must be [settled](Self::settle) before sessions use it. Blocks the
+    /// Opens a volume in its last state. The volume must have [its full length](Self::grow_file) before sessions use it. Blocks the
     /// thread.
     pub(crate) fn open(
         config: &VolumeConfig,
@@ -77,7 +77,7 @@ impl Volume {
     }
 
     /// Restores a volume that was to be closed but has not ended.
-    pub(crate) fn again(
+    pub(crate) fn undo_close(
         config: VolumeConfig,
         scope: Option<String>,
         unit: Arc<LogicalUnit>,
@@ -89,7 +89,7 @@ impl Volume {
     }
 
     /// Sets the configured size to the actual one, after a failed growth.
-    pub(crate) fn tell_size(&mut self) {
+    pub(crate) fn adopt_actual_size(&mut self) {
         let now = self.size();
         match &mut self.config.store {
             StoreConfig::Ram { size, .. } | StoreConfig::Null { size } => *size = now,
@@ -99,12 +99,12 @@ impl Volume {
     }
 
     /// Grows its file to the desired length. The change must be stored before.
-    pub(crate) fn settle(&self) -> Result<(), StoreError> {
+    pub(crate) fn grow_file(&self) -> Result<(), StoreError> {
         self.backing.file.as_ref().map_or(Ok(()), |file| file.settle())
     }
 
     /// Returns whether data must be on the disk before initiators write to it.
-    pub(crate) fn is_blank(&self) -> bool {
+    pub(crate) fn has_unwritten_metadata(&self) -> bool {
         self.new_key.is_some() || self.backing.file.as_ref().is_some_and(|file| file.is_blank())
     }
 
@@ -142,7 +142,7 @@ impl Volume {
     }
 
     /// Returns the current length of its file, if the file is to grow.
-    pub(crate) fn pending_size(&self) -> Option<u64> {
+    pub(crate) fn length_before_growth(&self) -> Option<u64> {
         self.backing.file.as_ref()?.short()
     }
 
@@ -269,7 +269,7 @@ fn is_missing(path: &Path) -> bool {
 pub(crate) fn places(config: &VolumeConfig) -> Vec<PathBuf> {
     match &config.store {
         StoreConfig::File { path, state, .. } => {
-            vec![path.clone(), state.clone().unwrap_or_else(|| metadata::beside(path))]
+            vec![path.clone(), state.clone().unwrap_or_else(|| metadata::metadata_folder(path))]
         }
         StoreConfig::Sg { path } | StoreConfig::Iso { path } => vec![path.clone()],
         StoreConfig::Ram { .. } | StoreConfig::Null { .. } => Vec::new(),
@@ -278,7 +278,7 @@ pub(crate) fn places(config: &VolumeConfig) -> Vec<PathBuf> {
 
 /// Refuses a file that was missing and was written a moment ago. A program may still be restoring it, and its length
 /// does not show when that is complete.
-pub(super) fn check_settled(config: &VolumeConfig) -> Result<(), StoreError> {
+pub(super) fn check_not_just_written(config: &VolumeConfig) -> Result<(), StoreError> {
     let Some(path) = data_place(config) else { return Ok(()) };
     let Ok(written) = fs::metadata(path).and_then(|metadata| metadata.modified()) else {
         return Ok(());
@@ -391,12 +391,12 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("disk");
         let volume = parse_volume(&format!("a=file:{},size=1MiB", path.display())).expect("valid");
-        assert!(check_settled(&volume).is_ok(), "a missing file is another problem");
+        assert!(check_not_just_written(&volume).is_ok(), "a missing file is another problem");
         let file = fs::File::create(&path).expect("created");
-        let refused = check_settled(&volume).expect_err("refused").to_string();
+        let refused = check_not_just_written(&volume).expect_err("refused").to_string();
         assert!(refused.contains("was written a moment ago"), "{refused}");
         file.set_modified(time::wall_clock() - UNWRITTEN_FOR).expect("set");
-        assert!(check_settled(&volume).is_ok());
+        assert!(check_not_just_written(&volume).is_ok());
     }
 
     #[test]

@@ -79,7 +79,7 @@ impl EventWriter {
     }
 
     /// Returns the path of the file if it was missing.
-    pub(super) fn is_new(&self) -> Option<PathBuf> {
+    pub(super) fn created_path(&self) -> Option<PathBuf> {
         self.is_new.then(|| locked(&self.log).path.clone())
     }
 

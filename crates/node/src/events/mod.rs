@@ -142,7 +142,7 @@ impl EventLog {
 
     /// Reports that the file of events was missing.
     pub(crate) fn tell_if_missing(&self) {
-        if let Some(path) = self.writer.as_ref().and_then(EventWriter::is_new) {
+        if let Some(path) = self.writer.as_ref().and_then(EventWriter::created_path) {
             let (path, why) = (path.display().to_string(), "it was missing".to_owned());
             self.tell(&Occurrence::EventsRecreated { path, aside: None, why });
         }

@@ -61,7 +61,7 @@ pub(super) fn import(path: &Path, text: &str, files: &dyn Files) -> Result<Impor
                     world.access.insert(name, Access::of(&mut draft, &node));
                     let known = |setting: &&Node| !OF_AN_AUTH_GROUP.contains(&setting.key.as_str());
                     for setting in node.nodes.iter().filter(known) {
-                        draft.miss(&setting.place, &setting.key);
+                        draft.report_unknown_key(&setting.place, &setting.key);
                     }
                 }
             }
@@ -90,7 +90,7 @@ pub(super) fn import(path: &Path, text: &str, files: &dyn Files) -> Result<Impor
                 }
             }
             "auth-group" | "portal-group" | "lun" => {}
-            "isns-server" | "isns-period" | "isns-timeout" => draft.lose(
+            "isns-server" | "isns-period" | "isns-timeout" => draft.report_loss(
                 &node.place,
                 format!("{} {}", node.key, node.word()),
                 "start sarsen with --isns SERVER[:PORT]",
@@ -172,7 +172,7 @@ impl Access {
                     "deny" => RequiredAuth::Denied,
                     _ => {
                         let remedy = "sarsen supports none and CHAP; all initiators are refused";
-                        draft.lose(place, reported(setting), remedy);
+                        draft.report_loss(place, reported(setting), remedy);
                         RequiredAuth::Denied
                     }
                 }),
@@ -216,7 +216,7 @@ impl Access {
         }
         if let Some(own) = draft.account(place, word(2), word(3)) {
             match &self.own_account {
-                Some(first) if *first != own => draft.lose(
+                Some(first) if *first != own => draft.report_loss(
                     place,
                     format!("the target's own account {own} (mutual CHAP)"),
                     format!(
@@ -273,7 +273,7 @@ impl Access {
                           that each group permitted with the same authentication";
             let what = format!("auth-groups of single portal groups of {}", target.target.name);
             let place = target.place.clone();
-            draft.lose(&place, what, remedy);
+            draft.report_loss(&place, what, remedy);
         }
         let rules = match &accounts {
             Some(accounts) if accounts.is_empty() => Vec::new(),
@@ -323,7 +323,7 @@ fn take_portal_group(draft: &mut Draft, world: &CtldContext, node: &Node) -> Por
                 let addresses = setting.words.iter();
                 group.listen.extend(addresses.map(|address| (place.clone(), with_port(address))));
             }
-            "listen-iser" => draft.lose(
+            "listen-iser" => draft.report_loss(
                 &place,
                 reported(setting),
                 "omitted; sarsen serves iSCSI over TCP only, and clients must use it",
@@ -402,14 +402,14 @@ fn take_target(draft: &mut Draft, world: &mut CtldContext, name: &str, node: &No
                 groups.push((place, group, access));
             }
             "redirect" => redirect(draft, &place, &mut target, setting.word()),
-            "port" | "offload" => draft.lose(
+            "port" | "offload" => draft.report_loss(
                 &place,
                 reported(setting),
                 "omitted; sarsen serves iSCSI over TCP only, and clients must use it",
             ),
             "alias" | "lun" | "auth-type" | "chap" | "chap-mutual" | "initiator-name"
             | "initiator-portal" => {}
-            _ => draft.miss(&place, &setting.key),
+            _ => draft.report_unknown_key(&place, &setting.key),
         }
     }
     if groups.is_empty() {
@@ -435,12 +435,12 @@ fn take_target(draft: &mut Draft, world: &mut CtldContext, name: &str, node: &No
                 }
             }
             (None, DEFAULT) => ways.push((place, 1, every_address(3260))),
-            (None, _) => draft.lose(&place, format!("portal-group {name}"), "there is none"),
+            (None, _) => draft.report_loss(&place, format!("portal-group {name}"), "there is none"),
         }
     }
     let index = draft.add_target(target);
     for (place, tag, address) in ways {
-        draft.reach(&place, index, tag, &address);
+        draft.add_portal_address(&place, index, tag, &address);
     }
 }
 
@@ -451,7 +451,7 @@ fn find_access(draft: &mut Draft, world: &CtldContext, place: &str, name: &str) 
         (None, OPEN) => Access { requirement: RequiredAuth::Nothing, ..Access::default() },
         (None, DEFAULT | CLOSED) => Access::default(),
         (None, _) => {
-            draft.lose(
+            draft.report_loss(
                 place,
                 format!("auth-group {name}"),
                 "it does not exist; all initiators are refused",
@@ -466,7 +466,9 @@ fn redirect(draft: &mut Draft, place: &str, target: &mut TargetDraft, address: &
         Ok(address) => {
             target.target.redirect = Some(Redirect { address, permanent: false });
         }
-        Err(_) => draft.lose(place, format!("redirect {address}"), "it is not an address; omitted"),
+        Err(_) => {
+            draft.report_loss(place, format!("redirect {address}"), "it is not an address; omitted")
+        }
     }
 }
 
@@ -495,7 +497,7 @@ fn take_lun(
     node: &Node,
 ) {
     let Ok(lun) = number.parse::<u64>() else {
-        draft.lose(&node.place, format!("LUN {number}"), "it is not a number; omitted");
+        draft.report_loss(&node.place, format!("LUN {number}"), "it is not a number; omitted");
         return;
     };
     let shared = node.words.first();
@@ -508,7 +510,7 @@ fn take_lun(
                 volume
             }
             (None, None) => {
-                draft.lose(&node.place, format!("lun {name}"), "it does not exist; omitted");
+                draft.report_loss(&node.place, format!("lun {name}"), "it does not exist; omitted");
                 None
             }
         },
@@ -523,7 +525,7 @@ fn take_lun(
         }
     };
     if let Some(volume) = volume {
-        draft.serve(&node.place, target, lun, &volume);
+        draft.add_lun(&node.place, target, lun, &volume);
     }
 }
 
@@ -583,7 +585,7 @@ fn take_volume(
     };
     let fits = if store == "ram" { size.is_some() } else { path.is_some() };
     if !fits {
-        draft.lose(place, format!("lun {name}"), "it has no path or no size; omitted");
+        draft.report_loss(place, format!("lun {name}"), "it has no path or no size; omitted");
         return None;
     }
     let mut volume = Volume { store: store.into(), ..Volume::default() };
@@ -599,7 +601,7 @@ fn take_volume(
         Some(_) if store == "iso" => {}
         Some(other) => {
             let what = format!("blocksize {other} of lun {name}");
-            draft.lose(
+            draft.report_loss(
                 place,
                 what,
                 "sarsen has blocks of 512 or 4096 bytes; omitted; copy its files to a volume of one of these",
@@ -647,7 +649,7 @@ fn take_volume(
     for setting in &node.nodes {
         let key = setting.key.as_str();
         if !known.contains(&key) && !known_here.contains(&key) {
-            draft.miss(&setting.place, &setting.key);
+            draft.report_unknown_key(&setting.place, &setting.key);
         }
     }
     Some(draft.add_volume(place, name, volume))
@@ -677,7 +679,7 @@ fn identify(draft: &mut Draft, node: &Node, name: &str, volume: &mut Volume, giv
             "the kernel counted {keys} when it made the LUN, and sarsen makes an identity of its own: \
              `ctladm devlist -v` shows what clients know; write it into this file and import again"
         );
-        draft.lose(place, format!("lun {name} without {what}"), remedy);
+        draft.report_loss(place, format!("lun {name} without {what}"), remedy);
         let fits =
             |serial: &&str| !serial.is_empty() && serial.bytes().all(|b| b.is_ascii_graphic());
         volume.serial = serial.filter(fits).map(|serial| truncated(serial, LONGEST_SERIAL));
@@ -689,7 +691,7 @@ fn identify(draft: &mut Draft, node: &Node, name: &str, volume: &mut Volume, giv
     let eui = given.eui.map(|eui| format!("eui:{}", hexadecimal(&eui)));
     let registered = given.naa.as_deref().map(hexadecimal);
     if given.uuid.is_some() {
-        draft.lose(
+        draft.report_loss(
             place,
             format!("the uuid of lun {name}"),
             "sarsen has no such designator; clients see another one",

@@ -8,7 +8,7 @@ use sarsen_io::random;
 use sarsen_scsi::{Designator, Naa};
 
 use super::portals::{Assigned, TargetAddresses};
-use super::{Complaint, Imported, Weight, shown_key};
+use super::{Complaint, ComplaintSeverity, Imported, shown_key};
 use crate::config::{
     is_iscsi_name_byte, parse_network, parse_portal, parse_size, target_name_fault,
 };
@@ -93,13 +93,18 @@ pub(super) struct DraftIdentity {
 
 impl Draft {
     /// Reports a loss, which clients notice.
-    pub(super) fn lose(&mut self, place: &str, what: impl Into<String>, remedy: impl Into<String>) {
-        self.complain(Weight::Loss, place, what.into(), remedy.into());
+    pub(super) fn report_loss(
+        &mut self,
+        place: &str,
+        what: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        self.complain(ComplaintSeverity::Loss, place, what.into(), remedy.into());
     }
 
     /// Reports a note, which clients do not notice.
     pub(super) fn note(&mut self, place: &str, what: impl Into<String>, remedy: impl Into<String>) {
-        self.complain(Weight::Note, place, what.into(), remedy.into());
+        self.complain(ComplaintSeverity::Note, place, what.into(), remedy.into());
     }
 
     /// Reports a setting without an equivalent. It reports only the key, because the value of an unknown key may be a
@@ -109,11 +114,15 @@ impl Draft {
     }
 
     /// Reports an unknown setting that might have restricted access or changed a client's view.
-    pub(super) fn miss(&mut self, place: &str, key: &str) {
-        self.lose(place, shown_key(key), "unknown key, which is ignored; check its spelling");
+    pub(super) fn report_unknown_key(&mut self, place: &str, key: &str) {
+        self.report_loss(
+            place,
+            shown_key(key),
+            "unknown key, which is ignored; check its spelling",
+        );
     }
 
-    fn complain(&mut self, weight: Weight, place: &str, what: String, remedy: String) {
+    fn complain(&mut self, weight: ComplaintSeverity, place: &str, what: String, remedy: String) {
         let complaint = Complaint { weight, place: place.to_owned(), what, remedy };
         if !self.complaints.contains(&complaint) {
             self.complaints.push(complaint);
@@ -167,7 +176,7 @@ impl Draft {
             (_, 0) => Some(Size::of_bytes(block)),
             _ => Some(Size::of_bytes(whole)),
         };
-        self.lose(
+        self.report_loss(
             place,
             what,
             format!("it is not a multiple of {block}; the size of the file is used, or the next multiple"),
@@ -189,7 +198,7 @@ impl Draft {
         if fits {
             volume.serial = Some(serial.to_owned())
         } else {
-            self.lose(
+            self.report_loss(
                 place,
                 format!("the serial number {serial:?}"),
                 "sarsen permits 1 to 36 visible ASCII characters; clients see another serial number; set serial",
@@ -203,7 +212,7 @@ impl Draft {
         let texts = shown.designators.iter().map(Designator::to_string);
         volume.designators = texts.filter(|text| Designator::parse(text).is_some()).collect();
         if volume.designators.len() != shown.designators.len() {
-            self.lose(
+            self.report_loss(
                 place,
                 "a designator of its Device Identification page",
                 "it is not printable text; clients see another one; see designators",
@@ -223,7 +232,7 @@ impl Draft {
         let trimmed = cut.trim_end();
         let is_printable = trimmed.bytes().all(|b| b == b' ' || b.is_ascii_graphic());
         if trimmed.is_empty() || !is_printable || trimmed.starts_with(' ') {
-            self.lose(
+            self.report_loss(
                 place,
                 format!("{key} {text:?}"),
                 format!(
@@ -239,7 +248,7 @@ impl Draft {
     pub(super) fn account(&mut self, place: &str, name: &str, secret: &str) -> Option<String> {
         if let Some(known) = self.document.account.iter().find(|account| account.name == name) {
             if known.secret.as_ref().is_none_or(|known| known.0 != secret) {
-                self.lose(
+                self.report_loss(
                     place,
                     format!("another secret for the account {name}"),
                     "in sarsen an account has one secret: the first is used, and initiators with the other one \
@@ -259,7 +268,7 @@ impl Draft {
         };
         if let Some(fault) = fault {
             if self.refused_accounts.insert(name.to_owned()) {
-                self.lose(
+                self.report_loss(
                     place,
                     format!("the account {name}"),
                     format!(
@@ -285,14 +294,14 @@ impl Draft {
         self.closed_discovery.get_or_insert(place.to_owned());
     }
 
-    /// Adds a target. Returns its number for [`Draft::reach`].
+    /// Adds a target. Returns its number for [`Draft::add_portal_address`].
     pub(super) fn add_target(&mut self, target: TargetDraft) -> usize {
         self.drafts.push(target);
         self.drafts.len() - 1
     }
 
     /// Adds a volume at a LUN of a target. Returns whether that was possible.
-    pub(super) fn serve(
+    pub(super) fn add_lun(
         &mut self,
         place: &str,
         draft: &mut TargetDraft,
@@ -308,7 +317,7 @@ impl Draft {
                     "omitted; in sarsen a volume has one LUN of one target, and this one is LUN {at} of {other}; use that \
                      LUN, or one target with several portal groups"
                 );
-                self.lose(place, what, remedy);
+                self.report_loss(place, what, remedy);
             }
             return is_same;
         }
@@ -316,14 +325,14 @@ impl Draft {
         let Some(number) = number else {
             let remedy =
                 format!("omitted; LUNs are 0 to {LARGEST_LUN}; give the volume another LUN");
-            self.lose(place, format!("LUN {lun} of {target}"), remedy);
+            self.report_loss(place, format!("LUN {lun} of {target}"), remedy);
             return false;
         };
         if let Some(other) = draft.target.luns.0.get(&number) {
             let what = format!("volume {volume} as LUN {lun} of {target}");
             let remedy =
                 format!("omitted; volume {other} has this LUN; give one of the two another LUN");
-            self.lose(place, what, remedy);
+            self.report_loss(place, what, remedy);
             return false;
         }
         draft.target.luns.0.insert(number, volume.to_owned());
@@ -333,7 +342,7 @@ impl Draft {
 
     /// Sets the rules of a target. A volume that no initiator may write becomes read-only. Rules cannot grant write
     /// access to only some of their volumes.
-    pub(super) fn show(&mut self, target: &mut TargetDraft, showings: Vec<DraftRule>) {
+    pub(super) fn set_rules(&mut self, target: &mut TargetDraft, showings: Vec<DraftRule>) {
         let writable: BTreeSet<_> = showings.iter().flat_map(|one| one.volumes(false)).collect();
         let protected: BTreeSet<_> = showings.iter().flat_map(|one| one.volumes(true)).collect();
         let count = showings.len();
@@ -360,7 +369,7 @@ impl Draft {
             if !all && !luns.is_empty() {
                 let texts: Vec<String> = luns.iter().map(u16::to_string).collect();
                 let what = format!("write protection of LUN {} alone", texts.join(", "));
-                self.lose(
+                self.report_loss(
                     &place,
                     what,
                     "an initiator may write to all of its units, or to none: these are hidden; add them to its \
@@ -377,10 +386,16 @@ impl Draft {
     }
 
     /// Adds an address at which a target is reachable, in its own portal group.
-    pub(super) fn reach(&mut self, place: &str, target: usize, tag: u16, address: &str) {
+    pub(super) fn add_portal_address(
+        &mut self,
+        place: &str,
+        target: usize,
+        tag: u16,
+        address: &str,
+    ) {
         match parse_portal(address) {
             Ok(portal) => self.target_addresses.add(portal.address, (target, tag)),
-            Err(_) => self.lose(
+            Err(_) => self.report_loss(
                 place,
                 format!("the portal {address}"),
                 "it is not an address; write the addresses that it means as [[portal]]",
@@ -415,7 +430,7 @@ impl Draft {
                 Some(one.unwrap_or(&text).to_owned())
             }
             Err(_) => {
-                self.lose(
+                self.report_loss(
                     place,
                     format!("the initiators' address {text}"),
                     "it is not an address or a network; its initiators are refused; add a rule",
@@ -431,7 +446,7 @@ impl Draft {
         if target_name_fault(&name).is_none() {
             return Some(name);
         }
-        self.lose(
+        self.report_loss(
             place,
             format!("the initiator {text}"),
             "it is not an iSCSI name; its initiators are refused; add rules for them",
@@ -450,7 +465,7 @@ impl Draft {
         if valid {
             return Some(name);
         }
-        self.lose(
+        self.report_loss(
             place,
             format!("the initiator {text}"),
             "it is not an iSCSI name with at most one * at its end; its initiators are refused; add rules for them",
@@ -496,7 +511,7 @@ impl Draft {
         let (name, secret) = (DENIED_INITIATOR.to_owned(), Some(secret.concat().into()));
         self.document.account.push(Account { name: name.clone(), secret, ..Account::default() });
         self.document.discovery = Some(Discovery { chap: vec![name], ..Discovery::default() });
-        self.lose(
+        self.report_loss(
             place,
             "the access to discovery",
             "discovery is closed: there was no account for it, or none could be imported; set discovery.chap",
@@ -528,7 +543,7 @@ impl Draft {
             let what = format!("target {}", target.name);
             let remedy = "it had no portal, or none could be imported; all initiators are refused; write its \
                           addresses as [[portal]], their group into its groups, and rules";
-            self.lose(&place, what, remedy);
+            self.report_loss(&place, what, remedy);
             target.allow.clear();
             is_closed = true;
         }
@@ -540,7 +555,7 @@ impl Draft {
                 |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.:".contains(c);
             let lower = target.name.to_ascii_lowercase();
             let mended = lower.replace(|c| !allowed(c), "-");
-            self.lose(
+            self.report_loss(
                 &place,
                 format!("the name {}", target.name),
                 format!("{fault}; it is {mended} in sarsen; clients must log in to that name"),
@@ -548,7 +563,7 @@ impl Draft {
             target.name = mended;
         }
         if target_name_fault(&target.name).is_some() {
-            self.lose(
+            self.report_loss(
                 &place,
                 "a target without a name",
                 "it is omitted; add a name and import again",
@@ -557,7 +572,7 @@ impl Draft {
         }
         if self.document.target.iter().any(|other| other.name == target.name) {
             let what = format!("target {}", target.name);
-            self.lose(&place, what, "another one has the same name; join the two");
+            self.report_loss(&place, what, "another one has the same name; join the two");
             return;
         }
         let rules = std::mem::take(&mut target.allow);
@@ -588,7 +603,7 @@ impl Draft {
         let what = format!("the other initiators of {}", target.name);
         let remedy = "rules of some initiators could not be imported; only initiators in rules are permitted; add \
                       rules for the others";
-        self.lose(place, what, remedy);
+        self.report_loss(place, what, remedy);
         true
     }
 
@@ -615,7 +630,7 @@ impl Draft {
             lost.push(("discovery".to_owned(), own));
         }
         for (who, own) in lost {
-            self.lose(
+            self.report_loss(
                 &who,
                 format!("its own account {own} (mutual CHAP)"),
                 "omitted; initiators log in with that account or without CHAP; mutual CHAP is refused until own-account is \

@@ -215,7 +215,7 @@ impl Accounts {
         let text = match files.read(&auth_path) {
             Ok(text) => text,
             Err(error) => {
-                draft.lose(
+                draft.report_loss(
                     &auth_path.display().to_string(),
                     format!("the accounts: {error}"),
                     "put the file there, or name it with AuthFile, and import again",
@@ -239,7 +239,7 @@ impl Accounts {
                     && let Some(own) = draft.account(&auth.place, auth.word(2), auth.word(3))
                 {
                     match &group.own {
-                        Some(first) if *first != own => draft.lose(
+                        Some(first) if *first != own => draft.report_loss(
                             &auth.place,
                             format!("the target's own account {own} (mutual CHAP)"),
                             format!("omitted; in sarsen a target has one own account; set the secret of {first} at this initiator"),
@@ -296,7 +296,7 @@ fn take_unit(
     accounts: &Accounts,
 ) {
     let Some(name) = unit.word("TargetName", 0) else {
-        draft.lose(&unit.place, format!("[{}]", unit.name), "it has no TargetName; omitted");
+        draft.report_loss(&unit.place, format!("[{}]", unit.name), "it has no TargetName; omitted");
         return;
     };
     let lower = name.to_ascii_lowercase();
@@ -311,7 +311,7 @@ fn take_unit(
         if unit.word(&key, 0).is_some()
             && let Some(volume) = take_lun(draft, unit, &name, &kind, lun, &key)
         {
-            draft.serve(&unit.place, &mut target, lun, &volume);
+            draft.add_lun(&unit.place, &mut target, lun, &volume);
         }
     }
     let mut ways = Vec::new();
@@ -321,7 +321,7 @@ fn take_unit(
         let (Some(portals), Some(initiators)) = (find(mapping.word(0)), find(mapping.word(1)))
         else {
             let remedy = "the portal group or the initiator group does not exist; omitted";
-            draft.lose(&mapping.place, mapping.reported(), remedy);
+            draft.report_loss(&mapping.place, mapping.reported(), remedy);
             continue;
         };
         let tag = portals.number().and_then(|tag| u16::try_from(tag).ok()).unwrap_or(1);
@@ -333,7 +333,7 @@ fn take_unit(
     }
     let lists: Vec<Vec<Rule>> = lists.into_values().collect();
     if lists.iter().any(|list| *list != lists[0]) {
-        draft.lose(
+        draft.report_loss(
             &unit.place,
             "initiator groups of single portal groups",
             "in sarsen a target has the same rules at all portals: only initiators that were permitted at each of \
@@ -349,7 +349,7 @@ fn take_unit(
         target.is_closed = true;
         target.target.allow.clear();
         let remedy = "all initiators are refused; add rules";
-        draft.lose(&unit.place, format!("{name} is offline"), remedy);
+        draft.report_loss(&unit.place, format!("{name} is offline"), remedy);
     }
     take_proof(draft, unit, &mut target, accounts);
     for setting in &unit.settings {
@@ -367,12 +367,12 @@ fn take_unit(
         ];
         let is_lun = setting.key.to_ascii_uppercase().starts_with("LUN");
         if !is_lun && is_unknown(draft, setting, &taken) {
-            draft.miss(&setting.place, &setting.key);
+            draft.report_unknown_key(&setting.place, &setting.key);
         }
     }
     let index = draft.add_target(target);
     for (place, tag, address) in ways {
-        draft.reach(&place, index, tag, &address);
+        draft.add_portal_address(&place, index, tag, &address);
     }
 }
 
@@ -396,7 +396,7 @@ fn take_initiators(draft: &mut Draft, group: &Section, target: &mut TargetDraft)
         match name.strip_prefix('!') {
             Some(_) => {
                 target.leaves_out = true;
-                draft.lose(
+                draft.report_loss(
                     place,
                     format!("InitiatorName {name}, which denies an initiator"),
                     "omitted; sarsen's rules only permit, and initiators without a rule are refused",
@@ -447,7 +447,7 @@ fn take_proof(draft: &mut Draft, unit: &Section, target: &mut TargetDraft, accou
     let Some(group) = group else {
         target.target.allow.clear();
         target.is_closed = true;
-        draft.lose(
+        draft.report_loss(
             &unit.place,
             format!("CHAP of {}", target.target.name),
             "its accounts could not be imported; all initiators are refused; add accounts, the target's chap and \
@@ -498,7 +498,7 @@ fn take_lun(
             let is_own = ["auto", "size"].iter().any(|own| size.eq_ignore_ascii_case(own));
             let bytes = if is_own { None } else { bytes(size) };
             if !is_own && bytes.is_none() {
-                draft.lose(
+                draft.report_loss(
                     &place,
                     storage.reported(),
                     "the size of the file is used; check that it is the same",
@@ -511,7 +511,7 @@ fn take_lun(
         }
         ("pass", "device") => {
             let remedy = "sarsen uses its generic device; write that as path, such as /dev/sg3";
-            draft.lose(&place, storage.reported(), remedy);
+            draft.report_loss(&place, storage.reported(), remedy);
             let path = Some(storage.word(1).to_owned());
             Volume { store: "sg".into(), path, ..Volume::default() }
         }
@@ -520,7 +520,7 @@ fn take_lun(
             Volume { store: "iso".into(), path, ..Volume::default() }
         }
         _ => {
-            draft.lose(
+            draft.report_loss(
                 &place,
                 storage.reported(),
                 "sarsen serves disks and CDs of files and block devices, and real SCSI devices; omitted",
@@ -533,7 +533,7 @@ fn take_lun(
         Some("4096") if is_disk => volume.block_size = Some(4096),
         Some(other) if is_disk && other != "512" => {
             let what = format!("BlockLength {other}");
-            draft.lose(
+            draft.report_loss(
                 &place,
                 what,
                 "sarsen has blocks of 512 or 4096 bytes; omitted; copy its files to a volume of one of these",

@@ -57,7 +57,7 @@ impl<'a> Fields<'a> {
         let place = format!("{}.{key}", self.place);
         let Some(value) = self.take(key) else { return Vec::new() };
         let Some(list) = value.as_array() else {
-            draft.lose(
+            draft.report_loss(
                 &place,
                 "a value that is not a list",
                 "it is omitted; correct it and import again",
@@ -69,7 +69,7 @@ impl<'a> Fields<'a> {
             let place = format!("{place}[{index}]");
             match Self::of(value, place.clone()) {
                 Some(fields) => objects.push(fields),
-                None => draft.lose(
+                None => draft.report_loss(
                     &place,
                     "a value that is not an object",
                     "it is omitted; correct it and import again",

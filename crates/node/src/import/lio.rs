@@ -10,7 +10,7 @@ use sarsen_scsi::Designator;
 
 use super::draft::{Draft, DraftIdentity, DraftRule, TargetDraft, naa, truncated};
 use super::json::Fields;
-use super::strictest::{Common, common_showings};
+use super::strictest::{CommonAccess, common_showings};
 use super::{ImportError, Imported};
 use crate::model::document::{Rule, Size, Volume};
 
@@ -133,7 +133,7 @@ fn take_store(draft: &mut Draft, mut fields: Fields<'_>, stores: &mut Stores) {
         }
         "pscsi" => {
             let what = format!("backstore {plugin}/{name} at {}", path.as_deref().unwrap_or("?"));
-            draft.lose(
+            draft.report_loss(
                 &place,
                 what,
                 "commands go to its generic device: write that as path (`lsscsi -g` \
@@ -143,7 +143,7 @@ fn take_store(draft: &mut Draft, mut fields: Fields<'_>, stores: &mut Stores) {
         }
         _ => {
             let what = format!("backstore {plugin}/{name}");
-            draft.lose(
+            draft.report_loss(
                 &place,
                 what,
                 "sarsen serves files, block devices, memory and SCSI devices: attach its storage as one of these, \
@@ -157,7 +157,7 @@ fn take_store(draft: &mut Draft, mut fields: Fields<'_>, stores: &mut Stores) {
         _ => volume.path.is_some(),
     };
     if !is_whole {
-        draft.lose(
+        draft.report_loss(
             &place,
             format!("backstore {plugin}/{name}"),
             "it has no dev or no size; omitted",
@@ -192,7 +192,7 @@ fn identify(
     serial: Option<String>,
 ) {
     let Some(serial) = serial else {
-        draft.lose(
+        draft.report_loss(
             place,
             "a backstore without wwn",
             "the kernel created a serial number at each start, and sarsen creates a new one; set serial and naa \
@@ -240,7 +240,7 @@ fn take_attributes(
         Some(_) if volume.store == "sg" => {}
         Some(bytes) => {
             let what = format!("block_size = {bytes}");
-            draft.lose(
+            draft.report_loss(
                 &place,
                 what,
                 "sarsen has blocks of 512 or 4096 bytes; omitted; copy its files to a volume of one of these",
@@ -255,7 +255,7 @@ fn take_attributes(
     }
     if let Some(kind @ 1..) = attributes.number("pi_prot_type") {
         let what = format!("pi_prot_type = {kind}");
-        draft.lose(
+        draft.report_loss(
             &place,
             what,
             "sarsen cannot read the kernel's file of protection information; the volume has \
@@ -295,7 +295,11 @@ fn take_groups(draft: &mut Draft, groups: Vec<Fields<'_>>) -> BTreeMap<String, P
             Some(14) => "offline",
             Some(other) => {
                 let what = format!("the access state {other} of {name}");
-                draft.lose(&group.place, what, "sarsen has no such state; optimized is used");
+                draft.report_loss(
+                    &group.place,
+                    what,
+                    "sarsen has no such state; optimized is used",
+                );
                 "optimized"
             }
         };
@@ -304,7 +308,7 @@ fn take_groups(draft: &mut Draft, groups: Vec<Fields<'_>>) -> BTreeMap<String, P
             Some(1) => true,
             Some(other) => {
                 let what = format!("alua_access_type {other} of {name}");
-                draft.lose(&group.place, what, "sarsen supports 1 and 3; 3 is used");
+                draft.report_loss(&group.place, what, "sarsen supports 1 and 3; 3 is used");
                 false
             }
         };
@@ -360,7 +364,7 @@ fn take_target(draft: &mut Draft, mut fields: Fields<'_>, stores: &Stores) {
     let fabric = fields.text("fabric").unwrap_or_default();
     if fabric != "iscsi" {
         let what = format!("target {name} of {fabric}");
-        draft.lose(&place, what, "sarsen only serves iSCSI; omitted");
+        draft.report_loss(&place, what, "sarsen only serves iSCSI; omitted");
         return;
     }
     let mut target = TargetDraft::new(&place, &name);
@@ -382,7 +386,7 @@ fn take_target(draft: &mut Draft, mut fields: Fields<'_>, stores: &Stores) {
     let requires_authentication = requirements.contains(&true);
     if requirements.len() > 1 {
         let what = "CHAP in one portal group and none in another";
-        draft.lose(
+        draft.report_loss(
             &place,
             what,
             "in sarsen a target has the same rule in all groups; CHAP is required in all of them",
@@ -397,7 +401,7 @@ fn take_target(draft: &mut Draft, mut fields: Fields<'_>, stores: &Stores) {
             for kind in ["iser", "offload"] {
                 if portal.flag(kind) == Some(true) {
                     let what = format!("{kind} at a portal");
-                    draft.lose(
+                    draft.report_loss(
                         &portal.place,
                         what,
                         "sarsen serves iSCSI over TCP only, and the clients of this portal must use it",
@@ -411,10 +415,10 @@ fn take_target(draft: &mut Draft, mut fields: Fields<'_>, stores: &Stores) {
     fields.finish(draft);
     let showings = join(draft, &mut target, showings);
     target.is_closed = showings.iter().all(|showing| showing.rule.initiator.is_some());
-    draft.show(&mut target, showings);
+    draft.set_rules(&mut target, showings);
     let index = draft.add_target(target);
     for (place, tag, address) in ways {
-        draft.reach(&place, index, tag, &address);
+        draft.add_portal_address(&place, index, tag, &address);
     }
 }
 
@@ -427,21 +431,21 @@ fn join(
     let mut showings = Vec::new();
     for common in common_showings(groups) {
         match common {
-            Common::Same(showing) => showings.push(showing),
-            Common::Less(showing) => {
+            CommonAccess::Same(showing) => showings.push(showing),
+            CommonAccess::Less(showing) => {
                 let initiators = shown_initiators(&showing.rule.initiator);
                 let what = format!("the LUNs of {initiators} at single portal groups");
                 let remedy = "in sarsen a target has the same rules at all portals; the initiator sees the LUNs \
                               that it saw at each of them, and may write where it could at each";
-                draft.lose(&showing.place, what, remedy);
+                draft.report_loss(&showing.place, what, remedy);
                 showings.push(showing);
             }
-            Common::Nobody { place, initiator } => {
+            CommonAccess::Nobody { place, initiator } => {
                 let what = format!("{} at single portal groups", shown_initiators(&initiator));
                 let remedy = "in sarsen a target has the same rules at all portals, and another portal group \
                               refuses the initiator or requires another account; the initiator is refused; add a \
                     rule if it may use all portals";
-                draft.lose(&place, what, remedy);
+                draft.report_loss(&place, what, remedy);
                 target.leaves_out |= initiator.is_some();
             }
         }
@@ -481,14 +485,14 @@ fn take_units(
         // The alias is a random name in configfs.
         lun.text("alias");
         let Some(store) = stores.get(&path) else {
-            draft.lose(
+            draft.report_loss(
                 &place,
                 format!("LUN {index} of {path}"),
                 "that backstore was not imported; omitted",
             );
             continue;
         };
-        if draft.serve(&place, target, index, &store.volume) {
+        if draft.add_lun(&place, target, index, &store.volume) {
             units.insert(index, store.volume.clone());
         }
         if let Some(state) = alua.and_then(|name| store.groups.get(&name)) {
@@ -500,7 +504,7 @@ fn take_units(
         let what = format!("different access states of LUNs in portal group {tag}");
         let remedy =
             "in sarsen a target has one state for each group; the state of the lowest LUN is used";
-        draft.lose(&group.place, what, remedy);
+        draft.report_loss(&group.place, what, remedy);
     }
     if let Some((_, lowest)) = states.first_key_value() {
         if lowest.state != "optimized" {
@@ -561,7 +565,7 @@ fn take_accounts(
         && let Some(account) = draft.account(&place, &user, &password)
     {
         match &target.target.own_account {
-            Some(own) if *own != account => draft.lose(
+            Some(own) if *own != account => draft.report_loss(
                 &place,
                 format!("the target's own account {account} (mutual CHAP)"),
                 format!("omitted; in sarsen a target has one own account; set the secret of {own} at this initiator"),
@@ -673,7 +677,7 @@ fn take_acl(
                     protected.insert(number);
                 }
             }
-            _ => draft.lose(
+            _ => draft.report_loss(
                 &mapped.place,
                 format!("LUN {index} of {name}"),
                 "its backstore was not imported; the initiator does not see it",

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 pub use self::draft::DENIED_INITIATOR;
-pub use self::tgt::{show_as_tgt, tgt_unit};
+pub use self::tgt::{set_tgtd_identity, show_as_tgt};
 use crate::model::Document;
 
 /// Maximum number of reasons in the error of an import without a result.
@@ -73,7 +73,7 @@ pub struct Imported {
 impl Imported {
     /// Returns whether clients notice settings that could not be imported.
     pub fn is_degraded(&self) -> bool {
-        self.complaints.iter().any(|complaint| complaint.weight == Weight::Loss)
+        self.complaints.iter().any(|complaint| complaint.weight == ComplaintSeverity::Loss)
     }
 }
 
@@ -81,7 +81,7 @@ impl Imported {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Complaint {
     /// The weight of the complaint.
-    pub weight: Weight,
+    pub weight: ComplaintSeverity,
     /// File and line, or file and path of the field.
     pub place: String,
     /// The setting.
@@ -99,7 +99,7 @@ impl fmt::Display for Complaint {
 /// The weight of a complaint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Weight {
+pub enum ComplaintSeverity {
     /// Clients do not notice it.
     Note,
     /// A client sees something else than before, or is not permitted.
@@ -147,7 +147,7 @@ pub fn import(
     if imported.document.target.is_empty() && imported.document.volume.is_empty() {
         let mut message =
             format!("it has neither a target nor a volume; check that it is {}", origin.file());
-        let lost = imported.complaints.iter().filter(|one| one.weight == Weight::Loss);
+        let lost = imported.complaints.iter().filter(|one| one.weight == ComplaintSeverity::Loss);
         lost.take(REASONS).for_each(|one| message += &format!("\n  {one}"));
         return Err(ImportError::new(path.display().to_string(), message));
     }

@@ -90,7 +90,11 @@ pub(super) fn import(path: &Path, text: &str) -> Result<Imported, ImportError> {
             "copy_manager" | "scst_local" => {}
             other => {
                 let what = format!("the target driver {other}");
-                draft.lose(&driver.place, what, "sarsen only serves iSCSI; clients must use it");
+                draft.report_loss(
+                    &driver.place,
+                    what,
+                    "sarsen only serves iSCSI; clients must use it",
+                );
             }
         }
     }
@@ -278,7 +282,7 @@ fn take_device(draft: &mut Draft, handler: &str, device: &Node, setup_id: u32) -
         "vcdrom" => Volume { store: "iso".into(), path, ..Volume::default() },
         _ => {
             let what = format!("device {name} of the handler {handler}");
-            draft.lose(
+            draft.report_loss(
                 place,
                 what,
                 "real SCSI devices are volumes with store = \"sg\" and the path of their \
@@ -288,7 +292,7 @@ fn take_device(draft: &mut Draft, handler: &str, device: &Node, setup_id: u32) -
         }
     };
     if volume.path.is_none() && volume.store != "null" {
-        draft.lose(place, format!("device {name}"), "it has no filename; omitted");
+        draft.report_loss(place, format!("device {name}"), "it has no filename; omitted");
         return None;
     }
     match device.attribute("blocksize") {
@@ -297,7 +301,7 @@ fn take_device(draft: &mut Draft, handler: &str, device: &Node, setup_id: u32) -
         Some(_) if volume.store == "iso" => {}
         Some(other) => {
             let what = format!("blocksize {other} of device {name}");
-            draft.lose(
+            draft.report_loss(
                 place,
                 what,
                 "sarsen has blocks of 512 or 4096 bytes; omitted; copy its files to a volume of one of these",
@@ -338,12 +342,12 @@ fn take_rest(draft: &mut Draft, device: &Node) {
             continue;
         }
         match key {
-            "scsi_device_name" | "inq_vend_specific" => draft.lose(
+            "scsi_device_name" | "inq_vend_specific" => draft.report_loss(
                 &node.place,
                 node.reported(),
                 "sarsen does not report this to clients; few of them use it",
             ),
-            _ if key.starts_with("dif_") => draft.lose(
+            _ if key.starts_with("dif_") => draft.report_loss(
                 &node.place,
                 node.reported(),
                 "sarsen cannot read SCST's file of protection information; the volume has none; set \
@@ -413,7 +417,11 @@ fn take_groups(draft: &mut Draft, root: &[Node]) -> States {
                 Some("offline") => "offline",
                 Some(other) => {
                     let what = format!("the access state {other}");
-                    draft.lose(&group.place, what, "sarsen has no such state; optimized is used");
+                    draft.report_loss(
+                        &group.place,
+                        what,
+                        "sarsen has no such state; optimized is used",
+                    );
                     "optimized"
                 }
             };
@@ -422,7 +430,7 @@ fn take_groups(draft: &mut Draft, root: &[Node]) -> States {
                 let own = states.entry(target.value().to_owned()).or_insert((state, preferred));
                 if *own != (state, preferred) {
                     let what = format!("different access states of devices in {}", target.value());
-                    draft.lose(
+                    draft.report_loss(
                         &target.place,
                         what,
                         "in sarsen a target has one access state; the first is used",
@@ -453,7 +461,7 @@ fn take_driver(draft: &mut Draft, driver: &Node, devices: &Devices, states: &Sta
                 let account = take_account(draft, node);
                 draft.discovery().own_account = account;
             }
-            "iSNSServer" => draft.lose(
+            "iSNSServer" => draft.report_loss(
                 &node.place,
                 node.reported(),
                 "start sarsen with --isns SERVER[:PORT]; access is controlled by rules",
@@ -518,14 +526,14 @@ fn take_target(draft: &mut Draft, node: &Node, devices: &Devices, states: &State
         let bare = portal.value();
         let address =
             if bare.contains(':') { format!("[{bare}]:3260") } else { format!("{bare}:3260") };
-        draft.reach(&portal.place, index, 1, &address);
+        draft.add_portal_address(&portal.place, index, 1, &address);
     }
     for portal in portals.iter().filter(|portal| !exact(portal)) {
         let remedy = "write the addresses that it means as [[portal]], and their group into the target's groups";
-        draft.lose(&portal.place, portal.reported(), remedy);
+        draft.report_loss(&portal.place, portal.reported(), remedy);
     }
     if portals.is_empty() {
-        draft.reach(&node.place, index, 1, &every_address(3260));
+        draft.add_portal_address(&node.place, index, 1, &every_address(3260));
     }
 }
 
@@ -547,7 +555,7 @@ fn take_units(
         let parsed = number.parse::<u16>().ok().filter(|number| *number <= 0x3fff);
         let (Some(number), Some(volume)) = (parsed, devices.get(device)) else {
             let what = format!("LUN {number} with device {device}");
-            draft.lose(
+            draft.report_loss(
                 &lun.place,
                 what,
                 "that device was not imported, or the LUN is invalid; omitted",
@@ -560,7 +568,7 @@ fn take_units(
             None => {
                 let taken = |number: &u16| target.target.luns.0.contains_key(number);
                 let free = [number].into_iter().chain(0..).find(|number| !taken(number));
-                draft.serve(&lun.place, target, u64::from(free.unwrap_or(number)), volume)
+                draft.add_lun(&lun.place, target, u64::from(free.unwrap_or(number)), volume)
             }
         };
         if !is_served {
@@ -568,7 +576,7 @@ fn take_units(
         }
         if units.volumes.values().any(|shown| shown == volume) {
             let what = format!("device {device} as LUN {number}, too");
-            draft.lose(
+            draft.report_loss(
                 &lun.place,
                 what,
                 "omitted; in sarsen an initiator sees a volume at one LUN",
@@ -615,7 +623,7 @@ fn take_access(draft: &mut Draft, node: &Node, target: &mut TargetDraft, devices
     if !target.is_closed {
         showings.push(own.showing(&node.place, None));
     }
-    draft.show(target, showings);
+    draft.set_rules(target, showings);
 }
 
 /// Takes an initiator. With access by portal, its name includes a portal: `iqn.2026-11.example:host#10.0.0.1`.
@@ -627,7 +635,7 @@ fn take_initiator(draft: &mut Draft, node: &Node, name: &str, by_portal: bool) -
     };
     if anywhere.is_none() {
         let remedy = "in sarsen rules apply to initiators at all portals; it is refused";
-        draft.lose(&node.place, format!("the initiator {name}"), remedy);
+        draft.report_loss(&node.place, format!("the initiator {name}"), remedy);
     }
     draft.initiators(&node.place, anywhere?)
 }

@@ -27,7 +27,7 @@ fn covers(wide: &Rule, narrow: &Rule) -> bool {
 }
 
 /// The access of one initiator, or of all initiators without a rule of their own.
-pub(super) enum Common {
+pub(super) enum CommonAccess {
     /// All portal groups show the initiator the same units.
     Same(DraftRule),
     /// The initiator is shown the units that all portal groups show.
@@ -43,9 +43,9 @@ pub(super) enum Common {
 
 /// Returns the combined rules of portal groups. In each group, an initiator's own rule precedes the rule for all
 /// others.
-pub(super) fn common_showings(mut groups: Vec<Vec<DraftRule>>) -> Vec<Common> {
+pub(super) fn common_showings(mut groups: Vec<Vec<DraftRule>>) -> Vec<CommonAccess> {
     if groups.len() == 1 {
-        return groups.remove(0).into_iter().map(Common::Same).collect();
+        return groups.remove(0).into_iter().map(CommonAccess::Same).collect();
     }
     let mut known = BTreeSet::new();
     let all = groups.iter().flatten();
@@ -53,14 +53,17 @@ pub(super) fn common_showings(mut groups: Vec<Vec<DraftRule>>) -> Vec<Common> {
     each.map(|showing| common_showing(&groups, showing)).collect()
 }
 
-fn common_showing(groups: &[Vec<DraftRule>], showing: &DraftRule) -> Common {
+fn common_showing(groups: &[Vec<DraftRule>], showing: &DraftRule) -> CommonAccess {
     let initiator = &showing.rule.initiator;
     let mut shown: BTreeMap<u16, String> = showing.shown.clone();
     let mut protected = showing.protected.clone();
     for group in groups {
         let other = showing_for(group, initiator);
         let Some(other) = other.filter(|other| other.rule.account == showing.rule.account) else {
-            return Common::Nobody { place: showing.place.clone(), initiator: initiator.clone() };
+            return CommonAccess::Nobody {
+                place: showing.place.clone(),
+                initiator: initiator.clone(),
+            };
         };
         shown.retain(|lun, volume| other.shown.get(lun) == Some(volume));
         protected.extend(&other.protected);
@@ -70,12 +73,12 @@ fn common_showing(groups: &[Vec<DraftRule>], showing: &DraftRule) -> Common {
         other.is_some_and(|other| other.shown == shown && other.protected == protected)
     });
     if shown.is_empty() && !is_same {
-        return Common::Nobody { place: showing.place.clone(), initiator: initiator.clone() };
+        return CommonAccess::Nobody { place: showing.place.clone(), initiator: initiator.clone() };
     }
     protected.retain(|lun| shown.contains_key(lun));
     let (place, rule) = (showing.place.clone(), showing.rule.clone());
     let showing = DraftRule { place, rule, shown, protected };
-    if is_same { Common::Same(showing) } else { Common::Less(showing) }
+    if is_same { CommonAccess::Same(showing) } else { CommonAccess::Less(showing) }
 }
 
 /// Returns what a portal group shows an initiator: by its own rule, or else by the rule for all others.

@@ -146,11 +146,11 @@ fn a_file_of_another_kind_is_no_empty_configuration() {
 #[test]
 fn misspelt_access_key_is_reported_as_lost() {
     let imported = tgt("incomminguser web secretpass12\n");
-    assert_reported(&imported, Weight::Loss, "x:3", "incomminguser: unknown key");
+    assert_reported(&imported, ComplaintSeverity::Loss, "x:3", "incomminguser: unknown key");
     let imported = tgt("<backing-store /srv/b>\nscsi_sm SN\n</backing-store>\n");
-    assert_reported(&imported, Weight::Loss, "x:4", "scsi_sm: unknown key");
+    assert_reported(&imported, ComplaintSeverity::Loss, "x:4", "scsi_sm: unknown key");
     let imported = ctld("auth-group g {\nchapp web secretpass12\n}\n", "auth-group g\n");
-    assert_reported(&imported, Weight::Loss, "x:2", "chapp: unknown key");
+    assert_reported(&imported, ComplaintSeverity::Loss, "x:2", "chapp: unknown key");
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn assert_no_secret_is_quoted(imported: &Imported) {
     }
 }
 
-fn assert_reported(imported: &Imported, weight: Weight, place: &str, reported: &str) {
+fn assert_reported(imported: &Imported, weight: ComplaintSeverity, place: &str, reported: &str) {
     let fits = |complaint: &Complaint| {
         complaint.weight == weight
             && complaint.place.ends_with(place)
@@ -227,11 +227,26 @@ fn lio_keeps_identities_ways_and_rules() {
     let discovery = imported.document.discovery.as_ref().expect("one");
     assert_eq!(discovery.chap, ["finder"]);
 
-    assert_reported(&imported, Weight::Loss, "storage_objects[3]", "user/ceph");
-    assert_reported(&imported, Weight::Loss, "luns[1]", "LUN 1 of /backstores/user/ceph");
-    assert_reported(&imported, Weight::Loss, "node_acls[0]", "write protection of LUN 7 alone");
-    assert_reported(&imported, Weight::Note, "parameters", "MaxConnections = 4");
-    assert_reported(&imported, Weight::Note, "storage_objects[1].attributes", "emulate_3pc = 0");
+    assert_reported(&imported, ComplaintSeverity::Loss, "storage_objects[3]", "user/ceph");
+    assert_reported(
+        &imported,
+        ComplaintSeverity::Loss,
+        "luns[1]",
+        "LUN 1 of /backstores/user/ceph",
+    );
+    assert_reported(
+        &imported,
+        ComplaintSeverity::Loss,
+        "node_acls[0]",
+        "write protection of LUN 7 alone",
+    );
+    assert_reported(&imported, ComplaintSeverity::Note, "parameters", "MaxConnections = 4");
+    assert_reported(
+        &imported,
+        ComplaintSeverity::Note,
+        "storage_objects[1].attributes",
+        "emulate_3pc = 0",
+    );
 }
 
 #[test]
@@ -265,10 +280,15 @@ fn tgt_numbers_targets_and_luns_as_tgt_admin_does() {
     assert_eq!(b.allow[2].initiator.as_deref(), Some("iqn.1993-08.org.debian:01:web"));
     assert!(a.allow.is_empty() && target(&imported, ":tape").luns.0.is_empty());
     assert_eq!(imported.document.discovery.as_ref().expect("one").chap, ["finder"]);
-    assert_reported(&imported, Weight::Loss, "targets.conf:39", "device-type tape");
-    assert_reported(&imported, Weight::Loss, "targets.conf:34", "vendor_id of /dev/sdq");
-    assert_reported(&imported, Weight::Note, "targets.conf:28", "MaxConnections 4");
-    assert_reported(&imported, Weight::Note, "more/c.conf:1", "8 here, as tgt-admin counts");
+    assert_reported(&imported, ComplaintSeverity::Loss, "targets.conf:39", "device-type tape");
+    assert_reported(&imported, ComplaintSeverity::Loss, "targets.conf:34", "vendor_id of /dev/sdq");
+    assert_reported(&imported, ComplaintSeverity::Note, "targets.conf:28", "MaxConnections 4");
+    assert_reported(
+        &imported,
+        ComplaintSeverity::Note,
+        "more/c.conf:1",
+        "8 here, as tgt-admin counts",
+    );
 }
 
 #[test]
@@ -303,12 +323,12 @@ fn scst_groups_keep_their_luns() {
     assert_eq!(two.access, BTreeMap::from([("2".into(), "standby".into())]));
     assert_reported(
         &imported,
-        Weight::Loss,
+        ComplaintSeverity::Loss,
         "scst.conf:61",
         "in sarsen a volume has one LUN of one target",
     );
-    assert_reported(&imported, Weight::Loss, "scst.conf:29", "device 1:0:0:0");
-    assert_reported(&imported, Weight::Loss, "scst.conf:67", "qla2x00t");
+    assert_reported(&imported, ComplaintSeverity::Loss, "scst.conf:29", "device 1:0:0:0");
+    assert_reported(&imported, ComplaintSeverity::Loss, "scst.conf:67", "qla2x00t");
 }
 
 #[test]
@@ -338,8 +358,13 @@ fn ctld_is_read_in_both_of_its_notations() {
         target(&classic, ":three").allow[0].initiator.as_deref(),
         Some("iqn.2026-11.io.sarsen:nobody")
     );
-    assert_reported(&classic, Weight::Loss, "ctl.conf:56", "without serial and device-id");
-    assert_reported(&classic, Weight::Loss, "ctl.conf:59", "volume shared as LUN 1");
+    assert_reported(
+        &classic,
+        ComplaintSeverity::Loss,
+        "ctl.conf:56",
+        "without serial and device-id",
+    );
+    assert_reported(&classic, ComplaintSeverity::Loss, "ctl.conf:59", "volume shared as LUN 1");
 
     let ucl = imported(Origin::Ctld, "ctl.ucl");
     let Document { volume: mut volumes, target: mut targets, .. } = classic.document;
@@ -369,8 +394,8 @@ fn istgt_brings_names_serials_and_the_accounts_of_its_other_file() {
     assert_eq!(disks.allow.len(), 2);
     assert!(target(&imported, ":cd").allow.is_empty());
     assert_eq!(imported.document.account.len(), 3);
-    assert_reported(&imported, Weight::Loss, "istgt.conf:23", "microsoft:moon");
-    assert_reported(&imported, Weight::Loss, "istgt.conf:54", "LUN0 Removable rw");
+    assert_reported(&imported, ComplaintSeverity::Loss, "istgt.conf:23", "microsoft:moon");
+    assert_reported(&imported, ComplaintSeverity::Loss, "istgt.conf:54", "LUN0 Removable rw");
 }
 
 #[test]
@@ -410,7 +435,12 @@ fn accounts_that_cannot_be_here_open_nothing() {
     let [target] = &imported.document.target[..] else { panic!("one: {imported:#?}") };
     assert_eq!(target.allow[0].initiator.as_deref(), Some("iqn.2026-11.io.sarsen:nobody"));
     assert!(imported.document.account.is_empty() && imported.is_degraded());
-    assert_reported(&imported, Weight::Loss, "t:3", "its secret has 5 bytes, not 12 to 255");
+    assert_reported(
+        &imported,
+        ComplaintSeverity::Loss,
+        "t:3",
+        "its secret has 5 bytes, not 12 to 255",
+    );
 }
 
 #[test]
@@ -455,7 +485,7 @@ fn a_name_that_tgtd_takes_by_the_letter_is_no_pattern() {
     let imported = tgt("initiator-address 10.0.0.1\ninitiator-name iqn.1993-08.org.debian:*\n");
     let address = Rule { address: Some("10.0.0.1".into()), ..Rule::default() };
     assert_eq!(target(&imported, ":a").allow, [address]);
-    assert_reported(&imported, Weight::Loss, "x:4", "iqn.1993-08.org.debian:*");
+    assert_reported(&imported, ComplaintSeverity::Loss, "x:4", "iqn.1993-08.org.debian:*");
     let imported = tgt("initiator-name iqn.1993-08.org.debian:*\n");
     assert_eq!(target(&imported, ":a").allow, [denied()]);
 }
@@ -479,7 +509,12 @@ fn an_account_with_two_secrets_lets_in_by_the_first_alone() {
     assert_eq!(target(&imported, ":a").allow, [named("iqn.2026-11.x:a")]);
     assert_eq!(target(&imported, ":a").chap, ["iscsi"]);
     assert_eq!(target(&imported, ":b").allow, [denied()]);
-    assert_reported(&imported, Weight::Loss, "x:6", "another secret for the account iscsi");
+    assert_reported(
+        &imported,
+        ComplaintSeverity::Loss,
+        "x:6",
+        "another secret for the account iscsi",
+    );
     assert_no_secret_is_quoted(&imported);
 }
 
@@ -513,7 +548,12 @@ fn ctld_access_through_one_portal_group_only_is_refused() {
     ] {
         let imported = ctld(group, within);
         assert_eq!(target(&imported, ":a").allow, [named("iqn.2026-11.x:a")]);
-        assert_reported(&imported, Weight::Loss, "", "auth-groups of single portal groups");
+        assert_reported(
+            &imported,
+            ComplaintSeverity::Loss,
+            "",
+            "auth-groups of single portal groups",
+        );
     }
     let imported = ctld(group, "auth-group g\nportal-group p h\nportal-group q\n");
     assert_eq!(target(&imported, ":a").allow, [named("iqn.2026-11.x:a")]);
@@ -543,7 +583,7 @@ fn a_target_without_portals_is_no_target_of_all_of_them() {
     let within = "auth-group no-authentication\nportal-group none-of-that-name\n";
     let imported = ctld("", within);
     assert_eq!(target(&imported, ":a").allow, [denied()]);
-    assert_reported(&imported, Weight::Loss, "x:9", "it had no portal");
+    assert_reported(&imported, ComplaintSeverity::Loss, "x:9", "it had no portal");
 }
 
 /// Imports LIO with a pass-through SCSI device and two ramdisks, and these two portal groups.
@@ -602,10 +642,10 @@ fn lio_portal_groups_keep_their_initiators_and_luns() {
     let [rule] = &target(&imported, ":a").allow[..] else { panic!("{imported:#?}") };
     assert_eq!((rule.initiator.as_deref(), rule.read_only), (Some(A), false));
     assert_eq!(rule.luns, Some(ShownLuns::Numbers(vec![0])));
-    assert_reported(&imported, Weight::Loss, "node_acls[0]", "at single portal groups");
+    assert_reported(&imported, ComplaintSeverity::Loss, "node_acls[0]", "at single portal groups");
     assert_reported(
         &imported,
-        Weight::Loss,
+        ComplaintSeverity::Loss,
         "node_acls[1]",
         "iqn.2026-11.x:b at single portal groups",
     );
@@ -618,7 +658,7 @@ fn lio_portal_groups_keep_their_initiators_and_luns() {
     let imported = lio([group(1, &[]), group(0, &[&one])], none());
     let allow = &target(&imported, ":a").allow;
     assert_eq!((allow.len(), allow[0].initiator.as_deref()), (1, Some(A)), "{allow:#?}");
-    assert_reported(&imported, Weight::Loss, "tpgs[0]", "initiators without a rule");
+    assert_reported(&imported, ComplaintSeverity::Loss, "tpgs[0]", "initiators without a rule");
     // Nor does that of a group that nobody enabled close anything.
     let mut off = group(0, &[]);
     off["enable"] = false.into();
@@ -631,7 +671,7 @@ fn initiator_with_unsupported_rules_is_not_permitted() {
     let groups = [group(1, &[&bad]), group(1, &[&bad])];
     let imported = lio(groups, serde_json::json!({"name": "iscsi"}));
     assert_eq!(target(&imported, ":a").allow, [denied()]);
-    assert_reported(&imported, Weight::Loss, "targets[0]", "the other initiators");
+    assert_reported(&imported, ComplaintSeverity::Loss, "targets[0]", "the other initiators");
 }
 
 #[test]
@@ -640,7 +680,12 @@ fn read_only_device_is_hidden_in_writable_group() {
     let groups = [group(0, &[&acl]), group(0, &[&acl])];
     let imported = lio(groups, serde_json::json!({"name": "iscsi"}));
     assert_eq!(target(&imported, ":a").allow[0].luns, Some(ShownLuns::Numbers(vec![0])));
-    assert_reported(&imported, Weight::Loss, "node_acls[0]", "write protection of LUN 2 alone");
+    assert_reported(
+        &imported,
+        ComplaintSeverity::Loss,
+        "node_acls[0]",
+        "write protection of LUN 2 alone",
+    );
 }
 
 #[test]
@@ -688,7 +733,7 @@ fn scst_group_member_does_not_see_default_luns() {
         let imported = scst("enabled 1", &scst_group_with(initiator));
         let [rule] = &target(&imported, ":a").allow[..] else { panic!("{imported:#?}") };
         assert_eq!(rule.initiator.as_deref(), Some(A));
-        assert_reported(&imported, Weight::Loss, "", initiator);
+        assert_reported(&imported, ComplaintSeverity::Loss, "", initiator);
     }
     let by_portal = scst_group_with("iqn.2026-11.x:b\\#10.0.0.1") + "\nper_portal_acl 1";
     assert_eq!(target(&scst("enabled 1", &by_portal), ":a").allow, [denied()]);
@@ -701,7 +746,7 @@ fn scst_group_member_does_not_see_default_luns() {
 fn portals_of_scst_that_are_patterns_are_not_all_portals() {
     let imported = scst("enabled 1", "enabled 1\nallowed_portal 10.0.0.*");
     assert_eq!(target(&imported, ":a").allow, [denied()]);
-    assert_reported(&imported, Weight::Loss, "", "it had no portal");
+    assert_reported(&imported, ComplaintSeverity::Loss, "", "it had no portal");
 }
 
 /// Imports a target of istgt with two portal groups.
@@ -728,7 +773,7 @@ fn istgt_initiator_groups_apply_by_portal_group() {
         if one != other {
             assert_reported(
                 &imported,
-                Weight::Loss,
+                ComplaintSeverity::Loss,
                 "x:15",
                 "initiator groups of single portal groups",
             );

@@ -119,7 +119,7 @@ fn take_global(draft: &mut Draft, item: &Item) {
         }
         "iSNS" | "iSNSAccessControl" | "iSNSServerIP" | "iSNSServerPort" => {
             let what = format!("{} {}", item.key, item.value);
-            draft.lose(
+            draft.report_loss(
                 place,
                 what,
                 "start sarsen with --isns SERVER[:PORT]; access is controlled by rules",
@@ -159,7 +159,7 @@ fn take_target(
     let driver = items.iter().rfind(|item| item.key == "driver").map_or(driver, |item| &item.value);
     if driver != "iscsi" {
         let what = format!("target {name} of the driver {driver}");
-        draft.lose(place, what, "imported; sarsen serves iSCSI over TCP only, and the clients of the target must use it");
+        draft.report_loss(place, what, "imported; sarsen serves iSCSI over TCP only, and the clients of the target must use it");
     }
     let mut target = TargetDraft::new(place, name);
     take_stores(draft, &mut target, items, number);
@@ -194,9 +194,13 @@ fn take_target(
             ),
             "state" if item.value != "ready" => {
                 is_offline = true;
-                draft.lose(&item.place, reported(item), "all initiators are refused; add rules");
+                draft.report_loss(
+                    &item.place,
+                    reported(item),
+                    "all initiators are refused; add rules",
+                );
             }
-            _ => draft.miss(&item.place, &item.key),
+            _ => draft.report_unknown_key(&item.place, &item.key),
         }
     }
     take_rules(draft, &mut target, &addresses, &names);
@@ -216,7 +220,7 @@ fn take_rules(draft: &mut Draft, target: &mut TargetDraft, addresses: &[&Item], 
     }
     target.is_closed = true;
     if let ([], [first, ..]) = (addresses, names) {
-        draft.lose(
+        draft.report_loss(
             &first.place,
             "initiator-name without initiator-address",
             "tgt-admin permits every initiator then; sarsen permits only these names",
@@ -269,7 +273,7 @@ fn take_stores(draft: &mut Draft, target: &mut TargetDraft, items: &[Item], numb
         taken.insert(lun);
         let all = Settings { own: &store.items, shared: &shared };
         let Some(volume) = take_store(draft, &store, &all, number, lun) else { continue };
-        draft.serve(store.place, target, lun, &volume);
+        draft.add_lun(store.place, target, lun, &volume);
     }
     if !target.target.luns.0.is_empty() && !number.is_given {
         let what = format!("the number of target {}", target.target.name);
@@ -322,7 +326,7 @@ fn take_store(
 ) -> Option<String> {
     if settings.value("online") == Some("0") {
         let remedy = "omitted; to import it, remove that line and import again";
-        draft.lose(store.place, format!("{} is offline", store.path), remedy);
+        draft.report_loss(store.place, format!("{} is offline", store.path), remedy);
         return None;
     }
     let kind = kind_of(draft, store, settings)?;
@@ -341,7 +345,7 @@ fn take_store(
             Some("4096") => volume.block_size = Some(4096),
             Some(other) => {
                 let what = format!("block-size {other} of {}", store.path);
-                draft.lose(
+                draft.report_loss(
                     store.place,
                     what,
                     "sarsen has blocks of 512 or 4096 bytes; omitted; copy its files to a volume of one of these",
@@ -367,7 +371,7 @@ fn kind_of(draft: &mut Draft, store: &Store<'_>, settings: &Settings<'_>) -> Opt
         ("pt", "sg" | "bsg") => Some(StoreUse::Device),
         _ => {
             let what = format!("{} as device-type {device_type}, bs-type {backing}", store.path);
-            draft.lose(
+            draft.report_loss(
                 store.place,
                 what,
                 "sarsen serves disks and CDs of files and block devices, and real SCSI devices (also tapes and \
@@ -400,7 +404,7 @@ fn take_hints(draft: &mut Draft, store: &Store<'_>, settings: &Settings<'_>) {
         );
     }
     if let Some(item) = settings.item("path") {
-        draft.lose(
+        draft.report_loss(
             &item.place,
             reported(item),
             format!(
@@ -412,7 +416,7 @@ fn take_hints(draft: &mut Draft, store: &Store<'_>, settings: &Settings<'_>) {
     let known =
         |key: &str| SHARED.contains(&key) || HINTS.contains(&key) || OF_THE_TOOL.contains(&key);
     for item in settings.own.iter().filter(|item| !known(&item.key)) {
-        draft.miss(&item.place, &item.key);
+        draft.report_unknown_key(&item.place, &item.key);
     }
 }
 
@@ -441,7 +445,7 @@ fn designators(scsi_id: &str, number: Option<(u64, u64)>) -> Vec<Designator> {
 }
 
 /// Sets the identity that tgtd gives a disk with these numbers.
-pub fn tgt_unit(volume: &mut Volume, tid: u32, lun: u64) {
+pub fn set_tgtd_identity(volume: &mut Volume, tid: u32, lun: u64) {
     let tid = u64::from(tid);
     let is_cd = volume.store == "iso";
     volume.vendor = Some(VENDOR.to_owned());
@@ -485,7 +489,7 @@ fn identify(
         for key in ["vendor_id", "product_id", "product_rev", "scsi_sn"] {
             if settings.value(key).is_none() {
                 let what = format!("{key} of {}, which tgt-admin read from the device", store.path);
-                draft.lose(
+                draft.report_loss(
                     store.place,
                     what,
                     "`sg_inq` of the device shows it: set vendor, product, revision \

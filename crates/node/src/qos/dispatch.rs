@@ -128,7 +128,7 @@ impl Dispatcher {
     }
 
     /// Waits for a slot for a command of so many units.
-    pub(super) async fn place(
+    pub(super) async fn acquire_slot(
         self: &Arc<Self>,
         parties: &ChargedAccounts,
         units: u64,

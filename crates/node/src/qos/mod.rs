@@ -79,7 +79,7 @@ pub(crate) struct QueueLimit {
 
 impl QueueLimit {
     /// Three quarters of the window and of the memory.
-    pub(crate) const fn of(commands: usize, bytes: usize) -> Self {
+    pub(crate) const fn three_quarters_of(commands: usize, bytes: usize) -> Self {
         Self { commands: commands - commands / 4, bytes: bytes - bytes / 4 }
     }
 }
@@ -111,7 +111,7 @@ pub(crate) enum Admit {
     Now,
     /// Too many commands wait already.
     Full,
-    /// It waits; see [`Wait::ended`].
+    /// It waits; see [`Wait::wait_until_runnable`].
     After(Wait),
 }
 
@@ -127,7 +127,7 @@ pub(crate) struct Wait {
 
 impl Wait {
     /// Waits until the command may run. The caller keeps the slot until the command has ended.
-    pub(crate) async fn ended(self) -> Option<DispatchSlot> {
+    pub(crate) async fn wait_until_runnable(self) -> Option<DispatchSlot> {
         let Self { charges, parties, cost, dispatcher, changed, _queued } = self;
         loop {
             // Registered before the limits are read, so that no change is missed.
@@ -142,8 +142,11 @@ impl Wait {
                 () = changed => {}
             }
         }
-        let place =
-            if dispatcher.is_on() { dispatcher.place(&parties, cost.units()).await } else { None };
+        let place = if dispatcher.is_on() {
+            dispatcher.acquire_slot(&parties, cost.units()).await
+        } else {
+            None
+        };
         charges.into_iter().for_each(Charge::spend);
         place
     }

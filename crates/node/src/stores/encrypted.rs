@@ -13,7 +13,7 @@ use std::task::{Context, Poll, Waker};
 use sarsen_block::layers::{EncryptedStore, KEY_BYTES, Key, KeyStore};
 use sarsen_block::{Allocation, BlockError, Extent, Io, Store};
 use sarsen_io::random;
-use sarsen_scsi::{MetadataStore, Record};
+use sarsen_scsi::{MetadataKind, MetadataStore};
 use tracing::info;
 
 use super::StoreError;
@@ -37,7 +37,7 @@ struct InRecord(Arc<dyn MetadataStore>);
 impl KeyStore for InRecord {
     fn replace_key(&self) -> Io<io::Result<Key>> {
         let key = make_key();
-        self.0.save(Record::Key, key.as_bytes().to_vec()).map(|saved| saved.map(|()| key))
+        self.0.save(MetadataKind::Key, key.as_bytes().to_vec()).map(|saved| saved.map(|()| key))
     }
 }
 
@@ -58,7 +58,7 @@ impl NewKey {
     /// Saves the key durably. Blocks the thread, which must not be a core.
     pub(crate) fn keep(&self) -> Result<(), StoreError> {
         info!(path = %self.path.display(), "a key is made for the new encrypted volume");
-        let saved = now(self.metadata_store.save(Record::Key, self.key.clone()));
+        let saved = now(self.metadata_store.save(MetadataKind::Key, self.key.clone()));
         saved.map_err(StoreError::system(&self.path, "keep its key"))
     }
 }
@@ -112,7 +112,7 @@ fn refuse_as_plain(
     metadata_store: Option<&Arc<dyn MetadataStore>>,
 ) -> Result<(), StoreError> {
     let Some(metadata_store) = metadata_store else { return Ok(()) };
-    match metadata_store.load(Record::Key).map_err(|source| StoreError::State { source })? {
+    match metadata_store.load(MetadataKind::Key).map_err(|source| StoreError::State { source })? {
         None => Ok(()),
         Some(_) => Err(StoreError::unfit(
             path,
@@ -129,7 +129,7 @@ fn kept_key(
     metadata_store: &dyn MetadataStore,
 ) -> Result<Option<Key>, StoreError> {
     if let Some(kept) =
-        metadata_store.load(Record::Key).map_err(|source| StoreError::State { source })?
+        metadata_store.load(MetadataKind::Key).map_err(|source| StoreError::State { source })?
     {
         return match <[u8; KEY_BYTES]>::try_from(kept) {
             Ok(bytes) => Ok(Some(Key::new(bytes))),

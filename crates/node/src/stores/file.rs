@@ -13,14 +13,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
-    Durability, Extent, Geometry, Io, Lba, Reply, Request, Space, Store, Unmap,
+    Durability, Extent, Geometry, Io, Lba, Reply, Request, Space, Store, UnmapSupport,
 };
 use sarsen_io::file::{self, File, OpenOptions, RunState};
 use tracing::{info, warn};
 
 pub(crate) use self::backing::BackingSpace;
 use super::guarded::report_failed_flush;
-use super::latch::{FlushClaim, Latch};
+use super::latch::{FlushClaim, FlushFailureLatch};
 use super::{CacheMode, LOCK_TIMEOUT, OpenMode, StoreError};
 use crate::health::Health;
 
@@ -56,7 +56,7 @@ struct FileState {
     block_count: AtomicU64,
     /// Closed after a flush or durable write has failed. The data in the page cache may be lost, and a later flush
     /// would not report it.
-    latch: Arc<Latch>,
+    latch: Arc<FlushFailureLatch>,
     /// The store reports here that the file cannot be used.
     health: Arc<Health>,
     /// Minimum length of the file in bytes, or 0 while it is not known.
@@ -152,7 +152,7 @@ impl FileStore {
             characteristics: Characteristics {
                 volatile_cache: options.cache.is_volatile(),
                 read_only: options.read_only,
-                unmap: unmap.then(|| Unmap {
+                unmap: unmap.then(|| UnmapSupport {
                     granularity_blocks: (granularity / block).clamp(1, u64::from(u32::MAX)) as u32,
                     anchors,
                     tells_space: device.is_none(),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use sarsen_block::{BlockError, Characteristics, Geometry, Io, Reply, Request, Store};
 use tracing::error;
 
-use crate::health::{Aspect, Health, Level, VolumeHealth};
+use crate::health::{Aspect, Health, StoreUsability, VolumeHealth};
 
 /// See the module.
 pub(crate) struct GuardedStore {
@@ -43,8 +43,8 @@ impl Store for GuardedStore {
 
     fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
         match self.health.level() {
-            Level::Usable => {}
-            Level::WritesStopped => match request {
+            StoreUsability::Usable => {}
+            StoreUsability::WritesStopped => match request {
                 Request::Read(_)
                 | Request::ReadProtected(_)
                 | Request::Allocation(_)
@@ -56,7 +56,7 @@ impl Store for GuardedStore {
                 | Request::Flush
                 | Request::Resize { .. } => return Io::Ready(Err(BlockError::Stopped)),
             },
-            Level::OutOfService => return Io::Ready(Err(BlockError::OutOfService)),
+            StoreUsability::OutOfService => return Io::Ready(Err(BlockError::OutOfService)),
         }
         if !matches!(request, Request::Flush) {
             return self.inner.submit(request);

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 /// See the module. A new latch is open.
 #[derive(Default)]
-pub(super) struct Latch {
+pub(super) struct FlushFailureLatch {
     closed: AtomicBool,
     claims: Mutex<Claims>,
     /// Notified whenever a claim has ended.
@@ -28,11 +28,11 @@ struct Claims {
 
 /// A flush or durable write, from before the call to the kernel until its result is known.
 pub(super) struct FlushClaim {
-    latch: Arc<Latch>,
+    latch: Arc<FlushFailureLatch>,
     number: u64,
 }
 
-impl Latch {
+impl FlushFailureLatch {
     /// Returns whether a flush or durable write has failed.
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn fsync2_a_success_beside_a_failure_is_none_whichever_is_seen_first() {
         let context = &mut Context::from_waker(Waker::noop());
-        let latch = Arc::new(Latch::default());
+        let latch = Arc::new(FlushFailureLatch::default());
         let (one, other) = (latch.claim(), latch.claim());
         let mut one = pin!(one.confirm());
         assert_eq!(one.as_mut().poll(context), Poll::Pending, "the other may have its error");
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn a_success_waits_for_those_under_way_and_for_no_later_ones() {
         let context = &mut Context::from_waker(Waker::noop());
-        let latch = Arc::new(Latch::default());
+        let latch = Arc::new(FlushFailureLatch::default());
         let (one, other) = (latch.claim(), latch.claim());
         let mut one = pin!(one.confirm());
         assert_eq!(one.as_mut().poll(context), Poll::Pending);

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Characteristics, Data, Extent, Geometry, Io,
-    Reply, Request, Store, Unmap,
+    Reply, Request, Store, UnmapSupport,
 };
 
 /// A store that returns zeroes and discards writes.
@@ -66,7 +66,7 @@ impl Store for NullStore {
         Characteristics {
             volatile_cache: false,
             read_only: false,
-            unmap: Some(Unmap { granularity_blocks: 1, anchors: false, tells_space: false }),
+            unmap: Some(UnmapSupport { granularity_blocks: 1, anchors: false, tells_space: false }),
             physical_block_exponent: 0,
             protection: false,
             is_lasting: false,

@@ -64,7 +64,9 @@ impl PassThrough for RealDevice {
             // The semaphore is never closed.
             let _turn = turns.acquire().await.map_err(io::Error::other)?;
             match device.execute(cdb, transfer, TIMEOUT).wait().await {
-                Ok(sg::Ended { status, data_in, sense }) => Ok(Passed { status, data_in, sense }),
+                Ok(sg::CommandResult { status, data_in, sense }) => {
+                    Ok(Passed { status, data_in, sense })
+                }
                 Err(error) => {
                     warn!(volume, %error, "a command did not reach the device or its end");
                     Err(error)

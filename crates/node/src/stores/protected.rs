@@ -124,7 +124,7 @@ pub(super) fn open_file(
     }
     let below = |size| {
         let block_count = size >> options.block_size.shift();
-        ProtectedStore::bytes_below(options.block_size, block_count)
+        ProtectedStore::required_inner_bytes(options.block_size, block_count)
             .ok_or_else(|| unfit(format!("cannot have {size} bytes: choose another size")))
     };
     let size = options.size.map(below).transpose()?;
@@ -145,7 +145,7 @@ pub(super) fn in_memory(
     size: u64,
     limit: Option<u64>,
 ) -> io::Result<Arc<dyn Store>> {
-    let below = ProtectedStore::bytes_below(block_size, size >> block_size.shift());
+    let below = ProtectedStore::required_inner_bytes(block_size, size >> block_size.shift());
     let below = below.ok_or(ErrorKind::OutOfMemory)?;
     let store = RamStore::with_limit(BlockSize::B512, below >> BlockSize::B512.shift(), limit)?;
     Ok(Arc::new(protect(Arc::new(store), block_size)))

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
 
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Characteristics, Data, Direction, Extent,
-    Geometry, Io, Reply, Request, Space, Store, Unmap,
+    Geometry, Io, Reply, Request, Space, Store, UnmapSupport,
 };
 use sarsen_io::memory::{PAGE, Region};
 
@@ -201,7 +201,7 @@ impl Store for RamStore {
         Characteristics {
             volatile_cache: false,
             read_only: false,
-            unmap: Some(Unmap {
+            unmap: Some(UnmapSupport {
                 granularity_blocks: PAGE as u32 >> self.block_size.shift(),
                 anchors: false,
                 // Without a limit, the store has space for all of its blocks.

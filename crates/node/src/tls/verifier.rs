@@ -21,7 +21,7 @@ impl ClientVerifier {
     }
 
     /// Checks whether a certificate is valid, without the exception.
-    pub(super) fn holds(
+    pub(super) fn verify_strictly(
         &self,
         own: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],

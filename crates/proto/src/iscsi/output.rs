@@ -146,7 +146,7 @@ impl Output {
 
     /// Copies shared memory if a data digest is in use: the digest must match the bytes that are sent.
     #[inline]
-    pub(crate) fn settle(&self, data: &mut Data) {
+    pub(crate) fn unshare_for_digest(&self, data: &mut Data) {
         if self.data_digest && matches!(data, Data::Shared { .. }) {
             *data = Data::Buffer(std::mem::replace(data, Data::empty()).into_buffer());
         }
@@ -154,7 +154,7 @@ impl Output {
 
     #[inline]
     fn charged(&self, mut data: Data, charge: Option<Charge>) -> Charged {
-        self.settle(&mut data);
+        self.unshare_for_digest(&mut data);
         Charged { data, _charge: charge }
     }
 

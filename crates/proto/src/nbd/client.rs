@@ -21,7 +21,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::Output;
 use handshake::{Handshake, Step};
-use tasks::{Expected, Tasks};
+use tasks::{ReplyData, Tasks};
 
 /// Minimum remaining length of a read that is received directly into its buffer.
 const LANDING_LENGTH: usize = 16 * 1024;
@@ -241,8 +241,8 @@ impl<T> Client<T> {
         let ready = matches!(self.phase, Phase::Transmission { .. } | Phase::Failed(_));
         assert!(ready, "a request before the handshake's end");
         let expected = match &request {
-            Request::Read { length, .. } => Expected::Data(*length),
-            _ => Expected::Nothing,
+            Request::Read { length, .. } => ReplyData::Data(*length),
+            _ => ReplyData::Nothing,
         };
         let cookie = self.tasks.insert(token, expected);
         let durability = |durable: bool| if durable { FUA } else { 0 };
@@ -392,12 +392,12 @@ impl<T> Client<T> {
         let (cookie, error) = (reply.cookie.get(), ErrorCode(reply.error.get()));
         let expected = self.tasks.expected(cookie).ok_or(ClientError::UnknownCookie(cookie))?;
         match expected {
-            Expected::Data(length) if error == ErrorCode::None && length > 0 => {
+            ReplyData::Data(length) if error == ErrorCode::None && length > 0 => {
                 let buffer = Buffer::for_overwrite(length as usize);
                 let reading = Some(Reading { cookie, buffer, filled: 0 });
                 self.phase = Phase::Transmission { reading };
             }
-            Expected::Data(_) | Expected::Nothing => {
+            ReplyData::Data(_) | ReplyData::Nothing => {
                 let result = match error {
                     ErrorCode::None => Ok(Buffer::for_overwrite(0)),
                     error => Err(error),

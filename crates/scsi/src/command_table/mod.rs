@@ -15,7 +15,7 @@ use crate::commands::{
 use crate::copy::{extended, offload, results};
 pub use crate::flags::Flags;
 use crate::task::Handler;
-use crate::{Access, Cdb, DeviceType, LogicalUnit, ProtectionType, Sense};
+use crate::{AllowedStates, Cdb, DeviceType, LogicalUnit, ProtectionType, Sense};
 use sarsen_wire::scsi::opcode::{self, *};
 use std::fmt;
 
@@ -27,7 +27,7 @@ pub(crate) type Condition = fn(&LogicalUnit) -> bool;
 
 /// The device types that support a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Devices {
+pub enum CommandDeviceTypes {
     /// Disks only.
     Disk,
     /// CDs only.
@@ -36,7 +36,7 @@ pub enum Devices {
     Both,
 }
 
-impl Devices {
+impl CommandDeviceTypes {
     pub(crate) const fn include(self, device_type: DeviceType) -> bool {
         matches!(
             (self, device_type),
@@ -58,9 +58,9 @@ pub struct Row {
     /// The CDB usage map: the bits that the server checks, without the operation code itself (SPC-4 6.35.3).
     pub usage: &'static [u8],
     /// The device types that support it.
-    pub devices: Devices,
+    pub devices: CommandDeviceTypes,
     /// The asymmetric access states in which it is executed, beyond the active ones.
-    pub access: Access,
+    pub access: AllowedStates,
     pub(crate) handler: Handler,
     pub(crate) data_out: Option<DataOut>,
     condition: Condition,
@@ -138,7 +138,7 @@ impl Row {
     }
 
     /// Sets the asymmetric access states in which the command is executed.
-    const fn even_in(self, access: Access) -> Self {
+    const fn even_in(self, access: AllowedStates) -> Self {
         Self { access, ..self }
     }
 
@@ -149,12 +149,12 @@ impl Row {
 
     /// Adds CDs to the device types.
     const fn also_on_cd(self) -> Self {
-        Self { devices: Devices::Both, ..self }
+        Self { devices: CommandDeviceTypes::Both, ..self }
     }
 
     /// Limits the command to CDs.
     const fn on_cd_only(self) -> Self {
-        Self { devices: Devices::Cd, ..self }
+        Self { devices: CommandDeviceTypes::Cd, ..self }
     }
 }
 
@@ -177,8 +177,8 @@ const fn row(
         name,
         flags,
         usage,
-        devices: Devices::Disk,
-        access: Access::Active,
+        devices: CommandDeviceTypes::Disk,
+        access: AllowedStates::Active,
         handler,
         data_out: None,
         condition: |_| true,
@@ -248,23 +248,23 @@ const fn long(service_action: u8, flags: u8) -> [u8; 31] {
 #[rustfmt::skip]
 pub static TABLE: &[Row] = &[
     row(TEST_UNIT_READY, "TEST UNIT READY", inquiry::test_unit_ready, MEDIUM.and(OPEN), &[0, 0, 0, 0, CTL]).also_on_cd(),
-    row(REQUEST_SENSE, "REQUEST SENSE", inquiry::request_sense, ALWAYS, &[0x01, 0, 0, ALL, CTL]).also_on_cd().even_in(Access::Transition),
+    row(REQUEST_SENSE, "REQUEST SENSE", inquiry::request_sense, ALWAYS, &[0x01, 0, 0, ALL, CTL]).also_on_cd().even_in(AllowedStates::Transition),
     row(FORMAT_UNIT, "FORMAT UNIT", format::format_unit, MENDS, &[0xff, 0, 0, 0x03, CTL]).with_data_out(format::format_unit_data_out),
     row(REASSIGN_BLOCKS, "REASSIGN BLOCKS", defects::reassign_blocks, WRITES, &[0x03, 0, 0, 0, CTL]).with_data_out(defects::reassign_blocks_data_out),
     row(READ_6, "READ(6)", block::read, READS, &[0x1f, ALL, ALL, ALL, CTL]),
     row(WRITE_6, "WRITE(6)", block::write, WRITES, &[0x1f, ALL, ALL, ALL, CTL]).with_data_out(block::write_data_out),
-    row(INQUIRY, "INQUIRY", inquiry::inquiry, ALWAYS, &[0x01, ALL, ALL, ALL, CTL]).also_on_cd().even_in(Access::Transition),
-    row(MODE_SELECT_6, "MODE SELECT(6)", mode::select_6, NONE, &[0x13, 0, 0, ALL, CTL]).with_data_out(mode::select_6_data_out).even_in(Access::Standby),
-    row(MODE_SELECT_6, "MODE SELECT(6)", multimedia::mode::select_6, NONE, &[0x11, 0, 0, ALL, CTL]).with_data_out(multimedia::mode::select_6_data_out).on_cd_only().even_in(Access::Standby),
+    row(INQUIRY, "INQUIRY", inquiry::inquiry, ALWAYS, &[0x01, ALL, ALL, ALL, CTL]).also_on_cd().even_in(AllowedStates::Transition),
+    row(MODE_SELECT_6, "MODE SELECT(6)", mode::select_6, NONE, &[0x13, 0, 0, ALL, CTL]).with_data_out(mode::select_6_data_out).even_in(AllowedStates::Standby),
+    row(MODE_SELECT_6, "MODE SELECT(6)", multimedia::mode::select_6, NONE, &[0x11, 0, 0, ALL, CTL]).with_data_out(multimedia::mode::select_6_data_out).on_cd_only().even_in(AllowedStates::Standby),
     row(RESERVE_6, "RESERVE(6)", reservation::reserve, OPEN, &[0x01, 0, 0, 0, CTL]),
     row(RELEASE_6, "RELEASE(6)", reservation::release, HELD.and(OPEN), &[0x01, 0, 0, 0, CTL]),
-    row(MODE_SENSE_6, "MODE SENSE(6)", mode::sense_6, SHARED, &[0x08, ALL, ALL, ALL, CTL]).even_in(Access::Standby),
-    row(MODE_SENSE_6, "MODE SENSE(6)", multimedia::mode::sense_6, SHARED, &[0x08, ALL, ALL, ALL, CTL]).on_cd_only().even_in(Access::Standby),
+    row(MODE_SENSE_6, "MODE SENSE(6)", mode::sense_6, SHARED, &[0x08, ALL, ALL, ALL, CTL]).even_in(AllowedStates::Standby),
+    row(MODE_SENSE_6, "MODE SENSE(6)", multimedia::mode::sense_6, SHARED, &[0x08, ALL, ALL, ALL, CTL]).on_cd_only().even_in(AllowedStates::Standby),
     row(START_STOP_UNIT, "START STOP UNIT", medium::start_stop_unit, NONE, &[0x01, 0, 0x0f, 0xf7, CTL]).passing_where(medium::only_starts).also_on_cd(),
-    row(RECEIVE_DIAGNOSTIC_RESULTS, "RECEIVE DIAGNOSTIC RESULTS", diagnostic::receive_diagnostic_results, SHARED, &[0x01, ALL, ALL, ALL, CTL]).even_in(Access::Standby),
-    row(SEND_DIAGNOSTIC, "SEND DIAGNOSTIC", diagnostic::send_diagnostic, NONE, &[0xe4, 0, ALL, ALL, CTL]).with_data_out(diagnostic::send_diagnostic_data_out).even_in(Access::Standby),
+    row(RECEIVE_DIAGNOSTIC_RESULTS, "RECEIVE DIAGNOSTIC RESULTS", diagnostic::receive_diagnostic_results, SHARED, &[0x01, ALL, ALL, ALL, CTL]).even_in(AllowedStates::Standby),
+    row(SEND_DIAGNOSTIC, "SEND DIAGNOSTIC", diagnostic::send_diagnostic, NONE, &[0xe4, 0, ALL, ALL, CTL]).with_data_out(diagnostic::send_diagnostic_data_out).even_in(AllowedStates::Standby),
     row(PREVENT_ALLOW_MEDIUM_REMOVAL, "PREVENT ALLOW MEDIUM REMOVAL", medium::prevent_allow_medium_removal, NONE, &[0, 0, 0, 0x03, CTL]).passing_where(medium::only_allows_removal).also_on_cd(),
-    row(READ_CAPACITY_10, "READ CAPACITY(10)", capacity::read_capacity_10, CAPACITY, &[0, 0, 0, 0, 0, 0, 0, 0, CTL]).even_in(Access::Standby).also_on_cd(),
+    row(READ_CAPACITY_10, "READ CAPACITY(10)", capacity::read_capacity_10, CAPACITY, &[0, 0, 0, 0, 0, 0, 0, 0, CTL]).even_in(AllowedStates::Standby).also_on_cd(),
     row(READ_10, "READ(10)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).also_on_cd(),
     row(WRITE_10, "WRITE(10)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(block::write_data_out),
     row(SEEK_10, "SEEK(10)", multimedia::sectors::seek, READS, &[0, ALL, ALL, ALL, ALL, 0, 0, 0, CTL]).on_cd_only(),
@@ -273,8 +273,8 @@ pub static TABLE: &[Row] = &[
     row(PRE_FETCH_10, "PRE-FETCH(10)", cache::pre_fetch, READS, &[0x02, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]),
     row(SYNCHRONIZE_CACHE_10, "SYNCHRONIZE CACHE(10)", cache::synchronize_cache, MEDIUM, &[0x02, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).also_on_cd(),
     row(READ_DEFECT_DATA_10, "READ DEFECT DATA(10)", defects::read_defect_data_10, SHARED, &[0, 0x1f, 0, 0, 0, 0, ALL, ALL, CTL]),
-    row(WRITE_BUFFER, "WRITE BUFFER", buffer::write_buffer, NONE, &[0x1f, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]).with_data_out(buffer::write_buffer_data_out).even_in(Access::Transition),
-    row(READ_BUFFER, "READ BUFFER(10)", buffer::read_buffer, SHARED, &[0x1f, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]).even_in(Access::Transition),
+    row(WRITE_BUFFER, "WRITE BUFFER", buffer::write_buffer, NONE, &[0x1f, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]).with_data_out(buffer::write_buffer_data_out).even_in(AllowedStates::Transition),
+    row(READ_BUFFER, "READ BUFFER(10)", buffer::read_buffer, SHARED, &[0x1f, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]).even_in(AllowedStates::Transition),
     row(WRITE_SAME_10, "WRITE SAME(10)", provisioning::write_same, WRITES, &[0xf8, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(provisioning::write_same_data_out),
     row(UNMAP, "UNMAP", provisioning::unmap, WRITES, &[0x01, 0, 0, 0, 0, GRP, ALL, ALL, CTL]).with_data_out(provisioning::unmap_data_out).only_where(provisioning::is_thin),
     row(READ_TOC_PMA_ATIP, "READ TOC/PMA/ATIP", multimedia::contents::read_toc, READS, &[0x02, 0x0f, 0, 0, 0, ALL, ALL, ALL, 0xc4]).on_cd_only(),
@@ -284,29 +284,29 @@ pub static TABLE: &[Row] = &[
     action(SANITIZE, SA_SANITIZE_CRYPTOGRAPHIC_ERASE, "SANITIZE CRYPTOGRAPHIC ERASE", sanitize::cryptographic_erase, MENDS, &[0xe3, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]).only_where(sanitize::has_key),
     action(SANITIZE, SA_SANITIZE_EXIT_FAILURE_MODE, "SANITIZE EXIT FAILURE MODE", sanitize::exit_failure_mode, NONE, &[0x5f, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]),
     row(GET_EVENT_STATUS_NOTIFICATION, "GET EVENT STATUS NOTIFICATION", multimedia::events::get_event_status_notification, ANY, &[0x01, 0, 0, ALL, 0, 0, ALL, ALL, CTL]).on_cd_only(),
-    row(LOG_SELECT, "LOG SELECT", log::select, NONE, &[0x03, 0x3f, ALL, 0, 0, 0, ALL, ALL, CTL]).with_data_out(log::select_data_out).even_in(Access::Standby),
-    row(LOG_SENSE, "LOG SENSE", log::sense, HELD.and(OPEN), &[0x01, 0x3f, ALL, 0, ALL, ALL, ALL, ALL, CTL]).even_in(Access::Standby),
+    row(LOG_SELECT, "LOG SELECT", log::select, NONE, &[0x03, 0x3f, ALL, 0, 0, 0, ALL, ALL, CTL]).with_data_out(log::select_data_out).even_in(AllowedStates::Standby),
+    row(LOG_SENSE, "LOG SENSE", log::sense, HELD.and(OPEN), &[0x01, 0x3f, ALL, 0, ALL, ALL, ALL, ALL, CTL]).even_in(AllowedStates::Standby),
     row(READ_DISC_INFORMATION, "READ DISC INFORMATION", multimedia::contents::read_disc_information, READS, &[0x07, 0, 0, 0, 0, 0, ALL, ALL, CTL]).on_cd_only(),
     row(READ_TRACK_INFORMATION, "READ TRACK INFORMATION", multimedia::contents::read_track_information, READS, &[0x03, ALL, ALL, ALL, ALL, 0, ALL, ALL, CTL]).on_cd_only(),
-    row(MODE_SELECT_10, "MODE SELECT(10)", mode::select_10, NONE, &[0x13, 0, 0, 0, 0, 0, ALL, ALL, CTL]).with_data_out(mode::select_10_data_out).even_in(Access::Standby),
-    row(MODE_SELECT_10, "MODE SELECT(10)", multimedia::mode::select_10, NONE, &[0x11, 0, 0, 0, 0, 0, ALL, ALL, CTL]).with_data_out(multimedia::mode::select_10_data_out).on_cd_only().even_in(Access::Standby),
+    row(MODE_SELECT_10, "MODE SELECT(10)", mode::select_10, NONE, &[0x13, 0, 0, 0, 0, 0, ALL, ALL, CTL]).with_data_out(mode::select_10_data_out).even_in(AllowedStates::Standby),
+    row(MODE_SELECT_10, "MODE SELECT(10)", multimedia::mode::select_10, NONE, &[0x11, 0, 0, 0, 0, 0, ALL, ALL, CTL]).with_data_out(multimedia::mode::select_10_data_out).on_cd_only().even_in(AllowedStates::Standby),
     row(RESERVE_10, "RESERVE(10)", reservation::reserve, OPEN, &[0x11, 0, 0, 0, 0, 0, 0, 0, CTL]),
     row(RELEASE_10, "RELEASE(10)", reservation::release, HELD.and(OPEN), &[0x11, 0, 0, 0, 0, 0, 0, 0, CTL]),
-    row(MODE_SENSE_10, "MODE SENSE(10)", mode::sense_10, SHARED, &[0x18, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]).even_in(Access::Standby),
-    row(MODE_SENSE_10, "MODE SENSE(10)", multimedia::mode::sense_10, SHARED, &[0x08, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]).on_cd_only().even_in(Access::Standby),
-    action(PERSISTENT_RESERVE_IN, 0x00, "PERSISTENT RESERVE IN (READ KEYS)", persistent_reservation::read_keys, OPEN, &[0x00, 0, 0, 0, 0, 0, ALL, ALL, CTL]).even_in(Access::Standby),
-    action(PERSISTENT_RESERVE_IN, 0x01, "PERSISTENT RESERVE IN (READ RESERVATION)", persistent_reservation::read_reservation, OPEN, &[0x01, 0, 0, 0, 0, 0, ALL, ALL, CTL]).even_in(Access::Standby),
-    action(PERSISTENT_RESERVE_IN, 0x02, "PERSISTENT RESERVE IN (REPORT CAPABILITIES)", persistent_reservation::report_capabilities, OPEN, &[0x02, 0, 0, 0, 0, 0, ALL, ALL, CTL]).even_in(Access::Standby),
-    action(PERSISTENT_RESERVE_IN, 0x03, "PERSISTENT RESERVE IN (READ FULL STATUS)", persistent_reservation::read_full_status, OPEN, &[0x03, 0, 0, 0, 0, 0, ALL, ALL, CTL]).even_in(Access::Standby),
-    action(PERSISTENT_RESERVE_OUT, 0x00, "PERSISTENT RESERVE OUT (REGISTER)", persistent_reservation::register, OPEN, &[0x00, 0, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
-    action(PERSISTENT_RESERVE_OUT, 0x01, "PERSISTENT RESERVE OUT (RESERVE)", persistent_reservation::reserve, OPEN, &[0x01, ALL, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
-    action(PERSISTENT_RESERVE_OUT, 0x02, "PERSISTENT RESERVE OUT (RELEASE)", persistent_reservation::release, OPEN, &[0x02, ALL, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
-    action(PERSISTENT_RESERVE_OUT, 0x03, "PERSISTENT RESERVE OUT (CLEAR)", persistent_reservation::clear, OPEN, &[0x03, 0, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
-    action(PERSISTENT_RESERVE_OUT, 0x04, "PERSISTENT RESERVE OUT (PREEMPT)", persistent_reservation::preempt, OPEN, &[0x04, ALL, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
-    action(PERSISTENT_RESERVE_OUT, 0x05, "PERSISTENT RESERVE OUT (PREEMPT AND ABORT)", persistent_reservation::preempt_and_abort, OPEN.and(Flags::PASSES_ACA), &[0x05, ALL, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
-    action(PERSISTENT_RESERVE_OUT, 0x06, "PERSISTENT RESERVE OUT (REGISTER AND IGNORE EXISTING KEY)", persistent_reservation::register_and_ignore_existing_key, OPEN, &[0x06, 0, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
-    action(PERSISTENT_RESERVE_OUT, 0x07, "PERSISTENT RESERVE OUT (REGISTER AND MOVE)", persistent_reservation::register_and_move, OPEN, &[0x07, 0, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
-    action(PERSISTENT_RESERVE_OUT, 0x08, "PERSISTENT RESERVE OUT (REPLACE LOST RESERVATION)", persistent_reservation::replace_lost_reservation, OPEN, &[0x08, ALL, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
+    row(MODE_SENSE_10, "MODE SENSE(10)", mode::sense_10, SHARED, &[0x18, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]).even_in(AllowedStates::Standby),
+    row(MODE_SENSE_10, "MODE SENSE(10)", multimedia::mode::sense_10, SHARED, &[0x08, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]).on_cd_only().even_in(AllowedStates::Standby),
+    action(PERSISTENT_RESERVE_IN, 0x00, "PERSISTENT RESERVE IN (READ KEYS)", persistent_reservation::read_keys, OPEN, &[0x00, 0, 0, 0, 0, 0, ALL, ALL, CTL]).even_in(AllowedStates::Standby),
+    action(PERSISTENT_RESERVE_IN, 0x01, "PERSISTENT RESERVE IN (READ RESERVATION)", persistent_reservation::read_reservation, OPEN, &[0x01, 0, 0, 0, 0, 0, ALL, ALL, CTL]).even_in(AllowedStates::Standby),
+    action(PERSISTENT_RESERVE_IN, 0x02, "PERSISTENT RESERVE IN (REPORT CAPABILITIES)", persistent_reservation::report_capabilities, OPEN, &[0x02, 0, 0, 0, 0, 0, ALL, ALL, CTL]).even_in(AllowedStates::Standby),
+    action(PERSISTENT_RESERVE_IN, 0x03, "PERSISTENT RESERVE IN (READ FULL STATUS)", persistent_reservation::read_full_status, OPEN, &[0x03, 0, 0, 0, 0, 0, ALL, ALL, CTL]).even_in(AllowedStates::Standby),
+    action(PERSISTENT_RESERVE_OUT, 0x00, "PERSISTENT RESERVE OUT (REGISTER)", persistent_reservation::register, OPEN, &[0x00, 0, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(AllowedStates::Standby),
+    action(PERSISTENT_RESERVE_OUT, 0x01, "PERSISTENT RESERVE OUT (RESERVE)", persistent_reservation::reserve, OPEN, &[0x01, ALL, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(AllowedStates::Standby),
+    action(PERSISTENT_RESERVE_OUT, 0x02, "PERSISTENT RESERVE OUT (RELEASE)", persistent_reservation::release, OPEN, &[0x02, ALL, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(AllowedStates::Standby),
+    action(PERSISTENT_RESERVE_OUT, 0x03, "PERSISTENT RESERVE OUT (CLEAR)", persistent_reservation::clear, OPEN, &[0x03, 0, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(AllowedStates::Standby),
+    action(PERSISTENT_RESERVE_OUT, 0x04, "PERSISTENT RESERVE OUT (PREEMPT)", persistent_reservation::preempt, OPEN, &[0x04, ALL, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(AllowedStates::Standby),
+    action(PERSISTENT_RESERVE_OUT, 0x05, "PERSISTENT RESERVE OUT (PREEMPT AND ABORT)", persistent_reservation::preempt_and_abort, OPEN.and(Flags::PASSES_ACA), &[0x05, ALL, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(AllowedStates::Standby),
+    action(PERSISTENT_RESERVE_OUT, 0x06, "PERSISTENT RESERVE OUT (REGISTER AND IGNORE EXISTING KEY)", persistent_reservation::register_and_ignore_existing_key, OPEN, &[0x06, 0, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(AllowedStates::Standby),
+    action(PERSISTENT_RESERVE_OUT, 0x07, "PERSISTENT RESERVE OUT (REGISTER AND MOVE)", persistent_reservation::register_and_move, OPEN, &[0x07, 0, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(AllowedStates::Standby),
+    action(PERSISTENT_RESERVE_OUT, 0x08, "PERSISTENT RESERVE OUT (REPLACE LOST RESERVATION)", persistent_reservation::replace_lost_reservation, OPEN, &[0x08, ALL, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(AllowedStates::Standby),
     action(VARIABLE_LENGTH, SA_READ_32, "READ(32)", block::read, READS, &long(SA_READ_32, 0xfa)).only_where(is_type_2),
     action(VARIABLE_LENGTH, SA_VERIFY_32, "VERIFY(32)", verify::verify, READS, &long(SA_VERIFY_32, 0xf6)).with_data_out(verify::verify_data_out).only_where(is_type_2),
     action(VARIABLE_LENGTH, SA_WRITE_32, "WRITE(32)", block::write, WRITES, &long(SA_WRITE_32, 0xfa)).with_data_out(block::write_data_out).only_where(is_type_2),
@@ -333,17 +333,17 @@ pub static TABLE: &[Row] = &[
     row(SYNCHRONIZE_CACHE_16, "SYNCHRONIZE CACHE(16)", cache::synchronize_cache, MEDIUM, &[0x02, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
     row(WRITE_SAME_16, "WRITE SAME(16)", provisioning::write_same, WRITES, &[0xf9, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(provisioning::write_same_data_out),
     row(WRITE_ATOMIC_16, "WRITE ATOMIC(16)", atomic::write_atomic, WRITES, &[0xf8, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(atomic::write_atomic_data_out).only_where(has_atomic_writes),
-    action(SERVICE_ACTION_IN_16, SA_READ_CAPACITY_16, "READ CAPACITY(16)", capacity::read_capacity_16, CAPACITY, &[0x10, 0, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).even_in(Access::Standby).also_on_cd(),
+    action(SERVICE_ACTION_IN_16, SA_READ_CAPACITY_16, "READ CAPACITY(16)", capacity::read_capacity_16, CAPACITY, &[0x10, 0, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).even_in(AllowedStates::Standby).also_on_cd(),
     action(SERVICE_ACTION_IN_16, SA_GET_LBA_STATUS, "GET LBA STATUS", provisioning::get_lba_status, READS, &[0x12, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, CTL]),
-    row(REPORT_LUNS, "REPORT LUNS", inquiry::report_luns, ALWAYS, &[0, ALL, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(Access::Transition),
+    row(REPORT_LUNS, "REPORT LUNS", inquiry::report_luns, ALWAYS, &[0, ALL, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(AllowedStates::Transition),
     row(SECURITY_PROTOCOL_IN, "SECURITY PROTOCOL IN", security::security_protocol_in, HELD.and(SHARED), &[ALL, ALL, ALL, 0x80, 0, ALL, ALL, ALL, ALL, 0, CTL]),
     action(MAINTENANCE_IN, SA_REPORT_IDENTIFYING_INFORMATION, "REPORT IDENTIFYING INFORMATION", identifying_information::report, HELD.and(OPEN), &[0x05, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0xfe, CTL]).only_where(identifying_information::is_kept),
-    action(MAINTENANCE_IN, SA_REPORT_TARGET_PORT_GROUPS, "REPORT TARGET PORT GROUPS", target_port_groups::report, HELD.and(OPEN), &[0xea, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(Access::Transition),
-    action(MAINTENANCE_IN, SA_REPORT_SUPPORTED_OPERATION_CODES, "REPORT SUPPORTED OPERATION CODES", report::supported_operation_codes, HELD.and(SHARED), &[0x0c, 0x87, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(Access::Standby),
-    action(MAINTENANCE_IN, SA_REPORT_SUPPORTED_TASK_MANAGEMENT_FUNCTIONS, "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", report::supported_task_management_functions, HELD.and(SHARED), &[0x0d, 0x80, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).even_in(Access::Standby).also_on_cd(),
+    action(MAINTENANCE_IN, SA_REPORT_TARGET_PORT_GROUPS, "REPORT TARGET PORT GROUPS", target_port_groups::report, HELD.and(OPEN), &[0xea, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(AllowedStates::Transition),
+    action(MAINTENANCE_IN, SA_REPORT_SUPPORTED_OPERATION_CODES, "REPORT SUPPORTED OPERATION CODES", report::supported_operation_codes, HELD.and(SHARED), &[0x0c, 0x87, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(AllowedStates::Standby),
+    action(MAINTENANCE_IN, SA_REPORT_SUPPORTED_TASK_MANAGEMENT_FUNCTIONS, "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", report::supported_task_management_functions, HELD.and(SHARED), &[0x0d, 0x80, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).even_in(AllowedStates::Standby).also_on_cd(),
     action(MAINTENANCE_IN, SA_REPORT_TIMESTAMP, "REPORT TIMESTAMP", timestamp::report, HELD.and(OPEN), &[0x0f, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
     action(MAINTENANCE_OUT, SA_SET_IDENTIFYING_INFORMATION, "SET IDENTIFYING INFORMATION", identifying_information::set, NONE, &[0x06, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0xfe, CTL]).with_data_out(identifying_information::set_data_out).only_where(identifying_information::is_kept),
-    action(MAINTENANCE_OUT, SA_SET_TARGET_PORT_GROUPS, "SET TARGET PORT GROUPS", target_port_groups::set, NONE, &[0x0a, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).with_data_out(target_port_groups::set_data_out).also_on_cd().even_in(Access::Unavailable),
+    action(MAINTENANCE_OUT, SA_SET_TARGET_PORT_GROUPS, "SET TARGET PORT GROUPS", target_port_groups::set, NONE, &[0x0a, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).with_data_out(target_port_groups::set_data_out).also_on_cd().even_in(AllowedStates::Unavailable),
     action(MAINTENANCE_OUT, SA_SET_TIMESTAMP, "SET TIMESTAMP", timestamp::set, NONE, &[0x0f, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).with_data_out(timestamp::set_data_out),
     row(READ_12, "READ(12)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).also_on_cd(),
     row(WRITE_12, "WRITE(12)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(block::write_data_out),

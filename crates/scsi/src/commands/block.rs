@@ -194,7 +194,7 @@ pub(crate) fn read(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let flushes = transfer.has(wire::FLAGS_FUA) && unit.characteristics().volatile_cache;
     if flushes || unit.medium_phase().guards_reads() {
         let reader = Arc::clone(unit);
-        return Ok(unit.pending(async move {
+        return Ok(unit.complete_after(async move {
             if flushes {
                 reader.store().flush().wait().await?;
             }
@@ -205,7 +205,7 @@ pub(crate) fn read(task: Task<'_>) -> Result<Io<Completion>, Sense> {
         Io::Ready(read) => Ok(Io::Ready(complete(read?))),
         Io::Pending(reading) => {
             let reader = Arc::clone(unit);
-            Ok(unit.pending(async move {
+            Ok(unit.complete_after(async move {
                 let data = reading.await?;
                 // The unit's first atomic write may have happened meanwhile.
                 Ok(complete(if reader.medium_phase().guards_reads() {

@@ -73,7 +73,7 @@ pub(crate) fn send_diagnostic(mut task: Task<'_>) -> Result<Io<Completion>, Sens
         }
         Request::Default => {
             let unit = unit.clone();
-            Ok(task.unit.pending(async move {
+            Ok(task.unit.complete_after(async move {
                 match examine(&unit, DEFAULT_BLOCKS, || true).await {
                     Outcome::Failed(_) => Err(failed()),
                     _ => Ok(Completion::good()),
@@ -88,7 +88,7 @@ pub(crate) fn send_diagnostic(mut task: Task<'_>) -> Result<Io<Completion>, Sens
             );
             let running = Running::begin(unit, code, array.power_on_hours()).ok_or(in_progress)?;
             if !in_background {
-                return Ok(unit.pending(run(running, block_count)));
+                return Ok(unit.complete_after(run(running, block_count)));
             }
             array.host().spawn(Box::new(move || {
                 Box::pin(async move {

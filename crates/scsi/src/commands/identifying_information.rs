@@ -2,7 +2,7 @@
 
 use super::{Task, parameter_data};
 use crate::identifying_information::{InformationKind, encode};
-use crate::{Cdb, Completion, LogicalUnit, Record, Sense, UnitAttention};
+use crate::{Cdb, Completion, LogicalUnit, MetadataKind, Sense, UnitAttention};
 use sarsen_block::Io;
 use sarsen_wire::scsi::maintenance as wire;
 use std::sync::Arc;
@@ -55,15 +55,15 @@ pub(crate) fn set(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
         check_text(&value)?;
     }
     let (unit, nexus) = (Arc::clone(task.unit), task.nexus.id);
-    Ok(task.unit.pending(async move {
+    Ok(task.unit.complete_after(async move {
         let Some(metadata) = unit.metadata() else { return Err(Sense::invalid_operation_code()) };
         let information = unit.identifying_information();
         let _turn = information.setting.lock().await;
         let mut values = information.values();
         values[kind as usize] = value;
         let record = encode(&values);
-        let saved = metadata.save(Record::IdentifyingInformation, record).wait().await;
-        saved.map_err(|_| Sense::not_kept())?;
+        let saved = metadata.save(MetadataKind::IdentifyingInformation, record).wait().await;
+        saved.map_err(|_| Sense::save_failed())?;
         information.replace(values);
         unit.raise_except(nexus, UnitAttention::DeviceIdentifierChanged);
         Ok(Completion::good())

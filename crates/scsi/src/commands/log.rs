@@ -115,7 +115,7 @@ pub(crate) fn sense(task: Task<'_>) -> Result<Io<Completion>, Sense> {
         }
         Content::OfSpace(parameters) => {
             let unit = task.unit.clone();
-            Ok(task.unit.pending(async move {
+            Ok(task.unit.complete_after(async move {
                 let space = unit.store().space().wait().await?;
                 let body = parameter_bytes(&parameters(space, unit.geometry()), pointer)?;
                 Ok(whole(wire::DISABLE_SAVE, &body))

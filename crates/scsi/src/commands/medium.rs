@@ -1,7 +1,7 @@
 //! START STOP UNIT and PREVENT ALLOW MEDIUM REMOVAL (SBC-3 5.25, SBC-4 5.15; MMC-6 6.42, 6.14).
 
 use super::Task;
-use crate::medium::Removal;
+use crate::medium::RemovalPrevention;
 use crate::{Cdb, Completion, DeviceType, Sense, UnitAttention};
 use sarsen_block::Io;
 use sarsen_wire::scsi::cdb as wire;
@@ -73,10 +73,10 @@ pub(crate) fn prevent_allow_medium_removal(task: Task<'_>) -> Result<Io<Completi
     let unit = task.unit;
     let is_cd = unit.device_type() == DeviceType::Cd;
     let wanted = match task.cdb.view::<wire::Short6>().length & 0x03 {
-        0 => Removal::Allowed,
-        1 => Removal::Prevented,
-        2 if is_cd => Removal::PersistentlyAllowed,
-        3 if is_cd => Removal::PersistentlyPrevented,
+        0 => RemovalPrevention::Allowed,
+        1 => RemovalPrevention::Prevented,
+        2 if is_cd => RemovalPrevention::PersistentlyAllowed,
+        3 if is_cd => RemovalPrevention::PersistentlyPrevented,
         // Obsolete in SPC-4: the door of a medium changer.
         _ => return Err(Sense::invalid_bit_in_cdb(4, 1)),
     };

@@ -1,13 +1,13 @@
 //! PERSISTENT RESERVE IN and PERSISTENT RESERVE OUT (SPC-4 6.15, 6.16).
 
 use super::{Task, parameter_data};
-use crate::medium::Removal;
+use crate::medium::RemovalPrevention;
 use crate::refusal::Refusal;
 use crate::reservations::transport_id::{self, Problem, TransportId};
 use crate::reservations::{
     Action, NexusName, REGISTRATIONS_LIMIT, Register, Reservation, ReservationState, Type,
 };
-use crate::{Abort, AdditionalSense, Cdb, Completion, LogicalUnit, Sense, SenseKey, Status};
+use crate::{AbortedTasks, AdditionalSense, Cdb, Completion, LogicalUnit, Sense, SenseKey, Status};
 use sarsen_block::{Buffer, Io};
 use sarsen_wire::scsi::reservation as wire;
 use std::sync::Arc;
@@ -167,18 +167,18 @@ fn reservation_type(cdb: &Cdb) -> Result<Type, Sense> {
 fn change(task: &Task<'_>, action: Action, aborts: bool) -> Io<Completion> {
     let unit = Arc::clone(task.unit);
     let nexus = task.nexus.name.clone();
-    task.unit.pending(async move {
+    task.unit.complete_after(async move {
         let answered = unit.modes().current().tasks.task_aborted_status;
         match unit.change_reservations(nexus, action).await {
             Ok(changed) if aborts => {
                 // SPC-4 5.12.11.2.6: the preempted nexuses no longer prevent medium removal.
                 for &nexus in &changed.preempted {
-                    unit.medium().set_removal(nexus, Removal::Allowed);
+                    unit.medium().set_removal(nexus, RemovalPrevention::Allowed);
                 }
                 // A copy writes without a task of this unit that could be waited for. Writes behind the gate end first;
                 // later ones see the reservation.
                 drop(unit.write_gate().write_arc().await);
-                let abort = Abort { nexuses: changed.preempted, answered };
+                let abort = AbortedTasks { nexuses: changed.preempted, answered };
                 Ok(Completion { abort: Some(Box::new(abort)), ..Completion::good() })
             }
             Ok(_) => Ok(Completion::good()),

@@ -116,8 +116,8 @@ pub(crate) fn write_same(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
         tagged.check_data_out(Extent { block_count: 1, ..extent }, &block)?;
     }
     let writer = Arc::clone(unit);
-    Ok(unit.pending(async move {
-        let _guard = writer.write_beside_others().await?;
+    Ok(unit.complete_after(async move {
+        let _guard = writer.lock_writes_shared().await?;
         let durability = writer.durability(false);
         match tagged {
             Some(tagged) => tagged.write_same(&block, durability).await?,
@@ -154,8 +154,8 @@ fn give_back(
     given_back: Deallocation,
 ) -> Io<Completion> {
     let writer = Arc::clone(unit);
-    unit.pending(async move {
-        let _guard = writer.write_beside_others().await?;
+    unit.complete_after(async move {
+        let _guard = writer.lock_writes_shared().await?;
         let store = writer.store();
         for &extent in extents.iter().filter(|extent| extent.block_count > 0) {
             match given_back {
@@ -258,7 +258,7 @@ pub(crate) fn get_lba_status(task: Task<'_>) -> Result<Io<Completion>, Sense> {
         .div_ceil(size_of::<report::LbaStatusDescriptor>())
         .clamp(1, MAXIMUM_LBA_STATUS_DESCRIPTORS);
     let store = unit.store().clone();
-    Ok(unit.pending(async move {
+    Ok(unit.complete_after(async move {
         let descriptors = lba_status(&*store, start, wanted).await?;
         let length = 4 + size_of_val(&*descriptors);
         let header = report::LbaStatusHeader {

@@ -91,7 +91,7 @@ impl Tagged {
     }
 
     /// Reads the command's blocks and checks them.
-    pub(crate) async fn check_medium(&self) -> Result<Completion, Sense> {
+    pub(crate) async fn verify_blocks(&self) -> Result<Completion, Sense> {
         for part in self.parts() {
             self.read(part).wait().await?;
         }

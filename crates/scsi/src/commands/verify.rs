@@ -106,20 +106,20 @@ pub(crate) fn verify(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
         let sent = Extent { block_count: data_out_blocks, ..transfer.extent };
         tagged.check_data_out(sent, &expected)?;
         let reader = Arc::clone(unit);
-        return Ok(unit.pending(async move {
+        return Ok(unit.complete_after(async move {
             let _guard = reader.guard_read().await?;
             match (check, tagged.is_transferred()) {
-                (ByteCheck::MediumOnly, _) => tagged.check_medium().await,
+                (ByteCheck::MediumOnly, _) => tagged.verify_blocks().await,
                 (_, true) => tagged.compare(&expected).await,
                 (_, false) => {
-                    tagged.check_medium().await?;
+                    tagged.verify_blocks().await?;
                     check_medium(&**reader.store(), transfer.extent, Some(&expected)).await
                 }
             }
         }));
     }
     let reader = Arc::clone(unit);
-    Ok(unit.pending(async move {
+    Ok(unit.complete_after(async move {
         let expected = (check != ByteCheck::MediumOnly).then_some(&*expected);
         let _guard = reader.guard_read().await?;
         check_medium(&**reader.store(), transfer.extent, expected).await
@@ -153,18 +153,18 @@ pub(crate) fn write_and_verify(mut task: Task<'_>) -> Result<Io<Completion>, Sen
     }
     // The verification reads the medium, so the write is durable first. No other write happens in between.
     let durability = unit.durability(true);
-    Ok(unit.pending(async move {
+    Ok(unit.complete_after(async move {
         if extent.block_count == 0 {
             return Ok(Completion::good());
         }
-        let _guard = writer.write_alone().await?;
+        let _guard = writer.lock_writes_exclusive().await?;
         let store = &**writer.store();
         let expected = (check == ByteCheck::EachBlock).then(|| Buffer::copy_of(&data));
         if let Some(tagged) = tagged.filter(Tagged::is_transferred) {
             tagged.write(extent, data, durability).wait().await?;
             return match expected {
                 Some(expected) => tagged.compare(&expected).await,
-                None => tagged.check_medium().await,
+                None => tagged.verify_blocks().await,
             };
         }
         store.write(extent, data, durability).wait().await?;
@@ -204,13 +204,13 @@ pub(crate) fn compare_and_write(mut task: Task<'_>) -> Result<Io<Completion>, Se
         tagged.check_data_out(extent, &data[half..])?;
     }
     let writer = Arc::clone(unit);
-    Ok(unit.pending(async move {
+    Ok(unit.complete_after(async move {
         if extent.block_count == 0 {
             return Ok(Completion::good());
         }
         let (expected, new) = data.split_at(half);
         // SBC-3 5.2: no other write happens between the comparison and the write.
-        let _guard = writer.write_alone().await?;
+        let _guard = writer.lock_writes_exclusive().await?;
         let new = Buffer::copy_of(new);
         let durability = || writer.durability(command.has(wire::FLAGS_FUA));
         if let Some(tagged) = tagged {

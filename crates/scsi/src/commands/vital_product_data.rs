@@ -11,7 +11,7 @@ use crate::self_test::EXTENDED_SELF_TEST_S;
 use crate::task::Task;
 use crate::thresholds;
 use crate::{DeviceType, LogicalUnit, ProtectionType, Sense};
-use sarsen_block::{BlockSize, Unmap};
+use sarsen_block::{BlockSize, UnmapSupport};
 use sarsen_wire::scsi::mode::{PAGE_ALL, SUBPAGE_ALL};
 use sarsen_wire::scsi::{inquiry as page, target_port_groups as ports};
 use zerocopy::IntoBytes;
@@ -108,7 +108,7 @@ const UNMAP_GRANULARITY_ALIGNMENT_VALID: u32 = 0x8000_0000;
 /// QEMU (7.2 and before) builds a map of allocated clusters from a reported granularity of 4 KiB to 16 MiB, and then
 /// asks for the status of a range that is aligned only to 512 bytes: with larger blocks it aborts. If the granularity
 /// is not reported, initiators use the physical block size instead, which READ CAPACITY (16) reports.
-fn reported_unmap_granularity(unit: &LogicalUnit, unmap: Unmap) -> Option<u32> {
+fn reported_unmap_granularity(unit: &LogicalUnit, unmap: UnmapSupport) -> Option<u32> {
     (unit.geometry().block_size == BlockSize::B512).then_some(unmap.granularity_blocks)
 }
 

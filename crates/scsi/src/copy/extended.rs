@@ -23,9 +23,9 @@ pub(crate) fn extended_copy(mut task: Task<'_>) -> Result<Io<Completion>, Sense>
         parameters.is_kept,
         opcode::SA_EXTENDED_COPY_LID1,
     )?;
-    running.ends_with(&task);
+    running.abort_with(&task);
     let requester = Requester::of(&task);
-    Ok(unit.pending(async move {
+    Ok(unit.complete_after(async move {
         let result = carry_out(&parameters, &requester, &running).await;
         running.answer(result)
     }))
@@ -46,6 +46,6 @@ async fn carry_out(
 }
 
 pub(crate) fn extended_copy_data_out(cdb: &Cdb, _unit: &LogicalUnit) -> Result<usize, Sense> {
-    let length = cdb.view::<wire::ShortListId>().length.get() as usize;
+    let length = cdb.view::<wire::Lid1Cdb>().length.get() as usize;
     if length <= MAXIMUM_LENGTH { Ok(length) } else { Err(Sense::parameter_list_length_error()) }
 }

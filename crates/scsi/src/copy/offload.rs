@@ -2,9 +2,9 @@
 //! creates a token for the current data of some blocks. The second writes the data that a token represents.
 
 use super::operation::{ListId, Running};
-use super::reach::{Barrier, Reached, Requester};
+use super::reach::{AccessDenial, Reached, Requester};
 use super::token::{TokenParameters, Use};
-use super::transfer::{Failure, Fault, Source, Supervisor, Transfer, clear_all};
+use super::transfer::{Failure, Fault, PieceChecks, Source, Transfer, clear_all};
 use super::{MAXIMUM_INACTIVITY_S, MAXIMUM_RANGES, MAXIMUM_TOKEN_BYTES};
 use crate::task::Task;
 use crate::{AdditionalSense, Cdb, Completion, LogicalUnit, Sense};
@@ -130,7 +130,7 @@ pub(crate) fn populate_token(mut task: Task<'_>) -> Result<Io<Completion>, Sense
     let Requester { array, initiator, .. } = Requester::of(&task);
     let parameters = TokenParameters { unit: unit.clone(), extents, initiator, inactivity_s };
     // IMMED has no effect, since the command waits only for the writes in progress.
-    Ok(unit.pending(async move {
+    Ok(unit.complete_after(async move {
         let result = async {
             let unit = parameters.unit.clone();
             let block_count: u64 = parameters.extents.iter().map(|extent| extent.block_count).sum();
@@ -138,7 +138,7 @@ pub(crate) fn populate_token(mut task: Task<'_>) -> Result<Io<Completion>, Sense
                 return Ok(());
             }
             // The token is created after all earlier writes have ended. Later writes revoke it.
-            let _alone = unit.write_alone().await?;
+            let _alone = unit.lock_writes_exclusive().await?;
             let token = array.tokens().create(&array, parameters)?;
             unit.watch().add(token.clone());
             running.give_token(token.to_wire());
@@ -191,8 +191,8 @@ pub(crate) fn write_using_token(mut task: Task<'_>) -> Result<Io<Completion>, Se
     }
     let writing = Writing { destination: requester.this_unit(), ranges, token, offset };
     if header.flags & wire::TOKEN_IMMED == 0 {
-        running.ends_with(&task);
-        return Ok(unit.pending(async move {
+        running.abort_with(&task);
+        return Ok(unit.complete_after(async move {
             let result = writing.carry_out(&requester, &running).await;
             running.answer(result)
         }));
@@ -243,9 +243,9 @@ fn total_bytes(extents: &[Extent], block_size: BlockSize) -> u64 {
 
 impl Writing {
     async fn carry_out(&self, requester: &Requester, running: &Running) -> Result<(), Sense> {
-        let supervisor = Supervisor {
+        let supervisor = PieceChecks {
             operation: running,
-            pieces: requester.array.pieces(),
+            pieces: requester.array.copy_permits(),
             source: None,
             token: self.token.as_ref(),
             destination: &self.destination,
@@ -281,14 +281,14 @@ impl Writing {
 fn sense(failure: &Failure) -> Sense {
     let aborted = |additional| Sense::copy_aborted(additional, 0, None);
     match failure {
-        Failure::Token(sense) | Failure::Destination(Fault::Barrier(Barrier::State(sense))) => {
-            *sense
-        }
+        Failure::Token(sense)
+        | Failure::Destination(Fault::Barrier(AccessDenial::State(sense))) => *sense,
         Failure::Destination(Fault::Block(error)) => error.into(),
-        Failure::Destination(Fault::Barrier(Barrier::Unreachable)) => {
+        Failure::Destination(Fault::Barrier(AccessDenial::Unreachable)) => {
             aborted(AdditionalSense::COPY_TARGET_DEVICE_NOT_REACHABLE)
         }
-        Failure::Source(_) | Failure::Destination(Fault::Barrier(Barrier::ReservationConflict)) => {
+        Failure::Source(_)
+        | Failure::Destination(Fault::Barrier(AccessDenial::ReservationConflict)) => {
             aborted(AdditionalSense::THIRD_PARTY_DEVICE_FAILURE)
         }
         Failure::Aborted => aborted(AdditionalSense::NONE),

@@ -128,7 +128,7 @@ impl Running {
     }
 
     /// Makes an abort of the command end the operation before its next piece.
-    pub(super) fn ends_with(&self, task: &Task<'_>) {
+    pub(super) fn abort_with(&self, task: &Task<'_>) {
         task.unit.long_commands().add(task.nexus.id, task.name, self.0.clone());
     }
 

@@ -8,7 +8,7 @@ use crate::flags::Flags;
 use crate::refusal::Refusal;
 use crate::target::{Initiator, Nexus, admit_access};
 use crate::task::Task;
-use crate::{Access, Array, LogicalUnit, Sense};
+use crate::{AllowedStates, Array, LogicalUnit, Sense};
 use std::sync::{Arc, Weak};
 
 /// The initiator that requested a copy, with its nexus and unit.
@@ -54,7 +54,7 @@ impl Requester {
             let mut units = attached.values().filter(|one| one.unit.pass_through().is_none());
             let Some(attachment) = units.find(|one| is_named(&one.unit)) else { continue };
             let reached = Reached { unit: attachment.unit.clone(), nexus: Arc::downgrade(&nexus) };
-            if admit_access(flags, Access::Active, attachment, &nexus).is_ok() {
+            if admit_access(flags, AllowedStates::Active, attachment, &nexus).is_ok() {
                 return Some(reached);
             }
             found.get_or_insert(reached);
@@ -72,7 +72,7 @@ pub(super) struct Reached {
 
 /// The reason why a unit cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Barrier {
+pub(super) enum AccessDenial {
     /// The nexus was lost, or it no longer shows the unit.
     Unreachable,
     /// Another nexus has reserved the unit.
@@ -83,14 +83,16 @@ pub(super) enum Barrier {
 
 impl Reached {
     /// Checks whether the unit would now admit a command with these flags.
-    pub(super) fn admit(&self, flags: Flags) -> Result<(), Barrier> {
-        let nexus = self.nexus.upgrade().ok_or(Barrier::Unreachable)?;
+    pub(super) fn admit(&self, flags: Flags) -> Result<(), AccessDenial> {
+        let nexus = self.nexus.upgrade().ok_or(AccessDenial::Unreachable)?;
         let attached = nexus.attached();
         let attachment = attached.values().find(|one| Arc::ptr_eq(&one.unit, &self.unit));
-        let attachment = attachment.ok_or(Barrier::Unreachable)?;
-        admit_access(flags, Access::Active, attachment, &nexus).map_err(|refusal| match refusal {
-            Refusal::Sense(sense) => Barrier::State(sense),
-            Refusal::ReservationConflict => Barrier::ReservationConflict,
+        let attachment = attachment.ok_or(AccessDenial::Unreachable)?;
+        admit_access(flags, AllowedStates::Active, attachment, &nexus).map_err(|refusal| {
+            match refusal {
+                Refusal::Sense(sense) => AccessDenial::State(sense),
+                Refusal::ReservationConflict => AccessDenial::ReservationConflict,
+            }
         })
     }
 }

@@ -10,7 +10,7 @@ use super::{
 use crate::task::{Task, parameter_data};
 use crate::{Completion, Sense};
 use sarsen_block::{BlockSize, Io};
-use sarsen_wire::scsi::copy::{self as wire, LongListId, ShortListId};
+use sarsen_wire::scsi::copy::{self as wire, Lid1Cdb, Lid4Cdb};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
@@ -24,13 +24,13 @@ fn find(task: &Task<'_>, id: ListId) -> Result<Arc<Operation>, Sense> {
 }
 
 fn find_short(task: &Task<'_>) -> Result<(Arc<Operation>, usize), Sense> {
-    let fields = task.cdb.view::<ShortListId>();
+    let fields = task.cdb.view::<Lid1Cdb>();
     let operation = find(task, ListId::Short(fields.list_identifier))?;
     Ok((operation, fields.length.get() as usize))
 }
 
 fn find_long(task: &Task<'_>) -> Result<(Arc<Operation>, usize), Sense> {
-    let fields = task.cdb.view::<LongListId>();
+    let fields = task.cdb.view::<Lid4Cdb>();
     let operation = find(task, ListId::Long(fields.list_identifier.get()))?;
     Ok((operation, fields.length.get() as usize))
 }
@@ -47,8 +47,8 @@ pub(crate) fn copy_status_lid1(task: Task<'_>) -> Result<Io<Completion>, Sense> 
         Ok(bytes) => (wire::UNITS_BYTES, bytes),
         Err(_) => (wire::UNITS_MEBIBYTES, (bytes >> 20) as u32),
     };
-    let status = wire::ShortStatus {
-        available_data: available_data(size_of::<wire::ShortStatus>()).into(),
+    let status = wire::CopyStatusLid1 {
+        available_data: available_data(size_of::<wire::CopyStatusLid1>()).into(),
         status: match operation.phase() {
             Phase::Foreground | Phase::Background => wire::STATUS_IN_PROGRESS,
             Phase::Completed => wire::STATUS_COMPLETED,
@@ -98,7 +98,7 @@ fn sense_bytes(task: &Task<'_>, sense: Sense) -> Vec<u8> {
 }
 
 pub(crate) fn operating_parameters(task: Task<'_>) -> Result<Io<Completion>, Sense> {
-    let allocation_length = task.cdb.view::<ShortListId>().length.get() as usize;
+    let allocation_length = task.cdb.view::<Lid1Cdb>().length.get() as usize;
     let length = size_of::<wire::OperatingParameters>() + DESCRIPTOR_TYPES.len();
     let header = wire::OperatingParameters {
         available_data: available_data(length).into(),
@@ -137,8 +137,8 @@ fn long_status(
         Phase::Failed(sense) => sense_bytes(task, sense),
         _ => Vec::new(),
     };
-    let length = size_of::<wire::LongStatus>() + sense.len() + more_bytes;
-    let header = wire::LongStatus {
+    let length = size_of::<wire::CopyStatusLid4>() + sense.len() + more_bytes;
+    let header = wire::CopyStatusLid4 {
         available_data: available_data(length).into(),
         service_action: operation.service_action,
         status: match phase {
@@ -190,7 +190,7 @@ pub(crate) fn rod_token_information(task: Task<'_>) -> Result<Io<Completion>, Se
 
 /// Reports to an initiator the tokens that it created.
 pub(crate) fn report_all_rod_tokens(task: Task<'_>) -> Result<Io<Completion>, Sense> {
-    let allocation_length = task.cdb.view::<LongListId>().length.get() as usize;
+    let allocation_length = task.cdb.view::<Lid4Cdb>().length.get() as usize;
     let tokens = task.nexus.device.array().tokens().of(&task.nexus.initiator());
     let length = size_of::<wire::TokenListHeader>() + size_of_val(&*tokens);
     let header =

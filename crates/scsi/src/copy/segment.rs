@@ -3,8 +3,8 @@
 use super::MAXIMUM_SEGMENT_BYTES;
 use super::operation::Operation;
 use super::parameters::{Cscd, Parameters, Segment, SegmentOperation};
-use super::reach::{Barrier, Reached, Requester};
-use super::transfer::{Failure, Fault, Source, Supervisor, Transfer, begins_within};
+use super::reach::{AccessDenial, Reached, Requester};
+use super::transfer::{Failure, Fault, PieceChecks, Source, Transfer, begins_within};
 use crate::designators::unit_designators;
 use crate::flags::Flags;
 use crate::{AdditionalSense, LogicalUnit};
@@ -46,12 +46,11 @@ impl SegmentUnit<'_> {
 
     fn trouble(&self, fault: &Fault) -> SegmentError {
         let additional = match fault {
-            Fault::Barrier(Barrier::Unreachable) => {
+            Fault::Barrier(AccessDenial::Unreachable) => {
                 AdditionalSense::COPY_TARGET_DEVICE_NOT_REACHABLE
             }
-            Fault::Barrier(Barrier::ReservationConflict | Barrier::State(_)) | Fault::Block(_) => {
-                AdditionalSense::THIRD_PARTY_DEVICE_FAILURE
-            }
+            Fault::Barrier(AccessDenial::ReservationConflict | AccessDenial::State(_))
+            | Fault::Block(_) => AdditionalSense::THIRD_PARTY_DEVICE_FAILURE,
         };
         SegmentError { additional, byte: self.cscd.map(|cscd| cscd.offset) }
     }
@@ -200,9 +199,9 @@ impl<'a> Context<'a> {
         destination: &SegmentUnit<'_>,
         span: Span,
     ) -> Result<(), SegmentError> {
-        let supervisor = Supervisor {
+        let supervisor = PieceChecks {
             operation: self.operation,
-            pieces: self.requester.array.pieces(),
+            pieces: self.requester.array.copy_permits(),
             source: Some(&source.reached),
             token: None,
             destination: &destination.reached,

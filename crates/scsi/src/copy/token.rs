@@ -82,7 +82,7 @@ impl Token {
     }
 
     /// Ends the token if it was idle for too long. A clock that jumps back extends its life.
-    pub(super) fn expire(&self) {
+    pub(super) fn expire_if_idle(&self) {
         let Some(array) = self.array.upgrade() else { return self.end_as(TokenEnd::Cancelled) };
         let idle = array.host().unix_time_ms().saturating_sub(self.used_at.load(Ordering::Relaxed));
         if idle > self.inactivity_ms && self.users.load(Ordering::Relaxed) == 0 {
@@ -159,7 +159,7 @@ impl Tokens {
         parameters: TokenParameters,
     ) -> Result<Arc<Token>, Sense> {
         let mut tokens = self.tokens();
-        tokens.iter().for_each(|token| token.expire());
+        tokens.iter().for_each(|token| token.expire_if_idle());
         if tokens.len() >= TOKENS {
             tokens.retain(|token| token.is_live());
         }
@@ -212,7 +212,7 @@ impl Tokens {
         if !is_equal(token.bytes.as_bytes(), sent.as_bytes()) {
             return Err(refused(AdditionalSense::INVALID_TOKEN_OPERATION_TOKEN_CORRUPT));
         }
-        token.expire();
+        token.expire_if_idle();
         token.check()?;
         let Some(unit) = token.unit.upgrade() else {
             token.end_as(TokenEnd::Cancelled);
@@ -225,7 +225,7 @@ impl Tokens {
     /// Returns the management data of an initiator's live tokens, which is not sufficient to use them.
     pub(super) fn of(&self, initiator: &Initiator) -> Vec<RodManagementToken> {
         let tokens = self.tokens();
-        tokens.iter().for_each(|token| token.expire());
+        tokens.iter().for_each(|token| token.expire_if_idle());
         tokens
             .iter()
             .filter(|token| token.is_live() && token.initiator == *initiator)

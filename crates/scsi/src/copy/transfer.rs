@@ -6,7 +6,7 @@
 //! request.
 
 use super::operation::Operation;
-use super::reach::{Barrier, Reached};
+use super::reach::{AccessDenial, Reached};
 use super::token::Use;
 use crate::flags::Flags;
 use crate::{LogicalUnit, Sense};
@@ -38,7 +38,7 @@ pub(super) enum Failure {
 #[derive(Debug)]
 pub(super) enum Fault {
     /// The unit may not be used now.
-    Barrier(Barrier),
+    Barrier(AccessDenial),
     /// The store returned an error.
     Block(BlockError),
 }
@@ -52,12 +52,12 @@ impl From<BlockError> for Fault {
 /// Converts the sense data of a unit's gate.
 impl From<Sense> for Fault {
     fn from(sense: Sense) -> Self {
-        Self::Barrier(Barrier::State(sense))
+        Self::Barrier(AccessDenial::State(sense))
     }
 }
 
 /// The checks between pieces.
-pub(super) struct Supervisor<'a> {
+pub(super) struct PieceChecks<'a> {
     pub(super) operation: &'a Operation,
     /// The limit of pieces that all copies of the array hold in memory.
     pub(super) pieces: &'a Semaphore,
@@ -68,7 +68,7 @@ pub(super) struct Supervisor<'a> {
     pub(super) destination: &'a Reached,
 }
 
-impl Supervisor<'_> {
+impl PieceChecks<'_> {
     pub(super) fn before_piece(&self) -> Result<(), Failure> {
         if self.operation.is_aborted() {
             return Err(Failure::Aborted);
@@ -78,8 +78,8 @@ impl Supervisor<'_> {
             source.admit(Flags::READ_COMMAND).map_err(barred)?;
         }
         if let Some(token) = self.token {
-            token.unit.medium().check().map_err(|sense| barred(Barrier::State(sense)))?;
-            token.unit.condition().check().map_err(|sense| barred(Barrier::State(sense)))?;
+            token.unit.medium().check().map_err(|sense| barred(AccessDenial::State(sense)))?;
+            token.unit.condition().check().map_err(|sense| barred(AccessDenial::State(sense)))?;
         }
         let barred = |barrier| Failure::Destination(Fault::Barrier(barrier));
         self.destination.admit(Flags::WRITE_COMMAND).map_err(barred)
@@ -180,7 +180,7 @@ pub(super) struct Transfer<'a> {
 }
 
 impl Transfer<'_> {
-    pub(super) async fn run(&self, supervisor: &Supervisor<'_>) -> Result<(), Failure> {
+    pub(super) async fn run(&self, supervisor: &PieceChecks<'_>) -> Result<(), Failure> {
         let mut done = 0;
         while done < self.byte_count {
             let _room = supervisor.pieces.acquire().await;
@@ -193,7 +193,7 @@ impl Transfer<'_> {
     }
 
     /// Copies from the end to the start, for a destination that begins within its source.
-    pub(super) async fn run_backward(&self, supervisor: &Supervisor<'_>) -> Result<(), Failure> {
+    pub(super) async fn run_backward(&self, supervisor: &PieceChecks<'_>) -> Result<(), Failure> {
         let block = self.destination.byte_count(1) as u64;
         let mut end = self.byte_count;
         while end > 0 {
@@ -223,7 +223,7 @@ impl Transfer<'_> {
         &self,
         offset: u64,
         length: u64,
-        supervisor: &Supervisor<'_>,
+        supervisor: &PieceChecks<'_>,
     ) -> Result<Data, Failure> {
         let data = self.source.read(self.source_offset + offset, length).await;
         let data = data.map_err(Failure::Source)?;
@@ -232,7 +232,7 @@ impl Transfer<'_> {
     }
 
     /// Copies one piece from byte `done` of the transfer. Returns its length.
-    async fn forward(&self, done: u64, supervisor: &Supervisor<'_>) -> Result<u64, Failure> {
+    async fn forward(&self, done: u64, supervisor: &PieceChecks<'_>) -> Result<u64, Failure> {
         let failed = Failure::Destination;
         let destination = supervisor.destination;
         let block = self.destination.byte_count(1) as u64;
@@ -286,7 +286,7 @@ async fn write(destination: &Reached, offset: u64, data: Data) -> Result<(), Fau
         data => Some(data.into_buffer()),
     };
     unit.thresholds().note(extent.block_count);
-    let _guard = unit.write_beside_others().await?;
+    let _guard = unit.lock_writes_shared().await?;
     admit_behind_gate(destination)?;
     let durability = unit.durability(false);
     match data {
@@ -300,7 +300,7 @@ async fn write(destination: &Reached, offset: u64, data: Data) -> Result<(), Fau
 async fn clear(destination: &Reached, offset: u64, length: u64) -> Result<(), Fault> {
     let unit = &*destination.unit;
     let extent = blocks(unit, offset, length);
-    let _guard = unit.write_beside_others().await?;
+    let _guard = unit.lock_writes_shared().await?;
     admit_behind_gate(destination)?;
     let durability = unit.durability(false);
     if unit.characteristics().unmap.is_none() {
@@ -318,7 +318,7 @@ async fn clear(destination: &Reached, offset: u64, length: u64) -> Result<(), Fa
 pub(super) async fn clear_all(
     unit: &LogicalUnit,
     extent: Extent,
-    supervisor: &Supervisor<'_>,
+    supervisor: &PieceChecks<'_>,
 ) -> Result<(), Failure> {
     let block_size = unit.geometry().block_size;
     let (start, byte_count) = (extent.byte_offset(block_size), extent.byte_count(block_size));
@@ -340,7 +340,7 @@ async fn patch(destination: &Reached, offset: u64, data: Data) -> Result<(), Fau
     let block = unit.byte_count(1) as u64;
     let within = (offset % block) as usize;
     let extent = blocks(unit, offset - within as u64, block);
-    let _guard = unit.write_alone().await?;
+    let _guard = unit.lock_writes_exclusive().await?;
     admit_behind_gate(destination)?;
     let mut whole = unit.store().read(extent).wait().await?.into_buffer();
     data.copy_out(0, &mut whole[within..within + data.len()]);

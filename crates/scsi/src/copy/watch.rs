@@ -35,7 +35,7 @@ impl Watch {
     fn revoke(&self, extent: Extent) {
         let mut tokens = self.tokens();
         tokens.retain(|token| {
-            token.expire();
+            token.expire_if_idle();
             if token.stands_for(extent) {
                 token.revoke();
             }

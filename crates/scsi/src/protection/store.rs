@@ -1,6 +1,6 @@
 //! A store that checks and generates the protection information of plain blocks.
 
-use super::{Checks, Expected, Generation, Inspection, ProtectionType, protected_bytes};
+use super::{Checks, Expected, Inspection, ProtectionGenerator, ProtectionType, protected_bytes};
 use sarsen_block::{
     BlockError, Buffer, Characteristics, Data, Durability, Extent, Geometry, Io, PROTECTION_BYTES,
     Reply, Request, Store,
@@ -142,7 +142,7 @@ impl Protected {
             return Io::Ready(Err(BlockError::OutOfRange { extent, block_count }));
         }
         let application_tag_owned = self.is_application_tag_owned();
-        let generation = Generation { protection_type, application_tag_owned };
+        let generation = ProtectionGenerator { protection_type, application_tag_owned };
         let (size, step) = (geometry.block_size.bytes(), protected_bytes(geometry.block_size));
         let mut blocks = Buffer::for_overwrite(extent.block_count as usize * step);
         let each = blocks.chunks_exact_mut(step).zip(data.chunks_exact(size));

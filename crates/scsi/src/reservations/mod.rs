@@ -14,12 +14,14 @@ pub(crate) use self::state::{
     Action, NexusName, Permission, REGISTRATIONS_LIMIT, Register, Reservation, ReservationState,
     Type,
 };
-use self::state::{Change, Compatible};
+use self::state::{Change, Spc2Effect};
 use crate::attention::Attentions;
 use crate::flags::Flags;
 use crate::nexus_id::{NO_NEXUS, NexusId};
 use crate::refusal::Refusal;
-use crate::{AdditionalSense, LogicalUnit, MetadataStore, Record, Sense, SenseKey, UnitAttention};
+use crate::{
+    AdditionalSense, LogicalUnit, MetadataKind, MetadataStore, Sense, SenseKey, UnitAttention,
+};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -85,8 +87,10 @@ pub(crate) struct Changed {
 impl Reservations {
     /// Loads the saved reservations.
     pub(crate) fn load(metadata: Option<&Arc<dyn MetadataStore>>) -> io::Result<Self> {
-        let Some(bytes) =
-            metadata.map(|metadata| metadata.load(Record::Reservations)).transpose()?.flatten()
+        let Some(bytes) = metadata
+            .map(|metadata| metadata.load(MetadataKind::Reservations))
+            .transpose()?
+            .flatten()
         else {
             return Ok(Self::default());
         };
@@ -159,11 +163,11 @@ impl LogicalUnit {
             }
             inner.kept = true;
         }
-        if metadata.save(Record::Reservations, content).wait().await.is_err() {
+        if metadata.save(MetadataKind::Reservations, content).wait().await.is_err() {
             // The failed save may have replaced the record. A rejected change must not take effect at the next start.
             let content = record::encode(before);
             let was_kept = !content.is_empty();
-            if metadata.save(Record::Reservations, content).wait().await.is_ok() {
+            if metadata.save(MetadataKind::Reservations, content).wait().await.is_ok() {
                 self.reservations().inner().kept = was_kept;
             }
             let additional = AdditionalSense::INTERNAL_TARGET_FAILURE;
@@ -225,10 +229,10 @@ impl LogicalUnit {
         // A change in progress may add a registration.
         let Some(_turn) = self.reservations().turn.try_lock() else { return false };
         let mut inner = self.reservations().inner();
-        match inner.state.compatible(name) {
-            Compatible::WithoutEffect => true,
-            Compatible::Conflict => false,
-            Compatible::AsBefore => {
+        match inner.state.spc2_effect(name) {
+            Spc2Effect::WithoutEffect => true,
+            Spc2Effect::Conflict => false,
+            Spc2Effect::AsBefore => {
                 if inner.spc2_holder == NO_NEXUS {
                     inner.spc2_holder = nexus;
                     self.set_gates(&inner, &self.attached());
@@ -240,11 +244,11 @@ impl LogicalUnit {
 
     /// Executes SPC-2 RELEASE. Returns whether it succeeds. It has no effect for a nexus without a reservation.
     pub(crate) fn release(&self, nexus: NexusId, name: &NexusName) -> bool {
-        let compatible = self.reservations().inner().state.compatible(name);
-        if compatible == Compatible::AsBefore {
+        let compatible = self.reservations().inner().state.spc2_effect(name);
+        if compatible == Spc2Effect::AsBefore {
             self.end_spc2_reservation(Some(nexus));
         }
-        compatible != Compatible::Conflict
+        compatible != Spc2Effect::Conflict
     }
 
     /// Ends the SPC-2 reservation of the nexus `of`, or of any nexus.

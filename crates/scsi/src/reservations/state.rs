@@ -197,14 +197,14 @@ impl ReservationState {
     }
 
     /// Returns the effect of SPC-2 RESERVE and RELEASE (SPC-4 5.12.3).
-    pub(crate) fn compatible(&self, nexus: &NexusName) -> Compatible {
+    pub(crate) fn spc2_effect(&self, nexus: &NexusName) -> Spc2Effect {
         if self.registrations.is_empty() {
-            return Compatible::AsBefore;
+            return Spc2Effect::AsBefore;
         }
         if self.reservation.is_some() && self.permission(nexus) == Permission::All {
-            Compatible::WithoutEffect
+            Spc2Effect::WithoutEffect
         } else {
-            Compatible::Conflict
+            Spc2Effect::Conflict
         }
     }
 
@@ -296,9 +296,9 @@ impl ReservationState {
     }
 }
 
-/// The result of [`ReservationState::compatible`].
+/// The result of [`ReservationState::spc2_effect`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Compatible {
+pub(crate) enum Spc2Effect {
     /// The command works as in SPC-2.
     AsBefore,
     /// The command returns GOOD without effect.

@@ -4,7 +4,7 @@ mod nexus;
 
 pub use self::nexus::InitiatorPort;
 pub(crate) use self::nexus::{
-    Attachment, Attachments, Initiator, Nexus, admit_access, admit_state,
+    AttachedUnit, Attachments, Initiator, Nexus, admit_access, admit_state,
 };
 use crate::target_port_groups::TargetPortGroups;
 use crate::{Array, LogicalUnit, Lun, TargetPort, atomic};
@@ -71,7 +71,7 @@ impl TargetDevice {
         luns: Luns,
         ports: Vec<TargetPort>,
     ) -> Arc<Self> {
-        luns.values().for_each(|unit| atomic::settle(unit, array.host()));
+        luns.values().for_each(|unit| atomic::finish_interrupted(unit, array.host()));
         let state = TargetDeviceState { luns: Arc::new(luns), nexuses: Vec::new() };
         let device = Arc::new(Self {
             name,
@@ -108,14 +108,14 @@ impl TargetDevice {
     }
 
     /// Shows these units to new nexuses. Existing nexuses keep their units until [`Self::set_luns`].
-    pub fn withhold_from_new(&self, luns: Luns) {
+    pub fn set_luns_for_new(&self, luns: Luns) {
         self.state().luns = Arc::new(luns);
     }
 
     /// Replaces the units. Units that stay keep their reservations. Each nexus whose list changes gets a unit
     /// attention.
     pub fn set_luns(&self, luns: Luns) {
-        luns.values().for_each(|unit| atomic::settle(unit, self.array.host()));
+        luns.values().for_each(|unit| atomic::finish_interrupted(unit, self.array.host()));
         let mut state = self.state();
         let luns = Arc::new(luns);
         state.luns = luns.clone();

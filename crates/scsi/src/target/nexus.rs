@@ -14,7 +14,7 @@ use crate::refusal::Refusal;
 use crate::reservations::{NexusName, RequiredFlags};
 use crate::target_port_groups::TargetPortGroup;
 use crate::task_set::NexusTasks;
-use crate::{Access, LogicalUnit, Lun, Sense, UnitAttention};
+use crate::{AllowedStates, LogicalUnit, Lun, Sense, UnitAttention};
 
 /// The initiator side of a nexus.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -42,7 +42,7 @@ pub(crate) struct Initiator {
 
 /// A logical unit as one nexus sees it.
 #[derive(Clone)]
-pub(crate) struct Attachment {
+pub(crate) struct AttachedUnit {
     pub(crate) unit: Arc<LogicalUnit>,
     pub(crate) attentions: Arc<Attentions>,
     pub(crate) gate: Arc<RequiredFlags>,
@@ -51,7 +51,7 @@ pub(crate) struct Attachment {
     pub(crate) read_only: bool,
 }
 
-impl Attachment {
+impl AttachedUnit {
     /// Checks whether this initiator may execute commands with these flags.
     pub(crate) fn check_writable(&self, flags: Flags) -> Result<(), Sense> {
         if self.read_only && flags.contains(Flags::WRITES) {
@@ -62,7 +62,7 @@ impl Attachment {
     }
 }
 
-pub(crate) type Attachments = BTreeMap<Lun, Attachment>;
+pub(crate) type Attachments = BTreeMap<Lun, AttachedUnit>;
 
 /// The state that all handles of one nexus share. The nexus ends with its last handle.
 pub(crate) struct Nexus {
@@ -143,7 +143,7 @@ impl Nexus {
 
     pub(crate) fn listen(&self, listener: Listener) {
         let listener = self.listener.get_or_init(|| listener);
-        for (&lun, Attachment { attentions, .. }) in self.attachments().iter() {
+        for (&lun, AttachedUnit { attentions, .. }) in self.attachments().iter() {
             attentions.listen(lun, listener);
         }
     }
@@ -173,12 +173,12 @@ impl Nexus {
         let old = std::mem::take(&mut *attachments);
         let kept = |unit: &Arc<LogicalUnit>| {
             let old = old.values().find(|attachment| Arc::ptr_eq(&attachment.unit, unit))?;
-            Some(Attachment { read_only, ..old.clone() })
+            Some(AttachedUnit { read_only, ..old.clone() })
         };
         let attach = |unit: &Arc<LogicalUnit>| {
             let (attentions, gate) = unit.attach(self.id, &self.name);
             let tally = unit.tasks().join(self.id);
-            Attachment { unit: unit.clone(), attentions, gate, tally, read_only }
+            AttachedUnit { unit: unit.clone(), attentions, gate, tally, read_only }
         };
         *attachments = Arc::new(
             luns.iter()
@@ -186,11 +186,11 @@ impl Nexus {
                 .collect(),
         );
         if let Some(listener) = self.listener.get() {
-            for (&lun, Attachment { attentions, .. }) in attachments.iter() {
+            for (&lun, AttachedUnit { attentions, .. }) in attachments.iter() {
                 attentions.listen(lun, listener);
             }
         }
-        for Attachment { unit, .. } in old.values() {
+        for AttachedUnit { unit, .. } in old.values() {
             if !luns.values().any(|other| Arc::ptr_eq(unit, other)) {
                 unit.detach(self.id);
             }
@@ -205,7 +205,7 @@ impl Nexus {
     /// Returns each shown unit once.
     pub(crate) fn units(&self) -> Vec<Arc<LogicalUnit>> {
         let mut units: Vec<Arc<LogicalUnit>> = Vec::new();
-        for Attachment { unit, .. } in self.attached().values() {
+        for AttachedUnit { unit, .. } in self.attached().values() {
             if !units.iter().any(|other| Arc::ptr_eq(other, unit)) {
                 units.push(unit.clone());
             }
@@ -223,7 +223,7 @@ impl Nexus {
         attention: UnitAttention,
         is_reported: impl Fn(&Arc<LogicalUnit>) -> bool,
     ) {
-        for Attachment { unit, attentions, .. } in self.attachments().values() {
+        for AttachedUnit { unit, attentions, .. } in self.attachments().values() {
             if is_reported(unit) {
                 attentions.raise(attention);
             }
@@ -249,8 +249,8 @@ impl Drop for Nexus {
 /// write.
 pub(crate) fn admit_access(
     flags: Flags,
-    access: Access,
-    attachment: &Attachment,
+    access: AllowedStates,
+    attachment: &AttachedUnit,
     nexus: &Nexus,
 ) -> Result<(), Refusal> {
     let unit = &attachment.unit;

@@ -122,7 +122,7 @@ struct Before {
 
 impl Queue {
     /// Returns whether a SIMPLE command need not request a slot.
-    pub(super) fn is_open(&self) -> bool {
+    pub(super) fn allows_bypass(&self) -> bool {
         self.special_count == 0
             && self.waiting.is_empty()
             && self.faulted.is_empty()

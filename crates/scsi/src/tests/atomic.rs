@@ -2,7 +2,7 @@
 
 use super::power::{Disk, MACHINE_BLOCKS, Machine, OLD, Records, Trouble};
 use crate::testing::*;
-use crate::{LogicalUnit, Lun, MetadataStore, Parts, Record, Status};
+use crate::{LogicalUnit, Lun, MetadataKind, MetadataStore, Parts, Status};
 use proptest::prelude::*;
 use sarsen_block::BlockSize;
 use std::collections::BTreeMap;
@@ -116,7 +116,7 @@ fn sbc4_5_49_write_atomic_is_there_where_it_can_be_kept_and_the_limits_say_so() 
         if exists {
             assert_eq!(fixture.read(3, 4), [[0; 512], [NEW; 512], [NEW; 512], [0; 512]].concat());
         }
-        assert_eq!(fixture.metadata.load(Record::AtomicWrite).unwrap(), None);
+        assert_eq!(fixture.metadata.load(MetadataKind::AtomicWrite).unwrap(), None);
     }
 }
 

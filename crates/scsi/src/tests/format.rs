@@ -1,7 +1,7 @@
 //! FORMAT UNIT.
 
 use crate::testing::*;
-use crate::{Lun, MetadataStore, Record, Status};
+use crate::{Lun, MetadataKind, MetadataStore, Status};
 use sarsen_block::BlockSize;
 use std::sync::atomic::Ordering;
 
@@ -58,7 +58,7 @@ fn sbc3_5_3_every_block_is_zero_or_has_the_pattern() {
             let completion = fixture.run(&cdb_bytes, &list);
             assert_eq!(completion.status, Status::Good, "{list:x?}: {completion:?}");
             assert!(is_filled_with(&mut fixture, &expected), "{list:x?}");
-            assert_eq!(fixture.metadata.load(Record::Operation).unwrap(), None);
+            assert_eq!(fixture.metadata.load(MetadataKind::Operation).unwrap(), None);
             assert_eq!(fixture.store.flushes.load(Ordering::Relaxed), 1);
         }
     }

@@ -94,7 +94,7 @@ fn a_unit_does_not_respond_while_a_command_stalls() {
     let mut fixture = Fixture::new();
     let unit = fixture.nexus.logical_unit(Lun(0)).expect("a unit");
     let slow = stuck(&mut fixture, write_of(0, 1));
-    let stalls = [slow.stall(), slow.stall()];
+    let stalls = [slow.report_stall(), slow.report_stall()];
     assert!(stalls.iter().all(Option::is_some) && !unit.responds());
     assert_eq!(fixture.run(&TEST_UNIT_READY, &[]).status, Status::Good, "it may only be slow");
     drop(stalls);

@@ -192,7 +192,7 @@ fn is_unreachable(completion: &Completion) -> bool {
 fn withheld_unit_stays_for_present_nexuses_only() {
     let (mut fixture, second) = with_two();
     let first = BTreeMap::from([(Lun(0), fixture.unit.clone())]);
-    fixture.device.withhold_from_new(first.clone());
+    fixture.device.set_luns_for_new(first.clone());
     let mut late = show(&fixture.device, "late", LunView::default());
     assert!(late.logical_unit(Lun(1)).is_none());
     assert!(fixture.nexus.logical_unit(Lun(1)).is_some());

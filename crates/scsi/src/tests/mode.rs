@@ -1,7 +1,7 @@
 //! MODE SENSE and MODE SELECT: the content of each page, the changeable bits, and saving.
 
 use crate::testing::*;
-use crate::{Identity, LogicalUnit, Lun, NexusHandle, Parts, Record, Status};
+use crate::{Identity, LogicalUnit, Lun, MetadataKind, NexusHandle, Parts, Status};
 use proptest::prelude::*;
 use sarsen_block::BlockSize;
 use std::io;
@@ -213,7 +213,7 @@ fn a_damaged_record_of_mode_pages_keeps_the_unit_from_starting() {
 
 fn unit_with_saved_mode_pages(record: &[u8]) -> io::Result<Arc<LogicalUnit>> {
     let metadata = TestMetadataStore::default();
-    metadata.records.lock().unwrap().insert(Record::ModePages, record.to_vec());
+    metadata.records.lock().unwrap().insert(MetadataKind::ModePages, record.to_vec());
     let store = Arc::new(TestStore::new(BlockSize::B512));
     let parts = Parts::disk(Identity::new("data", "scope"), store);
     LogicalUnit::of_parts(Parts { metadata: Some(Arc::new(metadata)), ..parts })

@@ -809,7 +809,7 @@ fn unreadable_record_fails_creation_of_unit() {
     for record in
         [&b"junk"[..], &[0; 16], &[0, 0, 0, 9, 0, 0, 0, 0, 255, 255, 255, 255, 0, 0, 0, 0]]
     {
-        metadata.records.lock().unwrap().insert(crate::Record::Reservations, record.to_vec());
+        metadata.records.lock().unwrap().insert(crate::MetadataKind::Reservations, record.to_vec());
         let store = Arc::new(TestStore::new(BlockSize::B512));
         let mut parts = Parts::disk(crate::Identity::new("data", "scope"), store);
         parts.metadata = Some(metadata.clone());

@@ -1,9 +1,9 @@
 //! A disk that can lose its power, or fail, at any step.
 
-use crate::{MetadataStore, Record};
+use crate::{MetadataKind, MetadataStore};
 use sarsen_block::{
     BlockError, BlockSize, Buffer, Characteristics, Data, Direction, Durability, Extent, Geometry,
-    Io, Reply, Request, Store, Unmap,
+    Io, Reply, Request, Store, UnmapSupport,
 };
 use std::collections::BTreeMap;
 use std::io;
@@ -125,7 +125,7 @@ impl Store for Disk {
         Characteristics {
             volatile_cache: true,
             read_only: false,
-            unmap: Some(Unmap { granularity_blocks: 1, anchors: false, tells_space: false }),
+            unmap: Some(UnmapSupport { granularity_blocks: 1, anchors: false, tells_space: false }),
             physical_block_exponent: 0,
             protection: false,
             is_lasting: true,
@@ -181,13 +181,13 @@ impl Store for Disk {
 }
 
 impl MetadataStore for Records {
-    fn load(&self, record: Record) -> io::Result<Option<Vec<u8>>> {
+    fn load(&self, record: MetadataKind) -> io::Result<Option<Vec<u8>>> {
         let machine = self.0.lock().unwrap();
-        Ok(machine.record.clone().filter(|_| record == Record::AtomicWrite))
+        Ok(machine.record.clone().filter(|_| record == MetadataKind::AtomicWrite))
     }
 
-    fn save(&self, record: Record, content: Vec<u8>) -> Io<io::Result<()>> {
-        assert_eq!(record, Record::AtomicWrite);
+    fn save(&self, record: MetadataKind, content: Vec<u8>) -> Io<io::Result<()>> {
+        assert_eq!(record, MetadataKind::AtomicWrite);
         let mut machine = self.0.lock().unwrap();
         let content = (!content.is_empty()).then_some(content);
         match machine.step() {

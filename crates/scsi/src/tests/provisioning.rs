@@ -98,7 +98,8 @@ fn sbc3_4_7_4_4_anchored_blocks_read_as_zero_and_keep_their_room() {
 #[test]
 fn sbc3_6_6_5_a_store_that_cannot_keep_room_refuses_anchors() {
     let mut store = TestStore::new(BlockSize::B512);
-    let unmap = sarsen_block::Unmap { granularity_blocks: 1, anchors: false, tells_space: false };
+    let unmap =
+        sarsen_block::UnmapSupport { granularity_blocks: 1, anchors: false, tells_space: false };
     store.characteristics.unmap = Some(unmap);
     let mut fixture = Fixture::over(store);
     assert_eq!(additional(&fixture.run(&[0x42, 1, 0, 0, 0, 0, 0, 0, 8, 0], &[])), Some(0x2400));

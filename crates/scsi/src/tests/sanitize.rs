@@ -1,7 +1,7 @@
 //! SANITIZE: its effect on the blocks, and on commands during and after it.
 
 use crate::testing::*;
-use crate::{Completion, Lun, MetadataStore, Record, Status};
+use crate::{Completion, Lun, MetadataKind, MetadataStore, Status};
 use sarsen_block::{BlockSize, Io};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -65,7 +65,7 @@ fn sbc3_5_24_2_2_overwrite_repeats_its_pattern_in_every_block() {
         assert!(read_all(&mut fixture).chunks(512).all(|found| found == block), "{flags:02x}");
         // Each pass was made durable, and no record is left.
         assert_eq!(fixture.store.flushes.load(Ordering::Relaxed), usize::from(flags & 0x1f));
-        assert_eq!(fixture.metadata.load(Record::Operation).unwrap(), None);
+        assert_eq!(fixture.metadata.load(MetadataKind::Operation).unwrap(), None);
     }
 }
 
@@ -156,7 +156,7 @@ fn sbc3_4_11_3_sanitize_reports_progress_and_refuses_other_commands() {
     let mut work = fixture.host.take_work().unwrap();
     assert!(poll(&mut work).is_none());
     assert_eq!(block_on(answer).status, Status::Good);
-    assert!(fixture.metadata.load(Record::Operation).unwrap().is_some());
+    assert!(fixture.metadata.load(MetadataKind::Operation).unwrap().is_some());
     let mut log_decisions = Vec::new();
     loop {
         let ready = fixture.run(&TEST_UNIT_READY, &[]);

@@ -1,7 +1,7 @@
 //! SANITIZE's CRYPTOGRAPHIC ERASE on a unit with encrypted blocks.
 
 use crate::testing::*;
-use crate::{Completion, Lun, MetadataStore, Record, Status};
+use crate::{Completion, Lun, MetadataKind, MetadataStore, Status};
 use sarsen_block::layers::{EncryptedStore, KEY_BYTES, Key, KeyStore};
 use sarsen_block::{BlockSize, Extent, Io, Store};
 use std::sync::Arc;
@@ -103,7 +103,7 @@ fn sbc3_5_24_2_4_the_key_is_another_one_and_all_reads_as_zeroes() {
     assert_eq!(fixture.read(0, 4), [0; 2048]);
     assert_eq!(bytes(fixture.run(&[0x28, 0, 0, 0, high, low, 0, 0, 1, 0], &[])), [0; 512]);
     assert_eq!(below(&fixture, 3), [0; 512], "it was given back");
-    assert_eq!(fixture.metadata.load(Record::Operation).unwrap(), None);
+    assert_eq!(fixture.metadata.load(MetadataKind::Operation).unwrap(), None);
     // An earlier copy of the encrypted blocks is useless.
     let raw = sarsen_block::Buffer::copy_of(&stored);
     let store: &dyn Store = &*fixture.store;
@@ -172,7 +172,7 @@ fn sbc3_4_11_4_a_key_that_is_not_kept_fails_it_until_another_one_is() {
     keys.is_broken.store(true, Ordering::Relaxed);
     assert_eq!(additional(&fixture.run(&with(AUSE), &[])), Some(SANITIZE_FAILED));
     assert_eq!(additional(&fixture.run(&TEST_UNIT_READY, &[])), Some(SANITIZE_FAILED));
-    assert!(fixture.metadata.load(Record::Operation).unwrap().is_some());
+    assert!(fixture.metadata.load(MetadataKind::Operation).unwrap().is_some());
     // The failure ended without another sanitize operation: nothing is read or written with an uncertain key.
     assert_eq!(fixture.run(&EXIT_FAILURE_MODE, &[]).status, Status::Good);
     assert_eq!(fixture.run(&TEST_UNIT_READY, &[]).status, Status::Good);

@@ -3,7 +3,7 @@
 use crate::command_table::{Row, TABLE};
 use crate::testing::*;
 use crate::{
-    Access, AccessError, AccessState, Alua, Completion, DeviceType, FieldPointer, Identity,
+    AccessError, AccessState, AllowedStates, Alua, Completion, DeviceType, FieldPointer, Identity,
     InitiatorPort, LogicalUnit, Lun, NexusHandle, SenseKey, Status, TargetDevice, TargetPort,
 };
 use sarsen_block::BlockSize;
@@ -87,21 +87,21 @@ fn field(completion: &Completion) -> Option<FieldPointer> {
 
 /// Returns the states in which a command is executed (SPC-4 5.16.2.4.4 and following). READ CAPACITY and the reports of
 /// operation codes are additions of this server: initiators also set up a disk on a path in standby.
-fn access(row: &Row) -> Access {
+fn access(row: &Row) -> AllowedStates {
     match (row.operation_code, row.service_action) {
         (INQUIRY | REPORT_LUNS | REQUEST_SENSE | READ_BUFFER | WRITE_BUFFER, _) => {
-            Access::Transition
+            AllowedStates::Transition
         }
-        (MAINTENANCE_IN, Some(0x0a)) => Access::Transition,
-        (MAINTENANCE_OUT, Some(0x0a)) => Access::Unavailable,
-        (LOG_SELECT | LOG_SENSE | MODE_SELECT_6 | MODE_SENSE_6, _) => Access::Standby,
-        (MODE_SELECT_10 | MODE_SENSE_10, _) => Access::Standby,
-        (RECEIVE_DIAGNOSTIC_RESULTS | SEND_DIAGNOSTIC, _) => Access::Standby,
-        (PERSISTENT_RESERVE_IN | PERSISTENT_RESERVE_OUT, _) => Access::Standby,
-        (READ_CAPACITY_10, _) => Access::Standby,
-        (SERVICE_ACTION_IN_16, Some(0x10)) => Access::Standby,
-        (MAINTENANCE_IN, Some(0x0c | 0x0d)) => Access::Standby,
-        _ => Access::Active,
+        (MAINTENANCE_IN, Some(0x0a)) => AllowedStates::Transition,
+        (MAINTENANCE_OUT, Some(0x0a)) => AllowedStates::Unavailable,
+        (LOG_SELECT | LOG_SENSE | MODE_SELECT_6 | MODE_SENSE_6, _) => AllowedStates::Standby,
+        (MODE_SELECT_10 | MODE_SENSE_10, _) => AllowedStates::Standby,
+        (RECEIVE_DIAGNOSTIC_RESULTS | SEND_DIAGNOSTIC, _) => AllowedStates::Standby,
+        (PERSISTENT_RESERVE_IN | PERSISTENT_RESERVE_OUT, _) => AllowedStates::Standby,
+        (READ_CAPACITY_10, _) => AllowedStates::Standby,
+        (SERVICE_ACTION_IN_16, Some(0x10)) => AllowedStates::Standby,
+        (MAINTENANCE_IN, Some(0x0c | 0x0d)) => AllowedStates::Standby,
+        _ => AllowedStates::Active,
     }
 }
 
@@ -120,11 +120,11 @@ fn bare_cdb(row: &Row) -> Vec<u8> {
 
 #[test]
 fn spc4_5_16_2_4_each_command_in_each_state() {
-    const BEYOND: [(AccessState, u16, Access); 4] = [
-        (AccessState::Standby, 0x040b, Access::Standby),
-        (AccessState::Unavailable, 0x040c, Access::Unavailable),
-        (AccessState::Offline, 0x0412, Access::Unavailable),
-        (AccessState::Transitioning, 0x040a, Access::Transition),
+    const BEYOND: [(AccessState, u16, AllowedStates); 4] = [
+        (AccessState::Standby, 0x040b, AllowedStates::Standby),
+        (AccessState::Unavailable, 0x040c, AllowedStates::Unavailable),
+        (AccessState::Offline, 0x0412, AllowedStates::Unavailable),
+        (AccessState::Transitioning, 0x040a, AllowedStates::Transition),
     ];
     for (device_type, (state, code, wanted)) in
         [DeviceType::Disk, DeviceType::Cd].into_iter().flat_map(|kind| BEYOND.map(|b| (kind, b)))

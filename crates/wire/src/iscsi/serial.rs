@@ -20,7 +20,7 @@ impl SerialNumber {
     }
 
     /// Returns the number and advances to the next.
-    pub fn take(&mut self) -> Self {
+    pub fn post_increment(&mut self) -> Self {
         let now = *self;
         *self = self.next();
         now

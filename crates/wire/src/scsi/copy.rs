@@ -16,7 +16,7 @@ macro_rules! layout {
 layout! {
     /// CDB of EXTENDED COPY, RECEIVE COPY STATUS(LID1) and similar commands. They have a LIST IDENTIFIER of one byte;
     /// EXTENDED COPY has it, if any, in its parameter list.
-    pub struct ShortListId {
+    pub struct Lid1Cdb {
         /// OPERATION CODE.
         pub operation_code: u8,
         /// SERVICE ACTION in the low five bits.
@@ -37,7 +37,7 @@ layout! {
 layout! {
     /// CDB of commands with a LIST IDENTIFIER of four bytes: RECEIVE COPY STATUS(LID4), RECEIVE ROD TOKEN INFORMATION,
     /// COPY OPERATION ABORT. REPORT ALL ROD TOKENS has the same layout.
-    pub struct LongListId {
+    pub struct Lid4Cdb {
         /// OPERATION CODE.
         pub operation_code: u8,
         /// SERVICE ACTION in the low five bits.
@@ -238,7 +238,7 @@ pub const UNITS_BLOCKS: u8 = 0xf1;
 
 layout! {
     /// RECEIVE COPY STATUS(LID1) parameter data (SPC-4 6.20).
-    pub struct ShortStatus {
+    pub struct CopyStatusLid1 {
         /// AVAILABLE DATA: the bytes after this field.
         pub available_data: U32,
         /// HDD and COPY COMMAND STATUS.
@@ -316,7 +316,7 @@ layout! {
 layout! {
     /// The header of RECEIVE COPY STATUS(LID4) and RECEIVE ROD TOKEN INFORMATION parameter data
     /// (SPC-4 6.21, 6.22); the sense data follows.
-    pub struct LongStatus {
+    pub struct CopyStatusLid4 {
         /// AVAILABLE DATA: the bytes after this field.
         pub available_data: U32,
         /// RESPONSE TO SERVICE ACTION.
@@ -471,8 +471,8 @@ layout! {
 }
 
 assert_sizes!(
-    ShortListId = 16,
-    LongListId = 16,
+    Lid1Cdb = 16,
+    Lid4Cdb = 16,
     TokenOperation = 16,
     ExtendedCopyHeader = 16,
     IdentificationCscd = 32,
@@ -480,10 +480,10 @@ assert_sizes!(
     BlockToBlock = 24,
     VerifyCscd = 8,
     BlockToBlockWithOffset = 28,
-    ShortStatus = 12,
+    CopyStatusLid1 = 12,
     FailureDetails = 60,
     OperatingParameters = 44,
-    LongStatus = 32,
+    CopyStatusLid4 = 32,
     PopulateTokenHeader = 16,
     WriteUsingTokenHeader = 536,
     RangeDescriptor = 16,

@@ -6,7 +6,8 @@ use crate::mix::Part;
 const UNIT: Unit = Unit { base: 100, blocks: 1000, block_length: 512 };
 
 fn options() -> LoadOptions {
-    let access = Access { block_bytes: 4096, read_percent: 70, random_percent: 50, queue_depth: 8 };
+    let access =
+        AccessPattern { block_bytes: 4096, read_percent: 70, random_percent: 50, queue_depth: 8 };
     let url: Url = "iscsi://127.0.0.1/iqn.2026-01.invalid.example:a/0".parse().unwrap();
     LoadOptions::new(url, access)
 }

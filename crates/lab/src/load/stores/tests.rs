@@ -5,13 +5,14 @@ use sarsen_block::{Characteristics, Geometry, MemoryStore};
 
 use super::super::{OpenStore, replay, run};
 use super::*;
-use crate::access::Access;
+use crate::access::AccessPattern;
 use crate::trace::Request as Traced;
 
 const BLOCKS: u64 = 2048;
 
 fn options(endpoint: impl Into<Endpoint>, read_percent: u8) -> LoadOptions {
-    let access = Access { block_bytes: 4096, read_percent, random_percent: 100, queue_depth: 8 };
+    let access =
+        AccessPattern { block_bytes: 4096, read_percent, random_percent: 100, queue_depth: 8 };
     let mut options = LoadOptions::new(endpoint.into(), access);
     options.warm_up = Duration::from_millis(10);
     options.duration = Duration::from_millis(100);

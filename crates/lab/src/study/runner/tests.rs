@@ -23,8 +23,12 @@ impl Study for Small {
         let mut points = Vec::new();
         for read_percent in [100, 0] {
             for (target_under_test, name) in choices.targets_under_test.iter().enumerate() {
-                let access =
-                    Access { block_bytes: 4096, read_percent, random_percent: 0, queue_depth: 1 };
+                let access = AccessPattern {
+                    block_bytes: 4096,
+                    read_percent,
+                    random_percent: 0,
+                    queue_depth: 1,
+                };
                 let time = Duration::from_millis(5);
                 points.push(Point {
                     labels: Labels::new().with("target", name).with("reads", read_percent),

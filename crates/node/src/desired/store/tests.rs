@@ -104,7 +104,7 @@ fn missing_length_of_files_is_stored_until_they_have_it() {
     drop(store);
     let (store, contents) = opened(folder.path());
     assert_eq!(contents.pending_size, pending_size);
-    store.keep_owed(&BTreeMap::new()).expect("kept");
+    store.store_pending_lengths(&BTreeMap::new()).expect("kept");
     drop(store);
     assert_eq!(opened(folder.path()).1.pending_size, BTreeMap::new());
 }

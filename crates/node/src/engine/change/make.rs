@@ -27,7 +27,7 @@ impl Change {
         let mut stays = self.volumes.stays.iter();
         let are_names_gone =
             !self.volumes.closes.is_empty() || stays.any(|stay| stay.running != stay.desired.name);
-        let owes = self.owes(running);
+        let owes = self.lengths_before_growth(running);
         let opened = self.opened.values();
         let opened = opened.filter_map(|volume| volume.config.identity.serial.clone()).collect();
         let (gone, not_grown, not_made) = self.make_volumes(&mut running.volumes);
@@ -41,7 +41,7 @@ impl Change {
             if let (Some(volume), Some(config)) =
                 (running.volumes.get_mut(name), self.desired.volumes.iter_mut().find(is))
             {
-                volume.tell_size();
+                volume.adopt_actual_size();
                 config.clone_from(&volume.config);
             }
         }
@@ -109,8 +109,10 @@ impl Change {
         let mut not_grown = grow(&self.engine().cores, growths);
         let (mut not_made, mut problems) = (Vec::new(), Vec::new());
         for (name, volume) in &mut self.opened {
-            match volume.settle() {
-                Err(error) if volume.is_blank() => not_made.push((name.clone(), error)),
+            match volume.grow_file() {
+                Err(error) if volume.has_unwritten_metadata() => {
+                    not_made.push((name.clone(), error))
+                }
                 Err(error) => not_grown.push((name.clone(), error.to_string())),
                 Ok(()) => {
                     let imprinted = volume.imprint();
@@ -165,14 +167,16 @@ impl Change {
     }
 
     /// Returns the current lengths of files that the change will grow, by their volumes' serial numbers.
-    pub(super) fn owes(&self, running: &Running) -> BTreeMap<String, u64> {
+    pub(super) fn lengths_before_growth(&self, running: &Running) -> BTreeMap<String, u64> {
         let stays = self.volumes.stays.iter().filter(|stay| stay.grows_to.is_some());
         let grow = stays.filter_map(|stay| {
             let volume = running.volumes.get(&stay.running)?;
             Some((volume, volume.file_length()?))
         });
-        let opened =
-            self.opened.values().filter_map(|volume| Some((volume, volume.pending_size()?)));
+        let opened = self
+            .opened
+            .values()
+            .filter_map(|volume| Some((volume, volume.length_before_growth()?)));
         let lengths = grow
             .chain(opened)
             .filter_map(|(volume, length)| Some((volume.config.identity.serial.clone()?, length)));

@@ -24,7 +24,7 @@ use sarsen_proto::iscsi::target::{
     Admission, CloseReason, Command, Completion, Connection, Ending, Event, Logout, Management,
     RefusalReason, TaskId,
 };
-use sarsen_scsi::{self as scsi, Execution, Lun, NexusHandle, TaskAbort};
+use sarsen_scsi::{self as scsi, AbortedUnitTasks, Execution, Lun, NexusHandle};
 use sarsen_wire::iscsi::{LogoutResponse, TaskManagementFunction, TaskManagementResponse};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, info, warn};
@@ -216,7 +216,7 @@ impl<'a> Driver<'a> {
         front: &'a Arc<Front>,
         messages: &mut mpsc::UnboundedReceiver<Message>,
     ) -> ConnectionEnd {
-        let mut timer = Box::pin(time::sleep_until(self.look_or_time_out()));
+        let mut timer = Box::pin(time::sleep_until(self.next_wakeup()));
         loop {
             match self.turn(front).await {
                 Ok(ControlFlow::Continue(())) => {}
@@ -228,7 +228,7 @@ impl<'a> Driver<'a> {
                 }
             }
             if std::mem::take(&mut self.must_look) && self.machine.closing().is_none() {
-                timer.set(time::sleep_until(self.look_or_time_out()));
+                timer.set(time::sleep_until(self.next_wakeup()));
             }
             let sending = !self.machine.output().is_empty();
             let receiving = self.is_receiving();
@@ -268,7 +268,7 @@ impl<'a> Driver<'a> {
                     if let Err(reason) = self.machine.handle_timeout(time::now()) {
                         return reason.into();
                     }
-                    timer.set(time::sleep_until(self.look_or_time_out()));
+                    timer.set(time::sleep_until(self.next_wakeup()));
                 }
             }
         }
@@ -323,7 +323,7 @@ impl<'a> Driver<'a> {
             },
             Admit::After(wait) => {
                 self.observer.limited(begun);
-                nexus.begin_after(lun, request, wait.ended())
+                nexus.begin_after(lun, request, wait.wait_until_runnable())
             }
         }
     }
@@ -360,7 +360,7 @@ impl<'a> Driver<'a> {
     /// Aborts the tasks that a command ends. The command is answered after those tasks have ended.
     fn end_after(
         &mut self,
-        abort: scsi::Abort,
+        abort: scsi::AbortedTasks,
         lun: [u8; 8],
         task: TaskId,
         begun: BegunCommand,
@@ -369,7 +369,7 @@ impl<'a> Driver<'a> {
         let Some(nexus) = &mut self.view.nexus else { return };
         let by = nexus.id();
         let lun = Lun::from_wire(&lun);
-        let aborts = lun.and_then(|lun| nexus.task_abort(lun, abort)).into_iter().collect();
+        let aborts = lun.and_then(|lun| nexus.tasks_to_abort(lun, abort)).into_iter().collect();
         let order = Arc::new(AbortOrder {
             by,
             spared: Some(task),
@@ -397,7 +397,7 @@ impl<'a> Driver<'a> {
         let Some(nexus) = &mut self.view.nexus else { return };
         let (own, by_other) = (nexus.id(), nexus.id() != order.by);
         let meant = |lun: Lun| {
-            let concerned = |one: &&TaskAbort| order.concerns(own, one);
+            let concerned = |one: &&AbortedUnitTasks| order.concerns(own, one);
             order.aborts.iter().filter(concerned).find(|one| nexus.has_at(lun, &one.unit))
         };
         self.next_token += 1;
@@ -414,7 +414,7 @@ impl<'a> Driver<'a> {
         if !by_other || !order.is_reported {
             return;
         }
-        let silent = |task_abort: &&TaskAbort| !task_abort.abort.answered;
+        let silent = |task_abort: &&AbortedUnitTasks| !task_abort.abort.answered;
         let units: Vec<_> = ended
             .iter()
             .filter_map(|lun| Some(meant(Lun::from_wire(lun)?).filter(silent)?.unit.clone()))
@@ -441,7 +441,7 @@ impl<'a> Driver<'a> {
             if joins {
                 front.sessions.join(&admission, &self.mailbox).await
             } else {
-                front.sessions.member(&admission, &self.mailbox).await
+                front.sessions.register_session(&admission, &self.mailbox).await
             }
         };
         // A store that delays the end of the reinstated session must not block this login as well.
@@ -536,7 +536,7 @@ impl<'a> Driver<'a> {
     /// Ends the session or another connection of it. The logout is answered when their tasks have ended.
     fn log_out(&mut self, logout: Logout) {
         let waiting = self.member.as_ref().and_then(|member| match logout.cid {
-            Some(cid) if logout.for_recovery => member.park_other(cid),
+            Some(cid) if logout.for_recovery => member.mark_other_lost(cid),
             cid => member.log_out(cid),
         });
         let Some(waiting) = waiting else {
@@ -574,8 +574,8 @@ impl<'a> Driver<'a> {
             }
             // The tasks of this connection have ended. The order is for the other connections of the session.
             (Function::AbortTaskSet, Some(lun)) => {
-                let abort = scsi::Abort { nexuses: Vec::new(), answered: false };
-                nexus.task_abort(lun, abort).into_iter().collect()
+                let abort = scsi::AbortedTasks { nexuses: Vec::new(), answered: false };
+                nexus.tasks_to_abort(lun, abort).into_iter().collect()
             }
             (Function::ClearTaskSet, Some(lun)) => nexus.clear_task_set(lun).into_iter().collect(),
             (Function::LogicalUnitReset, Some(lun)) => nexus.prepare_reset(Some(lun)),
@@ -687,7 +687,7 @@ impl<'a> Driver<'a> {
         }
         self.end_pending().await;
         self.stalls.clear();
-        self.observer.send();
+        self.observer.count_sent();
         self.view.nexus = None;
         self.line = None;
         self.member = None;

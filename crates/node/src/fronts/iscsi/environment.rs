@@ -108,7 +108,7 @@ impl View {
     /// Counts a refused login, and logs it in one line unless its source has reached the maximum number of lines.
     pub(super) fn tell_refusal(&self, refusal: &Refusal) {
         self.front.access.metrics.refused(refusal.reason);
-        tell(&self.front.access, self.origin.peer, || {
+        log_rate_limited(&self.front.access, self.origin.peer, || {
             let Claimed { initiator, target, account } = &self.claimed;
             let status = refusal.reason.status();
             // Text from an unauthenticated peer is quoted.
@@ -131,7 +131,7 @@ impl View {
     pub(super) fn tell_broken_off(&self, reason: &CloseReason) {
         let subject = self.subject();
         if subject.initiator.is_some() {
-            tell(&self.front.access, subject.peer, || {
+            log_rate_limited(&self.front.access, subject.peer, || {
                 let why = reason.to_string();
                 self.front.access.events.tell(&Occurrence::LoginAborted { subject, why });
             });
@@ -140,7 +140,7 @@ impl View {
 }
 
 /// Logs a refusal, unless its source has reached the maximum number of lines.
-pub(super) fn tell(access: &Arc<Access>, peer: SocketAddr, write: impl FnOnce()) {
+pub(super) fn log_rate_limited(access: &Arc<Access>, peer: SocketAddr, write: impl FnOnce()) {
     match access.storm.note(peer.ip(), time::now()) {
         LogDecision::Write => write(),
         LogDecision::CloseAt(deadline, source) => {
@@ -178,7 +178,7 @@ impl Environment for View {
     fn admit(&mut self, admission: &Admission) -> Result<LoginContext, Refusal> {
         self.claimed.initiator = Some(admission.initiator_name.clone());
         self.claimed.target = admission.target_name.clone();
-        let requirement = self.front.access.look(admission, self.origin.peer)?;
+        let requirement = self.front.access.auth_requirement(admission, self.origin.peer)?;
         let alias = match &admission.target_name {
             Some(name) => {
                 let target = self.front.targets.find(name);

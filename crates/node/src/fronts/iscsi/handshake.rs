@@ -7,7 +7,7 @@ use sarsen_io::time;
 use tracing::{debug, warn};
 
 use super::Front;
-use super::environment::tell;
+use super::environment::log_rate_limited;
 use crate::events::Occurrence;
 use crate::tls::{self, ClientCertificate, Tls};
 
@@ -36,7 +36,7 @@ pub(super) async fn shake_hands(
                     front.access.metrics.refused_certificate();
                 }
                 let reason = tls::reason(&error);
-                tell(&front.access, peer, || {
+                log_rate_limited(&front.access, peer, || {
                     warn!(%peer, "TLS handshake failed: {reason}");
                     let why = reason.to_string();
                     front.access.events.tell(&Occurrence::HandshakeFailed { peer, why });
@@ -52,7 +52,7 @@ pub(super) async fn shake_hands(
     let client = match loaded.client(&stream.peer_certificates()) {
         Ok(client) => client,
         Err(error) => {
-            tell(&front.access, peer, || {
+            log_rate_limited(&front.access, peer, || {
                 warn!(%peer, "a client counts as one without a certificate: its own: {error}");
             });
             None

@@ -64,7 +64,7 @@ impl Front {
             sources: Sources::new(limits),
             connection_table: ConnectionTable::default(),
             drains: Arc::default(),
-            access: Arc::new(Access::default().telling(events)),
+            access: Arc::new(Access::default().with_event_log(events)),
             qos: Arc::default(),
             traces: Traces::default(),
             portals: Portals::default(),
@@ -114,7 +114,7 @@ impl Front {
     /// Rejects new sessions, asks the existing ones to log out, and terminates the remaining ones after `grace`. When
     /// this returns, the commands of all sessions have ended.
     pub(crate) async fn end_sessions(&self, grace: Duration) {
-        self.sessions.close();
+        self.sessions.reject_new();
         let deadline = time::now() + grace;
         for (_, mailbox) in self.sessions.mailboxes(None) {
             let seconds = u16::try_from(grace.as_secs()).unwrap_or(u16::MAX);

@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use parking_lot::{Mutex, MutexGuard};
 use sarsen_io::time;
 use sarsen_proto::iscsi::keys::SessionType;
-use sarsen_proto::iscsi::target::{Admission, Claim, MemberId, RefusalReason, Session};
+use sarsen_proto::iscsi::target::{Admission, MemberId, ReassignReply, RefusalReason, Session};
 use sarsen_scsi::{Lun, NexusHandle, UnitAttention};
 use sarsen_wire::iscsi::Isid;
 use tokio::sync::{Notify, OwnedMutexGuard, oneshot};
@@ -92,7 +92,7 @@ impl Members {
     }
 
     /// Claims a task from all connections except one.
-    fn claim(&self, but: u64, tag: u32, by: &Mailbox) -> Vec<oneshot::Receiver<Claim>> {
+    fn claim(&self, but: u64, tag: u32, by: &Mailbox) -> Vec<oneshot::Receiver<ReassignReply>> {
         let all = self.all();
         let others = all.iter().filter(|member| member.member != but);
         let claim = |answer| Message::Claim { tag, by: by.clone(), answer };
@@ -227,7 +227,7 @@ impl SessionMember<'_> {
     }
 
     /// Parks another connection, which may not have detected its loss yet. Returns `None` if it does not exist.
-    pub(crate) fn park_other(&self, cid: u16) -> Option<Vec<oneshot::Receiver<()>>> {
+    pub(crate) fn mark_other_lost(&self, cid: u16) -> Option<Vec<oneshot::Receiver<()>>> {
         let members = self.members.all();
         let meant = members.iter().filter(|member| member.member != self.id && member.cid == cid);
         let mark_lost = |marked| Message::MarkLost { marked };
@@ -240,14 +240,14 @@ impl SessionMember<'_> {
         &self,
         tag: u32,
         by: Mailbox,
-    ) -> impl Future<Output = (Claim, OwnedMutexGuard<()>)> + use<> {
+    ) -> impl Future<Output = (ReassignReply, OwnedMutexGuard<()>)> + use<> {
         let (members, own) = (self.members.clone(), self.id);
         async move {
             let turn = members.claims.clone().lock_owned().await;
-            let mut found = Claim::Unknown;
+            let mut found = ReassignReply::Unknown;
             for answer in members.claim(own, tag, &by) {
                 match answer.await {
-                    Ok(Claim::Unknown) | Err(_) => {}
+                    Ok(ReassignReply::Unknown) | Err(_) => {}
                     Ok(claim) => found = claim,
                 }
             }
@@ -327,7 +327,7 @@ impl Sessions {
     }
 
     /// Registers a new session. A session that it reinstates (RFC 7143 §6.3.5) is ended first, with all its tasks.
-    pub(crate) async fn member(
+    pub(crate) async fn register_session(
         &self,
         admission: &Admission,
         mailbox: &Mailbox,
@@ -473,7 +473,7 @@ impl Sessions {
     }
 
     /// Rejects new sessions. Otherwise, a login in progress at the shutdown would be served after the last flush.
-    pub(crate) fn close(&self) {
+    pub(crate) fn reject_new(&self) {
         self.state().closed = true;
     }
 
@@ -565,12 +565,12 @@ mod tests {
             panic!("the holder is asked by the earlier");
         };
         assert!(messages.try_recv().is_err(), "and not by the later meanwhile");
-        answer.send(Claim::Allegiant).expect("it waits");
+        answer.send(ReassignReply::Allegiant).expect("it waits");
         // The third connection has not answered.
         assert!(earlier.as_mut().now_or_never().is_none());
         drop(unanswered);
         let (claim, turn) = earlier.await;
-        assert!(matches!(claim, Claim::Allegiant));
+        assert!(matches!(claim, ReassignReply::Allegiant));
         assert!(later.as_mut().now_or_never().is_none() && messages.try_recv().is_err());
         drop(turn);
         assert!(later.as_mut().now_or_never().is_none());

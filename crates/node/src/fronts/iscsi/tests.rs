@@ -506,7 +506,7 @@ fn rfc7143_11_9_1_changed_units_and_sizes_send_async_event() {
 #[test]
 fn a_server_that_ends_seats_no_further_session() {
     let portal = Portal::open();
-    portal.front.sessions.close();
+    portal.front.sessions.reject_new();
     let (_peer, status) = portal.login(1);
     assert_eq!(status, LoginStatus::ServiceUnavailable);
 }

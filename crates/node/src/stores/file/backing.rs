@@ -41,7 +41,7 @@ impl FileState {
         if self.whole.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
-        let loss = match file.standing() {
+        let loss = match file.status_if_known() {
             Some(standing) if standing.links == 0 => BackingProblem::Deleted,
             // A volume that shrinks lowers this value before it truncates the file: read it after the file's length.
             Some(standing) if standing.length < self.whole.load(Ordering::Acquire) => {

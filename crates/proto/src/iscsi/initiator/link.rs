@@ -15,7 +15,7 @@ use super::options::{Join, LoginOptions};
 use super::reception::Arrival;
 use super::recovery::LinkRecovery;
 use super::request::{Cid, ReadLanding};
-use super::task::Movement;
+use super::task::DataTransfer;
 
 /// The phase of a connection.
 pub(super) enum Phase {
@@ -145,7 +145,8 @@ impl Link {
         let Some(command) = core.tasks.command(tag, self.cid) else {
             return if core.tolerant { Ok(Landing::Discard) } else { Err(unknown.into()) };
         };
-        let Movement::Read { expected, received, landing, buffer } = &mut command.movement else {
+        let DataTransfer::Read { expected, received, landing, buffer } = &mut command.movement
+        else {
             return Err(unknown.into());
         };
         let (at, total) = (*received, *expected);

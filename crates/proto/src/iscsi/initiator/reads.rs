@@ -9,7 +9,7 @@ use super::event::{Completion, ConnectionError, Event, ProtocolError, Residual};
 use super::link::Link;
 use super::request::ReadLanding;
 use super::status_order::StatSnPosition;
-use super::task::{CommandEnd, Movement, RequestKind, Task};
+use super::task::{CommandEnd, DataTransfer, RequestKind, Task};
 
 impl Link {
     pub(super) fn handle_data_in(
@@ -32,7 +32,7 @@ impl Link {
         };
         if let (
             Segment::Placed { buffer: landed, .. },
-            Movement::Read { landing: ReadLanding::Buffer, buffer, .. },
+            DataTransfer::Read { landing: ReadLanding::Buffer, buffer, .. },
         ) = (segment, &mut command.movement)
         {
             *buffer = Some(landed);
@@ -116,9 +116,9 @@ pub(super) fn complete(core: &mut Core, tag: u32, end: CommandEnd) {
         return;
     };
     let (received, data) = match command.movement {
-        Movement::None | Movement::Write { .. } => (0, None),
-        Movement::Read { received, landing: ReadLanding::Discard, .. } => (received, None),
-        Movement::Read { received, landing: ReadLanding::Buffer, buffer, .. } => {
+        DataTransfer::None | DataTransfer::Write { .. } => (0, None),
+        DataTransfer::Read { received, landing: ReadLanding::Discard, .. } => (received, None),
+        DataTransfer::Read { received, landing: ReadLanding::Buffer, buffer, .. } => {
             let mut data = buffer.unwrap_or_else(|| Buffer::for_overwrite(0));
             data.truncate(received as usize);
             (received, Some(data))

@@ -16,7 +16,7 @@ use super::reads::complete;
 use super::reception::{Arrival, Run};
 use super::request::ReadLanding;
 use super::status_order::{StatSnPosition, StatusOrder, TooMany};
-use super::task::{Command, Movement};
+use super::task::{Command, DataTransfer};
 
 /// Maximum number of consecutive requests for repetition without success. More failures mean that the connection is
 /// bad, not the PDU.
@@ -84,7 +84,7 @@ impl Link {
     /// Records a damaged status. Returns it if it is missing now.
     fn lose_status(&mut self, stat_sn: u32) -> Result<Option<Run>, ConnectionError> {
         let Some(recovery) = &mut self.recovery else { return Ok(None) };
-        let (missing, gap) = recovery.order.lose(SerialNumber(stat_sn))?;
+        let (missing, gap) = recovery.order.note_damaged(SerialNumber(stat_sn))?;
         self.exp_stat_sn = recovery.order.expected();
         gap.map_or(Ok(()), |gap| self.ask_for_status(gap))?;
         Ok(missing.then_some(Run { first: stat_sn, count: 1 }))
@@ -111,7 +111,7 @@ impl Link {
                 let Some(command) = core.tasks.command(tag, self.cid) else { return Ok(()) };
                 if let (
                     Segment::Placed { buffer: landed, .. },
-                    Movement::Read { landing: ReadLanding::Buffer, buffer, .. },
+                    DataTransfer::Read { landing: ReadLanding::Buffer, buffer, .. },
                 ) = (segment, &mut command.movement)
                     && buffer.is_none()
                 {
@@ -151,7 +151,7 @@ impl Link {
         else {
             return Ok(());
         };
-        let Movement::Read { received, .. } = movement else { return Ok(()) };
+        let DataTransfer::Read { received, .. } = movement else { return Ok(()) };
         let arrival = Arrival {
             data_sn: header.data_sn.get(),
             offset: header.buffer_offset.get(),
@@ -200,7 +200,7 @@ impl Link {
         else {
             return Ok(());
         };
-        let Movement::Read { expected, received, .. } = movement else { return Ok(()) };
+        let DataTransfer::Read { expected, received, .. } = movement else { return Ok(()) };
         let Some(run) = recovery.reception.note_end(end_sn, *expected, received) else {
             return Ok(());
         };

@@ -15,7 +15,7 @@ use super::event::{ConnectionError, Event, ProtocolError, RecoveryError};
 use super::link::{Link, Phase};
 use super::request::{Cid, TaskManagement, Token};
 use super::status_order::StatSnPosition;
-use super::task::{Aborts, RequestKind, Task};
+use super::task::{AbortScope, RequestKind, Task};
 
 /// Maximum length of the answer to a text request, in bytes.
 const TEXT_LIMIT: usize = 4 * 1024 * 1024;
@@ -137,25 +137,25 @@ impl Link {
                 header.lun = command.lun;
                 header.referenced_task_tag = tag.into();
                 header.ref_cmd_sn = command.cmd_sn.into();
-                (TaskManagementFunction::AbortTask, Aborts::Task(tag))
+                (TaskManagementFunction::AbortTask, AbortScope::Task(tag))
             }
             TaskManagement::AbortTaskSet(lun) => {
                 header.lun = lun;
-                (TaskManagementFunction::AbortTaskSet, Aborts::Unit(lun))
+                (TaskManagementFunction::AbortTaskSet, AbortScope::Unit(lun))
             }
             TaskManagement::ClearTaskSet(lun) => {
                 header.lun = lun;
-                (TaskManagementFunction::ClearTaskSet, Aborts::Unit(lun))
+                (TaskManagementFunction::ClearTaskSet, AbortScope::Unit(lun))
             }
             TaskManagement::LogicalUnitReset(lun) => {
                 header.lun = lun;
-                (TaskManagementFunction::LogicalUnitReset, Aborts::Unit(lun))
+                (TaskManagementFunction::LogicalUnitReset, AbortScope::Unit(lun))
             }
             TaskManagement::TargetWarmReset => {
-                (TaskManagementFunction::TargetWarmReset, Aborts::All)
+                (TaskManagementFunction::TargetWarmReset, AbortScope::All)
             }
             TaskManagement::TargetColdReset => {
-                (TaskManagementFunction::TargetColdReset, Aborts::All)
+                (TaskManagementFunction::TargetColdReset, AbortScope::All)
             }
         };
         let tag = self.insert(core, token, RequestKind::TaskManagement { aborts });
@@ -204,7 +204,7 @@ impl Link {
         let carried_out = match response {
             TaskManagementResponse::FunctionComplete => true,
             // Responses arrive in order: if the task had ended by itself, it would not be open any more.
-            TaskManagementResponse::TaskDoesNotExist => matches!(aborts, Aborts::Task(_)),
+            TaskManagementResponse::TaskDoesNotExist => matches!(aborts, AbortScope::Task(_)),
             _ => false,
         };
         if carried_out {

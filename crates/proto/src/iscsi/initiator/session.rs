@@ -3,7 +3,7 @@
 //!
 //! The owner has a socket for each connection and identifies each by its [`Cid`]. The first connection, [`LEADING`],
 //! negotiates for the session; [`Session::join`] adds further ones. When a connection is lost, the owner calls
-//! [`Session::lose`]. At level 2 the commands of that connection then wait. The owner makes the target remove the lost
+//! [`Session::mark_lost`]. At level 2 the commands of that connection then wait. The owner makes the target remove the lost
 //! connection, either over another connection ([`Session::remove`]) or by a new connection with the same CID
 //! ([`Session::reinstate`]). The commands continue there. Commands that the target has received are reassigned and
 //! continue at their data offset. Commands that the target never received are sent again with their own numbers. Below
@@ -20,7 +20,7 @@ use super::event::{ConnectionError, Event, RecoveryError};
 use super::link::{Link, Phase};
 use super::options::{Join, LoginOptions};
 use super::request::{Cid, CommandRequest, TaskManagement, Token};
-use super::task::{Command, Movement, RequestKind, Tasks};
+use super::task::{Command, DataTransfer, RequestKind, Tasks};
 
 /// The first connection of a session.
 pub const LEADING: Cid = Cid(0);
@@ -158,7 +158,7 @@ impl Session {
     }
 
     /// Handles bytes that a connection received after those in [`Self::landing`]. An error ends the connection: the
-    /// owner then calls [`Self::lose`]. If [`Self::failure`] returns an error, it ends the session.
+    /// owner then calls [`Self::mark_lost`]. If [`Self::failure`] returns an error, it ends the session.
     pub fn handle_input(&mut self, connection: Cid, input: &[u8]) -> Result<(), ConnectionError> {
         let Some(at) = self.links.iter().position(|link| link.cid == connection.0) else {
             return Ok(());
@@ -296,7 +296,7 @@ impl Session {
     }
 
     /// Records that a connection was lost or abandoned. Returns false if this ends the session.
-    pub fn lose(&mut self, connection: Cid) -> bool {
+    pub fn mark_lost(&mut self, connection: Cid) -> bool {
         let Some(at) = self.links.iter().position(|link| link.cid == connection.0) else {
             return self.core.failed.is_none();
         };
@@ -341,7 +341,7 @@ impl Session {
         let header = link.framer.header();
         let tag = DataIn::view(header).initiator_task_tag.get();
         if header.basic().opcode() == Opcode::DataIn
-            && let Some(Command { movement: Movement::Read { buffer, expected, .. }, .. }) =
+            && let Some(Command { movement: DataTransfer::Read { buffer, expected, .. }, .. }) =
                 self.core.tasks.command(tag, link.cid)
             && filling.len() == *expected as usize
         {
@@ -419,7 +419,7 @@ impl Session {
 
     /// Logs one connection out when its last command has ended. It gets no further commands. [`Event::Left`] reports
     /// the end of the logout.
-    pub fn leave(&mut self, connection: Cid) {
+    pub fn logout_connection(&mut self, connection: Cid) {
         let Some(at) = self.links.iter().position(|link| link.cid == connection.0) else { return };
         let link = &mut self.links[at];
         link.is_leaving = true;

@@ -49,7 +49,7 @@ impl StatusOrder {
             return Err(TooMany);
         }
         while self.next != stat_sn {
-            let missing = self.next.take();
+            let missing = self.next.post_increment();
             self.missing.push(missing);
         }
         Ok(Some(run))
@@ -73,7 +73,10 @@ impl StatusOrder {
     }
 
     /// Records a damaged status. Returns whether it is missing, and the missing statuses before it.
-    pub(super) fn lose(&mut self, stat_sn: SerialNumber) -> Result<(bool, Option<Run>), TooMany> {
+    pub(super) fn note_damaged(
+        &mut self,
+        stat_sn: SerialNumber,
+    ) -> Result<(bool, Option<Run>), TooMany> {
         if stat_sn.is_before(self.next) {
             return Ok((self.missing.contains(&stat_sn), None));
         }
@@ -129,9 +132,9 @@ mod tests {
         assert_eq!(order.expected(), FIRST.plus(2));
         // A status that was damaged in transit.
         let before = Run { first: 0, count: 1 };
-        assert_eq!(order.lose(FIRST.plus(3)), Ok((true, Some(before))));
+        assert_eq!(order.note_damaged(FIRST.plus(3)), Ok((true, Some(before))));
         assert_eq!(order.note(FIRST.plus(3)), Ok((StatSnPosition::Fresh, None)));
-        assert_eq!(order.lose(FIRST.plus(3)), Ok((false, None)), "it was here");
+        assert_eq!(order.note_damaged(FIRST.plus(3)), Ok((false, None)), "it was here");
         assert_eq!(order.expected(), FIRST.plus(2));
     }
 

@@ -9,7 +9,7 @@ use super::reception::Reception;
 use super::request::{ReadLanding, TaskAttribute, Token};
 
 /// The data transfer of a command.
-pub(super) enum Movement {
+pub(super) enum DataTransfer {
     None,
     Read {
         expected: u32,
@@ -31,7 +31,7 @@ pub(super) enum Movement {
 pub(super) struct Command {
     pub(super) lun: [u8; 8],
     pub(super) cmd_sn: u32,
-    pub(super) movement: Movement,
+    pub(super) movement: DataTransfer,
     /// Recovery state, if the session negotiated a level above 0.
     pub(super) recovery: Option<Box<CommandRecovery>>,
 }
@@ -80,8 +80,8 @@ impl Command {
         recovery.held_r2ts.clear();
         recovery.r2t_sn = R2T_SN_UNKNOWN;
         match &mut self.movement {
-            Movement::Read { received, .. } => recovery.reception.rewind(received),
-            Movement::None | Movement::Write { .. } => 0,
+            DataTransfer::Read { received, .. } => recovery.reception.rewind(received),
+            DataTransfer::None | DataTransfer::Write { .. } => 0,
         }
     }
 }
@@ -105,7 +105,7 @@ pub(super) enum RequestKind {
     },
     /// A task management function, with the commands that it aborts.
     TaskManagement {
-        aborts: Aborts,
+        aborts: AbortScope,
     },
     /// TASK REASSIGN of the command with this tag.
     Reassign {
@@ -124,7 +124,7 @@ pub(super) enum RequestKind {
 
 /// The commands that end when a management function was executed.
 #[derive(Clone, Copy)]
-pub(super) enum Aborts {
+pub(super) enum AbortScope {
     Task(u32),
     Unit([u8; 8]),
     All,
@@ -244,16 +244,16 @@ impl Tasks {
     }
 
     /// Removes the commands that a management function aborted, and returns their tokens.
-    pub(super) fn abort(&mut self, aborts: Aborts) -> Vec<Token> {
+    pub(super) fn abort(&mut self, aborts: AbortScope) -> Vec<Token> {
         let mut aborted = Vec::new();
         for slot in &mut self.slots {
             let Some(Task { token, kind: RequestKind::Command(command), .. }) = &slot.task else {
                 continue;
             };
             let meant = match aborts {
-                Aborts::Task(task) => task == slot.tag,
-                Aborts::Unit(lun) => lun == command.lun,
-                Aborts::All => true,
+                AbortScope::Task(task) => task == slot.tag,
+                AbortScope::Unit(lun) => lun == command.lun,
+                AbortScope::All => true,
             };
             if meant {
                 aborted.push(*token);

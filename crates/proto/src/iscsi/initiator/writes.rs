@@ -9,7 +9,7 @@ use super::event::{ConnectionError, ProtocolError};
 use super::link::Link;
 use super::reception::{Reception, Run};
 use super::request::{CommandRequest, Token, Transfer};
-use super::task::{Command, CommandRecovery, Movement, R2T_SN_UNKNOWN, RequestKind, Task};
+use super::task::{Command, CommandRecovery, DataTransfer, R2T_SN_UNKNOWN, RequestKind, Task};
 
 impl Link {
     /// Sends a command for which the window has room. Returns its tag.
@@ -20,7 +20,7 @@ impl Link {
         token: Token,
     ) -> u32 {
         let CommandRequest { lun, cdb, attribute, transfer } = request;
-        let cmd_sn = core.cmd_sn.take().0;
+        let cmd_sn = core.cmd_sn.post_increment().0;
         let recovery =
             self.recovery.is_some().then(|| Box::new(CommandRecovery::new(cdb, attribute)));
         let mut header = ScsiCommand::from(RawHeader::ZERO);
@@ -31,17 +31,17 @@ impl Link {
         header.exp_stat_sn = self.exp_stat_sn.0.into();
         header.cdb = cdb;
         let (movement, payload) = match transfer {
-            Transfer::None => (Movement::None, None),
+            Transfer::None => (DataTransfer::None, None),
             Transfer::Read { length, landing } => {
                 header.flags |= ScsiCommand::READ;
                 header.expected_data_transfer_length = length.into();
-                (Movement::Read { expected: length, received: 0, landing, buffer: None }, None)
+                (DataTransfer::Read { expected: length, received: 0, landing, buffer: None }, None)
             }
             Transfer::Write { payload, length } => {
                 header.flags |= ScsiCommand::WRITE;
                 header.expected_data_transfer_length = length.into();
                 let solicited = self.unsolicited(length);
-                (Movement::Write { payload: payload.clone(), length, solicited }, Some(payload))
+                (DataTransfer::Write { payload: payload.clone(), length, solicited }, Some(payload))
             }
         };
         let kind = RequestKind::Command(Command { lun, cmd_sn, movement, recovery });
@@ -73,14 +73,14 @@ impl Link {
         header.cdb = recovery.cdb;
         recovery.start_over();
         match &mut command.movement {
-            Movement::None => self.output.push(header, &[]),
-            Movement::Read { expected, received, .. } => {
+            DataTransfer::None => self.output.push(header, &[]),
+            DataTransfer::Read { expected, received, .. } => {
                 *received = 0;
                 header.flags |= ScsiCommand::READ;
                 header.expected_data_transfer_length = (*expected).into();
                 self.output.push(header, &[]);
             }
-            Movement::Write { payload, length, solicited } => {
+            DataTransfer::Write { payload, length, solicited } => {
                 header.flags |= ScsiCommand::WRITE;
                 header.expected_data_transfer_length = (*length).into();
                 *solicited = self.unsolicited(*length);
@@ -201,7 +201,7 @@ impl Link {
         let Some(command) = core.tasks.command(tag, self.cid) else {
             return if core.tolerant { Ok(()) } else { Err(unknown.into()) };
         };
-        let Movement::Write { payload, length, solicited } = &mut command.movement else {
+        let DataTransfer::Write { payload, length, solicited } = &mut command.movement else {
             return Err(unknown.into());
         };
         // The R2Ts are in order, so that the target requests no byte twice, except for lost ones. After this check

@@ -8,12 +8,12 @@ use sarsen_wire::iscsi::{
     RawHeader, ScsiResponse, TaskManagementFunction, TaskManagementRequest, TaskManagementResponse,
 };
 
-use super::data_in::Cut;
+use super::data_in::Segmentation;
 use super::full_feature::{AfterRequest, FullFeature};
 use super::link::Link;
 use super::management::push_response;
 use super::recovery::{Answer, SentData};
-use super::tasks::{Collection, Progress, Task, TaskId};
+use super::tasks::{DataOutCollection, Progress, Task, TaskId};
 
 /// A connection's request for a task of a lost connection. The layer above calls [`super::Connection::release`] on all
 /// other connections of the session, then [`super::Connection::adopt`].
@@ -35,7 +35,7 @@ impl Adoption {
 
 /// The reply of a connection to another connection's request for a task.
 #[derive(Debug)]
-pub enum Claim {
+pub enum ReassignReply {
     /// The connection does not have the task.
     Unknown,
     /// The connection has the task, and is not lost.
@@ -59,7 +59,7 @@ enum What {
 
 struct SentMeta {
     lun: [u8; 8],
-    cut: Cut,
+    cut: Segmentation,
 }
 
 impl fmt::Debug for Released {
@@ -81,7 +81,7 @@ impl Released {
     }
 }
 
-impl Collection {
+impl DataOutCollection {
     /// Prepares new requests for the missing data, because the connection that carried the data is lost.
     fn begin_again(&mut self) {
         if self.unsolicited {
@@ -125,27 +125,27 @@ impl FullFeature {
         }
     }
 
-    pub(super) fn release(&mut self, link: &mut Link, tag: u32) -> Claim {
+    pub(super) fn release(&mut self, link: &mut Link, tag: u32) -> ReassignReply {
         if !link.is_lost {
             let known = self.tasks.contains(tag) || link.kept.has(tag);
-            return if known { Claim::Allegiant } else { Claim::Unknown };
+            return if known { ReassignReply::Allegiant } else { ReassignReply::Unknown };
         }
         if let Some(id) =
             self.tasks.by_tag(tag).filter(|task| !task.is_aborted()).map(|task| task.id)
         {
             return match self.give_away(link, id) {
-                Some(task) => Claim::Released(Released(What::Task(Box::new(task)))),
-                None => Claim::Unknown,
+                Some(task) => ReassignReply::Released(Released(What::Task(Box::new(task)))),
+                None => ReassignReply::Unknown,
             };
         }
         let Some(Answer { header, segment, data, .. }) = link.kept.take(tag) else {
-            return Claim::Unknown;
+            return ReassignReply::Unknown;
         };
         let data = data.map(|SentData { lun, payload, cut, .. }| {
             (payload.into_data(), Box::new(SentMeta { lun, cut }))
         });
         let header = Box::new(*ScsiResponse::view(&header));
-        Claim::Released(Released(What::Answered { header, segment, data }))
+        ReassignReply::Released(Released(What::Answered { header, segment, data }))
     }
 
     /// Answers the request of an adoption, and takes over the released task.
@@ -153,23 +153,23 @@ impl FullFeature {
         &mut self,
         link: &mut Link,
         adoption: Adoption,
-        claim: Claim,
+        claim: ReassignReply,
     ) -> AfterRequest {
         self.handed_over = self.handed_over.saturating_sub(1);
         let request = adoption.request();
         let tag = request.initiator_task_tag.get();
         let aborts = request.function() == TaskManagementFunction::AbortTask;
         let released = match claim {
-            Claim::Released(released) => released,
-            Claim::Allegiant if !aborts => {
+            ReassignReply::Released(released) => released,
+            ReassignReply::Allegiant if !aborts => {
                 push_response(link, tag, TaskManagementResponse::TaskStillAllegiant);
                 return AfterRequest::StayOpen;
             }
-            Claim::Allegiant | Claim::Unknown if aborts => {
+            ReassignReply::Allegiant | ReassignReply::Unknown if aborts => {
                 // The command may have waited above a gap here, and its turn may have come since the request.
                 return self.abort_task(link, request);
             }
-            Claim::Allegiant | Claim::Unknown => {
+            ReassignReply::Allegiant | ReassignReply::Unknown => {
                 // An earlier request may have moved the task to this connection already.
                 let referenced = request.referenced_task_tag.get();
                 let response = if self.tasks.contains(referenced) || link.kept.has(referenced) {
@@ -231,8 +231,8 @@ fn answer_again(
         header.exp_data_sn = cut.count().wrapping_add(r2t_count).into();
         // RFC 7143 §7.2.2: a SNACK Tag is valid only on its connection.
         header.snack_tag = 0.into();
-        let acknowledge_tag = link.acknowledge_tag();
-        link.output.settle(&mut data);
+        let acknowledge_tag = link.next_data_ack_tag();
+        link.output.unshare_for_digest(&mut data);
         let charge = link.room.keep(None, data.memory());
         let payload = link.output.charged_payload(data, charge);
         SentData { lun: meta.lun, payload, cut, acknowledge_tag, acknowledged: 0 }

@@ -50,13 +50,13 @@ pub(super) fn push(task: &mut Task, completion: Completion<'_>, link: &mut Link)
     };
     data_in.truncate(if reads { expected } else { 0 });
 
-    let cut = Cut::new(link, 0, data_in.len(), 0);
+    let cut = Segmentation::new(link, 0, data_in.len(), 0);
     let mut sent = None;
     if !data_in.is_empty() {
-        link.output.settle(&mut data_in);
+        link.output.unshare_for_digest(&mut data_in);
         let charge = link.room.keep(task.grant.take(), data_in.memory());
         // If the initiator may request PDUs again, the status has its own PDU.
-        let ending = (status == GOOD && !link.keeps()).then_some((flags, residual_count));
+        let ending = (status == GOOD && !link.keeps_sent_pdus()).then_some((flags, residual_count));
         match cut.whole().filter(|_| ending.is_some()) {
             Some(whole) => {
                 let header = data_header(whole, task, ending, link);
@@ -87,7 +87,7 @@ pub(super) fn push(task: &mut Task, completion: Completion<'_>, link: &mut Link)
         sense => [&sense_length, sense].concat(),
     };
     link.answer(response, &segment);
-    if link.keeps()
+    if link.keeps_sent_pdus()
         && let Some(sent) = sent
     {
         link.keep_data(sent);
@@ -99,15 +99,15 @@ fn push_parts(
     task: &Task,
     data_in: Data,
     charge: Option<Charge>,
-    cut: Cut,
+    cut: Segmentation,
     ending: Option<(u8, u32)>,
     link: &mut Link,
 ) -> SentData {
     let payload = link.output.charged_payload(data_in, charge);
-    let acknowledge_tag = if link.keeps() { link.acknowledge_tag() } else { 0 };
+    let acknowledge_tag = if link.keeps_sent_pdus() { link.next_data_ack_tag() } else { 0 };
     for part in cut.parts() {
         let mut header = data_header(part, task, ending, link);
-        if link.keeps() {
+        if link.keeps_sent_pdus() {
             part.ask_to_acknowledge(&mut header, task.lun, acknowledge_tag);
         }
         link.output.push_payload(header, &payload, part.offset, part.count);
@@ -137,7 +137,7 @@ fn data_header(part: Part, task: &Task, ending: Option<(u8, u32)>, link: &mut Li
 
 /// The division of data into PDUs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cut {
+pub(super) struct Segmentation {
     segment_limit: usize,
     burst_limit: usize,
     /// The offset of the first PDU. Its DataSN is `first_data_sn`.
@@ -157,7 +157,7 @@ pub(super) struct Part {
     is_last: bool,
 }
 
-impl Cut {
+impl Segmentation {
     pub(super) fn new(link: &Link, start: usize, end: usize, first_data_sn: u32) -> Self {
         let segment_limit = link.parameters.peer_max_recv_data_segment_length as usize;
         let burst_limit = link.parameters.max_burst_length as usize;

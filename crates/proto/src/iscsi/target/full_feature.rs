@@ -20,7 +20,7 @@ pub(super) use self::logout::push_logout_response;
 use self::waiting::admit;
 use super::link::Link;
 use super::management::{AfterAbort, Barrier, push_response};
-use super::tasks::{Collection, Ending, Fault, Progress, Task, TaskId, Tasks, is_same_unit};
+use super::tasks::{DataOutCollection, Ending, Fault, Progress, Task, TaskId, Tasks, is_same_unit};
 use super::text::Text;
 use super::window::CmdSnPosition;
 use super::{
@@ -362,12 +362,12 @@ impl FullFeature {
             data_out_length,
             has_room: grant.is_some() && is_all,
             grant,
-            collection: Collection {
+            collection: DataOutCollection {
                 capacity,
                 wanted,
                 // RFC 7143 §11.3.1: only commands that write send data.
                 unsolicited: writes && !is_final,
-                ..Collection::default()
+                ..DataOutCollection::default()
             },
             progress: Progress::Collecting,
             fault,
@@ -390,7 +390,7 @@ impl FullFeature {
             // The memory is free when this returns, and a copy is charged separately.
             link.room.give_back(grant);
         }
-        if link.keeps() {
+        if link.keeps_sent_pdus() {
             // RFC 7143 §11.14.4: the ExpStatSN of a logout for recovery belongs to the connection that it removes.
             let logout = LogoutRequest::view(header);
             let is_of_another = header.basic().opcode() == Opcode::LogoutRequest
@@ -481,7 +481,7 @@ impl FullFeature {
             }
             // RFC 7143 §7.8: the Reject notifies the initiator, which sends the request again.
             Incoming::Request | Incoming::Numbered
-                if link.keeps() || header.basic().opcode() == Opcode::ScsiCommand => {}
+                if link.keeps_sent_pdus() || header.basic().opcode() == Opcode::ScsiCommand => {}
             Incoming::Request | Incoming::Numbered => {
                 // At this level, the target cannot request lost text or a lost ping again.
                 return Err(CloseReason::protocol("data digest error", "§7.8"));
@@ -518,7 +518,7 @@ impl FullFeature {
 
     fn finish_command(&mut self, link: &mut Link, id: TaskId, segment: Segment, length: usize) {
         let Some(task) = self.tasks.by_tag(id.initiator_task_tag) else { return };
-        data_out::absorb(task, segment, length, true, link.keeps());
+        data_out::absorb(task, segment, length, true, link.keeps_sent_pdus());
         if !task.collection.unsolicited {
             data_out::end_unsolicited(task);
         }
@@ -539,7 +539,7 @@ impl FullFeature {
             task.fault.get_or_insert(fault);
         }
         let length = header.data_segment_length.value() as usize;
-        data_out::absorb(task, segment, length, digest_valid, link.keeps());
+        data_out::absorb(task, segment, length, digest_valid, link.keeps_sent_pdus());
         data_out::step(task, header, first_burst);
         self.advance_task(link, id);
     }
@@ -562,7 +562,7 @@ impl FullFeature {
         // Tasks receive memory in their order.
         if task.awaits_room() && !(self.waiting.is_empty() && admit(task, link)) {
             self.waiting.push_back(id);
-            self.ask_what_has_come(link);
+            self.ping_for_acknowledgement(link);
             return;
         }
         data_out::solicit(task, link, &mut self.next_transfer_tag);
@@ -580,7 +580,7 @@ impl FullFeature {
         // In a shared session, commands of other connections could overtake it: it counts as delivered only when the
         // layer above has it.
         if !link.session.is_shared() {
-            link.session.with(|state| state.deliver(id));
+            link.session.with(|state| state.remove_undelivered(id));
         }
         link.events.push_back(Event::Command(Command {
             task: id,
@@ -606,7 +606,7 @@ impl FullFeature {
     #[inline]
     pub(super) fn begun(&mut self, link: &mut Link, id: TaskId) {
         if link.session.is_shared() {
-            link.session.with(|state| state.deliver(id));
+            link.session.with(|state| state.remove_undelivered(id));
         }
     }
 
@@ -630,7 +630,7 @@ impl FullFeature {
                 state.window.end();
             }
             if task.progress == Progress::Collecting {
-                state.deliver(id);
+                state.remove_undelivered(id);
             }
         });
         if !task.has_room {
@@ -695,7 +695,7 @@ impl FullFeature {
                 _ => drop(self.take_task(link, id)),
             }
             // The layer above may not have received the command yet.
-            link.session.with(|state| state.deliver(id));
+            link.session.with(|state| state.remove_undelivered(id));
         }
         for held in std::mem::take(&mut self.held) {
             link.session.with(|state| state.give_up_place(held.cmd_sn));

@@ -65,7 +65,7 @@ impl Link {
     }
 
     /// Returns whether the initiator may request sent PDUs again.
-    pub(super) const fn keeps(&self) -> bool {
+    pub(super) const fn keeps_sent_pdus(&self) -> bool {
         self.parameters.error_recovery_level > 0
     }
 
@@ -77,7 +77,7 @@ impl Link {
     /// Sends a PDU that took a StatSN. If the initiator may request it again, keeps it until it is acknowledged.
     pub(super) fn answer(&mut self, header: impl Into<RawHeader>, segment: &[u8]) {
         let header = header.into();
-        if self.keeps() {
+        if self.keeps_sent_pdus() {
             self.kept.push(header, segment, &self.room);
         }
         self.output.push(header, segment);
@@ -120,13 +120,13 @@ impl Link {
     }
 
     /// Returns a new tag by which the initiator acknowledges data.
-    pub(super) fn acknowledge_tag(&mut self) -> u32 {
+    pub(super) fn next_data_ack_tag(&mut self) -> u32 {
         self.kept.next_tag()
     }
 
     /// Removes the connection for recovery (RFC 7143 §11.14): its tasks wait for another connection, and it sends
     /// nothing for them any more.
-    pub(super) fn part(&mut self) {
+    pub(super) fn detach_for_recovery(&mut self) {
         self.parting = Some(std::mem::take(&mut self.output));
         self.is_lost = true;
     }

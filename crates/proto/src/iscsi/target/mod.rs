@@ -35,7 +35,7 @@ use sarsen_wire::iscsi::{
     AsyncEvent, Isid, LogoutResponse, TaskManagementFunction, TaskManagementResponse,
 };
 
-pub use self::allegiance::{Adoption, Claim, Released};
+pub use self::allegiance::{Adoption, ReassignReply, Released};
 use self::full_feature::{AfterRequest, FullFeature};
 use self::link::Link;
 use self::login::{Login, LoginStep};
@@ -576,17 +576,17 @@ impl Connection {
     }
 
     /// Releases a task to another connection of the session, if this connection is lost.
-    pub fn release(&mut self, initiator_task_tag: u32) -> Claim {
+    pub fn release(&mut self, initiator_task_tag: u32) -> ReassignReply {
         match &mut self.phase {
             Phase::FullFeature(full_feature) => {
                 full_feature.release(&mut self.link, initiator_task_tag)
             }
-            _ => Claim::Unknown,
+            _ => ReassignReply::Unknown,
         }
     }
 
     /// Answers [`Event::Adopt`] with the claim of the other connections.
-    pub fn adopt(&mut self, adoption: Adoption, claim: Claim) {
+    pub fn adopt(&mut self, adoption: Adoption, claim: ReassignReply) {
         if let Phase::FullFeature(full_feature) = &mut self.phase
             && full_feature.adopt(&mut self.link, adoption, claim) == AfterRequest::Close
         {

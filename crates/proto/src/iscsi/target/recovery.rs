@@ -8,7 +8,7 @@ use sarsen_wire::iscsi::{
     Opcode, RESERVED_TAG, RawHeader, RejectReason, ScsiResponse, SerialNumber, SnackRequest,
 };
 
-use super::data_in::Cut;
+use super::data_in::Segmentation;
 use super::data_out;
 use super::full_feature::FullFeature;
 use super::link::Link;
@@ -28,7 +28,7 @@ const UNCHARGED_SEGMENT: usize = 256;
 pub(super) struct SentData {
     pub(super) lun: [u8; 8],
     pub(super) payload: Payload,
-    pub(super) cut: Cut,
+    pub(super) cut: Segmentation,
     pub(super) acknowledge_tag: u32,
     /// The initiator has acknowledged the PDUs before this DataSN.
     pub(super) acknowledged: u32,
@@ -222,7 +222,7 @@ impl FullFeature {
         let run = Run { first: snack.beg_run.get(), count: snack.run_length.get() };
         // A short SNACK can request megabytes. The target rejects it while too much output is unsent.
         let limit = self.settings.output_limit + self.settings.room_limit;
-        let done = if !link.keeps() {
+        let done = if !link.keeps_sent_pdus() {
             Err(RejectReason::ProtocolError)
         } else if link.output.len() > limit {
             Err(RejectReason::SnackReject)
@@ -324,7 +324,7 @@ fn send_data_anew(link: &mut Link, tag: u32, snack_tag: u32, run: Run) -> Result
             let r2t_count = response.exp_data_sn.get().wrapping_sub(data.cut.count());
             data.cut = data.cut.cut_anew(link, data.oldest());
             // The new tag differs from the tag in a late acknowledgement of the earlier PDUs.
-            data.acknowledge_tag = link.acknowledge_tag();
+            data.acknowledge_tag = link.next_data_ack_tag();
             response.exp_data_sn = data.cut.count().wrapping_add(r2t_count).into();
             response.snack_tag = snack_tag.into();
             *header = response.into();

@@ -250,7 +250,7 @@ impl SessionState {
     /// Frees the place in the order of a command that was above a gap, if the command did not become a task.
     pub(super) fn give_up_place(&mut self, cmd_sn: SerialNumber) {
         if let Some(sequence) = self.take_reserved(cmd_sn) {
-            self.deliver(TaskId { initiator_task_tag: 0, sequence });
+            self.remove_undelivered(TaskId { initiator_task_tag: 0, sequence });
         }
     }
 
@@ -277,7 +277,7 @@ impl SessionState {
     }
 
     /// Removes a command that has reached the layer above, or has ended before that.
-    pub(super) fn deliver(&mut self, id: TaskId) {
+    pub(super) fn remove_undelivered(&mut self, id: TaskId) {
         let is_it = |one: &mut Undelivered| one.sequence == id.sequence;
         // The command is nearly always the newest or the oldest.
         let ends = &mut self.undelivered;

@@ -106,7 +106,7 @@ pub(super) struct OpenR2t {
 
 /// The data that the target receives for a command.
 #[derive(Debug, Default)]
-pub(super) struct Collection {
+pub(super) struct DataOutCollection {
     /// The received data. The buffer has `capacity` bytes.
     pub(super) buffer: Option<Buffer>,
     /// Number of bytes, from the first, for which memory is charged: the unsolicited bytes, or `wanted`.
@@ -127,14 +127,14 @@ pub(super) struct Collection {
     pub(super) lost: Vec<Range<usize>>,
 }
 
-impl Collection {
+impl DataOutCollection {
     /// Returns the buffer for `capacity` bytes. A buffer for a part has exactly its size, and is copied once.
     pub(super) fn take_buffer(&mut self) -> Buffer {
         self.buffer.take().unwrap_or_else(|| {
             if self.capacity == self.wanted {
                 Buffer::for_overwrite(self.wanted)
             } else {
-                Buffer::compact(self.capacity)
+                Buffer::zeroed_exact(self.capacity)
             }
         })
     }
@@ -173,7 +173,7 @@ pub(super) struct Task {
     pub(super) grant: Option<Grant>,
     /// Memory is charged for all data that the task moves.
     pub(super) has_room: bool,
-    pub(super) collection: Collection,
+    pub(super) collection: DataOutCollection,
     pub(super) progress: Progress,
     pub(super) fault: Option<Fault>,
 }
@@ -188,7 +188,7 @@ impl Task {
     }
 
     /// Returns the bytes of memory that the task needs for its Data-Out or Data-In.
-    pub(super) fn room(&self) -> usize {
+    pub(super) fn needed_memory(&self) -> usize {
         let expected = (self.expected_data_transfer_length as usize).min(LARGEST_READ);
         Buffer::memory_for(match self.flags & ScsiCommand::READ {
             0 => self.collection.wanted,
@@ -198,13 +198,13 @@ impl Task {
 
     /// Returns the bytes of memory that the task has, or may take without a further request.
     pub(super) fn memory(&self) -> usize {
-        if self.has_room { self.room() } else { self.collection.capacity }
+        if self.has_room { self.needed_memory() } else { self.collection.capacity }
     }
 
     /// Returns whether the task needs memory before it continues, to request data or to read. FirstBurstLength limits
     /// unsolicited data.
     pub(super) fn awaits_room(&self) -> bool {
-        let Collection { unsolicited, solicited, wanted, .. } = self.collection;
+        let DataOutCollection { unsolicited, solicited, wanted, .. } = self.collection;
         let reads = self.flags & ScsiCommand::READ != 0;
         let asks = solicited < wanted || !self.collection.lost.is_empty();
         !self.has_room && self.fault.is_none() && !unsolicited && (reads || asks)

@@ -2,7 +2,7 @@
 
 /// The data of a successful reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Expected {
+pub(super) enum ReplyData {
     Nothing,
     Data(u32),
 }
@@ -10,7 +10,7 @@ pub(super) enum Expected {
 struct Slot<T> {
     /// The number of uses of the slot, so that a repeated reply does not match the next request.
     generation: u32,
-    task: Option<(T, Expected)>,
+    task: Option<(T, ReplyData)>,
 }
 
 /// Reusable slots. A cookie is a slot's generation and its index.
@@ -30,7 +30,7 @@ impl<T> Tasks<T> {
         self.slots.len() - self.free.len()
     }
 
-    pub(super) fn insert(&mut self, token: T, expected: Expected) -> u64 {
+    pub(super) fn insert(&mut self, token: T, expected: ReplyData) -> u64 {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot { generation: 0, task: None });
             (self.slots.len() - 1) as u32
@@ -47,7 +47,7 @@ impl<T> Tasks<T> {
     }
 
     /// Returns the data for which the request with this cookie waits, if it is open.
-    pub(super) fn expected(&mut self, cookie: u64) -> Option<Expected> {
+    pub(super) fn expected(&mut self, cookie: u64) -> Option<ReplyData> {
         self.slot(cookie)?.task.as_ref().map(|(_, expected)| *expected)
     }
 

@@ -3,7 +3,7 @@
 
 use super::pages::{Listed, pages_of};
 use crate::modes::ModeParameters;
-use crate::{LogicalUnit, Record, Sense};
+use crate::{LogicalUnit, MetadataKind, Sense};
 use std::io;
 
 /// The first byte of the record. The mode pages follow it, one after the other.
@@ -18,13 +18,13 @@ pub(super) async fn save(unit: &LogicalUnit, parameters: &ModeParameters) -> Res
     for page in pages_of(unit).filter(|page| page.is_changeable(unit)) {
         record.extend(page.bytes(parameters));
     }
-    metadata.save(Record::ModePages, record).wait().await.map_err(|_| Sense::not_kept())
+    metadata.save(MetadataKind::ModePages, record).wait().await.map_err(|_| Sense::save_failed())
 }
 
 /// Loads the saved parameters of a new unit.
 pub(crate) fn load(unit: &LogicalUnit) -> io::Result<Option<ModeParameters>> {
     let Some(metadata) = unit.metadata() else { return Ok(None) };
-    let Some(record) = metadata.load(Record::ModePages)? else { return Ok(None) };
+    let Some(record) = metadata.load(MetadataKind::ModePages)? else { return Ok(None) };
     let damaged = || io::Error::new(io::ErrorKind::InvalidData, "the saved mode pages are damaged");
     let Some((&VERSION, pages)) = record.split_first() else { return Err(damaged()) };
     let default = unit.modes().default();

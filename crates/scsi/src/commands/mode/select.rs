@@ -78,7 +78,7 @@ struct List {
 fn select(task: &Task<'_>, list: Option<List>) -> Io<Completion> {
     let flags = task.cdb.byte(1);
     let (unit, nexus) = (Arc::clone(task.unit), task.nexus.id);
-    task.unit.pending(async move {
+    task.unit.complete_after(async move {
         let (before, after) = {
             let _turn = unit.modes().selecting.lock().await;
             let before = unit.modes().current();

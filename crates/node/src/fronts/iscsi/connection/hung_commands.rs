@@ -75,7 +75,7 @@ impl Driver<'_> {
     }
 
     /// The same time, but not later than the next time at which the machine needs the clock.
-    pub(super) fn look_or_time_out(&mut self) -> Instant {
+    pub(super) fn next_wakeup(&mut self) -> Instant {
         self.look().min(self.machine.poll_timeout())
     }
 
@@ -123,7 +123,7 @@ impl Driver<'_> {
             match begun.operation {
                 // The command changes nothing, so no task has to wait for it.
                 Operation::Read | Operation::Flush => {
-                    let stall = under_way.stall();
+                    let stall = under_way.report_stall();
                     tokio::task::spawn_local(async move {
                         under_way.await;
                         drop(stall);
@@ -160,7 +160,7 @@ impl UnderWay {
 
     fn stall(&self) -> Option<scsi::Stall> {
         match &self.answer {
-            Answer::Unit(under_way) => under_way.stall(),
+            Answer::Unit(under_way) => under_way.report_stall(),
             Answer::Deferred(_) => None,
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use sarsen_io::time;
-use sarsen_proto::iscsi::target::{Adoption, Claim};
+use sarsen_proto::iscsi::target::{Adoption, ReassignReply};
 use tokio::sync::{mpsc, oneshot};
 use tracing::info;
 
@@ -47,7 +47,7 @@ impl<'a> Driver<'a> {
                     break;
                 }
             }
-            self.observer.send();
+            self.observer.count_sent();
             if self.machine.closing().is_some() {
                 return true;
             }
@@ -80,9 +80,14 @@ impl<'a> Driver<'a> {
     }
 
     /// Answers another connection of the session that claims a task.
-    pub(super) fn release(&mut self, tag: u32, by: Mailbox, answer: oneshot::Sender<Claim>) {
+    pub(super) fn release(
+        &mut self,
+        tag: u32,
+        by: Mailbox,
+        answer: oneshot::Sender<ReassignReply>,
+    ) {
         let claim = self.machine.release(tag);
-        if let Claim::Released(released) = &claim
+        if let ReassignReply::Released(released) = &claim
             && let Some(running) = released.running()
         {
             self.forwards.insert(running.number(), by);

@@ -216,7 +216,7 @@ impl Observer {
     }
 
     /// Counts a command as aborted: it will not receive its usual answer.
-    pub(super) fn abort(&self, begun: &mut BegunCommand) {
+    pub(super) fn count_aborted(&self, begun: &mut BegunCommand) {
         if !std::mem::replace(&mut begun.is_aborted, true) {
             self.fail(*begun, Failure::Aborted);
         }
@@ -243,7 +243,7 @@ impl Observer {
 
     /// Counts the commands whose answers are about to be sent.
     #[inline]
-    pub(super) fn send(&mut self) {
+    pub(super) fn count_sent(&mut self) {
         if !self.answered.is_empty() {
             self.count(time::now());
         }

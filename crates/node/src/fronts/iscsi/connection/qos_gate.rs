@@ -24,7 +24,8 @@ pub(super) struct QosGate {
 
 impl QosGate {
     pub(super) fn new(qos: Arc<Qos>, settings: &Settings) -> Self {
-        let room = QueueLimit::of(settings.command_window as usize, settings.room_limit);
+        let room =
+            QueueLimit::three_quarters_of(settings.command_window as usize, settings.room_limit);
         let queue = Arc::default();
         Self { qos, room, queue, peer: None, host: None, generation: None }
     }

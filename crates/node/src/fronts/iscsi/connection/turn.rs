@@ -180,7 +180,7 @@ impl<'a> Driver<'a> {
                 Event::Aborted(tasks) => {
                     let aborted = |one: &&mut UnderWay| tasks.contains(&one.task);
                     self.pending.iter_mut().filter(aborted).for_each(|one| {
-                        self.observer.abort(&mut one.begun);
+                        self.observer.count_aborted(&mut one.begun);
                     });
                     let names: Vec<u64> = tasks.iter().map(|task| task.number()).collect();
                     if let Some(nexus) = &mut self.view.nexus {
@@ -220,7 +220,7 @@ impl<'a> Driver<'a> {
 
     /// Sends the ready output, as far as the socket accepts it.
     pub(super) fn send(&mut self) -> Result<Sent, ConnectionEnd> {
-        self.observer.send();
+        self.observer.count_sent();
         while !self.machine.output().is_empty() {
             let output = self.machine.output();
             let mut pieces = Vec::with_capacity(16);

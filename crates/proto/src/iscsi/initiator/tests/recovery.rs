@@ -288,7 +288,7 @@ fn a_target_that_repeats_nothing_ends_the_connection() {
     let bytes = target.bytes(reject, &snack.0.0);
     let error = target.session.handle_input(LEADING, &bytes).unwrap_err();
     assert_eq!(error, ConnectionError::NotRepeated);
-    assert!(!target.session.lose(LEADING));
+    assert!(!target.session.mark_lost(LEADING));
     // The number of requests over a connection that damages every PDU is limited.
     let mut target = self::target();
     let tag = target.read(PIECE, 1);
@@ -333,14 +333,14 @@ proptest! {
             if target.session.handle_input(cid, &pdu).is_err()
                 && let Some(other) = losses.next()
             {
-                target.session.lose(cid);
-                target.session.lose(Cid(other));
+                target.session.mark_lost(cid);
+                target.session.mark_lost(Cid(other));
                 target.session.remove(cid);
                 target.session.reinstate(cid, None);
                 target.session.join(None);
             }
             while target.session.poll_event().is_some() {}
-            target.session.leave(Cid(2));
+            target.session.logout_connection(Cid(2));
         }
         for cid in 0..6 {
             target.drain(Cid(cid));

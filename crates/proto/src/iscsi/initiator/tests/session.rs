@@ -210,7 +210,7 @@ fn rfc7143_13_2_a_target_that_has_one_connection_and_no_recovery_is_taken_as_it_
         assert_eq!((parameters.max_connections, parameters.error_recovery_level), (1, 0));
         assert!(target.session.join(None).is_none());
         target.read(PIECE, 1);
-        assert!(!target.session.lose(LEADING));
+        assert!(!target.session.mark_lost(LEADING));
         let error = ConnectionError::Unrecoverable(RecoveryError::Level { level: 0 });
         assert_eq!(target.session.failure(), Some(&error));
     }
@@ -278,7 +278,7 @@ fn rfc7143_7_2_2_commands_of_a_removed_connection_go_on_over_another() {
     let header = target.data_in(lost, read_tag, 1, 0);
     let half = target.bytes(header, &sample(2 * PIECE)[PIECE..]);
     target.session.handle_input(lost, &half[..48 + PIECE / 2]).unwrap();
-    assert!(target.session.lose(lost));
+    assert!(target.session.mark_lost(lost));
     assert!(target.session.is_lost(lost) && target.session.is_full_feature());
 
     assert!(target.session.remove(lost));
@@ -340,14 +340,14 @@ fn rfc7143_6_3_4_a_connection_is_reinstated_by_a_login_of_its_cid() {
     target.exp_cmd_sn = 2;
     let ping = target.header(LEADING, Opcode::NopIn, RESERVED_TAG, false);
     target.send(LEADING, ping, &[]);
-    assert!(target.session.lose(LEADING));
+    assert!(target.session.mark_lost(LEADING));
     assert!(matches!(target.session.poll_event(), Some(Event::Lost { token: Token(8) })));
     assert!(!target.session.remove(LEADING), "there is no other connection");
     assert_eq!(target.session.window(), 0);
     assert!(target.session.reinstate(LEADING, None));
     let acknowledged = std::mem::replace(target.stat_sn(LEADING), 900);
     // A failed attempt changes nothing.
-    assert!(target.session.lose(LEADING));
+    assert!(target.session.mark_lost(LEADING));
     assert!(target.session.reinstate(LEADING, None));
     let (request, _) = target.grant(LEADING, "MaxRecvDataSegmentLength=1024\0");
     assert_eq!((request.tsih.get(), request.cid.get()), (7, 0));
@@ -363,11 +363,11 @@ fn rfc7143_7_2_2_a_connection_that_is_lost_while_it_takes_over_is_followed_by_a_
     target.exp_cmd_sn = 2;
     let all: Vec<Cid> = target.session.connections().collect();
     let first = *all.iter().find(|of| !target.sent(**of).is_empty()).unwrap();
-    assert!(target.session.lose(first));
+    assert!(target.session.mark_lost(first));
     assert!(target.session.remove(first));
     let second =
         *all.iter().find(|of| !target.session.output(**of).is_none_or(|o| o.is_empty())).unwrap();
-    assert!(target.session.lose(second));
+    assert!(target.session.mark_lost(second));
     assert!(!target.session.is_being_removed(first), "that request is gone");
     let third = *all.iter().find(|of| ![first, second].contains(of)).unwrap();
     assert!(target.session.remove(first) && target.session.remove(second));
@@ -392,7 +392,7 @@ fn rfc7143_11_6_1_a_task_that_is_not_moved_ends_the_session() {
     target.exp_cmd_sn = 2;
     let lost = if target.sent(LEADING).is_empty() { Cid(1) } else { LEADING };
     let kept = Cid(1 - lost.0);
-    target.session.lose(lost);
+    target.session.mark_lost(lost);
     target.session.remove(lost);
     let request = target.sent(kept).remove(0);
     target.answer(kept, &request.0, Opcode::LogoutResponse, 0);
@@ -417,7 +417,7 @@ fn rfc7143_11_14_1_one_connection_leaves_when_its_last_command_has_ended() {
     let mut target = Target::ready(2, 0, "");
     let tag = target.read(PIECE, 1);
     let own = if target.sent(LEADING).is_empty() { Cid(1) } else { LEADING };
-    target.session.leave(own);
+    target.session.logout_connection(own);
     assert!(target.sent(own).is_empty());
     let header = target.data_in(own, tag, 0, FINAL | DataIn::STATUS);
     target.send(own, header, &sample(PIECE));
@@ -428,7 +428,7 @@ fn rfc7143_11_14_1_one_connection_leaves_when_its_last_command_has_ended() {
     target.answer(own, &request.0, Opcode::LogoutResponse, 0);
     let left = target.session.poll_event();
     assert!(matches!(left, Some(Event::Left { connection }) if connection == own));
-    assert!(target.session.lose(own), "the session goes on");
+    assert!(target.session.mark_lost(own), "the session goes on");
     target.read(PIECE, 2);
     assert_eq!(target.sent(Cid(1 - own.0)).len(), 1);
 }

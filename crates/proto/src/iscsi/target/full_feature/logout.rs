@@ -37,7 +37,7 @@ impl FullFeature {
             }
             LogoutReason::RemoveForRecovery if is_own => {
                 push_logout_response(link, tag, LogoutResponse::Closed, true);
-                link.part();
+                link.detach_for_recovery();
             }
             LogoutReason::RemoveForRecovery => link.events.push_back(beyond(true)),
             _ => link.reject(RejectReason::InvalidPduField, header),

@@ -22,7 +22,7 @@ impl FullFeature {
     }
 
     /// Pings the initiator if unacknowledged answers use memory that commands wait for. Its reply acknowledges them.
-    pub(super) fn ask_what_has_come(&mut self, link: &mut Link) {
+    pub(super) fn ping_for_acknowledgement(&mut self, link: &mut Link) {
         if link.kept.bytes() > 0 && self.ping_tag == RESERVED_TAG {
             self.ping(link);
         }
@@ -64,7 +64,7 @@ impl FullFeature {
 /// Gives a waiting task its memory, if there is enough. Returns whether there is.
 #[inline(always)]
 pub(super) fn admit(task: &mut Task, link: &Link) -> bool {
-    let Some(grant) = link.room.admit(task.room()) else { return false };
+    let Some(grant) = link.room.admit(task.needed_memory()) else { return false };
     if task.collection.wanted > 0 {
         task.collection.enlarge();
     }

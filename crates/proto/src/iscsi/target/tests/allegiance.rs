@@ -19,7 +19,7 @@ fn reassign(script: &mut Script, tag: u32, exp_data_sn: u32) -> Adoption {
 fn hand_over(first: &mut Script, second: &mut Script, tag: u32, exp_data_sn: u32) {
     let adoption = reassign(second, tag, exp_data_sn);
     let claim = first.connection.release(tag);
-    assert!(matches!(claim, Claim::Released(_)), "{claim:?}");
+    assert!(matches!(claim, ReassignReply::Released(_)), "{claim:?}");
     second.connection.adopt(adoption, claim);
     assert_eq!(managed(second), TaskManagementResponse::FunctionComplete);
 }
@@ -83,16 +83,18 @@ fn rfc7143_7_2_2_reassigned_task_is_answered_on_new_connection() {
     first.connection.begun(running.task);
     mark_lost(&mut first);
     let adoption = reassign(&mut second, 1, 0);
-    let Claim::Released(released) = first.connection.release(1) else { panic!("it has it") };
+    let ReassignReply::Released(released) = first.connection.release(1) else {
+        panic!("it has it")
+    };
     assert_eq!(released.running(), Some(running.task));
-    second.connection.adopt(adoption, Claim::Released(released));
+    second.connection.adopt(adoption, ReassignReply::Released(released));
     managed(&mut second);
     second.nothing_more();
     second.good(&running, vec![5; 512]);
     let (header, data) = second.next();
     assert_eq!((header.basic().opcode(), data), (Opcode::DataIn, vec![5; 512]));
     second.next();
-    assert!(matches!(first.connection.release(1), Claim::Unknown), "it is not there twice");
+    assert!(matches!(first.connection.release(1), ReassignReply::Unknown), "it is not there twice");
 }
 
 #[test]
@@ -113,7 +115,7 @@ fn rfc7143_7_2_2_data_and_status_that_were_not_heard_come_again() {
     let (header, _) = second.next();
     let response = ScsiResponse::view(&header);
     assert_eq!((response.initiator_task_tag.get(), response.exp_data_sn.get()), (1, 3));
-    assert!(matches!(first.connection.release(1), Claim::Unknown));
+    assert!(matches!(first.connection.release(1), ReassignReply::Unknown));
 }
 
 /// The abort of an answered task changes neither its answer nor its data.
@@ -220,7 +222,7 @@ fn rfc7143_11_14_4_a_removal_acknowledges_nothing_of_the_connection_it_comes_ove
     second.send(request, &[]).expect("the session goes on");
     mark_lost(&mut second);
     let claim = second.connection.release(1);
-    assert!(matches!(claim, Claim::Released(_)), "{claim:?}");
+    assert!(matches!(claim, ReassignReply::Released(_)), "{claim:?}");
 }
 
 #[test]
@@ -285,7 +287,7 @@ fn rfc7143_7_2_2_a_command_that_was_acknowledged_is_not_forgotten() {
     assert_eq!(second.next_command().task.initiator_task_tag, 1);
     mark_lost(&mut first);
     assert_eq!(first.next_command().task.initiator_task_tag, 2);
-    assert!(matches!(first.connection.release(2), Claim::Released(_)));
+    assert!(matches!(first.connection.release(2), ReassignReply::Released(_)));
 }
 
 #[test]
