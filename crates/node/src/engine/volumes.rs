@@ -55,8 +55,8 @@ pub(crate) struct Volume {
 }
 
 impl Volume {
-    /// Opens a volume in its last state. The volume must have [its full length](Self::grow_file) before sessions use it. Blocks the
-    /// thread.
+    /// Opens a volume in its last state. The file must have [its full length](Self::grow_file) before sessions use the
+    /// volume. Blocks the thread.
     pub(crate) fn open(
         config: &VolumeConfig,
         scope: Option<&str>,
