@@ -22,7 +22,7 @@ use crate::client::run;
 
 const COMMITTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.md");
 const OPENAPI: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.json");
-const SAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/node/src/import/samples");
+const SAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/compat/src/import/samples");
 const HEAD: &str = "# What `--json` prints\n\n\
     One document on one line of standard output, or one a line where it says so; everything else goes to standard\n\
     error. Names and types stay, and what is added is new. `?`: not always there; `[]`: each of a list; `*`: any name.\n";

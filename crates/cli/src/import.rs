@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::ValueEnum;
+use sarsen_compat::import::{self, Complaint, Files, Imported, Origin};
 use sarsen_node::desired::Changed;
-use sarsen_node::import::{self, Complaint, Files, Imported, Origin};
 use sarsen_node::model::Document;
 use serde::Serialize;
 

@@ -13,7 +13,6 @@ mod events;
 mod fronts;
 mod health;
 mod host;
-pub mod import;
 pub mod initiator_lines;
 mod isns;
 mod mailbox;

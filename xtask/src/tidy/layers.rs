@@ -9,6 +9,7 @@ use super::Finding;
 const LAYERS: &[&str] = &[
     "sarsen",
     "sarsen-lab",
+    "sarsen-compat",
     "sarsen-node",
     "sarsen-initiator",
     "sarsen-io",

@@ -493,7 +493,7 @@ fn has_hex_digits(text: &str, lengths: &[usize]) -> bool {
 }
 
 /// Returns the reason why the text is not a valid target name, or `None` for a valid name.
-pub(crate) fn target_name_fault(name: &str) -> Option<String> {
+pub fn target_name_fault(name: &str) -> Option<String> {
     check_iscsi_name(name).err()
 }
 
@@ -512,7 +512,7 @@ fn is_iqn_tail(rest: &str) -> bool {
 }
 
 /// Returns whether an iSCSI name may contain this byte (RFC 3722).
-pub(crate) fn is_iscsi_name_byte(byte: u8) -> bool {
+pub fn is_iscsi_name_byte(byte: u8) -> bool {
     byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.:".contains(&byte)
 }
 

@@ -24,7 +24,7 @@ use serde::Serialize;
 
 pub use self::draft::DENIED_INITIATOR;
 pub use self::tgt::{set_tgtd_identity, show_as_tgt};
-use crate::model::Document;
+use sarsen_node::model::Document;
 
 /// Maximum number of reasons in the error of an import without a result.
 const REASONS: usize = 3;

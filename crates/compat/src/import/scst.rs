@@ -10,7 +10,7 @@ use sarsen_scsi::Designator;
 
 use super::draft::{Draft, DraftIdentity, DraftRule, TargetDraft, every_address, naa, truncated};
 use super::{ImportError, Imported, shown_key};
-use crate::model::document::{Rule, Size, Volume};
+use sarsen_node::model::document::{Rule, Size, Volume};
 
 const FILE_VENDOR: &str = "SCST_FIO";
 const DEVICE_VENDOR: &str = "SCST_BIO";

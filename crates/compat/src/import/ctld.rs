@@ -12,8 +12,8 @@ use super::draft::{Draft, DraftIdentity, TargetDraft, every_address, naa, trunca
 use super::strictest::common_rules;
 use super::ucl::{self, Node};
 use super::{Files, ImportError, Imported};
-use crate::config::parse_redirect_address;
-use crate::model::document::{Redirect, Rule, Size, Volume};
+use sarsen_node::config::parse_redirect_address;
+use sarsen_node::model::document::{Redirect, Rule, Size, Volume};
 
 const VENDOR: &str = "FREEBSD";
 const PRODUCT: &str = "CTLDISK";

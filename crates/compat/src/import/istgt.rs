@@ -12,7 +12,7 @@ use sarsen_scsi::Designator;
 use super::draft::{Draft, DraftIdentity, TargetDraft, naa, truncated};
 use super::strictest::common_rules;
 use super::{Files, ImportError, Imported};
-use crate::model::document::{Rule, Size, Volume};
+use sarsen_node::model::document::{Rule, Size, Volume};
 
 const NODE_BASE: &str = "iqn.2007-09.jp.ne.peach.istgt";
 const AUTH_FILE: &str = "/etc/istgt/auth.conf";

@@ -12,7 +12,7 @@ use super::draft::{Draft, DraftIdentity, DraftRule, TargetDraft, naa, truncated}
 use super::json::Fields;
 use super::strictest::{CommonAccess, common_showings};
 use super::{ImportError, Imported};
-use crate::model::document::{Rule, Size, Volume};
+use sarsen_node::model::document::{Rule, Size, Volume};
 
 const VENDOR: &str = "LIO-ORG";
 const REVISION: &str = "4.0";

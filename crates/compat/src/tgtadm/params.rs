@@ -1,6 +1,6 @@
 //! The parameters of a unit in `--params`: `scsi_sn=…,vendor_id=…`.
 
-use sarsen_node::import::show_as_tgt;
+use crate::import::show_as_tgt;
 use sarsen_node::model::document::Volume;
 
 use super::Failure;

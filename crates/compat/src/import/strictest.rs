@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::draft::DraftRule;
-use crate::model::document::Rule;
+use sarsen_node::model::document::Rule;
 
 /// Returns rules that permit the initiators that all lists permit. An empty result permits no initiator.
 pub(super) fn common_rules(lists: &[Vec<Rule>]) -> Vec<Rule> {

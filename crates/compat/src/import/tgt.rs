@@ -12,7 +12,7 @@ use sarsen_scsi::Designator;
 use super::apache::{self, Item};
 use super::draft::{Draft, DraftIdentity, TargetDraft, naa, truncated};
 use super::{Files, ImportError, Imported};
-use crate::model::document::{Rule, Volume};
+use sarsen_node::model::document::{Rule, Volume};
 
 const VENDOR: &str = "IET";
 const PRODUCT: &str = "VIRTUAL-DISK";

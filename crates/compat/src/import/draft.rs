@@ -9,11 +9,11 @@ use sarsen_scsi::{Designator, Naa};
 
 use super::portals::{Assigned, TargetAddresses};
 use super::{Complaint, ComplaintSeverity, Imported, shown_key};
-use crate::config::{
+use sarsen_node::config::{
     is_iscsi_name_byte, parse_network, parse_portal, parse_size, target_name_fault,
 };
-use crate::model::Document;
-use crate::model::document::{
+use sarsen_node::model::Document;
+use sarsen_node::model::document::{
     Account, Discovery, Host, Luns, Rule, ShownLuns, Size, Target, Volume,
 };
 

@@ -1,7 +1,7 @@
 //! The changes of `tgtadm`: from the current state, the objects to apply and the objects to delete.
 
+use crate::import::{DENIED_INITIATOR, set_tgtd_identity};
 use sarsen_node::desired::Changed;
-use sarsen_node::import::{DENIED_INITIATOR, set_tgtd_identity};
 use sarsen_node::model::document::{Account, Rule, Target, Volume};
 use sarsen_node::model::{Document, Key, ObjectKind};
 use sarsen_node::schema::{Apply, ErrorCode};

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use crate::model::document::Portal;
+use sarsen_node::model::document::Portal;
 
 /// A target, and the tag of one of its own portal groups.
 pub(super) type GroupPath = (usize, u16);

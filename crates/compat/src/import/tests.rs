@@ -5,8 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::*;
-use crate::config::parse_file;
-use crate::model::document::{Luns, Rule, ShownLuns, Target, Volume};
+use sarsen_node::config::parse_file;
+use sarsen_node::model::document::{Luns, Rule, ShownLuns, Target, Volume};
 
 const ORIGINS: [(Origin, &str); 6] = [
     (Origin::Lio, "saveconfig.json"),

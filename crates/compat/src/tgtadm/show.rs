@@ -8,7 +8,6 @@ use sarsen_node::schema::{Connection, Session};
 
 use super::change::is_deny_all;
 use super::{Failure, ServerView, number};
-use crate::output::one_line;
 
 /// The output of `--mode sys`.
 pub(super) const SYSTEM: &str = "System:
@@ -50,8 +49,7 @@ fn target(world: &ServerView, target: &Target) -> String {
     );
     for session in sessions(world, target) {
         let _ = writeln!(text, "        I_T nexus: {}", session.tsih);
-        let _ =
-            writeln!(text, "            Initiator: {} alias: none", one_line(&session.initiator));
+        let _ = writeln!(text, "            Initiator: {} alias: none", plain(&session.initiator));
         for connection in &session.connections {
             let _ = writeln!(text, "            Connection: {}", connection.cid);
             let _ = writeln!(text, "                IP Address: {}", address(connection));
@@ -197,7 +195,7 @@ pub(super) fn connections(world: &ServerView, tid: Option<u32>) -> Result<String
         let _ = writeln!(text, "Session: {}", session.tsih);
         for connection in &session.connections {
             let _ = writeln!(text, "    Connection: {}", connection.cid);
-            let _ = writeln!(text, "        Initiator: {}", one_line(&session.initiator));
+            let _ = writeln!(text, "        Initiator: {}", plain(&session.initiator));
             let _ = writeln!(text, "        IP Address: {}", address(connection));
         }
     }
@@ -212,6 +210,11 @@ pub(super) fn portals(world: &ServerView) -> String {
         .iter()
         .map(|portal| format!("Portal: {},{}\n", portal.address, portal.group.unwrap_or(1)))
         .collect()
+}
+
+/// Returns a name that does not break its line.
+fn plain(name: &str) -> String {
+    name.replace(char::is_control, "?")
 }
 
 #[cfg(test)]
