@@ -12,7 +12,7 @@ use sarsen_proto::iscsi::target::{Refusal, RefusalReason};
 use tokio::sync::{oneshot, watch};
 
 use crate::config::Redirect;
-use crate::mailbox::{Mailbox, Message};
+use crate::mailbox::{ConnectionRequest, Mailbox};
 
 /// Maximum time to wait for terminated sessions, which end when their store answers.
 const ENDING_LIMIT: Duration = Duration::from_secs(30);
@@ -178,7 +178,7 @@ pub(crate) async fn send_away(
     let deadline = time::now() + grace;
     for mailbox in sessions.iter().flatten() {
         // A closed connection has closed its mailbox.
-        let _ = mailbox.send(Message::RequestLogout { seconds });
+        let _ = mailbox.send(ConnectionRequest::RequestLogout { seconds });
     }
     let is_called_off = tokio::select! {
         () = gone(sessions) => false,
@@ -193,7 +193,7 @@ pub(crate) async fn send_away(
     }
     for mailbox in sessions.iter().flatten() {
         let (ended, _) = oneshot::channel();
-        let _ = mailbox.send(Message::Terminate { ended });
+        let _ = mailbox.send(ConnectionRequest::Terminate { ended });
     }
     tokio::select! {
         () = gone(sessions) => {}
@@ -264,11 +264,17 @@ mod tests {
         let outcome = block_on(FileEngine::Pool, async {
             tokio::task::spawn_local(async move {
                 let letter = polite_messages.recv().await;
-                assert!(matches!(letter, Some(Message::RequestLogout { seconds: 60 })));
+                assert!(matches!(letter, Some(ConnectionRequest::RequestLogout { seconds: 60 })));
             });
             tokio::task::spawn_local(async move {
-                assert!(matches!(deaf_messages.recv().await, Some(Message::RequestLogout { .. })));
-                assert!(matches!(deaf_messages.recv().await, Some(Message::Terminate { .. })));
+                assert!(matches!(
+                    deaf_messages.recv().await,
+                    Some(ConnectionRequest::RequestLogout { .. })
+                ));
+                assert!(matches!(
+                    deaf_messages.recv().await,
+                    Some(ConnectionRequest::Terminate { .. })
+                ));
             });
             let (minute, never) = (Duration::from_secs(60), std::future::pending);
             let first = send_away(&[vec![polite]], minute, never()).await;
@@ -289,7 +295,7 @@ mod tests {
             let call_off = async {
                 assert!(matches!(
                     messages.recv().await,
-                    Some(Message::RequestLogout { seconds: 600 })
+                    Some(ConnectionRequest::RequestLogout { seconds: 600 })
                 ));
                 assert!(drains.end(TARGET));
             };

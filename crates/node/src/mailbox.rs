@@ -12,7 +12,7 @@ use crate::trace::Writer;
 
 /// A request to a connection of a session.
 #[derive(Debug)]
-pub(crate) enum Message {
+pub(crate) enum ConnectionRequest {
     /// Abort tasks. The sender is notified or dropped when they have ended.
     Abort { order: Arc<AbortOrder>, ended: oneshot::Sender<()> },
     /// Answer a task management request of this session.
@@ -45,7 +45,7 @@ pub(crate) enum Message {
 }
 
 /// The sender of messages to a connection.
-pub(crate) type Mailbox = mpsc::UnboundedSender<Message>;
+pub(crate) type Mailbox = mpsc::UnboundedSender<ConnectionRequest>;
 
 /// An order of one session to abort tasks of its own or of other sessions.
 #[derive(Debug)]

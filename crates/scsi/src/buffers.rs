@@ -12,7 +12,7 @@ pub(crate) const ECHO_BYTES: usize = 4096;
 
 /// The buffers of a logical unit. They use no memory until an initiator writes them.
 #[derive(Default)]
-pub(crate) struct Buffers {
+pub(crate) struct ReadWriteBuffers {
     state: Mutex<BufferPoolState>,
 }
 
@@ -22,7 +22,7 @@ struct BufferPoolState {
     echoes: Vec<(NexusId, Vec<u8>)>,
 }
 
-impl Buffers {
+impl ReadWriteBuffers {
     fn state(&self) -> MutexGuard<'_, BufferPoolState> {
         self.state.lock()
     }

@@ -4,7 +4,7 @@
 //! is behind locks that only rare commands take.
 
 use crate::atomic::PreviousRun;
-use crate::buffers::Buffers;
+use crate::buffers::ReadWriteBuffers;
 use crate::commands::mode;
 use crate::condition::ConditionCell;
 use crate::copy::{Operations, Watch, Watched};
@@ -151,7 +151,7 @@ pub struct LogicalUnit {
     reservations: Reservations,
     /// If both are locked, the reservations are locked first.
     attached: Mutex<Vec<Attached>>,
-    buffers: Buffers,
+    buffers: ReadWriteBuffers,
     self_tests: SelfTests,
     timestamp: Timestamp,
     identifying_information: IdentifyingInformation,
@@ -222,7 +222,7 @@ impl LogicalUnit {
             gate_turn: AsyncMutex::new(()),
             reservations,
             attached: Mutex::new(Vec::new()),
-            buffers: Buffers::default(),
+            buffers: ReadWriteBuffers::default(),
             self_tests: SelfTests::default(),
             timestamp: Timestamp::default(),
             identifying_information,
@@ -338,7 +338,7 @@ impl LogicalUnit {
     }
 
     /// Returns the buffers of WRITE BUFFER.
-    pub(crate) fn buffers(&self) -> &Buffers {
+    pub(crate) fn buffers(&self) -> &ReadWriteBuffers {
         &self.buffers
     }
 

@@ -23,7 +23,7 @@ use self::policy::Applicant;
 pub(crate) use self::policy::{Policy, Previous};
 pub(crate) use self::suppression::{LogDecision, LogThrottle, source_of};
 use crate::events::{EventLog, Occurrence, Subject};
-use crate::mailbox::Message;
+use crate::mailbox::ConnectionRequest;
 use crate::metrics::Metrics;
 use crate::portal::Portal;
 use crate::targets::Targets;
@@ -71,7 +71,7 @@ struct ConnectionRecord {
     view: LunView,
     /// The session's nexus, once it exists.
     nexus: Option<u64>,
-    mailbox: mpsc::UnboundedSender<Message>,
+    mailbox: mpsc::UnboundedSender<ConnectionRequest>,
 }
 
 /// The registration of a permitted connection, which is notified of changes by its mailbox.
@@ -138,7 +138,7 @@ impl ConnectionRecord {
             "{why}: the session is ended"
         );
         let (ended, _) = oneshot::channel();
-        let _ = self.mailbox.send(Message::Terminate { ended });
+        let _ = self.mailbox.send(ConnectionRequest::Terminate { ended });
     }
 }
 
@@ -225,7 +225,7 @@ impl Access {
         self: &Arc<Self>,
         admission: &Admission,
         origin: &Origin,
-        mailbox: &mpsc::UnboundedSender<Message>,
+        mailbox: &mpsc::UnboundedSender<ConnectionRequest>,
     ) -> Result<(AccessGuard, LunView), RefusalReason> {
         let mut state = self.state();
         let view = state.permit(admission, admission.account.as_deref(), origin)?;
@@ -452,7 +452,7 @@ mod tests {
         assert_eq!(replace(Policy::of_everybody(["iqn.2026-11.x:t"])), 0);
         assert!(messages.try_recv().is_err(), "it was ended without a reason");
         assert_eq!(replace(Policy::of_everybody([])), 1);
-        assert!(matches!(messages.try_recv(), Ok(Message::Terminate { .. })));
+        assert!(matches!(messages.try_recv(), Ok(ConnectionRequest::Terminate { .. })));
         let again = access.auth_requirement(&admission, peer);
         assert_eq!(again, Err(RefusalReason::AccessRevoked));
         let stranger = Admission { initiator_name: "iqn.2026-11.x:z".into(), ..admission };

@@ -16,7 +16,7 @@ use utoipa::IntoParams;
 use super::Api;
 use super::error::ApiError;
 use super::openapi::Failures;
-use crate::mailbox::Message;
+use crate::mailbox::ConnectionRequest;
 use crate::trace::{Reader, TRACES};
 
 const CONTENT_TYPE: &str = "application/vnd.tcpdump.pcap";
@@ -52,7 +52,7 @@ pub(super) async fn of_session(
     let (writer, reader) = front.traces.begin().ok_or_else(too_many)?;
     for mailbox in &session.mailboxes {
         // A closed connection has no traffic.
-        let _ = mailbox.send(Message::Trace { writer: writer.clone() });
+        let _ = mailbox.send(ConnectionRequest::Trace { writer: writer.clone() });
     }
     warn!(tsih, initiator = session.initiator_name, "the PDUs of this session are traced");
     Ok(answer(reader))

@@ -200,7 +200,7 @@ struct Changing {
     compiler: Compiler,
     engine: Option<Arc<Engine>>,
     /// The stored lengths of files that are to grow and may not have grown yet, by the serial numbers of their volumes.
-    pending_size: BTreeMap<String, u64>,
+    length_before_growth: BTreeMap<String, u64>,
 }
 
 impl Changing {
@@ -208,13 +208,13 @@ impl Changing {
     /// harmless.
     fn settle(&mut self) {
         let Some(engine) = &self.engine else { return };
-        let pending_size = engine.lengths_before_growth();
-        if pending_size == self.pending_size {
+        let length_before_growth = engine.lengths_before_growth();
+        if length_before_growth == self.length_before_growth {
             return;
         }
-        match self.store.store_pending_lengths(&pending_size) {
+        match self.store.store_pending_lengths(&length_before_growth) {
             Ok(copy) => {
-                self.pending_size = pending_size;
+                self.length_before_growth = length_before_growth;
                 copy.iter().for_each(|copy| engine.front.access.events.tell(copy));
             }
             Err(error) => warn!(%error, "which files are whole is not kept"),
@@ -237,14 +237,19 @@ impl Desired {
         // Stored paths under the folder must stay valid if the server is started in another directory.
         let folder = &std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
         let (store, contents) = Store::open(folder)?;
-        let Contents { revision, objects, pending_size, is_new, repairs } = contents;
+        let Contents { revision, objects, length_before_growth, is_new, repairs } = contents;
         let mut compiler = Compiler::new(base);
         let config = compiler.compile_to_start(&objects)?;
         let current = Current { revision, objects: Arc::new(objects) };
         let desired = Self {
             folder: folder.to_owned(),
             kept: store.reader(),
-            changing: AsyncMutex::new(Changing { store, compiler, engine: None, pending_size }),
+            changing: AsyncMutex::new(Changing {
+                store,
+                compiler,
+                engine: None,
+                length_before_growth,
+            }),
             current: Mutex::new(current),
             is_new,
             repairs,
@@ -264,11 +269,11 @@ impl Desired {
     pub(crate) fn managed(&mut self) -> Managed {
         let objects = self.current().objects;
         let count = |kind| objects.keys().filter(|key| key.kind == kind).count();
-        let pending_size = self.changing.get_mut().pending_size.clone();
+        let length_before_growth = self.changing.get_mut().length_before_growth.clone();
         Managed {
             portals: count(ObjectKind::Portal),
             accounts: count(ObjectKind::Account),
-            pending_size,
+            length_before_growth,
         }
     }
 
@@ -419,7 +424,7 @@ impl Desired {
             return Ok(changed);
         }
         let unmet = unmet(&config);
-        let Changing { store, compiler, engine, pending_size } = &mut *changing;
+        let Changing { store, compiler, engine, length_before_growth } = &mut *changing;
         let engine = engine.as_ref().expect("a server that answers has an engine");
         let prepared = engine.prepare(config, Cause::Edit)?;
         changed.interrupts = prepared.interrupts().iter().map(Interruption::of).collect();
@@ -445,10 +450,10 @@ impl Desired {
         let writes: Vec<store::Write<'_>> =
             different.map(|one| (one.key, one.after.map(|object| &**object))).collect();
         let short: BTreeMap<String, u64> =
-            pending_size.clone().into_iter().chain(ready.lengths_before_growth()).collect();
+            length_before_growth.clone().into_iter().chain(ready.lengths_before_growth()).collect();
         let copy = store.commit(&revision, &writes, &objects, &short)?;
         copy.iter().for_each(|copy| engine.front.access.events.tell(copy));
-        *pending_size = short;
+        *length_before_growth = short;
         let made = ready.make();
         compiler.adopt(unmet);
         changed.needs_restart = made.needs_restart.into_iter().map(str::to_owned).collect();

@@ -93,7 +93,7 @@ pub(super) struct Contents {
     pub(super) revision: u64,
     pub(super) objects: Objects,
     /// Current lengths of files that are to grow and may not have grown yet, by the serial numbers of their volumes.
-    pub(super) pending_size: BTreeMap<String, u64>,
+    pub(super) length_before_growth: BTreeMap<String, u64>,
     /// The state was just created.
     pub(super) is_new: bool,
     /// The repairs at the opening.
@@ -109,7 +109,7 @@ struct Files {
     copy: Option<Connection>,
     /// The head of both files.
     head: Head,
-    pending_size: BTreeMap<String, u64>,
+    length_before_growth: BTreeMap<String, u64>,
     /// The state folder, locked against other servers.
     _lock: fs::File,
 }
@@ -155,9 +155,16 @@ impl Store {
         let mut contents = Contents::default();
         let (main, copy, head) = settle(&path, &copy_path, &mut contents)?;
         contents.revision = head.revision;
-        let pending_size = contents.pending_size.clone();
-        let files =
-            Files { path, copy_path, main: Some(main), copy, head, pending_size, _lock: lock };
+        let length_before_growth = contents.length_before_growth.clone();
+        let files = Files {
+            path,
+            copy_path,
+            main: Some(main),
+            copy,
+            head,
+            length_before_growth,
+            _lock: lock,
+        };
         Ok((Self { files: Arc::new(Mutex::new(files)) }, contents))
     }
 
@@ -169,22 +176,22 @@ impl Store {
     /// Stores the pending lengths of files. Returns an event if the copy was lost or written again.
     pub(super) fn store_pending_lengths(
         &self,
-        pending_size: &BTreeMap<String, u64>,
+        length_before_growth: &BTreeMap<String, u64>,
     ) -> Result<Option<Occurrence>, StateError> {
-        locked(&self.files).keep(None, &[], None, pending_size)
+        locked(&self.files).keep(None, &[], None, length_before_growth)
     }
 
     /// Stores a change as a whole; it is on disk when this returns. `writes` turns the previous revision into `all`,
-    /// and `pending_size` has the lengths of files that are still to grow. Returns an event if the copy was lost or
+    /// and `length_before_growth` has the lengths of files that are still to grow. Returns an event if the copy was lost or
     /// written again.
     pub(super) fn commit(
         &self,
         revision: &Revision,
         writes: &[Write<'_>],
         all: &Objects,
-        pending_size: &BTreeMap<String, u64>,
+        length_before_growth: &BTreeMap<String, u64>,
     ) -> Result<Option<Occurrence>, StateError> {
-        locked(&self.files).keep(Some(revision), writes, Some(all), pending_size)
+        locked(&self.files).keep(Some(revision), writes, Some(all), length_before_growth)
     }
 }
 
@@ -206,15 +213,18 @@ impl Files {
         revision: Option<&Revision>,
         writes: &[Write<'_>],
         all: Option<&Objects>,
-        pending_size: &BTreeMap<String, u64>,
+        length_before_growth: &BTreeMap<String, u64>,
     ) -> Result<Option<Occurrence>, StateError> {
         let mut rows: Vec<Row> =
             writes.iter().map(|(key, object)| object_row(key, *object)).collect();
-        let settled = self.pending_size.keys().filter(|serial| !pending_size.contains_key(*serial));
+        let settled = self
+            .length_before_growth
+            .keys()
+            .filter(|serial| !length_before_growth.contains_key(*serial));
         rows.extend(settled.map(|serial| owed_row(serial, None)));
-        let pending = pending_size
+        let pending = length_before_growth
             .iter()
-            .filter(|(serial, length)| self.pending_size.get(*serial) != Some(length));
+            .filter(|(serial, length)| self.length_before_growth.get(*serial) != Some(length));
         rows.extend(pending.map(|(serial, length)| owed_row(serial, Some(*length))));
         rows.extend(revision.into_iter().flat_map(revision_rows));
         let number = revision.map(|revision| revision.revision);
@@ -226,10 +236,12 @@ impl Files {
                 (Some(head), _) => Ok(head),
                 (None, Some(all)) => {
                     let objects = all.iter().map(|(key, object)| object_row(key, Some(object)));
-                    let pending_size =
-                        pending_size.iter().map(|(serial, length)| owed_row(serial, Some(*length)));
+                    let length_before_growth = length_before_growth
+                        .iter()
+                        .map(|(serial, length)| owed_row(serial, Some(*length)));
                     let revision = revision.into_iter().flat_map(revision_rows);
-                    let whole: Vec<Row> = objects.chain(pending_size).chain(revision).collect();
+                    let whole: Vec<Row> =
+                        objects.chain(length_before_growth).chain(revision).collect();
                     let written = records::write(main, Base::Any, number, &whole)?;
                     written.ok_or_else(|| DatabaseError::damaged("it was not written"))
                 }
@@ -243,7 +255,7 @@ impl Files {
                 return Err(StateError::Write { path: self.path.clone(), what: error.to_string() });
             }
         }
-        self.pending_size.clone_from(pending_size);
+        self.length_before_growth.clone_from(length_before_growth);
         Ok(self.keep_copy(&before, number, &rows))
     }
 
@@ -467,7 +479,7 @@ impl Contents {
             }
             RecordKind::Growth => {
                 let length = std::str::from_utf8(body).ok().and_then(|digits| digits.parse().ok());
-                self.pending_size.insert(name.to_owned(), length.ok_or("it is no number")?);
+                self.length_before_growth.insert(name.to_owned(), length.ok_or("it is no number")?);
             }
             RecordKind::Revision => {}
         }

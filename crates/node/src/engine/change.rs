@@ -74,7 +74,7 @@ pub(crate) struct Managed {
     /// Number of managed accounts. They are the last ones.
     pub(crate) accounts: usize,
     /// Current lengths of files that are to grow and may not have grown yet, by the serial numbers of their volumes.
-    pub(crate) pending_size: BTreeMap<String, u64>,
+    pub(crate) length_before_growth: BTreeMap<String, u64>,
 }
 
 /// The sessions that a change may log out.
@@ -138,7 +138,7 @@ impl Engine {
             Cause::Edit | Cause::Reload => (None, None),
         };
         if let Some(managed) = &managed {
-            running.pending_size.clone_from(&managed.pending_size);
+            running.length_before_growth.clone_from(&managed.length_before_growth);
         }
         let first_managed =
             |all: usize, managed: Option<usize>| managed.map_or(usize::MAX, |one| all - one);
@@ -180,7 +180,12 @@ impl Engine {
             if let (Some(bytes), Some(volume)) = (grows_to, running.volumes.get(name)) {
                 let checked = volume.check_growth(*bytes);
                 // A growth that is pending already does not prevent other changes.
-                if !running.absent.growths.iter().any(|(pending_size, _)| pending_size == name) {
+                if !running
+                    .absent
+                    .growths
+                    .iter()
+                    .any(|(length_before_growth, _)| length_before_growth == name)
+                {
                     checked.map_err(not_opened(&desired.name))?;
                 }
             }
@@ -521,8 +526,9 @@ impl Change {
         let mut running = engine.running();
         for Closed { config, scope, had } in std::mem::take(&mut self.closed) {
             let serial = config.identity.serial.as_deref();
-            let pending_size = serial.and_then(|serial| running.pending_size.get(serial)).copied();
-            let open_mode = OpenMode::Existing { pending_size, has_state: true, had };
+            let length_before_growth =
+                serial.and_then(|serial| running.length_before_growth.get(serial)).copied();
+            let open_mode = OpenMode::Existing { length_before_growth, has_state: true, had };
             let (machine, layer) = (&engine.machine, &*engine.layer);
             match Volume::open(&config, scope.as_deref(), machine, layer, open_mode) {
                 Ok(volume) => drop(running.volumes.insert(config.name.clone(), volume)),

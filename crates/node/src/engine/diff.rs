@@ -121,10 +121,11 @@ impl<'a> Known<'a> {
         let in_place = known.filter(|known| data_place(known) == data_place(volume));
         let open = in_place.and_then(|known| self.running.volumes.get(&known.name));
         let serial = volume.identity.serial.as_deref();
-        let pending_size = serial.and_then(|serial| self.running.pending_size.get(serial)).copied();
+        let length_before_growth =
+            serial.and_then(|serial| self.running.length_before_growth.get(serial)).copied();
         let has_state = known.is_none_or(|known| state_folder(known) == state_folder(volume));
         OpenMode::Existing {
-            pending_size: open.and_then(Volume::file_length).or(pending_size),
+            length_before_growth: open.and_then(Volume::file_length).or(length_before_growth),
             has_state,
             had: None,
         }
@@ -134,10 +135,15 @@ impl<'a> Known<'a> {
     /// file stays.
     pub(super) fn reattachment(&self, volume: &VolumeConfig) -> OpenMode {
         let serial = volume.identity.serial.as_deref();
-        let pending_size = serial.and_then(|serial| self.running.pending_size.get(serial)).copied();
+        let length_before_growth =
+            serial.and_then(|serial| self.running.length_before_growth.get(serial)).copied();
         let open = self.running.volumes.get(&volume.name);
         let had = open.and_then(Volume::file_length);
-        OpenMode::Existing { pending_size: pending_size.or(had), has_state: true, had }
+        OpenMode::Existing {
+            length_before_growth: length_before_growth.or(had),
+            has_state: true,
+            had,
+        }
     }
 
     /// Refuses another block size for the file of a missing volume.

@@ -182,7 +182,7 @@ struct Running {
     /// Desired objects that could not be opened. Each change tries them again.
     absent: MissingObjects,
     /// Current lengths of files that are to grow and may not have grown yet, by the serial numbers of their volumes.
-    pending_size: BTreeMap<String, u64>,
+    length_before_growth: BTreeMap<String, u64>,
     portals: Vec<Served>,
 }
 
@@ -211,8 +211,8 @@ impl Running {
     /// number, has the length on the disk, so it is not pending any more. A file that grew while it was open stays
     /// pending until it is opened the next time.
     fn settle(&mut self, owes: BTreeMap<String, u64>, opened: &HashSet<String>) {
-        self.pending_size.extend(owes);
-        if self.pending_size.is_empty() {
+        self.length_before_growth.extend(owes);
+        if self.length_before_growth.is_empty() {
             return;
         }
         let absent = self.absent.volumes.iter().map(|(volume, _)| volume);
@@ -226,7 +226,7 @@ impl Running {
         let is_owed = |serial: &str| {
             lacking.contains(serial) || open.contains(serial) && !opened.contains(serial)
         };
-        self.pending_size.retain(|serial, _| is_owed(serial));
+        self.length_before_growth.retain(|serial, _| is_owed(serial));
     }
 
     /// Returns the units of a target by LUN, without those whose volumes are not open.
@@ -322,7 +322,7 @@ impl Engine {
     /// Returns the current lengths of files that are to grow and may not have grown yet, by the serial numbers of their
     /// volumes.
     pub(crate) fn lengths_before_growth(&self) -> BTreeMap<String, u64> {
-        self.running().pending_size.clone()
+        self.running().length_before_growth.clone()
     }
 
     /// Returns the current problems, in order.

@@ -534,9 +534,9 @@ fn wanted_length(
         return Err(cut_short(path, length, had));
     }
     let Some(size) = options.size.filter(|&size| size != length) else { return Ok(length) };
-    if let OpenMode::Existing { pending_size, .. } = open_mode
+    if let OpenMode::Existing { length_before_growth, .. } = open_mode
         && length < size
-        && pending_size != Some(length)
+        && length_before_growth != Some(length)
         && !file.is_block_device()
     {
         return Err(cut_short(path, length, size));

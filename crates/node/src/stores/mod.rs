@@ -44,7 +44,7 @@ pub(crate) enum OpenMode {
     /// with the identity of the known one.
     Existing {
         /// Current length in bytes of a file whose growth was begun and may not have been completed.
-        pending_size: Option<u64>,
+        length_before_growth: Option<u64>,
         /// The state folder existed, too.
         has_state: bool,
         /// Length of the file in bytes when it was last served, if known.

@@ -6,7 +6,7 @@
 
 use crate::flags::Flags;
 use crate::refusal::Refusal;
-use crate::target::{Initiator, Nexus, admit_access};
+use crate::target::{InitiatorDevice, Nexus, admit_access};
 use crate::task::Task;
 use crate::{AllowedStates, Array, LogicalUnit, Sense};
 use std::sync::{Arc, Weak};
@@ -15,7 +15,7 @@ use std::sync::{Arc, Weak};
 #[derive(Clone)]
 pub(super) struct Requester {
     pub(super) array: Arc<Array>,
-    pub(super) initiator: Initiator,
+    pub(super) initiator: InitiatorDevice,
     nexus: Weak<Nexus>,
     unit: Arc<LogicalUnit>,
 }

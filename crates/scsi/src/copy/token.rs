@@ -5,7 +5,7 @@
 //! creation. Every initiator that has the token may use it. In this way one host lets another host copy.
 
 use super::{DEFAULT_INACTIVITY_S, MAXIMUM_INACTIVITY_S};
-use crate::target::Initiator;
+use crate::target::InitiatorDevice;
 use crate::{AdditionalSense, Array, LogicalUnit, Sense, SenseKey};
 use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::Extent;
@@ -54,7 +54,7 @@ pub(super) struct Token {
     array: Weak<Array>,
     unit: Weak<LogicalUnit>,
     extents: Vec<Extent>,
-    initiator: Initiator,
+    initiator: InitiatorDevice,
     inactivity_ms: u64,
     /// The time of the last use, in milliseconds since 1970.
     used_at: AtomicU64,
@@ -142,7 +142,7 @@ impl Drop for Use {
 pub(super) struct TokenParameters {
     pub(super) unit: Arc<LogicalUnit>,
     pub(super) extents: Vec<Extent>,
-    pub(super) initiator: Initiator,
+    pub(super) initiator: InitiatorDevice,
     /// INACTIVITY TIMEOUT in seconds; 0 means the default.
     pub(super) inactivity_s: u32,
 }
@@ -223,7 +223,7 @@ impl Tokens {
     }
 
     /// Returns the management data of an initiator's live tokens, which is not sufficient to use them.
-    pub(super) fn of(&self, initiator: &Initiator) -> Vec<RodManagementToken> {
+    pub(super) fn of(&self, initiator: &InitiatorDevice) -> Vec<RodManagementToken> {
         let tokens = self.tokens();
         tokens.iter().for_each(|token| token.expire_if_idle());
         tokens

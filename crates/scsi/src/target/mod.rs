@@ -4,7 +4,7 @@ mod nexus;
 
 pub use self::nexus::InitiatorPort;
 pub(crate) use self::nexus::{
-    AttachedUnit, Attachments, Initiator, Nexus, admit_access, admit_state,
+    AttachedUnit, Attachments, InitiatorDevice, Nexus, admit_access, admit_state,
 };
 use crate::target_port_groups::TargetPortGroups;
 use crate::{Array, LogicalUnit, Lun, TargetPort, atomic};

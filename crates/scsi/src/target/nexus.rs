@@ -35,7 +35,7 @@ impl InitiatorPort {
 /// An initiator, without the identifiers of its sessions. Two nexuses belong to the same initiator if both its name and
 /// its authenticated identity are the same in both.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Initiator {
+pub(crate) struct InitiatorDevice {
     name: String,
     proven: Option<String>,
 }
@@ -107,10 +107,10 @@ impl Nexus {
     }
 
     /// Returns the initiator of the nexus.
-    pub(crate) fn initiator(&self) -> Initiator {
+    pub(crate) fn initiator(&self) -> InitiatorDevice {
         let InitiatorPort { name, proven } = &self.initiator_port;
         let name = name.rsplit_once(",i,").map_or(name.as_str(), |(initiator, _)| initiator);
-        Initiator { name: name.into(), proven: proven.clone() }
+        InitiatorDevice { name: name.into(), proven: proven.clone() }
     }
 
     /// Returns whether this initiator sees the whole target and may write it.

@@ -98,15 +98,17 @@ fn a_change_that_was_kept_and_answered_with_an_error_is_not_half_of_the_next_one
 #[test]
 fn missing_length_of_files_is_stored_until_they_have_it() {
     let folder = tempfile::tempdir().expect("a folder");
-    let (a, pending_size) = (host("a"), BTreeMap::from([("serial".to_owned(), 512)]));
+    let (a, length_before_growth) = (host("a"), BTreeMap::from([("serial".to_owned(), 512)]));
     let (store, _) = opened(folder.path());
-    store.commit(&revision(1), &[(&a.key(), Some(&a))], &all(&[&a]), &pending_size).expect("kept");
+    store
+        .commit(&revision(1), &[(&a.key(), Some(&a))], &all(&[&a]), &length_before_growth)
+        .expect("kept");
     drop(store);
     let (store, contents) = opened(folder.path());
-    assert_eq!(contents.pending_size, pending_size);
+    assert_eq!(contents.length_before_growth, length_before_growth);
     store.store_pending_lengths(&BTreeMap::new()).expect("kept");
     drop(store);
-    assert_eq!(opened(folder.path()).1.pending_size, BTreeMap::new());
+    assert_eq!(opened(folder.path()).1.length_before_growth, BTreeMap::new());
 }
 
 #[test]

@@ -39,7 +39,7 @@ use super::sessions::SessionMember;
 use super::sources::ConnectionPermit;
 use crate::access::Origin;
 use crate::events::{Occurrence, Subject};
-use crate::mailbox::{AbortOrder, Mailbox, Message};
+use crate::mailbox::{AbortOrder, ConnectionRequest, Mailbox};
 use crate::portal::Portal;
 use crate::qos::Admit;
 use crate::tls::ClientCertificate;
@@ -187,7 +187,7 @@ struct Driver<'a> {
     stalls: Vec<scsi::Stall>,
     /// Commands were aborted since the last check for stalled commands.
     must_look: bool,
-    mailbox: mpsc::UnboundedSender<Message>,
+    mailbox: mpsc::UnboundedSender<ConnectionRequest>,
     member: Option<SessionMember<'a>>,
     line: Option<ConnectionEntry<'a>>,
     target_name: Option<String>,
@@ -214,7 +214,7 @@ impl<'a> Driver<'a> {
     async fn run(
         &mut self,
         front: &'a Arc<Front>,
-        messages: &mut mpsc::UnboundedReceiver<Message>,
+        messages: &mut mpsc::UnboundedReceiver<ConnectionRequest>,
     ) -> ConnectionEnd {
         let mut timer = Box::pin(time::sleep_until(self.next_wakeup()));
         loop {
@@ -335,7 +335,8 @@ impl<'a> Driver<'a> {
             && let Some(mailbox) = self.forwards.remove(&task.number())
         {
             self.observer.end(begun, &completion);
-            let _ = mailbox.send(Message::Completed { task, completion: Box::new(completion) });
+            let _ = mailbox
+                .send(ConnectionRequest::Completed { task, completion: Box::new(completion) });
             return;
         }
         if let Some(abort) = completion.abort.take()
@@ -547,7 +548,8 @@ impl<'a> Driver<'a> {
             for waiting in waiting {
                 let _ = waiting.await;
             }
-            let _ = own.send(Message::LoggedOut { logout, response: LogoutResponse::Closed });
+            let _ =
+                own.send(ConnectionRequest::LoggedOut { logout, response: LogoutResponse::Closed });
         });
     }
 
@@ -608,7 +610,7 @@ impl<'a> Driver<'a> {
                 }
                 _ => {}
             }
-            let _ = own.send(Message::Respond {
+            let _ = own.send(ConnectionRequest::Respond {
                 initiator_task_tag,
                 response: TaskManagementResponse::FunctionComplete,
             });
@@ -616,54 +618,58 @@ impl<'a> Driver<'a> {
                 // RFC 7143 §11.5.1: a cold reset ends all sessions of the target.
                 for (_, mailbox) in front.sessions.mailboxes(target.as_deref()) {
                     let (ended, _) = oneshot::channel();
-                    let _ = mailbox.send(Message::Terminate { ended });
+                    let _ = mailbox.send(ConnectionRequest::Terminate { ended });
                 }
             }
         });
     }
 
-    fn open(&mut self, message: Message) -> Result<(), CloseReason> {
+    fn open(&mut self, message: ConnectionRequest) -> Result<(), CloseReason> {
         self.observer.arrived(time::now());
         match message {
-            Message::Abort { order, ended } => {
+            ConnectionRequest::Abort { order, ended } => {
                 // Commands that arrived in order but have not begun are aborted as well.
                 self.machine.resume(&mut self.view)?;
                 self.abort(&order, ended);
             }
-            Message::Respond { initiator_task_tag, response } => {
+            ConnectionRequest::Respond { initiator_task_tag, response } => {
                 self.machine.respond(initiator_task_tag, response);
             }
-            Message::ScsiEvent { lun, attention } => {
+            ConnectionRequest::ScsiEvent { lun, attention } => {
                 self.machine.report_scsi_event(lun.to_wire(), &attention.sense().to_bytes());
             }
-            Message::Refresh => self.view.nexus.iter_mut().for_each(NexusHandle::refresh),
-            Message::RequestLogout { seconds } => self.machine.request_logout(seconds),
-            Message::Terminate { ended } => {
+            ConnectionRequest::Refresh => self.view.nexus.iter_mut().for_each(NexusHandle::refresh),
+            ConnectionRequest::RequestLogout { seconds } => self.machine.request_logout(seconds),
+            ConnectionRequest::Terminate { ended } => {
                 self.terminated.push(ended);
                 self.machine.drop_session();
             }
-            Message::LogOut { ended } => {
+            ConnectionRequest::LogOut { ended } => {
                 self.terminated.push(ended);
                 self.machine.close();
             }
-            Message::LoggedOut { logout, response } => self.machine.log_out(logout, response),
-            Message::Wake => self.machine.resume(&mut self.view)?,
-            Message::MarkLost { marked } => self.loss_waiters.push(marked),
-            Message::Claim { tag, by, answer } => self.release(tag, by, answer),
-            Message::Adopted { adoption, claim, turn } => {
+            ConnectionRequest::LoggedOut { logout, response } => {
+                self.machine.log_out(logout, response)
+            }
+            ConnectionRequest::Wake => self.machine.resume(&mut self.view)?,
+            ConnectionRequest::MarkLost { marked } => self.loss_waiters.push(marked),
+            ConnectionRequest::Claim { tag, by, answer } => self.release(tag, by, answer),
+            ConnectionRequest::Adopted { adoption, claim, turn } => {
                 // The command may have arrived in order here while the other connections were asked.
                 self.machine.resume(&mut self.view)?;
                 self.machine.adopt(adoption, claim);
                 drop(turn);
             }
             // The first trace continues, and the new one ends at once.
-            Message::Trace { .. } if self.tap.as_ref().is_some_and(|tap| !tap.is_over()) => {
+            ConnectionRequest::Trace { .. }
+                if self.tap.as_ref().is_some_and(|tap| !tap.is_over()) =>
+            {
                 warn!("this connection is traced already");
             }
-            Message::Trace { writer } => {
+            ConnectionRequest::Trace { writer } => {
                 self.tap = Some(Tap::at(self.view.origin.peer, self.view.local, writer));
             }
-            Message::Completed { task, completion } => {
+            ConnectionRequest::Completed { task, completion } => {
                 self.end(task, self.observer.elsewhere(), *completion);
             }
         }

@@ -14,7 +14,7 @@ use sarsen_scsi::{Cdb, InitiatorPort, Lun, LunView, NexusHandle, TaskAttribute};
 use tokio::sync::mpsc;
 use tracing::warn;
 
-use super::{Front, Message};
+use super::{ConnectionRequest, Front};
 use crate::access::{Access, AccessGuard, LogDecision, Origin};
 use crate::config::Portal;
 use crate::events::{Occurrence, Subject};
@@ -59,7 +59,7 @@ impl View {
     pub(super) fn enter(
         &mut self,
         admission: &Admission,
-        mailbox: &mpsc::UnboundedSender<Message>,
+        mailbox: &mpsc::UnboundedSender<ConnectionRequest>,
         joins: Option<NexusHandle>,
     ) -> Result<(), RefusalReason> {
         let (pass, view) = self.front.access.enter(admission, &self.origin, mailbox)?;

@@ -34,7 +34,7 @@ use crate::access::Access;
 use crate::config::Limits;
 use crate::drain::Drains;
 use crate::events::EventLog;
-use crate::mailbox::Message;
+use crate::mailbox::ConnectionRequest;
 use crate::metrics::MetricsSnapshot;
 use crate::qos::Qos;
 use crate::targets::Targets;
@@ -118,7 +118,7 @@ impl Front {
         let deadline = time::now() + grace;
         for (_, mailbox) in self.sessions.mailboxes(None) {
             let seconds = u16::try_from(grace.as_secs()).unwrap_or(u16::MAX);
-            let _ = mailbox.send(Message::RequestLogout { seconds });
+            let _ = mailbox.send(ConnectionRequest::RequestLogout { seconds });
         }
         tokio::select! {
             () = self.sessions.emptied() => {}
@@ -129,7 +129,7 @@ impl Front {
         let mut ending = Vec::new();
         for (_, mailbox) in self.sessions.mailboxes(None) {
             let (ended, waiting) = oneshot::channel();
-            if mailbox.send(Message::Terminate { ended }).is_ok() {
+            if mailbox.send(ConnectionRequest::Terminate { ended }).is_ok() {
                 ending.push(waiting);
             }
         }

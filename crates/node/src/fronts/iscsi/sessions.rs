@@ -14,7 +14,7 @@ use sarsen_wire::iscsi::Isid;
 use tokio::sync::{Notify, OwnedMutexGuard, oneshot};
 
 use crate::config::Limits;
-use crate::mailbox::{AbortOrder, Mailbox, Message};
+use crate::mailbox::{AbortOrder, ConnectionRequest, Mailbox};
 use crate::qos::Queue;
 
 /// The identity of a session for reinstatement: initiator port and target (RFC 7143 §4.4.3).
@@ -95,14 +95,14 @@ impl Members {
     fn claim(&self, but: u64, tag: u32, by: &Mailbox) -> Vec<oneshot::Receiver<ReassignReply>> {
         let all = self.all();
         let others = all.iter().filter(|member| member.member != but);
-        let claim = |answer| Message::Claim { tag, by: by.clone(), answer };
+        let claim = |answer| ConnectionRequest::Claim { tag, by: by.clone(), answer };
         others.map(|member| ask(&member.mailbox, claim)).collect()
     }
 
     /// Reports an event to the initiator, through one connection.
     fn tell(&self, lun: Lun, attention: UnitAttention) {
         if let Some(member) = self.all().iter().find(|member| !member.is_lost) {
-            let _ = member.mailbox.send(Message::ScsiEvent { lun, attention });
+            let _ = member.mailbox.send(ConnectionRequest::ScsiEvent { lun, attention });
         }
     }
 
@@ -111,14 +111,16 @@ impl Members {
     fn terminate(&self, but: Option<u64>) -> Vec<oneshot::Receiver<()>> {
         let all = self.all();
         let meant = all.iter().filter(|member| Some(member.member) != but);
-        meant.map(|member| ask(&member.mailbox, |ended| Message::Terminate { ended })).collect()
+        meant
+            .map(|member| ask(&member.mailbox, |ended| ConnectionRequest::Terminate { ended }))
+            .collect()
     }
 }
 
 /// Sends a message with a new sender. The returned receiver resolves when that sender is used or dropped.
 fn ask<T>(
     mailbox: &Mailbox,
-    message: impl FnOnce(oneshot::Sender<T>) -> Message,
+    message: impl FnOnce(oneshot::Sender<T>) -> ConnectionRequest,
 ) -> oneshot::Receiver<T> {
     let (ended, waiting) = oneshot::channel();
     // A closed connection has no tasks.
@@ -204,7 +206,7 @@ impl SessionMember<'_> {
     /// Resumes another connection of the session.
     pub(crate) fn wake(&self, id: MemberId) {
         if let Some(member) = self.members.all().iter().find(|member| member.id == id) {
-            let _ = member.mailbox.send(Message::Wake);
+            let _ = member.mailbox.send(ConnectionRequest::Wake);
         }
     }
 
@@ -214,8 +216,9 @@ impl SessionMember<'_> {
         let meant = members
             .iter()
             .filter(|member| member.member != self.id && cid.is_none_or(|cid| cid == member.cid));
-        let waiting: Vec<_> =
-            meant.map(|member| ask(&member.mailbox, |ended| Message::LogOut { ended })).collect();
+        let waiting: Vec<_> = meant
+            .map(|member| ask(&member.mailbox, |ended| ConnectionRequest::LogOut { ended }))
+            .collect();
         (cid.is_none() || !waiting.is_empty()).then_some(waiting)
     }
 
@@ -230,7 +233,7 @@ impl SessionMember<'_> {
     pub(crate) fn mark_other_lost(&self, cid: u16) -> Option<Vec<oneshot::Receiver<()>>> {
         let members = self.members.all();
         let meant = members.iter().filter(|member| member.member != self.id && member.cid == cid);
-        let mark_lost = |marked| Message::MarkLost { marked };
+        let mark_lost = |marked| ConnectionRequest::MarkLost { marked };
         let waiting: Vec<_> = meant.map(|member| ask(&member.mailbox, mark_lost)).collect();
         (!waiting.is_empty()).then_some(waiting)
     }
@@ -300,7 +303,7 @@ impl Sessions {
         for entry in state.by_tsih.values_mut().filter(is_meant) {
             entry.nexus.iter_mut().for_each(NexusHandle::refresh);
             for member in entry.members.all().iter() {
-                let _ = member.mailbox.send(Message::Refresh);
+                let _ = member.mailbox.send(ConnectionRequest::Refresh);
             }
         }
     }
@@ -405,9 +408,9 @@ impl Sessions {
                 let outlived = session.parameters().error_recovery_level == 2;
                 match live().find(|member| member.cid == admission.cid) {
                     Some(twin) if outlived => {
-                        ask(&twin.mailbox, |marked| Message::MarkLost { marked })
+                        ask(&twin.mailbox, |marked| ConnectionRequest::MarkLost { marked })
                     }
-                    Some(twin) => ask(&twin.mailbox, |ended| Message::LogOut { ended }),
+                    Some(twin) => ask(&twin.mailbox, |ended| ConnectionRequest::LogOut { ended }),
                     None if live().count() >= limit => {
                         return Err(RefusalReason::TooManyConnections);
                     }
@@ -466,7 +469,7 @@ impl Sessions {
         for entry in state.by_tsih.values().filter(is_meant) {
             let members = entry.members.all();
             let others = members.iter().filter(|member| member.member != by.id);
-            let abort = |ended| Message::Abort { order: order.clone(), ended };
+            let abort = |ended| ConnectionRequest::Abort { order: order.clone(), ended };
             waiting.extend(others.map(|member| ask(&member.mailbox, abort)));
         }
         waiting
@@ -561,7 +564,7 @@ mod tests {
         assert!(
             earlier.as_mut().now_or_never().is_none() && later.as_mut().now_or_never().is_none()
         );
-        let Ok(Message::Claim { tag: 7, answer, .. }) = messages.try_recv() else {
+        let Ok(ConnectionRequest::Claim { tag: 7, answer, .. }) = messages.try_recv() else {
             panic!("the holder is asked by the earlier");
         };
         assert!(messages.try_recv().is_err(), "and not by the later meanwhile");
@@ -574,6 +577,6 @@ mod tests {
         assert!(later.as_mut().now_or_never().is_none() && messages.try_recv().is_err());
         drop(turn);
         assert!(later.as_mut().now_or_never().is_none());
-        assert!(matches!(messages.try_recv(), Ok(Message::Claim { tag: 7, .. })));
+        assert!(matches!(messages.try_recv(), Ok(ConnectionRequest::Claim { tag: 7, .. })));
     }
 }

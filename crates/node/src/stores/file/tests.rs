@@ -73,7 +73,11 @@ fn a_file_that_was_whole_is_not_taken_for_one_that_is_to_become_longer() {
     let options = options(path.clone(), CacheMode::WriteBack, BlockSize::B512);
     let length = options.size.expect("a size") / 2;
     std::fs::File::create(&path).and_then(|file| file.set_len(length)).expect("a file");
-    let back = |pending_size| OpenMode::Existing { pending_size, has_state: true, had: None };
+    let back = |length_before_growth| OpenMode::Existing {
+        length_before_growth,
+        has_state: true,
+        had: None,
+    };
     for (open_mode, fits) in [
         (OpenMode::Create, false),
         (back(None), false),

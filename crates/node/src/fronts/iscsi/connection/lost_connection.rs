@@ -15,14 +15,14 @@ use tracing::info;
 use super::turn::TurnShare;
 use super::{Driver, LogContext};
 use crate::fronts::iscsi::Front;
-use crate::mailbox::{Mailbox, Message};
+use crate::mailbox::{ConnectionRequest, Mailbox};
 
 impl<'a> Driver<'a> {
     /// Keeps the tasks of a lost connection for other connections. Returns whether the session supports that.
     pub(super) async fn keep_tasks(
         &mut self,
         front: &'a Arc<Front>,
-        messages: &mut mpsc::UnboundedReceiver<Message>,
+        messages: &mut mpsc::UnboundedReceiver<ConnectionRequest>,
     ) -> bool {
         let Some(member) = &self.member else { return false };
         if !self.machine.mark_lost(&mut self.view) {
@@ -103,7 +103,7 @@ impl<'a> Driver<'a> {
         let claim = member.claim(adoption.referenced_task_tag(), own.clone());
         tokio::task::spawn_local(async move {
             let (claim, turn) = claim.await;
-            let _ = own.send(Message::Adopted { adoption, claim, turn });
+            let _ = own.send(ConnectionRequest::Adopted { adoption, claim, turn });
         });
     }
 }
