@@ -100,3 +100,16 @@ fn no_core_dump_and_no_other_process_has_its_memory() -> Result<()> {
     }
     server.stop()
 }
+
+#[test]
+fn secret_that_cannot_be_printed_is_an_error() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = Managed::start(folder.path())?;
+    let full = || fs::OpenOptions::new().write(true).open("/dev/full");
+    for arguments in [&["account", "create", "vm"][..], &["account", "secret", "vm"]] {
+        let status = server.command(arguments)?.stderr(full()?).status()?;
+        ensure!(status.code() == Some(1), "{arguments:?}: {status}");
+    }
+    server.run(&["account", "secret", "vm"])?;
+    server.stop()
+}

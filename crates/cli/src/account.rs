@@ -11,7 +11,7 @@ use sarsen_node::schema::Apply;
 use serde_json::json;
 
 use crate::exit::UsageError;
-use crate::output::note;
+use crate::output::print_note;
 use crate::state::{self, ChangeOptions, OneVerb};
 
 /// Verbs of `sarsen account`.
@@ -144,10 +144,18 @@ fn sets_secret(setting: &str) -> bool {
     setting.split_once('=').is_some_and(|(key, value)| key.trim() == "secret" && !value.is_empty())
 }
 
-/// Prints a created secret on standard error, because programs read standard output and may store it.
+/// Prints a created secret on standard error, because programs read standard output and may store it. A secret that
+/// nobody sees is an error.
 pub(crate) fn tell_secret(secret: Option<&str>, account: Option<&str>) -> anyhow::Result<()> {
     if let (Some(secret), Some(account)) = (secret, account) {
-        note(format_args!("the secret of {account} (shown only once): {secret}"));
+        print_note(format_args!("the secret of {account} (shown only once): {secret}")).with_context(
+            || {
+                format!(
+                    "the secret of {account} could not be printed; the change was made, and `sarsen account secret \
+                     {account}` creates another secret"
+                )
+            },
+        )?;
     }
     Ok(())
 }

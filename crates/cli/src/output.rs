@@ -56,8 +56,13 @@ pub(crate) fn print_document(text: &str) -> anyhow::Result<()> {
 
 /// Prints one or several lines on standard error. A verb continues if standard error cannot be written.
 pub(crate) fn note(text: impl fmt::Display) {
+    let _ = print_note(text);
+}
+
+/// Prints one or several lines on standard error.
+pub(crate) fn print_note(text: impl fmt::Display) -> io::Result<()> {
     let text = text.to_string();
-    let _ = writeln!(io::stderr().lock(), "{}", printable(&text));
+    writeln!(io::stderr().lock(), "{}", printable(&text))
 }
 
 /// Asks a question on standard error. The user types the answer on the same line.

@@ -3,7 +3,8 @@
 mod service_manager;
 
 use std::convert::Infallible;
-use std::io::Write;
+use std::fs::File;
+use std::io::{Read as _, Write};
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ use sarsen_node::config::{
     self, ApiConfig, Config, DEFAULT_GROUP, IsnsConfig, Placed, Portal, TlsConfig, VolumeConfig,
     render_size,
 };
-use sarsen_node::{ChangeOutcome, Server};
+use sarsen_node::{ChangeOutcome, ConfigError, Server};
 use serde::Serialize;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
@@ -30,6 +31,9 @@ use tracing::{error, info, warn};
 use crate::control::default_socket;
 use crate::exit;
 use crate::lab::Results;
+
+/// Maximum size of a configuration file, so that a device in its place does not fill the memory.
+const CONFIGURATION_MAX: u64 = 256 << 20;
 
 /// Flags of `sarsen serve`. They add to the configuration file.
 #[derive(clap::Args)]
@@ -141,11 +145,7 @@ impl Arguments {
     fn config(&self, received: &[SocketAddr]) -> anyhow::Result<Config> {
         let mut config = match &self.config {
             None => Config::default(),
-            Some(path) => {
-                let text = std::fs::read_to_string(path)
-                    .with_context(|| format!("cannot read the configuration {}", path.display()))?;
-                config::parse_file(path, &text)?
-            }
+            Some(path) => config::parse_file(path, &read_configuration(path)?)?,
         };
         for spec in &self.volumes {
             config.volumes.push(config::parse_volume(spec)?);
@@ -236,6 +236,22 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     sarsen_io::log::flush();
     let error = handover::become_program(command, sockets);
     Err(error).with_context(|| format!("{} cannot take over", program.display()))
+}
+
+fn read_configuration(path: &Path) -> anyhow::Result<String> {
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(CONFIGURATION_MAX + 1).read_to_end(&mut bytes))
+        .with_context(|| format!("cannot read the configuration {}", path.display()))?;
+    let wrong = |message: &str| ConfigError {
+        place: path.display().to_string(),
+        message: message.to_owned(),
+    };
+    if bytes.len() as u64 > CONFIGURATION_MAX {
+        return Err(wrong("is larger than 256 MiB; give a configuration file").into());
+    }
+    Ok(String::from_utf8(bytes)
+        .map_err(|_| wrong("is not UTF-8 text; give a configuration file"))?)
 }
 
 /// Serves until a signal ends the server. `program` is the path of this program, if known.

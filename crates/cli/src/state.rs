@@ -1,6 +1,7 @@
 //! The flags and functions that the verbs for a server's state share. `list`, `show`, `set`, `rename` and `delete` are
 //! the same for every kind of object.
 
+use anyhow::Context as _;
 use clap::Subcommand;
 use sarsen_io::machine;
 use sarsen_node::config::render_size;
@@ -242,11 +243,8 @@ fn takes(kind: ObjectKind, key: &str, value: &Value) -> bool {
 
 /// Prints the changes that were applied.
 pub(crate) fn report(changed: &Changed, json: bool) -> anyhow::Result<()> {
-    if json {
-        print_line(&serde_json::to_string(changed)?)?;
-    } else {
-        print_line(&render(changed))?;
-    }
+    let text = if json { serde_json::to_string(changed)? } else { render(changed) };
+    print_line(&text).context("the change was made")?;
     if changed.problems.is_empty() {
         Ok(())
     } else {

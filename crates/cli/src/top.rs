@@ -16,6 +16,7 @@ use crossterm::terminal::{
 };
 use crossterm::{execute, queue};
 use futures_util::StreamExt as _;
+use futures_util::future::select_all;
 use sarsen_io::time;
 use sarsen_node::control::Client;
 use sarsen_node::schema::statistics::{SessionVolume, Statistics, VolumeStatistics};
@@ -184,7 +185,12 @@ fn restore() {
 async fn watch(mut looks: Samples, count: Option<u64>) -> anyhow::Result<()> {
     let has_colour = std::env::var_os("NO_COLOR").is_none();
     let mut screen = Screen::new(looks.client.address().to_string(), has_colour);
-    let mut ended = signal(SignalKind::terminate())?;
+    let mut ends = [
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::interrupt())?,
+        signal(SignalKind::hangup())?,
+        signal(SignalKind::quit())?,
+    ];
     let terminal = Terminal::take()?;
     let mut keys = EventStream::new();
     let mut done = 0;
@@ -201,7 +207,7 @@ async fn watch(mut looks: Samples, count: Option<u64>) -> anyhow::Result<()> {
                 Some(_) => {}
                 None => break,
             },
-            _ = ended.recv() => break,
+            _ = select_all(ends.iter_mut().map(|end| Box::pin(end.recv()))) => break,
         }
     }
     Ok(())

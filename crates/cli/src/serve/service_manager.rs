@@ -22,7 +22,7 @@ pub(super) fn kept_names() -> Vec<String> {
 pub(super) fn ready(kept: &[String]) {
     for (name, address) in handover::received() {
         if !name.starts_with(NAME_PREFIX) {
-            warn!(%address, name, "closed a socket of the service manager: no portal listens there");
+            warn!(%address, name, "closed a socket that was passed to this program: no portal listens there");
         }
     }
     handover::close_the_rest();
