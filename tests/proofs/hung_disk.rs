@@ -352,7 +352,7 @@ fn sigterm_ends_it_in_time_and_a_second_one_at_once() -> Result<()> {
             let took = ends_within(&serving, END_LIMIT)?;
             println!("{engine}: SIGTERM ended it after {took:?}");
             let log = serving.log();
-            let is_named = |line: &&str| line.contains("not flushed") && line.contains("hung");
+            let is_named = |line: &&str| line.contains("without a flush") && line.contains("hung");
             ensure!(log.lines().any(|line| is_named(&line)), "the log names no volume; {log}");
             ensure!(!log.contains("volume=healthy"), "the healthy volume was not flushed; {log}");
         }

@@ -228,7 +228,7 @@ fn usual_traffic_of_open_iscsi_and_monitors_raises_no_warning() -> Result<()> {
 
 /// Waits until the server logs that it traces.
 fn tracing(server: &Seen) -> Result<()> {
-    server.serving.log_tells(|log| log.contains("is traced"))
+    server.serving.log_tells(|log| log.contains("are traced"))
 }
 
 /// Waits until the file contains this frame; before that, the file may end within a frame.
@@ -404,13 +404,13 @@ fn chap_responses_are_in_trace_only_on_request() -> Result<()> {
     let options = SessionOptions { initiator_name: NAME.to_owned(), ..SessionOptions::default() };
     let trace = |more: &[&str]| -> Result<Vec<u8>> {
         let out = folder.path().join("login.pcap");
-        let traced_before = server.log().matches("is traced").count();
+        let traced_before = server.log().matches("are traced").count();
         let path = from(&out);
         let arguments = ["session", "trace", "--initiator", NAME, "--out", &path];
         let mut command = server.command(&[&arguments[..], more].concat())?;
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let deadline = now() + LIMIT;
-        while server.log().matches("is traced").count() == traced_before {
+        while server.log().matches("are traced").count() == traced_before {
             ensure!(now() < deadline, "{}", server.log());
         }
         run(async { Ok(Session::connect(&url, &options).await?.logout().await?) })?;
