@@ -248,12 +248,20 @@ fn full_state_disk_is_reported_and_io_continues() -> Result<()> {
     std::fs::create_dir(&state)?;
     // A separate disk that no other process sees.
     let mut command = Command::new("unshare");
+    if !rustix::process::geteuid().is_root() {
+        // The kernel does not permit this in a chroot.
+        command.arg("--map-root-user");
+    }
     let script =
         format!("mount -t tmpfs -o size=3m,mode=700 none {} && exec \"$@\"", state.display());
-    command
-        .args(["--mount", "--map-root-user", "sh", "-c", &script, "sh"])
-        .arg(program::path()?)
-        .args(["serve", "--listen", "127.0.0.1:0", "--logout-grace", "1", "--json"]);
+    command.args(["--mount", "sh", "-c", &script, "sh"]).arg(program::path()?).args([
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--logout-grace",
+        "1",
+        "--json",
+    ]);
     let server = Managed::start_command(command, folder.path(), &[])?;
     server.run(&["volume", "create", "data", "8MiB", "--store", "ram", "--export"])?;
     let url = format!("iscsi://{}/iqn.2026-11.io.sarsen:data/0", server.portal()?);
