@@ -288,7 +288,10 @@ fn full_state_disk_is_reported_and_io_continues() -> Result<()> {
     // When space is available again, the server stores changes again, and none of the refused changes is present.
     let mut enlarge = Command::new("nsenter");
     let pid = server.pid().to_string();
-    enlarge.args(["--target", &pid, "--user", "--mount", "--preserve-credentials"]);
+    enlarge.args(["--target", &pid, "--mount"]);
+    if !rustix::process::geteuid().is_root() {
+        enlarge.args(["--user", "--preserve-credentials"]);
+    }
     enlarge.args(["mount", "-o", "remount,size=64m"]).arg(&state);
     process::output(&mut enlarge, LIMIT)?;
     server.run(&["host", "create", "afterwards"])?;

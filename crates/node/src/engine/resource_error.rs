@@ -54,7 +54,8 @@ impl ResourceError {
 fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => {
-            " (another program, or a portal or the API of this server, uses it; choose another address)"
+            " (another program, or a portal or the API of this server, uses it: choose another address, at the start \
+             with --listen)"
         }
         io::ErrorKind::PermissionDenied => " (choose a port from 1024 on)",
         io::ErrorKind::AddrNotAvailable => " (this machine does not have that address)",
