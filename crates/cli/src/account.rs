@@ -144,8 +144,8 @@ fn sets_secret(setting: &str) -> bool {
     setting.split_once('=').is_some_and(|(key, value)| key.trim() == "secret" && !value.is_empty())
 }
 
-/// Prints a created secret on standard error, because programs read standard output and may store it. A secret that
-/// nobody sees is an error.
+/// Prints a created secret on standard error, because programs read standard output and may store it. Fails if
+/// the secret cannot be printed.
 pub(crate) fn tell_secret(secret: Option<&str>, account: Option<&str>) -> anyhow::Result<()> {
     if let (Some(secret), Some(account)) = (secret, account) {
         print_note(format_args!("the secret of {account} (shown only once): {secret}")).with_context(

@@ -238,7 +238,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Err(error).with_context(|| format!("{} cannot take over", program.display()))
 }
 
-fn read_configuration(path: &Path) -> anyhow::Result<String> {
+/// Reads a configuration file. It may be a pipe, but not a device without an end.
+pub(crate) fn read_configuration(path: &Path) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     File::open(path)
         .and_then(|file| file.take(CONFIGURATION_MAX + 1).read_to_end(&mut bytes))

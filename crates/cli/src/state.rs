@@ -244,7 +244,8 @@ fn takes(kind: ObjectKind, key: &str, value: &Value) -> bool {
 /// Prints the changes that were applied.
 pub(crate) fn report(changed: &Changed, json: bool) -> anyhow::Result<()> {
     let text = if json { serde_json::to_string(changed)? } else { render(changed) };
-    print_line(&text).context("the change was made")?;
+    let outcome = if changed.dry_run { "nothing was changed" } else { "the change was made" };
+    print_line(&text).context(outcome)?;
     if changed.problems.is_empty() {
         Ok(())
     } else {

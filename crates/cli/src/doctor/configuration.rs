@@ -13,16 +13,17 @@ use sarsen_node::schema::{OrphanList, Problem, ProblemList, TargetList};
 use super::Finding;
 use crate::control::ServerOptions;
 use crate::disk::on_a_core;
+use crate::serve::read_configuration;
 
 const CHECK: &str = "configuration";
 
 /// Reads a configuration, as far as possible.
 pub(super) fn read(path: Option<&Path>) -> (Option<Config>, Vec<Finding>) {
     let Some(path) = path else { return (None, Vec::new()) };
-    let text = match std::fs::read_to_string(path) {
+    let text = match read_configuration(path) {
         Ok(text) => text,
         Err(error) => {
-            let finding = format!("{}: {error}", path.display());
+            let finding = format!("{error:#}");
             let remedy = "name a file that the user of the server can read";
             return (None, vec![Finding::problem(CHECK, finding, remedy)]);
         }

@@ -440,7 +440,7 @@ fn join(
                 draft.report_loss(&showing.place, what, remedy);
                 showings.push(showing);
             }
-            CommonAccess::Nobody { place, initiator } => {
+            CommonAccess::NoInitiator { place, initiator } => {
                 let what = format!("{} at single portal groups", shown_initiators(&initiator));
                 let remedy = "in sarsen a target has the same rules at all portals, and another portal group \
                               refuses the initiator or requires another account; the initiator is refused; add a \

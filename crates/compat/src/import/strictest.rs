@@ -33,7 +33,7 @@ pub(super) enum CommonAccess {
     /// The initiator is shown the units that all portal groups show.
     Less(DraftRule),
     /// A portal group does not permit the initiator, or requires another authentication.
-    Nobody {
+    NoInitiator {
         /// The place of a rule for the initiator.
         place: String,
         /// The initiator's name; `None` for all others.
@@ -60,7 +60,7 @@ fn common_showing(groups: &[Vec<DraftRule>], showing: &DraftRule) -> CommonAcces
     for group in groups {
         let other = showing_for(group, initiator);
         let Some(other) = other.filter(|other| other.rule.account == showing.rule.account) else {
-            return CommonAccess::Nobody {
+            return CommonAccess::NoInitiator {
                 place: showing.place.clone(),
                 initiator: initiator.clone(),
             };
@@ -73,7 +73,10 @@ fn common_showing(groups: &[Vec<DraftRule>], showing: &DraftRule) -> CommonAcces
         other.is_some_and(|other| other.shown == shown && other.protected == protected)
     });
     if shown.is_empty() && !is_same {
-        return CommonAccess::Nobody { place: showing.place.clone(), initiator: initiator.clone() };
+        return CommonAccess::NoInitiator {
+            place: showing.place.clone(),
+            initiator: initiator.clone(),
+        };
     }
     protected.retain(|lun| shown.contains_key(lun));
     let (place, rule) = (showing.place.clone(), showing.rule.clone());

@@ -180,7 +180,7 @@ struct Server {
     client: Client,
 }
 
-/// Returns the state of the server.
+/// The state of the server.
 struct ServerView {
     revision: u64,
     document: Document,
