@@ -11,7 +11,6 @@ const BLOCK_COUNT: u64 = 24;
 
 fuzz_target!(|input: &[u8]| {
     let store = MemoryStore::new(BLOCK_SIZE, BLOCK_COUNT);
-    let store: &dyn Store = &store;
     let mut model = vec![0; BLOCK_COUNT as usize * BLOCK_BYTES];
     for step in input.chunks_exact(4) {
         let &[kind, lba, block_count, fill] = step else { continue };
@@ -36,7 +35,7 @@ fuzz_target!(|input: &[u8]| {
                 if inside {
                     model[range].fill(fill);
                 }
-                ready(store.write(extent, Buffer::copy_of(&bytes), Durability::Volatile))
+                ready(store.write(extent, Buffer::copy_of(&bytes).into(), Durability::Volatile))
             }
             2 => {
                 model[range].fill(0);

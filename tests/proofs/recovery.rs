@@ -14,8 +14,10 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, ensure};
 use futures_util::future::try_join_all;
 use parking_lot::Mutex;
-use sarsen_block::Rng;
-use sarsen_block::{BlockError, Buffer, Characteristics, Geometry, Io, Reply, Request, Store};
+use sarsen_block::{
+    AllocationRun, Buffer, Characteristics, Data, Durability, Extent, Geometry, Payload, Reply,
+    Rng, Store,
+};
 use sarsen_initiator::{DigestOffer, Session, SessionOptions, Url};
 use sarsen_node::Server;
 use sarsen_node::config::{self, Config};
@@ -68,16 +70,35 @@ impl Store for Recorder {
         self.inner.characteristics()
     }
 
-    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
-        if let Request::Write { extent, data, .. } = &request {
-            let mut writes = self.writes.lock();
-            for (lba, block) in (extent.lba.0..).zip(data.chunks(BLOCK)) {
-                let (stamped, generation) = read_stamp(block);
-                assert_eq!(lba, stamped, "a write went astray");
-                *writes.entry((lba, generation)).or_default() += 1;
-            }
+    fn read(&self, extent: Extent) -> Reply<Data> {
+        self.inner.read(extent)
+    }
+
+    fn write(&self, extent: Extent, data: Payload, durability: Durability) -> Reply<()> {
+        let mut writes = self.writes.lock();
+        for (lba, block) in (extent.lba.0..).zip(data.chunks(BLOCK)) {
+            let (stamped, generation) = read_stamp(block);
+            assert_eq!(lba, stamped, "a write went astray");
+            *writes.entry((lba, generation)).or_default() += 1;
         }
-        self.inner.submit(request)
+        drop(writes);
+        self.inner.write(extent, data, durability)
+    }
+
+    fn flush(&self) -> Reply<()> {
+        self.inner.flush()
+    }
+
+    fn unmap(&self, extent: Extent) -> Reply<()> {
+        self.inner.unmap(extent)
+    }
+
+    fn write_zeroes(&self, extent: Extent, durability: Durability) -> Reply<()> {
+        self.inner.write_zeroes(extent, durability)
+    }
+
+    fn allocation(&self, extent: Extent) -> Reply<AllocationRun> {
+        self.inner.allocation(extent)
     }
 }
 

@@ -9,10 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
-use sarsen_block::Rng;
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
-    Durability, Extent, Geometry, Io, Lba, Reply, Request, Store, UnmapSupport,
+    Durability, Extent, Geometry, Io, Lba, Payload, Reply, Request, Rng, Store, UnmapSupport,
 };
 use sarsen_io::time;
 use sarsen_scsi::{MetadataKind, MetadataStore};
@@ -240,7 +239,7 @@ impl Opened {
         Some(self.disk.state()).filter(|state| state.life == self.life)
     }
 
-    fn course(&self, request: &Request) -> Option<Course> {
+    fn course(&self, request: Request) -> Option<Course> {
         let nature = &self.disk.nature;
         let mut state = self.state()?;
         let changes = state.changes;
@@ -269,16 +268,16 @@ impl Opened {
         Some(())
     }
 
-    fn read(&self, extent: Extent, fails: bool) -> Result<Reply, BlockError> {
+    fn read_now(&self, extent: Extent, fails: bool) -> Result<Data, BlockError> {
         let mut state = self.state().ok_or(BlockError::Stopped)?;
         if fails {
             Err(medium(extent.lba, Direction::Read))
         } else {
-            Ok(Reply::Data(Data::Buffer(state.read(extent))))
+            Ok(Data::Buffer(state.read(extent)))
         }
     }
 
-    fn flush(&self, course: &Course) -> Result<Reply, BlockError> {
+    fn flush_now(&self, course: &Course) -> Result<(), BlockError> {
         let mut state = self.state().ok_or(BlockError::Stopped)?;
         if course.fails {
             state.has_stopped = true;
@@ -287,7 +286,7 @@ impl Opened {
         if state.lie != Some(DiskDefect::IgnoresFlush) {
             state.settle(course.changes);
         }
-        Ok(Reply::Done)
+        Ok(())
     }
 
     /// Changes blocks part by part; other requests may see the parts. A change that fails stops after any part.
@@ -297,7 +296,7 @@ impl Opened {
         contents: Vec<Content>,
         durability: Durability,
         course: Course,
-    ) -> Result<Reply, BlockError> {
+    ) -> Result<(), BlockError> {
         let length = (extent.block_count / course.parts).max(1) as usize;
         let mut lba = extent.lba.0;
         let mut again = None;
@@ -337,7 +336,7 @@ impl Opened {
                 }
             });
         }
-        if course.fails { Err(medium(extent.lba, Direction::Write)) } else { Ok(Reply::Done) }
+        if course.fails { Err(medium(extent.lba, Direction::Write)) } else { Ok(()) }
     }
 
     /// Records the blocks of a write; no write may arrive twice.
@@ -352,47 +351,44 @@ impl Opened {
         }
     }
 
-    async fn carry_out(
-        self: Arc<Self>,
+    /// Executes a request within its course. `action` is its effect on the disk.
+    fn perform<T: 'static, F: Future<Output = Result<T, BlockError>> + 'static>(
+        &self,
         request: Request,
-        course: Course,
-    ) -> Result<Reply, BlockError> {
-        if !course.before.is_zero() {
-            time::sleep_until(time::now() + course.before).await;
+        action: impl FnOnce(Arc<Self>, Course) -> F + 'static,
+    ) -> Reply<T> {
+        let block_count = self.disk.nature.block_count;
+        if let Some(extent) = request.extent()
+            && !extent.fits(block_count)
+        {
+            return Io::Ready(Err(BlockError::OutOfRange { extent, block_count }));
         }
-        let after = course.after;
-        let zeroes =
-            |extent: Extent| vec![vec![0; stamp::BLOCK].into(); extent.block_count as usize];
-        let reply = match request {
-            Request::Read(extent) => self.read(extent, course.fails),
-            Request::Flush => self.flush(&course),
-            Request::Write { extent, data, durability } => {
-                let contents: Vec<Content> =
-                    data.chunks_exact(stamp::BLOCK).map(Into::into).collect();
-                self.note(extent, &contents);
-                self.clone().change(extent, contents, durability, course).await
-            }
-            Request::Unmap(extent) => {
-                let durability = Durability::Volatile;
-                self.clone().change(extent, zeroes(extent), durability, course).await
-            }
-            Request::WriteZeroes { extent, durability } => {
-                self.clone().change(extent, zeroes(extent), durability, course).await
-            }
-            Request::Allocation(extent) => Ok(Reply::Allocation(AllocationRun {
-                block_count: extent.block_count,
-                allocation: Allocation::Mapped,
-            })),
-            Request::ReadProtected(_)
-            | Request::WriteProtected { .. }
-            | Request::Space
-            | Request::Resize { .. } => Err(BlockError::Unsupported),
+        let Some(course) = self.course(request) else {
+            return Io::Ready(Err(BlockError::Stopped));
         };
-        if !after.is_zero() {
-            time::sleep_until(time::now() + after).await;
-        }
-        reply
+        let opened = Arc::new(Self { disk: self.disk.clone(), life: self.life });
+        // A submitted request continues when the caller stops waiting.
+        self.disk.state().under_way += 1;
+        let task = tokio::task::spawn_local(async move {
+            let (before, after) = (course.before, course.after);
+            if !before.is_zero() {
+                time::sleep_until(time::now() + before).await;
+            }
+            let reply = action(opened.clone(), course).await;
+            if !after.is_zero() {
+                time::sleep_until(time::now() + after).await;
+            }
+            if let Some(mut state) = opened.state() {
+                state.under_way -= 1;
+            }
+            reply
+        });
+        Io::pending(async move { task.await.unwrap_or(Err(BlockError::Stopped)) })
     }
+}
+
+fn zeroes(extent: Extent) -> Vec<Content> {
+    vec![vec![0; stamp::BLOCK].into(); extent.block_count as usize]
 }
 
 impl MetadataStore for Opened {
@@ -401,7 +397,7 @@ impl MetadataStore for Opened {
     }
 
     fn save(&self, record: MetadataKind, content: Vec<u8>) -> Io<io::Result<()>> {
-        let course = self.course(&Request::Flush);
+        let course = self.course(Request::Flush);
         let opened = Self { disk: self.disk.clone(), life: self.life };
         let lost = || io::Error::other("the power has failed");
         // Like a request, this task continues when the caller stops waiting.
@@ -436,30 +432,42 @@ impl Store for Opened {
         }
     }
 
-    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
-        let block_count = self.disk.nature.block_count;
-        if let Request::Read(extent)
-        | Request::Write { extent, .. }
-        | Request::Unmap(extent)
-        | Request::WriteZeroes { extent, .. }
-        | Request::Allocation(extent) = &request
-            && !extent.fits(block_count)
-        {
-            return Io::Ready(Err(BlockError::OutOfRange { extent: *extent, block_count }));
-        }
-        let Some(course) = self.course(&request) else {
-            return Io::Ready(Err(BlockError::Stopped));
-        };
-        let opened = Arc::new(Self { disk: self.disk.clone(), life: self.life });
-        // A submitted request continues when the caller stops waiting.
-        self.disk.state().under_way += 1;
-        let task = tokio::task::spawn_local(async move {
-            let reply = opened.clone().carry_out(request, course).await;
-            if let Some(mut state) = opened.state() {
-                state.under_way -= 1;
-            }
-            reply
-        });
-        Io::pending(async move { task.await.unwrap_or(Err(BlockError::Stopped)) })
+    fn read(&self, extent: Extent) -> Reply<Data> {
+        self.perform(Request::Read(extent), move |opened, course| async move {
+            opened.read_now(extent, course.fails)
+        })
+    }
+
+    fn write(&self, extent: Extent, data: Payload, durability: Durability) -> Reply<()> {
+        let request = Request::Write { extent, durability };
+        self.perform(request, move |opened, course| async move {
+            let contents: Vec<Content> = data.chunks_exact(stamp::BLOCK).map(Into::into).collect();
+            opened.note(extent, &contents);
+            opened.change(extent, contents, durability, course).await
+        })
+    }
+
+    fn flush(&self) -> Reply<()> {
+        self.perform(Request::Flush, |opened, course| async move { opened.flush_now(&course) })
+    }
+
+    fn unmap(&self, extent: Extent) -> Reply<()> {
+        self.perform(Request::Unmap(extent), move |opened, course| {
+            opened.change(extent, zeroes(extent), Durability::Volatile, course)
+        })
+    }
+
+    fn write_zeroes(&self, extent: Extent, durability: Durability) -> Reply<()> {
+        let request = Request::WriteZeroes { extent, durability };
+        self.perform(request, move |opened, course| {
+            opened.change(extent, zeroes(extent), durability, course)
+        })
+    }
+
+    fn allocation(&self, extent: Extent) -> Reply<AllocationRun> {
+        self.perform(Request::Allocation(extent), move |_, _| async move {
+            let (block_count, allocation) = (extent.block_count, Allocation::Mapped);
+            Ok(AllocationRun { block_count, allocation })
+        })
     }
 }

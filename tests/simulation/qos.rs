@@ -8,10 +8,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use sarsen_block::Rng;
-use sarsen_block::{
-    BlockError, BlockSize, Characteristics, Geometry, Io, MemoryStore, Reply, Request, Store,
-};
+use sarsen_block::{BlockSize, Io, Layer, MemoryStore, Reply, Request, Rng, Store};
 use sarsen_io::net::Stream;
 use sarsen_io::{simulation, time};
 use sarsen_node::SimulatedPortal;
@@ -56,26 +53,26 @@ struct OneByOne {
     idle_at: Arc<Mutex<Option<Instant>>>,
 }
 
-impl Store for OneByOne {
-    fn geometry(&self) -> Geometry {
-        self.memory.geometry()
+impl Layer for OneByOne {
+    fn inner(&self) -> &Arc<dyn Store> {
+        &self.memory
     }
 
-    fn characteristics(&self) -> Characteristics {
-        self.memory.characteristics()
-    }
-
-    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
-        let answer = self.memory.submit(request);
+    fn handle<T: 'static>(
+        &self,
+        _: Request,
+        submit: impl FnOnce(&dyn Store) -> Reply<T> + 'static,
+    ) -> Reply<T> {
+        let reply = submit(&*self.memory);
         if self.takes.is_zero() {
-            return answer;
+            return reply;
         }
         let mut idle_at = self.idle_at.lock().expect("one thread");
         let done = idle_at.map_or(time::now(), |at| at.max(time::now())) + self.takes;
         *idle_at = Some(done);
         Io::pending(async move {
             time::sleep_until(done).await;
-            answer.wait().await
+            reply.wait().await
         })
     }
 }

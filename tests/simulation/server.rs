@@ -9,8 +9,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use sarsen_block::Rng;
-use sarsen_block::{Request, Store as _};
+use sarsen_block::{Rng, Store as _};
 use sarsen_io::net::Stream;
 use sarsen_io::{random, time};
 use sarsen_node::SimulatedPortal;
@@ -167,7 +166,7 @@ impl Server {
         portal.end_sessions(grace).await;
         let mut all = true;
         for store in stores.iter().filter(|_| flushes) {
-            all &= store.submit(Request::Flush).wait().await.is_ok();
+            all &= store.flush().wait().await.is_ok();
         }
         // The server's streams are closed, and the bytes in transit arrive.
         *self.life.borrow_mut() = None;

@@ -10,8 +10,8 @@ use std::pin::pin;
 use std::task::Poll;
 
 use crate::{
-    Allocation, AllocationRun, BlockError, Buffer, Data, Durability, Extent, Io, Reply, Request,
-    Rng, Store,
+    Allocation, AllocationRun, BlockError, Buffer, Data, Durability, Extent, Io, Payload, Reply,
+    Request, Rng, Store,
 };
 
 /// Minimum number of blocks of a store under test.
@@ -32,6 +32,7 @@ pub async fn check(store: &dyn Store, seed: u64) {
     // A store that reports unwritten blocks as mapped cannot report deallocation, like many devices.
     let tells = first_run(store, Extent::new(0, 8)).await.allocation == Allocation::Deallocated;
     blocks_keep_what_was_written(store).await;
+    shared_data_is_written(store).await;
     whole_extent_at_once(store).await;
     durable_writes_and_flushes(store).await;
     unmapped_blocks_read_as_zero(store, tells).await;
@@ -90,44 +91,72 @@ async fn shape_and_borders(store: &dyn Store) {
 }
 
 /// Returns one request of each kind that has an extent.
-fn every_kind(extent: Extent, length: usize) -> [Request; 5] {
+fn every_kind(extent: Extent) -> [Request; 5] {
     let durability = Durability::Volatile;
     [
         Request::Read(extent),
-        Request::Write { extent, data: Buffer::zeroed(length), durability },
+        Request::Write { extent, durability },
         Request::WriteZeroes { extent, durability },
         Request::Unmap(extent),
         Request::Allocation(extent),
     ]
 }
 
+/// The result of a request of any kind.
+enum Outcome {
+    Done,
+    Data(Data),
+    Run(AllocationRun),
+}
+
+/// Submits a request of any kind. `data` is the data of a write.
+fn submit(store: &dyn Store, request: Request, data: Buffer) -> Reply<Outcome> {
+    let data = Payload::from(data);
+    let done = |done: Result<(), BlockError>| done.map(|()| Outcome::Done);
+    let read = |data: Result<Data, BlockError>| data.map(Outcome::Data);
+    match request {
+        Request::Read(extent) => store.read(extent).map(read),
+        Request::ReadProtected(extent) => store.read_protected(extent).map(read),
+        Request::Write { extent, durability } => store.write(extent, data, durability).map(done),
+        Request::WriteProtected { extent, durability } => {
+            store.write_protected(extent, data, durability).map(done)
+        }
+        Request::WriteZeroes { extent, durability } => {
+            store.write_zeroes(extent, durability).map(done)
+        }
+        Request::Unmap(extent) => store.unmap(extent).map(done),
+        Request::Flush => store.flush().map(done),
+        Request::Resize { block_count } => store.resize(block_count).map(done),
+        Request::Allocation(extent) => store.allocation(extent).map(|run| run.map(Outcome::Run)),
+        Request::Space => store.space().map(|space| space.map(|_| Outcome::Done)),
+    }
+}
+
 async fn outside_is_refused(store: &dyn Store, extent: Extent) {
-    let block_count = store.geometry().block_count;
+    let count = store.geometry().block_count;
     let length = extent.block_count.min(2) as usize * store.geometry().block_size.bytes();
-    for request in every_kind(extent, length) {
-        let what = format!("{request:?}");
-        match store.submit(request).wait().await {
-            Err(BlockError::OutOfRange { extent: reported, block_count: blocks }) => {
-                assert_eq!((reported, blocks), (extent, block_count), "{what}");
+    for request in every_kind(extent) {
+        match submit(store, request, Buffer::zeroed(length)).wait().await {
+            Err(BlockError::OutOfRange { extent: reported, block_count }) => {
+                assert_eq!((reported, block_count), (extent, count), "{request:?}");
             }
             Err(BlockError::ReadOnly) if store.characteristics().read_only => {}
-            Err(BlockError::Unsupported) if what.starts_with("Unmap") => {}
-            other => panic!("{what} lies outside and was answered {other:?}"),
+            Err(BlockError::Unsupported) if request == Request::Unmap(extent) => {}
+            Err(error) => panic!("{request:?} lies outside and was answered {error:?}"),
+            Ok(_) => panic!("{request:?} lies outside and was executed"),
         }
     }
 }
 
 async fn nothing_is_done_to_no_blocks(store: &dyn Store, extent: Extent) {
-    for request in every_kind(extent, 0) {
-        let what = format!("{request:?}");
-        match store.submit(request).wait().await {
-            Ok(Reply::Data(data)) => assert!(data.is_empty(), "{what}"),
-            Ok(Reply::Allocation(run)) => assert_eq!(run.block_count, 0, "{what}"),
-            Ok(Reply::Space(space)) => panic!("{what} was answered {space:?}"),
-            Ok(Reply::Done) => {}
+    for request in every_kind(extent) {
+        match submit(store, request, Buffer::zeroed(0)).wait().await {
+            Ok(Outcome::Data(data)) => assert!(data.is_empty(), "{request:?}"),
+            Ok(Outcome::Run(run)) => assert_eq!(run.block_count, 0, "{request:?}"),
+            Ok(Outcome::Done) => {}
             Err(BlockError::ReadOnly) if store.characteristics().read_only => {}
-            Err(BlockError::Unsupported) if what.starts_with("Unmap") => {}
-            Err(error) => panic!("{what} was answered {error}"),
+            Err(BlockError::Unsupported) if request == Request::Unmap(extent) => {}
+            Err(error) => panic!("{request:?} was answered {error}"),
         }
     }
 }
@@ -141,15 +170,15 @@ async fn unwritten_blocks_read_as_zero(store: &dyn Store) {
 }
 
 async fn changes_are_refused(store: &dyn Store) {
-    let extent = Extent::new(1, 1);
-    let [_, write, zeroes, unmap, _] = every_kind(extent, store.geometry().block_size.bytes());
     let resize = Request::Resize { block_count: store.geometry().block_count };
-    for request in [write, zeroes, unmap, resize] {
-        let what = format!("{request:?}");
-        let answer = store.submit(request).wait().await;
+    let requests = every_kind(Extent::new(1, 1)).into_iter().chain([resize]);
+    for request in requests.filter(|request| request.is_change()) {
+        let data = Buffer::zeroed(store.geometry().block_size.bytes());
+        let refused = submit(store, request, data).wait().await;
         assert!(
-            matches!(answer, Err(BlockError::ReadOnly)),
-            "{what} was answered {answer:?} by a read-only store"
+            matches!(refused, Err(BlockError::ReadOnly)),
+            "{request:?} was not refused by a read-only store: {:?}",
+            refused.err()
         );
     }
 }
@@ -176,6 +205,16 @@ async fn blocks_keep_what_was_written(store: &dyn Store) {
             mapped(store, extent).await;
         }
     }
+}
+
+/// A payload may have another owner.
+async fn shared_data_is_written(store: &dyn Store) {
+    let extent = Extent::new(3, 6);
+    let data = pattern(store, extent, 50);
+    let mut payload = Payload::from(Buffer::copy_of(&data));
+    let _shared = payload.share();
+    assert!(store.write(extent, payload, Durability::Volatile).wait().await.is_ok());
+    same(&read(store, extent).await, &data, extent, "after a write of shared data");
 }
 
 async fn whole_extent_at_once(store: &dyn Store) {
@@ -260,7 +299,7 @@ async fn overlapping_writes_leave_one_of_them(store: &dyn Store) {
         let filled = |extent: Extent, byte| {
             let mut data = Buffer::zeroed(extent.byte_count(store.geometry().block_size) as usize);
             data.fill(byte);
-            store.write(extent, data, Durability::Volatile)
+            store.write(extent, data.into(), Durability::Volatile)
         };
         let (low, high) = (round * 2 + 1, round * 2 + 2);
         let (first, second) = both(filled(one, low), filled(other, high)).await;
@@ -326,11 +365,12 @@ async fn random_requests(store: &dyn Store, seed: u64) {
                 if rng.below(8) == 0 { Durability::Durable } else { Durability::Volatile };
             let from = extent.lba.0 as usize * size;
             let range = from..from + extent.block_count as usize * size;
-            store.submit(match kinds[slot] {
+            let mut data = Buffer::zeroed(0);
+            let request = match kinds[slot] {
                 0..3 => {
-                    let data = pattern(store, extent, rng.below(u64::MAX));
+                    data = pattern(store, extent, rng.below(u64::MAX));
                     model[range].copy_from_slice(&data);
-                    Request::Write { extent, data, durability }
+                    Request::Write { extent, durability }
                 }
                 3 if store.characteristics().unmap.is_some() => {
                     model[range].fill(0);
@@ -343,18 +383,18 @@ async fn random_requests(store: &dyn Store, seed: u64) {
                 5 if rng.below(4) == 0 => Request::Flush,
                 6 => Request::Allocation(extent),
                 _ => Request::Read(extent),
-            })
+            };
+            submit(store, request, data)
         };
         let (first, second) = (start(0), start(1));
         let (first, second) = both(first, second).await;
-        for (extent, reply) in extents.into_iter().zip([first, second]) {
+        for (extent, outcome) in extents.into_iter().zip([first, second]) {
             let from = extent.lba.0 as usize * size;
             let expected = &model[from..from + extent.block_count as usize * size];
-            match reply.unwrap_or_else(|error| panic!("{extent}, {at}: {error}")) {
-                Reply::Data(data) => same(&data.into_buffer(), expected, extent, &at),
-                Reply::Done => {}
-                Reply::Space(space) => panic!("{space:?}, {at}"),
-                Reply::Allocation(run) => {
+            match outcome.unwrap_or_else(|error| panic!("{extent}, {at}: {error}")) {
+                Outcome::Data(data) => same(&data.into_buffer(), expected, extent, &at),
+                Outcome::Done => {}
+                Outcome::Run(run) => {
                     assert!((1..=extent.block_count).contains(&run.block_count), "{at}: {run:?}");
                     let reported = &expected[..run.block_count as usize * size];
                     let holds = run.allocation == Allocation::Mapped
@@ -399,7 +439,7 @@ async fn read(store: &dyn Store, extent: Extent) -> Buffer {
 }
 
 async fn write(store: &dyn Store, extent: Extent, data: Buffer, durability: Durability) {
-    let written = store.write(extent, data, durability).wait().await;
+    let written = store.write(extent, data.into(), durability).wait().await;
     written.unwrap_or_else(|error| panic!("writing {extent}, {durability:?}: {error}"));
 }
 
@@ -524,73 +564,108 @@ mod tests {
         run(check(&MemoryStore::new(BlockSize::B512, BLOCKS_MIN), 5));
     }
 
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    enum Defect {
+        WritesTooFew,
+        ForgetsToUnmap,
+        Clips,
+        HasLeftovers,
+        DropsSharedData,
+    }
+
     /// A memory store with one defect.
-    struct Wrong(MemoryStore, fn(Request, &MemoryStore) -> Io<Result<Reply, BlockError>>);
+    struct Wrong(MemoryStore, Defect);
 
     impl Store for Wrong {
         fn geometry(&self) -> Geometry {
             self.0.geometry()
         }
+
         fn characteristics(&self) -> Characteristics {
             self.0.characteristics()
         }
-        fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
-            (self.1)(request, &self.0)
+
+        fn read(&self, extent: Extent) -> Reply<Data> {
+            let leftover = self.1 == Defect::HasLeftovers && extent.block_count == 9;
+            if self.1 == Defect::Clips && extent == Extent::new(999, 2) {
+                return Io::Ready(Ok(Data::Zeroes(1024)));
+            }
+            self.0.read(extent).map(move |data| {
+                let mut buffer = data?.into_buffer();
+                if leftover {
+                    buffer[100] = 1;
+                }
+                Ok(buffer.into())
+            })
+        }
+
+        fn write(&self, extent: Extent, data: Payload, durability: Durability) -> Reply<()> {
+            match (self.1, data) {
+                (Defect::WritesTooFew, data) if (9..100).contains(&extent.block_count) => {
+                    let extent = Extent { block_count: extent.block_count - 1, ..extent };
+                    let mut data = data.into_buffer();
+                    data.truncate(extent.byte_count(BlockSize::B512) as usize);
+                    self.0.write(extent, data.into(), durability)
+                }
+                (Defect::DropsSharedData, Payload::Shared(_)) => {
+                    let zeroes = extent.byte_count(BlockSize::B512) as usize;
+                    self.0.write(extent, Buffer::zeroed(zeroes).into(), durability)
+                }
+                (_, data) => self.0.write(extent, data, durability),
+            }
+        }
+
+        fn flush(&self) -> Reply<()> {
+            self.0.flush()
+        }
+
+        fn unmap(&self, extent: Extent) -> Reply<()> {
+            match self.1 {
+                Defect::ForgetsToUnmap if extent.fits(1000) => Io::Ready(Ok(())),
+                _ => self.0.unmap(extent),
+            }
+        }
+
+        fn write_zeroes(&self, extent: Extent, durability: Durability) -> Reply<()> {
+            self.0.write_zeroes(extent, durability)
+        }
+
+        fn allocation(&self, extent: Extent) -> Reply<AllocationRun> {
+            self.0.allocation(extent)
         }
     }
 
-    fn check_wrong(wrong: fn(Request, &MemoryStore) -> Io<Result<Reply, BlockError>>) {
-        run(check(&Wrong(MemoryStore::new(BlockSize::B512, 1000), wrong), 1));
+    fn check_wrong(defect: Defect) {
+        run(check(&Wrong(MemoryStore::new(BlockSize::B512, 1000), defect), 1));
     }
 
     #[test]
     #[should_panic(expected = "after a write")]
     fn a_store_that_writes_one_block_too_few_fails() {
-        check_wrong(|request, store| match request {
-            Request::Write { extent, mut data, durability }
-                if (9..100).contains(&extent.block_count) =>
-            {
-                let extent = Extent { block_count: extent.block_count - 1, ..extent };
-                data.truncate(extent.byte_count(BlockSize::B512) as usize);
-                store.submit(Request::Write { extent, data, durability })
-            }
-            request => store.submit(request),
-        });
+        check_wrong(Defect::WritesTooFew);
     }
 
     #[test]
     #[should_panic(expected = "after an unmap")]
     fn a_store_that_forgets_to_unmap_fails() {
-        check_wrong(|request, store| match request {
-            Request::Unmap(extent) if extent.fits(1000) => Io::Ready(Ok(Reply::Done)),
-            request => store.submit(request),
-        });
+        check_wrong(Defect::ForgetsToUnmap);
     }
 
     #[test]
     #[should_panic(expected = "lies outside")]
     fn a_store_that_clips_fails() {
-        check_wrong(|request, store| match request {
-            Request::Read(extent) if extent.lba.0 == 999 && extent.block_count == 2 => {
-                Io::Ready(Ok(Reply::Data(Data::Zeroes(1024))))
-            }
-            request => store.submit(request),
-        });
+        check_wrong(Defect::Clips);
     }
 
     #[test]
     #[should_panic(expected = "was never written")]
     fn a_store_with_leftovers_fails() {
-        check_wrong(|request, store| {
-            let leftover = matches!(&request, Request::Read(extent) if extent.block_count == 9);
-            store.submit(request).map(move |reply| match reply? {
-                Reply::Data(data) if leftover => {
-                    let mut buffer = data.into_buffer();
-                    buffer[100] = 1;
-                    Ok(Reply::Data(buffer.into()))
-                }
-                reply => Ok(reply),
-            })
-        });
+        check_wrong(Defect::HasLeftovers);
+    }
+
+    #[test]
+    #[should_panic(expected = "after a write of shared data")]
+    fn a_store_that_drops_shared_data_fails() {
+        check_wrong(Defect::DropsSharedData);
     }
 }

@@ -1,5 +1,4 @@
-//! Layers: stores that wrap another store. A layer forwards every request that it does not change, so that it needs
-//! code only for the requests that it changes.
+//! The stores over one other store that need neither the kernel nor a clock.
 
 mod encrypted;
 mod fault;

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
-    Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Extent,
-    Geometry, Io, Reply, Request, Space, Store, UnmapSupport,
+    Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Durability,
+    Extent, Geometry, Io, Payload, Reply, Space, Store, UnmapSupport,
 };
 
 /// A store with its blocks in a map. Blocks that are not in the map read as zero.
@@ -33,74 +33,23 @@ impl MemoryStore {
         self.state.lock()
     }
 
-    fn perform(&self, request: Request) -> Result<Reply, BlockError> {
+    /// Applies `action` to the state if the extent is within the store.
+    fn within<T>(&self, extent: Extent, action: impl FnOnce(&mut MemoryState) -> T) -> Reply<T> {
         let mut state = self.state();
-        let size = self.block_size.bytes();
-        let check = |extent: Extent| {
-            if extent.fits(state.block_count) {
-                Ok(())
-            } else {
-                Err(BlockError::OutOfRange { extent, block_count: state.block_count })
-            }
-        };
-        match request {
-            Request::Read(extent) => {
-                check(extent)?;
-                let mut buffer = Buffer::zeroed(extent.byte_count(self.block_size) as usize);
-                for (lba, chunk) in (extent.lba.0..).zip(buffer.chunks_exact_mut(size)) {
-                    if let Some(Some(block)) = state.blocks.get(&lba) {
-                        chunk.copy_from_slice(block);
-                    }
-                }
-                Ok(Reply::Data(Data::Buffer(buffer)))
-            }
-            Request::Write { extent, data, durability: _ } => {
-                check(extent)?;
-                assert_eq!(data.len() as u64, extent.byte_count(self.block_size));
-                for (lba, chunk) in (extent.lba.0..).zip(data.chunks_exact(size)) {
-                    state.blocks.insert(lba, Some(chunk.into()));
-                }
-                Ok(Reply::Done)
-            }
-            Request::ReadProtected(_) | Request::WriteProtected { .. } => {
-                Err(BlockError::Unsupported)
-            }
-            Request::Flush => Ok(Reply::Done),
-            Request::Unmap(extent) => {
-                check(extent)?;
-                state.blocks.retain(|&lba, _| lba < extent.lba.0 || lba >= extent.end());
-                Ok(Reply::Done)
-            }
-            Request::WriteZeroes { extent, durability: _ } => {
-                check(extent)?;
-                for lba in extent.lba.0..extent.end() {
-                    state.blocks.insert(lba, None);
-                }
-                Ok(Reply::Done)
-            }
-            Request::Allocation(extent) => {
-                check(extent)?;
-                let of_block = |lba: u64| match state.blocks.get(&lba) {
-                    Some(Some(_)) => Allocation::Mapped,
-                    Some(None) => Allocation::Anchored,
-                    None => Allocation::Deallocated,
-                };
-                let allocation = of_block(extent.lba.0);
-                let block_count = (extent.lba.0..extent.end())
-                    .take_while(|&lba| of_block(lba) == allocation)
-                    .count() as u64;
-                Ok(Reply::Allocation(AllocationRun { block_count, allocation }))
-            }
-            Request::Space => {
-                let used_blocks = state.blocks.len() as u64;
-                let available_blocks = state.block_count - used_blocks;
-                Ok(Reply::Space(Space { used_blocks, available_blocks }))
-            }
-            Request::Resize { block_count } => {
-                state.block_count = block_count;
-                state.blocks.split_off(&block_count);
-                Ok(Reply::Done)
-            }
+        Io::Ready(if extent.fits(state.block_count) {
+            Ok(action(&mut state))
+        } else {
+            Err(BlockError::OutOfRange { extent, block_count: state.block_count })
+        })
+    }
+}
+
+impl MemoryState {
+    fn allocation(&self, lba: u64) -> Allocation {
+        match self.blocks.get(&lba) {
+            Some(Some(_)) => Allocation::Mapped,
+            Some(None) => Allocation::Anchored,
+            None => Allocation::Deallocated,
         }
     }
 }
@@ -121,7 +70,65 @@ impl Store for MemoryStore {
         }
     }
 
-    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
-        Io::Ready(self.perform(request))
+    fn read(&self, extent: Extent) -> Reply<Data> {
+        self.within(extent, |state| {
+            let mut buffer = Buffer::zeroed(extent.byte_count(self.block_size) as usize);
+            let chunks = buffer.chunks_exact_mut(self.block_size.bytes());
+            for (lba, chunk) in (extent.lba.0..).zip(chunks) {
+                if let Some(Some(block)) = state.blocks.get(&lba) {
+                    chunk.copy_from_slice(block);
+                }
+            }
+            Data::Buffer(buffer)
+        })
+    }
+
+    fn write(&self, extent: Extent, data: Payload, _: Durability) -> Reply<()> {
+        self.within(extent, |state| {
+            assert_eq!(data.len() as u64, extent.byte_count(self.block_size));
+            let chunks = data.chunks_exact(self.block_size.bytes());
+            for (lba, chunk) in (extent.lba.0..).zip(chunks) {
+                state.blocks.insert(lba, Some(chunk.into()));
+            }
+        })
+    }
+
+    fn flush(&self) -> Reply<()> {
+        Io::Ready(Ok(()))
+    }
+
+    fn unmap(&self, extent: Extent) -> Reply<()> {
+        self.within(extent, |state| {
+            state.blocks.retain(|&lba, _| lba < extent.lba.0 || lba >= extent.end());
+        })
+    }
+
+    fn write_zeroes(&self, extent: Extent, _: Durability) -> Reply<()> {
+        self.within(extent, |state| {
+            state.blocks.extend((extent.lba.0..extent.end()).map(|lba| (lba, None)));
+        })
+    }
+
+    fn allocation(&self, extent: Extent) -> Reply<AllocationRun> {
+        self.within(extent, |state| {
+            let allocation = state.allocation(extent.lba.0);
+            let block_count = (extent.lba.0..extent.end())
+                .take_while(|&lba| state.allocation(lba) == allocation)
+                .count() as u64;
+            AllocationRun { block_count, allocation }
+        })
+    }
+
+    fn space(&self) -> Reply<Space> {
+        let state = self.state();
+        let used_blocks = state.blocks.len() as u64;
+        Io::Ready(Ok(Space { used_blocks, available_blocks: state.block_count - used_blocks }))
+    }
+
+    fn resize(&self, block_count: u64) -> Reply<()> {
+        let mut state = self.state();
+        state.block_count = block_count;
+        state.blocks.split_off(&block_count);
+        Io::Ready(Ok(()))
     }
 }

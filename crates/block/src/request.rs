@@ -1,8 +1,6 @@
-//! The types of the block layer: units, requests, replies.
+//! The types of the block layer: units, extents, requests.
 
 use std::fmt;
-
-use crate::{Buffer, Data};
 
 /// A logical block address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -102,60 +100,86 @@ pub enum Durability {
 /// them (SBC-3 4.22 in `sarsen-scsi`).
 pub const PROTECTION_BYTES: usize = 8;
 
-/// One request to a store.
-///
-/// Callers need not check requests: a store returns [`crate::BlockError::OutOfRange`] for an extent outside itself. The
-/// order of requests that overlap in time and blocks is undefined.
-#[derive(Debug)]
+/// A description of a request to a store: everything but its data. Layers decide on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Read blocks → [`Reply::Data`] with exactly the extent's bytes. Unwritten blocks read as zero.
+    /// [`crate::Store::read`].
     Read(Extent),
-    /// Write blocks → [`Reply::Done`]. The buffer holds exactly the extent's bytes.
+    /// [`crate::Store::write`].
     Write {
         /// The extent to write.
         extent: Extent,
-        /// The bytes to write.
-        data: Buffer,
         /// The condition for the acknowledgement.
         durability: Durability,
     },
-    /// Read blocks, each followed by its [`PROTECTION_BYTES`] → [`Reply::Data`]. These bytes are FFh for a block that
-    /// was never written, was unmapped or zeroed, or was written without them. Stores whose
-    /// [`crate::Characteristics::protection`] is false answer Unsupported.
+    /// [`crate::Store::read_protected`].
     ReadProtected(Extent),
-    /// Write blocks, each followed by its [`PROTECTION_BYTES`] → [`Reply::Done`]. If the program is interrupted during
-    /// the write, a block and its protection information are both old or both new.
+    /// [`crate::Store::write_protected`].
     WriteProtected {
         /// The extent to write.
         extent: Extent,
-        /// The bytes to write.
-        data: Buffer,
         /// The condition for the acknowledgement.
         durability: Durability,
     },
-    /// Make all writes that were acknowledged before this request durable → [`Reply::Done`].
+    /// [`crate::Store::flush`].
     Flush,
-    /// Deallocate blocks → [`Reply::Done`]. They read as zero afterwards. A store that cannot deallocate writes zeroes
-    /// or answers Unsupported, according to [`crate::Characteristics::unmap`].
+    /// [`crate::Store::unmap`].
     Unmap(Extent),
-    /// Write zeroes and keep the blocks' space (see [`crate::UnmapSupport::anchors`]) → [`Reply::Done`].
+    /// [`crate::Store::write_zeroes`].
     WriteZeroes {
         /// The extent to write.
         extent: Extent,
         /// The condition for the acknowledgement.
         durability: Durability,
     },
-    /// Query the allocation of the blocks from the extent's first one → [`Reply::Allocation`] for the longest run of
-    /// blocks in one state. The run ends at the extent's end at the latest.
+    /// [`crate::Store::allocation`].
     Allocation(Extent),
-    /// Query the used and available space → [`Reply::Space`]. A store that does not know it answers Unsupported.
+    /// [`crate::Store::space`].
     Space,
-    /// Change the size to this number of blocks → [`Reply::Done`]. A store answers Unsupported if shrinking would lose
-    /// data in use.
+    /// [`crate::Store::resize`].
     Resize {
         /// The new number of blocks.
         block_count: u64,
     },
+}
+
+impl Request {
+    /// Returns the blocks that the request concerns.
+    pub const fn extent(self) -> Option<Extent> {
+        match self {
+            Self::Read(extent) | Self::ReadProtected(extent) | Self::Allocation(extent) => {
+                Some(extent)
+            }
+            _ => self.written_extent(),
+        }
+    }
+
+    /// Returns the blocks that the request writes, zeroes or unmaps.
+    pub const fn written_extent(self) -> Option<Extent> {
+        match self {
+            Self::Write { extent, .. }
+            | Self::WriteProtected { extent, .. }
+            | Self::WriteZeroes { extent, .. }
+            | Self::Unmap(extent) => Some(extent),
+            _ => None,
+        }
+    }
+
+    /// Returns whether the request changes the store: its blocks or its size.
+    pub const fn is_change(self) -> bool {
+        match self {
+            Self::Write { .. }
+            | Self::WriteProtected { .. }
+            | Self::WriteZeroes { .. }
+            | Self::Unmap(_)
+            | Self::Resize { .. } => true,
+            Self::Read(_)
+            | Self::ReadProtected(_)
+            | Self::Flush
+            | Self::Allocation(_)
+            | Self::Space => false,
+        }
+    }
 }
 
 /// The provisioning state of blocks.
@@ -185,17 +209,4 @@ pub struct Space {
     pub used_blocks: u64,
     /// Space that is available to the store, in blocks. Other stores may use the same space.
     pub available_blocks: u64,
-}
-
-/// The reply of a store to a [`Request`].
-#[derive(Debug)]
-pub enum Reply {
-    /// The bytes that were read.
-    Data(Data),
-    /// The request is complete.
-    Done,
-    /// The state of a run of blocks.
-    Allocation(AllocationRun),
-    /// The used and available space.
-    Space(Space),
 }

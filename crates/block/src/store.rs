@@ -1,9 +1,9 @@
 //! The trait that every store and every layer implements.
 
-use crate::{
-    AllocationRun, BlockError, BlockSize, Buffer, Data, Durability, Extent, Io, Reply, Request,
-    Space,
-};
+use crate::{AllocationRun, BlockError, BlockSize, Data, Durability, Extent, Io, Payload, Space};
+
+/// The reply of a store to one request: the result, or a future of it.
+pub type Reply<T> = Io<Result<T, BlockError>>;
 
 /// Geometry of a store. `block_count` may change while the store is open (resize).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,10 +27,10 @@ pub struct UnmapSupport {
     /// Number of blocks in a unit of deallocation. Units are aligned to this number. A store writes zeroes to the parts
     /// of a request that are not aligned.
     pub granularity_blocks: u32,
-    /// Whether blocks that were zeroed by [`Request::WriteZeroes`] keep their space (are anchored), so that writing
+    /// Whether blocks that were zeroed by [`Store::write_zeroes`] keep their space (are anchored), so that writing
     /// them again cannot fail for lack of space.
     pub anchors: bool,
-    /// Whether the store supports [`Request::Space`].
+    /// Whether the store supports [`Store::space`].
     pub tells_space: bool,
 }
 
@@ -45,7 +45,7 @@ pub struct Characteristics {
     pub unmap: Option<UnmapSupport>,
     /// log2 of the number of logical blocks in a physical block.
     pub physical_block_exponent: u8,
-    /// Whether each block has protection information (see [`Request::ReadProtected`]).
+    /// Whether each block has protection information (see [`Store::read_protected`]).
     pub protection: bool,
     /// Whether written data outlives the program that wrote it.
     pub is_lasting: bool,
@@ -53,105 +53,65 @@ pub struct Characteristics {
 
 /// A disk. All cores share it: each core calls it for the commands that arrive there.
 ///
-/// * Validation: the store rejects extents outside itself, and never truncates them.
+/// * Validation: callers need not check requests. The store rejects extents outside itself
+///   ([`BlockError::OutOfRange`]), and never truncates them. A request without blocks within the store does nothing.
 /// * Order: a request that is submitted after the reply to another one sees the effect of that one. Requests in flight
 ///   together have no order.
+/// * Start: a request starts when its method is called, not when its reply is first polled.
 /// * Cancellation: dropping a pending reply does not stop the request.
 /// * After a failed flush, a store answers [`BlockError::Stopped`] to writes and flushes.
 pub trait Store: Send + Sync {
     /// Returns the geometry.
     fn geometry(&self) -> Geometry;
+
     /// Returns the properties.
     fn characteristics(&self) -> Characteristics;
-    /// Submits one request.
-    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>>;
-}
 
-/// The requests as functions that check the kind of the reply.
-impl dyn Store + '_ {
-    /// Reads blocks. See [`Request::Read`].
-    #[inline]
-    pub fn read(&self, extent: Extent) -> Io<Result<Data, BlockError>> {
-        self.submit(Request::Read(extent)).map(data)
+    /// Reads blocks. The reply has exactly the extent's bytes. Unwritten blocks read as zero.
+    fn read(&self, extent: Extent) -> Reply<Data>;
+
+    /// Writes blocks. `data` has exactly the extent's bytes.
+    fn write(&self, extent: Extent, data: Payload, durability: Durability) -> Reply<()>;
+
+    /// Reads blocks, each followed by its [`crate::PROTECTION_BYTES`]. These bytes are FFh for a block that was never
+    /// written, was unmapped or zeroed, or was written without them. A store answers Unsupported if its
+    /// [`Characteristics::protection`] is false.
+    fn read_protected(&self, extent: Extent) -> Reply<Data> {
+        let _ = extent;
+        Io::Ready(Err(BlockError::Unsupported))
     }
 
-    /// Writes blocks. See [`Request::Write`].
-    #[inline]
-    pub fn write(
-        &self,
-        extent: Extent,
-        data: Buffer,
-        durability: Durability,
-    ) -> Io<Result<(), BlockError>> {
-        self.submit(Request::Write { extent, data, durability }).map(done)
+    /// Writes blocks, each followed by its [`crate::PROTECTION_BYTES`]. If the program is interrupted during the write,
+    /// a block and its protection information are both old or both new.
+    fn write_protected(&self, extent: Extent, data: Payload, durability: Durability) -> Reply<()> {
+        let _ = (extent, data, durability);
+        Io::Ready(Err(BlockError::Unsupported))
     }
 
-    /// Reads blocks with protection information. See [`Request::ReadProtected`].
-    pub fn read_protected(&self, extent: Extent) -> Io<Result<Data, BlockError>> {
-        self.submit(Request::ReadProtected(extent)).map(data)
+    /// Makes all writes durable that were acknowledged before this request.
+    fn flush(&self) -> Reply<()>;
+
+    /// Deallocates blocks. They read as zero afterwards. A store that cannot deallocate writes zeroes or answers
+    /// Unsupported, according to [`Characteristics::unmap`].
+    fn unmap(&self, extent: Extent) -> Reply<()>;
+
+    /// Writes zeroes and keeps the blocks' space (see [`UnmapSupport::anchors`]).
+    fn write_zeroes(&self, extent: Extent, durability: Durability) -> Reply<()>;
+
+    /// Returns the allocation of the blocks from the extent's first one: the longest run of blocks in one state. The run
+    /// ends at the extent's end at the latest.
+    fn allocation(&self, extent: Extent) -> Reply<AllocationRun>;
+
+    /// Returns the used and available space. A store answers Unsupported if it does not know it (see
+    /// [`UnmapSupport::tells_space`]).
+    fn space(&self) -> Reply<Space> {
+        Io::Ready(Err(BlockError::Unsupported))
     }
 
-    /// Writes blocks with protection information. See [`Request::WriteProtected`].
-    pub fn write_protected(
-        &self,
-        extent: Extent,
-        data: Buffer,
-        durability: Durability,
-    ) -> Io<Result<(), BlockError>> {
-        self.submit(Request::WriteProtected { extent, data, durability }).map(done)
-    }
-
-    /// Flushes the store. See [`Request::Flush`].
-    pub fn flush(&self) -> Io<Result<(), BlockError>> {
-        self.submit(Request::Flush).map(done)
-    }
-
-    /// Deallocates blocks. See [`Request::Unmap`].
-    pub fn unmap(&self, extent: Extent) -> Io<Result<(), BlockError>> {
-        self.submit(Request::Unmap(extent)).map(done)
-    }
-
-    /// Writes zeroes. See [`Request::WriteZeroes`].
-    pub fn write_zeroes(
-        &self,
-        extent: Extent,
-        durability: Durability,
-    ) -> Io<Result<(), BlockError>> {
-        self.submit(Request::WriteZeroes { extent, durability }).map(done)
-    }
-
-    /// Returns the allocation of blocks. See [`Request::Allocation`].
-    pub fn allocation(&self, extent: Extent) -> Io<Result<AllocationRun, BlockError>> {
-        self.submit(Request::Allocation(extent)).map(|reply| match reply? {
-            Reply::Allocation(run) => Ok(run),
-            other => unreachable!("a store answered {other:?} to an allocation query"),
-        })
-    }
-
-    /// Returns the used and available space. See [`Request::Space`].
-    pub fn space(&self) -> Io<Result<Space, BlockError>> {
-        self.submit(Request::Space).map(|reply| match reply? {
-            Reply::Space(space) => Ok(space),
-            other => unreachable!("a store answered {other:?} to a question for its space"),
-        })
-    }
-
-    /// Changes the size. See [`Request::Resize`].
-    pub fn resize(&self, block_count: u64) -> Io<Result<(), BlockError>> {
-        self.submit(Request::Resize { block_count }).map(done)
-    }
-}
-
-fn data(reply: Result<Reply, BlockError>) -> Result<Data, BlockError> {
-    match reply? {
-        Reply::Data(data) => Ok(data),
-        other => unreachable!("a store answered {other:?} to a read"),
-    }
-}
-
-fn done(reply: Result<Reply, BlockError>) -> Result<(), BlockError> {
-    match reply? {
-        Reply::Done => Ok(()),
-        other => unreachable!("a store answered {other:?} where nothing is returned"),
+    /// Changes the size to this number of blocks. A store answers Unsupported if it has a fixed size, or if shrinking
+    /// would lose data in use.
+    fn resize(&self, block_count: u64) -> Reply<()> {
+        let _ = block_count;
+        Io::Ready(Err(BlockError::Unsupported))
     }
 }

@@ -1,7 +1,7 @@
 //! Exports of NBD servers, each offered as a [`Store`] over one connection.
 //!
 //! The protocol is in `sarsen_proto::nbd::client`; this module holds the socket, the futures, and the translation of
-//! store requests to NBD. [`Request::Unmap`] becomes WRITE_ZEROES that may punch holes, because NBD does not define the
+//! store requests to NBD. [`Store::unmap`] becomes WRITE_ZEROES that may punch holes, because NBD does not define the
 //! data that is read after a TRIM.
 
 mod driver;
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
-    Durability, Extent, Geometry, Io, Reply, Request, Store, UnmapSupport,
+    Durability, Extent, Geometry, Io, Payload, Reply, Store, UnmapSupport,
 };
 use sarsen_io::local::LocalStream;
 use sarsen_io::net::Stream;
@@ -165,10 +165,10 @@ impl NbdStore {
         })
     }
 
-    fn read(&self, extent: Extent) -> Result<Io<Result<Reply, BlockError>>, BlockError> {
+    fn try_read(&self, extent: Extent) -> Result<Reply<Data>, BlockError> {
         self.check(extent)?;
         if extent.block_count == 0 {
-            return Ok(Io::Ready(Ok(Reply::Data(Data::empty()))));
+            return Ok(Io::Ready(Ok(Data::empty())));
         }
         let length = self.check_length(extent, Direction::Read)?;
         let offset = extent.byte_offset(self.geometry.block_size);
@@ -176,24 +176,25 @@ impl NbdStore {
         Ok(Io::pending(async move {
             let data =
                 answer.await.map_err(|failure| block_error(failure, extent, Direction::Read));
-            Ok(Reply::Data(Data::Buffer(data?)))
+            Ok(Data::Buffer(data?))
         }))
     }
 
-    fn write(
+    fn try_write(
         &self,
         extent: Extent,
-        data: Buffer,
+        data: Payload,
         durability: Durability,
-    ) -> Result<Io<Result<Reply, BlockError>>, BlockError> {
+    ) -> Result<Reply<()>, BlockError> {
         self.check_writable(extent)?;
         assert_eq!(data.len() as u64, extent.byte_count(self.geometry.block_size));
         if extent.block_count == 0 {
-            return Ok(Io::Ready(Ok(Reply::Done)));
+            return Ok(Io::Ready(Ok(())));
         }
         self.check_length(extent, Direction::Write)?;
         let offset = extent.byte_offset(self.geometry.block_size);
         let (fua, flush) = self.durability(durability);
+        let data = data.into_buffer();
         let answer = self.shared.request(client::Request::Write { offset, data, durable: fua });
         let then = flush.then(|| self.flushing());
         Ok(Io::pending(async move {
@@ -201,7 +202,7 @@ impl NbdStore {
             written.map_err(|failure| block_error(failure, extent, Direction::Write))?;
             match then {
                 Some(flushing) => flushing.carry_out().await,
-                None => Ok(Reply::Done),
+                None => Ok(()),
             }
         }))
     }
@@ -213,13 +214,13 @@ impl NbdStore {
         (fua, durable && !fua && self.export.has(transmission::SEND_FLUSH))
     }
 
-    fn flush(&self) -> Result<Io<Result<Reply, BlockError>>, BlockError> {
+    fn try_flush(&self) -> Result<Reply<()>, BlockError> {
         if self.stopped.load(Ordering::Acquire) {
             return Err(BlockError::Stopped);
         }
         // A server without FLUSH has no volatile cache.
         if !self.export.has(transmission::SEND_FLUSH) {
-            return Ok(Io::Ready(Ok(Reply::Done)));
+            return Ok(Io::Ready(Ok(())));
         }
         Ok(Io::pending(self.flushing().carry_out()))
     }
@@ -235,7 +236,7 @@ impl NbdStore {
         extent: Extent,
         durability: Durability,
         may_punch: bool,
-    ) -> Result<Io<Result<Reply, BlockError>>, BlockError> {
+    ) -> Result<Reply<()>, BlockError> {
         self.check_writable(extent)?;
         let by_command = self.export.has(transmission::SEND_WRITE_ZEROES);
         if may_punch && !by_command {
@@ -268,7 +269,7 @@ impl NbdStore {
             }
             match then {
                 Some(flushing) => flushing.carry_out().await,
-                None => Ok(Reply::Done),
+                None => Ok(()),
             }
         }))
     }
@@ -281,10 +282,10 @@ struct Flushing {
 }
 
 impl Flushing {
-    async fn carry_out(self) -> Result<Reply, BlockError> {
+    async fn carry_out(self) -> Result<(), BlockError> {
         match self.shared.request(client::Request::Flush).await {
             Ok(_) if self.stopped.load(Ordering::Acquire) => Err(BlockError::Stopped),
-            Ok(_) => Ok(Reply::Done),
+            Ok(_) => Ok(()),
             Err(failure) => {
                 self.stopped.store(true, Ordering::Release);
                 Err(block_error(failure, Extent::new(0, 0), Direction::Write))
@@ -386,28 +387,40 @@ impl Store for NbdStore {
         }
     }
 
-    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
-        let submitted = match request {
-            Request::Read(extent) => self.read(extent),
-            Request::Write { extent, data, durability } => self.write(extent, data, durability),
-            Request::Flush => self.flush(),
-            Request::Unmap(extent) => self.zero(extent, Durability::Volatile, true),
-            Request::WriteZeroes { extent, durability } => self.zero(extent, durability, false),
-            Request::Allocation(extent) => self.check(extent).map(|()| {
-                let block_count = extent.block_count;
-                let allocation = Allocation::Mapped;
-                Io::Ready(Ok(Reply::Allocation(AllocationRun { block_count, allocation })))
-            }),
-            Request::Resize { .. } if self.export.has(transmission::READ_ONLY) => {
-                Err(BlockError::ReadOnly)
-            }
-            Request::Space
-            | Request::Resize { .. }
-            | Request::ReadProtected(_)
-            | Request::WriteProtected { .. } => Err(BlockError::Unsupported),
-        };
-        submitted.unwrap_or_else(|error| Io::Ready(Err(error)))
+    fn read(&self, extent: Extent) -> Reply<Data> {
+        started(self.try_read(extent))
     }
+
+    fn write(&self, extent: Extent, data: Payload, durability: Durability) -> Reply<()> {
+        started(self.try_write(extent, data, durability))
+    }
+
+    fn flush(&self) -> Reply<()> {
+        started(self.try_flush())
+    }
+
+    fn unmap(&self, extent: Extent) -> Reply<()> {
+        started(self.zero(extent, Durability::Volatile, true))
+    }
+
+    fn write_zeroes(&self, extent: Extent, durability: Durability) -> Reply<()> {
+        started(self.zero(extent, durability, false))
+    }
+
+    fn allocation(&self, extent: Extent) -> Reply<AllocationRun> {
+        let (block_count, allocation) = (extent.block_count, Allocation::Mapped);
+        Io::Ready(self.check(extent).map(|()| AllocationRun { block_count, allocation }))
+    }
+
+    fn resize(&self, _: u64) -> Reply<()> {
+        let read_only = self.export.has(transmission::READ_ONLY);
+        Io::Ready(Err(if read_only { BlockError::ReadOnly } else { BlockError::Unsupported }))
+    }
+}
+
+/// Returns the reply of a request, which may have been rejected before its start.
+fn started<T>(reply: Result<Reply<T>, BlockError>) -> Reply<T> {
+    reply.unwrap_or_else(|error| Io::Ready(Err(error)))
 }
 
 impl Drop for NbdStore {

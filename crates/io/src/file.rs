@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
-use sarsen_block::{Buffer, Io};
+use sarsen_block::{Buffer, Io, Payload};
 
 pub use self::extents::{Run, RunState, Space};
 pub use self::standing::{FileStatus, Inspection, PathComparison};
@@ -359,18 +359,18 @@ impl File {
         Io::pending(answer)
     }
 
-    /// Writes the whole buffer. If `durable`, the data survives a loss of power after this returns.
+    /// Writes all of the data. If `durable`, the data survives a loss of power after this returns.
     ///
     /// An error of kind StorageFull or QuotaExceeded means that there was no space for this write, and does not affect
     /// earlier writes. Any other failure of a durable write may be the failure of earlier writes on their way to the
     /// disk.
-    pub fn write_at(&self, offset: u64, buffer: Buffer, durable: bool) -> Io<io::Result<()>> {
-        if buffer.is_empty() {
+    pub fn write_at(&self, offset: u64, data: Payload, durable: bool) -> Io<io::Result<()>> {
+        if data.is_empty() {
             return if durable { self.sync_data() } else { Io::Ready(Ok(())) };
         }
         let in_memory = self.opened.in_memory;
         let at_once = durable && !in_memory && self.opened.durable_writes.load(Ordering::Relaxed);
-        let write = OperationKind::Write { buffer, done: 0, offset, durable: at_once };
+        let write = OperationKind::Write { data, done: 0, offset, durable: at_once };
         if in_memory {
             return Io::Ready(self.operation(write).perform_whole());
         }
@@ -431,7 +431,7 @@ impl File {
             while done < length {
                 let count = (length - done).min(ZEROES_AT_ONCE);
                 let zeroes = Buffer::zeroed(count as usize);
-                file.write_at(offset + done, zeroes, false).wait().await?;
+                file.write_at(offset + done, zeroes.into(), false).wait().await?;
                 done += count;
             }
             Ok(())
@@ -586,11 +586,11 @@ async fn write_all(mut started: Started) -> (Option<Operation>, io::Result<()>) 
         let Some(mut operation) = operation else {
             unreachable!("an operation that succeeded comes back");
         };
-        let OperationKind::Write { buffer, done, .. } = &mut operation.kind else {
+        let OperationKind::Write { data, done, .. } = &mut operation.kind else {
             unreachable!("a write came back as something else");
         };
         *done += moved;
-        if *done >= buffer.len() {
+        if *done >= data.len() {
             return (Some(operation), Ok(()));
         }
         started = Started::new(operation);
@@ -665,19 +665,19 @@ impl Operation {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             };
-            let (buffer, done, nothing_moved) = match &mut self.kind {
+            let (length, done, nothing_moved) = match &mut self.kind {
                 OperationKind::Read { buffer, done, .. } => {
-                    (buffer, done, io::ErrorKind::UnexpectedEof)
+                    (buffer.len(), done, io::ErrorKind::UnexpectedEof)
                 }
-                OperationKind::Write { buffer, done, .. } => {
-                    (buffer, done, io::ErrorKind::WriteZero)
+                OperationKind::Write { data, done, .. } => {
+                    (data.len(), done, io::ErrorKind::WriteZero)
                 }
                 OperationKind::SyncData
                 | OperationKind::Allocate { .. }
                 | OperationKind::Nothing => return Ok(()),
             };
             *done += moved;
-            match (*done >= buffer.len(), moved) {
+            match (*done >= length, moved) {
                 (true, _) => return Ok(()),
                 (false, 0) => return Err(nothing_moved.into()),
                 (false, _) => {}
@@ -693,9 +693,9 @@ impl Operation {
                 let count = rustix::io::pread(fd, &mut buffer[*done..], *offset + *done as u64)?;
                 Ok(count as u32)
             }
-            OperationKind::Write { buffer, done, offset, durable } => {
+            OperationKind::Write { data, done, offset, durable } => {
                 let flags = if *durable { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
-                let from = [IoSlice::new(&buffer[*done..])];
+                let from = [IoSlice::new(&data[*done..])];
                 let count = rustix::io::pwritev2(fd, &from, *offset + *done as u64, flags)?;
                 Ok(count as u32)
             }

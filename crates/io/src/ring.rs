@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::event::EventfdFlags;
-use sarsen_block::Buffer;
+use sarsen_block::{Buffer, Payload};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -53,7 +53,7 @@ pub(crate) struct Operation {
 /// The kinds of operation. `done` is the number of bytes of the buffer that were moved earlier.
 pub(crate) enum OperationKind {
     Read { buffer: Buffer, done: usize, offset: u64 },
-    Write { buffer: Buffer, done: usize, offset: u64, durable: bool },
+    Write { data: Payload, done: usize, offset: u64, durable: bool },
     SyncData,
     Allocate { mode: i32, offset: u64, length: u64 },
     Nothing,
@@ -72,8 +72,8 @@ impl Operation {
                     .rw_flags(no_wait)
                     .build()
             }
-            OperationKind::Write { buffer, done, offset, durable } => {
-                let rest = &buffer[*done..];
+            OperationKind::Write { data, done, offset, durable } => {
+                let rest = &data[*done..];
                 let length = rest.len().min(TRANSFER_MAX) as u32;
                 opcode::Write::new(file, rest.as_ptr(), length)
                     .offset(*offset + *done as u64)

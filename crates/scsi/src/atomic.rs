@@ -43,7 +43,7 @@ pub(crate) async fn write(unit: &LogicalUnit, extent: Extent, data: Buffer) -> R
     let _guard = unit.lock_writes_exclusive().await?;
     let store = &**unit.store();
     let Some(metadata) = unit.metadata().filter(|_| unit.characteristics().is_lasting) else {
-        store.write(extent, data, Durability::Durable).wait().await?;
+        store.write(extent, data.into(), Durability::Durable).wait().await?;
         return Ok(());
     };
     // The content to restore if the write fails midway.
@@ -59,7 +59,7 @@ pub(crate) async fn write(unit: &LogicalUnit, extent: Extent, data: Buffer) -> R
         forget(unit, &**metadata).await;
         return Err(Sense::new(SenseKey::MediumError, AdditionalSense::WRITE_ERROR));
     }
-    if let Err(error) = store.write(extent, data, Durability::Durable).wait().await {
+    if let Err(error) = store.write(extent, data.into(), Durability::Durable).wait().await {
         match put_back(store, extent, old).await {
             Ok(()) => forget(unit, &**metadata).await,
             Err(_) => unit.medium_phase().set(Phase::Halted),
@@ -79,7 +79,7 @@ async fn put_back(store: &dyn Store, extent: Extent, old: Buffer) -> Result<(), 
         store.unmap(extent).wait().await?;
         return store.flush().wait().await;
     }
-    store.write(extent, old, Durability::Durable).wait().await
+    store.write(extent, old.into(), Durability::Durable).wait().await
 }
 
 async fn forget(unit: &LogicalUnit, metadata: &dyn MetadataStore) {
@@ -145,7 +145,7 @@ pub(crate) fn finish_interrupted(unit: &Arc<LogicalUnit>, host: &dyn Host) {
     host.spawn(Box::new(move || {
         Box::pin(async move {
             let _guard = guard;
-            let written = unit.store().write(extent, data, Durability::Durable).wait().await;
+            let written = unit.store().write(extent, data.into(), Durability::Durable).wait().await;
             match (written, unit.metadata()) {
                 (Ok(()), Some(metadata)) => forget(&unit, &**metadata).await,
                 _ => unit.medium_phase().set(Phase::Halted),

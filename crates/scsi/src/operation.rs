@@ -183,7 +183,7 @@ async fn apply(unit: &LogicalUnit, step: &Step, extent: Extent) -> Result<u64, B
             for copy in data.chunks_exact_mut(block.len()) {
                 copy.copy_from_slice(block);
             }
-            store.write(extent, data, Durability::Volatile).wait().await?;
+            store.write(extent, data.into(), Durability::Volatile).wait().await?;
         }
         Step::Wipe => {
             let rest = unit.geometry().block_count.saturating_sub(extent.lba.0);
@@ -195,7 +195,7 @@ async fn apply(unit: &LogicalUnit, step: &Step, extent: Extent) -> Result<u64, B
             let block_count = run.block_count.clamp(1, extent.block_count);
             let extent = Extent { block_count, ..extent };
             let zeroes = Buffer::zeroed(unit.byte_count(block_count));
-            store.write(extent, zeroes, Durability::Volatile).wait().await?;
+            store.write(extent, zeroes.into(), Durability::Volatile).wait().await?;
             return Ok(block_count);
         }
         Step::ForgetKey => {

@@ -7,8 +7,8 @@ use crate::{
 };
 use sarsen_block::layers::ProtectedStore;
 use sarsen_block::{
-    BlockError, BlockSize, Buffer, Characteristics, Direction, Durability, Geometry, Io, Lba,
-    LocalFuture, MemoryStore, Request, Store, UnmapSupport,
+    BlockError, BlockSize, Buffer, Characteristics, Direction, Durability, Io, Layer, Lba,
+    LocalFuture, MemoryStore, Reply, Request, Store, UnmapSupport,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::pin::{Pin, pin};
@@ -66,15 +66,15 @@ impl TestStore {
         }
     }
 
-    fn fault(&self, request: &Request) -> Option<BlockError> {
+    fn fault(&self, request: Request) -> Option<BlockError> {
         let (extent, direction) = match request {
-            Request::Read(extent) | Request::ReadProtected(extent) => (*extent, Direction::Read),
-            Request::Write { extent, durability, .. }
-            | Request::WriteProtected { extent, durability, .. } => {
-                if *durability == Durability::Durable {
+            Request::Read(extent) | Request::ReadProtected(extent) => (extent, Direction::Read),
+            Request::Write { extent, durability }
+            | Request::WriteProtected { extent, durability } => {
+                if durability == Durability::Durable {
                     self.durable_writes.fetch_add(1, Ordering::Relaxed);
                 }
-                (*extent, Direction::Write)
+                (extent, Direction::Write)
             }
             Request::Flush => {
                 self.flushes.fetch_add(1, Ordering::Relaxed);
@@ -95,23 +95,27 @@ impl TestStore {
     }
 }
 
-impl Store for TestStore {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
+impl Layer for TestStore {
+    fn inner(&self) -> &Arc<dyn Store> {
+        &self.inner
     }
 
-    fn characteristics(&self) -> Characteristics {
+    fn adapt(&self, _: Characteristics) -> Characteristics {
         self.characteristics
     }
 
-    fn submit(&self, request: Request) -> Io<Result<sarsen_block::Reply, BlockError>> {
-        let answer = match self.fault(&request) {
+    fn handle<T: 'static>(
+        &self,
+        request: Request,
+        submit: impl FnOnce(&dyn Store) -> Reply<T> + 'static,
+    ) -> Reply<T> {
+        let reply = match self.fault(request) {
             Some(error) => Io::Ready(Err(error)),
-            None => self.inner.submit(request),
+            None => submit(&*self.inner),
         };
         let mut polls = self.delay_polls.load(Ordering::Relaxed);
         if polls == 0 {
-            return answer;
+            return reply;
         }
         Io::pending(async move {
             std::future::poll_fn(|context| {
@@ -120,7 +124,7 @@ impl Store for TestStore {
                 if polls == 0 { Poll::Ready(()) } else { Poll::Pending }
             })
             .await;
-            answer.wait().await
+            reply.wait().await
         })
     }
 }

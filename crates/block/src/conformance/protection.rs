@@ -1,9 +1,7 @@
 //! The part of the suite that checks protection information.
 
-use super::{both, every_kind, pattern, read, same, write};
-use crate::{
-    BlockError, Buffer, Durability, Extent, Io, PROTECTION_BYTES, Reply, Request, Rng, Store,
-};
+use super::{Outcome, both, pattern, read, same, submit, write};
+use crate::{BlockError, Buffer, Durability, Extent, PROTECTION_BYTES, Reply, Request, Rng, Store};
 
 /// The area of the store that is checked as a whole.
 const BLOCKS: u64 = 60;
@@ -25,16 +23,19 @@ pub(super) async fn check(store: &dyn Store, seed: u64) {
 
 /// Checks that a store without protection information rejects requests with it.
 pub(super) async fn check_refused(store: &dyn Store) {
-    let extent = Extent::new(1, 1);
-    let data = Buffer::zeroed(store.geometry().block_size.bytes() + PROTECTION_BYTES);
-    let durability = Durability::Volatile;
-    let requests =
-        [Request::ReadProtected(extent), Request::WriteProtected { extent, data, durability }];
-    for request in requests {
-        let what = format!("{request:?}");
-        let answer = store.submit(request).wait().await;
-        assert!(matches!(answer, Err(BlockError::Unsupported)), "{what}: {answer:?}");
+    for request in both_kinds(Extent::new(1, 1)) {
+        let refused = submit(store, request, Buffer::zeroed(size(store))).wait().await;
+        assert!(
+            matches!(refused, Err(BlockError::Unsupported)),
+            "{request:?} was not refused: {:?}",
+            refused.err()
+        );
     }
+}
+
+fn both_kinds(extent: Extent) -> [Request; 2] {
+    let durability = Durability::Volatile;
+    [Request::ReadProtected(extent), Request::WriteProtected { extent, durability }]
 }
 
 /// A block with its protection information.
@@ -70,13 +71,8 @@ fn pairs(store: &dyn Store, extent: Extent, tag: u64) -> Vec<Pair> {
     (0..).zip(blocks).map(with_tags).collect()
 }
 
-fn put(
-    store: &dyn Store,
-    extent: Extent,
-    pairs: &[Pair],
-    durability: Durability,
-) -> Io<Result<(), BlockError>> {
-    store.write_protected(extent, Buffer::copy_of(&pairs.concat()), durability)
+fn put(store: &dyn Store, extent: Extent, pairs: &[Pair], durability: Durability) -> Reply<()> {
+    store.write_protected(extent, Buffer::copy_of(&pairs.concat()).into(), durability)
 }
 
 async fn it_stays_with_its_block(store: &dyn Store) {
@@ -142,16 +138,13 @@ async fn borders(store: &dyn Store) {
         Extent::new(1, u64::MAX),
     ] {
         let length = extent.block_count.min(2) as usize * size(store);
-        let data = Buffer::zeroed(length);
-        let requests =
-            [Request::ReadProtected(extent), Request::WriteProtected { extent, data, durability }];
-        for request in requests {
-            let what = format!("{request:?}");
-            match store.submit(request).wait().await {
+        for request in both_kinds(extent) {
+            match submit(store, request, Buffer::zeroed(length)).wait().await {
                 Err(BlockError::OutOfRange { extent: reported, block_count }) => {
-                    assert_eq!((reported, block_count), (extent, count), "{what}");
+                    assert_eq!((reported, block_count), (extent, count), "{request:?}");
                 }
-                other => panic!("{what} lies outside and was answered {other:?}"),
+                Err(error) => panic!("{request:?} lies outside and was answered {error:?}"),
+                Ok(_) => panic!("{request:?} lies outside and was executed"),
             }
         }
     }
@@ -188,31 +181,36 @@ async fn random_requests(store: &dyn Store, seed: u64) {
         let lba = rng.below(BLOCKS);
         let extent = Extent::new(lba, 1 + rng.below((BLOCKS - lba).min(20)));
         let range = lba as usize..extent.end() as usize;
-        let [_, _, zeroes, unmap, _] = every_kind(extent, 0);
-        let reply = match rng.below(7) {
+        let durability = Durability::Volatile;
+        let mut data = Buffer::zeroed(0);
+        let request = match rng.below(7) {
             0 | 1 => {
                 let written = pairs(store, extent, rng.below(u64::MAX));
+                data = Buffer::copy_of(&written.concat());
                 model[range].clone_from_slice(&written);
-                put(store, extent, &written, Durability::Volatile).map(|done| done.map(|()| None))
+                Request::WriteProtected { extent, durability }
             }
             2 => {
-                let data = pattern(store, extent, rng.below(u64::MAX));
+                data = pattern(store, extent, rng.below(u64::MAX));
                 for (pair, block) in model[range].iter_mut().zip(data.chunks(block_bytes)) {
                     pair[..block_bytes].copy_from_slice(block);
                     pair[block_bytes..].fill(NONE);
                 }
-                store.write(extent, data, Durability::Volatile).map(|done| done.map(|()| None))
+                Request::Write { extent, durability }
             }
             kind @ (3 | 4) => {
-                let unmaps = kind == 3 && store.characteristics().unmap.is_some();
                 model[range].fill(blank(store));
-                let request = if unmaps { unmap } else { zeroes };
-                store.submit(request).map(|reply| reply.map(|_| None))
+                if kind == 3 && store.characteristics().unmap.is_some() {
+                    Request::Unmap(extent)
+                } else {
+                    Request::WriteZeroes { extent, durability }
+                }
             }
-            _ => store.submit(Request::ReadProtected(extent)).map(|reply| reply.map(Some)),
+            _ => Request::ReadProtected(extent),
         };
-        let reply = reply.wait().await.unwrap_or_else(|error| panic!("{extent}, {at}: {error}"));
-        if let Some(Reply::Data(data)) = reply {
+        let outcome = submit(store, request, data).wait().await;
+        let outcome = outcome.unwrap_or_else(|error| panic!("{extent}, {at}: {error}"));
+        if let Outcome::Data(data) = outcome {
             let expected = model[lba as usize..extent.end() as usize].concat();
             same(&data.into_buffer(), &expected, extent, &at);
         }

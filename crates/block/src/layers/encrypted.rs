@@ -16,8 +16,8 @@ use parking_lot::RwLock;
 use xts_mode::{Xts128, get_tweak_default};
 
 use crate::{
-    BlockError, BlockSize, Characteristics, Data, Direction, Extent, Geometry, Io, Lba, Reply,
-    Request, Store,
+    AllocationRun, BlockError, BlockSize, Characteristics, Data, Direction, Durability, Extent,
+    Geometry, Io, Lba, Payload, Reply, Space, Store,
 };
 
 /// Size of a key in bytes: one AES-256 key for the data and one for the tweak.
@@ -59,7 +59,7 @@ pub trait KeyStore: Send + Sync {
 pub trait ForgetKey: Send + Sync {
     /// Replaces the key. Earlier data then reads as noise, except for blocks that read as zeroes. The caller must not
     /// write meanwhile. After an error no data can be read or written until another call succeeds.
-    fn forget_key(&self) -> Io<Result<(), BlockError>>;
+    fn forget_key(&self) -> Reply<()>;
 }
 
 /// An encrypted store. See the module.
@@ -88,7 +88,7 @@ impl EncryptedStore {
 }
 
 impl ForgetKey for EncryptedStore {
-    fn forget_key(&self) -> Io<Result<(), BlockError>> {
+    fn forget_key(&self) -> Reply<()> {
         set(&self.cipher, None);
         let cipher = Arc::clone(&self.cipher);
         self.key_store.replace_key().map(move |key| match key {
@@ -116,41 +116,55 @@ impl Store for EncryptedStore {
         Characteristics { protection: false, ..self.inner.characteristics() }
     }
 
-    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
+    fn read(&self, extent: Extent) -> Reply<Data> {
+        let cipher = match self.cipher(extent.lba, Direction::Read) {
+            Ok(cipher) => cipher,
+            Err(error) => return Io::Ready(Err(error)),
+        };
         let block_size = self.inner.geometry().block_size;
-        match request {
-            Request::Read(extent) => {
-                let cipher = match self.cipher(extent.lba, Direction::Read) {
-                    Ok(cipher) => cipher,
-                    Err(error) => return Io::Ready(Err(error)),
-                };
-                self.inner.submit(Request::Read(extent)).map(move |reply| match reply? {
-                    Reply::Data(zeroes @ Data::Zeroes(_)) => Ok(Reply::Data(zeroes)),
-                    Reply::Data(data) => {
-                        let mut blocks = data.into_buffer();
-                        cipher.decrypt(&mut blocks, extent, block_size);
-                        Ok(Reply::Data(Data::Buffer(blocks)))
-                    }
-                    reply => Ok(reply),
-                })
+        self.inner.read(extent).map(move |data| match data? {
+            zeroes @ Data::Zeroes(_) => Ok(zeroes),
+            data => {
+                let mut blocks = data.into_buffer();
+                cipher.decrypt(&mut blocks, extent, block_size);
+                Ok(Data::Buffer(blocks))
             }
-            Request::Write { extent, mut data, durability } => {
-                match self.cipher(extent.lba, Direction::Write) {
-                    Ok(cipher) => cipher.encrypt(&mut data, extent, block_size),
-                    Err(error) => return Io::Ready(Err(error)),
-                }
-                self.inner.submit(Request::Write { extent, data, durability })
+        })
+    }
+
+    fn write(&self, extent: Extent, data: Payload, durability: Durability) -> Reply<()> {
+        let mut blocks = data.into_buffer();
+        match self.cipher(extent.lba, Direction::Write) {
+            Ok(cipher) => {
+                cipher.encrypt(&mut blocks, extent, self.inner.geometry().block_size);
+                self.inner.write(extent, blocks.into(), durability)
             }
-            Request::ReadProtected(_) | Request::WriteProtected { .. } => {
-                Io::Ready(Err(BlockError::Unsupported))
-            }
-            Request::Flush
-            | Request::Unmap(_)
-            | Request::WriteZeroes { .. }
-            | Request::Allocation(_)
-            | Request::Space
-            | Request::Resize { .. } => self.inner.submit(request),
+            Err(error) => Io::Ready(Err(error)),
         }
+    }
+
+    fn flush(&self) -> Reply<()> {
+        self.inner.flush()
+    }
+
+    fn unmap(&self, extent: Extent) -> Reply<()> {
+        self.inner.unmap(extent)
+    }
+
+    fn write_zeroes(&self, extent: Extent, durability: Durability) -> Reply<()> {
+        self.inner.write_zeroes(extent, durability)
+    }
+
+    fn allocation(&self, extent: Extent) -> Reply<AllocationRun> {
+        self.inner.allocation(extent)
+    }
+
+    fn space(&self) -> Reply<Space> {
+        self.inner.space()
+    }
+
+    fn resize(&self, block_count: u64) -> Reply<()> {
+        self.inner.resize(block_count)
     }
 }
 
@@ -192,7 +206,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::{Buffer, Durability, MemoryStore};
+    use crate::{Buffer, MemoryStore};
 
     fn now<T>(io: Io<T>) -> T {
         match io {
@@ -213,7 +227,7 @@ mod tests {
 
     fn write(store: &dyn Store, lba: u64, data: &[u8]) -> Result<(), BlockError> {
         let extent = Extent::new(lba, data.len() as u64 / 512);
-        now(store.write(extent, Buffer::copy_of(data), Durability::Volatile))
+        now(store.write(extent, Buffer::copy_of(data).into(), Durability::Volatile))
     }
 
     fn read(store: &dyn Store, lba: u64, block_count: u64) -> Vec<u8> {
@@ -255,7 +269,7 @@ mod tests {
         assert!(stored.chunks(16).all(|part| part != [0; 16]));
         assert_ne!(stored[..512], stored[512..]);
         assert_eq!(read(&store, 6, 4), [0; 2048], "what was not written is zeroes as well");
-        now((&store as &dyn Store).unmap(Extent::new(7, 1))).expect("unmaps");
+        now(store.unmap(Extent::new(7, 1))).expect("unmaps");
         assert_eq!(read(&*below, 7, 1), [0; 512]);
     }
 
@@ -283,7 +297,7 @@ mod tests {
         let stored = read(&*below, 3, 1);
         assert!(now(store.forget_key()).is_err());
         assert!(write(&store, 3, &[8; 512]).is_err());
-        assert!(now((&store as &dyn Store).read(Extent::new(3, 1))).is_err());
+        assert!(now(store.read(Extent::new(3, 1))).is_err());
         assert_eq!(read(&*below, 3, 1), stored);
         now(store.forget_key()).expect("forgets");
         write(&store, 3, &[8; 512]).expect("writes");

@@ -10,10 +10,8 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::{
-    BlockError, Buffer, Characteristics, Direction, Extent, Geometry, Io, Lba, Reply, Request,
-    Store,
-};
+use self::lies::LyingStore;
+use crate::{BlockError, Buffer, Direction, Extent, Io, Layer, Lba, Reply, Request, Store};
 
 /// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +86,7 @@ impl Faults {
     }
 
     /// Returns the injected error of a request, if there is one.
-    fn error(&self, request: &Request) -> Option<BlockError> {
+    fn error(&self, request: Request) -> Option<BlockError> {
         let mut error = None;
         self.each(|planted| {
             if error.is_none() {
@@ -102,24 +100,20 @@ impl Faults {
 }
 
 impl Planted {
-    fn error(&self, request: &Request) -> Option<BlockError> {
+    fn error(&self, request: Request) -> Option<BlockError> {
         match (self.fault, request) {
             (Fault::Unreadable(bad), Request::Read(extent) | Request::ReadProtected(extent)) => {
-                first_common(bad, *extent).map(|lba| medium(lba, Direction::Read))
+                first_common(bad, extent).map(|lba| medium(lba, Direction::Read))
             }
-            (
-                Fault::Unwritable(bad),
-                Request::Write { extent, .. }
-                | Request::WriteProtected { extent, .. }
-                | Request::WriteZeroes { extent, .. }
-                | Request::Unmap(extent),
-            ) => first_common(bad, *extent).map(|lba| medium(lba, Direction::Write)),
-            (
-                Fault::NoSpace(bad),
-                Request::Write { extent, .. }
-                | Request::WriteProtected { extent, .. }
-                | Request::WriteZeroes { extent, .. },
-            ) => first_common(bad, *extent).map(|lba| BlockError::NoSpace { lba }),
+            (Fault::Unwritable(bad), request) => {
+                let lba = first_common(bad, request.written_extent()?)?;
+                Some(medium(lba, Direction::Write))
+            }
+            (Fault::NoSpace(_), Request::Unmap(_)) => None,
+            (Fault::NoSpace(bad), request) => {
+                let lba = first_common(bad, request.written_extent()?)?;
+                Some(BlockError::NoSpace { lba })
+            }
             (Fault::FlushFails, Request::Flush) => Some(medium(Lba(0), Direction::Write)),
             _ => None,
         }
@@ -146,27 +140,24 @@ pub struct FaultyStore {
 impl FaultyStore {
     /// Wraps `inner`. The caller can keep a clone of `faults` to change them.
     pub fn new(inner: Arc<dyn Store>, faults: Faults) -> Self {
-        Self { inner, faults }
+        Self { inner: Arc::new(LyingStore::new(inner, faults.clone())), faults }
     }
 }
 
-impl Store for FaultyStore {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
+impl Layer for FaultyStore {
+    fn inner(&self) -> &Arc<dyn Store> {
+        &self.inner
     }
 
-    fn characteristics(&self) -> Characteristics {
-        self.inner.characteristics()
-    }
-
-    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
-        if let Some(error) = self.faults.error(&request) {
-            return Io::Ready(Err(error));
+    fn handle<T: 'static>(
+        &self,
+        request: Request,
+        submit: impl FnOnce(&dyn Store) -> Reply<T> + 'static,
+    ) -> Reply<T> {
+        match self.faults.error(request) {
+            Some(error) => Io::Ready(Err(error)),
+            None => submit(&*self.inner),
         }
-        if !self.faults.lie_about(&request, self.inner.geometry()) {
-            return self.inner.submit(request);
-        }
-        Io::pending(lies::carry_out(self.inner.clone(), self.faults.clone(), request))
     }
 }
 
@@ -180,7 +171,6 @@ mod tests {
         let faults = Faults::default();
         let inner = Arc::new(MemoryStore::new(BlockSize::B512, 64));
         let store = FaultyStore::new(inner, faults.clone());
-        let store: &dyn Store = &store;
         faults.add(Fault::Unreadable(Extent::new(10, 2)), Times::Always);
         for (lba, bad) in [(8, None), (9, Some(10)), (11, Some(11)), (12, None)] {
             let Io::Ready(read) = store.read(Extent::new(lba, 2)) else { panic!("memory waits") };
@@ -201,7 +191,6 @@ mod tests {
         let faults = Faults::default();
         let inner = Arc::new(MemoryStore::new(BlockSize::B512, 64));
         let store = FaultyStore::new(inner, faults.clone());
-        let store: &dyn Store = &store;
         faults.add(Fault::Unreadable(Extent::new(10, 1)), Times::Once);
         assert!(matches!(store.read(Extent::new(9, 1)), Io::Ready(Ok(_))));
         assert!(matches!(store.read(Extent::new(8, 8)), Io::Ready(Err(_))));

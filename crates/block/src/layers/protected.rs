@@ -26,7 +26,7 @@ use crc_fast::{CrcAlgorithm, checksum};
 
 use crate::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Durability,
-    Extent, Geometry, Io, Lba, PROTECTION_BYTES, Reply, Request, Space, Store, UnmapSupport,
+    Extent, Geometry, Io, Lba, PROTECTION_BYTES, Payload, Reply, Space, Store, UnmapSupport,
 };
 
 /// Size of the header at the start of the lower store. The creator of the store describes the contents there. The
@@ -220,80 +220,50 @@ impl ProtectedStore {
         self.layout.blocks_in(self.inner.geometry().block_count)
     }
 
-    fn submit_below<T: 'static>(
+    /// Submits a request for these blocks: `submit` passes it on, with the extent of the lower store. A request for no
+    /// blocks gets `none` as its reply.
+    fn below<T: 'static>(
         &self,
         extent: Extent,
-        request: Request,
-        then: impl FnOnce(Reply) -> T + 'static,
-    ) -> Io<Result<T, BlockError>> {
+        none: T,
+        submit: impl FnOnce(Extent) -> Reply<T>,
+    ) -> Reply<T> {
         let (layout, block_count) = (self.layout, self.block_count());
-        self.inner.submit(request).map(move |reply| match reply {
-            Ok(reply) => Ok(then(reply)),
-            Err(error) => Err(above(error, layout, extent, block_count)),
+        if !extent.fits(block_count) {
+            return Io::Ready(Err(BlockError::OutOfRange { extent, block_count }));
+        }
+        if extent.block_count == 0 {
+            return Io::Ready(Ok(none));
+        }
+        submit(layout.below(extent))
+            .map(move |reply| reply.map_err(|error| above(error, layout, extent, block_count)))
+    }
+
+    fn read_in(&self, extent: Extent, with_protection: bool) -> Reply<Data> {
+        let (layout, block_count) = (self.layout, extent.block_count);
+        self.below(extent, Data::empty(), |below| {
+            self.inner.read(below).map(move |data| match data? {
+                Data::Zeroes(_) if !with_protection => {
+                    Ok(Data::Zeroes(block_count as usize * layout.block_size.bytes()))
+                }
+                data => {
+                    let bytes = data.into_buffer();
+                    Ok(layout.decode(&bytes, with_protection, block_count).into())
+                }
+            })
         })
     }
 
-    fn read(&self, extent: Extent, with_protection: bool) -> Io<Result<Reply, BlockError>> {
-        let layout = self.layout;
-        let block_count = extent.block_count;
-        self.submit_below(extent, Request::Read(layout.below(extent)), move |reply| match reply {
-            Reply::Data(Data::Zeroes(_)) if !with_protection => {
-                let length = block_count as usize * layout.block_size.bytes();
-                Reply::Data(Data::Zeroes(length))
-            }
-            Reply::Data(data) => {
-                let bytes = data.into_buffer();
-                Reply::Data(layout.decode(&bytes, with_protection, block_count).into())
-            }
-            other => other,
-        })
-    }
-
-    fn write(
+    fn write_in(
         &self,
         extent: Extent,
-        data: &Buffer,
+        data: &[u8],
         with_protection: bool,
         durability: Durability,
-    ) -> Io<Result<Reply, BlockError>> {
-        let data = self.layout.encode(data, with_protection, extent.block_count);
-        let request = Request::Write { extent: self.layout.below(extent), data, durability };
-        self.submit_below(extent, request, |reply| reply)
-    }
-
-    fn space(&self) -> Io<Result<Reply, BlockError>> {
-        let stride = self.layout.stride;
-        self.inner.submit(Request::Space).map(move |reply| match reply? {
-            Reply::Space(Space { used_blocks, available_blocks }) => Ok(Reply::Space(Space {
-                used_blocks: used_blocks / stride,
-                available_blocks: available_blocks / stride,
-            })),
-            other => Ok(other),
-        })
-    }
-
-    /// Queries the allocation. A block is deallocated if its data is: its head and tail are zero then, too.
-    fn allocation(&self, extent: Extent) -> Io<Result<Reply, BlockError>> {
-        let layout = self.layout;
-        let below = layout.below(extent);
-        // The query ends with the last block's data. A small block's tags are in the same page.
-        let body = layout.stride.min(FIRST_PAGE);
-        let count = (extent.block_count - 1) * layout.stride + body;
-        let query = Request::Allocation(Extent::new(below.lba.0 + layout.lead, count));
-        self.submit_below(extent, query, move |reply| {
-            let Reply::Allocation(AllocationRun { block_count: run, allocation }) = reply else {
-                return reply;
-            };
-            let whole = run.checked_sub(body).map(|rest| rest / layout.stride + 1);
-            let (block_count, allocation) = match (allocation, whole) {
-                (Allocation::Mapped, _) => (run.div_ceil(layout.stride), allocation),
-                (Allocation::Anchored | Allocation::Deallocated, Some(whole)) => {
-                    (whole, allocation)
-                }
-                (Allocation::Anchored | Allocation::Deallocated, None) => (1, Allocation::Mapped),
-            };
-            let block_count = block_count.min(extent.block_count);
-            Reply::Allocation(AllocationRun { block_count, allocation })
+    ) -> Reply<()> {
+        self.below(extent, (), |below| {
+            let data = self.layout.encode(data, with_protection, extent.block_count);
+            self.inner.write(below, data.into(), durability)
         })
     }
 }
@@ -340,54 +310,76 @@ impl Store for ProtectedStore {
         }
     }
 
-    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
-        let extent = match &request {
-            Request::Read(extent)
-            | Request::ReadProtected(extent)
-            | Request::Unmap(extent)
-            | Request::Allocation(extent)
-            | Request::Write { extent, .. }
-            | Request::WriteProtected { extent, .. }
-            | Request::WriteZeroes { extent, .. } => *extent,
-            Request::Flush => return self.inner.submit(request),
-            Request::Space => return self.space(),
-            Request::Resize { block_count } => {
-                let below = self.layout.blocks_below(*block_count);
-                let Some(block_count) = below else {
-                    return Io::Ready(Err(BlockError::Unsupported));
+    fn read(&self, extent: Extent) -> Reply<Data> {
+        self.read_in(extent, false)
+    }
+
+    fn write(&self, extent: Extent, data: Payload, durability: Durability) -> Reply<()> {
+        self.write_in(extent, &data, false, durability)
+    }
+
+    fn read_protected(&self, extent: Extent) -> Reply<Data> {
+        self.read_in(extent, true)
+    }
+
+    fn write_protected(&self, extent: Extent, data: Payload, durability: Durability) -> Reply<()> {
+        self.write_in(extent, &data, true, durability)
+    }
+
+    fn flush(&self) -> Reply<()> {
+        self.inner.flush()
+    }
+
+    fn unmap(&self, extent: Extent) -> Reply<()> {
+        self.below(extent, (), |below| self.inner.unmap(below))
+    }
+
+    fn write_zeroes(&self, extent: Extent, durability: Durability) -> Reply<()> {
+        self.below(extent, (), |below| self.inner.write_zeroes(below, durability))
+    }
+
+    /// A block is deallocated if its data is: its head and tail are zero then, too.
+    fn allocation(&self, extent: Extent) -> Reply<AllocationRun> {
+        let layout = self.layout;
+        let none = AllocationRun { block_count: 0, allocation: Allocation::Mapped };
+        self.below(extent, none, |below| {
+            // The query ends with the last block's data. A small block's tags are in the same page.
+            let body = layout.stride.min(FIRST_PAGE);
+            let count = (extent.block_count - 1) * layout.stride + body;
+            let query = Extent::new(below.lba.0 + layout.lead, count);
+            self.inner.allocation(query).map(move |run| {
+                let AllocationRun { block_count: run, allocation } = run?;
+                let whole = run.checked_sub(body).map(|rest| rest / layout.stride + 1);
+                let (block_count, allocation) = match (allocation, whole) {
+                    (Allocation::Mapped, _) => (run.div_ceil(layout.stride), allocation),
+                    (Allocation::Anchored | Allocation::Deallocated, Some(whole)) => {
+                        (whole, allocation)
+                    }
+                    (Allocation::Anchored | Allocation::Deallocated, None) => {
+                        (1, Allocation::Mapped)
+                    }
                 };
-                return self.inner.submit(Request::Resize { block_count });
-            }
-        };
-        let block_count = self.block_count();
-        if !extent.fits(block_count) {
-            return Io::Ready(Err(BlockError::OutOfRange { extent, block_count }));
-        }
-        if extent.block_count == 0 {
-            let allocation = AllocationRun { block_count: 0, allocation: Allocation::Mapped };
-            return Io::Ready(match request {
-                Request::Read(_) | Request::ReadProtected(_) => Ok(Reply::Data(Data::empty())),
-                Request::Allocation(_) => Ok(Reply::Allocation(allocation)),
-                _ => Ok(Reply::Done),
-            });
-        }
-        let below = self.layout.below(extent);
-        match request {
-            Request::Read(_) => self.read(extent, false),
-            Request::ReadProtected(_) => self.read(extent, true),
-            Request::Write { data, durability, .. } => self.write(extent, &data, false, durability),
-            Request::WriteProtected { data, durability, .. } => {
-                self.write(extent, &data, true, durability)
-            }
-            Request::WriteZeroes { durability, .. } => {
-                let zeroes = Request::WriteZeroes { extent: below, durability };
-                self.submit_below(extent, zeroes, |reply| reply)
-            }
-            Request::Unmap(_) => self.submit_below(extent, Request::Unmap(below), |reply| reply),
-            Request::Allocation(_) => self.allocation(extent),
-            Request::Flush | Request::Space | Request::Resize { .. } => {
-                unreachable!("answered above")
-            }
+                let block_count = block_count.min(extent.block_count);
+                Ok(AllocationRun { block_count, allocation })
+            })
+        })
+    }
+
+    fn space(&self) -> Reply<Space> {
+        let stride = self.layout.stride;
+        self.inner.space().map(move |space| {
+            let Space { used_blocks, available_blocks } = space?;
+            Ok(Space {
+                used_blocks: used_blocks / stride,
+                available_blocks: available_blocks / stride,
+            })
+        })
+    }
+
+    fn resize(&self, block_count: u64) -> Reply<()> {
+        match self.layout.blocks_below(block_count) {
+            Some(below) => self.inner.resize(below),
+            None => Io::Ready(Err(BlockError::Unsupported)),
         }
     }
 }
@@ -485,7 +477,6 @@ mod tests {
             faults.add(Fault::Unreadable(Extent::new(bad, 1)), Times::Always);
             let below = Arc::new(FaultyStore::new(memory, faults));
             let store = ProtectedStore::new(below, block_size).expect("a layout");
-            let store: &dyn Store = &store;
             match run(store.read_protected(Extent::new(2, 9))) {
                 Err(BlockError::Medium { lba, .. }) => assert_eq!(lba, Lba(5)),
                 other => panic!("{other:?}"),

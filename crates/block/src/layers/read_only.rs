@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{BlockError, Characteristics, Geometry, Io, Reply, Request, Store};
+use crate::{BlockError, Characteristics, Io, Layer, Reply, Request, Store};
 
 /// A read-only view of a store.
 pub struct ReadOnly {
@@ -16,27 +16,23 @@ impl ReadOnly {
     }
 }
 
-impl Store for ReadOnly {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
+impl Layer for ReadOnly {
+    fn inner(&self) -> &Arc<dyn Store> {
+        &self.inner
     }
 
-    fn characteristics(&self) -> Characteristics {
-        Characteristics { read_only: true, ..self.inner.characteristics() }
+    fn adapt(&self, inner: Characteristics) -> Characteristics {
+        Characteristics { read_only: true, ..inner }
     }
 
-    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
-        match request {
-            Request::Read(_)
-            | Request::ReadProtected(_)
-            | Request::Flush
-            | Request::Allocation(_)
-            | Request::Space => self.inner.submit(request),
-            Request::Write { .. }
-            | Request::WriteProtected { .. }
-            | Request::Unmap(_)
-            | Request::WriteZeroes { .. }
-            | Request::Resize { .. } => Io::Ready(Err(BlockError::ReadOnly)),
+    fn handle<T: 'static>(
+        &self,
+        request: Request,
+        submit: impl FnOnce(&dyn Store) -> Reply<T> + 'static,
+    ) -> Reply<T> {
+        if request.is_change() {
+            return Io::Ready(Err(BlockError::ReadOnly));
         }
+        submit(&*self.inner)
     }
 }

@@ -102,10 +102,8 @@ fn connected<F: Future<Output = ()>>(flags: u16, then: impl FnOnce(Rc<NbdStore>,
     .unwrap();
 }
 
-fn write(block_count: u64, durability: Durability) -> Request {
-    let extent = Extent::new(0, block_count);
-    let data = Buffer::zeroed(block_count as usize * 512);
-    Request::Write { extent, data, durability }
+fn write(store: &NbdStore, durability: Durability) -> Reply<()> {
+    store.write(Extent::new(0, 1), Buffer::zeroed(512).into(), durability)
 }
 
 #[test]
@@ -114,14 +112,17 @@ fn store_emulates_missing_export_functions() {
         assert_eq!(store.geometry(), Geometry { block_size: BlockSize::B512, block_count: BLOCKS });
         assert!(store.characteristics().volatile_cache);
         assert_eq!(store.characteristics().unmap, None);
-        let unmap = store.submit(Request::Unmap(Extent::new(0, 1))).wait().await;
+        let unmap = store.unmap(Extent::new(0, 1)).wait().await;
         assert!(matches!(unmap, Err(BlockError::Unsupported)), "{unmap:?}");
 
         // Without FUA a durable write is followed by a flush; so are zeroes, which are data here.
-        let zeroes =
-            Request::WriteZeroes { extent: Extent::new(0, 1), durability: Durability::Durable };
-        for request in [write(1, Durability::Durable), zeroes] {
-            let mut written = pin!(store.submit(request).wait());
+        for writes_zeroes in [false, true] {
+            let written = if writes_zeroes {
+                store.write_zeroes(Extent::new(0, 1), Durability::Durable)
+            } else {
+                write(&store, Durability::Durable)
+            };
+            let mut written = pin!(written.wait());
             let serve = async {
                 let request = peer.request().await.unwrap();
                 assert_eq!(request.command.get(), CommandCode::Write.0);
@@ -139,7 +140,7 @@ fn store_emulates_missing_export_functions() {
                 early = &mut written => panic!("before the flush: {early:?}"),
                 () = serve => {}
             }
-            assert!(matches!(written.await, Ok(Reply::Done)));
+            assert!(matches!(written.await, Ok(())));
         }
     });
 }
@@ -147,14 +148,14 @@ fn store_emulates_missing_export_functions() {
 #[test]
 fn after_a_failed_flush_nothing_more_is_acknowledged() {
     connected(transmission::SEND_FLUSH, |store, mut peer| async move {
-        let flushed = store.submit(Request::Flush).wait();
+        let flushed = store.flush().wait();
         let serve = async {
             let request = peer.request().await.unwrap();
             peer.reply(&request, ErrorCode::Io, &[]);
         };
         let (flushed, ()) = tokio::join!(flushed, serve);
         assert!(matches!(flushed, Err(BlockError::Medium { .. })), "{flushed:?}");
-        let later = store.submit(write(1, Durability::Volatile)).wait().await;
+        let later = write(&store, Durability::Volatile).wait().await;
         assert!(matches!(later, Err(BlockError::Stopped)), "{later:?}");
     });
 }
@@ -162,9 +163,9 @@ fn after_a_failed_flush_nothing_more_is_acknowledged() {
 #[test]
 fn borders_and_flags_are_kept_without_asking_the_server() {
     connected(transmission::READ_ONLY, |store, _peer| async move {
-        let beyond = store.submit(Request::Read(Extent::new(BLOCKS - 1, 2))).wait().await;
+        let beyond = store.read(Extent::new(BLOCKS - 1, 2)).wait().await;
         assert!(matches!(beyond, Err(BlockError::OutOfRange { .. })), "{beyond:?}");
-        let refused = store.submit(write(1, Durability::Volatile)).wait().await;
+        let refused = write(&store, Durability::Volatile).wait().await;
         assert!(matches!(refused, Err(BlockError::ReadOnly)), "{refused:?}");
     });
 }
@@ -172,14 +173,14 @@ fn borders_and_flags_are_kept_without_asking_the_server() {
 #[test]
 fn lost_connection_fails_open_and_later_requests() {
     connected(0, |store, mut peer| async move {
-        let read = store.submit(Request::Read(Extent::new(0, 1))).wait();
+        let read = store.read(Extent::new(0, 1)).wait();
         let serve = async {
             peer.request().await.unwrap();
             drop(peer);
         };
         let (read, ()) = tokio::join!(read, serve);
         assert!(read.unwrap_err().to_string().contains("connection was lost"));
-        let later = store.submit(Request::Read(Extent::new(0, 1))).wait().await;
+        let later = store.read(Extent::new(0, 1)).wait().await;
         assert!(later.unwrap_err().to_string().contains("connection was lost"));
     });
 }
@@ -189,9 +190,9 @@ fn disconnect_is_sent_after_open_requests_end() {
     connected(0, |store, mut peer| async move {
         let ended = Cell::new(false);
         let read = async {
-            let read = store.submit(Request::Read(Extent::new(0, 1))).wait().await;
+            let read = store.read(Extent::new(0, 1)).wait().await;
             ended.set(true);
-            assert!(matches!(read, Ok(Reply::Data(data)) if data.len() == 512));
+            assert!(matches!(read, Ok(data) if data.len() == 512));
         };
         let leave = store.disconnect(LIMIT);
         let serve = async {
@@ -203,7 +204,7 @@ fn disconnect_is_sent_after_open_requests_end() {
         };
         tokio::join!(read, leave, serve);
         assert!(ended.get());
-        let later = store.submit(Request::Flush).wait().await;
-        assert!(matches!(later, Ok(Reply::Done)), "nothing to be flushed: {later:?}");
+        let later = store.flush().wait().await;
+        assert!(matches!(later, Ok(())), "nothing to be flushed: {later:?}");
     });
 }

@@ -555,14 +555,14 @@ async fn write_sparsely(file: &DiskFile, offset: u64, data: Buffer) -> Result<()
     let failed = file.failed("write");
     let device = file.file.is_block_device();
     if data.chunks(HOLE_LENGTH).all(|piece| !is_zero(piece)) {
-        return file.file.write_at(offset, data, false).wait().await.map_err(failed);
+        return file.file.write_at(offset, data.into(), false).wait().await.map_err(failed);
     }
     let mut place = offset;
     for run in data.chunks(HOLE_LENGTH) {
         let length = run.len() as u64;
         if !is_zero(run) {
             let run = Buffer::copy_of(run);
-            file.file.write_at(place, run, false).wait().await.map_err(&failed)?;
+            file.file.write_at(place, run.into(), false).wait().await.map_err(&failed)?;
         } else if device {
             file.file.zero_range(place, length).wait().await.map_err(&failed)?;
         }

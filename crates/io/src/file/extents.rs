@@ -168,7 +168,10 @@ mod tests {
             let state = async |piece: u64| {
                 file.allocation(piece * PIECE, PIECE).wait().await.unwrap().state
             };
-            file.write_at(PIECE, Buffer::zeroed(PIECE as usize), false).wait().await.unwrap();
+            file.write_at(PIECE, Buffer::zeroed(PIECE as usize).into(), false)
+                .wait()
+                .await
+                .unwrap();
             file.zero_range(2 * PIECE, PIECE).wait().await.unwrap();
             let states = [state(0).await, state(1).await, state(2).await, state(3).await];
             assert_eq!(
@@ -180,7 +183,7 @@ mod tests {
             let run = file.allocation(2 * PIECE + 4096, 2 * PIECE).wait().await.unwrap();
             assert_eq!(run, Run { length: PIECE - 4096, state: RunState::Reserved });
             // Data that is only in the page cache is data.
-            file.write_at(2 * PIECE, Buffer::zeroed(4096), false).wait().await.unwrap();
+            file.write_at(2 * PIECE, Buffer::zeroed(4096).into(), false).wait().await.unwrap();
             assert_eq!(state(2).await, RunState::Data);
             let space = file.space().wait().await.unwrap().unwrap();
             assert!(space.used >= 2 * PIECE && space.available > 0, "{space:?}");

@@ -32,7 +32,7 @@ fn more_operations_than_the_ring_holds_all_end() {
             block_on(engine, async {
                 let file = file(&folder, direct);
                 let writes: FuturesUnordered<_> = (0..COUNT)
-                    .map(|at| file.write_at(at as u64 * 4096, block(at), false).wait())
+                    .map(|at| file.write_at(at as u64 * 4096, block(at).into(), false).wait())
                     .collect();
                 writes.for_each(async |written| written.unwrap()).await;
                 let reads: FuturesUnordered<_> = (0..COUNT)
@@ -53,7 +53,7 @@ fn a_file_in_memory_answers_at_once() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let file = file(&folder, false);
     for (at, durable) in [(0, false), (1, true)] {
-        let written = file.write_at(at as u64 * 4096, block(at), durable);
+        let written = file.write_at(at as u64 * 4096, block(at).into(), durable);
         assert!(matches!(written, Io::Ready(Ok(()))));
     }
     let Io::Ready(Ok(read)) = file.read_at(2048, 4096) else { panic!("it has to be waited for") };
@@ -70,10 +70,10 @@ fn abandoned_answer_is_dropped() {
         block_on(engine, async {
             let file = file(&folder, true);
             // An operation whose caller has stopped waiting may be skipped.
-            file.write_at(0, block(0), false).wait().await.unwrap();
+            file.write_at(0, block(0).into(), false).wait().await.unwrap();
             for round in 0..100 {
                 // Half of the operations are polled once, so that the kernel has them.
-                let mut write = Box::pin(file.write_at(0, block(round), false).wait());
+                let mut write = Box::pin(file.write_at(0, block(round).into(), false).wait());
                 let mut read = Box::pin(file.read_at(0, 4096).wait());
                 if round % 2 == 0 {
                     std::future::poll_fn(|context| {
@@ -103,7 +103,7 @@ fn the_end_of_a_file_is_an_error_and_never_old_memory() {
             let folder = folder();
             block_on(engine, async {
                 let file = file(&folder, direct);
-                file.write_at(0, block(1), true).wait().await.unwrap();
+                file.write_at(0, block(1).into(), true).wait().await.unwrap();
                 for (offset, length) in [(0, 8192), (4096, 512), (1 << 40, 4096)] {
                     let read = file.read_at(offset, length).wait().await;
                     assert_eq!(read.err().unwrap().kind(), io::ErrorKind::UnexpectedEof);
@@ -136,7 +136,7 @@ fn a_thread_that_is_no_core_does_it_itself() {
         std::task::Poll::Ready(result) => result.unwrap(),
         std::task::Poll::Pending => panic!("it waits for nobody"),
     };
-    at_once(file.write_at(4096, block(7), true));
+    at_once(file.write_at(4096, block(7).into(), true));
     at_once(file.zero_range(4096, 512));
     at_once(file.set_length(16384));
     let Io::Ready(Ok(run)) = file.allocation(8192, 8192) else { panic!("it waits for nobody") };
@@ -202,7 +202,7 @@ fn buffered_reads_beyond_the_rings_share_go_through_the_lane() {
         let file = file(&folder, false);
         let all =
             Buffer::copy_of(&(0..COUNT).flat_map(|at| block(at).to_vec()).collect::<Vec<_>>());
-        file.write_at(0, all, true).wait().await.unwrap();
+        file.write_at(0, all.into(), true).wait().await.unwrap();
         rustix::fs::fadvise(&file.opened.fd, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         rustix::fs::fadvise(&file.opened.fd, 0, None, rustix::fs::Advice::Random).unwrap();
         let read = |at: usize| (at, file.read_at(at as u64 * 4096, 4096));

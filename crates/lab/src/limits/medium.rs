@@ -120,7 +120,7 @@ async fn measure(file: File, extent: u64, duration: Duration) -> io::Result<[Don
         written = (offset + LARGE_BYTES as u64).max(written);
         number += 1;
         content[..8].copy_from_slice(&number.to_ne_bytes());
-        Some(file.write_at(offset, Buffer::copy_of(&content), false))
+        Some(file.write_at(offset, Buffer::copy_of(&content).into(), false))
     })
     .await?;
     file.sync_data().wait().await?;

@@ -115,7 +115,7 @@ mod tests {
         let memory = OpenStore::ram(image.len() as u64).unwrap();
         let store = memory.store();
         let extent = Extent::new(0, (image.len() / 512) as u64);
-        let written = store.write(extent, Buffer::copy_of(&image), Durability::Volatile);
+        let written = store.write(extent, Buffer::copy_of(&image).into(), Durability::Volatile);
         assert!(matches!(written, sarsen_block::Io::Ready(Ok(()))));
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("image");

@@ -15,9 +15,7 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use sarsen_block::io::LocalFuture;
-use sarsen_block::{
-    BlockError, BlockSize, Buffer, Data, Durability, Extent, Io as Answer, Reply, Request, Store,
-};
+use sarsen_block::{BlockError, BlockSize, Buffer, Data, Durability, Extent, Io as Answer, Store};
 use sarsen_initiator::nbd::NbdStore;
 use sarsen_io::cores::{self, FileEngine};
 use sarsen_node::stores::{CacheMode, FileOptions, FileStore, StoreError};
@@ -35,7 +33,8 @@ pub(super) const CONNECTION_LIMIT: Duration = Duration::from_secs(15);
 /// Resolution of the runtime's timers. For shorter waits, the engine yields to the event loop instead.
 const TIMER_STEP: Duration = Duration::from_millis(2);
 
-type Answered = Result<Reply, BlockError>;
+/// The result of an I/O, with the data of a read.
+type Answered = Result<Option<Data>, BlockError>;
 
 /// See [`super::run`].
 pub(super) fn put_on(options: &LoadOptions, shared: Shared) -> Result<LoadResult, LoadError> {
@@ -120,14 +119,14 @@ struct SessionLoad {
 struct Open {
     load: usize,
     io: Option<Io>,
-    answer: LocalFuture<Answered>,
+    answer: PendingAnswer,
 }
 
 impl Future for Open {
     type Output = (usize, Io, Answered);
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Poll::Ready(answered) = self.answer.as_mut().poll(context) else {
+        let Poll::Ready(answered) = self.answer.poll(context) else {
             return Poll::Pending;
         };
         let io = self.io.take();
@@ -294,15 +293,13 @@ impl<'a> Engine<'a> {
                 }
                 let load = &mut self.loads[index];
                 let Some(io) = load.work.next(now)? else { break };
-                let request = request(load, &io, &self.pattern);
-                match load.session.store.submit(request) {
-                    Answer::Ready(answered) => {
+                load.open += 1;
+                match start(load, &io, &self.pattern) {
+                    Started::Ended(answered) => {
                         outcome = IssueOutcome::SomeCompleted;
-                        load.open += 1;
                         self.end(index, &io, answered, None);
                     }
-                    Answer::Pending(answer) => {
-                        load.open += 1;
+                    Started::Pending(answer) => {
                         self.open.push(Open { load: index, io: Some(io), answer });
                     }
                 }
@@ -341,7 +338,7 @@ impl<'a> Engine<'a> {
         let load = &mut self.loads[load];
         load.open -= 1;
         let data = match answered {
-            Ok(Reply::Data(data)) => {
+            Ok(Some(data)) => {
                 let whole = data.len() == io.bytes as usize;
                 let data = if load.work.verifies() {
                     Some(data.into_buffer())
@@ -353,8 +350,7 @@ impl<'a> Engine<'a> {
                 };
                 Ok((whole, data))
             }
-            Ok(Reply::Done) => Ok((!io.reads, None)),
-            Ok(Reply::Allocation(_) | Reply::Space(_)) => Ok((false, None)),
+            Ok(None) => Ok((true, None)),
             Err(error) => Err(error),
         };
         let now = by.unwrap_or_else(sarsen_io::time::now);
@@ -390,11 +386,35 @@ impl<'a> Engine<'a> {
     }
 }
 
-fn request(load: &SessionLoad, io: &Io, pattern: &Buffer) -> Request {
-    let extent = Extent::new(io.lba, io.blocks.into());
+/// The start of an I/O.
+enum Started {
+    Ended(Answered),
+    Pending(PendingAnswer),
+}
+
+/// The pending reply to a read or a write.
+enum PendingAnswer {
+    Read(LocalFuture<Result<Data, BlockError>>),
+    Write(LocalFuture<Result<(), BlockError>>),
+}
+
+impl PendingAnswer {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Answered> {
+        match self {
+            Self::Read(read) => read.as_mut().poll(context).map(|data| data.map(Some)),
+            Self::Write(written) => written.as_mut().poll(context).map(|done| done.map(|()| None)),
+        }
+    }
+}
+
+fn start(load: &SessionLoad, io: &Io, pattern: &Buffer) -> Started {
+    let (store, extent) = (&load.session.store, Extent::new(io.lba, io.blocks.into()));
     debug_assert_eq!(extent.byte_count(load.size), u64::from(io.bytes));
     if io.reads {
-        return Request::Read(extent);
+        return match store.read(extent) {
+            Answer::Ready(data) => Started::Ended(data.map(Some)),
+            Answer::Pending(data) => Started::Pending(PendingAnswer::Read(data)),
+        };
     }
     let mut data = Buffer::for_overwrite(io.bytes as usize);
     if load.work.verifies() {
@@ -402,7 +422,10 @@ fn request(load: &SessionLoad, io: &Io, pattern: &Buffer) -> Request {
     } else {
         data.copy_from_slice(&pattern[..io.bytes as usize]);
     }
-    Request::Write { extent, data, durability: Durability::Volatile }
+    match store.write(extent, data.into(), Durability::Volatile) {
+        Answer::Ready(done) => Started::Ended(done.map(|()| None)),
+        Answer::Pending(done) => Started::Pending(PendingAnswer::Write(done)),
+    }
 }
 
 #[cfg(test)]

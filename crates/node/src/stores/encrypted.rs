@@ -235,7 +235,7 @@ mod tests {
     fn write(store: &Arc<EncryptedStore>, lba: u64, data: &[u8]) {
         let extent = Extent::new(lba, data.len() as u64 / 512);
         let store: Arc<dyn Store> = store.clone();
-        now_or_failed(store.write(extent, Buffer::copy_of(data), Durability::Durable))
+        now_or_failed(store.write(extent, Buffer::copy_of(data).into(), Durability::Durable))
             .expect("writes");
     }
 

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use sarsen_block::{
-    Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
-    Durability, Extent, Geometry, Io, Lba, Reply, Request, Space, Store, UnmapSupport,
+    Allocation, AllocationRun, BlockError, BlockSize, Characteristics, Data, Direction, Durability,
+    Extent, Geometry, Io, Lba, Payload, Reply, Space, Store, UnmapSupport,
 };
 use sarsen_io::file::{self, File, OpenOptions, RunState};
 use tracing::{info, warn};
@@ -225,50 +225,16 @@ impl FileStore {
         settled
     }
 
-    fn read(&self, extent: Extent) -> Io<Result<Reply, BlockError>> {
-        let offset = extent.byte_offset(self.block_size);
-        let length = extent.byte_count(self.block_size) as usize;
-        let state = self.state.clone();
-        let (file, shift) = (self.file.clone(), self.block_size.shift());
-        self.file.read_at(offset, length).map(move |read| match read {
-            Ok(buffer) => Ok(Reply::Data(Data::Buffer(buffer))),
-            Err(source) => {
-                // The first missing block, if the file was truncated while it was served.
-                let first = match (source.kind(), file.length()) {
-                    (io::ErrorKind::UnexpectedEof, Ok(length)) => {
-                        // From now on all operations are refused.
-                        let _ = state.check_backing(&file);
-                        extent.lba.0.max(length >> shift)
-                    }
-                    _ => extent.lba.0,
-                };
-                Err(state.failed(Lba(first), Direction::Read, source))
-            }
-        })
-    }
-
-    fn write(
-        &self,
-        extent: Extent,
-        data: Buffer,
-        durability: Durability,
-    ) -> Io<Result<Reply, BlockError>> {
-        assert_eq!(data.len() as u64, extent.byte_count(self.block_size));
-        let durable = self.is_durable(durability);
-        let claim = durable.then(|| self.state.latch.claim());
-        let (state, is_direct) = (self.state.clone(), self.cache.is_direct());
-        let offset = extent.byte_offset(self.block_size);
-        let written = self.file.write_at(offset, data, durable);
-        match claim {
-            None => written.map(move |written| state.settle(written, extent.lba)),
-            Some(claim) => Io::pending(async move {
-                match written.wait().await {
-                    // Direct I/O reports an error only to the write that caused it.
-                    Ok(()) if is_direct => Ok(Reply::Done),
-                    written => state.persist_durable(claim, written, extent.lba).await,
-                }
-            }),
+    /// Rejects changes of these blocks that are not permitted now.
+    fn check_change(&self, extent: Extent) -> Result<(), BlockError> {
+        if self.characteristics.read_only {
+            return Err(BlockError::ReadOnly);
         }
+        if self.state.latch.is_closed() {
+            return Err(BlockError::Stopped);
+        }
+        self.state.check_backing(&self.file)?;
+        self.state.check(extent)
     }
 
     /// Returns whether a write must be durable before it is acknowledged.
@@ -280,111 +246,29 @@ impl FileStore {
         }
     }
 
-    fn flush(&self) -> Io<Result<Reply, BlockError>> {
-        if self.cache == CacheMode::Unsafe {
-            return Io::Ready(Ok(Reply::Done));
-        }
-        let (state, claim) = (self.state.clone(), self.state.latch.claim());
-        let synced = self.file.sync_data();
-        Io::pending(async move { state.persist_durable(claim, synced.wait().await, Lba(0)).await })
-    }
-
     /// Changes the storage of a range, and makes the change durable if `durable` is set.
     fn change(
         &self,
         extent: Extent,
         durable: bool,
         change: impl FnOnce(&File, u64, u64) -> Io<io::Result<()>>,
-    ) -> Io<Result<Reply, BlockError>> {
-        if extent.block_count == 0 {
-            return Io::Ready(Ok(Reply::Done));
+    ) -> Reply<()> {
+        match self.check_change(extent) {
+            Err(error) => return Io::Ready(Err(error)),
+            Ok(()) if extent.block_count == 0 => return Io::Ready(Ok(())),
+            Ok(()) => {}
         }
         let offset = extent.byte_offset(self.block_size);
         let changed = change(&self.file, offset, extent.byte_count(self.block_size));
         let (state, file) = (self.state.clone(), self.file.clone());
         Io::pending(async move {
-            let done = state.settle(changed.wait().await, extent.lba)?;
+            state.settle(changed.wait().await, extent.lba)?;
             if durable {
                 let claim = state.latch.claim();
                 let synced = file.sync_data().wait().await;
                 state.persist_durable(claim, synced, extent.lba).await?;
             }
-            Ok(done)
-        })
-    }
-
-    fn allocation(&self, extent: Extent) -> Io<Result<Reply, BlockError>> {
-        let offset = extent.byte_offset(self.block_size);
-        let shift = self.block_size.shift();
-        let state = self.state.clone();
-        let run = self.file.allocation(offset, extent.byte_count(self.block_size));
-        run.map(move |run| {
-            let run = run.map_err(|source| state.failed(extent.lba, Direction::Read, source))?;
-            let whole_blocks = run.length >> shift;
-            let (block_count, allocation) = match run.state {
-                // A run that ends within a block leaves that block mapped.
-                RunState::Hole | RunState::Reserved if whole_blocks == 0 => (1, Allocation::Mapped),
-                RunState::Hole => (whole_blocks, Allocation::Deallocated),
-                RunState::Reserved => (whole_blocks, Allocation::Anchored),
-                RunState::Data => (run.length.div_ceil(1 << shift), Allocation::Mapped),
-            };
-            let block_count = block_count.min(extent.block_count);
-            Ok(Reply::Allocation(AllocationRun { block_count, allocation }))
-        })
-    }
-
-    fn space(&self) -> Io<Result<Reply, BlockError>> {
-        let (state, shift) = (self.state.clone(), self.block_size.shift());
-        self.file.space().map(move |space| {
-            let space = space.map_err(|source| state.failed(Lba(0), Direction::Read, source))?;
-            let space = space.ok_or(BlockError::Unsupported)?;
-            let (used_blocks, available_blocks) = (space.used >> shift, space.available >> shift);
-            Ok(Reply::Space(Space { used_blocks, available_blocks }))
-        })
-    }
-
-    fn resize(&self, block_count: u64) -> Io<Result<Reply, BlockError>> {
-        let Some(bytes) = block_count.checked_mul(self.block_size.bytes() as u64) else {
-            return Io::Ready(Err(BlockError::Unsupported));
-        };
-        let state = self.state.clone();
-        if self.file.is_block_device() {
-            // The server cannot change the size of a device. A resize succeeds if the device is large enough.
-            let fits = self.file.length().is_ok_and(|length| bytes <= length);
-            if fits {
-                state.block_count.store(block_count, Ordering::Release);
-            }
-            let reply = if fits { Ok(Reply::Done) } else { Err(BlockError::Unsupported) };
-            return Io::Ready(reply);
-        }
-        let old = state.block_count.load(Ordering::Acquire);
-        if block_count < old {
-            // Requests beyond the new end must fail before the file is truncated.
-            state.block_count.store(block_count, Ordering::Release);
-            state.whole.fetch_min(bytes, Ordering::AcqRel);
-        }
-        // A write in progress at an earlier truncation may have left bytes beyond the end.
-        let cut = self.file.set_length(bytes.min(old << self.block_size.shift()));
-        let file = self.file.clone();
-        Io::pending(async move {
-            let resized = match cut.wait().await {
-                Ok(()) => file.set_length(bytes).wait().await,
-                error => error,
-            };
-            match resized {
-                Ok(()) => {
-                    state.block_count.store(block_count, Ordering::Release);
-                    // While its length is not determined, the file may have any length.
-                    if state.whole.load(Ordering::Acquire) != 0 {
-                        state.whole.store(bytes, Ordering::Release);
-                    }
-                    Ok(Reply::Done)
-                }
-                Err(source) => {
-                    state.block_count.store(old, Ordering::Release);
-                    Err(state.failed(Lba(block_count), Direction::Write, source))
-                }
-            }
+            Ok(())
         })
     }
 }
@@ -400,9 +284,9 @@ impl FileState {
     }
 
     /// Returns the result of a write that is not durable yet.
-    fn settle(&self, result: io::Result<()>, lba: Lba) -> Result<Reply, BlockError> {
+    fn settle(&self, result: io::Result<()>, lba: Lba) -> Result<(), BlockError> {
         match result {
-            Ok(()) => Ok(Reply::Done),
+            Ok(()) => Ok(()),
             Err(source) => Err(self.failed(lba, Direction::Write, source)),
         }
     }
@@ -413,9 +297,9 @@ impl FileState {
         claim: FlushClaim,
         result: io::Result<()>,
         lba: Lba,
-    ) -> Result<Reply, BlockError> {
+    ) -> Result<(), BlockError> {
         let Err(source) = result else {
-            return if claim.confirm().await { Ok(Reply::Done) } else { Err(BlockError::Stopped) };
+            return if claim.confirm().await { Ok(()) } else { Err(BlockError::Stopped) };
         };
         if !file::is_full(&source) && claim.fail() {
             report_failed_flush(&self.health, &self.path.display().to_string(), &source);
@@ -444,55 +328,157 @@ impl Store for FileStore {
         self.characteristics
     }
 
-    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
-        let writes = !matches!(request, Request::Read(_) | Request::Allocation(_) | Request::Space);
-        if writes && self.characteristics.read_only {
-            return Io::Ready(match request {
-                Request::Flush => Ok(Reply::Done),
-                _ => Err(BlockError::ReadOnly),
-            });
-        }
-        if writes && self.state.latch.is_closed() {
-            return Io::Ready(Err(BlockError::Stopped));
-        }
-        if writes && let Err(error) = self.state.check_backing(&self.file) {
-            return Io::Ready(Err(error));
-        }
-        let extent = match &request {
-            Request::Read(extent)
-            | Request::Unmap(extent)
-            | Request::Allocation(extent)
-            | Request::Write { extent, .. }
-            | Request::WriteZeroes { extent, .. }
-            | Request::ReadProtected(extent)
-            | Request::WriteProtected { extent, .. } => *extent,
-            Request::Flush | Request::Space | Request::Resize { .. } => Extent::new(0, 0),
-        };
+    fn read(&self, extent: Extent) -> Reply<Data> {
         if let Err(error) = self.state.check(extent) {
             return Io::Ready(Err(error));
         }
-        match request {
-            Request::Read(extent) => self.read(extent),
-            Request::Write { extent, data, durability } => self.write(extent, data, durability),
-            Request::Flush => self.flush(),
-            Request::ReadProtected(_) | Request::WriteProtected { .. } => {
-                Io::Ready(Err(BlockError::Unsupported))
+        let offset = extent.byte_offset(self.block_size);
+        let length = extent.byte_count(self.block_size) as usize;
+        let state = self.state.clone();
+        let (file, shift) = (self.file.clone(), self.block_size.shift());
+        self.file.read_at(offset, length).map(move |read| match read {
+            Ok(buffer) => Ok(Data::Buffer(buffer)),
+            Err(source) => {
+                // The first missing block, if the file was truncated while it was served.
+                let first = match (source.kind(), file.length()) {
+                    (io::ErrorKind::UnexpectedEof, Ok(length)) => {
+                        // From now on all operations are refused.
+                        let _ = state.check_backing(&file);
+                        extent.lba.0.max(length >> shift)
+                    }
+                    _ => extent.lba.0,
+                };
+                Err(state.failed(Lba(first), Direction::Read, source))
             }
-            Request::Unmap(_) if self.characteristics.unmap.is_none() => {
-                Io::Ready(Err(BlockError::Unsupported))
-            }
-            Request::Unmap(extent) => {
-                let durable = self.is_durable(Durability::Volatile);
-                self.change(extent, durable, File::punch_hole)
-            }
-            Request::WriteZeroes { extent, durability } => {
-                let durable = self.is_durable(durability);
-                self.change(extent, durable, File::zero_range)
-            }
-            Request::Allocation(extent) => self.allocation(extent),
-            Request::Space => self.space(),
-            Request::Resize { block_count } => self.resize(block_count),
+        })
+    }
+
+    fn write(&self, extent: Extent, data: Payload, durability: Durability) -> Reply<()> {
+        if let Err(error) = self.check_change(extent) {
+            return Io::Ready(Err(error));
         }
+        assert_eq!(data.len() as u64, extent.byte_count(self.block_size));
+        let durable = self.is_durable(durability);
+        let claim = durable.then(|| self.state.latch.claim());
+        let (state, is_direct) = (self.state.clone(), self.cache.is_direct());
+        let offset = extent.byte_offset(self.block_size);
+        let written = self.file.write_at(offset, data, durable);
+        match claim {
+            None => written.map(move |written| state.settle(written, extent.lba)),
+            Some(claim) => Io::pending(async move {
+                match written.wait().await {
+                    // Direct I/O reports an error only to the write that caused it.
+                    Ok(()) if is_direct => Ok(()),
+                    written => state.persist_durable(claim, written, extent.lba).await,
+                }
+            }),
+        }
+    }
+
+    fn flush(&self) -> Reply<()> {
+        match self.check_change(Extent::new(0, 0)) {
+            Err(BlockError::ReadOnly) => return Io::Ready(Ok(())),
+            Err(error) => return Io::Ready(Err(error)),
+            Ok(()) => {}
+        }
+        if self.cache == CacheMode::Unsafe {
+            return Io::Ready(Ok(()));
+        }
+        let (state, claim) = (self.state.clone(), self.state.latch.claim());
+        let synced = self.file.sync_data();
+        Io::pending(async move { state.persist_durable(claim, synced.wait().await, Lba(0)).await })
+    }
+
+    fn unmap(&self, extent: Extent) -> Reply<()> {
+        if self.characteristics.unmap.is_none() && !self.characteristics.read_only {
+            return Io::Ready(Err(BlockError::Unsupported));
+        }
+        self.change(extent, self.is_durable(Durability::Volatile), File::punch_hole)
+    }
+
+    fn write_zeroes(&self, extent: Extent, durability: Durability) -> Reply<()> {
+        self.change(extent, self.is_durable(durability), File::zero_range)
+    }
+
+    fn allocation(&self, extent: Extent) -> Reply<AllocationRun> {
+        if let Err(error) = self.state.check(extent) {
+            return Io::Ready(Err(error));
+        }
+        let offset = extent.byte_offset(self.block_size);
+        let shift = self.block_size.shift();
+        let state = self.state.clone();
+        let run = self.file.allocation(offset, extent.byte_count(self.block_size));
+        run.map(move |run| {
+            let run = run.map_err(|source| state.failed(extent.lba, Direction::Read, source))?;
+            let whole_blocks = run.length >> shift;
+            let (block_count, allocation) = match run.state {
+                // A run that ends within a block leaves that block mapped.
+                RunState::Hole | RunState::Reserved if whole_blocks == 0 => (1, Allocation::Mapped),
+                RunState::Hole => (whole_blocks, Allocation::Deallocated),
+                RunState::Reserved => (whole_blocks, Allocation::Anchored),
+                RunState::Data => (run.length.div_ceil(1 << shift), Allocation::Mapped),
+            };
+            let block_count = block_count.min(extent.block_count);
+            Ok(AllocationRun { block_count, allocation })
+        })
+    }
+
+    fn space(&self) -> Reply<Space> {
+        let (state, shift) = (self.state.clone(), self.block_size.shift());
+        self.file.space().map(move |space| {
+            let space = space.map_err(|source| state.failed(Lba(0), Direction::Read, source))?;
+            let space = space.ok_or(BlockError::Unsupported)?;
+            let (used_blocks, available_blocks) = (space.used >> shift, space.available >> shift);
+            Ok(Space { used_blocks, available_blocks })
+        })
+    }
+
+    fn resize(&self, block_count: u64) -> Reply<()> {
+        if let Err(error) = self.check_change(Extent::new(0, 0)) {
+            return Io::Ready(Err(error));
+        }
+        let Some(bytes) = block_count.checked_mul(self.block_size.bytes() as u64) else {
+            return Io::Ready(Err(BlockError::Unsupported));
+        };
+        let state = self.state.clone();
+        if self.file.is_block_device() {
+            // The server cannot change the size of a device. A resize succeeds if the device is large enough.
+            let fits = self.file.length().is_ok_and(|length| bytes <= length);
+            if fits {
+                state.block_count.store(block_count, Ordering::Release);
+            }
+            let reply = if fits { Ok(()) } else { Err(BlockError::Unsupported) };
+            return Io::Ready(reply);
+        }
+        let old = state.block_count.load(Ordering::Acquire);
+        if block_count < old {
+            // Requests beyond the new end must fail before the file is truncated.
+            state.block_count.store(block_count, Ordering::Release);
+            state.whole.fetch_min(bytes, Ordering::AcqRel);
+        }
+        // A write in progress at an earlier truncation may have left bytes beyond the end.
+        let cut = self.file.set_length(bytes.min(old << self.block_size.shift()));
+        let file = self.file.clone();
+        Io::pending(async move {
+            let resized = match cut.wait().await {
+                Ok(()) => file.set_length(bytes).wait().await,
+                error => error,
+            };
+            match resized {
+                Ok(()) => {
+                    state.block_count.store(block_count, Ordering::Release);
+                    // While its length is not determined, the file may have any length.
+                    if state.whole.load(Ordering::Acquire) != 0 {
+                        state.whole.store(bytes, Ordering::Release);
+                    }
+                    Ok(())
+                }
+                Err(source) => {
+                    state.block_count.store(old, Ordering::Release);
+                    Err(state.failed(Lba(block_count), Direction::Write, source))
+                }
+            }
+        })
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use sarsen_block::{BlockError, Characteristics, Geometry, Io, Reply, Request, Store};
+use sarsen_block::{BlockError, Io, Layer, Reply, Request, Store};
 use tracing::error;
 
 use crate::health::{Aspect, Health, StoreUsability, VolumeHealth};
@@ -32,37 +32,29 @@ pub(super) fn report_failed_flush(health: &Health, place: &str, error: &dyn std:
     }
 }
 
-impl Store for GuardedStore {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
+impl Layer for GuardedStore {
+    fn inner(&self) -> &Arc<dyn Store> {
+        &self.inner
     }
 
-    fn characteristics(&self) -> Characteristics {
-        self.inner.characteristics()
-    }
-
-    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
+    fn handle<T: 'static>(
+        &self,
+        request: Request,
+        submit: impl FnOnce(&dyn Store) -> Reply<T> + 'static,
+    ) -> Reply<T> {
         match self.health.level() {
             StoreUsability::Usable => {}
-            StoreUsability::WritesStopped => match request {
-                Request::Read(_)
-                | Request::ReadProtected(_)
-                | Request::Allocation(_)
-                | Request::Space => {}
-                Request::Write { .. }
-                | Request::WriteProtected { .. }
-                | Request::WriteZeroes { .. }
-                | Request::Unmap(_)
-                | Request::Flush
-                | Request::Resize { .. } => return Io::Ready(Err(BlockError::Stopped)),
-            },
+            StoreUsability::WritesStopped if request.is_change() || request == Request::Flush => {
+                return Io::Ready(Err(BlockError::Stopped));
+            }
+            StoreUsability::WritesStopped => {}
             StoreUsability::OutOfService => return Io::Ready(Err(BlockError::OutOfService)),
         }
-        if !matches!(request, Request::Flush) {
-            return self.inner.submit(request);
+        if request != Request::Flush {
+            return submit(&*self.inner);
         }
         let health = self.health.clone();
-        self.inner.submit(request).map(move |flushed| {
+        submit(&*self.inner).map(move |flushed| {
             if let Err(error @ (BlockError::Medium { .. } | BlockError::Stopped)) = &flushed {
                 // The store itself may have reported the failure, with more detail.
                 if health.of(Aspect::Flush) == VolumeHealth::Online {
@@ -95,10 +87,9 @@ mod tests {
         let (inner, health) =
             (FaultyStore::new(inner, faults.clone()), Arc::new(Health::default()));
         let store = GuardedStore::new(Arc::new(inner), health.clone());
-        let store: &dyn Store = &store;
         let write = || {
             let data = Buffer::copy_of(&[7; 512]);
-            ready(store.write(Extent::new(0, 1), data, Durability::Volatile))
+            ready(store.write(Extent::new(0, 1), data.into(), Durability::Volatile))
         };
         write().expect("written");
         ready(store.flush()).expect("flushed");

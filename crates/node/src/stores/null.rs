@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sarsen_block::{
-    Allocation, AllocationRun, BlockError, BlockSize, Characteristics, Data, Extent, Geometry, Io,
-    Reply, Request, Store, UnmapSupport,
+    Allocation, AllocationRun, BlockError, BlockSize, Characteristics, Data, Durability, Extent,
+    Geometry, Io, Payload, Reply, Store, UnmapSupport,
 };
 
 /// A store that returns zeroes and discards writes.
@@ -27,33 +27,6 @@ impl NullStore {
             Err(BlockError::OutOfRange { extent, block_count })
         }
     }
-
-    fn perform(&self, request: Request) -> Result<Reply, BlockError> {
-        match request {
-            Request::Read(extent) => {
-                self.check(extent)?;
-                let length = extent.byte_count(self.block_size) as usize;
-                Ok(Reply::Data(Data::Zeroes(length)))
-            }
-            Request::Write { extent, .. }
-            | Request::WriteZeroes { extent, .. }
-            | Request::Unmap(extent) => self.check(extent).map(|()| Reply::Done),
-            Request::ReadProtected(_) | Request::WriteProtected { .. } => {
-                Err(BlockError::Unsupported)
-            }
-            Request::Flush => Ok(Reply::Done),
-            Request::Allocation(extent) => {
-                self.check(extent)?;
-                let allocation = Allocation::Deallocated;
-                Ok(Reply::Allocation(AllocationRun { block_count: extent.block_count, allocation }))
-            }
-            Request::Space => Err(BlockError::Unsupported),
-            Request::Resize { block_count } => {
-                self.block_count.store(block_count, Ordering::Relaxed);
-                Ok(Reply::Done)
-            }
-        }
-    }
 }
 
 impl Store for NullStore {
@@ -73,8 +46,35 @@ impl Store for NullStore {
         }
     }
 
-    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
-        Io::Ready(self.perform(request))
+    fn read(&self, extent: Extent) -> Reply<Data> {
+        let length = extent.byte_count(self.block_size) as usize;
+        Io::Ready(self.check(extent).map(|()| Data::Zeroes(length)))
+    }
+
+    fn write(&self, extent: Extent, _: Payload, _: Durability) -> Reply<()> {
+        Io::Ready(self.check(extent))
+    }
+
+    fn flush(&self) -> Reply<()> {
+        Io::Ready(Ok(()))
+    }
+
+    fn unmap(&self, extent: Extent) -> Reply<()> {
+        Io::Ready(self.check(extent))
+    }
+
+    fn write_zeroes(&self, extent: Extent, _: Durability) -> Reply<()> {
+        Io::Ready(self.check(extent))
+    }
+
+    fn allocation(&self, extent: Extent) -> Reply<AllocationRun> {
+        let (block_count, allocation) = (extent.block_count, Allocation::Deallocated);
+        Io::Ready(self.check(extent).map(|()| AllocationRun { block_count, allocation }))
+    }
+
+    fn resize(&self, block_count: u64) -> Reply<()> {
+        self.block_count.store(block_count, Ordering::Relaxed);
+        Io::Ready(Ok(()))
     }
 }
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
 
 use sarsen_block::{
-    Allocation, AllocationRun, BlockError, BlockSize, Characteristics, Data, Direction, Extent,
-    Geometry, Io, Reply, Request, Space, Store, UnmapSupport,
+    Allocation, AllocationRun, BlockError, BlockSize, Characteristics, Data, Direction, Durability,
+    Extent, Geometry, Io, Payload, Reply, Space, Store, UnmapSupport,
 };
 use sarsen_io::memory::{PAGE, Region};
 
@@ -91,7 +91,7 @@ impl RamStore {
         extent: Extent,
         (offset, length): (u64, u64),
         fill: impl FnOnce(),
-    ) -> Result<Reply, BlockError> {
+    ) -> Result<(), BlockError> {
         let claimed = self.written.count_unmarked(offset, length);
         if claimed > 0 && self.taken.fetch_add(claimed, Ordering::SeqCst) + claimed > self.limit {
             self.taken.fetch_sub(claimed, Ordering::SeqCst);
@@ -103,58 +103,7 @@ impl RamStore {
         if marked != claimed {
             self.taken.fetch_add(marked - claimed, Ordering::SeqCst);
         }
-        Ok(Reply::Done)
-    }
-
-    fn perform(&self, request: Request) -> Result<Reply, BlockError> {
-        match request {
-            Request::Read(extent) => {
-                let (offset, length) = self.bytes(extent)?;
-                let length = length as usize;
-                if !self.written.any(offset, length as u64) {
-                    return Ok(Reply::Data(Data::Zeroes(length)));
-                }
-                let memory = self.region.clone();
-                Ok(Reply::Data(Data::Shared { memory, offset: offset as usize, length }))
-            }
-            Request::Write { extent, data, durability: _ } => {
-                let (offset, length) = self.bytes(extent)?;
-                assert_eq!(data.len() as u64, length, "a write's buffer has the extent's length");
-                self.fill(extent, (offset, length), || self.region.write(offset as usize, &data))
-            }
-            Request::ReadProtected(_) | Request::WriteProtected { .. } => {
-                Err(BlockError::Unsupported)
-            }
-            Request::Flush => Ok(Reply::Done),
-            Request::Unmap(extent) => {
-                let (offset, length) = self.bytes(extent)?;
-                self.discard(extent, offset, length)?;
-                Ok(Reply::Done)
-            }
-            Request::WriteZeroes { extent, durability: _ } => {
-                let (offset, length) = self.bytes(extent)?;
-                self.fill(extent, (offset, length), || {
-                    self.region.zero(offset as usize, length as usize);
-                })
-            }
-            Request::Allocation(extent) => {
-                let (offset, length) = self.bytes(extent)?;
-                let (marked, run) = self.written.run(offset, length);
-                let allocation = if marked { Allocation::Mapped } else { Allocation::Deallocated };
-                // A run ends at a page boundary, which is also a block boundary.
-                let block_count = run >> self.block_size.shift();
-                Ok(Reply::Allocation(AllocationRun { block_count, allocation }))
-            }
-            Request::Space if self.limit == UNLIMITED => Err(BlockError::Unsupported),
-            Request::Space => {
-                let blocks =
-                    |pages: i64| (pages.max(0) as u64 * PAGE as u64) >> self.block_size.shift();
-                let taken = self.taken.load(Ordering::Relaxed);
-                let (used_blocks, available_blocks) = (blocks(taken), blocks(self.limit - taken));
-                Ok(Reply::Space(Space { used_blocks, available_blocks }))
-            }
-            Request::Resize { block_count } => self.resize(block_count).map(|()| Reply::Done),
-        }
+        Ok(())
     }
 
     fn discard(&self, extent: Extent, offset: u64, length: u64) -> Result<(), BlockError> {
@@ -167,7 +116,7 @@ impl RamStore {
         })
     }
 
-    fn resize(&self, block_count: u64) -> Result<(), BlockError> {
+    fn set_block_count(&self, block_count: u64) -> Result<(), BlockError> {
         let old = self.block_count.load(Ordering::Acquire);
         let bytes = block_count.checked_mul(self.block_size.bytes() as u64);
         let bytes = bytes.filter(|&bytes| bytes <= self.region.room() as u64);
@@ -214,8 +163,61 @@ impl Store for RamStore {
         }
     }
 
-    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
-        Io::Ready(self.perform(request))
+    fn read(&self, extent: Extent) -> Reply<Data> {
+        Io::Ready(self.bytes(extent).map(|(offset, length)| {
+            if !self.written.any(offset, length) {
+                return Data::Zeroes(length as usize);
+            }
+            let memory = self.region.clone();
+            Data::Shared { memory, offset: offset as usize, length: length as usize }
+        }))
+    }
+
+    fn write(&self, extent: Extent, data: Payload, _: Durability) -> Reply<()> {
+        Io::Ready(self.bytes(extent).and_then(|(offset, length)| {
+            assert_eq!(data.len() as u64, length, "a write's data has the extent's length");
+            self.fill(extent, (offset, length), || self.region.write(offset as usize, &data))
+        }))
+    }
+
+    fn flush(&self) -> Reply<()> {
+        Io::Ready(Ok(()))
+    }
+
+    fn unmap(&self, extent: Extent) -> Reply<()> {
+        let bytes = self.bytes(extent);
+        Io::Ready(bytes.and_then(|(offset, length)| self.discard(extent, offset, length)))
+    }
+
+    fn write_zeroes(&self, extent: Extent, _: Durability) -> Reply<()> {
+        Io::Ready(self.bytes(extent).and_then(|(offset, length)| {
+            self.fill(extent, (offset, length), || {
+                self.region.zero(offset as usize, length as usize);
+            })
+        }))
+    }
+
+    fn allocation(&self, extent: Extent) -> Reply<AllocationRun> {
+        Io::Ready(self.bytes(extent).map(|(offset, length)| {
+            let (marked, run) = self.written.run(offset, length);
+            let allocation = if marked { Allocation::Mapped } else { Allocation::Deallocated };
+            // A run ends at a page boundary, which is also a block boundary.
+            AllocationRun { block_count: run >> self.block_size.shift(), allocation }
+        }))
+    }
+
+    fn space(&self) -> Reply<Space> {
+        if self.limit == UNLIMITED {
+            return Io::Ready(Err(BlockError::Unsupported));
+        }
+        let blocks = |pages: i64| (pages.max(0) as u64 * PAGE as u64) >> self.block_size.shift();
+        let taken = self.taken.load(Ordering::Relaxed);
+        let (used_blocks, available_blocks) = (blocks(taken), blocks(self.limit - taken));
+        Io::Ready(Ok(Space { used_blocks, available_blocks }))
+    }
+
+    fn resize(&self, block_count: u64) -> Reply<()> {
+        Io::Ready(self.set_block_count(block_count))
     }
 }
 
@@ -351,6 +353,13 @@ mod tests {
 
     use super::*;
 
+    fn now<T>(reply: Io<T>) -> T {
+        match reply {
+            Io::Ready(reply) => reply,
+            Io::Pending(_) => panic!("memory does not wait"),
+        }
+    }
+
     #[test]
     fn it_passes_the_conformance_suite() {
         for block_size in [BlockSize::B512, BlockSize::B4096] {
@@ -362,11 +371,10 @@ mod tests {
     #[test]
     fn a_partly_unmapped_page_keeps_its_mark_and_its_other_blocks() {
         let store = RamStore::new(BlockSize::B512, 64).expect("memory");
-        let store: &dyn Store = &store;
         cores::block_on(FileEngine::Pool, async {
             let ones = sarsen_block::Buffer::copy_of(&[1; 64 * 512]);
             let durability = sarsen_block::Durability::Volatile;
-            store.write(Extent::new(0, 64), ones, durability).wait().await.expect("written");
+            store.write(Extent::new(0, 64), ones.into(), durability).wait().await.expect("written");
             store.unmap(Extent::new(4, 8)).wait().await.expect("unmapped");
             let data = store.read(Extent::new(0, 16)).wait().await.expect("read").into_buffer();
             assert!(data[..4 * 512].iter().all(|&byte| byte == 1));
@@ -386,18 +394,18 @@ mod tests {
             let data = sarsen_block::Buffer::zeroed(blocks as usize * 512);
             let (extent, durability) =
                 (Extent::new(lba, blocks), sarsen_block::Durability::Volatile);
-            store.perform(Request::Write { extent, data, durability })
+            now(store.write(extent, data.into(), durability))
         };
-        let space = || match store.perform(Request::Space) {
-            Ok(Reply::Space(space)) => (space.used_blocks, space.available_blocks),
-            other => panic!("{other:?}"),
+        let space = || {
+            let space = now(store.space()).expect("it has a limit");
+            (space.used_blocks, space.available_blocks)
         };
         assert_eq!(space(), (0, 16));
         assert!(write(4, 8).is_ok(), "two pages");
         assert_eq!(space(), (16, 0));
         assert!(matches!(write(16, 1), Err(BlockError::NoSpace { lba }) if lba.0 == 16));
         assert!(write(0, 16).is_ok(), "what has room can be written again");
-        assert!(store.perform(Request::Unmap(Extent::new(8, 8))).is_ok());
+        assert!(now(store.unmap(Extent::new(8, 8))).is_ok());
         assert_eq!(space(), (8, 8));
         assert!(write(1000, 24).is_err(), "three pages for one");
         assert_eq!(space(), (8, 8), "what was refused takes nothing");
@@ -409,7 +417,6 @@ mod tests {
     fn a_large_disk_costs_what_is_written() {
         let store = RamStore::new(BlockSize::B4096, 1 << 30).expect("4 TiB of addresses");
         assert_eq!(store.geometry().byte_count(), 4 << 40);
-        let store: &dyn Store = &store;
         let read = store.read(Extent::new((1 << 30) - 1, 1));
         assert!(matches!(read, Io::Ready(Ok(Data::Zeroes(4096)))));
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sarsen_block::{BlockError, Characteristics, Geometry, Io, Reply, Request, Store};
+use sarsen_block::{Io, Layer, Reply, Request, Store};
 use sarsen_io::time;
 
 /// A store that answers each request after a minimum time. Requests do not wait for one another.
@@ -19,22 +19,22 @@ impl SlowStore {
     }
 }
 
-impl Store for SlowStore {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
+impl Layer for SlowStore {
+    fn inner(&self) -> &Arc<dyn Store> {
+        &self.inner
     }
 
-    fn characteristics(&self) -> Characteristics {
-        self.inner.characteristics()
-    }
-
-    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
+    fn handle<T: 'static>(
+        &self,
+        _: Request,
+        submit: impl FnOnce(&dyn Store) -> Reply<T> + 'static,
+    ) -> Reply<T> {
         let deadline = time::now() + self.delay;
-        let answer = self.inner.submit(request);
+        let reply = submit(&*self.inner);
         Io::pending(async move {
-            let answer = answer.wait().await;
+            let reply = reply.wait().await;
             time::sleep_until(deadline).await;
-            answer
+            reply
         })
     }
 }
@@ -53,7 +53,7 @@ mod tests {
         cores::block_on(FileEngine::Pool, conformance::check(&slow, 1)).expect("a core");
         let slow = SlowStore::new(Arc::new(slow), Duration::from_millis(20));
         let begun = time::now();
-        let flushed = async { (&slow as &dyn Store).flush().wait().await };
+        let flushed = async { slow.flush().wait().await };
         cores::block_on(FileEngine::Pool, flushed).expect("a core").expect("flushed");
         assert!(time::now() - begun >= Duration::from_millis(20));
     }

@@ -45,7 +45,7 @@ pub(crate) fn or_write(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
             *new |= old;
         }
         let durability = writer.durability(force_unit_access);
-        store.write(extent, data, durability).wait().await?;
+        store.write(extent, data.into(), durability).wait().await?;
         Ok(Completion::good())
     }))
 }

@@ -254,7 +254,7 @@ pub(crate) fn write(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
         }));
     }
     Ok(unit.write_shared(move |unit| {
-        unit.store().write(extent, data, unit.durability(force_unit_access))
+        unit.store().write(extent, data.into(), unit.durability(force_unit_access))
     }))
 }
 

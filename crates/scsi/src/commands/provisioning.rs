@@ -142,7 +142,7 @@ async fn write_pattern(
             copy.copy_from_slice(block);
         }
         let piece = Extent::new(extent.lba.0 + done, block_count);
-        store.write(piece, pattern, durability).wait().await?;
+        store.write(piece, pattern.into(), durability).wait().await?;
         done += block_count;
     }
     Ok(())

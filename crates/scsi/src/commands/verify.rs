@@ -167,7 +167,7 @@ pub(crate) fn write_and_verify(mut task: Task<'_>) -> Result<Io<Completion>, Sen
                 None => tagged.verify_blocks().await,
             };
         }
-        store.write(extent, data, durability).wait().await?;
+        store.write(extent, data.into(), durability).wait().await?;
         check_medium(store, extent, expected.as_deref()).await
     }))
 }
@@ -220,7 +220,7 @@ pub(crate) fn compare_and_write(mut task: Task<'_>) -> Result<Io<Completion>, Se
         }
         let store = writer.store();
         check_medium(&**store, extent, Some(expected)).await?;
-        store.write(extent, new, durability()).wait().await?;
+        store.write(extent, new.into(), durability()).wait().await?;
         Ok(Completion::good())
     }))
 }

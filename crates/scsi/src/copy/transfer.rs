@@ -290,7 +290,7 @@ async fn write(destination: &Reached, offset: u64, data: Data) -> Result<(), Fau
     admit_behind_gate(destination)?;
     let durability = unit.durability(false);
     match data {
-        Some(data) => unit.store().write(extent, data, durability).wait().await?,
+        Some(data) => unit.store().write(extent, data.into(), durability).wait().await?,
         None => unit.store().write_zeroes(extent, durability).wait().await?,
     }
     Ok(())
@@ -344,7 +344,7 @@ async fn patch(destination: &Reached, offset: u64, data: Data) -> Result<(), Fau
     admit_behind_gate(destination)?;
     let mut whole = unit.store().read(extent).wait().await?.into_buffer();
     data.copy_out(0, &mut whole[within..within + data.len()]);
-    unit.store().write(extent, whole, unit.durability(false)).wait().await?;
+    unit.store().write(extent, whole.into(), unit.durability(false)).wait().await?;
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use super::token::Token;
 use parking_lot::{Mutex, MutexGuard};
-use sarsen_block::{BlockError, Characteristics, Extent, Geometry, Io, Reply, Request, Store};
+use sarsen_block::{Extent, Layer, Reply, Request, Store};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -61,32 +61,29 @@ impl Watched {
     }
 }
 
-impl Store for Watched {
+impl Layer for Watched {
     #[inline]
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
+    fn inner(&self) -> &Arc<dyn Store> {
+        &self.inner
     }
 
-    fn characteristics(&self) -> Characteristics {
-        self.inner.characteristics()
-    }
-
-    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
-        match &request {
-            Request::Write { extent, .. }
-            | Request::WriteProtected { extent, .. }
-            | Request::WriteZeroes { extent, .. }
-            | Request::Unmap(extent) => self.watch.before_change(*extent),
+    #[inline]
+    fn handle<T: 'static>(
+        &self,
+        request: Request,
+        submit: impl FnOnce(&dyn Store) -> Reply<T> + 'static,
+    ) -> Reply<T> {
+        match request {
             // Blocks that a smaller store drops may read as zeroes after it grows again.
             Request::Resize { block_count } => {
-                self.watch.before_change(Extent::new(*block_count, u64::MAX - block_count));
+                self.watch.before_change(Extent::new(block_count, u64::MAX - block_count));
             }
-            Request::Read(_)
-            | Request::ReadProtected(_)
-            | Request::Flush
-            | Request::Allocation(_)
-            | Request::Space => {}
+            request => {
+                if let Some(extent) = request.written_extent() {
+                    self.watch.before_change(extent);
+                }
+            }
         }
-        self.inner.submit(request)
+        submit(&*self.inner)
     }
 }

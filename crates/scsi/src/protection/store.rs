@@ -2,8 +2,8 @@
 
 use super::{Checks, Expected, Inspection, ProtectionGenerator, ProtectionType, protected_bytes};
 use sarsen_block::{
-    BlockError, Buffer, Characteristics, Data, Durability, Extent, Geometry, Io, PROTECTION_BYTES,
-    Reply, Request, Store,
+    AllocationRun, BlockError, Buffer, Characteristics, Data, Durability, Extent, Geometry, Io,
+    PROTECTION_BYTES, Payload, Reply, Space, Store,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -82,7 +82,7 @@ impl Protected {
     }
 
     /// Reads blocks with their protection information and applies `inspection`.
-    pub(crate) fn read_inspected(&self, inspection: Inspection) -> Io<Result<Buffer, BlockError>> {
+    pub(crate) fn read_inspected(&self, inspection: Inspection) -> Reply<Buffer> {
         let below = self.below.clone();
         match below.read_protected(inspection.extent) {
             Io::Ready(Ok(data)) => {
@@ -109,15 +109,11 @@ impl Protected {
         extent: Extent,
         blocks: Buffer,
         durability: Durability,
-    ) -> Io<Result<(), BlockError>> {
-        self.below.write_protected(extent, blocks, durability)
+    ) -> Reply<()> {
+        self.below.write_protected(extent, blocks.into(), durability)
     }
 
-    fn read_plain(
-        &self,
-        protection_type: ProtectionType,
-        extent: Extent,
-    ) -> Io<Result<Reply, BlockError>> {
+    fn read_plain(&self, protection_type: ProtectionType, extent: Extent) -> Reply<Data> {
         let block_count = self.below.geometry().block_count;
         if !extent.fits(block_count) {
             return Io::Ready(Err(BlockError::OutOfRange { extent, block_count }));
@@ -126,16 +122,16 @@ impl Protected {
         let inspection = self.inspection(protection_type, extent, Checks::ALL, expected, true);
         let size = self.below.geometry().block_size.bytes();
         self.read_inspected(inspection)
-            .map(move |blocks| Ok(Reply::Data(Data::Buffer(without_tags(blocks?, size)))))
+            .map(move |blocks| Ok(Data::Buffer(without_tags(blocks?, size))))
     }
 
     fn write_plain(
         &self,
         protection_type: ProtectionType,
         extent: Extent,
-        data: &Buffer,
+        data: &[u8],
         durability: Durability,
-    ) -> Io<Result<Reply, BlockError>> {
+    ) -> Reply<()> {
         let geometry = self.below.geometry();
         let block_count = geometry.block_count;
         if !extent.fits(block_count) {
@@ -150,7 +146,7 @@ impl Protected {
             block[..size].copy_from_slice(data);
             generation.put(sarsen_block::Lba(lba), block);
         }
-        self.below.submit(Request::WriteProtected { extent, data: blocks, durability })
+        self.below.write_protected(extent, blocks.into(), durability)
     }
 }
 
@@ -188,19 +184,52 @@ impl Store for Protected {
         self.below.characteristics()
     }
 
-    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
-        let Some(protection_type) = self.protection_type() else {
-            return self.below.submit(request);
-        };
-        match request {
-            Request::Read(extent) if !self.is_unchecked_when_zero() => {
+    fn read(&self, extent: Extent) -> Reply<Data> {
+        match self.protection_type() {
+            Some(protection_type) if !self.is_unchecked_when_zero() => {
                 self.read_plain(protection_type, extent)
             }
-            Request::Write { extent, data, durability } => {
-                self.write_plain(protection_type, extent, &data, durability)
-            }
-            // Zeroed, unmapped and never written blocks have FFh, which is not checked.
-            request => self.below.submit(request),
+            _ => self.below.read(extent),
         }
+    }
+
+    fn write(&self, extent: Extent, data: Payload, durability: Durability) -> Reply<()> {
+        match self.protection_type() {
+            Some(protection_type) => self.write_plain(protection_type, extent, &data, durability),
+            None => self.below.write(extent, data, durability),
+        }
+    }
+
+    fn read_protected(&self, extent: Extent) -> Reply<Data> {
+        self.below.read_protected(extent)
+    }
+
+    fn write_protected(&self, extent: Extent, data: Payload, durability: Durability) -> Reply<()> {
+        self.below.write_protected(extent, data, durability)
+    }
+
+    fn flush(&self) -> Reply<()> {
+        self.below.flush()
+    }
+
+    // Unmapped, zeroed and never written blocks have FFh as their protection information, which is not checked.
+    fn unmap(&self, extent: Extent) -> Reply<()> {
+        self.below.unmap(extent)
+    }
+
+    fn write_zeroes(&self, extent: Extent, durability: Durability) -> Reply<()> {
+        self.below.write_zeroes(extent, durability)
+    }
+
+    fn allocation(&self, extent: Extent) -> Reply<AllocationRun> {
+        self.below.allocation(extent)
+    }
+
+    fn space(&self) -> Reply<Space> {
+        self.below.space()
+    }
+
+    fn resize(&self, block_count: u64) -> Reply<()> {
+        self.below.resize(block_count)
     }
 }

@@ -14,13 +14,13 @@ fn cd() -> Fixture {
     let store = Arc::new(store);
     // A block whose content differs from the others.
     let data = Buffer::copy_of(&[5; 2048]);
-    block_on((&*store as &dyn Store).write(Extent::new(5, 1), data, Durability::Volatile)).unwrap();
+    block_on(store.write(Extent::new(5, 1), data.into(), Durability::Volatile)).unwrap();
     Fixture::of(store, Arc::default(), |parts| parts.device_type = DeviceType::Cd)
 }
 
 fn dvd() -> Fixture {
     let fixture = cd();
-    block_on((&*fixture.store as &dyn Store).resize(DVD_BLOCKS)).unwrap();
+    block_on(fixture.store.resize(DVD_BLOCKS)).unwrap();
     fixture
 }
 
@@ -158,7 +158,7 @@ fn mmc6_6_26_read_toc_tells_one_track_and_the_lead_out() {
     ] {
         assert_eq!(refusal(&mut fixture, &cdb), refused, "{cdb:02x?}");
     }
-    block_on((&*fixture.store as &dyn Store).resize(1 << 33)).unwrap();
+    block_on(fixture.store.resize(1 << 33)).unwrap();
     assert_eq!(data(&mut fixture, &toc(0, 0, 0xaa, 0))[8..], [0xff; 4]);
     assert_eq!(data(&mut fixture, &toc(2, 0, 0xaa, 0))[8..], [0, 0xff, 59, 74]);
 }

@@ -2,8 +2,8 @@
 
 use crate::{MetadataKind, MetadataStore};
 use sarsen_block::{
-    BlockError, BlockSize, Buffer, Characteristics, Data, Direction, Durability, Extent, Geometry,
-    Io, Reply, Request, Store, UnmapSupport,
+    AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction, Durability,
+    Extent, Geometry, Io, Payload, Reply, Store, UnmapSupport,
 };
 use std::collections::BTreeMap;
 use std::io;
@@ -104,7 +104,7 @@ impl Machine {
     }
 }
 
-fn trouble(trouble: Trouble) -> Io<Result<Reply, BlockError>> {
+fn trouble<T: 'static>(trouble: Trouble) -> Reply<T> {
     let source = io::Error::from_raw_os_error(5);
     let (lba, direction) = (sarsen_block::Lba(0), Direction::Write);
     match trouble {
@@ -115,6 +115,20 @@ fn trouble(trouble: Trouble) -> Io<Result<Reply, BlockError>> {
 
 pub(super) struct Disk(pub(super) Arc<Mutex<Machine>>);
 pub(super) struct Records(pub(super) Arc<Mutex<Machine>>);
+
+impl Disk {
+    /// Takes one step. `action` gets the machine, and whether the step is a complete one.
+    fn step<T: 'static>(&self, action: impl FnOnce(&mut Machine, bool) -> T) -> Reply<T> {
+        let mut machine = self.0.lock().unwrap();
+        let outcome = match machine.step() {
+            Step::Whole => None,
+            Step::Half(trouble) => Some(trouble),
+            Step::Never => return Io::pending(std::future::pending()),
+        };
+        let reply = action(&mut machine, outcome.is_none());
+        outcome.map_or(Io::Ready(Ok(reply)), trouble)
+    }
+}
 
 impl Store for Disk {
     fn geometry(&self) -> Geometry {
@@ -132,51 +146,49 @@ impl Store for Disk {
         }
     }
 
-    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
-        let mut machine = self.0.lock().unwrap();
-        let outcome = match machine.step() {
-            Step::Whole => None,
-            Step::Half(trouble) => Some(trouble),
-            Step::Never => return Io::pending(std::future::pending()),
-        };
-        let reply = match request {
-            Request::Read(extent) => {
-                let mut buffer = Buffer::zeroed(extent.block_count as usize * 512);
-                for (lba, block) in (extent.lba.0..).zip(buffer.chunks_mut(512)) {
-                    let cached = machine.cache.get(&lba).map(Vec::as_slice);
-                    block.copy_from_slice(
-                        cached.unwrap_or(&machine.disk[lba as usize * 512..][..512]),
-                    );
+    fn read(&self, extent: Extent) -> Reply<Data> {
+        self.step(|machine, _| {
+            let mut buffer = Buffer::zeroed(extent.block_count as usize * 512);
+            for (lba, block) in (extent.lba.0..).zip(buffer.chunks_mut(512)) {
+                let cached = machine.cache.get(&lba).map(Vec::as_slice);
+                block.copy_from_slice(cached.unwrap_or(&machine.disk[lba as usize * 512..][..512]));
+            }
+            Data::Buffer(buffer)
+        })
+    }
+
+    fn write(&self, extent: Extent, data: Payload, durability: Durability) -> Reply<()> {
+        self.step(|machine, is_whole| {
+            if is_whole {
+                machine.put(extent, &data, durability);
+            } else {
+                machine.put_half(extent, &data);
+            }
+        })
+    }
+
+    fn flush(&self) -> Reply<()> {
+        self.step(|machine, is_whole| {
+            let cache = std::mem::take(&mut machine.cache);
+            if is_whole {
+                for (lba, block) in cache {
+                    machine.put(Extent::new(lba, 1), &block, Durability::Durable);
                 }
-                Reply::Data(Data::Buffer(buffer))
             }
-            Request::Write { extent, data, durability } => {
-                match outcome {
-                    None => machine.put(extent, &data, durability),
-                    Some(_) => machine.put_half(extent, &data),
-                }
-                Reply::Done
-            }
-            Request::Unmap(extent) => {
-                machine.put(
-                    extent,
-                    &vec![0; extent.block_count as usize * 512],
-                    Durability::Volatile,
-                );
-                Reply::Done
-            }
-            Request::Flush => {
-                let cache = std::mem::take(&mut machine.cache);
-                if outcome.is_none() {
-                    for (lba, block) in cache {
-                        machine.put(Extent::new(lba, 1), &block, Durability::Durable);
-                    }
-                }
-                Reply::Done
-            }
-            other => panic!("nobody asks for {other:?}"),
-        };
-        outcome.map_or(Io::Ready(Ok(reply)), trouble)
+        })
+    }
+
+    fn unmap(&self, extent: Extent) -> Reply<()> {
+        let zeroes = vec![0; extent.block_count as usize * 512];
+        self.step(|machine, _| machine.put(extent, &zeroes, Durability::Volatile))
+    }
+
+    fn write_zeroes(&self, _: Extent, _: Durability) -> Reply<()> {
+        panic!("nobody asks for it")
+    }
+
+    fn allocation(&self, _: Extent) -> Reply<AllocationRun> {
+        panic!("nobody asks for it")
     }
 }
 

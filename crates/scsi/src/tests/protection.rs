@@ -101,17 +101,17 @@ const WRITE: u8 = 0x8a;
 impl Fixture {
     /// Returns the content of the medium without any check.
     fn medium(&self, lba: u64, count: u64) -> Vec<Vec<u8>> {
-        let store: &dyn Store = &*self.store;
+        let store = &self.store;
         let size = store.geometry().block_size.bytes() + 8;
         let data = block_on(store.read_protected(Extent::new(lba, count))).unwrap().into_buffer();
         data.chunks(size).map(<[u8]>::to_vec).collect()
     }
 
     fn put_on_medium(&self, lba: u64, blocks: &[Vec<u8>]) {
-        let store: &dyn Store = &*self.store;
+        let store = &self.store;
         let data = Buffer::copy_of(&blocks.concat());
         let extent = Extent::new(lba, blocks.len() as u64);
-        block_on(store.write_protected(extent, data, Durability::Volatile)).unwrap();
+        block_on(store.write_protected(extent, data.into(), Durability::Volatile)).unwrap();
     }
 
     /// Executes a command. Checks that its Data-Out has the length that it needs.

@@ -3,7 +3,8 @@
 use crate::testing::*;
 use crate::{Lun, Status};
 use sarsen_block::{
-    BlockError, BlockSize, Characteristics, Geometry, Io, Reply, Request, Space, Store,
+    AllocationRun, BlockSize, Characteristics, Data, Durability, Extent, Geometry, Io, Payload,
+    Reply, Space, Store,
 };
 use std::sync::Arc;
 
@@ -275,12 +276,33 @@ impl Store for Promise {
         TestStore::new(BlockSize::B512).characteristics
     }
 
-    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
+    fn read(&self, _: Extent) -> Reply<Data> {
+        panic!("nobody reads")
+    }
+
+    fn write(&self, _: Extent, _: Payload, _: Durability) -> Reply<()> {
+        Io::Ready(Ok(()))
+    }
+
+    fn flush(&self) -> Reply<()> {
+        Io::Ready(Ok(()))
+    }
+
+    fn unmap(&self, _: Extent) -> Reply<()> {
+        panic!("nobody unmaps")
+    }
+
+    fn write_zeroes(&self, _: Extent, _: Durability) -> Reply<()> {
+        panic!("nobody zeroes")
+    }
+
+    fn allocation(&self, _: Extent) -> Reply<AllocationRun> {
+        panic!("nobody asks for it")
+    }
+
+    fn space(&self) -> Reply<Space> {
         let &Self { used_blocks, available_blocks } = self;
-        Io::Ready(Ok(match request {
-            Request::Space => Reply::Space(Space { used_blocks, available_blocks }),
-            _ => Reply::Done,
-        }))
+        Io::Ready(Ok(Space { used_blocks, available_blocks }))
     }
 }
 

@@ -60,7 +60,7 @@ fn fixture() -> (Fixture, Arc<Keys>) {
 }
 
 fn below(fixture: &Fixture, lba: u64) -> Vec<u8> {
-    let store: &dyn Store = &*fixture.store;
+    let store = &fixture.store;
     block_on(store.read(Extent::new(lba, 1))).unwrap().into_buffer().to_vec()
 }
 
@@ -106,8 +106,9 @@ fn sbc3_5_24_2_4_the_key_is_another_one_and_all_reads_as_zeroes() {
     assert_eq!(fixture.metadata.load(MetadataKind::Operation).unwrap(), None);
     // An earlier copy of the encrypted blocks is useless.
     let raw = sarsen_block::Buffer::copy_of(&stored);
-    let store: &dyn Store = &*fixture.store;
-    block_on(store.write(Extent::new(3, 1), raw, sarsen_block::Durability::Durable)).unwrap();
+    let store = &fixture.store;
+    block_on(store.write(Extent::new(3, 1), raw.into(), sarsen_block::Durability::Durable))
+        .unwrap();
     assert!(fixture.read(3, 1).chunks(16).all(|part| part != [1; 16]));
     // The same plaintext now has another ciphertext, and is readable after a restart.
     fixture.write(3, &[1; 512]);

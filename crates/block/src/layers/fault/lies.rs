@@ -4,39 +4,14 @@ use std::sync::Arc;
 
 use super::{Fault, Faults, Planted};
 use crate::{
-    BlockError, Buffer, Durability, Extent, Geometry, Lba, PROTECTION_BYTES, Reply, Request, Store,
+    AllocationRun, BlockError, Buffer, Characteristics, Data, Durability, Extent, Geometry, Io,
+    Lba, PROTECTION_BYTES, Payload, Reply, Space, Store,
 };
 
 /// The bit to flip, in the byte in the middle of a block.
 const FLIPPED: u8 = 0x10;
 
 impl Faults {
-    /// Returns whether silent corruption affects a request. The store itself rejects requests outside its blocks.
-    pub(super) fn lie_about(&self, request: &Request, geometry: Geometry) -> bool {
-        let (extent, reads) = match request {
-            Request::Read(extent) | Request::ReadProtected(extent) => (*extent, true),
-            Request::Write { extent, .. }
-            | Request::WriteProtected { extent, .. }
-            | Request::WriteZeroes { extent, .. }
-            | Request::Unmap(extent) => (*extent, false),
-            Request::Flush | Request::Allocation(_) | Request::Space | Request::Resize { .. } => {
-                return false;
-            }
-        };
-        let concerns = |fault| match fault {
-            Fault::FlippedBit(lba) => reads && covers(extent, lba),
-            Fault::FlippedBitStored(lba)
-            | Fault::LostWrite(lba)
-            | Fault::MisdirectedWrite { lba, .. } => !reads && covers(extent, lba),
-            Fault::StaleRead(lba) => covers(extent, lba),
-            Fault::Unreadable(_) | Fault::Unwritable(_) | Fault::NoSpace(_) | Fault::FlushFails => {
-                false
-            }
-        };
-        extent.fits(geometry.block_count)
-            && self.list().iter().any(|planted| concerns(planted.fault))
-    }
-
     /// Returns the blocks of an extent with stale reads.
     fn stale_blocks(&self, extent: Extent) -> Vec<Lba> {
         let stale = |planted: &Planted| match planted.fault {
@@ -51,36 +26,11 @@ fn covers(extent: Extent, lba: Lba) -> bool {
     lba.0.checked_sub(extent.lba.0).is_some_and(|index| index < extent.block_count)
 }
 
-/// Executes a request with the faults. The request is within the store.
-pub(super) async fn carry_out(
-    store: Arc<dyn Store>,
+/// A store with silent corruption.
+#[derive(Clone)]
+pub(super) struct LyingStore {
+    inner: Arc<dyn Store>,
     faults: Faults,
-    request: Request,
-) -> Result<Reply, BlockError> {
-    let store = &*store;
-    match request {
-        Request::Read(extent) => read(store, &faults, extent, Form::Plain).await,
-        Request::ReadProtected(extent) => read(store, &faults, extent, Form::Protected).await,
-        Request::Write { extent, data, durability } => {
-            remember(store, &faults, extent).await;
-            write(store, &faults, extent, Some((data, Form::Plain)), durability).await
-        }
-        Request::WriteProtected { extent, data, durability } => {
-            remember(store, &faults, extent).await;
-            write(store, &faults, extent, Some((data, Form::Protected)), durability).await
-        }
-        Request::WriteZeroes { extent, durability } => {
-            remember(store, &faults, extent).await;
-            write(store, &faults, extent, None, durability).await
-        }
-        Request::Unmap(extent) => {
-            remember(store, &faults, extent).await;
-            store.submit(request).wait().await
-        }
-        Request::Flush | Request::Allocation(_) | Request::Space | Request::Resize { .. } => {
-            store.submit(request).wait().await
-        }
-    }
 }
 
 /// The form of blocks: with or without protection information.
@@ -109,107 +59,199 @@ impl Form {
     }
 }
 
-async fn read(
-    store: &dyn Store,
-    faults: &Faults,
-    extent: Extent,
-    form: Form,
-) -> Result<Reply, BlockError> {
-    let size = form.size(store);
-    let mut data = form.read(store, extent).await?;
-    faults.each(|planted| match planted.fault {
-        Fault::FlippedBit(lba) if covers(extent, lba) => {
-            flip(block(&mut data, extent, lba, size));
-            true
-        }
-        Fault::StaleRead(lba) if covers(extent, lba) => match &planted.before {
-            Some(before) => {
-                let block = block(&mut data, extent, lba, size);
-                block.copy_from_slice(&before[..size]);
+impl LyingStore {
+    pub(super) fn new(inner: Arc<dyn Store>, faults: Faults) -> Self {
+        Self { inner, faults }
+    }
+
+    /// Returns this store if silent corruption affects a request to these blocks. The store below rejects requests
+    /// outside its blocks.
+    fn lie_about(&self, extent: Extent, reads: bool) -> Option<Self> {
+        let concerns = |fault| match fault {
+            Fault::FlippedBit(lba) => reads && covers(extent, lba),
+            Fault::FlippedBitStored(lba)
+            | Fault::LostWrite(lba)
+            | Fault::MisdirectedWrite { lba, .. } => !reads && covers(extent, lba),
+            Fault::StaleRead(lba) => covers(extent, lba),
+            Fault::Unreadable(_) | Fault::Unwritable(_) | Fault::NoSpace(_) | Fault::FlushFails => {
+                false
+            }
+        };
+        let lies = extent.fits(self.inner.geometry().block_count)
+            && self.faults.list().iter().any(|planted| concerns(planted.fault));
+        lies.then(|| self.clone())
+    }
+
+    async fn read_wrongly(self, extent: Extent, form: Form) -> Result<Data, BlockError> {
+        let size = form.size(&*self.inner);
+        let mut data = form.read(&*self.inner, extent).await?;
+        self.faults.each(|planted| match planted.fault {
+            Fault::FlippedBit(lba) if covers(extent, lba) => {
+                flip(block(&mut data, extent, lba, size));
                 true
             }
-            None => false,
-        },
-        _ => false,
-    });
-    Ok(Reply::Data(data.into()))
-}
-
-/// Saves the contents that stale reads return after the blocks have changed.
-async fn remember(store: &dyn Store, faults: &Faults, extent: Extent) {
-    for stale in faults.stale_blocks(extent) {
-        // A block that cannot be read has no old contents to return.
-        let form = if store.characteristics().protection { Form::Protected } else { Form::Plain };
-        let Ok(before) = form.read(store, Extent { lba: stale, block_count: 1 }).await else {
-            continue;
-        };
-        faults.each(|planted| {
-            if planted.fault == Fault::StaleRead(stale) {
-                planted.before = Some(Buffer::copy_of(&before));
-            }
-            false
-        });
-    }
-}
-
-/// Writes data or zeroes, except for blocks with lost or misdirected writes. Then writes the misdirected blocks.
-async fn write(
-    store: &dyn Store,
-    faults: &Faults,
-    extent: Extent,
-    mut data: Option<(Buffer, Form)>,
-    durability: Durability,
-) -> Result<Reply, BlockError> {
-    let form = data.as_ref().map_or(Form::Plain, |(_, form)| *form);
-    let size = form.size(store);
-    let mut diverted: Vec<(Lba, Option<Lba>)> = Vec::new();
-    faults.each(|planted| {
-        let (lba, to) = match planted.fault {
-            Fault::FlippedBitStored(lba) if covers(extent, lba) => {
-                let Some((data, _)) = &mut data else { return false };
-                flip(block(data, extent, lba, size));
-                return true;
-            }
-            Fault::LostWrite(lba) => (lba, None),
-            Fault::MisdirectedWrite { lba, to } => (lba, Some(to)),
-            _ => return false,
-        };
-        let meets = covers(extent, lba) && diverted.iter().all(|&(other, _)| other != lba);
-        if meets {
-            diverted.push((lba, to));
-        }
-        meets
-    });
-    // Builds the request that writes a part of the extent to `lba`.
-    let part = |from: u64, block_count: u64, lba: Lba| {
-        let extent_there = Extent { lba, block_count };
-        match &data {
-            None => Request::WriteZeroes { extent: extent_there, durability },
-            Some((data, form)) => {
-                let start = (from - extent.lba.0) as usize * size;
-                let data = Buffer::copy_of(&data[start..start + block_count as usize * size]);
-                let extent = extent_there;
-                match form {
-                    Form::Plain => Request::Write { extent, data, durability },
-                    Form::Protected => Request::WriteProtected { extent, data, durability },
+            Fault::StaleRead(lba) if covers(extent, lba) => match &planted.before {
+                Some(before) => {
+                    let block = block(&mut data, extent, lba, size);
+                    block.copy_from_slice(&before[..size]);
+                    true
                 }
+                None => false,
+            },
+            _ => false,
+        });
+        Ok(data.into())
+    }
+
+    /// Saves the contents that stale reads return after the blocks have changed.
+    async fn remember(&self, extent: Extent) {
+        for stale in self.faults.stale_blocks(extent) {
+            // A block that cannot be read has no old contents to return.
+            let has_tags = self.inner.characteristics().protection;
+            let form = if has_tags { Form::Protected } else { Form::Plain };
+            let extent = Extent { lba: stale, block_count: 1 };
+            let Ok(before) = form.read(&*self.inner, extent).await else { continue };
+            self.faults.each(|planted| {
+                if planted.fault == Fault::StaleRead(stale) {
+                    planted.before = Some(Buffer::copy_of(&before));
+                }
+                false
+            });
+        }
+    }
+
+    /// Writes data or zeroes, except for blocks with lost or misdirected writes. Then writes the misdirected blocks.
+    async fn write_wrongly(
+        self,
+        extent: Extent,
+        data: Option<(Payload, Form)>,
+        durability: Durability,
+    ) -> Result<(), BlockError> {
+        self.remember(extent).await;
+        let mut data = data.map(|(data, form)| (data.into_buffer(), form));
+        let form = data.as_ref().map_or(Form::Plain, |(_, form)| *form);
+        let size = form.size(&*self.inner);
+        let mut diverted: Vec<(Lba, Option<Lba>)> = Vec::new();
+        self.faults.each(|planted| {
+            let (lba, to) = match planted.fault {
+                Fault::FlippedBitStored(lba) if covers(extent, lba) => {
+                    let Some((data, _)) = &mut data else { return false };
+                    flip(block(data, extent, lba, size));
+                    return true;
+                }
+                Fault::LostWrite(lba) => (lba, None),
+                Fault::MisdirectedWrite { lba, to } => (lba, Some(to)),
+                _ => return false,
+            };
+            let meets = covers(extent, lba) && diverted.iter().all(|&(other, _)| other != lba);
+            if meets {
+                diverted.push((lba, to));
+            }
+            meets
+        });
+        // Writes a part of the extent to `lba`.
+        let part = |from: u64, block_count: u64, lba: Lba| {
+            let there = Extent { lba, block_count };
+            let Some((data, form)) = &data else {
+                return self.inner.write_zeroes(there, durability);
+            };
+            let start = (from - extent.lba.0) as usize * size;
+            let data = Buffer::copy_of(&data[start..start + block_count as usize * size]).into();
+            match form {
+                Form::Plain => self.inner.write(there, data, durability),
+                Form::Protected => self.inner.write_protected(there, data, durability),
+            }
+        };
+        diverted.sort_unstable();
+        let mut from = extent.lba.0;
+        for next in diverted.iter().map(|(lba, _)| lba.0).chain([extent.end()]) {
+            if next > from {
+                part(from, next - from, Lba(from)).wait().await?;
+            }
+            from = next + 1;
+        }
+        for (lba, to) in diverted {
+            if let Some(to) = to {
+                part(lba.0, 1, to).wait().await?;
             }
         }
-    };
-    diverted.sort_unstable();
-    let mut from = extent.lba.0;
-    for next in diverted.iter().map(|(lba, _)| lba.0).chain([extent.end()]) {
-        if next > from {
-            store.submit(part(from, next - from, Lba(from))).wait().await?;
-        }
-        from = next + 1;
+        Ok(())
     }
-    for (lba, to) in diverted {
-        if let Some(to) = to {
-            store.submit(part(lba.0, 1, to)).wait().await?;
+}
+
+impl Store for LyingStore {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn characteristics(&self) -> Characteristics {
+        self.inner.characteristics()
+    }
+
+    fn read(&self, extent: Extent) -> Reply<Data> {
+        match self.lie_about(extent, true) {
+            Some(lying) => Io::pending(lying.read_wrongly(extent, Form::Plain)),
+            None => self.inner.read(extent),
         }
     }
-    Ok(Reply::Done)
+
+    fn write(&self, extent: Extent, data: Payload, durability: Durability) -> Reply<()> {
+        match self.lie_about(extent, false) {
+            Some(lying) => {
+                Io::pending(lying.write_wrongly(extent, Some((data, Form::Plain)), durability))
+            }
+            None => self.inner.write(extent, data, durability),
+        }
+    }
+
+    fn read_protected(&self, extent: Extent) -> Reply<Data> {
+        match self.lie_about(extent, true) {
+            Some(lying) => Io::pending(lying.read_wrongly(extent, Form::Protected)),
+            None => self.inner.read_protected(extent),
+        }
+    }
+
+    fn write_protected(&self, extent: Extent, data: Payload, durability: Durability) -> Reply<()> {
+        match self.lie_about(extent, false) {
+            Some(lying) => {
+                Io::pending(lying.write_wrongly(extent, Some((data, Form::Protected)), durability))
+            }
+            None => self.inner.write_protected(extent, data, durability),
+        }
+    }
+
+    fn flush(&self) -> Reply<()> {
+        self.inner.flush()
+    }
+
+    fn unmap(&self, extent: Extent) -> Reply<()> {
+        match self.lie_about(extent, false) {
+            Some(lying) => Io::pending(async move {
+                lying.remember(extent).await;
+                lying.inner.unmap(extent).wait().await
+            }),
+            None => self.inner.unmap(extent),
+        }
+    }
+
+    fn write_zeroes(&self, extent: Extent, durability: Durability) -> Reply<()> {
+        match self.lie_about(extent, false) {
+            Some(lying) => Io::pending(lying.write_wrongly(extent, None, durability)),
+            None => self.inner.write_zeroes(extent, durability),
+        }
+    }
+
+    fn allocation(&self, extent: Extent) -> Reply<AllocationRun> {
+        self.inner.allocation(extent)
+    }
+
+    fn space(&self) -> Reply<Space> {
+        self.inner.space()
+    }
+
+    fn resize(&self, block_count: u64) -> Reply<()> {
+        self.inner.resize(block_count)
+    }
 }
 
 /// Returns the bytes of a block of the extent.
@@ -257,9 +299,8 @@ mod tests {
 
         /// Writes `byte` over the blocks 8 to 15.
         fn write(&self, byte: u8) {
-            let store: &dyn Store = &self.faulty;
-            let data = Buffer::copy_of(&[byte; 8 * SIZE]);
-            run(store.write(Extent::new(8, 8), data, Durability::Volatile).wait()).unwrap();
+            let data = Buffer::copy_of(&[byte; 8 * SIZE]).into();
+            run(self.faulty.write(Extent::new(8, 8), data, Durability::Volatile).wait()).unwrap();
         }
 
         /// Returns the unexpected blocks of the first sixteen, with their first and middle byte. Expected are `byte` in
@@ -329,8 +370,7 @@ mod tests {
         bench.write(2);
         assert_eq!(bench.seen(2), [(10, 1, 1)]);
         assert_eq!(bench.stored(2), []);
-        let store: &dyn Store = &bench.faulty;
-        run(store.unmap(Extent::new(8, 8)).wait()).unwrap();
+        run(bench.faulty.unmap(Extent::new(8, 8)).wait()).unwrap();
         assert_eq!(bench.seen(0), [(10, 2, 2)]);
         // A read before the first write does not use the fault up.
         let bench = Bench::with(Fault::StaleRead(Lba(10)), Times::Once);
@@ -349,13 +389,9 @@ mod tests {
         assert_eq!(bench.stored(2), [(3, 1, 1)]);
         // Zeroes are misdirected, too.
         let bench = Bench::with(astray(12), Times::Always);
-        bench.inner.submit(Request::Write {
-            extent: Extent::new(8, 8),
-            data: Buffer::copy_of(&[7; 8 * SIZE]),
-            durability: Durability::Volatile,
-        });
-        let store: &dyn Store = &bench.faulty;
-        run(store.write_zeroes(Extent::new(10, 1), Durability::Durable).wait()).unwrap();
+        let data = Buffer::copy_of(&[7; 8 * SIZE]).into();
+        run(bench.inner.write(Extent::new(8, 8), data, Durability::Volatile).wait()).unwrap();
+        run(bench.faulty.write_zeroes(Extent::new(10, 1), Durability::Durable).wait()).unwrap();
         assert_eq!(bench.stored(7), [(12, 0, 0)]);
     }
 

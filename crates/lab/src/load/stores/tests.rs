@@ -1,7 +1,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sarsen_block::layers::{Fault, Faults, FaultyStore, Times};
-use sarsen_block::{Characteristics, Geometry, MemoryStore};
+use sarsen_block::{Layer, MemoryStore, Reply, Request};
 
 use super::super::{OpenStore, replay, run};
 use super::*;
@@ -23,38 +23,44 @@ fn memory(store: impl Store + 'static) -> Endpoint {
     Endpoint::Memory(OpenStore::new(Arc::new(store)))
 }
 
+fn memory_store() -> Arc<dyn Store> {
+    Arc::new(MemoryStore::new(BlockSize::B512, BLOCKS))
+}
+
 /// A store that responds later and in another order, and counts its open requests.
 struct Late {
-    inner: MemoryStore,
+    inner: Arc<dyn Store>,
     open: Arc<AtomicU64>,
     most: Arc<AtomicU64>,
 }
 
 impl Late {
     fn new() -> Self {
-        let inner = MemoryStore::new(BlockSize::B512, BLOCKS);
+        let inner = memory_store();
         Self { inner, open: Arc::default(), most: Arc::default() }
     }
 }
 
-impl Store for Late {
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
+impl Layer for Late {
+    fn inner(&self) -> &Arc<dyn Store> {
+        &self.inner
     }
-    fn characteristics(&self) -> Characteristics {
-        self.inner.characteristics()
-    }
-    fn submit(&self, request: Request) -> Answer<Answered> {
+
+    fn handle<T: 'static>(
+        &self,
+        _: Request,
+        submit: impl FnOnce(&dyn Store) -> Reply<T> + 'static,
+    ) -> Reply<T> {
         let now = self.open.fetch_add(1, Ordering::Relaxed) + 1;
         self.most.fetch_max(now, Ordering::Relaxed);
         let open = self.open.clone();
-        let answer = self.inner.submit(request);
+        let reply = submit(&*self.inner);
         Answer::pending(async move {
             for _ in 0..now {
                 tokio::task::yield_now().await;
             }
             open.fetch_sub(1, Ordering::Relaxed);
-            answer.wait().await
+            reply.wait().await
         })
     }
 }
@@ -94,8 +100,7 @@ fn last_pass_finds_errors_that_no_read_met() {
     for (fault, found) in [(None, vec![]), (Some(lost), vec![1234])] {
         let faults = Faults::default();
         fault.into_iter().for_each(|fault| faults.add(fault, Times::Always));
-        let inner = Arc::new(MemoryStore::new(BlockSize::B512, BLOCKS));
-        let mut options = options(memory(FaultyStore::new(inner, faults)), 0);
+        let mut options = options(memory(FaultyStore::new(memory_store(), faults)), 0);
         options.access.random_percent = 0;
         options.access.block_bytes = 64 * 1024;
         options.verify = true;
@@ -119,27 +124,13 @@ fn an_open_loop_has_its_arrivals_by_the_clock() {
 fn store_errors_are_counted_and_lost_writes_found() {
     let faults = Faults::default();
     faults.add(Fault::Unreadable(Extent::new(0, BLOCKS)), Times::Always);
-    let inner = Arc::new(MemoryStore::new(BlockSize::B512, BLOCKS));
-    let result = run(&options(memory(FaultyStore::new(inner, faults)), 100)).unwrap();
+    let result = run(&options(memory(FaultyStore::new(memory_store(), faults)), 100)).unwrap();
     assert!(result.errors > 0);
     assert!(result.first_error.unwrap().contains("Read error at block"));
 
-    struct Forgetful(MemoryStore);
-    impl Store for Forgetful {
-        fn geometry(&self) -> Geometry {
-            self.0.geometry()
-        }
-        fn characteristics(&self) -> Characteristics {
-            self.0.characteristics()
-        }
-        fn submit(&self, request: Request) -> Answer<Answered> {
-            match request {
-                Request::Write { .. } => Answer::Ready(Ok(Reply::Done)),
-                other => self.0.submit(other),
-            }
-        }
-    }
-    let mut options = options(memory(Forgetful(MemoryStore::new(BlockSize::B512, BLOCKS))), 50);
+    let faults = Faults::default();
+    faults.add(Fault::LostWrite(sarsen_block::Lba(7)), Times::Always);
+    let mut options = options(memory(FaultyStore::new(memory_store(), faults)), 50);
     options.verify = true;
     let result = run(&options).unwrap();
     assert!(result.mismatches.unwrap() > 0);
@@ -147,19 +138,21 @@ fn store_errors_are_counted_and_lost_writes_found() {
 
 #[test]
 fn a_store_that_does_not_answer_is_given_up() {
-    struct Silent(MemoryStore);
-    impl Store for Silent {
-        fn geometry(&self) -> Geometry {
-            self.0.geometry()
+    struct Silent(Arc<dyn Store>);
+    impl Layer for Silent {
+        fn inner(&self) -> &Arc<dyn Store> {
+            &self.0
         }
-        fn characteristics(&self) -> Characteristics {
-            self.0.characteristics()
-        }
-        fn submit(&self, _: Request) -> Answer<Answered> {
+
+        fn handle<T: 'static>(
+            &self,
+            _: Request,
+            _: impl FnOnce(&dyn Store) -> Reply<T> + 'static,
+        ) -> Reply<T> {
             Answer::pending(std::future::pending())
         }
     }
-    let mut options = options(memory(Silent(MemoryStore::new(BlockSize::B512, BLOCKS))), 100);
+    let mut options = options(memory(Silent(memory_store())), 100);
     options.duration = Duration::from_secs(60);
     options.stall_limit = Duration::from_millis(50);
     assert!(matches!(run(&options), Err(LoadError::Stalled(_))));

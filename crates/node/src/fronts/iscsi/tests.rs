@@ -8,9 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use sarsen_block::{
-    BlockError, BlockSize, Characteristics, Geometry, Io, MemoryStore, Reply, Request, Store,
-};
+use sarsen_block::{BlockSize, Io, Layer, MemoryStore, Reply, Request, Store};
 use sarsen_io::cores::{Cores, FileEngine};
 use sarsen_io::net::Listener;
 use sarsen_io::spin::Spin;
@@ -46,18 +44,18 @@ struct SlowStore {
     gate: Option<watch::Receiver<bool>>,
 }
 
-impl Store for SlowStore {
-    fn geometry(&self) -> Geometry {
-        self.memory.geometry()
+impl Layer for SlowStore {
+    fn inner(&self) -> &Arc<dyn Store> {
+        &self.memory
     }
 
-    fn characteristics(&self) -> Characteristics {
-        self.memory.characteristics()
-    }
-
-    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
+    fn handle<T: 'static>(
+        &self,
+        request: Request,
+        submit: impl FnOnce(&dyn Store) -> Reply<T> + 'static,
+    ) -> Reply<T> {
         if !matches!(request, Request::Write { .. }) {
-            return self.memory.submit(request);
+            return submit(&*self.memory);
         }
         self.begun.send(()).expect("the test waits");
         let (memory, ended) = (self.memory.clone(), self.ended.clone());
@@ -68,7 +66,7 @@ impl Store for SlowStore {
                 None => time::sleep_until(deadline).await,
                 Some(mut gate) => drop(gate.wait_for(|is_open| *is_open).await),
             }
-            let reply = memory.submit(request).wait().await;
+            let reply = submit(&*memory).wait().await;
             ended.store(true, Ordering::SeqCst);
             reply
         })

@@ -1,4 +1,4 @@
-use sarsen_block::conformance;
+use sarsen_block::{Buffer, conformance};
 use sarsen_io::cores::{self, FileEngine};
 
 use super::*;
@@ -97,7 +97,6 @@ fn late_write_beyond_end_is_gone_after_growth() {
     let path = folder.path().join("disk");
     let opened = options(path.clone(), CacheMode::WriteBack, BlockSize::B512);
     let store = FileStore::open(&opened).expect("opens");
-    let store: &dyn Store = &store;
     let grown = cores::block_on(FileEngine::Auto, async {
         store.resize(64).wait().await.expect("shrinks");
         // Simulates a write that was checked before the disk shrank.
@@ -115,7 +114,6 @@ fn read_beyond_shrunk_file_is_medium_error() {
     let opened = options(path.clone(), CacheMode::WriteBack, BlockSize::B512);
     let store = FileStore::open(&opened).expect("opens");
     std::fs::File::options().write(true).open(&path).and_then(|f| f.set_len(512)).expect("cut");
-    let store: &dyn Store = &store;
     let read = cores::block_on(FileEngine::Pool, async {
         store.read(Extent::new(0, 1)).wait().await.expect("still there");
         [store.read(Extent::new(8, 2)).wait().await, store.read(Extent::new(0, 9)).wait().await]
@@ -165,12 +163,11 @@ fn a_full_file_system_is_no_space_and_nothing_else_is_disturbed() {
             let mut opened = options(path.clone(), cache, BlockSize::B512);
             opened.size = Some(8 << 20);
             let store = FileStore::open(&opened).expect("a sparse file needs no room");
-            let store: &dyn Store = &store;
             cores::block_on(engine, async {
                 let mut lba = 0;
                 let refused = loop {
                     let data = Buffer::copy_of(&[3; 64 << 10]);
-                    let write = store.write(Extent::new(lba, 128), data, durability);
+                    let write = store.write(Extent::new(lba, 128), data.into(), durability);
                     match write.wait().await {
                         Ok(()) => lba += 128,
                         Err(error) => break error,
@@ -183,14 +180,14 @@ fn a_full_file_system_is_no_space_and_nothing_else_is_disturbed() {
                 // Existing blocks can be read, overwritten, flushed and deallocated.
                 let first = Extent::new(0, 8);
                 let data = Buffer::copy_of(&[4; 4096]);
-                store.write(first, data, Durability::Durable).wait().await.expect("has room");
+                store.write(first, data.into(), Durability::Durable).wait().await.expect("has room");
                 store.flush().wait().await.expect("flushes");
                 let data = store.read(first).wait().await.expect("reads").into_buffer();
                 assert!(data.iter().all(|&byte| byte == 4));
                 store.unmap(Extent::new(0, lba)).wait().await.expect("gives back");
                 let data = Buffer::copy_of(&[5; 4096]);
                 let late = Extent::new(lba + 1000, 8);
-                store.write(late, data, durability).wait().await.expect("there is room again");
+                store.write(late, data.into(), durability).wait().await.expect("there is room again");
             })
             .expect("a core");
             std::fs::remove_file(path).expect("removes");
