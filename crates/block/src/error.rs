@@ -72,6 +72,9 @@ pub enum BlockError {
     /// and writes nothing until an administrator has repaired the backing.
     #[error("the store is out of service")]
     OutOfService,
+    /// Another client holds a reservation that does not permit this request.
+    #[error("another client has reserved the volume")]
+    Fenced,
     /// The store does not support this request.
     #[error("the store does not support this request")]
     Unsupported,

@@ -9,9 +9,9 @@
 
 use crate::phase::Phase;
 use crate::{AdditionalSense, Host, LogicalUnit, MetadataKind, MetadataStore, Sense, SenseKey};
-use async_lock::RwLockWriteGuardArc;
 use parking_lot::Mutex;
 use sarsen_block::{BlockError, Buffer, Durability, Extent, Store};
+use sarsen_volume::ExclusiveGuard;
 use std::io;
 use std::sync::Arc;
 use zerocopy::big_endian::U64;
@@ -92,7 +92,7 @@ async fn forget(unit: &LogicalUnit, metadata: &dyn MetadataStore) {
 struct Unfinished {
     extent: Extent,
     data: Buffer,
-    _guard: RwLockWriteGuardArc<()>,
+    _guard: ExclusiveGuard,
 }
 
 /// Work that the previous run of the unit left unfinished.
@@ -127,7 +127,7 @@ impl PreviousRun {
         if !extent.fits(unit.geometry().block_count) {
             return Err(refuse("an atomic write is to be finished behind its end: it has shrunk"));
         }
-        let Some(guard) = unit.write_gate().try_write_arc() else {
+        let Some(guard) = unit.volume().write_gate().try_exclusive() else {
             unreachable!("a unit that nobody knows has no writers")
         };
         unit.medium_phase().guard_reads();

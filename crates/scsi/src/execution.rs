@@ -6,6 +6,7 @@ use crate::commands::block;
 use crate::flags::Flags;
 use crate::pass_through;
 use crate::refusal;
+use crate::reservations::needed;
 use crate::target::{AttachedUnit, Nexus, admit_state};
 use crate::task::Task;
 use crate::task_set::{Access, Entry, Interlock, NexusTasks, Refusal, TaskSlot, WaitingCommand};
@@ -287,7 +288,7 @@ fn admit(
     let row = row?;
     // SAM-5 5.3.3: RESERVATION CONFLICT has precedence over other statuses. The state of the port is checked next, and
     // then the state of the unit.
-    if !row.passes(cdb, attachment.gate.needed()) {
+    if !row.passes(cdb, needed(attachment.permission.get())) {
         return Err(refusal::Refusal::ReservationConflict);
     }
     nexus.target_port.check(row.access)?;

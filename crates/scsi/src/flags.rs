@@ -45,14 +45,6 @@ impl Flags {
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
-
-    pub(crate) const fn bits(self) -> u16 {
-        self.0
-    }
-
-    pub(crate) const fn from_bits(bits: u16) -> Self {
-        Self(bits)
-    }
 }
 
 /// Checks that no two flags share a bit.

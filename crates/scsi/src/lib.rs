@@ -1,7 +1,7 @@
 //! A SCSI device server without I/O of its own. Its input is commands; its output is statuses, data and sense data.
 //!
 //! A transport opens an I_T nexus on a [`TargetDevice`] and passes each command to its [`NexusHandle`]. The lower layer
-//! is `sarsen-block`: a [`LogicalUnit`] is a store with an identity, mode parameters, reservations and unit attentions.
+//! is `sarsen-volume`: a [`LogicalUnit`] is a volume with an identity, mode parameters, a task set and unit attentions.
 //! [`command_table`] has one row for each command. The handlers are in `commands`. This crate has no clock, no sockets
 //! and no threads.
 
@@ -25,7 +25,6 @@ mod identity;
 mod logical_unit;
 mod lun;
 mod medium;
-mod metadata;
 mod modes;
 mod nexus_handle;
 mod nexus_id;
@@ -60,10 +59,10 @@ pub use hung_commands::{Abandoned, Stall};
 pub use identity::{Designator, Identity, Naa};
 pub use logical_unit::{Limits, LogicalUnit, Parts};
 pub use lun::Lun;
-pub use metadata::{MetadataKind, MetadataStore};
 pub use nexus_handle::NexusHandle;
 pub use pass_through::{PassThrough, Passed, Transfer};
 pub use protection::ProtectionType;
+pub use sarsen_volume::{MetadataKind, MetadataStore};
 pub use sense::{AdditionalSense, FieldPointer, Sense, SenseKey};
 pub use target::{InitiatorPort, LunView, TargetDevice};
 pub use target_port_groups::{

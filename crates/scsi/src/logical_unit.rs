@@ -1,4 +1,4 @@
-//! A logical unit: a store, its identity, and the SCSI state.
+//! A logical unit: a volume, its identity, and the SCSI state.
 //!
 //! Every command reads the reservation, the mode bits and the stopped state, so these are in atomics. The other state
 //! is behind locks that only rare commands take.
@@ -7,16 +7,16 @@ use crate::atomic::PreviousRun;
 use crate::buffers::ReadWriteBuffers;
 use crate::commands::mode;
 use crate::condition::ConditionCell;
-use crate::copy::{Operations, Watch, Watched};
+use crate::copy::{Operations, Watch};
 use crate::device_type::DeviceType;
 use crate::flags::Flags;
 use crate::identifying_information::IdentifyingInformation;
 use crate::medium::Medium;
 use crate::modes::{ModeParameters, Modes};
 use crate::nexus_id::{NO_NEXUS, NexusId};
-use crate::phase::MediumPhase;
+use crate::phase;
 use crate::protection::Protected;
-use crate::reservations::{Attached, Reservations};
+use crate::reservations::Attached;
 use crate::self_test::{Outcome, SelfTests};
 use crate::task_set::TaskSet;
 use crate::thresholds::Thresholds;
@@ -25,10 +25,10 @@ use crate::work::LongCommands;
 use crate::{
     Completion, Identity, MetadataStore, PassThrough, ProtectionType, Sense, UnitAttention,
 };
-use async_lock::{Mutex as AsyncMutex, RwLock};
 use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::layers::ForgetKey;
 use sarsen_block::{BlockError, Characteristics, Durability, Extent, Geometry, Io, Store};
+use sarsen_volume::{MediumPhase, Reported, Volume};
 use std::any::Any;
 use std::io;
 use std::sync::Arc;
@@ -116,15 +116,14 @@ impl Limits {
     }
 }
 
-/// A logical unit, as initiators see it. All cores and all targets that offer it share it.
+/// A logical unit: a volume, as SCSI initiators see it. All cores and all targets that offer it share it.
 pub struct LogicalUnit {
     identity: Identity,
     volume_name: Mutex<Arc<str>>,
     device_type: DeviceType,
-    store: Arc<dyn Store>,
-    /// The same store, if it supports protection information.
+    volume: Arc<Volume>,
+    /// The store of the volume, if it supports protection information.
     protected: Option<Arc<Protected>>,
-    metadata: Option<Arc<dyn MetadataStore>>,
     eraser: Option<Arc<dyn ForgetKey>>,
     pass_through: Option<Arc<dyn PassThrough>>,
     characteristics: Characteristics,
@@ -141,15 +140,8 @@ pub struct LogicalUnit {
     /// The copies that commands to this unit started.
     operations: Operations,
     long_commands: LongCommands,
-    medium_phase: MediumPhase,
     /// Work that the previous run of the unit left unfinished.
     previous_run: PreviousRun,
-    /// Each write holds it shared until its end. COMPARE AND WRITE holds it exclusively.
-    write_gate: Arc<RwLock<()>>,
-    /// Held during the wait for shared access to the write gate.
-    gate_turn: AsyncMutex<()>,
-    reservations: Reservations,
-    /// If both are locked, the reservations are locked first.
     attached: Mutex<Vec<Attached>>,
     buffers: ReadWriteBuffers,
     self_tests: SelfTests,
@@ -184,30 +176,28 @@ impl LogicalUnit {
             // This function cannot wait. The size of the medium is known without waiting.
             Io::Pending(_) => None,
         };
-        let watch = Arc::default();
-        let store = Watched::over(store, Arc::clone(&watch));
+        let watch: Arc<Watch> = Arc::default();
+        let store: Arc<dyn Store> = Arc::new(Reported::new(store, Arc::clone(&watch)));
         let protected =
             characteristics.protection.then(|| Arc::new(Protected::new(store.clone(), protection)));
         let store = protected.clone().map_or(store, |protected| protected);
         let identifying_information = IdentifyingInformation::load(metadata.as_deref())?;
-        let reservations = Reservations::load(metadata.as_ref())?;
-        let medium_phase = MediumPhase::load(metadata.as_deref())?;
+        let volume = Volume::open(store, metadata)?;
         let unit = Self {
             volume_name: Mutex::new(identity.volume.as_str().into()),
             identity,
             device_type,
-            metadata,
             eraser,
             pass_through,
             modes: Modes::new(ModeParameters::default_of(
                 &characteristics,
-                store.geometry(),
+                volume.geometry(),
                 space,
             )),
             mode_change: Mutex::new(()),
             characteristics,
-            limits: Limits::new(store.geometry()),
-            store,
+            limits: Limits::new(volume.geometry()),
+            volume,
             protected,
             watch,
             operations: Operations::default(),
@@ -216,11 +206,7 @@ impl LogicalUnit {
             medium: Medium::new(device_type, removable || device_type == DeviceType::Cd),
             tasks: Arc::default(),
             thresholds: Thresholds::default(),
-            medium_phase,
             previous_run: PreviousRun::default(),
-            write_gate: Arc::new(RwLock::new(())),
-            gate_turn: AsyncMutex::new(()),
-            reservations,
             attached: Mutex::new(Vec::new()),
             buffers: ReadWriteBuffers::default(),
             self_tests: SelfTests::default(),
@@ -246,6 +232,11 @@ impl LogicalUnit {
         *self.volume_name.lock() = name.into();
     }
 
+    /// Returns the volume behind the unit, for other views of it.
+    pub fn volume(&self) -> &Arc<Volume> {
+        &self.volume
+    }
+
     /// Returns the names of the unit.
     pub fn identity(&self) -> &Identity {
         &self.identity
@@ -258,7 +249,7 @@ impl LogicalUnit {
 
     /// Returns the store of the unit's records, if any.
     pub fn metadata(&self) -> Option<&Arc<dyn MetadataStore>> {
-        self.metadata.as_ref()
+        self.volume.metadata()
     }
 
     /// Returns the object that replaces the encryption key, if the blocks are encrypted.
@@ -274,7 +265,7 @@ impl LogicalUnit {
     /// Returns the backing store. If the medium has protection information, this store checks it in plain reads and
     /// generates it in plain writes.
     pub fn store(&self) -> &Arc<dyn Store> {
-        &self.store
+        self.volume.store()
     }
 
     /// Returns the store with protection information, if it supports that.
@@ -299,7 +290,7 @@ impl LogicalUnit {
 
     /// Returns the phase of the whole medium.
     pub(crate) fn medium_phase(&self) -> &MediumPhase {
-        &self.medium_phase
+        self.volume.medium_phase()
     }
 
     pub(crate) fn previous_run(&self) -> &PreviousRun {
@@ -311,7 +302,7 @@ impl LogicalUnit {
     }
 
     pub(crate) fn geometry(&self) -> Geometry {
-        self.store.geometry()
+        self.volume.geometry()
     }
 
     /// Returns the number of bytes in `block_count` blocks. The caller has limited that number.
@@ -362,7 +353,7 @@ impl LogicalUnit {
         if self.characteristics.read_only {
             return Err(Sense::write_protected());
         }
-        if self.modes.is_write_protected() {
+        if self.volume.is_write_protected() {
             Err(Sense::software_write_protected())
         } else {
             Ok(())
@@ -398,6 +389,7 @@ impl LogicalUnit {
     /// Passes mode parameters to the components that use them.
     fn configure(&self, parameters: &ModeParameters) {
         self.tasks.set_policy(parameters.tasks);
+        self.volume.set_write_protected(parameters.software_write_protect);
         if self.characteristics.unmap.is_some_and(|unmap| unmap.tells_space) {
             self.thresholds.configure(&parameters.provisioning);
         }
@@ -416,11 +408,6 @@ impl LogicalUnit {
         &self.tasks
     }
 
-    /// Returns the reservations of the unit.
-    pub(crate) fn reservations(&self) -> &Reservations {
-        &self.reservations
-    }
-
     /// Returns the nexuses that are attached to the unit.
     pub(crate) fn attached(&self) -> MutexGuard<'_, Vec<Attached>> {
         self.attached.lock()
@@ -428,7 +415,7 @@ impl LogicalUnit {
 
     /// Handles I_T nexus loss (SAM-5 6.3.4).
     pub(crate) fn detach(&self, nexus: NexusId) {
-        self.end_spc2_reservation(Some(nexus));
+        self.volume.detach(nexus);
         self.buffers.forget(nexus);
         self.medium.detach(nexus);
         self.tasks.leave(nexus);
@@ -451,7 +438,7 @@ impl LogicalUnit {
     /// Resets the logical unit (SAM-5 6.3.3). Persistent reservations stay (SPC-4 5.12.5.1). The transport ends the
     /// tasks.
     pub(crate) fn reset(&self, attention: UnitAttention) {
-        self.end_spc2_reservation(None);
+        self.volume.end_exclusive_use(None);
         self.medium.reset();
         self.self_tests.end(Outcome::Interrupted);
         self.buffers.forget_all();
@@ -503,8 +490,8 @@ impl LogicalUnit {
 
     /// Writes the cache within another command.
     pub(crate) async fn write_out_cache(&self) -> Result<Completion, Sense> {
-        drop(self.write_gate.write_arc().await);
-        self.store.flush().wait().await?;
+        drop(self.volume.write_gate().exclusive().await);
+        self.store().flush().wait().await?;
         Ok(Completion::good())
     }
 
@@ -513,7 +500,7 @@ impl LogicalUnit {
         self: &Arc<Self>,
         submit: impl FnOnce(&Self) -> Io<Result<(), BlockError>> + 'static,
     ) -> Io<Completion> {
-        let Some(guard) = self.write_gate.try_read_arc() else {
+        let Some(guard) = self.volume.write_gate().try_shared() else {
             let unit = Arc::clone(self);
             return self.complete_after(async move {
                 let _guard = unit.lock_writes_shared().await?;
@@ -523,7 +510,7 @@ impl LogicalUnit {
         };
         // The same check as after a wait for the gate: the state of the medium may have changed since the command was
         // admitted.
-        if let Err(sense) = self.medium_phase.check(Flags::NEEDS_MEDIUM) {
+        if let Err(sense) = phase::check(self.medium_phase(), Flags::NEEDS_MEDIUM) {
             return Io::Ready(self.complete(Err(sense)));
         }
         match submit(self) {
@@ -552,15 +539,6 @@ impl LogicalUnit {
     /// Returns the commands that can be ended during their execution.
     pub(crate) fn long_commands(&self) -> &LongCommands {
         &self.long_commands
-    }
-
-    /// Returns the gate that every write passes.
-    pub(crate) fn write_gate(&self) -> &Arc<RwLock<()>> {
-        &self.write_gate
-    }
-
-    pub(crate) fn gate_turn(&self) -> &AsyncMutex<()> {
-        &self.gate_turn
     }
 }
 

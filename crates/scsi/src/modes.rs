@@ -64,7 +64,6 @@ impl ModeParameters {
 /// The mode parameters of a unit. Those that commands read are in atomics; all of them are behind a lock.
 pub(crate) struct Modes {
     write_cache_enabled: AtomicBool,
-    software_write_protect: AtomicBool,
     descriptor_sense: AtomicBool,
     default: ModeParameters,
     values: Mutex<Values>,
@@ -82,7 +81,6 @@ impl Modes {
     pub(crate) fn new(default: ModeParameters) -> Self {
         let modes = Self {
             write_cache_enabled: AtomicBool::new(false),
-            software_write_protect: AtomicBool::new(false),
             descriptor_sense: AtomicBool::new(false),
             default,
             values: Mutex::new(Values { current: default, saved: None }),
@@ -131,11 +129,6 @@ impl Modes {
         self.write_cache_enabled.load(Ordering::Relaxed)
     }
 
-    /// Returns SWP, which every write reads.
-    pub(crate) fn is_write_protected(&self) -> bool {
-        self.software_write_protect.load(Ordering::Relaxed)
-    }
-
     /// Returns D_SENSE, which the end of a command reads.
     pub(crate) fn has_descriptor_sense(&self) -> bool {
         self.descriptor_sense.load(Ordering::Relaxed)
@@ -143,7 +136,6 @@ impl Modes {
 
     fn publish(&self, parameters: ModeParameters) {
         self.write_cache_enabled.store(parameters.write_cache_enabled, Ordering::Relaxed);
-        self.software_write_protect.store(parameters.software_write_protect, Ordering::Relaxed);
         self.descriptor_sense.store(parameters.descriptor_sense, Ordering::Relaxed);
     }
 

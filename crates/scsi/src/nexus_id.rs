@@ -1,5 +1,5 @@
 //! The number of an I_T nexus.
 
-/// The number of an I_T nexus; 0 means none.
-pub(crate) type NexusId = u64;
-pub(crate) const NO_NEXUS: NexusId = 0;
+/// The number of an I_T nexus, which is a client of the volumes behind its units; 0 means none.
+pub(crate) type NexusId = sarsen_volume::ClientId;
+pub(crate) const NO_NEXUS: NexusId = sarsen_volume::NO_CLIENT;

@@ -4,7 +4,7 @@
 //! after the whole operation is durable. Therefore a unit whose operation was interrupted restarts in the failed state.
 //! The operation waits for earlier commands at the write gate. Later commands are rejected.
 
-use crate::phase::Phase;
+use crate::phase::{self, Phase};
 use crate::task::Task;
 use crate::work::{Promise, outlive, outlive_abort};
 use crate::{AdditionalSense, Completion, LogicalUnit, MetadataKind, Sense, SenseKey};
@@ -81,7 +81,7 @@ impl Operation {
         let before = loop {
             let phase = medium.current();
             if !self.kind.may_begin(phase) {
-                return Err(medium.sense().unwrap_or(Sense::none()));
+                return Err(phase::sense(medium).unwrap_or(Sense::none()));
             }
             if medium.change(phase, self.kind.phase()) {
                 break phase;
@@ -104,18 +104,18 @@ impl Operation {
         if self.is_immediate {
             promise.answer(Ok(()));
         }
-        let _guard = unit.write_gate().write_arc().await;
+        let _guard = unit.volume().write_gate().exclusive().await;
         if medium.current() != during {
             // An atomic write failed before this operation changed anything.
             let _ = keep(&unit, before).await;
-            return promise.answer(Err(medium.sense().unwrap_or(Sense::none())));
+            return promise.answer(Err(phase::sense(medium).unwrap_or(Sense::none())));
         }
         let done = match run(&unit, &self.steps).await {
             Ok(()) => keep(&unit, Phase::Usual).await.is_ok(),
             Err(_) => false,
         };
         medium.set(if done { Phase::Usual } else { failure });
-        promise.answer(medium.sense().map_or(Ok(()), Err));
+        promise.answer(phase::sense(medium).map_or(Ok(()), Err));
     }
 }
 

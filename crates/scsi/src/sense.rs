@@ -587,6 +587,7 @@ impl From<&BlockError> for Sense {
             // Retries do not help, as for a failed medium, and initiators treat this error as final.
             BlockError::Stopped => Self::new(SenseKey::MediumError, AdditionalSense::WRITE_ERROR),
             BlockError::OutOfService => Self::unavailable(),
+            BlockError::Fenced => Self::no_access_rights(),
             BlockError::Unsupported => Self::invalid_operation_code(),
         }
     }

@@ -15,6 +15,7 @@ const LAYERS: &[&str] = &[
     "sarsen-io",
     "sarsen-proto",
     "sarsen-scsi",
+    "sarsen-volume",
     "sarsen-block",
     "sarsen-wire",
 ];

@@ -284,6 +284,7 @@ fn above(error: BlockError, layout: Layout, extent: Extent, block_count: u64) ->
         | BlockError::ReadOnly
         | BlockError::Stopped
         | BlockError::OutOfService
+        | BlockError::Fenced
         | BlockError::Unsupported => error,
     }
 }

@@ -3,7 +3,7 @@
 use super::{Task, parameter_data, vital_product_data};
 use crate::designators::padded;
 use crate::target::Nexus;
-use crate::{Cdb, Completion, DeviceType, Identity, Sense, UnitAttention};
+use crate::{Cdb, Completion, DeviceType, Identity, Sense, UnitAttention, phase};
 use sarsen_block::Io;
 use sarsen_wire::scsi::cdb as wire;
 use sarsen_wire::scsi::inquiry::{self as page, StandardInquiry};
@@ -35,7 +35,7 @@ pub(crate) fn request_sense(task: Task<'_>) -> Result<Io<Completion>, Sense> {
         None => {
             let unit = task.unit;
             let not_ready = task.nexus.target_port.not_ready();
-            let not_usual = not_ready.or_else(|| unit.medium_phase().sense());
+            let not_usual = not_ready.or_else(|| phase::sense(unit.medium_phase()));
             not_usual
                 .or_else(|| unit.medium().check().err())
                 .or_else(|| unit.condition().sense())

@@ -3,12 +3,14 @@
 use super::{Task, parameter_data};
 use crate::medium::RemovalPrevention;
 use crate::refusal::Refusal;
+use crate::reservations::refusal;
 use crate::reservations::transport_id::{self, Problem, TransportId};
-use crate::reservations::{
-    Action, NexusName, REGISTRATIONS_LIMIT, Register, Reservation, ReservationState, Type,
-};
 use crate::{AbortedTasks, AdditionalSense, Cdb, Completion, LogicalUnit, Sense, SenseKey, Status};
 use sarsen_block::{Buffer, Io};
+use sarsen_volume::reservations::{
+    Action, InvalidType, NexusName, REGISTRATIONS_LIMIT, Register, Reservation, ReservationError,
+    ReservationState, Type,
+};
 use sarsen_wire::scsi::reservation as wire;
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
@@ -32,9 +34,9 @@ fn read(
     task: &Task<'_>,
     content: impl FnOnce(&ReservationState) -> Vec<u8>,
 ) -> Result<Io<Completion>, Sense> {
-    let state = match task.unit.persistent_reservations() {
+    let state = match task.unit.volume().persistent_reservations() {
         Ok(state) => state,
-        Err(refusal) => return refused(refusal),
+        Err(error) => return refused(error),
     };
     let content = content(&state);
     let header = wire::ReserveInHeader {
@@ -49,8 +51,8 @@ fn answer(task: &Task<'_>, bytes: &[u8]) -> Io<Completion> {
     Io::Ready(parameter_data(bytes, usize::from(allocation_length)))
 }
 
-fn refused(refusal: Refusal) -> Result<Io<Completion>, Sense> {
-    match refusal {
+fn refused(error: ReservationError) -> Result<Io<Completion>, Sense> {
+    match refusal(error, None) {
         Refusal::Sense(sense) => Err(sense),
         Refusal::ReservationConflict => {
             Ok(Io::Ready(Completion::with_status(Status::ReservationConflict)))
@@ -81,9 +83,9 @@ pub(crate) fn read_reservation(task: Task<'_>) -> Result<Io<Completion>, Sense> 
 }
 
 pub(crate) fn report_capabilities(task: Task<'_>) -> Result<Io<Completion>, Sense> {
-    let state = match task.unit.persistent_reservations() {
+    let state = match task.unit.volume().persistent_reservations() {
         Ok(state) => state,
-        Err(refusal) => return refused(refusal),
+        Err(error) => return refused(error),
     };
     let mut capable = wire::CAPABLE_REPLACE_LOST_RESERVATION
         | wire::CAPABLE_COMPATIBLE_RESERVATION_HANDLING
@@ -167,9 +169,11 @@ fn reservation_type(cdb: &Cdb) -> Result<Type, Sense> {
 fn change(task: &Task<'_>, action: Action, aborts: bool) -> Io<Completion> {
     let unit = Arc::clone(task.unit);
     let nexus = task.nexus.name.clone();
+    let invalid_type = reservation_type(&task.cdb).err();
     task.unit.complete_after(async move {
         let answered = unit.modes().current().tasks.task_aborted_status;
-        match unit.change_reservations(nexus, action).await {
+        let changed = unit.volume().change_reservations(nexus, action).await;
+        match changed.map_err(|error| refusal(error, invalid_type)) {
             Ok(changed) if aborts => {
                 // SPC-4 5.12.11.2.6: the preempted nexuses no longer prevent medium removal.
                 for &nexus in &changed.preempted {
@@ -177,7 +181,7 @@ fn change(task: &Task<'_>, action: Action, aborts: bool) -> Io<Completion> {
                 }
                 // A copy writes without a task of this unit that could be waited for. Writes behind the gate end first;
                 // later ones see the reservation.
-                drop(unit.write_gate().write_arc().await);
+                drop(unit.volume().write_gate().exclusive().await);
                 let abort = AbortedTasks { nexuses: changed.preempted, answered };
                 Ok(Completion { abort: Some(Box::new(abort)), ..Completion::good() })
             }
@@ -289,13 +293,13 @@ pub(crate) fn register_and_ignore_existing_key(
 
 pub(crate) fn reserve(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let key = take_basic_list(&mut task)?.reservation_key.get();
-    let reservation_type = reservation_type(&task.cdb);
+    let reservation_type = reservation_type(&task.cdb).map_err(|_| InvalidType);
     Ok(change(&task, Action::Reserve { key, reservation_type }, false))
 }
 
 pub(crate) fn release(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let key = take_basic_list(&mut task)?.reservation_key.get();
-    let reservation_type = reservation_type(&task.cdb);
+    let reservation_type = reservation_type(&task.cdb).map_err(|_| InvalidType);
     Ok(change(&task, Action::Release { key, reservation_type }, false))
 }
 
@@ -309,7 +313,7 @@ fn preemption(task: &mut Task<'_>) -> Result<Action, Sense> {
     Ok(Action::Preempt {
         key: list.reservation_key.get(),
         victim: list.service_action_reservation_key.get(),
-        reservation_type: reservation_type(&task.cdb),
+        reservation_type: reservation_type(&task.cdb).map_err(|_| InvalidType),
     })
 }
 
@@ -356,8 +360,8 @@ pub(crate) fn register_and_move(mut task: Task<'_>) -> Result<Io<Completion>, Se
 /// start.
 pub(crate) fn replace_lost_reservation(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     take_basic_list(&mut task)?;
-    if let Err(refusal) = task.unit.persistent_reservations() {
-        return refused(refusal);
+    if let Err(error) = task.unit.volume().persistent_reservations() {
+        return refused(error);
     }
     let additional = AdditionalSense::INVALID_RELEASE_OF_PERSISTENT_RESERVATION;
     Err(Sense::new(SenseKey::IllegalRequest, additional))

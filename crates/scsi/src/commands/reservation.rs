@@ -22,12 +22,12 @@ fn check(task: &Task<'_>) -> Result<(), Sense> {
 
 pub(crate) fn reserve(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     check(&task)?;
-    Ok(answer(task.unit.reserve(task.nexus.id, &task.nexus.name)))
+    Ok(answer(task.unit.volume().reserve_exclusively(task.nexus.id, &task.nexus.name)))
 }
 
 pub(crate) fn release(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     check(&task)?;
-    Ok(answer(task.unit.release(task.nexus.id, &task.nexus.name)))
+    Ok(answer(task.unit.volume().release_exclusive(task.nexus.id, &task.nexus.name)))
 }
 
 fn answer(good: bool) -> Io<Completion> {

@@ -20,7 +20,7 @@ mod watch;
 pub(crate) use operation::Operations;
 pub(crate) use token::Tokens;
 pub(crate) use transfer::PIECES;
-pub(crate) use watch::{Watch, Watched};
+pub(crate) use watch::Watch;
 
 /// The maximum number of CSCD descriptors of EXTENDED COPY.
 const MAXIMUM_CSCDS: usize = 64;

@@ -5,16 +5,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, MutexGuard};
+use sarsen_volume::reservations::{NexusName, PermissionCell};
 
 use super::{LunView, Luns, TargetDevice};
 use crate::attention::{Attentions, Listener};
 use crate::flags::Flags;
 use crate::nexus_id::NexusId;
 use crate::refusal::Refusal;
-use crate::reservations::{NexusName, RequiredFlags};
+use crate::reservations::needed;
 use crate::target_port_groups::TargetPortGroup;
 use crate::task_set::NexusTasks;
-use crate::{AllowedStates, LogicalUnit, Lun, Sense, UnitAttention};
+use crate::{AllowedStates, LogicalUnit, Lun, Sense, UnitAttention, phase};
 
 /// The initiator side of a nexus.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -45,7 +46,8 @@ pub(crate) struct InitiatorDevice {
 pub(crate) struct AttachedUnit {
     pub(crate) unit: Arc<LogicalUnit>,
     pub(crate) attentions: Arc<Attentions>,
-    pub(crate) gate: Arc<RequiredFlags>,
+    /// The access that reservations permit to this initiator.
+    pub(crate) permission: Arc<PermissionCell>,
     pub(crate) tally: Arc<NexusTasks>,
     /// True if this initiator may not write, even if other initiators may.
     pub(crate) read_only: bool,
@@ -81,9 +83,6 @@ pub(crate) struct Nexus {
     listener: OnceLock<Listener>,
 }
 
-/// The next number of a nexus. Target port identifiers are not sufficient, since two targets may offer the same unit.
-static NEXT_NEXUS: AtomicU64 = AtomicU64::new(1);
-
 impl Nexus {
     pub(crate) fn new(
         device: Arc<TargetDevice>,
@@ -93,7 +92,7 @@ impl Nexus {
     ) -> Self {
         let initiator = initiator_port.name.as_str().into();
         Self {
-            id: NEXT_NEXUS.fetch_add(1, Ordering::Relaxed),
+            id: sarsen_volume::new_client(),
             device,
             name: NexusName { initiator_port: initiator, target_port: target_port.number },
             relative_target_port: target_port.number,
@@ -176,9 +175,9 @@ impl Nexus {
             Some(AttachedUnit { read_only, ..old.clone() })
         };
         let attach = |unit: &Arc<LogicalUnit>| {
-            let (attentions, gate) = unit.attach(self.id, &self.name);
+            let (attentions, permission) = unit.attach(self.id, &self.name);
             let tally = unit.tasks().join(self.id);
-            AttachedUnit { unit: unit.clone(), attentions, gate, tally, read_only }
+            AttachedUnit { unit: unit.clone(), attentions, permission, tally, read_only }
         };
         *attachments = Arc::new(
             luns.iter()
@@ -254,7 +253,7 @@ pub(crate) fn admit_access(
     nexus: &Nexus,
 ) -> Result<(), Refusal> {
     let unit = &attachment.unit;
-    if !flags.contains(unit.needed_by(nexus.id)) {
+    if !flags.contains(needed(unit.volume().permission_of(nexus.id))) {
         return Err(Refusal::ReservationConflict);
     }
     nexus.target_port.check(access)?;
@@ -263,7 +262,7 @@ pub(crate) fn admit_access(
 }
 
 pub(crate) fn admit_state(flags: Flags, unit: &LogicalUnit) -> Result<(), Refusal> {
-    unit.medium_phase().check(flags)?;
+    phase::check(unit.medium_phase(), flags)?;
     if flags.contains(Flags::NEEDS_MEDIUM) {
         unit.medium().check()?;
         unit.condition().check()?;

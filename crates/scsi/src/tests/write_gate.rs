@@ -51,7 +51,7 @@ fn spc4_5_12_11_2_6_a_copy_before_the_gate_meets_the_reservation_behind_it() {
         let mut cdb_bytes = vec![0x83, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         cdb_bytes.extend((list.len() as u32).to_be_bytes());
         cdb_bytes.extend([0; 2]);
-        let gate = second.unit.write_gate().try_write_arc().unwrap();
+        let gate = second.unit.volume().write_gate().try_exclusive().unwrap();
         let copy = fixture.nexus.execute(Some(Lun(0)), command(&cdb_bytes, &list));
         let mut copy = Box::pin(copy.wait());
         for _ in 0..100 {
@@ -79,7 +79,7 @@ fn spc4_5_12_11_2_6_preempting_and_aborting_waits_for_writes_that_are_behind_the
         assert_eq!(ask(nexus, REGISTER, &keys(0, key, 0)).status, Status::Good);
     }
     assert_eq!(ask(&mut fixture.nexus, RESERVE, &keys(1, 0, 0)).status, Status::Good);
-    let writing = fixture.unit.write_gate().try_read_arc().unwrap();
+    let writing = fixture.unit.volume().write_gate().try_shared().unwrap();
     let list = keys(2, 1, 0);
     let preempt = command(&reserve_out(PREEMPT_AND_ABORT, &list), &list);
     let mut preempt = Box::pin(other.execute(Some(Lun(0)), preempt).wait());

@@ -35,7 +35,7 @@ struct Entry {
 const _: () = assert!(size_of::<Header>() == 16 && size_of::<Entry>() == 12);
 
 /// Returns the record of a state. It is empty if the state need not outlive the program.
-pub(crate) fn encode(state: &ReservationState) -> Vec<u8> {
+pub(super) fn encode(state: &ReservationState) -> Vec<u8> {
     if !state.aptpl || state.registrations.is_empty() {
         return Vec::new();
     }
@@ -66,7 +66,7 @@ pub(crate) fn encode(state: &ReservationState) -> Vec<u8> {
 }
 
 /// Returns the state in a record.
-pub(crate) fn decode(bytes: &[u8]) -> io::Result<ReservationState> {
+pub(super) fn decode(bytes: &[u8]) -> io::Result<ReservationState> {
     parse(bytes).map_err(|problem| {
         let message = format!(
             "what was kept of persistent reservations cannot be used ({problem}): start the version \

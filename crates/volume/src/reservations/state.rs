@@ -1,36 +1,41 @@
-//! The rules of persistent reservations (SPC-4 5.12), without locks and without I/O. An action of a nexus changes one
-//! state into another.
+//! The rules of persistent reservations (SPC-4 5.12; NVMe has the same six types), without locks and without I/O. An
+//! action of a nexus changes one state into another.
 
-use crate::refusal::Refusal;
-use crate::{AdditionalSense, Sense, SenseKey, UnitAttention};
 use std::sync::Arc;
 
 /// The maximum number of registrations of one unit.
-pub(crate) const REGISTRATIONS_LIMIT: usize = 512;
+pub const REGISTRATIONS_LIMIT: usize = 512;
 
-/// The name of an I_T nexus, which outlives its sessions.
+/// The name of an I_T nexus, which outlives its sessions. Reservations identify their holders and registrants by it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct NexusName {
+pub struct NexusName {
     /// The name of the initiator port.
-    pub(crate) initiator_port: Arc<str>,
+    pub initiator_port: Arc<str>,
     /// RELATIVE TARGET PORT IDENTIFIER.
-    pub(crate) target_port: u16,
+    pub target_port: u16,
 }
 
 /// TYPE of a reservation (SPC-4 6.15.3.4). Other values are obsolete or reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Type {
+pub enum Type {
+    /// Only the holder writes.
     WriteExclusive = 0x1,
+    /// Only the holder has access.
     ExclusiveAccess = 0x3,
+    /// Only registrants write.
     WriteExclusiveRegistrantsOnly = 0x5,
+    /// Only registrants have access.
     ExclusiveAccessRegistrantsOnly = 0x6,
+    /// Only registrants write, and all of them hold the reservation.
     WriteExclusiveAllRegistrants = 0x7,
+    /// Only registrants have access, and all of them hold the reservation.
     ExclusiveAccessAllRegistrants = 0x8,
 }
 
 impl Type {
-    pub(crate) const ALL: [Self; 6] = [
+    /// All types.
+    pub const ALL: [Self; 6] = [
         Self::WriteExclusive,
         Self::ExclusiveAccess,
         Self::WriteExclusiveRegistrantsOnly,
@@ -39,7 +44,8 @@ impl Type {
         Self::ExclusiveAccessAllRegistrants,
     ];
 
-    pub(crate) fn from_code(code: u8) -> Option<Self> {
+    /// Returns the type with this code.
+    pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|&known| known as u8 == code)
     }
 
@@ -55,7 +61,7 @@ impl Type {
     }
 
     /// Returns whether every registrant holds the reservation.
-    pub(crate) const fn is_all_registrants(self) -> bool {
+    pub const fn is_all_registrants(self) -> bool {
         matches!(self, Self::WriteExclusiveAllRegistrants | Self::ExclusiveAccessAllRegistrants)
     }
 
@@ -67,26 +73,34 @@ impl Type {
 
 /// The access that a reservation permits to a nexus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Permission {
+#[repr(u8)]
+pub enum Permission {
     /// All commands.
     All,
     /// The commands that are permitted under Write Exclusive.
     Reads,
     /// The commands that are permitted under Exclusive Access.
     Nothing,
+    /// The commands that are permitted while another client uses the volume alone (SPC-2 5.5.1).
+    Held,
 }
 
+/// A registration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Registration {
-    pub(crate) nexus: NexusName,
-    pub(crate) key: u64,
+pub struct Registration {
+    /// The registrant.
+    pub nexus: NexusName,
+    /// Its reservation key, which is not 0.
+    pub key: u64,
 }
 
+/// A persistent reservation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Reservation {
+pub struct Reservation {
     /// The holder; `None` if all registrants hold it.
-    pub(crate) holder: Option<NexusName>,
-    pub(crate) reservation_type: Type,
+    pub holder: Option<NexusName>,
+    /// Its type.
+    pub reservation_type: Type,
 }
 
 impl Reservation {
@@ -96,86 +110,151 @@ impl Reservation {
     }
 }
 
-/// The registrations and the reservation of one unit.
+/// The registrations and the reservation of one volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ReservationState {
+pub struct ReservationState {
     /// PRGENERATION.
-    pub(crate) generation: u32,
+    pub generation: u32,
     /// The registrations, in the order of their creation.
-    pub(crate) registrations: Vec<Registration>,
-    pub(crate) reservation: Option<Reservation>,
+    pub registrations: Vec<Registration>,
+    /// The persistent reservation, if there is one.
+    pub reservation: Option<Reservation>,
     /// The last valid APTPL.
-    pub(crate) aptpl: bool,
+    pub aptpl: bool,
 }
 
-/// A service action of PERSISTENT RESERVE OUT.
+/// SCOPE or TYPE of a reservation is invalid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InvalidType;
+
+/// A change that a nexus requests: a service action of PERSISTENT RESERVE OUT.
 #[derive(Clone, Debug)]
-pub(crate) enum Action {
+pub enum Action {
+    /// Registers, or unregisters.
     Register(Register),
+    /// Reserves.
     Reserve {
+        /// The key of the nexus.
         key: u64,
-        /// The type, or the sense data if SCOPE or TYPE is invalid. The key is checked before it.
-        reservation_type: Result<Type, Sense>,
+        /// The type. The key is checked before its validity.
+        reservation_type: Result<Type, InvalidType>,
     },
+    /// Releases the reservation.
     Release {
+        /// The key of the nexus.
         key: u64,
-        reservation_type: Result<Type, Sense>,
+        /// The type of the reservation.
+        reservation_type: Result<Type, InvalidType>,
     },
+    /// Removes the reservation and all registrations.
     Clear {
+        /// The key of the nexus.
         key: u64,
     },
     /// PREEMPT and PREEMPT AND ABORT.
     Preempt {
+        /// The key of the nexus.
         key: u64,
+        /// The key of the registrations to remove.
         victim: u64,
-        reservation_type: Result<Type, Sense>,
+        /// The type of the new reservation.
+        reservation_type: Result<Type, InvalidType>,
     },
+    /// Moves the reservation to another nexus.
     RegisterAndMove {
+        /// The key of the nexus.
         key: u64,
+        /// The key of the other nexus.
         new_key: u64,
+        /// Whether the nexus unregisters.
         unregister: bool,
+        /// Whether the state outlives the program.
         aptpl: bool,
+        /// The other nexus.
         to: NexusName,
     },
 }
 
 /// REGISTER and REGISTER AND IGNORE EXISTING KEY.
 #[derive(Clone, Debug)]
-pub(crate) struct Register {
+pub struct Register {
     /// The current key, or 0; `None` ignores it.
-    pub(crate) key: Option<u64>,
+    pub key: Option<u64>,
     /// The new key; 0 unregisters.
-    pub(crate) new_key: u64,
-    pub(crate) aptpl: bool,
+    pub new_key: u64,
+    /// Whether the state outlives the program.
+    pub aptpl: bool,
     /// The target ports of the registration: the command's own port, or all with ALL_TG_PT.
-    pub(crate) target_ports: Vec<u16>,
+    pub target_ports: Vec<u16>,
     /// The initiator ports in addition to the command's own, from SPEC_I_PT.
-    pub(crate) specified: Option<Vec<Arc<str>>>,
+    pub specified: Option<Vec<Arc<str>>>,
 }
 
 /// The result of an action.
 #[derive(Debug)]
-pub(crate) struct Change {
-    pub(crate) state: ReservationState,
-    /// The unit attentions, with the nexuses that get them.
-    pub(crate) reported: Vec<(NexusName, UnitAttention)>,
+pub struct Change {
+    /// The new state.
+    pub state: ReservationState,
+    /// The notices, with the nexuses that get them.
+    pub reported: Vec<(NexusName, Notice)>,
     /// The nexuses with tasks that PREEMPT AND ABORT ends.
-    pub(crate) preempted: Vec<NexusName>,
+    pub preempted: Vec<NexusName>,
 }
 
-/// Offsets of fields in the parameter lists.
-const SERVICE_ACTION_RESERVATION_KEY: u16 = 8;
-const SPEC_I_PT: (u16, u8) = (20, 3);
-const TRANSPORT_IDS: u16 = 28;
-const MOVE_TRANSPORT_ID: u16 = 24;
+/// The reason why an action is refused. The state does not change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReservationError {
+    /// The key is wrong, or another nexus holds a reservation (RESERVATION CONFLICT).
+    #[error("the key is wrong, or another client holds a reservation")]
+    Conflict,
+    /// The type or the scope of the reservation is invalid.
+    #[error("the type of the reservation is invalid")]
+    InvalidType,
+    /// The reservation to release has another type.
+    #[error("the reservation has another type")]
+    WrongTypeOfRelease,
+    /// There are [`REGISTRATIONS_LIMIT`] registrations.
+    #[error("there are too many registrations")]
+    TooManyRegistrations,
+    /// A registration for other initiator ports, by a registered nexus.
+    #[error("the client is registered already")]
+    Registered,
+    /// A registration for other initiator ports, of which one is registered.
+    #[error("another client is registered already")]
+    OtherRegistered,
+    /// The key of the nexus to preempt, or the new key of a move, is zero.
+    #[error("the key is zero")]
+    ZeroKey,
+    /// A move without a reservation.
+    #[error("there is no reservation")]
+    NothingToMove,
+    /// A move to the initiator port that requests it.
+    #[error("the reservation would stay with its client")]
+    MoveToItself,
+    /// The change could not be saved.
+    #[error("the reservations could not be saved")]
+    NotSaved,
+}
+
+/// An event that a change reports to other nexuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// Another nexus preempted or cleared the reservation.
+    ReservationsPreempted,
+    /// The reservation, which registrants shared, was released.
+    ReservationsReleased,
+    /// Another nexus removed the registration.
+    RegistrationsPreempted,
+}
 
 impl ReservationState {
-    pub(crate) fn key_of(&self, nexus: &NexusName) -> Option<u64> {
+    /// Returns the key of a nexus, if it is registered.
+    pub fn key_of(&self, nexus: &NexusName) -> Option<u64> {
         self.registrations.iter().find(|known| known.nexus == *nexus).map(|known| known.key)
     }
 
     /// Returns whether a nexus is a persistent reservation holder (SPC-4 5.12.10).
-    pub(crate) fn is_holder(&self, nexus: &NexusName) -> bool {
+    pub fn is_holder(&self, nexus: &NexusName) -> bool {
         match &self.reservation {
             None => false,
             Some(Reservation { holder: Some(holder), .. }) => holder == nexus,
@@ -183,25 +262,24 @@ impl ReservationState {
         }
     }
 
-    pub(crate) fn permission(&self, nexus: &NexusName) -> Permission {
-        match &self.reservation {
-            None => Permission::All,
-            Some(_) if self.is_holder(nexus) => Permission::All,
-            Some(Reservation { reservation_type, .. })
-                if reservation_type.admits_registrants() && self.key_of(nexus).is_some() =>
-            {
-                Permission::All
-            }
-            Some(Reservation { reservation_type, .. }) => reservation_type.permission(),
-        }
+    /// Returns the permission of a nexus, or of a client that has no name to register.
+    pub fn permission(&self, nexus: Option<&NexusName>) -> Permission {
+        let Some(Reservation { reservation_type, .. }) = &self.reservation else {
+            return Permission::All;
+        };
+        let has_access = nexus.is_some_and(|nexus| {
+            self.is_holder(nexus)
+                || reservation_type.admits_registrants() && self.key_of(nexus).is_some()
+        });
+        if has_access { Permission::All } else { reservation_type.permission() }
     }
 
     /// Returns the effect of SPC-2 RESERVE and RELEASE (SPC-4 5.12.3).
-    pub(crate) fn spc2_effect(&self, nexus: &NexusName) -> Spc2Effect {
+    pub fn spc2_effect(&self, nexus: &NexusName) -> Spc2Effect {
         if self.registrations.is_empty() {
             return Spc2Effect::AsBefore;
         }
-        if self.reservation.is_some() && self.permission(nexus) == Permission::All {
+        if self.reservation.is_some() && self.permission(Some(nexus)) == Permission::All {
             Spc2Effect::WithoutEffect
         } else {
             Spc2Effect::Conflict
@@ -209,18 +287,24 @@ impl ReservationState {
     }
 
     /// Returns the change that `action` makes if `nexus` requests it.
-    pub(crate) fn apply(&self, nexus: &NexusName, action: &Action) -> Result<Change, Refusal> {
+    pub fn apply(&self, nexus: &NexusName, action: &Action) -> Result<Change, ReservationError> {
         let mut change =
             Change { state: self.clone(), reported: Vec::new(), preempted: Vec::new() };
         match action {
             Action::Register(register) => change.register(nexus, register)?,
             Action::Reserve { key, reservation_type } => {
                 self.check_key(nexus, *key)?;
-                change.reserve(nexus, (*reservation_type)?)?;
+                change.reserve(
+                    nexus,
+                    (*reservation_type).map_err(|InvalidType| ReservationError::InvalidType)?,
+                )?;
             }
             Action::Release { key, reservation_type } => {
                 self.check_key(nexus, *key)?;
-                change.release(nexus, (*reservation_type)?)?;
+                change.release(
+                    nexus,
+                    (*reservation_type).map_err(|InvalidType| ReservationError::InvalidType)?,
+                )?;
             }
             Action::Clear { key } => {
                 self.check_key(nexus, *key)?;
@@ -243,18 +327,17 @@ impl ReservationState {
     }
 
     /// Checks the key, before all other fields of the command (SPC-4 6.16.3).
-    fn check_key(&self, nexus: &NexusName, key: u64) -> Result<(), Refusal> {
-        if self.key_of(nexus) == Some(key) { Ok(()) } else { Err(Refusal::ReservationConflict) }
+    fn check_key(&self, nexus: &NexusName, key: u64) -> Result<(), ReservationError> {
+        if self.key_of(nexus) == Some(key) { Ok(()) } else { Err(ReservationError::Conflict) }
     }
 
-    fn set_key(&mut self, nexus: &NexusName, key: u64) -> Result<(), Refusal> {
+    fn set_key(&mut self, nexus: &NexusName, key: u64) -> Result<(), ReservationError> {
         if let Some(known) = self.registrations.iter_mut().find(|known| known.nexus == *nexus) {
             known.key = key;
             return Ok(());
         }
         if self.registrations.len() >= REGISTRATIONS_LIMIT {
-            let additional = AdditionalSense::INSUFFICIENT_REGISTRATION_RESOURCES;
-            return Err(Sense::new(SenseKey::IllegalRequest, additional).into());
+            return Err(ReservationError::TooManyRegistrations);
         }
         self.registrations.push(Registration { nexus: nexus.clone(), key });
         Ok(())
@@ -265,7 +348,7 @@ impl ReservationState {
     }
 
     /// Checks the invariants of a state. The error names the one that is violated.
-    pub(crate) fn check_invariants(&self) -> Result<(), &'static str> {
+    pub fn check_invariants(&self) -> Result<(), &'static str> {
         if self.registrations.len() > REGISTRATIONS_LIMIT {
             return Err("too many registrations");
         }
@@ -298,7 +381,7 @@ impl ReservationState {
 
 /// The result of [`ReservationState::spc2_effect`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Spc2Effect {
+pub enum Spc2Effect {
     /// The command works as in SPC-2.
     AsBefore,
     /// The command returns GOOD without effect.
@@ -308,7 +391,7 @@ pub(crate) enum Spc2Effect {
 
 impl Change {
     /// Registers or unregisters (SPC-4 5.12.7, tables 67 to 69).
-    fn register(&mut self, nexus: &NexusName, register: &Register) -> Result<(), Refusal> {
+    fn register(&mut self, nexus: &NexusName, register: &Register) -> Result<(), ReservationError> {
         let of_port = |initiator_port: &Arc<str>| {
             let initiator_port = initiator_port.clone();
             register.target_ports.iter().map(move |&target_port| NexusName {
@@ -321,18 +404,18 @@ impl Change {
         if let Some(key) = register.key
             && own.iter().any(|own| registered(own).unwrap_or(0) != key)
         {
-            return Err(Refusal::ReservationConflict);
+            return Err(ReservationError::Conflict);
         }
         if register.new_key == 0 && !own.iter().any(|own| registered(own).is_some()) {
             return Ok(());
         }
         if let Some(specified) = &register.specified {
             if registered(nexus).is_some() {
-                return Err(Sense::invalid_bit_in_parameter_list(SPEC_I_PT.0, SPEC_I_PT.1).into());
+                return Err(ReservationError::Registered);
             }
             let others: Vec<NexusName> = specified.iter().flat_map(of_port).collect();
             if others.iter().any(|other| registered(other).is_some()) {
-                return Err(Sense::invalid_field_in_parameter_list(TRANSPORT_IDS).into());
+                return Err(ReservationError::OtherRegistered);
             }
             for other in &others {
                 self.state.set_key(other, register.new_key)?;
@@ -350,7 +433,11 @@ impl Change {
     }
 
     /// Reserves (SPC-4 5.12.9).
-    fn reserve(&mut self, nexus: &NexusName, reservation_type: Type) -> Result<(), Refusal> {
+    fn reserve(
+        &mut self,
+        nexus: &NexusName,
+        reservation_type: Type,
+    ) -> Result<(), ReservationError> {
         match &self.state.reservation {
             None => {
                 self.state.reservation = Some(Reservation::new(nexus, reservation_type));
@@ -361,31 +448,34 @@ impl Change {
             {
                 Ok(())
             }
-            Some(_) => Err(Refusal::ReservationConflict),
+            Some(_) => Err(ReservationError::Conflict),
         }
     }
 
     /// Releases (SPC-4 5.12.11.2.2).
-    fn release(&mut self, nexus: &NexusName, reservation_type: Type) -> Result<(), Refusal> {
+    fn release(
+        &mut self,
+        nexus: &NexusName,
+        reservation_type: Type,
+    ) -> Result<(), ReservationError> {
         if !self.state.is_holder(nexus) {
             return Ok(());
         }
         if self.state.reservation.as_ref().map(|held| held.reservation_type)
             != Some(reservation_type)
         {
-            let additional = AdditionalSense::INVALID_RELEASE_OF_PERSISTENT_RESERVATION;
-            return Err(Sense::new(SenseKey::IllegalRequest, additional).into());
+            return Err(ReservationError::WrongTypeOfRelease);
         }
         self.state.reservation = None;
         if reservation_type.admits_registrants() {
-            self.tell_registrants_except(nexus, UnitAttention::ReservationsReleased);
+            self.notify_registrants_except(nexus, Notice::ReservationsReleased);
         }
         Ok(())
     }
 
     /// Clears (SPC-4 5.12.11.2.7).
     fn clear(&mut self, nexus: &NexusName) {
-        self.tell_registrants_except(nexus, UnitAttention::ReservationsPreempted);
+        self.notify_registrants_except(nexus, Notice::ReservationsPreempted);
         self.state.reservation = None;
         self.state.registrations.clear();
         self.state.count();
@@ -403,7 +493,7 @@ impl Change {
             Some(_) if held => {
                 self.state.reservation = None;
                 if reservation_type.admits_registrants() {
-                    self.tell_registrants_except(nexus, UnitAttention::ReservationsReleased);
+                    self.notify_registrants_except(nexus, Notice::ReservationsReleased);
                 }
             }
             None if self.state.registrations.is_empty() => self.state.reservation = None,
@@ -416,21 +506,22 @@ impl Change {
         &mut self,
         nexus: &NexusName,
         victim: u64,
-        reservation_type: Result<Type, Sense>,
-    ) -> Result<(), Refusal> {
+        reservation_type: Result<Type, InvalidType>,
+    ) -> Result<(), ReservationError> {
         let holder_is_victim = match &self.state.reservation {
             None => false,
             Some(Reservation { holder: None, .. }) => victim == 0,
             Some(Reservation { holder: Some(_), .. }) if victim == 0 => {
-                let field = SERVICE_ACTION_RESERVATION_KEY;
-                return Err(Sense::invalid_field_in_parameter_list(field).into());
+                return Err(ReservationError::ZeroKey);
             }
             Some(Reservation { holder: Some(holder), .. }) => {
                 self.state.key_of(holder) == Some(victim)
             }
         };
         if holder_is_victim {
-            self.preempt_reservation(nexus, victim, reservation_type?);
+            let reservation_type =
+                reservation_type.map_err(|InvalidType| ReservationError::InvalidType)?;
+            self.preempt_reservation(nexus, victim, reservation_type);
         } else {
             self.remove_registrations(nexus, victim)?;
         }
@@ -449,17 +540,21 @@ impl Change {
         self.preempted(nexus, removed);
         self.state.reservation = Some(Reservation::new(nexus, reservation_type));
         if before != Some(reservation_type) {
-            self.tell_registrants_except(nexus, UnitAttention::ReservationsReleased);
+            self.notify_registrants_except(nexus, Notice::ReservationsReleased);
         }
     }
 
     /// Removes registrations (SPC-4 5.12.11.2.5). The nexus's own registration is removed too, if it has that key.
-    fn remove_registrations(&mut self, nexus: &NexusName, victim: u64) -> Result<(), Refusal> {
+    fn remove_registrations(
+        &mut self,
+        nexus: &NexusName,
+        victim: u64,
+    ) -> Result<(), ReservationError> {
         let (removed, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.state.registrations)
             .into_iter()
             .partition(|known| known.key == victim);
         if removed.is_empty() {
-            return Err(Refusal::ReservationConflict);
+            return Err(ReservationError::Conflict);
         }
         self.state.registrations = kept;
         if self.state.registrations.is_empty() {
@@ -472,7 +567,7 @@ impl Change {
     fn preempted(&mut self, by: &NexusName, removed: Vec<Registration>) {
         for Registration { nexus, .. } in removed {
             if nexus != *by {
-                self.reported.push((nexus.clone(), UnitAttention::RegistrationsPreempted));
+                self.reported.push((nexus.clone(), Notice::RegistrationsPreempted));
             }
             self.preempted.push(nexus);
         }
@@ -484,20 +579,18 @@ impl Change {
         nexus: &NexusName,
         new_key: u64,
         to: &NexusName,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ReservationError> {
         let Some(held) = &self.state.reservation else {
-            // There is no reservation to move.
-            return Err(Sense::invalid_bit_in_cdb(1, 4).into());
+            return Err(ReservationError::NothingToMove);
         };
         if held.holder.as_ref() != Some(nexus) {
-            return Err(Refusal::ReservationConflict);
+            return Err(ReservationError::Conflict);
         }
         if new_key == 0 {
-            let field = SERVICE_ACTION_RESERVATION_KEY;
-            return Err(Sense::invalid_field_in_parameter_list(field).into());
+            return Err(ReservationError::ZeroKey);
         }
         if to.initiator_port == nexus.initiator_port {
-            return Err(Sense::invalid_field_in_parameter_list(MOVE_TRANSPORT_ID).into());
+            return Err(ReservationError::MoveToItself);
         }
         let reservation_type = held.reservation_type;
         self.state.set_key(to, new_key)?;
@@ -506,8 +599,8 @@ impl Change {
         Ok(())
     }
 
-    fn tell_registrants_except(&mut self, spared: &NexusName, attention: UnitAttention) {
+    fn notify_registrants_except(&mut self, spared: &NexusName, notice: Notice) {
         let others = self.state.registrations.iter().filter(|known| known.nexus != *spared);
-        self.reported.extend(others.map(|known| (known.nexus.clone(), attention)));
+        self.reported.extend(others.map(|known| (known.nexus.clone(), notice)));
     }
 }

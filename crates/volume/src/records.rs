@@ -1,4 +1,4 @@
-//! The records that a logical unit stores durably beside its data.
+//! The records that a volume stores durably beside its data.
 
 use sarsen_block::Io;
 use std::io;
@@ -16,7 +16,7 @@ pub enum MetadataKind {
     IdentifyingInformation,
     /// An atomic write that is not yet on the medium (SBC-4 4.29).
     AtomicWrite,
-    /// The key that encrypts the unit's blocks. Saving a key destroys the previous one.
+    /// The key that encrypts the volume's blocks. Saving a key destroys the previous one.
     Key,
 }
 
@@ -44,11 +44,11 @@ impl MetadataKind {
     }
 }
 
-/// Stores the records of one logical unit.
+/// Stores the records of one volume.
 pub trait MetadataStore: Send + Sync {
     /// Returns the last saved record; `None` if it was never saved, or was removed. This function blocks. It is called
-    /// at the creation of a unit, never during a command. A damaged record is an error, which is reported to the
-    /// administrator: the unit does not start.
+    /// at the creation of a volume, never during a request. A damaged record is an error, which is reported to the
+    /// administrator: the volume does not start.
     fn load(&self, record: MetadataKind) -> io::Result<Option<Vec<u8>>>;
 
     /// Replaces a record. The record is durable when the result arrives. An empty record removes it. After a crash the

@@ -1,10 +1,11 @@
 //! Runs random sequences of service actions against a model that follows the tables directly, and checks the record of
 //! each resulting state.
 
-use super::state::{Action, NexusName, Permission, Register, ReservationState, Type};
+use super::state::{
+    Action, InvalidType, NexusName, Notice, Permission, Register, ReservationError,
+    ReservationState, Type,
+};
 use super::{record, state};
-use crate::refusal::Refusal;
-use crate::{Sense, UnitAttention};
 use proptest::prelude::*;
 
 const NEXUSES: usize = 4;
@@ -219,7 +220,7 @@ fn check_record(state: &ReservationState) {
     }
 }
 
-fn check_reported(before: &ReservationState, who: usize, reported: &[(NexusName, UnitAttention)]) {
+fn check_reported(before: &ReservationState, who: usize, reported: &[(NexusName, Notice)]) {
     for (nexus, _) in reported {
         assert_ne!(*nexus, name(who), "one's own doing is not told");
         assert!(before.key_of(nexus).is_some(), "only registrants are told");
@@ -243,15 +244,15 @@ proptest! {
                     state = change.state;
                     Answer::Good
                 }
-                Err(Refusal::ReservationConflict) => Answer::Conflict,
-                Err(Refusal::Sense(_)) => Answer::CheckCondition,
+                Err(ReservationError::Conflict) => Answer::Conflict,
+                Err(_) => Answer::CheckCondition,
             };
             prop_assert_eq!(answer, expected, "{:?}", step);
             prop_assert_eq!(&modelled(&state), &model);
             prop_assert_eq!(state.check_invariants(), Ok(()));
             for who in 0..NEXUSES {
                 let nexus = name(who);
-                let all = state.permission(&nexus) == Permission::All;
+                let all = state.permission(Some(&nexus)) == Permission::All;
                 prop_assert!(all || (state.reservation.is_some() && !state.is_holder(&nexus)));
             }
             check_record(&state);
@@ -272,9 +273,8 @@ proptest! {
 
 #[test]
 fn spc4_6_16_3_the_key_comes_before_a_wrong_type() {
-    let wrong = Err(Sense::invalid_bit_in_cdb(2, 3));
-    let reserve = Action::Reserve { key: 1, reservation_type: wrong };
+    let reserve = Action::Reserve { key: 1, reservation_type: Err(InvalidType) };
     let refusal = ReservationState::default().apply(&name(0), &reserve).expect_err("is refused");
-    assert!(matches!(refusal, Refusal::ReservationConflict));
+    assert_eq!(refusal, ReservationError::Conflict);
     assert!(state::REGISTRATIONS_LIMIT < usize::from(u16::MAX) / 8, "READ KEYS tells all");
 }

@@ -1,0 +1,21 @@
+//! What a volume is, whatever protocol serves it.
+//!
+//! A [`Volume`] is a store with the state that concerns all of its clients: the gate that separates exclusive writes from
+//! others, reservations, the phase of the medium, and the records that outlive the program. A protocol offers a view of
+//! it: a SCSI logical unit, an NBD export. Each client has an [`Attachment`]. This crate has no clock, no sockets and no
+//! threads.
+
+mod attachment;
+mod changes;
+mod gate;
+mod phase;
+mod records;
+pub mod reservations;
+mod volume;
+
+pub use attachment::{Attachment, ClientId, NO_CLIENT, new_client};
+pub use changes::{ChangeListener, Reported};
+pub use gate::{ExclusiveGuard, SharedGuard, WriteGate};
+pub use phase::{MediumPhase, Phase};
+pub use records::{MetadataKind, MetadataStore};
+pub use volume::{NotUsable, Volume};
