@@ -1,14 +1,15 @@
 //! NBD as specified by the protocol document (doc/proto.md of the NetworkBlockDevice project): the fixed newstyle
-//! handshake and the transmission phase with simple replies. Comments cite clauses of that document by heading.
+//! handshake and the transmission phase with simple, structured and extended replies. Comments cite clauses of that
+//! document by heading. Extended headers are specified by its branch `extension-ext-header`.
 
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The port that IANA assigned.
 pub const DEFAULT_PORT: u16 = 10809;
-/// Maximum length of an export's name ("Values, export names").
+/// Maximum length of a string in bytes, such as an export's name or an error message ("Conventions").
 pub const MAX_NAME_LENGTH: usize = 4096;
-/// Maximum payload of a server that declares no block size constraints ("Block size constraints").
+/// Maximum payload of a server that declares no size constraints ("Size constraints").
 pub const DEFAULT_MAX_PAYLOAD: u32 = 32 << 20;
 /// Number of zero bytes after [`ExportNameReply`], unless both sides negotiated [`NO_ZEROES`].
 pub const EXPORT_NAME_PADDING: usize = 124;
@@ -23,8 +24,20 @@ pub const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 /// The magic number of each request.
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
+/// The magic number of each request with extended headers.
+pub const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
 /// The magic number of each simple reply.
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+/// The magic number of each chunk of a structured reply.
+pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
+/// The magic number of each chunk of an extended reply.
+pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
+/// The largest minimum block size that a server may advertise ("Size constraints").
+pub const MAX_MINIMUM_BLOCK: u32 = 64 * 1024;
+/// The smallest preferred block size that a server may advertise ("Size constraints").
+pub const MIN_PREFERRED_BLOCK: u32 = 512;
+/// The name of the metadata context that reports allocation ("`base:allocation` metadata context").
+pub const BASE_ALLOCATION: &str = "base:allocation";
 
 macro_rules! layout {
     ($(#[$doc:meta])* $name:ident: $length:literal
@@ -130,7 +143,7 @@ layout! {
     Request: 28 {
         /// [`REQUEST_MAGIC`].
         magic: U32,
-        /// [`FUA`] and [`NO_HOLE`].
+        /// Command flags: [`FUA`] and the others below it.
         flags: U16,
         /// A [`CommandCode`].
         command: U16,
@@ -143,10 +156,36 @@ layout! {
     }
 }
 
+layout! {
+    /// A request with extended headers; its payload follows if [`PAYLOAD_LEN`] is set.
+    ExtendedRequest: 32 {
+        /// [`EXTENDED_REQUEST_MAGIC`].
+        magic: U32,
+        /// Command flags: [`FUA`] and the others below it.
+        flags: U16,
+        /// A [`CommandCode`].
+        command: U16,
+        /// Identifier that the server returns in the reply.
+        cookie: U64,
+        /// First byte.
+        offset: U64,
+        /// Number of bytes: of the payload if [`PAYLOAD_LEN`] is set, otherwise of the export.
+        length: U64,
+    }
+}
+
 /// Command flag: the server replies once the data is on stable storage.
 pub const FUA: u16 = 1 << 0;
 /// Command flag of [`CommandCode::WriteZeroes`]: the space stays allocated.
 pub const NO_HOLE: u16 = 1 << 1;
+/// Command flag of [`CommandCode::Read`]: the reply has one content chunk.
+pub const DF: u16 = 1 << 2;
+/// Command flag of [`CommandCode::BlockStatus`]: the reply has one extent for each context.
+pub const REQ_ONE: u16 = 1 << 3;
+/// Command flag of [`CommandCode::WriteZeroes`]: the request fails if it is not faster than a write.
+pub const FAST_ZERO: u16 = 1 << 4;
+/// Command flag of [`ExtendedRequest`]: a payload of [`ExtendedRequest::length`] bytes follows.
+pub const PAYLOAD_LEN: u16 = 1 << 5;
 
 layout! {
     /// A simple reply; the data of a successful read follows.
@@ -158,6 +197,101 @@ layout! {
         /// The cookie of the request.
         cookie: U64,
     }
+}
+
+layout! {
+    /// The head of a chunk of a structured reply; its payload follows.
+    ReplyChunk: 20 {
+        /// [`STRUCTURED_REPLY_MAGIC`].
+        magic: U32,
+        /// [`REPLY_DONE`].
+        flags: U16,
+        /// A [`ChunkType`].
+        chunk: U16,
+        /// The cookie of the request.
+        cookie: U64,
+        /// Length of the payload.
+        length: U32,
+    }
+}
+
+layout! {
+    /// The head of a chunk of an extended reply; its payload follows.
+    ExtendedReplyChunk: 32 {
+        /// [`EXTENDED_REPLY_MAGIC`].
+        magic: U32,
+        /// [`REPLY_DONE`].
+        flags: U16,
+        /// A [`ChunkType`].
+        chunk: U16,
+        /// The cookie of the request.
+        cookie: U64,
+        /// The offset of the request.
+        offset: U64,
+        /// Length of the payload.
+        length: U64,
+    }
+}
+
+/// Flag of a chunk: it is the last of its reply.
+pub const REPLY_DONE: u16 = 1 << 0;
+
+layout! {
+    /// The payload of [`ChunkType::OffsetHole`].
+    HoleChunk: 12 {
+        /// First byte.
+        offset: U64,
+        /// Number of zero bytes, not 0.
+        length: U32,
+    }
+}
+
+layout! {
+    /// The beginning of the payload of [`ChunkType::Error`]; the message follows.
+    ErrorChunk: 6 {
+        /// An [`ErrorCode`], not [`ErrorCode::None`].
+        error: U32,
+        /// Length of the message, with a maximum of [`MAX_NAME_LENGTH`].
+        message_length: U16,
+    }
+}
+
+layout! {
+    /// An extent in the payload of [`ChunkType::BlockStatus`], after the identifier of the context (32 bits).
+    StatusDescriptor: 8 {
+        /// Number of bytes, not 0.
+        length: U32,
+        /// The status that the context defines.
+        flags: U32,
+    }
+}
+
+layout! {
+    /// The beginning of the payload of [`ChunkType::BlockStatusExt`]; the extents follow.
+    ExtendedStatus: 8 {
+        /// The identifier of the context.
+        context: U32,
+        /// Number of extents, not 0.
+        count: U32,
+    }
+}
+
+layout! {
+    /// An extent in the payload of [`ChunkType::BlockStatusExt`].
+    ExtendedStatusDescriptor: 16 {
+        /// Number of bytes, not 0.
+        length: U64,
+        /// The status that the context defines.
+        flags: U64,
+    }
+}
+
+/// The status flags of the context [`BASE_ALLOCATION`].
+pub mod allocation {
+    /// The extent is not allocated.
+    pub const HOLE: u32 = 1 << 0;
+    /// The extent reads as zeroes.
+    pub const ZERO: u32 = 1 << 1;
 }
 
 /// The properties of an export: its sixteen transmission flags.
@@ -176,8 +310,18 @@ pub mod transmission {
     pub const SEND_TRIM: u16 = 1 << 5;
     /// WRITE_ZEROES is supported.
     pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
+    /// The DF flag is supported.
+    pub const SEND_DF: u16 = 1 << 7;
     /// Each connection sees the flushed writes of the others.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
+    /// RESIZE is supported (branch `extension-resize`).
+    pub const SEND_RESIZE: u16 = 1 << 9;
+    /// CACHE is supported.
+    pub const SEND_CACHE: u16 = 1 << 10;
+    /// The FAST_ZERO flag is supported.
+    pub const SEND_FAST_ZERO: u16 = 1 << 11;
+    /// BLOCK_STATUS accepts a payload that selects contexts (branch `extension-ext-header`).
+    pub const BLOCK_STATUS_PAYLOAD: u16 = 1 << 12;
 }
 
 open_enum! {
@@ -197,6 +341,12 @@ open_enum! {
         Go = 7,
         /// Negotiate structured replies.
         StructuredReply = 8,
+        /// List the metadata contexts of an export.
+        ListMetaContext = 9,
+        /// Select metadata contexts of an export.
+        SetMetaContext = 10,
+        /// Negotiate extended headers.
+        ExtendedHeaders = 11,
     }
 }
 
@@ -209,6 +359,8 @@ open_enum! {
         Server = 2,
         /// One item of the requested information.
         Info = 3,
+        /// A metadata context: its identifier (32 bits) and its name.
+        MetaContext = 4,
         /// The server does not know the option.
         Unsupported = 0x8000_0001,
         /// The server's policy forbids the option.
@@ -227,6 +379,8 @@ open_enum! {
         BlockSizeRequired = 0x8000_0008,
         /// The request is too long.
         TooBig = 0x8000_0009,
+        /// The option requires extended headers, or extended headers take its place.
+        ExtendedHeadersRequired = 0x8000_000a,
     }
 }
 
@@ -268,6 +422,35 @@ open_enum! {
         Cache = 5,
         /// Write zeroes.
         WriteZeroes = 6,
+        /// Return the status of a range in the selected metadata contexts.
+        BlockStatus = 7,
+    }
+}
+
+open_enum! {
+    /// The type of a chunk. Values from 2^15 on are errors ("Structured reply types").
+    ChunkType(u16) {
+        /// The reply ends without more content.
+        None = 0,
+        /// An offset (64 bits) and the data from there.
+        OffsetData = 1,
+        /// [`HoleChunk`].
+        OffsetHole = 2,
+        /// The identifier of a context (32 bits) and extents ([`StatusDescriptor`]).
+        BlockStatus = 5,
+        /// [`ExtendedStatus`] and extents ([`ExtendedStatusDescriptor`]).
+        BlockStatusExt = 6,
+        /// [`ErrorChunk`] and a message.
+        Error = 0x8001,
+        /// [`ErrorChunk`], a message and the offset of the error (64 bits).
+        ErrorOffset = 0x8002,
+    }
+}
+
+impl ChunkType {
+    /// Returns whether the chunk reports an error.
+    pub const fn is_error(self) -> bool {
+        self.0 & 0x8000 != 0
     }
 }
 
@@ -320,6 +503,63 @@ mod tests {
         assert_eq!(greeting.magic.get(), GREETING_MAGIC);
         assert_eq!(greeting.style.get(), OPTION_MAGIC);
         assert_eq!(greeting.flags.get(), FIXED_NEWSTYLE | NO_ZEROES);
+    }
+
+    #[test]
+    fn extended_layouts_are_those_of_the_branch() {
+        let request = ExtendedRequest {
+            magic: EXTENDED_REQUEST_MAGIC.into(),
+            flags: (FUA | PAYLOAD_LEN).into(),
+            command: CommandCode::Write.0.into(),
+            cookie: 0x0102_0304_0506_0708.into(),
+            offset: 0x1000.into(),
+            length: 0x200.into(),
+        };
+        let bytes = [
+            0x21, 0xe4, 0x1c, 0x71, 0, 0x21, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 0, 0, 0, 0x10,
+            0, 0, 0, 0, 0, 0, 0, 2, 0,
+        ];
+        assert_eq!(request.as_bytes(), bytes);
+        let head = ExtendedReplyChunk {
+            magic: EXTENDED_REPLY_MAGIC.into(),
+            flags: REPLY_DONE.into(),
+            chunk: ChunkType::BlockStatusExt.0.into(),
+            cookie: 1.into(),
+            offset: 2.into(),
+            length: 24.into(),
+        };
+        let status = ExtendedStatus { context: 3.into(), count: 1.into() };
+        let extent = ExtendedStatusDescriptor { length: (1 << 40).into(), flags: 3.into() };
+        let bytes = [
+            &[0x6e, 0x8a, 0x27, 0x8c, 0, 1, 0, 6, 0, 0, 0, 0, 0, 0, 0, 1][..],
+            &[0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 24],
+            &[0, 0, 0, 3, 0, 0, 0, 1],
+            &[0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3],
+        ];
+        let parts = [head.as_bytes(), status.as_bytes(), extent.as_bytes()];
+        assert!(parts.iter().copied().flatten().eq(bytes.iter().copied().flatten()));
+    }
+
+    #[test]
+    fn chunks_are_those_of_the_document() {
+        let head = ReplyChunk {
+            magic: STRUCTURED_REPLY_MAGIC.into(),
+            flags: REPLY_DONE.into(),
+            chunk: ChunkType::Error.0.into(),
+            cookie: 5.into(),
+            length: 6.into(),
+        };
+        let error = ErrorChunk { error: ErrorCode::Invalid.0.into(), message_length: 0.into() };
+        let bytes = [
+            0x66, 0x8e, 0x33, 0xef, 0, 1, 0x80, 1, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 6, 0, 0, 0, 22,
+            0, 0,
+        ];
+        assert!([head.as_bytes(), error.as_bytes()].iter().copied().flatten().eq(&bytes));
+        let hole = HoleChunk { offset: 0x1000.into(), length: 0x200.into() };
+        assert_eq!(hole.as_bytes(), [0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 2, 0]);
+        let extent = StatusDescriptor { length: 512.into(), flags: allocation::ZERO.into() };
+        assert_eq!(extent.as_bytes(), [0, 0, 2, 0, 0, 0, 0, 2]);
+        assert!(ChunkType::ErrorOffset.is_error() && !ChunkType::BlockStatus.is_error());
     }
 
     #[test]
