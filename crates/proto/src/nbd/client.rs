@@ -6,7 +6,6 @@
 //! does not negotiate structured replies.
 
 mod handshake;
-mod tasks;
 #[cfg(test)]
 mod tests;
 
@@ -20,8 +19,8 @@ use sarsen_wire::nbd::{
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::Output;
+use super::slots::Slots;
 use handshake::{Handshake, Step};
-use tasks::{ReplyData, Tasks};
 
 /// Minimum remaining length of a read that is received directly into its buffer.
 const LANDING_LENGTH: usize = 16 * 1024;
@@ -193,6 +192,19 @@ struct Reading {
     filled: usize,
 }
 
+/// The data of a successful reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReplyData {
+    Nothing,
+    Data(u32),
+}
+
+/// A request without a reply.
+struct Task<T> {
+    token: T,
+    expected: ReplyData,
+}
+
 /// An NBD client. See the module. `T` is the owner's token, which identifies a request.
 pub struct Client<T> {
     phase: Phase,
@@ -200,7 +212,7 @@ pub struct Client<T> {
     partial: Vec<u8>,
     output: Output,
     events: VecDeque<Event<T>>,
-    tasks: Tasks<T>,
+    tasks: Slots<Task<T>>,
 }
 
 impl<T> Client<T> {
@@ -211,7 +223,7 @@ impl<T> Client<T> {
             partial: Vec::new(),
             output: Output::default(),
             events: VecDeque::new(),
-            tasks: Tasks::default(),
+            tasks: Slots::default(),
         })
     }
 
@@ -233,7 +245,7 @@ impl<T> Client<T> {
     /// Ends a lost connection. Returns the tokens of the open requests, which will get no answer.
     pub fn abandon(&mut self) -> Vec<T> {
         self.phase = Phase::Failed(ClientError::Abandoned);
-        self.tasks.drain()
+        self.tasks.drain().map(|task| task.token).collect()
     }
 
     /// Sends a request to the export. Permitted only after [`Event::Ready`].
@@ -244,7 +256,7 @@ impl<T> Client<T> {
             Request::Read { length, .. } => ReplyData::Data(*length),
             _ => ReplyData::Nothing,
         };
-        let cookie = self.tasks.insert(token, expected);
+        let cookie = self.tasks.insert(Task { token, expected });
         let durability = |durable: bool| if durable { FUA } else { 0 };
         let (command, flags, offset, length, data) = match request {
             Request::Read { offset, length } => (CommandCode::Read, 0, offset, length, None),
@@ -390,8 +402,8 @@ impl<T> Client<T> {
             return Err(ClientError::Magic { what: "a reply", found });
         }
         let (cookie, error) = (reply.cookie.get(), ErrorCode(reply.error.get()));
-        let expected = self.tasks.expected(cookie).ok_or(ClientError::UnknownCookie(cookie))?;
-        match expected {
+        let task = self.tasks.find(cookie).ok_or(ClientError::UnknownCookie(cookie))?;
+        match task.expected {
             ReplyData::Data(length) if error == ErrorCode::None && length > 0 => {
                 let buffer = Buffer::for_overwrite(length as usize);
                 let reading = Some(Reading { cookie, buffer, filled: 0 });
@@ -421,7 +433,7 @@ impl<T> Client<T> {
     }
 
     fn complete(&mut self, cookie: u64, result: Result<Buffer, ErrorCode>) {
-        if let Some(token) = self.tasks.remove(cookie) {
+        if let Some(Task { token, .. }) = self.tasks.remove(cookie) {
             self.events.push_back(Event::Completed { token, result });
         }
     }

@@ -4,6 +4,7 @@
 
 pub mod client;
 pub mod output;
+mod slots;
 
 pub use client::{Client, ClientError, Event, Export, Request};
 pub use output::Output;

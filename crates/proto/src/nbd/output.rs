@@ -1,23 +1,35 @@
-//! The output queue. Heads are collected, and payloads are kept by reference. One vectored send then takes everything
-//! that is ready.
+//! The output queue of both ends. Heads are collected, and payloads are kept by reference. One vectored send then takes
+//! everything that is ready.
 
 use std::collections::VecDeque;
 
-use sarsen_block::{Buffer, Piece};
+use sarsen_block::{Data, Piece};
 
 /// Maximum length of payloads that are copied. A copy is cheaper than a piece for each.
 const COPY_LIMIT: usize = 1024;
+/// Maximum length of a run of heads. A longer run would keep bytes that were sent in memory.
+const HEADS_LIMIT: usize = 16 * 1024;
+/// Memory that a payload counts in addition to its data: its entry in the queue.
+const PAYLOAD_ENTRY: usize = size_of::<Run>();
 
 enum Run {
     Heads(Vec<u8>),
-    Payload(Buffer),
+    Payload(Data),
 }
 
 impl Run {
-    fn bytes(&self) -> &[u8] {
+    fn len(&self) -> usize {
         match self {
-            Self::Heads(bytes) => bytes,
-            Self::Payload(buffer) => buffer,
+            Self::Heads(bytes) => bytes.len(),
+            Self::Payload(data) => data.len(),
+        }
+    }
+
+    /// Returns the bytes of memory that the run is counted with.
+    fn memory(&self) -> usize {
+        match self {
+            Self::Heads(bytes) => bytes.len(),
+            Self::Payload(data) => data.memory() + PAYLOAD_ENTRY,
         }
     }
 }
@@ -28,6 +40,8 @@ pub struct Output {
     runs: VecDeque<Run>,
     /// Number of bytes of the first run that were sent.
     sent: usize,
+    /// Sum of the runs' memory.
+    memory: usize,
 }
 
 impl Output {
@@ -36,30 +50,72 @@ impl Output {
         self.runs.is_empty()
     }
 
+    /// Returns the bytes of memory that heads and payloads occupy until they are sent. Data in a store counts as 0.
+    pub const fn memory(&self) -> usize {
+        self.memory
+    }
+
     /// Appends a few bytes.
     pub fn push(&mut self, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.heads(bytes.len()).extend_from_slice(bytes);
+        }
+    }
+
+    /// Appends the data of a write, or of a reply to a read.
+    pub fn push_payload(&mut self, data: impl Into<Data>) {
+        let data = data.into();
+        match data.len() {
+            0 => {}
+            length if length <= COPY_LIMIT => {
+                let heads = self.heads(length);
+                let start = heads.len();
+                heads.resize(start + length, 0);
+                data.copy_out(0, &mut heads[start..]);
+            }
+            _ => {
+                let run = Run::Payload(data);
+                self.memory += run.memory();
+                self.runs.push_back(run);
+            }
+        }
+    }
+
+    /// Returns the run of heads that takes the next `length` bytes, and counts these bytes.
+    fn heads(&mut self, length: usize) -> &mut Vec<u8> {
+        self.memory += length;
+        let fits = matches!(
+            self.runs.back(),
+            Some(Run::Heads(heads)) if heads.len() + length <= HEADS_LIMIT
+        );
+        if !fits {
+            self.runs.push_back(Run::Heads(Vec::new()));
+        }
         match self.runs.back_mut() {
-            Some(Run::Heads(heads)) => heads.extend_from_slice(bytes),
-            _ if bytes.is_empty() => {}
-            _ => self.runs.push_back(Run::Heads(bytes.to_vec())),
+            Some(Run::Heads(heads)) => heads,
+            _ => unreachable!("the last run collects heads"),
         }
     }
 
-    /// Appends the data of a write.
-    pub fn push_payload(&mut self, data: Buffer) {
-        if data.len() <= COPY_LIMIT {
-            self.push(&data);
-        } else {
-            self.runs.push_back(Run::Payload(data));
-        }
-    }
-
-    /// Collects the first pieces to send, with a maximum of `limit`.
+    /// Collects the first pieces to send, until `into` has `limit` pieces.
     pub fn pieces<'a>(&'a self, into: &mut Vec<Piece<'a>>, limit: usize) {
-        let mut skipped = self.sent;
-        for run in self.runs.iter().take(limit) {
-            into.push(Piece::Bytes(&run.bytes()[skipped..]));
-            skipped = 0;
+        let mut at = self.sent;
+        for run in &self.runs {
+            while at < run.len() && into.len() < limit {
+                let piece = match run {
+                    Run::Heads(bytes) => Piece::Bytes(&bytes[at..]),
+                    Run::Payload(data) => data.piece(at, data.len() - at),
+                };
+                at += match &piece {
+                    Piece::Bytes(bytes) => bytes.len(),
+                    Piece::Shared { length, .. } => *length,
+                };
+                into.push(piece);
+            }
+            if into.len() >= limit {
+                return;
+            }
+            at = 0;
         }
     }
 
@@ -67,10 +123,66 @@ impl Output {
     pub fn sent(&mut self, count: usize) {
         self.sent += count;
         while let Some(first) = self.runs.front()
-            && self.sent >= first.bytes().len()
+            && self.sent >= first.len()
         {
-            self.sent -= first.bytes().len();
+            self.sent -= first.len();
+            self.memory -= first.memory();
             self.runs.pop_front();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sarsen_block::Buffer;
+
+    use super::*;
+
+    /// Returns the bytes of all pieces. Each send takes a maximum of `step` bytes.
+    fn drain(output: &mut Output, step: usize) -> Vec<u8> {
+        let mut stream = Vec::new();
+        while !output.is_empty() {
+            let mut pieces = Vec::new();
+            output.pieces(&mut pieces, 2);
+            assert!(pieces.len() <= 2);
+            let mut bytes: Vec<u8> = pieces
+                .iter()
+                .flat_map(|piece| match piece {
+                    Piece::Bytes(bytes) => bytes.to_vec(),
+                    Piece::Shared { .. } => unreachable!("not used here"),
+                })
+                .collect();
+            bytes.truncate(step);
+            output.sent(bytes.len());
+            stream.extend(bytes);
+        }
+        assert_eq!(output.memory(), 0);
+        stream
+    }
+
+    #[test]
+    fn heads_and_payloads_are_sent_in_order_in_any_steps() {
+        for step in [1, 7, 1000, 100_000, usize::MAX] {
+            let mut output = Output::default();
+            output.push(b"head");
+            output.push_payload(Buffer::copy_of(&[1; 100]));
+            output.push_payload(Buffer::copy_of(&[2; 5000]));
+            output.push_payload(Data::Zeroes(150_000));
+            output.push_payload(Data::empty());
+            output.push(b"tail");
+            let wanted = [&b"head"[..], &[1; 100], &[2; 5000], &vec![0; 150_000], b"tail"];
+            assert!(drain(&mut output, step) == wanted.concat(), "{step}");
+        }
+    }
+
+    #[test]
+    fn queue_that_is_never_empty_does_not_grow() {
+        let mut output = Output::default();
+        output.push(&[0; 16]);
+        for _ in 0..10_000 {
+            output.push(&[0; 16]);
+            output.sent(16);
+        }
+        assert!(output.memory() <= 2 * HEADS_LIMIT, "{} bytes", output.memory());
     }
 }
