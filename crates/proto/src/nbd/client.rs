@@ -19,6 +19,7 @@ use sarsen_wire::nbd::{
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::Output;
+use super::partial::collect;
 use super::slots::Slots;
 use handshake::{Handshake, Step};
 
@@ -354,29 +355,11 @@ impl<T> Client<T> {
         }
     }
 
-    /// Returns the next `length` bytes, when all of them have arrived.
-    fn collect<'m, 'i: 'm>(
-        partial: &'m mut Vec<u8>,
-        input: &mut &'i [u8],
-        length: usize,
-    ) -> Option<&'m [u8]> {
-        if partial.is_empty() && input.len() >= length {
-            let (whole, rest) = input.split_at(length);
-            *input = rest;
-            return Some(whole);
-        }
-        let count = input.len().min(length - partial.len());
-        let (head, rest) = input.split_at(count);
-        partial.extend_from_slice(head);
-        *input = rest;
-        (partial.len() == length).then_some(partial)
-    }
-
     /// Handles one message of the handshake.
     fn shake_hands(&mut self, input: &mut &[u8]) -> Result<Received, ClientError> {
         let Phase::Handshake(handshake) = &mut self.phase else { return Ok(Received::Incomplete) };
         let wanted = handshake.wanted();
-        let Some(message) = Self::collect(&mut self.partial, input, wanted) else {
+        let Some(message) = collect(&mut self.partial, input, wanted) else {
             return Ok(Received::Incomplete);
         };
         let step = handshake.handle(message, &mut self.output)?;
@@ -391,7 +374,7 @@ impl<T> Client<T> {
     /// Handles the head of a reply, and completes the request if no data follows.
     fn take_reply(&mut self, input: &mut &[u8]) -> Result<Received, ClientError> {
         const LENGTH: usize = size_of::<SimpleReply>();
-        let Some(bytes) = Self::collect(&mut self.partial, input, LENGTH) else {
+        let Some(bytes) = collect(&mut self.partial, input, LENGTH) else {
             return Ok(Received::Incomplete);
         };
         let reply = SimpleReply::read_from_bytes(bytes).ok();
