@@ -12,8 +12,12 @@ pub(super) fn collect<'m, 'i: 'm>(
         *input = rest;
         return Some(whole);
     }
+    if input.is_empty() {
+        return None;
+    }
     let count = input.len().min(length - partial.len());
     let (head, rest) = input.split_at(count);
+    partial.reserve_exact(length - partial.len());
     partial.extend_from_slice(head);
     *input = rest;
     (partial.len() == length).then_some(partial)
