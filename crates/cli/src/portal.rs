@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use clap::Subcommand;
+use sarsen_node::config::Protocol;
 use sarsen_node::control::Client;
 use sarsen_node::model::document::{Portal, Tls};
 use sarsen_node::model::{Document, ObjectKind};
@@ -20,6 +21,9 @@ pub(crate) enum Verb {
     Create {
         /// Address, such as `0.0.0.0:3260` or `[::]:3260`.
         address: String,
+        /// The protocol that it serves: iscsi or nbd.
+        #[arg(long, default_value_t)]
+        protocol: Protocol,
         /// The portal group tag. Default: 1.
         #[arg(long, value_name = "TAG")]
         group: Option<u16>,
@@ -44,14 +48,23 @@ pub(crate) enum Verb {
 
 pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     match verb {
-        Verb::Create { address, group, tls_certificate, tls_key, tls_client_ca, options } => {
+        Verb::Create {
+            address,
+            protocol,
+            group,
+            tls_certificate,
+            tls_key,
+            tls_client_ca,
+            options,
+        } => {
+            let protocol = Some(protocol).filter(|protocol| *protocol != Protocol::default());
             let tls = tls_certificate.zip(tls_key).map(|(certificate, key)| Tls {
                 certificate,
                 key,
                 client_ca: tls_client_ca,
                 require_client_certificate: None,
             });
-            let portal = Portal { address, group, tls };
+            let portal = Portal { address, protocol, group, tls };
             options.create(Document { portal: vec![portal], ..Document::default() })
         }
         Verb::Common(state::Verb::List { options }) => {
@@ -92,14 +105,14 @@ fn refuse_others(verb: &state::OneVerb) -> anyhow::Result<()> {
 
 /// Describes an open portal whose address is not the name of an object.
 fn unnamed(portal: &ServedPortal) -> String {
-    let ServedPortal { address, group, tls, is_object } = portal;
+    let ServedPortal { address, protocol, group, tls, is_object } = portal;
     let tls = if *tls { ", TLS" } else { "" };
     let reason = if *is_object {
         "the free port that a portal with port 0 selected"
     } else {
         "opened by the server's flags, configuration file or default"
     };
-    format!("* {address}: group {group}{tls}, {reason}")
+    format!("* {address}: {protocol}, group {group}{tls}, {reason}")
 }
 
 fn listening(client: &Client) -> anyhow::Result<PortalList> {
@@ -137,6 +150,7 @@ mod tests {
     fn portals_at(addresses: &[&str]) -> PortalList {
         let portals = addresses.iter().map(|&address| ServedPortal {
             address: address.to_owned(),
+            protocol: Protocol::Iscsi,
             group: 1,
             tls: false,
             is_object: false,

@@ -20,8 +20,8 @@ use sarsen_io::process;
 use sarsen_io::spin::Spin;
 use sarsen_io::{threads, time};
 use sarsen_node::config::{
-    self, ApiConfig, Config, DEFAULT_GROUP, IsnsConfig, Placed, Portal, TlsConfig, VolumeConfig,
-    render_size,
+    self, ApiConfig, Config, DEFAULT_GROUP, IsnsConfig, Placed, Portal, Protocol, TlsConfig,
+    VolumeConfig, render_size,
 };
 use sarsen_node::{ChangeOutcome, ConfigError, Server};
 use serde::Serialize;
@@ -51,6 +51,10 @@ pub(crate) struct Arguments {
     /// after a comma is its portal group, such as `10.0.1.1:3260,2`. Default: 1.
     #[arg(short, long, value_name = "ADDRESS[,TAG]", value_parser = config::parse_portal)]
     listen: Vec<Portal>,
+    /// A portal that serves the volumes by NBD, such as `127.0.0.1:10809`. The export of a volume has its name and the
+    /// access rules of its target.
+    #[arg(long, value_name = "ADDRESS[,TAG]", value_parser = config::parse_nbd_portal)]
+    listen_nbd: Vec<Portal>,
     #[command(flatten)]
     tls: TlsArguments,
     /// An account: NAME=FILE, with the file of its secret. Group and other users must have no access to the file.
@@ -156,8 +160,10 @@ impl Arguments {
         let place = |name: &String| Placed { place: format!("--chap {name}"), value: name.clone() };
         config.chap.extend(self.chap.iter().map(place));
         config.listen.extend(self.listen.iter().cloned().chain(self.tls.portals()));
+        config.listen.extend(self.listen_nbd.iter().cloned());
         if config.listen.is_empty() {
-            let portal = |&address| Portal { address, group: DEFAULT_GROUP, tls: None };
+            let (protocol, group) = (Protocol::Iscsi, DEFAULT_GROUP);
+            let portal = |&address| Portal { address, protocol, group, tls: None };
             config.listen = received.iter().map(portal).collect();
         }
         config.cores = self.cores.or(config.cores);

@@ -165,12 +165,15 @@ fn age(seconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use sarsen_node::config::Protocol;
+
     use super::*;
 
     #[test]
     fn a_session_is_one_line() {
         let session = Session {
             tsih: 7,
+            protocol: Protocol::Iscsi,
             initiator: "iqn.2026-01.x:host".into(),
             isid: "0x800000000001".into(),
             target: Some("iqn.2026-01.x:disk".into()),

@@ -80,7 +80,8 @@ pub(crate) fn notice_addresses(
     portals: &[config::Portal],
 ) -> Vec<SocketAddr> {
     let Some(port) = config.and_then(|config| config.notice_port) else { return Vec::new() };
-    let hosts: BTreeSet<IpAddr> = portals.iter().map(|portal| portal.address.ip()).collect();
+    let portals = portals.iter().filter(|portal| portal.protocol == config::Protocol::Iscsi);
+    let hosts: BTreeSet<IpAddr> = portals.map(|portal| portal.address.ip()).collect();
     // A portal on all addresses includes the other addresses of its family.
     let is_own = |host: &&IpAddr| {
         host.is_unspecified()
@@ -285,6 +286,9 @@ impl Registrar {
     /// server.
     fn entity(&self, local: IpAddr) -> Entity {
         let portal = |portal: &config::Portal| {
+            if portal.protocol != config::Protocol::Iscsi {
+                return None;
+            }
             let host = match portal.address.ip() {
                 host if !host.is_unspecified() => host,
                 host if host.is_ipv4() == local.is_ipv4() => local,

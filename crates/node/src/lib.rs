@@ -22,6 +22,7 @@ pub mod model;
 mod portal;
 mod private;
 mod problem;
+mod protocol;
 mod qos;
 pub mod reference;
 mod refusal;

@@ -1,18 +1,20 @@
-//! A bound portal, as its connections and the access rules use it.
+//! The bound portals, as their connections and the access rules use them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::config::{self, TlsConfig};
+use crate::protocol::Protocol;
 use crate::tls::Tls;
 
 /// A portal, as its connections use it.
 pub(crate) struct Portal {
     /// The address, with the port that the system has assigned.
     pub(crate) address: SocketAddr,
+    pub(crate) protocol: Protocol,
     pub(crate) group: u16,
     encryption: Mutex<Option<Encryption>>,
     /// Logins through this portal are permitted.
@@ -29,11 +31,12 @@ pub(crate) struct Encryption {
 impl Portal {
     pub(crate) fn new(
         address: SocketAddr,
+        protocol: Protocol,
         group: u16,
         encryption: Option<Encryption>,
     ) -> Arc<Self> {
         let (encryption, is_open) = (Mutex::new(encryption), AtomicBool::new(true));
-        Arc::new(Self { address, group, encryption, is_open })
+        Arc::new(Self { address, protocol, group, encryption, is_open })
     }
 
     fn encryption(&self) -> MutexGuard<'_, Option<Encryption>> {
@@ -52,7 +55,7 @@ impl Portal {
 
     pub(crate) fn config(&self) -> config::Portal {
         let tls = self.encryption().as_ref().map(|encryption| encryption.config.clone());
-        config::Portal { address: self.address, group: self.group, tls }
+        config::Portal { address: self.address, protocol: self.protocol, group: self.group, tls }
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -62,5 +65,36 @@ impl Portal {
     /// Permits or rejects the logins that are not complete yet.
     pub(crate) fn set_open(&self, is_open: bool) {
         self.is_open.store(is_open, Ordering::Release);
+    }
+}
+
+/// All portals, in the order of the configuration.
+#[derive(Default)]
+pub(crate) struct Portals {
+    all: RwLock<Arc<[Arc<Portal>]>>,
+}
+
+impl Portals {
+    #[cfg(any(test, feature = "simulation"))]
+    pub(crate) fn new(all: Vec<Arc<Portal>>) -> Self {
+        Self { all: RwLock::new(all.into()) }
+    }
+
+    pub(crate) fn replace(&self, all: Vec<Arc<Portal>>) {
+        *self.all.write() = all.into();
+    }
+
+    pub(crate) fn all(&self) -> Arc<[Arc<Portal>]> {
+        self.all.read().clone()
+    }
+
+    /// Returns the configuration of the portals, with the ports that the system has assigned.
+    pub(crate) fn configs(&self) -> Vec<config::Portal> {
+        self.all().iter().map(|portal| portal.config()).collect()
+    }
+
+    #[cfg(any(test, feature = "simulation"))]
+    pub(crate) fn first(&self) -> Arc<Portal> {
+        self.all()[0].clone()
     }
 }

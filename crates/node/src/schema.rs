@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::model::{Document, Key, Object, ObjectKind, Orphan, Revision};
+use crate::protocol::Protocol;
 
 /// `GET /v1/sessions`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -21,9 +22,12 @@ pub struct SessionList {
 /// A session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Session {
-    /// Its TSIH, which identifies it in requests.
+    /// Its number, which identifies it in requests: the TSIH of an iSCSI session.
     pub tsih: u16,
-    /// The initiator's name.
+    /// The protocol of its client.
+    #[serde(default)]
+    pub protocol: Protocol,
+    /// The initiator's name; for NBD, `nbd:` and the address of the client.
     pub initiator: String,
     /// The ISID, the initiator's part of the session's identifier, in hexadecimal.
     pub isid: String,
@@ -65,8 +69,9 @@ pub struct Connection {
     pub portal_group: u16,
     /// The time of its login's end, in seconds since 1970.
     pub since_unix_seconds: u64,
-    /// The negotiated keys.
-    pub keys: Keys,
+    /// The negotiated keys of an iSCSI connection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<Keys>,
 }
 
 /// The negotiated keys (RFC 7143 §13).
@@ -255,6 +260,9 @@ pub struct PortalList {
 pub struct ServedPortal {
     /// Address and port; an unspecified address means every address of the machine.
     pub address: String,
+    /// The protocol that it serves.
+    #[serde(default)]
+    pub protocol: Protocol,
     /// Its portal group.
     pub group: u16,
     /// The portal accepts only TLS.
@@ -269,6 +277,9 @@ pub struct ServedPortal {
 pub struct TargetPortal {
     /// Address and port; an unspecified address means every address of the machine.
     pub address: String,
+    /// The protocol that it serves.
+    #[serde(default)]
+    pub protocol: Protocol,
     /// Its portal group.
     pub group: u16,
     /// The portal accepts only TLS.
@@ -280,6 +291,9 @@ pub struct TargetPortal {
 pub struct TargetLun {
     /// Its LUN.
     pub lun: u16,
+    /// The volume behind it, which is the name of its export for NBD.
+    #[serde(default)]
+    pub volume: String,
 }
 
 /// The authentication that a target requires from initiators.

@@ -257,6 +257,11 @@ impl LogicalUnit {
         self.eraser.as_ref()
     }
 
+    /// Returns whether a real device executes the unit's commands.
+    pub fn is_pass_through(&self) -> bool {
+        self.pass_through.is_some()
+    }
+
     /// Returns the real device that executes the unit's commands, if any.
     pub(crate) fn pass_through(&self) -> Option<&Arc<dyn PassThrough>> {
         self.pass_through.as_ref()

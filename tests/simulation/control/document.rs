@@ -174,7 +174,7 @@ fn add_target(rng: &mut Rng, document: &mut Document, name: &str) {
 }
 
 fn portal((address, group): (&str, u16)) -> Portal {
-    Portal { address: address.to_owned(), group: Some(group), tls: None }
+    Portal { address: address.to_owned(), protocol: None, group: Some(group), tls: None }
 }
 
 /// Draws the first document of a seed.

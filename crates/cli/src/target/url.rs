@@ -2,6 +2,7 @@
 
 use clap::ValueEnum;
 use sarsen_initiator::Portal;
+use sarsen_node::config::Protocol;
 use sarsen_node::initiator_lines::{self, AccessPath, Client, PortalAddress, access_paths};
 use sarsen_node::schema::{self, TargetList};
 use serde::Serialize;
@@ -57,6 +58,8 @@ enum Format {
     Esxi,
     /// PowerShell commands for the initiator of Windows.
     Windows,
+    /// nbd:// URL for libnbd, QEMU and `sarsen lab` (nbds:// for TLS).
+    Nbd,
 }
 
 impl From<Format> for initiator_lines::Format {
@@ -68,6 +71,7 @@ impl From<Format> for initiator_lines::Format {
             Format::Ipxe => Self::Ipxe,
             Format::Esxi => Self::Esxi,
             Format::Windows => Self::Windows,
+            Format::Nbd => Self::Nbd,
         }
     }
 }
@@ -90,12 +94,16 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
     };
     let mut shown = Vec::new();
-    for way in &paths {
-        let Some(lines) = way.lines(arguments.format.into()) else {
-            note(format_args!(
-                "sarsen: {} requires TLS, which this client does not support; put stunnel in front of it",
-                way.portal
-            ));
+    let format = arguments.format.into();
+    for way in paths.iter().filter(|way| way.is_for(format)) {
+        let Some(lines) = way.lines(format) else {
+            let why = match arguments.format {
+                Format::Nbd => {
+                    "an account, and NBD has none: use access rules by address or certificate"
+                }
+                _ => "TLS, which this client does not support; put stunnel in front of it",
+            };
+            note(format_args!("sarsen: {} requires {why}", way.portal));
             continue;
         };
         shown.push(Shown { target: way.target.clone(), portal: way.portal.to_string(), lines });
@@ -113,10 +121,12 @@ fn explicit(arguments: &Arguments, portal: &Portal, target: &str) -> anyhow::Res
     let url: sarsen_initiator::Url = url.parse().map_err(|error| UsageError(format!("{error}")))?;
     Ok(AccessPath {
         portal: PortalAddress { host: url.portal.host, port: url.portal.port },
+        protocol: Protocol::Iscsi,
         group: None,
         tls: false,
         target: url.target,
         luns: vec![arguments.lun],
+        volumes: Vec::new(),
         user: arguments.user.clone(),
         secret_file: arguments.secret_file.clone(),
     })
@@ -176,8 +186,13 @@ mod tests {
             redirect: None,
             portal_groups: None,
             session_count: 0,
-            portals: vec![TargetPortal { address: "0.0.0.0:3260".into(), group: 1, tls: false }],
-            luns: vec![TargetLun { lun: 0 }],
+            portals: vec![TargetPortal {
+                address: "0.0.0.0:3260".into(),
+                protocol: Protocol::Iscsi,
+                group: 1,
+                tls: false,
+            }],
+            luns: vec![TargetLun { lun: 0, volume: "a".into() }],
             authentication: Authentication::None,
             account: None,
         };

@@ -56,6 +56,7 @@ impl TargetAddresses {
             }
             let tag = (group != 1).then_some(group);
             portals.extend(addresses.iter().map(|address| Portal {
+                protocol: None,
                 address: address.to_string(),
                 group: tag,
                 tls: None,

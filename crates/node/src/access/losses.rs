@@ -8,7 +8,7 @@ use std::sync::Arc;
 use sarsen_scsi::{Lun, LunView};
 use sarsen_wire::iscsi::Isid;
 
-use super::{Access, ConnectionRecord, Policy, moved};
+use super::{Access, ConnectionRecord, Policy, moved, narrowed};
 use crate::portal::Portal;
 
 /// An object that is closed or changed.
@@ -105,7 +105,8 @@ impl Access {
                 let is_let_out = !policy.is_same_for(&state.policy, target)
                     && match policy.permit(target, &record.applicant()) {
                         Err(_) => true,
-                        Ok(view) => takes_away(&record.view, &view),
+                        Ok(view) => narrowed(view, record.only)
+                            .is_none_or(|view| takes_away(&record.view, &view)),
                     };
                 is_let_out.then(|| Object::Access(record.target.clone()))
             });

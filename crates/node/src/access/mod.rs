@@ -69,6 +69,8 @@ struct ConnectionRecord {
     peer: SocketAddr,
     portal: Arc<Portal>,
     view: LunView,
+    /// The only unit of the target that the client uses, if its protocol selects one at the login.
+    only: Option<Lun>,
     /// The session's nexus, once it exists.
     nexus: Option<u64>,
     mailbox: mpsc::UnboundedSender<ConnectionRequest>,
@@ -219,16 +221,28 @@ impl Access {
         self.state().permit(admission, account, origin).map(drop)
     }
 
+    /// Returns the units that a client without an account is shown.
+    pub(crate) fn view(
+        &self,
+        admission: &Admission,
+        origin: &Origin,
+    ) -> Result<LunView, RefusalReason> {
+        self.state().permit(admission, None, origin)
+    }
+
     /// Registers a connection whose login is complete, if the current policy permits it, which may differ from the
-    /// policy at the beginning of the login. Returns the units that it is shown.
+    /// policy at the beginning of the login. With `only`, the client uses one unit of the target. Returns the units that
+    /// it is shown.
     pub(crate) fn enter(
         self: &Arc<Self>,
         admission: &Admission,
+        only: Option<Lun>,
         origin: &Origin,
         mailbox: &mpsc::UnboundedSender<ConnectionRequest>,
     ) -> Result<(AccessGuard, LunView), RefusalReason> {
         let mut state = self.state();
         let view = state.permit(admission, admission.account.as_deref(), origin)?;
+        let view = narrowed(view, only).ok_or(RefusalReason::NoSuchTarget)?;
         if !origin.portal.is_open() {
             return Err(RefusalReason::NotInService);
         }
@@ -251,6 +265,7 @@ impl Access {
             peer: origin.peer,
             portal: origin.portal.clone(),
             view: view.clone(),
+            only,
             nexus: None,
             mailbox: mailbox.clone(),
         };
@@ -279,6 +294,14 @@ impl Access {
             }
             let reason = match policy.permit(target, &record.applicant()) {
                 Err(reason) => reason.to_string(),
+                // This client cannot be shown another view.
+                Ok(view)
+                    if record.only.is_some()
+                        && narrowed(view.clone(), record.only).as_ref() != Some(&record.view) =>
+                {
+                    "its access to the volume changes".to_owned()
+                }
+                Ok(_) if record.only.is_some() => continue,
                 Ok(view) => match moved(&record.view, &view) {
                     Some(lun) => format!("LUN {lun} changes to another unit"),
                     // All connections of a session must have the same units.
@@ -369,6 +392,14 @@ impl AccessRecords {
     }
 }
 
+/// Returns the part of a view that shows the unit `only`, or `None` if the view does not show it.
+fn narrowed(view: LunView, only: Option<Lun>) -> Option<LunView> {
+    let Some(only) = only else { return Some(view) };
+    let shows =
+        view.numbers.as_ref().is_none_or(|numbers| numbers.values().any(|own| *own == only));
+    shows.then(|| LunView { numbers: Some(BTreeMap::from([(only, only)])), ..view })
+}
+
 /// Returns the first LUN at which a changed view shows another unit than before.
 fn moved(before: &LunView, after: &LunView) -> Option<Lun> {
     let shown = [before, after].into_iter().filter_map(|view| view.numbers.as_ref());
@@ -387,6 +418,7 @@ mod tests {
     use sarsen_proto::iscsi::keys::SessionType;
 
     use super::*;
+    use crate::protocol::Protocol;
 
     fn view<const N: usize>(numbers: [(u16, u16); N]) -> LunView {
         let numbers = numbers.map(|(shown, own)| (Lun(shown), Lun(own)));
@@ -426,10 +458,10 @@ mod tests {
         let access = Arc::new(Access::new(Policy::of_everybody(["iqn.2026-11.x:t"])));
         let (mailbox, _messages) = mpsc::unbounded_channel();
         let peer: SocketAddr = "10.0.0.1:5000".parse().expect("an address");
-        let portal = Portal::new(peer, 1, None);
+        let portal = Portal::new(peer, Protocol::Iscsi, 1, None);
         let origin = Origin { peer, certificate: None, portal };
         let (pass, _) =
-            access.enter(&admission(Some("host"), 0), &origin, &mailbox).expect("let in");
+            access.enter(&admission(Some("host"), 0), None, &origin, &mailbox).expect("let in");
         let other = admission(Some("thief"), 0);
         let refused = access.authorize(&other, Some("thief"), &origin);
         assert_eq!(refused, Err(RefusalReason::AccountNotAllowed));
@@ -443,10 +475,10 @@ mod tests {
         let access = Arc::new(Access::new(Policy::of_everybody(["iqn.2026-11.x:t"])));
         let (mailbox, mut messages) = mpsc::unbounded_channel();
         let peer: SocketAddr = "10.0.0.1:5000".parse().expect("an address");
-        let portal = Portal::new(peer, 1, None);
+        let portal = Portal::new(peer, Protocol::Iscsi, 1, None);
         let origin = Origin { peer, certificate: None, portal };
         let admission = admission(None, 0);
-        let (_pass, _) = access.enter(&admission, &origin, &mailbox).expect("let in");
+        let (_pass, _) = access.enter(&admission, None, &origin, &mailbox).expect("let in");
         let (targets, nothing) = (Targets::default(), Losses::default());
         let replace = |policy| access.replace(Arc::new(policy), &targets, &nothing);
         assert_eq!(replace(Policy::of_everybody(["iqn.2026-11.x:t"])), 0);

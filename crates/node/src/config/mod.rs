@@ -54,7 +54,7 @@ pub use self::limits::Limits;
 pub(crate) use self::limits::TIME_PATTERN;
 pub(crate) use self::needs::PortalRequirement;
 pub use self::network::{Network, parse_network};
-pub use self::portal::{DEFAULT_GROUP, Portal, parse_portal};
+pub use self::portal::{DEFAULT_GROUP, Portal, parse_nbd_portal, parse_portal};
 pub use self::qos::{DEFAULT_WEIGHT, QosConfig};
 pub use self::redirect::{Redirect, parse_redirect_address};
 pub(crate) use self::reference::tables as reference_tables;
@@ -62,6 +62,7 @@ pub use self::reference::{KeyReference, TableReference};
 pub use self::size::{parse_size, render_size};
 pub use self::spec::parse_volume;
 pub use self::tls::TlsConfig;
+pub use crate::protocol::Protocol;
 
 /// The naming authority of targets without a configured name. Each such volume has its own target, named
 /// `iqn.2026-11.io.sarsen:` and the volume's name.
@@ -253,6 +254,14 @@ impl TargetConfig {
     }
 }
 
+/// Returns the groups of the portals through which initiators reach target ports.
+pub(crate) fn target_port_groups<'a>(
+    portals: impl IntoIterator<Item = &'a Portal>,
+) -> BTreeSet<u16> {
+    let portals = portals.into_iter().filter(|portal| portal.protocol == Protocol::Iscsi);
+    portals.map(|portal| portal.group).collect()
+}
+
 fn wrong<T>(message: impl Into<String>) -> Result<T, ConfigError> {
     Err(ConfigError::new("configuration", message))
 }
@@ -366,10 +375,10 @@ impl Config {
             ));
         }
         if self.listen.is_empty() {
-            let address = DEFAULT_PORTAL;
-            self.listen = vec![Portal { address, group: DEFAULT_GROUP, tls: None }];
+            let (address, protocol) = (DEFAULT_PORTAL, Protocol::Iscsi);
+            self.listen = vec![Portal { address, protocol, group: DEFAULT_GROUP, tls: None }];
         }
-        let groups: BTreeSet<u16> = self.listen.iter().map(|portal| portal.group).collect();
+        let groups = target_port_groups(&self.listen);
         // Targets also have a port for a group without a portal.
         let named = self.targets.iter().flat_map(TargetConfig::named_groups);
         let groups: BTreeSet<u16> = groups.into_iter().chain(named).collect();

@@ -3,15 +3,15 @@
 use std::fmt;
 use std::net::{AddrParseError, SocketAddr};
 
-use sarsen_wire::iscsi::DEFAULT_PORT;
 use toml::Spanned;
 use toml::de::DeValue;
 
 use super::file::{Source, unknown_key};
 use super::tls::{TlsConfig, parse_tls};
 use super::{AtPlace, ConfigError};
+use crate::protocol::Protocol;
 
-const KEYS: &[&str] = &["address", "group", "tls"];
+const KEYS: &[&str] = &["address", "group", "protocol", "tls"];
 
 /// The default portal group.
 pub const DEFAULT_GROUP: u16 = 1;
@@ -21,7 +21,9 @@ pub const DEFAULT_GROUP: u16 = 1;
 pub struct Portal {
     /// Address and port.
     pub address: SocketAddr,
-    /// The tag of its portal group. Portals of one group are one port of each target.
+    /// The protocol that it serves.
+    pub protocol: Protocol,
+    /// The tag of its portal group. iSCSI portals of one group are one port of each target.
     pub group: u16,
     /// The portal accepts only TLS.
     pub tls: Option<TlsConfig>,
@@ -34,9 +36,18 @@ impl fmt::Display for Portal {
     }
 }
 
-/// Parses `address:port`, `[v6]:port`, or either without its port. An optional `,tag` at the end names the portal
-/// group.
+/// Parses the address of an iSCSI portal: `address:port`, `[v6]:port`, or either without its port. An optional `,tag` at
+/// the end names the portal group.
 pub fn parse_portal(text: &str) -> Result<Portal, String> {
+    parse_portal_of(Protocol::Iscsi, text)
+}
+
+/// Parses the address of an NBD portal, as [`parse_portal`] does.
+pub fn parse_nbd_portal(text: &str) -> Result<Portal, String> {
+    parse_portal_of(Protocol::Nbd, text)
+}
+
+fn parse_portal_of(protocol: Protocol, text: &str) -> Result<Portal, String> {
     let (address, group) = match text.split_once(',') {
         Some((address, tag)) => (address, parse_group(tag)?),
         None => (text, DEFAULT_GROUP),
@@ -44,11 +55,12 @@ pub fn parse_portal(text: &str) -> Result<Portal, String> {
     let bare = address.trim_start_matches('[').trim_end_matches(']');
     let address = address
         .parse()
-        .or_else(|_| bare.parse().map(|ip| SocketAddr::new(ip, DEFAULT_PORT)))
+        .or_else(|_| bare.parse().map(|ip| SocketAddr::new(ip, protocol.default_port())))
         .map_err(|_: AddrParseError| {
-            format!("{text:?} is not an address: write 127.0.0.1:3260 or [::1]:3260")
+            let port = protocol.default_port();
+            format!("{text:?} is not an address: write 127.0.0.1:{port} or [::1]:{port}")
         })?;
-    Ok(Portal { address, group, tls: None })
+    Ok(Portal { address, protocol, group, tls: None })
 }
 
 /// Parses a `[[portal]]`.
@@ -62,18 +74,26 @@ pub(super) fn parse_portal_table(
         .as_table()
         .ok_or("portal is a list of tables: write [[portal]]")
         .at(&place)?;
+    let protocol = match entries.get("protocol") {
+        Some(value) => {
+            let place = source.place(value.span().start);
+            source.scalar(value, "protocol")?.parse().at(place)?
+        }
+        None => Protocol::default(),
+    };
     let (mut address, mut group, mut tls) = (None, None, None);
     for (key, value) in entries {
         let place = source.place(value.span().start);
         match key.get_ref().as_ref() {
             "address" => {
                 let text = source.scalar(value, "address")?;
-                address = Some((parse_portal(&text).at(&place)?, text.contains(',')));
+                address = Some((parse_portal_of(protocol, &text).at(&place)?, text.contains(',')));
             }
             "group" => {
                 let tag = parse_group(&source.scalar(value, "group")?).at(&place)?;
                 group = Some((tag, place));
             }
+            "protocol" => {}
             "tls" => tls = Some(parse_tls(source, value)?),
             other => return Err(unknown_key(&source.place(key.span().start), other, KEYS)),
         }

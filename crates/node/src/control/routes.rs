@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use sarsen_block::Geometry;
 use sarsen_proto::iscsi::keys::SessionType;
+use sarsen_scsi::{LogicalUnit, Lun};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tracing::info;
@@ -125,6 +126,7 @@ pub(super) async fn sessions(State(front): State<Arc<Front>>) -> Json<SessionLis
         let own = || connections.iter().filter(|connection| connection.tsih == info.tsih);
         Session {
             tsih: info.tsih,
+            protocol: info.protocol,
             initiator: info.initiator_name.clone(),
             isid: info.isid.to_string(),
             target: info.target_name.clone(),
@@ -149,7 +151,7 @@ fn connection(info: &ConnectionInfo) -> Connection {
         portal: info.local.to_string(),
         portal_group: info.portal_group,
         since_unix_seconds: unix_seconds(info.since),
-        keys: (&info.parameters).into(),
+        keys: info.parameters.as_ref().map(Into::into),
     }
 }
 
@@ -236,8 +238,9 @@ pub(super) async fn portals(State(api): State<Api>) -> Json<PortalList> {
     let served = api.front.portals.configs();
     let of_objects = served_for(objects.collect(), &served);
     let portals = served.iter().enumerate().map(|(index, portal)| {
-        let TargetPortal { address, group, tls } = target_portal(portal);
-        ServedPortal { address, group, tls, is_object: of_objects.contains(&index) }
+        let TargetPortal { address, protocol, group, tls } = target_portal(portal);
+        let is_object = of_objects.contains(&index);
+        ServedPortal { address, protocol, group, tls, is_object }
     });
     Json(PortalList { portals: portals.collect() })
 }
@@ -276,7 +279,7 @@ pub(super) async fn targets(State(front): State<Arc<Front>>) -> Json<TargetList>
                 .or(target.redirect)
                 .map(|Redirect { address, permanent }| schema::Redirect { address, permanent }),
             portals,
-            luns: target.device.luns().keys().map(|lun| TargetLun { lun: lun.0 }).collect(),
+            luns: target.device.luns().iter().map(target_lun).collect(),
             authentication: if front.access.requires_authentication(name) {
                 Authentication::Chap
             } else {
@@ -290,9 +293,14 @@ pub(super) async fn targets(State(front): State<Arc<Front>>) -> Json<TargetList>
     Json(TargetList { targets: front.targets.all().into_iter().map(target).collect() })
 }
 
+fn target_lun((lun, unit): (&Lun, &Arc<LogicalUnit>)) -> TargetLun {
+    TargetLun { lun: lun.0, volume: unit.volume_name().to_string() }
+}
+
 fn target_portal(portal: &Portal) -> TargetPortal {
-    let Portal { address, group, tls } = portal;
-    TargetPortal { address: address.to_string(), group: *group, tls: tls.is_some() }
+    let Portal { address, protocol, group, tls } = portal;
+    let (address, group) = (address.to_string(), *group);
+    TargetPortal { address, protocol: *protocol, group, tls: tls.is_some() }
 }
 
 fn state(service: Service) -> TargetState {

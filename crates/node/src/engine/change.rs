@@ -19,7 +19,7 @@ use super::portals::{NextPortal, PortalSteps, Served, bind};
 use super::volumes::{NewFiles, Volume, check_not_just_written};
 use super::{AffectedSession, ChangeError, ChangeTurn, Engine, Interruption, not_opened};
 use crate::access::{Losses, Object, Policy, Previous, SessionKey, TargetLoss};
-use crate::config::{Config, Portal, VolumeConfig};
+use crate::config::{Config, Portal, VolumeConfig, target_port_groups};
 use crate::drain::send_away;
 use crate::fronts::iscsi::SessionInfo;
 use crate::mailbox::Mailbox;
@@ -152,8 +152,8 @@ impl Engine {
         let mut absent = MissingObjects::of_unmet_needs(&desired);
         // The groups include those of missing portals: a target has its ports as configured, whether its portals exist
         // or not.
-        let groups = listen.iter().map(|portal| portal.group);
-        let groups = groups.chain(absent.groups.iter().copied()).collect();
+        let mut groups = target_port_groups(listen);
+        groups.extend(absent.groups.iter().copied());
         desired.listen = std::mem::take(&mut portals.listen);
         absent.portals = std::mem::take(&mut portals.absent);
         let different = Differences::between(&running.config, &desired);

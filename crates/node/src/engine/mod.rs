@@ -39,10 +39,11 @@ pub use self::resource_error::ResourceError;
 pub(crate) use self::volumes::Layer;
 use self::volumes::Volume;
 use crate::access::Object;
-use crate::config::{Config, ConfigError, Portal, TargetConfig};
+use crate::config::{Config, ConfigError, Portal, Protocol, TargetConfig, target_port_groups};
 use crate::error_class::ErrorClass;
 use crate::events::{EventLog, Occurrence};
-use crate::fronts::iscsi::{Acceptor, Front};
+use crate::fronts::acceptor::Acceptor;
+use crate::fronts::iscsi::Front;
 use crate::metrics::VolumeSpace;
 use crate::problem::{MissingObject, Problem};
 use crate::stores::StoreError;
@@ -203,8 +204,9 @@ impl Running {
     /// Returns the portal groups, including those of missing portals.
     fn groups(&self) -> BTreeSet<u16> {
         let absent = self.absent.portals.iter().map(|(portal, _)| portal);
-        let listen = self.config.listen.iter().chain(absent).map(|portal| portal.group);
-        listen.chain(self.absent.groups.iter().copied()).collect()
+        let mut groups = target_port_groups(self.config.listen.iter().chain(absent));
+        groups.extend(self.absent.groups.iter().copied());
+        groups
     }
 
     /// Updates the pending lengths, where `owes` are those of this change. A volume that the change `opened`, by serial
@@ -353,7 +355,7 @@ impl Engine {
                     urls: portals
                         .iter()
                         .filter(|portal| target.is_reached_through(portal.group))
-                        .map(|portal| url(portal, &target.name, Lun(lun)))
+                        .map(|portal| url(portal, &target.name, Lun(lun), name))
                         .collect(),
                 })
             };
@@ -503,16 +505,19 @@ fn target_ports(target: &TargetConfig, groups: &BTreeSet<u16>) -> Vec<TargetPort
     groups.iter().filter(|&&tag| target.is_reached_through(tag)).map(port).collect()
 }
 
-fn url(portal: &Portal, target: &str, lun: Lun) -> String {
-    let scheme = if portal.tls.is_some() { "iscsis" } else { "iscsi" };
-    let portal = portal.address;
+fn url(portal: &Portal, target: &str, lun: Lun, volume: &str) -> String {
+    let Portal { address: portal, protocol, tls, .. } = portal;
+    let (portal, secure) = (*portal, if tls.is_some() { "s" } else { "" });
     // A portal on all addresses is always reachable on the loopback.
     let portal = match (portal.ip().is_unspecified(), portal.is_ipv4()) {
         (false, _) => portal,
         (true, true) => SocketAddr::from(([127, 0, 0, 1], portal.port())),
         (true, false) => SocketAddr::new(Ipv6Addr::LOCALHOST.into(), portal.port()),
     };
-    format!("{scheme}://{portal}/{target}/{}", lun.0)
+    match protocol {
+        Protocol::Iscsi => format!("iscsi{secure}://{portal}/{target}/{}", lun.0),
+        Protocol::Nbd => format!("nbd{secure}://{portal}/{volume}"),
+    }
 }
 
 /// The permission to make a change; only one exists at a time.

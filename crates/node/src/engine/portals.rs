@@ -10,7 +10,7 @@ use sarsen_io::net::Listener;
 
 use super::ResourceError;
 use crate::config::{Limits, Portal as PortalConfig};
-use crate::fronts::iscsi::{Accepting, Acceptor};
+use crate::fronts::acceptor::{Accepting, Acceptor};
 use crate::portal::{Encryption, Portal};
 use crate::tls::Tls;
 
@@ -141,14 +141,18 @@ impl PortalSteps {
         desired: &PortalConfig,
         encryption: Option<Encryption>,
     ) {
-        let is_same_door = running.configured.group == desired.group
+        let is_same = running.configured.group == desired.group
+            && running.configured.protocol == desired.protocol
             && client_verification(&running.configured) == client_verification(desired);
         self.next.push(match encryption {
-            Some(encryption) if is_same_door => NextPortal::Renewed(number, encryption),
+            Some(encryption) if is_same => NextPortal::Renewed(number, encryption),
             encryption => {
                 self.lost.push(running.portal.clone());
                 let address = running.portal.address;
-                NextPortal::Changed(number, Portal::new(address, desired.group, encryption))
+                NextPortal::Changed(
+                    number,
+                    Portal::new(address, desired.protocol, desired.group, encryption),
+                )
             }
         });
     }
@@ -183,7 +187,7 @@ pub(super) fn bind(
     limits: &Limits,
 ) -> Result<Bound, ResourceError> {
     let (listener, taken) = listen(portal.address, limits)?;
-    Ok(Bound { portal: Portal::new(taken, portal.group, encryption), listener })
+    Ok(Bound { portal: Portal::new(taken, portal.protocol, portal.group, encryption), listener })
 }
 
 fn listen(

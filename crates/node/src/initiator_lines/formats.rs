@@ -3,6 +3,8 @@
 use sarsen_scsi::Lun;
 
 use super::{AccessPath, Format};
+#[cfg(test)]
+use crate::protocol::Protocol;
 
 /// Returns the lines for a path to a target.
 pub(super) fn lines(format: Format, way: &AccessPath) -> Vec<String> {
@@ -13,6 +15,7 @@ pub(super) fn lines(format: Format, way: &AccessPath) -> Vec<String> {
         Format::Ipxe => ipxe(way),
         Format::Esxi => esxi(way),
         Format::Windows => windows(way),
+        Format::Nbd => way.volumes.iter().map(|volume| nbd(way, volume)).collect(),
     }
 }
 
@@ -20,6 +23,11 @@ fn libiscsi(way: &AccessPath, lun: u16) -> String {
     let scheme = if way.tls { "iscsis" } else { "iscsi" };
     let user = way.user.as_ref().map_or_else(String::new, |user| format!("{user}@"));
     format!("{scheme}://{user}{}/{}/{lun}", way.portal, way.target)
+}
+
+fn nbd(way: &AccessPath, volume: &str) -> String {
+    let scheme = if way.tls { "nbds" } else { "nbd" };
+    format!("{scheme}://{}/{volume}", way.portal)
 }
 
 /// Returns commands that create a node record without discovery, because discovery may require another secret.
@@ -148,10 +156,12 @@ mod tests {
     fn way(host: &str, luns: &[u16], user: Option<&str>) -> AccessPath {
         AccessPath {
             portal: PortalAddress { host: host.into(), port: 3260 },
+            protocol: Protocol::Iscsi,
             group: Some(1),
             tls: false,
             target: "iqn.2026-01.x:a".into(),
             luns: luns.to_vec(),
+            volumes: Vec::new(),
             user: user.map(str::to_owned),
             secret_file: "/etc/secret".into(),
         }

@@ -6,6 +6,7 @@ mod formats;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
+use crate::protocol::Protocol;
 use crate::schema::{Authentication, Target, TargetPortal};
 
 /// The client that the lines are for.
@@ -23,12 +24,21 @@ pub enum Format {
     Esxi,
     /// PowerShell on Windows.
     Windows,
+    /// An nbd:// URL for libnbd, QEMU and `sarsen disk`. For TLS, an nbds:// URL.
+    Nbd,
 }
 
 impl Format {
     /// All formats.
-    pub const ALL: [Self; 6] =
-        [Self::Libiscsi, Self::Iscsiadm, Self::Qemu, Self::Ipxe, Self::Esxi, Self::Windows];
+    pub const ALL: [Self; 7] = [
+        Self::Libiscsi,
+        Self::Iscsiadm,
+        Self::Qemu,
+        Self::Ipxe,
+        Self::Esxi,
+        Self::Windows,
+        Self::Nbd,
+    ];
 
     /// Returns the name that programs use.
     pub fn name(self) -> &'static str {
@@ -39,6 +49,7 @@ impl Format {
             Self::Ipxe => "ipxe",
             Self::Esxi => "esxi",
             Self::Windows => "windows",
+            Self::Nbd => "nbd",
         }
     }
 }
@@ -68,6 +79,8 @@ impl fmt::Display for PortalAddress {
 pub struct AccessPath {
     /// The address of the portal.
     pub portal: PortalAddress,
+    /// The protocol of the portal.
+    pub protocol: Protocol,
     /// The portal's group, if known.
     pub group: Option<u16>,
     /// The portal accepts only TLS.
@@ -76,6 +89,8 @@ pub struct AccessPath {
     pub target: String,
     /// Logical unit numbers.
     pub luns: Vec<u16>,
+    /// The volumes behind them, by which NBD names them.
+    pub volumes: Vec<String>,
     /// The account of the initiator, if it has to authenticate.
     pub user: Option<String>,
     /// The file that contains the secret on the client.
@@ -83,9 +98,22 @@ pub struct AccessPath {
 }
 
 impl AccessPath {
-    /// Returns the lines for a client. Returns `None` if the portal requires TLS and the client does not support it.
+    /// Returns whether the portal has the protocol of a client.
+    pub fn is_for(&self, format: Format) -> bool {
+        let protocol = if format == Format::Nbd { Protocol::Nbd } else { Protocol::Iscsi };
+        self.protocol == protocol
+    }
+
+    /// Returns the lines for a client. Returns `None` if the client does not support the portal's protocol, its TLS or
+    /// the authentication of the target.
     pub fn lines(&self, format: Format) -> Option<Vec<String>> {
-        (!self.tls || format == Format::Libiscsi).then(|| formats::lines(format, self))
+        let is_supported = match format {
+            Format::Libiscsi => true,
+            // NBD has no accounts.
+            Format::Nbd => self.user.is_none(),
+            _ => !self.tls,
+        };
+        (self.is_for(format) && is_supported).then(|| formats::lines(format, self))
     }
 }
 
@@ -101,7 +129,7 @@ pub struct Client<'a> {
 }
 
 /// Returns the paths to a target of a server, one for each portal. Portals at loopback addresses are omitted, unless
-/// the target has no other portal.
+/// the target has no other portal of their protocol.
 pub fn access_paths(target: &Target, client: Client<'_>) -> Vec<AccessPath> {
     let Client { host, user, secret_file } = client;
     let account = target.account.as_deref().unwrap_or("USER");
@@ -109,18 +137,21 @@ pub fn access_paths(target: &Target, client: Client<'_>) -> Vec<AccessPath> {
     let way = |portal: &TargetPortal| {
         Some(AccessPath {
             portal: reachable(portal.address.parse().ok()?, host),
+            protocol: portal.protocol,
             group: Some(portal.group),
             tls: portal.tls,
             target: target.name.clone(),
             luns: target.luns.iter().map(|unit| unit.lun).collect(),
+            volumes: target.luns.iter().map(|unit| unit.volume.clone()).collect(),
             user: user.or(demanded).map(str::to_owned),
             secret_file: secret_file.to_owned(),
         })
     };
-    let (local, reachable): (Vec<_>, Vec<_>) =
-        target.portals.iter().partition(|portal| is_local(portal));
-    let portals = if reachable.is_empty() { local } else { reachable };
-    portals.into_iter().filter_map(way).collect()
+    let is_reachable = |portal: &&TargetPortal| {
+        let mut others = target.portals.iter().filter(|other| other.protocol == portal.protocol);
+        !is_local(portal) || others.all(is_local)
+    };
+    target.portals.iter().filter(is_reachable).filter_map(way).collect()
 }
 
 /// Returns whether only this machine can reach a portal.
@@ -155,7 +186,9 @@ mod tests {
     use crate::schema::{TargetLun, TargetState};
 
     fn target(authentication: Authentication) -> Target {
-        let portal = |address: &str, tls| TargetPortal { address: address.into(), group: 3, tls };
+        let protocol = Protocol::Iscsi;
+        let portal =
+            |address: &str, tls| TargetPortal { address: address.into(), protocol, group: 3, tls };
         Target {
             name: "iqn.x:b".into(),
             alias: None,
@@ -164,7 +197,9 @@ mod tests {
             portal_groups: None,
             session_count: 0,
             portals: vec![portal("0.0.0.0:3260", false), portal("[2001:db8::1]:3261", true)],
-            luns: vec![TargetLun { lun: 0 }, TargetLun { lun: 7 }],
+            luns: [(0, "a"), (7, "b")]
+                .map(|(lun, volume)| TargetLun { lun, volume: volume.into() })
+                .into(),
             authentication,
             account: None,
         }
@@ -196,7 +231,12 @@ mod tests {
 
     #[test]
     fn lines_name_no_portal_that_only_this_machine_reaches_where_there_is_another() {
-        let portal = |address: &str| TargetPortal { address: address.into(), group: 1, tls: false };
+        let portal = |address: &str| TargetPortal {
+            address: address.into(),
+            protocol: Protocol::Iscsi,
+            group: 1,
+            tls: false,
+        };
         let client = Client { host: Some("san.example"), user: None, secret_file: "f" };
         let portals_of = |portals: &[&str]| {
             let portals = portals.iter().map(|address| portal(address)).collect();
@@ -215,9 +255,31 @@ mod tests {
         let [plain, tls] = &super::access_paths(&target(Authentication::None), client)[..] else {
             panic!("two portals")
         };
-        for format in Format::ALL {
+        for format in Format::ALL.into_iter().filter(|format| *format != Format::Nbd) {
             assert!(plain.lines(format).is_some_and(|lines| !lines.is_empty()));
             assert_eq!(tls.lines(format).is_some(), format == Format::Libiscsi);
         }
+        assert_eq!((plain.lines(Format::Nbd), tls.lines(Format::Nbd)), (None, None));
+    }
+
+    #[test]
+    fn nbd_portals_are_for_nbd_clients_and_name_volumes() {
+        let client = Client { host: Some("san.example"), user: None, secret_file: "f" };
+        let of = |authentication, tls| {
+            let mut target = target(authentication);
+            target.portals.truncate(1);
+            target.portals[0].protocol = Protocol::Nbd;
+            target.portals[0].tls = tls;
+            super::access_paths(&target, client).remove(0)
+        };
+        let open = of(Authentication::None, false);
+        for format in Format::ALL {
+            assert_eq!(open.lines(format).is_some(), format == Format::Nbd, "{format:?}");
+        }
+        let urls = ["nbd://san.example:3260/a", "nbd://san.example:3260/b"].map(str::to_owned);
+        assert_eq!(open.lines(Format::Nbd), Some(urls.to_vec()));
+        let secure = of(Authentication::None, true).lines(Format::Nbd).expect("lines");
+        assert_eq!(secure[0], "nbds://san.example:3260/a");
+        assert_eq!(of(Authentication::Chap, false).lines(Format::Nbd), None, "NBD has no CHAP");
     }
 }

@@ -12,6 +12,8 @@ use sarsen_proto::iscsi::chap::Secret;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::protocol::Protocol;
+
 /// The objects of a server. An apply leaves objects that are not listed unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -335,6 +337,9 @@ pub struct Host {
 pub struct Portal {
     /// Address and port, such as `0.0.0.0:3260` or `[::]:3260`.
     pub address: String,
+    /// The protocol that it serves. Default: iscsi.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<Protocol>,
     /// The tag of its portal group. Portals of one group are one port of each target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<u16>,

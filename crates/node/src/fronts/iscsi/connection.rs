@@ -36,11 +36,12 @@ use super::Front;
 use super::connection_table::{ConnectionEntry, ConnectionInfo};
 use super::environment::{View, attribute, cdb};
 use super::sessions::SessionMember;
-use super::sources::ConnectionPermit;
 use crate::access::Origin;
 use crate::events::{Occurrence, Subject};
+use crate::fronts::sources::ConnectionPermit;
 use crate::mailbox::{AbortOrder, ConnectionRequest, Mailbox};
 use crate::portal::Portal;
+use crate::protocol::Protocol;
 use crate::qos::Admit;
 use crate::tls::ClientCertificate;
 use crate::trace::Tap;
@@ -53,7 +54,7 @@ type Pending = FuturesUnordered<UnderWay>;
 
 /// Serves a connection of a portal, until the connection and its commands have ended. `client` is the verified
 /// certificate of a client that uses TLS.
-pub(super) async fn serve(
+pub(in crate::fronts) async fn serve(
     stream: Stream,
     client: Option<ClientCertificate>,
     portal: Arc<Portal>,
@@ -442,7 +443,7 @@ impl<'a> Driver<'a> {
             if joins {
                 front.sessions.join(&admission, &self.mailbox).await
             } else {
-                front.sessions.register_session(&admission, &self.mailbox).await
+                front.sessions.register_session(&admission, Protocol::Iscsi, &self.mailbox).await
             }
         };
         // A store that delays the end of the reinstated session must not block this login as well.
@@ -497,7 +498,7 @@ impl<'a> Driver<'a> {
             peer: self.stream.peer_addr(),
             local: self.view.local,
             portal_group: self.view.portal_group(),
-            parameters: self.machine.parameters().clone(),
+            parameters: Some(self.machine.parameters().clone()),
             since: time::wall_clock(),
         }));
         self.member = Some(member);

@@ -18,7 +18,8 @@ pub(crate) struct ConnectionInfo {
     /// The server's address that the initiator has used.
     pub(crate) local: SocketAddr,
     pub(crate) portal_group: u16,
-    pub(crate) parameters: Parameters,
+    /// The negotiated keys of an iSCSI connection.
+    pub(crate) parameters: Option<Parameters>,
     pub(crate) since: SystemTime,
 }
 

@@ -16,7 +16,7 @@ use tracing::warn;
 
 use super::{ConnectionRequest, Front};
 use crate::access::{Access, AccessGuard, LogDecision, Origin};
-use crate::config::Portal;
+use crate::config::{Portal, Protocol};
 use crate::events::{Occurrence, Subject};
 use crate::targets::Target;
 use crate::tls::ClientCertificate;
@@ -62,7 +62,7 @@ impl View {
         mailbox: &mpsc::UnboundedSender<ConnectionRequest>,
         joins: Option<NexusHandle>,
     ) -> Result<(), RefusalReason> {
-        let (pass, view) = self.front.access.enter(admission, &self.origin, mailbox)?;
+        let (pass, view) = self.front.access.enter(admission, None, &self.origin, mailbox)?;
         if let Some(name) = &admission.target_name {
             self.nexus = Some(self.nexus(name, admission, (&pass, view), joins)?);
         }
@@ -140,7 +140,11 @@ impl View {
 }
 
 /// Logs a refusal, unless its source has reached the maximum number of lines.
-pub(super) fn log_rate_limited(access: &Arc<Access>, peer: SocketAddr, write: impl FnOnce()) {
+pub(in crate::fronts) fn log_rate_limited(
+    access: &Arc<Access>,
+    peer: SocketAddr,
+    write: impl FnOnce(),
+) {
     match access.storm.note(peer.ip(), time::now()) {
         LogDecision::Write => write(),
         LogDecision::CloseAt(deadline, source) => {
@@ -223,6 +227,7 @@ impl Environment for View {
             .portals
             .configs()
             .into_iter()
+            .filter(|portal| portal.protocol == Protocol::Iscsi)
             .filter_map(|portal| match portal.address.ip().is_unspecified() {
                 // For a portal on all addresses, the server reports the address that the initiator has used.
                 true if portal.address.is_ipv4() == self.local.is_ipv4() => {

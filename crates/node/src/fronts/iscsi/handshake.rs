@@ -13,7 +13,7 @@ use crate::tls::{self, ClientCertificate, Tls};
 
 /// Runs the TLS handshake on the connection's own core, within the login timeout. Returns the stream and the valid
 /// certificate of the client, if it has one. A connection whose handshake fails is closed.
-pub(super) async fn shake_hands(
+pub(in crate::fronts) async fn shake_hands(
     stream: Stream,
     tls: &Tls,
     front: &Front,

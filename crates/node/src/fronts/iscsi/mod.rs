@@ -1,15 +1,13 @@
-//! The iSCSI front. Portals accept connections, and [`connection`] drives one machine for each. [`sessions`] contains
-//! all sessions, and [`sources`] counts connections by their source.
+//! The iSCSI front. [`connection`] drives one machine for each connection. [`sessions`] contains the sessions of all
+//! protocols: each NBD connection is one.
 
 mod connection;
 mod connection_table;
 mod environment;
 mod handshake;
-mod portals;
 mod sessions;
 #[cfg(feature = "simulation")]
 mod simulation;
-mod sources;
 #[cfg(test)]
 mod tests;
 
@@ -22,20 +20,24 @@ use sarsen_proto::iscsi::target::{Refusal, Settings};
 use tokio::sync::oneshot;
 use tracing::info;
 
-pub(crate) use self::connection_table::{ConnectionInfo, ConnectionTable};
-pub(crate) use self::portals::{Accepting, Acceptor, Portals};
+pub(in crate::fronts) use self::connection::serve;
+pub(crate) use self::connection_table::{ConnectionEntry, ConnectionInfo, ConnectionTable};
+pub(in crate::fronts) use self::environment::log_rate_limited;
+pub(in crate::fronts) use self::handshake::shake_hands;
+pub(in crate::fronts) use self::sessions::SessionMember;
 pub(crate) use self::sessions::{SessionInfo, Sessions};
 #[cfg(feature = "simulation")]
 pub use self::simulation::Portal as SimulatedPortal;
 #[cfg(feature = "simulation")]
 pub(crate) use self::simulation::serve as serve_simulated;
-pub(crate) use self::sources::Sources;
+use super::sources::Sources;
 use crate::access::Access;
 use crate::config::Limits;
 use crate::drain::Drains;
 use crate::events::EventLog;
 use crate::mailbox::ConnectionRequest;
 use crate::metrics::MetricsSnapshot;
+use crate::portal::Portals;
 use crate::qos::Qos;
 use crate::targets::Targets;
 use crate::trace::Traces;
@@ -86,7 +88,12 @@ impl Front {
             settings: Mutex::new(Arc::new(settings)),
             targets: Arc::new(targets),
             access: Arc::new(Access::new(everybody)),
-            portals: Portals::new(vec![crate::portal::Portal::new(address, 1, None)]),
+            portals: Portals::new(vec![crate::portal::Portal::new(
+                address,
+                crate::protocol::Protocol::Iscsi,
+                1,
+                None,
+            )]),
             ..Self::new(limits, EventLog::default())
         })
     }
@@ -106,7 +113,7 @@ impl Front {
     }
 
     /// Returns the reason to refuse new sessions with a target, if there is one.
-    fn rejects(&self, target: &str) -> Option<Refusal> {
+    pub(in crate::fronts) fn rejects(&self, target: &str) -> Option<Refusal> {
         let configured = self.targets.find(target).and_then(|target| target.redirect);
         self.drains.refusal(target, configured.as_ref())
     }

@@ -15,6 +15,7 @@ use tokio::sync::{Notify, OwnedMutexGuard, oneshot};
 
 use crate::config::Limits;
 use crate::mailbox::{AbortOrder, ConnectionRequest, Mailbox};
+use crate::protocol::Protocol;
 use crate::qos::Queue;
 
 /// The identity of a session for reinstatement: initiator port and target (RFC 7143 §4.4.3).
@@ -42,6 +43,7 @@ struct Entry {
     key: Key,
     /// The authenticated account.
     account: Option<String>,
+    protocol: Protocol,
     since: SystemTime,
     /// The I_T nexus, once it exists.
     nexus: Option<NexusHandle>,
@@ -59,6 +61,7 @@ impl Entry {
             target_name: self.key.target_name.clone(),
             session_type: self.key.session_type,
             account: self.account.clone(),
+            protocol: self.protocol,
             since: self.since,
             mailboxes: self.members.all().iter().map(|member| member.mailbox.clone()).collect(),
         }
@@ -137,6 +140,7 @@ pub(crate) struct SessionInfo {
     pub(crate) session_type: SessionType,
     /// The authenticated account.
     pub(crate) account: Option<String>,
+    pub(crate) protocol: Protocol,
     pub(crate) since: SystemTime,
     /// The mailboxes of its connections.
     pub(crate) mailboxes: Vec<Mailbox>,
@@ -333,6 +337,7 @@ impl Sessions {
     pub(crate) async fn register_session(
         &self,
         admission: &Admission,
+        protocol: Protocol,
         mailbox: &Mailbox,
     ) -> Result<SessionMember<'_>, RefusalReason> {
         let key = Key::of(admission);
@@ -352,6 +357,7 @@ impl Sessions {
                         let entry = Entry {
                             key,
                             account: admission.account.clone(),
+                            protocol,
                             since: time::wall_clock(),
                             nexus: None,
                             session: None,

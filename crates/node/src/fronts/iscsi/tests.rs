@@ -26,6 +26,7 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::config::Limits;
+use crate::fronts::acceptor::{Accepting, Acceptor};
 use crate::host::ServerHost;
 
 mod hung_commands;

@@ -35,10 +35,10 @@ impl From<IpAddr> for Source {
 
 /// A rejected connection.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Rejected {
-    pub(super) full: Full,
+pub(in crate::fronts) struct Rejected {
+    pub(in crate::fronts) full: Full,
     /// Number of rejected connections since the last log line, or `None` if no log line is due.
-    pub(super) tell: Option<u64>,
+    pub(in crate::fronts) tell: Option<u64>,
 }
 
 /// See the module.
@@ -111,7 +111,7 @@ impl Sources {
     }
 
     /// Counts a connection that was just accepted, or rejects it.
-    pub(super) fn admit(
+    pub(in crate::fronts) fn admit(
         self: &Arc<Self>,
         address: IpAddr,
         now: Instant,
@@ -145,7 +145,7 @@ impl Sources {
 }
 
 /// A permitted connection, which is counted until this is dropped.
-pub(super) struct ConnectionPermit {
+pub(in crate::fronts) struct ConnectionPermit {
     sources: Arc<Sources>,
     source: Source,
     logging_in: bool,
@@ -153,7 +153,7 @@ pub(super) struct ConnectionPermit {
 
 impl ConnectionPermit {
     /// Marks the login as complete.
-    pub(super) fn logged_in(&mut self) {
+    pub(in crate::fronts) fn logged_in(&mut self) {
         if std::mem::take(&mut self.logging_in)
             && let Some(counts) = self.sources.state().by_source.get_mut(&self.source)
         {

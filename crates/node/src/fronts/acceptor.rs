@@ -1,9 +1,8 @@
-//! The current portals, and the tasks that accept connections at them.
+//! The tasks that accept connections at portals.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::RwLock;
 use sarsen_io::cores::Cores;
 use sarsen_io::heap;
 use sarsen_io::net::{Listener, Stream};
@@ -11,43 +10,12 @@ use sarsen_io::time;
 use tokio::sync::{oneshot, watch};
 use tracing::{debug, error, warn};
 
-use super::handshake::shake_hands;
-use super::sources::Rejected;
-use super::{Front, connection};
-use crate::config::{self};
+use super::iscsi::{self, Front, shake_hands};
+use super::nbd;
+use super::sources::{ConnectionPermit, Rejected};
 use crate::events::Occurrence;
 use crate::portal::Portal;
-
-/// All portals, in the order of the configuration.
-#[derive(Default)]
-pub(crate) struct Portals {
-    all: RwLock<Arc<[Arc<Portal>]>>,
-}
-
-impl Portals {
-    #[cfg(any(test, feature = "simulation"))]
-    pub(crate) fn new(all: Vec<Arc<Portal>>) -> Self {
-        Self { all: RwLock::new(all.into()) }
-    }
-
-    pub(crate) fn replace(&self, all: Vec<Arc<Portal>>) {
-        *self.all.write() = all.into();
-    }
-
-    pub(crate) fn all(&self) -> Arc<[Arc<Portal>]> {
-        self.all.read().clone()
-    }
-
-    /// Returns the configuration of the portals, with the ports that the system has assigned.
-    pub(crate) fn configs(&self) -> Vec<config::Portal> {
-        self.all().iter().map(|portal| portal.config()).collect()
-    }
-
-    #[cfg(any(test, feature = "simulation"))]
-    pub(crate) fn first(&self) -> Arc<Portal> {
-        self.all()[0].clone()
-    }
-}
+use crate::protocol::Protocol;
 
 /// Number of connections of each core.
 struct Load {
@@ -144,27 +112,37 @@ impl Acceptor {
                 }
             };
             let core = self.load.take();
-            let (load, portal, certificates) =
-                (self.load.clone(), portal.clone(), portal.certificates());
+            let (load, portal) = (self.load.clone(), portal.clone());
             // A connection stays on its core until it ends.
             cores.spawn_on(core, move || async move {
-                match (Stream::from_std(socket), certificates) {
-                    (Ok(stream), None) => {
-                        connection::serve(stream, None, portal, front, connection_permit).await;
-                    }
-                    (Ok(stream), Some(tls)) => {
-                        if let Some((stream, client)) = shake_hands(stream, &tls, &front).await {
-                            connection::serve(stream, client, portal, front, connection_permit)
-                                .await;
-                        }
-                    }
-                    (Err(error), _) => {
-                        debug!(%peer, %error, "a connection failed before its login")
-                    }
+                match Stream::from_std(socket) {
+                    Ok(stream) => serve(stream, portal, front, connection_permit).await,
+                    Err(error) => debug!(%peer, %error, "a connection failed before its login"),
                 }
                 load.give_back(core);
                 heap::give_back_soon();
             });
+        }
+    }
+}
+
+/// Serves a connection with the protocol of its portal, until it has ended.
+async fn serve(
+    stream: Stream,
+    portal: Arc<Portal>,
+    front: Arc<Front>,
+    connection_permit: ConnectionPermit,
+) {
+    match (portal.protocol, portal.certificates()) {
+        // TLS begins within NBD.
+        (Protocol::Nbd, _) => nbd::serve(stream, portal, front, connection_permit).await,
+        (Protocol::Iscsi, None) => {
+            iscsi::serve(stream, None, portal, front, connection_permit).await;
+        }
+        (Protocol::Iscsi, Some(tls)) => {
+            if let Some((stream, client)) = shake_hands(stream, &tls, &front).await {
+                iscsi::serve(stream, client, portal, front, connection_permit).await;
+            }
         }
     }
 }

@@ -1,0 +1,128 @@
+//! The exports that one client sees: the volumes of the targets whose rules permit it.
+
+use std::sync::Arc;
+
+use sarsen_proto::iscsi::keys::SessionType;
+use sarsen_proto::iscsi::target::Admission;
+use sarsen_proto::nbd::server::{Export, Exports, ListedExport, Refusal};
+use sarsen_scsi::{LogicalUnit, Lun, LunView};
+use sarsen_wire::iscsi::Isid;
+
+use crate::access::Origin;
+use crate::fronts::iscsi::Front;
+use crate::targets::Target;
+
+/// See the module.
+pub(super) struct VisibleExports {
+    front: Arc<Front>,
+    pub(super) origin: Origin,
+}
+
+/// An export that the client may use.
+pub(super) struct ChosenExport {
+    pub(super) target: String,
+    /// The unit's LUN within the target.
+    pub(super) lun: Lun,
+    pub(super) unit: Arc<LogicalUnit>,
+    pub(super) view: LunView,
+}
+
+impl VisibleExports {
+    pub(super) fn new(front: Arc<Front>, origin: Origin) -> Self {
+        Self { front, origin }
+    }
+
+    /// Returns the client as the access rules and the registry of sessions know it. It has no name of its own: its
+    /// address stands for it.
+    pub(super) fn admission(&self, target_name: Option<String>) -> Admission {
+        Admission {
+            initiator_name: format!("nbd:{}", self.origin.peer),
+            isid: Isid::default(),
+            tsih: 0,
+            cid: 0,
+            session_type: SessionType::Normal,
+            target_name,
+            account: None,
+        }
+    }
+
+    /// Returns the export with this name, if the client may use it. The empty name is the only export, if there is only
+    /// one.
+    pub(super) fn choose(&self, name: &str) -> Option<ChosenExport> {
+        if name.is_empty() {
+            let mut exports = self.those(|_| true);
+            let only = exports.next()?;
+            return exports.next().is_none().then_some(only);
+        }
+        self.those(|unit| *unit.volume_name() == *name).next()
+    }
+
+    /// Returns the exports of these units.
+    fn those(&self, is_meant: impl Fn(&LogicalUnit) -> bool) -> impl Iterator<Item = ChosenExport> {
+        let group = self.origin.portal.group;
+        let targets = self.front.targets.all().into_iter();
+        let reached = targets.filter(move |target| target.is_reached_through(group));
+        reached.flat_map(move |target| self.of_target(&target, &is_meant))
+    }
+
+    fn of_target(
+        &self,
+        target: &Target,
+        is_meant: impl Fn(&LogicalUnit) -> bool,
+    ) -> Vec<ChosenExport> {
+        let name = target.device.name();
+        let luns = target.device.luns();
+        if !luns.values().any(|unit| is_meant(unit)) {
+            return Vec::new();
+        }
+        let admission = self.admission(Some(name.to_owned()));
+        let Ok(view) = self.front.access.view(&admission, &self.origin) else { return Vec::new() };
+        let is_shown = |lun: &Lun| {
+            view.numbers.as_ref().is_none_or(|numbers| numbers.values().any(|own| own == lun))
+        };
+        // The commands of a pass-through unit go to a device, not to a store.
+        let shown = luns
+            .iter()
+            .filter(|(lun, unit)| is_meant(unit) && is_shown(lun) && !unit.is_pass_through());
+        let export = |(&lun, unit): (&Lun, &Arc<LogicalUnit>)| ChosenExport {
+            target: name.to_owned(),
+            lun,
+            unit: unit.clone(),
+            view: view.clone(),
+        };
+        shown.map(export).collect()
+    }
+}
+
+impl Exports for VisibleExports {
+    fn find(&mut self, name: &str) -> Result<Export, Refusal> {
+        let ChosenExport { target, unit, view, .. } = self.choose(name).ok_or(Refusal::Unknown)?;
+        if self.front.rejects(&target).is_some() {
+            return Err(Refusal::Shutdown);
+        }
+        let store = unit.volume().store();
+        let (geometry, characteristics) = (store.geometry(), store.characteristics());
+        let block = geometry.block_size.bytes() as u32;
+        Ok(Export {
+            description: target,
+            read_only: view.read_only || characteristics.read_only,
+            minimum_block: block,
+            preferred_block: block << characteristics.physical_block_exponent.min(8),
+            can_trim: characteristics.unmap.is_some(),
+            can_fast_zero: characteristics.unmap.is_some(),
+            // A flush covers the writes of all clients.
+            can_multi_conn: true,
+            can_cache: true,
+            tells_allocation: characteristics.unmap.is_some(),
+            ..Export::new(&unit.volume_name(), geometry.byte_count())
+        })
+    }
+
+    fn list(&mut self) -> Vec<ListedExport> {
+        let listed = |ChosenExport { target, unit, .. }: ChosenExport| ListedExport {
+            name: unit.volume_name().to_string(),
+            description: target,
+        };
+        self.those(|_| true).map(listed).collect()
+    }
+}

@@ -1,0 +1,511 @@
+//! The NBD front. A connection is a session with one connection: it is registered, listed, limited and ended like the
+//! sessions of other protocols. The export of a volume has the volume's name and the access rules of its target.
+//!
+//! One task receives until the socket is empty, carries out the requests, and answers with one send.
+
+mod exports;
+mod requests;
+
+use std::cell::RefCell;
+use std::io;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use sarsen_io::net::{PIECES_MAX, Stream};
+use sarsen_io::time;
+use sarsen_proto::iscsi::target::{Admission, RefusalReason};
+use sarsen_proto::nbd::server::{Event, Server, ServerError, Settings, Tls};
+use sarsen_scsi::LogicalUnit;
+use sarsen_volume::Attachment;
+use tokio::sync::{mpsc, oneshot};
+use tracing::{debug, info, warn};
+
+use self::exports::{ChosenExport, VisibleExports};
+use self::requests::{Carried, Requests};
+use super::iscsi::{
+    ConnectionEntry, ConnectionInfo, Front, SessionMember, log_rate_limited, shake_hands,
+};
+use super::sources::ConnectionPermit;
+use crate::access::{AccessGuard, Origin};
+use crate::events::{Occurrence, Subject};
+use crate::mailbox::ConnectionRequest;
+use crate::portal::Portal;
+use crate::protocol::Protocol;
+
+/// Size of the receive buffer of a thread. An idle connection has no buffer.
+const SCRATCH_LENGTH: usize = 64 * 1024;
+/// Maximum number of bytes that a turn receives before it answers.
+const TURN_RECEIVE_LIMIT: usize = 256 * 1024;
+/// Maximum number of open requests of a connection.
+const REQUESTS: usize = 128;
+/// Maximum time in which a client can receive the last replies of a connection that the server ends.
+const LINGER: Duration = Duration::from_secs(1);
+/// Maximum time that the end of a session waits for its requests. A store that hangs must not hold up others, such as
+/// the shutdown of the server.
+const ENDING_LIMIT: Duration = Duration::from_secs(5);
+
+thread_local! {
+    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH_LENGTH].into());
+}
+
+/// The reason why a connection ends.
+enum End {
+    /// The client disconnected, or the server asked it to leave.
+    InGoodOrder,
+    Protocol(ServerError),
+    Socket(io::Error),
+    /// The session could not begin.
+    Refused(RefusalReason),
+    /// The client has not selected an export in time.
+    TimedOut,
+}
+
+impl From<io::Error> for End {
+    fn from(error: io::Error) -> Self {
+        Self::Socket(error)
+    }
+}
+
+impl std::fmt::Display for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::InGoodOrder => f.write_str("the client disconnected"),
+            Self::Protocol(error) => error.fmt(f),
+            Self::Socket(error) => error.fmt(f),
+            Self::Refused(reason) => reason.fmt(f),
+            Self::TimedOut => f.write_str("the client selected no export in time"),
+        }
+    }
+}
+
+/// The session of a connection that has selected an export.
+struct Session<'a> {
+    requests: Requests,
+    /// Keeps the volume open.
+    unit: Arc<LogicalUnit>,
+    target: String,
+    subject: Subject,
+    _pass: AccessGuard,
+    _entry: ConnectionEntry<'a>,
+    member: SessionMember<'a>,
+}
+
+struct Driver<'a> {
+    front: &'a Arc<Front>,
+    /// `None` only during a TLS handshake.
+    stream: Option<Stream>,
+    machine: Server,
+    exports: VisibleExports,
+    connection_permit: ConnectionPermit,
+    mailbox: mpsc::UnboundedSender<ConnectionRequest>,
+    session: Option<Session<'a>>,
+    pending: FuturesUnordered<Carried>,
+    /// Received bytes that the machine could not handle yet.
+    held: Vec<u8>,
+    /// The server ends the connection as soon as no request is open.
+    is_leaving: bool,
+    /// Dropped when the session's last request has ended.
+    terminated: Vec<oneshot::Sender<()>>,
+}
+
+/// Serves a connection of a portal, until the connection and its requests have ended.
+pub(super) async fn serve(
+    stream: Stream,
+    portal: Arc<Portal>,
+    front: Arc<Front>,
+    connection_permit: ConnectionPermit,
+) {
+    let peer = stream.peer_addr();
+    // Until everything has ended, those who send messages here wait for an answer.
+    let (mailbox, mut messages) = mpsc::unbounded_channel();
+    let limits = front.settings();
+    let tls = if portal.certificates().is_some() { Tls::Required } else { Tls::Unavailable };
+    let settings = Settings {
+        tls,
+        maximum_requests: REQUESTS,
+        maximum_memory: limits.room_limit,
+        ..Settings::default()
+    };
+    let origin = Origin { peer, certificate: None, portal };
+    let mut driver = Driver {
+        front: &front,
+        stream: Some(stream),
+        machine: Server::new(settings),
+        exports: VisibleExports::new(front.clone(), origin),
+        connection_permit,
+        mailbox,
+        session: None,
+        pending: FuturesUnordered::new(),
+        held: Vec::new(),
+        is_leaving: false,
+        terminated: Vec::new(),
+    };
+    let end = driver.run(&mut messages).await;
+    driver.report_end(&end);
+    driver.finish().await;
+}
+
+impl<'a> Driver<'a> {
+    async fn run(&mut self, messages: &mut mpsc::UnboundedReceiver<ConnectionRequest>) -> End {
+        let limit = time::now() + self.front.settings().login_timeout;
+        let mut login = Box::pin(time::sleep_until(limit));
+        let mut linger = None;
+        loop {
+            let is_busy = match self.turn().await {
+                Ok(is_busy) => is_busy,
+                Err(end) => {
+                    // The machine may have queued a reply for the message that caused this.
+                    let _ = self.send();
+                    return end;
+                }
+            };
+            if is_busy {
+                // A busy connection yields to the other connections of its core.
+                tokio::task::yield_now().await;
+            }
+            let sending = !self.machine.output().is_empty();
+            if self.is_leaving && self.pending.is_empty() && !sending {
+                return End::InGoodOrder;
+            }
+            if self.is_leaving && self.pending.is_empty() && linger.is_none() {
+                linger = Some(Box::pin(time::sleep_until(time::now() + LINGER)));
+            }
+            let receiving = self.is_receiving() && self.held.is_empty();
+            let Some(stream) = &self.stream else { return End::InGoodOrder };
+            tokio::select! {
+                biased;
+                // Messages are first, and rare: others wait for the answer, even if this connection is busy.
+                Some(message) = messages.recv() => self.open(message),
+                ready = stream.writable(), if sending => {
+                    if let Err(error) = ready { return error.into() }
+                }
+                Some((task, result)) = self.pending.next(), if !self.pending.is_empty() => {
+                    self.complete(task, result);
+                    self.complete_ready();
+                }
+                ready = stream.readable(), if receiving => {
+                    if let Err(error) = ready { return error.into() }
+                }
+                () = &mut login, if self.session.is_none() => return End::TimedOut,
+                () = async { linger.as_mut().expect("checked").await }, if linger.is_some() => {
+                    return End::InGoodOrder;
+                }
+                () = std::future::ready(()), if is_busy => {}
+            }
+        }
+    }
+
+    fn is_receiving(&self) -> bool {
+        !self.is_leaving && self.machine.wants_input()
+    }
+
+    /// Receives up to the limit of a turn, carries out all requests, and sends the ready replies as far as the socket
+    /// accepts them. Returns whether there may be more to receive at once.
+    async fn turn(&mut self) -> Result<bool, End> {
+        let is_busy = self.receive()?;
+        while let Some(event) = self.machine.poll_event() {
+            match event {
+                Event::StartTls => self.start_tls().await?,
+                Event::Selected(export) => self.begin_session(&export.name).await?,
+                Event::Request { task, operation } => {
+                    let Some(session) = &mut self.session else { return Err(End::InGoodOrder) };
+                    match session.requests.start(task, operation) {
+                        Poll::Ready(result) => self.machine.complete(task, result),
+                        Poll::Pending => self.pending.push(session.requests.take_pending()),
+                    }
+                }
+                Event::Disconnected => self.is_leaving = true,
+            }
+        }
+        self.send()?;
+        Ok(is_busy || (!self.held.is_empty() && self.machine.wants_input()))
+    }
+
+    /// Passes received bytes to the machine, as long as it can handle more. Returns whether the socket may have more.
+    fn receive(&mut self) -> Result<bool, End> {
+        let now = time::now();
+        if let Some(session) = &mut self.session {
+            session.requests.arrived(now);
+        }
+        if !self.held.is_empty() {
+            let consumed = handle(&mut self.machine, &self.held, &mut self.exports)?;
+            self.held.drain(..consumed);
+            if !self.held.is_empty() {
+                return Ok(false);
+            }
+        }
+        SCRATCH.with_borrow_mut(|scratch| {
+            let mut received = 0;
+            while received < TURN_RECEIVE_LIMIT && self.is_receiving() {
+                let Some(stream) = &self.stream else { return Ok(false) };
+                let landing = self.machine.landing().unwrap_or_default();
+                let landing_length = landing.len();
+                let offered = landing_length + scratch.len();
+                let count = match stream.try_receive(landing, scratch) {
+                    Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                    Ok(count) => count,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                    Err(error) => return Err(error.into()),
+                };
+                received += count;
+                let landed = count.min(landing_length);
+                self.machine.landed(landed);
+                let rest = &scratch[..count - landed];
+                let consumed = handle(&mut self.machine, rest, &mut self.exports)?;
+                self.held.extend_from_slice(&rest[consumed..]);
+                if count < offered {
+                    return Ok(false);
+                }
+            }
+            Ok(self.is_receiving())
+        })
+    }
+
+    /// Sends the ready output, as far as the socket accepts it.
+    fn send(&mut self) -> Result<(), End> {
+        if let Some(session) = &mut self.session {
+            session.requests.count_sent();
+        }
+        let Some(stream) = &self.stream else { return Ok(()) };
+        while !self.machine.output().is_empty() {
+            let mut pieces = Vec::with_capacity(16);
+            self.machine.output().pieces(&mut pieces, PIECES_MAX);
+            match stream.try_send(&pieces) {
+                Ok(count) => {
+                    drop(pieces);
+                    self.machine.output().sent(count);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the reply to STARTTLS, and runs the TLS handshake.
+    async fn start_tls(&mut self) -> Result<(), End> {
+        let limit = time::now() + self.front.settings().login_timeout;
+        loop {
+            self.send()?;
+            let Some(stream) = &self.stream else { return Err(End::InGoodOrder) };
+            if self.machine.output().is_empty() {
+                break;
+            }
+            tokio::select! {
+                ready = stream.writable() => ready?,
+                () = time::sleep_until(limit) => return Err(End::TimedOut),
+            }
+        }
+        let certificates = self.exports.origin.portal.certificates();
+        let (Some(stream), Some(tls)) = (self.stream.take(), certificates) else {
+            return Err(End::InGoodOrder);
+        };
+        // A failed handshake was reported.
+        let shaken = shake_hands(stream, &tls, self.front).await.ok_or(End::InGoodOrder)?;
+        let (stream, certificate) = shaken;
+        self.stream = Some(stream);
+        self.exports.origin.certificate = certificate;
+        self.machine.tls_started();
+        Ok(())
+    }
+
+    /// Begins the session of the client with the export that it has selected.
+    async fn begin_session(&mut self, name: &str) -> Result<(), End> {
+        let refused = |reason| Err(End::Refused(reason));
+        let origin = self.exports.origin.clone();
+        // The access may have changed since the machine looked the export up.
+        let Some(ChosenExport { target, lun, unit, .. }) = self.exports.choose(name) else {
+            return refused(RefusalReason::NoSuchTarget);
+        };
+        let admission = self.exports.admission(Some(target.clone()));
+        let registered =
+            self.front.sessions.register_session(&admission, Protocol::Nbd, &self.mailbox);
+        let member = match registered.await {
+            Ok(member) => member,
+            Err(reason) => return refused(reason),
+        };
+        if let Some(refusal) = self.front.rejects(&target) {
+            return refused(refusal.reason);
+        }
+        let entered = self.front.access.enter(&admission, Some(lun), &origin, &self.mailbox);
+        let (pass, view) = match entered {
+            Ok(entered) => entered,
+            Err(reason) => return refused(reason),
+        };
+        self.connection_permit.logged_in();
+        let Some(stream) = &self.stream else { return refused(RefusalReason::NotInService) };
+        let local = stream.local_addr()?;
+        let volume = unit.volume_name();
+        let attachment = Attachment::new(unit.volume().clone(), view.read_only);
+        let client = admission.initiator_name.clone();
+        let requests = Requests::new(
+            self.front,
+            Arc::new(attachment),
+            &volume,
+            (client.clone(), origin.clone()),
+            (member.tsih, member.queue()),
+        );
+        info!(
+            session = member.tsih,
+            client,
+            volume = &*volume,
+            peer = %origin.peer,
+            certificate = origin.certificate.as_ref().map(tracing::field::display),
+            "NBD session established"
+        );
+        let subject = subject(&admission, &origin, Some(member.tsih));
+        self.front
+            .access
+            .events
+            .tell(&Occurrence::LoggedIn { subject: subject.clone(), joins: false });
+        let entry = self.front.connection_table.enter(ConnectionInfo {
+            tsih: member.tsih,
+            cid: 0,
+            peer: origin.peer,
+            local,
+            portal_group: origin.portal.group,
+            parameters: None,
+            since: time::wall_clock(),
+        });
+        self.session =
+            Some(Session { requests, unit, target, subject, _pass: pass, _entry: entry, member });
+        Ok(())
+    }
+
+    fn complete(&mut self, task: u64, result: requests::Completed) {
+        if let Some(session) = &mut self.session {
+            let result = session.requests.end(result);
+            self.machine.complete(task, result);
+        }
+    }
+
+    /// Completes all requests that have ended already.
+    fn complete_ready(&mut self) {
+        let mut context = Context::from_waker(Waker::noop());
+        while let Poll::Ready(Some((task, result))) = self.pending.poll_next_unpin(&mut context) {
+            self.complete(task, result);
+        }
+    }
+
+    fn open(&mut self, message: ConnectionRequest) {
+        match message {
+            // NBD has no request to log out. Clients that can reconnect do so when the connection ends in order.
+            ConnectionRequest::RequestLogout { .. } => self.is_leaving = true,
+            ConnectionRequest::Terminate { ended } | ConnectionRequest::LogOut { ended } => {
+                self.terminated.push(ended);
+                self.is_leaving = true;
+            }
+            ConnectionRequest::Refresh => {
+                let is_there = self.session.as_ref().is_none_or(Session::has_unit(self.front));
+                self.is_leaving |= !is_there;
+            }
+            ConnectionRequest::Trace { writer: _ } => {
+                warn!(peer = %self.exports.origin.peer, "NBD connections cannot be traced");
+            }
+            // These concern the tasks of iSCSI sessions.
+            ConnectionRequest::Abort { .. }
+            | ConnectionRequest::Respond { .. }
+            | ConnectionRequest::ScsiEvent { .. }
+            | ConnectionRequest::LoggedOut { .. }
+            | ConnectionRequest::Wake
+            | ConnectionRequest::MarkLost { .. }
+            | ConnectionRequest::Claim { .. }
+            | ConnectionRequest::Adopted { .. }
+            | ConnectionRequest::Completed { .. } => {}
+        }
+    }
+
+    fn report_end(&mut self, end: &End) {
+        let peer = self.exports.origin.peer;
+        let Some(session) = &self.session else {
+            match end {
+                End::Refused(reason) => {
+                    self.front.access.metrics.refused(*reason);
+                    let admission = self.exports.admission(None);
+                    log_rate_limited(&self.front.access, peer, || {
+                        warn!(%peer, "NBD session refused: {reason}");
+                        let subject = subject(&admission, &self.exports.origin, None);
+                        let refused = Occurrence::LoginRefused { subject, reason: *reason };
+                        self.front.access.events.tell(&refused);
+                    });
+                }
+                end => debug!(%peer, %end, "NBD connection closed before a session"),
+            }
+            return;
+        };
+        let subject = session.subject.clone();
+        let session = session.member.tsih;
+        let occurrence = match end {
+            End::InGoodOrder => {
+                debug!(%peer, session, "NBD connection closed");
+                Occurrence::LoggedOut { subject }
+            }
+            end => {
+                info!(%peer, session, %end, "NBD connection lost");
+                Occurrence::ConnectionLost { subject, why: end.to_string() }
+            }
+        };
+        self.front.access.events.tell(&occurrence);
+    }
+
+    /// Ends the connection. Its requests end before it leaves its session, so that no other client finds one of its
+    /// writes in progress.
+    async fn finish(mut self) {
+        let limit = time::now() + ENDING_LIMIT;
+        while !self.pending.is_empty() {
+            tokio::select! {
+                Some((task, result)) = self.pending.next() => self.complete(task, result),
+                () = time::sleep_until(limit) => break,
+            }
+        }
+        if let Some(mut session) = self.session.take() {
+            session.requests.count_sent();
+            if !self.pending.is_empty() {
+                let (peer, requests) = (self.exports.origin.peer, self.pending.len());
+                warn!(%peer, requests, "the store does not end the requests of an NBD session");
+                // They hold the volume until they have ended.
+                let mut pending = std::mem::take(&mut self.pending);
+                let held = (session.requests, session.unit);
+                tokio::task::spawn_local(async move {
+                    while pending.next().await.is_some() {}
+                    drop(held);
+                });
+            }
+        }
+        self.terminated.clear();
+        // Only the peer waits for this.
+        if let Some(stream) = &self.stream {
+            stream.close().await;
+        }
+    }
+}
+
+impl Session<'_> {
+    /// Returns a function that tells whether the target still has the unit of a session.
+    fn has_unit(front: &Front) -> impl Fn(&Self) -> bool {
+        |session| {
+            let target = front.targets.find(&session.target);
+            target.is_some_and(|target| {
+                target.device.luns().values().any(|unit| Arc::ptr_eq(unit, &session.unit))
+            })
+        }
+    }
+}
+
+fn handle(machine: &mut Server, input: &[u8], exports: &mut VisibleExports) -> Result<usize, End> {
+    machine.handle_input(input, exports).map_err(End::Protocol)
+}
+
+fn subject(admission: &Admission, origin: &Origin, tsih: Option<u16>) -> Subject {
+    Subject {
+        peer: origin.peer,
+        initiator: Some(admission.initiator_name.clone()),
+        target: admission.target_name.clone(),
+        account: None,
+        tsih,
+        cid: None,
+    }
+}
