@@ -145,16 +145,14 @@ mod tests {
             let mut pieces = Vec::new();
             output.pieces(&mut pieces, 2);
             assert!(pieces.len() <= 2);
-            let mut bytes: Vec<u8> = pieces
-                .iter()
-                .flat_map(|piece| match piece {
-                    Piece::Bytes(bytes) => bytes.to_vec(),
-                    Piece::Shared { .. } => unreachable!("not used here"),
-                })
-                .collect();
-            bytes.truncate(step);
-            output.sent(bytes.len());
-            stream.extend(bytes);
+            let mut count = 0;
+            for piece in pieces {
+                let Piece::Bytes(bytes) = piece else { unreachable!("not used here") };
+                let taken = bytes.len().min(step - count);
+                stream.extend_from_slice(&bytes[..taken]);
+                count += taken;
+            }
+            output.sent(count);
         }
         assert_eq!(output.memory(), 0);
         stream

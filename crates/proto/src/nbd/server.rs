@@ -7,7 +7,7 @@
 //! `replies` encodes replies.
 //!
 //! The driver repeats:
-//! 1. While [`Server::wants_input`] returns true: receive bytes and pass them on. Keep the bytes that were not consumed.
+//! 1. While [`Server::wants_input`] returns true: receive bytes and pass them on. Keep bytes that were not consumed.
 //! 2. Handle all events, complete requests, and send the output.
 //!
 //! The memory of a connection is bounded ([`Server::memory`]). The document has no notification of a changed size: the
