@@ -39,7 +39,8 @@ struct Disks;
 
 impl Exports for Disks {
     fn find(&mut self, name: &str) -> Result<Export, Refusal> {
-        let export = Export { tells_allocation: true, can_trim: true, ..Export::new(name, BYTES) };
+        let export =
+            Export { reports_allocation: true, can_trim: true, ..Export::new(name, BYTES) };
         match name {
             "" => Ok(Export { can_cache: true, can_fast_zero: true, ..export }),
             "r" => Ok(Export { read_only: true, ..export }),
@@ -113,8 +114,8 @@ impl Driver {
         let bound = if self.is_selected {
             SETTINGS.maximum_memory + Buffer::memory_for(SETTINGS.maximum_payload as usize) + 4096
         } else {
-            // An option, and replies.
-            (16 + 8) * 1024
+            // An option, a name, and replies.
+            (16 + 4 + 8) * 1024
         };
         assert!(self.server.memory() <= bound, "{} bytes", self.server.memory());
     }

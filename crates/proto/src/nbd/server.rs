@@ -104,8 +104,9 @@ pub struct Export {
     pub can_multi_conn: bool,
     /// Whether [`Operation::Cache`] has an effect.
     pub can_cache: bool,
-    /// Whether [`Operation::BlockStatus`] is supported (`base:allocation`).
-    pub tells_allocation: bool,
+    /// Whether [`Operation::BlockStatus`] is supported (`base:allocation`). If so, a write to space that is reported as
+    /// allocated must not fail for lack of space ("`base:allocation` metadata context").
+    pub reports_allocation: bool,
 }
 
 impl Export {
@@ -123,7 +124,7 @@ impl Export {
             can_fast_zero: false,
             can_multi_conn: false,
             can_cache: false,
-            tells_allocation: false,
+            reports_allocation: false,
         }
     }
 
@@ -246,7 +247,7 @@ pub enum Operation {
 /// An extent of the export with the same allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusExtent {
-    /// Number of bytes.
+    /// Number of bytes: a multiple of the minimum block size, except at the end of the export.
     pub length: u64,
     /// Flags of `sarsen_wire::nbd::allocation`.
     pub flags: u32,
@@ -374,15 +375,16 @@ impl Server {
     }
 
     /// Returns the bytes of memory that the connection uses: for the payloads of open requests, for output, and for an
-    /// incomplete message.
+    /// incomplete message. Data in a store and the entries of queues do not count.
     ///
-    /// During the handshake, this is a maximum of 16 KiB for an option and about 8 KiB for replies, plus the list of
-    /// exports. Afterwards it is [`Settings::maximum_memory`], plus the buffer of one request of
+    /// During the handshake, the maximum is 16 KiB for an option, 4 KiB for a name, 4 KiB of replies, and the replies to
+    /// one more option (which may be the list of all exports). Afterwards it is [`Settings::maximum_memory`], plus the buffer of one request of
     /// [`Settings::maximum_payload`], plus 4 KiB.
     pub fn memory(&self) -> usize {
         let charged = match &self.phase {
+            Phase::Handshake(handshake) | Phase::StartTls(handshake) => handshake.memory(),
             Phase::Transmission(transmission) => transmission.memory(),
-            _ => 0,
+            Phase::Closed | Phase::Failed(_) => 0,
         };
         charged + self.output.memory() + self.partial.capacity()
     }
@@ -422,7 +424,7 @@ impl Server {
     /// Fewer bytes than all are consumed only if [`Self::wants_input`] returns false afterwards. The driver passes the
     /// rest again when it returns true. Bytes after the end of the session are discarded.
     ///
-    /// An error is final: the driver closes the connection and gives up the open requests.
+    /// An error is final: the driver closes the connection, and the open requests get no reply.
     pub fn handle_input(
         &mut self,
         input: &[u8],

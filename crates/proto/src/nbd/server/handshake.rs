@@ -116,6 +116,11 @@ impl Handshake {
         Self { state: State::Head, tls: true, headers: Headers::Simple, context: None, ..self }
     }
 
+    /// Returns the bytes of memory of the name that the client selected a context for.
+    pub(super) fn memory(&self) -> usize {
+        self.context.as_ref().map_or(0, String::capacity)
+    }
+
     /// Handles the next message, or a part of it.
     pub(super) fn advance(
         &mut self,
@@ -379,7 +384,7 @@ impl Handshake {
         // "`base:` metadata namespace": the empty leaf-name is a wildcard for a list only.
         let matches = |query: &&str| *query == BASE_ALLOCATION || (lists && *query == "base:");
         let all = lists && request.queries.is_empty();
-        if export.tells_allocation && (all || request.queries.iter().any(matches)) {
+        if export.reports_allocation && (all || request.queries.iter().any(matches)) {
             // "The metadata context ID in these replies is reserved" in a list.
             let id = U32::new(if lists { 0 } else { ALLOCATION_CONTEXT });
             let parts = [id.as_bytes(), BASE_ALLOCATION.as_bytes()];
@@ -396,7 +401,7 @@ impl Handshake {
         assert!(export.minimum_block <= MAX_MINIMUM_BLOCK, "a minimum block above 64 KiB");
         let reports_status = self.headers != Headers::Simple
             && self.context.as_deref() == Some(name)
-            && export.tells_allocation;
+            && export.reports_allocation;
         Selection { export, headers: self.headers, reports_status }
     }
 

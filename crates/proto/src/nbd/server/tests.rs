@@ -22,7 +22,7 @@ struct Disks;
 
 impl Exports for Disks {
     fn find(&mut self, name: &str) -> Result<Export, Refusal> {
-        let export = Export { tells_allocation: true, ..Export::new(name, BYTES) };
+        let export = Export { reports_allocation: true, ..Export::new(name, BYTES) };
         match name {
             "" => Ok(Export { name: "disk".to_owned(), ..export }),
             "disk" => Ok(Export {
@@ -34,7 +34,7 @@ impl Exports for Disks {
                 can_cache: true,
                 ..export
             }),
-            "plain" => Ok(Export { tells_allocation: false, ..export }),
+            "plain" => Ok(Export { reports_allocation: false, ..export }),
             "read-only" => Ok(Export { read_only: true, can_trim: true, ..export }),
             "blocks" => Ok(Export { minimum_block: 512, can_trim: true, ..export }),
             "tls-only" => Err(Refusal::TlsRequired),

@@ -141,7 +141,7 @@ fn own_client_executes_all_requests() {
 }
 
 #[test]
-fn own_client_is_told_why_it_is_refused() {
+fn own_client_reports_why_it_is_refused() {
     let mut client = Client::<u32>::new("unknown").unwrap();
     let mut server = Server::new(Settings::default());
     client.handle_input(&sent(&mut server)).unwrap();

@@ -232,7 +232,7 @@ fn number_of_options_is_bounded() {
 }
 
 #[test]
-fn client_that_reads_no_replies_is_not_heard() {
+fn client_that_reads_no_replies_must_wait() {
     let mut server = greeted(Tls::Unavailable);
     let many = option(OptionCode::List, &[]).repeat(10_000);
     let consumed = server.handle_input(&many, &mut Disks).unwrap();

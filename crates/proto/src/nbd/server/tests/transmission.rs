@@ -28,7 +28,7 @@ fn refused(server: &mut Server) -> ErrorCode {
 }
 
 /// Sends a flush after the request. Its report shows that the server parsed exactly one request before.
-fn still_in_step(server: &mut Server, flush: &[u8]) {
+fn assert_in_sync(server: &mut Server, flush: &[u8]) {
     receive(server, flush).unwrap();
     assert!(matches!(next_request(server).1, Operation::Flush));
 }
@@ -93,7 +93,7 @@ fn error_values_are_those_of_the_document() {
             let bytes = [request(command, flags, 7, offset, length), vec![7; payload]].concat();
             receive(&mut server, &bytes).unwrap();
             assert_eq!(refused(&mut server), error, "{case}");
-            still_in_step(&mut server, &flush);
+            assert_in_sync(&mut server, &flush);
         }
         if flags & PAYLOAD_LEN != 0 {
             continue;
@@ -104,7 +104,7 @@ fn error_values_are_those_of_the_document() {
         let data = vec![7; if payload != 0 { length as usize } else { 0 }];
         receive(&mut server, &[head, data].concat()).unwrap();
         assert_eq!(refused(&mut server), error, "extended {case}");
-        still_in_step(&mut server, &extended_request(C::Flush, 0, 8, 0, 0));
+        assert_in_sync(&mut server, &extended_request(C::Flush, 0, 8, 0, 0));
     }
 }
 
@@ -322,7 +322,7 @@ fn payload_above_the_maximum_is_refused_or_closes_the_connection() {
     receive(&mut server, &request(CommandCode::Write, 0, 7, 0, length)).unwrap();
     receive(&mut server, &vec![7; length as usize]).unwrap();
     assert_eq!(refused(&mut server), ErrorCode::Invalid);
-    still_in_step(&mut server, &request(CommandCode::Flush, 0, 8, 0, 0));
+    assert_in_sync(&mut server, &request(CommandCode::Flush, 0, 8, 0, 0));
     let length = (32 << 20) + 1;
     let error = receive(&mut server, &request(CommandCode::Write, 0, 7, 0, length)).unwrap_err();
     let (length, limit) = (length.into(), 32 << 20);
@@ -342,13 +342,13 @@ fn payload_of_an_extended_request_is_consumed() {
         let head = extended_request(command, PAYLOAD_LEN, 7, 0, 1000);
         receive(&mut server, &[head, vec![7; 1000]].concat()).unwrap();
         assert_eq!(refused(&mut server), ErrorCode::Invalid);
-        still_in_step(&mut server, &flush);
+        assert_in_sync(&mut server, &flush);
     }
     // A write needs the flag.
     let mut server = extended("disk");
     receive(&mut server, &extended_request(CommandCode::Write, 0, 7, 0, 1000)).unwrap();
     assert_eq!(refused(&mut server), ErrorCode::Invalid);
-    still_in_step(&mut server, &flush);
+    assert_in_sync(&mut server, &flush);
 }
 
 #[test]
