@@ -34,6 +34,7 @@ mod management;
 mod many_sessions;
 mod misuse;
 mod nbd;
+mod nbd_server;
 mod observability;
 mod own_output;
 mod package;

@@ -11,10 +11,12 @@ use crate::shell;
 /// tools that start services and check their units.
 const ALWAYS: &[&str] = &[
     "bonnie++",
+    "fio",
     "g++",
     "iproute2",
     "istgt",
     "libiscsi-bin",
+    "libnbd-bin",
     "nbdkit",
     "open-isns-server",
     "open-isns-utils",

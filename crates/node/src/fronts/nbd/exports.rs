@@ -113,7 +113,7 @@ impl Exports for VisibleExports {
             // A flush covers the writes of all clients.
             can_multi_conn: true,
             can_cache: true,
-            tells_allocation: characteristics.unmap.is_some(),
+            reports_allocation: characteristics.unmap.is_some(),
             ..Export::new(&unit.volume_name(), geometry.byte_count())
         })
     }
