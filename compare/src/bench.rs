@@ -4,6 +4,7 @@
 
 mod files;
 mod generator;
+mod nbd;
 mod neighbours;
 mod points;
 mod report;
@@ -20,7 +21,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum as _};
-use sarsen_initiator::Url;
+use sarsen_lab::load::Endpoint;
 use sarsen_proof::{process, program};
 use serde_json::{Value, json};
 
@@ -168,11 +169,16 @@ fn measure(client: &Path, entrant: &Participant, point: &Point, seconds: f64) ->
     let _awake = entrant.wake().with_context(what)?;
     match &entrant.way {
         MeasureMode::Fio { path } => files::measure(path, point, seconds).with_context(what),
-        MeasureMode::Load { url, pids } => {
-            let _idle = sessions::open_idle(url, entrant.idle).with_context(what)?;
+        MeasureMode::Load { endpoint, pids } => {
+            let _idle = match endpoint {
+                Endpoint::Iscsi(url) => {
+                    Some(sessions::open_idle(url, entrant.idle).with_context(what)?)
+                }
+                _ => None,
+            };
             let neighbour = entrant.neighbour.as_ref();
             let noise = neighbour.map(|url| NoisyNeighbour::start(client, url, seconds));
-            let figures = load(client, url, pids, point, seconds).with_context(what)?;
+            let figures = load(client, endpoint, pids, point, seconds).with_context(what)?;
             noise.map_or(Ok(()), NoisyNeighbour::end).with_context(what)?;
             Ok(figures)
         }
@@ -180,9 +186,15 @@ fn measure(client: &Path, entrant: &Participant, point: &Point, seconds: f64) ->
 }
 
 /// Runs the load generator once.
-fn load(client: &Path, url: &Url, pids: &[u32], point: &Point, seconds: f64) -> Result<Figures> {
+fn load(
+    client: &Path,
+    endpoint: &Endpoint,
+    pids: &[u32],
+    point: &Point,
+    seconds: f64,
+) -> Result<Figures> {
     let mut command = Command::new(client);
-    command.args(["lab", "load", "--json", "--destroy"]).arg(url.to_string());
+    command.args(["lab", "load", "--json", "--destroy"]).arg(endpoint.to_string());
     let numbers = [
         ("--block-size", point.block_bytes),
         ("--read", point.read_percent.into()),

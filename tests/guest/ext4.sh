@@ -10,31 +10,8 @@ echo "RESULT bytes $(($(cat /sys/class/block/${disk#/dev/}/size) * 512))"
 cat /sys/class/iscsi_connection/connection*/header_digest | sed 's/^/RESULT header_digest /'
 cat /sys/class/iscsi_connection/connection*/data_digest | sed 's/^/RESULT data_digest /'
 
-checksum() { sha256sum "$1" | cut -d' ' -f1; }
-
-mkfs.ext4 -q "$disk"
-mount "$disk" /mnt
-dd if=/dev/urandom of=/tmp/random bs=1M count=32 2>/dev/null
-cp /tmp/random /mnt/kept
-cp /tmp/random /mnt/dropped
-echo "RESULT written $(checksum /tmp/random)"
-sync
-umount /mnt
-e2fsck -f -n "$disk"
-echo 'RESULT first_check clean'
-
-echo 3 >/proc/sys/vm/drop_caches
-mount "$disk" /mnt
-echo "RESULT read $(checksum /mnt/kept)"
-
-rm /mnt/dropped
-sync
-if fstrim /mnt; then echo 'RESULT trim done'; else echo 'RESULT trim refused'; fi
-echo 3 >/proc/sys/vm/drop_caches
-echo "RESULT read_after_trim $(checksum /mnt/kept)"
-umount /mnt
-e2fsck -f -n "$disk"
-echo 'RESULT second_check clean'
+. /file_system
+live
 
 log_out
 echo 'RESULT logout done'

@@ -15,6 +15,7 @@ use sarsen_initiator::nbd::NbdStore;
 use sarsen_initiator::{Command as ScsiCommand, Session, SessionOptions, TransferRequest};
 use sarsen_io::cores::{FileEngine, block_on};
 use sarsen_io::time::now;
+use sarsen_proof::guest::{self, HOST};
 use sarsen_proof::managed::{Managed, User};
 use sarsen_proof::process;
 use serde_json::Value;
@@ -479,5 +480,27 @@ fn a_volume_that_grows_keeps_its_nbd_clients() -> Result<()> {
     fixture.server.run(&["volume", "resize", "data", "128MiB"])?;
     fixture.wait_for(&["nbd"])?;
     ensure!(nbdinfo(&fixture.nbd("data")?)?["export-size"] == 128 << 20);
+    Ok(())
+}
+
+#[test]
+#[ignore = "boots a kernel under emulation"]
+fn a_linux_kernel_uses_an_export_by_four_connections() -> Result<()> {
+    let fixture = Fixture::with(&[&["data", "256MiB"]])?;
+    let (_, port) = fixture.portal()?.rsplit_once(':').context("a port")?;
+    let environment = [("SERVER", HOST), ("PORT", port), ("EXPORT", "data")];
+    let played = guest::run("nbd", &environment).with_context(|| fixture.server.log())?;
+    println!("{}", played.console);
+    ensure!(played.result("bytes")? == (256 << 20).to_string());
+    ensure!(played.result("connections")? == "4", "{}", played.console);
+    let written = played.result("written")?;
+    ensure!(written.len() == 64, "a SHA-256 in hexadecimal");
+    ensure!(played.result("read")? == written && played.result("read_after_trim")? == written);
+    ensure!(played.result("trim")? == "done" && played.result("second_check")? == "clean");
+    ensure!(played.result("complaints")? == "0", "{}", played.console);
+    ensure!(
+        fixture.counter("sarsen_volume_operations_total", r#"volume="data",operation="unmap""#)?
+            > 0
+    );
     Ok(())
 }

@@ -178,6 +178,7 @@ impl Guest {
         let script = |name: &str| read(&folder().join(name));
         archive.file("init", 0o755, &script("init")?)?;
         archive.file("login", 0o644, &script("login.sh")?)?;
+        archive.file("file_system", 0o644, &script("file_system.sh")?)?;
         archive.file("scenario", 0o755, &script(&format!("{}.sh", self.scenario))?)?;
         archive.file("environment", 0o644, self.environment.as_bytes())?;
         let mut folders = BTreeSet::new();

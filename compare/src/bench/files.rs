@@ -112,7 +112,7 @@ fn takes_direct(path: &Path) -> bool {
 }
 
 /// Fills a file, so that reads do not hit holes and do not wait for earlier writes.
-fn fill(path: &Path) -> Result<()> {
+pub(super) fn fill(path: &Path) -> Result<()> {
     let mut file = File::create(path)?;
     let piece = vec![0x5a; PIECE];
     for _ in 0..BYTE_COUNT / PIECE as u64 {

@@ -45,7 +45,8 @@ pub(super) fn start(program: &Path) -> Result<Field> {
     for (name, neighbour) in
         [(ALONE, None), (BESIDE_LIMITED, Some("limited")), (BESIDE_UNLIMITED, Some("unlimited"))]
     {
-        let way = MeasureMode::Load { url: url("steady")?, pids: running.pids() };
+        let way =
+            MeasureMode::Load { endpoint: Endpoint::Iscsi(url("steady")?), pids: running.pids() };
         let neighbour = neighbour.map(url).transpose()?;
         let is_empty = neighbour.is_none();
         field.entrants.push(Participant { neighbour, is_empty, ..Participant::new(name, way) });

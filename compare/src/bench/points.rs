@@ -21,6 +21,8 @@ pub(super) enum Group {
     Idle,
     /// A lightly loaded volume, alone and next to a volume at full load, with limits and without.
     Neighbours,
+    /// A file by NBD and by iSCSI, beside other NBD servers.
+    Nbd,
     /// The time to start with ten thousand logical units.
     StartUp,
 }
@@ -36,6 +38,7 @@ impl Group {
             Self::Luns => "Logical units",
             Self::Idle => "Idle sessions",
             Self::Neighbours => "Neighbours",
+            Self::Nbd => "NBD",
             Self::StartUp => "Start-up",
         }
     }
@@ -88,6 +91,9 @@ pub(super) const LARGE_WRITES: &str = "Maximum Write Throughput";
 /// 4 KiB reads and writes, in the groups with one point for each.
 pub(super) const READS: &str = "4K random read, depth 32";
 pub(super) const WRITES: &str = "4K random write, depth 32";
+pub(super) const SINGLE_READS: &str = "4K random read, depth 1";
+pub(super) const READ_STREAM: &str = "1M sequential read, depth 8";
+pub(super) const WRITE_STREAM: &str = "1M sequential write, depth 8";
 /// The load of a client that its volume can serve easily.
 pub(super) const STEADY: &str = "4K random read, 1,000 a second";
 /// The end of a point's name, if it uses digests.
@@ -122,6 +128,13 @@ pub(super) fn of(group: Group) -> Vec<Point> {
         Group::Neighbours => {
             let point = Point::new(STEADY, 4 * KIB, 100, 100, 16);
             vec![Point { rate: Some(1000), ..point }]
+        }
+        Group::Nbd => {
+            let mut points = reads_and_writes();
+            points.push(Point::new(SINGLE_READS, 4 * KIB, 100, 100, 1));
+            points.push(Point::new(READ_STREAM, KIB * KIB, 100, 0, 8));
+            points.push(Point::new(WRITE_STREAM, KIB * KIB, 0, 0, 8));
+            points
         }
         Group::StartUp => Vec::new(),
     }

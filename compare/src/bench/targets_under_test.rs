@@ -8,7 +8,7 @@ use std::process::Command;
 use std::slice;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use sarsen_initiator::Url;
 use sarsen_lab::load::Endpoint;
@@ -21,7 +21,7 @@ use sarsen_proof::program::{self, Profile};
 use tempfile::TempDir;
 
 use super::points::Group;
-use super::{Options, files, neighbours};
+use super::{Options, files, nbd, neighbours};
 
 pub(super) const SARSEN: &str = "sarsen";
 /// This project's program when it never spins.
@@ -70,7 +70,7 @@ pub(super) struct Participant {
 /// How a target under test is measured.
 pub(super) enum MeasureMode {
     /// By the load generator; `pids` are the processes whose CPU time counts.
-    Load { url: Url, pids: Vec<u32> },
+    Load { endpoint: Endpoint, pids: Vec<u32> },
     /// By fio's io_uring engine, bypassing the page cache.
     Fio { path: PathBuf },
 }
@@ -86,10 +86,8 @@ impl Participant {
     pub(super) fn of(name: impl Into<String>, running: &Running, volume: &str) -> Result<Self> {
         let network = loopback();
         let link = network.links().first().context("loopback")?;
-        let Endpoint::Iscsi(url) = running.endpoint(volume, link)? else {
-            bail!("{} does not speak iSCSI", running.name());
-        };
-        Ok(Self::new(name, MeasureMode::Load { url, pids: running.pids() }))
+        let endpoint = running.endpoint(volume, link)?;
+        Ok(Self::new(name, MeasureMode::Load { endpoint, pids: running.pids() }))
     }
 
     /// Lets it run until the result is dropped.
@@ -119,6 +117,7 @@ pub(super) struct Field {
     pub(super) entrants: Vec<Participant>,
     pub(super) running: Vec<Running>,
     limits: Vec<Limit>,
+    pub(super) daemons: Vec<Daemon>,
     pub(super) folders: Vec<TempDir>,
 }
 
@@ -170,6 +169,7 @@ pub(super) fn start(group: Group, program: &Path, options: &Options) -> Result<F
         Group::Luns => units(program),
         Group::Idle => crowd(program),
         Group::Neighbours => neighbours::start(program),
+        Group::Nbd => nbd::start(program, options),
         Group::StartUp => Ok(Field::default()),
     }
 }
@@ -235,7 +235,8 @@ impl Field {
         })?;
         let url: Url = format!("iscsi://{}/{LIMIT_TARGET}/0", said.trim()).parse()?;
         let pid = Pid::from_raw(daemon.pid().cast_signed()).context("a process id")?;
-        let way = MeasureMode::Load { url, pids: vec![daemon.pid()] };
+        let endpoint = Endpoint::Iscsi(url);
+        let way = MeasureMode::Load { endpoint, pids: vec![daemon.pid()] };
         let restless = (name == LIMIT_SPINNING).then_some(pid);
         let entrant = Participant { restless, ..Participant::new(name, way) };
         drop(Awake(restless));

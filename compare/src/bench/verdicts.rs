@@ -5,9 +5,11 @@ use std::fmt;
 use serde::{Serialize, Serializer};
 
 use super::files;
+use super::nbd::{ISCSI, NBD, NBDKIT, QEMU};
 use super::neighbours::{ALONE, BESIDE_LIMITED};
 use super::points::{
-    self, DEPTHS, Group, LARGE_READS, LARGE_WRITES, READS, STEADY, WITH_DIGESTS, WRITES, small_name,
+    self, DEPTHS, Group, LARGE_READS, LARGE_WRITES, READ_STREAM, READS, SINGLE_READS, STEADY,
+    WITH_DIGESTS, WRITE_STREAM, WRITES, small_name,
 };
 use super::results::{CPU, Figure, IOPS, P99, Results, median, ratio};
 use super::start_up::Changes;
@@ -111,6 +113,7 @@ pub(super) fn all(results: &Results) -> Vec<Verdict> {
     requirements.extend(against_the_limit());
     requirements.extend(of_files());
     requirements.extend(against_itself());
+    requirements.extend(of_nbd());
     let mut verdicts: Vec<_> =
         requirements.into_iter().map(|requirement| requirement.verdict(results)).collect();
     let start_up = &results.start_up;
@@ -251,6 +254,31 @@ fn file_requirement<'a>(
         bound: Bound::AtLeast(minimum),
         pairs,
     }
+}
+
+/// Returns the requirements for the NBD front: as fast as other servers, and close to iSCSI.
+fn of_nbd<'a>() -> Vec<Requirement<'a>> {
+    let pair = |point: &str, over, under| ((point.to_owned(), over), (point.to_owned(), under));
+    let beside = |peer, what: &str| Requirement {
+        what: format!("NBD at depth 32 and in streams: IOPS × {what}'s"),
+        group: Group::Nbd,
+        figure: IOPS,
+        bound: Bound::AtLeast(1.0),
+        pairs: [READS, WRITES, READ_STREAM, WRITE_STREAM]
+            .map(|point| pair(point, NBD, peer))
+            .into(),
+    };
+    vec![
+        beside(NBDKIT, NBDKIT),
+        beside(QEMU, QEMU),
+        Requirement {
+            what: "NBD at depth 1: IOPS × iSCSI's".into(),
+            group: Group::Nbd,
+            figure: IOPS,
+            bound: Bound::AtLeast(0.9),
+            pairs: vec![pair(SINGLE_READS, NBD, ISCSI)],
+        },
+    ]
 }
 
 fn against_itself<'a>() -> Vec<Requirement<'a>> {

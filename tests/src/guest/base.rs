@@ -1,5 +1,5 @@
-//! The base of every guest: Debian's kernel, and an archive with busybox, open-iscsi, e2fsprogs, eject, sg3-utils,
-//! bonnie++, rtslib and the necessary modules. apt downloads it into a private state, so that nothing is installed and
+//! The base of every guest: Debian's kernel, and an archive with busybox, open-iscsi, nbd-client, e2fsprogs, eject,
+//! sg3-utils, bonnie++, rtslib and the necessary modules. apt downloads it into a private state, so that nothing is installed and
 //! root is not necessary. The result is kept until the recipe changes.
 
 use std::fs::{self, File};
@@ -26,6 +26,7 @@ const PACKAGES: &[&str] = &[
     "e2fsprogs",
     "eject",
     "libc-bin",
+    "nbd-client",
     "open-iscsi",
     "python3-rtslib-fb",
     "sg3-utils",
@@ -66,6 +67,7 @@ const MODULES: &[&str] = &[
     "sr_mod",
     "scsi_dh_alua",
     "iscsi_tcp",
+    "nbd",
     "iscsi_target_mod",
     "target_core_file",
     "target_core_iblock",

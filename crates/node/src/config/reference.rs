@@ -36,8 +36,8 @@ const START: &[Row] = &[
         "listen",
         "list of `ADDRESS[:PORT][,GROUP]`",
         "`127.0.0.1:3260`",
-        "The portals. The port is 3260 and the portal group 1 unless they are given. Port 0 takes a free one. \
-         Portals with TLS are tables: `[[portal]]`.",
+        "The iSCSI portals. The port is 3260 and the portal group 1 unless they are given. Port 0 takes a free one. \
+         Portals with TLS or another protocol are tables: `[[portal]]`.",
     ),
     (
         "state",

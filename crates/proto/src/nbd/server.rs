@@ -403,6 +403,17 @@ impl Server {
         }
     }
 
+    /// Returns the number of bytes until the end of the payload that is being received; `None` between requests.
+    ///
+    /// A driver whose memory is short handles only these bytes: only the head of a request makes the server allocate
+    /// memory.
+    pub fn payload_missing(&self) -> Option<u64> {
+        match &self.phase {
+            Phase::Transmission(transmission) => transmission.payload_missing(),
+            _ => None,
+        }
+    }
+
     /// Returns memory into which the driver may receive the next bytes of the stream.
     pub fn landing(&mut self) -> Option<&mut [u8]> {
         match &mut self.phase {

@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::io;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
@@ -28,6 +28,7 @@ use self::requests::{Carried, Requests};
 use super::iscsi::{
     ConnectionEntry, ConnectionInfo, Front, SessionMember, log_rate_limited, shake_hands,
 };
+use super::request_memory::Used;
 use super::sources::ConnectionPermit;
 use crate::access::{AccessGuard, Origin};
 use crate::events::{Occurrence, Subject};
@@ -43,6 +44,10 @@ const TURN_RECEIVE_LIMIT: usize = 256 * 1024;
 const REQUESTS: usize = 128;
 /// Maximum time in which a client can receive the last replies of a connection that the server ends.
 const LINGER: Duration = Duration::from_secs(1);
+/// Maximum time in which a client sends nothing within a request. Meanwhile the request uses memory.
+const STALL_LIMIT: Duration = Duration::from_secs(30);
+/// While memory is short, a connection looks for memory at this interval.
+const MEMORY_INTERVAL: Duration = Duration::from_millis(10);
 /// Maximum time that the end of a session waits for its requests. A store that hangs must not hold up others, such as
 /// the shutdown of the server.
 const ENDING_LIMIT: Duration = Duration::from_secs(5);
@@ -105,6 +110,9 @@ struct Driver<'a> {
     pending: FuturesUnordered<Carried>,
     /// Received bytes that the machine could not handle yet.
     held: Vec<u8>,
+    used: Used,
+    /// The time at which bytes were received last.
+    last_received: Instant,
     /// The server ends the connection as soon as no request is open.
     is_leaving: bool,
     /// Dropped when the session's last request has ended.
@@ -125,9 +133,9 @@ pub(super) async fn serve(
     let tls = if portal.certificates().is_some() { Tls::Required } else { Tls::Unavailable };
     let settings = Settings {
         tls,
+        maximum_payload: front.request_memory.maximum_payload(),
         maximum_requests: REQUESTS,
         maximum_memory: limits.room_limit,
-        ..Settings::default()
     };
     let origin = Origin { peer, certificate: None, portal };
     let mut driver = Driver {
@@ -140,6 +148,8 @@ pub(super) async fn serve(
         session: None,
         pending: FuturesUnordered::new(),
         held: Vec::new(),
+        used: Used::new(front.request_memory.clone()),
+        last_received: time::now(),
         is_leaving: false,
         terminated: Vec::new(),
     };
@@ -174,6 +184,8 @@ impl<'a> Driver<'a> {
                 linger = Some(Box::pin(time::sleep_until(time::now() + LINGER)));
             }
             let receiving = self.is_receiving() && self.held.is_empty();
+            let lacks_memory = !self.is_leaving && self.machine.wants_input() && !self.may_handle();
+            let is_within_request = self.machine.payload_missing().is_some();
             let Some(stream) = &self.stream else { return End::InGoodOrder };
             tokio::select! {
                 biased;
@@ -193,13 +205,33 @@ impl<'a> Driver<'a> {
                 () = async { linger.as_mut().expect("checked").await }, if linger.is_some() => {
                     return End::InGoodOrder;
                 }
+                () = time::sleep_until(self.last_received + STALL_LIMIT), if is_within_request => {
+                    return End::TimedOut;
+                }
+                () = time::sleep_until(time::now() + MEMORY_INTERVAL), if lacks_memory => {}
                 () = std::future::ready(()), if is_busy => {}
             }
         }
     }
 
     fn is_receiving(&self) -> bool {
-        !self.is_leaving && self.machine.wants_input()
+        !self.is_leaving && self.machine.wants_input() && self.may_handle()
+    }
+
+    /// Returns whether received bytes can be handled: the rest of a request, or more requests if there is memory.
+    fn may_handle(&self) -> bool {
+        self.machine.payload_missing().is_some() || self.used.has_room()
+    }
+
+    /// Returns the number of bytes that may be handled now.
+    fn limit(&self) -> usize {
+        match self.machine.payload_missing() {
+            Some(missing) if !self.used.has_room() => {
+                usize::try_from(missing).unwrap_or(usize::MAX)
+            }
+            _ if self.may_handle() => usize::MAX,
+            _ => 0,
+        }
     }
 
     /// Receives up to the limit of a turn, carries out all requests, and sends the ready replies as far as the socket
@@ -221,7 +253,8 @@ impl<'a> Driver<'a> {
             }
         }
         self.send()?;
-        Ok(is_busy || (!self.held.is_empty() && self.machine.wants_input()))
+        self.used.set(self.machine.memory());
+        Ok(is_busy || (!self.held.is_empty() && self.is_receiving()))
     }
 
     /// Passes received bytes to the machine, as long as it can handle more. Returns whether the socket may have more.
@@ -231,8 +264,10 @@ impl<'a> Driver<'a> {
             session.requests.arrived(now);
         }
         if !self.held.is_empty() {
-            let consumed = handle(&mut self.machine, &self.held, &mut self.exports)?;
+            let length = self.held.len().min(self.limit());
+            let consumed = handle(&mut self.machine, &self.held[..length], &mut self.exports)?;
             self.held.drain(..consumed);
+            self.used.set(self.machine.memory());
             if !self.held.is_empty() {
                 return Ok(false);
             }
@@ -241,8 +276,11 @@ impl<'a> Driver<'a> {
             let mut received = 0;
             while received < TURN_RECEIVE_LIMIT && self.is_receiving() {
                 let Some(stream) = &self.stream else { return Ok(false) };
+                let limit = self.limit();
                 let landing = self.machine.landing().unwrap_or_default();
                 let landing_length = landing.len();
+                let scratch_length = scratch.len().min(limit.saturating_sub(landing_length));
+                let scratch = &mut scratch[..scratch_length];
                 let offered = landing_length + scratch.len();
                 let count = match stream.try_receive(landing, scratch) {
                     Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
@@ -251,11 +289,13 @@ impl<'a> Driver<'a> {
                     Err(error) => return Err(error.into()),
                 };
                 received += count;
+                self.last_received = now;
                 let landed = count.min(landing_length);
                 self.machine.landed(landed);
                 let rest = &scratch[..count - landed];
                 let consumed = handle(&mut self.machine, rest, &mut self.exports)?;
                 self.held.extend_from_slice(&rest[consumed..]);
+                self.used.set(self.machine.memory());
                 if count < offered {
                     return Ok(false);
                 }
@@ -269,6 +309,7 @@ impl<'a> Driver<'a> {
         if let Some(session) = &mut self.session {
             session.requests.count_sent();
         }
+        self.used.set(self.machine.memory());
         let Some(stream) = &self.stream else { return Ok(()) };
         while !self.machine.output().is_empty() {
             let mut pieces = Vec::with_capacity(16);

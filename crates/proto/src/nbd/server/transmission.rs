@@ -129,6 +129,15 @@ impl Transmission {
         self.tasks.open()
     }
 
+    /// Returns the number of bytes of the current payload that have not arrived.
+    pub(super) fn payload_missing(&self) -> Option<u64> {
+        match &self.state {
+            State::Receiving(receiving) => Some((receiving.buffer.len() - receiving.filled) as u64),
+            State::Skipping(left) => Some(*left),
+            State::Head | State::Disconnecting => None,
+        }
+    }
+
     /// Returns the bytes of memory of open requests.
     pub(super) const fn memory(&self) -> usize {
         self.memory
