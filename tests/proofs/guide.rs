@@ -23,10 +23,19 @@ const WARNINGS: i32 = 5;
 /// Pages without command blocks.
 const WITHOUT: [&str; 4] = ["SUMMARY.md", "configuration.md", "moving-in.md", "troubleshooting.md"];
 /// Pages whose command blocks a proof of this module runs.
-const PROVEN: [&str; 7] =
-    ["access.md", "changing.md", "disks.md", "lab.md", "qos.md", "running.md", "serving.md"];
-/// Commands that build the project or change the machine: the gate and the proofs `package` and `report` run those.
-const ELSEWHERE: [&str; 3] = ["cargo xtask ", "sudo sarsen volume ", "sarsen lab run lunden "];
+const PROVEN: [&str; 8] = [
+    "access.md",
+    "changing.md",
+    "disks.md",
+    "lab.md",
+    "nbd.md",
+    "qos.md",
+    "running.md",
+    "serving.md",
+];
+/// Commands that build the project or change the machine: the gate and the proofs `package`, `report` and `guest` run those.
+const ELSEWHERE: [&str; 4] =
+    ["cargo xtask ", "nbd-client ", "sudo sarsen volume ", "sarsen lab run lunden "];
 
 fn guide() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guide")
@@ -213,6 +222,32 @@ fn access() -> Result<()> {
     let document = reader.own(&blocks("access.md", "toml")?.concat());
     reader.write("sarsen.toml", &format!("{}{document}", volumes.concat()))?;
     reader.serve("env SAN_SECRET=a-secret-of-the-target sarsen serve --config sarsen.toml")
+}
+
+#[test]
+fn nbd() -> Result<()> {
+    let served = tempfile::tempdir()?;
+    let server = Managed::start_with(served.path(), &["--listen-nbd", "127.0.0.1:0"])?;
+    server.run(&["volume", "create", "data", "1MiB", "--store", "ram", "--export"])?;
+    let portal = server.announced()["portals"][1].as_str().context("the NBD portal")?;
+    let reader = Reader::new()?;
+    let folder = reader.folder.path().to_owned();
+    let authority = Authority::new("clients")?;
+    put(&folder, "clients.pem", &authority.pem)?;
+    authority.issue(&folder, "san", NOW)?;
+    let reader = reader
+        .replace("1GiB", "1MiB")
+        .replace("127.0.0.1:3260", "127.0.0.1:0")
+        .replace("127.0.0.1:10809", "127.0.0.1:0")
+        .replace("nbd://127.0.0.1/", &format!("nbd://{portal}/"))
+        .replace("0.0.0.0:10809", "127.0.0.1:0");
+    reader.run("qemu-img create -f qcow2 disk.qcow2 1M")?;
+    reader.follow("nbd.md")?;
+    let document = reader.own(&blocks("nbd.md", "toml")?.concat());
+    let volume = "[[volume]]\nname = \"data\"\nstore = \"ram\"\nsize = \"1MiB\"\n";
+    reader.write("sarsen.toml", &format!("{volume}{document}"))?;
+    reader.serve("sarsen serve --config sarsen.toml")?;
+    server.stop()
 }
 
 #[test]

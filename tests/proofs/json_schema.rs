@@ -265,7 +265,7 @@ fn questions(asking: &mut Asking<'_>) -> Result<()> {
     asking.ask("`volume show`", "volume show data")?;
     asking.ask("`target list`", "target list")?;
     asking.ask("`target show`", "target show TARGET")?;
-    for format in ["iscsiadm", "qemu", "ipxe", "esxi", "windows"] {
+    for format in ["iscsiadm", "qemu", "ipxe", "esxi", "windows", "nbd"] {
         asking.ask("`target url`", &format!("target url TARGET --format {format}"))?;
     }
     asking.ask("`host list`", "host list")?;
@@ -301,6 +301,9 @@ fn questions(asking: &mut Asking<'_>) -> Result<()> {
 
 /// A document with every possible key.
 const WHOLE: &str = r#"
+[[portal]]
+address = "127.0.0.2:0"
+protocol = "nbd"
 [[portal]]
 address = "127.0.0.1:0"
 group = 2

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use sarsen_block::{Buffer, conformance};
 use sarsen_initiator::nbd::NbdStore;
 use sarsen_initiator::{Command as ScsiCommand, Session, SessionOptions, TransferRequest};
@@ -469,6 +469,26 @@ fn unknown_protocol_of_a_portal_is_refused_with_its_place() -> Result<()> {
     let said = String::from_utf8(output.stderr)?;
     ensure!(!output.status.success() && said.contains("protocol"), "{said}");
     let _ = fixture.server.refused(NOT_FOUND, &["portal", "delete", "127.0.0.1:1"])?;
+    Ok(())
+}
+
+/// A SCSI target has at least one port, even if no iSCSI portal leads to it.
+#[test]
+fn a_target_can_be_reached_by_nbd_alone() -> Result<()> {
+    let fixture = Fixture::start()?;
+    let document = "[[portal]]\naddress = \"127.0.0.2:0\"\nprotocol = \"nbd\"\ngroup = 2\n\
+         [[volume]]\nname = \"data\"\nstore = \"ram\"\nsize = \"1MiB\"\n\
+         [[target]]\nname = \"iqn.2026-11.io.sarsen:data\"\nluns = [\"data\"]\ngroups = [2]\n";
+    let output = fixture.server.apply(document, &[])?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let urls =
+        fixture.server.run(&["target", "url", "iqn.2026-11.io.sarsen:data", "--format", "nbd"])?;
+    let [url] = urls.lines().collect::<Vec<_>>()[..] else { bail!("{urls}") };
+    ensure!(
+        url.starts_with("nbd://127.0.0.2:") && nbdinfo(url)?["export-size"] == 1 << 20,
+        "{url}"
+    );
+    ensure!(nbdinfo(&fixture.nbd("data")?).is_err(), "the other NBD portal is in group 1");
     Ok(())
 }
 

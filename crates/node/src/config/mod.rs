@@ -254,12 +254,11 @@ impl TargetConfig {
     }
 }
 
-/// Returns the groups of the portals through which initiators reach target ports.
+/// Returns the groups of portals. A target has a port for each group, even if only NBD clients reach it.
 pub(crate) fn target_port_groups<'a>(
     portals: impl IntoIterator<Item = &'a Portal>,
 ) -> BTreeSet<u16> {
-    let portals = portals.into_iter().filter(|portal| portal.protocol == Protocol::Iscsi);
-    portals.map(|portal| portal.group).collect()
+    portals.into_iter().map(|portal| portal.group).collect()
 }
 
 fn wrong<T>(message: impl Into<String>) -> Result<T, ConfigError> {

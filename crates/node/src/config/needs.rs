@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Config, ConfigError, Portal, TargetConfig};
+use super::{Config, ConfigError, Portal, TargetConfig, target_port_groups};
 
 /// A need of a target that a portal has to meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,7 +35,7 @@ impl TargetConfig {
 impl Config {
     /// Returns the needs of targets in a finished configuration that no portal meets.
     pub(crate) fn unmet_needs(&self) -> impl Iterator<Item = UnmetRequirement<'_>> {
-        let groups: BTreeSet<u16> = self.listen.iter().map(|portal| portal.group).collect();
+        let groups = target_port_groups(&self.listen);
         let asks = |portal: &Portal| portal.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
         let asks = self.listen.iter().any(asks);
         self.targets.iter().flat_map(move |target| {

@@ -4,5 +4,4 @@
 pub(crate) mod acceptor;
 pub(crate) mod iscsi;
 pub(crate) mod nbd;
-pub(crate) mod request_memory;
 pub(crate) mod sources;

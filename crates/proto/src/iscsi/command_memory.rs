@@ -64,6 +64,8 @@ pub struct Budget {
     reserved: AtomicUsize,
     /// Memory of the command that proceeds outside the budget.
     alone: AtomicUsize,
+    /// Memory of connections that receive requests without permission.
+    unasked: AtomicUsize,
     waits: AtomicUsize,
     refusals: AtomicUsize,
     /// Length of the queue.
@@ -103,12 +105,14 @@ impl Waiting {
 impl Budget {
     /// Creates a budget of `limit` bytes.
     pub fn new(limit: usize) -> Self {
-        let [lent, reserved, alone, waits, refusals, waiting] = [const { AtomicUsize::new(0) }; 6];
+        let [lent, reserved, alone, unasked, waits, refusals, waiting] =
+            [const { AtomicUsize::new(0) }; 7];
         Self {
             limit: AtomicUsize::new(limit),
             lent,
             reserved,
             alone,
+            unasked,
             waits,
             refusals,
             waiting,
@@ -123,8 +127,29 @@ impl Budget {
         self.call_waiting();
     }
 
+    /// Returns the limit.
+    pub fn limit(&self) -> usize {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether so many bytes are left. For connections of protocols without flow control, which stop receiving
+    /// if nothing is left.
+    pub fn has_room(&self, bytes: usize) -> bool {
+        self.limit().saturating_sub(self.lent.load(Ordering::Relaxed)) >= bytes
+    }
+
+    /// Charges `bytes` instead of `before` for requests that were received, even beyond the limit.
+    pub fn recharge(&self, before: usize, bytes: usize) {
+        self.unasked.fetch_add(bytes, Ordering::Relaxed);
+        self.unasked.fetch_sub(before, Ordering::Relaxed);
+        match bytes.checked_sub(before) {
+            Some(more) => _ = self.lent.fetch_add(more, Ordering::SeqCst),
+            None => self.give_back(before - bytes),
+        }
+    }
+
     /// Returns the bytes that are charged for commands' data now. The maximum is the limit, plus the largest transfer
-    /// of one command, plus the memory that `CommandMemory::charge` adds.
+    /// of one command, plus the memory that `CommandMemory::charge` and [`Self::recharge`] add.
     pub fn charged(&self) -> usize {
         let accounts = self.accounts.lock();
         let charged: usize = accounts
@@ -132,7 +157,7 @@ impl Budget {
             .filter_map(Weak::upgrade)
             .map(|account| account.load(Ordering::Relaxed))
             .sum();
-        charged + self.alone.load(Ordering::Relaxed)
+        charged + self.alone.load(Ordering::Relaxed) + self.unasked.load(Ordering::Relaxed)
     }
 
     /// Returns the bytes that connections have borrowed, including the memory that they retain for later commands.

@@ -378,12 +378,12 @@ impl Server {
     /// incomplete message. Data in a store and the entries of queues do not count.
     ///
     /// During the handshake, the maximum is 16 KiB for an option, 4 KiB for a name, 4 KiB of replies, and the replies to
-    /// one more option (which may be the list of all exports). Afterwards it is [`Settings::maximum_memory`], plus the buffer of one request of
-    /// [`Settings::maximum_payload`], plus 4 KiB.
+    /// one more option (which may be the list of all exports). Afterwards it is [`Settings::maximum_memory`], plus the
+    /// buffer of one request of [`Settings::maximum_payload`], plus 4 KiB.
     pub fn memory(&self) -> usize {
         let charged = match &self.phase {
             Phase::Handshake(handshake) | Phase::StartTls(handshake) => handshake.memory(),
-            Phase::Transmission(transmission) => transmission.memory(),
+            Phase::Transmission(transmission) => transmission.touched_memory(),
             Phase::Closed | Phase::Failed(_) => 0,
         };
         charged + self.output.memory() + self.partial.capacity()

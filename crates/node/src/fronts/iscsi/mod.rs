@@ -30,7 +30,6 @@ pub(crate) use self::sessions::{SessionInfo, Sessions};
 pub use self::simulation::Portal as SimulatedPortal;
 #[cfg(feature = "simulation")]
 pub(crate) use self::simulation::serve as serve_simulated;
-use super::request_memory::RequestMemory;
 use super::sources::Sources;
 use crate::access::Access;
 use crate::config::Limits;
@@ -53,8 +52,6 @@ pub(crate) struct Front {
     pub(crate) drains: Arc<Drains>,
     pub(crate) access: Arc<Access>,
     pub(crate) qos: Arc<Qos>,
-    /// The memory of requests by NBD.
-    pub(crate) request_memory: Arc<RequestMemory>,
     pub(crate) traces: Traces,
     pub(crate) portals: Portals,
 }
@@ -62,8 +59,6 @@ pub(crate) struct Front {
 impl Front {
     /// Creates a front without targets and portals, which permits no initiator.
     pub(crate) fn new(limits: &Limits, events: EventLog) -> Self {
-        let request_memory: Arc<RequestMemory> = Arc::default();
-        request_memory.set_limit(limits);
         Self {
             settings: Mutex::new(Arc::new(limits.settings())),
             targets: Arc::default(),
@@ -73,7 +68,6 @@ impl Front {
             drains: Arc::default(),
             access: Arc::new(Access::default().with_event_log(events)),
             qos: Arc::default(),
-            request_memory,
             traces: Traces::default(),
             portals: Portals::default(),
         }
@@ -112,7 +106,6 @@ impl Front {
     /// Sets other limits, which apply to new connections and sessions.
     pub(crate) fn set_limits(&self, limits: &Limits) {
         self.sources.set_limits(limits);
-        self.request_memory.set_limit(limits);
         self.sessions.set_limits(limits);
         let mut settings = self.settings.lock();
         settings.budget.set_limit(limits.memory);
@@ -159,7 +152,7 @@ impl Front {
         self.access.metrics.render(MetricsSnapshot {
             sessions: self.sessions.count(),
             connections: self.sources.connections(),
-            memory: settings.budget.charged() + self.request_memory.used(),
+            memory: settings.budget.charged(),
             memory_waits: settings.budget.waits(),
             memory_refusals: settings.budget.refusals(),
         })

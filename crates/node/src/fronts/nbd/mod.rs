@@ -4,6 +4,7 @@
 //! One task receives until the socket is empty, carries out the requests, and answers with one send.
 
 mod exports;
+mod memory;
 mod requests;
 
 use std::cell::RefCell;
@@ -24,11 +25,11 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, info, warn};
 
 use self::exports::{ChosenExport, VisibleExports};
+use self::memory::{Used, maximum_payload};
 use self::requests::{Carried, Requests};
 use super::iscsi::{
     ConnectionEntry, ConnectionInfo, Front, SessionMember, log_rate_limited, shake_hands,
 };
-use super::request_memory::Used;
 use super::sources::ConnectionPermit;
 use crate::access::{AccessGuard, Origin};
 use crate::events::{Occurrence, Subject};
@@ -133,7 +134,7 @@ pub(super) async fn serve(
     let tls = if portal.certificates().is_some() { Tls::Required } else { Tls::Unavailable };
     let settings = Settings {
         tls,
-        maximum_payload: front.request_memory.maximum_payload(),
+        maximum_payload: maximum_payload(&limits.budget),
         maximum_requests: REQUESTS,
         maximum_memory: limits.room_limit,
     };
@@ -148,7 +149,7 @@ pub(super) async fn serve(
         session: None,
         pending: FuturesUnordered::new(),
         held: Vec::new(),
-        used: Used::new(front.request_memory.clone()),
+        used: Used::new(limits.budget.clone()),
         last_received: time::now(),
         is_leaving: false,
         terminated: Vec::new(),
@@ -220,7 +221,8 @@ impl<'a> Driver<'a> {
 
     /// Returns whether received bytes can be handled: the rest of a request, or more requests if there is memory.
     fn may_handle(&self) -> bool {
-        self.machine.payload_missing().is_some() || self.used.has_room()
+        // Before the session, the machine uses little memory.
+        self.session.is_none() || self.machine.payload_missing().is_some() || self.used.has_room()
     }
 
     /// Returns the number of bytes that may be handled now.

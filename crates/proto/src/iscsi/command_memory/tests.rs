@@ -27,6 +27,22 @@ fn short_commands_borrow_once() {
 }
 
 #[test]
+fn received_requests_use_the_same_budget() {
+    let budget = Arc::new(Budget::new(16 * MIB));
+    budget.recharge(0, 15 * MIB);
+    assert!(budget.has_room(MIB) && !budget.has_room(2 * MIB));
+    let room = room(&budget);
+    assert!(room.admit(4 * MIB).is_some(), "the first command proceeds outside the budget");
+    let other = self::room(&budget);
+    assert!(other.admit(4 * MIB).is_none() && !is_called(&other));
+    assert_eq!(budget.charged(), 19 * MIB);
+    budget.recharge(15 * MIB, MIB);
+    assert!(is_called(&other) && budget.has_room(8 * MIB));
+    budget.recharge(MIB, 0);
+    assert_eq!(budget.charged(), 4 * MIB);
+}
+
+#[test]
 fn reserves_leave_most_of_the_budget() {
     let budget = Arc::new(Budget::new(16 * MIB));
     let rooms: Vec<_> = (0..100).map(|_| room(&budget)).collect();

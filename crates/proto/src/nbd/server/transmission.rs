@@ -138,9 +138,14 @@ impl Transmission {
         }
     }
 
-    /// Returns the bytes of memory of open requests.
-    pub(super) const fn memory(&self) -> usize {
-        self.memory
+    /// Returns the bytes of memory that open requests use. The part of a payload that has not arrived was allocated, but
+    /// not touched: the system has no memory for it yet.
+    pub(super) fn touched_memory(&self) -> usize {
+        let untouched = match &self.state {
+            State::Receiving(receiving) => receiving.buffer.len() - receiving.filled,
+            State::Skipping(_) | State::Head | State::Disconnecting => 0,
+        };
+        self.memory.saturating_sub(untouched)
     }
 
     pub(super) const fn set_bytes(&mut self, bytes: u64) {
