@@ -1,7 +1,7 @@
 //! The reservations of a volume, whatever protocol sets them: registrations and persistent reservations (SPC-4 5.12), and
 //! the exclusive use by one client until it leaves (SPC-2 RESERVE).
 //!
-//! The rules are in [`state`]. This module changes the state, and saves it if it must outlive the program ([`record`]).
+//! The rules are in `state.rs`. This module changes the state, and saves it if it must outlive the program (`record.rs`).
 //! Then it updates the permission of each attached client. Every request reads its client's permission as one number.
 
 mod record;
