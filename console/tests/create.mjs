@@ -76,6 +76,7 @@ await withPage({ viewport: { width: 1000, height: 900 } }, async (page) => {
     assert.equal(lines[format].includes(secret), format !== "libiscsi", `${format}: ${lines[format]}`);
     await keyboard.press("ArrowRight");
   }
+  await page.getByText("No NBD portal serves this target.").waitFor();
   const { document } = await api(page, "/config");
   assert.equal(document.volume[0].size, "64MiB");
   assert.deepEqual(document.target[0].chap, ["vm"]);

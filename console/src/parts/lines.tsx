@@ -7,6 +7,7 @@ import { Copy, Trouble } from "./basics";
 
 interface AccessPath {
   portal: string;
+  protocol: string;
   group: number;
   tls: boolean;
   formats: { format: string; lines: string[] }[];
@@ -19,6 +20,7 @@ const NAMES: Record<string, string> = {
   windows: "Windows",
   ipxe: "iPXE",
   libiscsi: "URL",
+  nbd: "NBD",
 };
 
 /** What is made of the secret before the server's lines can be pasted, and the lines with it. */
@@ -27,7 +29,7 @@ function withSecret(format: string, lines: string[], file: string, secret: strin
   switch (format) {
     case "windows": return [`Set-Content -NoNewline -Path ${file} -Value '${secret}'`, ...lines];
     case "ipxe": return lines.map((line) => (line === "set password SECRET" ? `set password ${secret}` : line));
-    case "libiscsi": return lines;
+    case "libiscsi": case "nbd": return lines;
     // printf is a part of the shell: the secret is in no list of processes.
     default: return [`(umask 077; printf %s '${secret}' > ${file})`, ...lines];
   }
@@ -44,10 +46,14 @@ export function Lines(props: { target: string; account?: string | undefined; sec
   const { data, error } = useResource<{ paths: AccessPath[] }>(`/targets/${segment(target)}/lines?${query}`, 30000);
   if (error) return <section><h2>Use it</h2><Trouble error={error} /></section>;
   if (!data) return null;
-  const paths = data.paths.flatMap((way) => {
+  const protocol = format === "nbd" ? "nbd" : "iscsi";
+  const paths = data.paths.filter((way) => way.protocol === protocol).map((way) => {
     const lines = way.formats.find((one) => one.format === format)?.lines;
-    return [{ ...way, lines: lines ? withSecret(format, lines, file, secret) : null }];
+    return { ...way, lines: lines ? withSecret(format, lines, file, secret) : null };
   });
+  const unsupported = protocol === "nbd"
+    ? "This target requires CHAP, which NBD does not have."
+    : "This client does not support TLS; put stunnel in front of it.";
   return (
     <section class="use">
       <h2>Use it</h2>
@@ -60,14 +66,14 @@ export function Lines(props: { target: string; account?: string | undefined; sec
           </label>
         ))}
       </fieldset>
-      {paths.length === 0 && <p class="quiet">No portal serves this target.</p>}
+      {paths.length === 0 && <p class="quiet">No {protocol === "nbd" ? "NBD" : "iSCSI"} portal serves this target.</p>}
       {paths.map(({ portal, tls, lines }) => (
         <div class="paste" key={portal}>
           <div class="paste-head">
             <span>By {portal}{tls && ", TLS"}</span>
             {lines && <Copy text={`${lines.join("\n")}\n`} what={`lines for ${NAMES[format]} by ${portal}`} />}
           </div>
-          {lines ? <pre tabIndex={0} data-format={format}>{lines.join("\n")}</pre> : <p class="quiet">This client does not support TLS; put stunnel in front of it.</p>}
+          {lines ? <pre tabIndex={0} data-format={format}>{lines.join("\n")}</pre> : <p class="quiet">{unsupported}</p>}
         </div>
       ))}
       {account && secret === null && (

@@ -453,6 +453,8 @@ pub struct TargetLines {
 pub struct PathCommands {
     /// Host and port.
     pub portal: String,
+    /// Its protocol.
+    pub protocol: Protocol,
     /// Its portal group.
     pub group: Option<u16>,
     /// The portal accepts only TLS.
@@ -464,7 +466,7 @@ pub struct PathCommands {
 /// The commands for one kind of client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FormatLines {
-    /// `libiscsi`, `iscsiadm`, `qemu`, `ipxe`, `esxi` or `windows`.
+    /// `libiscsi`, `iscsiadm`, `qemu`, `ipxe`, `esxi`, `windows` or `nbd`.
     pub format: String,
     /// The commands, in this order.
     pub lines: Vec<String>,

@@ -61,6 +61,7 @@ pub(super) async fn lines(
     };
     let paths = access_paths(target, client).into_iter().map(|way| PathCommands {
         portal: way.portal.to_string(),
+        protocol: way.protocol,
         group: way.group,
         tls: way.tls,
         formats: Format::ALL
