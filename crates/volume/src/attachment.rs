@@ -103,20 +103,11 @@ impl Attachment {
         }
     }
 
-    /// Returns why the client may not write now, if it may not.
-    fn check_writable(&self) -> Result<(), BlockError> {
-        if self.read_only || self.volume.is_write_protected() {
-            return Err(BlockError::ReadOnly);
-        }
-        match self.permission.get() {
-            Permission::All => Ok(()),
-            Permission::Reads | Permission::Nothing | Permission::Held => Err(BlockError::Fenced),
-        }
-    }
-
-    /// Submits one change behind the write gate.
+    /// Submits one change behind the write gate. Its access is checked again there: a new reservation takes effect when
+    /// the earlier changes have left the gate, and all later ones must find it.
     fn change(&self, submit: impl FnOnce(&dyn Store) -> Reply<()> + 'static) -> Reply<()> {
-        if let Err(error) = self.check_writable() {
+        let read_only = self.read_only;
+        if let Err(error) = check_writable(&self.volume, &self.permission, read_only) {
             return Io::Ready(Err(error));
         }
         let Some(guard) = self.volume.write_gate().try_shared() else {
@@ -124,15 +115,15 @@ impl Attachment {
             return Io::pending(async move {
                 let guard = volume.lock_writes_shared().await;
                 let _guard = guard.map_err(|_| BlockError::OutOfService)?;
-                // A reservation may have been preempted during the wait.
-                if permission.get() != Permission::All {
-                    return Err(BlockError::Fenced);
-                }
+                check_writable(&volume, &permission, read_only)?;
                 submit(&**volume.store()).wait().await
             });
         };
         if self.volume.check_usable().is_err() {
             return Io::Ready(Err(BlockError::OutOfService));
+        }
+        if let Err(error) = check_writable(&self.volume, &self.permission, read_only) {
+            return Io::Ready(Err(error));
         }
         match submit(&**self.volume.store()) {
             Io::Ready(written) => Io::Ready(written),
@@ -142,6 +133,21 @@ impl Attachment {
                 written
             }),
         }
+    }
+}
+
+/// Returns why a client may not write now, if it may not.
+fn check_writable(
+    volume: &Volume,
+    permission: &PermissionCell,
+    read_only: bool,
+) -> Result<(), BlockError> {
+    if read_only || volume.is_write_protected() {
+        return Err(BlockError::ReadOnly);
+    }
+    match permission.get() {
+        Permission::All => Ok(()),
+        Permission::Reads | Permission::Nothing | Permission::Held => Err(BlockError::Fenced),
     }
 }
 
