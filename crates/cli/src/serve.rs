@@ -263,6 +263,8 @@ pub(crate) fn read_configuration(path: &Path) -> anyhow::Result<String> {
 
 /// Serves until a signal ends the server. `program` is the path of this program, if known.
 async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<Ending> {
+    // At the limit of a file's size (`ulimit -f`), the write fails, and the server continues.
+    let _file_limit = signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()))?;
     // These would end the process by default, also during the start.
     let mut hang_up = signal(SignalKind::hangup())?;
     let mut replace = signal(SignalKind::user_defined2())?;

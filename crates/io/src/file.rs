@@ -361,7 +361,7 @@ impl File {
 
     /// Writes all of the data. If `durable`, the data survives a loss of power after this returns.
     ///
-    /// An error of kind StorageFull or QuotaExceeded means that there was no space for this write, and does not affect
+    /// An error for which [`is_full`] holds means that there was no space for this write, and does not affect
     /// earlier writes. Any other failure of a durable write may be the failure of earlier writes on their way to the
     /// disk.
     pub fn write_at(&self, offset: u64, data: Payload, durable: bool) -> Io<io::Result<()>> {
@@ -401,7 +401,7 @@ impl File {
     }
 
     /// Makes all written data durable, with the file's size. Its errors are those of data that was written already:
-    /// none is of kind StorageFull or QuotaExceeded.
+    /// [`is_full`] holds for none.
     pub fn sync_data(&self) -> Io<io::Result<()>> {
         self.simple(OperationKind::SyncData).map(|synced| synced.map_err(of_cached_data))
     }
@@ -474,9 +474,12 @@ fn of_cached_data(error: io::Error) -> io::Error {
     }
 }
 
-/// Returns whether an error means that the file system has no space left.
+/// Returns whether an error means that the file system has no space left, or that a file has reached its maximum size.
 pub fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
+    )
 }
 
 /// Returns whether an error means that the file system or device does not support this.
