@@ -461,7 +461,7 @@ mod tests {
         let portal = Portal::new(peer, Protocol::Iscsi, 1, None);
         let origin = Origin { peer, certificate: None, portal };
         let (pass, _) =
-            access.enter(&admission(Some("host"), 0), None, &origin, &mailbox).expect("let in");
+            access.enter(&admission(Some("host"), 0), None, &origin, &mailbox).expect("permitted");
         let other = admission(Some("thief"), 0);
         let refused = access.authorize(&other, Some("thief"), &origin);
         assert_eq!(refused, Err(RefusalReason::AccountNotAllowed));
@@ -478,7 +478,7 @@ mod tests {
         let portal = Portal::new(peer, Protocol::Iscsi, 1, None);
         let origin = Origin { peer, certificate: None, portal };
         let admission = admission(None, 0);
-        let (_pass, _) = access.enter(&admission, None, &origin, &mailbox).expect("let in");
+        let (_pass, _) = access.enter(&admission, None, &origin, &mailbox).expect("permitted");
         let (targets, nothing) = (Targets::default(), Losses::default());
         let replace = |policy| access.replace(Arc::new(policy), &targets, &nothing);
         assert_eq!(replace(Policy::of_everybody(["iqn.2026-11.x:t"])), 0);

@@ -184,11 +184,11 @@ impl Store for Disk {
     }
 
     fn write_zeroes(&self, _: Extent, _: Durability) -> Reply<()> {
-        panic!("nobody asks for it")
+        panic!("not requested by the test")
     }
 
     fn allocation(&self, _: Extent) -> Reply<AllocationRun> {
-        panic!("nobody asks for it")
+        panic!("not requested by the test")
     }
 }
 

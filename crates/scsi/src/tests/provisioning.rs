@@ -277,7 +277,7 @@ impl Store for Promise {
     }
 
     fn read(&self, _: Extent) -> Reply<Data> {
-        panic!("nobody reads")
+        panic!("not read by the test")
     }
 
     fn write(&self, _: Extent, _: Payload, _: Durability) -> Reply<()> {
@@ -289,15 +289,15 @@ impl Store for Promise {
     }
 
     fn unmap(&self, _: Extent) -> Reply<()> {
-        panic!("nobody unmaps")
+        panic!("not unmapped by the test")
     }
 
     fn write_zeroes(&self, _: Extent, _: Durability) -> Reply<()> {
-        panic!("nobody zeroes")
+        panic!("not zeroed by the test")
     }
 
     fn allocation(&self, _: Extent) -> Reply<AllocationRun> {
-        panic!("nobody asks for it")
+        panic!("not requested by the test")
     }
 
     fn space(&self) -> Reply<Space> {
