@@ -17,7 +17,7 @@ use sarsen_io::cores::{FileEngine, block_on};
 use sarsen_io::time::now;
 use sarsen_proof::guest::{self, HOST};
 use sarsen_proof::managed::{Managed, User};
-use sarsen_proof::process;
+use sarsen_proof::{process, program};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -75,6 +75,27 @@ impl Fixture {
         // qemu-io reports the failure of a pattern only as text.
         let fails = finished.output.contains("Pattern verification failed");
         Ok(finished.status.is_some_and(|status| status.success()) && !fails)
+    }
+
+    /// Connects a client, up to the greeting of the server.
+    fn greeted(&self) -> Result<TcpStream> {
+        let mut stream = TcpStream::connect(self.portal()?)?;
+        stream.set_read_timeout(Some(LIMIT))?;
+        let mut greeting = [0; 18];
+        stream.read_exact(&mut greeting)?;
+        ensure!(greeting.starts_with(b"NBDMAGICIHAVEOPT"));
+        Ok(stream)
+    }
+
+    /// Connects a client that sends its requests itself.
+    fn opened(&self, volume: &str) -> Result<TcpStream> {
+        let mut stream = self.greeted()?;
+        let mut option = b"\x00\x00\x00\x03IHAVEOPT\x00\x00\x00\x01\x00\x00\x00".to_vec();
+        option.push(volume.len() as u8);
+        option.extend(volume.as_bytes());
+        stream.write_all(&option)?;
+        stream.read_exact(&mut [0; 10])?;
+        Ok(stream)
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -241,6 +262,16 @@ fn fio_verifies_what_several_connections_wrote() -> Result<()> {
     let said = process::output(fio.current_dir(fixture.folder.path()), LIMIT)?;
     ensure!(said.contains("err= 0"), "{said}");
     Ok(())
+}
+
+/// Returns the head of a write.
+fn write_head(offset: u64, length: u32) -> [u8; 28] {
+    let mut head = [0; 28];
+    head[..4].copy_from_slice(&0x2560_9513_u32.to_be_bytes());
+    head[7] = 1;
+    head[16..24].copy_from_slice(&offset.to_be_bytes());
+    head[24..].copy_from_slice(&length.to_be_bytes());
+    head
 }
 
 /// Executes a command and repeats it after a unit attention. Returns its status.
@@ -420,15 +451,6 @@ fn acknowledged_durable_writes_survive_a_kill() -> Result<()> {
 #[test]
 fn clients_that_break_the_protocol_or_say_nothing_hold_nothing() -> Result<()> {
     let fixture = Fixture::with(&[&["data", "64MiB"]])?;
-    let portal = fixture.portal()?;
-    let greeted = || -> Result<TcpStream> {
-        let mut stream = TcpStream::connect(portal)?;
-        stream.set_read_timeout(Some(LIMIT))?;
-        let mut greeting = [0; 18];
-        stream.read_exact(&mut greeting)?;
-        ensure!(greeting.starts_with(b"NBDMAGICIHAVEOPT"));
-        Ok(stream)
-    };
     let nonsense: [&[u8]; 4] = [
         &[0xff; 64],
         b"\x00\x00\x00\x03GET / HTTP/1.1\r\n\r\n\r\n\r\n",
@@ -436,7 +458,7 @@ fn clients_that_break_the_protocol_or_say_nothing_hold_nothing() -> Result<()> {
         b"\x00\x00\x00\x03IHAVEOPT\x00\x00\x00\x01\x00\x00\x00\x04gone",
     ];
     for bytes in nonsense {
-        let mut stream = greeted()?;
+        let mut stream = fixture.greeted()?;
         stream.write_all(bytes)?;
         stream.shutdown(std::net::Shutdown::Write)?;
         let mut rest = Vec::new();
@@ -444,20 +466,101 @@ fn clients_that_break_the_protocol_or_say_nothing_hold_nothing() -> Result<()> {
         let _ = stream.read_to_end(&mut rest);
     }
     // A client that is cut off in the middle of a write leaves no session, and nothing of its write.
-    let mut stream = greeted()?;
-    stream.write_all(b"\x00\x00\x00\x03IHAVEOPT\x00\x00\x00\x01\x00\x00\x00\x04data")?;
-    let mut export = [0; 10];
-    stream.read_exact(&mut export)?;
-    let mut write = [0; 28 + 512];
-    write[..4].copy_from_slice(&0x2560_9513_u32.to_be_bytes());
-    write[7] = 1;
-    write[26] = 0x10;
-    write[28..].fill(0xee);
+    let mut stream = fixture.opened("data")?;
+    let mut write = write_head(0, 4096).to_vec();
+    write.extend([0xee; 512]);
     stream.write_all(&write)?;
     fixture.wait_for(&["nbd"])?;
     drop(stream);
     fixture.wait_for(&[])?;
     ensure!(fixture.qemu("data", &["read -P 0 0 4k"])?, "a part of a write was stored");
+    Ok(())
+}
+
+#[test]
+fn requests_that_wait_for_their_limit_end_with_their_session() -> Result<()> {
+    let fixture = Fixture::with(&[&["data", "1MiB"]])?;
+    fixture.server.run(&["volume", "set", "data", "iops=1"])?;
+    let mut stream = fixture.opened("data")?;
+    for write in 0..64 {
+        stream.write_all(&write_head(write * 4096, 4096))?;
+        stream.write_all(&[0xee; 4096])?;
+    }
+    let limited = || fixture.counter("sarsen_volume_limited_total", r#"volume="data""#);
+    let deadline = now() + LIMIT;
+    while limited()? < 32 {
+        ensure!(now() < deadline, "{}", fixture.server.log());
+    }
+    drop(stream);
+    fixture.wait_for(&[])?;
+    let aborted = r#"volume="data",kind="aborted""#;
+    ensure!(fixture.counter("sarsen_volume_errors_total", aborted)? >= 32);
+    fixture.server.run(&["volume", "set", "data", "iops="])?;
+    ensure!(fixture.qemu("data", &["write -P 0x11 0 1M", "flush", "read -P 0x11 0 1M"])?);
+    Ok(())
+}
+
+#[test]
+fn a_request_proceeds_while_others_hold_all_memory() -> Result<()> {
+    const MEMORY: u32 = 16 << 20;
+    let fixture = Fixture::with(&[&["data", "64MiB"]])?;
+    let output = fixture.server.apply("[limits]\nmemory = \"16MiB\"\n", &[])?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let payload = MEMORY / 8;
+    let mut holders = Vec::new();
+    for _ in 0..8 {
+        let mut holder = fixture.opened("data")?;
+        holder.write_all(&write_head(0, payload))?;
+        holder.write_all(&[0xee; 4096])?;
+        holders.push(holder);
+    }
+    let deadline = now() + LIMIT;
+    let charged = || -> Result<bool> {
+        let text = fixture.server.run(&["metrics"])?;
+        let line = text.lines().find(|line| line.starts_with("sarsen_command_memory_bytes "));
+        let bytes = line.context("the memory")?.split(' ').nth(1).context("a value")?;
+        Ok(bytes.parse::<f64>()? >= f64::from(7 * payload))
+    };
+    while !charged()? {
+        ensure!(now() < deadline, "{}", fixture.server.log());
+    }
+    ensure!(fixture.qemu("data", &["write -P 0x11 0 4k", "flush", "read -P 0x11 0 4k"])?);
+    Ok(())
+}
+
+#[test]
+fn spc4_5_15_an_inactive_portal_group_serves_no_export() -> Result<()> {
+    let fixture = Fixture::with(&[&["data", "1MiB"]])?;
+    let mut stream = fixture.opened("data")?;
+    let set = |state: &str| {
+        let access = format!("access={{\"1\":\"{state}\"}}");
+        fixture.server.run(&["target", "set", "iqn.2026-11.io.sarsen:data", &access])
+    };
+    set("standby")?;
+    is_refused(&fixture.nbd("data")?)?;
+    stream.write_all(&write_head(0, 4096))?;
+    stream.write_all(&[0xee; 4096])?;
+    let mut reply = [0; 16];
+    stream.read_exact(&mut reply)?;
+    ensure!(reply[4..8] == 1_u32.to_be_bytes(), "EPERM: {reply:?}");
+    set("optimized")?;
+    ensure!(fixture.qemu("data", &["read -P 0 0 4k"])?);
+    Ok(())
+}
+
+#[test]
+fn a_write_beyond_the_maximum_file_size_fails_and_the_server_continues() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -f 16384; exec \"$@\"", "sh"]).arg(program::path()?);
+    shell.args(["serve", "--listen", "127.0.0.1:0", "--listen-nbd", "127.0.0.1:0", "--json"]);
+    let server = Managed::start_command(shell, folder.path(), &[])?;
+    let fixture = Fixture { server, folder };
+    fixture.server.run(&["volume", "create", "data", "1MiB", "--store", "file", "--export"])?;
+    // The volume grows beyond what its file may have.
+    let _ = fixture.server.command(&["volume", "resize", "data", "64MiB"])?.output()?;
+    let _ = fixture.qemu("data", &["write 32M 4k", "flush"])?;
+    ensure!(fixture.qemu("data", &["write -P 0x11 0 4k", "flush", "read -P 0x11 0 4k"])?);
     Ok(())
 }
 

@@ -14,7 +14,7 @@ mod tests;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 
@@ -66,6 +66,8 @@ pub struct Budget {
     alone: AtomicUsize,
     /// Memory of connections that receive requests without permission.
     unasked: AtomicUsize,
+    /// Whether one of these connections proceeds although no memory is left.
+    has_exception: AtomicBool,
     waits: AtomicUsize,
     refusals: AtomicUsize,
     /// Length of the queue.
@@ -113,6 +115,7 @@ impl Budget {
             reserved,
             alone,
             unasked,
+            has_exception: AtomicBool::new(false),
             waits,
             refusals,
             waiting,
@@ -127,19 +130,31 @@ impl Budget {
         self.call_waiting();
     }
 
-    /// Returns the limit.
+    /// Returns the maximum number of bytes that may be lent.
     pub fn limit(&self) -> usize {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Returns whether so many bytes are left. For connections of protocols without flow control, which stop receiving
-    /// if nothing is left.
+    /// Returns whether at least `bytes` are available. Connections of protocols without flow control stop receiving
+    /// requests if they are not.
     pub fn has_room(&self, bytes: usize) -> bool {
         self.limit().saturating_sub(self.lent.load(Ordering::Relaxed)) >= bytes
     }
 
-    /// Charges `bytes` instead of `before` for requests that were received, even beyond the limit.
-    pub fn recharge(&self, before: usize, bytes: usize) {
+    /// Permits a connection to proceed although no memory is left, one at a time, so that every connection proceeds in
+    /// the end. Returns whether it may. [`Self::end_exception`] follows.
+    pub fn begin_exception(&self) -> bool {
+        !self.has_exception.swap(true, Ordering::Relaxed)
+    }
+
+    /// Ends the exception of the connection that has it.
+    pub fn end_exception(&self) {
+        self.has_exception.store(false, Ordering::Relaxed);
+    }
+
+    /// Replaces a charge of `before` bytes by `bytes`, for requests that were received without permission. The charge can
+    /// exceed the limit.
+    pub fn adjust_charge(&self, before: usize, bytes: usize) {
         self.unasked.fetch_add(bytes, Ordering::Relaxed);
         self.unasked.fetch_sub(before, Ordering::Relaxed);
         match bytes.checked_sub(before) {
@@ -149,7 +164,7 @@ impl Budget {
     }
 
     /// Returns the bytes that are charged for commands' data now. The maximum is the limit, plus the largest transfer
-    /// of one command, plus the memory that `CommandMemory::charge` and [`Self::recharge`] add.
+    /// of one command, plus the memory that `CommandMemory::charge` and [`Self::adjust_charge`] add.
     pub fn charged(&self) -> usize {
         let accounts = self.accounts.lock();
         let charged: usize = accounts

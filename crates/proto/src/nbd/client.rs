@@ -321,10 +321,13 @@ impl<T> Client<T> {
     pub fn landed(&mut self, count: usize) {
         if let Phase::Transmission { reading: Some(reading) } = &mut self.phase {
             reading.filled += count;
-            assert!(reading.filled <= reading.buffer.len(), "more landed than there was room for");
+            assert!(
+                reading.filled <= reading.buffer.len(),
+                "more bytes were received than the buffer has room for"
+            );
             self.finish_reading();
         } else {
-            assert!(count == 0, "bytes landed where nothing was offered");
+            assert!(count == 0, "bytes were received into no buffer");
         }
     }
 

@@ -93,7 +93,7 @@ impl Output {
         }
         match self.runs.back_mut() {
             Some(Run::Heads(heads)) => heads,
-            _ => unreachable!("the last run collects heads"),
+            _ => unreachable!("the last run holds headers"),
         }
     }
 

@@ -158,7 +158,7 @@ pub enum Refusal {
     /// The export requires TLS, and the connection does not use it. With TLS, and without [`Tls::Optional`], this is
     /// reported as [`Refusal::Unknown`].
     TlsRequired,
-    /// The server shuts down.
+    /// The export is not in service for now.
     Shutdown,
 }
 
@@ -299,7 +299,7 @@ pub enum ServerError {
         found: u64,
     },
     /// A client without the fixed newstyle sent another option than NBD_OPT_EXPORT_NAME ("Newstyle negotiation").
-    #[error("the client sent option {0} without the fixed newstyle")]
+    #[error("the client sent option {0} without NBD_FLAG_C_FIXED_NEWSTYLE")]
     NotFixedNewstyle(u32),
     /// Too many options.
     #[error("more than {0} options")]
@@ -383,7 +383,7 @@ impl Server {
     pub fn memory(&self) -> usize {
         let charged = match &self.phase {
             Phase::Handshake(handshake) | Phase::StartTls(handshake) => handshake.memory(),
-            Phase::Transmission(transmission) => transmission.touched_memory(),
+            Phase::Transmission(transmission) => transmission.memory(),
             Phase::Closed | Phase::Failed(_) => 0,
         };
         charged + self.output.memory() + self.partial.capacity()
@@ -391,8 +391,8 @@ impl Server {
 
     /// Returns whether the server can handle further bytes.
     ///
-    /// It changes from false to true when requests are completed, when output is sent, or when TLS has started. It
-    /// stays false when the connection has ended.
+    /// It changes from false to true when requests are completed, when output is sent, when the allowance grows, or when
+    /// TLS has started. It stays false when the connection has ended.
     pub fn wants_input(&self) -> bool {
         match &self.phase {
             Phase::Handshake(_) => self.output.memory() < HANDSHAKE_OUTPUT_LIMIT,
@@ -403,10 +403,24 @@ impl Server {
         }
     }
 
+    /// Sets the memory that the connection may use. A request that exceeds it waits, and those behind it. Initially it is
+    /// unlimited.
+    pub const fn set_allowance(&mut self, allowance: usize) {
+        if let Phase::Transmission(transmission) = &mut self.phase {
+            transmission.set_allowance(allowance);
+        }
+    }
+
+    /// Returns whether a request has arrived that waits for memory. When [`Self::wants_input`] is true again,
+    /// [`Self::handle_input`] accepts it, also without further bytes.
+    pub const fn waits_for_memory(&self) -> bool {
+        match &self.phase {
+            Phase::Transmission(transmission) => transmission.waits_for_memory(),
+            _ => false,
+        }
+    }
+
     /// Returns the number of bytes until the end of the payload that is being received; `None` between requests.
-    ///
-    /// A driver whose memory is short handles only these bytes: only the head of a request makes the server allocate
-    /// memory.
     pub fn payload_missing(&self) -> Option<u64> {
         match &self.phase {
             Phase::Transmission(transmission) => transmission.payload_missing(),
@@ -426,7 +440,7 @@ impl Server {
     pub fn landed(&mut self, count: usize) {
         match &mut self.phase {
             Phase::Transmission(transmission) => transmission.landed(count, &mut self.events),
-            _ => assert!(count == 0, "bytes landed where nothing was offered"),
+            _ => assert!(count == 0, "bytes were received into no buffer"),
         }
     }
 
@@ -543,7 +557,7 @@ impl Server {
     /// The server has forgotten everything that was negotiated without TLS, except the client's flags, which a client
     /// sends only once ("`NBD_OPT_STARTTLS`").
     pub fn tls_started(&mut self) {
-        assert!(self.output.is_empty(), "output for before the TLS handshake");
+        assert!(self.output.is_empty(), "output was not sent before the TLS handshake");
         self.phase = match std::mem::replace(&mut self.phase, Phase::Closed) {
             Phase::StartTls(handshake) => Phase::Handshake(handshake),
             other => other,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sarsen_proto::iscsi::keys::SessionType;
 use sarsen_proto::iscsi::target::Admission;
 use sarsen_proto::nbd::server::{Export, Exports, ListedExport, Refusal};
-use sarsen_scsi::{LogicalUnit, Lun, LunView};
+use sarsen_scsi::{AccessState, LogicalUnit, Lun, LunView, TargetDevice};
 use sarsen_wire::iscsi::Isid;
 
 use crate::access::Origin;
@@ -18,9 +18,29 @@ pub(super) struct VisibleExports {
     pub(super) origin: Origin,
 }
 
+/// A target as a client of a portal group reaches it.
+#[derive(Clone)]
+pub(super) struct TargetPath {
+    device: Arc<TargetDevice>,
+    group: u16,
+}
+
+impl TargetPath {
+    /// Returns the name of the target.
+    pub(super) fn target(&self) -> &str {
+        self.device.name()
+    }
+
+    /// Returns whether the target port group is active (SPC-4 5.15.2.4). The medium is accessible only then.
+    pub(super) fn is_active(&self) -> bool {
+        let state = self.device.access_state(self.group);
+        matches!(state, Some(AccessState::Optimized | AccessState::NonOptimized))
+    }
+}
+
 /// An export that the client may use.
 pub(super) struct ChosenExport {
-    pub(super) target: String,
+    pub(super) path: TargetPath,
     /// The unit's LUN within the target.
     pub(super) lun: Lun,
     pub(super) unit: Arc<LogicalUnit>,
@@ -46,8 +66,8 @@ impl VisibleExports {
         }
     }
 
-    /// Returns the export with this name, if the client may use it. The empty name is the only export, if there is only
-    /// one.
+    /// Returns the export with this name, if the client may use it. An empty name selects the only export that
+    /// the client may use; if there are several, none.
     pub(super) fn choose(&self, name: &str) -> Option<ChosenExport> {
         if name.is_empty() {
             let mut exports = self.those(|_| true);
@@ -85,7 +105,7 @@ impl VisibleExports {
             .iter()
             .filter(|(lun, unit)| is_meant(unit) && is_shown(lun) && !unit.is_pass_through());
         let export = |(&lun, unit): (&Lun, &Arc<LogicalUnit>)| ChosenExport {
-            target: name.to_owned(),
+            path: TargetPath { device: target.device.clone(), group: self.origin.portal.group },
             lun,
             unit: unit.clone(),
             view: view.clone(),
@@ -96,15 +116,15 @@ impl VisibleExports {
 
 impl Exports for VisibleExports {
     fn find(&mut self, name: &str) -> Result<Export, Refusal> {
-        let ChosenExport { target, unit, view, .. } = self.choose(name).ok_or(Refusal::Unknown)?;
-        if self.front.rejects(&target).is_some() {
+        let ChosenExport { path, unit, view, .. } = self.choose(name).ok_or(Refusal::Unknown)?;
+        if self.front.rejects(path.target()).is_some() || !path.is_active() {
             return Err(Refusal::Shutdown);
         }
         let store = unit.volume().store();
         let (geometry, characteristics) = (store.geometry(), store.characteristics());
         let block = geometry.block_size.bytes() as u32;
         Ok(Export {
-            description: target,
+            description: path.target().to_owned(),
             read_only: view.read_only || characteristics.read_only,
             minimum_block: block,
             preferred_block: block << characteristics.physical_block_exponent.min(8),
@@ -119,9 +139,9 @@ impl Exports for VisibleExports {
     }
 
     fn list(&mut self) -> Vec<ListedExport> {
-        let listed = |ChosenExport { target, unit, .. }: ChosenExport| ListedExport {
+        let listed = |ChosenExport { path, unit, .. }: ChosenExport| ListedExport {
             name: unit.volume_name().to_string(),
-            description: target,
+            description: path.target().to_owned(),
         };
         self.those(|_| true).map(listed).collect()
     }

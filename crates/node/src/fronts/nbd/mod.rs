@@ -25,8 +25,8 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, info, warn};
 
 use self::exports::{ChosenExport, VisibleExports};
-use self::memory::{Used, maximum_payload};
-use self::requests::{Carried, Requests};
+use self::memory::{ChargedMemory, maximum_payload};
+use self::requests::{PendingRequest, Requests};
 use super::iscsi::{
     ConnectionEntry, ConnectionInfo, Front, SessionMember, log_rate_limited, shake_hands,
 };
@@ -47,7 +47,9 @@ const REQUESTS: usize = 128;
 const LINGER: Duration = Duration::from_secs(1);
 /// Maximum time in which a client sends nothing within a request. Meanwhile the request uses memory.
 const STALL_LIMIT: Duration = Duration::from_secs(30);
-/// While memory is short, a connection looks for memory at this interval.
+/// Minimum rate at which a client sends a request, in bytes per second. A slower one exceeds [`STALL_LIMIT`] at last.
+const MINIMUM_RATE: u32 = 64 << 10;
+/// While memory is short, a connection with requests to receive checks for memory at this interval.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(10);
 /// Maximum time that the end of a session waits for its requests. A store that hangs must not hold up others, such as
 /// the shutdown of the server.
@@ -65,7 +67,7 @@ enum End {
     Socket(io::Error),
     /// The session could not begin.
     Refused(RefusalReason),
-    /// The client has not selected an export in time.
+    /// The client has not selected an export, sent a request or received a reply in time.
     TimedOut,
 }
 
@@ -82,7 +84,9 @@ impl std::fmt::Display for End {
             Self::Protocol(error) => error.fmt(f),
             Self::Socket(error) => error.fmt(f),
             Self::Refused(reason) => reason.fmt(f),
-            Self::TimedOut => f.write_str("the client selected no export in time"),
+            Self::TimedOut => {
+                f.write_str("the client selected no export, sent no complete request, or received no reply in time")
+            }
         }
     }
 }
@@ -108,14 +112,18 @@ struct Driver<'a> {
     connection_permit: ConnectionPermit,
     mailbox: mpsc::UnboundedSender<ConnectionRequest>,
     session: Option<Session<'a>>,
-    pending: FuturesUnordered<Carried>,
+    pending: FuturesUnordered<PendingRequest>,
     /// Received bytes that the machine could not handle yet.
     held: Vec<u8>,
-    used: Used,
-    /// The time at which bytes were received last.
-    last_received: Instant,
+    used: ChargedMemory,
+    /// The time until which the client must send more of a request.
+    stall_deadline: Instant,
+    /// The time at which the client received bytes last.
+    last_sent: Instant,
     /// The server ends the connection as soon as no request is open.
     is_leaving: bool,
+    /// The time until which open requests may end, if the server has ended the session.
+    ending_deadline: Option<Instant>,
     /// Dropped when the session's last request has ended.
     terminated: Vec<oneshot::Sender<()>>,
 }
@@ -149,9 +157,11 @@ pub(super) async fn serve(
         session: None,
         pending: FuturesUnordered::new(),
         held: Vec::new(),
-        used: Used::new(limits.budget.clone()),
-        last_received: time::now(),
+        used: ChargedMemory::new(limits.budget.clone()),
+        stall_deadline: time::now(),
+        last_sent: time::now(),
         is_leaving: false,
+        ending_deadline: None,
         terminated: Vec::new(),
     };
     let end = driver.run(&mut messages).await;
@@ -185,8 +195,9 @@ impl<'a> Driver<'a> {
                 linger = Some(Box::pin(time::sleep_until(time::now() + LINGER)));
             }
             let receiving = self.is_receiving() && self.held.is_empty();
-            let lacks_memory = !self.is_leaving && self.machine.wants_input() && !self.may_handle();
+            let lacks_memory = self.machine.waits_for_memory();
             let is_within_request = self.machine.payload_missing().is_some();
+            let ending = self.ending_deadline;
             let Some(stream) = &self.stream else { return End::InGoodOrder };
             tokio::select! {
                 biased;
@@ -206,34 +217,44 @@ impl<'a> Driver<'a> {
                 () = async { linger.as_mut().expect("checked").await }, if linger.is_some() => {
                     return End::InGoodOrder;
                 }
-                () = time::sleep_until(self.last_received + STALL_LIMIT), if is_within_request => {
+                () = time::sleep_until(self.stall_deadline), if is_within_request => {
                     return End::TimedOut;
                 }
-                () = time::sleep_until(time::now() + MEMORY_INTERVAL), if lacks_memory => {}
+                () = time::sleep_until(self.last_sent + STALL_LIMIT), if sending => {
+                    if self.used.allowance() < usize::MAX {
+                        return End::TimedOut;
+                    }
+                    // Its replies may wait while there is memory.
+                    self.last_sent = time::now();
+                }
+                () = time::sleep_until(ending.unwrap_or_else(time::now)), if ending.is_some() => {
+                    return End::InGoodOrder;
+                }
+                () = time::sleep_until(time::now() + MEMORY_INTERVAL), if lacks_memory => {
+                    self.used.try_exception();
+                }
                 () = std::future::ready(()), if is_busy => {}
             }
         }
     }
 
     fn is_receiving(&self) -> bool {
-        !self.is_leaving && self.machine.wants_input() && self.may_handle()
+        !self.is_leaving && self.machine.wants_input()
     }
 
-    /// Returns whether received bytes can be handled: the rest of a request, or more requests if there is memory.
-    fn may_handle(&self) -> bool {
-        // Before the session, the machine uses little memory.
-        self.session.is_none() || self.machine.payload_missing().is_some() || self.used.has_room()
+    /// Charges the memory of the connection to the budget, and obtains its allowance.
+    fn charge(&mut self) {
+        self.used.set(self.machine.memory());
+        self.machine.set_allowance(self.used.allowance());
     }
 
-    /// Returns the number of bytes that may be handled now.
-    fn limit(&self) -> usize {
-        match self.machine.payload_missing() {
-            Some(missing) if !self.used.has_room() => {
-                usize::try_from(missing).unwrap_or(usize::MAX)
-            }
-            _ if self.may_handle() => usize::MAX,
-            _ => 0,
-        }
+    /// Each received byte extends the time that the client has for the rest of a request.
+    fn extend_stall_deadline(&mut self, count: usize, now: Instant) {
+        let latest = now + STALL_LIMIT;
+        let earned = Duration::from_secs(1) * count as u32 / MINIMUM_RATE;
+        let is_within_request = self.machine.payload_missing().is_some();
+        let deadline = if is_within_request { self.stall_deadline + earned } else { latest };
+        self.stall_deadline = deadline.min(latest);
     }
 
     /// Receives up to the limit of a turn, carries out all requests, and sends the ready replies as far as the socket
@@ -255,7 +276,7 @@ impl<'a> Driver<'a> {
             }
         }
         self.send()?;
-        self.used.set(self.machine.memory());
+        self.charge();
         Ok(is_busy || (!self.held.is_empty() && self.is_receiving()))
     }
 
@@ -264,12 +285,16 @@ impl<'a> Driver<'a> {
         let now = time::now();
         if let Some(session) = &mut self.session {
             session.requests.arrived(now);
+            // The volume may have grown.
+            self.machine.set_bytes(session.unit.volume().geometry().byte_count());
         }
-        if !self.held.is_empty() {
-            let length = self.held.len().min(self.limit());
-            let consumed = handle(&mut self.machine, &self.held[..length], &mut self.exports)?;
+        // Other connections may have returned memory.
+        self.machine.set_allowance(self.used.allowance());
+        if !self.held.is_empty() || self.machine.waits_for_memory() {
+            self.extend_stall_deadline(0, now);
+            let consumed = handle(&mut self.machine, &self.held, &mut self.exports)?;
             self.held.drain(..consumed);
-            self.used.set(self.machine.memory());
+            self.charge();
             if !self.held.is_empty() {
                 return Ok(false);
             }
@@ -278,11 +303,8 @@ impl<'a> Driver<'a> {
             let mut received = 0;
             while received < TURN_RECEIVE_LIMIT && self.is_receiving() {
                 let Some(stream) = &self.stream else { return Ok(false) };
-                let limit = self.limit();
                 let landing = self.machine.landing().unwrap_or_default();
                 let landing_length = landing.len();
-                let scratch_length = scratch.len().min(limit.saturating_sub(landing_length));
-                let scratch = &mut scratch[..scratch_length];
                 let offered = landing_length + scratch.len();
                 let count = match stream.try_receive(landing, scratch) {
                     Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
@@ -291,13 +313,13 @@ impl<'a> Driver<'a> {
                     Err(error) => return Err(error.into()),
                 };
                 received += count;
-                self.last_received = now;
+                self.extend_stall_deadline(count, now);
                 let landed = count.min(landing_length);
                 self.machine.landed(landed);
                 let rest = &scratch[..count - landed];
                 let consumed = handle(&mut self.machine, rest, &mut self.exports)?;
                 self.held.extend_from_slice(&rest[consumed..]);
-                self.used.set(self.machine.memory());
+                self.charge();
                 if count < offered {
                     return Ok(false);
                 }
@@ -311,8 +333,12 @@ impl<'a> Driver<'a> {
         if let Some(session) = &mut self.session {
             session.requests.count_sent();
         }
-        self.used.set(self.machine.memory());
+        self.charge();
         let Some(stream) = &self.stream else { return Ok(()) };
+        if self.machine.output().is_empty() {
+            return Ok(());
+        }
+        let now = time::now();
         while !self.machine.output().is_empty() {
             let mut pieces = Vec::with_capacity(16);
             self.machine.output().pieces(&mut pieces, PIECES_MAX);
@@ -320,6 +346,7 @@ impl<'a> Driver<'a> {
                 Ok(count) => {
                     drop(pieces);
                     self.machine.output().sent(count);
+                    self.last_sent = now;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error.into()),
@@ -360,9 +387,10 @@ impl<'a> Driver<'a> {
         let refused = |reason| Err(End::Refused(reason));
         let origin = self.exports.origin.clone();
         // The access may have changed since the machine looked the export up.
-        let Some(ChosenExport { target, lun, unit, .. }) = self.exports.choose(name) else {
+        let Some(ChosenExport { path, lun, unit, .. }) = self.exports.choose(name) else {
             return refused(RefusalReason::NoSuchTarget);
         };
+        let target = path.target().to_owned();
         let admission = self.exports.admission(Some(target.clone()));
         let registered =
             self.front.sessions.register_session(&admission, Protocol::Nbd, &self.mailbox);
@@ -372,6 +400,9 @@ impl<'a> Driver<'a> {
         };
         if let Some(refusal) = self.front.rejects(&target) {
             return refused(refusal.reason);
+        }
+        if !path.is_active() {
+            return refused(RefusalReason::NotInService);
         }
         let entered = self.front.access.enter(&admission, Some(lun), &origin, &self.mailbox);
         let (pass, view) = match entered {
@@ -386,7 +417,7 @@ impl<'a> Driver<'a> {
         let client = admission.initiator_name.clone();
         let requests = Requests::new(
             self.front,
-            Arc::new(attachment),
+            (Arc::new(attachment), path),
             &volume,
             (client.clone(), origin.clone()),
             (member.tsih, member.queue()),
@@ -436,17 +467,19 @@ impl<'a> Driver<'a> {
     fn open(&mut self, message: ConnectionRequest) {
         match message {
             // NBD has no request to log out. Clients that can reconnect do so when the connection ends in order.
-            ConnectionRequest::RequestLogout { .. } => self.is_leaving = true,
+            ConnectionRequest::RequestLogout { .. } => self.leave(),
             ConnectionRequest::Terminate { ended } | ConnectionRequest::LogOut { ended } => {
                 self.terminated.push(ended);
-                self.is_leaving = true;
+                self.end_session();
             }
             ConnectionRequest::Refresh => {
                 let is_there = self.session.as_ref().is_none_or(Session::has_unit(self.front));
-                self.is_leaving |= !is_there;
+                if !is_there {
+                    self.end_session();
+                }
             }
             ConnectionRequest::Trace { writer: _ } => {
-                warn!(peer = %self.exports.origin.peer, "NBD connections cannot be traced");
+                warn!(peer = %self.exports.origin.peer, "tracing supports only iSCSI sessions");
             }
             // These concern the tasks of iSCSI sessions.
             ConnectionRequest::Abort { .. }
@@ -458,6 +491,21 @@ impl<'a> Driver<'a> {
             | ConnectionRequest::Claim { .. }
             | ConnectionRequest::Adopted { .. }
             | ConnectionRequest::Completed { .. } => {}
+        }
+    }
+
+    /// Asks the client to leave: open requests are completed, and all others are refused.
+    fn leave(&mut self) {
+        self.is_leaving = true;
+        self.machine.shutdown();
+    }
+
+    /// Ends the session: open requests that wait, or that have more parts, end as well.
+    fn end_session(&mut self) {
+        self.leave();
+        self.ending_deadline.get_or_insert_with(|| time::now() + ENDING_LIMIT);
+        if let Some(session) = &mut self.session {
+            session.requests.cancel();
         }
     }
 
@@ -475,7 +523,7 @@ impl<'a> Driver<'a> {
                         self.front.access.events.tell(&refused);
                     });
                 }
-                end => debug!(%peer, %end, "NBD connection closed before a session"),
+                end => debug!(%peer, %end, "NBD connection closed during the handshake"),
             }
             return;
         };
@@ -497,7 +545,8 @@ impl<'a> Driver<'a> {
     /// Ends the connection. Its requests end before it leaves its session, so that no other client finds one of its
     /// writes in progress.
     async fn finish(mut self) {
-        let limit = time::now() + ENDING_LIMIT;
+        self.end_session();
+        let limit = self.ending_deadline.unwrap_or_else(time::now);
         while !self.pending.is_empty() {
             tokio::select! {
                 Some((task, result)) = self.pending.next() => self.complete(task, result),
@@ -508,10 +557,10 @@ impl<'a> Driver<'a> {
             session.requests.count_sent();
             if !self.pending.is_empty() {
                 let (peer, requests) = (self.exports.origin.peer, self.pending.len());
-                warn!(%peer, requests, "the store does not end the requests of an NBD session");
+                warn!(%peer, requests, "requests of an NBD session have not ended: check the volume's store");
                 // They hold the volume until they have ended.
                 let mut pending = std::mem::take(&mut self.pending);
-                let held = (session.requests, session.unit);
+                let held = (session.requests, session.unit, self.used);
                 tokio::task::spawn_local(async move {
                     while pending.next().await.is_some() {}
                     drop(held);
@@ -527,7 +576,7 @@ impl<'a> Driver<'a> {
 }
 
 impl Session<'_> {
-    /// Returns a function that tells whether the target still has the unit of a session.
+    /// Returns a function that checks whether the target still has the unit of a session.
     fn has_unit(front: &Front) -> impl Fn(&Self) -> bool {
         |session| {
             let target = front.targets.find(&session.target);

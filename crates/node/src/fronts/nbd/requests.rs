@@ -10,20 +10,24 @@ use sarsen_io::time;
 use sarsen_proto::nbd::server::{MAXIMUM_EXTENTS, Operation, Outcome, StatusExtent};
 use sarsen_volume::Attachment;
 use sarsen_wire::nbd::{ErrorCode, allocation};
+use tokio::sync::watch;
 
+use super::exports::TargetPath;
 use crate::access::Origin;
 use crate::events::EventLog;
 use crate::fronts::iscsi::Front;
 use crate::qos::{Account, Admit, Cost, Peer, Qos, Queue};
 use crate::statistics::{self, Failure, Metered};
 
-/// Ranges are zeroed, deallocated and read ahead in pieces of so many bytes, so that one request does not occupy a core
+/// Ranges are zeroed and deallocated in pieces of so many bytes, so that one request does not occupy a core
 /// or a store for too long.
 const ZERO_PIECE: u64 = 32 << 20;
 const UNMAP_PIECE: u64 = 1 << 30;
-const CACHE_PIECE: u64 = 1 << 20;
 /// Maximum number of queries to the store for one request for the allocation of a range.
 const STATUS_QUERIES: usize = 1024;
+
+/// Whether the session of a request has ended.
+type Cancelled = watch::Receiver<bool>;
 
 /// The result of a request for the machine.
 pub(super) type Answer = Result<Outcome, ErrorCode>;
@@ -39,6 +43,8 @@ enum RequestError {
     Block(BlockError),
     /// Zeroes could not be written faster than data.
     NotFast,
+    /// The session ended before the request, or its next piece, was started.
+    Cancelled,
 }
 
 impl From<BlockError> for RequestError {
@@ -57,13 +63,13 @@ struct Begun {
 }
 
 /// A pending request.
-pub(super) struct Carried {
+pub(super) struct PendingRequest {
     task: u64,
     begun: Begun,
     answer: LocalFuture<Result<Outcome, RequestError>>,
 }
 
-impl Future for Carried {
+impl Future for PendingRequest {
     type Output = (u64, Completed);
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -75,6 +81,7 @@ impl Future for Carried {
 /// See the module.
 pub(super) struct Requests {
     volume: Arc<Attachment>,
+    path: TargetPath,
     block_size: BlockSize,
     volume_name: String,
     client: String,
@@ -92,15 +99,19 @@ pub(super) struct Requests {
     /// The arrival time of the current requests, in nanoseconds since the origin.
     arrived: u64,
     /// The request that [`Self::start`] left pending.
-    pending: Option<Carried>,
+    pending: Option<PendingRequest>,
     /// Requests whose replies are ready to be sent.
     answered: Vec<Begun>,
+    /// Whether the session has ended. No request, and no further piece of a request, is started then.
+    is_cancelled: bool,
+    /// The same, for open requests.
+    cancelled: watch::Sender<bool>,
 }
 
 impl Requests {
     pub(super) fn new(
         front: &Front,
-        volume: Arc<Attachment>,
+        (volume, path): (Arc<Attachment>, TargetPath),
         volume_name: &str,
         (client, from): (String, Origin),
         (session, queue): (u16, Arc<Queue>),
@@ -109,6 +120,7 @@ impl Requests {
         Self {
             block_size: volume.volume().geometry().block_size,
             volume,
+            path,
             volume_name: volume_name.to_owned(),
             meter: statistics.meter(volume_name, &client, session),
             client,
@@ -123,7 +135,16 @@ impl Requests {
             arrived: 0,
             pending: None,
             answered: Vec::new(),
+            is_cancelled: false,
+            cancelled: watch::Sender::new(false),
         }
+    }
+
+    /// Ends requests that wait for their turn, and those that have more pieces. So a later client never finds that a
+    /// write of this session begins after one of its own.
+    pub(super) fn cancel(&mut self) {
+        self.is_cancelled = true;
+        self.cancelled.send_replace(true);
     }
 
     /// Sets the arrival time of requests.
@@ -135,6 +156,9 @@ impl Requests {
     pub(super) fn start(&mut self, task: u64, operation: Operation) -> Poll<Answer> {
         self.meter.begin();
         let begun = self.begun(&operation);
+        if let Err(error) = self.check() {
+            return Poll::Ready(self.end(Completed { begun, result: Err(error) }));
+        }
         if self.account.is_governed() {
             self.find_host();
             let cost = || Cost { bytes: begun.bytes };
@@ -142,23 +166,36 @@ impl Requests {
             if let Admit::After(wait) = admit {
                 self.meter.limited();
                 let (volume, block_size) = (self.volume.clone(), self.block_size);
+                let (mut cancelled, path) = (self.cancelled.subscribe(), self.path.clone());
                 let answer = Box::pin(async move {
-                    let slot = wait.wait_until_runnable().await;
-                    let result = execute(&volume, block_size, operation).wait().await;
+                    let slot = tokio::select! {
+                        biased;
+                        _ = cancelled.wait_for(|cancelled| *cancelled) => {
+                            return Err(RequestError::Cancelled);
+                        }
+                        slot = wait.wait_until_runnable() => slot,
+                    };
+                    check_active(&path)?;
+                    let result = execute(&volume, block_size, operation, || cancelled).wait().await;
                     drop(slot);
                     result
                 });
-                self.pending = Some(Carried { task, begun, answer });
+                self.pending = Some(PendingRequest { task, begun, answer });
                 return Poll::Pending;
             }
         }
-        match execute(&self.volume, self.block_size, operation) {
+        match execute(&self.volume, self.block_size, operation, || self.cancelled.subscribe()) {
             Io::Ready(result) => Poll::Ready(self.end(Completed { begun, result })),
             Io::Pending(answer) => {
-                self.pending = Some(Carried { task, begun, answer });
+                self.pending = Some(PendingRequest { task, begun, answer });
                 Poll::Pending
             }
         }
+    }
+
+    /// Returns why no request may start now.
+    fn check(&self) -> Result<(), RequestError> {
+        if self.is_cancelled { Err(RequestError::Cancelled) } else { check_active(&self.path) }
     }
 
     /// Finds the account of the client's host, if the hosts have changed.
@@ -176,8 +213,10 @@ impl Requests {
     }
 
     /// Returns the request that [`Self::start`] left pending.
-    pub(super) fn take_pending(&mut self) -> Carried {
-        self.pending.take().unwrap_or_else(|| unreachable!("called after a pending start"))
+    pub(super) fn take_pending(&mut self) -> PendingRequest {
+        self.pending.take().unwrap_or_else(|| {
+            unreachable!("`take_pending` follows a `start` that returned `Pending`")
+        })
     }
 
     fn begun(&self, operation: &Operation) -> Begun {
@@ -193,7 +232,7 @@ impl Requests {
         Begun { at: self.arrived, kind, bytes }
     }
 
-    /// Counts a request that has ended, and returns its result for the machine.
+    /// Counts a completed request in the statistics, and returns its result for the protocol machine.
     pub(super) fn end(&mut self, completed: Completed) -> Answer {
         let Completed { mut begun, result } = completed;
         let result = result.map_err(|error| {
@@ -221,8 +260,10 @@ impl Requests {
 
 /// Returns how statistics and the client see an error ("Error values").
 fn failed(error: &RequestError) -> (Failure, ErrorCode) {
-    let RequestError::Block(error) = error else {
-        return (Failure::IllegalRequest, ErrorCode::NotSupported);
+    let error = match error {
+        RequestError::Block(error) => error,
+        RequestError::NotFast => return (Failure::IllegalRequest, ErrorCode::NotSupported),
+        RequestError::Cancelled => return (Failure::Aborted, ErrorCode::Shutdown),
     };
     match error {
         // A volume may have shrunk. The machine has checked the request against the earlier size.
@@ -247,6 +288,7 @@ fn execute(
     volume: &Arc<Attachment>,
     block_size: BlockSize,
     operation: Operation,
+    cancelled: impl FnOnce() -> Cancelled,
 ) -> Io<Result<Outcome, RequestError>> {
     let shift = block_size.shift();
     let extent = |offset: u64, length: u64| Extent::new(offset >> shift, length >> shift);
@@ -262,22 +304,24 @@ fn execute(
         }
         Operation::Flush => volume.flush().map(done),
         Operation::Trim { offset, length, durable } => {
-            Io::pending(unmap(volume.clone(), extent(offset, length), shift, durable))
+            let pieces = pieces(extent(offset, length), UNMAP_PIECE, shift);
+            Io::pending(unmap(volume.clone(), pieces, durable, cancelled()))
         }
         Operation::WriteZeroes { offset, length, durable, may_punch, fast } => {
             let can_unmap = volume.volume().store().characteristics().unmap.is_some();
             let extent = extent(offset, length);
             if may_punch && can_unmap {
-                Io::pending(unmap(volume.clone(), extent, shift, durable))
+                let pieces = pieces(extent, UNMAP_PIECE, shift);
+                Io::pending(unmap(volume.clone(), pieces, durable, cancelled()))
             } else if fast {
                 Io::Ready(Err(RequestError::NotFast))
             } else {
-                Io::pending(zero(volume.clone(), extent, shift, durability(durable)))
+                let pieces = pieces(extent, ZERO_PIECE, shift);
+                Io::pending(zero(volume.clone(), pieces, durability(durable), cancelled()))
             }
         }
-        Operation::Cache { offset, length } => {
-            Io::pending(read_ahead(volume.clone(), extent(offset, length), shift))
-        }
+        // As PRE-FETCH of SCSI: stores have caches of their own.
+        Operation::Cache { .. } => Io::Ready(Ok(Outcome::Done)),
         Operation::BlockStatus { offset, length, one } => {
             let queries = if one { 1 } else { STATUS_QUERIES };
             Io::pending(status(volume.clone(), extent(offset, length), shift, queries))
@@ -292,13 +336,24 @@ fn pieces(extent: Extent, bytes: u64, shift: u32) -> impl Iterator<Item = Extent
     starts.map(move |lba| Extent::new(lba, step.min(extent.end() - lba)))
 }
 
+/// Returns an error if the target port group is not active, as iSCSI does for its commands.
+fn check_active(path: &TargetPath) -> Result<(), RequestError> {
+    if path.is_active() { Ok(()) } else { Err(RequestError::Block(BlockError::Fenced)) }
+}
+
+/// Returns an error if the session has ended.
+fn check_session(cancelled: &Cancelled) -> Result<(), RequestError> {
+    if *cancelled.borrow() { Err(RequestError::Cancelled) } else { Ok(()) }
+}
+
 async fn unmap(
     volume: Arc<Attachment>,
-    extent: Extent,
-    shift: u32,
+    pieces: impl Iterator<Item = Extent>,
     durable: bool,
+    cancelled: Cancelled,
 ) -> Result<Outcome, RequestError> {
-    for piece in pieces(extent, UNMAP_PIECE, shift) {
+    for piece in pieces {
+        check_session(&cancelled)?;
         volume.unmap(piece).wait().await?;
         tokio::task::yield_now().await;
     }
@@ -310,24 +365,13 @@ async fn unmap(
 
 async fn zero(
     volume: Arc<Attachment>,
-    extent: Extent,
-    shift: u32,
+    pieces: impl Iterator<Item = Extent>,
     durability: Durability,
+    cancelled: Cancelled,
 ) -> Result<Outcome, RequestError> {
-    for piece in pieces(extent, ZERO_PIECE, shift) {
+    for piece in pieces {
+        check_session(&cancelled)?;
         volume.write_zeroes(piece, durability).wait().await?;
-        tokio::task::yield_now().await;
-    }
-    Ok(Outcome::Done)
-}
-
-async fn read_ahead(
-    volume: Arc<Attachment>,
-    extent: Extent,
-    shift: u32,
-) -> Result<Outcome, RequestError> {
-    for piece in pieces(extent, CACHE_PIECE, shift) {
-        volume.read(piece).wait().await?;
         tokio::task::yield_now().await;
     }
     Ok(Outcome::Done)

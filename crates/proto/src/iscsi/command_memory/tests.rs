@@ -29,16 +29,16 @@ fn short_commands_borrow_once() {
 #[test]
 fn received_requests_use_the_same_budget() {
     let budget = Arc::new(Budget::new(16 * MIB));
-    budget.recharge(0, 15 * MIB);
+    budget.adjust_charge(0, 15 * MIB);
     assert!(budget.has_room(MIB) && !budget.has_room(2 * MIB));
     let room = room(&budget);
     assert!(room.admit(4 * MIB).is_some(), "the first command proceeds outside the budget");
     let other = self::room(&budget);
     assert!(other.admit(4 * MIB).is_none() && !is_called(&other));
     assert_eq!(budget.charged(), 19 * MIB);
-    budget.recharge(15 * MIB, MIB);
+    budget.adjust_charge(15 * MIB, MIB);
     assert!(is_called(&other) && budget.has_room(8 * MIB));
-    budget.recharge(MIB, 0);
+    budget.adjust_charge(MIB, 0);
     assert_eq!(budget.charged(), 4 * MIB);
 }
 

@@ -58,7 +58,7 @@ fn sent<T>(client: &mut Client<T>) -> Vec<u8> {
         client.output().pieces(&mut pieces, 2);
         let before = bytes.len();
         for piece in pieces {
-            let Piece::Bytes(slice) = piece else { panic!("nobody shares memory here") };
+            let Piece::Bytes(slice) = piece else { panic!("the test shares no memory") };
             bytes.extend_from_slice(slice);
         }
         let count = bytes.len() - before;

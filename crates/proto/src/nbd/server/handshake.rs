@@ -215,11 +215,11 @@ impl Handshake {
                 let reason = if needs_tls {
                     "TLS is required"
                 } else if context.shutting_down {
-                    "the server shuts down"
+                    "the server is shutting down"
                 } else if self.headers == Headers::Extended {
-                    "extended headers require NBD_OPT_GO"
+                    "extended headers require NBD_OPT_GO instead of NBD_OPT_EXPORT_NAME"
                 } else if length as usize > MAX_NAME_LENGTH {
-                    "the name is too long"
+                    "the name of the export is too long"
                 } else {
                     return Ok(Plan::Collect);
                 };
@@ -233,7 +233,9 @@ impl Handshake {
             OptionCode::StartTls if length > 0 => Ok(Plan::Refuse(INVALID_DATA)),
             OptionCode::StartTls => Ok(Plan::Act),
             _ if needs_tls => refuse(ReplyCode::TlsRequired, "TLS is required"),
-            _ if context.shutting_down => refuse(ReplyCode::Shutdown, "the server shuts down"),
+            _ if context.shutting_down => {
+                refuse(ReplyCode::Shutdown, "the server is shutting down")
+            }
             OptionCode::List | OptionCode::StructuredReply | OptionCode::ExtendedHeaders => {
                 Ok(if length > 0 { Plan::Refuse(INVALID_DATA) } else { Plan::Act })
             }
@@ -246,7 +248,7 @@ impl Handshake {
                 }
                 Ok(Plan::Collect)
             }
-            _ => refuse(ReplyCode::Unsupported, "the server does not know the option"),
+            _ => refuse(ReplyCode::Unsupported, "the server does not support the option"),
         }
     }
 
@@ -318,7 +320,7 @@ impl Handshake {
 
     /// Carries out NBD_OPT_EXPORT_NAME, whose reply has no head.
     fn select_by_name(&self, data: &[u8], context: Context<'_>) -> Result<Step, ServerError> {
-        let name = valid_string(data).ok_or(ServerError::ExportName("the name is not text"))?;
+        let name = valid_string(data).ok_or(ServerError::ExportName("the name is not UTF-8"))?;
         let export = context.exports.find(name).map_err(|refusal| {
             ServerError::ExportName(self.refused(refusal, context.settings.tls).1)
         })?;
@@ -373,7 +375,10 @@ impl Handshake {
         output: &mut Output,
     ) -> Result<(), Refused> {
         if self.headers == Headers::Simple {
-            return Err(Refused(ReplyCode::Invalid, "contexts require structured replies"));
+            return Err(Refused(
+                ReplyCode::Invalid,
+                "metadata contexts require structured replies",
+            ));
         }
         let request = ContextRequest::parse(data).ok_or(INVALID_DATA)?;
         // These options must not report that TLS is required ("SELECTIVETLS mode").
@@ -397,8 +402,11 @@ impl Handshake {
     }
 
     fn selection(&self, name: &str, export: Export) -> Selection {
-        assert!(export.minimum_block.is_power_of_two(), "a minimum block that is no power of two");
-        assert!(export.minimum_block <= MAX_MINIMUM_BLOCK, "a minimum block above 64 KiB");
+        assert!(
+            export.minimum_block.is_power_of_two(),
+            "the minimum block size is not a power of two"
+        );
+        assert!(export.minimum_block <= MAX_MINIMUM_BLOCK, "the minimum block size exceeds 64 KiB");
         let reports_status = self.headers != Headers::Simple
             && self.context.as_deref() == Some(name)
             && export.reports_allocation;
@@ -413,10 +421,14 @@ impl Handshake {
                 Refused(ReplyCode::TlsRequired, "the export requires TLS")
             }
             Refusal::Unknown | Refusal::TlsRequired => {
-                Refused(ReplyCode::Unknown, "there is no such export")
+                Refused(ReplyCode::Unknown, "the server has no export of this name for this client")
             }
-            Refusal::Policy => Refused(ReplyCode::Policy, "the client may not use the export"),
-            Refusal::Shutdown => Refused(ReplyCode::Shutdown, "the server shuts down"),
+            Refusal::Policy => {
+                Refused(ReplyCode::Policy, "the client is not permitted to use the export")
+            }
+            Refusal::Shutdown => {
+                Refused(ReplyCode::Shutdown, "the export is not in service at this portal")
+            }
         }
     }
 }

@@ -80,6 +80,8 @@ struct Receiving {
 enum State {
     /// The server waits for the head of a request.
     Head,
+    /// A request waits for memory.
+    Waiting(Head),
     Receiving(Receiving),
     /// The server skips this number of bytes of a payload.
     Skipping(u64),
@@ -109,6 +111,8 @@ pub(super) struct Transmission {
     tasks: Slots<Task>,
     /// Sum of the memory of all tasks.
     memory: usize,
+    /// See [`super::Server::set_allowance`].
+    allowance: usize,
 }
 
 impl Transmission {
@@ -122,6 +126,7 @@ impl Transmission {
             state: State::Head,
             tasks: Slots::default(),
             memory: 0,
+            allowance: usize::MAX,
         }
     }
 
@@ -134,18 +139,37 @@ impl Transmission {
         match &self.state {
             State::Receiving(receiving) => Some((receiving.buffer.len() - receiving.filled) as u64),
             State::Skipping(left) => Some(*left),
-            State::Head | State::Disconnecting => None,
+            State::Head | State::Waiting(_) | State::Disconnecting => None,
         }
     }
 
-    /// Returns the bytes of memory that open requests use. The part of a payload that has not arrived was allocated, but
-    /// not touched: the system has no memory for it yet.
-    pub(super) fn touched_memory(&self) -> usize {
-        let untouched = match &self.state {
-            State::Receiving(receiving) => receiving.buffer.len() - receiving.filled,
-            State::Skipping(_) | State::Head | State::Disconnecting => 0,
+    /// Returns whether a request waits for memory.
+    pub(super) const fn waits_for_memory(&self) -> bool {
+        matches!(self.state, State::Waiting(_))
+    }
+
+    pub(super) const fn set_allowance(&mut self, allowance: usize) {
+        self.allowance = allowance;
+    }
+
+    /// Returns whether the memory of a request is within the allowance.
+    fn fits(&self, head: &Head, output: &Output) -> bool {
+        let needed = match head.command {
+            CommandCode::Read | CommandCode::Write
+                if head.length <= self.maximum_payload.into() =>
+            {
+                Buffer::memory_for(head.length as usize)
+            }
+            CommandCode::BlockStatus if head.flags & REQ_ONE == 0 => STATUS_MEMORY,
+            _ => 0,
         };
-        self.memory.saturating_sub(untouched)
+        let used = self.memory.saturating_add(output.memory());
+        needed == 0 || used.saturating_add(needed) <= self.allowance
+    }
+
+    /// Returns the bytes of memory that open requests use, and the payload that is being received.
+    pub(super) const fn memory(&self) -> usize {
+        self.memory
     }
 
     pub(super) const fn set_bytes(&mut self, bytes: u64) {
@@ -164,6 +188,7 @@ impl Transmission {
                 self.tasks.open() < settings.maximum_requests
                     && self.memory + output.memory() < settings.maximum_memory
             }
+            State::Waiting(head) => self.fits(&head, output),
             State::Receiving(_) | State::Skipping(_) => true,
             State::Disconnecting => false,
         }
@@ -185,11 +210,11 @@ impl Transmission {
             receiving.filled += count;
             assert!(
                 receiving.filled <= receiving.buffer.len(),
-                "more landed than there was room for"
+                "more bytes were received than the buffer has room for"
             );
             self.finish_receiving(events);
         } else {
-            assert!(count == 0, "bytes landed where nothing was offered");
+            assert!(count == 0, "bytes were received into no buffer");
         }
     }
 
@@ -232,7 +257,13 @@ impl Transmission {
                 };
                 let head = self.parse_head(bytes);
                 partial.clear();
-                self.take_head(head?, output, events, shutting_down)
+                self.state = State::Waiting(head?);
+                Ok(Flow::Continue)
+            }
+            State::Waiting(head) => {
+                let head = *head;
+                self.state = State::Head;
+                self.take_head(head, output, events, shutting_down)
             }
         }
     }
@@ -292,7 +323,7 @@ impl Transmission {
             return Err(ServerError::PayloadTooLong { length, limit });
         }
         let checked = if shutting_down {
-            Err(Refused(ErrorCode::Shutdown, "the server shuts down"))
+            Err(Refused(ErrorCode::Shutdown, "the server is shutting down"))
         } else {
             self.check(&head)
         };
@@ -344,7 +375,7 @@ impl Transmission {
                 _ => 0,
             };
         if flags & !known_flags != 0 {
-            return invalid("the request has flags that do not apply to it");
+            return invalid("the flags of the request are not valid for its type");
         }
         let writes =
             matches!(command, CommandCode::Write | CommandCode::Trim | CommandCode::WriteZeroes);
@@ -354,15 +385,15 @@ impl Transmission {
         let durable = flags & FUA != 0;
         let operation = match command {
             CommandCode::Flush if offset != 0 || length != 0 => {
-                return invalid("a flush has no offset and no length");
+                return invalid("flush: the offset and the length must be 0");
             }
             CommandCode::Flush => return Ok(Checked::Operation(Operation::Flush, Kind::Other)),
             CommandCode::Read => Checked::Operation(Operation::Read { offset, length }, Kind::Read),
             CommandCode::Write if self.headers == Headers::Extended && flags & PAYLOAD_LEN == 0 => {
-                return invalid("a write has no payload");
+                return invalid("write: the payload is missing");
             }
             CommandCode::Write if length > self.maximum_payload.into() => {
-                return invalid("the data of the write exceeds the maximum payload");
+                return invalid("write: the data exceeds the maximum payload");
             }
             CommandCode::Write => Checked::Write,
             CommandCode::Trim if export.can_trim => {
@@ -378,10 +409,10 @@ impl Transmission {
                 Checked::Operation(operation, kind)
             }
             CommandCode::BlockStatus if !self.reports_status => {
-                return invalid("no metadata context is selected");
+                return invalid("block status: the client has selected no metadata context");
             }
             CommandCode::BlockStatus if length == 0 => {
-                return invalid("a request for status has no length");
+                return invalid("block status: the length must not be 0");
             }
             CommandCode::BlockStatus => {
                 let one = flags & REQ_ONE != 0;
@@ -392,7 +423,10 @@ impl Transmission {
         };
         self.check_range(head)?;
         if command == CommandCode::Read && length > self.maximum_payload.into() {
-            return Err(Refused(ErrorCode::Overflow, "the read exceeds the maximum payload"));
+            return Err(Refused(
+                ErrorCode::Overflow,
+                "read: the length exceeds the maximum payload",
+            ));
         }
         Ok(if length == 0 { Checked::Nothing } else { operation })
     }
@@ -450,14 +484,17 @@ impl Transmission {
     ) {
         let task = self.tasks.remove(task);
         let Some(Task { kind, cookie, offset, length, memory }) = task else {
-            panic!("a request was completed that is not open")
+            panic!("the completed request is not open")
         };
         self.memory -= memory;
         let reply = self.reply_to(cookie, offset);
         match (result, kind) {
             (Ok(Outcome::Done), Kind::FastZero | Kind::Other) => reply.push_success(false, output),
             (Ok(Outcome::Data(data)), Kind::Read) => {
-                assert!(data.len() as u64 == length, "the data of a read has another length");
+                assert!(
+                    data.len() as u64 == length,
+                    "the data has not the length of the read request"
+                );
                 reply.push_data(data, output);
             }
             (Ok(Outcome::Status(extents)), Kind::Status { one }) => {
@@ -485,12 +522,12 @@ fn permitted(error: ErrorCode, kind: Kind) -> ErrorCode {
 /// Returns a message to the user.
 const fn message(error: ErrorCode) -> &'static str {
     match error {
-        ErrorCode::NotPermitted => "the request is not permitted",
+        ErrorCode::NotPermitted => "the client is not permitted to make the request",
         ErrorCode::Io => "the medium failed",
-        ErrorCode::NoMemory => "the server has too little memory",
-        ErrorCode::NoSpace => "there is no space",
-        ErrorCode::NotSupported => "the request would not be fast",
-        ErrorCode::Shutdown => "the server shuts down",
+        ErrorCode::NoMemory => "the server is out of memory",
+        ErrorCode::NoSpace => "the volume is out of space",
+        ErrorCode::NotSupported => "writing zeroes would not be faster than writing data",
+        ErrorCode::Shutdown => "the server is shutting down",
         _ => "the request is invalid",
     }
 }

@@ -152,7 +152,7 @@ fn own_client_reports_why_it_is_refused() {
         receive(&mut server, bytes).unwrap();
     }
     let error = client.handle_input(&sent(&mut server)).unwrap_err();
-    assert!(error.to_string().contains("there is no such export"), "{error}");
+    assert!(error.to_string().contains("the server has no export of this name"), "{error}");
 }
 
 /// Returns a valid conversation of a client with these headers.

@@ -54,7 +54,7 @@ fn opt_export_name_that_fails_closes_the_connection() {
     }
     let mut server = greeted(Tls::Unavailable);
     let error = receive(&mut server, &option(OptionCode::ExportName, &[0xff]));
-    assert_eq!(error, Err(ServerError::ExportName("the name is not text")));
+    assert_eq!(error, Err(ServerError::ExportName("the name is not UTF-8")));
     // Branch extension-ext-header, "Option types": not after extended headers.
     let mut server = greeted(Tls::Unavailable);
     negotiate(&mut server, &option(OptionCode::ExtendedHeaders, &[]));

@@ -464,6 +464,25 @@ fn memory_of_requests_and_unsent_replies_is_bounded() {
 }
 
 #[test]
+fn a_request_beyond_the_allowance_waits_with_those_behind_it() {
+    let mut server = simple("disk");
+    server.set_allowance(40_000);
+    let read = |length| request(CommandCode::Read, 0, 1, 0, length);
+    let bytes = [request(CommandCode::Flush, 0, 1, 0, 0), read(32 * 1024), read(512)].concat();
+    assert_eq!(server.handle_input(&bytes, &mut Disks).unwrap(), 3 * 28);
+    assert!(!server.wants_input() && server.waits_for_memory(), "the last read waits");
+    assert_eq!(server.open_requests(), 2);
+    let (flush, _) = next_request(&mut server);
+    server.complete(flush, Ok(Outcome::Done));
+    assert!(!server.wants_input(), "a flush has no memory to return");
+    server.set_allowance(80_000);
+    assert!(server.wants_input(), "without further bytes");
+    assert_eq!(server.handle_input(&[], &mut Disks).unwrap(), 0);
+    assert!(!server.waits_for_memory());
+    assert_eq!(server.open_requests(), 2);
+}
+
+#[test]
 fn data_of_long_writes_lands_in_its_buffer() {
     let mut server = simple("disk");
     let length = 3 * 16 * 1024;
