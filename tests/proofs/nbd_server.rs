@@ -338,6 +338,11 @@ fn sessions_of_both_protocols_are_listed_drained_and_in_the_way() -> Result<()> 
     let _iscsi = User::of(&fixture.iscsi("data")?)?;
     let _nbd = User::of(&fixture.nbd("data")?)?;
     fixture.wait_for(&["iscsi", "nbd"])?;
+    let sessions = fixture.server.json(&["session", "list"])?;
+    let sessions = sessions["sessions"].as_array().context("sessions")?;
+    let nbd = sessions.iter().find(|session| session["protocol"] == "nbd").context("NBD")?;
+    let (tsih, pcap) = (nbd["tsih"].to_string(), fixture.path("trace.pcap").display().to_string());
+    fixture.server.refused(CONFLICT, &["session", "trace", &tsih, "--out", &pcap])?;
     let refused = fixture.server.refused(CONFLICT, &["volume", "delete", "data", "--cascade"])?;
     ensure!(refused.contains("nbd:127.0.0.1"), "{refused}");
     // A volume that neither uses is deleted, and leaves them alone.

@@ -37,7 +37,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::output::{LogFormat, start_logging};
 
-/// A SAN in one program: serves disks over iSCSI, attaches to them, and measures them.
+/// A SAN in one program: serves disks over iSCSI and NBD, attaches to them, and measures them.
 #[derive(Parser)]
 #[command(name = "sarsen", version, max_term_width = 100, after_help = exit::help())]
 struct Arguments {
@@ -47,7 +47,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Serve volumes over iSCSI until SIGTERM or SIGINT.
+    /// Serve volumes over iSCSI and NBD until SIGTERM or SIGINT.
     Serve(Box<serve::Arguments>),
     /// Replace the running server by the installed version. It keeps its process id and its listening sockets.
     /// Initiators are asked to log out, and log in again.

@@ -465,6 +465,12 @@ fn announcement(
     let mut text = String::new();
     for export in server.exports() {
         let size = render_size(export.size);
+        if export.urls.is_empty() {
+            text += &format!(
+                "{:width$}  {size:>10}  no URL: no portal serves target {} (NBD portals serve no targets with CHAP)\n",
+                export.volume, export.target
+            );
+        }
         for url in &export.urls {
             text += &format!("{:width$}  {size:>10}  {url}\n", export.volume);
         }

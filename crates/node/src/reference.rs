@@ -21,13 +21,14 @@ const OBJECTS: [(&str, &str); 9] = [
     ("[discovery]", "Discovery"),
 ];
 /// Values of schemas that are tables of their own or have several forms.
-const REFERRED: [(&str, &str); 6] = [
+const REFERRED: [(&str, &str); 7] = [
     ("Luns", "list of volumes, or table of volumes by number"),
     ("Redirect", "table"),
     ("Rule", "table"),
     ("ShownLuns", "list of numbers, or table of volumes by number"),
     ("Size", "size"),
     ("Tls", "table"),
+    ("Protocol", "`iscsi`, `nbd`"),
 ];
 /// What the reference begins with, a paragraph each.
 pub const INTRODUCTION: [&str; 2] = [

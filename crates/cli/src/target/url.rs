@@ -58,7 +58,7 @@ enum Format {
     Esxi,
     /// PowerShell commands for the initiator of Windows.
     Windows,
-    /// nbd:// URL for libnbd, QEMU and `sarsen lab` (nbds:// for TLS).
+    /// nbd:// URL for clients of NBD such as libnbd and QEMU (nbds:// for TLS).
     Nbd,
 }
 
@@ -151,9 +151,14 @@ fn of_server(arguments: &Arguments, targets: &[schema::Target]) -> anyhow::Resul
         targets.iter().filter(|target| target.portals.iter().all(initiator_lines::is_local))
     {
         note(format_args!(
-            "sarsen: {}: its portals listen on loopback addresses, so only this machine can log in; `sarsen \
-             portal create ADDRESS:3260` with an address of this machine adds another one",
-            target.name
+            "sarsen: {}: its portals listen on loopback addresses, so only this machine can use it; `sarsen \
+             portal create {}` with an address of this machine adds another one",
+            target.name,
+            if arguments.format == Format::Nbd {
+                "ADDRESS:10809 --protocol nbd"
+            } else {
+                "ADDRESS:3260"
+            }
         ));
     }
     Ok(targets.into_iter().flat_map(|target| access_paths(target, client)).collect())

@@ -348,8 +348,8 @@ impl Config {
         ];
         match given.iter().find(|(_, is_given)| *is_given) {
             Some((what, _)) => wrong(format!(
-                "{what}: a server with a state folder has them in its state; move them to another file, and run \
-                 `sarsen apply -f FILE` while the server runs"
+                "{what}: a server with a state folder has them in its state; create them while the server runs, with \
+                 `sarsen apply -f FILE` or verbs such as `sarsen volume create`"
             )),
             None => Ok(self),
         }

@@ -17,6 +17,7 @@ use super::Api;
 use super::error::ApiError;
 use super::openapi::Failures;
 use crate::mailbox::ConnectionRequest;
+use crate::protocol::Protocol;
 use crate::trace::{Reader, TRACES};
 
 const CONTENT_TYPE: &str = "application/vnd.tcpdump.pcap";
@@ -49,6 +50,10 @@ pub(super) async fn of_session(
     let session = session.ok_or_else(|| {
         ApiError::not_found(format!("there is no session {tsih}: `sarsen session list` has them"))
     })?;
+    if session.protocol != Protocol::Iscsi {
+        let message = format!("session {tsih} is not an iSCSI session; only these can be traced");
+        return Err(ApiError::conflict(message));
+    }
     let (writer, reader) = front.traces.begin().ok_or_else(too_many)?;
     for mailbox in &session.mailboxes {
         // A closed connection has no traffic.

@@ -355,6 +355,10 @@ impl Engine {
                     urls: portals
                         .iter()
                         .filter(|portal| target.is_reached_through(portal.group))
+                        // NBD has no accounts.
+                        .filter(|portal| {
+                            portal.protocol != Protocol::Nbd || target.login.chap.is_empty()
+                        })
                         .map(|portal| url(portal, &target.name, Lun(lun), name))
                         .collect(),
                 })

@@ -55,7 +55,7 @@ fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => {
             " (another program, or a portal or the API of this server, uses it: choose another address, at the start \
-             with --listen)"
+             with --listen or --listen-nbd)"
         }
         io::ErrorKind::PermissionDenied => " (choose a port from 1024 on)",
         io::ErrorKind::AddrNotAvailable => " (this machine does not have that address)",

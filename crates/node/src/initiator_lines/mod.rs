@@ -24,7 +24,7 @@ pub enum Format {
     Esxi,
     /// PowerShell on Windows.
     Windows,
-    /// An nbd:// URL for libnbd, QEMU and `sarsen disk`. For TLS, an nbds:// URL.
+    /// An nbd:// URL for clients of NBD such as libnbd and QEMU. For TLS, an nbds:// URL.
     Nbd,
 }
 

@@ -7,9 +7,10 @@ use sarsen_proto::iscsi::target::Admission;
 use sarsen_proto::nbd::server::{Export, Exports, ListedExport, Refusal};
 use sarsen_scsi::{AccessState, LogicalUnit, Lun, LunView, TargetDevice};
 use sarsen_wire::iscsi::Isid;
+use tracing::warn;
 
 use crate::access::Origin;
-use crate::fronts::iscsi::Front;
+use crate::fronts::iscsi::{Front, log_rate_limited};
 use crate::targets::Target;
 
 /// See the module.
@@ -116,7 +117,13 @@ impl VisibleExports {
 
 impl Exports for VisibleExports {
     fn find(&mut self, name: &str) -> Result<Export, Refusal> {
-        let ChosenExport { path, unit, view, .. } = self.choose(name).ok_or(Refusal::Unknown)?;
+        let Some(ChosenExport { path, unit, view, .. }) = self.choose(name) else {
+            let peer = self.origin.peer;
+            log_rate_limited(&self.front.access, peer, || {
+                warn!(%peer, export = name, "there is no such export for this NBD client: see the rules of its target");
+            });
+            return Err(Refusal::Unknown);
+        };
         if self.front.rejects(path.target()).is_some() || !path.is_active() {
             return Err(Refusal::Shutdown);
         }

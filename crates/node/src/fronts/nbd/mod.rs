@@ -523,6 +523,9 @@ impl<'a> Driver<'a> {
                         self.front.access.events.tell(&refused);
                     });
                 }
+                End::Protocol(error) => log_rate_limited(&self.front.access, peer, || {
+                    warn!(%peer, %error, "NBD connection refused during the handshake");
+                }),
                 end => debug!(%peer, %end, "NBD connection closed during the handshake"),
             }
             return;
