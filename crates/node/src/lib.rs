@@ -30,7 +30,6 @@ pub mod schema;
 pub mod server;
 #[cfg(feature = "simulation")]
 mod simulation;
-mod statistics;
 pub mod stores;
 mod targets;
 mod tls;

@@ -1,6 +1,7 @@
 //! The metrics, as OpenMetrics text.
 
 mod process;
+mod statistics;
 pub(crate) mod text;
 
 use std::sync::Arc;
@@ -12,12 +13,13 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use sarsen_proto::iscsi::target::RefusalReason;
+use sarsen_volume::statistics::Statistics;
 
 use self::process::ProcessMetrics;
 pub(crate) use self::process::VolumeSpace;
+use self::statistics::Exposition;
 use crate::refusal::ApiRefusal;
 use crate::refusal::Full;
-use crate::statistics::{Exposition, Statistics};
 
 /// The content type of the text (OpenMetrics 1.0.0).
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -195,7 +197,8 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
-    use crate::statistics::{Failure, Operation};
+    use sarsen_volume::OperationKind;
+    use sarsen_volume::statistics::Failure;
 
     #[test]
     fn commands_are_counted_by_volume_operation_and_initiator() {
@@ -207,7 +210,7 @@ mod tests {
         let meter = metrics.statistics.meter("data", "iqn.x:a", 1);
         for nanoseconds in [9_000, 70_000, 20_000_000_000] {
             meter.begin();
-            meter.end(Operation::Read, nanoseconds, 1, 4096);
+            meter.end(OperationKind::Read, nanoseconds, 1, 4096);
         }
         meter.begin();
         meter.fail(Failure::MediumError);
@@ -252,7 +255,7 @@ mod tests {
         let metrics = Metrics::default();
         let meter = metrics.statistics.meter("data", "iqn.x:a", 1);
         meter.begin();
-        meter.end(Operation::Read, 1, 1, 1);
+        meter.end(OperationKind::Read, 1, 1, 1);
         meter.limited();
         meter.fail(Failure::Busy);
         metrics.refused(RefusalReason::WrongSecret);
@@ -277,7 +280,7 @@ mod tests {
         let metrics = Metrics::default();
         let meter = metrics.statistics.meter("data", "iqn.x:a", 1);
         meter.begin();
-        meter.end(Operation::Read, 1, 1, 1);
+        meter.end(OperationKind::Read, 1, 1, 1);
         meter.limited();
         metrics.show_volumes(vec![VolumeSpace {
             name: "data".into(),

@@ -1,7 +1,8 @@
 //! The output of the device server: status, data and sense data.
 
-use crate::{LogicalUnit, Sense};
+use crate::{AdditionalSense, LogicalUnit, Sense, SenseKey};
 use sarsen_block::Data;
+use sarsen_volume::statistics::Failure;
 use std::sync::Arc;
 
 /// The status of a command (SAM-5 5.3.1).
@@ -120,6 +121,67 @@ impl Completion {
             raw_sense: None,
             abort: None,
             unread_length: 0,
+        }
+    }
+
+    /// Returns the failure that this reports, as statistics distinguish it.
+    #[inline]
+    pub fn failure(&self) -> Option<Failure> {
+        match self.status {
+            Status::Good | Status::ConditionMet => None,
+            _ => Some(self.failed()),
+        }
+    }
+
+    #[cold]
+    fn failed(&self) -> Failure {
+        match self.status {
+            Status::Busy => Failure::Busy,
+            Status::ReservationConflict => Failure::ReservationConflict,
+            Status::TaskSetFull => Failure::TaskSetFull,
+            Status::AcaActive => Failure::AcaActive,
+            Status::TaskAborted => Failure::Aborted,
+            Status::CheckCondition | Status::Good | Status::ConditionMet => {
+                self.sense.as_ref().map_or(Failure::OtherSense, |sense| match sense.key() {
+                    SenseKey::NotReady => Failure::NotReady,
+                    SenseKey::MediumError => Failure::MediumError,
+                    SenseKey::HardwareError => Failure::HardwareError,
+                    SenseKey::IllegalRequest => Failure::IllegalRequest,
+                    SenseKey::UnitAttention => Failure::UnitAttention,
+                    SenseKey::DataProtect => match sense.additional() {
+                        AdditionalSense::SPACE_ALLOCATION_FAILED_WRITE_PROTECT => Failure::NoSpace,
+                        _ => Failure::DataProtect,
+                    },
+                    SenseKey::CopyAborted => Failure::CopyAborted,
+                    SenseKey::AbortedCommand => Failure::AbortedCommand,
+                    SenseKey::Miscompare => Failure::Miscompare,
+                    SenseKey::NoSense | SenseKey::RecoveredError => Failure::OtherSense,
+                })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_completion_reports_how_a_command_failed() {
+        let busy = Completion::with_status(Status::Busy);
+        assert_eq!(busy.failure(), Some(Failure::Busy));
+        assert_eq!(Completion::good().failure(), None);
+        for (key, additional, failure) in [
+            (SenseKey::MediumError, AdditionalSense::NONE, Failure::MediumError),
+            (SenseKey::DataProtect, AdditionalSense::WRITE_PROTECTED, Failure::DataProtect),
+            (
+                SenseKey::DataProtect,
+                AdditionalSense::SPACE_ALLOCATION_FAILED_WRITE_PROTECT,
+                Failure::NoSpace,
+            ),
+        ] {
+            let completion = Completion::check_condition(Sense::new(key, additional));
+            assert_eq!(completion.failure(), Some(failure));
         }
     }
 }

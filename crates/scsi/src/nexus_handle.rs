@@ -6,10 +6,10 @@ use sarsen_block::Io;
 
 use crate::attention::Listener;
 use crate::command_table::Row;
-use crate::commands::block::{self, moved_bytes};
+use crate::commands::block;
 use crate::commands::without_unit;
 use crate::execution::{Execution, begin_after, begin_through_queue, begin_unqueued, refuse_full};
-use crate::target::{Attachments, Nexus};
+use crate::target::{AttachedUnit, Attachments, Nexus};
 use crate::{
     AbortedTasks, AbortedUnitTasks, Cdb, Command, Completion, InitiatorPort, LogicalUnit, Lun,
     LunView, TargetDevice, TaskAttribute, UnitAttention,
@@ -145,7 +145,12 @@ impl NexusHandle {
     pub fn moved_bytes(&mut self, lun: Option<Lun>, command: &Command) -> u64 {
         self.refresh();
         let attachment = lun.and_then(|lun| self.attachments.get(&lun));
-        attachment.map_or(0, |attachment| moved_bytes(command, &attachment.unit))
+        let Some(AttachedUnit { unit, .. }) = attachment else { return 0 };
+        if unit.pass_through().is_some() {
+            return block::expected_bytes(command, unit);
+        }
+        let row = Row::of(&command.cdb, unit.device_type());
+        row.map_or(0, |row| (row.moved_bytes)(command, unit))
     }
 
     /// Returns the number of shown units.

@@ -2,20 +2,28 @@
 //!
 //! A [`Volume`] is a store with the state that concerns all of its clients: the gate that separates exclusive writes from
 //! others, reservations, the phase of the medium, and the records that outlive the program. A protocol offers a view of
-//! it: a SCSI logical unit, an NBD export. Each client has an [`Attachment`]. This crate has no clock, no sockets and no
-//! threads.
+//! it: a SCSI logical unit, an NBD export. Each client has an [`Attachment`]. [`qos`] limits the requests of all clients,
+//! and [`statistics`] counts them. This crate has no clock, no sockets and no threads.
 
 mod attachment;
 mod changes;
+mod clock;
 mod gate;
+mod operation;
 mod phase;
+pub mod qos;
 mod records;
 pub mod reservations;
+pub mod statistics;
+#[cfg(test)]
+mod testing;
 mod volume;
 
 pub use attachment::{Attachment, ClientId, NO_CLIENT, new_client};
 pub use changes::{ChangeListener, Reported};
+pub use clock::Clock;
 pub use gate::{ExclusiveGuard, SharedGuard, WriteGate};
+pub use operation::{Operation, OperationKind};
 pub use phase::{MediumPhase, Phase};
 pub use records::{MetadataKind, MetadataStore};
 pub use volume::{NotUsable, Volume};

@@ -55,7 +55,7 @@ pub(crate) use self::limits::TIME_PATTERN;
 pub(crate) use self::needs::PortalRequirement;
 pub use self::network::{Network, parse_network};
 pub use self::portal::{DEFAULT_GROUP, Portal, parse_nbd_portal, parse_portal};
-pub use self::qos::{DEFAULT_WEIGHT, QosConfig};
+pub use self::qos::QosConfig;
 pub use self::redirect::{Redirect, parse_redirect_address};
 pub(crate) use self::reference::tables as reference_tables;
 pub use self::reference::{KeyReference, TableReference};

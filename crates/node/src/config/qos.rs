@@ -10,17 +10,15 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
+use sarsen_volume::qos::Rates;
+
 use super::limits::parse_time;
 use super::parse_size;
 
 /// The keys.
 pub(super) const KEYS: [&str; 5] = ["iops", "bandwidth", "burst", "weight", "reserved-iops"];
-/// The default burst window.
-const BURST: Duration = Duration::from_secs(1);
 /// The longest burst window.
 const LONGEST_BURST: Duration = Duration::from_secs(3600);
-/// The weight of volumes and hosts without one.
-pub const DEFAULT_WEIGHT: u64 = 100;
 const WEIGHTS: std::ops::RangeInclusive<u64> = 1..=10_000;
 
 /// The QoS settings of a volume or a host. The default has no limits.
@@ -86,20 +84,12 @@ impl QosConfig {
             _ => Ok(()),
         }
     }
+}
 
-    /// Returns the burst window.
-    pub fn burst(&self) -> Duration {
-        self.burst.unwrap_or(BURST)
-    }
-
-    /// Returns whether there is a maximum rate.
-    pub fn has_limits(&self) -> bool {
-        self.iops.is_some() || self.bandwidth.is_some()
-    }
-
-    /// Returns whether there is a weight or a reserved rate, so that the order of commands matters.
-    pub fn has_claims(&self) -> bool {
-        self.weight.is_some() || self.reserved_iops.is_some()
+impl From<QosConfig> for Rates {
+    fn from(config: QosConfig) -> Self {
+        let QosConfig { iops, bandwidth, burst, weight, reserved_iops } = config;
+        Self { iops, bandwidth, burst, weight, reserved_iops }
     }
 }
 
@@ -125,7 +115,7 @@ mod tests {
             reserved_iops: NonZeroU64::new(500),
         };
         assert_eq!(qos, expected);
-        assert!(!parse_volume("a=ram:1MiB").expect("valid").qos.has_limits());
+        assert_eq!(parse_volume("a=ram:1MiB").expect("valid").qos, QosConfig::default());
     }
 
     #[test]

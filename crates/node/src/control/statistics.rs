@@ -14,7 +14,8 @@ use crate::schema::statistics::{
     Statistics, VolumeOperation, VolumeStatistics,
 };
 use crate::schema::unix_seconds;
-use crate::statistics::{self, BOUNDS, Histogram, Operation, RecentTotals, Totals, upper_bound};
+use sarsen_volume::OperationKind;
+use sarsen_volume::statistics::{self, BOUNDS, Histogram, RecentTotals, Totals, upper_bound};
 
 /// Time between two samples of the counts. Recent statistics are differences of samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
@@ -61,7 +62,7 @@ pub(super) fn collect(front: &Front) -> Statistics {
 }
 
 fn volume(lately: Option<RecentTotals>, name: String, totals: &Totals) -> VolumeStatistics {
-    let recent = |operation: Operation| {
+    let recent = |operation: OperationKind| {
         let lately = lately.as_ref()?;
         let (_, of) = lately.operations().find(|(other, _)| *other == operation)?;
         Some(RecentStatistics {

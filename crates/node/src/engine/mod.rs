@@ -627,12 +627,12 @@ mod tests {
         let holds = |engine: &Engine, how: &str| {
             assert!(*engine.front.access.policy() == expected, "{how}: other rules are in force");
             let peer = Peer {
-                initiator: "iqn.2026-11.test:slow",
+                name: "iqn.2026-11.test:slow",
                 address: Ipv6Addr::LOCALHOST.into(),
                 account: None,
                 certificate: None,
             };
-            assert!(engine.front.qos.host(&peer).is_some(), "{how}: the host has no limit");
+            assert!(engine.front.qos.host_of(&peer).is_some(), "{how}: the host has no limit");
         };
         holds(&started(&ruled).0, "started");
         for cause in [Cause::Edit, Cause::Reload] {

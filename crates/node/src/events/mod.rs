@@ -18,7 +18,7 @@ use tracing::error;
 use self::event_file::EventWriter;
 pub(crate) use self::occurrence::{KINDS, Occurrence, Subject};
 use crate::schema::events::{Event, Severity};
-use crate::statistics::Failure;
+use sarsen_volume::statistics::Failure;
 
 /// Maximum number of events in memory. Older ones are only in the file.
 const IN_MEMORY: usize = 10_000;

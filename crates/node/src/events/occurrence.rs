@@ -9,7 +9,7 @@ use sarsen_wire::iscsi::LoginStatus;
 use crate::model::Key;
 use crate::problem::{MissingObject, Problem};
 use crate::schema::events::{Event, Severity};
-use crate::statistics::Failure;
+use sarsen_volume::statistics::Failure;
 
 /// The kinds of events.
 pub(crate) const KINDS: [&str; 25] = [

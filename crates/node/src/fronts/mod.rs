@@ -1,7 +1,10 @@
 //! The protocols that clients use. Each one has a machine in `sarsen-proto` and a driver here. Portals accept connections
-//! for all of them ([`acceptor`]), and [`sources`] counts connections by their source.
+//! for all of them ([`acceptor`]), and [`sources`] counts connections by their source. [`qos_gate`] limits the requests of
+//! a connection, and [`observer`] counts them.
 
 pub(crate) mod acceptor;
 pub(crate) mod iscsi;
 pub(crate) mod nbd;
+mod observer;
+mod qos_gate;
 pub(crate) mod sources;

@@ -15,12 +15,17 @@ use crate::commands::{
 use crate::copy::{extended, offload, results};
 pub use crate::flags::Flags;
 use crate::task::Handler;
-use crate::{AllowedStates, Cdb, DeviceType, LogicalUnit, ProtectionType, Sense};
+use crate::{AllowedStates, Cdb, Command, DeviceType, LogicalUnit, ProtectionType, Sense};
+use sarsen_volume::OperationKind::{Flush, Other, Read, Unmap, Write};
+use sarsen_volume::{Operation, OperationKind};
 use sarsen_wire::scsi::opcode::{self, *};
 use std::fmt;
 
 /// Returns the number of Data-Out bytes that a CDB needs, or an error if the CDB will be rejected.
 pub(crate) type DataOut = fn(&Cdb, &LogicalUnit) -> Result<usize, Sense>;
+
+/// Returns the number of bytes that a command transfers, compares or fills.
+pub(crate) type MovedBytes = fn(&Command, &LogicalUnit) -> u64;
 
 /// Returns whether a unit supports a command that its device type allows.
 pub(crate) type Condition = fn(&LogicalUnit) -> bool;
@@ -63,6 +68,9 @@ pub struct Row {
     pub access: AllowedStates,
     pub(crate) handler: Handler,
     pub(crate) data_out: Option<DataOut>,
+    /// The command, as limits and statistics see it.
+    pub operation: Operation,
+    pub(crate) moved_bytes: MovedBytes,
     condition: Condition,
     passes_persistent: fn(&Cdb) -> bool,
 }
@@ -132,6 +140,16 @@ impl Row {
         Self { data_out: Some(data_out), ..self }
     }
 
+    /// Sets the kind of a command that uses the medium. Limits apply to it.
+    const fn counted_as(self, kind: OperationKind) -> Self {
+        Self { operation: Operation::of(kind), ..self }
+    }
+
+    /// Sets the function that computes the bytes that limits count, if they are not those of Data-Out.
+    const fn moving(self, moved_bytes: MovedBytes) -> Self {
+        Self { moved_bytes, ..self }
+    }
+
     /// Limits the command to units that meet `condition`.
     const fn only_where(self, condition: Condition) -> Self {
         Self { condition, ..self }
@@ -158,6 +176,12 @@ impl Row {
     }
 }
 
+/// Returns the command with this CDB as limits and statistics see it.
+#[inline]
+pub fn operation(cdb: &Cdb, device_type: DeviceType) -> Operation {
+    Row::of(cdb, device_type).map_or(Operation::QUERY, |row| row.operation)
+}
+
 impl fmt::Debug for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({:02x}h)", self.name, self.operation_code)
@@ -181,6 +205,8 @@ const fn row(
         access: AllowedStates::Active,
         handler,
         data_out: None,
+        operation: Operation::QUERY,
+        moved_bytes: block::sent_bytes,
         condition: |_| true,
         passes_persistent: |_| false,
     }
@@ -251,8 +277,8 @@ pub static TABLE: &[Row] = &[
     row(REQUEST_SENSE, "REQUEST SENSE", inquiry::request_sense, ALWAYS, &[0x01, 0, 0, ALL, CTL]).also_on_cd().even_in(AllowedStates::Transition),
     row(FORMAT_UNIT, "FORMAT UNIT", format::format_unit, MENDS, &[0xff, 0, 0, 0x03, CTL]).with_data_out(format::format_unit_data_out),
     row(REASSIGN_BLOCKS, "REASSIGN BLOCKS", defects::reassign_blocks, WRITES, &[0x03, 0, 0, 0, CTL]).with_data_out(defects::reassign_blocks_data_out),
-    row(READ_6, "READ(6)", block::read, READS, &[0x1f, ALL, ALL, ALL, CTL]),
-    row(WRITE_6, "WRITE(6)", block::write, WRITES, &[0x1f, ALL, ALL, ALL, CTL]).with_data_out(block::write_data_out),
+    row(READ_6, "READ(6)", block::read, READS, &[0x1f, ALL, ALL, ALL, CTL]).counted_as(Read).moving(block::transferred_bytes),
+    row(WRITE_6, "WRITE(6)", block::write, WRITES, &[0x1f, ALL, ALL, ALL, CTL]).with_data_out(block::write_data_out).counted_as(Write),
     row(INQUIRY, "INQUIRY", inquiry::inquiry, ALWAYS, &[0x01, ALL, ALL, ALL, CTL]).also_on_cd().even_in(AllowedStates::Transition),
     row(MODE_SELECT_6, "MODE SELECT(6)", mode::select_6, NONE, &[0x13, 0, 0, ALL, CTL]).with_data_out(mode::select_6_data_out).even_in(AllowedStates::Standby),
     row(MODE_SELECT_6, "MODE SELECT(6)", multimedia::mode::select_6, NONE, &[0x11, 0, 0, ALL, CTL]).with_data_out(multimedia::mode::select_6_data_out).on_cd_only().even_in(AllowedStates::Standby),
@@ -265,18 +291,18 @@ pub static TABLE: &[Row] = &[
     row(SEND_DIAGNOSTIC, "SEND DIAGNOSTIC", diagnostic::send_diagnostic, NONE, &[0xe4, 0, ALL, ALL, CTL]).with_data_out(diagnostic::send_diagnostic_data_out).even_in(AllowedStates::Standby),
     row(PREVENT_ALLOW_MEDIUM_REMOVAL, "PREVENT ALLOW MEDIUM REMOVAL", medium::prevent_allow_medium_removal, NONE, &[0, 0, 0, 0x03, CTL]).passing_where(medium::only_allows_removal).also_on_cd(),
     row(READ_CAPACITY_10, "READ CAPACITY(10)", capacity::read_capacity_10, CAPACITY, &[0, 0, 0, 0, 0, 0, 0, 0, CTL]).even_in(AllowedStates::Standby).also_on_cd(),
-    row(READ_10, "READ(10)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).also_on_cd(),
-    row(WRITE_10, "WRITE(10)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(block::write_data_out),
+    row(READ_10, "READ(10)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).also_on_cd().counted_as(Read).moving(block::transferred_bytes),
+    row(WRITE_10, "WRITE(10)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(block::write_data_out).counted_as(Write),
     row(SEEK_10, "SEEK(10)", multimedia::sectors::seek, READS, &[0, ALL, ALL, ALL, ALL, 0, 0, 0, CTL]).on_cd_only(),
-    row(WRITE_AND_VERIFY_10, "WRITE AND VERIFY(10)", verify::write_and_verify, WRITES, &[0xf6, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(verify::write_and_verify_data_out),
-    row(VERIFY_10, "VERIFY(10)", verify::verify, READS, &[0xf6, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(verify::verify_data_out),
-    row(PRE_FETCH_10, "PRE-FETCH(10)", cache::pre_fetch, READS, &[0x02, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]),
-    row(SYNCHRONIZE_CACHE_10, "SYNCHRONIZE CACHE(10)", cache::synchronize_cache, MEDIUM, &[0x02, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).also_on_cd(),
+    row(WRITE_AND_VERIFY_10, "WRITE AND VERIFY(10)", verify::write_and_verify, WRITES, &[0xf6, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(verify::write_and_verify_data_out).counted_as(Write),
+    row(VERIFY_10, "VERIFY(10)", verify::verify, READS, &[0xf6, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(verify::verify_data_out).counted_as(Other).moving(block::transferred_bytes),
+    row(PRE_FETCH_10, "PRE-FETCH(10)", cache::pre_fetch, READS, &[0x02, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).counted_as(Other),
+    row(SYNCHRONIZE_CACHE_10, "SYNCHRONIZE CACHE(10)", cache::synchronize_cache, MEDIUM, &[0x02, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).also_on_cd().counted_as(Flush),
     row(READ_DEFECT_DATA_10, "READ DEFECT DATA(10)", defects::read_defect_data_10, SHARED, &[0, 0x1f, 0, 0, 0, 0, ALL, ALL, CTL]),
     row(WRITE_BUFFER, "WRITE BUFFER", buffer::write_buffer, NONE, &[0x1f, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]).with_data_out(buffer::write_buffer_data_out).even_in(AllowedStates::Transition),
     row(READ_BUFFER, "READ BUFFER(10)", buffer::read_buffer, SHARED, &[0x1f, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]).even_in(AllowedStates::Transition),
-    row(WRITE_SAME_10, "WRITE SAME(10)", provisioning::write_same, WRITES, &[0xf8, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(provisioning::write_same_data_out),
-    row(UNMAP, "UNMAP", provisioning::unmap, WRITES, &[0x01, 0, 0, 0, 0, GRP, ALL, ALL, CTL]).with_data_out(provisioning::unmap_data_out).only_where(provisioning::is_thin),
+    row(WRITE_SAME_10, "WRITE SAME(10)", provisioning::write_same, WRITES, &[0xf8, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(provisioning::write_same_data_out).counted_as(Write).moving(provisioning::filled_bytes),
+    row(UNMAP, "UNMAP", provisioning::unmap, WRITES, &[0x01, 0, 0, 0, 0, GRP, ALL, ALL, CTL]).with_data_out(provisioning::unmap_data_out).only_where(provisioning::is_thin).counted_as(Unmap),
     row(READ_TOC_PMA_ATIP, "READ TOC/PMA/ATIP", multimedia::contents::read_toc, READS, &[0x02, 0x0f, 0, 0, 0, ALL, ALL, ALL, 0xc4]).on_cd_only(),
     row(GET_CONFIGURATION, "GET CONFIGURATION", multimedia::configuration::get_configuration, ANY, &[0x03, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]).on_cd_only(),
     action(SANITIZE, SA_SANITIZE_OVERWRITE, "SANITIZE OVERWRITE", sanitize::overwrite, MENDS, &[0xe1, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]).with_data_out(sanitize::overwrite_data_out),
@@ -307,15 +333,15 @@ pub static TABLE: &[Row] = &[
     action(PERSISTENT_RESERVE_OUT, 0x06, "PERSISTENT RESERVE OUT (REGISTER AND IGNORE EXISTING KEY)", persistent_reservation::register_and_ignore_existing_key, OPEN, &[0x06, 0, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(AllowedStates::Standby),
     action(PERSISTENT_RESERVE_OUT, 0x07, "PERSISTENT RESERVE OUT (REGISTER AND MOVE)", persistent_reservation::register_and_move, OPEN, &[0x07, 0, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(AllowedStates::Standby),
     action(PERSISTENT_RESERVE_OUT, 0x08, "PERSISTENT RESERVE OUT (REPLACE LOST RESERVATION)", persistent_reservation::replace_lost_reservation, OPEN, &[0x08, ALL, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(AllowedStates::Standby),
-    action(VARIABLE_LENGTH, SA_READ_32, "READ(32)", block::read, READS, &long(SA_READ_32, 0xfa)).only_where(is_type_2),
-    action(VARIABLE_LENGTH, SA_VERIFY_32, "VERIFY(32)", verify::verify, READS, &long(SA_VERIFY_32, 0xf6)).with_data_out(verify::verify_data_out).only_where(is_type_2),
-    action(VARIABLE_LENGTH, SA_WRITE_32, "WRITE(32)", block::write, WRITES, &long(SA_WRITE_32, 0xfa)).with_data_out(block::write_data_out).only_where(is_type_2),
-    action(VARIABLE_LENGTH, SA_WRITE_AND_VERIFY_32, "WRITE AND VERIFY(32)", verify::write_and_verify, WRITES, &long(SA_WRITE_AND_VERIFY_32, 0xf6)).with_data_out(verify::write_and_verify_data_out).only_where(is_type_2),
-    action(VARIABLE_LENGTH, SA_WRITE_SAME_32, "WRITE SAME(32)", provisioning::write_same, WRITES, &long(SA_WRITE_SAME_32, 0xf9)).with_data_out(provisioning::write_same_data_out).only_where(is_type_2),
-    action(THIRD_PARTY_COPY_OUT, SA_EXTENDED_COPY_LID1, "EXTENDED COPY(LID1)", extended::extended_copy, NONE, &[0, 0, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).with_data_out(extended::extended_copy_data_out),
-    action(THIRD_PARTY_COPY_OUT, SA_POPULATE_TOKEN, "POPULATE TOKEN", offload::populate_token, READS, &[0x10, 0, 0, 0, 0, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(offload::populate_token_data_out),
-    action(THIRD_PARTY_COPY_OUT, SA_WRITE_USING_TOKEN, "WRITE USING TOKEN", offload::write_using_token, WRITES, &[0x11, 0, 0, 0, 0, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(offload::write_using_token_data_out),
-    action(THIRD_PARTY_COPY_OUT, SA_COPY_OPERATION_ABORT, "COPY OPERATION ABORT", results::copy_operation_abort, NONE, &[0x1c, ALL, ALL, ALL, ALL, 0, 0, 0, 0, 0, 0, 0, 0, 0, CTL]),
+    action(VARIABLE_LENGTH, SA_READ_32, "READ(32)", block::read, READS, &long(SA_READ_32, 0xfa)).only_where(is_type_2).counted_as(Read).moving(block::transferred_bytes),
+    action(VARIABLE_LENGTH, SA_VERIFY_32, "VERIFY(32)", verify::verify, READS, &long(SA_VERIFY_32, 0xf6)).with_data_out(verify::verify_data_out).only_where(is_type_2).counted_as(Other).moving(block::transferred_bytes),
+    action(VARIABLE_LENGTH, SA_WRITE_32, "WRITE(32)", block::write, WRITES, &long(SA_WRITE_32, 0xfa)).with_data_out(block::write_data_out).only_where(is_type_2).counted_as(Write),
+    action(VARIABLE_LENGTH, SA_WRITE_AND_VERIFY_32, "WRITE AND VERIFY(32)", verify::write_and_verify, WRITES, &long(SA_WRITE_AND_VERIFY_32, 0xf6)).with_data_out(verify::write_and_verify_data_out).only_where(is_type_2).counted_as(Write),
+    action(VARIABLE_LENGTH, SA_WRITE_SAME_32, "WRITE SAME(32)", provisioning::write_same, WRITES, &long(SA_WRITE_SAME_32, 0xf9)).with_data_out(provisioning::write_same_data_out).only_where(is_type_2).counted_as(Write).moving(provisioning::filled_bytes),
+    action(THIRD_PARTY_COPY_OUT, SA_EXTENDED_COPY_LID1, "EXTENDED COPY(LID1)", extended::extended_copy, NONE, &[0, 0, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).with_data_out(extended::extended_copy_data_out).counted_as(Other),
+    action(THIRD_PARTY_COPY_OUT, SA_POPULATE_TOKEN, "POPULATE TOKEN", offload::populate_token, READS, &[0x10, 0, 0, 0, 0, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(offload::populate_token_data_out).counted_as(Other),
+    action(THIRD_PARTY_COPY_OUT, SA_WRITE_USING_TOKEN, "WRITE USING TOKEN", offload::write_using_token, WRITES, &[0x11, 0, 0, 0, 0, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(offload::write_using_token_data_out).counted_as(Other),
+    action(THIRD_PARTY_COPY_OUT, SA_COPY_OPERATION_ABORT, "COPY OPERATION ABORT", results::copy_operation_abort, NONE, &[0x1c, ALL, ALL, ALL, ALL, 0, 0, 0, 0, 0, 0, 0, 0, 0, CTL]).counted_as(Other),
     action(THIRD_PARTY_COPY_IN, SA_RECEIVE_COPY_STATUS_LID1, "RECEIVE COPY STATUS(LID1)", results::copy_status_lid1, OPEN, &[0, ALL, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
     action(THIRD_PARTY_COPY_IN, SA_RECEIVE_COPY_DATA_LID1, "RECEIVE COPY DATA(LID1)", results::copy_data_lid1, OPEN, &[0x01, ALL, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
     action(THIRD_PARTY_COPY_IN, SA_RECEIVE_COPY_OPERATING_PARAMETERS, "RECEIVE COPY OPERATING PARAMETERS", results::operating_parameters, OPEN, &[0x03, 0, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
@@ -323,16 +349,16 @@ pub static TABLE: &[Row] = &[
     action(THIRD_PARTY_COPY_IN, SA_RECEIVE_COPY_STATUS_LID4, "RECEIVE COPY STATUS(LID4)", results::copy_status_lid4, OPEN, &[0x05, ALL, ALL, ALL, ALL, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
     action(THIRD_PARTY_COPY_IN, SA_RECEIVE_ROD_TOKEN_INFORMATION, "RECEIVE ROD TOKEN INFORMATION", results::rod_token_information, OPEN, &[0x07, ALL, ALL, ALL, ALL, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
     action(THIRD_PARTY_COPY_IN, SA_REPORT_ALL_ROD_TOKENS, "REPORT ALL ROD TOKENS", results::report_all_rod_tokens, OPEN, &[0x08, 0, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
-    row(READ_16, "READ(16)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).also_on_cd(),
-    row(COMPARE_AND_WRITE, "COMPARE AND WRITE", verify::compare_and_write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, 0, 0, ALL, GRP, CTL]).with_data_out(verify::compare_and_write_data_out),
-    row(WRITE_16, "WRITE(16)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(block::write_data_out),
-    row(ORWRITE_16, "ORWRITE(16)", atomic::or_write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(atomic::or_write_data_out),
-    row(WRITE_AND_VERIFY_16, "WRITE AND VERIFY(16)", verify::write_and_verify, WRITES, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::write_and_verify_data_out),
-    row(VERIFY_16, "VERIFY(16)", verify::verify, READS, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::verify_data_out),
-    row(PRE_FETCH_16, "PRE-FETCH(16)", cache::pre_fetch, READS, &[0x02, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
-    row(SYNCHRONIZE_CACHE_16, "SYNCHRONIZE CACHE(16)", cache::synchronize_cache, MEDIUM, &[0x02, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
-    row(WRITE_SAME_16, "WRITE SAME(16)", provisioning::write_same, WRITES, &[0xf9, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(provisioning::write_same_data_out),
-    row(WRITE_ATOMIC_16, "WRITE ATOMIC(16)", atomic::write_atomic, WRITES, &[0xf8, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(atomic::write_atomic_data_out).only_where(has_atomic_writes),
+    row(READ_16, "READ(16)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).also_on_cd().counted_as(Read).moving(block::transferred_bytes),
+    row(COMPARE_AND_WRITE, "COMPARE AND WRITE", verify::compare_and_write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, 0, 0, ALL, GRP, CTL]).with_data_out(verify::compare_and_write_data_out).counted_as(Write),
+    row(WRITE_16, "WRITE(16)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(block::write_data_out).counted_as(Write),
+    row(ORWRITE_16, "ORWRITE(16)", atomic::or_write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(atomic::or_write_data_out).counted_as(Write),
+    row(WRITE_AND_VERIFY_16, "WRITE AND VERIFY(16)", verify::write_and_verify, WRITES, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::write_and_verify_data_out).counted_as(Write),
+    row(VERIFY_16, "VERIFY(16)", verify::verify, READS, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::verify_data_out).counted_as(Other).moving(block::transferred_bytes),
+    row(PRE_FETCH_16, "PRE-FETCH(16)", cache::pre_fetch, READS, &[0x02, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).counted_as(Other),
+    row(SYNCHRONIZE_CACHE_16, "SYNCHRONIZE CACHE(16)", cache::synchronize_cache, MEDIUM, &[0x02, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).counted_as(Flush),
+    row(WRITE_SAME_16, "WRITE SAME(16)", provisioning::write_same, WRITES, &[0xf9, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(provisioning::write_same_data_out).counted_as(Write).moving(provisioning::filled_bytes),
+    row(WRITE_ATOMIC_16, "WRITE ATOMIC(16)", atomic::write_atomic, WRITES, &[0xf8, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(atomic::write_atomic_data_out).only_where(has_atomic_writes).counted_as(Write),
     action(SERVICE_ACTION_IN_16, SA_READ_CAPACITY_16, "READ CAPACITY(16)", capacity::read_capacity_16, CAPACITY, &[0x10, 0, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).even_in(AllowedStates::Standby).also_on_cd(),
     action(SERVICE_ACTION_IN_16, SA_GET_LBA_STATUS, "GET LBA STATUS", provisioning::get_lba_status, READS, &[0x12, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, CTL]),
     row(REPORT_LUNS, "REPORT LUNS", inquiry::report_luns, ALWAYS, &[0, ALL, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(AllowedStates::Transition),
@@ -345,17 +371,17 @@ pub static TABLE: &[Row] = &[
     action(MAINTENANCE_OUT, SA_SET_IDENTIFYING_INFORMATION, "SET IDENTIFYING INFORMATION", identifying_information::set, NONE, &[0x06, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0xfe, CTL]).with_data_out(identifying_information::set_data_out).only_where(identifying_information::is_kept),
     action(MAINTENANCE_OUT, SA_SET_TARGET_PORT_GROUPS, "SET TARGET PORT GROUPS", target_port_groups::set, NONE, &[0x0a, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).with_data_out(target_port_groups::set_data_out).also_on_cd().even_in(AllowedStates::Unavailable),
     action(MAINTENANCE_OUT, SA_SET_TIMESTAMP, "SET TIMESTAMP", timestamp::set, NONE, &[0x0f, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).with_data_out(timestamp::set_data_out),
-    row(READ_12, "READ(12)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).also_on_cd(),
-    row(WRITE_12, "WRITE(12)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(block::write_data_out),
+    row(READ_12, "READ(12)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).also_on_cd().counted_as(Read).moving(block::transferred_bytes),
+    row(WRITE_12, "WRITE(12)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(block::write_data_out).counted_as(Write),
     row(GET_PERFORMANCE, "GET PERFORMANCE", multimedia::configuration::get_performance, READS, &[0x1f, ALL, ALL, ALL, ALL, 0, 0, ALL, ALL, ALL, CTL]).on_cd_only(),
     row(READ_DISC_STRUCTURE, "READ DISC STRUCTURE", multimedia::structure::read_disc_structure, READS, &[0x0f, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0xc0, CTL]).on_cd_only(),
-    row(WRITE_AND_VERIFY_12, "WRITE AND VERIFY(12)", verify::write_and_verify, WRITES, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::write_and_verify_data_out),
-    row(VERIFY_12, "VERIFY(12)", verify::verify, READS, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::verify_data_out),
+    row(WRITE_AND_VERIFY_12, "WRITE AND VERIFY(12)", verify::write_and_verify, WRITES, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::write_and_verify_data_out).counted_as(Write),
+    row(VERIFY_12, "VERIFY(12)", verify::verify, READS, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::verify_data_out).counted_as(Other).moving(block::transferred_bytes),
     row(READ_DEFECT_DATA_12, "READ DEFECT DATA(12)", defects::read_defect_data_12, SHARED, &[0x1f, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
-    row(READ_CD_MSF, "READ CD MSF", multimedia::sectors::read_cd_msf, READS, &[0x1e, 0, ALL, ALL, ALL, ALL, ALL, ALL, 0xfe, 0x07, CTL]).on_cd_only(),
+    row(READ_CD_MSF, "READ CD MSF", multimedia::sectors::read_cd_msf, READS, &[0x1e, 0, ALL, ALL, ALL, ALL, ALL, ALL, 0xfe, 0x07, CTL]).on_cd_only().counted_as(Read).moving(block::expected_bytes),
     row(SET_CD_SPEED, "SET CD SPEED", multimedia::configuration::set_cd_speed, NONE, &[0x03, ALL, ALL, ALL, ALL, 0, 0, 0, 0, 0, CTL]).on_cd_only(),
     row(MECHANISM_STATUS, "MECHANISM STATUS", multimedia::events::mechanism_status, SHARED, &[0, 0, 0, 0, 0, 0, 0, ALL, ALL, 0, CTL]).on_cd_only(),
-    row(READ_CD, "READ CD", multimedia::sectors::read_cd, READS, &[0x1e, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0xfe, 0x07, CTL]).on_cd_only(),
+    row(READ_CD, "READ CD", multimedia::sectors::read_cd, READS, &[0x1e, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0xfe, 0x07, CTL]).on_cd_only().counted_as(Read).moving(block::expected_bytes),
 ];
 
 /// The index of the first row of each operation code; the table's length if there is none.

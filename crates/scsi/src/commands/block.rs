@@ -1,7 +1,7 @@
 //! READ and WRITE (SBC-3 5.10 to 5.14, 5.32 to 5.36), and the fields that all block CDBs share.
 
+use super::Task;
 use super::tagged::Tagged;
-use super::{Task, provisioning};
 use crate::protection::{CdbTags, ProtectField};
 use crate::{Cdb, Command, Completion, LogicalUnit, ProtectionType, Sense};
 use sarsen_block::{BlockError, Data, Extent, Geometry, Io, PROTECTION_BYTES};
@@ -152,33 +152,22 @@ pub(crate) fn extent(cdb: &Cdb) -> Option<Extent> {
     }
 }
 
-/// Returns the number of bytes that a command transfers, compares or fills, by its CDB and its Data-Out. The length
-/// that the initiator expects to receive does not matter. The result is 0 for commands that will be rejected.
-pub(crate) fn moved_bytes(command: &Command, unit: &LogicalUnit) -> u64 {
-    let sent = command.data_out.as_ref().map_or(0, |data| data.len() as u64);
-    let expected = || sent + command.expected_data_in_length.min(TRANSFER_LIMIT as u64);
-    if unit.pass_through().is_some() {
-        return expected();
-    }
-    match command.cdb.operation_code() {
-        opcode::READ_6
-        | opcode::READ_10
-        | opcode::READ_12
-        | opcode::READ_16
-        | opcode::VERIFY_10
-        | opcode::VERIFY_12
-        | opcode::VERIFY_16
-        | opcode::VARIABLE_LENGTH => {
-            let transfer = BlockCdb::parse_transfer(&command.cdb, unit);
-            let bytes = |transfer: BlockCdb| transfer.byte_count(unit, transfer.extent.block_count);
-            transfer.map_or(0, |transfer| bytes(transfer) as u64).max(sent)
-        }
-        opcode::WRITE_SAME_10 | opcode::WRITE_SAME_16 => {
-            provisioning::filled_bytes(command, unit).unwrap_or(0).max(sent)
-        }
-        opcode::READ_CD | opcode::READ_CD_MSF => expected(),
-        _ => sent,
-    }
+/// Returns the number of Data-Out bytes of a command.
+pub(crate) fn sent_bytes(command: &Command, _: &LogicalUnit) -> u64 {
+    command.data_out.as_ref().map_or(0, |data| data.len() as u64)
+}
+
+/// Returns the number of bytes of the blocks of a READ or VERIFY, whatever length the initiator expects to receive; 0
+/// for commands that will be rejected.
+pub(crate) fn transferred_bytes(command: &Command, unit: &LogicalUnit) -> u64 {
+    let transfer = BlockCdb::parse_transfer(&command.cdb, unit);
+    let bytes = |transfer: BlockCdb| transfer.byte_count(unit, transfer.extent.block_count) as u64;
+    transfer.map_or(0, bytes).max(sent_bytes(command, unit))
+}
+
+/// Returns the number of bytes that the initiator sends and expects, for commands whose CDB does not tell.
+pub(crate) fn expected_bytes(command: &Command, unit: &LogicalUnit) -> u64 {
+    sent_bytes(command, unit) + command.expected_data_in_length.min(TRANSFER_LIMIT as u64)
 }
 
 pub(crate) fn read(task: Task<'_>) -> Result<Io<Completion>, Sense> {

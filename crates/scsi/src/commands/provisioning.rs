@@ -1,6 +1,6 @@
 //! WRITE SAME, UNMAP and GET LBA STATUS (SBC-3 4.7, 5.4, 5.28, 5.41, 5.42).
 
-use super::block::BlockCdb;
+use super::block::{BlockCdb, sent_bytes};
 use super::tagged::Tagged;
 use super::{Task, parameter_data};
 use crate::{Cdb, Command, Completion, LogicalUnit, Sense};
@@ -173,12 +173,16 @@ fn give_back(
 }
 
 /// Returns the number of bytes that a WRITE SAME writes: none if it unmaps or zeroes blocks.
-pub(crate) fn filled_bytes(command: &Command, unit: &LogicalUnit) -> Option<u64> {
-    let same = WriteSame::parse(&command.cdb, unit).ok()?;
+pub(crate) fn filled_bytes(command: &Command, unit: &LogicalUnit) -> u64 {
+    let sent = sent_bytes(command, unit);
+    let Ok(same) = WriteSame::parse(&command.cdb, unit) else { return sent };
     let is_zero =
         || command.data_out.as_ref().is_none_or(|data| data.iter().all(|&byte| byte == 0));
     let writes = same.given_back.is_none() && !same.no_data_out && !is_zero();
-    writes.then(|| same.command.extent.block_count << unit.geometry().block_size.shift())
+    if !writes {
+        return sent;
+    }
+    (same.command.extent.block_count << unit.geometry().block_size.shift()).max(sent)
 }
 
 pub(crate) fn write_same_data_out(cdb: &Cdb, unit: &LogicalUnit) -> Result<usize, Sense> {

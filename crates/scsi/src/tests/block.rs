@@ -1,7 +1,7 @@
 //! READ, WRITE, VERIFY, COMPARE AND WRITE, cache and power.
 
 use crate::testing::*;
-use crate::{Completion, Lun, SenseKey, Status};
+use crate::{Cdb, Completion, DeviceType, Lun, SenseKey, Status};
 use sarsen_block::{BlockSize, Io};
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
@@ -443,5 +443,35 @@ fn rfc7143_11_4_5_2_blocks_that_the_initiator_does_not_expect_are_not_read() {
         assert_eq!(completion.status, Status::Good);
         assert_eq!(completion.unread_length, (8 - blocks as u64) * 512, "for the residual");
         assert_eq!(bytes(completion), pattern[..blocks * 512], "{expected} bytes are expected");
+    }
+}
+
+#[test]
+fn limits_and_statistics_see_the_kind_of_a_command() {
+    use crate::command_table::operation;
+    use sarsen_volume::{Operation, OperationKind};
+
+    let of = |bytes: &[u8]| {
+        let mut fixed = [0; 16];
+        fixed[..bytes.len()].copy_from_slice(bytes);
+        operation(&Cdb::new(&fixed), DeviceType::Disk)
+    };
+    let kind = Operation::of;
+    for (cdb, expected) in [
+        (&[0x28][..], kind(OperationKind::Read)),
+        (&[0x8a], kind(OperationKind::Write)),
+        (&[0x89], kind(OperationKind::Write)),
+        (&[0x91], kind(OperationKind::Flush)),
+        (&[0x42], kind(OperationKind::Unmap)),
+        (&[0x2f], kind(OperationKind::Other)),
+        (&[0x34], kind(OperationKind::Other)),
+        (&[0x83, 0x11], kind(OperationKind::Other)),
+        (&[0x12], Operation::QUERY),
+        (&[0xff], Operation::QUERY),
+        (&[0x7f, 0, 0, 0, 0, 0, 0, 0x18, 0, 0x09], kind(OperationKind::Read)),
+        (&[0x7f, 0, 0, 0, 0, 0, 0, 0x18, 0, 0x0b], kind(OperationKind::Write)),
+        (&[0x7f, 0, 0, 0, 0, 0, 0, 0x18, 1, 0x0b], Operation::QUERY),
+    ] {
+        assert_eq!(of(cdb), expected, "{cdb:02x?}");
     }
 }

@@ -3,9 +3,9 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::config::{
-    ACCESS_STATES, ALGORITHMS, ALUA, CACHES, DEFAULT_GROUP, DEFAULT_WEIGHT, STORES, TIME_PATTERN,
-};
+use sarsen_volume::qos::DEFAULT_WEIGHT;
+
+use crate::config::{ACCESS_STATES, ALGORITHMS, ALUA, CACHES, DEFAULT_GROUP, STORES, TIME_PATTERN};
 use crate::control::config::{AUTHOR_LENGTH, LAST_REVISION, LONGEST_GRACE};
 use crate::control::events::LAST_SECOND;
 use crate::events::KINDS;

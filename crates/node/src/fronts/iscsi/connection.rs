@@ -3,9 +3,8 @@
 
 mod hung_commands;
 mod lost_connection;
-mod observer;
-mod qos_gate;
 mod turn;
+mod units;
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -24,25 +23,27 @@ use sarsen_proto::iscsi::target::{
     Admission, CloseReason, Command, Completion, Connection, Ending, Event, Logout, Management,
     RefusalReason, TaskId,
 };
+use sarsen_scsi::command_table::operation;
 use sarsen_scsi::{self as scsi, AbortedUnitTasks, Execution, Lun, NexusHandle};
+use sarsen_volume::qos::{Admit, Cost, QueueLimit};
 use sarsen_wire::iscsi::{LogoutResponse, TaskManagementFunction, TaskManagementResponse};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, info, warn};
 
 use self::hung_commands::{Answer, UnderWay};
-use self::observer::{BegunCommand, Observer};
-use self::qos_gate::QosGate;
+use self::units::UsedUnits;
 use super::Front;
 use super::connection_table::{ConnectionEntry, ConnectionInfo};
 use super::environment::{View, attribute, cdb};
 use super::sessions::SessionMember;
 use crate::access::Origin;
 use crate::events::{Occurrence, Subject};
+use crate::fronts::observer::{BegunRequest, Observer};
+use crate::fronts::qos_gate::{Client, QosGate};
 use crate::fronts::sources::ConnectionPermit;
 use crate::mailbox::{AbortOrder, ConnectionRequest, Mailbox};
 use crate::portal::Portal;
 use crate::protocol::Protocol;
-use crate::qos::Admit;
 use crate::tls::ClientCertificate;
 use crate::trace::Tap;
 
@@ -89,7 +90,12 @@ pub(in crate::fronts) async fn serve(
         loss_waiters: Vec::new(),
         forwards: HashMap::new(),
         observer: Observer::new(&front),
-        qos_gate: QosGate::new(front.qos.clone(), &settings),
+        units: UsedUnits::default(),
+        qos_gate: QosGate::new(front.qos.clone()),
+        queue_limit: QueueLimit::three_quarters_of(
+            settings.command_window as usize,
+            settings.room_limit,
+        ),
         tap: front.traces.tap(peer, local),
         is_sent_whole: true,
     };
@@ -204,7 +210,10 @@ struct Driver<'a> {
     /// Commands in progress here that other connections of the session will answer.
     forwards: HashMap<u64, Mailbox>,
     observer: Observer,
+    units: UsedUnits,
     qos_gate: QosGate,
+    /// The part of the command window and of the memory that waiting commands of one of several units may occupy.
+    queue_limit: QueueLimit,
     /// The trace that also records the received and sent bytes.
     tap: Option<Tap>,
     /// The last send ended at the end of a PDU.
@@ -288,11 +297,16 @@ impl<'a> Driver<'a> {
             expected_data_in_length: command.expected_data_in_length.into(),
         };
         let data_out = request.data_out.as_ref().map_or(0, |data| data.len());
-        let begun = self.observer.begin(nexus, lun, &request.cdb, data_out);
+        let unit = self.units.find(nexus, lun, &mut self.observer);
+        let operation = operation(&request.cdb, unit.device_type);
+        let begun = self.observer.begin(unit.volume, operation, data_out);
         let execution = match self.observer.governed(begun) {
             None => nexus.begin(lun, request),
             Some(account) => {
-                let admit = self.qos_gate.admit(account, nexus, lun, begun.operation, &request);
+                // If the session has only one unit, its waiting commands may fill the whole command window.
+                let limit = (nexus.unit_count() > 1).then_some(self.queue_limit);
+                let cost = || Cost { bytes: nexus.moved_bytes(lun, &request) };
+                let admit = self.qos_gate.admit(account, operation, cost, limit);
                 self.begin_governed(lun, request, begun, admit)
             }
         };
@@ -310,7 +324,7 @@ impl<'a> Driver<'a> {
         &mut self,
         lun: Option<Lun>,
         request: scsi::Command,
-        begun: BegunCommand,
+        begun: BegunRequest,
         admit: Admit,
     ) -> Execution {
         let Some(nexus) = &mut self.view.nexus else {
@@ -331,11 +345,11 @@ impl<'a> Driver<'a> {
 
     /// Completes a command that began on this connection, or forwards its completion to the connection that took it
     /// over.
-    fn end(&mut self, task: TaskId, begun: BegunCommand, mut completion: scsi::Completion) {
+    fn end(&mut self, task: TaskId, begun: BegunRequest, mut completion: scsi::Completion) {
         if !self.forwards.is_empty()
             && let Some(mailbox) = self.forwards.remove(&task.number())
         {
-            self.observer.end(begun, &completion);
+            self.observer.end(begun, completion.failure(), completion.data_in.len());
             let _ = mailbox
                 .send(ConnectionRequest::Completed { task, completion: Box::new(completion) });
             return;
@@ -345,7 +359,7 @@ impl<'a> Driver<'a> {
         {
             return self.end_after(*abort, lun, task, begun, completion);
         }
-        self.observer.end(begun, &completion);
+        self.observer.end(begun, completion.failure(), completion.data_in.len());
         let sense = match (completion.sense, completion.raw_sense) {
             (Some(sense), _) => sense.to_bytes(),
             (None, raw) => raw.unwrap_or_default().into_vec(),
@@ -365,7 +379,7 @@ impl<'a> Driver<'a> {
         abort: scsi::AbortedTasks,
         lun: [u8; 8],
         task: TaskId,
-        begun: BegunCommand,
+        begun: BegunRequest,
         completion: scsi::Completion,
     ) {
         let Some(nexus) = &mut self.view.nexus else { return };
@@ -478,7 +492,12 @@ impl<'a> Driver<'a> {
         if let Some(tap) = &mut self.tap {
             tap.logged_in();
         }
-        self.qos_gate.established(&admission, &self.view.origin, member.queue());
+        let client = Client {
+            name: admission.initiator_name.clone(),
+            account: admission.account.clone(),
+            origin: self.view.origin.clone(),
+        };
+        self.qos_gate.established(client, member.queue());
         info!(
             tsih = member.tsih,
             cid = admission.cid,

@@ -16,7 +16,7 @@ use tokio::sync::{Notify, OwnedMutexGuard, oneshot};
 use crate::config::Limits;
 use crate::mailbox::{AbortOrder, ConnectionRequest, Mailbox};
 use crate::protocol::Protocol;
-use crate::qos::Queue;
+use sarsen_volume::qos::Queue;
 
 /// The identity of a session for reinstatement: initiator port and target (RFC 7143 §4.4.3).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -52,7 +52,7 @@ impl Portal {
     /// out at once.
     pub fn govern(&self, volumes: &[(&str, QosConfig)], in_service: usize) {
         let volumes = volumes.iter().map(|(name, qos)| ((*name).to_owned(), *qos));
-        self.front.qos.set(volumes.collect(), &[], in_service);
+        self.front.qos.set(volumes, &[], in_service);
     }
 
     /// Sets the limits and reservations of hosts. Each host matches all initiators, so the first one applies.
@@ -62,7 +62,7 @@ impl Portal {
             qos,
             ..HostConfig::default()
         });
-        self.front.qos.set(BTreeMap::new(), &hosts.collect::<Vec<_>>(), in_service);
+        self.front.qos.set(std::iter::empty(), &hosts.collect::<Vec<_>>(), in_service);
     }
 
     /// Serves a connection, until the connection and its commands have ended.

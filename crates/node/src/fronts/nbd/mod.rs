@@ -30,6 +30,7 @@ use self::requests::{PendingRequest, Requests};
 use super::iscsi::{
     ConnectionEntry, ConnectionInfo, Front, SessionMember, log_rate_limited, shake_hands,
 };
+use super::qos_gate::Client;
 use super::sources::ConnectionPermit;
 use crate::access::{AccessGuard, Origin};
 use crate::events::{Occurrence, Subject};
@@ -419,7 +420,7 @@ impl<'a> Driver<'a> {
             self.front,
             (Arc::new(attachment), path),
             &volume,
-            (client.clone(), origin.clone()),
+            Client { name: client.clone(), account: None, origin: origin.clone() },
             (member.tsih, member.queue()),
         );
         info!(

@@ -6,18 +6,17 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use sarsen_block::{Allocation, BlockError, BlockSize, Data, Durability, Extent, Io, LocalFuture};
-use sarsen_io::time;
 use sarsen_proto::nbd::server::{MAXIMUM_EXTENTS, Operation, Outcome, StatusExtent};
-use sarsen_volume::Attachment;
+use sarsen_volume::qos::{Admit, Cost, Queue};
+use sarsen_volume::statistics::Failure;
+use sarsen_volume::{self as volume, Attachment, OperationKind};
 use sarsen_wire::nbd::{ErrorCode, allocation};
 use tokio::sync::watch;
 
 use super::exports::TargetPath;
-use crate::access::Origin;
-use crate::events::EventLog;
 use crate::fronts::iscsi::Front;
-use crate::qos::{Account, Admit, Cost, Peer, Qos, Queue};
-use crate::statistics::{self, Failure, Metered};
+use crate::fronts::observer::{BegunRequest, Observer, VolumeIndex};
+use crate::fronts::qos_gate::{Client, QosGate};
 
 /// Ranges are zeroed and deallocated in pieces of so many bytes, so that one request does not occupy a core
 /// or a store for too long.
@@ -34,7 +33,7 @@ pub(super) type Answer = Result<Outcome, ErrorCode>;
 
 /// A request that has ended, with the values that its statistics need.
 pub(super) struct Completed {
-    begun: Begun,
+    begun: BegunRequest,
     result: Result<Outcome, RequestError>,
 }
 
@@ -53,19 +52,10 @@ impl From<BlockError> for RequestError {
     }
 }
 
-#[derive(Clone, Copy)]
-struct Begun {
-    /// Nanoseconds since the session began.
-    at: u64,
-    kind: statistics::Operation,
-    /// Number of bytes that a success transfers.
-    bytes: u64,
-}
-
 /// A pending request.
 pub(super) struct PendingRequest {
     task: u64,
-    begun: Begun,
+    begun: BegunRequest,
     answer: LocalFuture<Result<Outcome, RequestError>>,
 }
 
@@ -83,25 +73,11 @@ pub(super) struct Requests {
     volume: Arc<Attachment>,
     path: TargetPath,
     block_size: BlockSize,
-    volume_name: String,
-    client: String,
-    from: Origin,
-    meter: Metered,
-    events: Arc<EventLog>,
-    qos: Arc<Qos>,
-    account: Arc<Account>,
-    host: Option<Arc<Account>>,
-    /// The generation of the hosts when the host was found.
-    generation: Option<u64>,
-    queue: Arc<Queue>,
-    /// The start of the session.
-    origin: Instant,
-    /// The arrival time of the current requests, in nanoseconds since the origin.
-    arrived: u64,
+    index: VolumeIndex,
+    observer: Observer,
+    qos_gate: QosGate,
     /// The request that [`Self::start`] left pending.
     pending: Option<PendingRequest>,
-    /// Requests whose replies are ready to be sent.
-    answered: Vec<Begun>,
     /// Whether the session has ended. No request, and no further piece of a request, is started then.
     is_cancelled: bool,
     /// The same, for open requests.
@@ -113,28 +89,20 @@ impl Requests {
         front: &Front,
         (volume, path): (Arc<Attachment>, TargetPath),
         volume_name: &str,
-        (client, from): (String, Origin),
+        client: Client,
         (session, queue): (u16, Arc<Queue>),
     ) -> Self {
-        let statistics = &front.access.metrics.statistics;
+        let (mut observer, mut qos_gate) = (Observer::new(front), QosGate::new(front.qos.clone()));
+        observer.established(&client.name, session);
+        qos_gate.established(client, queue);
         Self {
             block_size: volume.volume().geometry().block_size,
             volume,
             path,
-            volume_name: volume_name.to_owned(),
-            meter: statistics.meter(volume_name, &client, session),
-            client,
-            from,
-            events: front.access.events.clone(),
-            qos: front.qos.clone(),
-            account: front.qos.volume(volume_name),
-            host: None,
-            generation: None,
-            queue,
-            origin: time::now(),
-            arrived: 0,
+            index: observer.volume_index(volume_name),
+            observer,
+            qos_gate,
             pending: None,
-            answered: Vec::new(),
             is_cancelled: false,
             cancelled: watch::Sender::new(false),
         }
@@ -149,22 +117,21 @@ impl Requests {
 
     /// Sets the arrival time of requests.
     pub(super) fn arrived(&mut self, now: Instant) {
-        self.arrived = (now - self.origin).as_nanos() as u64;
+        self.observer.arrived(now);
     }
 
     /// Starts a request. If the result is pending, [`Self::take_pending`] returns the request.
     pub(super) fn start(&mut self, task: u64, operation: Operation) -> Poll<Answer> {
-        self.meter.begin();
-        let begun = self.begun(&operation);
+        let (counted, bytes) = counted(&operation);
+        let begun = self.observer.begin(self.index, counted, bytes);
         if let Err(error) = self.check() {
             return Poll::Ready(self.end(Completed { begun, result: Err(error) }));
         }
-        if self.account.is_governed() {
-            self.find_host();
-            let cost = || Cost { bytes: begun.bytes };
-            let admit = self.qos.admit(&self.account, self.host.as_ref(), cost, &self.queue, None);
+        if let Some(account) = self.observer.governed(begun) {
+            let cost = || Cost { bytes: bytes as u64 };
+            let admit = self.qos_gate.admit(account, counted, cost, None);
             if let Admit::After(wait) = admit {
-                self.meter.limited();
+                self.observer.limited(begun);
                 let (volume, block_size) = (self.volume.clone(), self.block_size);
                 let (mut cancelled, path) = (self.cancelled.subscribe(), self.path.clone());
                 let answer = Box::pin(async move {
@@ -198,20 +165,6 @@ impl Requests {
         if self.is_cancelled { Err(RequestError::Cancelled) } else { check_active(&self.path) }
     }
 
-    /// Finds the account of the client's host, if the hosts have changed.
-    fn find_host(&mut self) {
-        let generation = self.qos.generation();
-        if self.generation != Some(generation) {
-            self.host = self.qos.host(&Peer {
-                initiator: &self.client,
-                address: self.from.peer.ip(),
-                account: None,
-                certificate: self.from.certificate.as_ref(),
-            });
-            self.generation = Some(generation);
-        }
-    }
-
     /// Returns the request that [`Self::start`] left pending.
     pub(super) fn take_pending(&mut self) -> PendingRequest {
         self.pending.take().unwrap_or_else(|| {
@@ -219,41 +172,31 @@ impl Requests {
         })
     }
 
-    fn begun(&self, operation: &Operation) -> Begun {
-        use statistics::Operation as Kind;
-        let (kind, bytes) = match operation {
-            Operation::Read { length, .. } => (Kind::Read, *length),
-            Operation::Write { data, .. } => (Kind::Write, data.len() as u64),
-            Operation::Flush => (Kind::Flush, 0),
-            Operation::Trim { .. } => (Kind::Unmap, 0),
-            Operation::WriteZeroes { .. } => (Kind::Write, 0),
-            Operation::Cache { .. } | Operation::BlockStatus { .. } => (Kind::Other, 0),
-        };
-        Begun { at: self.arrived, kind, bytes }
-    }
-
     /// Counts a completed request in the statistics, and returns its result for the protocol machine.
     pub(super) fn end(&mut self, completed: Completed) -> Answer {
-        let Completed { mut begun, result } = completed;
-        let result = result.map_err(|error| {
-            let (failure, code) = failed(&error);
-            self.meter.fail(failure);
-            self.events.tell_failure(&self.volume_name, &self.client, failure);
-            begun.bytes = 0;
-            code
-        });
-        self.answered.push(begun);
-        result
+        let Completed { begun, result } = completed;
+        let result = result.map_err(|error| failed(&error));
+        self.observer.end(begun, result.as_ref().err().map(|(failure, _)| *failure), 0);
+        result.map_err(|(_, code)| code)
     }
 
     /// Counts the requests whose replies are about to be sent.
     pub(super) fn count_sent(&mut self) {
-        if self.answered.is_empty() {
-            return;
-        }
-        let now = (time::now() - self.origin).as_nanos() as u64;
-        for Begun { at, kind, bytes } in self.answered.drain(..) {
-            self.meter.end(kind, now.saturating_sub(at), 1, bytes);
+        self.observer.count_sent();
+    }
+}
+
+/// Returns a request as limits and statistics see it, and the number of bytes that a success transfers.
+fn counted(operation: &Operation) -> (volume::Operation, usize) {
+    use volume::Operation as Counted;
+    match operation {
+        Operation::Read { length, .. } => (Counted::of(OperationKind::Read), *length as usize),
+        Operation::Write { data, .. } => (Counted::of(OperationKind::Write), data.len()),
+        Operation::Flush => (Counted::of(OperationKind::Flush), 0),
+        Operation::Trim { .. } => (Counted::of(OperationKind::Unmap), 0),
+        Operation::WriteZeroes { .. } => (Counted::of(OperationKind::Write), 0),
+        Operation::Cache { .. } | Operation::BlockStatus { .. } => {
+            (Counted::of(OperationKind::Other), 0)
         }
     }
 }

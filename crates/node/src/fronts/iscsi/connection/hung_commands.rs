@@ -15,8 +15,8 @@ use sarsen_scsi::{self as scsi, Completion, Status};
 use tracing::warn;
 
 use super::Driver;
-use super::observer::BegunCommand;
-use crate::statistics::Operation;
+use crate::fronts::observer::BegunRequest;
+use sarsen_volume::OperationKind;
 
 /// A command that is older and has not ended stalls: its volume is reported as not responding. An aborted command of
 /// this age is abandoned.
@@ -29,12 +29,12 @@ const LOOK_INTERVAL: Duration = COMMAND_LIMIT;
 /// A command that has not been answered.
 pub(super) struct UnderWay {
     pub(super) task: TaskId,
-    pub(super) begun: BegunCommand,
+    pub(super) begun: BegunRequest,
     pub(super) answer: Answer,
 }
 
 impl Future for UnderWay {
-    type Output = (TaskId, BegunCommand, scsi::Completion);
+    type Output = (TaskId, BegunRequest, scsi::Completion);
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let (task, begun) = (self.task, self.begun);
@@ -65,7 +65,8 @@ impl Driver<'_> {
     /// Looks for commands that take too long. Returns the time of the next check.
     pub(super) fn look(&mut self) -> Instant {
         let now = time::now();
-        let stalls = self.pending.iter().filter(|one| self.observer.age(one, now) >= COMMAND_LIMIT);
+        let stalls =
+            self.pending.iter().filter(|one| self.observer.age(one.begun, now) >= COMMAND_LIMIT);
         // The old stalls are dropped after the new ones exist, so that the unit keeps reporting commands that still
         // stall.
         self.stalls = stalls.filter_map(UnderWay::stall).collect();
@@ -82,7 +83,7 @@ impl Driver<'_> {
     /// Writes off the `awaited` commands that have become too old. Returns when the next one will be too old.
     fn abandon(&mut self, now: Instant, awaited: impl Fn(&UnderWay) -> bool) -> Option<Instant> {
         let left = |one: &UnderWay, driver: &Self| {
-            COMMAND_LIMIT.saturating_sub(driver.observer.age(one, now))
+            COMMAND_LIMIT.saturating_sub(driver.observer.age(one.begun, now))
         };
         let is_awaited = |one: &UnderWay| awaited(one) && matches!(one.answer, Answer::Unit(_));
         let awaited_now =
@@ -120,16 +121,16 @@ impl Driver<'_> {
     fn abandon_one(&mut self, one: UnderWay) {
         let UnderWay { task, begun, answer } = one;
         if let Answer::Unit(under_way) = answer {
-            match begun.operation {
+            match begun.operation.kind {
                 // The command changes nothing, so no task has to wait for it.
-                Operation::Read | Operation::Flush => {
+                OperationKind::Read | OperationKind::Flush => {
                     let stall = under_way.report_stall();
                     tokio::task::spawn_local(async move {
                         under_way.await;
                         drop(stall);
                     });
                 }
-                Operation::Write | Operation::Unmap | Operation::Other => {
+                OperationKind::Write | OperationKind::Unmap | OperationKind::Other => {
                     if let Some(abandoned) = under_way.abandon() {
                         tokio::task::spawn_local(abandoned);
                     }

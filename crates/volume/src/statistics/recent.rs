@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::meter::{Operation, OperationTotals, Totals};
+use super::meter::{OperationTotals, Totals};
+use crate::OperationKind;
 
 /// The period that is kept.
 const SPAN: Duration = Duration::from_secs(10);
@@ -48,7 +49,7 @@ struct Addition {
 }
 
 struct Row {
-    operation: Operation,
+    operation: OperationKind,
     bytes: u64,
     nanoseconds: u64,
     buckets: Box<[(u8, u32)]>,
@@ -58,14 +59,15 @@ const _: () = assert!(super::histogram::BUCKETS <= 1 << u8::BITS);
 
 /// The totals of a recent period.
 #[derive(Clone, Debug)]
-pub(crate) struct RecentTotals {
-    pub(crate) span: Duration,
+pub struct RecentTotals {
+    /// The length of the period.
+    pub span: Duration,
     totals: Totals,
 }
 
 impl RecentTotals {
     /// Returns the operations that occurred in the period.
-    pub(crate) fn operations(&self) -> impl Iterator<Item = (Operation, &OperationTotals)> {
+    pub fn operations(&self) -> impl Iterator<Item = (OperationKind, &OperationTotals)> {
         self.totals.operations()
     }
 }
@@ -114,7 +116,7 @@ impl Recent {
 
 impl Row {
     fn between(
-        operation: Operation,
+        operation: OperationKind,
         old: Option<&OperationTotals>,
         new: &OperationTotals,
     ) -> Option<Self> {
@@ -140,20 +142,19 @@ impl Row {
 mod tests {
     use std::sync::Arc;
 
-    use sarsen_io::time;
-
     use super::super::Statistics;
     use super::*;
+    use crate::testing::now;
 
     #[test]
     fn rate_covers_last_ten_seconds_only() {
         let statistics: Arc<Statistics> = Arc::default();
         let meter = statistics.meter("data", "iqn.x:a", 1);
-        let begun = time::now();
+        let begun = now();
         let at = |second: u64| begun + Duration::from_secs(second);
         let read = |microseconds: u64| {
             meter.begin();
-            meter.end(Operation::Read, microseconds * 1000, 1, 512);
+            meter.end(OperationKind::Read, microseconds * 1000, 1, 512);
         };
         let count = || {
             let lately = statistics.recent("data").expect("it is known");

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use sarsen_io::time;
 
 use super::bucket::{Bucket, Ticket};
-use crate::config::{DEFAULT_WEIGHT, QosConfig};
+use super::{DEFAULT_WEIGHT, Rates};
+use crate::Clock;
 
 /// The burst window of a reserved rate.
 const RESERVED_BURST: Duration = Duration::from_millis(10);
@@ -16,8 +16,9 @@ const RESERVED_BURST: Duration = Duration::from_millis(10);
 const TAG_STEP: u64 = DEFAULT_WEIGHT << 10;
 
 /// See the module. Its lock is held for a few additions, and only for accounts with limits.
-pub(crate) struct Account {
+pub struct Account {
     number: u64,
+    clock: Arc<dyn Clock>,
     /// Commands must be admitted.
     is_governed: AtomicBool,
     /// It has a maximum rate.
@@ -36,17 +37,20 @@ struct Standing {
 
 /// The cost of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Cost {
-    pub(crate) bytes: u64,
+pub struct Cost {
+    /// Number of bytes that it transfers, compares or fills.
+    pub bytes: u64,
 }
 
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
 impl Account {
     /// Creates an account without limits.
-    pub(super) fn new(now: Instant) -> Self {
+    pub(super) fn new(clock: &Arc<dyn Clock>) -> Self {
+        let now = clock.now();
         let bucket = || Bucket::new(now);
         Self {
+            clock: clock.clone(),
             number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
             is_governed: AtomicBool::new(false),
             is_limited: AtomicBool::new(false),
@@ -65,18 +69,18 @@ impl Account {
     }
 
     /// Applies rates and weight, to waiting commands as well.
-    pub(super) fn set(&self, qos: &QosConfig, now: Instant) {
-        self.is_limited.store(qos.has_limits(), Ordering::Relaxed);
+    pub(super) fn set(&self, rates: &Rates, now: Instant) {
+        self.is_limited.store(rates.has_limits(), Ordering::Relaxed);
         let mut standing = self.standing();
-        standing.commands.set(qos.iops, qos.burst(), 1, now);
-        standing.bytes.set(qos.bandwidth, qos.burst(), 0, now);
-        standing.reserved.set(qos.reserved_iops, RESERVED_BURST, 1, now);
-        standing.weight = qos.weight.map_or(DEFAULT_WEIGHT, |weight| weight.get());
+        standing.commands.set(rates.iops, rates.burst(), 1, now);
+        standing.bytes.set(rates.bandwidth, rates.burst(), 0, now);
+        standing.reserved.set(rates.reserved_iops, RESERVED_BURST, 1, now);
+        standing.weight = rates.weight.map_or(DEFAULT_WEIGHT, |weight| weight.get());
     }
 
     /// Returns whether its commands must be admitted.
     #[inline]
-    pub(crate) fn is_governed(&self) -> bool {
+    pub fn is_governed(&self) -> bool {
         self.is_governed.load(Ordering::Relaxed)
     }
 
@@ -124,7 +128,7 @@ impl Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         if !self.is_spent {
-            let now = time::now();
+            let now = self.account.clock.now();
             let mut standing = self.account.standing();
             standing.commands.give_back(self.commands, 1, now);
             standing.bytes.give_back(self.bytes, self.cost.bytes, now);

@@ -8,12 +8,12 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
-use super::histogram::{Histogram, exposed_bounds};
-use super::meter::{Failure, OperationTotals};
-use super::{Statistics, VolumeTotals};
+use sarsen_volume::statistics::{
+    Failure, Histogram, OperationTotals, Statistics, VolumeTotals, exposed_bounds,
+};
 
 /// See the module.
-pub(crate) struct Exposition(pub(crate) Arc<Statistics>);
+pub(super) struct Exposition(pub(super) Arc<Statistics>);
 
 impl fmt::Debug for Exposition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use sarsen_io::time;
 use tokio::sync::oneshot;
 
 use super::account::ChargedAccounts;
+use crate::Clock;
 
 /// One slot of so many, and at least one, is reserved for other volumes than the one that uses the rest.
 const LEFT_TO_OTHERS: usize = 8;
@@ -22,8 +22,8 @@ const LEFT_TO_OTHERS: usize = 8;
 const LONG: Duration = Duration::from_secs(1);
 
 /// See the module.
-#[derive(Default)]
 pub(super) struct Dispatcher {
+    clock: Arc<dyn Clock>,
     is_on: AtomicBool,
     state: Mutex<DispatcherState>,
 }
@@ -31,7 +31,7 @@ pub(super) struct Dispatcher {
 #[derive(Default)]
 struct DispatcherState {
     /// Number of slots.
-    places: usize,
+    slots: usize,
     /// The commands that occupy a slot: start time and number of each.
     taken: BTreeSet<(Instant, u64)>,
     last_number: u64,
@@ -55,7 +55,7 @@ struct Waiting {
 
 /// The slot of a running command. Dropping it releases the slot and starts the next command.
 #[derive(Debug)]
-pub(crate) struct DispatchSlot {
+pub struct DispatchSlot {
     dispatcher: Option<Arc<Dispatcher>>,
     volume: u64,
     begun: (Instant, u64),
@@ -80,12 +80,16 @@ impl Drop for DispatchSlot {
     fn drop(&mut self) {
         if let Some(dispatcher) = self.dispatcher.take() {
             dispatcher.state().end(self.volume, self.begun);
-            dispatcher.serve(time::now());
+            dispatcher.serve(dispatcher.clock.now());
         }
     }
 }
 
 impl Dispatcher {
+    pub(super) fn new(clock: Arc<dyn Clock>) -> Self {
+        Self { clock, is_on: AtomicBool::new(false), state: Mutex::default() }
+    }
+
     fn state(&self) -> MutexGuard<'_, DispatcherState> {
         self.state.lock()
     }
@@ -96,9 +100,9 @@ impl Dispatcher {
     }
 
     /// Sets the number of slots. `None` turns the order off.
-    pub(super) fn set(self: &Arc<Self>, places: Option<usize>, now: Instant) {
-        self.is_on.store(places.is_some(), Ordering::Relaxed);
-        self.state().places = places.unwrap_or(usize::MAX);
+    pub(super) fn set(self: &Arc<Self>, slots: Option<usize>, now: Instant) {
+        self.is_on.store(slots.is_some(), Ordering::Relaxed);
+        self.state().slots = slots.unwrap_or(usize::MAX);
         self.serve(now);
     }
 
@@ -133,16 +137,16 @@ impl Dispatcher {
         parties: &ChargedAccounts,
         units: u64,
     ) -> Option<DispatchSlot> {
-        let mut waiting = match self.enter(parties, units, time::now()) {
-            Ok(place) => return Some(place),
+        let mut waiting = match self.enter(parties, units, self.clock.now()) {
+            Ok(slot) => return Some(slot),
             Err(waiting) => waiting,
         };
         loop {
             tokio::select! {
                 biased;
-                place = &mut waiting => return place.ok(),
+                slot = &mut waiting => return slot.ok(),
                 // If all running commands hang, none of them ends and starts the next one.
-                () = time::sleep_until(time::now() + LONG) => self.serve(time::now()),
+                () = self.clock.sleep_until(self.clock.now() + LONG) => self.serve(self.clock.now()),
             }
         }
     }
@@ -170,11 +174,11 @@ impl Dispatcher {
             let mut state = self.state();
             state.forget_long(now);
             let Some((parties, next)) = state.next(now) else { return };
-            let place = self.take(&mut state, &parties, next.tag, now);
+            let slot = self.take(&mut state, &parties, next.tag, now);
             drop(state);
             // The command was aborted just now.
-            if let Err(place) = next.go.send(place) {
-                place.forget();
+            if let Err(slot) = next.go.send(slot) {
+                slot.forget();
             }
         }
     }
@@ -201,9 +205,9 @@ impl DispatcherState {
     /// Returns whether a command of these accounts may start. With a reserved rate, one may start without a slot.
     fn has_room(&self, parties: &ChargedAccounts, now: Instant) -> bool {
         let under_way = self.under_way.get(&parties.volume()).copied().unwrap_or(0);
-        let most = self.places - (self.places / LEFT_TO_OTHERS).max(1);
+        let most = self.slots - (self.slots / LEFT_TO_OTHERS).max(1);
         under_way < most.max(1)
-            && (self.taken.len() < self.places || under_way == 0 && parties.has_reserved(now))
+            && (self.taken.len() < self.slots || under_way == 0 && parties.has_reserved(now))
     }
 
     /// Removes and returns the command that starts next. Aborted commands are skipped.
@@ -229,27 +233,28 @@ mod tests {
     use std::num::NonZeroU64;
     use std::time::Duration;
 
+    use super::super::Rates;
     use super::super::account::Account;
     use super::*;
-    use crate::config::QosConfig;
+    use crate::testing::{clock, now};
 
     fn parties(weight: u64, minimum: u64, now: Instant) -> ChargedAccounts {
-        let account = Account::new(now);
-        let qos = QosConfig {
+        let account = Account::new(&clock());
+        let rates = Rates {
             weight: NonZeroU64::new(weight),
             reserved_iops: NonZeroU64::new(minimum),
-            ..QosConfig::default()
+            ..Rates::default()
         };
-        account.set(&qos, now);
+        account.set(&rates, now);
         ChargedAccounts::new(Arc::new(account), None)
     }
 
-    fn account(now: Instant) -> Arc<Account> {
-        Arc::new(Account::new(now))
+    fn account() -> Arc<Account> {
+        Arc::new(Account::new(&clock()))
     }
 
     fn of_places(count: usize, now: Instant) -> Arc<Dispatcher> {
-        let dispatcher: Arc<Dispatcher> = Arc::default();
+        let dispatcher = Arc::new(Dispatcher::new(clock()));
         dispatcher.set(Some(count), now);
         dispatcher
     }
@@ -268,7 +273,7 @@ mod tests {
 
     #[test]
     fn commands_do_not_wait_while_slots_are_free() {
-        let now = time::now();
+        let now = now();
         let dispatcher = of_places(2, now);
         let [one, other] = [0; 2].map(|_| parties(100, 0, now));
         let first = dispatcher.enter(&one, 1, now).expect("a place");
@@ -281,7 +286,7 @@ mod tests {
 
     #[test]
     fn waiting_commands_are_served_by_weight() {
-        let now = time::now();
+        let now = now();
         let dispatcher = of_places(1, now);
         let weights = [(100, 0), (300, 0)].map(|(weight, minimum)| parties(weight, minimum, now));
         let mut place = dispatcher.enter(&parties(100, 0, now), 1, now).expect("the first");
@@ -307,9 +312,9 @@ mod tests {
 
     #[test]
     fn a_command_to_a_busy_volume_does_not_put_its_host_behind_on_others() {
-        let now = time::now();
+        let now = now();
         let dispatcher = of_places(1, now);
-        let [busy, idle, host, other] = std::array::from_fn(|_| account(now));
+        let [busy, idle, host, other] = std::array::from_fn(|_| account());
         let mut place = dispatcher.enter(&charged(&busy, &other), 1, now).expect("the first");
         let mut waiting: Waiters = Vec::new();
         let mut wait = |who: usize, parties: ChargedAccounts| {
@@ -329,8 +334,8 @@ mod tests {
 
     #[test]
     fn reserved_iops_precede_others_up_to_their_rate() {
-        let now = time::now();
-        let mut state = DispatcherState { places: usize::MAX, ..DispatcherState::default() };
+        let now = now();
+        let mut state = DispatcherState { slots: usize::MAX, ..DispatcherState::default() };
         let mut waiters = Vec::new();
         for (parties, count) in [(parties(10_000, 0, now), 2000), (parties(1, 1000, now), 500)] {
             let waiting = |_| {
@@ -354,9 +359,9 @@ mod tests {
 
     #[test]
     fn aborted_command_uses_no_reserved_iops() {
-        let now = time::now();
+        let claims = parties(1, 100, now());
+        let now = now();
         let dispatcher = of_places(1, now);
-        let claims = parties(1, 100, now);
         let _first = dispatcher.enter(&parties(100, 0, now), 1, now).expect("the first");
         claims.take_reserved(now);
         for _ in 0..3 {
@@ -369,7 +374,7 @@ mod tests {
 
     #[test]
     fn no_volume_has_all_places() {
-        let now = time::now();
+        let now = now();
         let dispatcher = of_places(8, now);
         let [hung, other, third] = [0; 3].map(|_| parties(100, 0, now));
         let _held: Vec<_> =
@@ -388,7 +393,7 @@ mod tests {
 
     #[test]
     fn aborted_command_takes_no_slot_and_disabling_releases_all() {
-        let now = time::now();
+        let now = now();
         let dispatcher = of_places(1, now);
         let one = parties(100, 0, now);
         let first = dispatcher.enter(&one, 1, now).expect("a place");

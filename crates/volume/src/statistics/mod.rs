@@ -1,8 +1,7 @@
-//! Statistics of commands by volume: number, size, duration and failures. Each connection has a [`Meter`] for each
+//! Statistics of requests by volume: number, size, duration and failures. Each connection has a [`Meter`] for each
 //! volume that it uses. On request, the meters are added up by volume and initiator. The totals of an initiator are
 //! dropped with its last connection; the totals of a volume stay.
 
-mod exposition;
 mod histogram;
 mod meter;
 mod recent;
@@ -13,18 +12,17 @@ use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
 
-pub(crate) use self::exposition::Exposition;
-pub(crate) use self::histogram::{Histogram, upper_bound};
-pub(crate) use self::meter::{Failure, Meter, Operation, Totals};
-pub(crate) use self::recent::RecentTotals;
+pub use self::histogram::{Histogram, exposed_bounds, upper_bound};
+pub use self::meter::{Failure, Meter, OperationTotals, Totals};
+pub use self::recent::RecentTotals;
 use self::recent::{Moments, Recent};
 
 /// Number of bucket bounds. The last bucket has none.
-pub(crate) const BOUNDS: usize = histogram::BUCKETS - 1;
+pub const BOUNDS: usize = histogram::BUCKETS - 1;
 
 /// See the module.
 #[derive(Default)]
-pub(crate) struct Statistics {
+pub struct Statistics {
     /// By name. Unused volumes have no entry.
     volumes: Mutex<BTreeMap<String, Volume>>,
     /// This lock is taken after the lock of `volumes`.
@@ -84,11 +82,13 @@ impl Volume {
 }
 
 /// The totals of a volume until now.
-pub(crate) struct VolumeTotals {
-    pub(crate) volume: String,
-    pub(crate) all: Totals,
+pub struct VolumeTotals {
+    /// The name of the volume.
+    pub volume: String,
+    /// The totals of all initiators.
+    pub all: Totals,
     /// The totals of connected initiators, by initiator.
-    pub(crate) initiators: Vec<(String, Totals)>,
+    pub initiators: Vec<(String, Totals)>,
 }
 
 impl VolumeTotals {
@@ -105,7 +105,7 @@ impl VolumeTotals {
 }
 
 /// A connection's meter of a volume. When this is dropped, its counts are added to the totals.
-pub(crate) struct Metered {
+pub struct Metered {
     statistics: Arc<Statistics>,
     volume: String,
     initiator: String,
@@ -148,7 +148,7 @@ impl Statistics {
     }
 
     /// Drops the statistics of volumes for which `exists` returns false, as soon as no connection uses them.
-    pub(crate) fn keep(&self, exists: impl Fn(&str) -> bool) {
+    pub fn keep(&self, exists: impl Fn(&str) -> bool) {
         self.volumes().retain(|name, volume| {
             volume.is_removed = !exists(name);
             !volume.is_forgotten()
@@ -156,8 +156,8 @@ impl Statistics {
     }
 
     /// Creates the meter of a connection that uses a volume for the first time.
-    pub(crate) fn meter(self: &Arc<Self>, volume: &str, initiator: &str, tsih: u16) -> Metered {
-        let meter = Arc::new(Meter::new(tsih));
+    pub fn meter(self: &Arc<Self>, volume: &str, initiator: &str, session: u16) -> Metered {
+        let meter = Arc::new(Meter::new(session));
         let mut volumes = self.volumes();
         let of_volume = volumes.entry(volume.to_owned()).or_default();
         let of_initiator = of_volume.initiators.entry(initiator.to_owned()).or_default();
@@ -168,7 +168,7 @@ impl Statistics {
     }
 
     /// Returns the totals of all used volumes, by name.
-    pub(crate) fn totals(&self) -> Vec<VolumeTotals> {
+    pub fn totals(&self) -> Vec<VolumeTotals> {
         let held = self.volumes();
         let volumes: Vec<_> = held
             .iter()
@@ -181,11 +181,11 @@ impl Statistics {
     }
 
     /// Returns the totals of each session, by volume.
-    pub(crate) fn sessions(&self) -> BTreeMap<u16, BTreeMap<String, Totals>> {
+    pub fn sessions(&self) -> BTreeMap<u16, BTreeMap<String, Totals>> {
         let mut sessions: BTreeMap<u16, BTreeMap<String, Totals>> = BTreeMap::new();
         for (name, volume) in self.volumes().iter() {
             for meter in volume.meters() {
-                let of_session = sessions.entry(meter.tsih).or_default();
+                let of_session = sessions.entry(meter.session).or_default();
                 meter.add_to(of_session.entry(name.clone()).or_default());
             }
         }
@@ -197,7 +197,7 @@ impl Statistics {
     }
 
     /// Takes a sample of all volumes. The caller calls this once a second.
-    pub(crate) fn sample(&self, now: Instant) {
+    pub fn sample(&self, now: Instant) {
         let mut volumes = self.volumes();
         let mut moments = self.moments();
         moments.note(now);
@@ -209,7 +209,7 @@ impl Statistics {
     }
 
     /// Returns the recent activity of a volume, as far as its samples go back.
-    pub(crate) fn recent(&self, volume: &str) -> Option<RecentTotals> {
+    pub fn recent(&self, volume: &str) -> Option<RecentTotals> {
         let volumes = self.volumes();
         Some(volumes.get(volume)?.recent.lately(&self.moments()))
     }
@@ -218,6 +218,7 @@ impl Statistics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::OperationKind;
 
     #[test]
     fn an_initiator_is_forgotten_with_its_last_connection_and_its_part_of_the_sum_stays() {
@@ -227,7 +228,7 @@ mod tests {
         let other = statistics.meter("data", "iqn.x:b", 2);
         for meter in [&first, &second, &other] {
             meter.begin();
-            meter.end(Operation::Read, 50_000, 1, 4096);
+            meter.end(OperationKind::Read, 50_000, 1, 4096);
         }
         other.begin();
         other.fail(Failure::Busy);
@@ -269,14 +270,14 @@ mod tests {
     fn a_session_is_the_sum_of_its_connections() {
         let statistics: Arc<Statistics> = Arc::default();
         let meters = [("a", 1), ("b", 1), ("a", 1), ("a", 2)]
-            .map(|(volume, tsih)| statistics.meter(volume, "iqn.x:a", tsih));
+            .map(|(volume, session)| statistics.meter(volume, "iqn.x:a", session));
         meters.iter().for_each(|meter| {
             meter.begin();
-            meter.end(Operation::Write, 1, 1, 512);
+            meter.end(OperationKind::Write, 1, 1, 512);
         });
         let sessions = statistics.sessions();
-        let written = |tsih: u16, volume: &str| {
-            sessions[&tsih][volume].operations().map(|(_, one)| one.bytes).sum::<u64>()
+        let written = |session: u16, volume: &str| {
+            sessions[&session][volume].operations().map(|(_, one)| one.bytes).sum::<u64>()
         };
         assert_eq!([written(1, "a"), written(1, "b"), written(2, "a")], [1024, 512, 512]);
     }

@@ -113,9 +113,9 @@ impl Bucket {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use sarsen_io::time;
 
     use super::*;
+    use crate::testing::now;
 
     const MILLISECOND: Duration = Duration::from_millis(1);
 
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn saved_tokens_pass_at_once_and_rest_at_rate() {
-        let now = time::now();
+        let now = now();
         let mut bucket = limited(1000, 3 * MILLISECOND, now);
         let expected = [0, 0, 0, 1, 2, 3].map(|count| count * MILLISECOND);
         assert_eq!(departures(&mut bucket, 6, now), expected);
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn one_that_is_larger_than_all_that_is_saved_only_waits_longer() {
-        let now = time::now();
+        let now = now();
         let mut bucket = limited(1000, 10 * MILLISECOND, now);
         let large = bucket.take(110, now);
         assert_eq!(bucket.left(large, now), 100 * MILLISECOND);
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn refund_does_not_move_earlier_requests() {
-        let now = time::now();
+        let now = now();
         let mut bucket = limited(1000, Duration::ZERO, now);
         let first = bucket.take(1, now);
         let second = bucket.take(5, now);
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn waiting_request_passes_despite_refunds() {
-        let now = time::now();
+        let now = now();
         let mut bucket = limited(1000, Duration::ZERO, now);
         let many = bucket.take(50, now);
         let waiting = bucket.take(1, now);
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn unlimited_commands_are_not_refunded_to_new_limit() {
-        let now = time::now();
+        let now = now();
         let mut bucket = Bucket::new(now);
         let free = bucket.take(1000, now);
         bucket.set(NonZeroU64::new(1000), Duration::ZERO, 1, now);
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn waiting_request_uses_changed_rate() {
-        let now = time::now();
+        let now = now();
         let mut bucket = limited(10, Duration::ZERO, now);
         bucket.take(1, now);
         let waiting = bucket.take(10, now);
@@ -214,7 +214,7 @@ mod tests {
             burst_ms in 0..2000_u64,
             arrivals in prop::collection::vec((0..50_000_000_u64, 1..200_u64), 1..100),
         ) {
-            let mut now = time::now();
+            let mut now = now();
             let burst = Duration::from_millis(burst_ms);
             let mut bucket = limited(rate, burst, now);
             let mut gone: Vec<(Instant, u64)> = Vec::new();

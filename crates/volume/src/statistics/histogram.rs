@@ -15,11 +15,11 @@ const UNIT: u64 = 1250;
 /// Number of doublings, which begin at 10 µs.
 const DOUBLINGS: usize = 20;
 /// Number of buckets. The last one has no upper bound.
-pub(crate) const BUCKETS: usize = PARTS + DOUBLINGS * PARTS + 1;
+pub(super) const BUCKETS: usize = PARTS + DOUBLINGS * PARTS + 1;
 
 /// Returns the bucket of a latency.
 #[inline]
-pub(crate) fn bucket(nanoseconds: u64) -> usize {
+pub(super) fn bucket(nanoseconds: u64) -> usize {
     let units = nanoseconds / UNIT;
     if units < PARTS as u64 {
         return units as usize;
@@ -30,7 +30,7 @@ pub(crate) fn bucket(nanoseconds: u64) -> usize {
 }
 
 /// Returns the exclusive upper bound of a bucket in nanoseconds, or `None` for the last one.
-pub(crate) fn upper_bound(bucket: usize) -> Option<u64> {
+pub fn upper_bound(bucket: usize) -> Option<u64> {
     let (doubling, part) = (bucket / PARTS, bucket % PARTS);
     match doubling {
         _ if bucket + 1 >= BUCKETS => None,
@@ -40,12 +40,12 @@ pub(crate) fn upper_bound(bucket: usize) -> Option<u64> {
 }
 
 /// Returns the exposed bounds in seconds, each with the number of buckets below it: 10 µs and each doubling of it.
-pub(crate) fn exposed_bounds() -> impl Iterator<Item = (f64, usize)> {
+pub fn exposed_bounds() -> impl Iterator<Item = (f64, usize)> {
     (0..=DOUBLINGS).map(|doubling| ((10_u64 << doubling) as f64 / 1e6, PARTS * (doubling + 1)))
 }
 
 /// Counters that one thread writes and any thread reads.
-pub(crate) struct Counts {
+pub(super) struct Counts {
     buckets: [AtomicU64; BUCKETS],
 }
 
@@ -57,11 +57,11 @@ impl Default for Counts {
 
 impl Counts {
     /// Counts `count` latencies of `nanoseconds` each. Only the writing thread may call this.
-    pub(crate) fn add(&self, nanoseconds: u64, count: u64) {
+    pub(super) fn add(&self, nanoseconds: u64, count: u64) {
         raise(&self.buckets[bucket(nanoseconds)], count);
     }
 
-    pub(crate) fn add_to(&self, histogram: &mut Histogram) {
+    pub(super) fn add_to(&self, histogram: &mut Histogram) {
         for (sum, own) in histogram.buckets.iter_mut().zip(&self.buckets) {
             *sum += own.load(Ordering::Relaxed);
         }
@@ -70,14 +70,15 @@ impl Counts {
 
 /// Adds to a counter that no other thread writes. This needs no locked instruction.
 #[inline]
-pub(crate) fn raise(counter: &AtomicU64, by: u64) {
+pub(super) fn raise(counter: &AtomicU64, by: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
 }
 
 /// The counts at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Histogram {
-    pub(crate) buckets: Box<[u64; BUCKETS]>,
+pub struct Histogram {
+    /// Number of latencies in each bucket.
+    pub buckets: Box<[u64; BUCKETS]>,
 }
 
 impl Default for Histogram {
@@ -87,11 +88,13 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    pub(crate) fn count(&self) -> u64 {
+    /// Returns the number of latencies.
+    pub fn count(&self) -> u64 {
         self.buckets.iter().sum()
     }
 
-    pub(crate) fn merge(&mut self, other: &Self) {
+    /// Adds the counts of another histogram.
+    pub fn merge(&mut self, other: &Self) {
         for (own, other) in self.buckets.iter_mut().zip(other.buckets.iter()) {
             *own += other;
         }
@@ -99,7 +102,7 @@ impl Histogram {
 
     /// Returns the latency below which the fraction `part` of all latencies lies, or `None` if there are none. The
     /// latencies of a bucket are assumed to be spread evenly over it.
-    pub(crate) fn quantile(&self, part: f64) -> Option<Duration> {
+    pub fn quantile(&self, part: f64) -> Option<Duration> {
         let count = self.count();
         let rank = (part * count as f64).max(1.0);
         let mut below = 0;
