@@ -108,14 +108,19 @@ export interface Connection {
   portal: string;
   portal_group: number;
   since_unix_seconds: number;
-  keys: Record<string, string | number | boolean>;
+  /** Only of an iSCSI connection. */
+  keys: Record<string, string | number | boolean> | null;
 }
 
 export interface Session {
   tsih: number;
+  protocol: string;
   initiator: string;
-  isid: string;
+  /** Only of an iSCSI session. */
+  isid: string | null;
   target: string | null;
+  /** The only volume that the session uses, if its protocol selects one. */
+  volume: string | null;
   kind: string;
   account: string | null;
   since_unix_seconds: number;

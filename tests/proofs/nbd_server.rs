@@ -341,6 +341,8 @@ fn sessions_of_both_protocols_are_listed_drained_and_in_the_way() -> Result<()> 
     let sessions = fixture.server.json(&["session", "list"])?;
     let sessions = sessions["sessions"].as_array().context("sessions")?;
     let nbd = sessions.iter().find(|session| session["protocol"] == "nbd").context("NBD")?;
+    ensure!(nbd["volume"] == "data" && nbd["isid"].is_null(), "{nbd}");
+    ensure!(nbd["initiator"] == "nbd:127.0.0.1", "{nbd}");
     let (tsih, pcap) = (nbd["tsih"].to_string(), fixture.path("trace.pcap").display().to_string());
     fixture.server.refused(CONFLICT, &["session", "trace", &tsih, "--out", &pcap])?;
     let refused = fixture.server.refused(CONFLICT, &["volume", "delete", "data", "--cascade"])?;

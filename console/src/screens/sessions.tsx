@@ -7,8 +7,8 @@ import { Copy, Dialog, Filter, Heading, Pages, Trouble, useFiltered } from "../p
 
 export function Sessions() {
   const { data, error, reload } = useResource<{ sessions: Session[] }>("/sessions", 2000);
-  const of = useFiltered(data?.sessions ?? [], ({ initiator, target, account, connections }) =>
-    [initiator, target ?? "discovery", account ?? "", ...connections.map(({ peer }) => peer)].join(" "));
+  const of = useFiltered(data?.sessions ?? [], ({ initiator, protocol, target, volume, account, connections }) =>
+    [initiator, protocol, target ?? "discovery", volume ?? "", account ?? "", ...connections.map(({ peer }) => peer)].join(" "));
   const [leaving, setLeaving] = useState<Session | null>(null);
   return (
     <>
@@ -21,12 +21,12 @@ export function Sessions() {
           <li key={session.tsih} class="card">
             <p class="name"><strong>{session.initiator}</strong> <Copy text={session.initiator} what={`the name ${session.initiator}`} /></p>
             <p class="name">
-              {session.target === null ? "looks for targets" : <>uses {session.target}</>}{session.account && <> as {session.account}</>}
+              {session.target === null ? "looks for targets" : <>uses {session.volume === null ? session.target : `volume ${session.volume} of ${session.target}`} by {session.protocol === "nbd" ? "NBD" : "iSCSI"}</>}{session.account && <> as {session.account}</>}
               {" "}since <time dateTime={new Date(session.since_unix_seconds * 1000).toISOString()}>{format.moment(session.since_unix_seconds)}</time>
             </p>
             <details>
               <summary>{format.many(session.connections.length, "connection")}, and negotiated parameters</summary>
-              <dl class="facts"><dt>TSIH</dt><dd>{session.tsih}</dd><dt>ISID</dt><dd class="name">{session.isid}</dd></dl>
+              <dl class="facts"><dt>TSIH</dt><dd>{session.tsih}</dd>{session.isid !== null && <><dt>ISID</dt><dd class="name">{session.isid}</dd></>}</dl>
               {session.connections.map((connection) => <Path connection={connection} key={connection.cid} />)}
             </details>
             <div class="actions">
@@ -56,7 +56,7 @@ function Path(props: { connection: Connection }) {
     <section>
       <h3>Connection {cid}: {peer} to {portal}, group {portal_group}</h3>
       <dl class="keys">
-        {Object.entries(keys).map(([key, of]) => <div><dt>{keyName(key)}</dt><dd>{value(of)}</dd></div>)}
+        {Object.entries(keys ?? {}).map(([key, of]) => <div><dt>{keyName(key)}</dt><dd>{value(of)}</dd></div>)}
       </dl>
     </section>
   );

@@ -144,12 +144,14 @@ fn render(sessions: &[Session], now: u64) -> String {
             age(now.saturating_sub(session.since_unix_seconds)),
             session.initiator.clone(),
             session.account.clone().unwrap_or_else(|| "-".to_owned()),
+            session.protocol.name().to_owned(),
             target,
+            session.volume.clone().unwrap_or_else(|| "-".to_owned()),
             peers.join(" "),
         ]
     };
     let rows: Vec<_> = sessions.iter().map(row).collect();
-    table(["TSIH", "AGE", "INITIATOR", "ACCOUNT", "TARGET", "PEERS"], &rows)
+    table(["TSIH", "AGE", "INITIATOR", "ACCOUNT", "PROTOCOL", "TARGET", "VOLUME", "PEERS"], &rows)
 }
 
 /// Formats a duration with its two largest units.
@@ -175,8 +177,9 @@ mod tests {
             tsih: 7,
             protocol: Protocol::Iscsi,
             initiator: "iqn.2026-01.x:host".into(),
-            isid: "0x800000000001".into(),
+            isid: Some("0x800000000001".into()),
             target: Some("iqn.2026-01.x:disk".into()),
+            volume: None,
             kind: SessionKind::Normal,
             account: None,
             since_unix_seconds: 100,
@@ -184,12 +187,22 @@ mod tests {
         };
         let discovery =
             Session { tsih: 8, target: None, kind: SessionKind::Discovery, ..session.clone() };
-        let text = render(&[session, discovery], 175);
+        let nbd = Session {
+            protocol: Protocol::Nbd,
+            initiator: "nbd:10.0.0.1".into(),
+            isid: None,
+            volume: Some("disk".into()),
+            ..session.clone()
+        };
+        let text = render(&[session, discovery, nbd], 175);
         let lines: Vec<Vec<_>> =
             text.lines().map(|line| line.split_whitespace().collect()).collect();
-        assert_eq!(lines[0], ["TSIH", "AGE", "INITIATOR", "ACCOUNT", "TARGET", "PEERS"]);
-        assert_eq!(lines[1], ["7", "1m15s", "iqn.2026-01.x:host", "-", "iqn.2026-01.x:disk"]);
-        assert_eq!(lines[2][4], "(discovery)");
+        let head = ["TSIH", "AGE", "INITIATOR", "ACCOUNT", "PROTOCOL", "TARGET", "VOLUME", "PEERS"];
+        assert_eq!(lines[0], head);
+        let target = "iqn.2026-01.x:disk";
+        assert_eq!(lines[1], ["7", "1m15s", "iqn.2026-01.x:host", "-", "iscsi", target, "-"]);
+        assert_eq!(lines[2][5], "(discovery)");
+        assert_eq!(lines[3], ["7", "1m15s", "nbd:10.0.0.1", "-", "nbd", target, "disk"]);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, watch};
 use tracing::{debug, info, warn};
 
 use crate::config::{self, IsnsConfig};
-use crate::fronts::iscsi::Front;
+use crate::fronts::Front;
 
 /// Maximum time of a connection attempt to the iSNS server.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);

@@ -28,6 +28,7 @@ pub mod reference;
 mod refusal;
 pub mod schema;
 pub mod server;
+mod sessions;
 #[cfg(feature = "simulation")]
 mod simulation;
 pub mod stores;

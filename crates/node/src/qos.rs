@@ -1,6 +1,5 @@
 //! The limits of volumes and hosts, and the hosts of clients. [`sarsen_volume::qos`] applies the limits.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,7 +10,7 @@ use sarsen_volume::Clock;
 use sarsen_volume::qos::{self, Account};
 
 use crate::config::{Config, HostConfig, QosConfig};
-use crate::tls::ClientCertificate;
+use crate::sessions::Client;
 
 /// The clock of the program.
 struct HostClock;
@@ -47,16 +46,6 @@ impl std::ops::Deref for Qos {
     }
 }
 
-/// The properties of a client by which its host is found.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer<'a> {
-    /// The initiator name, or the name of a client of another protocol.
-    pub(crate) name: &'a str,
-    pub(crate) address: IpAddr,
-    pub(crate) account: Option<&'a str>,
-    pub(crate) certificate: Option<&'a ClientCertificate>,
-}
-
 impl Qos {
     /// Applies a configuration, to waiting commands as well.
     pub(crate) fn apply(&self, config: &Config) {
@@ -80,12 +69,14 @@ impl Qos {
     }
 
     /// Returns the account of the first host that a client belongs to.
-    pub(crate) fn host_of(&self, peer: &Peer<'_>) -> Option<Arc<Account>> {
-        let Peer { name, address, account, certificate } = *peer;
+    pub(crate) fn host_of(&self, client: &Client) -> Option<Arc<Account>> {
+        let Client { name, peer, account, certificate } = client;
         let hosts = self.hosts.read();
         self.limits.host(|host_name| {
             let host = hosts.iter().find(|host| host.name == host_name);
-            host.is_some_and(|host| host.is_of(name, address, account, certificate))
+            host.is_some_and(|host| {
+                host.is_of(name, peer.ip(), account.as_deref(), certificate.as_ref())
+            })
         })
     }
 }

@@ -29,10 +29,13 @@ pub struct Session {
     pub protocol: Protocol,
     /// The initiator's name; for NBD, `nbd:` and the address of the client.
     pub initiator: String,
-    /// The ISID, the initiator's part of the session's identifier, in hexadecimal.
-    pub isid: String,
+    /// The ISID, the initiator's part of the identifier of an iSCSI session, in hexadecimal.
+    pub isid: Option<String>,
     /// The target's name; none for a discovery session that names none.
     pub target: Option<String>,
+    /// The only volume that the session uses, if its protocol selects one: for NBD, that of the export.
+    #[serde(default)]
+    pub volume: Option<String>,
     /// The type of the session: normal or discovery.
     pub kind: SessionKind,
     /// The account of the login, if the server required one.

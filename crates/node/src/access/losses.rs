@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use sarsen_scsi::{Lun, LunView};
-use sarsen_wire::iscsi::Isid;
 
-use super::{Access, ConnectionRecord, Policy, moved, narrowed};
+use super::{Access, Policy, moved, narrowed};
 use crate::portal::Portal;
+use crate::sessions::{Login, PermittedConnection, Sessions};
 
 /// An object that is closed or changed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,24 +61,23 @@ pub(crate) enum TargetLoss {
     Part { groups: BTreeSet<u16>, luns: BTreeMap<u16, Object> },
 }
 
-/// The identity of a session (RFC 7143 §4.4.3).
-pub(crate) type SessionKey = (String, Isid, Option<String>);
-
 impl Losses {
-    /// Returns the object that this connection would lose. This ignores the policy.
-    pub(super) fn of(&self, number: u64, record: &ConnectionRecord) -> Option<Object> {
-        if self.portals.iter().any(|portal| Arc::ptr_eq(portal, &record.portal)) {
-            return Some(Object::Portal(record.portal.address));
+    /// Returns the object that a connection would lose. This ignores the policy.
+    pub(super) fn of(&self, connection: &PermittedConnection<'_>) -> Option<Object> {
+        let Login { portal, target, .. } = connection.login;
+        if self.portals.iter().any(|lost| Arc::ptr_eq(lost, portal)) {
+            return Some(Object::Portal(portal.address));
         }
-        let target = record.target.as_ref()?;
+        let target = target.as_ref()?;
         match self.targets.get(target)? {
             TargetLoss::All => Some(Object::Target(target.clone())),
-            TargetLoss::Part { groups, .. } if groups.contains(&record.portal.group) => {
+            TargetLoss::Part { groups, .. } if groups.contains(&portal.group) => {
                 Some(Object::Target(target.clone()))
             }
             TargetLoss::Part { luns, .. } => {
-                let had_it = self.deferred_at.is_none_or(|last| number <= last);
-                let mut lost = luns.iter().filter(|(lun, _)| had_it && shows(&record.view, **lun));
+                let had_it = self.deferred_at.is_none_or(|last| connection.number <= last);
+                let mut lost =
+                    luns.iter().filter(|(lun, _)| had_it && shows(connection.view, **lun));
                 lost.next().map(|(_, object)| object.clone())
             }
         }
@@ -94,32 +93,28 @@ impl Access {
     /// with the first lost object.
     pub(crate) fn affected_sessions(
         &self,
+        sessions: &Sessions,
         losses: &Losses,
         policy: &Policy,
-    ) -> HashMap<SessionKey, Object> {
+    ) -> HashMap<u16, Object> {
         let state = self.state();
         let mut losers = HashMap::new();
-        for (&number, record) in &state.records {
-            let target = record.target.as_deref();
-            let lost = losses.of(number, record).or_else(|| {
-                let is_let_out = !policy.is_same_for(&state.policy, target)
-                    && match policy.permit(target, &record.applicant()) {
+        sessions.visit_permitted(|connection| {
+            let Login { client, target, only, .. } = connection.login;
+            let lost = losses.of(&connection).or_else(|| {
+                let is_let_out = !policy.is_same_for(&state.policy, target.as_deref())
+                    && match policy.permit(target.as_deref(), client) {
                         Err(_) => true,
-                        Ok(view) => narrowed(view, record.only)
-                            .is_none_or(|view| takes_away(&record.view, &view)),
+                        Ok(view) => narrowed(view, *only)
+                            .is_none_or(|view| takes_away(connection.view, &view)),
                     };
-                is_let_out.then(|| Object::Access(record.target.clone()))
+                is_let_out.then(|| Object::Access(target.clone()))
             });
             if let Some(object) = lost {
-                losers.entry(record.session_key()).or_insert(object);
+                losers.entry(connection.tsih).or_insert(object);
             }
-        }
+        });
         losers
-    }
-
-    /// Returns the number of the last permitted connection.
-    pub(crate) fn last_permitted(&self) -> u64 {
-        self.state().last_permitted
     }
 }
 

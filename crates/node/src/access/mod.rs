@@ -1,5 +1,5 @@
-//! Access control: the current [`policy`], and all connections that it permits. When another policy replaces it, the
-//! server terminates the sessions that the new one does not permit.
+//! Access control: the current [`policy`]. When another policy replaces it, the server terminates the sessions that the new
+//! one does not permit.
 
 mod losses;
 mod policy;
@@ -10,145 +10,64 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
+use sarsen_io::time;
 use sarsen_proto::iscsi::chap::{Credentials, Secret};
-use sarsen_proto::iscsi::target::{Admission, AuthRequirement, RefusalReason};
+use sarsen_proto::iscsi::target::{AuthRequirement, RefusalReason};
 use sarsen_scsi::{Lun, LunView};
-use sarsen_wire::iscsi::Isid;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tracing::{info, warn};
 
 pub use self::losses::Object;
-pub(crate) use self::losses::{Losses, SessionKey, TargetLoss};
-use self::policy::Applicant;
+pub(crate) use self::losses::{Losses, TargetLoss};
 pub(crate) use self::policy::{Policy, Previous};
-pub(crate) use self::suppression::{LogDecision, LogThrottle, source_of};
+use self::suppression::LogDecision;
+pub(crate) use self::suppression::{LogThrottle, source_of};
 use crate::events::{EventLog, Occurrence, Subject};
 use crate::mailbox::ConnectionRequest;
 use crate::metrics::Metrics;
-use crate::portal::Portal;
+use crate::sessions::{Client, Login, PermittedConnection, SessionMember, Sessions};
 use crate::targets::Targets;
 use crate::tls::ClientCertificate;
 
 /// Maximum number of remembered revocations. The oldest is dropped first.
 const REVOKED: usize = 1024;
 
-/// The current policy and the permitted connections.
+/// The current policy.
 #[derive(Default)]
 pub(crate) struct Access {
-    state: Mutex<AccessRecords>,
+    state: Mutex<AccessState>,
     pub(crate) storm: LogThrottle,
     pub(crate) metrics: Metrics,
     pub(crate) events: Arc<EventLog>,
 }
 
 #[derive(Default)]
-struct AccessRecords {
+struct AccessState {
     policy: Arc<Policy>,
-    last_permitted: u64,
-    records: BTreeMap<u64, ConnectionRecord>,
-    /// Initiators whose access was revoked, and the targets that they know of.
+    /// Clients whose access was revoked, and the targets that they know of.
     revoked: VecDeque<(String, Option<String>)>,
 }
 
-/// The origin of a connection, and the certificate that it presented before its login.
-#[derive(Clone)]
-pub(crate) struct Origin {
-    pub(crate) peer: SocketAddr,
-    /// The verified certificate.
-    pub(crate) certificate: Option<ClientCertificate>,
-    pub(crate) portal: Arc<Portal>,
-}
-
-/// A permitted connection.
-struct ConnectionRecord {
-    initiator: String,
-    isid: Isid,
-    target: Option<String>,
-    account: Option<String>,
-    certificate: Option<ClientCertificate>,
-    peer: SocketAddr,
-    portal: Arc<Portal>,
-    view: LunView,
-    /// The only unit of the target that the client uses, if its protocol selects one at the login.
-    only: Option<Lun>,
-    /// The session's nexus, once it exists.
-    nexus: Option<u64>,
-    mailbox: mpsc::UnboundedSender<ConnectionRequest>,
-}
-
-/// The registration of a permitted connection, which is notified of changes by its mailbox.
-pub(crate) struct AccessGuard {
-    access: Arc<Access>,
-    number: u64,
-}
-
-impl Drop for AccessGuard {
-    fn drop(&mut self) {
-        self.access.state().records.remove(&self.number);
-    }
-}
-
-impl AccessGuard {
-    /// Sets the session's nexus, which was opened with the view that came with the guard. Returns the current view if
-    /// it has changed since.
-    pub(crate) fn use_nexus(&self, nexus: u64, opened_with: &LunView) -> Option<LunView> {
-        let mut state = self.access.state();
-        let record = state.records.get_mut(&self.number)?;
-        record.nexus = Some(nexus);
-        (record.view != *opened_with).then(|| record.view.clone())
-    }
-}
-
-impl ConnectionRecord {
-    fn applicant(&self) -> Applicant<'_> {
-        Applicant {
-            initiator: &self.initiator,
-            address: self.peer.ip(),
-            account: self.account.as_deref(),
-            certificate: self.certificate.as_ref(),
-        }
-    }
-
-    /// Returns the identity of the session (RFC 7143 §4.4.3).
-    fn session(&self) -> (&str, Isid, Option<&str>) {
-        (&self.initiator, self.isid, self.target.as_deref())
-    }
-
-    fn session_key(&self) -> SessionKey {
-        (self.initiator.clone(), self.isid, self.target.clone())
-    }
-
-    fn subject(&self) -> Subject {
-        Subject {
-            peer: self.peer,
-            initiator: Some(self.initiator.clone()),
-            target: self.target.clone(),
-            account: self.account.clone(),
-            tsih: None,
-            cid: None,
-        }
-    }
-
-    /// Terminates the session, and notifies its initiator.
-    fn terminate(&self, why: &str, reason: &str) {
-        warn!(
-            peer = %self.peer,
-            initiator = self.initiator,
-            target = self.target.as_deref().unwrap_or("discovery"),
-            account = self.account,
-            reason,
-            "{why}: the session is ended"
-        );
-        let (ended, _) = oneshot::channel();
-        let _ = self.mailbox.send(ConnectionRequest::Terminate { ended });
-    }
+/// Terminates the session of a connection, and notifies its client.
+fn terminate(connection: &PermittedConnection<'_>, why: &str, reason: &str) {
+    let Login { client, target, .. } = connection.login;
+    warn!(
+        peer = %client.peer,
+        initiator = client.name,
+        target = target.as_deref().unwrap_or("discovery"),
+        account = client.account,
+        reason,
+        "{why}: the session is ended"
+    );
+    let (ended, _) = oneshot::channel();
+    let _ = connection.mailbox.send(ConnectionRequest::Terminate { ended });
 }
 
 impl Access {
     /// Creates access control by `policy`.
     #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn new(policy: Policy) -> Self {
-        let state = AccessRecords { policy: Arc::new(policy), ..AccessRecords::default() };
+        let state = AccessState { policy: Arc::new(policy), ..AccessState::default() };
         Self { state: Mutex::new(state), ..Self::default() }
     }
 
@@ -163,7 +82,7 @@ impl Access {
         Self { events: Arc::new(events), ..self }
     }
 
-    fn state(&self) -> MutexGuard<'_, AccessRecords> {
+    fn state(&self) -> MutexGuard<'_, AccessState> {
         self.state.lock()
     }
 
@@ -172,23 +91,19 @@ impl Access {
         self.state().policy.clone()
     }
 
-    /// Returns the authentication that an initiator needs at a target, or the reason why it must not know of the
-    /// target.
-    pub(crate) fn auth_requirement(
-        &self,
-        admission: &Admission,
-        peer: SocketAddr,
-    ) -> Result<AuthRequirement, RefusalReason> {
-        let target = admission.target_name.as_deref();
+    /// Returns the authentication that a login needs, or the reason why its client must not know of the target.
+    pub(crate) fn auth_requirement(&self, login: &Login) -> Result<AuthRequirement, RefusalReason> {
+        let Login { client, target, .. } = login;
         let state = self.state();
         let requirement =
-            state.policy.auth_requirement(target, &admission.initiator_name, peer.ip());
-        requirement.cloned().map_err(|reason| state.of_the_past(admission, reason))
+            state.policy.auth_requirement(target.as_deref(), &client.name, client.peer.ip());
+        requirement.cloned().map_err(|reason| state.of_the_past(login, reason))
     }
 
-    /// Returns whether discovery reports a target to an initiator.
-    pub(crate) fn shows(&self, target: &str, initiator: &str, peer: SocketAddr) -> bool {
-        self.policy().auth_requirement(Some(target), initiator, peer.ip()).is_ok()
+    /// Returns whether discovery reports a target to a client.
+    pub(crate) fn shows(&self, target: &str, client: &Client) -> bool {
+        let policy = self.policy();
+        policy.auth_requirement(Some(target), &client.name, client.peer.ip()).is_ok()
     }
 
     /// Returns whether initiators must authenticate at a target.
@@ -207,186 +122,171 @@ impl Access {
     }
 
     /// See [`Policy::own_credentials`].
-    pub(crate) fn own_credentials(&self, admission: &Admission) -> Option<Credentials> {
-        self.policy().own_credentials(admission.target_name.as_deref()).cloned()
+    pub(crate) fn own_credentials(&self, target: Option<&str>) -> Option<Credentials> {
+        self.policy().own_credentials(target).cloned()
     }
 
-    /// Checks whether an initiator that authenticated as `account` is permitted.
+    /// Logs a refusal, unless its source has reached the maximum number of lines.
+    pub(crate) fn log_rate_limited(self: &Arc<Self>, peer: SocketAddr, write: impl FnOnce()) {
+        match self.storm.note(peer.ip(), time::now()) {
+            LogDecision::Write => write(),
+            LogDecision::CloseAt(deadline, source) => {
+                let access = self.clone();
+                tokio::task::spawn_local(async move {
+                    time::sleep_until(deadline).await;
+                    let left_out = access.storm.close(source);
+                    warn!(%source, left_out, "more logins were refused");
+                    access.events.tell(&Occurrence::LoginsSuppressed { source, count: left_out });
+                });
+            }
+            LogDecision::LeaveOut => {}
+        }
+    }
+
+    /// Returns the units that a client with this identity is shown.
     pub(crate) fn authorize(
         &self,
-        admission: &Admission,
-        account: Option<&str>,
-        origin: &Origin,
-    ) -> Result<(), RefusalReason> {
-        self.state().permit(admission, account, origin).map(drop)
-    }
-
-    /// Returns the units that a client without an account is shown.
-    pub(crate) fn view(
-        &self,
-        admission: &Admission,
-        origin: &Origin,
+        sessions: &Sessions,
+        login: &Login,
     ) -> Result<LunView, RefusalReason> {
-        self.state().permit(admission, None, origin)
+        self.state().permit(sessions, login)
     }
 
-    /// Registers a connection whose login is complete, if the current policy permits it, which may differ from the
-    /// policy at the beginning of the login. With `only`, the client uses one unit of the target. Returns the units that
-    /// it is shown.
+    /// Permits a connection whose login is complete, if the current policy permits it, which may differ from the policy
+    /// at the beginning of the login. Returns the units that it is shown.
     pub(crate) fn enter(
-        self: &Arc<Self>,
-        admission: &Admission,
-        only: Option<Lun>,
-        origin: &Origin,
-        mailbox: &mpsc::UnboundedSender<ConnectionRequest>,
-    ) -> Result<(AccessGuard, LunView), RefusalReason> {
-        let mut state = self.state();
-        let view = state.permit(admission, admission.account.as_deref(), origin)?;
-        let view = narrowed(view, only).ok_or(RefusalReason::NoSuchTarget)?;
-        if !origin.portal.is_open() {
+        &self,
+        member: &SessionMember<'_>,
+        login: &Login,
+    ) -> Result<LunView, RefusalReason> {
+        let sessions = member.sessions();
+        // Another policy cannot replace this one before the session is registered as permitted.
+        let state = self.state();
+        let view = state.permit(sessions, login)?;
+        let view = narrowed(view, login.only).ok_or(RefusalReason::NoSuchTarget)?;
+        if !login.portal.is_open() {
             return Err(RefusalReason::NotInService);
         }
-        let session =
-            (&*admission.initiator_name, admission.isid, admission.target_name.as_deref());
-        // All connections of a session must have the same units.
-        let is_shown_otherwise =
-            |record: &ConnectionRecord| record.session() == session && record.view != view;
-        if admission.tsih != 0 && state.records.values().any(is_shown_otherwise) {
+        if !sessions.permit(member, &view) {
             return Err(RefusalReason::CannotIncludeInSession);
         }
-        state.last_permitted += 1;
-        let number = state.last_permitted;
-        let record = ConnectionRecord {
-            initiator: admission.initiator_name.clone(),
-            isid: admission.isid,
-            target: admission.target_name.clone(),
-            account: admission.account.clone(),
-            certificate: origin.certificate.clone(),
-            peer: origin.peer,
-            portal: origin.portal.clone(),
-            view: view.clone(),
-            only,
-            nexus: None,
-            mailbox: mailbox.clone(),
-        };
-        state.records.insert(number, record);
         self.metrics.count_login();
-        Ok((AccessGuard { access: self.clone(), number }, view))
+        Ok(view)
     }
 
     /// Replaces the policy. It terminates the sessions that the new policy does not permit, and those that would find
     /// another unit at a LUN. A LUN must denote one disk during a session. It also terminates the sessions that would
     /// lose an object. Returns the number of terminated sessions.
-    pub(crate) fn replace(&self, policy: Arc<Policy>, targets: &Targets, losses: &Losses) -> usize {
+    pub(crate) fn replace(
+        &self,
+        policy: Arc<Policy>,
+        sessions: &Sessions,
+        targets: &Targets,
+        losses: &Losses,
+    ) -> usize {
         let mut state = self.state();
         let old = std::mem::replace(&mut state.policy, policy);
-        let AccessRecords { policy, records, revoked, .. } = &mut *state;
+        let AccessState { policy, revoked } = &mut *state;
         let (mut ended, mut shown) = (HashSet::new(), HashMap::new());
-        for (&number, record) in records {
-            let target = record.target.as_deref();
-            if let Some(object) = losses.of(number, record) {
-                record.terminate("configuration changed", &format!("{object} is taken away"));
-                ended.insert(record.session_key());
-                continue;
+        let mut changed_views = Vec::new();
+        sessions.visit_permitted(|connection| {
+            let Login { client, target, only, .. } = connection.login;
+            let target = target.as_deref();
+            if let Some(object) = losses.of(&connection) {
+                terminate(&connection, "configuration changed", &format!("{object} is taken away"));
+                ended.insert(connection.tsih);
+                return;
             }
             if policy.is_same_for(&old, target) {
-                continue;
+                return;
             }
-            let reason = match policy.permit(target, &record.applicant()) {
+            let before = &*connection.view;
+            let reason = match policy.permit(target, client) {
                 Err(reason) => reason.to_string(),
                 // This client cannot be shown another view.
                 Ok(view)
-                    if record.only.is_some()
-                        && narrowed(view.clone(), record.only).as_ref() != Some(&record.view) =>
+                    if only.is_some() && narrowed(view.clone(), *only).as_ref() != Some(before) =>
                 {
                     "its access to the volume changes".to_owned()
                 }
-                Ok(_) if record.only.is_some() => continue,
-                Ok(view) => match moved(&record.view, &view) {
+                Ok(_) if only.is_some() => return,
+                Ok(view) => match moved(before, &view) {
                     Some(lun) => format!("LUN {lun} changes to another unit"),
                     // All connections of a session must have the same units.
-                    None if *shown.entry(record.session_key()).or_insert(view.clone()) != view => {
+                    None if *shown.entry(connection.tsih).or_insert(view.clone()) != view => {
                         "its connections would have different units".to_owned()
                     }
                     None => {
-                        record.show(view, targets);
-                        continue;
+                        if view != *before {
+                            *connection.view = view.clone();
+                            changed_views.push((connection.login.clone(), connection.nexus, view));
+                        }
+                        return;
                     }
                 },
             };
-            let known = (record.initiator.clone(), record.target.clone());
+            let known = (client.name.clone(), connection.login.target.clone());
             if !revoked.contains(&known) {
                 revoked.push_back(known);
             }
             if revoked.len() > REVOKED {
                 revoked.pop_front();
             }
-            let subject = record.subject();
+            let subject = Subject::of(connection.login);
             self.events.tell(&Occurrence::AccessRevoked { subject, why: reason.clone() });
-            record.terminate("access revoked", &reason);
-            ended.insert(record.session_key());
+            terminate(&connection, "access revoked", &reason);
+            ended.insert(connection.tsih);
+        });
+        // A changed view raises unit attentions, which reach the connections through the sessions.
+        for (login, nexus, view) in changed_views {
+            show(&login, nexus, view, targets);
         }
         self.metrics.revoked(ended.len());
         ended.len()
     }
 }
 
-impl ConnectionRecord {
-    /// Changes the view of its target, if it differs.
-    fn show(&mut self, view: LunView, targets: &Targets) {
-        if view == self.view {
-            return;
-        }
-        self.view = view;
-        let target = self.target.as_deref().and_then(|name| targets.find(name));
-        if let (Some(target), Some(nexus)) = (target, self.nexus) {
-            target.device.set_view(nexus, self.view.clone());
-            info!(
-                peer = %self.peer,
-                initiator = self.initiator,
-                target = target.device.name(),
-                "the session is shown other units"
-            );
-        }
+/// Shows other units to the session of a connection.
+fn show(login: &Login, nexus: Option<u64>, view: LunView, targets: &Targets) {
+    let Login { client, target, .. } = login;
+    let target = target.as_deref().and_then(|name| targets.find(name));
+    if let (Some(target), Some(nexus)) = (target, nexus) {
+        target.device.set_view(nexus, view);
+        info!(
+            peer = %client.peer,
+            initiator = client.name,
+            target = target.device.name(),
+            "the session is shown other units"
+        );
     }
 }
 
-impl AccessRecords {
-    fn permit(
-        &self,
-        admission: &Admission,
-        account: Option<&str>,
-        origin: &Origin,
-    ) -> Result<LunView, RefusalReason> {
-        let target = admission.target_name.as_deref();
-        let initiator = admission.initiator_name.as_str();
-        let certificate = origin.certificate.as_ref();
-        let applicant = Applicant { initiator, address: origin.peer.ip(), account, certificate };
-        let view = self.policy.permit(target, &applicant);
-        let view = view.map_err(|reason| self.of_the_past(admission, reason))?;
+impl AccessState {
+    fn permit(&self, sessions: &Sessions, login: &Login) -> Result<LunView, RefusalReason> {
+        let Login { client, target, .. } = login;
+        let view = self.policy.permit(target.as_deref(), client);
+        let view = view.map_err(|reason| self.of_the_past(login, reason))?;
+        if target.is_none() {
+            return Ok(view);
+        }
         // A login replaces or joins the session with its names (RFC 7143 §6.3.5). It must not do so if another identity
         // authenticated for that session.
-        let session = (initiator, admission.isid, target);
-        let mut others = self.records.values().filter(|record| record.session() == session);
-        let is_other = |record: &ConnectionRecord| {
-            if record.account.as_deref() != account {
-                Some(RefusalReason::AccountNotAllowed)
-            } else if !ClientCertificate::is_same(record.certificate.as_ref(), certificate) {
-                Some(RefusalReason::CertificateNotAllowed)
-            } else {
-                None
-            }
-        };
-        match others.find_map(is_other).filter(|_| target.is_some()) {
-            Some(reason) => Err(reason),
-            None => Ok(view),
+        if !sessions.all_of_twin(login, |twin| twin.account == client.account) {
+            return Err(RefusalReason::AccountNotAllowed);
         }
+        let is_same = |twin: &Client| {
+            ClientCertificate::is_same(twin.certificate.as_ref(), client.certificate.as_ref())
+        };
+        if !sessions.all_of_twin(login, is_same) {
+            return Err(RefusalReason::CertificateNotAllowed);
+        }
+        Ok(view)
     }
 
-    /// Returns the reason for an initiator whose access was revoked.
-    fn of_the_past(&self, admission: &Admission, reason: RefusalReason) -> RefusalReason {
-        let was_in = |(initiator, target): &(String, Option<String>)| {
-            *initiator == admission.initiator_name && *target == admission.target_name
+    /// Returns the reason for a client whose access was revoked.
+    fn of_the_past(&self, login: &Login, reason: RefusalReason) -> RefusalReason {
+        let was_in = |(name, target): &(String, Option<String>)| {
+            *name == login.client.name && *target == login.target
         };
         if self.revoked.iter().any(was_in) { RefusalReason::AccessRevoked } else { reason }
     }
@@ -415,26 +315,20 @@ fn moved(before: &LunView, after: &LunView) -> Option<Lun> {
 mod tests {
     use std::collections::BTreeMap as Map;
 
-    use sarsen_proto::iscsi::keys::SessionType;
+    use tokio::sync::mpsc;
 
     use super::*;
-    use crate::protocol::Protocol;
+    use crate::config::Limits;
 
     fn view<const N: usize>(numbers: [(u16, u16); N]) -> LunView {
         let numbers = numbers.map(|(shown, own)| (Lun(shown), Lun(own)));
         LunView { numbers: Some(Map::from(numbers)), read_only: false }
     }
 
-    fn admission(account: Option<&str>, tsih: u16) -> Admission {
-        Admission {
-            initiator_name: "iqn.2026-11.x:host".into(),
-            isid: Isid([0x80, 0, 0, 0, 0, 1]),
-            tsih,
-            cid: 0,
-            session_type: SessionType::Normal,
-            target_name: Some("iqn.2026-11.x:t".into()),
-            account: account.map(str::to_owned),
-        }
+    fn login(account: Option<&str>) -> Login {
+        let mut login = Login::of_anonymous("iqn.2026-11.x:host", "iqn.2026-11.x:t");
+        login.client.account = account.map(str::to_owned);
+        login
     }
 
     #[test]
@@ -453,42 +347,49 @@ mod tests {
         }
     }
 
-    #[test]
-    fn rfc7143_6_3_5_session_of_another_account_is_not_reinstated() {
-        let access = Arc::new(Access::new(Policy::of_everybody(["iqn.2026-11.x:t"])));
+    #[tokio::test]
+    async fn rfc7143_6_3_5_session_of_another_account_is_not_reinstated() {
+        let access = Access::new(Policy::of_everybody(["iqn.2026-11.x:t"]));
+        let sessions = Sessions::new(&Limits::default());
         let (mailbox, _messages) = mpsc::unbounded_channel();
-        let peer: SocketAddr = "10.0.0.1:5000".parse().expect("an address");
-        let portal = Portal::new(peer, Protocol::Iscsi, 1, None);
-        let origin = Origin { peer, certificate: None, portal };
-        let (pass, _) =
-            access.enter(&admission(Some("host"), 0), None, &origin, &mailbox).expect("permitted");
-        let other = admission(Some("thief"), 0);
-        let refused = access.authorize(&other, Some("thief"), &origin);
-        assert_eq!(refused, Err(RefusalReason::AccountNotAllowed));
-        assert_eq!(access.authorize(&other, Some("host"), &origin), Ok(()));
-        drop(pass);
-        assert_eq!(access.authorize(&other, Some("thief"), &origin), Ok(()));
+        let host = login(Some("host"));
+        let member = sessions.begin(&host, &mailbox).await.expect("there is room");
+        access.enter(&member, &host).expect("permitted");
+        let authorize = |account| access.authorize(&sessions, &login(Some(account))).map(drop);
+        assert_eq!(authorize("thief"), Err(RefusalReason::AccountNotAllowed));
+        assert_eq!(authorize("host"), Ok(()));
+        drop(member);
+        assert_eq!(authorize("thief"), Ok(()));
     }
 
-    #[test]
-    fn session_without_permission_ends_and_next_login_is_refused() {
-        let access = Arc::new(Access::new(Policy::of_everybody(["iqn.2026-11.x:t"])));
+    #[tokio::test]
+    async fn connections_of_a_session_are_shown_the_same_units() {
+        let access = Access::new(Policy::of_everybody(["iqn.2026-11.x:t"]));
+        let sessions = Sessions::new(&Limits::default());
+        let (mailbox, _messages) = mpsc::unbounded_channel();
+        let login = login(None);
+        let member = sessions.begin(&login, &mailbox).await.expect("there is room");
+        access.enter(&member, &login).expect("permitted");
+        assert!(!sessions.permit(&member, &view([(0, 1)])));
+    }
+
+    #[tokio::test]
+    async fn session_without_permission_ends_and_next_login_is_refused() {
+        let access = Access::new(Policy::of_everybody(["iqn.2026-11.x:t"]));
+        let sessions = Sessions::new(&Limits::default());
         let (mailbox, mut messages) = mpsc::unbounded_channel();
-        let peer: SocketAddr = "10.0.0.1:5000".parse().expect("an address");
-        let portal = Portal::new(peer, Protocol::Iscsi, 1, None);
-        let origin = Origin { peer, certificate: None, portal };
-        let admission = admission(None, 0);
-        let (_pass, _) = access.enter(&admission, None, &origin, &mailbox).expect("permitted");
+        let login = login(None);
+        let member = sessions.begin(&login, &mailbox).await.expect("there is room");
+        access.enter(&member, &login).expect("permitted");
         let (targets, nothing) = (Targets::default(), Losses::default());
-        let replace = |policy| access.replace(Arc::new(policy), &targets, &nothing);
+        let replace = |policy| access.replace(Arc::new(policy), &sessions, &targets, &nothing);
         assert_eq!(replace(Policy::of_everybody(["iqn.2026-11.x:t"])), 0);
         assert!(messages.try_recv().is_err(), "it was ended without a reason");
         assert_eq!(replace(Policy::of_everybody([])), 1);
         assert!(matches!(messages.try_recv(), Ok(ConnectionRequest::Terminate { .. })));
-        let again = access.auth_requirement(&admission, peer);
-        assert_eq!(again, Err(RefusalReason::AccessRevoked));
-        let stranger = Admission { initiator_name: "iqn.2026-11.x:z".into(), ..admission };
-        assert_eq!(access.auth_requirement(&stranger, peer), Err(RefusalReason::NoSuchTarget));
+        assert_eq!(access.auth_requirement(&login), Err(RefusalReason::AccessRevoked));
+        let stranger = Login::of_anonymous("iqn.2026-11.x:z", "iqn.2026-11.x:t");
+        assert_eq!(access.auth_requirement(&stranger), Err(RefusalReason::NoSuchTarget));
         let text = access.metrics.render(crate::metrics::MetricsSnapshot::default());
         assert!(text.contains("sarsen_access_revoked_total 1\n"), "{text}");
         assert!(text.contains("sarsen_logins_total 1\n"), "{text}");

@@ -13,20 +13,8 @@ use crate::config::{
     AccessConfig, AccountConfig, CertificatePattern, Config, ConfigError, NamePattern, Network,
     Placed, RuleConfig, SecretSource, TargetConfig,
 };
+use crate::sessions::Client;
 use crate::tls::ClientCertificate;
-
-/// An initiator that requests access, and its proven identity.
-#[derive(Clone, Debug)]
-pub(crate) struct Applicant<'a> {
-    /// Its name, by its own statement.
-    pub(crate) initiator: &'a str,
-    /// Its network address.
-    pub(crate) address: IpAddr,
-    /// The account as which it authenticated.
-    pub(crate) account: Option<&'a str>,
-    /// Its verified certificate.
-    pub(crate) certificate: Option<&'a ClientCertificate>,
-}
 
 /// The policy. Each part records the configuration from which it was compiled, so that the next policy reuses only
 /// parts whose configuration is in force. The default is compiled from an empty configuration: no accounts, no targets,
@@ -192,19 +180,22 @@ impl Policy {
     pub(crate) fn permit(
         &self,
         target: Option<&str>,
-        applicant: &Applicant<'_>,
+        client: &Client,
     ) -> Result<LunView, RefusalReason> {
         let access_rules = self.access_rules(target)?;
-        self.auth_requirement(target, applicant.initiator, applicant.address)?;
+        self.auth_requirement(target, &client.name, client.peer.ip())?;
         if access_rules.requirement != AuthRequirement::Nothing
-            && !applicant.account.is_some_and(|account| access_rules.accounts.contains(account))
+            && !client
+                .account
+                .as_ref()
+                .is_some_and(|account| access_rules.accounts.contains(account))
         {
             return Err(RefusalReason::AccountNotAllowed);
         }
-        if let Some(rule) = access_rules.rules.iter().find(|rule| rule.fits(applicant).is_ok()) {
+        if let Some(rule) = access_rules.rules.iter().find(|rule| rule.fits(client).is_ok()) {
             return Ok(rule.view.clone());
         }
-        match most_telling(access_rules.rules.iter().map(|rule| rule.fits(applicant))) {
+        match most_telling(access_rules.rules.iter().map(|rule| rule.fits(client))) {
             Some(reason) => Err(reason),
             None => Ok(LunView::default()),
         }
@@ -383,14 +374,14 @@ impl Rule {
     }
 
     /// Checks all conditions in the order of the list of reasons, so that the last one is the best match.
-    fn fits(&self, applicant: &Applicant<'_>) -> Result<(), RefusalReason> {
-        self.knows(applicant.initiator, applicant.address)?;
-        if self.account.is_some() && self.account.as_deref() != applicant.account {
+    fn fits(&self, client: &Client) -> Result<(), RefusalReason> {
+        self.knows(&client.name, client.peer.ip())?;
+        if self.account.is_some() && self.account != client.account {
             return Err(RefusalReason::AccountNotAllowed);
         }
         if let Some(pattern) = &self.certificate {
             let fits = |shown: &ClientCertificate| pattern.fits(&shown.names, &shown.fingerprint);
-            if !applicant.certificate.is_some_and(fits) {
+            if !client.certificate.as_ref().is_some_and(fits) {
                 return Err(RefusalReason::CertificateNotAllowed);
             }
         }
@@ -443,8 +434,13 @@ mod tests {
         address: &str,
         account: Option<&str>,
     ) -> Result<LunView, RefusalReason> {
-        let address = address.parse().expect(address);
-        policy.permit(Some(TARGET), &Applicant { initiator, address, account, certificate: None })
+        let client = Client {
+            name: initiator.to_owned(),
+            peer: (address.parse::<IpAddr>().expect(address), 5000).into(),
+            account: account.map(str::to_owned),
+            certificate: None,
+        };
+        policy.permit(Some(TARGET), &client)
     }
 
     fn numbers<const N: usize>(numbers: [(u16, u16); N]) -> LunView {

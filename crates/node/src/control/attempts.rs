@@ -14,7 +14,7 @@ use tracing::warn;
 use super::error::ApiError;
 use crate::access::source_of;
 use crate::events::Occurrence;
-use crate::fronts::iscsi::Front;
+use crate::fronts::Front;
 use crate::refusal::ApiRefusal;
 
 /// Delay before the response to a source's first wrong token. Each further one doubles it.

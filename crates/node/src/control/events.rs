@@ -24,7 +24,7 @@ use super::openapi::Failures;
 use super::routes::Json;
 use super::statistics::collect;
 use crate::events::{Filter, Found, KINDS};
-use crate::fronts::iscsi::Front;
+use crate::fronts::Front;
 use crate::schema::events::{Event, EventList, Severity};
 
 /// Default and maximum number of events in a response.

@@ -10,7 +10,7 @@ use super::config::parse_query;
 use super::error::ApiError;
 use super::openapi::Failures;
 use super::routes::{self, Answer, Json};
-use crate::fronts::iscsi::Front;
+use crate::fronts::Front;
 use crate::initiator_lines::{Client, Format, access_paths, is_own, own_name};
 use crate::schema::{FormatLines, PathCommands, TargetLines};
 

@@ -43,7 +43,7 @@ pub use self::web::WebError;
 pub(crate) use self::web::{OpenPort, Web};
 use crate::desired::Desired;
 use crate::engine::Engine;
-use crate::fronts::iscsi::Front;
+use crate::fronts::Front;
 
 /// The environment variable with the socket or the URL. A flag has priority.
 pub const ADDRESS_VARIABLE: &str = "SARSEN_CONTROL";

@@ -11,7 +11,6 @@ use axum::http::{HeaderMap, Method, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use sarsen_block::Geometry;
-use sarsen_proto::iscsi::keys::SessionType;
 use sarsen_scsi::{LogicalUnit, Lun};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -25,7 +24,7 @@ use crate::config::{Portal, Redirect, parse_portal, parse_redirect_address};
 use crate::drain::{AlreadyDraining, Outcome, Service, send_away};
 use crate::engine::{Export, Usage};
 use crate::events::Occurrence;
-use crate::fronts::iscsi::{ConnectionInfo, Front};
+use crate::fronts::Front;
 use crate::mailbox::Mailbox;
 use crate::metrics;
 use crate::model::ObjectKind;
@@ -34,6 +33,7 @@ use crate::schema::{
     ServedPortal, ServedVolume, Session, SessionKind, SessionList, TargetList, TargetLun,
     TargetPortal, TargetState, Undrained, VolumeList, unix_seconds,
 };
+use crate::sessions::{ConnectionInfo, SessionInfo};
 use crate::targets::Target;
 
 /// The default path of scrapers.
@@ -121,23 +121,20 @@ async fn scraped_metrics(State(api): State<Api>, headers: HeaderMap) -> Response
 /// Returns the open sessions.
 #[utoipa::path(get, tag = "server", path = "/v1/sessions", responses((status = 200, body = SessionList), Failures))]
 pub(super) async fn sessions(State(front): State<Arc<Front>>) -> Json<SessionList> {
-    let connections = front.connection_table.connections();
-    let session = |info: crate::fronts::iscsi::SessionInfo| {
-        let own = || connections.iter().filter(|connection| connection.tsih == info.tsih);
-        Session {
-            tsih: info.tsih,
-            protocol: info.protocol,
-            initiator: info.initiator_name.clone(),
-            isid: info.isid.to_string(),
-            target: info.target_name.clone(),
-            kind: match info.session_type {
-                SessionType::Normal => SessionKind::Normal,
-                SessionType::Discovery => SessionKind::Discovery,
-            },
-            account: info.account.clone(),
-            since_unix_seconds: unix_seconds(info.since),
-            connections: own().map(connection).collect(),
-        }
+    let session = |info: SessionInfo| Session {
+        tsih: info.tsih,
+        protocol: info.protocol,
+        kind: if info.is_discovery() { SessionKind::Discovery } else { SessionKind::Normal },
+        initiator: info.client.name,
+        isid: info.end.map(|end| end.isid.to_string()),
+        volume: info.target.as_deref().zip(info.only).and_then(|(target, lun)| {
+            let luns = front.targets.find(target)?.device.luns();
+            Some(luns.get(&lun)?.volume_name().to_string())
+        }),
+        target: info.target,
+        account: info.client.account,
+        since_unix_seconds: unix_seconds(info.since),
+        connections: info.connections.iter().map(connection).collect(),
     };
     Json(SessionList {
         sessions: front.sessions.session_infos().into_iter().map(session).collect(),
@@ -176,7 +173,7 @@ pub(super) async fn drain_session(
         ApiError::not_found(format!("there is no session {tsih}: `sarsen session list` has them"))
     })?;
     let (grace, mailboxes) = (grace(request.grace_seconds), [session.mailboxes]);
-    info!(tsih, initiator = session.initiator_name, "a session is asked to log out");
+    info!(tsih, initiator = session.client.name, "a session is asked to log out");
     to_the_end(async move { send_away(&mailboxes, grace, std::future::pending()).await }).await
 }
 
@@ -268,7 +265,7 @@ pub(super) async fn targets(State(front): State<Arc<Front>>) -> Json<TargetList>
     let target = |target: Target| {
         let name = target.device.name();
         let (service, redirect) = front.drains.service(name);
-        let own = sessions.iter().filter(|info| info.target_name.as_deref() == Some(name));
+        let own = sessions.iter().filter(|info| info.target.as_deref() == Some(name));
         let portals = portals.iter().filter(|portal| target.is_reached_through(portal.group));
         let portals = portals.map(target_portal).collect();
         schema::Target {
@@ -340,10 +337,7 @@ pub(super) async fn drain_target(
         .sessions
         .session_infos()
         .into_iter()
-        .filter(|info| {
-            info.session_type == SessionType::Normal
-                && info.target_name.as_deref() == Some(name.as_str())
-        })
+        .filter(|info| !info.is_discovery() && info.target.as_deref() == Some(name.as_str()))
         .map(|info| info.mailboxes)
         .collect();
     info!(target = name, sessions = mailboxes.len(), "a target is drained");

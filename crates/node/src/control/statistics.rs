@@ -8,7 +8,7 @@ use sarsen_io::time;
 
 use super::openapi::Failures;
 use super::routes::Json;
-use crate::fronts::iscsi::Front;
+use crate::fronts::Front;
 use crate::schema::statistics::{
     LatencyQuantiles, OperationStatistics, RecentStatistics, SessionStatistics, SessionVolume,
     Statistics, VolumeOperation, VolumeStatistics,
@@ -43,8 +43,8 @@ pub(super) fn collect(front: &Front) -> Statistics {
     let mut of_sessions = counted.sessions();
     let sessions = session_infos.into_iter().map(|info| SessionStatistics {
         tsih: info.tsih,
-        initiator: info.initiator_name,
-        target: info.target_name,
+        initiator: info.client.name,
+        target: info.target,
         volumes: of_sessions.remove(&info.tsih).map_or_else(Vec::new, |volumes| {
             volumes.into_iter().map(|(name, totals)| session_volume(name, &totals)).collect()
         }),

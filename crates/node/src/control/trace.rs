@@ -59,7 +59,7 @@ pub(super) async fn of_session(
         // A closed connection has no traffic.
         let _ = mailbox.send(ConnectionRequest::Trace { writer: writer.clone() });
     }
-    warn!(tsih, initiator = session.initiator_name, "the PDUs of this session are traced");
+    warn!(tsih, initiator = session.client.name, "the PDUs of this session are traced");
     Ok(answer(reader))
 }
 

@@ -18,11 +18,11 @@ use super::missing::MissingObjects;
 use super::portals::{NextPortal, PortalSteps, Served, bind};
 use super::volumes::{NewFiles, Volume, check_not_just_written};
 use super::{AffectedSession, ChangeError, ChangeTurn, Engine, Interruption, not_opened};
-use crate::access::{Losses, Object, Policy, Previous, SessionKey, TargetLoss};
+use crate::access::{Losses, Object, Policy, Previous, TargetLoss};
 use crate::config::{Config, Portal, VolumeConfig, target_port_groups};
 use crate::drain::send_away;
-use crate::fronts::iscsi::SessionInfo;
 use crate::mailbox::Mailbox;
+use crate::sessions::SessionInfo;
 use crate::stores::OpenMode;
 
 /// Maximum time for the commands of a volume to end after its sessions have logged out.
@@ -363,21 +363,19 @@ impl Change {
     /// Returns the interruptions, and the mailboxes of their sessions.
     fn interruptions(&self) -> (Vec<Interruption>, Vec<Vec<Mailbox>>) {
         let front = &self.engine().front;
-        let losers: HashMap<SessionKey, Object> =
-            front.access.affected_sessions(&self.losses, &self.policy);
+        let losers: HashMap<u16, Object> =
+            front.access.affected_sessions(&front.sessions, &self.losses, &self.policy);
         if losers.is_empty() {
             return Default::default();
         }
         let mut by_object: BTreeMap<Object, Vec<AffectedSession>> = BTreeMap::new();
         let mut mailboxes = Vec::new();
         for session in front.sessions.session_infos() {
-            let SessionInfo { tsih, initiator_name: initiator, isid, target_name, .. } = session;
-            let Some(object) = losers.get(&(initiator.clone(), isid, target_name)) else {
-                continue;
-            };
+            let SessionInfo { tsih, client, mailboxes: of_session, .. } = session;
+            let Some(object) = losers.get(&tsih) else { continue };
             let sessions = by_object.entry(object.clone()).or_default();
-            sessions.push(AffectedSession { tsih, initiator });
-            mailboxes.push(session.mailboxes);
+            sessions.push(AffectedSession { tsih, initiator: client.name });
+            mailboxes.push(of_session);
         }
         let interruption = |(object, sessions)| Interruption { object, sessions };
         (by_object.into_iter().map(interruption).collect(), mailboxes)
@@ -415,7 +413,7 @@ impl Change {
             }
         }
         self.losses.portals.iter().for_each(|portal| portal.set_open(false));
-        self.losses.deferred_at = Some(front.access.last_permitted());
+        self.losses.deferred_at = Some(front.sessions.last_permitted());
     }
 
     /// Closes removed portals whose addresses other portals need.

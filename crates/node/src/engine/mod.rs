@@ -42,8 +42,8 @@ use crate::access::Object;
 use crate::config::{Config, ConfigError, Portal, Protocol, TargetConfig, target_port_groups};
 use crate::error_class::ErrorClass;
 use crate::events::{EventLog, Occurrence};
+use crate::fronts::Front;
 use crate::fronts::acceptor::Acceptor;
-use crate::fronts::iscsi::Front;
 use crate::metrics::VolumeSpace;
 use crate::problem::{MissingObject, Problem};
 use crate::stores::StoreError;
@@ -564,7 +564,7 @@ mod tests {
     use crate::access::Policy;
     use crate::config::{parse_file, parse_portal, parse_volume};
     use crate::host::ServerHost;
-    use crate::qos::Peer;
+    use crate::sessions::Client;
 
     /// Starts an engine with this configuration, and its environment.
     fn started(config: &Config) -> (Arc<Engine>, Arc<Cores>) {
@@ -626,13 +626,13 @@ mod tests {
         let expected = Policy::compile(&ruled, None).expect("a policy");
         let holds = |engine: &Engine, how: &str| {
             assert!(*engine.front.access.policy() == expected, "{how}: other rules are in force");
-            let peer = Peer {
-                name: "iqn.2026-11.test:slow",
-                address: Ipv6Addr::LOCALHOST.into(),
+            let client = Client {
+                name: "iqn.2026-11.test:slow".into(),
+                peer: (Ipv6Addr::LOCALHOST, 5000).into(),
                 account: None,
                 certificate: None,
             };
-            assert!(engine.front.qos.host_of(&peer).is_some(), "{how}: the host has no limit");
+            assert!(engine.front.qos.host_of(&client).is_some(), "{how}: the host has no limit");
         };
         holds(&started(&ruled).0, "started");
         for cause in [Cause::Edit, Cause::Reload] {

@@ -9,6 +9,7 @@ use sarsen_wire::iscsi::LoginStatus;
 use crate::model::Key;
 use crate::problem::{MissingObject, Problem};
 use crate::schema::events::{Event, Severity};
+use crate::sessions::Login;
 use sarsen_volume::statistics::Failure;
 
 /// The kinds of events.
@@ -52,6 +53,21 @@ pub(crate) struct Subject {
     /// The session's TSIH, once the session exists.
     pub(crate) tsih: Option<u16>,
     pub(crate) cid: Option<u16>,
+}
+
+impl Subject {
+    /// Returns the parties of a login whose session does not exist yet.
+    pub(crate) fn of(login: &Login) -> Self {
+        let Login { client, target, .. } = login;
+        Self {
+            peer: client.peer,
+            initiator: Some(client.name.clone()),
+            target: target.clone(),
+            account: client.account.clone(),
+            tsih: None,
+            cid: None,
+        }
+    }
 }
 
 /// An occurrence that the server reports as an event.

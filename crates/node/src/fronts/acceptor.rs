@@ -10,7 +10,9 @@ use sarsen_io::time;
 use tokio::sync::{oneshot, watch};
 use tracing::{debug, error, warn};
 
-use super::iscsi::{self, Front, shake_hands};
+use super::Front;
+use super::handshake::shake_hands;
+use super::iscsi;
 use super::nbd;
 use super::sources::{ConnectionPermit, Rejected};
 use crate::events::Occurrence;

@@ -9,7 +9,7 @@ use sarsen_volume::qos::Account;
 use sarsen_volume::statistics::{Failure, Metered, Statistics};
 use sarsen_volume::{Operation, OperationKind};
 
-use super::iscsi::Front;
+use super::Front;
 use crate::events::EventLog;
 use crate::qos::Qos;
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use sarsen_volume::Operation;
 use sarsen_volume::qos::{Account, Admit, Cost, Queue, QueueLimit};
 
-use crate::access::Origin;
-use crate::qos::{Peer, Qos};
+use crate::qos::Qos;
+use crate::sessions::Client;
 
 /// See the module.
 pub(super) struct QosGate {
@@ -18,15 +18,6 @@ pub(super) struct QosGate {
     host: Option<Arc<Account>>,
     /// The generation of the hosts when the host was found.
     generation: Option<u64>,
-}
-
-/// The client of a connection, after its login.
-pub(super) struct Client {
-    /// The initiator name, or the name of a client of another protocol.
-    pub(super) name: String,
-    /// The authenticated account.
-    pub(super) account: Option<String>,
-    pub(super) origin: Origin,
 }
 
 impl QosGate {
@@ -56,14 +47,7 @@ impl QosGate {
         }
         let generation = self.qos.generation();
         if self.generation != Some(generation) {
-            self.host = self.client.as_ref().and_then(|Client { name, account, origin }| {
-                self.qos.host_of(&Peer {
-                    name,
-                    address: origin.peer.ip(),
-                    account: account.as_deref(),
-                    certificate: origin.certificate.as_ref(),
-                })
-            });
+            self.host = self.client.as_ref().and_then(|client| self.qos.host_of(client));
             self.generation = Some(generation);
         }
         self.qos.admit(volume, self.host.as_ref(), cost, &self.queue, room)

@@ -60,8 +60,12 @@ impl Change {
         }
         // Units are removed before access widens, and added after access narrows.
         self.narrow_targets(running);
-        let sessions_ended =
-            front.access.replace(self.policy.clone(), &front.targets, &self.losses);
+        let sessions_ended = front.access.replace(
+            self.policy.clone(),
+            &front.sessions,
+            &front.targets,
+            &self.losses,
+        );
         self.make_targets(running);
         // The targets and rules for clients of new portals are in force before the portals open.
         self.make_portals(&mut running.portals, &running.config);

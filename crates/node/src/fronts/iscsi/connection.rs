@@ -32,18 +32,15 @@ use tracing::{debug, info, warn};
 
 use self::hung_commands::{Answer, UnderWay};
 use self::units::UsedUnits;
-use super::Front;
-use super::connection_table::{ConnectionEntry, ConnectionInfo};
 use super::environment::{View, attribute, cdb};
-use super::sessions::SessionMember;
-use crate::access::Origin;
 use crate::events::{Occurrence, Subject};
+use crate::fronts::Front;
 use crate::fronts::observer::{BegunRequest, Observer};
-use crate::fronts::qos_gate::{Client, QosGate};
+use crate::fronts::qos_gate::QosGate;
 use crate::fronts::sources::ConnectionPermit;
 use crate::mailbox::{AbortOrder, ConnectionRequest, Mailbox};
 use crate::portal::Portal;
-use crate::protocol::Protocol;
+use crate::sessions::{Origin, SessionMember};
 use crate::tls::ClientCertificate;
 use crate::trace::Tap;
 
@@ -68,7 +65,7 @@ pub(in crate::fronts) async fn serve(
     let (mailbox, mut messages) = mpsc::unbounded_channel();
     let settings = front.settings();
     let machine = Connection::new(settings.clone(), time::now());
-    let view = View::new(front.clone(), Origin { peer, certificate: client, portal }, local);
+    let view = View::new(front.clone(), Origin { peer, local, certificate: client, portal });
     let mut driver = Driver {
         front: front.clone(),
         stream,
@@ -81,7 +78,6 @@ pub(in crate::fronts) async fn serve(
         must_look: false,
         mailbox,
         member: None,
-        line: None,
         target_name: None,
         subject: None,
         tokens: Vec::new(),
@@ -196,7 +192,6 @@ struct Driver<'a> {
     must_look: bool,
     mailbox: mpsc::UnboundedSender<ConnectionRequest>,
     member: Option<SessionMember<'a>>,
-    line: Option<ConnectionEntry<'a>>,
     target_name: Option<String>,
     /// The initiator and the session, after the login.
     subject: Option<Subject>,
@@ -453,11 +448,12 @@ impl<'a> Driver<'a> {
 
     async fn establish(&mut self, front: &'a Arc<Front>, admission: Admission) {
         let joins = admission.tsih != 0;
+        let login = self.view.login(&admission);
         let member = async {
             if joins {
-                front.sessions.join(&admission, &self.mailbox).await
+                front.sessions.join(&login, &self.mailbox).await
             } else {
-                front.sessions.register_session(&admission, Protocol::Iscsi, &self.mailbox).await
+                front.sessions.begin(&login, &self.mailbox).await
             }
         };
         // A store that delays the end of the reinstated session must not block this login as well.
@@ -478,11 +474,8 @@ impl<'a> Driver<'a> {
             return self.machine.refuse(refusal);
         }
         // The session was registered first, so the session that it reinstates has ended.
-        if let Err(reason) = self.view.enter(&admission, &self.mailbox, member.nexus()) {
+        if let Err(reason) = self.view.enter(&member, &login) {
             return self.machine.refuse(reason);
-        }
-        if let Some(nexus) = &self.view.nexus {
-            member.use_nexus(nexus);
         }
         if let Some((session, id)) = self.machine.establish(member.tsih) {
             member.share(session, id);
@@ -492,12 +485,7 @@ impl<'a> Driver<'a> {
         if let Some(tap) = &mut self.tap {
             tap.logged_in();
         }
-        let client = Client {
-            name: admission.initiator_name.clone(),
-            account: admission.account.clone(),
-            origin: self.view.origin.clone(),
-        };
-        self.qos_gate.established(client, member.queue());
+        self.qos_gate.established(login.client, member.queue());
         info!(
             tsih = member.tsih,
             cid = admission.cid,
@@ -511,15 +499,7 @@ impl<'a> Driver<'a> {
             Subject { tsih: Some(member.tsih), cid: Some(admission.cid), ..self.view.subject() };
         front.access.events.tell(&Occurrence::LoggedIn { subject: subject.clone(), joins });
         self.subject = Some(subject);
-        self.line = Some(front.connection_table.enter(ConnectionInfo {
-            tsih: member.tsih,
-            cid: admission.cid,
-            peer: self.stream.peer_addr(),
-            local: self.view.local,
-            portal_group: self.view.portal_group(),
-            parameters: Some(self.machine.parameters().clone()),
-            since: time::wall_clock(),
-        }));
+        member.establish(Some(self.machine.parameters().clone()));
         self.member = Some(member);
         self.target_name = admission.target_name;
     }
@@ -687,7 +667,7 @@ impl<'a> Driver<'a> {
                 warn!("this connection is traced already");
             }
             ConnectionRequest::Trace { writer } => {
-                self.tap = Some(Tap::at(self.view.origin.peer, self.view.local, writer));
+                self.tap = Some(Tap::at(self.view.origin.peer, self.view.origin.local, writer));
             }
             ConnectionRequest::Completed { task, completion } => {
                 self.end(task, self.observer.elsewhere(), *completion);
@@ -715,7 +695,6 @@ impl<'a> Driver<'a> {
         self.stalls.clear();
         self.observer.count_sent();
         self.view.nexus = None;
-        self.line = None;
         self.member = None;
         self.terminated.clear();
         // Only the peer waits for this.

@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use sarsen_io::time;
 use sarsen_proto::iscsi::chap::{Credentials, Secret};
 use sarsen_proto::iscsi::keys::SessionType;
 use sarsen_proto::iscsi::target::{
@@ -11,13 +10,12 @@ use sarsen_proto::iscsi::target::{
     TargetRecord,
 };
 use sarsen_scsi::{Cdb, InitiatorPort, Lun, LunView, NexusHandle, TaskAttribute};
-use tokio::sync::mpsc;
 use tracing::warn;
 
-use super::{ConnectionRequest, Front};
-use crate::access::{Access, AccessGuard, LogDecision, Origin};
 use crate::config::{Portal, Protocol};
 use crate::events::{Occurrence, Subject};
+use crate::fronts::Front;
+use crate::sessions::{Login, Origin, SessionEnd, SessionMember};
 use crate::targets::Target;
 use crate::tls::ClientCertificate;
 
@@ -26,12 +24,8 @@ pub(super) struct View {
     pub(super) front: Arc<Front>,
     /// The address of the peer, its portal, and its certificate.
     pub(super) origin: Origin,
-    /// The server's address that the initiator has used.
-    pub(super) local: SocketAddr,
     /// The I_T nexus, once a normal session is established.
     pub(super) nexus: Option<NexusHandle>,
-    /// Present once the connection is permitted.
-    pass: Option<AccessGuard>,
     /// The names that the initiator has sent, for the log.
     claimed: Claimed,
 }
@@ -44,9 +38,18 @@ struct Claimed {
 }
 
 impl View {
-    pub(super) fn new(front: Arc<Front>, origin: Origin, local: SocketAddr) -> Self {
-        let claimed = Claimed::default();
-        Self { front, origin, local, nexus: None, pass: None, claimed }
+    pub(super) fn new(front: Arc<Front>, origin: Origin) -> Self {
+        Self { front, origin, nexus: None, claimed: Claimed::default() }
+    }
+
+    /// Returns the login of an initiator.
+    pub(super) fn login(&self, admission: &Admission) -> Login {
+        let Admission { initiator_name, isid, tsih, cid, session_type, .. } = admission;
+        let end = SessionEnd { isid: *isid, session_type: *session_type, tsih: *tsih };
+        let name = initiator_name.clone();
+        let mut login = self.origin.login(name, admission.target_name.clone());
+        login.client.account = admission.account.clone();
+        Login { end: Some(end), cid: *cid, ..login }
     }
 
     /// The portal's group: the target port of the nexus.
@@ -54,41 +57,42 @@ impl View {
         self.origin.portal.group
     }
 
-    /// Permits a connection whose login is complete. It uses the I_T nexus of the session that it `joins`, or opens the
-    /// nexus of a new session.
+    /// Permits a connection whose login is complete. It uses the I_T nexus of its session, or opens the nexus of a new
+    /// session.
     pub(super) fn enter(
         &mut self,
-        admission: &Admission,
-        mailbox: &mpsc::UnboundedSender<ConnectionRequest>,
-        joins: Option<NexusHandle>,
+        member: &SessionMember<'_>,
+        login: &Login,
     ) -> Result<(), RefusalReason> {
-        let (pass, view) = self.front.access.enter(admission, None, &self.origin, mailbox)?;
-        if let Some(name) = &admission.target_name {
-            self.nexus = Some(self.nexus(name, admission, (&pass, view), joins)?);
+        let view = self.front.access.enter(member, login)?;
+        if let Some(target) = &login.target {
+            let nexus = self.open_nexus(target, login, member, view)?;
+            self.nexus = Some(nexus);
         }
-        self.pass = Some(pass);
         Ok(())
     }
 
-    fn nexus(
+    fn open_nexus(
         &self,
         target: &str,
-        admission: &Admission,
-        (pass, view): (&AccessGuard, LunView),
-        joins: Option<NexusHandle>,
+        login: &Login,
+        member: &SessionMember<'_>,
+        view: LunView,
     ) -> Result<NexusHandle, RefusalReason> {
         let device = self.front.targets.find(target).ok_or(RefusalReason::NoSuchTarget)?.device;
+        let Login { client, end, .. } = login;
+        let isid = end.map(|end| end.isid).unwrap_or_default();
         let initiator = InitiatorPort {
             // RFC 7143 §4.4.2: the name of the initiator port consists of the initiator name and the ISID.
-            name: format!("{},i,{}", admission.initiator_name, admission.isid),
-            proven: admission
+            name: format!("{},i,{isid}", client.name),
+            proven: client
                 .account
                 .clone()
-                .or_else(|| self.origin.certificate.as_ref().map(ClientCertificate::identity)),
+                .or_else(|| client.certificate.as_ref().map(ClientCertificate::identity)),
         };
         let open = || device.open_nexus_showing(initiator, self.portal_group(), view.clone());
-        let nexus = joins.or_else(open).ok_or(RefusalReason::NoSuchTarget)?;
-        if let Some(view) = pass.use_nexus(nexus.id(), &view) {
+        let nexus = member.nexus().or_else(open).ok_or(RefusalReason::NoSuchTarget)?;
+        if let Some(view) = member.use_nexus(&nexus, &view) {
             device.set_view(nexus.id(), view);
         }
         Ok(nexus)
@@ -108,7 +112,7 @@ impl View {
     /// Counts a refused login, and logs it in one line unless its source has reached the maximum number of lines.
     pub(super) fn tell_refusal(&self, refusal: &Refusal) {
         self.front.access.metrics.refused(refusal.reason);
-        log_rate_limited(&self.front.access, self.origin.peer, || {
+        self.front.access.log_rate_limited(self.origin.peer, || {
             let Claimed { initiator, target, account } = &self.claimed;
             let status = refusal.reason.status();
             // Text from an unauthenticated peer is quoted.
@@ -131,32 +135,11 @@ impl View {
     pub(super) fn tell_broken_off(&self, reason: &CloseReason) {
         let subject = self.subject();
         if subject.initiator.is_some() {
-            log_rate_limited(&self.front.access, subject.peer, || {
+            self.front.access.log_rate_limited(subject.peer, || {
                 let why = reason.to_string();
                 self.front.access.events.tell(&Occurrence::LoginAborted { subject, why });
             });
         }
-    }
-}
-
-/// Logs a refusal, unless its source has reached the maximum number of lines.
-pub(in crate::fronts) fn log_rate_limited(
-    access: &Arc<Access>,
-    peer: SocketAddr,
-    write: impl FnOnce(),
-) {
-    match access.storm.note(peer.ip(), time::now()) {
-        LogDecision::Write => write(),
-        LogDecision::CloseAt(deadline, source) => {
-            let access = access.clone();
-            tokio::task::spawn_local(async move {
-                time::sleep_until(deadline).await;
-                let left_out = access.storm.close(source);
-                warn!(%source, left_out, "more logins were refused");
-                access.events.tell(&Occurrence::LoginsSuppressed { source, count: left_out });
-            });
-        }
-        LogDecision::LeaveOut => {}
     }
 }
 
@@ -182,7 +165,7 @@ impl Environment for View {
     fn admit(&mut self, admission: &Admission) -> Result<LoginContext, Refusal> {
         self.claimed.initiator = Some(admission.initiator_name.clone());
         self.claimed.target = admission.target_name.clone();
-        let requirement = self.front.access.auth_requirement(admission, self.origin.peer)?;
+        let requirement = self.front.access.auth_requirement(&self.login(admission))?;
         let alias = match &admission.target_name {
             Some(name) => {
                 let target = self.front.targets.find(name);
@@ -206,15 +189,17 @@ impl Environment for View {
     }
 
     fn own_credentials(&mut self, admission: &Admission) -> Option<Credentials> {
-        self.front.access.own_credentials(admission)
+        self.front.access.own_credentials(admission.target_name.as_deref())
     }
 
     fn authorize(&mut self, admission: &Admission, account: Option<&str>) -> Result<(), Refusal> {
-        Ok(self.front.access.authorize(admission, account, &self.origin)?)
+        let mut login = self.login(admission);
+        login.client.account = account.map(str::to_owned);
+        Ok(self.front.access.authorize(&self.front.sessions, &login).map(drop)?)
     }
 
     fn session(&mut self, admission: &Admission) -> Result<Arc<Session>, Refusal> {
-        Ok(self.front.sessions.session(admission)?)
+        Ok(self.front.sessions.session(&self.login(admission))?)
     }
 
     fn fill_random(&mut self, bytes: &mut [u8]) {
@@ -230,8 +215,8 @@ impl Environment for View {
             .filter(|portal| portal.protocol == Protocol::Iscsi)
             .filter_map(|portal| match portal.address.ip().is_unspecified() {
                 // For a portal on all addresses, the server reports the address that the initiator has used.
-                true if portal.address.is_ipv4() == self.local.is_ipv4() => {
-                    let address = SocketAddr::new(self.local.ip(), portal.address.port());
+                true if portal.address.is_ipv4() == self.origin.local.is_ipv4() => {
+                    let address = SocketAddr::new(self.origin.local.ip(), portal.address.port());
                     Some(Portal { address, ..portal })
                 }
                 true => None,
@@ -242,9 +227,10 @@ impl Environment for View {
             Some(name) => self.front.targets.find(name).into_iter().collect(),
             None => self.front.targets.all(),
         };
+        let client = self.login(admission).client;
         let record = |target: Target| {
             let name = target.device.name().to_owned();
-            if !self.front.access.shows(&name, &admission.initiator_name, self.origin.peer) {
+            if !self.front.access.shows(&name, &client) {
                 return None;
             }
             let reached = portals.iter().filter(|portal| target.is_reached_through(portal.group));

@@ -10,8 +10,9 @@ use sarsen_io::time;
 use sarsen_proto::iscsi::target::Settings;
 use sarsen_scsi::{Array, Host, LogicalUnit, Lun, TargetDevice};
 
-use super::{Front, connection};
+use super::connection;
 use crate::config::{HostConfig, Limits, QosConfig};
+use crate::fronts::Front;
 
 /// Serves a simulated connection at the portal with its local address, until the connection and its commands have
 /// ended. Returns `None` if no portal has that address.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -24,8 +25,8 @@ use sarsen_wire::iscsi::{
 
 use tokio::sync::watch;
 
-use super::*;
 use crate::config::Limits;
+use crate::fronts::Front;
 use crate::fronts::acceptor::{Accepting, Acceptor};
 use crate::host::ServerHost;
 

@@ -2,15 +2,12 @@
 
 use std::sync::Arc;
 
-use sarsen_proto::iscsi::keys::SessionType;
-use sarsen_proto::iscsi::target::Admission;
 use sarsen_proto::nbd::server::{Export, Exports, ListedExport, Refusal};
 use sarsen_scsi::{AccessState, LogicalUnit, Lun, LunView, TargetDevice};
-use sarsen_wire::iscsi::Isid;
 use tracing::warn;
 
-use crate::access::Origin;
-use crate::fronts::iscsi::{Front, log_rate_limited};
+use crate::fronts::Front;
+use crate::sessions::{Login, Origin};
 use crate::targets::Target;
 
 /// See the module.
@@ -53,18 +50,9 @@ impl VisibleExports {
         Self { front, origin }
     }
 
-    /// Returns the client as the access rules and the registry of sessions know it. It has no name of its own: its
-    /// address stands for it.
-    pub(super) fn admission(&self, target_name: Option<String>) -> Admission {
-        Admission {
-            initiator_name: format!("nbd:{}", self.origin.peer),
-            isid: Isid::default(),
-            tsih: 0,
-            cid: 0,
-            session_type: SessionType::Normal,
-            target_name,
-            account: None,
-        }
+    /// Returns the login of the client. It has no name of its own: its address stands for it.
+    pub(super) fn login(&self, target: Option<String>) -> Login {
+        self.origin.login(format!("nbd:{}", self.origin.peer.ip()), target)
     }
 
     /// Returns the export with this name, if the client may use it. An empty name selects the only export that
@@ -96,8 +84,9 @@ impl VisibleExports {
         if !luns.values().any(|unit| is_meant(unit)) {
             return Vec::new();
         }
-        let admission = self.admission(Some(name.to_owned()));
-        let Ok(view) = self.front.access.view(&admission, &self.origin) else { return Vec::new() };
+        let login = self.login(Some(name.to_owned()));
+        let authorized = self.front.access.authorize(&self.front.sessions, &login);
+        let Ok(view) = authorized else { return Vec::new() };
         let is_shown = |lun: &Lun| {
             view.numbers.as_ref().is_none_or(|numbers| numbers.values().any(|own| own == lun))
         };
@@ -119,7 +108,7 @@ impl Exports for VisibleExports {
     fn find(&mut self, name: &str) -> Result<Export, Refusal> {
         let Some(ChosenExport { path, unit, view, .. }) = self.choose(name) else {
             let peer = self.origin.peer;
-            log_rate_limited(&self.front.access, peer, || {
+            self.front.access.log_rate_limited(peer, || {
                 warn!(%peer, export = name, "there is no such export for this NBD client: see the rules of its target");
             });
             return Err(Refusal::Unknown);

@@ -17,7 +17,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use sarsen_io::net::{PIECES_MAX, Stream};
 use sarsen_io::time;
-use sarsen_proto::iscsi::target::{Admission, RefusalReason};
+use sarsen_proto::iscsi::target::RefusalReason;
 use sarsen_proto::nbd::server::{Event, Server, ServerError, Settings, Tls};
 use sarsen_scsi::LogicalUnit;
 use sarsen_volume::Attachment;
@@ -27,16 +27,13 @@ use tracing::{debug, info, warn};
 use self::exports::{ChosenExport, VisibleExports};
 use self::memory::{ChargedMemory, maximum_payload};
 use self::requests::{PendingRequest, Requests};
-use super::iscsi::{
-    ConnectionEntry, ConnectionInfo, Front, SessionMember, log_rate_limited, shake_hands,
-};
-use super::qos_gate::Client;
+use super::Front;
+use super::handshake::shake_hands;
 use super::sources::ConnectionPermit;
-use crate::access::{AccessGuard, Origin};
 use crate::events::{Occurrence, Subject};
 use crate::mailbox::ConnectionRequest;
 use crate::portal::Portal;
-use crate::protocol::Protocol;
+use crate::sessions::{Login, Origin, SessionMember};
 
 /// Size of the receive buffer of a thread. An idle connection has no buffer.
 const SCRATCH_LENGTH: usize = 64 * 1024;
@@ -99,8 +96,6 @@ struct Session<'a> {
     unit: Arc<LogicalUnit>,
     target: String,
     subject: Subject,
-    _pass: AccessGuard,
-    _entry: ConnectionEntry<'a>,
     member: SessionMember<'a>,
 }
 
@@ -136,6 +131,7 @@ pub(super) async fn serve(
     front: Arc<Front>,
     connection_permit: ConnectionPermit,
 ) {
+    let Ok(local) = stream.local_addr() else { return };
     let peer = stream.peer_addr();
     // Until everything has ended, those who send messages here wait for an answer.
     let (mailbox, mut messages) = mpsc::unbounded_channel();
@@ -147,7 +143,7 @@ pub(super) async fn serve(
         maximum_requests: REQUESTS,
         maximum_memory: limits.room_limit,
     };
-    let origin = Origin { peer, certificate: None, portal };
+    let origin = Origin { peer, local, certificate: None, portal };
     let mut driver = Driver {
         front: &front,
         stream: Some(stream),
@@ -386,16 +382,13 @@ impl<'a> Driver<'a> {
     /// Begins the session of the client with the export that it has selected.
     async fn begin_session(&mut self, name: &str) -> Result<(), End> {
         let refused = |reason| Err(End::Refused(reason));
-        let origin = self.exports.origin.clone();
         // The access may have changed since the machine looked the export up.
         let Some(ChosenExport { path, lun, unit, .. }) = self.exports.choose(name) else {
             return refused(RefusalReason::NoSuchTarget);
         };
         let target = path.target().to_owned();
-        let admission = self.exports.admission(Some(target.clone()));
-        let registered =
-            self.front.sessions.register_session(&admission, Protocol::Nbd, &self.mailbox);
-        let member = match registered.await {
+        let login = Login { only: Some(lun), ..self.exports.login(Some(target.clone())) };
+        let member = match self.front.sessions.begin(&login, &self.mailbox).await {
             Ok(member) => member,
             Err(reason) => return refused(reason),
         };
@@ -405,48 +398,35 @@ impl<'a> Driver<'a> {
         if !path.is_active() {
             return refused(RefusalReason::NotInService);
         }
-        let entered = self.front.access.enter(&admission, Some(lun), &origin, &self.mailbox);
-        let (pass, view) = match entered {
-            Ok(entered) => entered,
+        let view = match self.front.access.enter(&member, &login) {
+            Ok(view) => view,
             Err(reason) => return refused(reason),
         };
         self.connection_permit.logged_in();
-        let Some(stream) = &self.stream else { return refused(RefusalReason::NotInService) };
-        let local = stream.local_addr()?;
+        member.establish(None);
         let volume = unit.volume_name();
-        let attachment = Attachment::new(unit.volume().clone(), view.read_only);
-        let client = admission.initiator_name.clone();
-        let requests = Requests::new(
-            self.front,
-            (Arc::new(attachment), path),
-            &volume,
-            Client { name: client.clone(), account: None, origin: origin.clone() },
-            (member.tsih, member.queue()),
-        );
         info!(
             session = member.tsih,
-            client,
+            client = login.client.name,
             volume = &*volume,
-            peer = %origin.peer,
-            certificate = origin.certificate.as_ref().map(tracing::field::display),
+            peer = %login.client.peer,
+            certificate = login.client.certificate.as_ref().map(tracing::field::display),
             "NBD session established"
         );
-        let subject = subject(&admission, &origin, Some(member.tsih));
+        let subject = Subject { tsih: Some(member.tsih), ..Subject::of(&login) };
         self.front
             .access
             .events
             .tell(&Occurrence::LoggedIn { subject: subject.clone(), joins: false });
-        let entry = self.front.connection_table.enter(ConnectionInfo {
-            tsih: member.tsih,
-            cid: 0,
-            peer: origin.peer,
-            local,
-            portal_group: origin.portal.group,
-            parameters: None,
-            since: time::wall_clock(),
-        });
-        self.session =
-            Some(Session { requests, unit, target, subject, _pass: pass, _entry: entry, member });
+        let attachment = Attachment::new(unit.volume().clone(), view.read_only);
+        let requests = Requests::new(
+            self.front,
+            (Arc::new(attachment), path),
+            &volume,
+            login.client,
+            (member.tsih, member.queue()),
+        );
+        self.session = Some(Session { requests, unit, target, subject, member });
         Ok(())
     }
 
@@ -516,15 +496,15 @@ impl<'a> Driver<'a> {
             match end {
                 End::Refused(reason) => {
                     self.front.access.metrics.refused(*reason);
-                    let admission = self.exports.admission(None);
-                    log_rate_limited(&self.front.access, peer, || {
+                    let login = self.exports.login(None);
+                    self.front.access.log_rate_limited(peer, || {
                         warn!(%peer, "NBD session refused: {reason}");
-                        let subject = subject(&admission, &self.exports.origin, None);
+                        let subject = Subject::of(&login);
                         let refused = Occurrence::LoginRefused { subject, reason: *reason };
                         self.front.access.events.tell(&refused);
                     });
                 }
-                End::Protocol(error) => log_rate_limited(&self.front.access, peer, || {
+                End::Protocol(error) => self.front.access.log_rate_limited(peer, || {
                     warn!(%peer, %error, "NBD connection refused during the handshake");
                 }),
                 end => debug!(%peer, %end, "NBD connection closed during the handshake"),
@@ -593,15 +573,4 @@ impl Session<'_> {
 
 fn handle(machine: &mut Server, input: &[u8], exports: &mut VisibleExports) -> Result<usize, End> {
     machine.handle_input(input, exports).map_err(End::Protocol)
-}
-
-fn subject(admission: &Admission, origin: &Origin, tsih: Option<u16>) -> Subject {
-    Subject {
-        peer: origin.peer,
-        initiator: Some(admission.initiator_name.clone()),
-        target: admission.target_name.clone(),
-        account: None,
-        tsih,
-        cid: None,
-    }
 }

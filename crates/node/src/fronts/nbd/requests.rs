@@ -14,9 +14,10 @@ use sarsen_wire::nbd::{ErrorCode, allocation};
 use tokio::sync::watch;
 
 use super::exports::TargetPath;
-use crate::fronts::iscsi::Front;
+use crate::fronts::Front;
 use crate::fronts::observer::{BegunRequest, Observer, VolumeIndex};
-use crate::fronts::qos_gate::{Client, QosGate};
+use crate::fronts::qos_gate::QosGate;
+use crate::sessions::Client;
 
 /// Ranges are zeroed and deallocated in pieces of so many bytes, so that one request does not occupy a core
 /// or a store for too long.

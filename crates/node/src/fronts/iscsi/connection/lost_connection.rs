@@ -14,7 +14,7 @@ use tracing::info;
 
 use super::turn::TurnShare;
 use super::{Driver, LogContext};
-use crate::fronts::iscsi::Front;
+use crate::fronts::Front;
 use crate::mailbox::{ConnectionRequest, Mailbox};
 
 impl<'a> Driver<'a> {

@@ -12,7 +12,7 @@ use sarsen_io::time;
 use sarsen_proto::iscsi::target::{CloseReason, Event};
 
 use super::{ConnectionEnd, Driver, UnderWay};
-use crate::fronts::iscsi::Front;
+use crate::fronts::Front;
 use crate::trace::{FlowDirection, Tap};
 
 /// Size of the receive buffer of a thread. An idle connection has no buffer.

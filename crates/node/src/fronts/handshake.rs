@@ -1,4 +1,4 @@
-//! The TLS handshake of a connection, before iSCSI begins.
+//! The TLS handshake of a connection, before its protocol begins, or within it.
 
 use std::io::ErrorKind;
 
@@ -7,13 +7,12 @@ use sarsen_io::time;
 use tracing::{debug, warn};
 
 use super::Front;
-use super::environment::log_rate_limited;
 use crate::events::Occurrence;
 use crate::tls::{self, ClientCertificate, Tls};
 
 /// Runs the TLS handshake on the connection's own core, within the login timeout. Returns the stream and the valid
 /// certificate of the client, if it has one. A connection whose handshake fails is closed.
-pub(in crate::fronts) async fn shake_hands(
+pub(super) async fn shake_hands(
     stream: Stream,
     tls: &Tls,
     front: &Front,
@@ -36,7 +35,7 @@ pub(in crate::fronts) async fn shake_hands(
                     front.access.metrics.refused_certificate();
                 }
                 let reason = tls::reason(&error);
-                log_rate_limited(&front.access, peer, || {
+                front.access.log_rate_limited(peer, || {
                     warn!(%peer, "TLS handshake failed: {reason}");
                     let why = reason.to_string();
                     front.access.events.tell(&Occurrence::HandshakeFailed { peer, why });
@@ -52,7 +51,7 @@ pub(in crate::fronts) async fn shake_hands(
     let client = match loaded.client(&stream.peer_certificates()) {
         Ok(client) => client,
         Err(error) => {
-            log_rate_limited(&front.access, peer, || {
+            front.access.log_rate_limited(peer, || {
                 warn!(%peer, "a client counts as one without a certificate: its own: {error}");
             });
             None
