@@ -3,6 +3,9 @@
 //! This crate opens no sockets, reads no clocks and starts no threads. `sarsen-io` does this, and a simulation can
 //! replace it.
 
+mod command_memory;
 pub mod iscsi;
 pub mod isns;
 pub mod nbd;
+
+pub use command_memory::Budget;

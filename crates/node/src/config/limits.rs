@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use sarsen_proto::Budget;
 use sarsen_proto::iscsi::keys::TargetOffer;
-use sarsen_proto::iscsi::target::{Budget, Settings};
+use sarsen_proto::iscsi::target::Settings;
 
 use super::reference::KeyReference;
 use super::size::{parse_size, render_size};

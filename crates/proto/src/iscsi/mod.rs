@@ -5,7 +5,6 @@
 //! are the two ends.
 
 pub mod chap;
-mod command_memory;
 pub mod digest;
 pub mod framer;
 pub mod initiator;

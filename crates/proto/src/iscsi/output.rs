@@ -8,8 +8,8 @@ use std::rc::Rc;
 use sarsen_block::{Data, Piece};
 use sarsen_wire::iscsi::{BasicHeader, DIGEST_LENGTH, RawHeader, U24, padding};
 
-use super::command_memory::Charge;
 use super::digest;
+use crate::command_memory::Charge;
 
 /// Maximum length of payloads that are copied. A copy is cheaper than an iovec for each (29 % less CPU at 512 B).
 const COPY_LIMIT: usize = 1024;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sarsen_proto::iscsi::target::Budget;
+use sarsen_proto::Budget;
 
 /// Maximum payload of one request. Clients that do not request the sizes of an export send up to 32 MiB; the test client
 /// of the NBD project sends more.

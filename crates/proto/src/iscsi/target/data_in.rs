@@ -8,7 +8,7 @@ use super::Completion;
 use super::link::Link;
 use super::recovery::SentData;
 use super::tasks::{Fault, Task};
-use crate::iscsi::command_memory::Charge;
+use crate::command_memory::Charge;
 
 /// The SCSI status codes that this layer uses.
 const GOOD: u8 = 0x00;

@@ -27,7 +27,7 @@ use super::{
     Admission, Cdb, CloseReason, Command, Completion, Environment, Event, Logout, Settings,
     data_in, data_out,
 };
-use crate::iscsi::command_memory::Grant;
+use crate::command_memory::Grant;
 use crate::iscsi::keys::SessionType;
 use crate::iscsi::{DigestKind, Landing, Segment};
 

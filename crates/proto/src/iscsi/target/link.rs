@@ -12,7 +12,7 @@ use super::Event;
 use super::recovery::{SentData, UnacknowledgedPdus};
 use super::session::SharedHold;
 use super::window::CmdSnPosition;
-use crate::iscsi::command_memory::{CommandMemory, Grant};
+use crate::command_memory::{CommandMemory, Grant};
 use crate::iscsi::{Output, Parameters};
 
 /// Unsent headers and short payloads are charged if they need more memory than this.

@@ -43,10 +43,10 @@ pub use self::refusal::{Refusal, RefusalReason};
 pub use self::session::{MemberId, Session};
 pub use self::tasks::{Ending, TaskId};
 use super::chap::{Algorithm, Credentials, Secret};
-pub use super::command_memory::Budget;
-use super::command_memory::CommandMemory;
 use super::keys::{SessionType, TargetOffer};
 use super::{Frame, Framer, FramingError, Landing, Output, Parameters, Segment};
+use crate::Budget;
+use crate::command_memory::CommandMemory;
 
 /// The settings of a target's connections.
 #[derive(Clone, Debug)]

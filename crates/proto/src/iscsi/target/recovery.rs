@@ -13,7 +13,7 @@ use super::data_out;
 use super::full_feature::FullFeature;
 use super::link::Link;
 use super::tasks::Progress;
-use crate::iscsi::command_memory::{Charge, CommandMemory};
+use crate::command_memory::{Charge, CommandMemory};
 use crate::iscsi::output::Payload;
 
 /// Number of kept answers above which the target pings the initiator for an acknowledgement.

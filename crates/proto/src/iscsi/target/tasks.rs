@@ -9,7 +9,7 @@ use sarsen_block::Buffer;
 use sarsen_wire::iscsi::ScsiCommand;
 
 use super::Cdb;
-use crate::iscsi::command_memory::Grant;
+use crate::command_memory::Grant;
 
 /// Maximum bytes that the layer above reads at once, whatever length an initiator expects. Longer data is charged when
 /// it exists.

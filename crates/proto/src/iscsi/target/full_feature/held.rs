@@ -6,8 +6,8 @@ use super::super::link::Link;
 use super::super::window::CmdSnPosition;
 use super::super::{CloseReason, Environment};
 use super::{AfterRequest, FullFeature, Incoming};
+use crate::command_memory::Grant;
 use crate::iscsi::Segment;
-use crate::iscsi::command_memory::Grant;
 
 /// Maximum immediate data in bytes of all requests above a gap in CmdSN together.
 const HELD_BYTES_LIMIT: usize = 4 << 20;
