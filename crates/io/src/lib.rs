@@ -31,3 +31,4 @@ pub mod threads;
 pub mod time;
 pub mod tls;
 mod vectored;
+pub mod wake_ups;
