@@ -1,6 +1,7 @@
 //! A server in this process changes while sessions use it. Sessions that a change does not affect continue without
 //! interruption. Sessions that would lose access are reported first and asked to log out.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::rc::Rc;
@@ -26,7 +27,8 @@ fn volume(text: &str) -> Result<VolumeConfig> {
 }
 
 fn target(name: &str, luns: &[(u16, &str)]) -> TargetConfig {
-    let luns = luns.iter().map(|&(lun, volume)| (lun, volume.to_owned())).collect();
+    let luns = luns.iter().map(|&(lun, volume)| (lun, volume.to_owned()));
+    let luns = luns.collect::<BTreeMap<_, _>>().into();
     TargetConfig { name: name.into(), luns, ..TargetConfig::default() }
 }
 
@@ -59,7 +61,7 @@ async fn apply_soon(server: &Server, desired: Config) -> Result<()> {
 }
 
 async fn connect(server: &Server, target: &str, lun: u16) -> Result<Session, SessionError> {
-    let portal = server.portals()[0].address;
+    let portal = server.portals()[0].address();
     let url = format!("iscsi://{portal}/{target}/{lun}").parse().expect("a URL");
     Session::connect(&url, &SessionOptions::default()).await
 }
@@ -333,7 +335,7 @@ fn portals_come_go_and_change_while_others_are_used() -> Result<()> {
         let server = Server::start(config(|_| {})?)?;
         let busy = Busy::begin(connect(&server, A, 0).await?);
         apply(&server, with_second_portal(2)?).await?;
-        let address = server.portals()[1].address;
+        let address = server.portals()[1].address();
         let through = async |address: std::net::SocketAddr| {
             let url = format!("iscsi://{address}/{A}/0").parse().expect("a URL");
             Session::connect(&url, &SessionOptions::default()).await
@@ -345,7 +347,7 @@ fn portals_come_go_and_change_while_others_are_used() -> Result<()> {
         ensure!(objects(prepared.interrupts()) == [format!("portal {address} 1")]);
         prepared.log_out_sessions(Some(Duration::ZERO)).await?.make();
         ensure!(reported(&session).await.is_err(), "it is still there");
-        ensure!(server.portals()[1].address == address, "the socket stays");
+        ensure!(server.portals()[1].address() == address, "the socket stays");
         let session = through(address).await?;
         let prepared = server.prepare(config(|_| {})?)?;
         let object = prepared.interrupts()[0].object.clone();
@@ -371,13 +373,13 @@ fn with_second_portal(group: u16) -> Result<Config> {
 fn an_address_changes_hands_between_portals() -> Result<()> {
     run(async {
         let server = Server::start(config(|_| {})?)?;
-        let port = server.portals()[0].address.port();
+        let port = server.portals()[0].address().port();
         let on = |host: &str| {
             let text = format!("{host}:{port}");
             config(|config| config.listen = vec![parse_portal(&text).expect("a portal")])
         };
         apply_soon(&server, on("0.0.0.0")?).await?;
-        ensure!(server.portals()[0].address.ip().is_unspecified());
+        ensure!(server.portals()[0].address().ip().is_unspecified());
         connect(&server, A, 0).await?.logout().await?;
         // The server closes the old portal for the new one, and opens it again if the change is not applied.
         drop(server.prepare(on("127.0.0.1")?)?.log_out_sessions(Some(LIMIT)).await?);
@@ -409,7 +411,7 @@ fn reload_applies_unless_removed_objects_are_in_use() -> Result<()> {
             add_target_b(config);
             config.cores = NonZeroUsize::new(1);
             config.limits.sessions = 1;
-            config.targets[1].login.rules = vec![rule.clone()];
+            config.targets[1].allow = vec![rule.clone()];
         };
         let made = server.reload(config(desired)?).await?;
         let expected = ChangeOutcome {

@@ -288,7 +288,7 @@ fn prove(options: SessionOptions, seed: u64, cuts: u32) -> Result<Outcome> {
         let server = Server::start_layered(config, move |_, inner| {
             Arc::new(Recorder { inner, writes: recorded.clone() })
         })?;
-        let relay = Relay::start(server.portals()[0].address).await?;
+        let relay = Relay::start(server.portals()[0].address()).await?;
         let mut url: Url = server.exports()[0].urls[0].parse()?;
         url.portal = relay.address.to_string().parse()?;
         let session = Session::connect(&url, &options).await?;

@@ -1,6 +1,7 @@
 //! `sarsen host`.
 
 use clap::Subcommand;
+use sarsen_node::config::{CertificatePattern, NamePattern, Network};
 use sarsen_node::model::document::Host;
 use sarsen_node::model::{Document, ObjectKind};
 
@@ -15,16 +16,16 @@ pub(crate) enum Verb {
         name: String,
         /// The name of an initiator, which may end with *. Several may be given. Default: any.
         #[arg(long = "initiator", value_name = "IQN")]
-        initiators: Vec<String>,
+        initiators: Vec<NamePattern>,
         /// Address of the initiators, or their network.
         #[arg(long, value_name = "NETWORK")]
-        address: Option<String>,
+        address: Option<Network>,
         /// The account with which the initiators authenticate.
         #[arg(long, value_name = "ACCOUNT")]
         account: Option<String>,
         /// Client certificate of the initiators: one of its names, or sha256:HASH.
         #[arg(long, value_name = "NAME")]
-        certificate: Option<String>,
+        certificate: Option<CertificatePattern>,
         #[command(flatten)]
         options: ChangeOptions,
     },

@@ -249,7 +249,7 @@ mod tests {
             _ => String::new(),
         });
         let document: Document = toml::from_str(&taken.collect::<String>()).expect(&text);
-        assert_eq!(document.portal[0].address, "0.0.0.0:3260");
+        assert_eq!(document.portal[0].address.as_str(), "0.0.0.0:3260");
     }
 
     #[test]

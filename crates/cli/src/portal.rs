@@ -1,12 +1,13 @@
 //! `sarsen portal`.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use clap::Subcommand;
 use sarsen_node::config::Protocol;
 use sarsen_node::control::Client;
-use sarsen_node::model::document::{Portal, Tls};
-use sarsen_node::model::{Document, ObjectKind};
+use sarsen_node::model::document::{Portal, PortalAddress, Tls};
+use sarsen_node::model::{Document, GroupTag, ObjectKind};
 use sarsen_node::schema::{PortalList, ServedPortal};
 
 use crate::disk::on_a_core;
@@ -20,25 +21,25 @@ pub(crate) enum Verb {
     /// Create a portal: the server listens on this address as well.
     Create {
         /// Address, such as `0.0.0.0:3260` or `[::]:3260`.
-        address: String,
+        address: PortalAddress,
         /// The protocol that it serves: iscsi or nbd.
         #[arg(long, default_value_t)]
         protocol: Protocol,
         /// The portal group tag. Default: 1.
         #[arg(long, value_name = "TAG")]
-        group: Option<u16>,
+        group: Option<GroupTag>,
         /// Accept only TLS 1.3. The server authenticates with this certificate and its chain: a PEM file on the server's
         /// machine.
         #[arg(long, value_name = "FILE", requires = "tls_key")]
-        tls_certificate: Option<String>,
+        tls_certificate: Option<PathBuf>,
         /// The private key of that certificate: a PEM file on the server's machine. Users other than its owner and group
         /// must have no access to it.
         #[arg(long, value_name = "FILE", requires = "tls_certificate")]
-        tls_key: Option<String>,
+        tls_key: Option<PathBuf>,
         /// The certificate authority of initiators: a PEM file on the server's machine. Initiators must then present a
         /// certificate.
         #[arg(long, value_name = "FILE", requires = "tls_certificate")]
-        tls_client_ca: Option<String>,
+        tls_client_ca: Option<PathBuf>,
         #[command(flatten)]
         options: ChangeOptions,
     },
@@ -74,9 +75,10 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             }
             let client = options.client()?;
             let document = state::state(&client)?.document;
-            let names: Vec<_> = document.portal.iter().map(|portal| &portal.address).collect();
+            let names: Vec<_> =
+                document.portal.iter().map(|portal| portal.address.as_str()).collect();
             let PortalList { portals } = listening(&client)?;
-            let portals = portals.iter().filter(|portal| !names.contains(&&portal.address));
+            let portals = portals.iter().filter(|portal| !names.contains(&portal.address.as_str()));
             let lines: Vec<_> = portals.map(unnamed).collect();
             if lines.is_empty() { Ok(()) } else { print_line(&lines.join("\n")) }
         }

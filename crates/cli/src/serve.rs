@@ -20,8 +20,8 @@ use sarsen_io::process;
 use sarsen_io::spin::Spin;
 use sarsen_io::{threads, time};
 use sarsen_node::config::{
-    self, ApiConfig, Config, DEFAULT_GROUP, IsnsConfig, Placed, Portal, Protocol, TlsConfig,
-    VolumeConfig, render_size,
+    self, ApiConfig, Config, DEFAULT_GROUP, IsnsConfig, Portal, Protocol, TlsConfig, VolumeConfig,
+    render_size,
 };
 use sarsen_node::{ChangeOutcome, ConfigError, Server};
 use serde::Serialize;
@@ -136,7 +136,7 @@ impl TlsArguments {
             certificate,
             key,
             client_ca: self.client_ca.clone(),
-            require_client_certificate: self.client_ca.is_some() && !self.client_optional,
+            require_client_certificate: self.client_ca.as_ref().map(|_| !self.client_optional),
         };
         let portal = |portal: &Portal| Portal { tls: Some(tls.clone()), ..portal.clone() };
         self.listen_tls.iter().map(portal).collect()
@@ -157,13 +157,11 @@ impl Arguments {
         for account in &self.accounts {
             config.accounts.push(config::parse_account(account)?);
         }
-        let place = |name: &String| Placed { place: format!("--chap {name}"), value: name.clone() };
-        config.chap.extend(self.chap.iter().map(place));
+        config.chap.extend(self.chap.iter().cloned());
         config.listen.extend(self.listen.iter().cloned().chain(self.tls.portals()));
         config.listen.extend(self.listen_nbd.iter().cloned());
         if config.listen.is_empty() {
-            let (protocol, group) = (Protocol::Iscsi, DEFAULT_GROUP);
-            let portal = |&address| Portal { address, protocol, group, tls: None };
+            let portal = |&address| Portal::at(address, Protocol::Iscsi, DEFAULT_GROUP, None);
             config.listen = received.iter().map(portal).collect();
         }
         config.cores = self.cores.or(config.cores);
@@ -456,7 +454,7 @@ fn announcement(
             url: export.urls.first().cloned().unwrap_or_default(),
             urls: export.urls.clone(),
         });
-        let portals = server.portals().iter().map(|portal| portal.address).collect();
+        let portals = server.portals().iter().map(Portal::address).collect();
         let api = server.api_url();
         let announcement = Announcement { portals, api, volumes: volumes.collect() };
         return Ok(serde_json::to_string(&announcement)? + "\n");

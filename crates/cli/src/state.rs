@@ -236,7 +236,8 @@ fn parse_setting(kind: ObjectKind, text: &str) -> Result<(String, Value), UsageE
 
 /// Returns whether a value has the type of the key.
 fn takes(kind: ObjectKind, key: &str, value: &Value) -> bool {
-    let mut fields = Map::from_iter([(name_key(kind).to_owned(), Value::String(String::new()))]);
+    let name = if kind == ObjectKind::Portal { "0.0.0.0" } else { "" };
+    let mut fields = Map::from_iter([(name_key(kind).to_owned(), Value::String(name.to_owned()))]);
     fields.insert(key.to_owned(), value.clone());
     Object::from_json(kind, Value::Object(fields).to_string().as_bytes()).is_ok()
 }
@@ -428,7 +429,8 @@ mod tests {
             ("luns={\"0\":\"a\"}", "luns", serde_json::json!({ "0": "a" })),
             // The server rejects values that have the wrong type either way.
             ("preferred=abc", "preferred", serde_json::json!("abc")),
-            ("chap=7", "chap", serde_json::json!(7)),
+            // One text is a list of one.
+            ("chap=7", "chap", serde_json::json!("7")),
         ] {
             let parsed = parse_setting(ObjectKind::Target, text);
             assert_eq!(parsed.expect(text), (key.to_owned(), value));

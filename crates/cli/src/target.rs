@@ -5,7 +5,7 @@ mod url;
 use std::collections::BTreeMap;
 
 use clap::Subcommand;
-use sarsen_node::config::parse_redirect_address;
+use sarsen_node::config::{NamePattern, parse_redirect_address};
 use sarsen_node::control::path_segment;
 use sarsen_node::model::document::{self, Luns, Rule};
 use sarsen_node::model::{Document, ObjectKind};
@@ -50,7 +50,7 @@ pub(crate) enum Verb {
         hosts: Vec<String>,
         /// Permit only this initiator. The name may end with *. Several may be given.
         #[arg(long = "initiator", value_name = "IQN")]
-        initiators: Vec<String>,
+        initiators: Vec<NamePattern>,
         #[command(flatten)]
         options: ChangeOptions,
     },
@@ -180,7 +180,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
 }
 
 /// Returns whether there is no access rule.
-pub(crate) fn is_open(chap: &[String], hosts: &[String], initiators: &[String]) -> bool {
+pub(crate) fn is_open(chap: &[String], hosts: &[String], initiators: &[NamePattern]) -> bool {
     chap.is_empty() && hosts.is_empty() && initiators.is_empty()
 }
 

@@ -3,7 +3,7 @@
 use std::io::IsTerminal as _;
 
 use clap::Subcommand;
-use sarsen_node::config::{DEFAULT_TARGET_PREFIX, parse_size, render_size};
+use sarsen_node::config::{DEFAULT_TARGET_PREFIX, NamePattern, parse_size, render_size};
 use sarsen_node::control::path_segment;
 use sarsen_node::model::document::{Account, Luns, Rule, Size, Target, Volume};
 use sarsen_node::model::{Document, ObjectKind, Orphan};
@@ -118,7 +118,7 @@ pub(crate) struct Create {
     hosts: Vec<String>,
     /// With --export: permit only this initiator. The name may end with *. Several may be given.
     #[arg(long = "initiator", value_name = "IQN", requires = "export")]
-    initiators: Vec<String>,
+    initiators: Vec<NamePattern>,
     #[command(flatten)]
     options: ChangeOptions,
 }

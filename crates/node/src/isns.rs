@@ -80,8 +80,8 @@ pub(crate) fn notice_addresses(
     portals: &[config::Portal],
 ) -> Vec<SocketAddr> {
     let Some(port) = config.and_then(|config| config.notice_port) else { return Vec::new() };
-    let portals = portals.iter().filter(|portal| portal.protocol == config::Protocol::Iscsi);
-    let hosts: BTreeSet<IpAddr> = portals.map(|portal| portal.address.ip()).collect();
+    let portals = portals.iter().filter(|portal| portal.protocol() == config::Protocol::Iscsi);
+    let hosts: BTreeSet<IpAddr> = portals.map(|portal| portal.address().ip()).collect();
     // A portal on all addresses includes the other addresses of its family.
     let is_own = |host: &&IpAddr| {
         host.is_unspecified()
@@ -286,10 +286,10 @@ impl Registrar {
     /// server.
     fn entity(&self, local: IpAddr) -> Entity {
         let portal = |portal: &config::Portal| {
-            if portal.protocol != config::Protocol::Iscsi {
+            if portal.protocol() != config::Protocol::Iscsi {
                 return None;
             }
-            let host = match portal.address.ip() {
+            let host = match portal.address().ip() {
                 host if !host.is_unspecified() => host,
                 host if host.is_ipv4() == local.is_ipv4() => local,
                 _ => return None,
@@ -299,8 +299,8 @@ impl Registrar {
                     || notice.ip().is_unspecified() && notice.is_ipv4() == host.is_ipv4()
             };
             Some(Portal {
-                address: SocketAddr::new(host, portal.address.port()),
-                group: portal.group,
+                address: SocketAddr::new(host, portal.address().port()),
+                group: portal.group(),
                 notice_port: self.notices.iter().find(is_heard).map(SocketAddr::port),
             })
         };

@@ -55,7 +55,7 @@ impl Portal {
 
     pub(crate) fn config(&self) -> config::Portal {
         let tls = self.encryption().as_ref().map(|encryption| encryption.config.clone());
-        config::Portal { address: self.address, protocol: self.protocol, group: self.group, tls }
+        config::Portal::at(self.address, self.protocol, self.group, tls)
     }
 
     pub(crate) fn is_open(&self) -> bool {

@@ -64,7 +64,8 @@ impl Qos {
         // Set first: the generation of the limits changes after both.
         *self.hosts.write() = hosts.to_vec();
         let volumes = volumes.map(|(name, qos)| (name, qos.into()));
-        let rates: Vec<_> = hosts.iter().map(|host| (host.name.clone(), host.qos.into())).collect();
+        let rates: Vec<_> =
+            hosts.iter().map(|host| (host.name.clone(), host.qos().into())).collect();
         self.limits.set(volumes.collect(), &rates, in_service);
     }
 

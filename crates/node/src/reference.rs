@@ -190,6 +190,10 @@ mod tests {
             let known: BTreeSet<_> = known.trim_end_matches(')').split(", ").collect();
             let mut documented: BTreeSet<_> =
                 table.keys.iter().map(|key| key.name.as_str()).collect();
+            if table.heading == "[[account]]" {
+                // A document may have it, a configuration file may not.
+                documented.insert("secret");
+            }
             let all = tables();
             if table.heading.is_empty() {
                 let headings = all.iter().map(|table| table.heading.as_str());

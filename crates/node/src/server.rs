@@ -511,7 +511,7 @@ mod tests {
     fn spc4_5_16_portal_groups_are_ports_whose_access_can_be_set() {
         let target = TargetConfig {
             name: "iqn.2026-11.test:t".into(),
-            luns: BTreeMap::from([(0, "a".into())]),
+            luns: [(0, "a".into())].into(),
             access: BTreeMap::from([(9, AccessState::Standby)]),
             ..TargetConfig::default()
         };
@@ -526,8 +526,8 @@ mod tests {
         };
         let server = Server::start(config.finish().expect("valid")).expect("it starts");
         let portals = server.portals();
-        assert_eq!(portals.iter().map(|portal| portal.group).collect::<Vec<_>>(), [1, 9, 9]);
-        assert!(portals.iter().all(|portal| portal.address.port() != 0), "ports were taken");
+        assert_eq!(portals.iter().map(Portal::group).collect::<Vec<_>>(), [1, 9, 9]);
+        assert!(portals.iter().all(|portal| portal.address().port() != 0), "ports were taken");
         let name = "iqn.2026-11.test:t";
         let device = server.target_device(name).expect("the target");
         let states = || [1, 9].map(|group| device.access_state(group));

@@ -174,7 +174,7 @@ fn file_stamp(path: &Path) -> FileStamp {
 
 impl Loaded {
     fn read(config: &TlsConfig) -> Result<Self, TlsError> {
-        let TlsConfig { certificate, key, client_ca, require_client_certificate } = config;
+        let TlsConfig { certificate, key, client_ca, .. } = config;
         let chain = pem::certificates(certificate)?;
         for link in &chain {
             check_validity(link, certificate, time::wall_clock())?;
@@ -182,7 +182,7 @@ impl Loaded {
         let private_key = pem::private_key(key)?;
         let provider = Arc::new(ring::default_provider());
         let clients = client_ca.as_ref().map(|path| {
-            client_verifier(path, *require_client_certificate, &provider).map(Arc::new)
+            client_verifier(path, config.requires_client_certificate(), &provider).map(Arc::new)
         });
         let clients = clients.transpose()?;
         let builder = ServerConfig::builder_with_provider(provider)

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sarsen_block::Rng;
 use sarsen_io::time;
-use sarsen_node::config::AccessConfig;
+use sarsen_node::config::Discovery;
 use sarsen_node::desired::{Change, ChangeRefused, Changed, Edit};
 use sarsen_node::model::{Document, Key, Object};
 use sarsen_node::{ChangeError, Config};
@@ -300,9 +300,14 @@ impl Administrator {
     fn mutate_start(&self) {
         let mut config = self.world.server.control().config();
         match self.world.mutation {
-            Some(Mutation::TakesDiscoveryForInForce) => config.discovery = AccessConfig::default(),
+            Some(Mutation::TakesDiscoveryForInForce) => config.discovery = Discovery::default(),
             Some(Mutation::TakesTargetsForInForce) => {
-                config.targets.iter_mut().for_each(|target| target.login = AccessConfig::default());
+                for target in &mut config.targets {
+                    target.chap.clear();
+                    target.own_account = None;
+                    target.algorithms.clear();
+                    target.allow.clear();
+                }
             }
             _ => return self.mutate_always(),
         }
@@ -323,7 +328,7 @@ impl Administrator {
     /// Applies a mutation that affects starts and changes.
     fn mutate_always(&self) {
         let mut config = self.world.server.control().config();
-        let rules = config.targets.iter_mut().flat_map(|target| &mut target.login.rules);
+        let rules = config.targets.iter_mut().flat_map(|target| &mut target.allow);
         match self.world.mutation {
             Some(Mutation::ForgetsViews) => rules.for_each(|rule| rule.luns = None),
             Some(Mutation::ForgetsReadOnly) => rules.for_each(|rule| rule.read_only = false),

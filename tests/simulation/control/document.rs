@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use sarsen_block::Rng;
-use sarsen_node::model::Document;
 use sarsen_node::model::document::{
     Account, Discovery, Host, Luns, Portal, Rule, Scalar, ShownLuns, Size, Target, Volume,
 };
+use sarsen_node::model::{Document, GroupTag};
 use sarsen_proto::iscsi::chap::Secret;
 
 /// Portals with their groups.
@@ -61,8 +61,8 @@ fn volume(rng: &mut Rng) -> Volume {
 fn host(rng: &mut Rng, name: &str) -> Host {
     Host {
         name: name.to_owned(),
-        initiators: (0..=rng.below(2)).map(|_| (*one_of(rng, &PATTERNS)).to_owned()).collect(),
-        address: rng.chance(30).then(|| (*one_of(rng, &NETWORKS)).to_owned()),
+        initiators: (0..=rng.below(2)).map(|_| parsed(one_of(rng, &PATTERNS))).collect(),
+        address: rng.chance(30).then(|| parsed(one_of(rng, &NETWORKS))),
         ..Host::default()
     }
 }
@@ -100,14 +100,13 @@ fn rule(rng: &mut Rng, target: &Target, may_be_bare: bool) -> Rule {
     if rng.chance(20) {
         rule.host = Some((*one_of(rng, &HOSTS)).to_owned());
     } else {
-        rule.initiator = rng.chance(55).then(|| (*one_of(rng, &PATTERNS)).to_owned());
-        rule.address = rng.chance(35).then(|| (*one_of(rng, &NETWORKS)).to_owned());
+        rule.initiator = rng.chance(55).then(|| parsed(one_of(rng, &PATTERNS)));
+        rule.address = rng.chance(35).then(|| parsed(one_of(rng, &NETWORKS)));
         rule.account =
             (!target.chap.is_empty() && rng.chance(40)).then(|| one_of(rng, &target.chap).clone());
-        let is_bare =
-            [&rule.initiator, &rule.address, &rule.account].iter().all(|one| one.is_none());
+        let is_bare = rule.initiator.is_none() && rule.address.is_none() && rule.account.is_none();
         if is_bare && !may_be_bare {
-            rule.initiator = Some((*one_of(rng, &PATTERNS)).to_owned());
+            rule.initiator = Some(parsed(one_of(rng, &PATTERNS)));
         }
     }
     if rng.chance(55) {
@@ -118,7 +117,7 @@ fn rule(rng: &mut Rng, target: &Target, may_be_bare: bool) -> Rule {
         } else {
             let first = rng.below(LUN_END);
             let shown = own.into_iter().zip(first..);
-            ShownLuns::Volumes(shown.map(|((_, name), lun)| (lun.to_string(), name)).collect())
+            ShownLuns::Volumes(shown.map(|((_, name), lun)| (lun as u16, name)).collect())
         });
     }
     rule
@@ -134,8 +133,8 @@ fn draw_access(rng: &mut Rng, target: &mut Target) {
     let count = if rng.chance(40) { 0 } else { 1 + rng.below(3) };
     target.allow = (1..=count).map(|number| rule(rng, target, number == count)).collect();
     target.groups = match rng.below(5) {
-        0 => Some(vec![1]),
-        1 => Some(vec![2]),
+        0 => Some([1].into()),
+        1 => Some([2].into()),
         _ => None,
     };
 }
@@ -174,7 +173,12 @@ fn add_target(rng: &mut Rng, document: &mut Document, name: &str) {
 }
 
 fn portal((address, group): (&str, u16)) -> Portal {
-    Portal { address: address.to_owned(), protocol: None, group: Some(group), tls: None }
+    Portal { address: parsed(&address), group: GroupTag::new(group.into()), ..Portal::default() }
+}
+
+/// Parses a value that was drawn.
+fn parsed<T: std::str::FromStr<Err = String>>(text: &&str) -> T {
+    text.parse().expect(text)
 }
 
 /// Draws the first document of a seed.

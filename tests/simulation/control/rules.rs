@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
+use sarsen_node::config::Network;
 use sarsen_node::model::Document;
 use sarsen_node::model::document::{Rule, Scalar, ShownLuns, Target};
 use sarsen_wire::iscsi::LoginStatus;
@@ -105,16 +106,17 @@ impl Rules {
 
     /// Returns whether a rule applies to an initiator with this name and this address.
     fn concerns(&self, rule: &Rule, initiator: &str, address: IpAddr) -> bool {
-        let is_address = |network: &Option<String>| {
-            network.as_ref().is_none_or(|network| is_within(network, address))
+        let is_address = |network: &Option<Network>| {
+            network.is_none_or(|network| is_within(&network.to_string(), address))
         };
         match &rule.host {
             Some(name) => self.document.host.iter().any(|host| {
-                let is_named = host.initiators.iter().any(|pattern| fits(pattern, initiator));
+                let is_named =
+                    host.initiators.iter().any(|pattern| fits(&pattern.to_string(), initiator));
                 host.name == *name && is_named && is_address(&host.address)
             }),
             None => {
-                rule.initiator.as_ref().is_none_or(|pattern| fits(pattern, initiator))
+                rule.initiator.as_ref().is_none_or(|pattern| fits(&pattern.to_string(), initiator))
                     && is_address(&rule.address)
             }
         }
@@ -165,10 +167,7 @@ impl Rules {
                 let own = |number: &u16| Some((*number, target.luns.0.get(number)?.clone()));
                 numbers.iter().filter_map(own).collect()
             }
-            Some(ShownLuns::Volumes(volumes)) => {
-                let number = |text: &String| text.parse().expect("a number was drawn");
-                volumes.iter().map(|(lun, name)| (number(lun), name.clone())).collect()
-            }
+            Some(ShownLuns::Volumes(volumes)) => volumes.clone(),
         };
         let is_rule_read_only = rule.is_some_and(|rule| rule.read_only);
         let unit = |(lun, name): (u16, String)| {

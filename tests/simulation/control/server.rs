@@ -11,9 +11,7 @@ use std::time::Duration;
 
 use sarsen_block::Rng;
 use sarsen_io::net::Stream;
-use sarsen_node::config::{
-    Placed, VolumeConfig, parse_account, parse_file, parse_portal, parse_volume,
-};
+use sarsen_node::config::{VolumeConfig, parse_account, parse_file, parse_portal, parse_volume};
 use sarsen_node::model::Document;
 use sarsen_node::model::document::{Account, Luns, Target, Volume};
 use sarsen_node::{ChangeError, ChangeOutcome, Config, SimulatedServer};
@@ -121,7 +119,7 @@ impl Server {
             StartMode::File => {
                 let account = |account: &Account| Account {
                     secret: None,
-                    secret_file: Some(self.write_secret(account)),
+                    secret_file: Some(self.write_secret(account).into()),
                     ..account.clone()
                 };
                 let account = document.account.iter().map(account).collect();
@@ -139,8 +137,7 @@ impl Server {
         let account = |account: &Account| {
             parse_account(&format!("{}={}", account.name, self.write_secret(account)))
         };
-        let chap = document.discovery.iter().flat_map(|discovery| &discovery.chap);
-        let chap = chap.map(|name| Placed { value: name.clone(), place: "--chap".into() });
+        let chap = document.discovery.iter().flat_map(|discovery| &discovery.chap).cloned();
         let config = Config {
             listen: PORTALS.into_iter().map(portal).collect::<Result<_, _>>().expect("portals"),
             volumes: document.volume.iter().map(volume_of_flags).collect(),

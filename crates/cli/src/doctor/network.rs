@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use sarsen_io::machine;
 use sarsen_io::net::Listener;
 use sarsen_node::Config;
+use sarsen_node::config::Portal;
 
 use super::Finding;
 
@@ -44,9 +45,8 @@ pub(super) fn findings(
         findings.push(buffers(name, text.unwrap_or_default().trim()));
     }
     let standard = SocketAddr::from((Ipv4Addr::UNSPECIFIED, ISCSI_PORT));
-    let addresses = config.map_or(vec![standard], |config| {
-        config.listen.iter().map(|portal| portal.address).collect()
-    });
+    let addresses =
+        config.map_or(vec![standard], |config| config.listen.iter().map(Portal::address).collect());
     findings.extend(addresses.iter().map(|&address| {
         let bound = Listener::bind(address).map(drop);
         let holder = bound.as_ref().err().and_then(|_| holder(address.port()));

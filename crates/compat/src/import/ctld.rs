@@ -12,7 +12,7 @@ use super::draft::{Draft, DraftIdentity, TargetDraft, every_address, naa, trunca
 use super::strictest::common_rules;
 use super::ucl::{self, Node};
 use super::{Files, ImportError, Imported};
-use sarsen_node::config::parse_redirect_address;
+use sarsen_node::config::{NamePattern, Network, parse_redirect_address};
 use sarsen_node::model::document::{Redirect, Rule, Size, Volume};
 
 const VENDOR: &str = "FREEBSD";
@@ -152,8 +152,8 @@ struct Access {
     requirement: RequiredAuth,
     accounts: Vec<String>,
     own_account: Option<String>,
-    names: Vec<String>,
-    addresses: Vec<String>,
+    names: Vec<NamePattern>,
+    addresses: Vec<Network>,
     /// True if names or addresses were given, even if none could be imported.
     has_names: bool,
     has_addresses: bool,
@@ -290,7 +290,7 @@ impl Access {
 }
 
 /// Returns the values of a condition, or `None` in place of a condition that the group does not have.
-fn conditions(has: bool, values: &[String]) -> Vec<Option<String>> {
+fn conditions<T: Clone>(has: bool, values: &[T]) -> Vec<Option<T>> {
     if has { values.iter().cloned().map(Some).collect() } else { vec![None] }
 }
 

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use sarsen_io::random;
-use sarsen_scsi::{Designator, Naa};
+use sarsen_scsi::{AccessState, Designator, Naa};
 
 use super::portals::{Assigned, TargetAddresses};
 use super::{Complaint, ComplaintSeverity, Imported, shown_key};
 use sarsen_node::config::{
-    is_iscsi_name_byte, parse_network, parse_portal, parse_size, target_name_fault,
+    NamePattern, Network, parse_network, parse_portal, parse_size, target_name_fault,
 };
 use sarsen_node::model::Document;
 use sarsen_node::model::document::{
@@ -19,6 +19,12 @@ use sarsen_node::model::document::{
 
 /// The name of no initiator. A rule with this name permits no initiator.
 pub const DENIED_INITIATOR: &str = "iqn.2026-11.io.sarsen:nobody";
+
+/// Returns the name of no initiator as a condition of a rule.
+pub(crate) fn denied_initiator() -> NamePattern {
+    NamePattern::Exactly(DENIED_INITIATOR.to_owned())
+}
+
 /// The largest LUN of flat space addressing (SAM-5 4.7.7.1).
 const LARGEST_LUN: u64 = 0x3fff;
 /// The permitted lengths of a secret, by RFC 7143 §9.2.1 and the rules of accounts.
@@ -48,7 +54,7 @@ pub(super) struct TargetDraft {
     /// Its place in the file.
     pub(super) place: String,
     /// Access states by its own portal groups.
-    pub(super) states: BTreeMap<u16, &'static str>,
+    pub(super) states: BTreeMap<u16, AccessState>,
     /// Its own portal group that initiators should prefer.
     pub(super) preferred: Option<u16>,
     /// Initiators without a matching rule are not permitted.
@@ -328,14 +334,14 @@ impl Draft {
             self.report_loss(place, format!("LUN {lun} of {target}"), remedy);
             return false;
         };
-        if let Some(other) = draft.target.luns.0.get(&number) {
+        if let Some(other) = draft.target.luns.get(&number) {
             let what = format!("volume {volume} as LUN {lun} of {target}");
             let remedy =
                 format!("omitted; volume {other} has this LUN; give one of the two another LUN");
             self.report_loss(place, what, remedy);
             return false;
         }
-        draft.target.luns.0.insert(number, volume.to_owned());
+        draft.target.luns.insert(number, volume.to_owned());
         self.served.insert(volume.to_owned(), (target.clone(), number));
         true
     }
@@ -394,7 +400,7 @@ impl Draft {
         address: &str,
     ) {
         match parse_portal(address) {
-            Ok(portal) => self.target_addresses.add(portal.address, (target, tag)),
+            Ok(portal) => self.target_addresses.add(portal.address(), (target, tag)),
             Err(_) => self.report_loss(
                 place,
                 format!("the portal {address}"),
@@ -412,7 +418,7 @@ impl Draft {
     }
 
     /// Returns an address or a network in the form of a rule.
-    pub(super) fn network(&mut self, place: &str, text: &str) -> Option<String> {
+    pub(super) fn network(&mut self, place: &str, text: &str) -> Option<Network> {
         let bare = text.replace(['[', ']'], "");
         let network = parse_network(&bare).or_else(|_| match bare.split_once('/') {
             // The source program ignores bits beyond the mask.
@@ -424,11 +430,7 @@ impl Draft {
             None => Err(String::new()),
         });
         match network {
-            Ok(network) => {
-                let text = network.to_string();
-                let one = text.strip_suffix("/32").or(text.strip_suffix("/128"));
-                Some(one.unwrap_or(&text).to_owned())
-            }
+            Ok(network) => Some(network),
             Err(_) => {
                 self.report_loss(
                     place,
@@ -441,10 +443,10 @@ impl Draft {
     }
 
     /// Returns an initiator's name in the form of a rule. No character of it is a wildcard.
-    pub(super) fn initiator(&mut self, place: &str, text: &str) -> Option<String> {
+    pub(super) fn initiator(&mut self, place: &str, text: &str) -> Option<NamePattern> {
         let name = text.to_ascii_lowercase();
         if target_name_fault(&name).is_none() {
-            return Some(name);
+            return Some(NamePattern::Exactly(name));
         }
         self.report_loss(
             place,
@@ -455,15 +457,9 @@ impl Draft {
     }
 
     /// Returns a pattern of initiators' names in the form of a rule.
-    pub(super) fn initiators(&mut self, place: &str, text: &str) -> Option<String> {
-        let name = text.to_ascii_lowercase();
-        let beginning = name.strip_suffix('*');
-        let valid = match beginning {
-            Some(beginning) => beginning.bytes().all(is_iscsi_name_byte),
-            None => target_name_fault(&name).is_none(),
-        };
-        if valid {
-            return Some(name);
+    pub(super) fn initiators(&mut self, place: &str, text: &str) -> Option<NamePattern> {
+        if let Ok(pattern) = text.to_ascii_lowercase().parse() {
+            return Some(pattern);
         }
         self.report_loss(
             place,
@@ -526,9 +522,7 @@ impl Draft {
             for ((_, tag), groups) in own {
                 all.extend(groups);
                 if let Some(state) = states.get(tag) {
-                    target
-                        .access
-                        .extend(groups.iter().map(|group| (group.to_string(), (*state).into())));
+                    target.access.extend(groups.iter().map(|group| (*group, *state)));
                 }
                 if preferred == Some(*tag) {
                     target.preferred = groups.first().copied();
@@ -536,7 +530,7 @@ impl Draft {
             }
             let every: BTreeSet<u16> = assigned.groups.values().flatten().copied().collect();
             if !all.is_empty() && all != every {
-                target.groups = Some(all.iter().copied().collect());
+                target.groups = Some(all.clone());
             }
         }
         if all.is_empty() && !draft.is_everywhere {
@@ -583,7 +577,7 @@ impl Draft {
         }
         order_rules(&mut target.allow);
         if target.allow.is_empty() && is_closed {
-            target.allow.push(Rule { initiator: Some(DENIED_INITIATOR.into()), ..Rule::default() });
+            target.allow.push(Rule { initiator: Some(denied_initiator()), ..Rule::default() });
             let what = format!("target {}", target.name);
             self.note(&place, what, "all initiators are refused; add rules");
         }
@@ -593,8 +587,7 @@ impl Draft {
     /// Restricts a target to named initiators, so that an initiator that could not be imported gets no access by a
     /// general rule. Returns whether access was restricted.
     fn keep_named(&mut self, place: &str, target: &mut Target, is_closed: bool) -> bool {
-        let is_named =
-            |rule: &Rule| rule.initiator.as_ref().is_some_and(|name| !name.ends_with('*'));
+        let is_named = |rule: &Rule| matches!(rule.initiator, Some(NamePattern::Exactly(_)));
         let is_open = target.allow.is_empty() && !is_closed;
         if !is_open && target.allow.iter().all(is_named) {
             return false;
@@ -644,7 +637,7 @@ impl Draft {
 
     /// Turns an initiator that several rules name into a host, which is more readable.
     fn name_hosts(&mut self) {
-        let mut counts: BTreeMap<(String, Option<String>), usize> = BTreeMap::new();
+        let mut counts: BTreeMap<(NamePattern, Option<String>), usize> = BTreeMap::new();
         let is_plain = |rule: &Rule| rule.address.is_none() && rule.certificate.is_none();
         for rule in self.document.target.iter().flat_map(|target| &target.allow) {
             if let (Some(initiator), true) = (&rule.initiator, is_plain(rule)) {
@@ -652,10 +645,11 @@ impl Draft {
             }
         }
         for ((initiator, account), count) in counts {
-            if count < 2 || initiator.ends_with('*') || initiator == DENIED_INITIATOR {
+            let NamePattern::Exactly(exactly) = &initiator else { continue };
+            if count < 2 || exactly == DENIED_INITIATOR {
                 continue;
             }
-            let tail = initiator.rsplit_once(':').map_or(initiator.as_str(), |(_, tail)| tail);
+            let tail = exactly.rsplit_once(':').map_or(exactly.as_str(), |(_, tail)| tail);
             let mut name = tail.to_owned();
             while self.document.host.iter().any(|host| host.name == name) {
                 name.push('\'');
@@ -698,9 +692,7 @@ impl TargetDraft {
         Some(if shown.iter().all(is_own) {
             ShownLuns::Numbers(shown.keys().copied().collect())
         } else {
-            ShownLuns::Volumes(
-                shown.iter().map(|(lun, volume)| (lun.to_string(), volume.clone())).collect(),
-            )
+            ShownLuns::Volumes(shown.clone())
         })
     }
 }

@@ -418,7 +418,7 @@ fn take_initiators(draft: &mut Draft, group: &Section, target: &mut TargetDraft)
     let mut rules = Vec::new();
     for initiator in &names {
         for address in &networks {
-            let (initiator, address) = (initiator.clone(), address.clone());
+            let (initiator, address) = (initiator.clone(), *address);
             rules.push(Rule { initiator, address, ..Rule::default() });
         }
     }

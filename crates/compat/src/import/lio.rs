@@ -12,7 +12,9 @@ use super::draft::{Draft, DraftIdentity, DraftRule, TargetDraft, naa, truncated}
 use super::json::Fields;
 use super::strictest::{CommonAccess, common_showings};
 use super::{ImportError, Imported};
+use sarsen_node::config::NamePattern;
 use sarsen_node::model::document::{Rule, Size, Volume};
+use sarsen_scsi::{AccessState, Alua};
 
 const VENDOR: &str = "LIO-ORG";
 const REVISION: &str = "4.0";
@@ -275,9 +277,9 @@ fn take_attributes(
 }
 
 /// A target port group of a backstore.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct PortGroup {
-    state: &'static str,
+    state: AccessState,
     preferred: bool,
     /// SET TARGET PORT GROUPS is not supported.
     is_implicit: bool,
@@ -288,11 +290,11 @@ fn take_groups(draft: &mut Draft, groups: Vec<Fields<'_>>) -> BTreeMap<String, P
     for mut group in groups {
         let name = group.text("name").unwrap_or_default();
         let state = match group.number("alua_access_state") {
-            None | Some(0) => "optimized",
-            Some(1) => "non-optimized",
-            Some(2) => "standby",
-            Some(3) => "unavailable",
-            Some(14) => "offline",
+            None | Some(0) => AccessState::Optimized,
+            Some(1) => AccessState::NonOptimized,
+            Some(2) => AccessState::Standby,
+            Some(3) => AccessState::Unavailable,
+            Some(14) => AccessState::Offline,
             Some(other) => {
                 let what = format!("the access state {other} of {name}");
                 draft.report_loss(
@@ -300,7 +302,7 @@ fn take_groups(draft: &mut Draft, groups: Vec<Fields<'_>>) -> BTreeMap<String, P
                     what,
                     "sarsen has no such state; optimized is used",
                 );
-                "optimized"
+                AccessState::Optimized
             }
         };
         let is_implicit = match group.number("alua_access_type") {
@@ -453,8 +455,8 @@ fn join(
     showings
 }
 
-fn shown_initiators(initiator: &Option<String>) -> &str {
-    initiator.as_deref().unwrap_or("initiators without a rule")
+fn shown_initiators(initiator: &Option<NamePattern>) -> String {
+    initiator.as_ref().map_or("initiators without a rule".to_owned(), NamePattern::to_string)
 }
 
 fn address(portal: &mut Fields<'_>) -> String {
@@ -500,21 +502,21 @@ fn take_units(
         }
         lun.finish(draft);
     }
-    if states.values().collect::<BTreeSet<_>>().len() > 1 {
+    if states.values().any(|state| states.values().next() != Some(state)) {
         let what = format!("different access states of LUNs in portal group {tag}");
         let remedy =
             "in sarsen a target has one state for each group; the state of the lowest LUN is used";
         draft.report_loss(&group.place, what, remedy);
     }
     if let Some((_, lowest)) = states.first_key_value() {
-        if lowest.state != "optimized" {
+        if lowest.state != AccessState::Optimized {
             target.states.insert(tag, lowest.state);
         }
         if lowest.preferred {
             target.preferred = Some(tag);
         }
         if lowest.is_implicit {
-            target.target.alua = Some("implicit".into());
+            target.target.alua = Some(Alua::Implicit);
         }
     }
     units

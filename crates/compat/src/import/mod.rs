@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 pub use self::draft::DENIED_INITIATOR;
+pub(crate) use self::draft::denied_initiator;
 pub use self::tgt::{set_tgtd_identity, show_as_tgt};
 use sarsen_node::model::Document;
 

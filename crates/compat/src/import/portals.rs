@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
+use sarsen_node::model::GroupTag;
 use sarsen_node::model::document::Portal;
 
 /// A target, and the tag of one of its own portal groups.
@@ -54,10 +55,10 @@ impl TargetAddresses {
             for path in paths {
                 groups.entry(path).or_insert_with(BTreeSet::new).insert(group);
             }
-            let tag = (group != 1).then_some(group);
+            let tag = GroupTag::new(group.into()).filter(|_| group != 1);
             portals.extend(addresses.iter().map(|address| Portal {
                 protocol: None,
-                address: address.to_string(),
+                address: (*address).into(),
                 group: tag,
                 tls: None,
             }));
@@ -82,8 +83,8 @@ mod tests {
             added.add(address(2), (target, 7));
         }
         let assigned = added.assign();
-        let tags: Vec<_> = assigned.portals.iter().map(|portal| portal.group).collect();
-        assert_eq!(tags, [None, Some(7)]);
+        let tags: Vec<_> = assigned.portals.iter().map(Portal::group).collect();
+        assert_eq!(tags, [1, 7]);
         assert_eq!(assigned.groups[&(1, 7)], BTreeSet::from([7]));
     }
 

@@ -10,7 +10,9 @@ use sarsen_scsi::Designator;
 
 use super::draft::{Draft, DraftIdentity, DraftRule, TargetDraft, every_address, naa, truncated};
 use super::{ImportError, Imported, shown_key};
+use sarsen_node::config::NamePattern;
 use sarsen_node::model::document::{Rule, Size, Volume};
+use sarsen_scsi::AccessState;
 
 const FILE_VENDOR: &str = "SCST_FIO";
 const DEVICE_VENDOR: &str = "SCST_BIO";
@@ -403,18 +405,18 @@ fn identify(draft: &mut Draft, handler: &str, device: &Node, volume: &mut Volume
 }
 
 /// Access states and preferences, by target.
-type States = BTreeMap<String, (&'static str, bool)>;
+type States = BTreeMap<String, (AccessState, bool)>;
 
 fn take_groups(draft: &mut Draft, root: &[Node]) -> States {
     let mut states: States = BTreeMap::new();
     for devices in root.iter().filter(|node| node.key == "DEVICE_GROUP") {
         for group in devices.within("TARGET_GROUP") {
             let state = match group.attribute("state") {
-                None | Some("active") => "optimized",
-                Some("nonoptimized") => "non-optimized",
-                Some("standby") => "standby",
-                Some("unavailable") => "unavailable",
-                Some("offline") => "offline",
+                None | Some("active") => AccessState::Optimized,
+                Some("nonoptimized") => AccessState::NonOptimized,
+                Some("standby") => AccessState::Standby,
+                Some("unavailable") => AccessState::Unavailable,
+                Some("offline") => AccessState::Offline,
                 Some(other) => {
                     let what = format!("the access state {other}");
                     draft.report_loss(
@@ -422,7 +424,7 @@ fn take_groups(draft: &mut Draft, root: &[Node]) -> States {
                         what,
                         "sarsen has no such state; optimized is used",
                     );
-                    "optimized"
+                    AccessState::Optimized
                 }
             };
             let preferred = group.is_on("preferred");
@@ -515,8 +517,8 @@ fn take_target(draft: &mut Draft, node: &Node, devices: &Devices, states: &State
         target.is_closed = true;
     }
     if let Some((state, preferred)) = states.get(name) {
-        if *state != "optimized" {
-            target.states.insert(1, state);
+        if *state != AccessState::Optimized {
+            target.states.insert(1, *state);
         }
         target.preferred = preferred.then_some(1);
     }
@@ -562,11 +564,11 @@ fn take_units(
             );
             continue;
         };
-        let own = target.target.luns.0.iter().find(|(_, own)| *own == volume);
+        let own = target.target.luns.iter().find(|(_, own)| *own == volume);
         let is_served = match own {
             Some(_) => true,
             None => {
-                let taken = |number: &u16| target.target.luns.0.contains_key(number);
+                let taken = |number: &u16| target.target.luns.contains_key(number);
                 let free = [number].into_iter().chain(0..).find(|number| !taken(number));
                 draft.add_lun(&lun.place, target, u64::from(free.unwrap_or(number)), volume)
             }
@@ -627,7 +629,12 @@ fn take_access(draft: &mut Draft, node: &Node, target: &mut TargetDraft, devices
 }
 
 /// Takes an initiator. With access by portal, its name includes a portal: `iqn.2026-11.example:host#10.0.0.1`.
-fn take_initiator(draft: &mut Draft, node: &Node, name: &str, by_portal: bool) -> Option<String> {
+fn take_initiator(
+    draft: &mut Draft,
+    node: &Node,
+    name: &str,
+    by_portal: bool,
+) -> Option<NamePattern> {
     let anywhere = match name.split_once('#') {
         Some((bare, "*")) if by_portal => Some(bare),
         None if !by_portal || name.ends_with('*') => Some(name),
@@ -641,7 +648,7 @@ fn take_initiator(draft: &mut Draft, node: &Node, name: &str, by_portal: bool) -
 }
 
 impl Units {
-    fn showing(&self, place: &str, initiator: Option<String>) -> DraftRule {
+    fn showing(&self, place: &str, initiator: Option<NamePattern>) -> DraftRule {
         let rule = Rule { initiator, ..Rule::default() };
         let (shown, protected) = (self.volumes.clone(), self.protected.clone());
         DraftRule { place: place.to_owned(), rule, shown, protected }

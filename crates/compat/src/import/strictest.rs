@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::draft::DraftRule;
+use sarsen_node::config::NamePattern;
 use sarsen_node::model::document::Rule;
 
 /// Returns rules that permit the initiators that all lists permit. An empty result permits no initiator.
@@ -20,7 +21,9 @@ pub(super) fn common_rules(lists: &[Vec<Rule>]) -> Vec<Rule> {
 
 /// Returns whether all initiators that match `narrow` also match `wide`.
 fn covers(wide: &Rule, narrow: &Rule) -> bool {
-    let covers = |wide: &Option<String>, narrow: &Option<String>| wide.is_none() || wide == narrow;
+    fn covers<T: PartialEq>(wide: &Option<T>, narrow: &Option<T>) -> bool {
+        wide.is_none() || wide == narrow
+    }
     covers(&wide.initiator, &narrow.initiator)
         && covers(&wide.address, &narrow.address)
         && covers(&wide.account, &narrow.account)
@@ -37,7 +40,7 @@ pub(super) enum CommonAccess {
         /// The place of a rule for the initiator.
         place: String,
         /// The initiator's name; `None` for all others.
-        initiator: Option<String>,
+        initiator: Option<NamePattern>,
     },
 }
 
@@ -85,7 +88,10 @@ fn common_showing(groups: &[Vec<DraftRule>], showing: &DraftRule) -> CommonAcces
 }
 
 /// Returns what a portal group shows an initiator: by its own rule, or else by the rule for all others.
-fn showing_for<'a>(group: &'a [DraftRule], initiator: &Option<String>) -> Option<&'a DraftRule> {
+fn showing_for<'a>(
+    group: &'a [DraftRule],
+    initiator: &Option<NamePattern>,
+) -> Option<&'a DraftRule> {
     let own = group.iter().find(|showing| showing.rule.initiator == *initiator);
     own.or_else(|| group.iter().find(|showing| showing.rule.initiator.is_none()))
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use super::*;
 use sarsen_node::config::parse_file;
 use sarsen_node::model::document::{Luns, Rule, ShownLuns, Target, Volume};
+use sarsen_scsi::{AccessState, Alua};
 
 const ORIGINS: [(Origin, &str); 6] = [
     (Origin::Lio, "saveconfig.json"),
@@ -161,7 +162,7 @@ fn unspecified_portal_is_not_opened() {
     assert!(imported.assumes_portals && imported.document.portal.is_empty());
     let imported = scst("enabled 1", "enabled 1\nallowed_portal 10.0.0.1");
     assert!(!imported.assumes_portals);
-    assert_eq!(imported.document.portal[0].address, "10.0.0.1:3260");
+    assert_eq!(imported.document.portal[0].address.as_str(), "10.0.0.1:3260");
 }
 
 /// Checks that complaints, which users pass on, contain no secret.
@@ -201,29 +202,30 @@ fn lio_keeps_identities_ways_and_rules() {
     assert_eq!((db.cache.as_deref(), db.block_size), (Some("none"), Some(4096)));
     assert_eq!(volume(&imported, "scratch").product.as_deref(), Some("RAMDISK-MCP"));
 
-    let portals = imported.document.portal.iter().map(|portal| (&*portal.address, portal.group));
+    let portals =
+        imported.document.portal.iter().map(|portal| (portal.address.as_str(), portal.group()));
     let portals: Vec<_> = portals.collect();
-    assert_eq!(
-        portals,
-        [("10.0.0.1:3260", None), ("[fd00::1]:3260", Some(2)), ("10.0.1.1:3260", Some(3))]
-    );
+    assert_eq!(portals, [("10.0.0.1:3260", 1), ("[fd00::1]:3260", 2), ("10.0.1.1:3260", 3)]);
     let disks = target(&imported, "disks");
     assert_eq!(disks.alias.as_deref(), Some("Disks"));
     assert_eq!(disks.luns, luns(&[(0, "web-root"), (1, "db")]));
-    assert_eq!(disks.access, BTreeMap::from([("3".into(), "non-optimized".into())]));
+    assert_eq!(disks.access, BTreeMap::from([(3, AccessState::NonOptimized)]));
     assert_eq!((disks.preferred, &disks.groups), (Some(1), &None));
-    assert_eq!(disks.alua.as_deref(), Some("implicit"));
+    assert_eq!(disks.alua, Some(Alua::Implicit));
     assert_eq!(disks.chap, ["web1", "db1"]);
     assert_eq!(disks.own_account.as_deref(), Some("san"));
     let rule = &disks.allow[0];
-    assert_eq!(rule.initiator.as_deref(), Some("iqn.1993-08.org.debian:01:web1"));
+    assert_eq!(
+        rule.initiator.as_ref().map(ToString::to_string).as_deref(),
+        Some("iqn.1993-08.org.debian:01:web1")
+    );
     // It may write LUN 0, but not LUN 7.
     assert_eq!(rule.luns, Some(ShownLuns::Numbers(vec![0])));
-    let shown = BTreeMap::from([("0".to_owned(), "db".to_owned())]);
+    let shown = BTreeMap::from([(0, "db".to_owned())]);
     assert_eq!(disks.allow[1].luns, Some(ShownLuns::Volumes(shown)));
     assert_eq!(disks.allow.len(), 2, "{:#?}", disks.allow);
     let scratch = target(&imported, "scratch");
-    assert_eq!((&scratch.groups, &scratch.allow[..]), (&Some(vec![1]), &[][..]));
+    assert_eq!((&scratch.groups, &scratch.allow[..]), (&Some([1].into()), &[][..]));
     let discovery = imported.document.discovery.as_ref().expect("one");
     assert_eq!(discovery.chap, ["finder"]);
 
@@ -275,9 +277,13 @@ fn tgt_numbers_targets_and_luns_as_tgt_admin_does() {
     assert_eq!(b1.product.as_deref(), Some("Fast Disk"));
     assert_eq!(volume(&imported, "c.img").serial.as_deref(), Some("beaf81"));
     assert_eq!((&b.chap[..], b.own_account.as_deref()), (&["web".to_owned()][..], Some("san")));
-    let address = |address: &str| Rule { address: Some(address.into()), ..Rule::default() };
+    let address =
+        |address: &str| Rule { address: Some(address.parse().expect(address)), ..Rule::default() };
     assert_eq!(b.allow[..2], [address("10.0.0.0/24"), address("10.0.1.7")]);
-    assert_eq!(b.allow[2].initiator.as_deref(), Some("iqn.1993-08.org.debian:01:web"));
+    assert_eq!(
+        b.allow[2].initiator.as_ref().map(ToString::to_string).as_deref(),
+        Some("iqn.1993-08.org.debian:01:web")
+    );
     assert!(a.allow.is_empty() && target(&imported, ":tape").luns.0.is_empty());
     assert_eq!(imported.document.discovery.as_ref().expect("one").chap, ["finder"]);
     assert_reported(&imported, ComplaintSeverity::Loss, "targets.conf:39", "device-type tape");
@@ -312,15 +318,17 @@ fn scst_groups_keep_their_luns() {
     let one = target(&imported, ":one");
     assert_eq!(one.luns, luns(&[(0, "disk1"), (1, "disk2"), (2, "blockio1")]));
     assert_eq!(one.allow.len(), 3, "{:#?}", one.allow);
-    let shown = [("0", "disk2"), ("1", "disk1")];
-    let shown = shown.map(|(lun, volume)| (lun.to_owned(), volume.to_owned())).into();
+    let shown = [(0, "disk2".to_owned()), (1, "disk1".to_owned())].into();
     assert_eq!(one.allow[0].luns, Some(ShownLuns::Volumes(shown)));
-    assert_eq!(one.allow[1].initiator.as_deref(), Some("iqn.1993-08.org.debian:01:node*"));
+    assert_eq!(
+        one.allow[1].initiator.as_ref().map(ToString::to_string).as_deref(),
+        Some("iqn.1993-08.org.debian:01:node*")
+    );
     assert_eq!(one.allow[2].luns, Some(ShownLuns::Numbers(vec![0, 2])));
-    assert_eq!((one.preferred, &one.groups), (Some(1), &Some(vec![1])));
+    assert_eq!((one.preferred, &one.groups), (Some(1), &Some([1].into())));
     assert_eq!(one.chap, ["joe", "jim"]);
     let two = target(&imported, ":two");
-    assert_eq!(two.access, BTreeMap::from([("2".into(), "standby".into())]));
+    assert_eq!(two.access, BTreeMap::from([(2, AccessState::Standby)]));
     assert_reported(
         &imported,
         ComplaintSeverity::Loss,
@@ -350,12 +358,13 @@ fn ctld_is_read_in_both_of_its_notations() {
         (first.alias.as_deref(), first.own_account.as_deref()),
         (Some("First"), Some("san"))
     );
-    let rules: Vec<_> = first.allow.iter().map(|rule| rule.address.as_deref()).collect();
-    assert_eq!(rules, [Some("10.0.0.0/24"), Some("fd00::/64")]);
-    assert_eq!(first.groups, Some(vec![1]));
+    let rules: Vec<_> =
+        first.allow.iter().map(|rule| rule.address.map(|network| network.to_string())).collect();
+    assert_eq!(rules, [Some("10.0.0.0/24".to_owned()), Some("fd00::/64".to_owned())]);
+    assert_eq!(first.groups, Some([1].into()));
     assert!(target(&classic, ":two").allow.is_empty());
     assert_eq!(
-        target(&classic, ":three").allow[0].initiator.as_deref(),
+        target(&classic, ":three").allow[0].initiator.as_ref().map(ToString::to_string).as_deref(),
         Some("iqn.2026-11.io.sarsen:nobody")
     );
     assert_reported(
@@ -433,7 +442,10 @@ fn accounts_that_cannot_be_here_open_nothing() {
     let imported = import(Origin::Tgt, Path::new("t"), text, &files()).expect("it can be read");
     check(&imported);
     let [target] = &imported.document.target[..] else { panic!("one: {imported:#?}") };
-    assert_eq!(target.allow[0].initiator.as_deref(), Some("iqn.2026-11.io.sarsen:nobody"));
+    assert_eq!(
+        target.allow[0].initiator.as_ref().map(ToString::to_string).as_deref(),
+        Some("iqn.2026-11.io.sarsen:nobody")
+    );
     assert!(imported.document.account.is_empty() && imported.is_degraded());
     assert_reported(
         &imported,
@@ -473,17 +485,18 @@ fn imported_text(origin: Origin, text: &str) -> Imported {
 }
 
 fn denied() -> Rule {
-    Rule { initiator: Some(DENIED_INITIATOR.into()), ..Rule::default() }
+    Rule { initiator: Some(denied_initiator()), ..Rule::default() }
 }
 
 fn named(initiator: &str) -> Rule {
-    Rule { initiator: Some(initiator.into()), ..Rule::default() }
+    Rule { initiator: Some(initiator.parse().expect(initiator)), ..Rule::default() }
 }
 
 #[test]
 fn a_name_that_tgtd_takes_by_the_letter_is_no_pattern() {
     let imported = tgt("initiator-address 10.0.0.1\ninitiator-name iqn.1993-08.org.debian:*\n");
-    let address = Rule { address: Some("10.0.0.1".into()), ..Rule::default() };
+    let address =
+        Rule { address: Some("10.0.0.1".parse().expect("an address")), ..Rule::default() };
     assert_eq!(target(&imported, ":a").allow, [address]);
     assert_reported(&imported, ComplaintSeverity::Loss, "x:4", "iqn.1993-08.org.debian:*");
     let imported = tgt("initiator-name iqn.1993-08.org.debian:*\n");
@@ -640,7 +653,10 @@ fn lio_portal_groups_keep_their_initiators_and_luns() {
     let one = acl(A, &[(0, 0, false)]);
     let imported = lio([group(0, &[&both, &acl(B, &[(0, 1, false)])]), group(0, &[&one])], none());
     let [rule] = &target(&imported, ":a").allow[..] else { panic!("{imported:#?}") };
-    assert_eq!((rule.initiator.as_deref(), rule.read_only), (Some(A), false));
+    assert_eq!(
+        (rule.initiator.as_ref().map(ToString::to_string).as_deref(), rule.read_only),
+        (Some(A), false)
+    );
     assert_eq!(rule.luns, Some(ShownLuns::Numbers(vec![0])));
     assert_reported(&imported, ComplaintSeverity::Loss, "node_acls[0]", "at single portal groups");
     assert_reported(
@@ -657,7 +673,11 @@ fn lio_portal_groups_keep_their_initiators_and_luns() {
     // Demo mode in one group alone permits no other initiators.
     let imported = lio([group(1, &[]), group(0, &[&one])], none());
     let allow = &target(&imported, ":a").allow;
-    assert_eq!((allow.len(), allow[0].initiator.as_deref()), (1, Some(A)), "{allow:#?}");
+    assert_eq!(
+        (allow.len(), allow[0].initiator.as_ref().map(ToString::to_string).as_deref()),
+        (1, Some(A)),
+        "{allow:#?}"
+    );
     assert_reported(&imported, ComplaintSeverity::Loss, "tpgs[0]", "initiators without a rule");
     // Nor does that of a group that nobody enabled close anything.
     let mut off = group(0, &[]);
@@ -732,14 +752,17 @@ fn scst_group_member_does_not_see_default_luns() {
     for initiator in ["iqn.2026-11.x:?b", "!iqn.2026-11.x:b"] {
         let imported = scst("enabled 1", &scst_group_with(initiator));
         let [rule] = &target(&imported, ":a").allow[..] else { panic!("{imported:#?}") };
-        assert_eq!(rule.initiator.as_deref(), Some(A));
+        assert_eq!(rule.initiator.as_ref().map(ToString::to_string).as_deref(), Some(A));
         assert_reported(&imported, ComplaintSeverity::Loss, "", initiator);
     }
     let by_portal = scst_group_with("iqn.2026-11.x:b\\#10.0.0.1") + "\nper_portal_acl 1";
     assert_eq!(target(&scst("enabled 1", &by_portal), ":a").allow, [denied()]);
     let by_portal = scst_group_with("iqn.2026-11.x:b\\#*") + "\nper_portal_acl 1";
     let imported = scst("enabled 1", &by_portal);
-    assert_eq!(target(&imported, ":a").allow[0].initiator.as_deref(), Some(B));
+    assert_eq!(
+        target(&imported, ":a").allow[0].initiator.as_ref().map(ToString::to_string).as_deref(),
+        Some(B)
+    );
 }
 
 #[test]

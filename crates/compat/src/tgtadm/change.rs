@@ -1,6 +1,6 @@
 //! The changes of `tgtadm`: from the current state, the objects to apply and the objects to delete.
 
-use crate::import::{DENIED_INITIATOR, set_tgtd_identity};
+use crate::import::{denied_initiator, set_tgtd_identity};
 use sarsen_node::desired::Changed;
 use sarsen_node::model::document::{Account, Rule, Target, Volume};
 use sarsen_node::model::{Document, Key, ObjectKind};
@@ -77,11 +77,11 @@ impl Server {
 
 /// A rule that denies every initiator: none has this name.
 pub(super) fn is_deny_all(rule: &Rule) -> bool {
-    rule.initiator.as_deref() == Some(DENIED_INITIATOR)
+    rule.initiator == Some(denied_initiator())
 }
 
 fn nobody() -> Rule {
-    Rule { initiator: Some(DENIED_INITIATOR.to_owned()), ..Rule::default() }
+    Rule { initiator: Some(denied_initiator()), ..Rule::default() }
 }
 
 fn changed(target: Target) -> Steps {
@@ -110,7 +110,7 @@ fn delete_target(world: &ServerView, arguments: &Arguments) -> Result<Steps, Fai
     if is_used && !arguments.force {
         return Err(Failure::TargetActive);
     }
-    let units = target.luns.0.values().filter(|name| name.starts_with(UNIT_PREFIX));
+    let units = target.luns.values().filter(|name| name.starts_with(UNIT_PREFIX));
     let units = units.map(|name| Key::new(ObjectKind::Volume, name));
     let remove = [Key::new(ObjectKind::Target, &target.name)].into_iter().chain(units).collect();
     Ok(Steps { remove, ..Steps::default() })
@@ -143,8 +143,10 @@ fn rule_of(arguments: &Arguments) -> Result<Rule, Failure> {
             "* is not a wildcard here; give the whole name, or write a rule of the target";
         return Err(Failure::Invalid(message.into()));
     }
-    let address = address.clone().filter(|address| address != EVERYBODY);
-    Ok(Rule { address, initiator: initiator.clone(), ..Rule::default() })
+    let address = address.as_ref().filter(|address| *address != EVERYBODY);
+    let address = address.map(|text| text.parse()).transpose().map_err(Failure::Invalid)?;
+    let initiator = initiator.as_ref().map(|text| text.parse()).transpose();
+    Ok(Rule { address, initiator: initiator.map_err(Failure::Invalid)?, ..Rule::default() })
 }
 
 fn bind(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure> {
@@ -184,7 +186,7 @@ fn new_unit(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure>
     let path = wanted(arguments.backing_store.as_deref(), "backing-store")?;
     let number_of_unit =
         u16::try_from(lun).map_err(|_| Failure::Invalid(format!("{lun} is no LUN")))?;
-    if lun == 0 || target.luns.0.contains_key(&number_of_unit) {
+    if lun == 0 || target.luns.contains_key(&number_of_unit) {
         return Err(Failure::UnitExists);
     }
     let tid = number(&target);
@@ -217,7 +219,7 @@ fn new_unit(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure>
     if let Some(options) = &arguments.params {
         params::take(&mut volume, options)?;
     }
-    target.luns.0.insert(number_of_unit, volume.name.clone());
+    target.luns.insert(number_of_unit, volume.name.clone());
     let apply = Document { target: vec![target], volume: vec![volume], ..Document::default() };
     Ok(Steps { apply, remove: Vec::new() })
 }
@@ -226,14 +228,14 @@ fn new_unit(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure>
 fn unit<'a>(target: &'a Target, arguments: &Arguments) -> Result<(u16, &'a String), Failure> {
     let lun = *wanted(arguments.lun.as_ref(), "lun")?;
     let lun = u16::try_from(lun).map_err(|_| Failure::NoUnit)?;
-    target.luns.0.get(&lun).map(|name| (lun, name)).ok_or(Failure::NoUnit)
+    target.luns.get(&lun).map(|name| (lun, name)).ok_or(Failure::NoUnit)
 }
 
 fn delete_unit(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure> {
     let mut target = world.target(arguments.tid)?.clone();
     let (lun, name) = unit(&target, arguments)?;
     let name = name.clone();
-    target.luns.0.remove(&lun);
+    target.luns.remove(&lun);
     let is_own = name.starts_with(UNIT_PREFIX);
     let remove = if is_own { vec![Key::new(ObjectKind::Volume, &name)] } else { Vec::new() };
     Ok(Steps { remove, ..changed(target) })
@@ -391,12 +393,12 @@ mod tests {
         assert_eq!((&*volume.store, volume.path.as_deref()), ("file", Some("/dev/vg/x")));
         assert_eq!(volume.serial.as_deref(), Some("beaf71"));
         assert_eq!(volume.naa.as_deref(), Some("60000000000000000e00000000070001"));
-        assert_eq!(document.target[0].luns.0[&1], volume.name);
+        assert_eq!(document.target[0].luns[&1], volume.name);
         // The unit is deleted with its target.
         let document = after(&[NEW, UNIT, (delete_target, "--tid 7")]);
         assert_eq!(document, Document::default());
         let document = after(&[NEW, UNIT, (delete_unit, "--tid 7 --lun 1")]);
-        assert!(document.volume.is_empty() && document.target[0].luns.0.is_empty());
+        assert!(document.volume.is_empty() && document.target[0].luns.is_empty());
     }
 
     #[test]
@@ -406,7 +408,8 @@ mod tests {
         let everybody = (bind as Plan, "--tid 7 -I ALL");
         let one = (bind as Plan, "--tid 7 -I 10.0.0.1");
         assert_eq!(allow(&[NEW, everybody]), [Rule::default()]);
-        let address = Rule { address: Some("10.0.0.1".into()), ..Rule::default() };
+        let address =
+            Rule { address: Some("10.0.0.1".parse().expect("an address")), ..Rule::default() };
         assert_eq!(allow(&[NEW, everybody, one]), [address.clone(), Rule::default()]);
         assert_eq!(allow(&[NEW, one, everybody]), [address.clone(), Rule::default()]);
         let no_more = (unbind as Plan, "--tid 7 -I ALL");
@@ -417,8 +420,12 @@ mod tests {
     #[test]
     fn initiator_bound_by_name_and_address_needs_both() {
         let both = (bind as Plan, "--tid 7 -I 10.0.0.1 -Q iqn.2026-11.x:host");
-        let name = Some("iqn.2026-11.x:host".to_owned());
-        let rule = Rule { address: Some("10.0.0.1".into()), initiator: name, ..Rule::default() };
+        let name = Some("iqn.2026-11.x:host".parse().expect("a name"));
+        let rule = Rule {
+            address: Some("10.0.0.1".parse().expect("an address")),
+            initiator: name,
+            ..Rule::default()
+        };
         assert_eq!(after(&[NEW, both]).target[0].allow, std::slice::from_ref(&rule));
         let of_all = (bind as Plan, "--tid 7 -I ALL -Q iqn.2026-11.x:host");
         let anywhere = Rule { address: None, ..rule };

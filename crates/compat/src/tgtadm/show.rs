@@ -57,7 +57,7 @@ fn target(world: &ServerView, target: &Target) -> String {
     }
     text += "    LUN information:\n";
     text += &unit(&Unit::controller(tid));
-    for (lun, name) in &target.luns.0 {
+    for (lun, name) in target.luns.iter() {
         let volume = world.document.volume.iter().find(|volume| volume.name == *name);
         let served = world.volumes.iter().find(|volume| volume.name == *name);
         // The output omits LUN 0 of other tools' targets, since scripts expect the controller there.
@@ -84,9 +84,10 @@ fn target(world: &ServerView, target: &Target) -> String {
 }
 
 /// Formats the initiators of a rule in tgtadm's words.
-pub(super) fn acl_entry(rule: &Rule) -> &str {
-    let named = rule.address.as_deref().or(rule.initiator.as_deref()).or(rule.host.as_deref());
-    named.unwrap_or("ALL")
+pub(super) fn acl_entry(rule: &Rule) -> String {
+    let address = rule.address.map(|address| address.to_string());
+    let named = address.or_else(|| Some(rule.initiator.as_ref()?.to_string()));
+    named.or_else(|| rule.host.clone()).unwrap_or_else(|| "ALL".to_owned())
 }
 
 fn sessions<'a>(world: &'a ServerView, target: &'a Target) -> impl Iterator<Item = &'a Session> {
@@ -208,7 +209,7 @@ pub(super) fn portals(world: &ServerView) -> String {
         .document
         .portal
         .iter()
-        .map(|portal| format!("Portal: {},{}\n", portal.address, portal.group.unwrap_or(1)))
+        .map(|portal| format!("Portal: {},{}\n", portal.address, portal.group()))
         .collect()
 }
 
@@ -242,7 +243,7 @@ mod tests {
             chap: vec!["web".into()],
             own_account: Some("san".into()),
             allow: vec![
-                Rule { address: Some("10.0.0.1".into()), ..Rule::default() },
+                Rule { address: Some("10.0.0.1".parse().expect("an address")), ..Rule::default() },
                 Rule::default(),
             ],
             ..Target::default()

@@ -10,9 +10,10 @@ use sarsen_proto::iscsi::target::{AuthRequirement, RefusalReason};
 use sarsen_scsi::LunView;
 
 use crate::config::{
-    AccessConfig, AccountConfig, CertificatePattern, Config, ConfigError, NamePattern, Network,
-    Placed, RuleConfig, SecretSource, TargetConfig,
+    AccountConfig, CertificatePattern, Config, ConfigError, Invalid, Login, NamePattern, Network,
+    RuleConfig, TargetConfig,
 };
+use crate::model::{Key, ObjectKind};
 use crate::sessions::Client;
 use crate::tls::ClientCertificate;
 
@@ -22,8 +23,8 @@ use crate::tls::ClientCertificate;
 #[derive(Default, PartialEq)]
 pub(crate) struct Policy {
     secrets: Arc<Secrets>,
-    /// The sources of the secrets, by account.
-    secret_sources: BTreeMap<String, SecretSource>,
+    /// The accounts, with the sources of their secrets.
+    accounts: BTreeMap<String, AccountConfig>,
     discovery: Arc<AccessRules>,
     targets: HashMap<Arc<str>, Arc<AccessRules>>,
 }
@@ -60,7 +61,10 @@ struct AccessRules {
 /// The configuration of access rules, without secrets.
 #[derive(Default, PartialEq)]
 struct AccessRulesSource {
-    access: AccessConfig,
+    chap: Vec<String>,
+    own_account: Option<String>,
+    algorithms: Vec<Algorithm>,
+    rules: Vec<RuleConfig>,
     /// The target's units, if rules show only a part of them.
     luns: BTreeMap<u16, String>,
 }
@@ -82,11 +86,15 @@ impl Policy {
         config: &Config,
         previous: Option<&Previous<'_>>,
     ) -> Result<Self, ConfigError> {
+        Self::of(config, previous).map_err(|invalid| config.error(invalid))
+    }
+
+    fn of(config: &Config, previous: Option<&Previous<'_>>) -> Result<Self, Invalid> {
         let secrets = Arc::new(Secrets::read(config, previous)?);
         let previous = previous.map(|previous| previous.policy);
         let are_same_secrets = previous.is_some_and(|previous| previous.secrets == secrets);
         let by_secret = secrets.by_secret();
-        let compile = |access: &AccessConfig,
+        let compile = |access: Login<'_>,
                        target: Option<&TargetConfig>,
                        previous: Option<&Arc<AccessRules>>| {
             // Whether a target's own secret is also an initiator's depends on all accounts.
@@ -97,20 +105,21 @@ impl Policy {
                 None => AccessRules::of(access, target, &secrets, &by_secret).map(Arc::new),
             }
         };
-        let discovery = compile(&config.discovery, None, previous.map(|one| &one.discovery))?;
+        let discovery =
+            compile(config.discovery.login(), None, previous.map(|one| &one.discovery))?;
         let mut targets = HashMap::with_capacity(config.targets.len());
         for target in &config.targets {
             let name = target.name.as_str();
             let known = previous.and_then(|previous| previous.targets.get_key_value(name));
             let access_rules =
-                compile(&target.login, Some(target), known.map(|(_, access_rules)| access_rules))?;
+                compile(target.login(), Some(target), known.map(|(_, access_rules)| access_rules))?;
             targets
                 .insert(known.map_or_else(|| name.into(), |(name, _)| name.clone()), access_rules);
         }
         drop(by_secret);
-        let source = config.accounts.iter();
-        let source = source.map(|account| (account.name.clone(), account.secret.clone()));
-        Ok(Self { secrets, secret_sources: source.collect(), discovery, targets })
+        let accounts = config.accounts.iter();
+        let accounts = accounts.map(|account| (account.name.clone(), account.clone())).collect();
+        Ok(Self { secrets, accounts, discovery, targets })
     }
 
     /// Returns whether both policies share the compiled rules of a target, or of discovery.
@@ -226,12 +235,12 @@ fn most_telling(results: impl Iterator<Item = Result<(), RefusalReason>>) -> Opt
 }
 
 impl Secrets {
-    fn read(config: &Config, previous: Option<&Previous<'_>>) -> Result<Self, ConfigError> {
+    fn read(config: &Config, previous: Option<&Previous<'_>>) -> Result<Self, Invalid> {
         let may_lack_from = previous.map_or(usize::MAX, |previous| previous.may_lack_from);
-        let logins = config.targets.iter().map(|target| &target.login);
+        let logins = config.targets.iter().map(TargetConfig::login);
         let own: BTreeSet<&str> = logins
-            .chain([&config.discovery])
-            .filter_map(|access| Some(access.own_account.as_ref()?.value.as_str()))
+            .chain([config.discovery.login()])
+            .filter_map(|access| access.own_account)
             .collect();
         let mut secrets = Self::default();
         let mut may_lack = Vec::new();
@@ -239,7 +248,8 @@ impl Secrets {
             let name = account.name.as_str();
             // The source of a secret does not show whether the secret has changed.
             let known = previous.filter(|previous| {
-                previous.policy.secret_sources.get(name) == Some(&account.secret)
+                let before = previous.policy.accounts.get(name);
+                before.is_some_and(|before| before.has_same_source(account))
             });
             let kept = known.filter(|known| !known.reads_all).and_then(|known| {
                 let Self { initiators, own, .. } = &*known.policy.secrets;
@@ -253,7 +263,7 @@ impl Secrets {
             let secret = match kept.map_or_else(|| account.read_secret(), Ok) {
                 Ok(secret) => secret,
                 Err(error) if was_unread || number >= may_lack_from => {
-                    secrets.unread.insert(name.to_owned(), error.to_string());
+                    secrets.unread.insert(name.to_owned(), config.error(error).to_string());
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -261,19 +271,19 @@ impl Secrets {
             let list = if own.contains(name) { &mut secrets.own } else { &mut secrets.initiators };
             list.insert(name.to_owned(), secret);
         }
-        secrets.set_shared_aside(&may_lack);
+        secrets.set_shared_aside(config, &may_lack);
         Ok(secrets)
     }
 
     /// Treats accounts whose secret is shared as accounts without a secret. A target must not authenticate with a
     /// secret that an initiator also has (RFC 7143 §9.2.1).
-    fn set_shared_aside(&mut self, accounts: &[&AccountConfig]) {
+    fn set_shared_aside(&mut self, config: &Config, accounts: &[&AccountConfig]) {
         let by_secret = self.by_secret();
         let shared = accounts.iter().filter_map(|account| {
             let secret = self.own.get(&account.name)?;
             let other = by_secret.get(secret.0.as_str())?;
             let why = format!("account {other} has the same secret: give each one of its own");
-            Some((account.name.clone(), account.wrong(&why).to_string()))
+            Some((account.name.clone(), config.error(account.wrong("", &why)).to_string()))
         });
         let shared: Vec<_> = shared.collect();
         for (name, why) in shared {
@@ -290,73 +300,82 @@ impl Secrets {
 }
 
 impl AccessRulesSource {
-    fn of(access: &AccessConfig, target: Option<&TargetConfig>) -> Self {
+    fn of(access: Login<'_>, target: Option<&TargetConfig>) -> Self {
         let target = target.filter(|_| !access.rules.is_empty());
-        let luns = target.map(|target| target.luns.clone()).unwrap_or_default();
-        Self { access: access.clone(), luns }
+        Self {
+            chap: access.chap.to_vec(),
+            own_account: access.own_account.map(str::to_owned),
+            algorithms: access.algorithms.to_vec(),
+            rules: access.rules.to_vec(),
+            luns: target.map(|target| (*target.luns).clone()).unwrap_or_default(),
+        }
     }
 
     /// Returns whether this configuration compiles to the same access rules.
-    fn is(&self, access: &AccessConfig, target: Option<&TargetConfig>) -> bool {
+    fn is(&self, access: Login<'_>, target: Option<&TargetConfig>) -> bool {
+        let Self { chap, own_account, algorithms, rules, luns } = self;
+        let own = Login { chap, own_account: own_account.as_deref(), algorithms, rules };
         let has_same_units =
-            || access.rules.is_empty() || target.is_none_or(|target| target.luns == self.luns);
-        self.access == *access && has_same_units()
+            || rules.is_empty() || target.is_none_or(|target| *target.luns == *luns);
+        own == access && has_same_units()
     }
 }
 
 impl AccessRules {
     fn of(
-        access: &AccessConfig,
+        access: Login<'_>,
         target: Option<&TargetConfig>,
         secrets: &Secrets,
         by_secret: &HashMap<&str, &str>,
-    ) -> Result<Self, ConfigError> {
-        let own = match &access.own_account {
+    ) -> Result<Self, Invalid> {
+        let key = || match target {
+            Some(target) => Key::new(ObjectKind::Target, &target.name),
+            None => Key::new(ObjectKind::Discovery, ""),
+        };
+        let own = match access.own_account {
             // An initiator that requests target authentication does not get it, and ends the login.
-            Some(Placed { value: name, .. }) if secrets.unread.contains_key(name) => None,
-            Some(Placed { value: name, place }) => {
+            Some(name) if secrets.unread.contains_key(name) => None,
+            Some(name) => {
                 let Some(secret) = secrets.own.get(name).cloned() else {
                     unreachable!("a finished configuration names accounts that exist")
                 };
                 // Otherwise an initiator could obtain the target's response by reflection (RFC 7143 §9.2.1).
                 if let Some(other) = by_secret.get(secret.0.as_str()) {
-                    return Err(ConfigError::new(
-                        place,
-                        format!(
-                            "own-account = {name:?}: account {other} has the same secret: give each \
-                             one of its own"
-                        ),
-                    ));
+                    let message = format!(
+                        "own-account = {name:?}: account {other} has the same secret: give each \
+                         one of its own"
+                    );
+                    return Err(Invalid::new(key(), "own-account", message));
                 }
-                Some(Credentials { name: name.clone(), secret })
+                Some(Credentials { name: name.to_owned(), secret })
             }
             None => None,
         };
-        let requirement = match (access.requires_authentication(), &access.algorithms) {
+        let requirement = match (access.requires_authentication(), access.algorithms) {
             (false, _) => AuthRequirement::Nothing,
-            (true, Some(algorithms)) => AuthRequirement::Chap(algorithms.value.clone()),
-            (true, None) => AuthRequirement::Chap(Algorithm::ALL.to_vec()),
+            (true, []) => AuthRequirement::Chap(Algorithm::ALL.to_vec()),
+            (true, algorithms) => AuthRequirement::Chap(algorithms.to_vec()),
         };
-        let accounts = access.chap.iter().map(|account| account.value.clone()).collect();
+        let accounts = access.chap.iter().cloned().collect();
         let rules = access.rules.iter().map(|rule| Rule::of(rule, target));
-        let rules = rules.collect::<Result<_, _>>()?;
+        let rules: Result<_, String> = rules.collect();
         Ok(Self {
             source: AccessRulesSource::of(access, target),
             requirement,
             accounts,
             own,
-            rules,
+            rules: rules.map_err(|message| Invalid::new(key(), "allow", message))?,
         })
     }
 }
 
 impl Rule {
-    fn of(rule: &RuleConfig, target: Option<&TargetConfig>) -> Result<Self, ConfigError> {
+    fn of(rule: &RuleConfig, target: Option<&TargetConfig>) -> Result<Self, String> {
         Ok(Self {
             initiator: rule.initiator.clone(),
             address: rule.address,
-            account: rule.account.as_ref().map(|account| account.value.clone()),
-            certificate: rule.certificate.as_ref().map(|pattern| pattern.value.clone()),
+            account: rule.account.clone(),
+            certificate: rule.certificate.clone(),
             view: target.map(|target| rule.view(target)).transpose()?.unwrap_or_default(),
         })
     }
@@ -550,7 +569,7 @@ mod tests {
         assert!(first == alone && same_parts(&first, &nothing) == [false, false]);
         let again = compile_after(&first, &config);
         assert!(again == alone && same_parts(&again, &first) == [true, true]);
-        config.targets[0].luns = BTreeMap::from([(0, "b".into()), (1, "a".into())]);
+        config.targets[0].luns = [(0, "b".into()), (1, "a".into())].into();
         let moved = compile_after(&again, &config);
         assert_eq!(same_parts(&moved, &again), [true, false]);
         assert_eq!(ask(&moved, "iqn.any", "::1", Some("host")), Ok(numbers([(5, 0)])));

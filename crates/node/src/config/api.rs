@@ -19,8 +19,7 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use super::file::{Source, unknown_key};
-use super::tls::TlsConfig;
-use super::{AtPlace, ConfigError};
+use super::{AtPlace, ConfigError, TlsConfig};
 
 /// The default port of the API.
 pub(crate) const DEFAULT_API_PORT: u16 = 3280;
@@ -58,7 +57,7 @@ pub fn parse_api(text: &str) -> Result<ApiConfig, String> {
 
 /// Parses the key `api`, or the table.
 pub(super) fn parse_api_table(
-    source: &Source<'_>,
+    source: &Source,
     value: &Spanned<DeValue<'_>>,
 ) -> Result<ApiConfig, ConfigError> {
     let place = source.place(value.span().start);
@@ -81,7 +80,7 @@ pub(super) fn parse_api_table(
         .at(&place)?;
     let tls = match (certificate, key_file) {
         (Some(certificate), Some(key)) => {
-            Some(TlsConfig { certificate, key, client_ca: None, require_client_certificate: false })
+            Some(TlsConfig { certificate, key, ..TlsConfig::default() })
         }
         (None, None) => None,
         _ => {

@@ -1,10 +1,7 @@
 //! The TOML file. Every error names file, line, key and remedy.
 //!
 //! ```toml
-//! # A portal may name its portal group, 1 unless given: portals of one group are one way to the
-//! # targets.
 //! listen = ["10.0.0.1:3260", "10.0.1.1:3260,2"]
-//! # Portals that are reached by TLS are tables: see `tls`.
 //! # Where `sarsen session` and `sarsen target` reach the server.
 //! # control = "/run/sarsen/control.sock"
 //! # Where the server keeps what it remembers of itself: its events.
@@ -30,20 +27,7 @@
 //!
 //! [[target]]
 //! name = "iqn.2026-11.example:disks"
-//! luns = ["data"]  # LUN 0, 1, …; or by number: { 0 = "data", 5 = "more" }
-//! # How initiators reach it by portal group, and which group they are to prefer: optimized (unless
-//! # given), non-optimized, standby, unavailable or offline. Where an initiator changes it (SET TARGET
-//! # PORT GROUPS), the change holds until the program ends.
-//! access = { 1 = "optimized", 2 = "non-optimized" }
-//! preferred = 1
-//! # Initiators cannot change it; "both" unless given.
-//! # alua = "implicit"
-//! # It is reached through these portal groups alone.
-//! # groups = [1, 2]
-//! # Initiators are sent on when they log in; permanent unless they are to ask here again.
-//! # redirect = { address = "san2.example:3260", permanent = true }
-//! # Who may log in to it: see `access`.
-//! # chap = ["host"]
+//! luns = ["data"]
 //!
 //! # [[account]]
 //! # name = "host"
@@ -55,34 +39,32 @@
 //! The crate `serde_ignored` reports an unknown key without its line and without the known keys, which the errors here
 //! name.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::fmt;
 use std::num::NonZeroUsize;
-use std::path::{self, Path};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use sarsen_block::BlockSize;
 use sarsen_io::cores::FileEngine;
 use sarsen_io::spin::Spin;
-use sarsen_scsi::{AccessState, Alua, ProtectionType};
+use sarsen_scsi::ProtectionType;
+use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::CacheMode;
-use super::access::{self, AccessConfig, parse_discovery};
-use super::account::account_from_settings;
 use super::api::parse_api_table;
 use super::fault::parse_fault;
-use super::host::parse_host_table;
 use super::identity::IdentityConfig;
 use super::isns::parse_isns_table;
 use super::limits::{Limits, parse_time};
-use super::portal::{parse_group, parse_portal, parse_portal_table};
-use super::qos::{self, QosConfig};
-use super::redirect::parse_redirect;
 use super::{
-    AtPlace, Config, ConfigError, LARGEST_LUN, StoreConfig, TargetConfig, VolumeConfig, nearest,
-    parse_size,
+    AtPlace, Config, ConfigError, Invalid, QosConfig, StoreConfig, VolumeConfig, nearest,
+    parse_portal, parse_size,
 };
+use crate::model::{Key, ObjectKind, Place, Step, from_toml_value};
 
 const TOP_KEYS: &[&str] = &[
     "listen",
@@ -130,18 +112,6 @@ const VOLUME_KEYS: &[&str] = &[
 ];
 /// Keys of a volume whose value may be a list in the file. A flag repeats the key instead.
 const REPEATED_KEYS: [&str; 2] = ["fault", "designators"];
-const TARGET_KEYS: &[&str] =
-    &["name", "alias", "tid", "luns", "access", "preferred", "alua", "groups", "redirect"];
-/// The access states that a group can be set to.
-pub(crate) const ACCESS_STATES: [(&str, AccessState); 5] = [
-    ("optimized", AccessState::Optimized),
-    ("non-optimized", AccessState::NonOptimized),
-    ("standby", AccessState::Standby),
-    ("unavailable", AccessState::Unavailable),
-    ("offline", AccessState::Offline),
-];
-/// The parties that change access states.
-pub(crate) const ALUA: [(&str, Alua); 2] = [("both", Alua::Both), ("implicit", Alua::Implicit)];
 pub(crate) const STORES: [&str; 5] = ["ram", "file", "null", "iso", "sg"];
 pub(crate) const CACHES: [(&str, CacheMode); 5] = [
     ("writeback", CacheMode::WriteBack),
@@ -165,12 +135,13 @@ pub(super) struct Setting {
 
 /// Parses the text of a configuration file; `path` is for messages. The caller must then call [`Config::finish`].
 pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
-    let source = Source::new(path, text);
+    let source = Arc::new(Source::new(path, text));
     let table = DeTable::parse(text).map_err(|error| {
         let offset = error.span().map_or(0, |span| span.start);
         ConfigError::new(source.place(offset), error.message().to_owned())
     })?;
-    let mut config = Config::default();
+    let mut config = Config { source: Some(source.clone()), ..Config::default() };
+    let source = &*source;
     for (key, value) in table.get_ref() {
         let name: &str = key.get_ref();
         let place = source.place(key.span().start);
@@ -180,11 +151,7 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
                     config.listen.push(parse_portal(&text).at(place)?);
                 }
             }
-            "portal" => {
-                for table in source.array(value, name)? {
-                    config.listen.push(parse_portal_table(&source, table)?);
-                }
-            }
+            "portal" => config.listen.extend(source.objects(value, name)?),
             "cores" => {
                 let text = source.scalar(value, name)?;
                 let cores = text.parse::<NonZeroUsize>();
@@ -193,7 +160,7 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
             }
             "state" => config.state = Some(source.scalar(value, name)?.into()),
             "control" => config.control = Some(source.scalar(value, name)?.into()),
-            "isns" => config.isns = Some(parse_isns_table(&source, value)?),
+            "isns" => config.isns = Some(parse_isns_table(source, value)?),
             "io-engine" => {
                 let text = source.scalar(value, name)?;
                 config.io_engine = parse_engine(&text).at(&place)?;
@@ -208,22 +175,21 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
                 }
             }
             "account" => {
-                for (settings, place) in source.tables(value, name)? {
-                    config.accounts.push(account_from_settings(settings, &place)?);
-                }
+                source.refuse_secrets(value)?;
+                config.accounts = source.objects(value, name)?;
             }
-            "host" => {
-                for table in source.array(value, name)? {
-                    config.hosts.push(parse_host_table(&source, table)?);
-                }
+            "host" => config.hosts = source.objects(value, name)?,
+            "discovery" => {
+                config.discovery = source.object(value, name)?;
+                source.refuse_empty_lists(value)?;
             }
-            "discovery" => config.discovery = parse_discovery(&source, value)?,
             "target" => {
+                config.targets = source.objects(value, name)?;
                 for table in source.array(value, name)? {
-                    config.targets.push(parse_target(&source, table)?);
+                    source.refuse_empty_lists(table)?;
                 }
             }
-            "api" => config.api = Some(parse_api_table(&source, value)?),
+            "api" => config.api = Some(parse_api_table(source, value)?),
             "limits" => config.limits = Limits::from_settings(source.table(value, name)?)?,
             _ => return Err(unknown_key(&place, name, TOP_KEYS)),
         }
@@ -282,7 +248,8 @@ pub(super) fn volume_from_settings(
     let mut limit = None;
     let mut delay = None;
     let mut faults = Vec::new();
-    let mut qos = QosConfig::default();
+    let (mut iops, mut bandwidth, mut burst) = (None, None, None);
+    let (mut weight, mut reserved_iops) = (None, None);
     let mut size_place = place.to_owned();
     let places: BTreeMap<String, String> =
         settings.iter().map(|setting| (setting.key.clone(), setting.place.clone())).collect();
@@ -324,12 +291,17 @@ pub(super) fn volume_from_settings(
             "limit" => limit = Some((parse_size(&value).at(&place)?, place)),
             "delay" => delay = Some(parse_delay(&value).at(&place)?),
             "fault" => faults.push(parse_fault(&value).at(&place)?),
-            key if qos::KEYS.contains(&key) => qos.take(key, &value).at(&place)?,
+            "iops" => iops = Some(value.parse().at(&place)?),
+            "bandwidth" => bandwidth = Some(value.parse().at(&place)?),
+            "burst" => burst = Some(value.parse().at(&place)?),
+            "weight" => weight = Some(value.parse().at(&place)?),
+            "reserved-iops" => reserved_iops = Some(value.parse().at(&place)?),
             _ => return Err(unknown_key(&place, &key, VOLUME_KEYS)),
         }
     }
     let missing = |key| ConfigError::missing(place, "the volume", key);
-    qos.check().map_err(|(key, message)| ConfigError::new(&places[key], message))?;
+    let qos = QosConfig::new(iops, bandwidth, burst, weight, reserved_iops);
+    qos.check().map_err(|error| ConfigError::new(&places[&error.field], error.message))?;
     let name = name.ok_or_else(|| missing("name"))?;
     let store = store.unwrap_or("file");
     let is_device = store == "sg";
@@ -480,134 +452,123 @@ fn check_encrypted(
     Err(ConfigError::new(place, message))
 }
 
-fn parse_target(
-    source: &Source<'_>,
-    table: &Spanned<DeValue<'_>>,
-) -> Result<TargetConfig, ConfigError> {
-    let place = source.place(table.span().start);
-    let entries = table
-        .get_ref()
-        .as_table()
-        .ok_or("target is a list of tables: write [[target]]")
-        .at(&place)?;
-    let (mut name, mut alias, mut luns) = (None, None, BTreeMap::new());
-    let (mut access, mut preferred) = (BTreeMap::new(), None);
-    let (mut alua, mut groups, mut redirect) = (Alua::default(), None, None);
-    let mut login = AccessConfig::default();
-    for (key, value) in entries {
-        match key.get_ref().as_ref() {
-            "name" => name = Some(source.scalar(value, "name")?),
-            "alias" => alias = Some(source.scalar(value, "alias")?),
-            "tid" => check_tid(source, value)?,
-            "luns" => luns = parse_luns(source, value)?,
-            "access" => access = parse_access(source, value)?,
-            "preferred" => {
-                let place = source.place(value.span().start);
-                let group = parse_group(&source.scalar(value, "preferred")?);
-                preferred = Some(group.at(place)?);
-            }
-            "alua" => {
-                let place = source.place(value.span().start);
-                alua = choose("alua", &source.scalar(value, "alua")?, &ALUA).at(place)?;
-            }
-            "groups" => groups = Some(parse_groups(source, value)?),
-            "redirect" => redirect = Some(parse_redirect(source, value)?),
-            key if access::TARGET_KEYS.contains(&key) => login.take(source, key, value)?,
-            other => {
-                let known = [TARGET_KEYS, &access::TARGET_KEYS].concat();
-                return Err(unknown_key(&source.place(key.span().start), other, &known));
-            }
-        }
-    }
-    let name = name.ok_or_else(|| ConfigError::missing(&place, "the target", "name"))?;
-    Ok(TargetConfig { name, alias, luns, access, preferred, alua, groups, redirect, login })
-}
-
-/// Checks the number with which `tgtadm` identifies a target. The server does not use it.
-fn check_tid(source: &Source<'_>, value: &Spanned<DeValue<'_>>) -> Result<(), ConfigError> {
-    let text = source.scalar(value, "tid")?;
-    match text.parse::<u32>() {
-        Ok(1..) => Ok(()),
-        _ => {
-            let place = source.place(value.span().start);
-            Err(ConfigError::new(place, format!("tid = {text}: write a number from 1 on")))
-        }
-    }
-}
-
-/// Parses `["a", "b"]`, or `{ 0 = "a", 5 = "b" }`.
-fn parse_luns(
-    source: &Source<'_>,
-    value: &Spanned<DeValue<'_>>,
-) -> Result<BTreeMap<u16, String>, ConfigError> {
-    let Some(table) = value.get_ref().as_table() else {
-        let volumes = source.strings(value, "luns")?;
-        if volumes.len() > usize::from(LARGEST_LUN) + 1 {
-            let wanted = format!("a list of {} volumes at most", LARGEST_LUN + 1);
-            return Err(source.wrong_type(value, "luns", &wanted));
-        }
-        return Ok((0..).zip(volumes.into_iter().map(|(text, _)| text)).collect());
-    };
-    let mut luns = BTreeMap::new();
-    for (key, value) in table {
-        let wrong = |message| ConfigError::new(source.place(key.span().start), message);
-        let number: &str = key.get_ref();
-        let lun = number.parse().ok().filter(|lun| *lun <= LARGEST_LUN).ok_or_else(|| {
-            wrong(format!("luns: {number:?} is no LUN: write a number from 0 to {LARGEST_LUN}"))
-        })?;
-        if luns.insert(lun, source.scalar(value, "luns")?).is_some() {
-            return Err(wrong(format!("luns has {lun} twice; remove one")));
-        }
-    }
-    Ok(luns)
-}
-
-/// Parses `[1, 2]`.
-fn parse_groups(
-    source: &Source<'_>,
-    value: &Spanned<DeValue<'_>>,
-) -> Result<BTreeSet<u16>, ConfigError> {
-    let texts = source.strings(value, "groups")?.into_iter();
-    texts.map(|(text, place)| parse_group(&text).at(place)).collect()
-}
-
-/// Parses `{ tag = "state" }`.
-fn parse_access(
-    source: &Source<'_>,
-    value: &Spanned<DeValue<'_>>,
-) -> Result<BTreeMap<u16, AccessState>, ConfigError> {
-    let table = value.get_ref().as_table().ok_or_else(|| {
-        source.wrong_type(value, "access", "a table: write { 1 = \"optimized\", 2 = \"standby\" }")
-    })?;
-    let mut access = BTreeMap::new();
-    for (key, value) in table {
-        let wrong = |message| ConfigError::new(source.place(key.span().start), message);
-        let group = parse_group(key.get_ref()).map_err(wrong)?;
-        let state = choose("access", &source.scalar(value, "access")?, &ACCESS_STATES);
-        let state = state.map_err(wrong)?;
-        if access.insert(group, state).is_some() {
-            return Err(wrong(format!("access has group {group} twice; remove one")));
-        }
-    }
-    Ok(access)
-}
-
-pub(super) struct Source<'a> {
-    path: path::Display<'a>,
+/// The text of a file, for the places of errors.
+#[derive(PartialEq, Eq)]
+pub struct Source {
+    path: PathBuf,
+    text: String,
     /// Offsets of the line ends. The places of all values of ten thousand volumes are looked up here.
     line_ends: Vec<usize>,
 }
 
-impl<'a> Source<'a> {
-    fn new(path: &'a Path, text: &str) -> Self {
+/// Lists of which an empty one has two meanings, each with the remedy.
+const NEVER_EMPTY: [(&str, &str); 3] = [
+    ("chap", "name accounts, or remove the key if no authentication is required"),
+    ("algorithms", "name at least one, or remove the key for all of them"),
+    (
+        "allow",
+        "write [[target.allow]] for each permitted initiator, or remove the key to permit every initiator",
+    ),
+];
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Source").field(&self.path).finish()
+    }
+}
+
+impl Source {
+    fn new(path: &Path, text: &str) -> Self {
         let line_ends = text.match_indices('\n').map(|(offset, _)| offset).collect();
-        Self { path: path.display(), line_ends }
+        Self { path: path.to_owned(), text: text.to_owned(), line_ends }
     }
 
     /// Returns `file:line` of a byte.
     pub(super) fn place(&self, offset: usize) -> String {
         let ended = self.line_ends.partition_point(|&end| end < offset);
-        format!("{}:{}", self.path, ended + 1)
+        format!("{}:{}", self.path.display(), ended + 1)
+    }
+
+    /// Returns an error in an object, with its line if the file has the object.
+    pub(super) fn error(source: Option<&Self>, invalid: Invalid) -> ConfigError {
+        let place = invalid.key.as_ref().and_then(|key| source?.place_of(key, &invalid.field));
+        match place {
+            Some(place) => ConfigError::new(place, invalid.message),
+            None => invalid.into(),
+        }
+    }
+
+    /// Returns the place of a field. Of several objects with the same name, the last one counts.
+    fn place_of(&self, key: &Key, field: &str) -> Option<String> {
+        let table = DeTable::parse(&self.text).ok()?;
+        let value = table.get_ref().get(key.kind.word())?;
+        let mut steps = Place::of_field(field);
+        if let Some(objects) = value.get_ref().as_array() {
+            let name = if key.kind == ObjectKind::Portal { "address" } else { "name" };
+            let is_it = |object: &Spanned<DeValue<'_>>| {
+                let named = object.get_ref().as_table().and_then(|table| table.get(name));
+                named.and_then(|value| value.get_ref().as_str()) == Some(key.name.as_str())
+            };
+            steps.0.insert(0, Step::Index(objects.iter().rposition(is_it)?));
+        }
+        Some(self.place(steps.offset(value)))
+    }
+
+    /// Parses an object.
+    fn object<T: DeserializeOwned>(
+        &self,
+        value: &Spanned<DeValue<'_>>,
+        key: &str,
+    ) -> Result<T, ConfigError> {
+        if value.get_ref().as_table().is_none() {
+            return Err(self.wrong_type(value, key, &format!("a table: write [{key}]")));
+        }
+        from_toml_value(value)
+            .map_err(|(offset, message)| ConfigError::new(self.place(offset), message))
+    }
+
+    /// Parses a list of objects.
+    fn objects<T: DeserializeOwned>(
+        &self,
+        value: &Spanned<DeValue<'_>>,
+        key: &str,
+    ) -> Result<Vec<T>, ConfigError> {
+        let object = |item: &Spanned<DeValue<'_>>| {
+            if item.get_ref().as_table().is_none() {
+                let wanted = format!("a list of tables: write [[{key}]]");
+                return Err(self.wrong_type(item, key, &wanted));
+            }
+            self.object(item, key)
+        };
+        self.array(value, key)?.map(object).collect()
+    }
+
+    /// Refuses secrets: a configuration file is displayed and copied.
+    fn refuse_secrets(&self, accounts: &Spanned<DeValue<'_>>) -> Result<(), ConfigError> {
+        let tables = accounts.get_ref().as_array().into_iter().flat_map(|list| list.iter());
+        let keys =
+            tables.filter_map(|item| item.get_ref().as_table()).flat_map(|table| table.keys());
+        match keys.into_iter().find(|key| key.get_ref() == "secret") {
+            Some(key) => Err(ConfigError::new(
+                self.place(key.span().start),
+                "secret: this file may not contain secrets; write secret-file = PATH or secret-env = NAME",
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses empty lists of rules.
+    fn refuse_empty_lists(&self, value: &Spanned<DeValue<'_>>) -> Result<(), ConfigError> {
+        let Some(table) = value.get_ref().as_table() else { return Ok(()) };
+        for (key, remedy) in NEVER_EMPTY {
+            if let Some(list) = table.get(key)
+                && list.get_ref().as_array().is_some_and(|list| list.is_empty())
+            {
+                let place = self.place(list.span().start);
+                return Err(ConfigError::new(place, format!("{key} = []: {remedy}")));
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn wrong_type(

@@ -21,7 +21,8 @@ use std::path::Path;
 
 use sarsen_scsi::{Designator, Naa};
 
-use super::{StoreConfig, VolumeConfig};
+use super::{Invalid, StoreConfig, VolumeConfig};
+use crate::model::{Key, ObjectKind};
 
 /// The configured parts of a volume's identity. The other parts are derived.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -113,7 +114,7 @@ impl Mark<'_> {
 
 /// Checks that no two volumes have the same identity or file. Multipath drivers confuse disks with the same identity,
 /// and two volumes with one file overwrite each other.
-pub(super) fn check_unique(volumes: &[VolumeConfig]) -> Result<(), String> {
+pub(super) fn check_unique(volumes: &[VolumeConfig]) -> Result<(), Invalid> {
     let mut known = HashMap::new();
     for volume in volumes {
         let VolumeConfig { name, identity, store, read_only, .. } = volume;
@@ -128,9 +129,10 @@ pub(super) fn check_unique(volumes: &[VolumeConfig]) -> Result<(), String> {
         for mark in given.chain(own).chain(path) {
             if let Some(other) = known.insert(mark, name) {
                 let key = mark.key();
-                return Err(format!(
-                    "volumes {other} and {name} have the same {key}; change one of them"
-                ));
+                let message =
+                    format!("volumes {other} and {name} have the same {key}; change one of them");
+                let field = if key == "designator" { "designators" } else { key };
+                return Err(Invalid::new(Key::new(ObjectKind::Volume, name), field, message));
             }
         }
     }
@@ -173,7 +175,8 @@ mod tests {
     }
 
     fn check_both(first: &str, second: &str) -> Result<(), String> {
-        check_unique(&[first, second].map(|text| super::super::parse_volume(text).expect(text)))
+        let volumes = [first, second].map(|text| super::super::parse_volume(text).expect(text));
+        check_unique(&volumes).map_err(|invalid| invalid.message)
     }
 
     #[test]

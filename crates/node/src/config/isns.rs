@@ -5,8 +5,8 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use super::file::{Source, unknown_key};
-use super::redirect::parse_host_and_port;
 use super::{AtPlace, ConfigError};
+use crate::model::parse_host_and_port;
 
 const KEYS: [&str; 3] = ["server", "entity", "notice-port"];
 
@@ -30,7 +30,7 @@ pub fn parse_isns(text: &str) -> Result<IsnsConfig, String> {
 
 /// Parses the table `[isns]`.
 pub(super) fn parse_isns_table(
-    source: &Source<'_>,
+    source: &Source,
     value: &Spanned<DeValue<'_>>,
 ) -> Result<IsnsConfig, ConfigError> {
     let wanted = "a table: write [isns] and server = \"isns.example\" below it";

@@ -8,8 +8,7 @@ use sarsen_proto::iscsi::keys::TargetOffer;
 use sarsen_proto::iscsi::target::Settings;
 
 use super::reference::KeyReference;
-use super::size::{parse_size, render_size};
-use super::{AtPlace, ConfigError, Setting, nearest};
+use super::{AtPlace, ConfigError, Setting, nearest, parse_size, render_size};
 
 /// The limits of initiators.
 #[derive(Clone, Debug, PartialEq, Eq)]

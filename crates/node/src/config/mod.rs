@@ -2,10 +2,8 @@
 //! ([`parse_file`]) or from flags ([`parse_volume`]). All other code relies on its validity.
 
 mod access;
-mod account;
 mod api;
 mod cache_mode;
-mod certificate;
 mod diff;
 mod fault;
 mod file;
@@ -14,54 +12,48 @@ mod identity;
 mod isns;
 mod limits;
 mod needs;
-mod network;
-mod portal;
-mod qos;
-mod redirect;
 mod reference;
-mod size;
 mod spec;
-mod tls;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sarsen_block::BlockSize;
 use sarsen_io::cores::FileEngine;
 use sarsen_io::spin::Spin;
-use sarsen_scsi::{AccessState, Alua, MAXIMUM_TARGET_PORTS, ProtectionType};
+use sarsen_scsi::{MAXIMUM_TARGET_PORTS, ProtectionType};
 
-pub(crate) use self::access::ALGORITHMS;
-pub use self::access::{AccessConfig, LunsConfig, NamePattern, Placed, RuleConfig};
-pub(crate) use self::account::read_private;
-pub use self::account::{AccountConfig, SecretSource, parse_account};
 pub(crate) use self::api::DEFAULT_API_PORT;
 pub use self::api::{ApiConfig, parse_api};
 pub use self::cache_mode::CacheMode;
-pub use self::certificate::CertificatePattern;
 pub(crate) use self::diff::Different;
 pub use self::fault::FaultConfig;
 use self::file::Setting;
-pub(crate) use self::file::{ACCESS_STATES, ALUA, CACHES, STORES};
+pub use self::file::Source;
+pub(crate) use self::file::{CACHES, STORES};
 pub use self::file::{parse_cache, parse_engine, parse_file, parse_spin};
-pub use self::host::HostConfig;
 pub use self::identity::IdentityConfig;
 pub use self::isns::{IsnsConfig, parse_isns};
 pub use self::limits::Limits;
 pub(crate) use self::limits::TIME_PATTERN;
 pub(crate) use self::needs::PortalRequirement;
-pub use self::network::{Network, parse_network};
-pub use self::portal::{DEFAULT_GROUP, Portal, parse_nbd_portal, parse_portal};
-pub use self::qos::QosConfig;
-pub use self::redirect::{Redirect, parse_redirect_address};
 pub(crate) use self::reference::tables as reference_tables;
 pub use self::reference::{KeyReference, TableReference};
-pub use self::size::{parse_size, render_size};
-pub use self::spec::parse_volume;
-pub use self::tls::TlsConfig;
+pub use self::spec::{parse_account, parse_volume};
+pub use crate::model::document::{
+    Account as AccountConfig, Discovery, Host as HostConfig, Portal, Redirect, Rule as RuleConfig,
+    ShownLuns, Target as TargetConfig, Tls as TlsConfig,
+};
+pub use crate::model::{
+    CertificatePattern, DEFAULT_GROUP, DEFAULT_WEIGHT, Invalid, Login, NamePattern, Network,
+    QosConfig, is_iscsi_name_byte, parse_nbd_portal, parse_network, parse_portal,
+    parse_redirect_address, parse_size, render_size, target_name_fault,
+};
+pub(crate) use crate::model::{DEFAULT_PORTAL, LARGEST_LUN, nearest, read_private};
+use crate::model::{FieldError, Key, ObjectKind, check_volume_name};
 pub use crate::protocol::Protocol;
 
 /// The naming authority of targets without a configured name. Each such volume has its own target, named
@@ -69,9 +61,6 @@ pub use crate::protocol::Protocol;
 pub const DEFAULT_TARGET_PREFIX: &str = "iqn.2026-11.io.sarsen:";
 /// Maximum number of volumes of one server.
 pub const MAX_VOLUMES: usize = 16_384;
-/// The largest LUN of flat space addressing (SAM-5 4.7.7.1).
-const LARGEST_LUN: u16 = 0x3fff;
-
 /// The configuration of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -93,10 +82,10 @@ pub struct Config {
     pub accounts: Vec<AccountConfig>,
     /// The hosts that rules may name, by unique names.
     pub hosts: Vec<HostConfig>,
-    /// The access rules of discovery sessions; they have no `rules`.
-    pub discovery: AccessConfig,
+    /// The access rules of discovery sessions.
+    pub discovery: Discovery,
     /// Accounts that may log in everywhere, in addition to those that each target and discovery list.
-    pub chap: Vec<Placed<String>>,
+    pub chap: Vec<String>,
     /// The iSNS server at which targets are registered.
     pub isns: Option<IsnsConfig>,
     /// The limits of the resources that initiators may use.
@@ -106,6 +95,8 @@ pub struct Config {
     /// The folder of the desired state: volumes, targets, accounts and all other objects that change while the server
     /// runs. Without a folder, the server runs by this configuration alone.
     pub state: Option<PathBuf>,
+    /// The file that it was read from, for the places of errors.
+    pub source: Option<Arc<Source>>,
 }
 
 /// A volume.
@@ -175,94 +166,15 @@ pub enum StoreConfig {
     },
 }
 
-/// A target.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TargetConfig {
-    /// iSCSI name.
-    pub name: String,
-    /// TargetAlias.
-    pub alias: Option<String>,
-    /// Names of volumes, by logical unit number.
-    pub luns: BTreeMap<u16, String>,
-    /// The access states of the units through portal groups, by tag. Default: optimized.
-    pub access: BTreeMap<u16, AccessState>,
-    /// The portal group that initiators should prefer.
-    pub preferred: Option<u16>,
-    /// The parties that may change the access states.
-    pub alua: Alua,
-    /// The portal groups through which it is reachable. Default: all.
-    pub groups: Option<BTreeSet<u16>>,
-    /// The address to which the target redirects initiators.
-    pub redirect: Option<Redirect>,
-    /// The access rules of logins to it.
-    pub login: AccessConfig,
-}
-
-impl TargetConfig {
-    /// Returns whether portals of this group reach the target.
-    pub fn is_reached_through(&self, group: u16) -> bool {
-        self.groups.as_ref().is_none_or(|groups| groups.contains(&group))
-    }
-
-    /// Returns those of the groups whose portals reach the target.
-    pub(crate) fn reached_groups(&self, groups: &BTreeSet<u16>) -> BTreeSet<u16> {
-        groups.iter().copied().filter(|group| self.is_reached_through(*group)).collect()
-    }
-
-    /// Returns the configured access state of a group.
-    pub(crate) fn access_state(&self, group: u16) -> AccessState {
-        self.access.get(&group).copied().unwrap_or(AccessState::Optimized)
-    }
-
-    /// Checks its name, and that its portal groups fit each other.
-    fn check_groups(&self) -> Result<(), ConfigError> {
-        check_iscsi_name(&self.name).or_else(wrong)?;
-        let mut named = self.access.keys().copied().chain(self.preferred);
-        if let Some(group) = named.find(|group| !self.is_reached_through(*group)) {
-            return wrong(format!(
-                "target {}: access or preferred has group {group}, which groups does not have",
-                self.name
-            ));
-        }
-        if self.groups.as_ref().is_some_and(BTreeSet::is_empty) {
-            return wrong(format!(
-                "target {}: groups is empty, so no initiator can reach the target; remove the key",
-                self.name
-            ));
-        }
-        Ok(())
-    }
-
-    /// Checks that its LUNs are valid and that its volumes exist.
-    fn check_luns(&self, volumes: &HashSet<&str>) -> Result<(), ConfigError> {
-        for (number, volume) in &self.luns {
-            if *number > LARGEST_LUN {
-                return wrong(format!(
-                    "target {}: {number} is no LUN: write a number from 0 to {LARGEST_LUN}",
-                    self.name
-                ));
-            }
-            if !volumes.contains(volume.as_str()) {
-                let hint = nearest(volume, volumes.iter().copied());
-                return wrong(format!(
-                    "target {}: there is no volume {volume}{hint}; correct luns, or add the volume",
-                    self.name
-                ));
-            }
-        }
-        Ok(())
-    }
-}
-
 /// Returns the groups of portals. A target has a port for each group, even if only NBD clients reach it.
 pub(crate) fn target_port_groups<'a>(
     portals: impl IntoIterator<Item = &'a Portal>,
 ) -> BTreeSet<u16> {
-    portals.into_iter().map(|portal| portal.group).collect()
+    portals.into_iter().map(Portal::group).collect()
 }
 
-fn wrong<T>(message: impl Into<String>) -> Result<T, ConfigError> {
-    Err(ConfigError::new("configuration", message))
+fn wrong<T>(message: impl Into<String>) -> Result<T, Invalid> {
+    Err(Invalid::of_all(message))
 }
 
 /// A configuration error: the problem, its place and its remedy.
@@ -283,6 +195,18 @@ impl ConfigError {
     /// Returns the error for an object that has no value for a required key.
     fn missing(place: &str, object: &str, key: &str) -> Self {
         Self::new(place, format!("{object} has no {key}: add it"))
+    }
+}
+
+/// Names the object as the place of the error.
+impl From<Invalid> for ConfigError {
+    fn from(invalid: Invalid) -> Self {
+        let place = match &invalid.key {
+            Some(key) if key.name.is_empty() => key.kind.word().to_owned(),
+            Some(key) => format!("{} {}", key.kind.word(), key.name),
+            None => "configuration".to_owned(),
+        };
+        Self::new(place, invalid.message)
     }
 }
 
@@ -309,12 +233,13 @@ impl Default for Config {
             control: None,
             accounts: Vec::new(),
             hosts: Vec::new(),
-            discovery: AccessConfig::default(),
+            discovery: Discovery::default(),
             chap: Vec::new(),
             isns: None,
             limits: Limits::default(),
             api: None,
             state: None,
+            source: None,
         }
     }
 }
@@ -322,7 +247,11 @@ impl Default for Config {
 impl Config {
     /// Completes and checks the configuration. Names are unique and valid. Each volume is in exactly one target;
     /// unlisted volumes get their own target. At least one volume exists. Accounts and rules fit the targets.
-    pub fn finish(mut self) -> Result<Self, ConfigError> {
+    pub fn finish(self) -> Result<Self, ConfigError> {
+        self.placing_errors(Self::finish_alone)
+    }
+
+    fn finish_alone(mut self) -> Result<Self, Invalid> {
         if self.state.is_some() {
             return self.check_beside_state();
         }
@@ -333,18 +262,18 @@ impl Config {
             );
         }
         self.add_default_targets()?;
-        self.finish_managed()
+        self.finish_with(Some(&BTreeSet::new()))
     }
 
     /// Checks the configuration of a server that has a state. It must not contain objects that belong to the state. It
     /// is finished when the state is known.
-    fn check_beside_state(self) -> Result<Self, ConfigError> {
+    fn check_beside_state(self) -> Result<Self, Invalid> {
         let given = [
             ("volumes", !self.volumes.is_empty()),
             ("targets", !self.targets.is_empty()),
             ("accounts", !self.accounts.is_empty() || !self.chap.is_empty()),
             ("hosts", !self.hosts.is_empty()),
-            ("rules of discovery", self.discovery != AccessConfig::default()),
+            ("rules of discovery", self.discovery != Discovery::default()),
         ];
         match given.iter().find(|(_, is_given)| *is_given) {
             Some((what, _)) => wrong(format!(
@@ -358,7 +287,21 @@ impl Config {
     /// Completes and checks a configuration whose volumes and targets change while the server runs. It may have no
     /// volume at all. A volume may be in no target; then no initiator reaches it.
     pub fn finish_managed(self) -> Result<Self, ConfigError> {
-        self.finish_with(Some(&BTreeSet::new()))
+        self.placing_errors(|config| config.finish_with(Some(&BTreeSet::new())))
+    }
+
+    /// Returns errors with their lines of the configuration file.
+    fn placing_errors(
+        self,
+        finish: impl FnOnce(Self) -> Result<Self, Invalid>,
+    ) -> Result<Self, ConfigError> {
+        let source = self.source.clone();
+        finish(self).map_err(|invalid| Source::error(source.as_deref(), invalid))
+    }
+
+    /// Returns an error in an object with its line of the configuration file.
+    pub(crate) fn error(&self, invalid: Invalid) -> ConfigError {
+        Source::error(self.source.as_deref(), invalid)
     }
 
     /// Completes and checks the configuration, where targets may have needs that are `unmet` already; `None` permits
@@ -366,7 +309,7 @@ impl Config {
     pub(crate) fn finish_with(
         mut self,
         unmet: Option<&BTreeSet<PortalRequirement>>,
-    ) -> Result<Self, ConfigError> {
+    ) -> Result<Self, Invalid> {
         if self.volumes.len() > MAX_VOLUMES {
             return wrong(format!(
                 "the configuration has {} volumes; the maximum is {MAX_VOLUMES}",
@@ -374,8 +317,7 @@ impl Config {
             ));
         }
         if self.listen.is_empty() {
-            let (address, protocol) = (DEFAULT_PORTAL, Protocol::Iscsi);
-            self.listen = vec![Portal { address, protocol, group: DEFAULT_GROUP, tls: None }];
+            self.listen = vec![Portal::default()];
         }
         let groups = target_port_groups(&self.listen);
         // Targets also have a port for a group without a portal.
@@ -389,47 +331,57 @@ impl Config {
         }
         let mut names = HashSet::new();
         for volume in &self.volumes {
-            check_volume_name(&volume.name).or_else(wrong)?;
+            let key = || Key::new(ObjectKind::Volume, &volume.name);
+            check_volume_name(&volume.name)
+                .map_err(|message| Invalid::new(key(), "name", message))?;
             if !names.insert(volume.name.as_str()) {
-                return wrong(format!("two volumes are named {}: rename one", volume.name));
+                let message = format!("two volumes are named {}: rename one", volume.name);
+                return Err(Invalid::new(key(), "", message));
             }
         }
-        identity::check_unique(&self.volumes).or_else(wrong)?;
+        identity::check_unique(&self.volumes)?;
+        self.check_objects()?;
         let mut target_names = HashSet::new();
         let mut exported = HashMap::new();
         for target in &self.targets {
+            let wrong = |field: String, message: String| {
+                Err(Invalid::new(Key::new(ObjectKind::Target, &target.name), field, message))
+            };
             if !target_names.insert(target.name.as_str()) {
-                return wrong(format!("two targets are named {}: rename one", target.name));
+                let message = format!("two targets are named {}: rename one", target.name);
+                return wrong(String::new(), message);
             }
-            target.check_groups()?;
-            target.check_luns(&names)?;
-            for volume in target.luns.values() {
+            for (lun, volume) in target.luns.iter() {
+                let field = format!("luns.{lun}");
+                if !names.contains(volume.as_str()) {
+                    let hint = nearest(volume, names.iter().copied());
+                    let message = format!(
+                        "target {}: there is no volume {volume}{hint}; correct luns, or add the volume",
+                        target.name
+                    );
+                    return wrong(field, message);
+                }
                 if let Some(other) = exported.insert(volume.as_str(), target.name.as_str()) {
-                    return wrong(format!(
+                    let message = format!(
                         "volume {volume} is listed twice, in {other} and in {}; a volume can have one LUN of one \
                          target",
                         target.name
-                    ));
+                    );
+                    return wrong(field, message);
                 }
             }
         }
-        self.expand_hosts()?;
-        let everywhere = std::mem::take(&mut self.chap);
-        let logins = self.targets.iter_mut().map(|target| &mut target.login);
-        for login in logins.chain([&mut self.discovery]) {
-            login.chap.extend(everywhere.iter().cloned());
-        }
-        self.check_access()?;
+        self.finish_access()?;
         if let Some(may_be_unmet) = unmet
             && let Some(unmet) = self.unmet_needs().find(|one| !may_be_unmet.contains(&one.need))
         {
-            return Err(unmet.error());
+            return Err(unmet.invalid());
         }
         Ok(self)
     }
 
     /// Adds a target for each volume that no target lists.
-    fn add_default_targets(&mut self) -> Result<(), ConfigError> {
+    fn add_default_targets(&mut self) -> Result<(), Invalid> {
         let exported: HashSet<&str> = self
             .targets
             .iter()
@@ -440,112 +392,47 @@ impl Config {
         for volume in self.volumes.iter().filter(|volume| !exported.contains(&*volume.name)) {
             let name = format!("{DEFAULT_TARGET_PREFIX}{}", volume.name);
             if names.contains(name.as_str()) {
-                return wrong(format!(
+                let message = format!(
                     "volume {} is in no target, and its default target {name} exists without it; add it to a target",
                     volume.name
-                ));
+                );
+                return Err(Invalid::new(Key::new(ObjectKind::Volume, &volume.name), "", message));
             }
-            let luns = BTreeMap::from([(0, volume.name.clone())]);
+            let luns = [(0, volume.name.clone())].into();
             added.push(TargetConfig { name, luns, ..TargetConfig::default() });
         }
         self.targets.extend(added);
         Ok(())
     }
 
-    /// Checks that accounts and rules fit each other and the targets.
-    pub(crate) fn check_access(&self) -> Result<(), ConfigError> {
-        access::check(self)
-    }
-}
-
-use sarsen_wire::iscsi::{DEFAULT_PORT, MAX_NAME_LENGTH};
-
-/// The address at which a server listens by default.
-pub(crate) const DEFAULT_PORTAL: SocketAddr =
-    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_PORT);
-
-/// Checks the name of a volume. The name becomes part of an iSCSI name: the ASCII characters that RFC 3722 permits.
-fn check_volume_name(name: &str) -> Result<(), String> {
-    let valid = !name.is_empty()
-        && name.len() <= 64
-        && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b));
-    // A name is also a part of paths, of files and of the API.
-    if valid && !matches!(name, "." | "..") {
-        return Ok(());
-    }
-    Err(format!(
-        "volume name {name:?}: use 1 to 64 lower-case letters, digits, dots and hyphens, not . or .. alone"
-    ))
-}
-
-/// Checks that the name is an iqn, eui or naa name (RFC 7143 §4.2.7).
-fn check_iscsi_name(name: &str) -> Result<(), String> {
-    let valid = name.len() <= MAX_NAME_LENGTH
-        && match name.split_once('.') {
-            Some(("iqn", rest)) => is_iqn_tail(rest),
-            Some(("eui", rest)) => has_hex_digits(rest, &[16]),
-            Some(("naa", rest)) => has_hex_digits(rest, &[16, 32]),
-            _ => false,
+    /// Checks each object by itself.
+    fn check_objects(&self) -> Result<(), Invalid> {
+        let of = |kind: ObjectKind, name: &str, checked: Result<(), FieldError>| {
+            checked.map_err(|error| error.of(Key::new(kind, name)))
         };
-    if valid {
-        return Ok(());
+        for portal in &self.listen {
+            of(ObjectKind::Portal, portal.address.as_str(), portal.check())?;
+        }
+        for account in &self.accounts {
+            of(ObjectKind::Account, &account.name, account.check())?;
+        }
+        for host in &self.hosts {
+            of(ObjectKind::Host, &host.name, host.check())?;
+        }
+        for target in &self.targets {
+            of(ObjectKind::Target, &target.name, target.check())?;
+        }
+        of(ObjectKind::Discovery, "", self.discovery.check())
     }
-    Err(format!(
-        "target name {name:?} is not an iSCSI name: write iqn.YYYY-MM.reversed.domain:anything, in lower case"
-    ))
-}
-
-/// Returns whether the text consists of one of these numbers of hexadecimal digits.
-fn has_hex_digits(text: &str, lengths: &[usize]) -> bool {
-    lengths.contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit())
-}
-
-/// Returns the reason why the text is not a valid target name, or `None` for a valid name.
-pub fn target_name_fault(name: &str) -> Option<String> {
-    check_iscsi_name(name).err()
-}
-
-/// Returns whether the text is `YYYY-MM.authority[:anything]`.
-fn is_iqn_tail(rest: &str) -> bool {
-    let bytes = rest.as_bytes();
-    let digits = |range: std::ops::Range<usize>| {
-        bytes.get(range).is_some_and(|part| part.iter().all(u8::is_ascii_digit))
-    };
-    digits(0..4)
-        && bytes.get(4) == Some(&b'-')
-        && digits(5..7)
-        && bytes.get(7) == Some(&b'.')
-        && bytes.len() > 8
-        && bytes[8..].iter().copied().all(is_iscsi_name_byte)
-}
-
-/// Returns whether an iSCSI name may contain this byte (RFC 3722).
-pub fn is_iscsi_name_byte(byte: u8) -> bool {
-    byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.:".contains(&byte)
-}
-
-/// Returns "; did you mean …?" with the candidate that is nearest to a misspelt word.
-pub(crate) fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> String {
-    candidates
-        .map(|candidate| (strsim::damerau_levenshtein(word, candidate), candidate))
-        .min()
-        .filter(|(distance, candidate)| *distance <= candidate.len().max(word.len()) / 2)
-        .map_or(String::new(), |(_, candidate)| format!("; did you mean {candidate}?"))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::collections::BTreeMap;
 
-    #[test]
-    fn a_volume_is_not_named_as_a_folder_is() {
-        for name in [".", "..", "", "A", "a/b", "a\u{202e}", "a\n"] {
-            assert!(check_volume_name(name).is_err(), "{name:?}");
-        }
-        for name in ["a", "a.b", "...", "-"] {
-            assert_eq!(check_volume_name(name), Ok(()), "{name:?}");
-        }
-    }
+    use sarsen_scsi::AccessState;
+
+    use super::*;
 
     fn ram(name: &str) -> VolumeConfig {
         VolumeConfig {
@@ -566,7 +453,7 @@ mod tests {
     fn target(name: &str, luns: &[&str]) -> TargetConfig {
         TargetConfig {
             name: name.into(),
-            luns: (0..).zip(luns.iter().map(|&lun| lun.into())).collect(),
+            luns: (0..).zip(luns.iter().map(|&lun| lun.into())).collect::<BTreeMap<_, _>>().into(),
             ..TargetConfig::default()
         }
     }
@@ -576,7 +463,7 @@ mod tests {
         let config = Config { volumes: vec![ram("a"), ram("b")], ..Config::default() };
         let config = config.finish().expect("valid");
         assert_eq!(config.targets[1].name, "iqn.2026-11.io.sarsen:b");
-        assert_eq!(config.targets[1].luns, BTreeMap::from([(0, "b".into())]));
+        assert_eq!(config.targets[1].luns, [(0, "b".into())].into());
         assert_eq!(config.listen.len(), 1);
     }
 
@@ -586,7 +473,7 @@ mod tests {
         assert_eq!((empty.targets.len(), empty.listen.len()), (0, 1));
         let target = TargetConfig {
             name: "iqn.2026-11.x:t".into(),
-            luns: BTreeMap::from([(7, "a".into())]),
+            luns: [(7, "a".into())].into(),
             ..TargetConfig::default()
         };
         let config = Config {

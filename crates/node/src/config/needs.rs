@@ -4,7 +4,8 @@
 
 use std::collections::BTreeSet;
 
-use super::{Config, ConfigError, Portal, TargetConfig, target_port_groups};
+use super::{Config, Invalid, Portal, TargetConfig, target_port_groups};
+use crate::model::{Key, ObjectKind};
 
 /// A need of a target that a portal has to meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,8 +20,8 @@ pub(crate) enum PortalRequirement {
 pub(crate) struct UnmetRequirement<'a> {
     pub(crate) target: &'a str,
     pub(crate) need: PortalRequirement,
-    /// The place in the configuration that states the need.
-    place: &'a str,
+    /// The field of the target that states the need.
+    field: String,
     groups: String,
 }
 
@@ -45,19 +46,17 @@ impl Config {
             let of_group = |&group| UnmetRequirement {
                 target: name,
                 need: PortalRequirement::Group(group),
-                place: "configuration",
+                field: String::new(),
                 groups: groups.iter().map(u16::to_string).collect::<Vec<_>>().join(", "),
             };
-            let rules = target.login.rules.iter();
-            let mut places =
-                rules.filter_map(|rule| Some(rule.certificate.as_ref()?.place.as_str()));
-            let rule = places.next().filter(|_| !asks);
-            let of_rule = |place| UnmetRequirement {
+            let rule = target.allow.iter().position(|rule| rule.certificate.is_some());
+            let of_rule = |rule| UnmetRequirement {
                 target: name,
                 need: PortalRequirement::ClientCertificates,
-                place,
+                field: format!("allow[{rule}].certificate"),
                 groups: String::new(),
             };
+            let rule = rule.filter(|_| !asks);
             missing.map(of_group).chain(rule.map(of_rule)).collect::<Vec<_>>()
         })
     }
@@ -79,13 +78,13 @@ impl UnmetRequirement<'_> {
         }
     }
 
-    /// Returns the same text, with the place in the configuration.
-    pub(crate) fn error(&self) -> ConfigError {
+    /// Returns the same text, with the target.
+    pub(crate) fn invalid(self) -> Invalid {
         let message = match self.need {
             PortalRequirement::Group(_) => format!("target {}: {}", self.target, self.message()),
             PortalRequirement::ClientCertificates => self.message(),
         };
-        ConfigError::new(self.place, message)
+        Invalid::new(Key::new(ObjectKind::Target, self.target), self.field, message)
     }
 }
 
@@ -118,7 +117,10 @@ mod tests {
         assert_eq!(found, expected);
         assert!(parsed("").finish_with(None).is_ok());
         for (known, reported) in [
-            (PortalRequirement::Group(2), "s.toml:7: certificate: no portal asks clients"),
+            (
+                PortalRequirement::Group(2),
+                "iqn.2026-11.x:b.allow[0].certificate: certificate: no portal asks clients",
+            ),
             (
                 PortalRequirement::ClientCertificates,
                 "target iqn.2026-11.x:a: no portal is in group 2 (groups: 1)",

@@ -1,7 +1,19 @@
-//! A volume on the command line: `NAME=KIND:ARGUMENT[,KEY=VALUE…]`.
+//! Objects on the command line: a volume as `NAME=KIND:ARGUMENT[,KEY=VALUE…]`, an account as `NAME=FILE`.
 
 use super::file::{Setting, volume_from_settings};
-use super::{ConfigError, VolumeConfig};
+use super::{AccountConfig, ConfigError, VolumeConfig};
+
+/// Parses the `NAME=FILE` of an account, the file with its secret.
+pub fn parse_account(text: &str) -> Result<AccountConfig, ConfigError> {
+    let wrong = |message: String| ConfigError::new(format!("--account {text}"), message);
+    let Some((name, path)) = text.split_once('=').filter(|(_, path)| !path.is_empty()) else {
+        return Err(wrong("write NAME=FILE, the file with the secret".to_owned()));
+    };
+    let secret_file = Some(path.into());
+    let account = AccountConfig { name: name.to_owned(), secret_file, ..AccountConfig::default() };
+    account.check().map_err(|error| wrong(error.message))?;
+    Ok(account)
+}
 
 /// Parses `scratch=ram:1GiB`, `data=file:/srv/data.img,cache=none`, ….
 pub fn parse_volume(text: &str) -> Result<VolumeConfig, ConfigError> {
@@ -41,6 +53,16 @@ mod tests {
     use super::super::StoreConfig;
     use super::*;
     use crate::stores::CacheMode;
+
+    #[test]
+    fn a_flag_names_account_and_file() {
+        let account = parse_account("a=b=/x=y").expect("an account");
+        assert_eq!((account.name.as_str(), account.secret_file), ("a", Some("b=/x=y".into())));
+        for text in ["host", "host=", "=/x", "a\tb=/x"] {
+            let message = parse_account(text).expect_err(text).to_string();
+            assert!(message.starts_with(&format!("--account {text}: ")), "{message}");
+        }
+    }
 
     #[test]
     fn volumes_are_written_on_one_line() {

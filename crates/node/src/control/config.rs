@@ -531,7 +531,7 @@ impl From<ChangeRefused> for ApiError {
         let message = refused.to_string();
         match refused {
             ChangeRefused::Invalid(invalid) => {
-                Self::invalid(invalid.field.as_deref(), invalid.message)
+                Self::invalid(invalid.place().as_deref(), invalid.message)
             }
             ChangeRefused::NotFound(..) => Self::not_found(message),
             ChangeRefused::Exists(_) => Self::conflict(message),

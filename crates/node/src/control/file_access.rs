@@ -1,6 +1,7 @@
 //! Checks which files of the server's machine a change may name. A client that names files reads and writes every file
 //! that the server can open. So only the server's owner may name them, at the control socket or with the token.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -16,26 +17,32 @@ use crate::private::VOLUMES;
 const IMAGE: &str = "img";
 
 /// Keys of an object whose values name files or variables of the server, with the object's values of these keys.
-type Named<'a> = [(&'static str, Option<&'a str>); 3];
+type Named<'a> = [(&'static str, Option<&'a OsStr>); 3];
 
 /// No keys.
 const NOTHING: Named<'static> = [("", None); 3];
 
 fn of_volume(volume: &Volume) -> Named<'_> {
-    [("path", volume.path.as_deref()), ("state", volume.state.as_deref()), ("", None)]
+    let Volume { path, state, .. } = volume;
+    [("path", path.as_ref().map(OsStr::new)), ("state", state.as_ref().map(OsStr::new)), ("", None)]
 }
 
 fn of_account(account: &Account) -> Named<'_> {
     let Account { secret_file, secret_env, .. } = account;
-    [("secret-file", secret_file.as_deref()), ("secret-env", secret_env.as_deref()), ("", None)]
+    let (file, variable) = (secret_file.as_ref(), secret_env.as_ref());
+    [
+        ("secret-file", file.map(|path| path.as_os_str())),
+        ("secret-env", variable.map(OsStr::new)),
+        ("", None),
+    ]
 }
 
 fn of_portal(portal: &Portal) -> Named<'_> {
     let tls = portal.tls.as_ref();
     [
-        ("tls.certificate", tls.map(|tls| tls.certificate.as_str())),
-        ("tls.key", tls.map(|tls| tls.key.as_str())),
-        ("tls.client-ca", tls.and_then(|tls| tls.client_ca.as_deref())),
+        ("tls.certificate", tls.map(|tls| tls.certificate.as_os_str())),
+        ("tls.key", tls.map(|tls| tls.key.as_os_str())),
+        ("tls.client-ca", tls.and_then(|tls| Some(tls.client_ca.as_ref()?.as_os_str()))),
     ]
 }
 
@@ -60,7 +67,7 @@ fn of_patch(kind: ObjectKind, patch: &Value) -> Named<'_> {
     };
     fields.map(|field| {
         let value = field.split('.').try_fold(patch, |value, name| value.get(name));
-        (field, value.and_then(Value::as_str))
+        (field, value.and_then(Value::as_str).map(OsStr::new))
     })
 }
 
@@ -98,9 +105,9 @@ pub(super) fn check(
                 account
                     .iter()
                     .try_for_each(|one| check(ObjectKind::Account, &one.name, of_account(one)))?;
-                portal
-                    .iter()
-                    .try_for_each(|one| check(ObjectKind::Portal, &one.address, of_portal(one)))?;
+                portal.iter().try_for_each(|one| {
+                    check(ObjectKind::Portal, one.address.as_str(), of_portal(one))
+                })?;
             }
             Edit::Remove(_) | Edit::RemoveEverywhere(_) => {}
         }
@@ -112,7 +119,7 @@ pub(super) fn check(
 fn check_one(
     kind: ObjectKind,
     field: &str,
-    value: &str,
+    value: &OsStr,
     state: &Path,
     is_trusted: bool,
 ) -> Result<(), ApiError> {
@@ -126,7 +133,8 @@ fn check_one(
     }
     if kind == ObjectKind::Volume && is_servers_own(Path::new(value), state) {
         let message = format!(
-            "{field}: {value} is in the server's state folder, which is not for volumes; choose another path, or remove {field}"
+            "{field}: {} is in the server's state folder, which is not for volumes; choose another path, or remove {field}",
+            Path::new(value).display()
         );
         return Err(ApiError::invalid(Some(field), message));
     }

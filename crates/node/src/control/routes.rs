@@ -20,14 +20,14 @@ use super::capacity::Received;
 use super::error::ApiError;
 use super::openapi::{self, Failures};
 use super::{Api, VERSION, config, events, initiator_lines, lab, statistics, trace, volumes};
-use crate::config::{Portal, Redirect, parse_portal, parse_redirect_address};
+use crate::config::{Portal, Redirect, parse_redirect_address};
 use crate::drain::{AlreadyDraining, Outcome, Service, send_away};
 use crate::engine::{Export, Usage};
 use crate::events::Occurrence;
 use crate::fronts::Front;
 use crate::mailbox::Mailbox;
 use crate::metrics;
-use crate::model::ObjectKind;
+use crate::model::Object;
 use crate::schema::{
     self, Authentication, Connection, DrainSession, DrainTarget, Drained, PortalList, ProblemList,
     ServedPortal, ServedVolume, Session, SessionKind, SessionList, TargetList, TargetLun,
@@ -227,11 +227,11 @@ pub(super) async fn problems(State(api): State<Api>) -> Json<ProblemList> {
 #[utoipa::path(get, tag = "server", path = "/v1/portals", responses((status = 200, body = PortalList), Failures))]
 pub(super) async fn portals(State(api): State<Api>) -> Json<PortalList> {
     let objects = api.desired.as_ref().map(|desired| desired.current().objects);
-    let objects = objects
-        .iter()
-        .flat_map(|objects| objects.keys().filter(|key| key.kind == ObjectKind::Portal))
-        .filter_map(|key| parse_portal(&key.name).ok())
-        .map(|portal| portal.address);
+    let objects = objects.iter().flat_map(|objects| objects.values());
+    let objects = objects.filter_map(|object| match &**object {
+        Object::Portal(portal) => Some(portal.address()),
+        _ => None,
+    });
     let served = api.front.portals.configs();
     let of_objects = served_for(objects.collect(), &served);
     let portals = served.iter().enumerate().map(|(index, portal)| {
@@ -250,8 +250,8 @@ fn served_for(mut objects: Vec<SocketAddr>, served: &[Portal]) -> BTreeSet<usize
     for object in objects {
         // Portals of the server's own settings come first.
         let portal = served.iter().enumerate().rev().find(|(index, portal)| {
-            let is_port = [0, portal.address.port()].contains(&object.port());
-            is_port && object.ip() == portal.address.ip() && !found.contains(index)
+            let is_port = [0, portal.address().port()].contains(&object.port());
+            is_port && object.ip() == portal.address().ip() && !found.contains(index)
         });
         found.extend(portal.map(|(index, _)| index));
     }
@@ -266,7 +266,7 @@ pub(super) async fn targets(State(front): State<Arc<Front>>) -> Json<TargetList>
         let name = target.device.name();
         let (service, redirect) = front.drains.service(name);
         let own = sessions.iter().filter(|info| info.target.as_deref() == Some(name));
-        let portals = portals.iter().filter(|portal| target.is_reached_through(portal.group));
+        let portals = portals.iter().filter(|portal| target.is_reached_through(portal.group()));
         let portals = portals.map(target_portal).collect();
         schema::Target {
             name: name.to_owned(),
@@ -295,9 +295,12 @@ fn target_lun((lun, unit): (&Lun, &Arc<LogicalUnit>)) -> TargetLun {
 }
 
 fn target_portal(portal: &Portal) -> TargetPortal {
-    let Portal { address, protocol, group, tls } = portal;
-    let (address, group) = (address.to_string(), *group);
-    TargetPortal { address, protocol: *protocol, group, tls: tls.is_some() }
+    TargetPortal {
+        address: portal.address().to_string(),
+        protocol: portal.protocol(),
+        group: portal.group(),
+        tls: portal.tls.is_some(),
+    }
 }
 
 fn state(service: Service) -> TargetState {
@@ -411,7 +414,7 @@ mod tests {
     #[test]
     fn object_with_port_0_does_not_hide_a_portal_of_the_flags() {
         let portals = ["127.0.0.1:4001", "127.0.0.1:4002", "127.0.0.1:4003", "[::1]:4004"]
-            .map(|address| parse_portal(address).expect("a portal"));
+            .map(|address| crate::config::parse_portal(address).expect("a portal"));
         let objects = |addresses: &[&str]| {
             let addresses = addresses.iter().map(|address| address.parse().expect("an address"));
             served_for(addresses.collect(), &portals).into_iter().collect::<Vec<_>>()

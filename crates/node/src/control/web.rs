@@ -408,7 +408,7 @@ pub(super) fn own_certificate(folder: &Path, address: IpAddr) -> Result<TlsConfi
     }
     check_own(&certificate)?;
     check_own(&key)?;
-    Ok(TlsConfig { certificate, key, client_ca: None, require_client_certificate: false })
+    Ok(TlsConfig { certificate, key, ..TlsConfig::default() })
 }
 
 /// Checks a PEM file against the checksum in its first line. A file without a checksum is from the administrator.

@@ -29,12 +29,12 @@ pub(super) fn remove_references(objects: &mut Objects, key: &Key) -> Result<(), 
                     "host {} logs in with account {}; give the host another account, or delete the host first",
                     host.name, key.name
                 );
-                return Err(Invalid { field: Some(format!("{other}.account")), message });
+                return Err(Invalid::new(other.clone(), "account", message));
             }
             _ => {}
         }
         if changed != **object {
-            if matches!(&changed, Object::Target(target) if target.luns.0.is_empty()) {
+            if matches!(&changed, Object::Target(target) if target.luns.is_empty()) {
                 empty.push(other.clone());
             }
             *object = Arc::new(changed);
@@ -48,8 +48,8 @@ pub(super) fn remove_references(objects: &mut Objects, key: &Key) -> Result<(), 
 
 /// Deletes a volume from a target. Rules that showed only this volume stay, and show no units.
 fn take_volume_out(target: &mut Target, volume: &str) {
-    target.luns.0.retain(|_, name| name != volume);
-    let luns = &target.luns.0;
+    target.luns.retain(|_, name| name != volume);
+    let luns = &target.luns;
     for rule in &mut target.allow {
         match &mut rule.luns {
             Some(ShownLuns::Volumes(shown)) => shown.retain(|_, name| name != volume),
@@ -98,7 +98,7 @@ fn last(key: &Key, of: &Key, field: &str) -> Invalid {
         key.kind.word(),
         key.name
     );
-    Invalid { field: Some(format!("{of}.{field}")), message }
+    Invalid::new(of.clone(), field, message)
 }
 
 #[cfg(test)]
@@ -131,7 +131,7 @@ mod tests {
         allow = [
             { host = "h", luns = { 3 = "a" } },
             { account = "x", luns = [0, 7] },
-            { initiator = "iqn.x:z" },
+            { initiator = "iqn.2026-11.x:z" },
         ]
         [[target]]
         name = "iqn.x:other"
@@ -160,7 +160,7 @@ mod tests {
         // The third target had no volumes before, so it stays.
         assert_eq!(names(&document), ["iqn.x:both", "iqn.x:other", "iqn.x:third"]);
         let both = &document.target[0];
-        assert_eq!(both.luns.0.values().collect::<Vec<_>>(), ["b"]);
+        assert_eq!(both.luns.values().collect::<Vec<_>>(), ["b"]);
         assert_eq!(both.allow.len(), 3, "a rule that shows nothing lets nobody see more");
         assert_eq!(both.allow[0].luns, Some(ShownLuns::Volumes(Default::default())));
         assert_eq!(both.allow[1].luns, Some(ShownLuns::Numbers(vec![7])));
@@ -188,7 +188,7 @@ mod tests {
             ),
         ] {
             let refused = after(kind, name).expect_err(reported);
-            assert_eq!(refused.field.as_deref(), Some(field), "{refused}");
+            assert_eq!(refused.place().as_deref(), Some(field), "{refused}");
             assert!(refused.message.contains(reported), "{refused}");
         }
         let mut target =
@@ -196,6 +196,6 @@ mod tests {
         let (account, of) =
             (Key::new(ObjectKind::Account, "y"), Key::new(ObjectKind::Target, "iqn.x:t"));
         let refused = take_rules_out(&mut target, &account, &of).expect_err("the last account");
-        assert_eq!(refused.field.as_deref(), Some("target/iqn.x:t.chap"));
+        assert_eq!(refused.place().as_deref(), Some("target/iqn.x:t.chap"));
     }
 }

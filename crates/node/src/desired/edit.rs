@@ -92,7 +92,7 @@ fn apply(
     for key in all.iter().map(Object::key) {
         if let Some(key) = listed.replace(key) {
             let message = format!("{} {} is listed twice: remove one", key.kind.word(), key.name);
-            return Err(super::Invalid { field: Some(key.to_string()), message }.into());
+            return Err(super::Invalid::new(key, "", message).into());
         }
     }
     let unlisted = objects.iter().filter(|(key, _)| !listed.contains(key));
@@ -203,7 +203,7 @@ fn patch(
     patch: &serde_json::Value,
     folder: &Path,
 ) -> Result<(), ChangeRefused> {
-    let invalid = |message: String| super::Invalid { field: Some(key.to_string()), message };
+    let invalid = |message: String| super::Invalid::new(key.clone(), "", message);
     let before = find(objects, key)?;
     if !patch.is_object() {
         return Err(
@@ -215,8 +215,7 @@ fn patch(
     let text = serde_json::to_vec(&value).expect("it is JSON");
     let object = Object::from_json(key.kind, &text);
     let object = object.map_err(|misfit| {
-        let field = misfit.key.map_or(key.to_string(), |field| format!("{key}.{field}"));
-        super::Invalid { field: Some(field), message: misfit.message }
+        super::Invalid::new(key.clone(), misfit.key.unwrap_or_default(), misfit.message)
     })?;
     let new = object.key();
     if new != *key {
@@ -278,7 +277,7 @@ fn rename(objects: &mut Objects, key: &Key, new: &str) {
 fn rename_in_target(target: &mut Target, kind: ObjectKind, change: &impl Fn(&mut String)) {
     match kind {
         ObjectKind::Volume => {
-            target.luns.0.values_mut().for_each(change);
+            target.luns.values_mut().for_each(change);
             for rule in &mut target.allow {
                 if let Some(ShownLuns::Volumes(volumes)) = &mut rule.luns {
                     volumes.values_mut().for_each(change);
@@ -440,7 +439,7 @@ mod tests {
             (Edit::Remove(Key::new(ObjectKind::Host, "hh")), "did you mean h?"),
             (add, "there is a volume a already"),
             (Edit::Add(Object::Account(x)), "there is an account x already"),
-            (Edit::Patch(key("a"), json!({ "sise": 1 })), "unknown field `sise`"),
+            (Edit::Patch(key("a"), json!({ "sise": 1 })), "unknown key sise; did you mean size?"),
             (Edit::Patch(key("a"), json!({ "iops": "abc" })), "volume/a.iops: invalid type"),
             (Edit::Patch(key("a"), json!([])), "a merge patch is an object"),
         ] {

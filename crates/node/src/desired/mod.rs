@@ -20,7 +20,6 @@ use tokio::sync::Mutex as AsyncMutex;
 use tracing::{info, warn};
 use utoipa::ToSchema;
 
-pub use self::compile::Invalid;
 use self::compile::{Compiler, unmet};
 pub use self::edit::Edit;
 pub use self::orphans::OrphanError;
@@ -31,6 +30,7 @@ use self::store::{Contents, History, Store};
 use crate::config::{Config, ConfigError};
 use crate::engine::{self, Cause, ChangeError, ChangeOutcome, Engine, Force, Managed};
 use crate::events::{EventLog, Occurrence};
+pub use crate::model::Invalid;
 use crate::model::{Key, Object, ObjectKind, Objects, Orphan, Revision, differences, referred};
 use crate::private::VOLUMES;
 
@@ -315,7 +315,7 @@ impl Desired {
         let mut changing = self.changing.lock().await;
         let mut compiler = changing.compiler.with_base(base);
         let config = compiler.compile(&self.current().objects).map_err(|invalid| {
-            ConfigError::new(invalid.field.unwrap_or_else(|| "the state".into()), invalid.message)
+            ConfigError::new(invalid.place().unwrap_or_else(|| "the state".into()), invalid.message)
         })?;
         let engine = changing.engine.as_ref().expect("a server that answers has an engine");
         let unmet = unmet(&config);

@@ -48,8 +48,9 @@ impl MissingObjects {
         &self,
         unread: &BTreeMap<String, String>,
     ) -> Vec<(MissingObject, String)> {
-        let portal =
-            |(portal, why): &(Portal, String)| (MissingObject::Portal(portal.address), why.clone());
+        let portal = |(portal, why): &(Portal, String)| {
+            (MissingObject::Portal(portal.address()), why.clone())
+        };
         let account =
             |(name, why): (&String, &String)| (MissingObject::Account(name.clone()), why.clone());
         let target =

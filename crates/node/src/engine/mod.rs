@@ -354,10 +354,10 @@ impl Engine {
                     size: volumes.get(name)?.geometry.byte_count(),
                     urls: portals
                         .iter()
-                        .filter(|portal| target.is_reached_through(portal.group))
+                        .filter(|portal| target.is_reached_through(portal.group()))
                         // NBD has no accounts.
                         .filter(|portal| {
-                            portal.protocol != Protocol::Nbd || target.login.chap.is_empty()
+                            portal.protocol() != Protocol::Nbd || target.chap.is_empty()
                         })
                         .map(|portal| url(portal, &target.name, Lun(lun), name))
                         .collect(),
@@ -485,6 +485,7 @@ fn in_force_at_start(config: &Config) -> Config {
         hosts: _,
         discovery: _,
         chap: _,
+        source: _,
     } = config;
     Config {
         cores: *cores,
@@ -510,8 +511,8 @@ fn target_ports(target: &TargetConfig, groups: &BTreeSet<u16>) -> Vec<TargetPort
 }
 
 fn url(portal: &Portal, target: &str, lun: Lun, volume: &str) -> String {
-    let Portal { address: portal, protocol, tls, .. } = portal;
-    let (portal, secure) = (*portal, if tls.is_some() { "s" } else { "" });
+    let (protocol, secure) = (portal.protocol(), if portal.tls.is_some() { "s" } else { "" });
+    let portal = portal.address();
     // A portal on all addresses is always reachable on the loopback.
     let portal = match (portal.ip().is_unspecified(), portal.is_ipv4()) {
         (false, _) => portal,
@@ -581,7 +582,7 @@ mod tests {
     fn queries_do_not_wait_for_changes() {
         let target = TargetConfig {
             name: "iqn.2026-11.test:t".into(),
-            luns: BTreeMap::from([(0, "a".into())]),
+            luns: [(0, "a".into())].into(),
             ..TargetConfig::default()
         };
         let config = Config {

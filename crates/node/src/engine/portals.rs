@@ -97,7 +97,7 @@ impl PortalSteps {
                     continue;
                 }
             };
-            match take(&|running| running.address == portal.address) {
+            match take(&|running| running.address() == portal.address()) {
                 Some(number) => steps.change(number, &running[number], portal, encryption),
                 None => {
                     new.push((place, portal));
@@ -110,7 +110,7 @@ impl PortalSteps {
         for (place, portal) in new {
             let makes_way = |number: &usize| {
                 let port = running[*number].portal.address.port();
-                portal.address.port() == port
+                portal.address().port() == port
             };
             let NextPortal::Late(encryption) = &steps.next[place] else { continue };
             match bind(portal, encryption.clone(), limits) {
@@ -141,8 +141,8 @@ impl PortalSteps {
         desired: &PortalConfig,
         encryption: Option<Encryption>,
     ) {
-        let is_same = running.configured.group == desired.group
-            && running.configured.protocol == desired.protocol
+        let is_same = running.configured.group() == desired.group()
+            && running.configured.protocol() == desired.protocol()
             && client_verification(&running.configured) == client_verification(desired);
         self.next.push(match encryption {
             Some(encryption) if is_same => NextPortal::Renewed(number, encryption),
@@ -151,7 +151,7 @@ impl PortalSteps {
                 let address = running.portal.address;
                 NextPortal::Changed(
                     number,
-                    Portal::new(address, desired.protocol, desired.group, encryption),
+                    Portal::new(address, desired.protocol(), desired.group(), encryption),
                 )
             }
         });
@@ -166,12 +166,12 @@ impl PortalSteps {
 /// Returns how a portal with TLS verifies its clients.
 fn client_verification(portal: &PortalConfig) -> Option<(Option<&Path>, bool)> {
     let tls = portal.tls.as_ref()?;
-    Some((tls.client_ca.as_deref(), tls.require_client_certificate))
+    Some((tls.client_ca.as_deref(), tls.requires_client_certificate()))
 }
 
 /// Reads the certificates of a portal with TLS.
 fn encryption(portal: &PortalConfig) -> Result<Option<Encryption>, ResourceError> {
-    let address = portal.address;
+    let address = portal.address();
     let open = |config: &_| {
         let certificates =
             Tls::open(config).map_err(|source| ResourceError::Tls { address, source })?;
@@ -186,8 +186,9 @@ pub(super) fn bind(
     encryption: Option<Encryption>,
     limits: &Limits,
 ) -> Result<Bound, ResourceError> {
-    let (listener, taken) = listen(portal.address, limits)?;
-    Ok(Bound { portal: Portal::new(taken, portal.protocol, portal.group, encryption), listener })
+    let (listener, taken) = listen(portal.address(), limits)?;
+    let portal = Portal::new(taken, portal.protocol(), portal.group(), encryption);
+    Ok(Bound { portal, listener })
 }
 
 fn listen(

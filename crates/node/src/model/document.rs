@@ -4,15 +4,17 @@
 //! serde refuses unknown keys (`deny_unknown_fields`) and lists the known ones; the crate `serde_ignored` would report
 //! only the path of an unknown key, after the document was accepted.
 
-mod values;
-
 use std::collections::BTreeMap;
 
-use sarsen_proto::iscsi::chap::Secret;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::protocol::Protocol;
+pub use super::account::Account;
+pub use super::host::Host;
+pub use super::portal::{Portal, PortalAddress, Tls};
+pub use super::redirect::Redirect;
+pub use super::target::{Discovery, Luns, Rule, ShownLuns, Target};
+use super::values::is_false;
 
 /// The objects of a server. An apply leaves objects that are not listed unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -65,7 +67,7 @@ impl<'de> Deserialize<'de> for Size {
             Scalar::Text(text) => text,
         };
         // The check of the whole document refuses a text that is not a size.
-        Ok(crate::config::parse_size(&written).map_or(Self(written), Self::of_bytes))
+        Ok(super::size::parse_size(&written).map_or(Self(written), Self::of_bytes))
     }
 }
 
@@ -167,223 +169,7 @@ pub struct Volume {
     pub fault: Vec<String>,
 }
 
-/// A target.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct Target {
-    /// iSCSI name.
-    pub name: String,
-    /// TargetAlias.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub alias: Option<String>,
-    /// The target's number for `tgtadm`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tid: Option<u32>,
-    /// Volumes by logical unit number: `["a", "b"]` from LUN 0 on, or `{ 0 = "a", 5 = "b" }`.
-    #[serde(default, skip_serializing_if = "Luns::is_empty")]
-    pub luns: Luns,
-    /// ALUA access states by portal group, such as `{ 1 = "optimized", 2 = "standby" }`. Default: `optimized`.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub access: BTreeMap<String, String>,
-    /// The portal group that is reported as preferred (ALUA).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub preferred: Option<u16>,
-    /// Whether initiators may change access states by SET TARGET PORT GROUPS (`both`), or only the server (`implicit`).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub alua: Option<String>,
-    /// The portal groups that serve this target. Default: all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub groups: Option<Vec<u16>>,
-    /// The server to which initiators are redirected when they log in.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub redirect: Option<Redirect>,
-    /// The accounts with which initiators may authenticate (CHAP). Default: none, and no authentication.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub chap: Vec<String>,
-    /// The account with which the target authenticates itself (mutual CHAP).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub own_account: Option<String>,
-    /// The permitted CHAP algorithms. Default: all.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub algorithms: Vec<String>,
-    /// Access rules. The first rule that matches permits the login; without rules every initiator is permitted.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub allow: Vec<Rule>,
-}
-
-/// Volumes by LUN: `{ "0": "a", "5": "b" }`, or `["a", "b"]` for LUNs from 0 on.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
-#[serde(transparent)]
-#[schema(value_type = BTreeMap<String, String>)]
-pub struct Luns(pub BTreeMap<u16, String>);
-
-impl Luns {
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
-
-/// A redirection of a target's initiators (RFC 7143 §11.13.5).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct Redirect {
-    /// The other server: `HOST[:PORT]`.
-    pub address: String,
-    /// Whether the target moved permanently, so that initiators need not ask here again.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub permanent: bool,
-}
-
-/// An access rule of a target: it matches an initiator that fulfils all of its conditions.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct Rule {
-    /// A host by name, in place of the other conditions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub host: Option<String>,
-    /// The initiator's name, which may end with `*`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub initiator: Option<String>,
-    /// The initiator's address, or a network such as `10.0.0.0/8`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub address: Option<String>,
-    /// The account with which it authenticated.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub account: Option<String>,
-    /// The client certificate: one of its names, or `sha256:HASH`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub certificate: Option<String>,
-    /// The logical units that it sees: `[1, 3]`, or volumes by the LUNs that it sees, `{ 0 = "b" }`. Default: all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub luns: Option<ShownLuns>,
-    /// Refuse its writes.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub read_only: bool,
-}
-
-/// The logical units that a rule shows.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
-#[serde(untagged)]
-pub enum ShownLuns {
-    /// LUNs of the target.
-    Numbers(Vec<u16>),
-    /// Volumes by the LUNs that the initiator sees.
-    Volumes(BTreeMap<String, String>),
-}
-
-/// An account: a name and a secret for CHAP. The secret is in a file, in a variable, or in the server's state.
-#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct Account {
-    /// Unique name: CHAP_N.
-    pub name: String,
-    /// The secret, 12 to 255 bytes. It can be set, and is only shown by an export with secrets.
-    #[serde(default, skip_serializing_if = "Option::is_none", with = "values::secret")]
-    #[schema(value_type = Option<String>, write_only)]
-    pub secret: Option<Secret>,
-    /// A file of the server with the secret. Other users must not be able to read it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub secret_file: Option<String>,
-    /// An environment variable of the server with the secret.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub secret_env: Option<String>,
-}
-
-/// Formats without the secret.
-impl std::fmt::Debug for Account {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Account").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
-/// A named group of initiators, for access rules and limits.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct Host {
-    /// Unique name.
-    pub name: String,
-    /// Names of its initiators, each of which may end with `*`. Default: any.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub initiators: Vec<String>,
-    /// The initiator's address, or a network such as `10.0.0.0/8`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub address: Option<String>,
-    /// The account with which it authenticates.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub account: Option<String>,
-    /// The client certificate: one of its names, or `sha256:HASH`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub certificate: Option<String>,
-    /// Maximum number of commands a second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub iops: Option<u64>,
-    /// Maximum number of bytes a second, such as `200MiB`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bandwidth: Option<Size>,
-    /// The burst window: for how long unused commands and bytes are saved.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub burst: Option<String>,
-    /// The weight of its commands, relative to others, while more commands wait than the server runs at the same time.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub weight: Option<u32>,
-    /// Commands a second that start before those of others.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reserved_iops: Option<u64>,
-}
-
-/// An address on which the server listens.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct Portal {
-    /// Address and port, such as `0.0.0.0:3260` or `[::]:3260`.
-    pub address: String,
-    /// The protocol that it serves. Default: iscsi.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub protocol: Option<Protocol>,
-    /// The tag of its portal group. Portals of one group are one port of each target.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub group: Option<u16>,
-    /// The TLS settings of a portal that accepts only TLS 1.3.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tls: Option<Tls>,
-}
-
-/// The certificates of a portal. All are PEM files of the server, which reads them again when they change.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct Tls {
-    /// The portal's certificate and its chain.
-    pub certificate: String,
-    /// The private key of the certificate.
-    pub key: String,
-    /// The certificate authorities of clients. Default: clients are not asked for a certificate.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub client_ca: Option<String>,
-    /// Whether clients without a certificate are refused. Default: `true` with `client-ca`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub require_client_certificate: Option<bool>,
-}
-
-/// Access to discovery (SendTargets).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct Discovery {
-    /// The accounts with which initiators may authenticate (CHAP). Default: none, and no authentication.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub chap: Vec<String>,
-    /// The account with which the server authenticates itself (mutual CHAP).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub own_account: Option<String>,
-    /// The permitted CHAP algorithms. Default: all.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub algorithms: Vec<String>,
-}
-
 /// The store of volumes that name no store.
 fn file() -> String {
     "file".to_owned()
-}
-
-fn is_false(value: &bool) -> bool {
-    !value
 }

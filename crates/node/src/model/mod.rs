@@ -1,16 +1,53 @@
-//! The kinds of objects that a server can have: their documents, keys and references. [`document`] is their file format.
+//! The kinds of objects that a server can have, each defined once: the structs that serde reads and writes as TOML and
+//! JSON, and that the server works with. [`document`] is their file format.
 
+mod account;
+mod certificate;
 pub mod document;
+mod host;
+mod input;
+mod invalid;
+mod names;
+mod network;
 mod object;
 mod orphan;
+mod portal;
+mod qos;
+mod quantity;
+mod redirect;
 mod references;
 mod revision;
-mod typed_json;
+mod size;
+mod target;
+mod text;
+mod values;
+mod words;
 
+pub(crate) use self::account::read_private;
+pub use self::certificate::CertificatePattern;
 pub use self::document::Document;
+pub use self::input::{JsonMismatch, from_json};
+pub(crate) use self::input::{Place, Step, from_toml_value};
+pub(crate) use self::invalid::FieldError;
+pub use self::invalid::Invalid;
+pub use self::names::{NamePattern, is_iscsi_name_byte, target_name_fault};
+pub(crate) use self::names::{check_volume_name, nearest};
+pub use self::network::{Network, parse_network};
 pub(crate) use self::object::{Difference, differences, serial};
 pub use self::object::{Key, Object, ObjectKind, Objects};
 pub use self::orphan::Orphan;
+pub(crate) use self::portal::DEFAULT_PORTAL;
+pub use self::portal::{DEFAULT_GROUP, parse_nbd_portal, parse_portal};
+pub use self::qos::{BurstWindow, DEFAULT_WEIGHT, QosConfig, Weight};
+pub use self::quantity::{
+    Bandwidth, ByteSize, Bytes, Count, GroupTag, Milliseconds, Number, Quantity, Rate, Size, Span,
+    Unit,
+};
+pub(crate) use self::redirect::parse_host_and_port;
+pub use self::redirect::parse_redirect_address;
 pub(crate) use self::references::referred;
 pub use self::revision::Revision;
-pub use self::typed_json::{JsonMismatch, from_json};
+pub use self::size::{parse_size, render_size};
+pub(crate) use self::target::LARGEST_LUN;
+pub use self::target::Login;
+pub(crate) use self::words::Words;

@@ -1,5 +1,6 @@
 //! The objects of a document, each with its kind and name. The server changes and stores them one by one.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -8,8 +9,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::document::{Account, Discovery, Document, Host, Portal, Scalar, Target, Volume};
-use super::typed_json::{JsonMismatch, from_json};
-use std::collections::BTreeMap;
+use super::input::{JsonMismatch, from_json};
 
 /// The kind of an object.
 #[derive(
@@ -124,7 +124,7 @@ impl Object {
     /// Returns its name.
     pub fn name(&self) -> &str {
         match self {
-            Self::Portal(portal) => &portal.address,
+            Self::Portal(portal) => portal.address.as_str(),
             Self::Account(account) => &account.name,
             Self::Host(host) => &host.name,
             Self::Volume(volume) => &volume.name,

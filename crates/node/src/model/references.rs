@@ -20,7 +20,7 @@ enum Role {
 fn references(object: &Object) -> Vec<(ObjectKind, &str, Role)> {
     match object {
         Object::Target(target) => {
-            let luns = target.luns.0.iter();
+            let luns = target.luns.iter();
             let luns = luns.map(|(lun, name)| (ObjectKind::Volume, name.as_str(), Role::Lun(*lun)));
             let accounts = accounts(&target.chap, target.own_account.as_deref());
             luns.chain(accounts).chain(target.allow.iter().flat_map(of_rule)).collect()

@@ -76,7 +76,7 @@ impl Files {
             certificate: path("san.pem"),
             key: path("san.key"),
             client_ca: client_ca.map(|_| path("clients.pem")),
-            require_client_certificate,
+            require_client_certificate: Some(require_client_certificate),
         };
         if let (Some(path), Some(authority)) = (&config.client_ca, client_ca) {
             fs::write(path, &authority.pem).unwrap();

@@ -1,5 +1,9 @@
 //! Valid and invalid configuration files.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use sarsen_scsi::{AccessState, Alua};
+
 use super::*;
 
 fn parse(text: &str) -> Result<Config, String> {
@@ -19,20 +23,20 @@ fn a_whole_file() {
          redirect = { address = \"san2.example\", permanent = true }",
     )
     .expect("valid");
-    assert_eq!(config.listen[0].group, 1);
+    assert_eq!(config.listen[0].group(), 1);
     assert_eq!(
-        (config.listen[1].address.to_string(), config.listen[1].group),
+        (config.listen[1].address().to_string(), config.listen[1].group()),
         ("[::1]:3260".into(), 2)
     );
     let access = [(1, AccessState::NonOptimized), (2, AccessState::Standby)];
     assert_eq!(config.targets[0].access, BTreeMap::from(access));
     assert_eq!(config.targets[0].preferred, Some(2));
-    assert_eq!(config.targets[0].alua, Alua::Implicit);
+    assert_eq!(config.targets[0].alua, Some(Alua::Implicit));
     assert_eq!(config.targets[0].groups, Some(BTreeSet::from([1, 2])));
     let redirect = config.targets[0].redirect.as_ref().expect("a redirection");
     assert_eq!((redirect.address.as_str(), redirect.permanent), ("san2.example:3260", true));
     assert_eq!(config.targets.len(), 1);
-    assert_eq!(config.targets[0].luns, BTreeMap::from([(0, "b".into()), (1, "a".into())]));
+    assert_eq!(config.targets[0].luns, [(0, "b".into()), (1, "a".into())].into());
     assert!(config.volumes[1].read_only);
     assert_eq!(config.spin, Spin::Never);
     assert_eq!(
@@ -48,11 +52,11 @@ fn luns_are_numbered_as_they_are_listed_or_as_they_say() {
     let target = "[[target]]\nname = \"iqn.2026-11.x:t\"\nluns = ";
     let parse = |luns: &str| parse(&format!("{}{target}{luns}", volumes.concat()));
     let config = parse("{ 300 = \"a\", 5 = \"b\" }").expect("valid");
-    assert_eq!(config.targets[0].luns, BTreeMap::from([(5, "b".into()), (300, "a".into())]));
+    assert_eq!(config.targets[0].luns, [(5, "b".into()), (300, "a".into())].into());
     for (luns, reported) in [
         ("{ x = \"a\" }", "luns: \"x\" is no LUN"),
         ("{ 16384 = \"a\" }", "\"16384\" is no LUN: write a number from 0 to 16383"),
-        ("{ 1 = \"a\", 01 = \"b\" }", "luns has 1 twice"),
+        ("{ 1 = \"a\", 01 = \"b\" }", "luns: 1 is there twice; remove one"),
         ("{ 0 = \"a\", 1 = \"a\" }", "volume a is listed twice"),
     ] {
         let message = parse(luns).expect_err(reported);
@@ -100,25 +104,31 @@ fn a_mistake_names_file_line_key_and_remedy() {
         ("[[volume]]\nfault = 3", "sarsen.toml:2: fault is to be a list"),
         (
             "listen = [\"127.0.0.1,0\"]",
-            "sarsen.toml:1: \"0\" is not a portal group: write a number",
+            "sarsen.toml:1: \"0\" is not a number from 1 to 65535; write another",
         ),
-        ("[[target]]\naccess = 3", "sarsen.toml:2: access is to be a table"),
+        (
+            "[[target]]\naccess = 3",
+            "sarsen.toml:2: access: invalid type: integer `3`, expected a table by portal",
+        ),
         (
             "[[target]]\naccess = { 1 = \"optimised\" }",
-            "sarsen.toml:2: access = \"optimised\": it must be one of optimized, non-optimized",
+            "sarsen.toml:2: access.1: \"optimised\": it must be one of optimized, non-optimized",
         ),
-        ("[[target]]\naccess = { x = \"standby\" }", "\"x\" is not a portal group"),
+        (
+            "[[target]]\naccess = { x = \"standby\" }",
+            "access: \"x\" is not a number from 1 to 65535",
+        ),
         (
             "[[target]]\naccess = { 1 = \"standby\", 01 = \"standby\" }",
-            "sarsen.toml:2: access has group 1 twice",
+            "sarsen.toml:2: access: 1 is there twice",
         ),
-        ("[[target]]\n\npreferred = 0", "sarsen.toml:3: \"0\" is not a portal group"),
-        ("[[target]]\ngroups = [1,\n0]", "sarsen.toml:3: \"0\" is not a portal group"),
-        ("[[target]]\nredirect = 3", "sarsen.toml:2: redirect is to be a table"),
-        ("[[target]]\nredirect = {}", "sarsen.toml:2: redirect is to be a table: write { address"),
+        ("[[target]]\n\npreferred = 0", "sarsen.toml:3: preferred: \"0\" is not a number from 1"),
+        ("[[target]]\ngroups = [1,\n0]", "sarsen.toml:3: groups[1]: \"0\" is not a number from 1"),
+        ("[[target]]\nredirect = 3", "sarsen.toml:2: redirect: invalid type: integer `3`"),
+        ("[[target]]\nredirect = {}", "sarsen.toml:2: redirect: there is no address: add it"),
         (
             "[[target]]\nredirect = { address = \"a:b\" }",
-            "sarsen.toml:2: \"a:b\" is not an address",
+            "sarsen.toml:2: redirect.address: \"a:b\" is not an address",
         ),
         (
             "[[target]]\nredirect = { adress = \"a\" }",

@@ -1,15 +1,15 @@
 //! Facts about the server's input that the types do not express: permitted texts, lengths and numbers, and the object
 //! at each path.
 
+use sarsen_proto::iscsi::chap::Algorithm;
+use sarsen_scsi::{AccessState, Alua};
 use serde_json::{Map, Value, json};
 
-use sarsen_volume::qos::DEFAULT_WEIGHT;
-
-use crate::config::{ACCESS_STATES, ALGORITHMS, ALUA, CACHES, DEFAULT_GROUP, STORES, TIME_PATTERN};
+use crate::config::{CACHES, DEFAULT_GROUP, DEFAULT_WEIGHT, STORES, TIME_PATTERN};
 use crate::control::config::{AUTHOR_LENGTH, LAST_REVISION, LONGEST_GRACE};
 use crate::control::events::LAST_SECOND;
 use crate::events::KINDS;
-use crate::model::ObjectKind;
+use crate::model::{ObjectKind, Words};
 
 /// The paths of objects of any kind.
 const LIST: &str = "/v1/config/{kind}";
@@ -23,6 +23,9 @@ pub(super) fn tighten(document: &mut Value) {
         let found = document.pointer_mut(&at).and_then(Value::as_object_mut);
         add(found.unwrap_or_else(|| panic!("{schema} has no {property}")), facts);
     }
+    // JSON writes the keys of tables as texts.
+    let by_lun = format!("{SCHEMAS}/ShownLuns/oneOf/1/propertyNames");
+    *document.pointer_mut(&by_lun).expect("ShownLuns has a table") = json!({ "type": "string" });
     each_kind(document);
     for operation in operations(document) {
         let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
@@ -44,13 +47,13 @@ fn words<T>(of: &[(&'static str, T)]) -> Vec<&'static str> {
 
 /// Returns the facts about properties.
 fn properties() -> Vec<(&'static str, &'static str, Value)> {
-    let algorithms = || json!({ "items": { "type": "string", "enum": words(&ALGORITHMS) } });
+    let algorithms = || json!({ "items": { "type": "string", "enum": words(Algorithm::WORDS) } });
     let group = || json!({ "maximum": u16::MAX });
     let count = || json!({ "minimum": 1 });
     let weight = || json!({ "minimum": 1, "maximum": 10_000, "default": DEFAULT_WEIGHT });
     let time = |default: &str| json!({ "pattern": TIME_PATTERN, "default": default });
     let text = |longest: usize| json!({ "minLength": 1, "maxLength": longest });
-    let states = json!({ "type": "string", "enum": words(&ACCESS_STATES) });
+    let states = json!({ "type": "string", "enum": words(AccessState::WORDS) });
     vec![
         ("Volume", "name", json!({ "minLength": 1, "maxLength": 64, "pattern": "^[a-z0-9.-]+$" })),
         ("Volume", "store", json!({ "enum": STORES, "default": "file" })),
@@ -75,7 +78,7 @@ fn properties() -> Vec<(&'static str, &'static str, Value)> {
         ("Target", "access", json!({ "additionalProperties": states })),
         ("Target", "algorithms", algorithms()),
         ("Target", "preferred", group()),
-        ("Target", "alua", json!({ "enum": words(&ALUA), "default": "both" })),
+        ("Target", "alua", json!({ "enum": words(Alua::WORDS), "default": "both" })),
         ("Target", "tid", count()),
         ("Discovery", "algorithms", algorithms()),
         ("Portal", "group", json!({ "maximum": u16::MAX, "default": DEFAULT_GROUP })),

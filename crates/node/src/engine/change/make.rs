@@ -221,7 +221,7 @@ impl Change {
             let target = &targets[change.index];
             let Some(Target { device, .. }) = front.targets.find(&target.name) else { continue };
             device.set_ports(target_ports(target, &groups));
-            device.set_alua(target.alua);
+            device.set_alua(target.alua.unwrap_or_default());
             for &(group, state) in &change.access {
                 if let Err(error) = device.set_access_state(group, state) {
                     warn!(%error, "the access state stays as it is");
@@ -236,7 +236,7 @@ impl Change {
             let (luns, ports) = (running.luns(target), target_ports(target, &groups));
             let name = target.name.clone();
             let device = TargetDevice::with_ports(&engine.array, name, luns, ports);
-            device.set_alua(target.alua);
+            device.set_alua(target.alua.unwrap_or_default());
             come.push(found(device, index));
         }
         front.targets.change(come, &self.targets.removed);

@@ -212,12 +212,12 @@ impl Environment for View {
             .portals
             .configs()
             .into_iter()
-            .filter(|portal| portal.protocol == Protocol::Iscsi)
-            .filter_map(|portal| match portal.address.ip().is_unspecified() {
+            .filter(|portal| portal.protocol() == Protocol::Iscsi)
+            .filter_map(|portal| match portal.address().ip().is_unspecified() {
                 // For a portal on all addresses, the server reports the address that the initiator has used.
-                true if portal.address.is_ipv4() == self.origin.local.is_ipv4() => {
-                    let address = SocketAddr::new(self.origin.local.ip(), portal.address.port());
-                    Some(Portal { address, ..portal })
+                true if portal.address().is_ipv4() == self.origin.local.is_ipv4() => {
+                    let address = SocketAddr::new(self.origin.local.ip(), portal.address().port());
+                    Some(Portal { address: address.into(), ..portal })
                 }
                 true => None,
                 false => Some(portal),
@@ -233,7 +233,7 @@ impl Environment for View {
             if !self.front.access.shows(&name, &client) {
                 return None;
             }
-            let reached = portals.iter().filter(|portal| target.is_reached_through(portal.group));
+            let reached = portals.iter().filter(|portal| target.is_reached_through(portal.group()));
             let addresses: Vec<_> = reached.map(Portal::to_string).collect();
             // RFC 7143 appendix C: for a target without an address, the initiator would use this portal.
             (!addresses.is_empty()).then_some(TargetRecord { name, addresses })

@@ -13,6 +13,7 @@ use sarsen_scsi::{Array, Host, LogicalUnit, Lun, TargetDevice};
 use super::connection;
 use crate::config::{HostConfig, Limits, QosConfig};
 use crate::fronts::Front;
+use crate::model::Quantity;
 
 /// Serves a simulated connection at the portal with its local address, until the connection and its commands have
 /// ended. Returns `None` if no portal has that address.
@@ -60,7 +61,11 @@ impl Portal {
     pub fn govern_hosts(&self, hosts: &[(&str, QosConfig)], in_service: usize) {
         let hosts = hosts.iter().map(|&(name, qos)| HostConfig {
             name: name.to_owned(),
-            qos,
+            iops: qos.iops.and_then(|iops| Quantity::new(iops.get())),
+            bandwidth: qos.bandwidth.and_then(|bytes| Quantity::new(bytes.get())),
+            burst: qos.burst.and_then(|burst| Quantity::new(burst.as_millis() as u64)),
+            weight: qos.weight.and_then(|weight| Quantity::new(weight.get())),
+            reserved_iops: qos.reserved_iops.and_then(|iops| Quantity::new(iops.get())),
             ..HostConfig::default()
         });
         self.front.qos.set(std::iter::empty(), &hosts.collect::<Vec<_>>(), in_service);

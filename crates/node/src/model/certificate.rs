@@ -1,6 +1,9 @@
 //! The client certificates that a rule matches.
 
 use std::fmt;
+use std::str::FromStr;
+
+use super::text::written_as_text;
 
 /// The prefix of the hash of a certificate.
 const HASH: &str = "sha256:";
@@ -37,35 +40,42 @@ impl fmt::Display for CertificatePattern {
     }
 }
 
-/// Parses a name, or `sha256:` and 64 hexadecimal digits, with or without colons between.
-pub(super) fn parse_certificate(text: &str) -> Result<CertificatePattern, String> {
-    let Some(digits) = text.strip_prefix(HASH) else {
-        let valid = !text.is_empty() && !text.contains(|c: char| c.is_control() || c == '*');
-        return if valid {
-            Ok(CertificatePattern::Name(text.into()))
+impl FromStr for CertificatePattern {
+    type Err = String;
+
+    /// Parses a name, or `sha256:` and 64 hexadecimal digits, with or without colons between.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some(digits) = text.strip_prefix(HASH) else {
+            let valid = !text.is_empty() && !text.contains(|c: char| c.is_control() || c == '*');
+            return if valid {
+                Ok(Self::Name(text.into()))
+            } else {
+                Err(format!(
+                    "{text:?} names no certificate; write a name from the client's certificate (common name, DNS name \
+                     or URI), or {HASH} and its SHA-256 fingerprint"
+                ))
+            };
+        };
+        let digits: String = digits.chars().filter(|&c| c != ':').collect();
+        let mut fingerprint = [0; 32];
+        let pairs = digits.as_bytes().chunks_exact(2);
+        let well_formed = digits.len() == 64 && digits.bytes().all(|b| b.is_ascii_hexdigit());
+        for (byte, pair) in fingerprint.iter_mut().zip(pairs) {
+            let pair = std::str::from_utf8(pair).unwrap_or_default();
+            *byte = u8::from_str_radix(pair, 16).unwrap_or_default();
+        }
+        if well_formed {
+            Ok(Self::Fingerprint(fingerprint))
         } else {
             Err(format!(
-                "certificate = {text:?}: write a name from the client's certificate (common name, DNS name or URI), or {HASH} and its SHA-256 fingerprint"
+                "{text:?}: the hash has 64 hexadecimal digits; write them as `openssl x509 -fingerprint -sha256` \
+                 shows them"
             ))
-        };
-    };
-    let digits: String = digits.chars().filter(|&c| c != ':').collect();
-    let mut fingerprint = [0; 32];
-    let pairs = digits.as_bytes().chunks_exact(2);
-    let well_formed = digits.len() == 64 && digits.bytes().all(|b| b.is_ascii_hexdigit());
-    for (byte, pair) in fingerprint.iter_mut().zip(pairs) {
-        let pair = std::str::from_utf8(pair).unwrap_or_default();
-        *byte = u8::from_str_radix(pair, 16).unwrap_or_default();
-    }
-    if well_formed {
-        Ok(CertificatePattern::Fingerprint(fingerprint))
-    } else {
-        Err(format!(
-            "certificate = {text:?}: the hash has 64 hexadecimal digits, as `openssl x509 \
-             -fingerprint -sha256` shows them"
-        ))
+        }
     }
 }
+
+written_as_text!(CertificatePattern);
 
 #[cfg(test)]
 mod tests {
@@ -84,9 +94,9 @@ mod tests {
             (&format!("sha256:{}", ["AB"; 32].join(":")), true),
             (&format!("sha256:{}", "ac".repeat(32)), false),
         ] {
-            let pattern = parse_certificate(text).expect(text);
+            let pattern: CertificatePattern = text.parse().expect(text);
             assert_eq!(pattern.fits(&names, &hash), fits, "{text}");
-            assert_eq!(parse_certificate(&pattern.to_string()), Ok(pattern), "{text}");
+            assert_eq!(pattern.to_string().parse(), Ok(pattern), "{text}");
         }
         for (text, reported) in [
             ("", "write a name"),
@@ -96,7 +106,7 @@ mod tests {
             ("sha256:zz", "64 hexadecimal digits"),
             (&format!("sha256:{}", "é".repeat(32)), "64 hexadecimal digits"),
         ] {
-            let message = parse_certificate(text).expect_err(text);
+            let message = text.parse::<CertificatePattern>().expect_err(text);
             assert!(message.contains(reported), "{message}");
         }
     }

@@ -3,29 +3,35 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use sarsen_wire::iscsi::DEFAULT_PORT;
-use toml::Spanned;
-use toml::de::DeValue;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
-use super::file::{Source, unknown_key};
-use super::{AtPlace, ConfigError, portal::parse_group};
+use super::quantity::GroupTag;
 
 /// Maximum length of a host name (RFC 1035 §2.3.4).
 const HOST_LENGTH_LIMIT: usize = 253;
-const KEYS: [&str; 2] = ["address", "permanent"];
 
-/// The address to which a target redirects initiators.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A redirection of a target's initiators (RFC 7143 §11.13.5).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Redirect {
-    /// `host:port`, as in TargetAddress.
+    /// The other server: `HOST[:PORT]`.
+    #[serde(deserialize_with = "address")]
     pub address: String,
-    /// The redirection is permanent: initiators need not ask this server again.
+    /// Whether the target moved permanently, so that initiators need not ask here again.
+    #[serde(default, skip_serializing_if = "super::values::is_false")]
     pub permanent: bool,
+}
+
+fn address<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    parse_redirect_address(&text).map_err(serde::de::Error::custom)
 }
 
 /// Parses `host`, `host:port`, `[v6]` or `[v6]:port`, and returns the address with its port. A host may be a name.
 pub fn parse_redirect_address(text: &str) -> Result<String, String> {
     if let Some((address, tag)) = text.rsplit_once(',')
-        && parse_group(tag).is_ok()
+        && tag.parse::<GroupTag>().is_ok()
     {
         // RFC 7143 §13.8: of a redirection, the portal group tag is left out.
         return Err(format!("{text:?}: a redirection has no portal group; write {address:?}"));
@@ -34,7 +40,7 @@ pub fn parse_redirect_address(text: &str) -> Result<String, String> {
 }
 
 /// Parses an address in the same way, with another default port.
-pub(super) fn parse_host_and_port(text: &str, default_port: u16) -> Result<String, String> {
+pub(crate) fn parse_host_and_port(text: &str, default_port: u16) -> Result<String, String> {
     let wrong = || {
         format!(
             "{text:?} is not an address: write 192.0.2.7:3260, [2001:db8::7]:3260 or san.example:3260"
@@ -73,33 +79,6 @@ fn is_host(host: &str) -> bool {
 
 fn is_host_label(label: &str) -> bool {
     !label.is_empty() && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
-}
-
-/// Parses `{ address = "host:port", permanent = true }`.
-pub(super) fn parse_redirect(
-    source: &Source<'_>,
-    value: &Spanned<DeValue<'_>>,
-) -> Result<Redirect, ConfigError> {
-    let wanted = "a table: write { address = \"san2.example:3260\" }";
-    let table = value.get_ref().as_table();
-    let table = table.ok_or_else(|| source.wrong_type(value, "redirect", wanted))?;
-    let (mut address, mut permanent) = (None, false);
-    for (key, value) in table {
-        let place = source.place(value.span().start);
-        match key.get_ref().as_ref() {
-            "address" => {
-                let text = source.scalar(value, "address")?;
-                address = Some(parse_redirect_address(&text).at(place)?);
-            }
-            "permanent" => {
-                let text = source.scalar(value, "permanent")?;
-                permanent = text.parse().map_err(|_| "permanent is true or false").at(place)?;
-            }
-            other => return Err(unknown_key(&source.place(key.span().start), other, &KEYS)),
-        }
-    }
-    let address = address.ok_or_else(|| source.wrong_type(value, "redirect", wanted))?;
-    Ok(Redirect { address, permanent })
 }
 
 #[cfg(test)]

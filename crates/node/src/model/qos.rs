@@ -10,16 +10,16 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
+pub use sarsen_volume::qos::DEFAULT_WEIGHT;
 use sarsen_volume::qos::Rates;
 
-use super::limits::parse_time;
-use super::parse_size;
+use super::invalid::FieldError;
+use super::quantity::{Bandwidth, Number, Quantity, Rate, Span, Unit};
 
-/// The keys.
-pub(super) const KEYS: [&str; 5] = ["iops", "bandwidth", "burst", "weight", "reserved-iops"];
-/// The longest burst window.
-const LONGEST_BURST: Duration = Duration::from_secs(3600);
-const WEIGHTS: std::ops::RangeInclusive<u64> = 1..=10_000;
+/// A weight, relative to others.
+pub type Weight = Number<1, 10_000>;
+/// A burst window: up to an hour.
+pub type BurstWindow = Span<0, 3_600_000>;
 
 /// The QoS settings of a volume or a host. The default has no limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,49 +37,35 @@ pub struct QosConfig {
 }
 
 impl QosConfig {
-    /// Sets one of the keys.
-    pub(super) fn take(&mut self, key: &str, value: &str) -> Result<(), String> {
-        match key {
-            "iops" => positive(key, value).map(|iops| self.iops = Some(iops)),
-            "bandwidth" => parse_size(value).and_then(|bytes| {
-                let bytes = NonZeroU64::new(bytes);
-                let bytes = bytes.ok_or("bandwidth is zero; remove the key for no limit")?;
-                self.bandwidth = Some(bytes);
-                Ok(())
-            }),
-            "burst" => {
-                let burst = parse_time(value).map(Duration::from_millis);
-                let burst = burst.filter(|burst| *burst <= LONGEST_BURST);
-                self.burst = Some(burst.ok_or_else(|| {
-                    format!("burst = {value:?}: write a duration up to 3600s, such as 500ms or 2s")
-                })?);
-                Ok(())
-            }
-            "weight" => positive(key, value).and_then(|weight| {
-                if WEIGHTS.contains(&weight.get()) {
-                    self.weight = Some(weight);
-                    Ok(())
-                } else {
-                    Err(format!("weight = {value}: write a number from 1 to 10000"))
-                }
-            }),
-            _ => positive(key, value).map(|iops| self.reserved_iops = Some(iops)),
+    pub(crate) fn new(
+        iops: Option<Rate>,
+        bandwidth: Option<Bandwidth>,
+        burst: Option<BurstWindow>,
+        weight: Option<Weight>,
+        reserved_iops: Option<Rate>,
+    ) -> Self {
+        Self {
+            iops: nonzero(iops),
+            bandwidth: nonzero(bandwidth),
+            burst: burst.map(BurstWindow::duration),
+            weight: nonzero(weight),
+            reserved_iops: nonzero(reserved_iops),
         }
     }
 
-    /// Checks the keys against each other. An error names the key and the contradiction.
-    pub(super) fn check(&self) -> Result<(), (&'static str, String)> {
+    /// Checks the keys against each other.
+    pub(crate) fn check(&self) -> Result<(), FieldError> {
         if self.burst.is_some() && self.iops.is_none() && self.bandwidth.is_none() {
             let message =
                 "burst has no effect without iops or bandwidth; add one of them, or remove burst";
-            return Err(("burst", message.to_owned()));
+            return Err(FieldError::new("burst", message));
         }
         match (self.reserved_iops, self.iops) {
             (Some(minimum), Some(most)) if minimum > most => {
                 let message = format!(
                     "reserved-iops = {minimum} is above iops = {most}; reduce it, or raise iops"
                 );
-                Err(("reserved-iops", message))
+                Err(FieldError::new("reserved-iops", message))
             }
             _ => Ok(()),
         }
@@ -93,15 +79,16 @@ impl From<QosConfig> for Rates {
     }
 }
 
-fn positive(key: &str, value: &str) -> Result<NonZeroU64, String> {
-    let wrong = |_| format!("{key} = {value}: write a number from 1, or remove the key");
-    value.parse::<NonZeroU64>().map_err(wrong)
+fn nonzero<U: Unit, const LOW: u64, const HIGH: u64>(
+    quantity: Option<Quantity<U, LOW, HIGH>>,
+) -> Option<NonZeroU64> {
+    quantity.and_then(|quantity| NonZeroU64::new(quantity.get()))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Config, parse_volume};
     use super::*;
+    use crate::config::{Config, parse_file, parse_volume};
 
     #[test]
     fn a_volume_is_limited_and_has_claims_by_its_options() {
@@ -121,12 +108,12 @@ mod tests {
     #[test]
     fn invalid_values_are_refused() {
         for (options, reported) in [
-            ("iops=0", "a number from 1,"),
+            ("iops=0", "a number from 1;"),
             ("bandwidth=0", "remove the key"),
-            ("weight=10001", "from 1 to 10000"),
+            ("weight=10001", "a number from 1 to 10000"),
             ("iops=5,reserved-iops=6", "above iops = 5"),
             ("burst=2s", "has no effect without iops or bandwidth"),
-            ("iops=5,burst=2h", "up to 3600s"),
+            ("iops=5,burst=2h", "a duration from 0s to 3600s"),
         ] {
             let error = parse_volume(&format!("a=ram:1MiB,{options}")).expect_err(options);
             assert!(error.to_string().contains(reported), "{error}");
@@ -137,11 +124,12 @@ mod tests {
     fn hosts_have_the_same_keys() {
         let text = "[[volume]]\nname = \"a\"\nstore = \"ram\"\nsize = \"1MiB\"\niops = 7\n\
                     [[host]]\nname = \"h\"\niops = 9\nbandwidth = \"1MiB\"\n";
-        let parse = |text: &str| super::super::parse_file("s.toml".as_ref(), text);
+        let parse = |text: &str| parse_file("s.toml".as_ref(), text);
         let config = parse(text).and_then(Config::finish).expect("valid");
         assert_eq!(config.volumes[0].qos.iops, NonZeroU64::new(7));
-        assert_eq!(config.hosts[0].qos.bandwidth, NonZeroU64::new(1 << 20));
-        let wrong = parse(&format!("{text}reserved-iops = 10\n")).expect_err("above iops");
+        assert_eq!(config.hosts[0].qos().bandwidth, NonZeroU64::new(1 << 20));
+        let wrong = parse(&format!("{text}reserved-iops = 10\n")).and_then(Config::finish);
+        let wrong = wrong.expect_err("above iops");
         assert!(wrong.to_string().contains("above iops = 9"), "{wrong}");
     }
 }

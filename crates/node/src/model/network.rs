@@ -2,6 +2,9 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::str::FromStr;
+
+use super::text::written_as_text;
 
 /// All addresses with the same first bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,9 +25,23 @@ impl Network {
 /// Displays the network in the form of the configuration.
 impl fmt::Display for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.first, self.length)
+        match (self.first, self.length) {
+            (IpAddr::V4(address), 32) => write!(f, "{address}"),
+            (IpAddr::V6(address), 128) => write!(f, "{address}"),
+            (first, length) => write!(f, "{first}/{length}"),
+        }
     }
 }
+
+impl FromStr for Network {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        parse_network(text)
+    }
+}
+
+written_as_text!(Network);
 
 /// Clears all bits of the address beyond the first `length`.
 fn masked(address: IpAddr, length: u8) -> IpAddr {

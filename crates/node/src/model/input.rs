@@ -1,0 +1,193 @@
+//! Conversion of JSON and TOML into types of this program. An error names the key that does not fit: a caller that
+//! passed `iops=abc` knows no line and column. For a file, it also has a line.
+
+use serde::de::DeserializeOwned;
+use serde_path_to_error::Segment;
+use toml::Spanned;
+use toml::de::{DeValue, ValueDeserializer};
+
+use super::names::nearest;
+
+/// Maximum bytes of a key or a message that are shown. Both repeat the client's text, which may have any length.
+const SHOWN: usize = 500;
+
+/// The reason why JSON does not fit its type.
+#[derive(Debug, thiserror::Error)]
+#[error("{}{message}", .key.as_ref().map_or(String::new(), |key| format!("{key}: ")))]
+pub struct JsonMismatch {
+    /// The key whose value is wrong: `volume[3].iops`.
+    pub key: Option<String>,
+    /// The problem of its value.
+    pub message: String,
+}
+
+/// Parses the text of JSON as a `T`.
+pub fn from_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, JsonMismatch> {
+    serde_json::from_slice(text).map_err(|error| misfit::<T>(text, error))
+}
+
+/// Parses the text again, more slowly, to find the key. This builds a `T` up to the error, not a tree of values, which
+/// takes a hundred times the length of the text.
+fn misfit<T: DeserializeOwned>(text: &[u8], error: serde_json::Error) -> JsonMismatch {
+    // For invalid JSON there is no key; its line is more useful.
+    if !error.is_data() {
+        return JsonMismatch { key: None, message: error.to_string() };
+    }
+    let mut text = serde_json::Deserializer::from_slice(text);
+    let Err(error) = serde_path_to_error::deserialize::<_, T>(&mut text) else {
+        return JsonMismatch { key: None, message: error.to_string() };
+    };
+    let key = error.path().to_string();
+    let error = error.into_inner();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    let message = error.to_string();
+    let message = message.strip_suffix(&place).unwrap_or(&message);
+    // A path of a single dot denotes the whole document.
+    JsonMismatch { key: (key != ".").then(|| shown(&key)), message: shown(&worded(message)) }
+}
+
+/// Returns the message of serde in the words of this program. An unknown key is reported with the known ones.
+pub(crate) fn worded(message: &str) -> String {
+    if let Some((key, known)) =
+        message.strip_prefix("unknown field `").and_then(|rest| rest.split_once("`, expected "))
+    {
+        let known: Vec<&str> = known.split('`').skip(1).step_by(2).collect();
+        let hint = nearest(key, known.iter().copied());
+        return format!("unknown key {key}{hint} (known: {})", known.join(", "));
+    }
+    match message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
+        Some(key) => format!("there is no {key}: add it"),
+        None => message.to_owned(),
+    }
+}
+
+/// A step of the path to a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Key(String),
+    Index(usize),
+}
+
+/// The path to a value, from the outermost table on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Place(pub(crate) Vec<Step>);
+
+impl Place {
+    /// Parses the path of a field: `allow[0].host`.
+    pub(crate) fn of_field(field: &str) -> Self {
+        let parts = field.split(['.', '[']).filter(|part| !part.is_empty());
+        Self(
+            parts
+                .map(|part| match part.strip_suffix(']').and_then(|index| index.parse().ok()) {
+                    Some(index) => Step::Index(index),
+                    None => Step::Key(part.to_owned()),
+                })
+                .collect(),
+        )
+    }
+
+    fn of_path(path: &serde_path_to_error::Path) -> Self {
+        let step = |segment: &Segment| match segment {
+            Segment::Seq { index } => Some(Step::Index(*index)),
+            Segment::Map { key } => Some(Step::Key(key.clone())),
+            Segment::Enum { variant } => Some(Step::Key(variant.clone())),
+            Segment::Unknown => None,
+        };
+        Self(path.iter().map_while(step).collect())
+    }
+
+    /// Returns the offset of the value in the text, or that of the innermost known table or list around it.
+    pub(crate) fn offset(&self, value: &Spanned<DeValue<'_>>) -> usize {
+        let (mut value, mut offset) = (value, value.span().start);
+        for step in &self.0 {
+            let next = match step {
+                Step::Index(index) => value.get_ref().as_array().and_then(|list| list.get(*index)),
+                Step::Key(key) => value.get_ref().as_table().and_then(|table| {
+                    let (found, next) = table.iter().find(|(known, _)| known.get_ref() == key)?;
+                    offset = found.span().start;
+                    Some(next)
+                }),
+            };
+            let Some(next) = next else { break };
+            if matches!(step, Step::Index(_)) {
+                offset = next.span().start;
+            }
+            value = next;
+        }
+        offset
+    }
+}
+
+/// Parses a value of TOML as a `T`. An error is the offset in the text, and the message with the path of the key.
+pub(crate) fn from_toml_value<T: DeserializeOwned>(
+    value: &Spanned<DeValue<'_>>,
+) -> Result<T, (usize, String)> {
+    serde_path_to_error::deserialize(ValueDeserializer::from(value.clone())).map_err(|error| {
+        let (path, place) = (error.path().to_string(), Place::of_path(error.path()));
+        let message = worded(error.inner().message());
+        let message = match path.as_str() {
+            "." => message,
+            _ if message.starts_with("unknown key ") => message,
+            path => format!("{path}: {message}"),
+        };
+        (place.offset(value), shown(&message))
+    })
+}
+
+fn shown(text: &str) -> String {
+    if text.len() > SHOWN {
+        format!("{}…", &text[..text.floor_char_boundary(SHOWN)])
+    } else {
+        text.to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::document::{Document, Target, Volume};
+    use super::*;
+
+    #[test]
+    fn type_error_names_its_key() {
+        let reported =
+            |text: &str| from_json::<Volume>(text.as_bytes()).expect_err(text).to_string();
+        assert_eq!(
+            reported(r#"{ "name": "a", "iops": "abc" }"#),
+            "iops: invalid type: string \"abc\", expected u64"
+        );
+        assert_eq!(
+            reported(r#"{ "name": "a", "size": true }"#),
+            "size: invalid type: boolean `true`, expected a number or a text"
+        );
+        assert!(
+            reported(r#"{ "name": "a", "sise": 1 }"#)
+                .starts_with("sise: unknown key sise; did you mean size? (known: name, store, ")
+        );
+        assert_eq!(reported("{}"), "there is no name: add it");
+        assert_eq!(reported("{ \"name\": "), "EOF while parsing a value at line 1 column 10");
+        let twice = reported(r#"{ "name": "a", "name": "b" }"#);
+        assert!(twice.ends_with("duplicate field `name`"), "{twice}");
+        let deep = r#"{ "volume": [{ "name": "a" }, { "name": "b", "read-only": 1 }] }"#;
+        let deep = from_json::<Document>(deep.as_bytes()).expect_err("no truth");
+        assert_eq!(deep.key.as_deref(), Some("volume[1].read-only"));
+        let luns = from_json::<Target>(br#"{ "name": "t", "luns": 3 }"#).expect_err("no table");
+        assert_eq!(
+            luns.to_string(),
+            "luns: invalid type: integer `3`, expected a list of volumes, or a table of volumes by LUN"
+        );
+        let luns = from_json::<Target>(br#"{ "name": "t", "luns": { "x": "a" } }"#);
+        let reported = luns.expect_err("no LUN").to_string();
+        assert!(
+            reported.starts_with("luns") && reported.contains("\"x\" is no LUN: write a number"),
+            "{reported}"
+        );
+    }
+
+    #[test]
+    fn quoted_text_is_truncated() {
+        let long = "x".repeat(1 << 20);
+        let reported =
+            from_json::<Volume>(format!("{{ \"{long}\": 1 }}").as_bytes()).expect_err("long");
+        assert!(reported.to_string().len() < 3 * SHOWN, "{} bytes", reported.to_string().len());
+    }
+}
