@@ -90,6 +90,8 @@ pub(super) struct Policy {
     idle_expired: bool,
     /// How long the core waits for the next event before it sleeps; zero if spinning does not pay.
     window: Duration,
+    /// The time between two events of a core that sleeps within which the second one is quick.
+    quick_gap: Duration,
     sample: Sample,
     trial: Option<Trial>,
     next_trial: Instant,
@@ -108,6 +110,7 @@ impl Policy {
             quick: 0,
             idle_expired: true,
             window: QUICK,
+            quick_gap: QUICK,
             sample: Sample::default(),
             trial: None,
             next_trial: now,
@@ -122,7 +125,7 @@ impl Policy {
         let gap = now - self.last_arrival;
         let may_spin = now >= self.backoff_until;
         self.quick =
-            if gap <= self.window() && may_spin { (self.quick + 1).min(QUICK_MOST) } else { 0 };
+            if gap <= self.quick_gap() && may_spin { (self.quick + 1).min(QUICK_MOST) } else { 0 };
         self.last_arrival = now;
         self.idle_expired = false;
         if gap >= NEW_LOAD {
@@ -179,6 +182,10 @@ impl Policy {
         }
     }
 
+    fn quick_gap(&self) -> Duration {
+        if self.trial.is_some() { self.window() } else { self.quick_gap }
+    }
+
     fn begin_trial(&mut self, sample: Sample) {
         let way = if self.quick >= QUICK_ENOUGH { Wait::Awake } else { Wait::Asleep };
         self.turn(Trial { before: way, way, previous: sample, changes: 0, keeps: 0 }, sample);
@@ -210,10 +217,11 @@ impl Policy {
         if !is_confirmed && trial.changes < VOTES_TO_CHANGE {
             return self.turn(trial, sample);
         }
-        self.window = match better {
-            Wait::Awake => (2 * asleep.gap()).clamp(QUICK, LONGEST),
-            Wait::Asleep if awake.gap() > QUICK => QUICK,
-            Wait::Asleep => Duration::ZERO,
+        let twice = |sample: &Sample| (2 * sample.gap()).clamp(QUICK, LONGEST);
+        (self.window, self.quick_gap) = match better {
+            Wait::Awake => (twice(&awake), twice(&asleep).max(twice(&awake))),
+            Wait::Asleep if awake.gap() > QUICK => (QUICK, QUICK),
+            Wait::Asleep => (Duration::ZERO, Duration::ZERO),
         };
         self.quick = if better == Wait::Awake { QUICK_ENOUGH } else { 0 };
         self.retry = if is_confirmed { (2 * self.retry).min(RETRY_MAX) } else { RETRY_FIRST };
