@@ -319,7 +319,12 @@ fn rules_with_a_mistake_change_nothing() -> Result<()> {
     one.settle()?;
     server.change("[[target.allow]]\ninitiator = \"nonsense\"\n")?;
     let line = server.only_line(&["SIGHUP: nothing was changed: "])?;
-    ensure!(line.contains("sarsen.toml:14: initiator = \"nonsense\": write"), "{line}");
+    ensure!(
+        line.contains(
+            "sarsen.toml:14: allow[0].initiator: \"nonsense\" is not an initiator's name; write"
+        ),
+        "{line}"
+    );
     let before = client::login_status(server.shared(), TWO, [0x80, 0, 0, 0, 0, 2])?;
     ensure!(before == LoginStatus::Success, "{before:?}");
     server.change(&["alias = \"x\"\n", ONE_RULE].concat())?;

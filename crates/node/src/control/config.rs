@@ -19,7 +19,7 @@ use super::openapi::Failures;
 use super::routes::{Answer, Json};
 use super::{Api, file_access};
 use crate::desired::{Action, Change, ChangeRefused, Changed, Current, Desired, Edit, StateError};
-use crate::model::{Document, JsonMismatch, Key, Object, ObjectKind, from_json};
+use crate::model::{Document, JsonMismatch, Key, Object, ObjectKind, from_json, named};
 use crate::schema::{Apply, ConfigBody, ConfigObject, ConfigState, RevisionList};
 use crate::{ChangeError, ErrorClass};
 
@@ -340,7 +340,7 @@ pub(super) async fn add(
 ) -> Result<Response, ApiError> {
     let (kind, options) = (parse_kind(&kind)?, parse_query::<ChangeOptions>(query)?);
     let changed = carry_out(&api, move || {
-        let object = Object::from_json(kind, body.bytes()).map_err(wrong_body)?;
+        let object = object_of(kind, body.bytes())?;
         options.change(vec![Edit::Add(object)], &headers)
     });
     changed.await.map(answer)
@@ -369,7 +369,7 @@ pub(super) async fn put(
 ) -> Result<Response, ApiError> {
     let (kind, options) = (parse_kind(&kind)?, parse_query::<ChangeOptions>(query)?);
     let changed = carry_out(&api, move || {
-        let object = Object::from_json(kind, body.bytes()).map_err(wrong_body)?;
+        let object = object_of(kind, body.bytes())?;
         if object.name() != name {
             let message = format!(
                 "the path names {name} and the body {}: give the same name in both (PATCH renames)",
@@ -560,11 +560,19 @@ fn parse_kind(word: &str) -> Result<ObjectKind, ApiError> {
 }
 
 fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
-    from_json(body).map_err(wrong_body)
+    from_json(body).map_err(|misfit| wrong_body(body, None, &misfit))
 }
 
-fn wrong_body(misfit: JsonMismatch) -> ApiError {
-    ApiError::invalid(misfit.key.as_deref(), format!("the body: {misfit}"))
+fn object_of(kind: ObjectKind, body: &[u8]) -> Result<Object, ApiError> {
+    Object::from_json(kind, body).map_err(|misfit| wrong_body(body, Some(kind), &misfit))
+}
+
+/// Returns the error of a body, with the object and its field where the body has a name for it.
+fn wrong_body(body: &[u8], kind: Option<ObjectKind>, misfit: &JsonMismatch) -> ApiError {
+    match named(body, kind, misfit) {
+        Some(invalid) => ApiError::invalid(invalid.place().as_deref(), invalid.message),
+        None => ApiError::invalid(misfit.key.as_deref(), format!("the body: {misfit}")),
+    }
 }
 
 /// Parses the query of a URL. Without a query, all keys have their defaults.

@@ -344,7 +344,7 @@ mod tests {
             ("[[host]]\nname = \"h\"\nburst = \"2s\"", "host/h.burst", "has no effect without"),
             (
                 "[[target]]\nname = \"iqn.2026-11.x:t\"\nchap = [\"nobody\"]",
-                "target/iqn.2026-11.x:t.chap[0]",
+                "target/iqn.2026-11.x:t.chap",
                 "there is no account nobody",
             ),
             ("[[account]]\nname = \"a\"", "account/a", "has no secret-file"),

@@ -1,12 +1,18 @@
 //! Conversion of JSON and TOML into types of this program. An error names the key that does not fit: a caller that
 //! passed `iops=abc` knows no line and column. For a file, it also has a line.
 
-use serde::de::DeserializeOwned;
+use std::fmt;
+
+use serde::de::{
+    DeserializeOwned, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess,
+    Visitor,
+};
 use serde_path_to_error::Segment;
 use toml::Spanned;
 use toml::de::{DeValue, ValueDeserializer};
 
 use super::names::nearest;
+use super::{Invalid, Key, ObjectKind};
 
 /// Maximum bytes of a key or a message that are shown. Both repeat the client's text, which may have any length.
 const SHOWN: usize = 500;
@@ -58,6 +64,80 @@ pub(crate) fn worded(message: &str) -> String {
     match message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
         Some(key) => format!("there is no {key}: add it"),
         None => message.to_owned(),
+    }
+}
+
+/// Returns an error in a body of JSON as an error of the object in it, if the object has a name: in the object of this
+/// kind, or in one of a document's.
+pub(crate) fn named(
+    text: &[u8],
+    kind: Option<ObjectKind>,
+    misfit: &JsonMismatch,
+) -> Option<Invalid> {
+    let Place(steps) = Place::of_field(misfit.key.as_deref()?);
+    let is_kind = |step: &Step| {
+        let kinds = ObjectKind::ALL.into_iter();
+        { kinds }.find(|kind| *step == Step::Key(kind.word().to_owned()))
+    };
+    let (kind, object) = match kind {
+        Some(kind) => (kind, 0),
+        None => {
+            let place = steps.iter().position(|step| is_kind(step).is_some())?;
+            (is_kind(&steps[place])?, place + 2)
+        }
+    };
+    let (around, field) = steps.split_at_checked(object)?;
+    let name = if kind == ObjectKind::Portal { "address" } else { "name" };
+    let path = [around, &[Step::Key(name.to_owned())]].concat();
+    let name =
+        TextAt(&path).deserialize(&mut serde_json::Deserializer::from_slice(text)).ok()??;
+    let field = Place(field.to_vec()).to_string();
+    Some(Invalid::new(Key::new(kind, &shown(&name)), field, misfit.message.clone()))
+}
+
+/// Finds the text at a path, and stores nothing else.
+struct TextAt<'a>(&'a [Step]);
+
+impl<'de> DeserializeSeed<'de> for TextAt<'_> {
+    type Value = Option<String>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for TextAt<'_> {
+    type Value = Option<String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the way to a text")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(self.0.is_empty().then(|| text.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let Some((Step::Index(index), rest)) = self.0.split_first() else { return Ok(None) };
+        for _ in 0..*index {
+            list.next_element::<IgnoredAny>()?;
+        }
+        let found = list.next_element_seed(TextAt(rest))?.flatten();
+        while list.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(found)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut table: A) -> Result<Self::Value, A::Error> {
+        let Some((Step::Key(wanted), rest)) = self.0.split_first() else { return Ok(None) };
+        let mut found = None;
+        while let Some(key) = table.next_key::<String>()? {
+            if key == *wanted {
+                found = table.next_value_seed(TextAt(rest))?;
+            } else {
+                table.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(found)
     }
 }
 
@@ -115,6 +195,20 @@ impl Place {
             value = next;
         }
         offset
+    }
+}
+
+/// Displays the path as it is parsed: `allow[0].host`.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, step) in self.0.iter().enumerate() {
+            match step {
+                Step::Index(index) => write!(f, "[{index}]")?,
+                Step::Key(key) if number == 0 => f.write_str(key)?,
+                Step::Key(key) => write!(f, ".{key}")?,
+            }
+        }
+        Ok(())
     }
 }
 
@@ -181,6 +275,30 @@ mod tests {
             reported.starts_with("luns") && reported.contains("\"x\" is no LUN: write a number"),
             "{reported}"
         );
+    }
+
+    #[test]
+    fn an_error_in_a_body_names_its_object() {
+        let place = |kind, text: &str, key: &str| {
+            let misfit = JsonMismatch { key: Some(key.to_owned()), message: "x".to_owned() };
+            named(text.as_bytes(), kind, &misfit).and_then(|invalid| invalid.place())
+        };
+        let body = r#"{ "document": { "portal": [{ "tls": {}, "address": "::" }],
+            "target": [{}, { "allow": [{ "host": 1 }], "name": "t" }] }, "force": 1 }"#;
+        for (key, expected) in [
+            ("document.portal[0].group", Some("portal/::.group")),
+            ("document.target[1].allow[0].host", Some("target/t.allow[0].host")),
+            ("document.target[1].chap[3]", Some("target/t.chap")),
+            ("document.target[0].tid", None),
+            ("document.target[9].tid", None),
+            ("document.target", None),
+            ("force", None),
+        ] {
+            assert_eq!(place(None, body, key).as_deref(), expected, "{key}");
+        }
+        let portal = r#"{ "address": "here", "group": 1 }"#;
+        let place = place(Some(ObjectKind::Portal), portal, "address");
+        assert_eq!(place.as_deref(), Some("portal/here.address"));
     }
 
     #[test]

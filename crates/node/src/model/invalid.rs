@@ -25,10 +25,12 @@ impl Invalid {
         Self { key: None, field: String::new(), message: message.into() }
     }
 
-    /// Returns the object and its field: `volume/data.size`.
+    /// Returns the object and its field: `volume/data.size`. A value of a list is reported as the list.
     pub fn place(&self) -> Option<String> {
         let key = self.key.as_ref()?;
-        Some(if self.field.is_empty() { key.to_string() } else { format!("{key}.{}", self.field) })
+        let list = self.field.strip_suffix(']').and_then(|field| field.rsplit_once('['));
+        let field = list.map_or(self.field.as_str(), |(list, _)| list);
+        Some(if field.is_empty() { key.to_string() } else { format!("{key}.{field}") })
     }
 }
 

@@ -27,7 +27,7 @@ pub(crate) use self::account::read_private;
 pub use self::certificate::CertificatePattern;
 pub use self::document::Document;
 pub use self::input::{JsonMismatch, from_json};
-pub(crate) use self::input::{Place, Step, from_toml_value};
+pub(crate) use self::input::{Place, Step, from_toml_value, named};
 pub(crate) use self::invalid::FieldError;
 pub use self::invalid::Invalid;
 pub use self::names::{NamePattern, is_iscsi_name_byte, target_name_fault};
