@@ -2,7 +2,7 @@
 //!
 //! When requests arrive one after the other, most of a round trip is the wake-up of the thread that answers. So each
 //! core has a task that keeps its event loop running, without sleeping, while requests arrive in quick succession and
-//! spinning pays ([`policy`]). A core without requests sleeps. A core also sleeps if another thread needs its processor.
+//! spinning pays (`policy`). A core without requests sleeps. A core also sleeps if another thread needs its processor.
 
 mod policy;
 
