@@ -357,7 +357,7 @@ mod tests {
             ("algorithms = []", "s.toml:22: algorithms = []: name at least one"),
             ("algorithms = [\"md5\", \"md5\"]", "algorithms lists md5 twice"),
             ("allow = []", "s.toml:22: allow = []: write [[target.allow]]"),
-            ("allow = [1]", "s.toml:22: allow[0]: invalid type: integer `1`, expected struct Rule"),
+            ("allow = [1]", "s.toml:22: allow[0]: invalid type: integer `1`, expected a table"),
             ("alow = 1", "s.toml:22: unknown key alow; did you mean allow?"),
             (
                 "[[target.allow]]\nadress = \"::\"",

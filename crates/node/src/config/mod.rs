@@ -206,7 +206,8 @@ impl From<Invalid> for ConfigError {
             Some(key) => format!("{} {}", key.kind.word(), key.name),
             None => "configuration".to_owned(),
         };
-        Self::new(place, invalid.message)
+        let message = invalid.message.strip_prefix(&format!("{place}: ")).map(str::to_owned);
+        Self::new(place, message.unwrap_or(invalid.message))
     }
 }
 

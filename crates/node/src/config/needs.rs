@@ -53,11 +53,16 @@ impl Config {
             let of_rule = |rule| UnmetRequirement {
                 target: name,
                 need: PortalRequirement::ClientCertificates,
-                field: format!("allow[{rule}].certificate"),
+                // The rules of hosts have other numbers here than in the document.
+                field: if self.hosts.is_empty() {
+                    format!("allow[{rule}].certificate")
+                } else {
+                    "allow".to_owned()
+                },
                 groups: String::new(),
             };
-            let rule = rule.filter(|_| !asks);
-            missing.map(of_group).chain(rule.map(of_rule)).collect::<Vec<_>>()
+            let rule = rule.filter(|_| !asks).map(of_rule);
+            missing.map(of_group).chain(rule).collect::<Vec<_>>()
         })
     }
 }

@@ -60,7 +60,7 @@ impl Account {
             (None, None, None) => {
                 Err(FieldError::new("", "the account has no secret-file: add it"))
             }
-            (Some(secret), None, None) => check_length(&secret.0, "the server's state")
+            (Some(secret), None, None) => check_length(stripped(&secret.0), "the server's state")
                 .map_err(|message| FieldError::new("secret", format!("account {name}: {message}"))),
             (None, Some(_), None) | (None, None, Some(_)) => Ok(()),
             (None, ..) => {
@@ -99,8 +99,7 @@ impl Account {
             }
             (None, None, None) => return Err(self.wrong("", "it has no secret: set one")),
         };
-        let secret = secret.strip_suffix('\n').unwrap_or(&secret);
-        let secret = secret.strip_suffix('\r').unwrap_or(secret);
+        let secret = stripped(&secret);
         check_length(secret, &origin).map_err(|message| self.wrong(field, &message))?;
         Ok(Secret(secret.to_owned()))
     }
@@ -117,6 +116,12 @@ impl Account {
         let key = Key::new(ObjectKind::Account, &self.name);
         Invalid::new(key, field, format!("account {}: {message}", self.name))
     }
+}
+
+/// Returns a secret without the end of its line.
+fn stripped(secret: &str) -> &str {
+    let secret = secret.strip_suffix('\n').unwrap_or(secret);
+    secret.strip_suffix('\r').unwrap_or(secret)
 }
 
 fn check_length(secret: &str, origin: &str) -> Result<(), String> {

@@ -13,6 +13,7 @@ pub use super::account::Account;
 pub use super::host::Host;
 pub use super::portal::{Portal, PortalAddress, Tls};
 pub use super::redirect::Redirect;
+use super::table;
 pub use super::target::{Discovery, Luns, Rule, ShownLuns, Target};
 use super::values::is_false;
 
@@ -21,22 +22,26 @@ use super::values::is_false;
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Document {
     /// The portals.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "table::list")]
     pub portal: Vec<Portal>,
     /// The accounts with which initiators and targets authenticate.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "table::list")]
     pub account: Vec<Account>,
     /// Named initiators, for access rules.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "table::list")]
     pub host: Vec<Host>,
     /// The volumes.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "table::list")]
     pub volume: Vec<Volume>,
     /// The targets, with their LUNs and access rules.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "table::list")]
     pub target: Vec<Target>,
     /// Access to discovery.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "table::optional"
+    )]
     pub discovery: Option<Discovery>,
     /// Limits of what initiators may use: the keys of the configuration's `[limits]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

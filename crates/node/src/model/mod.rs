@@ -18,6 +18,7 @@ mod redirect;
 mod references;
 mod revision;
 mod size;
+mod table;
 mod target;
 mod text;
 mod values;

@@ -22,6 +22,7 @@ use utoipa::ToSchema;
 
 use super::invalid::FieldError;
 use super::quantity::GroupTag;
+use super::table;
 use super::text::written_as_text;
 use crate::protocol::Protocol;
 
@@ -46,7 +47,11 @@ pub struct Portal {
     #[schema(value_type = Option<u16>)]
     pub group: Option<GroupTag>,
     /// The TLS settings of a portal that accepts only TLS 1.3.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "table::optional"
+    )]
     pub tls: Option<Tls>,
 }
 

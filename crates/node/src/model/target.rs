@@ -48,7 +48,7 @@ use super::names::{NamePattern, check_iscsi_name};
 use super::network::Network;
 use super::redirect::Redirect;
 use super::values::is_false;
-use super::{text, values, words};
+use super::{table, text, values, words};
 
 /// The largest LUN of flat space addressing (SAM-5 4.7.7.1).
 pub(crate) const LARGEST_LUN: u16 = 0x3fff;
@@ -84,7 +84,11 @@ pub struct Target {
     #[schema(value_type = Option<Vec<u16>>)]
     pub groups: Option<BTreeSet<u16>>,
     /// The server to which initiators are redirected when they log in.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "table::optional"
+    )]
     pub redirect: Option<Redirect>,
     /// The accounts with which initiators may authenticate (CHAP). Default: none, and no authentication.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "text::list")]
@@ -97,7 +101,7 @@ pub struct Target {
     #[schema(value_type = Vec<String>)]
     pub algorithms: Vec<Algorithm>,
     /// Access rules. The first rule that matches permits the login; without rules every initiator is permitted.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "table::list")]
     pub allow: Vec<Rule>,
 }
 

@@ -179,7 +179,18 @@ impl Row {
 /// Returns the command with this CDB as limits and statistics see it.
 #[inline]
 pub fn operation(cdb: &Cdb, device_type: DeviceType) -> Operation {
-    Row::of(cdb, device_type).map_or(Operation::QUERY, |row| row.operation)
+    Row::of(cdb, device_type).map_or_else(|_| other_operation(cdb), |row| row.operation)
+}
+
+/// Returns the same for a command that the device type does not support: a real device may support it.
+#[cold]
+fn other_operation(cdb: &Cdb) -> Operation {
+    let row = [DeviceType::Disk, DeviceType::Cd].into_iter().find_map(|of| Row::of(cdb, of).ok());
+    match (row, cdb.operation_code()) {
+        (Some(row), _) => row.operation,
+        (None, VARIABLE_LENGTH | THIRD_PARTY_COPY_OUT) => Operation::OTHER,
+        (None, _) => Operation::QUERY,
+    }
 }
 
 impl fmt::Debug for Row {

@@ -470,7 +470,9 @@ fn limits_and_statistics_see_the_kind_of_a_command() {
         (&[0xff], Operation::QUERY),
         (&[0x7f, 0, 0, 0, 0, 0, 0, 0x18, 0, 0x09], kind(OperationKind::Read)),
         (&[0x7f, 0, 0, 0, 0, 0, 0, 0x18, 0, 0x0b], kind(OperationKind::Write)),
-        (&[0x7f, 0, 0, 0, 0, 0, 0, 0x18, 1, 0x0b], Operation::QUERY),
+        (&[0x7f, 0, 0, 0, 0, 0, 0, 0x18, 1, 0x0b], Operation::OTHER),
+        // Real devices support commands that disks of this server do not: READ CD.
+        (&[0xbe], kind(OperationKind::Read)),
     ] {
         assert_eq!(of(cdb), expected, "{cdb:02x?}");
     }
