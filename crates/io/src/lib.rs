@@ -31,4 +31,3 @@ pub mod threads;
 pub mod time;
 pub mod tls;
 mod vectored;
-pub mod wake_ups;
