@@ -134,7 +134,7 @@ fn server_starts_without_missing_disk_and_attaches_it_later() -> Result<()> {
     let server = Managed::start(folder.path())?;
     let lacking = lacks(&server)?;
     ensure!(lacking.len() == 3, "{lacking:?}");
-    for reported in [&*address.to_string(), "certificate", "account/host"] {
+    for reported in [&*address.to_string(), "certificate", "account host"] {
         ensure!(lacking.iter().any(|one| one.contains(reported)), "{reported}: {lacking:?}");
     }
     let list = server.run(&["portal", "list"])?;

@@ -117,13 +117,6 @@ pub(crate) fn history(arguments: &HistoryArguments) -> anyhow::Result<()> {
     print_line(&table(["REVISION", "AT", "AUTHOR", "CHANGES"], &rows))
 }
 
-/// Returns an error with its line, without the text of the line: it may contain a secret.
-fn without_source(text: &str, error: &toml::de::Error) -> String {
-    let offset = error.span().map_or(0, |span| span.start);
-    let line = text.bytes().take(offset).filter(|byte| *byte == b'\n').count() + 1;
-    format!("line {line}: {}", error.message())
-}
-
 /// Reads a document from its file. An error names the line.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Document> {
     let text = if path.as_os_str() == "-" {
@@ -138,7 +131,7 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Document> {
     let parsed = if is_json {
         from_json(text.as_bytes()).map_err(|misfit| misfit.to_string())
     } else {
-        toml::from_str(&text).map_err(|error| without_source(&text, &error))
+        toml::from_str(&text).map_err(|error| error.to_string())
     };
     Ok(parsed.map_err(|error| UsageError(format!("{}: {}", path.display(), error.trim())))?)
 }

@@ -226,8 +226,10 @@ fn parse_setting(kind: ObjectKind, text: &str) -> Result<(String, Value), UsageE
         return Ok((key.to_owned(), Value::Null));
     }
     let text = Value::String(value.to_owned());
-    // Valid JSON, such as a number, true or a list, is used as JSON, unless the key accepts only text.
+    // Valid JSON, such as a number or true, is used as JSON, unless the key accepts only text. Lists and tables are never
+    // text; a table may also remove something (`{"1":null}`).
     let value = match serde_json::from_str(value) {
+        Ok(json @ (Value::Array(_) | Value::Object(_))) => json,
         Ok(json) if takes(kind, key, &json) || !takes(kind, key, &text) => json,
         _ => text,
     };
@@ -427,6 +429,7 @@ mod tests {
             ("name=7", "name", serde_json::json!("7")),
             ("preferred=2", "preferred", serde_json::json!(2)),
             ("luns={\"0\":\"a\"}", "luns", serde_json::json!({ "0": "a" })),
+            ("luns={\"1\":null}", "luns", serde_json::json!({ "1": null })),
             // The server rejects values that have the wrong type either way.
             ("preferred=abc", "preferred", serde_json::json!("abc")),
             // One text is a list of one.
