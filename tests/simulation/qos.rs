@@ -12,7 +12,7 @@ use sarsen_block::{BlockSize, Io, Layer, MemoryStore, Reply, Request, Rng, Store
 use sarsen_io::net::Stream;
 use sarsen_io::{simulation, time};
 use sarsen_node::SimulatedPortal;
-use sarsen_node::config::QosConfig;
+use sarsen_node::config::Rates;
 use sarsen_proto::iscsi::initiator::{
     CommandRequest, Event, LoginOptions, ReadLanding, SessionTarget, TaskAttribute, TaskManagement,
     Token, Transfer,
@@ -251,8 +251,8 @@ fn run(scenario: impl Future<Output = ()>) {
     LocalSet::new().block_on(&runtime, scenario);
 }
 
-fn iops(iops: u64) -> QosConfig {
-    QosConfig { iops: NonZeroU64::new(iops), burst: Some(Duration::ZERO), ..QosConfig::default() }
+fn iops(iops: u64) -> Rates {
+    Rates { iops: NonZeroU64::new(iops), burst: Some(Duration::ZERO), ..Rates::default() }
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn so_many_bytes_a_second_are_let_through_however_large_the_commands() {
             let mut client = fair.login("iqn.2026-11.test:one").await;
             let bandwidth = NonZeroU64::new(4 << 20);
             let burst = Some(Duration::ZERO);
-            let qos = QosConfig { bandwidth, burst, ..QosConfig::default() };
+            let qos = Rates { bandwidth, burst, ..Rates::default() };
             fair.portal.govern(&[("a", qos)], 64);
             let until = time::now() + 10 * SECOND;
             let tally = client.keep_reading(0, blocks, 64, until).await;
@@ -300,7 +300,7 @@ fn bytes_are_counted_by_the_cdb_whatever_the_initiator_expects() {
         let fair = QosWorld::new(Duration::ZERO);
         let mut client = fair.login("iqn.2026-11.test:one").await;
         let bandwidth = NonZeroU64::new(64 << 10);
-        let qos = QosConfig { bandwidth, burst: Some(Duration::ZERO), ..QosConfig::default() };
+        let qos = Rates { bandwidth, burst: Some(Duration::ZERO), ..Rates::default() };
         fair.portal.govern(&[("a", qos)], 64);
         let read = |blocks| [0x28, 0, 0, 0, 0, 0, 0, 0, blocks, 0];
         let eighth = Duration::from_micros(7_813);
@@ -322,7 +322,7 @@ fn unused_tokens_are_saved_up_to_burst() {
         let fair = QosWorld::new(Duration::ZERO);
         let mut client = fair.login("iqn.2026-11.test:one").await;
         let burst = Some(2 * SECOND);
-        fair.portal.govern(&[("a", QosConfig { burst, ..iops(500) })], 64);
+        fair.portal.govern(&[("a", Rates { burst, ..iops(500) })], 64);
         let moment = time::now() + Duration::from_millis(100);
         let first = client.keep_reading(0, 1, 64, moment).await;
         assert!((1_000..=1_060).contains(&first.good), "two seconds' worth at once: {first:?}");
@@ -459,7 +459,7 @@ fn a_host_that_is_no_longer_limited_or_has_another_name_does_not_wait() {
 
 /// Returns the number of commands that each unit answers in ten seconds. One session for each unit requests commands
 /// continuously.
-async fn apart(takes: &[Duration], qos: &[QosConfig], in_service: usize) -> Vec<u64> {
+async fn apart(takes: &[Duration], qos: &[Rates], in_service: usize) -> Vec<u64> {
     let fair = QosWorld::apart(takes);
     let governed: Vec<_> = ["a", "b", "c"].into_iter().zip(qos.iter().copied()).collect();
     fair.portal.govern(&governed, in_service);
@@ -482,9 +482,9 @@ async fn apart(takes: &[Duration], qos: &[QosConfig], in_service: usize) -> Vec<
 #[test]
 fn a_store_that_hangs_holds_up_no_other_volume() {
     run(async {
-        let nothing = QosConfig::default();
-        let minimum = QosConfig { reserved_iops: NonZeroU64::new(100), ..nothing };
-        let weight = QosConfig { weight: NonZeroU64::new(100), ..nothing };
+        let nothing = Rates::default();
+        let minimum = Rates { reserved_iops: NonZeroU64::new(100), ..nothing };
+        let weight = Rates { weight: NonZeroU64::new(100), ..nothing };
         let fast = Duration::from_millis(1);
         let good = apart(&[HANGS, fast], &[nothing, minimum], 4).await;
         assert!(good[0] == 0 && good[1] > 9_900, "{good:?}");
@@ -499,7 +499,7 @@ fn a_store_that_hangs_holds_up_no_other_volume() {
 #[test]
 fn a_slow_store_does_not_slow_down_a_volume_of_the_same_share() {
     run(async {
-        let weight = QosConfig { weight: NonZeroU64::new(100), ..QosConfig::default() };
+        let weight = Rates { weight: NonZeroU64::new(100), ..Rates::default() };
         let takes = [Duration::from_millis(100), Duration::from_millis(1)];
         let good = apart(&takes, &[weight, weight], 8).await;
         assert!((95..=101).contains(&good[0]) && good[1] > 9_900, "{good:?}");
@@ -507,7 +507,7 @@ fn a_slow_store_does_not_slow_down_a_volume_of_the_same_share() {
 }
 
 /// Runs two sessions on one disk of 1000 commands per second; the session on `b` has few commands open.
-async fn side_by_side(a: QosConfig, b: QosConfig) -> [Counters; 2] {
+async fn side_by_side(a: Rates, b: Rates) -> [Counters; 2] {
     let fair = QosWorld::new(Duration::from_millis(1));
     let mut noisy = fair.login("iqn.2026-11.test:noisy").await;
     let mut quiet = fair.login("iqn.2026-11.test:quiet").await;
@@ -521,10 +521,10 @@ async fn side_by_side(a: QosConfig, b: QosConfig) -> [Counters; 2] {
 #[test]
 fn weights_divide_throughput_and_demand_does_without_them() {
     run(async {
-        let nothing = QosConfig::default();
+        let nothing = Rates::default();
         let [noisy, quiet] = side_by_side(nothing, nothing).await;
         assert!(noisy.good > 10 * quiet.good, "{noisy:?} {quiet:?}");
-        let weight = |weight| QosConfig { weight: NonZeroU64::new(weight), ..nothing };
+        let weight = |weight| Rates { weight: NonZeroU64::new(weight), ..nothing };
         let [noisy, quiet] = side_by_side(weight(100), weight(300)).await;
         let part = quiet.good as f64 / (noisy.good + quiet.good) as f64;
         assert!((0.7..=0.8).contains(&part), "{noisy:?} {quiet:?}");
@@ -537,8 +537,8 @@ fn weights_divide_throughput_and_demand_does_without_them() {
 fn a_minimum_is_had_whatever_others_ask_for() {
     run(async {
         let reserved_iops = NonZeroU64::new(400);
-        let quiet = QosConfig { reserved_iops, weight: NonZeroU64::new(1), ..QosConfig::default() };
-        let [noisy, quiet] = side_by_side(QosConfig::default(), quiet).await;
+        let quiet = Rates { reserved_iops, weight: NonZeroU64::new(1), ..Rates::default() };
+        let [noisy, quiet] = side_by_side(Rates::default(), quiet).await;
         assert!(quiet.good >= 3_950, "{quiet:?}");
         assert!(noisy.good >= 5_500, "what is left is the others': {noisy:?}");
     });
@@ -547,7 +547,7 @@ fn a_minimum_is_had_whatever_others_ask_for() {
 #[test]
 fn a_noisy_neighbour_that_is_limited_moves_the_p99_of_another_volume_by_less_than_a_fifth() {
     run(async {
-        let nothing = QosConfig::default();
+        let nothing = Rates::default();
         let fair = QosWorld::new(Duration::from_millis(1));
         let mut quiet = fair.login("iqn.2026-11.test:quiet").await;
         let alone = quiet.keep_reading(1, 1, 8, time::now() + 10 * SECOND).await.p99();

@@ -9,7 +9,7 @@ use sarsen_io::time;
 use sarsen_volume::Clock;
 use sarsen_volume::qos::{self, Account};
 
-use crate::config::{Config, HostConfig, QosConfig};
+use crate::config::{Config, HostConfig, Rates};
 use crate::sessions::Client;
 
 /// The clock of the program.
@@ -57,15 +57,13 @@ impl Qos {
     /// has a weight or a reserved rate.
     pub(crate) fn set(
         &self,
-        volumes: impl Iterator<Item = (String, QosConfig)>,
+        volumes: impl Iterator<Item = (String, Rates)>,
         hosts: &[HostConfig],
         in_service: usize,
     ) {
         // Set first: the generation of the limits changes after both.
         *self.hosts.write() = hosts.to_vec();
-        let volumes = volumes.map(|(name, qos)| (name, qos.into()));
-        let rates: Vec<_> =
-            hosts.iter().map(|host| (host.name.clone(), host.qos().into())).collect();
+        let rates: Vec<_> = hosts.iter().map(|host| (host.name.clone(), host.qos())).collect();
         self.limits.set(volumes.collect(), &rates, in_service);
     }
 

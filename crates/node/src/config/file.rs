@@ -59,12 +59,12 @@ use super::api::parse_api_table;
 use super::fault::parse_fault;
 use super::identity::IdentityConfig;
 use super::isns::parse_isns_table;
-use super::limits::{Limits, parse_time};
+use super::limits::Limits;
 use super::{
-    AtPlace, Config, ConfigError, Invalid, QosConfig, StoreConfig, VolumeConfig, nearest,
-    parse_portal, parse_size,
+    AtPlace, Config, ConfigError, Invalid, StoreConfig, VolumeConfig, nearest, parse_portal,
+    parse_size,
 };
-use crate::model::{Key, ObjectKind, Place, Step, from_toml_value};
+use crate::model::{Key, Milliseconds, ObjectKind, Place, Step, Unit, from_toml_value, qos};
 
 const TOP_KEYS: &[&str] = &[
     "listen",
@@ -300,8 +300,8 @@ pub(super) fn volume_from_settings(
         }
     }
     let missing = |key| ConfigError::missing(place, "the volume", key);
-    let qos = QosConfig::new(iops, bandwidth, burst, weight, reserved_iops);
-    qos.check().map_err(|error| ConfigError::new(&places[&error.field], error.message))?;
+    let qos = qos::rates(iops, bandwidth, burst, weight, reserved_iops);
+    qos::check(&qos).map_err(|error| ConfigError::new(&places[&error.field], error.message))?;
     let name = name.ok_or_else(|| missing("name"))?;
     let store = store.unwrap_or("file");
     let is_device = store == "sg";
@@ -427,7 +427,7 @@ pub(super) fn volume_from_settings(
 
 /// Parses `20ms` or `2s`.
 fn parse_delay(text: &str) -> Result<Duration, String> {
-    parse_time(text)
+    Milliseconds::parse(text)
         .map(Duration::from_millis)
         .ok_or_else(|| format!("delay = {text:?}: write a duration in ms or s, such as 20ms or 2s"))
 }

@@ -9,6 +9,7 @@ use sarsen_proto::iscsi::target::Settings;
 
 use super::reference::KeyReference;
 use super::{AtPlace, ConfigError, Setting, nearest, parse_size, render_size};
+use crate::model::{Milliseconds, Unit};
 
 /// The limits of initiators.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -240,7 +241,7 @@ impl Limits {
                 })?;
             }
             LimitRange::Time(low, high, field) => {
-                let time = parse_time(value).filter(|time| (low..=high).contains(time));
+                let time = Milliseconds::parse(value).filter(|time| (low..=high).contains(time));
                 *field(self) = Duration::from_millis(time.ok_or_else(|| {
                     format!("write a duration from {low}ms to {}s, such as 15s", high / 1000)
                 })?);
@@ -263,8 +264,12 @@ impl Limits {
                     (values, size(*field(&mut defaults)))
                 }
                 LimitRange::Time(low, high, field) => {
-                    let values = format!("time from {} to {}", render_time(low), render_time(high));
-                    (values, render_time(field(&mut defaults).as_millis() as u64))
+                    let values = format!(
+                        "time from {} to {}",
+                        Milliseconds::render(low),
+                        Milliseconds::render(high)
+                    );
+                    (values, Milliseconds::render(field(&mut defaults).as_millis() as u64))
                 }
             };
             KeyReference {
@@ -301,26 +306,6 @@ impl Limits {
             ping_timeout: self.ping_timeout,
         }
     }
-}
-
-/// Milliseconds, in whole seconds where they are.
-fn render_time(milliseconds: u64) -> String {
-    if milliseconds.is_multiple_of(1000) {
-        format!("{}s", milliseconds / 1000)
-    } else {
-        format!("{milliseconds}ms")
-    }
-}
-
-/// Milliseconds of `20ms`, or `2s`.
-pub(super) fn parse_time(text: &str) -> Option<u64> {
-    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
-    let factor = match unit {
-        "ms" => 1,
-        "s" => 1000,
-        _ => return None,
-    };
-    number.parse::<u64>().ok()?.checked_mul(factor)
 }
 
 #[cfg(test)]

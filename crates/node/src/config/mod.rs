@@ -48,9 +48,9 @@ pub use crate::model::document::{
     ShownLuns, Target as TargetConfig, Tls as TlsConfig,
 };
 pub use crate::model::{
-    CertificatePattern, DEFAULT_GROUP, DEFAULT_WEIGHT, Invalid, Login, NamePattern, Network,
-    QosConfig, is_iscsi_name_byte, parse_nbd_portal, parse_network, parse_portal,
-    parse_redirect_address, parse_size, render_size, target_name_fault,
+    CertificatePattern, DEFAULT_GROUP, DEFAULT_WEIGHT, Invalid, Login, NamePattern, Network, Rates,
+    is_iscsi_name_byte, parse_nbd_portal, parse_network, parse_portal, parse_redirect_address,
+    parse_size, render_size, target_name_fault,
 };
 pub(crate) use crate::model::{DEFAULT_PORTAL, LARGEST_LUN, nearest, read_private};
 use crate::model::{FieldError, Key, ObjectKind, check_volume_name};
@@ -124,7 +124,7 @@ pub struct VolumeConfig {
     /// The faults that are injected into it.
     pub faults: Vec<FaultConfig>,
     /// Its QoS limits.
-    pub qos: QosConfig,
+    pub qos: Rates,
 }
 
 /// The store of a volume's blocks.
@@ -447,7 +447,7 @@ mod tests {
             delay: None,
             encrypted: false,
             faults: Vec::new(),
-            qos: QosConfig::default(),
+            qos: Rates::default(),
         }
     }
 

@@ -3,9 +3,9 @@
 //! ```toml
 //! [[host]]
 //! name = "web1"
-//! initiators = ["iqn.1993-08.org.debian:01:web1"]   # any unless given; each may end with *
+//! initiators = ["iqn.1993-08.org.debian:01:web1"]   # default: any; each may end with *
 //! address = "10.0.0.0/8"
-//! account = "web1"                                  # whose secret it knows
+//! account = "web1"                                  # it authenticates with its secret
 //! certificate = "web1.example"
 //! iops = 5000                                       # of all its initiators together: see `qos`
 //!
@@ -23,7 +23,7 @@ use super::certificate::CertificatePattern;
 use super::invalid::FieldError;
 use super::names::NamePattern;
 use super::network::Network;
-use super::qos::{BurstWindow, QosConfig, Weight};
+use super::qos::{self, BurstWindow, Rates, Weight};
 use super::quantity::{Bandwidth, Rate};
 use super::{document, text};
 
@@ -75,12 +75,12 @@ impl Host {
         if self.name.is_empty() || self.name.contains(char::is_control) {
             return Err(FieldError::new("", "the host has no name: add it"));
         }
-        self.qos().check()
+        qos::check(&self.qos())
     }
 
     /// Returns its QoS limits: those of all its initiators together.
-    pub fn qos(&self) -> QosConfig {
+    pub fn qos(&self) -> Rates {
         let Self { iops, bandwidth, burst, weight, reserved_iops, .. } = *self;
-        QosConfig::new(iops, bandwidth, burst, weight, reserved_iops)
+        qos::rates(iops, bandwidth, burst, weight, reserved_iops)
     }
 }

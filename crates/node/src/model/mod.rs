@@ -12,7 +12,7 @@ mod network;
 mod object;
 mod orphan;
 mod portal;
-mod qos;
+pub(crate) mod qos;
 mod quantity;
 mod redirect;
 mod references;
@@ -39,7 +39,7 @@ pub use self::object::{Key, Object, ObjectKind, Objects};
 pub use self::orphan::Orphan;
 pub(crate) use self::portal::DEFAULT_PORTAL;
 pub use self::portal::{DEFAULT_GROUP, parse_nbd_portal, parse_portal};
-pub use self::qos::{BurstWindow, DEFAULT_WEIGHT, QosConfig, Weight};
+pub use self::qos::{BurstWindow, DEFAULT_WEIGHT, Rates, Weight};
 pub use self::quantity::{
     Bandwidth, ByteSize, Bytes, Count, GroupTag, Milliseconds, Number, Quantity, Rate, Size, Span,
     Unit,

@@ -5,11 +5,11 @@
 //!
 //! [[portal]]
 //! address = "0.0.0.0:3261"
-//! group = 2                                      # 1 unless given
-//! tls.certificate = "/etc/sarsen/san.pem"        # with the chain that leads to it
+//! group = 2                                      # default: 1
+//! tls.certificate = "/etc/sarsen/san.pem"        # with its chain
 //! tls.key = "/etc/sarsen/san.key"
-//! tls.client-ca = "/etc/sarsen/clients.pem"      # who vouches for clients
-//! tls.require-client-certificate = false         # a client may come without one; true unless given
+//! tls.client-ca = "/etc/sarsen/clients.pem"      # the certificate authorities of clients
+//! tls.require-client-certificate = false         # default: true
 //! ```
 
 use std::fmt;

@@ -8,10 +8,8 @@
 //! A host has the same keys, for all of its initiators together.
 
 use std::num::NonZeroU64;
-use std::time::Duration;
 
-pub use sarsen_volume::qos::DEFAULT_WEIGHT;
-use sarsen_volume::qos::Rates;
+pub use sarsen_volume::qos::{DEFAULT_WEIGHT, Rates};
 
 use super::invalid::FieldError;
 use super::quantity::{Bandwidth, Number, Quantity, Rate, Span, Unit};
@@ -21,61 +19,38 @@ pub type Weight = Number<1, 10_000>;
 /// A burst window: up to an hour.
 pub type BurstWindow = Span<0, 3_600_000>;
 
-/// The QoS settings of a volume or a host. The default has no limits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct QosConfig {
-    /// Maximum number of commands a second.
-    pub iops: Option<NonZeroU64>,
-    /// Maximum number of bytes a second.
-    pub bandwidth: Option<NonZeroU64>,
-    /// The burst window: for how long unused commands and bytes are saved.
-    pub burst: Option<Duration>,
-    /// The weight, relative to others.
-    pub weight: Option<NonZeroU64>,
-    /// Commands a second that start before those of others.
-    pub reserved_iops: Option<NonZeroU64>,
-}
-
-impl QosConfig {
-    pub(crate) fn new(
-        iops: Option<Rate>,
-        bandwidth: Option<Bandwidth>,
-        burst: Option<BurstWindow>,
-        weight: Option<Weight>,
-        reserved_iops: Option<Rate>,
-    ) -> Self {
-        Self {
-            iops: nonzero(iops),
-            bandwidth: nonzero(bandwidth),
-            burst: burst.map(BurstWindow::duration),
-            weight: nonzero(weight),
-            reserved_iops: nonzero(reserved_iops),
-        }
-    }
-
-    /// Checks the keys against each other.
-    pub(crate) fn check(&self) -> Result<(), FieldError> {
-        if self.burst.is_some() && self.iops.is_none() && self.bandwidth.is_none() {
-            let message =
-                "burst has no effect without iops or bandwidth; add one of them, or remove burst";
-            return Err(FieldError::new("burst", message));
-        }
-        match (self.reserved_iops, self.iops) {
-            (Some(minimum), Some(most)) if minimum > most => {
-                let message = format!(
-                    "reserved-iops = {minimum} is above iops = {most}; reduce it, or raise iops"
-                );
-                Err(FieldError::new("reserved-iops", message))
-            }
-            _ => Ok(()),
-        }
+/// Returns the rates of a volume or a host from its keys.
+pub(crate) fn rates(
+    iops: Option<Rate>,
+    bandwidth: Option<Bandwidth>,
+    burst: Option<BurstWindow>,
+    weight: Option<Weight>,
+    reserved_iops: Option<Rate>,
+) -> Rates {
+    Rates {
+        iops: nonzero(iops),
+        bandwidth: nonzero(bandwidth),
+        burst: burst.map(BurstWindow::duration),
+        weight: nonzero(weight),
+        reserved_iops: nonzero(reserved_iops),
     }
 }
 
-impl From<QosConfig> for Rates {
-    fn from(config: QosConfig) -> Self {
-        let QosConfig { iops, bandwidth, burst, weight, reserved_iops } = config;
-        Self { iops, bandwidth, burst, weight, reserved_iops }
+/// Checks the keys against each other.
+pub(crate) fn check(rates: &Rates) -> Result<(), FieldError> {
+    if rates.burst.is_some() && !rates.has_limits() {
+        let message =
+            "burst has no effect without iops or bandwidth; add one of them, or remove burst";
+        return Err(FieldError::new("burst", message));
+    }
+    match (rates.reserved_iops, rates.iops) {
+        (Some(minimum), Some(most)) if minimum > most => {
+            let message = format!(
+                "reserved-iops = {minimum} is above iops = {most}; reduce it, or raise iops"
+            );
+            Err(FieldError::new("reserved-iops", message))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -87,6 +62,8 @@ fn nonzero<U: Unit, const LOW: u64, const HIGH: u64>(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::config::{Config, parse_file, parse_volume};
 
@@ -94,7 +71,7 @@ mod tests {
     fn a_volume_is_limited_and_has_claims_by_its_options() {
         let text = "a=ram:1MiB,iops=5000,bandwidth=200MiB,burst=2s,weight=200,reserved-iops=500";
         let qos = parse_volume(text).expect("valid").qos;
-        let expected = QosConfig {
+        let expected = Rates {
             iops: NonZeroU64::new(5000),
             bandwidth: NonZeroU64::new(200 << 20),
             burst: Some(Duration::from_secs(2)),
@@ -102,7 +79,7 @@ mod tests {
             reserved_iops: NonZeroU64::new(500),
         };
         assert_eq!(qos, expected);
-        assert_eq!(parse_volume("a=ram:1MiB").expect("valid").qos, QosConfig::default());
+        assert_eq!(parse_volume("a=ram:1MiB").expect("valid").qos, Rates::default());
     }
 
     #[test]

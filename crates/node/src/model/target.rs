@@ -1,28 +1,27 @@
 //! Targets, with the volumes that they serve and the initiators that may log in; and access to discovery.
 //!
 //! ```toml
-//! [discovery]                         # who looks for targets proves who he is
+//! [discovery]                         # initiators authenticate before they discover targets
 //! chap = ["host"]
 //!
 //! [[target]]
 //! name = "iqn.2026-11.example:disks"
 //! luns = ["a", "b"]                   # LUN 0, 1, …; or by number: { 0 = "a", 5 = "b" }
-//! # How initiators reach it by portal group, and which group they are to prefer: optimized (unless given),
-//! # non-optimized, standby, unavailable or offline. Where an initiator changes it (SET TARGET PORT GROUPS), the change
-//! # holds until the program ends.
+//! # Access states by portal group, and the preferred group: optimized (default), non-optimized, standby, unavailable
+//! # or offline. A change by an initiator (SET TARGET PORT GROUPS) lasts until the program ends.
 //! access = { 1 = "optimized", 2 = "non-optimized" }
 //! preferred = 1
 //! # Initiators cannot change it; "both" unless given.
 //! # alua = "implicit"
-//! # It is reached through these portal groups alone.
+//! # Only these portal groups serve it.
 //! # groups = [1, 2]
-//! # Initiators are sent on when they log in; permanent unless they are to ask here again.
+//! # Initiators are redirected when they log in. Permanent: they need not ask here again.
 //! # redirect = { address = "san2.example:3260", permanent = true }
 //! chap = ["host", "backup"]           # accounts that may log in
-//! own-account = "san"                 # with which the target proves who it is, where it is asked
+//! own-account = "san"                 # with which the target authenticates itself, if it is asked to
 //! algorithms = ["sha3-256", "sha-256"]
 //!
-//! [[target.allow]]                    # the first rule that fits lets in; no rules: everybody
+//! [[target.allow]]                    # the first rule that matches permits the login; without rules all are permitted
 //! initiator = "iqn.1993-08.org.debian:*"
 //! address = "10.0.0.0/8"
 //! account = "host"

@@ -12,7 +12,7 @@ use super::super::portals::{Bound, NextPortal, Served};
 use super::super::volumes::{NewFiles, Volume, grow};
 use super::super::{Running, target_ports};
 use super::{Change, ChangeOutcome};
-use crate::config::{Config, QosConfig, VolumeConfig};
+use crate::config::{Config, Rates, VolumeConfig};
 use crate::targets::Target;
 
 impl Change {
@@ -77,7 +77,7 @@ impl Change {
 
     /// Returns whether the change affects QoS settings.
     fn changes_fairness(&self, running: &Running) -> bool {
-        let has_say = |volume: &VolumeConfig| volume.qos != QosConfig::default();
+        let has_say = |volume: &VolumeConfig| volume.qos != Rates::default();
         let steps = &self.volumes;
         let touched = steps.closes.iter().chain(steps.stays.iter().map(|stay| &stay.running));
         let mut before = touched.filter_map(|name| running.volumes.get(name));

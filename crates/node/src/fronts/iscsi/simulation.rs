@@ -11,7 +11,7 @@ use sarsen_proto::iscsi::target::Settings;
 use sarsen_scsi::{Array, Host, LogicalUnit, Lun, TargetDevice};
 
 use super::connection;
-use crate::config::{HostConfig, Limits, QosConfig};
+use crate::config::{HostConfig, Limits, Rates};
 use crate::fronts::Front;
 use crate::model::Quantity;
 
@@ -52,13 +52,13 @@ impl Portal {
 
     /// Sets the limits and reservations of volumes. For volumes with reservations, `in_service` commands are carried
     /// out at once.
-    pub fn govern(&self, volumes: &[(&str, QosConfig)], in_service: usize) {
+    pub fn govern(&self, volumes: &[(&str, Rates)], in_service: usize) {
         let volumes = volumes.iter().map(|(name, qos)| ((*name).to_owned(), *qos));
         self.front.qos.set(volumes, &[], in_service);
     }
 
     /// Sets the limits and reservations of hosts. Each host matches all initiators, so the first one applies.
-    pub fn govern_hosts(&self, hosts: &[(&str, QosConfig)], in_service: usize) {
+    pub fn govern_hosts(&self, hosts: &[(&str, Rates)], in_service: usize) {
         let hosts = hosts.iter().map(|&(name, qos)| HostConfig {
             name: name.to_owned(),
             iops: qos.iops.and_then(|iops| Quantity::new(iops.get())),
