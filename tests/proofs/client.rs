@@ -308,11 +308,6 @@ impl Wire {
         }
     }
 
-    /// Returns PDUs that were received and that [`next`](Self::next) has not returned yet.
-    pub(crate) fn received(&self) -> impl Iterator<Item = &Pdu> {
-        self.received.iter()
-    }
-
     /// Waits for the end of a command without data; drops all other PDUs.
     pub(crate) fn end_of(&mut self, tag: u32) -> Result<Pdu> {
         loop {

@@ -23,7 +23,7 @@ use sarsen_wire::iscsi::{LoginStatus, ScsiResponse};
 use serde_json::Value;
 
 use crate::certificates::{Authority, NOW, put};
-use crate::client::{self, LIMIT, Pdu, Wire, run};
+use crate::client::{self, LIMIT, Wire, run};
 
 /// A name and its secret.
 type Account = (&'static str, &'static str);
@@ -440,10 +440,19 @@ impl<'a> Server<'a> {
             Act::ReadAtOnce(target) => {
                 let mut wire = self.wire(client, target, 1)?;
                 let reads = (0..BURST).map(|_| wire.read(0, 1)).collect::<Result<Vec<_>>>()?;
-                // Answers without a delay arrive in order.
-                wire.ping()?;
-                let is_read = |pdu: &&Pdu| reads.contains(&pdu.tag()) && pdu.status() == Some(0);
-                Ok(wire.received().filter(is_read).count() == BURST)
+                // Answers without a delay arrive in order, and limits do not delay this command. An immediate request
+                // could be answered before the reads.
+                let last = wire.command(&[0; 6], 0, 0, &[])?;
+                let mut read = 0;
+                loop {
+                    let pdu =
+                        wire.next()?.context("the connection was closed before the answer")?;
+                    if pdu.tag() == last {
+                        break;
+                    }
+                    read += usize::from(reads.contains(&pdu.tag()) && pdu.status() == Some(0));
+                }
+                Ok(read == BURST)
             }
             Act::OneMoreThan(target, count) => {
                 let wires = (0..count).map(|number| self.wire(client, target, number));
