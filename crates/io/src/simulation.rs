@@ -230,6 +230,11 @@ pub fn seed_randomness(seed: u64) {
     SEEDED.set(Some(Rng::new(seed)));
 }
 
+/// Returns whether the thread's randomness has a seed, so that everything on it must follow from the seed.
+pub(crate) fn is_seeded() -> bool {
+    SEEDED.with_borrow(Option::is_some)
+}
+
 /// Fills `into` if the thread's randomness has a seed.
 pub(crate) fn fill(into: &mut [u8]) -> bool {
     SEEDED.with_borrow_mut(|seeded| {

@@ -26,6 +26,20 @@ pub fn spawn_runtime<F: Future<Output = ()>>(
     spawn(name, move || runtime.block_on(async move { make().await }))
 }
 
+/// The same, for a thread that is not waited for. In a simulation the future is a task of the caller's `LocalSet`: what
+/// a thread does at which time would not follow from the seed.
+pub fn spawn_detached<F: Future<Output = ()> + 'static>(
+    name: &str,
+    make: impl FnOnce() -> F + Send + 'static,
+) -> io::Result<()> {
+    #[cfg(feature = "simulation")]
+    if crate::simulation::is_seeded() {
+        tokio::task::spawn_local(make());
+        return Ok(());
+    }
+    spawn_runtime(name, make).map(drop)
+}
+
 /// Runs `work`, which may block, on a separate thread, so that the runtime's other tasks do not wait for it. The work
 /// continues if the caller is dropped. An error is its panic, or the end of the runtime.
 pub async fn aside<T: Send + 'static>(

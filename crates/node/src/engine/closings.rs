@@ -115,7 +115,7 @@ impl Closings {
             }
         }
         let closings = self.clone();
-        let thread = threads::spawn_runtime("closing", move || async move {
+        let thread = threads::spawn_detached("closing", move || async move {
             let close = async |(number, ended): (u64, oneshot::Receiver<()>)| {
                 // The unit's end drops the sender.
                 let _ = ended.await;
