@@ -42,12 +42,12 @@ const AT_ONCE: Duration = Duration::from_secs(3);
 const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// An ext4 in a file, which can be frozen.
-struct FileSystem {
+pub(crate) struct FileSystem {
     folder: PathBuf,
 }
 
 /// A frozen file system. Drop this before the server, because the server cannot end while the file system is frozen.
-struct Frozen {
+pub(crate) struct Frozen {
     folder: PathBuf,
 }
 
@@ -67,7 +67,7 @@ fn run(program: &str, arguments: &[&str]) -> Result<()> {
 
 impl FileSystem {
     /// Mounts the file system; `None` if the user may not mount one.
-    fn mount(within: &Path) -> Result<Option<Self>> {
+    pub(crate) fn mount(within: &Path) -> Result<Option<Self>> {
         if !rustix::process::geteuid().is_root() {
             println!("not seen: a file system that can be frozen needs root");
             return Ok(None);
@@ -87,13 +87,18 @@ impl FileSystem {
     }
 
     /// Freezes the file system until the returned guard is dropped.
-    fn freeze(&self) -> Result<Frozen> {
+    pub(crate) fn freeze(&self) -> Result<Frozen> {
         run("fsfreeze", &["--freeze", self.folder.to_str().context("a name")?])?;
         Ok(Frozen { folder: self.folder.clone() })
     }
 
+    /// Returns the path of a file on it.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
     fn file(&self, name: &str) -> Backing {
-        Backing::File(self.folder.join(name))
+        Backing::File(self.path(name))
     }
 }
 

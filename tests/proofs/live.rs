@@ -49,14 +49,16 @@ fn config(change: impl FnOnce(&mut Config)) -> Result<Config> {
 async fn apply(server: &Server, desired: Config) -> Result<()> {
     let prepared = server.prepare(desired)?;
     ensure!(prepared.interrupts().is_empty(), "{:?}", prepared.interrupts());
-    let made = prepared.log_out_sessions(None).await?.make();
+    let made = prepared.make(None).await?;
+    ensure!(made.problems.is_empty(), "{made:?}");
     ensure!(made.needs_restart.is_empty() && made.sessions_ended == 0, "{made:?}");
     Ok(())
 }
 
 /// Applies a change while a session may still be logging out.
 async fn apply_soon(server: &Server, desired: Config) -> Result<()> {
-    server.prepare(desired)?.log_out_sessions(Some(LIMIT)).await?.make();
+    let made = server.prepare(desired)?.make(Some(LIMIT)).await?;
+    ensure!(made.problems.is_empty(), "{made:?}");
     Ok(())
 }
 
@@ -153,7 +155,7 @@ fn a_session_goes_on_while_other_volumes_and_targets_come_grow_are_renamed_and_g
         // A session uses the target, so that the server cannot delete it.
         let prepared = server.prepare(config(|_| {})?)?;
         ensure!(objects(prepared.interrupts()) == [format!("target {B} 1")]);
-        let refused = prepared.log_out_sessions(None).await.err().context("it was in use")?;
+        let refused = prepared.make(None).await.err().context("it was in use")?;
         ensure!(matches!(&refused, ChangeError::InUse(_)), "{refused}");
         ensure!(reported(&session).await?.is_none(), "it was touched");
         session.logout().await?;
@@ -188,25 +190,25 @@ fn spc4_6_33_units_that_come_are_announced_and_those_in_use_go_only_by_force() -
 
         let prepared = server.prepare(config(|_| {})?)?;
         ensure!(objects(prepared.interrupts()) == ["volume b 2"], "{:?}", prepared.interrupts());
-        ensure!(matches!(server.prepare(config(|_| {})?).err(), Some(ChangeError::UnderWay)));
-        // The sessions receive a logout request and comply. A session that logs in meanwhile no longer finds the unit.
-        let ready = prepared.log_out_sessions(Some(LIMIT)).await?;
+        // A prepared change that is dropped changes nothing.
+        drop(prepared);
+        ensure!(reported(&first).await?.is_none() && reported(&second).await?.is_none());
+        // The sessions receive a logout request and comply. New sessions do not find the unit.
+        apply_soon(&server, config(|_| {})?).await?;
         ensure!(
             reported(&first).await.is_err() && reported(&second).await.is_err(),
             "they are still there"
         );
-        ensure!(connect(&server, A, 5).await.is_err(), "it is withheld");
+        ensure!(connect(&server, A, 5).await.is_err(), "it is gone");
         let third = connect(&server, A, 0).await?;
         ensure!(third.report_luns().await? == [[0; 8]]);
-        // The change is not applied.
-        drop(ready);
+        apply(&server, config(add_unit_5)?).await?;
         ensure!(reported(&third).await? == Some((0x3f, 0x0e)));
         ensure!(third.report_luns().await?.len() == 2);
         connect(&server, A, 5).await?.logout().await?;
 
         let fourth = connect(&server, A, 5).await?;
-        let made =
-            server.prepare(config(|_| {})?)?.log_out_sessions(Some(Duration::ZERO)).await?.make();
+        let made = server.prepare(config(|_| {})?)?.make(Some(Duration::ZERO)).await?;
         ensure!(made.sessions_ended == 0, "they were ended before");
         ensure!(reported(&third).await.is_err() && reported(&fourth).await.is_err());
         let fifth = connect(&server, A, 0).await?;
@@ -283,21 +285,17 @@ fn change_that_needs_reopen_reopens_volume() -> Result<()> {
         let through = || with(",cache=writethrough");
         let prepared = server.prepare(through()?)?;
         ensure!(objects(prepared.interrupts()) == ["volume b 1"]);
-        // The written data is present when the volume is opened again, also after the change is undone.
-        drop(prepared.log_out_sessions(Some(LIMIT)).await?);
+        drop(prepared);
+        ensure!(*session.read(0, 1).await? == [1; 512], "it was touched");
+        // The written data is present when the volume is opened again.
+        apply_soon(&server, through()?).await?;
+        ensure!(first_bytes(&path)? == [1; 512]);
         let session = connect(&server, B, 0).await?;
-        ensure!(*session.read(0, 1).await? == [1; 512]);
         session.write(0, Buffer::copy_of(&[2; 512]), false).await?;
-        server.prepare(through()?)?.log_out_sessions(Some(LIMIT)).await?.make();
-        ensure!(first_bytes(&path)? == [2; 512]);
-        let session = connect(&server, B, 0).await?;
-        ensure!(*session.read(0, 1).await? == [2; 512]);
-        // The volume cannot be opened with this error, so the server restores the old one.
-        session.logout().await?;
-        let desired = with(",fault=lost-write@1000000")?;
-        let failed = server.prepare(desired)?.log_out_sessions(Some(LIMIT)).await.err();
+        ensure!(first_bytes(&path)? == [2; 512], "it is not written through");
+        // The volume cannot be opened with this error, so the server refuses the change, and no client notices it.
+        let failed = server.prepare(with(",fault=lost-write@1000000")?).err();
         ensure!(failed.is_some(), "there is no such block");
-        let session = connect(&server, B, 0).await?;
         ensure!(*session.read(0, 1).await? == [2; 512]);
         session.logout().await?;
         // With another block size the data would be different, so the server refuses at once.
@@ -345,14 +343,14 @@ fn portals_come_go_and_change_while_others_are_used() -> Result<()> {
         // Another group is another port: sessions through the old port cannot stay.
         let prepared = server.prepare(with_second_portal(3)?)?;
         ensure!(objects(prepared.interrupts()) == [format!("portal {address} 1")]);
-        prepared.log_out_sessions(Some(Duration::ZERO)).await?.make();
+        prepared.make(Some(Duration::ZERO)).await?;
         ensure!(reported(&session).await.is_err(), "it is still there");
         ensure!(server.portals()[1].address() == address, "the socket stays");
         let session = through(address).await?;
         let prepared = server.prepare(config(|_| {})?)?;
         let object = prepared.interrupts()[0].object.clone();
         ensure!(object == Object::Portal(address), "{object}");
-        prepared.log_out_sessions(Some(Duration::ZERO)).await?.make();
+        prepared.make(Some(Duration::ZERO)).await?;
         ensure!(reported(&session).await.is_err() && through(address).await.is_err());
         ensure!(server.target_device(A).and_then(|a| a.access_state(3)).is_none());
         busy.end().await?.logout().await?;
@@ -381,8 +379,8 @@ fn an_address_changes_hands_between_portals() -> Result<()> {
         apply_soon(&server, on("0.0.0.0")?).await?;
         ensure!(server.portals()[0].address().ip().is_unspecified());
         connect(&server, A, 0).await?.logout().await?;
-        // The server closes the old portal for the new one, and opens it again if the change is not applied.
-        drop(server.prepare(on("127.0.0.1")?)?.log_out_sessions(Some(LIMIT)).await?);
+        // A prepared change that is dropped has closed nothing.
+        drop(server.prepare(on("127.0.0.1")?)?);
         connect(&server, A, 0).await?.logout().await?;
         apply_soon(&server, on("127.0.0.1")?).await?;
         connect(&server, A, 0).await?.logout().await?;
@@ -447,7 +445,7 @@ fn ten_thousand_volumes_come_in_one_change_and_one_more_comes_at_once() -> Resul
             let volumes = desired.volumes.len() - 1;
             let prepared = server.prepare(desired)?;
             let prepared_in = begun.elapsed();
-            prepared.log_out_sessions(None).await?.make();
+            prepared.make(None).await?;
             let made_in = begun.elapsed();
             println!("{volumes} volumes: prepared in {prepared_in:?}, made in {made_in:?}");
             ensure!(server.exports().len() == volumes + 1);

@@ -6,6 +6,7 @@ use std::panic::resume_unwind;
 use std::thread::{Builder, JoinHandle, scope};
 
 use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 use tokio::task::JoinError;
 
 /// Starts a thread. System tools show `name`, of which the kernel keeps 15 bytes.
@@ -38,6 +39,21 @@ pub fn spawn_detached<F: Future<Output = ()> + 'static>(
         return Ok(());
     }
     spawn_runtime(name, make).map(drop)
+}
+
+/// Runs `work`, which may block for any time, on a thread of its own. The work continues if the caller is dropped. In a
+/// simulation it runs at once. An error is that no thread started, or a panic of the work.
+pub async fn run_detached<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
+    #[cfg(feature = "simulation")]
+    if crate::simulation::is_seeded() {
+        return Ok(work());
+    }
+    let (done, answer) = oneshot::channel();
+    spawn(name, move || drop(done.send(work())))?;
+    answer.await.map_err(|_| io::Error::other("its thread panicked"))
 }
 
 /// Runs `work`, which may block, on a separate thread, so that the runtime's other tasks do not wait for it. The work

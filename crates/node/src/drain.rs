@@ -203,7 +203,8 @@ pub(crate) async fn send_away(
     Outcome { asked, logged_out, dropped: left, ending, is_called_off }
 }
 
-async fn gone(sessions: &[Vec<Mailbox>]) {
+/// Waits until these sessions have ended.
+pub(crate) async fn gone(sessions: &[Vec<Mailbox>]) {
     join_all(sessions.iter().flatten().map(|mailbox| mailbox.closed())).await;
 }
 

@@ -39,8 +39,7 @@ mod trace;
 pub use access::Object;
 pub use config::{Config, ConfigError};
 pub use engine::{
-    AffectedSession, ChangeError, ChangeOutcome, Export, Interruption, Prepared, Ready,
-    ResourceError,
+    AffectedSession, ChangeError, ChangeOutcome, Export, Interruption, Prepared, ResourceError,
 };
 pub use error_class::ErrorClass;
 #[cfg(feature = "simulation")]

@@ -87,7 +87,8 @@ pub(crate) fn open(
     Ok(Some(Arc::new(Records::open(&folder)?)))
 }
 
-fn make(folder: &Path) -> Result<(), StoreError> {
+/// Creates a state folder, if it is missing.
+pub(crate) fn make(folder: &Path) -> Result<(), StoreError> {
     match DirBuilder::new().mode(FOLDER_MODE).create(folder) {
         Err(source) if source.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
         made => made.map_err(StoreError::system(folder, "make the folder for the state"))?,

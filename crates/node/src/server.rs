@@ -1,6 +1,7 @@
 //! The server. It opens all objects of the configuration or none, serves them, and shuts down so that all acknowledged
 //! data is on disk.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::config::{Config, ConfigError, Limits, Portal};
 use crate::control::{Api, Capacity, Control, Lab, LabResults, OpenPort, Web, WebError};
 use crate::desired::{ChangeRefused, Desired, Invalid, OpenError, StateError, reattach};
 use crate::engine::{
-    BackingChecks, Cause, ChangeError, ChangeOutcome, Engine, Export, Force, Layer, Managed,
+    BackingChecks, Begun, Cause, ChangeError, ChangeOutcome, Engine, Export, Force, Layer, Managed,
     Prepared, ResourceError,
 };
 use crate::error_class::ErrorClass;
@@ -51,6 +52,9 @@ pub enum StartError {
     /// The configuration is wrong, or a resource that it names cannot be opened.
     #[error(transparent)]
     Resource(#[from] ResourceError),
+    /// An object cannot be put into force.
+    #[error(transparent)]
+    Change(ChangeError),
     /// The threads or the file engine could not be started.
     #[error("cannot start the cores: {0}")]
     Cores(io::Error),
@@ -244,11 +248,27 @@ impl Server {
     }
 
     async fn retry_missing(&self) {
-        let Some(desired) = &self.desired else { return std::future::pending().await };
+        let mut revisions = self.desired.as_ref().map(|desired| desired.watch());
         loop {
-            time::sleep_until(time::now() + RETRY_INTERVAL).await;
-            let desired = desired.clone();
-            if threads::aside(async move { desired.retry().await }).await.is_err() {
+            let changed = async {
+                match &mut revisions {
+                    // The sender lives as long as the state.
+                    Some(revisions) => drop(revisions.changed().await),
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = time::sleep_until(time::now() + RETRY_INTERVAL) => {}
+                () = changed => {}
+            }
+            let (engine, desired) = (self.engine.clone(), self.desired.clone());
+            let retry = async move {
+                match desired {
+                    Some(desired) => desired.retry(),
+                    None => engine.retry(),
+                }
+            };
+            if threads::aside(retry).await.is_err() {
                 error!("the server could not try the missing objects again");
             }
         }
@@ -349,7 +369,7 @@ impl Server {
             isns.leave();
         }
         let flush_at = deadline - FLUSH_LIMIT;
-        is_clean &= self.engine.stop_accepting(flush_at).await;
+        self.engine.stop_accepting().await;
         let sessions = self.engine.front.end_sessions(grace);
         if within(flush_at.saturating_duration_since(time::now()), sessions).await.is_none() {
             error!("sessions do not end: the server stops without waiting for them");
@@ -403,11 +423,11 @@ pub(crate) fn start_engine(
 ) -> Result<Arc<Engine>, StartError> {
     let array = Array::new(Arc::new(ServerHost::new(cores)));
     let engine = Engine::new(&config, cores, array, layer);
-    let prepared = engine.prepare(config, Cause::Start(managed)).map_err(|error| match error {
-        ChangeError::Open(error) => error,
-        other => unreachable!("nothing runs that could be in the way: {other}"),
+    let started = engine.prepare(config, Cause::Start(managed)).and_then(Prepared::start);
+    started.map_err(|error| match error {
+        ChangeError::Open(error) => StartError::Resource(error),
+        other => StartError::Change(other),
     })?;
-    prepared.into_ready().make();
     Ok(engine)
 }
 
@@ -420,8 +440,11 @@ pub(crate) async fn reload(
     if let Some(state) = state {
         return state.rebase(desired).await;
     }
-    let prepared = engine.prepare(desired, Cause::Reload)?;
-    let made = prepared.clear_by(Force::Revoked).await?.make();
+    let mut prepared = engine.prepare(desired, Cause::Reload)?;
+    prepared.flush_replaced().await?;
+    let begun: Begun =
+        prepared.commit(None, Force::Revoked, BTreeMap::new(), |_| Ok::<_, ChangeError>(()))?;
+    let made = begun.finish().await;
     let what = "the configuration was read again".to_owned();
     let author = "SIGHUP".to_owned();
     let changed =

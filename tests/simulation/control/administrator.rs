@@ -117,7 +117,7 @@ impl Administrator {
     async fn change(&self, change: Change) -> Result<Changed, ChangeRefused> {
         let control = self.world.server.control();
         let desired = control.desired().expect("it has a state");
-        desired.change(|_| Ok::<_, ChangeRefused>(change)).await
+        desired.change(|_| Ok::<_, ChangeRefused>(change.clone())).await
     }
 
     /// Checks that the state contains exactly the desired objects.
@@ -168,6 +168,7 @@ impl Administrator {
             }
         } else {
             self.world.history.begin_upheaval();
+            self.world.history.begin_change(Rules::new(next.clone()));
             let is_killed = self.rng.chance(15);
             let moment = if is_killed {
                 Duration::from_millis(self.rng.below(2_000))
@@ -184,9 +185,10 @@ impl Administrator {
                 assert!(is_killed, "a change with force does not come to an end");
                 self.note(format_args!("is killed during the change"));
                 self.world.count("changes that were broken off by SIGKILL");
-                return self.start_again(true).await;
+                return self.start_again(true, (!is_same).then_some(next)).await;
             };
             self.world.history.end_upheaval();
+            self.world.history.end_change();
             let changed =
                 changed.unwrap_or_else(|error| panic!("a drawn document is refused: {error}"));
             if changed.interrupted_sessions + changed.sessions_ended > 0 {
@@ -261,15 +263,16 @@ impl Administrator {
 
     async fn kill(&mut self) {
         self.world.history.begin_upheaval();
-        self.start_again(true).await;
+        self.start_again(true, None).await;
     }
 
     async fn end(&mut self) {
         self.world.history.begin_upheaval();
-        self.start_again(false).await;
+        self.start_again(false, None).await;
     }
 
-    async fn start_again(&mut self, by_kill: bool) {
+    /// Ends the server and starts it again. If a change was in progress, the state has it or not.
+    async fn start_again(&mut self, by_kill: bool, under_way: Option<Document>) {
         self.note(format_args!("ends the server, by SIGKILL: {by_kill}"));
         if by_kill {
             self.world.count("ends by SIGKILL");
@@ -279,9 +282,18 @@ impl Administrator {
             let grace = Duration::from_millis(self.rng.below(2_000));
             self.world.server.end(grace).await;
         }
+        self.world.history.end_change();
         self.pause(500).await;
         self.world.history.forget_sessions();
         self.world.server.start(&self.desired);
+        if let Some(next) = under_way
+            && self.world.server.control().desired().expect("a state").current().revision
+                == self.revision + 1
+        {
+            self.world.count("changes that were stored before SIGKILL");
+            self.revision += 1;
+            self.desired = next;
+        }
         let desired = self.desired.clone();
         if objects(self.world.history.current().document()) != objects(&desired) {
             self.enforce(desired);

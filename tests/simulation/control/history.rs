@@ -21,11 +21,20 @@ struct Session {
     ended: Option<Instant>,
 }
 
+/// A change of the rules.
+struct Change {
+    begun: Instant,
+    ended: Option<Instant>,
+    rules: Rc<Rules>,
+}
+
 /// The history (see the module).
 #[derive(Default)]
 pub(super) struct History {
     /// The sets of rules, each with the time from which it is in force.
     versions: RefCell<Vec<(Instant, Rc<Rules>)>>,
+    /// Rules that a change in progress may have put into force, with its begin and its end.
+    changes: RefCell<Vec<Change>>,
     /// Begin and end of each period in which a change or a restart terminated sessions.
     upheavals: RefCell<Vec<(Instant, Option<Instant>)>>,
     sessions: RefCell<BTreeMap<u64, Session>>,
@@ -37,6 +46,19 @@ impl History {
     /// Records that these rules are in force from now on.
     pub(super) fn enforce(&self, rules: Rules) {
         self.versions.borrow_mut().push((time::now(), Rc::new(rules)));
+    }
+
+    /// Records that a change to these rules begins: from now on they may be in force.
+    pub(super) fn begin_change(&self, rules: Rules) {
+        let change = Change { begun: time::now(), ended: None, rules: Rc::new(rules) };
+        self.changes.borrow_mut().push(change);
+    }
+
+    /// Records that the change in progress has ended.
+    pub(super) fn end_change(&self) {
+        if let Some(Change { ended: ended @ None, .. }) = self.changes.borrow_mut().last_mut() {
+            *ended = Some(time::now());
+        }
     }
 
     /// Returns the rules in force.
@@ -51,7 +73,12 @@ impl History {
         let all = versions.iter().zip(ends);
         let meant =
             all.filter(|((since, _), end)| *since <= to && end.is_none_or(|end| end >= from));
-        meant.map(|((_, rules), _)| rules.clone()).collect()
+        let changes = self.changes.borrow();
+        let begun = changes.iter().filter(|Change { begun, ended, .. }| {
+            *begun <= to && ended.is_none_or(|ended| ended >= from)
+        });
+        let begun = begun.map(|change| change.rules.clone());
+        meant.map(|((_, rules), _)| rules.clone()).chain(begun).collect()
     }
 
     /// Records that from now on sessions are terminated, and logins may be refused, whatever the rules say.

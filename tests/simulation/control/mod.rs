@@ -46,7 +46,7 @@ use crate::tally::Counters;
 use crate::{MANY_SEEDS, MUTATION_SEEDS, SEEDS};
 
 /// Events that the seeds of every gate must include.
-const MET: [&str; 22] = [
+const MET: [&str; 23] = [
     "starts by State",
     "starts by File",
     "starts by Flags",
@@ -55,6 +55,7 @@ const MET: [&str; 22] = [
     "changes refused as in use",
     "changes that were broken off by SIGKILL",
     "changes that were refused",
+    "changes that were stored before SIGKILL",
     "conflicts",
     "previews",
     "reloads",

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use sarsen_scsi::{Lun, LunView};
+use sarsen_scsi::{LogicalUnit, Lun, LunView};
 
-use super::{Access, Policy, moved, narrowed};
+use super::{Access, Policy, moved, narrowed, terminate};
 use crate::portal::Portal;
 use crate::sessions::{Login, PermittedConnection, Sessions};
 
@@ -84,37 +84,68 @@ impl Losses {
     }
 }
 
-fn shows(view: &LunView, own: u16) -> bool {
+/// Returns whether a view shows a LUN of the target.
+pub(crate) fn shows(view: &LunView, own: u16) -> bool {
     view.numbers.as_ref().is_none_or(|numbers| numbers.values().any(|lun| *lun == Lun(own)))
 }
 
 impl Access {
     /// Returns the sessions that would lose something by these losses, or if this policy replaced the current one, each
-    /// with the first lost object.
+    /// with the first lost object and the units that it is shown. A leaving session has lost objects before, so it counts only if it also loses its
+    /// permission, or if leaving sessions are `asked_again`.
     pub(crate) fn affected_sessions(
         &self,
         sessions: &Sessions,
         losses: &Losses,
         policy: &Policy,
-    ) -> HashMap<u16, Object> {
+        asked_again: bool,
+    ) -> HashMap<u16, (Object, LunView)> {
         let state = self.state();
         let mut losers = HashMap::new();
         sessions.visit_permitted(|connection| {
-            let Login { client, target, only, .. } = connection.login;
-            let lost = losses.of(&connection).or_else(|| {
+            let Login { target, .. } = connection.login;
+            let counts = !connection.is_leaving || asked_again;
+            let lost = losses.of(&connection).filter(|_| counts).or_else(|| {
                 let is_let_out = !policy.is_same_for(&state.policy, target.as_deref())
-                    && match policy.permit(target.as_deref(), client) {
-                        Err(_) => true,
-                        Ok(view) => narrowed(view, *only)
-                            .is_none_or(|view| takes_away(connection.view, &view)),
-                    };
+                    && is_let_out(policy, &connection)
+                    && !(connection.is_leaving && is_let_out(&state.policy, &connection));
                 is_let_out.then(|| Object::Access(target.clone()))
             });
             if let Some(object) = lost {
-                losers.entry(connection.tsih).or_insert(object);
+                let view = connection.view.clone();
+                losers.entry(connection.tsih).or_insert((object, view));
             }
         });
         losers
+    }
+
+    /// Lets these sessions keep their units until they end. A connection whose login is not complete has none yet, and
+    /// is terminated.
+    pub(crate) fn begin_leaving(&self, sessions: &Sessions, leaving: &HashMap<u16, Units>) {
+        // No connection is permitted meanwhile.
+        let _state = self.state();
+        sessions.visit_permitted(|connection| {
+            let Login { target, only, .. } = connection.login;
+            let has_none = target.is_some() && only.is_none() && connection.nexus.is_none();
+            if has_none && leaving.contains_key(&connection.tsih) {
+                terminate(&connection, "configuration changed", "its login was not complete");
+            }
+        });
+        for (&tsih, units) in leaving {
+            sessions.begin_leaving(tsih, units);
+        }
+    }
+}
+
+/// Units that a leaving session keeps.
+pub(crate) type Units = Vec<Weak<LogicalUnit>>;
+
+/// Returns whether a policy takes units or rights from a session, or the whole access.
+pub(super) fn is_let_out(policy: &Policy, connection: &PermittedConnection<'_>) -> bool {
+    let Login { client, target, only, .. } = connection.login;
+    match policy.permit(target.as_deref(), client) {
+        Err(_) => true,
+        Ok(view) => narrowed(view, *only).is_none_or(|view| takes_away(connection.view, &view)),
     }
 }
 

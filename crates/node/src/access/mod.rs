@@ -18,8 +18,9 @@ use tokio::sync::oneshot;
 use tracing::{info, warn};
 
 pub use self::losses::Object;
-pub(crate) use self::losses::{Losses, TargetLoss};
-pub(crate) use self::policy::{Policy, Previous};
+use self::losses::is_let_out;
+pub(crate) use self::losses::{Losses, TargetLoss, Units, shows};
+pub(crate) use self::policy::{Policy, Previous, SecretSource};
 use self::suppression::LogDecision;
 pub(crate) use self::suppression::{LogThrottle, source_of};
 use crate::events::{EventLog, Occurrence, Subject};
@@ -176,13 +177,15 @@ impl Access {
 
     /// Replaces the policy. It terminates the sessions that the new policy does not permit, and those that would find
     /// another unit at a LUN. A LUN must denote one disk during a session. It also terminates the sessions that would
-    /// lose an object. Returns the number of terminated sessions.
+    /// lose an object. A leaving session keeps what it has, unless it loses its permission and was not `asked` to leave
+    /// for that. Returns the number of terminated sessions.
     pub(crate) fn replace(
         &self,
         policy: Arc<Policy>,
         sessions: &Sessions,
         targets: &Targets,
         losses: &Losses,
+        asked: &HashMap<u16, Units>,
     ) -> usize {
         let mut state = self.state();
         let old = std::mem::replace(&mut state.policy, policy);
@@ -190,9 +193,16 @@ impl Access {
         let (mut ended, mut shown) = (HashSet::new(), HashMap::new());
         let mut changed_views = Vec::new();
         sessions.visit_permitted(|connection| {
+            if connection.is_leaving
+                && (asked.contains_key(&connection.tsih)
+                    || is_let_out(&old, &connection)
+                    || !is_let_out(policy, &connection))
+            {
+                return;
+            }
             let Login { client, target, only, .. } = connection.login;
             let target = target.as_deref();
-            if let Some(object) = losses.of(&connection) {
+            if let Some(object) = losses.of(&connection).filter(|_| !connection.is_leaving) {
                 terminate(&connection, "configuration changed", &format!("{object} is taken away"));
                 ended.insert(connection.tsih);
                 return;
@@ -300,6 +310,19 @@ fn narrowed(view: LunView, only: Option<Lun>) -> Option<LunView> {
     shows.then(|| LunView { numbers: Some(BTreeMap::from([(only, only)])), ..view })
 }
 
+/// Returns the part of a view that shows no unit, and permits nothing, that a view `before` did not.
+fn without_gains(view: LunView, before: &LunView) -> LunView {
+    let numbers = match (view.numbers, &before.numbers) {
+        (numbers, None) => numbers,
+        (None, Some(before)) => Some(before.values().map(|own| (*own, *own)).collect()),
+        (Some(mut numbers), Some(before)) => {
+            numbers.retain(|_, own| before.values().any(|before| before == own));
+            Some(numbers)
+        }
+    };
+    LunView { numbers, read_only: view.read_only || before.read_only }
+}
+
 /// Returns the first LUN at which a changed view shows another unit than before.
 fn moved(before: &LunView, after: &LunView) -> Option<Lun> {
     let shown = [before, after].into_iter().filter_map(|view| view.numbers.as_ref());
@@ -374,6 +397,42 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_leaving_session_keeps_its_units_until_it_loses_its_permission() {
+        const HOST: &str = "iqn.2026-11.x:host";
+        let access = Access::new(Policy::of_everybody(["iqn.2026-11.x:t"]));
+        let sessions = Sessions::new(&Limits::default());
+        let (mailbox, mut messages) = mpsc::unbounded_channel();
+        // A session of one unit, which needs no nexus.
+        let login = Login { only: Some(Lun(0)), ..Login::of_anonymous(HOST, "iqn.2026-11.x:t") };
+        let member = sessions.begin(&login, &mailbox).await.expect("there is room");
+        access.enter(&member, &login).expect("permitted");
+        let asked = HashMap::from([(member.tsih, Units::new())]);
+        access.begin_leaving(&sessions, &asked);
+        assert!(!sessions.permit(&member, &view([(0, 0)])), "no connection joins it");
+        let lost = || TargetLoss::All;
+        let gone =
+            Losses { targets: [("iqn.2026-11.x:t".into(), lost())].into(), ..Losses::default() };
+        let affected = |policy: &Policy, again| {
+            access.affected_sessions(&sessions, &gone, policy, again).len()
+        };
+        let policy = Policy::of_everybody(["iqn.2026-11.x:t"]);
+        assert_eq!((affected(&policy, false), affected(&policy, true)), (0, 1));
+        let targets = Targets::default();
+        let replace = |policy, asked: &HashMap<_, _>| {
+            access.replace(Arc::new(policy), &sessions, &targets, &gone, asked)
+        };
+        assert_eq!(replace(policy, &HashMap::new()), 0, "it was asked to log out");
+        let nobody = || Policy::of_everybody([]);
+        assert_eq!(affected(&nobody(), false), 1, "this is another loss");
+        assert_eq!(replace(nobody(), &asked), 0, "it was asked to log out for this");
+        assert!(messages.try_recv().is_err());
+        assert_eq!(affected(&nobody(), false), 0, "it has nothing more to lose");
+        replace(Policy::of_everybody(["iqn.2026-11.x:t"]), &HashMap::new());
+        assert_eq!(replace(nobody(), &HashMap::new()), 1, "revoked");
+        assert!(matches!(messages.try_recv(), Ok(ConnectionRequest::Terminate { .. })));
+    }
+
+    #[tokio::test]
     async fn session_without_permission_ends_and_next_login_is_refused() {
         let access = Access::new(Policy::of_everybody(["iqn.2026-11.x:t"]));
         let sessions = Sessions::new(&Limits::default());
@@ -382,7 +441,9 @@ mod tests {
         let member = sessions.begin(&login, &mailbox).await.expect("there is room");
         access.enter(&member, &login).expect("permitted");
         let (targets, nothing) = (Targets::default(), Losses::default());
-        let replace = |policy| access.replace(Arc::new(policy), &sessions, &targets, &nothing);
+        let replace = |policy| {
+            access.replace(Arc::new(policy), &sessions, &targets, &nothing, &HashMap::new())
+        };
         assert_eq!(replace(Policy::of_everybody(["iqn.2026-11.x:t"])), 0);
         assert!(messages.try_recv().is_err(), "it was ended without a reason");
         assert_eq!(replace(Policy::of_everybody([])), 1);

@@ -9,6 +9,7 @@ use sarsen_proto::iscsi::chap::{Algorithm, Credentials, Secret};
 use sarsen_proto::iscsi::target::{AuthRequirement, RefusalReason};
 use sarsen_scsi::LunView;
 
+use super::without_gains;
 use crate::config::{
     AccountConfig, CertificatePattern, Config, ConfigError, Invalid, Login, NamePattern, Network,
     RuleConfig, TargetConfig,
@@ -27,6 +28,9 @@ pub(crate) struct Policy {
     accounts: BTreeMap<String, AccountConfig>,
     discovery: Arc<AccessRules>,
     targets: HashMap<Arc<str>, Arc<AccessRules>>,
+    /// Rules of targets that were in force before, and that must permit a client, too: sessions that are leaving still
+    /// have units of these targets.
+    earlier: HashMap<Arc<str>, Vec<Arc<AccessRules>>>,
 }
 
 /// The secrets of the accounts.
@@ -42,10 +46,20 @@ struct Secrets {
 /// The policy in force, from which the next policy reuses unchanged parts.
 pub(crate) struct Previous<'a> {
     pub(crate) policy: &'a Policy,
-    /// Secrets may have changed at their source, so all are read again.
-    pub(crate) reads_all: bool,
+    pub(crate) secrets: SecretSource<'a>,
     /// Accounts from this index on may lack their secret, or share it with another account.
     pub(crate) may_lack_from: usize,
+}
+
+/// The source of the secrets of a new policy.
+#[derive(Clone, Copy)]
+pub(crate) enum SecretSource<'a> {
+    /// All secrets are read, because they may have changed.
+    All,
+    /// Only secrets that the previous policy does not have are read.
+    Missing,
+    /// No secret is read: the new policy takes them from the previous one, and from this one.
+    Known(&'a Policy),
 }
 
 /// The access rules of one target, or of discovery. The default permits every initiator.
@@ -119,7 +133,39 @@ impl Policy {
         drop(by_secret);
         let accounts = config.accounts.iter();
         let accounts = accounts.map(|account| (account.name.clone(), account.clone())).collect();
-        Ok(Self { secrets, accounts, discovery, targets })
+        Ok(Self { secrets, accounts, discovery, targets, earlier: HashMap::new() })
+    }
+
+    /// Returns the policy with the restriction that nobody gains access to these targets compared with the policy
+    /// `before`.
+    pub(crate) fn without_gains(&self, before: &Self, targets: &BTreeSet<String>) -> Self {
+        let mut earlier = HashMap::new();
+        for name in targets {
+            let Some((name, now)) = self.targets.get_key_value(name.as_str()) else { continue };
+            let mut all = before.earlier.get(name).cloned().unwrap_or_default();
+            let is_known = |known: &Arc<AccessRules>| Arc::ptr_eq(known, now);
+            let replaced = before.targets.get(name).filter(|rules| !is_known(rules));
+            all.extend(
+                replaced.filter(|rules| !all.iter().any(|one| Arc::ptr_eq(one, rules))).cloned(),
+            );
+            all.retain(|one| !is_known(one));
+            if !all.is_empty() {
+                earlier.insert(name.clone(), all);
+            }
+        }
+        let Self { secrets, accounts, discovery, targets, .. } = self;
+        Self {
+            secrets: secrets.clone(),
+            accounts: accounts.clone(),
+            discovery: discovery.clone(),
+            targets: targets.clone(),
+            earlier,
+        }
+    }
+
+    /// Returns the targets at which earlier rules must permit a client, too.
+    pub(crate) fn restricted(&self) -> impl Iterator<Item = &str> {
+        self.earlier.keys().map(|name| &**name)
     }
 
     /// Returns whether both policies share the compiled rules of a target, or of discovery.
@@ -128,8 +174,20 @@ impl Policy {
             Some(name) => policy.targets.get(name),
             None => Some(&policy.discovery),
         });
+        let earlier = |policy: &Self| {
+            let rules = target.and_then(|name| policy.earlier.get(name)).into_iter().flatten();
+            rules.map(Arc::as_ptr).collect::<Vec<_>>()
+        };
         matches!(access_rules, [Some(one), Some(other)] if Arc::ptr_eq(one, other))
+            && earlier(self) == earlier(other)
     }
+
+    /// Returns the earlier rules of a target that must permit a client, too.
+    fn earlier(&self, target: Option<&str>) -> impl Iterator<Item = &AccessRules> {
+        let earlier = target.and_then(|name| self.earlier.get(name));
+        earlier.into_iter().flatten().map(|rules| &**rules)
+    }
+
     /// Creates a policy that permits all initiators at these targets.
     #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn of_everybody<const N: usize>(targets: [&str; N]) -> Self {
@@ -157,11 +215,11 @@ impl Policy {
         address: IpAddr,
     ) -> Result<&AuthRequirement, RefusalReason> {
         let access_rules = self.access_rules(target)?;
-        let refusals = access_rules.rules.iter().map(|rule| rule.knows(initiator, address));
-        match most_telling(refusals) {
-            Some(reason) => Err(reason),
-            None => Ok(&access_rules.requirement),
+        access_rules.knows(initiator, address)?;
+        for earlier in self.earlier(target) {
+            earlier.knows(initiator, address).map_err(|_| RefusalReason::NotInService)?;
         }
+        Ok(&access_rules.requirement)
     }
 
     /// Returns whether initiators must authenticate at a target.
@@ -191,23 +249,12 @@ impl Policy {
         target: Option<&str>,
         client: &Client,
     ) -> Result<LunView, RefusalReason> {
-        let access_rules = self.access_rules(target)?;
-        self.auth_requirement(target, &client.name, client.peer.ip())?;
-        if access_rules.requirement != AuthRequirement::Nothing
-            && !client
-                .account
-                .as_ref()
-                .is_some_and(|account| access_rules.accounts.contains(account))
-        {
-            return Err(RefusalReason::AccountNotAllowed);
+        let mut view = self.access_rules(target)?.permit(client)?;
+        for earlier in self.earlier(target) {
+            let before = earlier.permit(client).map_err(|_| RefusalReason::NotInService)?;
+            view = without_gains(view, &before);
         }
-        if let Some(rule) = access_rules.rules.iter().find(|rule| rule.fits(client).is_ok()) {
-            return Ok(rule.view.clone());
-        }
-        match most_telling(access_rules.rules.iter().map(|rule| rule.fits(client))) {
-            Some(reason) => Err(reason),
-            None => Ok(LunView::default()),
-        }
+        Ok(view)
     }
 
     /// Returns the secret of an initiator's account. It is the same for all targets: an initiator with an account that
@@ -247,18 +294,30 @@ impl Secrets {
         for (number, account) in config.accounts.iter().enumerate() {
             let name = account.name.as_str();
             // The source of a secret does not show whether the secret has changed.
-            let known = previous.filter(|previous| {
-                let before = previous.policy.accounts.get(name);
+            let knows = |policy: &&Policy| {
+                let before = policy.accounts.get(name);
                 before.is_some_and(|before| before.has_same_source(account))
-            });
-            let kept = known.filter(|known| !known.reads_all).and_then(|known| {
-                let Self { initiators, own, .. } = &*known.policy.secrets;
-                initiators.get(name).or_else(|| own.get(name)).cloned()
-            });
-            let was_unread =
-                known.is_some_and(|known| known.policy.unreadable_secrets().contains_key(name));
+            };
+            let source = previous.map_or(SecretSource::All, |previous| previous.secrets);
+            let previous = previous.map(|previous| previous.policy);
+            let other = match source {
+                SecretSource::Known(policy) => Some(policy),
+                SecretSource::All | SecretSource::Missing => None,
+            };
+            let known: Vec<&Policy> = other.into_iter().chain(previous).filter(knows).collect();
+            let kept = known.iter().filter(|_| !matches!(source, SecretSource::All));
+            let kept = kept.clone().find_map(|known| known.secrets.get(name)).cloned();
+            let unread = known.iter().find_map(|known| known.unreadable_secrets().get(name));
+            let was_unread = unread.is_some();
             if was_unread || number >= may_lack_from {
                 may_lack.push(account);
+            }
+            if let (SecretSource::Known(_), None) = (source, &kept) {
+                let Some(why) = unread else {
+                    return Err(account.wrong("", "its secret was not read"));
+                };
+                secrets.unread.insert(name.to_owned(), why.clone());
+                continue;
             }
             let secret = match kept.map_or_else(|| account.read_secret(), Ok) {
                 Ok(secret) => secret,
@@ -273,6 +332,10 @@ impl Secrets {
         }
         secrets.set_shared_aside(config, &may_lack);
         Ok(secrets)
+    }
+
+    fn get(&self, account: &str) -> Option<&Secret> {
+        self.initiators.get(account).or_else(|| self.own.get(account))
     }
 
     /// Treats accounts whose secret is shared as accounts without a secret. A target must not authenticate with a
@@ -322,6 +385,27 @@ impl AccessRulesSource {
 }
 
 impl AccessRules {
+    /// Checks the conditions that are known before the authentication.
+    fn knows(&self, initiator: &str, address: IpAddr) -> Result<(), RefusalReason> {
+        let refusals = self.rules.iter().map(|rule| rule.knows(initiator, address));
+        most_telling(refusals).map_or(Ok(()), Err)
+    }
+
+    /// Returns the units that an initiator is shown, or the reason of its refusal.
+    fn permit(&self, client: &Client) -> Result<LunView, RefusalReason> {
+        self.knows(&client.name, client.peer.ip())?;
+        let has_account =
+            || client.account.as_ref().is_some_and(|account| self.accounts.contains(account));
+        if self.requirement != AuthRequirement::Nothing && !has_account() {
+            return Err(RefusalReason::AccountNotAllowed);
+        }
+        if let Some(rule) = self.rules.iter().find(|rule| rule.fits(client).is_ok()) {
+            return Ok(rule.view.clone());
+        }
+        let refusals = self.rules.iter().map(|rule| rule.fits(client));
+        most_telling(refusals).map_or_else(|| Ok(LunView::default()), Err)
+    }
+
     fn of(
         access: Login<'_>,
         target: Option<&TargetConfig>,
@@ -547,7 +631,7 @@ mod tests {
     }
 
     fn compile_after(policy: &Policy, config: &Config) -> Policy {
-        let previous = Previous { policy, reads_all: true, may_lack_from: usize::MAX };
+        let previous = Previous { policy, secrets: SecretSource::All, may_lack_from: usize::MAX };
         Policy::compile(config, Some(&previous)).expect("a policy")
     }
 
@@ -586,7 +670,10 @@ mod tests {
         let same = [("host", "correct horse battery"), ("san", "correct horse battery")];
         let config = config(folder.path(), &same, "chap = [\"host\"]\nown-account = \"san\"");
         let compile = |policy: &Policy, may_lack_from| {
-            Policy::compile(&config, Some(&Previous { policy, reads_all: true, may_lack_from }))
+            Policy::compile(
+                &config,
+                Some(&Previous { policy, secrets: SecretSource::All, may_lack_from }),
+            )
         };
         assert!(compile(&Policy::default(), usize::MAX).is_err(), "what flags name is refused");
         let started = compile(&Policy::default(), 0).expect("a policy");
@@ -612,5 +699,58 @@ mod tests {
         let rules = "chap = [\"host\", \"backup\"]\nallow = [{ initiator = \"iqn.2026-11.x:a\", account = \"backup\" }";
         assert_eq!(of(&format!("{rules}]")), Some("backup".into()));
         assert_eq!(of(&format!("{rules}, {{ initiator = \"iqn.2026-11.x:b\" }}]")), None);
+    }
+
+    #[test]
+    fn nobody_gains_access_to_a_restricted_target() {
+        let rules = |names: &[(&str, &str)]| {
+            let rule = |(name, rest): &(&str, &str)| {
+                format!("{{ initiator = \"iqn.2026-11.x:{name}\"{rest} }}")
+            };
+            let all: Vec<_> = names.iter().map(rule).collect();
+            policy(&format!("allow = [{}]", all.join(", ")))
+        };
+        let named: BTreeSet<String> = [TARGET.to_owned()].into();
+        let first = rules(&[("a", ""), ("b", ", read-only = true"), ("c", ", luns = [0]")]);
+        let wider = rules(&[("a", ""), ("b", ""), ("c", ""), ("d", "")]);
+        let next = wider.without_gains(&first, &named);
+        let ask =
+            |policy: &Policy, name| ask(policy, &format!("iqn.2026-11.x:{name}"), "::1", None);
+        assert_eq!(ask(&next, "a"), Ok(LunView::default()));
+        assert_eq!(ask(&next, "b"), Ok(LunView { read_only: true, ..LunView::default() }));
+        assert_eq!(ask(&next, "c"), Ok(numbers([(0, 0)])));
+        assert_eq!(ask(&next, "d"), Err(RefusalReason::NotInService));
+        assert!(!next.is_same_for(&wider, Some(TARGET)), "it permits less");
+        assert_eq!(next.restricted().collect::<Vec<_>>(), [TARGET]);
+        // Each set of rules since the restriction must permit a client, but the same one counts once.
+        let other = rules(&[("a", ""), ("d", "")]).without_gains(&next, &named);
+        assert_eq!(ask(&other, "a"), Ok(LunView::default()));
+        assert_eq!(ask(&other, "d"), Err(RefusalReason::NotInService));
+        assert_eq!(other.earlier[TARGET].len(), 2);
+        let unchanged = other.without_gains(&other, &named);
+        assert!(unchanged.is_same_for(&other, Some(TARGET)));
+        // Later, the restriction ends.
+        let lifted = other.without_gains(&other, &BTreeSet::new());
+        assert_eq!(ask(&lifted, "d"), Ok(LunView::default()));
+    }
+
+    #[test]
+    fn a_policy_of_known_secrets_reads_none() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let config = config(folder.path(), SECRETS, "chap = [\"host\"]");
+        let read = Policy::compile(&config, None).expect("a policy");
+        for (name, _) in SECRETS {
+            std::fs::remove_file(folder.path().join(name)).expect("removed");
+        }
+        let nothing = Policy::default();
+        let compile = |policy, known| {
+            let secrets = SecretSource::Known(known);
+            Policy::compile(&config, Some(&Previous { policy, secrets, may_lack_from: usize::MAX }))
+        };
+        for (policy, known) in [(&read, &nothing), (&nothing, &read)] {
+            let compiled = compile(policy, known).expect("a policy");
+            assert_eq!(compiled.secret_of("host"), read.secret_of("host"));
+        }
+        assert!(compile(&nothing, &nothing).is_err());
     }
 }

@@ -70,7 +70,7 @@ pub(super) enum Singleton {
 }
 
 /// The options of a change.
-#[derive(Debug, Default, Deserialize, IntoParams)]
+#[derive(Clone, Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields, default)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ChangeOptions {
@@ -90,9 +90,7 @@ impl ChangeOptions {
     fn change(self, edits: Vec<Edit>, headers: &HeaderMap) -> Result<Change, ApiError> {
         let grace = self.grace_seconds.unwrap_or(GRACE);
         if grace > LONGEST_GRACE {
-            let message = format!(
-                "grace_seconds: the maximum is {LONGEST_GRACE}, because no other change is possible meanwhile"
-            );
+            let message = format!("grace_seconds: the maximum is {LONGEST_GRACE}");
             return Err(ApiError::invalid(Some("grace_seconds"), message));
         }
         let author = headers.get(AUTHOR).map(|value| value.to_str().unwrap_or_default());
@@ -206,7 +204,6 @@ pub(super) async fn apply(
     let length = body.bytes().len();
     let changed = carry_out(&api, move || {
         let apply: Apply = json(body.bytes())?;
-        drop(body);
         let Apply {
             document,
             remove,
@@ -341,7 +338,7 @@ pub(super) async fn add(
     let (kind, options) = (parse_kind(&kind)?, parse_query::<ChangeOptions>(query)?);
     let changed = carry_out(&api, move || {
         let object = object_of(kind, body.bytes())?;
-        options.change(vec![Edit::Add(object)], &headers)
+        options.clone().change(vec![Edit::Add(object)], &headers)
     });
     changed.await.map(answer)
 }
@@ -377,7 +374,7 @@ pub(super) async fn put(
             );
             return Err(ApiError::invalid(Some("name"), message));
         }
-        options.change(vec![Edit::Put(object)], &headers)
+        options.clone().change(vec![Edit::Put(object)], &headers)
     });
     changed.await.map(answer)
 }
@@ -470,7 +467,7 @@ pub(super) async fn patch(
     let key = Key::new(parse_kind(&kind)?, &name);
     let options = parse_query::<ChangeOptions>(query)?;
     let changed = carry_out(&api, move || {
-        options.change(vec![Edit::Patch(key, json(body.bytes())?)], &headers)
+        options.clone().change(vec![Edit::Patch(key.clone(), json(body.bytes())?)], &headers)
     });
     changed.await.map(Json)
 }
@@ -496,24 +493,25 @@ pub(super) async fn remove(
 ) -> Answer<Changed> {
     let key = Key::new(parse_kind(&kind)?, &name);
     let change = parse_query::<Removal>(query)?.change(key, &headers)?;
-    carry_out(&api, move || Ok(change)).await.map(Json)
+    carry_out(&api, move || Ok(change.clone())).await.map(Json)
 }
 
 /// Makes a change, even if its client disconnects meanwhile. It uses a separate thread, because a change opens files
-/// and writes to the disk. `make` reads the body when the change has its turn: waiting bodies take no more memory than
-/// their own length.
+/// and writes to the disk. `make` reads the body when the change is derived, one at a time: waiting bodies take no more
+/// memory than their own length.
 async fn carry_out(
     api: &Api,
-    make: impl FnOnce() -> Result<Change, ApiError> + Send + 'static,
+    make: impl Fn() -> Result<Change, ApiError> + Send + 'static,
 ) -> Result<Changed, ApiError> {
     let (desired, is_trusted) = (desired(api)?, api.is_trusted);
     let changing = threads::aside(async move {
-        let changed = desired.change(|current| {
+        let folder = desired.folder().to_owned();
+        let changed = desired.change(move |current| {
             let mut change = make()?;
             if !is_trusted {
                 change.author.insert_str(0, UNPROVEN);
             }
-            file_access::check(&change.edits, current, desired.folder(), is_trusted)?;
+            file_access::check(&change.edits, current, &folder, is_trusted)?;
             if change.erase && !is_trusted {
                 return Err(ApiError::forbidden(
                     "erase: permitted only at the control socket, or with the token of the API; use one of them",

@@ -45,7 +45,7 @@ pub(super) async fn reattach(
         let message = format!("grace_seconds: the maximum is {LONGEST_GRACE}");
         return Err(ApiError::invalid(Some("grace_seconds"), message));
     }
-    let is_known = api.engine.config_with_absent().volumes.iter().any(|one| one.name == name);
+    let is_known = api.engine.desired().volumes.iter().any(|one| one.name == name);
     if !is_known {
         let message = format!("volume {name} does not exist; see `sarsen volume list`");
         return Err(ApiError::not_found(message));

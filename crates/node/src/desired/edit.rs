@@ -1,7 +1,7 @@
 //! Edits of the desired state.
 
 use std::collections::{BTreeSet, HashMap};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sarsen_io::random;
@@ -12,7 +12,6 @@ use crate::config::nearest;
 use crate::metadata;
 use crate::model::document::{Account, Document, ShownLuns, Target, Volume};
 use crate::model::{Key, Object, ObjectKind, Objects, serial};
-use crate::private::VOLUMES;
 
 /// An edit of the desired state.
 #[derive(Clone, Debug)]
@@ -40,7 +39,7 @@ impl Edit {
     pub(super) fn carry_out(
         self,
         objects: &mut Objects,
-        folder: &Path,
+        folder: &VolumeFolder<'_>,
     ) -> Result<(), ChangeRefused> {
         match self {
             Self::Put(object) => drop(apply(objects, Document::of([&object]), folder)?),
@@ -85,7 +84,7 @@ fn find<'a>(objects: &'a Objects, key: &Key) -> Result<&'a Arc<Object>, ChangeRe
 fn apply(
     objects: &mut Objects,
     document: Document,
-    folder: &Path,
+    folder: &VolumeFolder<'_>,
 ) -> Result<BTreeSet<Key>, ChangeRefused> {
     let all: Vec<Object> = document.into_objects().collect();
     let mut listed = BTreeSet::new();
@@ -126,7 +125,7 @@ fn has_same_naa(object: &Object, before: &Object) -> bool {
     }
 }
 
-fn put(objects: &mut Objects, mut object: Object, folder: &Path) {
+fn put(objects: &mut Objects, mut object: Object, folder: &VolumeFolder<'_>) {
     let key = object.key();
     let before = objects.get(&key);
     match (&mut object, before.map(|before| &**before)) {
@@ -144,7 +143,7 @@ fn put(objects: &mut Objects, mut object: Object, folder: &Path) {
 }
 
 /// Sets the permanent properties of a new volume.
-fn complete(volume: &mut Volume, folder: &Path) {
+fn complete(volume: &mut Volume, folder: &VolumeFolder<'_>) {
     // A pass-through device has its own identity.
     if volume.store != "sg" {
         volume.serial.get_or_insert_with(|| format!("{:016x}", random::number()));
@@ -152,17 +151,32 @@ fn complete(volume: &mut Volume, folder: &Path) {
         volume.naa.get_or_insert_with(|| format!("3{:015x}", random::number() >> 4));
     }
     if volume.store == "file" && volume.path.is_none() {
-        let (folder, name) = (folder.join(VOLUMES), &volume.name);
-        let path = folder.join(format!("{name}.img"));
-        // A volume of that name was there before, and its data are, or what it kept beside them: they are not
-        // this one's.
-        let path = if path.exists() || metadata::metadata_folder(&path).exists() {
-            folder.join(format!("{name}-{:016x}.img", random::number()))
+        volume.path = Some(folder.place(&volume.name).display().to_string());
+    }
+}
+
+/// The folder of the files of volumes that name none.
+pub(super) struct VolumeFolder<'a> {
+    pub(super) path: &'a Path,
+    /// The files that exist there without a volume, as far as they are known.
+    pub(super) taken: &'a BTreeSet<PathBuf>,
+}
+
+impl VolumeFolder<'_> {
+    /// Returns the file of a new volume with this name.
+    fn place(&self, name: &str) -> PathBuf {
+        let path = self.path.join(format!("{name}.img"));
+        if self.taken.contains(&path) {
+            self.path.join(format!("{name}-{:016x}.img", random::number()))
         } else {
             path
-        };
-        volume.path = Some(path.display().to_string());
+        }
     }
+}
+
+/// Returns whether a file exists, or the records of a volume that had it. Blocks the thread.
+pub(super) fn exists(path: &Path) -> bool {
+    path.exists() || metadata::metadata_folder(path).exists()
 }
 
 /// Keeps the identity, the path and the data format of a volume where the new version omits them. A volume with another
@@ -201,7 +215,7 @@ fn patch(
     objects: &mut Objects,
     key: &Key,
     patch: &serde_json::Value,
-    folder: &Path,
+    folder: &VolumeFolder<'_>,
 ) -> Result<(), ChangeRefused> {
     let invalid = |message: String| super::Invalid::new(key.clone(), "", message);
     let before = find(objects, key)?;
@@ -306,7 +320,8 @@ mod tests {
     }
 
     fn after(objects: &mut Objects, edit: Edit) -> Result<String, String> {
-        edit.carry_out(objects, Path::new("/state")).map_err(|refused| refused.to_string())?;
+        let folder = VolumeFolder { path: Path::new("/state/volumes"), taken: &BTreeSet::new() };
+        edit.carry_out(objects, &folder).map_err(|refused| refused.to_string())?;
         let document = Document::of(objects.values().map(|object| &**object));
         Ok(toml::to_string(&document).expect("TOML"))
     }
@@ -465,13 +480,11 @@ mod tests {
 
     #[test]
     fn a_new_volume_does_not_get_the_data_of_one_that_had_its_name() {
-        let state = tempfile::tempdir().expect("a folder");
-        std::fs::create_dir(state.path().join(VOLUMES)).expect("made");
-        let old = state.path().join(VOLUMES).join("a.img");
-        std::fs::write(&old, b"somebody's").expect("written");
+        let taken = BTreeSet::from(["/volumes/a.img".into()]);
+        let folder = VolumeFolder { path: Path::new("/volumes"), taken: &taken };
         let mut objects = Objects::new();
         let new = Edit::Apply(document("[[volume]]\nname = \"a\"\nsize = \"1MiB\""));
-        new.carry_out(&mut objects, state.path()).expect("valid");
+        new.carry_out(&mut objects, &folder).expect("valid");
         let path = volume(&objects, "a").path.expect("a path");
         assert!(path.ends_with(".img") && path.contains("/volumes/a-"), "{path}");
     }

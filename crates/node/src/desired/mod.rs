@@ -13,29 +13,36 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use sarsen_io::{threads, time};
 use serde::{Deserialize, Serialize};
-use tokio::sync::Mutex as AsyncMutex;
+use tokio::sync::{RwLock, Semaphore, watch};
 use tracing::{info, warn};
 use utoipa::ToSchema;
 
 use self::compile::{Compiler, unmet};
 pub use self::edit::Edit;
+use self::edit::VolumeFolder;
 pub use self::orphans::OrphanError;
 pub use self::plan::{Action, FieldChange, Step, plan};
 use self::plan::{default_portal, summary};
 pub use self::store::StateError;
-use self::store::{Contents, History, Store};
-use crate::config::{Config, ConfigError};
-use crate::engine::{self, Cause, ChangeError, ChangeOutcome, Engine, Force, Managed};
+use self::store::{Contents, History, StateStore, Store, Writes};
+use crate::config::{Config, ConfigError, PortalRequirement};
+use crate::engine::{
+    self, Attempts, Begun, Cause, ChangeError, ChangeOutcome, Engine, Erasure, Force, Managed,
+    Prepared,
+};
 use crate::events::{EventLog, Occurrence};
 pub use crate::model::Invalid;
 use crate::model::{Key, Object, ObjectKind, Objects, Orphan, Revision, differences, referred};
 use crate::private::VOLUMES;
 
-/// Maximum time for a deleted volume to be closed. If it takes longer, its file is not erased.
-const CLOSING_LIMIT: Duration = Duration::from_secs(30);
+/// Maximum time that another program may have a file that is to be erased.
+const ERASING_LIMIT: Duration = Duration::from_secs(30);
+/// Maximum number of changes that are prepared at once. It is larger than the number of disks that may hang, so that
+/// these do not hold up other changes.
+const PREPARED_AT_ONCE: usize = 256;
 
 /// A requested change.
 #[derive(Clone, Debug)]
@@ -183,11 +190,17 @@ fn reported(interruptions: &[Interruption]) -> String {
 pub struct Desired {
     folder: PathBuf,
     /// The history of changes.
-    kept: History,
-    /// The lock that admits one change at a time.
-    changing: AsyncMutex<Changing>,
+    kept: Box<dyn History>,
+    /// The revision of the stored state.
+    revisions: watch::Receiver<u64>,
+    /// This lock is held while a change is derived, and while it is stored and put into force.
+    document: Mutex<Document>,
     /// The current state.
     current: Mutex<Current>,
+    /// The changes in progress share it.
+    in_progress: RwLock<()>,
+    turns: Semaphore,
+    deriving: Mutex<()>,
     /// This start created the state.
     is_new: bool,
     /// Repairs at the opening, until they are reported.
@@ -195,24 +208,36 @@ pub struct Desired {
 }
 
 /// The objects that a change uses.
-struct Changing {
-    store: Store,
+struct Document {
+    store: Box<dyn StateStore>,
     compiler: Compiler,
+    /// Number of reloads of the server's own settings. What was compiled before another reload is outdated.
+    reloads: u64,
     engine: Option<Arc<Engine>>,
     /// The stored lengths of files that are to grow and may not have grown yet, by the serial numbers of their volumes.
     length_before_growth: BTreeMap<String, u64>,
 }
 
-impl Changing {
+impl Document {
+    fn engine(&self) -> Arc<Engine> {
+        self.engine.clone().expect("a server that answers has an engine")
+    }
+
     /// Stores which files have grown to their lengths. If that fails, they count as pending once more, which is
     /// harmless.
-    fn settle(&mut self) {
+    fn store_lengths(&mut self, current: &Current) {
         let Some(engine) = &self.engine else { return };
         let length_before_growth = engine.lengths_before_growth();
         if length_before_growth == self.length_before_growth {
             return;
         }
-        match self.store.store_pending_lengths(&length_before_growth) {
+        let writes = Writes {
+            revision: None,
+            objects: Vec::new(),
+            all: &current.objects,
+            length_before_growth: &length_before_growth,
+        };
+        match self.store.commit(current.revision, &writes) {
             Ok(copy) => {
                 self.length_before_growth = length_before_growth;
                 copy.iter().for_each(|copy| engine.front.access.events.tell(copy));
@@ -231,6 +256,22 @@ pub struct Current {
     pub objects: Arc<Objects>,
 }
 
+/// A change of the document that is not stored yet.
+struct Plan {
+    before: Current,
+    /// See [`Document::reloads`].
+    reloads: u64,
+    objects: Objects,
+    /// The change, without its edits.
+    change: Change,
+    /// The change lists all objects.
+    replaces_all: bool,
+    steps: Vec<Step>,
+    config: Config,
+    /// The needs of targets that no portal meets.
+    unmet: BTreeSet<PortalRequirement>,
+}
+
 impl Desired {
     /// Opens the state in `folder`. Returns it with its configuration for a server with these settings of its own.
     pub fn open(folder: &Path, base: Config) -> Result<(Self, Config), OpenError> {
@@ -243,14 +284,19 @@ impl Desired {
         let current = Current { revision, objects: Arc::new(objects) };
         let desired = Self {
             folder: folder.to_owned(),
-            kept: store.reader(),
-            changing: AsyncMutex::new(Changing {
-                store,
+            kept: store.history(),
+            revisions: store.watch(),
+            document: Mutex::new(Document {
+                store: Box::new(store),
                 compiler,
+                reloads: 0,
                 engine: None,
                 length_before_growth,
             }),
             current: Mutex::new(current),
+            in_progress: RwLock::default(),
+            turns: Semaphore::new(PREPARED_AT_ONCE),
+            deriving: Mutex::default(),
             is_new,
             repairs,
         };
@@ -269,7 +315,7 @@ impl Desired {
     pub(crate) fn managed(&mut self) -> Managed {
         let objects = self.current().objects;
         let count = |kind| objects.keys().filter(|key| key.kind == kind).count();
-        let length_before_growth = self.changing.get_mut().length_before_growth.clone();
+        let length_before_growth = self.document.get_mut().length_before_growth.clone();
         Managed {
             portals: count(ObjectKind::Portal),
             accounts: count(ObjectKind::Account),
@@ -279,18 +325,15 @@ impl Desired {
 
     /// Applies future changes to this engine.
     pub(crate) fn attach_engine(&mut self, engine: Arc<Engine>) {
-        let changing = self.changing.get_mut();
-        changing.engine = Some(engine);
-        changing.settle();
-    }
-
-    fn current_mut(&self) -> MutexGuard<'_, Current> {
-        self.current.lock()
+        let current = self.current();
+        let document = self.document.get_mut();
+        document.engine = Some(engine);
+        document.store_lengths(&current);
     }
 
     /// Returns the current state.
     pub fn current(&self) -> Current {
-        self.current_mut().clone()
+        self.current.lock().clone()
     }
 
     /// Returns the folder of the state.
@@ -301,29 +344,55 @@ impl Desired {
     /// Returns the changes before this revision, the latest first. Blocks the thread for a moment, but does not wait
     /// for a change.
     pub fn history(&self, before: u64, limit: usize) -> Result<Vec<Revision>, StateError> {
-        self.kept.history(before, limit)
+        self.kept.before(before, limit)
     }
 
-    /// Waits until no change is in progress. Pending changes are made or refused first.
+    /// Waits until no change is in progress.
     pub(crate) async fn settle(&self) {
-        drop(self.changing.lock().await);
+        drop(self.in_progress.write().await);
     }
 
     /// Applies other settings of the server itself, and reads secrets again, as far as a running server can do that.
     /// Blocks the thread.
     pub(crate) async fn rebase(&self, base: Config) -> Result<ChangeOutcome, ChangeError> {
-        let mut changing = self.changing.lock().await;
-        let mut compiler = changing.compiler.with_base(base);
-        let config = compiler.compile(&self.current().objects).map_err(|invalid| {
-            ConfigError::new(invalid.place().unwrap_or_else(|| "the state".into()), invalid.message)
-        })?;
-        let engine = changing.engine.as_ref().expect("a server that answers has an engine");
-        let unmet = unmet(&config);
-        let made = engine.prepare(config, Cause::Reload)?.clear_by(Force::Revoked).await?.make();
-        compiler.adopt(unmet);
-        changing.compiler = compiler;
-        changing.settle();
+        let _in_progress = self.in_progress.read().await;
+        let mut attempts = Attempts::default();
+        let begun = loop {
+            match self.begin_rebase(base.clone()).await {
+                Err(error) if attempts.is_outdated(&error) => {}
+                begun => break begun?,
+            }
+        };
+        let made = begun.finish().await;
+        self.store_lengths();
         Ok(made)
+    }
+
+    async fn begin_rebase(&self, base: Config) -> Result<Begun, ChangeError> {
+        let (mut compiler, config, before, reloads, engine) = {
+            let document = self.document.lock();
+            let mut compiler = document.compiler.with_base(base);
+            let before = self.current();
+            let config = compiler.compile(&before.objects).map_err(|invalid| {
+                let place = invalid.place().unwrap_or_else(|| "the state".into());
+                ConfigError::new(place, invalid.message)
+            })?;
+            (compiler, config, before, document.reloads, document.engine())
+        };
+        let unmet = unmet(&config);
+        let mut prepared = engine.prepare(config, Cause::Reload)?;
+        prepared.flush_replaced().await?;
+        let mut document = self.document.lock();
+        if self.current().revision != before.revision || document.reloads != reloads {
+            return Err(ChangeError::UnderWay);
+        }
+        let begun: Result<_, ChangeError> =
+            prepared.commit(None, Force::Revoked, BTreeMap::new(), |_| Ok(()));
+        let begun = begun?;
+        compiler.adopt(unmet);
+        document.compiler = compiler;
+        document.reloads += 1;
+        Ok(begun)
     }
 
     /// Closes a volume and opens it again, without a change of the state. Its sessions have `grace` to log out;
@@ -333,12 +402,10 @@ impl Desired {
         volume: &str,
         grace: Option<Duration>,
     ) -> Result<ChangeOutcome, ChangeRefused> {
-        let mut changing = self.changing.lock().await;
-        let Changing { compiler, engine, .. } = &mut *changing;
-        let engine = engine.as_ref().expect("a server that answers has an engine");
-        let config = compiler.compile(&self.current().objects)?;
-        let made = engine.reattach(config, volume, grace).await?;
-        changing.settle();
+        let _in_progress = self.in_progress.read().await;
+        let engine = self.document.lock().engine();
+        let made = engine.reattach(volume, grace).await?;
+        self.store_lengths();
         Ok(made)
     }
 
@@ -349,140 +416,257 @@ impl Desired {
 
     /// Removes one orphan. Blocks the thread.
     pub(crate) async fn remove_orphan(&self, name: &str) -> Result<Orphan, OrphanError> {
-        // No change can use the file for a volume meanwhile.
-        let _changing = self.changing.lock().await;
-        let removed = orphans::remove(&self.folder.join(VOLUMES), &self.current().objects, name)?;
+        let folder = self.folder.join(VOLUMES);
+        let engine = self.document.lock().engine();
+        let removed = engine.with_file(&folder.join(name), || {
+            // A change that was stored before has put its objects here under the same lock.
+            let objects = {
+                let _document = self.document.lock();
+                self.current().objects
+            };
+            orphans::remove(&folder, &objects, name)
+        });
+        let removed = removed.unwrap_or_else(|| Err(OrphanError::InUse(name.to_owned())))?;
         info!(path = removed.path, "a file that no volume had is removed");
         Ok(removed)
     }
 
-    /// Tries missing objects again. Blocks the thread.
-    pub(crate) async fn retry(&self) {
-        let mut changing = self.changing.lock().await;
-        let Changing { compiler, engine, .. } = &mut *changing;
-        let Some(engine) = engine.as_ref().filter(|engine| engine.is_lacking()) else {
-            return;
-        };
-        let Ok(config) = compiler.compile(&self.current().objects) else { return };
-        let prepared = engine.prepare(config, Cause::Edit);
-        let Some(prepared) = prepared.ok().filter(|prepared| !prepared.is_idle()) else { return };
-        if let Ok(ready) = prepared.clear_by(Force::Nobody).await {
-            ready.make();
-            changing.settle();
-        }
+    /// Tries missing objects again.
+    pub(crate) fn retry(&self) {
+        let engine = self.document.lock().engine();
+        engine.retry();
+        self.store_lengths();
     }
 
-    /// Makes a change as a whole, or not at all. When this returns, the change is stored and in force. `make`
-    /// computes the change from the state at its turn.
+    fn store_lengths(&self) {
+        let mut document = self.document.lock();
+        let current = self.current();
+        document.store_lengths(&current);
+    }
+
+    /// Returns a receiver of the revision, which is notified of each new one.
+    pub(crate) fn watch(&self) -> watch::Receiver<u64> {
+        self.revisions.clone()
+    }
+
+    /// Makes a change as a whole, or not at all. When this returns, the change is stored, and it is in force except for
+    /// its `problems`. `make` computes the change from the current state, again if others have changed it meanwhile.
     pub async fn change<E: From<ChangeRefused>>(
         &self,
-        make: impl FnOnce(&Objects) -> Result<Change, E>,
+        make: impl Fn(&Objects) -> Result<Change, E>,
     ) -> Result<Changed, E> {
-        let mut changing = self.changing.lock().await;
-        let change = make(&self.current().objects)?;
-        let changed = self.carry_out(&mut changing, change).await;
-        if !changed.as_ref().is_ok_and(|changed| !changed.dry_run) {
-            // Memory of a failed change is released.
-            changing.compiler.forget_all_but(&self.current().objects);
+        let _in_progress = self.in_progress.read().await;
+        // This drops `make`, and what it holds, before clients leave.
+        let begun = self.begin(make).await;
+        // Memory of a failed change is released.
+        self.document.lock().compiler.forget_all_but(&self.current().objects);
+        let (begun, mut changed) = begun?;
+        if let Some(begun) = begun {
+            let made = begun.finish().await;
+            changed.needs_restart = made.needs_restart.into_iter().map(str::to_owned).collect();
+            changed.sessions_ended = made.sessions_ended;
+            changed.problems = made.problems;
+            self.store_lengths();
         }
-        Ok(changed?)
+        Ok(changed)
     }
 
-    async fn carry_out(
+    /// Plans, prepares and stores a change. A dry run begins nothing.
+    async fn begin<E: From<ChangeRefused>>(
         &self,
-        changing: &mut Changing,
-        change: Change,
-    ) -> Result<Changed, ChangeRefused> {
-        let before = self.current();
+        make: impl Fn(&Objects) -> Result<Change, E>,
+    ) -> Result<(Option<Begun>, Changed), E> {
+        // The semaphore is never closed.
+        let _turn = self.turns.acquire().await;
+        let mut attempts = Attempts::default();
+        let mut taken = BTreeSet::new();
+        loop {
+            let plan = {
+                // One change at a time takes the memory of its derivation.
+                let _deriving = self.deriving.lock();
+                let before = self.current();
+                let change = make(&before.objects)?;
+                self.plan(before, change, &taken)?
+            };
+            let folder = self.folder.join(VOLUMES);
+            let new = plan.new_files(&folder).filter(|path| !taken.contains(path));
+            let found: Vec<_> = new.filter(|path| edit::exists(path)).collect();
+            if !found.is_empty() {
+                taken.extend(found);
+                continue;
+            }
+            match self.begin_plan(plan).await {
+                Err(ChangeRefused::Change(error)) if attempts.is_outdated(&error) => {}
+                begun => return Ok(begun?),
+            }
+        }
+    }
+
+    /// Derives the new document and its configuration. New volumes do not get the files that are `taken`.
+    fn plan(
+        &self,
+        before: Current,
+        mut change: Change,
+        taken: &BTreeSet<PathBuf>,
+    ) -> Result<Plan, ChangeRefused> {
         if let Some(expected) = change.expected.filter(|expected| *expected != before.revision) {
             return Err(ChangeRefused::Conflict { expected, current: before.revision });
         }
         let mut objects = (*before.objects).clone();
-        let is_left_out = change.edits.iter().any(|edit| matches!(edit, Edit::Replace(_)));
-        for edit in change.edits {
-            edit.carry_out(&mut objects, &self.folder)?;
+        let replaces_all = change.edits.iter().any(|edit| matches!(edit, Edit::Replace(_)));
+        let folder = VolumeFolder { path: &self.folder.join(VOLUMES), taken };
+        for edit in std::mem::take(&mut change.edits) {
+            edit.carry_out(&mut objects, &folder)?;
         }
-        let mut steps = plan(&before.objects, &objects);
-        if changing.compiler.listens_by_default() {
-            steps.extend(default_portal(&before.objects, &objects));
-        }
-        let gone = steps.iter().filter(|step| step.action == Action::Remove);
-        let gone: BTreeSet<Key> = gone.map(|step| Key::new(step.kind, &step.name)).collect();
-        if let Some((key, by)) = referred(&objects, &gone) {
-            return Err(ChangeRefused::Referred { key, by, is_left_out });
-        }
-        let erased =
-            if change.erase { to_be_erased(&before.objects, &objects, &gone)? } else { Vec::new() };
+        self.document.lock().plan(before, objects, change, replaces_all)
+    }
+
+    async fn begin_plan(&self, plan: Plan) -> Result<(Option<Begun>, Changed), ChangeRefused> {
+        let Change { force, dry_run, erase, .. } = plan.change;
+        let erasures = if erase { plan.erasures()? } else { BTreeMap::new() };
         let mut changed = Changed {
-            revision: before.revision,
-            steps,
-            dry_run: change.dry_run,
+            revision: plan.before.revision,
+            steps: plan.steps.clone(),
+            dry_run,
             ..Changed::default()
         };
-        let config = changing.compiler.compile(&objects)?;
         if changed.steps.is_empty() {
-            return Ok(changed);
+            return Ok((None, changed));
         }
-        let unmet = unmet(&config);
-        let Changing { store, compiler, engine, length_before_growth } = &mut *changing;
-        let engine = engine.as_ref().expect("a server that answers has an engine");
-        let prepared = engine.prepare(config, Cause::Edit)?;
-        changed.interrupts = prepared.interrupts().iter().map(Interruption::of).collect();
-        changed.warnings = prepared.warnings();
+        let engine = self.document.lock().engine();
+        let mut prepared = engine.prepare(plan.config.clone(), Cause::Edit)?;
         let interrupts = prepared.interrupts();
+        changed.interrupts = interrupts.iter().map(Interruption::of).collect();
         let sessions = interrupts.iter().flat_map(|interruption| &interruption.sessions);
         changed.interrupted_sessions =
             sessions.map(|session| session.tsih).collect::<BTreeSet<_>>().len();
-        if change.dry_run {
-            return Ok(changed);
+        changed.warnings = prepared.warnings();
+        if dry_run {
+            return Ok((None, changed));
         }
-        if !changed.interrupts.is_empty() && !change.force {
+        if !changed.interrupts.is_empty() && !force {
             return Err(ChangeRefused::InUse(changed.interrupts));
         }
-        let ready = prepared.log_out_sessions(change.force.then_some(change.grace)).await?;
-        let revision = Revision {
-            revision: before.revision + 1,
-            at_unix_seconds: unix_seconds(),
-            author: change.author,
-            summary: summary(&changed.steps),
-        };
-        let different = differences(&*before.objects, &objects);
-        let writes: Vec<store::Write<'_>> =
-            different.map(|one| (one.key, one.after.map(|object| &**object))).collect();
-        let short: BTreeMap<String, u64> =
-            length_before_growth.clone().into_iter().chain(ready.lengths_before_growth()).collect();
-        let copy = store.commit(&revision, &writes, &objects, &short)?;
-        copy.iter().for_each(|copy| engine.front.access.events.tell(copy));
-        *length_before_growth = short;
-        let made = ready.make();
-        compiler.adopt(unmet);
-        changed.needs_restart = made.needs_restart.into_iter().map(str::to_owned).collect();
-        changed.sessions_ended = made.sessions_ended;
-        changed.problems = made.problems;
-        changed.revision = revision.revision;
+        prepared.flush_replaced().await?;
+        let (begun, revision) = self.commit(plan, &mut prepared, erasures)?;
         info!(
             revision = revision.revision,
             author = revision.author,
             steps = changed.steps.len(),
             "the state was changed"
         );
+        changed.revision = revision.revision;
         engine.front.access.events.tell(&Occurrence::ConfigurationChanged {
             revision: Some(revision.revision),
             author: revision.author,
             what: revision.summary.join("; "),
             names: names(&changed.steps),
         });
-        *self.current_mut() = Current { revision: revision.revision, objects: Arc::new(objects) };
-        changing.settle();
-        // If the server is killed before this, the remaining file is listed as an orphan.
-        for path in erased {
-            match orphans::erase(&path, CLOSING_LIMIT) {
-                Ok(()) => info!(path = %path.display(), "the file of a deleted volume is erased"),
-                Err(error) => changed.problems.push(format!("not erased: {error}")),
+        Ok((Some(begun), changed))
+    }
+
+    /// Stores a change and puts it into force. If others have changed the document meanwhile, the change is applied to
+    /// the document that they left.
+    fn commit(
+        &self,
+        mut plan: Plan,
+        prepared: &mut Prepared,
+        erasures: BTreeMap<String, Erasure>,
+    ) -> Result<(Begun, Revision), ChangeRefused> {
+        let mut document = self.document.lock();
+        let now = self.current();
+        if document.reloads != plan.reloads {
+            return Err(ChangeError::UnderWay.into());
+        }
+        let is_rebased = now.revision != plan.before.revision;
+        if is_rebased {
+            plan = document.rebase(plan, now)?;
+        }
+        let revision = Revision {
+            revision: plan.before.revision + 1,
+            at_unix_seconds: unix_seconds(),
+            author: plan.change.author.clone(),
+            summary: summary(&plan.steps),
+        };
+        let Document { store, compiler, engine, length_before_growth, .. } = &mut *document;
+        let different = differences(&*plan.before.objects, &plan.objects);
+        let written = different.map(|one| (one.key, one.after.map(|object| &**object)));
+        let written: Vec<store::Write<'_>> = written.collect();
+        let Change { force, grace, .. } = plan.change;
+        let force = if force { Force::Everybody(grace) } else { Force::Nobody };
+        let desired = is_rebased.then(|| plan.config.clone());
+        let begun = prepared.commit(desired, force, erasures, |lengths| {
+            let mut short = length_before_growth.clone();
+            short.extend(lengths.clone());
+            let writes = Writes {
+                revision: Some(&revision),
+                objects: written,
+                all: &plan.objects,
+                length_before_growth: &short,
+            };
+            let copy = store.commit(plan.before.revision, &writes)?;
+            let events = engine.as_ref().map(|engine| &engine.front.access.events);
+            copy.iter().zip(events).for_each(|(copy, events)| events.tell(copy));
+            *length_before_growth = short;
+            Ok::<_, ChangeRefused>(())
+        })?;
+        compiler.adopt(plan.unmet);
+        *self.current.lock() =
+            Current { revision: revision.revision, objects: Arc::new(plan.objects) };
+        Ok((begun, revision))
+    }
+}
+
+impl Document {
+    /// Checks a new document, and compiles its configuration.
+    fn plan(
+        &mut self,
+        before: Current,
+        objects: Objects,
+        change: Change,
+        replaces_all: bool,
+    ) -> Result<Plan, ChangeRefused> {
+        let mut steps = plan(&before.objects, &objects);
+        if self.compiler.listens_by_default() {
+            steps.extend(default_portal(&before.objects, &objects));
+        }
+        if let Some((key, by)) = referred(&objects, &deleted(&steps)) {
+            return Err(ChangeRefused::Referred { key, by, is_left_out: replaces_all });
+        }
+        let config = self.compiler.compile(&objects)?;
+        let unmet = unmet(&config);
+        let reloads = self.reloads;
+        Ok(Plan { before, reloads, objects, change, replaces_all, steps, config, unmet })
+    }
+
+    /// Applies a planned change to the document as it is now. If another change has touched the same objects, the plan
+    /// is outdated.
+    fn rebase(&mut self, plan: Plan, now: Current) -> Result<Plan, ChangeRefused> {
+        if let Some(expected) = plan.change.expected {
+            return Err(ChangeRefused::Conflict { expected, current: now.revision });
+        }
+        let mut objects = (*now.objects).clone();
+        let is_same = |key: &Key| match (now.objects.get(key), plan.before.objects.get(key)) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (one, other) => one.is_none() && other.is_none(),
+        };
+        for one in differences(&*plan.before.objects, &plan.objects) {
+            if plan.replaces_all || !is_same(one.key) {
+                return Err(ChangeError::UnderWay.into());
+            }
+            match one.after {
+                Some(object) => drop(objects.insert(one.key.clone(), object.clone())),
+                None => drop(objects.remove(one.key)),
             }
         }
-        Ok(changed)
+        self.plan(now, objects, plan.change, plan.replaces_all)
     }
+}
+
+/// Returns the objects that the steps delete.
+fn deleted(steps: &[Step]) -> BTreeSet<Key> {
+    let deleted = steps.iter().filter(|step| step.action == Action::Remove);
+    deleted.map(|step| Key::new(step.kind, &step.name)).collect()
 }
 
 /// The reason why a state could not be opened.
@@ -496,41 +680,57 @@ pub enum OpenError {
     Invalid(#[from] Invalid),
 }
 
-/// Returns the files of deleted volumes: regular files that no other volume uses.
-fn to_be_erased(
-    before: &Objects,
-    after: &Objects,
-    gone: &BTreeSet<Key>,
-) -> Result<Vec<PathBuf>, ChangeRefused> {
-    let mut paths = Vec::new();
-    for (key, object) in gone.iter().filter_map(|key| Some((key, before.get(key)?))) {
-        let Object::Volume(volume) = &**object else { continue };
-        let refuse = |why: &str| {
-            let (volume, why) = (key.name.clone(), why.to_owned());
-            Err(ChangeRefused::NotErasable { volume, why })
-        };
-        let Some((path, _)) = orphans::places(object).filter(|_| volume.store == "file") else {
-            return refuse("it has no file of its own to erase: delete it without --erase");
-        };
-        match std::fs::symlink_metadata(&path) {
-            Ok(found) if !found.is_file() => {
+impl Plan {
+    /// Returns the files in a folder that new volumes are to have.
+    fn new_files(&self, folder: &Path) -> impl Iterator<Item = PathBuf> {
+        let different = differences(&*self.before.objects, &self.objects);
+        let places = different.filter_map(|one| {
+            let [before, after] =
+                [one.before, one.after].map(|object| Some(orphans::places(object?)?.0));
+            after.filter(|after| before.as_ref() != Some(after))
+        });
+        places.filter(move |path| path.parent() == Some(folder))
+    }
+
+    /// Returns the erasures of the files of deleted volumes, by volume: regular files that no other volume uses. Blocks
+    /// the thread.
+    fn erasures(&self) -> Result<BTreeMap<String, Erasure>, ChangeRefused> {
+        let mut erasures = BTreeMap::new();
+        for key in deleted(&self.steps) {
+            let Some(object) = self.before.objects.get(&key) else { continue };
+            let Object::Volume(volume) = &**object else { continue };
+            let refuse = |why: &str| {
+                let (volume, why) = (key.name.clone(), why.to_owned());
+                Err(ChangeRefused::NotErasable { volume, why })
+            };
+            let Some((path, _)) = orphans::places(object).filter(|_| volume.store == "file") else {
+                return refuse("it has no file of its own to erase: delete it without --erase");
+            };
+            match std::fs::symlink_metadata(&path) {
+                Ok(found) if !found.is_file() => {
+                    return refuse(
+                        "its blocks are on a device, or behind a link: erase it with `sarsen disk erase`, and delete \
+                         it without --erase",
+                    );
+                }
+                _ => {}
+            }
+            let is_shared =
+                |other: &Arc<Object>| orphans::places(other).is_some_and(|(one, _)| one == path);
+            if volume.read_only || self.objects.values().any(is_shared) {
                 return refuse(
-                    "its blocks are on a device, or behind a link: erase it with `sarsen disk erase`, and delete it \
-                     without --erase",
+                    "its file is read-only or another volume's, too: delete it without --erase",
                 );
             }
-            _ => {}
+            let erased = path.clone();
+            // If the server is killed before this, the remaining file is listed as an orphan.
+            let erase = Box::new(move || {
+                orphans::erase(&erased, ERASING_LIMIT).map_err(|error| error.to_string())
+            });
+            erasures.insert(key.name.clone(), Erasure { path, erase });
         }
-        let is_shared =
-            |other: &Arc<Object>| orphans::places(other).is_some_and(|(one, _)| one == path);
-        if volume.read_only || after.values().any(is_shared) {
-            return refuse(
-                "its file is read-only or another volume's, too: delete it without --erase",
-            );
-        }
-        paths.push(path);
+        Ok(erasures)
     }
-    Ok(paths)
 }
 
 /// Returns the names of all changed objects, before and after the change.
@@ -553,10 +753,7 @@ pub(crate) async fn reattach(
     let reattaching = threads::aside(async move {
         match desired {
             Some(desired) => desired.reattach(&volume, grace).await,
-            None => {
-                let config = engine.config_with_absent();
-                Ok(engine.reattach(config, &volume, grace).await?)
-            }
+            None => Ok(engine.reattach(&volume, grace).await?),
         }
     });
     reattaching.await.unwrap_or_else(|_| Err(ChangeError::BrokeOff.into()))

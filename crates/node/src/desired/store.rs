@@ -16,6 +16,7 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use rusqlite::Connection;
 use sarsen_io::file::lock_within;
+use tokio::sync::watch;
 use tracing::{error, warn};
 
 use self::records::{Base, Head, RecordKind, Row};
@@ -61,6 +62,16 @@ pub enum StateError {
         /// The remedy.
         remedy: String,
     },
+    /// The state has another revision than expected.
+    #[error(
+        "the state is at revision {current}, not {expected}; look again, and repeat the change"
+    )]
+    Conflict {
+        /// The expected revision.
+        expected: u64,
+        /// The current revision.
+        current: u64,
+    },
     /// The change could not be written. The state is unchanged.
     #[error(
         "the change is not kept, and nothing was changed: {}: {what} (see whether its disk is full, \
@@ -77,13 +88,49 @@ pub enum StateError {
 /// An object to write, or to delete.
 pub(super) type Write<'a> = (&'a Key, Option<&'a Object>);
 
+/// A change of the stored state.
+pub(super) struct Writes<'a> {
+    /// The new revision, or `None` if only lengths of files change.
+    pub(super) revision: Option<&'a Revision>,
+    /// The objects that differ from the previous revision.
+    pub(super) objects: Vec<Write<'a>>,
+    /// All objects of the new revision.
+    pub(super) all: &'a Objects,
+    /// Current lengths of files that are to grow and may not have grown yet, by the serial numbers of their volumes.
+    pub(super) length_before_growth: &'a BTreeMap<String, u64>,
+}
+
+/// The storage of the state.
+pub(super) trait StateStore: Send {
+    /// Stores a change as a whole, if the state is at the expected revision. The change is on disk when this returns.
+    /// Returns an event if the copy of the state was lost or written again.
+    fn commit(
+        &self,
+        expected_revision: u64,
+        writes: &Writes<'_>,
+    ) -> Result<Option<Occurrence>, StateError>;
+
+    /// Returns a receiver of the revision, which is notified of each new one.
+    fn watch(&self) -> watch::Receiver<u64>;
+
+    /// Returns the changes before this revision, the latest first. Does not wait for a change.
+    fn history(&self) -> Box<dyn History>;
+}
+
+/// A reader of the history of changes.
+pub(super) trait History: Send + Sync {
+    /// Returns the changes before this revision, the latest first.
+    fn before(&self, revision: u64, limit: usize) -> Result<Vec<Revision>, StateError>;
+}
+
 /// The two files.
 pub(super) struct Store {
     files: Arc<Mutex<Files>>,
+    revision: watch::Sender<u64>,
 }
 
 /// The history of changes in the files.
-pub(super) struct History {
+struct FileHistory {
     files: Arc<Mutex<Files>>,
 }
 
@@ -121,9 +168,8 @@ enum Found {
     Damaged(String),
 }
 
-impl History {
-    /// Returns the changes before this revision, the latest first.
-    pub(super) fn history(&self, before: u64, limit: usize) -> Result<Vec<Revision>, StateError> {
+impl History for FileHistory {
+    fn before(&self, before: u64, limit: usize) -> Result<Vec<Revision>, StateError> {
         let mut files = locked(&self.files);
         let path = files.path.clone();
         let bodies = files.main().and_then(|main| records::revisions(main, before, limit));
@@ -165,33 +211,35 @@ impl Store {
             length_before_growth,
             _lock: lock,
         };
-        Ok((Self { files: Arc::new(Mutex::new(files)) }, contents))
+        let revision = watch::Sender::new(head.revision);
+        Ok((Self { files: Arc::new(Mutex::new(files)), revision }, contents))
     }
+}
 
-    /// Returns a reader of the history.
-    pub(super) fn reader(&self) -> History {
-        History { files: self.files.clone() }
-    }
-
-    /// Stores the pending lengths of files. Returns an event if the copy was lost or written again.
-    pub(super) fn store_pending_lengths(
+impl StateStore for Store {
+    fn commit(
         &self,
-        length_before_growth: &BTreeMap<String, u64>,
+        expected_revision: u64,
+        writes: &Writes<'_>,
     ) -> Result<Option<Occurrence>, StateError> {
-        locked(&self.files).keep(None, &[], None, length_before_growth)
+        let mut files = locked(&self.files);
+        let current = files.head.revision;
+        if current != expected_revision {
+            return Err(StateError::Conflict { expected: expected_revision, current });
+        }
+        let event = files.keep(writes)?;
+        let revision = files.head.revision;
+        drop(files);
+        self.revision.send_if_modified(|known| std::mem::replace(known, revision) != revision);
+        Ok(event)
     }
 
-    /// Stores a change as a whole; it is on disk when this returns. `writes` turns the previous revision into `all`,
-    /// and `length_before_growth` has the lengths of files that are still to grow. Returns an event if the copy was lost or
-    /// written again.
-    pub(super) fn commit(
-        &self,
-        revision: &Revision,
-        writes: &[Write<'_>],
-        all: &Objects,
-        length_before_growth: &BTreeMap<String, u64>,
-    ) -> Result<Option<Occurrence>, StateError> {
-        locked(&self.files).keep(Some(revision), writes, Some(all), length_before_growth)
+    fn watch(&self) -> watch::Receiver<u64> {
+        self.revision.subscribe()
+    }
+
+    fn history(&self) -> Box<dyn History> {
+        Box::new(FileHistory { files: self.files.clone() })
     }
 }
 
@@ -208,15 +256,10 @@ impl Files {
         }
     }
 
-    fn keep(
-        &mut self,
-        revision: Option<&Revision>,
-        writes: &[Write<'_>],
-        all: Option<&Objects>,
-        length_before_growth: &BTreeMap<String, u64>,
-    ) -> Result<Option<Occurrence>, StateError> {
+    fn keep(&mut self, writes: &Writes<'_>) -> Result<Option<Occurrence>, StateError> {
+        let &Writes { revision, ref objects, all, length_before_growth } = writes;
         let mut rows: Vec<Row> =
-            writes.iter().map(|(key, object)| object_row(key, *object)).collect();
+            objects.iter().map(|(key, object)| object_row(key, *object)).collect();
         let settled = self
             .length_before_growth
             .keys()
@@ -232,9 +275,12 @@ impl Files {
         // A change that was answered with an error may be on disk nevertheless. Then the rows do not fit the file, and
         // all records are written.
         let written = self.main().and_then(|main| {
-            match (records::write(main, Base::Head(&before), number, &rows)?, all) {
-                (Some(head), _) => Ok(head),
-                (None, Some(all)) => {
+            match records::write(main, Base::Head(&before), number, &rows)? {
+                Some(head) => Ok(head),
+                None if revision.is_none() => {
+                    Err(DatabaseError::damaged("the last change is not known"))
+                }
+                None => {
                     let objects = all.iter().map(|(key, object)| object_row(key, Some(object)));
                     let length_before_growth = length_before_growth
                         .iter()
@@ -245,7 +291,6 @@ impl Files {
                     let written = records::write(main, Base::Any, number, &whole)?;
                     written.ok_or_else(|| DatabaseError::damaged("it was not written"))
                 }
-                (None, None) => Err(DatabaseError::damaged("the last change is not known")),
             }
         });
         match written {

@@ -1,42 +1,62 @@
-//! A change of the running objects, from its preparation to its end. [`make`] puts it into force.
+//! A change of what is in force. It is prepared without a lock: volumes are opened and portals are bound. Then it is
+//! checked, stored and put into force ([`make`]) at once. [`super::tasks`] do what is left.
 
 mod make;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::{Arc, Weak};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use sarsen_io::time;
-use sarsen_scsi::LogicalUnit;
-use tracing::{info, warn};
+use sarsen_scsi::Lun;
 
-use super::ResourceError;
 use super::backings::{SpaceReservation, overcommitments};
-use super::closings::{Stores, flush};
-use super::diff::{Differences, Known, RetainedVolume, TargetSteps, VolumeSteps};
-use super::missing::MissingObjects;
-use super::portals::{NextPortal, PortalSteps, Served, bind};
-use super::volumes::{NewFiles, Volume, check_not_just_written};
-use super::{AffectedSession, ChangeError, ChangeTurn, Engine, Interruption, not_opened};
-use crate::access::{Losses, Object, Policy, Previous, TargetLoss};
-use crate::config::{Config, Portal, VolumeConfig, target_port_groups};
-use crate::drain::send_away;
+use super::claims::{Stage, flush, holdings};
+use super::diff::{Differences, Known, TargetSteps, VolumeSteps, data_place};
+use super::disk_threads::{Disk, DiskThread};
+use super::missing::{MissingObjects, MissingVolume};
+use super::portals::PortalSteps;
+use super::tasks::{Begun, Erasure};
+use super::volumes::{Growth, NewFiles, OpenPlan, Opening, Volume};
+use super::{AffectedSession, ChangeError, Engine, Interruption, Running, not_opened};
+use crate::access::{Losses, Object, Policy, Previous, SecretSource, TargetLoss, Units};
+use crate::config::{
+    Config, Portal as PortalConfig, StoreConfig, VolumeConfig, target_port_groups,
+};
 use crate::mailbox::Mailbox;
+use crate::portal::Portal;
 use crate::sessions::SessionInfo;
-use crate::stores::OpenMode;
+use crate::stores::{self, StoreError};
 
-/// Maximum time for the commands of a volume to end after its sessions have logged out.
-const ENDING_LIMIT: Duration = Duration::from_secs(30);
+/// Maximum time to open a volume, and to check or flush one, before a change is stored.
+pub(super) const OPEN_LIMIT: Duration = Duration::from_secs(30);
 
-/// A prepared change. A dropped one is undone.
+/// A prepared change. If it is dropped, what was created for it is removed.
 pub struct Prepared {
-    change: Change,
+    engine: Arc<Engine>,
+    desired: Config,
+    /// What was desired before, if the change leaves it as it is.
+    unchanged: Option<Arc<Config>>,
+    /// All secrets were read again.
+    reads_all: bool,
+    reattached: Option<String>,
+    /// The server starts with a state, so that all volumes are known and may be missing.
+    is_managed_start: bool,
+    portals: PortalSteps,
+    /// The portals to which `portals` fits.
+    served: Vec<(PortalConfig, Arc<Portal>)>,
+    policy: Arc<Policy>,
+    /// The policy to which `policy` fits.
+    policy_before: Arc<Policy>,
+    opened: BTreeMap<String, Opening>,
+    /// The files that were created for volumes that are opened later.
+    new_files: Vec<NewFiles>,
+    /// The volumes that could not be opened, and may be missing.
+    failed: BTreeMap<String, String>,
+    /// The flush of the re-attached volume failed.
+    is_unflushed: bool,
     interrupts: Vec<Interruption>,
-}
-
-/// A change whose affected sessions have ended. A dropped one is undone.
-pub struct Ready {
-    change: Change,
+    warnings: Vec<String>,
 }
 
 /// The result of a change.
@@ -46,7 +66,7 @@ pub struct ChangeOutcome {
     pub needs_restart: Vec<&'static str>,
     /// Number of sessions that were terminated because they are not permitted any more.
     pub sessions_ended: usize,
-    /// Parts of the change that failed although they are stored. The next change tries them again.
+    /// Parts of the change that are stored and not in force, with the reasons. The server tries them again.
     pub problems: Vec<String>,
     /// A volume was re-attached that could not be flushed before: acknowledged writes may be lost.
     pub is_unflushed: bool,
@@ -63,6 +83,10 @@ pub(crate) enum Cause {
     Reload,
     /// The server closes this volume and opens it again.
     Reattach(String),
+    /// Objects that were pending or missing may be ready now. Nothing is opened or read for it.
+    Converge,
+    /// The same, for the regular attempts. Missing secrets are read.
+    Retry,
 }
 
 /// The parts of a configuration that come from the server's state. If an object outside of it cannot be opened, the
@@ -86,188 +110,119 @@ pub(crate) enum Force {
     Everybody(Duration),
 }
 
-struct Change {
-    desired: Config,
+/// The steps of a change, which depend on what is in force.
+struct Steps {
     policy: Arc<Policy>,
-    portals: PortalSteps,
+    /// The configuration that can be in force now: without missing and pending objects.
+    ready: Config,
+    absent: MissingObjects,
     volumes: VolumeSteps,
-    /// The targets and open modes of the late volumes.
-    late: Vec<(Option<String>, OpenMode)>,
+    /// The opened volumes that the change uses.
+    taken: HashSet<String>,
+    /// The volumes that are opened when claims have ended.
+    late: Vec<OpenPlan>,
     targets: TargetSteps,
     losses: Losses,
-    /// The opened volumes, by their desired names.
-    opened: BTreeMap<String, Volume>,
-    /// The objects that could not be opened. The change is made without them.
-    absent: MissingObjects,
-    new_files: Vec<NewFiles>,
-    /// Access to the objects to be closed is withheld.
-    is_held: bool,
-    /// The volumes that were closed to free resources for others.
-    closed: Vec<Closed>,
-    is_made: bool,
-    /// The volume to re-attach: it is closed even if it cannot be flushed.
-    reattached: Option<String>,
-    /// The flush failed.
-    is_unflushed: bool,
-    /// The last field: no other change begins until this one is undone.
-    turn: ChangeTurn,
+    /// Sentences for what is not in force before leaving sessions have ended.
+    withheld: BTreeSet<String>,
 }
 
-/// A volume that was closed or is being closed, and the values that open it again.
-struct Closed {
-    config: VolumeConfig,
-    scope: Option<String>,
-    /// The previous length of its file.
-    had: Option<u64>,
+/// What must be done before a change can be stored, and may block for a long time.
+#[derive(Default)]
+struct Demands {
+    opens: Vec<OpenPlan>,
+    /// Checks, each with its volume.
+    checks: Vec<(VolumeConfig, Check)>,
+}
+
+/// Returns the files that it has created.
+type Check = Box<dyn FnOnce() -> Result<NewFiles, ChangeError> + Send>;
+
+/// The sessions that lose something.
+#[derive(Default)]
+pub(super) struct Affected {
+    pub(super) interrupts: Vec<Interruption>,
+    /// The sessions, with the units that they have.
+    pub(super) sessions: HashMap<u16, Units>,
+    pub(super) mailboxes: Vec<Vec<Mailbox>>,
 }
 
 impl Engine {
-    /// Opens the objects that are in `desired`, a finished configuration, and not running, and finds the sessions that
+    /// Opens the objects that are in `desired`, a finished configuration, and not in force, and finds the sessions that
     /// would lose something. Clients do not see any of it. Blocks the thread, which must not be a core.
     pub(crate) fn prepare(
         self: &Arc<Self>,
-        mut desired: Config,
+        desired: Config,
         cause: Cause,
     ) -> Result<Prepared, ChangeError> {
-        let turn = ChangeTurn::take(self)?;
-        let mut running = self.running();
+        if self.is_ending() {
+            return Err(ChangeError::ServerEnds);
+        }
         let reads_all = matches!(cause, Cause::Start(_) | Cause::Reload);
+        let opens = !matches!(cause, Cause::Converge | Cause::Retry);
+        let reads_none = cause == Cause::Converge;
         let (managed, reattached) = match cause {
             Cause::Start(managed) => (managed, None),
             Cause::Reattach(volume) => (None, Some(volume)),
-            Cause::Edit | Cause::Reload => (None, None),
+            Cause::Edit | Cause::Reload | Cause::Converge | Cause::Retry => (None, None),
         };
-        if let Some(managed) = &managed {
-            running.length_before_growth.clone_from(&managed.length_before_growth);
-        }
         let first_managed =
             |all: usize, managed: Option<usize>| managed.map_or(usize::MAX, |one| all - one);
-        // Ports are opened before files: if a port is in use, no new file is created, not even for a moment.
         let first =
             first_managed(desired.listen.len(), managed.as_ref().map(|managed| managed.portals));
+        let (served, absent, unchanged) = {
+            let mut running = self.running();
+            if let Some(managed) = &managed {
+                running.length_before_growth.clone_from(&managed.length_before_growth);
+            }
+            let unchanged = (!opens || reattached.is_some()).then(|| running.desired.clone());
+            (running.served(), running.absent.clone(), unchanged)
+        };
+        // Ports are opened before files: if a port is in use, no new file is created, not even for a moment.
         let may_lack =
-            |place: usize, portal: &Portal| place >= first || running.absent.has_portal(portal);
-        let (listen, limits) = (&desired.listen, &desired.limits);
-        let mut portals = PortalSteps::prepare(&running.portals, listen, limits, may_lack)?;
-        let mut absent = MissingObjects::of_unmet_needs(&desired);
-        // The groups include those of missing portals: a target has its ports as configured, whether its portals exist
-        // or not.
-        let mut groups = target_port_groups(listen);
-        groups.extend(absent.groups.iter().copied());
-        desired.listen = std::mem::take(&mut portals.listen);
-        absent.portals = std::mem::take(&mut portals.absent);
-        let different = Differences::between(&running.config, &desired);
+            |place: usize, portal: &PortalConfig| place >= first || absent.has_portal(portal);
+        let portals = PortalSteps::prepare(&served, &desired.listen, &desired.limits, may_lack)?;
+        let policy_before = self.front.access.policy();
         let previous = Previous {
-            policy: &self.front.access.policy(),
-            reads_all,
+            policy: &policy_before,
+            secrets: match (reads_all, reads_none) {
+                (true, _) => SecretSource::All,
+                (false, true) => SecretSource::Known(&policy_before),
+                (false, false) => SecretSource::Missing,
+            },
             may_lack_from: first_managed(
                 desired.accounts.len(),
                 managed.as_ref().map(|managed| managed.accounts),
             ),
         };
         let policy = Arc::new(Policy::compile(&desired, Some(&previous))?);
-        let known = Known::new(&running, &different);
-        let again = reattached.as_deref();
-        let again = desired.volumes.iter().find(|volume| Some(volume.name.as_str()) == again);
-        let volumes = VolumeSteps::between(&running, &different, &known, again, &self.machine)?;
-        let mut targets = TargetSteps::between(&running, &desired, groups, &different, &volumes);
-        let losses = Losses {
-            portals: portals.lost.clone(),
-            targets: std::mem::take(&mut targets.losses),
-            deferred_at: None,
-        };
-        for RetainedVolume { running: name, desired, grows_to } in &volumes.stays {
-            if let (Some(bytes), Some(volume)) = (grows_to, running.volumes.get(name)) {
-                let checked = volume.check_growth(*bytes);
-                // A growth that is pending already does not prevent other changes.
-                if !running
-                    .absent
-                    .growths
-                    .iter()
-                    .any(|(length_before_growth, _)| length_before_growth == name)
-                {
-                    checked.map_err(not_opened(&desired.name))?;
-                }
-            }
-        }
-        let scope = |volume: &VolumeConfig| different.scope(&running, volume).map(str::to_owned);
-        let how = |config: &VolumeConfig| {
-            let open_mode = if Some(config) == again {
-                known.reattachment(config)
-            } else {
-                known.open_mode(config, managed.is_some())
-            };
-            (scope(config), open_mode)
-        };
-        let opens: Vec<_> = volumes.opens.iter().map(how).collect();
-        let late = volumes.late.iter().map(how).collect();
-        let was_absent: HashMap<String, VolumeConfig> = running
-            .absent
-            .volumes
-            .iter()
-            .map(|(absent, _)| (absent.name.clone(), absent.clone()))
-            .collect();
-        drop(running);
-        let mut new_files = Vec::new();
-        let mut opened = BTreeMap::new();
-        for (config, (scope, open_mode)) in volumes.opens.iter().zip(opens) {
-            let is_reattached = reattached.as_ref() == Some(&config.name);
-            let was_missing = was_absent.get(&config.name) == Some(config);
-            let is_settled = if was_missing && !is_reattached {
-                check_not_just_written(config).map_err(not_opened(&config.name))
-            } else {
-                Ok(())
-            };
-            let mut open = || self.open_volume(config, scope.as_deref(), open_mode, &mut new_files);
-            match is_settled.and_then(|()| open()) {
-                Ok(volume) => drop(opened.insert(config.name.clone(), volume)),
-                // One unavailable disk does not prevent the service or the change of other volumes.
-                Err(error) if is_reattached => return Err(error.into()),
-                Err(error) if managed.is_some() || was_missing => {
-                    absent.volumes.push((config.clone(), error.to_string()));
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-        if !absent.volumes.is_empty() {
-            let names: HashSet<&str> =
-                absent.volumes.iter().map(|(volume, _)| volume.name.as_str()).collect();
-            desired.volumes.retain(|volume| !names.contains(volume.name.as_str()));
-        }
-        let change = Change {
-            turn,
+        let mut prepared = Prepared {
+            engine: self.clone(),
             desired,
-            policy,
-            portals,
-            volumes,
-            late,
-            targets,
-            losses,
-            opened,
-            absent,
-            new_files,
-            is_held: false,
-            closed: Vec::new(),
-            is_made: false,
+            unchanged,
+            reads_all,
             reattached,
+            is_managed_start: managed.is_some(),
+            portals,
+            served,
+            policy,
+            policy_before,
+            opened: BTreeMap::new(),
+            new_files: Vec::new(),
+            failed: BTreeMap::new(),
             is_unflushed: false,
+            interrupts: Vec::new(),
+            warnings: Vec::new(),
         };
-        let (interrupts, _) = change.interruptions();
-        Ok(Prepared { change, interrupts })
-    }
-
-    fn open_volume(
-        &self,
-        config: &VolumeConfig,
-        scope: Option<&str>,
-        open_mode: OpenMode,
-        new_files: &mut Vec<NewFiles>,
-    ) -> Result<Volume, ResourceError> {
-        let mut files = NewFiles::missing_of(config, open_mode);
-        let opened = Volume::open(config, scope, &self.machine, &*self.layer, open_mode);
-        files.note();
-        new_files.push(files);
-        opened.map_err(not_opened(&config.name))
+        if opens {
+            let demands = prepared.demands(&self.running())?;
+            prepared.meet(demands)?;
+            let running = self.running();
+            let steps = prepared.steps(&running, &self.front.sessions.leaving_units())?;
+            prepared.warnings = prepared.overcommitments(&running, &steps);
+            prepared.interrupts = steps.affected(self, &running, Force::Nobody).interrupts;
+        }
+        Ok(prepared)
     }
 }
 
@@ -279,127 +234,456 @@ impl Prepared {
 
     /// Returns warnings for the author of the change, for example that volumes may need more space than there is.
     pub(crate) fn warnings(&self) -> Vec<String> {
-        let Change { volumes, opened, .. } = &self.change;
-        let running = self.change.engine().running();
-        let goes = |name: &String| volumes.closes.contains(name);
+        self.warnings.clone()
+    }
+
+    /// Puts the change into force. The sessions that lose something are asked to log out within `grace`, and are
+    /// terminated then. Without `grace`, the change is refused if there are any. Returns when the change is in force, or
+    /// with what is pending.
+    pub async fn make(mut self, grace: Option<Duration>) -> Result<ChangeOutcome, ChangeError> {
+        let force = grace.map_or(Force::Nobody, Force::Everybody);
+        self.flush_replaced().await?;
+        let begun = self.commit(None, force, BTreeMap::new(), |_| Ok::<_, ChangeError>(()))?;
+        Ok(begun.finish().await)
+    }
+
+    /// Puts the configuration of a starting server into force, which has no sessions. Blocks the thread.
+    pub(crate) fn start(mut self) -> Result<(), ChangeError> {
+        let mut thread = DiskThread::new(&self.engine.disk_permits);
+        for (name, mut opening) in std::mem::take(&mut self.opened) {
+            if opening.is_complete() {
+                self.opened.insert(name, opening);
+                continue;
+            }
+            let config = opening.volume.config.clone();
+            let completed = thread.run(&config, OPEN_LIMIT, move || {
+                opening.complete()?;
+                Ok(opening)
+            });
+            match completed {
+                Ok(opening) => drop(self.opened.insert(name, opening)),
+                Err(error) => drop(self.failed.insert(name, error.to_string())),
+            }
+        }
+        self.commit(None, Force::Nobody, BTreeMap::new(), |_| Ok::<_, ChangeError>(()))?;
+        Ok(())
+    }
+
+    /// Returns the known volume that is re-attached.
+    fn again(&self) -> Option<&VolumeConfig> {
+        let again = self.reattached.as_deref()?;
+        self.desired.volumes.iter().find(|volume| volume.name == again)
+    }
+
+    fn volume_steps<'a>(
+        &'a self,
+        running: &'a Running,
+        desired: &'a Config,
+    ) -> Result<(Differences<'a>, VolumeSteps, Vec<OpenPlan>, Vec<OpenPlan>), ChangeError> {
+        let own: Vec<u64> = self.opened.values().map(|one| one.claim.number()).collect();
+        let different = Differences::between(&running.config, desired);
+        let known = Known::new(running, &different);
+        let volumes = VolumeSteps::between(
+            running,
+            &different,
+            &known,
+            self.again(),
+            &self.engine.machine,
+            |needed| self.engine.claims.stage_of(needed, &own).is_some(),
+        )?;
+        let plan = |config: &VolumeConfig| OpenPlan {
+            config: config.clone(),
+            scope: different.scope(running, config).map(str::to_owned),
+            open_mode: if Some(config) == self.again() {
+                known.reattachment(config)
+            } else {
+                known.open_mode(config, self.is_managed_start)
+            },
+        };
+        let opens = volumes.opens.iter().map(plan).collect();
+        let late = volumes.late.iter().map(plan).collect();
+        Ok((different, volumes, opens, late))
+    }
+
+    /// Returns what must be done before the change can be stored.
+    fn demands(&self, running: &Running) -> Result<Demands, ChangeError> {
+        let (_, volumes, opens, late) = self.volume_steps(running, &self.desired)?;
+        let mut demands = Demands::default();
+        for stay in &volumes.stays {
+            if let (Some(bytes), Some(volume)) = (stay.grows_to, running.volumes.get(&stay.running))
+                && volume.growth == Growth::None
+            {
+                let (check, name) = (volume.growth_check(bytes), stay.desired.name.clone());
+                let check = move || {
+                    check().map_err(not_opened(&name))?;
+                    Ok(NewFiles::default())
+                };
+                let check = Box::new(check);
+                demands.checks.push((stay.desired.clone(), check));
+            }
+        }
+        for OpenPlan { config, open_mode, .. } in late {
+            let undecided = self.engine.claims.stage_of(&holdings(&config), &[]);
+            if undecided == Some(Stage::Undecided) {
+                return Err(ChangeError::UnderWay);
+            }
+            let volume = config.clone();
+            if self.reattached.as_ref() == Some(&config.name) {
+                let check = running.volumes.get(&config.name).map(Volume::reattachment_check);
+                let check = check.map(|check| move || check().map(|()| NewFiles::default()));
+                demands.checks.extend(check.map(|check| (volume, Box::new(check) as Check)));
+            } else if !running.absent.knows(&config) {
+                let replaces = !volumes.closes_first.is_empty();
+                let check = move || {
+                    let error = not_opened(&config.name);
+                    let files = NewFiles::create(&config, open_mode).map_err(&error)?;
+                    if replaces {
+                        stores::trial(&config, open_mode).map_err(&error)?;
+                    }
+                    Ok(files)
+                };
+                demands.checks.push((volume, Box::new(check)));
+            }
+        }
+        // The server tries missing volumes by itself.
+        let is_tried = |plan: &OpenPlan| {
+            !running.absent.knows(&plan.config) || Some(&plan.config) == self.again()
+        };
+        demands.opens = opens.into_iter().filter(is_tried).collect();
+        Ok(demands)
+    }
+
+    /// Opens volumes and checks others. A disk that hangs takes its thread, and no lock.
+    fn meet(&mut self, demands: Demands) -> Result<(), ChangeError> {
+        let engine = self.engine.clone();
+        let mut thread = DiskThread::new(&engine.disk_permits);
+        for (volume, check) in demands.checks {
+            self.new_files.push(thread.run(&volume, OPEN_LIMIT, check)?);
+        }
+        // A start does not wait for each volume of a disk that does not respond.
+        let mut hung: HashSet<Disk> = HashSet::new();
+        for plan in demands.opens {
+            let config = plan.config.clone();
+            let name = config.name.clone();
+            let claim = engine.claims.try_claim(&name, holdings(&config));
+            let claim = claim.ok_or_else(|| self.obstacle(&config))?;
+            let disk = Disk::of(&config);
+            let opening = if hung.contains(&disk) {
+                Err(ChangeError::Hangs(name.clone()))
+            } else if data_place(&config).is_none() {
+                Opening::open(&engine, &plan, claim).map_err(ChangeError::from)
+            } else {
+                let engine = engine.clone();
+                thread.run(&config, OPEN_LIMIT, move || Ok(Opening::open(&engine, &plan, claim)?))
+            };
+            match opening {
+                Ok(opening) => drop(self.opened.insert(name, opening)),
+                // One unavailable disk does not prevent the service of other volumes.
+                Err(error) if self.is_managed_start => {
+                    hung.extend(matches!(error, ChangeError::Hangs(_)).then_some(disk));
+                    self.failed.insert(name, error.to_string());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the error for a volume whose marks another volume has that is being opened or closed.
+    fn obstacle(&self, config: &VolumeConfig) -> ChangeError {
+        let held = holdings(config);
+        let excludes = |other: &Opening| {
+            let others = holdings(&other.volume.config);
+            others.iter().any(|other| held.iter().any(|held| held.excludes(other)))
+        };
+        match data_place(config).filter(|_| self.opened.values().any(excludes)) {
+            // A volume of the same change has the file.
+            Some(path) => {
+                not_opened(&config.name)(StoreError::InUse { path: path.to_owned() }).into()
+            }
+            None => ChangeError::UnderWay,
+        }
+    }
+
+    /// Flushes the volumes that the change closes and opens again: a store that is opened again knows nothing of failed
+    /// writes.
+    pub(crate) async fn flush_replaced(&mut self) -> Result<(), ChangeError> {
+        let engine = self.engine.clone();
+        let replaced: Vec<_> = {
+            let running = engine.running();
+            let (_, volumes, ..) = self.volume_steps(&running, &self.desired)?;
+            let store =
+                |name: &String| Some((name.clone(), running.volumes.get(name)?.store.clone()));
+            volumes.closes_first.iter().filter_map(store).collect()
+        };
+        for (name, store) in replaced {
+            let deadline = Some(time::now() + OPEN_LIMIT);
+            if flush(&engine.cores, vec![(name.clone(), store)], deadline).await {
+                continue;
+            }
+            if self.reattached.as_ref() != Some(&name) {
+                return Err(ChangeError::Unflushed(name));
+            }
+            self.is_unflushed = true;
+        }
+        Ok(())
+    }
+
+    /// Returns the steps to what is desired, as far as it can be in force now. Leaving sessions still write the units
+    /// `held`: nobody gains access to these.
+    fn steps(&self, running: &Running, held: &Units) -> Result<Steps, ChangeError> {
+        let mut absent = MissingObjects::of_unmet_needs(&self.desired);
+        // The groups include those of missing portals: a target has its ports as configured, whether its portals exist
+        // or not.
+        let mut groups = target_port_groups(&self.desired.listen);
+        groups.extend(absent.groups.iter().copied());
+        let mut ready = self.desired.clone();
+        ready.listen.clone_from(&self.portals.listen);
+        let late = self.portals.late.iter().map(|portal| (portal.clone(), None));
+        let lacking = self.portals.absent.iter();
+        let lacking = lacking.map(|(portal, why)| (portal.clone(), Some(why.clone())));
+        absent.portals = lacking.chain(late).collect();
+        let (_, volumes, opens, late) = self.volume_steps(running, &ready)?;
+        let (restricted, mut withheld) = withhold_gains(&mut ready, running, &volumes, held);
+        let different = Differences::between(&running.config, &ready);
+        let mut targets = TargetSteps::between(running, &ready, groups, &different, &volumes);
+        let losses = Losses {
+            portals: self.portals.lost.clone(),
+            targets: std::mem::take(&mut targets.losses),
+            deferred_at: None,
+        };
+        let (mut taken, mut tasks) = (HashSet::new(), Vec::new());
+        let opens = opens.into_iter().map(|plan| (plan, false));
+        for (plan, is_late) in opens.chain(late.into_iter().map(|plan| (plan, true))) {
+            let config = &plan.config;
+            let opening = self.opened.get(&config.name);
+            let opening = opening.filter(|one| {
+                !is_late && one.volume.config == *config && one.volume.scope == plan.scope
+            });
+            let pending = |has_task| MissingVolume { config: config.clone(), why: None, has_task };
+            if let Some(opening) = opening {
+                taken.insert(config.name.clone());
+                if !opening.is_complete() {
+                    absent.volumes.push(pending(true));
+                }
+            } else if let Some(why) = self.failed.get(&config.name) {
+                let why = Some(why.clone());
+                absent.volumes.push(MissingVolume { why, ..pending(false) });
+            } else if let Some(known) = running.absent.volume(config) {
+                absent.volumes.push(known.clone());
+            } else if is_late {
+                absent.volumes.push(pending(true));
+                tasks.push(plan);
+            } else {
+                // What is in force has changed since the change was prepared.
+                return Err(ChangeError::UnderWay);
+            }
+        }
+        if !absent.volumes.is_empty() {
+            let missing: HashSet<&str> =
+                absent.volumes.iter().map(|missing| missing.config.name.as_str()).collect();
+            ready.volumes.retain(|volume| !missing.contains(volume.name.as_str()));
+        }
+        let policy = if restricted.is_empty() {
+            self.policy.clone()
+        } else {
+            Arc::new(self.policy.without_gains(&self.policy_before, &restricted))
+        };
+        withheld.extend(policy.restricted().map(|target| {
+            format!("target {target}: no client gains access before the sessions that lose it have ended")
+        }));
+        Ok(Steps { policy, ready, absent, volumes, taken, late: tasks, targets, losses, withheld })
+    }
+
+    fn overcommitments(&self, running: &Running, steps: &Steps) -> Vec<String> {
+        let goes = |name: &String| steps.volumes.closes.contains(name);
         let grows_to = |name: &String| {
-            volumes.stays.iter().find(|stay| stay.running == *name).and_then(|stay| stay.grows_to)
+            let mut stays = steps.volumes.stays.iter();
+            stays.find(|stay| stay.running == *name).and_then(|stay| stay.grows_to)
         };
         let stays = running.volumes.iter().filter(|(name, _)| !goes(name));
         let stays = stays.filter_map(|(name, one)| {
             let grows_to = grows_to(name);
             SpaceReservation::of(one, grows_to, grows_to.is_some())
         });
-        let new = opened.values().filter_map(|one| SpaceReservation::of(one, None, true));
+        let new = self.opened.values();
+        let new = new.filter_map(|one| SpaceReservation::of(&one.volume, None, true));
         overcommitments(stays.chain(new))
+    }
+
+    /// Checks the change once more, stores it by `keep` and puts it into force, in one step. With `desired`, the
+    /// document has changed since the change was prepared. `keep` receives the current lengths of files that the change
+    /// will grow, by their volumes' serial numbers. `erasures` belong to volumes that the change closes. If it fails
+    /// with [`ChangeError::UnderWay`], the change no longer fits what is in force and can be prepared again.
+    pub(crate) fn commit<E: From<ChangeError>>(
+        &mut self,
+        desired: Option<Config>,
+        force: Force,
+        erasures: BTreeMap<String, Erasure>,
+        keep: impl FnOnce(&BTreeMap<String, u64>) -> Result<(), E>,
+    ) -> Result<Begun, E> {
+        let engine = self.engine.clone();
+        let mut guard = engine.running();
+        let running = &mut *guard;
+        if engine.is_ending() {
+            return Err(ChangeError::ServerEnds.into());
+        }
+        let is_same_portals = |(one, other): (&(PortalConfig, Arc<Portal>), &super::Served)| {
+            one.0 == other.configured && Arc::ptr_eq(&one.1, &other.portal)
+        };
+        if self.served.len() != running.portals.len()
+            || !self.served.iter().zip(&running.portals).all(is_same_portals)
+        {
+            return Err(ChangeError::UnderWay.into());
+        }
+        if self.unchanged.as_ref().is_some_and(|one| !Arc::ptr_eq(one, &running.desired)) {
+            return Err(ChangeError::UnderWay.into());
+        }
+        let policy_now = engine.front.access.policy();
+        if desired.is_some() || !Arc::ptr_eq(&self.policy_before, &policy_now) {
+            if let Some(desired) = desired {
+                if desired.listen != self.desired.listen {
+                    return Err(ChangeError::UnderWay.into());
+                }
+                self.desired = desired;
+            }
+            if self.reads_all {
+                return Err(ChangeError::UnderWay.into());
+            }
+            // The disk of a secret may hang, so none is read here.
+            let secrets = SecretSource::Known(&self.policy);
+            let previous = Previous { policy: &policy_now, secrets, may_lack_from: usize::MAX };
+            let policy = Policy::compile(&self.desired, Some(&previous));
+            self.policy = Arc::new(policy.map_err(|_| ChangeError::UnderWay)?);
+            self.policy_before = policy_now;
+        }
+        let mut held = engine.front.sessions.leaving_units();
+        let mut steps = self.steps(running, &held)?;
+        steps.check(&engine, running, force)?;
+        steps.withhold(&engine);
+        // A session may have logged in since the first check.
+        let affected = steps.check(&engine, running, force);
+        let affected = affected.and_then(|affected| {
+            // Revoked sessions are terminated at once.
+            if matches!(force, Force::Everybody(_)) && !affected.sessions.is_empty() {
+                held.extend(affected.sessions.values().flatten().cloned());
+                let withheld_at = steps.losses.deferred_at;
+                steps = self.steps(running, &held)?;
+                steps.losses.deferred_at = withheld_at;
+            }
+            Ok(affected)
+        });
+        let lengths = self.lengths_before_growth(running, &steps);
+        let kept = affected.map_err(E::from).and_then(|affected| {
+            keep(&lengths)?;
+            Ok(affected)
+        });
+        match kept {
+            Ok(affected) => {
+                Ok(self.put_in_force(running, steps, force, affected, lengths, erasures))
+            }
+            Err(error) => {
+                steps.put_back(&engine, running);
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns the current lengths of files that the change will grow, by their volumes' serial numbers.
+    fn lengths_before_growth(&self, running: &Running, steps: &Steps) -> BTreeMap<String, u64> {
+        let serial = |config: &VolumeConfig| config.identity.serial.clone();
+        let stays = steps.volumes.stays.iter().filter(|stay| stay.grows_to.is_some());
+        let grow = stays.filter_map(|stay| {
+            let volume = running.volumes.get(&stay.running)?;
+            Some((serial(&volume.config)?, volume.file_length()?))
+        });
+        let opened = self.opened.values().filter_map(|opening| {
+            Some((serial(&opening.volume.config)?, opening.length_before_growth?))
+        });
+        let late = steps.late.iter().filter_map(|plan| {
+            let length = plan.open_mode.length_before_growth()?;
+            let grows = matches!(plan.config.store, StoreConfig::File { size: Some(size), .. } if size > length);
+            Some((serial(&plan.config).filter(|_| grows)?, length))
+        });
+        grow.chain(opened).chain(late).collect()
+    }
+
+    /// Adds an open volume.
+    pub(super) fn bring(&mut self, opening: Option<Opening>) {
+        self.opened.extend(opening.map(|one| (one.volume.config.name.clone(), one)));
+    }
+
+    /// Takes back the open volume, if the change was not stored.
+    pub(super) fn take_back(&mut self) -> Option<Opening> {
+        self.opened.pop_first().map(|(_, opening)| opening)
     }
 
     /// Returns whether the change would change nothing.
     pub(crate) fn is_idle(&self) -> bool {
-        let Change { opened, volumes, portals, policy, .. } = &self.change;
-        let before = self.change.engine().front.access.policy();
-        opened.is_empty()
-            && volumes.stays.is_empty()
-            && volumes.late.is_empty()
-            && portals.next.iter().all(|next| matches!(next, NextPortal::Kept(_)))
-            && policy.unreadable_secrets().keys().eq(before.unreadable_secrets().keys())
-    }
-
-    /// Takes objects that are to be closed out of service, and closes those that hold resources of others. Their
-    /// sessions are asked to log out within `grace`, and are logged out then. Without `grace`, the change fails if a
-    /// session uses them.
-    pub async fn log_out_sessions(self, grace: Option<Duration>) -> Result<Ready, ChangeError> {
-        self.clear_by(grace.map_or(Force::Nobody, Force::Everybody)).await
-    }
-
-    pub(crate) async fn clear_by(self, force: Force) -> Result<Ready, ChangeError> {
-        let mut change = self.change;
-        change.check(force)?;
-        change.hold();
-        // A session may have logged in since the first check.
-        let sessions = change.check(force)?;
-        if let Force::Everybody(grace) = force
-            && !sessions.is_empty()
-        {
-            info!(
-                sessions = sessions.len(),
-                "sessions are asked to log out, because the change removes what they use"
-            );
-            let engine = change.engine().clone();
-            tokio::select! {
-                _ = send_away(&sessions, grace, std::future::pending()) => {}
-                () = engine.ending() => return Err(ChangeError::ServerEnds),
-            }
-        }
-        change.close_portals().await?;
-        change.close_volumes().await?;
-        change.open_late()?;
-        Ok(Ready { change })
-    }
-
-    /// Skips the logouts, for a server without sessions.
-    pub(crate) fn into_ready(self) -> Ready {
-        Ready { change: self.change }
+        let running = self.engine.running();
+        let held = self.engine.front.sessions.leaving_units();
+        let Ok(steps) = self.steps(&running, &held) else { return false };
+        let before = self.engine.front.access.policy();
+        self.opened.is_empty()
+            && steps.volumes.stays.is_empty()
+            && steps.volumes.closes.is_empty()
+            && self.portals.is_idle()
+            && self.policy.unreadable_secrets().keys().eq(before.unreadable_secrets().keys())
     }
 }
 
-impl Ready {
-    /// Returns the current lengths of files that the change will grow, by their volumes' serial numbers.
-    pub(crate) fn lengths_before_growth(&self) -> BTreeMap<String, u64> {
-        self.change.lengths_before_growth(&self.change.engine().running())
-    }
-
-    /// Puts the change into force. Blocks the thread for a moment, which must not be a core.
-    pub fn make(self) -> ChangeOutcome {
-        self.change.make()
-    }
-}
-
-impl Change {
-    fn engine(&self) -> &Arc<Engine> {
-        &self.turn.0
-    }
-
-    /// Returns the interruptions, and the mailboxes of their sessions.
-    fn interruptions(&self) -> (Vec<Interruption>, Vec<Vec<Mailbox>>) {
-        let front = &self.engine().front;
-        let losers: HashMap<u16, Object> =
-            front.access.affected_sessions(&front.sessions, &self.losses, &self.policy);
+impl Steps {
+    /// Returns the sessions that would lose something.
+    fn affected(&self, engine: &Engine, running: &Running, force: Force) -> Affected {
+        let front = &engine.front;
+        let asked_again = matches!(force, Force::Everybody(_));
+        let losers = front.access.affected_sessions(
+            &front.sessions,
+            &self.losses,
+            &self.policy,
+            asked_again,
+        );
         if losers.is_empty() {
-            return Default::default();
+            return Affected::default();
         }
         let mut by_object: BTreeMap<Object, Vec<AffectedSession>> = BTreeMap::new();
-        let mut mailboxes = Vec::new();
+        let mut affected = Affected::default();
         for session in front.sessions.session_infos() {
-            let SessionInfo { tsih, client, mailboxes: of_session, .. } = session;
-            let Some(object) = losers.get(&tsih) else { continue };
-            let sessions = by_object.entry(object.clone()).or_default();
-            sessions.push(AffectedSession { tsih, initiator: client.name });
-            mailboxes.push(of_session);
+            let SessionInfo { tsih, client, target, mailboxes, .. } = session;
+            let Some((object, view)) = losers.get(&tsih) else { continue };
+            let initiator = client.name;
+            by_object.entry(object.clone()).or_default().push(AffectedSession { tsih, initiator });
+            affected.mailboxes.push(mailboxes);
+            affected.sessions.insert(tsih, running.units_in(target.as_deref(), view));
         }
         let interruption = |(object, sessions)| Interruption { object, sessions };
-        (by_object.into_iter().map(interruption).collect(), mailboxes)
+        affected.interrupts = by_object.into_iter().map(interruption).collect();
+        affected
     }
 
-    /// Returns the sessions that must log out, if `force` permits it.
-    fn check(&self, force: Force) -> Result<Vec<Vec<Mailbox>>, ChangeError> {
-        let (interrupts, sessions) = self.interruptions();
+    /// Returns the sessions that lose something, if `force` permits it.
+    fn check(
+        &self,
+        engine: &Engine,
+        running: &Running,
+        force: Force,
+    ) -> Result<Affected, ChangeError> {
+        let affected = self.affected(engine, running, force);
         let may_be = |interruption: &Interruption| match force {
             Force::Nobody => false,
             Force::Revoked => matches!(interruption.object, Object::Access(_)),
             Force::Everybody(_) => true,
         };
-        if interrupts.iter().all(may_be) {
-            Ok(sessions)
+        if affected.interrupts.iter().all(may_be) {
+            Ok(affected)
         } else {
-            Err(ChangeError::InUse(interrupts))
+            Err(ChangeError::InUse(affected.interrupts))
         }
     }
 
-    /// Withholds the objects that are to be closed from new sessions.
-    fn hold(&mut self) {
-        self.is_held = true;
-        let front = &self.turn.0.front;
+    /// Withholds the objects that are to be closed from new sessions, until the change is in force or put back.
+    fn withhold(&mut self, engine: &Engine) {
+        let front = &engine.front;
         for (name, loss) in &self.losses.targets {
             match loss {
                 TargetLoss::All => front.drains.reject_sessions(name),
@@ -416,158 +700,71 @@ impl Change {
         self.losses.deferred_at = Some(front.sessions.last_permitted());
     }
 
-    /// Closes removed portals whose addresses other portals need.
-    async fn close_portals(&mut self) -> Result<(), ChangeError> {
-        if !self.portals.has_deferred_portals() {
-            return Ok(());
-        }
-        let sockets: Vec<_> = {
-            let mut running = self.turn.0.running();
-            let removed = self.portals.removed.iter();
-            removed.filter_map(|&number| running.portals[number].socket.take()).collect()
-        };
-        for socket in sockets {
-            Served::close(socket).await;
-        }
-        let (next, listen) = (&mut self.portals.next, &self.desired.listen);
-        for (next, portal) in next.iter_mut().zip(listen) {
-            if let NextPortal::Late(encryption) = next {
-                *next = NextPortal::New(bind(portal, encryption.clone(), &self.desired.limits)?);
-            }
-        }
-        Ok(())
-    }
-
-    /// Closes the volumes whose files other volumes need.
-    async fn close_volumes(&mut self) -> Result<(), ChangeError> {
-        let engine = self.engine().clone();
-        for name in std::mem::take(&mut self.volumes.closes_first) {
-            // The flush precedes the closing: a store that is opened again knows nothing of failed writes.
-            let store = engine.running().volumes.get(&name).map(|volume| volume.store.clone());
-            if let Some(store) = store
-                && !flush(&engine.cores, vec![(name.clone(), store)]).await
-            {
-                if self.reattached.as_ref() != Some(&name) {
-                    return Err(ChangeError::Unflushed(name));
-                }
-                warn!(
-                    volume = name,
-                    "the volume is re-attached: writes that were not flushed may be lost"
-                );
-                self.is_unflushed = true;
-            }
-            let Some(volume) = self.take_out(&engine, &name) else { continue };
-            let had = volume.file_length();
-            let Volume { config, scope, unit, store, backing, mut ended, .. } = volume;
-            let still_there: Weak<LogicalUnit> = Arc::downgrade(&unit);
-            drop(unit);
-            tokio::select! {
-                _ = &mut ended => {}
-                () = time::sleep_until(time::now() + ENDING_LIMIT) => {}
-                () = engine.ending() => {}
-            }
-            if let Some(unit) = still_there.upgrade() {
-                engine.running().volumes.insert(
-                    name.clone(),
-                    Volume::undo_close(config, scope, unit, store, backing, ended),
-                );
-                return Err(ChangeError::Busy(name));
-            }
-            drop(backing);
-            self.closed.push(Closed { config, scope, had });
-            if !self.is_unflushed {
-                // No session has written since, so no initiator can receive the error; the log has it.
-                let stores: Stores = vec![(name, store)];
-                flush(&engine.cores, stores).await;
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes a volume's unit out of its target. The sessions that used it have ended.
-    fn take_out(&self, engine: &Engine, name: &str) -> Option<Volume> {
-        let mut running = engine.running();
-        let volume = running.volumes.remove(name)?;
-        let target = running
-            .config
-            .targets
-            .iter()
-            .find(|target| target.luns.values().any(|lun| lun == name));
-        if let Some(target) = target
-            && let Some(found) = engine.front.targets.find(&target.name)
-        {
-            let luns = found.device.luns();
-            let others = luns.iter().filter(|(_, unit)| !Arc::ptr_eq(unit, &volume.unit));
-            found.device.set_luns(others.map(|(lun, unit)| (*lun, unit.clone())).collect());
-            engine.front.sessions.refresh(&HashSet::from([target.name.as_str()]));
-        }
-        Some(volume)
-    }
-
-    fn open_late(&mut self) -> Result<(), ChangeError> {
-        let engine = self.engine().clone();
-        for (config, (scope, open_mode)) in self.volumes.late.iter().zip(&self.late) {
-            let volume =
-                engine.open_volume(config, scope.as_deref(), *open_mode, &mut self.new_files)?;
-            self.opened.insert(config.name.clone(), volume);
-        }
-        Ok(())
-    }
-
-    /// Undoes the change: puts back all withheld and closed objects.
-    fn put_back(&mut self) {
-        let engine = self.engine().clone();
-        // Opened objects may hold the resources of those that are put back.
-        self.opened.clear();
-        self.new_files.clear();
-        self.portals.next.clear();
-        let mut running = engine.running();
-        for Closed { config, scope, had } in std::mem::take(&mut self.closed) {
-            let serial = config.identity.serial.as_deref();
-            let length_before_growth =
-                serial.and_then(|serial| running.length_before_growth.get(serial)).copied();
-            let open_mode = OpenMode::Existing { length_before_growth, has_state: true, had };
-            let (machine, layer) = (&engine.machine, &*engine.layer);
-            match Volume::open(&config, scope.as_deref(), machine, layer, open_mode) {
-                Ok(volume) => drop(running.volumes.insert(config.name.clone(), volume)),
-                Err(error) => {
-                    let volumes = &mut Arc::make_mut(&mut running.config).volumes;
-                    volumes.retain(|volume| volume.name != config.name);
-                    let why = format!("volume {} could not be opened again: {error}", config.name);
-                    running.absent.volumes.push((config, why));
-                }
-            }
-        }
-        let limits = running.config.limits.clone();
-        let running = &mut *running;
-        for served in running.portals.iter_mut().filter(|served| served.socket.is_none()) {
-            if let Err(error) = served.reopen(&limits, &engine.acceptor) {
-                running.absent.portals.push((served.configured.clone(), error.to_string()));
-            }
-        }
-        let (portals, config) = (&mut running.portals, Arc::make_mut(&mut running.config));
-        portals.retain(|served| served.socket.is_some());
-        config.listen = portals.iter().map(|served| served.configured.clone()).collect();
-        engine.front.portals.replace(portals.iter().map(|one| one.portal.clone()).collect());
+    /// Returns the withheld objects to new sessions.
+    fn put_back(&self, engine: &Engine, running: &Running) {
+        let front = &engine.front;
         self.losses.portals.iter().for_each(|portal| portal.set_open(true));
+        let leaving = front.sessions.leaving_nexuses();
         for target in &running.config.targets {
             match self.losses.targets.get(&target.name) {
-                Some(TargetLoss::All) => engine.front.drains.release(&target.name),
-                Some(TargetLoss::Part { .. }) => {}
-                None => continue,
-            }
-            if let Some(found) = engine.front.targets.find(&target.name) {
-                found.device.set_luns(running.luns(target));
+                Some(TargetLoss::All) => front.drains.release(&target.name),
+                Some(TargetLoss::Part { .. }) => {
+                    let Some(found) = front.targets.find(&target.name) else { continue };
+                    let luns = running.luns(target);
+                    found.device.set_luns_except(luns, |nexus| leaving.contains(&nexus));
+                }
+                None => {}
             }
         }
-        engine.show(running);
     }
 }
 
-impl Drop for Change {
-    fn drop(&mut self) {
-        if self.is_held && !self.is_made {
-            self.put_back();
+/// Removes units from targets of a configuration that would gain them while leaving sessions still have them. Returns the
+/// other targets with such units, and a sentence for each removed unit.
+fn withhold_gains(
+    ready: &mut Config,
+    running: &Running,
+    volumes: &VolumeSteps,
+    held: &Units,
+) -> (BTreeSet<String>, BTreeSet<String>) {
+    let (mut restricted, mut sentences) = (BTreeSet::new(), BTreeSet::new());
+    if held.is_empty() {
+        return (restricted, sentences);
+    }
+    let stays = volumes.stays.iter();
+    let renamed: HashMap<&str, &str> =
+        stays.map(|stay| (stay.desired.name.as_str(), stay.running.as_str())).collect();
+    let before = running.config.targets.iter();
+    let before: HashMap<&str, _> =
+        before.map(|target| (target.name.as_str(), running.luns(target))).collect();
+    for target in &mut ready.targets {
+        let before = before.get(target.name.as_str());
+        let is_held = |lun: u16, volume: &String| {
+            let name = renamed.get(volume.as_str()).copied().unwrap_or(volume);
+            let unit = &running.volumes.get(name).filter(|_| !volumes.closes.contains(name))?.unit;
+            let is_held = held.iter().any(|held| std::ptr::eq(held.as_ptr(), Arc::as_ptr(unit)));
+            let had = before.and_then(|luns| luns.get(&Lun(lun)));
+            is_held.then(|| had.is_some_and(|had| Arc::ptr_eq(had, unit)))
+        };
+        let mut withheld = BTreeSet::new();
+        for (&lun, volume) in target.luns.iter() {
+            match is_held(lun, volume) {
+                Some(true) => drop(restricted.insert(target.name.clone())),
+                Some(false) => {
+                    withheld.insert(lun);
+                    sentences.insert(format!(
+                        "LUN {lun} of {}: volume {volume} appears there when the sessions that lose it have ended",
+                        target.name
+                    ));
+                }
+                None => {}
+            }
+        }
+        if !withheld.is_empty() {
+            let luns = target.luns.iter().filter(|(lun, _)| !withheld.contains(lun));
+            target.luns =
+                luns.map(|(lun, volume)| (*lun, volume.clone())).collect::<BTreeMap<_, _>>().into();
         }
     }
+    (restricted, sentences)
 }

@@ -2,11 +2,12 @@
 //! work.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use sarsen_scsi::{AccessState, Identity};
 
-use super::volumes::{Volume, identity, places};
+use super::claims::{Holding, Mark, holdings};
+use super::volumes::{Volume, identity};
 use super::{ChangeError, Running};
 use crate::access::{Object, TargetLoss};
 use crate::config::{Config, Different, StoreConfig, TargetConfig, VolumeConfig, render_size};
@@ -26,11 +27,11 @@ pub(super) struct RetainedVolume {
 pub(super) struct VolumeSteps {
     pub(super) stays: Vec<RetainedVolume>,
     pub(super) opens: Vec<VolumeConfig>,
-    /// Volumes that are opened after others that hold their files are closed.
+    /// Volumes that are opened after others that hold their files or their identity are closed.
     pub(super) late: Vec<VolumeConfig>,
     pub(super) closes: BTreeSet<String>,
-    /// Those of `closes` that must be closed before the late ones are opened.
-    pub(super) closes_first: Vec<String>,
+    /// Those of `closes` that hold what the late ones need.
+    pub(super) closes_first: BTreeSet<String>,
 }
 
 /// The transition of a running volume to its desired configuration.
@@ -85,7 +86,9 @@ pub(super) struct Known<'a> {
 
 impl<'a> Known<'a> {
     pub(super) fn new(running: &'a Running, different: &Differences<'a>) -> Self {
-        let absent = running.absent.volumes.iter().map(|(absent, _)| absent);
+        // Without a state, a missing volume may be one whose file was never complete.
+        let absent = running.absent.volumes.iter().filter(|_| running.config.state.is_some());
+        let absent = absent.map(|absent| &absent.config);
         let mut known = Self { running, by_serial: HashMap::new(), by_place: HashMap::new() };
         for volume in different.volumes.old.iter().copied().chain(absent) {
             if let Some(serial) = &volume.identity.serial {
@@ -112,6 +115,9 @@ impl<'a> Known<'a> {
     /// known.
     pub(super) fn open_mode(&self, volume: &VolumeConfig, starts: bool) -> OpenMode {
         let known = self.of(volume);
+        let serial = volume.identity.serial.as_deref();
+        let length_before_growth =
+            serial.and_then(|serial| self.running.length_before_growth.get(serial)).copied();
         if known.is_none() && !starts {
             return match self.running.config.state {
                 Some(_) => OpenMode::Create,
@@ -120,9 +126,6 @@ impl<'a> Known<'a> {
         }
         let in_place = known.filter(|known| data_place(known) == data_place(volume));
         let open = in_place.and_then(|known| self.running.volumes.get(&known.name));
-        let serial = volume.identity.serial.as_deref();
-        let length_before_growth =
-            serial.and_then(|serial| self.running.length_before_growth.get(serial)).copied();
         let has_state = known.is_none_or(|known| state_folder(known) == state_folder(volume));
         OpenMode::Existing {
             length_before_growth: open.and_then(Volume::file_length).or(length_before_growth),
@@ -194,6 +197,7 @@ impl VolumeSteps {
         known: &Known<'_>,
         again: Option<&VolumeConfig>,
         machine: &str,
+        is_claimed: impl Fn(&[Holding]) -> bool,
     ) -> Result<Self, ChangeError> {
         let mut steps = Self::default();
         let mut left: HashMap<&str, &Volume> = different
@@ -241,7 +245,7 @@ impl VolumeSteps {
         steps.closes.extend(left.into_keys().map(str::to_owned));
         steps.take_moved(running, different, machine)?;
         again.map_or(Ok(()), |volume| steps.reopen(volume, running))?;
-        steps.put_off(&running.volumes);
+        steps.put_off(&running.volumes, is_claimed);
         Ok(steps)
     }
 
@@ -249,7 +253,6 @@ impl VolumeSteps {
     fn reopen(&mut self, volume: &VolumeConfig, running: &Running) -> Result<(), ChangeError> {
         let Some(old) = running.volumes.get(&volume.name) else { return Ok(()) };
         refuse_loss_of_memory(old, volume)?;
-        old.check_reattachment()?;
         self.stays.retain(|stay| stay.running != volume.name);
         if self.closes.insert(volume.name.clone()) {
             self.opens.push(volume.clone());
@@ -306,25 +309,33 @@ impl VolumeSteps {
         Ok(())
     }
 
-    /// Postpones the opening of volumes that need a file of a volume that is still to be closed.
-    fn put_off(&mut self, running: &BTreeMap<String, Volume>) {
-        let mut holders: HashMap<PathBuf, &str> = HashMap::new();
+    /// Postpones the opening of volumes that need what a volume holds that is still to be closed.
+    fn put_off(
+        &mut self,
+        running: &BTreeMap<String, Volume>,
+        is_claimed: impl Fn(&[Holding]) -> bool,
+    ) {
+        let mut holders: HashMap<Mark, Vec<(Holding, &str)>> = HashMap::new();
         for name in &self.closes {
-            let places = running.get(name).map(|old| places(&old.config)).unwrap_or_default();
-            holders.extend(places.into_iter().map(|place| (place, name.as_str())));
+            let Some(old) = running.get(name) else { continue };
+            for held in holdings(&old.config) {
+                holders.entry(held.mark.clone()).or_default().push((held, name));
+            }
         }
-        if holders.is_empty() {
-            return;
+        for volume in std::mem::take(&mut self.opens) {
+            let needed = holdings(&volume);
+            let in_the_way = needed.iter().flat_map(|needed| {
+                let holders = holders.get(&needed.mark).into_iter().flatten();
+                holders.filter(|(held, _)| held.excludes(needed)).map(|(_, name)| *name)
+            });
+            let in_the_way: Vec<_> = in_the_way.collect();
+            if in_the_way.is_empty() && !is_claimed(&needed) {
+                self.opens.push(volume);
+            } else {
+                self.closes_first.extend(in_the_way.into_iter().map(str::to_owned));
+                self.late.push(volume);
+            }
         }
-        let mut first = BTreeSet::new();
-        let (late, opens) = std::mem::take(&mut self.opens).into_iter().partition(|volume| {
-            let places = places(volume);
-            let before = first.len();
-            first.extend(places.iter().filter_map(|place| holders.get(place).copied()));
-            first.len() > before || places.iter().any(|place| holders.contains_key(place))
-        });
-        (self.late, self.opens) = (late, opens);
-        self.closes_first = first.into_iter().map(str::to_owned).collect();
     }
 }
 

@@ -5,20 +5,30 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sarsen_io::time;
 
+use super::volumes::{Growth, Volume};
 use crate::config::{Config, Portal, PortalRequirement, VolumeConfig};
 use crate::problem::{MissingObject, Problem};
+
+/// A desired volume that is not in force.
+#[derive(Clone)]
+pub(super) struct MissingVolume {
+    pub(super) config: VolumeConfig,
+    /// The reason, or `None` while it is pending, which is no problem yet.
+    pub(super) why: Option<String>,
+    /// A task brings it into force.
+    pub(super) has_task: bool,
+}
 
 /// Missing objects, with the reasons.
 #[derive(Clone, Default)]
 pub(super) struct MissingObjects {
-    pub(super) portals: Vec<(Portal, String)>,
-    pub(super) volumes: Vec<(VolumeConfig, String)>,
+    /// Portals that cannot be opened, and pending ones without a reason.
+    pub(super) portals: Vec<(Portal, Option<String>)>,
+    pub(super) volumes: Vec<MissingVolume>,
     /// Targets with needs that no portal meets.
     pub(super) targets: BTreeMap<String, String>,
     /// The portal groups without a portal that targets name. Targets keep their ports for them, as for missing portals.
     pub(super) groups: BTreeSet<u16>,
-    /// Open volumes that are smaller than desired.
-    pub(super) growths: Vec<(String, String)>,
 }
 
 impl MissingObjects {
@@ -39,30 +49,52 @@ impl MissingObjects {
         absent
     }
 
+    /// Returns the missing volume with this configuration.
+    pub(super) fn volume(&self, config: &VolumeConfig) -> Option<&MissingVolume> {
+        self.volumes.iter().find(|missing| missing.config == *config)
+    }
+
+    /// The same, to change it.
+    pub(super) fn volume_mut(&mut self, config: &VolumeConfig) -> Option<&mut MissingVolume> {
+        self.volumes.iter_mut().find(|missing| missing.config == *config)
+    }
+
+    /// Returns whether a volume with this configuration is missing.
+    pub(super) fn knows(&self, config: &VolumeConfig) -> bool {
+        self.volume(config).is_some()
+    }
+
     pub(super) fn has_portal(&self, portal: &Portal) -> bool {
         self.portals.iter().any(|(absent, _)| absent == portal)
     }
 
-    /// Returns all missing objects, and the accounts whose secrets could not be read.
+    /// Returns all missing objects, the accounts whose secrets could not be read, and the volumes that did not grow.
     pub(super) fn lacking(
         &self,
         unread: &BTreeMap<String, String>,
+        volumes: &BTreeMap<String, Volume>,
     ) -> Vec<(MissingObject, String)> {
-        let portal = |(portal, why): &(Portal, String)| {
-            (MissingObject::Portal(portal.address()), why.clone())
+        let portal = |(portal, why): &(Portal, Option<String>)| {
+            Some((MissingObject::Portal(portal.address()), why.clone()?))
         };
         let account =
             |(name, why): (&String, &String)| (MissingObject::Account(name.clone()), why.clone());
         let target =
             |(name, why): (&String, &String)| (MissingObject::Target(name.clone()), why.clone());
-        let volume = |(volume, why): &(VolumeConfig, String)| {
-            (MissingObject::Volume(volume.name.clone()), why.clone())
+        let volume = |MissingVolume { config, why, .. }: &MissingVolume| {
+            Some((MissingObject::Volume(config.name.clone()), why.clone()?))
         };
-        let growth =
-            |one: &(String, String)| (MissingObject::Volume(one.0.clone()), not_grown(one));
-        let all = self.portals.iter().map(portal).chain(unread.iter().map(account));
+        let growth = |(name, volume): (&String, &Volume)| match &volume.growth {
+            Growth::Failed(why) => {
+                Some((MissingObject::Volume(name.clone()), not_grown(name, why)))
+            }
+            Growth::None | Growth::UnderWay => None,
+        };
+        let all = self.portals.iter().filter_map(portal).chain(unread.iter().map(account));
         let all = all.chain(self.targets.iter().map(target));
-        all.chain(self.volumes.iter().map(volume)).chain(self.growths.iter().map(growth)).collect()
+        all.chain(self.volumes.iter().filter_map(volume))
+            .chain(volumes.iter().filter_map(growth))
+            .collect()
     }
 }
 
@@ -94,6 +126,6 @@ pub(super) fn without<'a>(
 }
 
 /// Returns the message for a volume that did not grow.
-pub(super) fn not_grown((volume, why): &(String, String)) -> String {
+pub(super) fn not_grown(volume: &str, why: &str) -> String {
     format!("volume {volume} could not be made larger: {why}")
 }

@@ -1,44 +1,50 @@
-//! The engine: the running objects, and their change into the desired ones while clients use them. A change is first
-//! prepared: the engine opens the new objects and finds the sessions that would lose something. The engine asks these
-//! to log out. Then it makes the change as a whole. A change that is dropped before is undone.
+//! The engine: what is desired, what is in force, and the change of one into the other while clients use it
+//! (docs/decisions/0012). A change is prepared without a lock: the engine opens the new objects. Then it is checked,
+//! stored and put into force at once. What is left is pending, and a task of each object puts it into force.
 //!
-//! [`diff`] computes the steps, [`volumes`] and [`portals`] open and close, [`change`] executes the steps in order, and
-//! [`missing`] has the missing objects. A start is a change from an empty configuration.
+//! [`diff`] computes the steps, [`volumes`] and [`portals`] open and close, [`change`] prepares and decides, [`tasks`] do
+//! what is left, [`claims`] keep files from being open twice, and [`missing`] has the missing objects. A start is a
+//! change from an empty configuration.
 
 mod backings;
 mod change;
-mod closings;
+mod claims;
 mod diff;
+mod disk_threads;
+
 mod missing;
 mod portals;
 mod resource_error;
+mod tasks;
 mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{Ipv6Addr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::Geometry;
 use sarsen_io::cores::Cores;
-use sarsen_io::time;
-use sarsen_scsi::{Array, LogicalUnit, Lun, TargetPort};
+use sarsen_scsi::{Array, LogicalUnit, Lun, LunView, TargetPort};
 use tokio::sync::watch;
 use tracing::{error, info};
 
 use self::backings::ShownVolume;
 pub(crate) use self::backings::{BackingChecks, Usage};
 pub(crate) use self::change::{Cause, Force, Managed};
-pub use self::change::{ChangeOutcome, Prepared, Ready};
-use self::closings::{Closings, Stores};
+pub use self::change::{ChangeOutcome, Prepared};
+use self::claims::{Claims, Stores, holdings_of_file};
+use self::diff::{Differences, Known};
+use self::disk_threads::DiskPermits;
 use self::missing::MissingObjects;
 use self::portals::Served;
 pub use self::resource_error::ResourceError;
+pub(crate) use self::tasks::{Begun, Erasure};
 pub(crate) use self::volumes::Layer;
-use self::volumes::Volume;
-use crate::access::Object;
+use self::volumes::{Growth, OpenPlan, Volume};
+use crate::access::{Object, Units, shows};
 use crate::config::{Config, ConfigError, Portal, Protocol, TargetConfig, target_port_groups};
 use crate::error_class::ErrorClass;
 use crate::events::{EventLog, Occurrence};
@@ -48,9 +54,8 @@ use crate::metrics::VolumeSpace;
 use crate::problem::{MissingObject, Problem};
 use crate::stores::StoreError;
 
-/// Interval at which the engine retries a lock that a change holds: the lock notifies only waiters that block their
-/// thread.
-const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Maximum number of attempts to make a change that others overtake.
+const ATTEMPTS: usize = 16;
 
 /// A logical unit that clients can reach.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,12 +89,31 @@ pub enum ChangeError {
     /// Sessions use an object that would be closed.
     #[error("{} in use: {}", Listed(.0), "log its initiators out first, or force the change")]
     InUse(Vec<Interruption>),
-    /// A volume's commands have not ended in time.
-    #[error("volume {0} still runs commands; try again later")]
-    Busy(String),
-    /// Another change is being made.
-    #[error("another change is in progress; try again later")]
+    /// Another change of the same objects is being made.
+    #[error("another change of the same objects is in progress; try again later")]
     UnderWay,
+    /// A disk does not respond.
+    #[error(
+        "volume {0}: its disk does not respond; check the disk or the file server that it is on"
+    )]
+    Hangs(String),
+    /// A volume waits for another one that cannot be closed.
+    #[error("volume {volume} waits for the file or the identity of another volume: {why}")]
+    Stuck {
+        /// The name of the volume.
+        volume: String,
+        /// The reason.
+        why: String,
+    },
+    /// Sessions that were terminated still wait for their disks.
+    #[error("{0} sessions have not ended: their disks do not respond")]
+    SessionsStay(usize),
+    /// A volume could not be made larger.
+    #[error("{0}")]
+    NotGrown(String),
+    /// The file of a deleted volume could not be erased.
+    #[error("not erased: {0}")]
+    NotErased(String),
     /// A volume that must be closed has writes that are not on the disk.
     #[error(
         "volume {0} has writes that could not be brought to disk, and would forget that if it were closed for this \
@@ -119,10 +143,16 @@ impl ChangeError {
     pub fn error_class(&self) -> Option<ErrorClass> {
         match self {
             Self::Open(error) => error.error_class(),
-            Self::InUse(_) | Self::Busy(_) | Self::UnderWay => Some(ErrorClass::Taken),
-            Self::Impossible { .. } | Self::Unflushed(_) | Self::BrokeOff | Self::ServerEnds => {
-                None
-            }
+            Self::InUse(_) | Self::UnderWay => Some(ErrorClass::Taken),
+            Self::Impossible { .. }
+            | Self::Hangs(_)
+            | Self::Stuck { .. }
+            | Self::SessionsStay(_)
+            | Self::NotGrown(_)
+            | Self::NotErased(_)
+            | Self::Unflushed(_)
+            | Self::BrokeOff
+            | Self::ServerEnds => None,
         }
     }
 }
@@ -166,25 +196,30 @@ pub(crate) struct Engine {
     machine: String,
     layer: Box<Layer>,
     acceptor: Acceptor,
-    /// This lock is held while files are opened. Queries read `shown` instead.
+    /// This lock is held while a change is stored and put into force, never while a disk or a client is awaited.
     running: Mutex<Running>,
     shown: Mutex<Shown>,
-    is_changing: AtomicBool,
     /// True when the server shuts down: it accepts no more changes.
     is_ending: watch::Sender<bool>,
-    closings: Closings,
+    claims: Arc<Claims>,
+    disk_permits: Arc<DiskPermits>,
 }
 
 /// The running objects.
 #[derive(Default)]
 struct Running {
+    /// What is desired.
+    desired: Arc<Config>,
+    /// What is in force: the same without pending and missing objects.
     config: Arc<Config>,
     volumes: BTreeMap<String, Volume>,
-    /// Desired objects that could not be opened. Each change tries them again.
+    /// Desired objects that are not in force.
     absent: MissingObjects,
     /// Current lengths of files that are to grow and may not have grown yet, by the serial numbers of their volumes.
     length_before_growth: BTreeMap<String, u64>,
     portals: Vec<Served>,
+    /// Sentences for what is not in force before leaving sessions have ended.
+    withheld: BTreeSet<String>,
 }
 
 /// A copy of the running objects for queries, as of the last change.
@@ -217,8 +252,8 @@ impl Running {
         if self.length_before_growth.is_empty() {
             return;
         }
-        let absent = self.absent.volumes.iter().map(|(volume, _)| volume);
-        let short = self.absent.growths.iter().filter_map(|(name, _)| self.volumes.get(name));
+        let absent = self.absent.volumes.iter().map(|missing| &missing.config);
+        let short = self.volumes.values().filter(|volume| volume.growth != Growth::None);
         let lacking = absent.chain(short.map(|volume| &volume.config));
         let lacking: HashSet<&str> =
             lacking.filter_map(|volume| volume.identity.serial.as_deref()).collect();
@@ -229,6 +264,21 @@ impl Running {
             lacking.contains(serial) || open.contains(serial) && !opened.contains(serial)
         };
         self.length_before_growth.retain(|serial, _| is_owed(serial));
+    }
+
+    /// Returns the portals with their configurations.
+    fn served(&self) -> Vec<(Portal, Arc<crate::portal::Portal>)> {
+        let portals = self.portals.iter();
+        portals.map(|one| (one.configured.clone(), one.portal.clone())).collect()
+    }
+
+    /// Returns the units that a view shows of a target.
+    fn units_in(&self, target: Option<&str>, view: &LunView) -> Units {
+        let mut targets = self.config.targets.iter();
+        let target = targets.find(|one| Some(one.name.as_str()) == target);
+        let luns = target.map(|target| self.luns(target)).unwrap_or_default();
+        let shown = luns.iter().filter(|(lun, _)| shows(view, lun.0));
+        shown.map(|(_, unit)| Arc::downgrade(unit)).collect()
     }
 
     /// Returns the units of a target by LUN, without those whose volumes are not open.
@@ -259,9 +309,9 @@ impl Engine {
             layer,
             shown: Mutex::new(Shown { config: config.clone(), ..Shown::default() }),
             running: Mutex::new(Running { config, ..Running::default() }),
-            is_changing: AtomicBool::new(false),
             is_ending: watch::Sender::default(),
-            closings: Closings::default(),
+            claims: Arc::default(),
+            disk_permits: Arc::default(),
         })
     }
 
@@ -273,27 +323,15 @@ impl Engine {
         self.shown.lock().clone()
     }
 
-    /// Returns the running objects, or `None` if a change holds the lock until the deadline. A change that waits for a
-    /// disk may hold it forever.
-    async fn running_until(&self, deadline: Instant) -> Option<MutexGuard<'_, Running>> {
-        loop {
-            if let Some(running) = self.running.try_lock() {
-                return Some(running);
-            }
-            if time::now() >= deadline {
-                return None;
-            }
-            time::sleep_until(time::now() + LOCK_POLL_INTERVAL).await;
-        }
-    }
-
     /// Publishes the running objects to queries, and reports their problems.
     fn show(&self, running: &Running) {
         let policy = self.front.access.policy();
         let volumes = running.volumes.iter();
         let volumes = volumes.map(|(name, volume)| (name.clone(), ShownVolume::of(volume)));
-        let (volumes, lacking) =
-            (volumes.collect(), running.absent.lacking(policy.unreadable_secrets()));
+        let (volumes, lacking) = (
+            volumes.collect(),
+            running.absent.lacking(policy.unreadable_secrets(), &running.volumes),
+        );
         let portals = running.portals.iter().map(|one| one.portal.config()).collect();
         self.publish(|shown| {
             shown.config = running.config.clone();
@@ -374,27 +412,80 @@ impl Engine {
         volumes.iter().map(|(name, volume)| (name.clone(), volume.geometry)).collect()
     }
 
-    /// Closes a volume and opens it again with its `desired` configuration: for a volume whose flush failed, or whose
-    /// file was deleted, replaced or truncated. Its sessions have `grace` to log out; without `grace` the call is
-    /// refused while the volume has sessions. Blocks the thread, which must not be a core.
+    /// Closes a volume and opens it again: for a volume whose flush failed, or whose file was deleted, replaced or
+    /// truncated. Its sessions have `grace` to log out; without `grace` the call is refused while the volume has
+    /// sessions. Blocks the thread, which must not be a core.
     pub(crate) async fn reattach(
         self: &Arc<Self>,
-        desired: Config,
         volume: &str,
         grace: Option<Duration>,
     ) -> Result<ChangeOutcome, ChangeError> {
-        let prepared = self.prepare(desired, Cause::Reattach(volume.to_owned()))?;
-        let made = prepared.log_out_sessions(grace).await?.make();
+        let force = grace.map_or(Force::Nobody, Force::Everybody);
+        let mut attempts = Attempts::default();
+        let begun = loop {
+            let desired = (*self.desired()).clone();
+            let mut prepared = self.prepare(desired, Cause::Reattach(volume.to_owned()))?;
+            prepared.flush_replaced().await?;
+            match prepared.commit(None, force, BTreeMap::new(), |_| Ok(())) {
+                Err(error) if attempts.is_outdated(&error) => {}
+                begun => break begun?,
+            }
+        };
+        let made = begun.finish_one().await?;
         info!(volume, "the volume is re-attached");
         Ok(made)
     }
 
-    /// Returns the configuration in force, with the volumes that could not be opened.
-    pub(crate) fn config_with_absent(&self) -> Config {
-        let running = self.running();
-        let mut config = (*running.config).clone();
-        config.volumes.extend(running.absent.volumes.iter().map(|(volume, _)| volume.clone()));
-        config
+    /// Returns the desired configuration.
+    pub(crate) fn desired(&self) -> Arc<Config> {
+        self.running().desired.clone()
+    }
+
+    /// Marks the missing volumes that no task opens as being opened, and returns how.
+    fn plans_of_missing(&self) -> Vec<OpenPlan> {
+        let mut running = self.running();
+        let mut plans = Vec::new();
+        {
+            let desired = running.desired.clone();
+            let different = Differences::between(&running.config, &desired);
+            let known = Known::new(&running, &different);
+            for missing in running.absent.volumes.iter().filter(|missing| !missing.has_task) {
+                let config = &missing.config;
+                plans.push(OpenPlan {
+                    config: config.clone(),
+                    scope: different.scope(&running, config).map(str::to_owned),
+                    open_mode: known.open_mode(config, false),
+                });
+            }
+        }
+        running.absent.volumes.iter_mut().for_each(|missing| missing.has_task = true);
+        plans
+    }
+
+    /// Reports pending objects as problems. Returns the reasons.
+    fn report_pending(&self, pending: &BTreeSet<String>) -> Vec<String> {
+        let mut running = self.running();
+        let why = |object: &str| {
+            format!(
+                "{object} is not in force yet: it waits for its disk, or until the sessions of what it replaces have \
+                 ended"
+            )
+        };
+        for missing in &mut running.absent.volumes {
+            let name = &missing.config.name;
+            if missing.why.is_none() && pending.contains(name) {
+                missing.why = Some(why(&format!("volume {name}")));
+            }
+        }
+        self.show(&running);
+        pending.iter().map(|object| why(object)).collect()
+    }
+
+    /// Carries out work on a file that no volume may take meanwhile. Refuses if a volume is being opened there or
+    /// closed.
+    pub(crate) fn with_file<T>(&self, path: &Path, work: impl FnOnce() -> T) -> Option<T> {
+        let _claim = self.claims.try_claim("", holdings_of_file(path))?;
+        Some(work())
     }
 
     /// Returns the metrics as OpenMetrics text.
@@ -420,48 +511,43 @@ impl Engine {
         self.is_ending.send_replace(true);
     }
 
+    fn is_ending(&self) -> bool {
+        *self.is_ending.borrow()
+    }
+
     /// Waits until the server shuts down.
     async fn ending(&self) {
         // The sender lives as long as `self`, so this cannot fail.
         let _ = self.is_ending.subscribe().wait_for(|ending| *ending).await;
     }
 
-    /// Stops accepting connections. When this returns, no connection is being accepted. Returns false if a change in
-    /// progress prevented that until the deadline.
-    pub(crate) async fn stop_accepting(&self, deadline: Instant) -> bool {
-        let portals = match self.running_until(deadline).await {
-            Some(mut running) => std::mem::take(&mut running.portals),
-            None => {
-                error!("the portals stay open, because a change does not end");
-                return false;
-            }
-        };
-        for socket in portals.into_iter().filter_map(|portal| portal.socket) {
-            Served::close(socket).await;
+    /// Stops accepting connections. When this returns, no connection is being accepted.
+    pub(crate) async fn stop_accepting(&self) {
+        let portals = std::mem::take(&mut self.running().portals);
+        for portal in portals {
+            portal.close().await;
         }
-        true
     }
 
     /// Flushes all open stores that respond, concurrently, until the deadline. Returns false if a store was not
     /// flushed; the log names it.
     pub(crate) async fn flush(&self, deadline: Instant) -> bool {
-        let mut stores: Stores = self.closings.stores();
-        let Some(silent) = self.running_until(deadline).await.map(|running| {
-            let (silent, open): (Vec<_>, Vec<_>) =
-                running.volumes.iter().partition(|(_, volume)| !volume.unit.responds());
-            stores.extend(open.into_iter().map(|(name, one)| (name.clone(), one.store.clone())));
-            silent.into_iter().map(|(name, _)| name.clone()).collect::<Vec<String>>()
-        }) else {
-            error!("no volume was flushed at the end, because a change does not end");
-            return false;
-        };
+        let mut stores: Stores = self.claims.stores();
+        let mut silent = Vec::new();
+        for (name, volume) in &self.running().volumes {
+            if volume.unit.responds() {
+                stores.push((name.clone(), volume.store.clone()));
+            } else {
+                silent.push(name.clone());
+            }
+        }
         for volume in &silent {
             error!(
                 volume,
                 "the volume does not respond: it was closed without a flush of its last writes"
             );
         }
-        closings::flush_until(&self.cores, stores, deadline).await && silent.is_empty()
+        claims::flush(&self.cores, stores, Some(deadline)).await && silent.is_empty()
     }
 }
 
@@ -525,25 +611,15 @@ fn url(portal: &Portal, target: &str, lun: Lun, volume: &str) -> String {
     }
 }
 
-/// The permission to make a change; only one exists at a time.
-struct ChangeTurn(Arc<Engine>);
+/// Counts the attempts to make a change that others overtake between its preparation and its commit.
+#[derive(Default)]
+pub(crate) struct Attempts(usize);
 
-impl ChangeTurn {
-    fn take(engine: &Arc<Engine>) -> Result<Self, ChangeError> {
-        if *engine.is_ending.borrow() {
-            return Err(ChangeError::ServerEnds);
-        }
-        if engine.is_changing.swap(true, Ordering::AcqRel) {
-            Err(ChangeError::UnderWay)
-        } else {
-            Ok(Self(engine.clone()))
-        }
-    }
-}
-
-impl Drop for ChangeTurn {
-    fn drop(&mut self) {
-        self.0.is_changing.store(false, Ordering::Release);
+impl Attempts {
+    /// Returns whether to make the change again after this error.
+    pub(crate) fn is_outdated(&mut self, error: &ChangeError) -> bool {
+        self.0 += 1;
+        self.0 < ATTEMPTS && matches!(error, ChangeError::UnderWay)
     }
 }
 
@@ -574,7 +650,7 @@ mod tests {
         let array = Array::new(Arc::new(ServerHost::new(&cores)));
         let engine = Engine::new(config, &cores, array, Box::new(|_, store| store));
         let prepared = engine.prepare(config.clone(), Cause::Start(None)).expect("prepared");
-        prepared.into_ready().make();
+        prepared.start().expect("started");
         (engine, cores)
     }
 
@@ -640,9 +716,8 @@ mod tests {
             let (engine, _cores) = started(&ruled_config("", ""));
             assert!(*engine.front.access.policy() != expected, "nothing is shown");
             let prepared = engine.prepare(ruled.clone(), cause.clone()).expect("prepared");
-            let ready =
-                block_on(FileEngine::Pool, prepared.log_out_sessions(None)).expect("a runtime");
-            ready.expect("nobody uses it").make();
+            let made = block_on(FileEngine::Pool, prepared.make(None)).expect("a runtime");
+            made.expect("nobody uses it");
             holds(&engine, &format!("{cause:?}"));
         }
     }

@@ -19,8 +19,7 @@ pub(super) struct Served {
     /// Its configuration. Its port may be 0.
     pub(super) configured: PortalConfig,
     pub(super) portal: Arc<Portal>,
-    /// The socket; `None` while it is closed because another portal needs its address.
-    pub(super) socket: Option<(Arc<Listener>, Accepting)>,
+    pub(super) socket: (Arc<Listener>, Accepting),
 }
 
 /// The next portal at an index of the list of portals.
@@ -32,7 +31,7 @@ pub(super) enum NextPortal {
     /// A new portal with the socket of the running one of this number, whose connections must end.
     Changed(usize, Arc<Portal>),
     New(Bound),
-    /// A portal whose address is free when another portal is closed.
+    /// A portal that is not bound yet, because another one has its address.
     Late(Option<Encryption>),
 }
 
@@ -52,6 +51,8 @@ pub(super) struct PortalSteps {
     pub(super) lost: Vec<Arc<Portal>>,
     /// The configurations of the portals in [`next`](Self::next).
     pub(super) listen: Vec<PortalConfig>,
+    /// The portals whose addresses are free when others are closed.
+    pub(super) late: Vec<PortalConfig>,
     /// The portals that cannot be opened, with the reasons. The change is made without them.
     pub(super) absent: Vec<(PortalConfig, String)>,
 }
@@ -60,14 +61,14 @@ impl PortalSteps {
     /// Binds new portals, and reads certificates. A portal that cannot be opened is left out if `may_lack` permits it,
     /// by its number.
     pub(super) fn prepare(
-        running: &[Served],
+        running: &[(PortalConfig, Arc<Portal>)],
         desired: &[PortalConfig],
         limits: &Limits,
         may_lack: impl Fn(usize, &PortalConfig) -> bool,
     ) -> Result<Self, ResourceError> {
         let mut left: Vec<usize> = (0..running.len()).collect();
         let mut take = |fits: &dyn Fn(&PortalConfig) -> bool| {
-            let place = left.iter().position(|&number| fits(&running[number].configured))?;
+            let place = left.iter().position(|&number| fits(&running[number].0))?;
             Some(left.remove(place))
         };
         // Equal portals are matched first. Otherwise, one of two portals with the same address could be matched with
@@ -105,11 +106,11 @@ impl PortalSteps {
                 }
             }
         }
-        steps.lost.extend(left.iter().map(|&number| running[number].portal.clone()));
+        steps.lost.extend(left.iter().map(|&number| running[number].1.clone()));
         steps.removed = left;
         for (place, portal) in new {
             let makes_way = |number: &usize| {
-                let port = running[*number].portal.address.port();
+                let port = running[*number].1.address.port();
                 portal.address().port() == port
             };
             let NextPortal::Late(encryption) = &steps.next[place] else { continue };
@@ -131,24 +132,25 @@ impl PortalSteps {
                 }
             }
         }
+        steps.separate_late();
         Ok(steps)
     }
 
     fn change(
         &mut self,
         number: usize,
-        running: &Served,
+        (configured, running): &(PortalConfig, Arc<Portal>),
         desired: &PortalConfig,
         encryption: Option<Encryption>,
     ) {
-        let is_same = running.configured.group() == desired.group()
-            && running.configured.protocol() == desired.protocol()
-            && client_verification(&running.configured) == client_verification(desired);
+        let is_same = configured.group() == desired.group()
+            && configured.protocol() == desired.protocol()
+            && client_verification(configured) == client_verification(desired);
         self.next.push(match encryption {
             Some(encryption) if is_same => NextPortal::Renewed(number, encryption),
             encryption => {
-                self.lost.push(running.portal.clone());
-                let address = running.portal.address;
+                self.lost.push(running.clone());
+                let address = running.address;
                 NextPortal::Changed(
                     number,
                     Portal::new(address, desired.protocol(), desired.group(), encryption),
@@ -157,9 +159,25 @@ impl PortalSteps {
         });
     }
 
-    /// Returns whether portals wait for the closing of others.
-    pub(super) fn has_deferred_portals(&self) -> bool {
-        self.next.iter().any(|next| matches!(next, NextPortal::Late(_)))
+    /// Separates the portals that wait for the closing of others, which are not open yet.
+    fn separate_late(&mut self) {
+        let next = std::mem::take(&mut self.next).into_iter();
+        for (next, portal) in next.zip(std::mem::take(&mut self.listen)) {
+            match next {
+                NextPortal::Late(_) => self.late.push(portal),
+                next => {
+                    self.next.push(next);
+                    self.listen.push(portal);
+                }
+            }
+        }
+    }
+
+    /// Returns whether all portals stay as they are.
+    pub(super) fn is_idle(&self) -> bool {
+        self.removed.is_empty()
+            && self.late.is_empty()
+            && self.next.iter().all(|next| matches!(next, NextPortal::Kept(_)))
     }
 }
 
@@ -206,25 +224,13 @@ impl Served {
     pub(super) fn open(configured: PortalConfig, bound: Bound, acceptor: &Acceptor) -> Self {
         let Bound { portal, listener } = bound;
         let accepting = acceptor.open(portal.clone(), listener.clone());
-        Self { configured, portal, socket: Some((listener, accepting)) }
+        Self { configured, portal, socket: (listener, accepting) }
     }
 
     /// Closes the socket. When this returns, its address is free.
-    pub(super) async fn close(socket: (Arc<Listener>, Accepting)) {
-        let (listener, accepting) = socket;
+    pub(super) async fn close(self) {
+        let (listener, accepting) = self.socket;
         drop(listener);
         accepting.stop().await;
-    }
-
-    /// Binds the address of a closed portal again.
-    pub(super) fn reopen(
-        &mut self,
-        limits: &Limits,
-        acceptor: &Acceptor,
-    ) -> Result<(), ResourceError> {
-        let (listener, _) = listen(self.portal.address, limits)?;
-        let accepting = acceptor.open(self.portal.clone(), listener.clone());
-        self.socket = Some((listener, accepting));
-        Ok(())
     }
 }

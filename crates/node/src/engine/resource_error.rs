@@ -92,7 +92,7 @@ mod tests {
             let reported = format!("{error:?}");
             assert_eq!(ChangeError::from(error).error_class(), error_class, "{reported}");
         }
-        assert_eq!(ChangeError::Busy("a".into()).error_class(), Some(ErrorClass::Taken));
+        assert_eq!(ChangeError::UnderWay.error_class(), Some(ErrorClass::Taken));
         assert_eq!(ChangeError::ServerEnds.error_class(), None);
     }
 }

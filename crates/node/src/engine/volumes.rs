@@ -4,7 +4,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Weak, mpsc};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use sarsen_block::Store;
@@ -14,8 +14,9 @@ use sarsen_scsi::{DeviceType, Identity, LogicalUnit, Parts};
 use tokio::sync::oneshot;
 use tracing::warn;
 
-use super::ChangeError;
+use super::claims::Claim;
 use super::diff::data_place;
+use super::{ChangeError, Engine, ResourceError, not_opened};
 use crate::config::{StoreConfig, VolumeConfig};
 use crate::health::Health;
 use crate::metadata;
@@ -50,6 +51,7 @@ pub(crate) struct Volume {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) backing: Backing,
     new_key: Option<NewKey>,
+    pub(super) growth: Growth,
     /// Resolves when the unit is dropped: no session has it and no command uses it.
     pub(crate) ended: oneshot::Receiver<()>,
 }
@@ -73,22 +75,11 @@ impl Volume {
         health.attach(Arc::downgrade(&unit));
         let scope = scope.filter(|_| config.identity.serial.is_none()).map(str::to_owned);
         let backing = Backing { memory, file, health };
-        Ok(Self { config: config.clone(), scope, unit, store, backing, new_key, ended })
+        let (config, growth) = (config.clone(), Growth::None);
+        Ok(Self { config, scope, unit, store, backing, new_key, growth, ended })
     }
 
-    /// Restores a volume that was to be closed but has not ended.
-    pub(crate) fn undo_close(
-        config: VolumeConfig,
-        scope: Option<String>,
-        unit: Arc<LogicalUnit>,
-        store: Arc<dyn Store>,
-        backing: Backing,
-        ended: oneshot::Receiver<()>,
-    ) -> Self {
-        Self { config, scope, unit, store, backing, new_key: None, ended }
-    }
-
-    /// Sets the configured size to the actual one, after a failed growth.
+    /// Sets the configured size to the actual one, until it has grown.
     pub(crate) fn adopt_actual_size(&mut self) {
         let now = self.size();
         match &mut self.config.store {
@@ -121,23 +112,28 @@ impl Volume {
         Some(self.backing.file.as_ref()?.geometry().byte_count())
     }
 
-    /// Refuses to close a volume that could not be opened again: the open descriptor of a deleted or truncated file
-    /// may hold the only remaining data.
-    pub(crate) fn check_reattachment(&self) -> Result<(), ChangeError> {
-        let StoreConfig::File { path, .. } = &self.config.store else { return Ok(()) };
-        let refuse = |why| Err(ChangeError::impossible(&self.config.name, why));
+    /// Returns the check that a volume can be opened again, which may block its thread: the open descriptor of a deleted
+    /// or truncated file may hold the only remaining data.
+    pub(crate) fn reattachment_check(
+        &self,
+    ) -> impl FnOnce() -> Result<(), ChangeError> + Send + 'static {
+        let (name, store) = (self.config.name.clone(), self.config.store.clone());
         let had = self.file_length().unwrap_or(0);
-        match fs::metadata(path) {
-            Err(error) => refuse(format!(
-                "cannot be re-attached: {}: {error}; bring its file back first",
-                path.display()
-            )),
-            Ok(found) if found.is_file() && found.len() < had => refuse(format!(
-                "cannot be re-attached: {} has {} bytes of the {had} that it had; restore its data first",
-                path.display(),
-                found.len()
-            )),
-            Ok(_) => Ok(()),
+        move || {
+            let StoreConfig::File { path, .. } = &store else { return Ok(()) };
+            let refuse = |why| Err(ChangeError::impossible(&name, why));
+            match fs::metadata(path) {
+                Err(error) => refuse(format!(
+                    "cannot be re-attached: {}: {error}; bring its file back first",
+                    path.display()
+                )),
+                Ok(found) if found.is_file() && found.len() < had => refuse(format!(
+                    "cannot be re-attached: {} has {} bytes of the {had} that it had; restore its data first",
+                    path.display(),
+                    found.len()
+                )),
+                Ok(_) => Ok(()),
+            }
         }
     }
 
@@ -151,59 +147,115 @@ impl Volume {
         self.store.geometry().byte_count()
     }
 
-    /// Checks whether it can grow to this size. A file stays unchanged: if it were longer than the stored size of its
-    /// volume after a power failure, the server would not start.
-    pub(crate) fn check_growth(&self, bytes: u64) -> Result<(), StoreError> {
-        if let StoreConfig::File { path, .. } = &self.config.store {
-            return stores::check_growth(path, bytes);
-        }
-        if let Some(memory) = &self.backing.memory {
-            memory
-                .reserve(bytes >> self.config.block_size.shift())
-                .map_err(|source| StoreError::Memory { size: bytes, source })?;
-        }
-        Ok(())
-    }
-
-    /// Returns the growth to this size.
-    pub(crate) fn growth(&self, bytes: u64) -> Growth {
-        Growth {
-            volume: self.config.name.clone(),
-            store: self.store.clone(),
-            unit: self.unit.clone(),
-            block_count: bytes >> self.config.block_size.shift(),
-        }
-    }
-}
-
-/// A volume that is to have more blocks.
-pub(crate) struct Growth {
-    volume: String,
-    store: Arc<dyn Store>,
-    unit: Arc<LogicalUnit>,
-    block_count: u64,
-}
-
-/// Grows volumes on a core, and waits for the end. The volumes report the new capacity to their initiators. Returns the
-/// volumes that did not grow, with the reasons.
-pub(crate) fn grow(cores: &Weak<Cores>, growths: Vec<Growth>) -> Vec<(String, String)> {
-    if growths.is_empty() {
-        return Vec::new();
-    }
-    let (done, failures) = mpsc::channel();
-    let Some(cores) = cores.upgrade() else { return Vec::new() };
-    cores.spawn_on(0, move || async move {
-        for Growth { volume, store, unit, block_count } in growths {
-            match store.resize(block_count).wait().await {
-                Ok(()) => unit.capacity_changed(),
-                Err(source) => {
-                    let _ = done.send((volume, source.to_string()));
-                }
+    /// Returns the check whether it can grow to this size, which may block its thread. A file stays unchanged: if it
+    /// were longer than the stored size of its volume after a power failure, the server would not start.
+    pub(crate) fn growth_check(
+        &self,
+        bytes: u64,
+    ) -> impl FnOnce() -> Result<(), StoreError> + Send + 'static {
+        let (store, memory) = (self.config.store.clone(), self.backing.memory.clone());
+        let blocks = bytes >> self.config.block_size.shift();
+        move || match (&store, memory) {
+            (StoreConfig::File { path, .. }, _) => stores::check_growth(path, bytes),
+            (_, Some(memory)) => {
+                memory.reserve(blocks).map_err(|source| StoreError::Memory { size: bytes, source })
             }
+            _ => Ok(()),
         }
-    });
-    // The receiver ends when all growths have ended.
-    failures.into_iter().collect()
+    }
+
+    /// Grows to this size, on a core. Its unit reports the new capacity to initiators.
+    pub(crate) fn grow(
+        &self,
+        bytes: u64,
+        cores: &Weak<Cores>,
+    ) -> impl Future<Output = Result<(), String>> + Send + 'static {
+        let (done, answer) = oneshot::channel();
+        let (store, unit) = (self.store.clone(), self.unit.clone());
+        let block_count = bytes >> self.config.block_size.shift();
+        if let Some(cores) = cores.upgrade() {
+            cores.spawn_on(0, move || async move {
+                let grown = store.resize(block_count).wait().await;
+                if grown.is_ok() {
+                    unit.capacity_changed();
+                }
+                let _ = done.send(grown.map_err(|source| source.to_string()));
+            });
+        }
+        async move { answer.await.unwrap_or_else(|_| Err("the server stops".to_owned())) }
+    }
+}
+
+/// The growth of a volume that is smaller than desired.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum Growth {
+    #[default]
+    None,
+    UnderWay,
+    /// It failed for this reason, and is tried again.
+    Failed(String),
+}
+
+/// An open volume that is not in force yet. If it is dropped, what was created for it is removed.
+pub(super) struct Opening {
+    pub(super) volume: Volume,
+    pub(super) new_files: NewFiles,
+    /// Current length of its file, if the file is to grow.
+    pub(super) length_before_growth: Option<u64>,
+    /// The last field: other volumes may take its file when it is closed.
+    pub(super) claim: Claim,
+}
+
+impl Opening {
+    /// Opens a volume. A file keeps its length, and nothing is written to it. Blocks the thread.
+    pub(super) fn open(
+        engine: &Engine,
+        plan: &OpenPlan,
+        claim: Claim,
+    ) -> Result<Self, ResourceError> {
+        let OpenPlan { config, scope, open_mode } = plan;
+        let mut new_files = NewFiles::missing_of(config, *open_mode);
+        let (machine, layer) = (&engine.machine, &*engine.layer);
+        let opened = Volume::open(config, scope.as_deref(), machine, layer, *open_mode);
+        new_files.note();
+        let volume = opened.map_err(not_opened(&config.name))?;
+        let length_before_growth = volume.length_before_growth();
+        if length_before_growth.is_none() {
+            volume.grow_file().map_err(not_opened(&config.name))?;
+        }
+        Ok(Self { volume, new_files, length_before_growth, claim })
+    }
+
+    /// Returns whether initiators can use it as it is.
+    pub(super) fn is_complete(&self) -> bool {
+        !self.volume.has_unwritten_metadata() && self.length_before_growth.is_none()
+    }
+
+    /// Grows its file and writes its metadata. The change must be stored before. A file that cannot grow is served with
+    /// the length that it has, for this reason. Blocks the thread.
+    pub(super) fn complete(&mut self) -> Result<(), ResourceError> {
+        self.new_files.keep();
+        self.length_before_growth = None;
+        let volume = &mut self.volume;
+        let name = volume.config.name.clone();
+        match volume.grow_file() {
+            Err(error) if volume.has_unwritten_metadata() => Err(not_opened(&name)(error)),
+            Err(error) => {
+                volume.growth = Growth::Failed(error.to_string());
+                Ok(())
+            }
+            Ok(()) => volume.imprint().map_err(not_opened(&name)),
+        }
+    }
+}
+
+/// A volume that is to be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct OpenPlan {
+    pub(super) config: VolumeConfig,
+    /// The target from which its identity is derived, if it has no serial number.
+    pub(super) scope: Option<String>,
+    pub(super) open_mode: OpenMode,
 }
 
 /// Files and folders that were created when a volume was opened. They are deleted when this is dropped, unless they are
@@ -228,6 +280,21 @@ impl NewFiles {
         Self { missing: places.filter(|path| is_missing(path)).collect(), made: Vec::new() }
     }
 
+    /// Creates the missing files of a volume that is to be opened later, so that a start after that finds them.
+    pub(super) fn create(config: &VolumeConfig, open_mode: OpenMode) -> Result<Self, StoreError> {
+        let mut files = Self::missing_of(config, open_mode);
+        let create = || {
+            stores::create(config)?;
+            match &config.store {
+                StoreConfig::File { state: Some(folder), .. } => metadata::make(folder),
+                _ => Ok(()),
+            }
+        };
+        let created = if files.missing.is_empty() { Ok(()) } else { create() };
+        files.note();
+        created.map(|()| files)
+    }
+
     /// Records which of the missing files exist now, after the opening of the volume succeeded or failed.
     pub(crate) fn note(&mut self) {
         let made = std::mem::take(&mut self.missing).into_iter();
@@ -237,7 +304,7 @@ impl NewFiles {
         }));
     }
 
-    pub(crate) fn keep(mut self) {
+    pub(crate) fn keep(&mut self) {
         self.made.clear();
     }
 }

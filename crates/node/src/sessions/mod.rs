@@ -5,7 +5,7 @@ mod members;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -13,7 +13,7 @@ use sarsen_io::time;
 use sarsen_proto::iscsi::Parameters;
 use sarsen_proto::iscsi::keys::SessionType;
 use sarsen_proto::iscsi::target::{RefusalReason, Session};
-use sarsen_scsi::{Lun, LunView, NexusHandle};
+use sarsen_scsi::{LogicalUnit, Lun, LunView, NexusHandle};
 use tokio::sync::{Notify, oneshot};
 
 pub(crate) use self::client::{Client, Login, Origin, SessionEnd};
@@ -54,6 +54,9 @@ struct Entry {
     /// The values by which further connections join, if the session permits any.
     session: Option<Arc<Session>>,
     members: Arc<Members>,
+    /// Present if the session was asked to log out, because a change takes something from it: the units that it keeps
+    /// until it has ended.
+    leaves_with: Option<Vec<Weak<LogicalUnit>>>,
 }
 
 impl Entry {
@@ -124,6 +127,8 @@ pub(crate) struct PermittedConnection<'a> {
     pub(crate) login: &'a Login,
     /// The units that it is shown.
     pub(crate) view: &'a mut LunView,
+    /// The session was asked to log out, because a change takes something from it. It keeps its units until it has ended.
+    pub(crate) is_leaving: bool,
     /// The session's nexus, once it exists.
     pub(crate) nexus: Option<u64>,
     pub(crate) mailbox: &'a Mailbox,
@@ -230,6 +235,7 @@ impl Sessions {
                             nexus: None,
                             session: None,
                             members: members.clone(),
+                            leaves_with: None,
                         };
                         state.by_tsih.insert(tsih, entry);
                         return Ok(SessionMember { sessions: self, tsih, number, members });
@@ -325,12 +331,15 @@ impl Sessions {
             .all(|member| has(&member.login.client))
     }
 
-    /// Marks a connection as permitted and shows it these units. Returns false if other connections of its session are
-    /// shown other units: all of them must have the same.
+    /// Marks a connection as permitted and shows it these units. Returns false if its session is leaving, or if other
+    /// connections of its session are shown other units: all of them must have the same.
     pub(crate) fn permit(&self, member: &SessionMember<'_>, view: &LunView) -> bool {
         let mut state = self.state();
         state.last_permitted += 1;
         let number = state.last_permitted;
+        if state.by_tsih.get(&member.tsih).is_none_or(|entry| entry.leaves_with.is_some()) {
+            return false;
+        }
         let mut all = member.members.all();
         let mut others = all.iter().filter_map(|member| member.permitted.as_ref());
         if others.any(|other| other.view != *view) {
@@ -345,12 +354,43 @@ impl Sessions {
     pub(crate) fn visit_permitted(&self, mut visit: impl FnMut(PermittedConnection<'_>)) {
         for (&tsih, entry) in &self.state().by_tsih {
             let nexus = entry.nexus.as_ref().map(NexusHandle::id);
+            let is_leaving = entry.leaves_with.is_some();
             for Member { login, permitted, mailbox, .. } in entry.members.all().iter_mut() {
                 let Some(Permitted { number, view }) = permitted else { continue };
                 let number = *number;
-                visit(PermittedConnection { tsih, number, login, view, nexus, mailbox });
+                visit(PermittedConnection {
+                    tsih,
+                    number,
+                    login,
+                    view,
+                    is_leaving,
+                    nexus,
+                    mailbox,
+                });
             }
         }
+    }
+
+    /// Marks a session as leaving with these units. Returns false if it has ended.
+    pub(crate) fn begin_leaving(&self, tsih: u16, units: &[Weak<LogicalUnit>]) -> bool {
+        let mut state = self.state();
+        let Some(entry) = state.by_tsih.get_mut(&tsih) else { return false };
+        // A session that is asked again keeps the units that it had.
+        entry.leaves_with.get_or_insert_with(|| units.to_vec());
+        true
+    }
+
+    /// Returns the units of the leaving sessions.
+    pub(crate) fn leaving_units(&self) -> Vec<Weak<LogicalUnit>> {
+        let state = self.state();
+        state.by_tsih.values().filter_map(|entry| entry.leaves_with.clone()).flatten().collect()
+    }
+
+    /// Returns the nexuses of the leaving sessions.
+    pub(crate) fn leaving_nexuses(&self) -> HashSet<u64> {
+        let state = self.state();
+        let leaving = state.by_tsih.values().filter(|entry| entry.leaves_with.is_some());
+        leaving.filter_map(|entry| entry.nexus.as_ref().map(NexusHandle::id)).collect()
     }
 
     /// Returns the number of the last permitted connection.

@@ -88,22 +88,7 @@ impl FileStore {
             return Err(StoreError::InUse { path: path.clone() });
         }
         let block = options.block_size.bytes() as u64;
-        let device = file.device_block_sizes().map_err(system("find its block sizes"))?;
-        if let Some((logical, _)) = device.filter(|&(logical, _)| u64::from(logical) > block) {
-            // The page cache would accept smaller writes, but no device deallocates less than a block.
-            return Err(unfit(format!(
-                "has blocks of {logical} bytes: set block-size = {logical}"
-            )));
-        }
-        if options.cache.is_direct() {
-            let alignment = file.direct_alignment().map_err(system("find its alignment"))?;
-            if u64::from(alignment) > block {
-                return Err(unfit(format!(
-                    "takes direct I/O in units of {alignment} bytes only: \
-                     set block-size = 4096, or a cache mode with page cache"
-                )));
-            }
-        }
+        let device = check_blocks(&file, options)?;
         let length = wanted_length(&file, options, open_mode)?;
         if matches!(open_mode, OpenMode::Existing { had: Some(_), .. }) {
             // The volume has just been closed, and its flush may have failed: reads must return the blocks on disk.
@@ -482,6 +467,50 @@ impl Store for FileStore {
     }
 }
 
+/// Creates an empty file with a durable name, if it is missing.
+pub(super) fn create(options: &FileOptions) -> Result<(), StoreError> {
+    let file = open_file(options, OpenMode::Create)?;
+    let length = file.length().map_err(StoreError::system(&options.path, "find its length"))?;
+    if length == 0 { sync_name(&options.path) } else { Ok(()) }
+}
+
+/// Checks, without a lock, whether a file that exists can be opened, and returns the length that it is to have.
+pub(crate) fn trial(options: &FileOptions, open_mode: OpenMode) -> Result<u64, StoreError> {
+    let known = OpenMode::Existing {
+        length_before_growth: open_mode.length_before_growth(),
+        has_state: false,
+        had: None,
+    };
+    // The volume that has a block device has it exclusively.
+    let file = open_file(&FileOptions { read_only: true, ..options.clone() }, known)?;
+    check_blocks(&file, options)?;
+    wanted_length(&file, options, known)
+}
+
+/// Checks whether the device and the cache mode permit the block size.
+fn check_blocks(file: &File, options: &FileOptions) -> Result<Option<(u32, u32)>, StoreError> {
+    let path = &options.path;
+    let system = |what| StoreError::system(path, what);
+    let block = options.block_size.bytes() as u64;
+    let device = file.device_block_sizes().map_err(system("find its block sizes"))?;
+    if let Some((logical, _)) = device.filter(|&(logical, _)| u64::from(logical) > block) {
+        // The page cache would accept smaller writes, but no device deallocates less than a block.
+        let problem = format!("has blocks of {logical} bytes: set block-size = {logical}");
+        return Err(StoreError::unfit(path, problem));
+    }
+    if options.cache.is_direct() {
+        let alignment = file.direct_alignment().map_err(system("find its alignment"))?;
+        if u64::from(alignment) > block {
+            let problem = format!(
+                "takes direct I/O in units of {alignment} bytes only: \
+                 set block-size = 4096, or a cache mode with page cache"
+            );
+            return Err(StoreError::unfit(path, problem));
+        }
+    }
+    Ok(device)
+}
+
 fn open_file(options: &FileOptions, open_mode: OpenMode) -> Result<File, StoreError> {
     let path = &options.path;
     let may_make = options.size.is_some() && !options.read_only;
@@ -534,13 +563,17 @@ fn wanted_length(
     }
     check_growth(path, size)?;
     if length == 0 {
-        // A flush makes the file durable, but not its name in the folder (fsync(2)).
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let folder = std::fs::File::open(folder.unwrap_or(Path::new(".")));
-        let synced = folder.and_then(|folder| folder.sync_all());
-        synced.map_err(StoreError::system(path, "make its name durable"))?;
+        sync_name(path)?;
     }
     Ok(size)
+}
+
+/// Makes the name of a file durable: a flush of the file does not (fsync(2)).
+fn sync_name(path: &Path) -> Result<(), StoreError> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = std::fs::File::open(folder.unwrap_or(Path::new(".")));
+    let synced = folder.and_then(|folder| folder.sync_all());
+    synced.map_err(StoreError::system(path, "make its name durable"))
 }
 
 /// Returns the error for a file that has lost some of its bytes.

@@ -52,6 +52,16 @@ pub(crate) enum OpenMode {
     },
 }
 
+impl OpenMode {
+    /// Returns the current length of a file whose growth was begun, or may begin: 0 for one that may not exist yet.
+    pub(crate) fn length_before_growth(self) -> Option<u64> {
+        match self {
+            Self::OpenOrCreate | Self::Create => Some(0),
+            Self::Existing { length_before_growth, .. } => length_before_growth,
+        }
+    }
+}
+
 /// The reason why a store could not be opened, and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -182,13 +192,7 @@ pub(crate) fn open(volume: &VolumeConfig, open_mode: OpenMode) -> Result<Opened,
         }
         StoreConfig::Null { size } => Arc::new(NullStore::new(volume.block_size, blocks(*size))),
         StoreConfig::File { path, size, cache, .. } => {
-            let options = FileOptions {
-                path: path.clone(),
-                size: *size,
-                block_size: volume.block_size,
-                cache: *cache,
-                read_only: volume.read_only,
-            };
+            let options = file_options(volume, path, *size, *cache);
             let (store, file): (Arc<dyn Store>, _) = match volume.protection {
                 Some(_) => protected::open_file(&options, open_mode)?,
                 None => {
@@ -218,6 +222,34 @@ pub(crate) fn open(volume: &VolumeConfig, open_mode: OpenMode) -> Result<Opened,
     Ok(Opened { store, memory, file, health })
 }
 
+fn file_options(
+    volume: &VolumeConfig,
+    path: &Path,
+    size: Option<u64>,
+    cache: CacheMode,
+) -> FileOptions {
+    let VolumeConfig { block_size, read_only, .. } = *volume;
+    FileOptions { path: path.to_owned(), size, block_size, cache, read_only }
+}
+
+/// Creates the empty file of a new volume, if it has one and it is missing.
+pub(crate) fn create(volume: &VolumeConfig) -> Result<(), StoreError> {
+    let StoreConfig::File { path, size, cache, .. } = &volume.store else { return Ok(()) };
+    if path.exists() {
+        return Ok(());
+    }
+    file::create(&file_options(volume, path, *size, *cache))
+}
+
+/// Checks, without opening it for use, whether the file of a volume can be opened when another one has released it.
+/// Changes nothing.
+pub(crate) fn trial(volume: &VolumeConfig, open_mode: OpenMode) -> Result<(), StoreError> {
+    let StoreConfig::File { path, size, cache, .. } = &volume.store else { return Ok(()) };
+    let options = file_options(volume, path, *size, *cache);
+    let length = file::trial(&options, open_mode)?;
+    check_faults(volume, length >> volume.block_size.shift())
+}
+
 /// Opens an image of a CD. An image that ends within a block is incomplete, and the data that a drive would return for
 /// that block is unknown.
 fn open_image(path: &Path) -> Result<FileStore, StoreError> {
@@ -244,17 +276,23 @@ fn plant(volume: &VolumeConfig, store: Arc<dyn Store>) -> Result<Arc<dyn Store>,
     if volume.faults.is_empty() {
         return Ok(store);
     }
-    let block_count = store.geometry().block_count;
+    check_faults(volume, store.geometry().block_count)?;
     let faults = Faults::default();
-    for FaultConfig { fault, times, text, last_block } in &volume.faults {
-        if last_block.0 >= block_count {
-            let (fault, block) = (text.clone(), *last_block);
-            return Err(StoreError::FaultOutside { fault, block, block_count });
-        }
+    for FaultConfig { fault, times, text, .. } in &volume.faults {
         faults.add(*fault, *times);
         warn!(volume = volume.name, fault = text, "this volume goes wrong on purpose");
     }
     Ok(Arc::new(FaultyStore::new(store, faults)))
+}
+
+/// Refuses faults of blocks that the volume does not have.
+fn check_faults(volume: &VolumeConfig, block_count: u64) -> Result<(), StoreError> {
+    match volume.faults.iter().find(|fault| fault.last_block.0 >= block_count) {
+        None => Ok(()),
+        Some(FaultConfig { text, last_block, .. }) => {
+            Err(StoreError::FaultOutside { fault: text.clone(), block: *last_block, block_count })
+        }
+    }
 }
 
 #[cfg(test)]

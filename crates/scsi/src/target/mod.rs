@@ -115,13 +115,19 @@ impl TargetDevice {
     /// Replaces the units. Units that stay keep their reservations. Each nexus whose list changes gets a unit
     /// attention.
     pub fn set_luns(&self, luns: Luns) {
+        self.set_luns_except(luns, |_| false);
+    }
+
+    /// Replaces the units as [`Self::set_luns`] does, except for nexuses that keep theirs, by
+    /// [`crate::NexusHandle::id`].
+    pub fn set_luns_except(&self, luns: Luns, keeps: impl Fn(u64) -> bool) {
         luns.values().for_each(|unit| atomic::finish_interrupted(unit, self.array.host()));
         let mut state = self.state();
         let luns = Arc::new(luns);
         state.luns = luns.clone();
         state.nexuses.retain(|nexus| nexus.strong_count() > 0);
         for nexus in state.nexuses.iter().filter_map(Weak::upgrade) {
-            if nexus.set_luns(&luns) {
+            if !keeps(nexus.id) && nexus.set_luns(&luns) {
                 nexus.luns_changed();
             }
         }

@@ -202,6 +202,10 @@ fn withheld_unit_stays_for_present_nexuses_only() {
     fixture.device.set_luns(both);
     assert_eq!(additional(&at(&mut late, 0, &[0], &[])), Some(0x3f0e));
     assert_eq!(fixture.run(&[0], &[]).status, Status::Good, "it had it all the time");
-    fixture.device.set_luns(first);
+    fixture.device.set_luns_except(first.clone(), |nexus| nexus == late.id());
     assert_eq!(additional(&fixture.run(&[0], &[])), Some(0x3f0e));
+    assert!(late.logical_unit(Lun(1)).is_some(), "it keeps its units");
+    assert!(show(&fixture.device, "later", LunView::default()).logical_unit(Lun(1)).is_none());
+    fixture.device.set_luns(first);
+    assert!(late.logical_unit(Lun(1)).is_none());
 }

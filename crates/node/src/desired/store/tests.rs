@@ -20,16 +20,26 @@ fn all(list: &[&Object]) -> Objects {
     list.iter().map(|object| (object.key(), Arc::new((*object).clone()))).collect()
 }
 
+/// Stores a change of these objects, so that the state has `all` of these.
+fn commit(
+    store: &Store,
+    number: u64,
+    objects: Vec<Write<'_>>,
+    all: &Objects,
+    length_before_growth: &BTreeMap<String, u64>,
+) -> Result<Option<Occurrence>, StateError> {
+    let revision = revision(number);
+    let writes = Writes { revision: Some(&revision), objects, all, length_before_growth };
+    store.commit(number - 1, &writes)
+}
+
 /// Stores each of the names in turn as the only host, each in its own revision.
 fn keep(store: &Store, from: u64, names: &[&str]) {
     for (number, name) in (from..).zip(names) {
         let host = host(name);
-        let reported = store.commit(
-            &revision(number),
-            &[(&host.key(), Some(&host))],
-            &all(&[&host]),
-            &BTreeMap::new(),
-        );
+        let key = host.key();
+        let reported =
+            commit(store, number, vec![(&key, Some(&host))], &all(&[&host]), &BTreeMap::new());
         assert!(reported.expect("kept").is_none());
     }
 }
@@ -58,18 +68,23 @@ fn stored_state_is_loaded() {
     let (store, contents) = opened(&path);
     assert!(contents.is_new && contents.objects.is_empty() && contents.revision == 0);
     let (a, b) = (host("a"), host("b"));
-    let both = [(&a.key(), Some(&a)), (&b.key(), Some(&b))];
-    let none = BTreeMap::new();
-    store.commit(&revision(1), &both, &all(&[&a, &b]), &none).expect("kept");
-    store.commit(&revision(2), &[(&a.key(), None)], &all(&[&b]), &none).expect("kept");
+    let (first, second) = (a.key(), b.key());
+    let both = vec![(&first, Some(&a)), (&second, Some(&b))];
+    let (none, mut revisions) = (BTreeMap::new(), store.watch());
+    commit(&store, 1, both, &all(&[&a, &b]), &none).expect("kept");
+    let outdated = commit(&store, 1, vec![(&first, None)], &all(&[&b]), &none);
+    assert!(matches!(outdated, Err(StateError::Conflict { expected: 0, current: 1 })));
+    commit(&store, 2, vec![(&first, None)], &all(&[&b]), &none).expect("kept");
+    assert!(revisions.has_changed().expect("the store is there"));
+    assert_eq!(*revisions.borrow_and_update(), 2);
     assert!(matches!(Store::open(&path), Err(StateError::InUse(_))), "it is locked");
     drop(store);
     let (store, contents) = opened(&path);
     assert_eq!((contents.revision, contents.objects), (2, all(&[&b])));
     assert!(!contents.is_new && contents.repairs.is_empty());
-    let history = store.reader().history(u64::MAX, 5).expect("read");
+    let history = store.history().before(u64::MAX, 5).expect("read");
     assert_eq!(history, [revision(2), revision(1)]);
-    assert_eq!(store.reader().history(2, 5).expect("read"), [revision(1)]);
+    assert_eq!(store.history().before(2, 5).expect("read"), [revision(1)]);
     for entry in fs::read_dir(&path).expect("a folder").flatten() {
         let metadata = entry.metadata().expect("a file");
         let mode = if metadata.is_dir() { 0o700 } else { 0o600 };
@@ -86,8 +101,8 @@ fn a_change_that_was_kept_and_answered_with_an_error_is_not_half_of_the_next_one
     keep(&store, 1, &["a"]);
     // The client received an error, so the store still expects the previous head.
     locked(&store.files).head = before;
-    let reported =
-        store.commit(&revision(1), &[(&b.key(), Some(&b))], &all(&[&b]), &BTreeMap::new());
+    let key = b.key();
+    let reported = commit(&store, 1, vec![(&key, Some(&b))], &all(&[&b]), &BTreeMap::new());
     assert!(reported.expect("kept").is_none());
     drop(store);
     let (_, contents) = opened(folder.path());
@@ -100,13 +115,15 @@ fn missing_length_of_files_is_stored_until_they_have_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let (a, length_before_growth) = (host("a"), BTreeMap::from([("serial".to_owned(), 512)]));
     let (store, _) = opened(folder.path());
-    store
-        .commit(&revision(1), &[(&a.key(), Some(&a))], &all(&[&a]), &length_before_growth)
-        .expect("kept");
+    let key = a.key();
+    commit(&store, 1, vec![(&key, Some(&a))], &all(&[&a]), &length_before_growth).expect("kept");
     drop(store);
     let (store, contents) = opened(folder.path());
     assert_eq!(contents.length_before_growth, length_before_growth);
-    store.store_pending_lengths(&BTreeMap::new()).expect("kept");
+    let (objects, none) = (all(&[&a]), BTreeMap::new());
+    let lengths =
+        Writes { revision: None, objects: Vec::new(), all: &objects, length_before_growth: &none };
+    store.commit(1, &lengths).expect("kept");
     drop(store);
     assert_eq!(opened(folder.path()).1.length_before_growth, BTreeMap::new());
 }
@@ -287,15 +304,15 @@ fn a_copy_that_cannot_be_written_is_not_left_behind_to_be_taken_for_the_last_one
     fs::create_dir(&copy).expect("made");
     fs::write(copy.join("x"), "").expect("written");
     let b = host("b");
-    let commit = |number| {
-        let reported =
-            store.commit(&revision(number), &[(&b.key(), Some(&b))], &all(&[&b]), &BTreeMap::new());
-        reported.expect("kept")
+    let key = b.key();
+    let keep_b = |number| {
+        let objects = vec![(&key, Some(&b))];
+        commit(&store, number, objects, &all(&[&b]), &BTreeMap::new()).expect("kept")
     };
-    assert!(matches!(commit(2), Some(Occurrence::StateCopyLost { .. })));
-    assert!(commit(3).is_none(), "it is told once");
+    assert!(matches!(keep_b(2), Some(Occurrence::StateCopyLost { .. })));
+    assert!(keep_b(3).is_none(), "it is told once");
     fs::remove_dir_all(&copy).expect("removed");
-    assert!(matches!(commit(4), Some(Occurrence::StateCopyReplaced { .. })));
+    assert!(matches!(keep_b(4), Some(Occurrence::StateCopyReplaced { .. })));
     drop(store);
     let (_, contents) = opened(folder.path());
     assert!(contents.revision == 4 && contents.repairs.is_empty());

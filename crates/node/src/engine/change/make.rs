@@ -1,146 +1,226 @@
 //! The moment that puts a change into force, all of it at once.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use sarsen_scsi::{LogicalUnit, Lun, TargetDevice};
+use tokio::sync::mpsc;
 use tracing::{info, warn};
 
 use super::super::diff::RetainedVolume;
-use super::super::missing::{self, MissingObjects};
 use super::super::portals::{Bound, NextPortal, Served};
-use super::super::volumes::{NewFiles, Volume, grow};
-use super::super::{Running, target_ports};
-use super::{Change, ChangeOutcome};
+use super::super::tasks::{Begun, Closing, Erasure, SESSIONS, Task, close};
+use super::super::volumes::{Growth, NewFiles, Opening};
+use super::super::{Engine, Running, target_ports};
+use super::{Affected, ChangeOutcome, Force, Prepared, Steps};
 use crate::config::{Config, Rates, VolumeConfig};
 use crate::targets::Target;
 
-impl Change {
-    pub(super) fn make(mut self) -> ChangeOutcome {
-        self.is_made = true;
-        self.new_files.drain(..).for_each(NewFiles::keep);
-        let engine = self.engine().clone();
+impl Prepared {
+    /// Puts the steps into force, all at once, and starts the tasks that are left.
+    pub(super) fn put_in_force(
+        &mut self,
+        running: &mut Running,
+        mut steps: Steps,
+        force: Force,
+        affected: Affected,
+        lengths: BTreeMap<String, u64>,
+        mut erasures: BTreeMap<String, Erasure>,
+    ) -> Begun {
+        let engine = self.engine.clone();
         let front = &engine.front;
-        let mut running = engine.running();
-        let running = &mut *running;
-        let is_fairness_changed = self.changes_fairness(running);
-        let mut stays = self.volumes.stays.iter();
-        let are_names_gone =
-            !self.volumes.closes.is_empty() || stays.any(|stay| stay.running != stay.desired.name);
-        let owes = self.lengths_before_growth(running);
-        let opened = self.opened.values();
-        let opened = opened.filter_map(|volume| volume.config.identity.serial.clone()).collect();
-        let (gone, not_grown, not_made) = self.make_volumes(&mut running.volumes);
-        let needs_restart = keep_what_was_started(&running.config, &mut self.desired);
-        if self.desired.limits != running.config.limits {
-            front.set_limits(&self.desired.limits);
+        let is_qos_changed = self.changes_qos(running, &steps);
+        let (leaving, grace) = match force {
+            Force::Everybody(grace) if !affected.sessions.is_empty() => {
+                front.access.begin_leaving(&front.sessions, &affected.sessions);
+                (Some(affected), grace)
+            }
+            Force::Nobody | Force::Revoked | Force::Everybody(_) => (None, Duration::ZERO),
+        };
+        self.new_files.iter_mut().for_each(NewFiles::keep);
+        let is_unflushed = Arc::new(AtomicBool::new(self.is_unflushed));
+        let (reports, received) = mpsc::unbounded_channel();
+        let mut closings = Vec::new();
+        for name in &steps.volumes.closes {
+            let Some(volume) = running.volumes.remove(name) else { continue };
+            let is_reattached = self.reattached.as_ref() == Some(name);
+            closings.push(Closing {
+                claim: engine.claims.closing(&volume.config, volume.store.clone()),
+                is_unflushed: is_reattached.then(|| is_unflushed.clone()),
+                erasure: erasures.remove(name).map(|erasure| (erasure, reports.clone())),
+                volume,
+            });
         }
-        for (name, _) in &not_grown {
-            // The next change tries the growth again.
-            let is = |volume: &&mut VolumeConfig| volume.name == *name;
-            if let (Some(volume), Some(config)) =
-                (running.volumes.get_mut(name), self.desired.volumes.iter_mut().find(is))
+        let erased = closings.iter().filter(|closing| closing.erasure.is_some());
+        let mut pending: BTreeSet<String> =
+            erased.map(|closing| closing.volume.config.name.clone()).collect();
+        let mut tasks: Vec<(String, Task)> = erasures
+            .into_iter()
+            .map(|(volume, erasure)| (volume.clone(), Task::Erase { volume, erasure }))
+            .collect();
+        let are_names_gone = !steps.volumes.closes.is_empty()
+            || steps.volumes.stays.iter().any(|stay| stay.running != stay.desired.name);
+        tasks.extend(self.keep_volumes(running, &mut steps, &mut pending));
+        let opened = self.take_opened(running, &steps.taken, &mut tasks);
+        tasks.extend(
+            std::mem::take(&mut steps.late)
+                .into_iter()
+                .map(|plan| (plan.config.name.clone(), Task::Open(plan))),
+        );
+        // A volume that is smaller than desired has its actual size in what is in force.
+        for config in &mut steps.ready.volumes {
+            if let Some(volume) = running.volumes.get(&config.name)
+                && volume.growth != Growth::None
             {
-                volume.adopt_actual_size();
                 config.clone_from(&volume.config);
             }
         }
-        let problems = not_grown.iter().map(missing::not_grown);
-        let problems = problems.chain(not_made).collect();
-        running.config = Arc::new(std::mem::take(&mut self.desired));
-        running.absent = MissingObjects { growths: not_grown, ..std::mem::take(&mut self.absent) };
-        running.settle(owes, &opened);
+        let needs_restart = keep_what_was_started(&running.config, &mut steps.ready);
+        if steps.ready.limits != running.config.limits {
+            front.set_limits(&steps.ready.limits);
+        }
+        running.desired = Arc::new(self.desired.clone());
+        running.config = Arc::new(std::mem::take(&mut steps.ready));
+        running.absent = std::mem::take(&mut steps.absent);
+        running.settle(lengths, &opened);
         if are_names_gone {
             let volumes = &running.config.volumes;
             let names: HashSet<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
             front.access.metrics.statistics.keep(|name| names.contains(name));
         }
-        if is_fairness_changed {
+        if is_qos_changed {
             front.qos.apply(&running.config);
         }
         // Units are removed before access widens, and added after access narrows.
-        self.narrow_targets(running);
+        let left = front.sessions.leaving_nexuses();
+        steps.narrow_targets(&engine, running, &left);
         let sessions_ended = front.access.replace(
-            self.policy.clone(),
+            steps.policy.clone(),
             &front.sessions,
             &front.targets,
-            &self.losses,
+            &steps.losses,
+            leaving.as_ref().map_or(&Default::default(), |leaving| &leaving.sessions),
         );
-        self.make_targets(running);
+        steps.make_targets(&engine, running, &left);
         // The targets and rules for clients of new portals are in force before the portals open.
-        self.make_portals(&mut running.portals, &running.config);
+        let closed = self.make_portals(running);
+        if !self.portals.late.is_empty() {
+            let late = self.portals.late.iter().map(|portal| format!("portal {}", portal.address));
+            let names: Vec<_> = late.collect();
+            tasks.push((names.join(", "), Task::ClosePortals(closed)));
+        }
+        let leave = leaving.map(|Affected { mailboxes, .. }| {
+            (SESSIONS.to_owned(), Task::Leave { sessions: mailboxes, grace })
+        });
+        pending.extend(leave.iter().map(|(object, _)| object.clone()));
         engine.show(running);
-        engine.closings.begin(gone, engine.cores.clone());
+        pending.extend(tasks.iter().map(|(object, _)| object.clone()));
+        close(closings, engine.cores.clone(), engine.disk_permits.clone());
+        // Other tasks may hang on a thread that they share.
+        engine.begin_tasks(leave.into_iter().collect(), reports.clone());
+        engine.begin_tasks(tasks, reports);
         front.targets.tell();
-        ChangeOutcome { needs_restart, sessions_ended, problems, is_unflushed: self.is_unflushed }
+        let before = std::mem::replace(&mut running.withheld, std::mem::take(&mut steps.withheld));
+        // The answer waits for the sessions of the change itself.
+        let problems = if pending.contains(SESSIONS) {
+            Vec::new()
+        } else {
+            running.withheld.difference(&before).cloned().collect()
+        };
+        let outcome =
+            ChangeOutcome { needs_restart, sessions_ended, problems, ..ChangeOutcome::default() };
+        Begun { engine, pending, reports: received, is_unflushed, outcome, failure: None }
     }
 
     /// Returns whether the change affects QoS settings.
-    fn changes_fairness(&self, running: &Running) -> bool {
+    fn changes_qos(&self, running: &Running, steps: &Steps) -> bool {
         let has_say = |volume: &VolumeConfig| volume.qos != Rates::default();
-        let steps = &self.volumes;
-        let touched = steps.closes.iter().chain(steps.stays.iter().map(|stay| &stay.running));
+        let volumes = &steps.volumes;
+        let touched = volumes.closes.iter().chain(volumes.stays.iter().map(|stay| &stay.running));
         let mut before = touched.filter_map(|name| running.volumes.get(name));
-        let stays = steps.stays.iter().map(|stay| &stay.desired);
-        self.desired.hosts != running.config.hosts
-            || self.desired.limits != running.config.limits
+        let mut stays = volumes.stays.iter().map(|stay| &stay.desired);
+        steps.ready.hosts != running.config.hosts
+            || steps.ready.limits != running.config.limits
             || before.any(|volume| has_say(&volume.config))
-            || self.opened.values().any(|volume| has_say(&volume.config))
-            || { stays }.any(has_say)
+            || self.opened.values().any(|opening| has_say(&opening.volume.config))
+            || stays.any(has_say)
     }
 
-    /// Applies the steps for volumes. Returns the closed volumes, those that did not grow, and the reasons why others
-    /// cannot be used.
-    fn make_volumes(
-        &mut self,
-        volumes: &mut BTreeMap<String, Volume>,
-    ) -> (Vec<Volume>, Vec<(String, String)>, Vec<String>) {
-        let closes = self.volumes.closes.iter();
-        let gone = closes.filter_map(|name| volumes.remove(name)).collect();
-        let stays = std::mem::take(&mut self.volumes.stays).into_iter();
+    /// Renames volumes that stay open, and begins their growth.
+    fn keep_volumes(
+        &self,
+        running: &mut Running,
+        steps: &mut Steps,
+        pending: &mut BTreeSet<String>,
+    ) -> Vec<(String, Task)> {
+        let stays = std::mem::take(&mut steps.volumes.stays).into_iter();
         let renamed: Vec<_> =
-            stays.filter_map(|stay| Some((volumes.remove(&stay.running)?, stay))).collect();
-        let mut growths = Vec::new();
-        for (mut volume, RetainedVolume { running, desired, grows_to }) in renamed {
-            if running != desired.name {
-                info!(volume = running, new_name = desired.name, "the volume is renamed");
+            stays.filter_map(|stay| Some((running.volumes.remove(&stay.running)?, stay))).collect();
+        let mut tasks = Vec::new();
+        for (mut volume, RetainedVolume { running: old, desired, grows_to }) in renamed {
+            if old != desired.name {
+                info!(volume = old, new_name = desired.name, "the volume is renamed");
             }
             volume.unit.rename(&desired.name);
             volume.config = desired;
-            growths.extend(grows_to.map(|bytes| volume.growth(bytes)));
-            volumes.insert(volume.config.name.clone(), volume);
-        }
-        let mut not_grown = grow(&self.engine().cores, growths);
-        let (mut not_made, mut problems) = (Vec::new(), Vec::new());
-        for (name, volume) in &mut self.opened {
-            match volume.grow_file() {
-                Err(error) if volume.has_unwritten_metadata() => {
-                    not_made.push((name.clone(), error))
-                }
-                Err(error) => not_grown.push((name.clone(), error.to_string())),
-                Ok(()) => {
-                    let imprinted = volume.imprint();
-                    not_made.extend(imprinted.err().map(|error| (name.clone(), error)));
+            match grows_to {
+                None => volume.growth = Growth::None,
+                Some(bytes) => {
+                    let name = volume.config.name.clone();
+                    pending.insert(name.clone());
+                    // If it grows already, the end of that growth begins the next one.
+                    if volume.growth != Growth::UnderWay {
+                        volume.growth = Growth::UnderWay;
+                        let grown = Box::pin(volume.grow(bytes, &self.engine.cores));
+                        let store = volume.store.clone();
+                        tasks.push((name.clone(), Task::Grow { volume: name, store, grown }));
+                    }
+                    volume.adopt_actual_size();
                 }
             }
+            running.volumes.insert(volume.config.name.clone(), volume);
         }
-        for (name, error) in not_made {
-            self.desired.volumes.retain(|volume| volume.name != name);
-            let why = format!("volume {name}: {error}");
-            if let Some(volume) = self.opened.remove(&name) {
-                self.absent.volumes.push((volume.config, why.clone()));
-            }
-            problems.push(why);
-        }
-        volumes.append(&mut self.opened);
-        (gone, not_grown, problems)
+        tasks
     }
 
-    fn make_portals(&mut self, portals: &mut Vec<Served>, config: &Config) {
-        let engine = self.turn.0.clone();
+    /// Adds the opened volumes that clients can use, and begins to complete the others. Returns the serial numbers of
+    /// the former.
+    fn take_opened(
+        &mut self,
+        running: &mut Running,
+        taken: &HashSet<String>,
+        tasks: &mut Vec<(String, Task)>,
+    ) -> HashSet<String> {
+        let mut serials = HashSet::new();
+        for (name, mut opening) in std::mem::take(&mut self.opened) {
+            if !taken.contains(&name) {
+                // It is not desired any more. It closes when the lock is released.
+                self.opened.insert(name, opening);
+            } else if opening.is_complete() {
+                let Opening { mut volume, mut new_files, .. } = opening;
+                new_files.keep();
+                if volume.growth != Growth::None {
+                    volume.adopt_actual_size();
+                }
+                serials.extend(volume.config.identity.serial.clone());
+                running.volumes.insert(name, volume);
+            } else {
+                opening.new_files.keep();
+                opening.claim.decide();
+                tasks.push((name, Task::Complete(Box::new(opening))));
+            }
+        }
+        serials
+    }
+
+    /// Returns the portals that were closed.
+    fn make_portals(&mut self, running: &mut Running) -> Vec<Served> {
+        let (engine, portals) = (&self.engine, &mut running.portals);
         let mut old: Vec<Option<Served>> = std::mem::take(portals).into_iter().map(Some).collect();
         let next = std::mem::take(&mut self.portals.next).into_iter();
-        for (next, configured) in next.zip(&config.listen) {
+        for (next, configured) in next.zip(&running.config.listen) {
             let configured = configured.clone();
             let mut take = |number: usize| old[number].take();
             let served = match next {
@@ -149,49 +229,32 @@ impl Change {
                     served.portal.set_encryption(Some(encryption));
                     Served { configured, ..served }
                 }),
-                NextPortal::Changed(number, portal) => take(number).and_then(|served| {
-                    let (listener, _) = served.socket?;
-                    let bound = Bound { portal, listener };
-                    Some(Served::open(configured, bound, &engine.acceptor))
+                NextPortal::Changed(number, portal) => take(number).map(|served| {
+                    let (listener, _) = served.socket;
+                    Served::open(configured, Bound { portal, listener }, &engine.acceptor)
                 }),
                 NextPortal::New(bound) => Some(Served::open(configured, bound, &engine.acceptor)),
-                NextPortal::Late(_) => {
-                    unreachable!("late portals are bound after the removed ones are closed")
-                }
+                NextPortal::Late(_) => unreachable!("late portals are not among the next ones"),
             };
             portals.extend(served);
         }
-        let limits = &config.limits;
-        for (listener, _) in portals.iter().filter_map(|served| served.socket.as_ref()) {
+        let limits = &running.config.limits;
+        for Served { socket: (listener, _), .. } in portals.iter() {
             if let Err(error) = listener.give_up_after(limits.keepalive, limits.user_timeout) {
                 warn!(%error, "a portal's connections are given up as before");
             }
         }
         engine.front.portals.replace(portals.iter().map(|one| one.portal.clone()).collect());
+        old.into_iter().flatten().collect()
     }
+}
 
-    /// Returns the current lengths of files that the change will grow, by their volumes' serial numbers.
-    pub(super) fn lengths_before_growth(&self, running: &Running) -> BTreeMap<String, u64> {
-        let stays = self.volumes.stays.iter().filter(|stay| stay.grows_to.is_some());
-        let grow = stays.filter_map(|stay| {
-            let volume = running.volumes.get(&stay.running)?;
-            Some((volume, volume.file_length()?))
-        });
-        let opened = self
-            .opened
-            .values()
-            .filter_map(|volume| Some((volume, volume.length_before_growth()?)));
-        let lengths = grow
-            .chain(opened)
-            .filter_map(|(volume, length)| Some((volume.config.identity.serial.clone()?, length)));
-        lengths.collect()
-    }
-
+impl Steps {
     /// Takes units out of targets that do not have them any more.
-    fn narrow_targets(&self, running: &Running) {
+    fn narrow_targets(&self, engine: &Engine, running: &Running, leaving: &HashSet<u64>) {
         for change in &self.targets.changed {
             let target = &running.config.targets[change.index];
-            let Some(found) = self.engine().front.targets.find(&target.name) else { continue };
+            let Some(found) = engine.front.targets.find(&target.name) else { continue };
             let (before, after) = (found.device.luns(), running.luns(target));
             let stays = |(lun, unit): &(&Lun, &Arc<LogicalUnit>)| {
                 after.get(lun).is_some_and(|after| Arc::ptr_eq(after, unit))
@@ -199,13 +262,12 @@ impl Change {
             let kept = before.iter().filter(stays).map(|(lun, unit)| (*lun, unit.clone()));
             let kept: BTreeMap<_, _> = kept.collect();
             if kept.len() < before.len() {
-                found.device.set_luns(kept);
+                found.device.set_luns_except(kept, |nexus| leaving.contains(&nexus));
             }
         }
     }
 
-    fn make_targets(&self, running: &Running) {
-        let engine = self.engine();
+    fn make_targets(&self, engine: &Engine, running: &Running, leaving: &HashSet<u64>) {
         let front = &engine.front;
         let groups = running.groups();
         let targets = &running.config.targets;
@@ -227,7 +289,7 @@ impl Change {
                     warn!(%error, "the access state stays as it is");
                 }
             }
-            device.set_luns(running.luns(target));
+            device.set_luns_except(running.luns(target), |nexus| leaving.contains(&nexus));
             changed.insert(target.name.as_str());
             come.push(found(device, change.index));
         }

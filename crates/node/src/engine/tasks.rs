@@ -1,0 +1,386 @@
+//! What is left of a change when it is stored: clients leave, files grow, headers are written, and volumes are opened
+//! that waited for others to be closed. Each object has a task of its own, which puts it into force when it ends.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use sarsen_block::Store;
+use sarsen_io::cores::Cores;
+use sarsen_io::{threads, time};
+use tokio::sync::mpsc;
+use tracing::{error, info};
+
+use super::change::{Cause, ChangeOutcome, Force};
+use super::claims::{Claim, flush, holdings, holdings_of_file};
+use super::disk_threads::{Disk, DiskPermits, run_aside};
+use super::missing::not_grown;
+use super::portals::Served;
+use super::volumes::{Growth, OpenPlan, Opening, Volume, check_not_just_written};
+use super::{ChangeError, Engine, not_opened};
+use crate::config::VolumeConfig;
+use crate::drain::{gone, send_away};
+use crate::mailbox::Mailbox;
+
+/// Maximum time that the answer to a change waits for its tasks, after its clients have left.
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+
+/// The object of [`Task::Leave`] in reports.
+pub(super) const SESSIONS: &str = "the change for the sessions that log out";
+
+/// The problem of a change whose server stops.
+const UNFINISHED: &str = "the change is stored, and the server stops before all of it is in force: the next start continues with it";
+
+/// The deletion of a file when its volume is closed. Blocks the thread.
+pub(crate) struct Erasure {
+    pub(crate) path: PathBuf,
+    pub(crate) erase: Box<dyn FnOnce() -> Result<(), String> + Send>,
+}
+
+/// A volume that is not in force any more and is to be closed.
+pub(super) struct Closing {
+    pub(super) volume: Volume,
+    pub(super) claim: Claim,
+    /// Set if the flush fails. The volume is closed nevertheless.
+    pub(super) is_unflushed: Option<Arc<AtomicBool>>,
+    /// The deletion of its file, which is reported.
+    pub(super) erasure: Option<(Erasure, mpsc::UnboundedSender<Report>)>,
+}
+
+/// The task of an object.
+pub(super) enum Task {
+    /// A volume is opened when others are closed.
+    Open(OpenPlan),
+    /// A volume that was missing is opened.
+    OpenMissing(OpenPlan),
+    /// A volume gets its length and its metadata.
+    Complete(Box<Opening>),
+    /// A volume grows to its desired size in bytes.
+    Grow { volume: String, store: Arc<dyn Store>, grown: Grown },
+    /// The file of a volume that was not open is erased.
+    Erase { volume: String, erasure: Erasure },
+    /// The addresses of closed portals become free for others.
+    ClosePortals(Vec<Served>),
+    /// Sessions that lose something log out, or are terminated.
+    Leave { sessions: Vec<Vec<Mailbox>>, grace: Duration },
+}
+
+/// The end of a growth.
+type Grown = Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
+
+/// The end of a task of this object.
+pub(super) type Report = (String, Result<(), ChangeError>);
+
+/// A change that is stored, and in force except for its tasks.
+pub(crate) struct Begun {
+    pub(super) engine: Arc<Engine>,
+    /// The objects with a task.
+    pub(super) pending: BTreeSet<String>,
+    pub(super) reports: mpsc::UnboundedReceiver<Report>,
+    pub(super) is_unflushed: Arc<AtomicBool>,
+    pub(super) outcome: ChangeOutcome,
+    /// The first error of a task.
+    pub(super) failure: Option<ChangeError>,
+}
+
+impl Begun {
+    /// Waits until the clients that lose something have left, and all tasks have ended. Tasks that take too long are
+    /// reported and continue.
+    pub(crate) async fn finish(mut self) -> ChangeOutcome {
+        self.wait().await;
+        self.outcome
+    }
+
+    /// The same, for a change that consists of one task.
+    pub(crate) async fn finish_one(mut self) -> Result<ChangeOutcome, ChangeError> {
+        self.wait().await;
+        self.failure.map_or(Ok(self.outcome), Err)
+    }
+
+    async fn wait(&mut self) {
+        let engine = self.engine.clone();
+        let mut deadline = None;
+        loop {
+            // The sessions have a grace time of their own.
+            if deadline.is_none() && !self.pending.contains(SESSIONS) {
+                deadline = Some(time::now() + ANSWER_LIMIT);
+            }
+            let over = async {
+                match deadline {
+                    Some(deadline) => time::sleep_until(deadline).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let report = tokio::select! {
+                report = self.reports.recv() => report,
+                () = over => break,
+                () = engine.ending() => return self.outcome.problems.push(UNFINISHED.to_owned()),
+            };
+            let Some((object, result)) = report else { break };
+            self.pending.remove(&object);
+            if let Err(error) = result {
+                self.outcome.problems.push(error.to_string());
+                if !matches!(error, ChangeError::SessionsStay(_)) {
+                    self.failure.get_or_insert(error);
+                }
+            }
+        }
+        self.outcome.is_unflushed |= self.is_unflushed.load(Ordering::Acquire);
+        if !self.pending.is_empty() {
+            self.outcome.problems.extend(engine.report_pending(&self.pending));
+        }
+    }
+}
+
+impl Engine {
+    /// Starts the tasks of a change. Each one reports its end.
+    pub(super) fn begin_tasks(
+        self: &Arc<Self>,
+        tasks: Vec<(String, Task)>,
+        reports: mpsc::UnboundedSender<Report>,
+    ) {
+        if tasks.is_empty() {
+            return;
+        }
+        let engine = self.clone();
+        let thread = threads::spawn_detached("converging", move || async move {
+            let carry_out = async |(object, task): (String, Task)| {
+                let result = engine.carry_out(task, &reports).await;
+                // The caller may have answered already.
+                let _ = reports.send((object, result));
+            };
+            tokio::select! {
+                _ = join_all(tasks.into_iter().map(carry_out)) => {}
+                () = engine.ending() => {}
+            }
+        });
+        if let Err(error) = thread {
+            error!(%error, "a part of a change is in force with the next start");
+        }
+    }
+
+    async fn carry_out(
+        self: &Arc<Self>,
+        task: Task,
+        reports: &mpsc::UnboundedSender<Report>,
+    ) -> Result<(), ChangeError> {
+        match task {
+            Task::Leave { sessions, grace } => {
+                info!(
+                    sessions = sessions.len(),
+                    "sessions are asked to log out, because a change removes what they use"
+                );
+                let left = send_away(&sessions, grace, std::future::pending()).await;
+                if left.ending > 0 {
+                    let stay = ChangeError::SessionsStay(left.ending);
+                    let _ = reports.send((SESSIONS.to_owned(), Err(stay)));
+                    gone(&sessions).await;
+                }
+                // Others may gain what these sessions had.
+                self.converge(None)
+            }
+            Task::Open(plan) => self.open_pending(plan, false).await,
+            Task::OpenMissing(plan) => self.open_pending(plan, true).await,
+            Task::Complete(opening) => {
+                let config = opening.volume.config.clone();
+                let completed = self.complete(*opening).await;
+                self.end_task(&config, completed)
+            }
+            Task::Grow { volume, store, grown } => {
+                let result = grown.await;
+                let growth = match &result {
+                    Ok(()) => Growth::None,
+                    Err(why) => Growth::Failed(why.clone()),
+                };
+                {
+                    let mut running = self.running();
+                    // It may have another name now.
+                    let mut volumes = running.volumes.values_mut();
+                    if let Some(volume) = volumes.find(|one| Arc::ptr_eq(&one.store, &store)) {
+                        volume.growth = growth;
+                    }
+                    self.show(&running);
+                }
+                match result {
+                    Ok(()) => self.converge(None),
+                    Err(why) => Err(ChangeError::NotGrown(not_grown(&volume, &why))),
+                }
+            }
+            Task::Erase { volume, erasure } => {
+                let claim = self.claims.claim(&volume, holdings_of_file(&erasure.path)).await;
+                let claim = claim.map_err(|why| ChangeError::Stuck { volume, why })?;
+                erase(&self.disk_permits, erasure, claim).await
+            }
+            Task::ClosePortals(portals) => {
+                join_all(portals.into_iter().map(Served::close)).await;
+                self.converge(None)
+            }
+        }
+    }
+
+    /// Opens a volume when others have released its file and its identity.
+    async fn open_pending(
+        self: &Arc<Self>,
+        plan: OpenPlan,
+        was_missing: bool,
+    ) -> Result<(), ChangeError> {
+        let config = plan.config.clone();
+        let claim = self.claims.claim(&config.name, holdings(&config)).await;
+        let opened = match claim {
+            Err(why) => Err(ChangeError::Stuck { volume: config.name.clone(), why }),
+            // What is desired has changed meanwhile.
+            Ok(_) if !self.running().absent.knows(&config) => return Ok(()),
+            Ok(claim) => {
+                let engine = self.clone();
+                let open = move || {
+                    if was_missing {
+                        check_not_just_written(&plan.config)
+                            .map_err(not_opened(&plan.config.name))?;
+                    }
+                    Ok(Opening::open(&engine, &plan, claim)?)
+                };
+                match run_aside(&self.disk_permits, &Disk::of(&config), open).await {
+                    Ok(opening) => self.complete(opening).await,
+                    Err(error) => Err(error),
+                }
+            }
+        };
+        self.end_task(&config, opened)
+    }
+
+    async fn complete(&self, mut opening: Opening) -> Result<Opening, ChangeError> {
+        if opening.is_complete() {
+            opening.new_files.keep();
+            return Ok(opening);
+        }
+        let disk = Disk::of(&opening.volume.config);
+        run_aside(&self.disk_permits, &disk, move || {
+            opening.complete()?;
+            Ok(opening)
+        })
+        .await
+    }
+
+    /// Puts a volume into force, or reports why it is missing.
+    fn end_task(
+        self: &Arc<Self>,
+        config: &VolumeConfig,
+        opened: Result<Opening, ChangeError>,
+    ) -> Result<(), ChangeError> {
+        let error = match opened {
+            Ok(opening) => {
+                let failed = match &opening.volume.growth {
+                    Growth::Failed(why) => Err(ChangeError::NotGrown(not_grown(&config.name, why))),
+                    Growth::None | Growth::UnderWay => Ok(()),
+                };
+                self.converge(Some(opening))?;
+                if let Some(missing) = self.running().absent.volume_mut(config) {
+                    // Its target has changed, from which its identity is derived: it is opened again.
+                    missing.has_task = false;
+                }
+                return failed;
+            }
+            Err(error) => error,
+        };
+        let mut running = self.running();
+        if let Some(missing) = running.absent.volume_mut(config) {
+            missing.why = Some(error.to_string());
+            missing.has_task = false;
+        }
+        self.show(&running);
+        Err(error)
+    }
+
+    /// Puts what is ready into force, if it is still desired.
+    pub(super) fn converge(self: &Arc<Self>, opened: Option<Opening>) -> Result<(), ChangeError> {
+        let mut opened = opened;
+        loop {
+            let mut prepared = self.prepare((*self.desired()).clone(), Cause::Converge)?;
+            prepared.bring(opened.take());
+            match prepared.commit(None, Force::Nobody, BTreeMap::new(), |_| Ok(())) {
+                Err(ChangeError::UnderWay) => opened = prepared.take_back(),
+                converged => return converged.map(drop),
+            }
+        }
+    }
+
+    /// Tries to bring missing objects into force.
+    pub(crate) fn retry(self: &Arc<Self>) {
+        let (reports, _) = mpsc::unbounded_channel();
+        let plans = self.plans_of_missing();
+        let task = |plan: OpenPlan| (plan.config.name.clone(), Task::OpenMissing(plan));
+        self.begin_tasks(plans.into_iter().map(task).collect(), reports);
+        if !self.is_lacking() {
+            return;
+        }
+        let prepared = self.prepare((*self.desired()).clone(), Cause::Retry);
+        let Ok(mut prepared) = prepared else { return };
+        if !prepared.is_idle() {
+            // If it does not fit any more, there is a next time.
+            let committed = prepared.commit(None, Force::Nobody, BTreeMap::new(), |_| Ok(()));
+            let _: Result<_, ChangeError> = committed;
+        }
+    }
+}
+
+/// Closes volumes when their last commands have ended: flushes them, closes and perhaps erases their files, and ends
+/// their claims. This runs on its own thread, because the release of a large memory takes time.
+pub(super) fn close(closings: Vec<Closing>, cores: Weak<Cores>, permits: Arc<DiskPermits>) {
+    if closings.is_empty() {
+        return;
+    }
+    let thread = threads::spawn_detached("closing", move || async move {
+        let close = async |closing: Closing| {
+            let Closing { volume, claim, is_unflushed, erasure } = closing;
+            let Volume { config, unit, store, backing, ended, .. } = volume;
+            drop((unit, backing));
+            // The unit's end drops the sender.
+            let _ = ended.await;
+            let name = config.name;
+            let is_flushed = flush(&cores, vec![(name.clone(), store)], None).await;
+            match is_unflushed {
+                Some(failed) if !is_flushed => failed.store(true, Ordering::Release),
+                // A volume that takes the file later would read what the disk has, and the lost writes would be
+                // forgotten. The claim and the open store stay until the server ends.
+                None if !is_flushed && erasure.is_none() => {
+                    claim.keep(ChangeError::Unflushed(name).to_string());
+                    return;
+                }
+                Some(_) | None => {}
+            }
+            drop(claim.take_store());
+            info!(volume = name, "the volume is closed");
+            if let Some((erasure, reports)) = erasure {
+                let erased = erase(&permits, erasure, claim).await;
+                let _ = reports.send((name, erased));
+            }
+        };
+        join_all(closings.into_iter().map(close)).await;
+    });
+    if let Err(error) = thread {
+        error!(%error, "removed volumes stay open until the server ends");
+    }
+}
+
+/// Erases a file, and then ends its claim.
+async fn erase(
+    permits: &Arc<DiskPermits>,
+    erasure: Erasure,
+    claim: Claim,
+) -> Result<(), ChangeError> {
+    let path = erasure.path.display().to_string();
+    let erased = run_aside(permits, &Disk::of_path(&erasure.path), move || {
+        let erased = (erasure.erase)();
+        drop(claim);
+        erased.map_err(ChangeError::NotErased)
+    })
+    .await;
+    if erased.is_ok() {
+        info!(path, "the file of a deleted volume is erased");
+    }
+    erased
+}
