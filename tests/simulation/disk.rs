@@ -11,7 +11,8 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
-    Durability, Extent, Geometry, Io, Lba, Payload, Reply, Request, Rng, Store, UnmapSupport,
+    Durability, Extent, Geometry, Io, Lba, Payload, Reply, Request, Rng, StopCause, Store,
+    UnmapSupport,
 };
 use sarsen_io::time;
 use sarsen_scsi::{MetadataKind, MetadataStore};
@@ -269,7 +270,7 @@ impl Opened {
     }
 
     fn read_now(&self, extent: Extent, fails: bool) -> Result<Data, BlockError> {
-        let mut state = self.state().ok_or(BlockError::Stopped)?;
+        let mut state = self.state().ok_or(StopCause::FlushFailed)?;
         if fails {
             Err(medium(extent.lba, Direction::Read))
         } else {
@@ -278,7 +279,7 @@ impl Opened {
     }
 
     fn flush_now(&self, course: &Course) -> Result<(), BlockError> {
-        let mut state = self.state().ok_or(BlockError::Stopped)?;
+        let mut state = self.state().ok_or(StopCause::FlushFailed)?;
         if course.fails {
             state.has_stopped = true;
             return Err(medium(Lba(0), Direction::Write));
@@ -304,9 +305,9 @@ impl Opened {
             if lba > extent.lba.0 {
                 time::sleep_until(time::now() + course.before).await;
             }
-            let mut state = self.state().ok_or(BlockError::Stopped)?;
+            let mut state = self.state().ok_or(StopCause::FlushFailed)?;
             if state.has_stopped {
-                return Err(BlockError::Stopped);
+                return Err(StopCause::FlushFailed.into());
             }
             if course.fails && state.rng.chance(60) {
                 return Err(medium(Lba(lba), Direction::Write));
@@ -357,14 +358,13 @@ impl Opened {
         request: Request,
         action: impl FnOnce(Arc<Self>, Course) -> F + 'static,
     ) -> Reply<T> {
-        let block_count = self.disk.nature.block_count;
         if let Some(extent) = request.extent()
-            && !extent.fits(block_count)
+            && let Err(error) = extent.check(self.disk.nature.block_count)
         {
-            return Io::Ready(Err(BlockError::OutOfRange { extent, block_count }));
+            return Io::Ready(Err(error));
         }
         let Some(course) = self.course(request) else {
-            return Io::Ready(Err(BlockError::Stopped));
+            return Io::Ready(Err(StopCause::FlushFailed.into()));
         };
         let opened = Arc::new(Self { disk: self.disk.clone(), life: self.life });
         // A submitted request continues when the caller stops waiting.
@@ -383,7 +383,7 @@ impl Opened {
             }
             reply
         });
-        Io::pending(async move { task.await.unwrap_or(Err(BlockError::Stopped)) })
+        Io::pending(async move { task.await.unwrap_or(Err(StopCause::FlushFailed.into())) })
     }
 }
 
@@ -413,7 +413,7 @@ impl MetadataStore for Opened {
 }
 
 fn medium(lba: Lba, direction: Direction) -> BlockError {
-    BlockError::Medium { lba, direction, source: io::Error::other("a fault of the simulation's") }
+    BlockError::medium(lba, direction, io::Error::other("a fault of the simulation's"))
 }
 
 impl Store for Opened {

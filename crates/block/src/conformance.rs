@@ -3,15 +3,17 @@
 //! It panics at the first error and reports the request, and the seed of random requests. It needs no runtime of its
 //! own: a store with I/O is checked in an environment that supports I/O.
 
+mod errors;
 mod protection;
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::task::Poll;
 
+pub use self::errors::check_errors;
 use crate::{
-    Allocation, AllocationRun, BlockError, Buffer, Data, Durability, Extent, Io, Payload, Reply,
-    Request, Rng, Store,
+    Allocation, AllocationRun, BlockError, Buffer, Data, Durability, Extent, InvalidRequest, Io,
+    Payload, Reply, Request, Rng, Store,
 };
 
 /// Minimum number of blocks of a store under test.
@@ -137,11 +139,16 @@ async fn outside_is_refused(store: &dyn Store, extent: Extent) {
     let length = extent.block_count.min(2) as usize * store.geometry().block_size.bytes();
     for request in every_kind(extent) {
         match submit(store, request, Buffer::zeroed(length)).wait().await {
-            Err(BlockError::OutOfRange { extent: reported, block_count }) => {
+            Err(BlockError::Invalid(InvalidRequest::OutOfRange {
+                extent: reported,
+                block_count,
+            })) => {
                 assert_eq!((reported, block_count), (extent, count), "{request:?}");
             }
-            Err(BlockError::ReadOnly) if store.characteristics().read_only => {}
-            Err(BlockError::Unsupported) if request == Request::Unmap(extent) => {}
+            Err(BlockError::Invalid(InvalidRequest::ReadOnly))
+                if store.characteristics().read_only => {}
+            Err(BlockError::Invalid(InvalidRequest::Unsupported))
+                if request == Request::Unmap(extent) => {}
             Err(error) => panic!("{request:?} lies outside and was answered {error:?}"),
             Ok(_) => panic!("{request:?} lies outside and was executed"),
         }
@@ -154,8 +161,10 @@ async fn nothing_is_done_to_no_blocks(store: &dyn Store, extent: Extent) {
             Ok(Outcome::Data(data)) => assert!(data.is_empty(), "{request:?}"),
             Ok(Outcome::Run(run)) => assert_eq!(run.block_count, 0, "{request:?}"),
             Ok(Outcome::Done) => {}
-            Err(BlockError::ReadOnly) if store.characteristics().read_only => {}
-            Err(BlockError::Unsupported) if request == Request::Unmap(extent) => {}
+            Err(BlockError::Invalid(InvalidRequest::ReadOnly))
+                if store.characteristics().read_only => {}
+            Err(BlockError::Invalid(InvalidRequest::Unsupported))
+                if request == Request::Unmap(extent) => {}
             Err(error) => panic!("{request:?} was answered {error}"),
         }
     }
@@ -176,7 +185,7 @@ async fn changes_are_refused(store: &dyn Store) {
         let data = Buffer::zeroed(store.geometry().block_size.bytes());
         let refused = submit(store, request, data).wait().await;
         assert!(
-            matches!(refused, Err(BlockError::ReadOnly)),
+            matches!(refused, Err(BlockError::Invalid(InvalidRequest::ReadOnly))),
             "{request:?} was not refused by a read-only store: {:?}",
             refused.err()
         );
@@ -242,7 +251,10 @@ async fn unmapped_blocks_read_as_zero(store: &dyn Store, tells: bool) {
     let all = arena(store);
     let Some(unmap) = store.characteristics().unmap else {
         let answer = store.unmap(Extent::new(0, 1)).wait().await;
-        assert!(matches!(answer, Err(BlockError::Unsupported)), "{answer:?}");
+        assert!(
+            matches!(answer, Err(BlockError::Invalid(InvalidRequest::Unsupported))),
+            "{answer:?}"
+        );
         return;
     };
     let unit = u64::from(unmap.granularity_blocks);
@@ -289,7 +301,10 @@ async fn zeroed_blocks_read_as_zero(store: &dyn Store) {
         assert_ne!(run.allocation, Allocation::Deallocated, "zeroed blocks lost their room");
     }
     let space = store.space().wait().await;
-    assert!(matches!(space, Ok(_) | Err(BlockError::Unsupported)), "{space:?}");
+    assert!(
+        matches!(space, Ok(_) | Err(BlockError::Invalid(InvalidRequest::Unsupported))),
+        "{space:?}"
+    );
 }
 
 async fn overlapping_writes_leave_one_of_them(store: &dyn Store) {
@@ -321,7 +336,7 @@ async fn growing_keeps_and_shrinking_forgets(store: &dyn Store) {
     let old = store.geometry().block_count;
     let new = old + 40;
     match store.resize(new).wait().await {
-        Err(BlockError::Unsupported) => return,
+        Err(BlockError::Invalid(InvalidRequest::Unsupported)) => return,
         grown => grown.unwrap_or_else(|error| panic!("growing to {new} blocks: {error}")),
     }
     assert_eq!(store.geometry().block_count, new);
@@ -547,6 +562,22 @@ mod tests {
             run(check(&EncryptedStore::new(below, Key::new([7; KEY_BYTES]), Arc::new(Same)), seed));
         }
         run(check_read_only(&ReadOnly::new(memory())));
+    }
+
+    #[test]
+    fn the_layers_pass_on_errors() {
+        let faulty = |below| Arc::new(FaultyStore::new(below, Faults::default())) as _;
+        let encrypted = |below| {
+            Arc::new(EncryptedStore::new(below, Key::new([7; KEY_BYTES]), Arc::new(Same))) as _
+        };
+        run(check_errors(faulty));
+        run(check_errors(encrypted));
+        run(check_errors(|below| Arc::new(ReadOnly::new(below))));
+        for block_size in [BlockSize::B512, BlockSize::B4096] {
+            run(check_errors(|below| {
+                Arc::new(ProtectedStore::new(below, block_size).expect("it can be protected"))
+            }));
+        }
     }
 
     fn protected_memory(block_size: BlockSize) -> ProtectedStore {

@@ -1,4 +1,4 @@
-//! Errors of stores, classified by the next step of the upper layer.
+//! Errors of stores, classified by the next step of the caller.
 
 use std::io;
 
@@ -24,9 +24,69 @@ pub enum ProtectionField {
     ReferenceTag,
 }
 
-/// The failure of one block request. The mapping to sense data is in `sarsen-scsi`.
+/// The failure of one block request. Each variant is a class, which says what the caller does next. The mappings to
+/// sense data and to NBD's error values are in `sarsen-scsi` and in the NBD front.
 #[derive(Debug, thiserror::Error)]
 pub enum BlockError {
+    /// The request is at fault, and fails each time: the caller corrects it.
+    #[error(transparent)]
+    Invalid(#[from] InvalidRequest),
+    /// Blocks cannot be read or written, or contain wrong data: the caller uses another copy of them. After a failed
+    /// write they have the old or the new data.
+    #[error("{:?} error at block {lba}: {problem}", problem.direction())]
+    Medium {
+        /// The first block that is known to be affected.
+        lba: Lba,
+        /// What is wrong with it.
+        #[source]
+        problem: MediumProblem,
+    },
+    /// A thin store, or the file system under it, has no space for new blocks: the caller waits for space.
+    #[error("no space left for block {lba}")]
+    NoSpace {
+        /// First block of the request.
+        lba: Lba,
+    },
+    /// The store could not carry out the request now: the caller tries again. No data of an earlier request is lost.
+    #[error("try again: {0}")]
+    Transient(#[source] io::Error),
+    /// The store cannot be reached here: the caller uses another path to it. Data that was acknowledged after the last
+    /// flush may be lost.
+    #[error("not reachable: {0}")]
+    Unreachable(#[source] io::Error),
+    /// The client has lost its right to this request, because of a reservation of another client.
+    #[error("another client has reserved the volume")]
+    Fenced,
+    /// The store has stopped until an administrator acts.
+    #[error(transparent)]
+    Stopped(#[from] StopCause),
+}
+
+impl BlockError {
+    /// Creates the error of a failed access to a medium.
+    pub const fn medium(lba: Lba, direction: Direction, source: io::Error) -> Self {
+        let problem = match direction {
+            Direction::Read => MediumProblem::Read(source),
+            Direction::Write => MediumProblem::Write(source),
+        };
+        Self::Medium { lba, problem }
+    }
+}
+
+impl Extent {
+    /// Returns an error unless the extent is within a store of `block_count` blocks.
+    pub fn check(self, block_count: u64) -> Result<(), BlockError> {
+        if self.fits(block_count) {
+            Ok(())
+        } else {
+            Err(InvalidRequest::OutOfRange { extent: self, block_count }.into())
+        }
+    }
+}
+
+/// The reason why a request is invalid.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidRequest {
     /// The extent is outside the store.
     #[error("{extent} lies outside a store of {block_count} blocks")]
     OutOfRange {
@@ -35,47 +95,51 @@ pub enum BlockError {
         /// Number of blocks of the store.
         block_count: u64,
     },
-    /// A thin store, or the file system under it, has no space for new blocks.
-    #[error("no space left for block {lba}")]
-    NoSpace {
-        /// First block of the request.
-        lba: Lba,
-    },
-    /// The medium or the lower layer returned an error.
-    #[error("{direction:?} error at block {lba}: {source}")]
-    Medium {
-        /// The first block that is known to be affected.
-        lba: Lba,
-        /// The direction: read or write.
-        direction: Direction,
-        /// The system's error.
-        #[source]
-        source: io::Error,
-    },
-    /// The stored data of a block does not match its protection information. The reader of that information reports
-    /// this error, never a store itself.
-    #[error("the protection information of block {lba} has a wrong {field:?}")]
-    Protection {
-        /// The first such block.
-        lba: Lba,
-        /// The field that does not match.
-        field: ProtectionField,
-    },
     /// The store accepts no writes.
     #[error("the store is read-only")]
     ReadOnly,
-    /// The store has stopped because a flush failed. Writes that it acknowledged after the flush before that one may be
-    /// lost. The store acknowledges nothing more until an administrator has intervened.
-    #[error("the store stopped after a failed flush")]
-    Stopped,
-    /// The store is out of service: its backing is missing, replaced, damaged or does not respond. The store reads
-    /// and writes nothing until an administrator has repaired the backing.
-    #[error("the store is out of service")]
-    OutOfService,
-    /// Another client holds a reservation that does not permit this request.
-    #[error("another client has reserved the volume")]
-    Fenced,
     /// The store does not support this request.
     #[error("the store does not support this request")]
     Unsupported,
+    /// The server behind the store does not accept the request.
+    #[error("{0}")]
+    Rejected(#[source] io::Error),
+}
+
+/// The problem of a block.
+#[derive(Debug, thiserror::Error)]
+pub enum MediumProblem {
+    /// The block cannot be read.
+    #[error("{0}")]
+    Read(#[source] io::Error),
+    /// The block cannot be written, discarded or flushed.
+    #[error("{0}")]
+    Write(#[source] io::Error),
+    /// The stored data does not match its protection information. The reader of that information reports this error,
+    /// never a store itself.
+    #[error("wrong {0:?} in the protection information")]
+    Protection(ProtectionField),
+}
+
+impl MediumProblem {
+    /// Returns the direction of the access that found the problem.
+    pub const fn direction(&self) -> Direction {
+        match self {
+            Self::Read(_) | Self::Protection(_) => Direction::Read,
+            Self::Write(_) => Direction::Write,
+        }
+    }
+}
+
+/// The reason why a store has stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StopCause {
+    /// A flush failed. Writes that the store acknowledged after the flush before that one may be lost. It reads, but
+    /// acknowledges no write and no flush any more.
+    #[error("the store stopped after a failed flush")]
+    FlushFailed,
+    /// The store is out of service: its backing is missing, replaced, damaged or does not respond. The store reads and
+    /// writes nothing.
+    #[error("the store is out of service")]
+    OutOfService,
 }

@@ -19,7 +19,7 @@ pub mod store;
 
 pub use buffer::Buffer;
 pub use data::{Data, Piece, SharedMemory};
-pub use error::{BlockError, Direction, ProtectionField};
+pub use error::{BlockError, Direction, InvalidRequest, MediumProblem, ProtectionField, StopCause};
 pub use io::{Io, LocalFuture};
 pub use layer::Layer;
 pub use memory::MemoryStore;

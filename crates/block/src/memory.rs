@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
-    Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Durability,
-    Extent, Geometry, Io, Payload, Reply, Space, Store, UnmapSupport,
+    Allocation, AllocationRun, BlockSize, Buffer, Characteristics, Data, Durability, Extent,
+    Geometry, Io, Payload, Reply, Space, Store, UnmapSupport,
 };
 
 /// A store with its blocks in a map. Blocks that are not in the map read as zero.
@@ -36,11 +36,7 @@ impl MemoryStore {
     /// Applies `action` to the state if the extent is within the store.
     fn within<T>(&self, extent: Extent, action: impl FnOnce(&mut MemoryState) -> T) -> Reply<T> {
         let mut state = self.state();
-        Io::Ready(if extent.fits(state.block_count) {
-            Ok(action(&mut state))
-        } else {
-            Err(BlockError::OutOfRange { extent, block_count: state.block_count })
-        })
+        Io::Ready(extent.check(state.block_count).map(|()| action(&mut state)))
     }
 }
 

@@ -1,6 +1,9 @@
 //! The trait that every store and every layer implements.
 
-use crate::{AllocationRun, BlockError, BlockSize, Data, Durability, Extent, Io, Payload, Space};
+use crate::{
+    AllocationRun, BlockError, BlockSize, Data, Durability, Extent, InvalidRequest, Io, Payload,
+    Space,
+};
 
 /// The reply of a store to one request: the result, or a future of it.
 pub type Reply<T> = Io<Result<T, BlockError>>;
@@ -54,12 +57,12 @@ pub struct Characteristics {
 /// A disk. All cores share it: each core calls it for the commands that arrive there.
 ///
 /// * Validation: callers need not check requests. The store rejects extents outside itself
-///   ([`BlockError::OutOfRange`]), and never truncates them. A request without blocks within the store does nothing.
+///   ([`crate::InvalidRequest::OutOfRange`]), and never truncates them. A request without blocks within the store does nothing.
 /// * Order: a request that is submitted after the reply to another one sees the effect of that one. Requests in flight
 ///   together have no order.
 /// * Start: a request starts when its method is called, not when its reply is first polled.
 /// * Cancellation: dropping a pending reply does not stop the request.
-/// * After a failed flush, a store answers [`BlockError::Stopped`] to writes and flushes.
+/// * After a failed flush, a store answers [`crate::StopCause::FlushFailed`] to writes and flushes.
 pub trait Store: Send + Sync {
     /// Returns the geometry.
     fn geometry(&self) -> Geometry;
@@ -78,14 +81,14 @@ pub trait Store: Send + Sync {
     /// [`Characteristics::protection`] is false.
     fn read_protected(&self, extent: Extent) -> Reply<Data> {
         let _ = extent;
-        Io::Ready(Err(BlockError::Unsupported))
+        Io::Ready(Err(InvalidRequest::Unsupported.into()))
     }
 
     /// Writes blocks, each followed by its [`crate::PROTECTION_BYTES`]. If the program is interrupted during the write,
     /// a block and its protection information are both old or both new.
     fn write_protected(&self, extent: Extent, data: Payload, durability: Durability) -> Reply<()> {
         let _ = (extent, data, durability);
-        Io::Ready(Err(BlockError::Unsupported))
+        Io::Ready(Err(InvalidRequest::Unsupported.into()))
     }
 
     /// Makes all writes durable that were acknowledged before this request.
@@ -105,13 +108,13 @@ pub trait Store: Send + Sync {
     /// Returns the used and available space. A store answers Unsupported if it does not know it (see
     /// [`UnmapSupport::tells_space`]).
     fn space(&self) -> Reply<Space> {
-        Io::Ready(Err(BlockError::Unsupported))
+        Io::Ready(Err(InvalidRequest::Unsupported.into()))
     }
 
     /// Changes the size to this number of blocks. A store answers Unsupported if it has a fixed size, or if shrinking
     /// would lose data in use.
     fn resize(&self, block_count: u64) -> Reply<()> {
         let _ = block_count;
-        Io::Ready(Err(BlockError::Unsupported))
+        Io::Ready(Err(InvalidRequest::Unsupported.into()))
     }
 }

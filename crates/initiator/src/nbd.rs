@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
-    Durability, Extent, Geometry, Io, Payload, Reply, Store, UnmapSupport,
+    Durability, Extent, Geometry, InvalidRequest, Io, Lba, Payload, Reply, StopCause, Store,
+    UnmapSupport,
 };
 use sarsen_io::local::LocalStream;
 use sarsen_io::net::Stream;
@@ -91,7 +92,7 @@ pub struct NbdStore {
     shared: Arc<Shared>,
     geometry: Geometry,
     export: Export,
-    /// A flush failed: see [`BlockError::Stopped`].
+    /// A flush failed: see [`StopCause::FlushFailed`].
     stopped: Arc<AtomicBool>,
 }
 
@@ -134,34 +135,28 @@ impl NbdStore {
     }
 
     fn check(&self, extent: Extent) -> Result<(), BlockError> {
-        let block_count = self.geometry.block_count;
-        if extent.fits(block_count) {
-            Ok(())
-        } else {
-            Err(BlockError::OutOfRange { extent, block_count })
-        }
+        extent.check(self.geometry.block_count)
     }
 
     fn check_writable(&self, extent: Extent) -> Result<(), BlockError> {
         self.check(extent)?;
         if self.export.has(transmission::READ_ONLY) {
-            return Err(BlockError::ReadOnly);
+            return Err(InvalidRequest::ReadOnly.into());
         }
         if self.stopped.load(Ordering::Acquire) {
-            return Err(BlockError::Stopped);
+            return Err(StopCause::FlushFailed.into());
         }
         Ok(())
     }
 
     /// Checks that the server accepts a payload of this length.
-    fn check_length(&self, extent: Extent, direction: Direction) -> Result<u32, BlockError> {
+    fn check_length(&self, extent: Extent) -> Result<u32, BlockError> {
         let length = extent.byte_count(self.geometry.block_size);
         let limit = self.export.maximum_payload;
         u32::try_from(length).ok().filter(|length| *length <= limit).ok_or_else(|| {
             let message =
                 format!("the request has {length} bytes; the maximum of the NBD server is {limit}");
-            let source = io::Error::new(io::ErrorKind::InvalidInput, message);
-            BlockError::Medium { lba: extent.lba, direction, source }
+            InvalidRequest::Rejected(io::Error::new(io::ErrorKind::InvalidInput, message)).into()
         })
     }
 
@@ -170,7 +165,7 @@ impl NbdStore {
         if extent.block_count == 0 {
             return Ok(Io::Ready(Ok(Data::empty())));
         }
-        let length = self.check_length(extent, Direction::Read)?;
+        let length = self.check_length(extent)?;
         let offset = extent.byte_offset(self.geometry.block_size);
         let answer = self.shared.request(client::Request::Read { offset, length });
         Ok(Io::pending(async move {
@@ -191,7 +186,7 @@ impl NbdStore {
         if extent.block_count == 0 {
             return Ok(Io::Ready(Ok(())));
         }
-        self.check_length(extent, Direction::Write)?;
+        self.check_length(extent)?;
         let offset = extent.byte_offset(self.geometry.block_size);
         let (fua, flush) = self.durability(durability);
         let data = data.into_buffer();
@@ -216,7 +211,7 @@ impl NbdStore {
 
     fn try_flush(&self) -> Result<Reply<()>, BlockError> {
         if self.stopped.load(Ordering::Acquire) {
-            return Err(BlockError::Stopped);
+            return Err(StopCause::FlushFailed.into());
         }
         // A server without FLUSH has no volatile cache.
         if !self.export.has(transmission::SEND_FLUSH) {
@@ -240,7 +235,7 @@ impl NbdStore {
         self.check_writable(extent)?;
         let by_command = self.export.has(transmission::SEND_WRITE_ZEROES);
         if may_punch && !by_command {
-            return Err(BlockError::Unsupported);
+            return Err(InvalidRequest::Unsupported.into());
         }
         let size = self.geometry.block_size;
         let (first, end) = (extent.byte_offset(size), extent.end() << size.shift());
@@ -284,11 +279,17 @@ struct Flushing {
 impl Flushing {
     async fn carry_out(self) -> Result<(), BlockError> {
         match self.shared.request(client::Request::Flush).await {
-            Ok(_) if self.stopped.load(Ordering::Acquire) => Err(BlockError::Stopped),
+            Ok(_) if self.stopped.load(Ordering::Acquire) => Err(StopCause::FlushFailed.into()),
             Ok(_) => Ok(()),
             Err(failure) => {
                 self.stopped.store(true, Ordering::Release);
-                Err(block_error(failure, Extent::new(0, 0), Direction::Write))
+                // Whatever the reason, no later flush can make up for this one.
+                Err(match failure {
+                    Failure::Refused(code) => {
+                        BlockError::medium(Lba(0), Direction::Write, system_error(code))
+                    }
+                    Failure::Ended(error) => unreachable_server(&error),
+                })
             }
         }
     }
@@ -338,28 +339,39 @@ fn geometry(url: &NbdUrl, export: &Export) -> Result<Geometry, NbdError> {
 
 fn block_error(failure: Failure, extent: Extent, direction: Direction) -> BlockError {
     let lba = extent.lba;
-    let medium = |source| BlockError::Medium { lba, direction, source };
-    match failure {
-        Failure::Refused(ErrorCode::NoSpace) => BlockError::NoSpace { lba },
-        Failure::Refused(ErrorCode::NotPermitted) if direction == Direction::Write => {
-            BlockError::ReadOnly
-        }
-        // The numbers are those of Linux; an unknown number is treated as EINVAL ("Error values").
-        Failure::Refused(
-            code @ (ErrorCode::NotPermitted
-            | ErrorCode::Io
-            | ErrorCode::NoMemory
-            | ErrorCode::Invalid
-            | ErrorCode::Overflow
-            | ErrorCode::NotSupported
-            | ErrorCode::Shutdown),
-        ) => medium(io::Error::from_raw_os_error(code.0 as i32)),
-        Failure::Refused(code) => {
-            medium(io::Error::other(format!("the NBD server returned the error {code:?}")))
-        }
-        Failure::Ended(error) => {
-            medium(io::Error::new(io::ErrorKind::NotConnected, error.to_string()))
-        }
+    let code = match failure {
+        Failure::Refused(code) => code,
+        Failure::Ended(error) => return unreachable_server(&error),
+    };
+    match code {
+        ErrorCode::Io => BlockError::medium(lba, direction, system_error(code)),
+        ErrorCode::NoSpace => BlockError::NoSpace { lba },
+        ErrorCode::NoMemory => BlockError::Transient(system_error(code)),
+        ErrorCode::Shutdown => BlockError::Unreachable(system_error(code)),
+        // The store does not send writes to a read-only export.
+        ErrorCode::NotPermitted => BlockError::Fenced,
+        ErrorCode::NotSupported => InvalidRequest::Unsupported.into(),
+        // An unknown number is treated as EINVAL ("Error values").
+        code => InvalidRequest::Rejected(system_error(code)).into(),
+    }
+}
+
+fn unreachable_server(error: &NbdError) -> BlockError {
+    BlockError::Unreachable(io::Error::new(io::ErrorKind::NotConnected, error.to_string()))
+}
+
+/// Returns an error of the server as one of the system. The numbers are those of Linux.
+fn system_error(code: ErrorCode) -> io::Error {
+    match code {
+        ErrorCode::NotPermitted
+        | ErrorCode::Io
+        | ErrorCode::NoMemory
+        | ErrorCode::Invalid
+        | ErrorCode::NoSpace
+        | ErrorCode::Overflow
+        | ErrorCode::NotSupported
+        | ErrorCode::Shutdown => io::Error::from_raw_os_error(code.0 as i32),
+        code => io::Error::other(format!("the NBD server returned the error {code:?}")),
     }
 }
 
@@ -414,7 +426,11 @@ impl Store for NbdStore {
 
     fn resize(&self, _: u64) -> Reply<()> {
         let read_only = self.export.has(transmission::READ_ONLY);
-        Io::Ready(Err(if read_only { BlockError::ReadOnly } else { BlockError::Unsupported }))
+        Io::Ready(Err(if read_only {
+            BlockError::Invalid(InvalidRequest::ReadOnly)
+        } else {
+            BlockError::Invalid(InvalidRequest::Unsupported)
+        }))
     }
 }
 

@@ -482,6 +482,11 @@ pub fn is_full(error: &io::Error) -> bool {
     )
 }
 
+/// Returns whether an error means that the system lacked memory or other resources for a moment.
+pub fn is_transient(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EAGAIN))
+}
+
 /// Returns whether an error means that the file system or device does not support this.
 pub fn is_unsupported(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV))

@@ -8,7 +8,7 @@
 //! Therefore the unit halts if the record cannot be removed.
 
 use crate::phase::Phase;
-use crate::{AdditionalSense, Host, LogicalUnit, MetadataKind, MetadataStore, Sense, SenseKey};
+use crate::{Host, LogicalUnit, MetadataKind, MetadataStore, Sense};
 use parking_lot::Mutex;
 use sarsen_block::{BlockError, Buffer, Durability, Extent, Store};
 use sarsen_volume::ExclusiveGuard;
@@ -57,7 +57,7 @@ pub(crate) async fn write(unit: &LogicalUnit, extent: Extent, data: Buffer) -> R
     if metadata.save(MetadataKind::AtomicWrite, record).wait().await.is_err() {
         // The record may have been saved or not.
         forget(unit, &**metadata).await;
-        return Err(Sense::new(SenseKey::MediumError, AdditionalSense::WRITE_ERROR));
+        return Err(Sense::write_error());
     }
     if let Err(error) = store.write(extent, data.into(), Durability::Durable).wait().await {
         match put_back(store, extent, old).await {

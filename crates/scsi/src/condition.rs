@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::nexus_id::NO_NEXUS;
-use crate::{AdditionalSense, LogicalUnit, Sense, SenseKey, UnitAttention};
+use crate::{LogicalUnit, Sense, UnitAttention};
 
 /// The report of the host about a unit's backing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,9 +46,7 @@ impl ConditionCell {
         match self.current() {
             BackingCondition::Usable => None,
             // The same response as for each write: SPC-4 6.47 leaves the sense key to the device.
-            BackingCondition::WritesStopped => {
-                Some(Sense::new(SenseKey::MediumError, AdditionalSense::WRITE_ERROR))
-            }
+            BackingCondition::WritesStopped => Some(Sense::write_error()),
             BackingCondition::Unavailable => Some(Sense::unavailable()),
         }
     }

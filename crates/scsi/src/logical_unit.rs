@@ -27,7 +27,9 @@ use crate::{
 };
 use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::layers::ForgetKey;
-use sarsen_block::{BlockError, Characteristics, Durability, Extent, Geometry, Io, Store};
+use sarsen_block::{
+    BlockError, Characteristics, Durability, Extent, Geometry, InvalidRequest, Io, Store,
+};
 use sarsen_volume::{MediumPhase, Reported, Volume};
 use std::any::Any;
 use std::io;
@@ -169,7 +171,7 @@ impl LogicalUnit {
         let space = if characteristics.unmap.is_some_and(|unmap| unmap.tells_space) {
             store.space()
         } else {
-            Io::Ready(Err(BlockError::Unsupported))
+            Io::Ready(Err(InvalidRequest::Unsupported.into()))
         };
         let space = match space {
             Io::Ready(space) => space.ok(),

@@ -8,7 +8,7 @@ use crate::phase::{self, Phase};
 use crate::task::Task;
 use crate::work::{Promise, outlive, outlive_abort};
 use crate::{AdditionalSense, Completion, LogicalUnit, MetadataKind, Sense, SenseKey};
-use sarsen_block::{Allocation, BlockError, Buffer, Durability, Extent, Io};
+use sarsen_block::{Allocation, BlockError, Buffer, Durability, Extent, InvalidRequest, Io};
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -199,7 +199,7 @@ async fn apply(unit: &LogicalUnit, step: &Step, extent: Extent) -> Result<u64, B
             return Ok(block_count);
         }
         Step::ForgetKey => {
-            let eraser = unit.eraser().ok_or(BlockError::Unsupported)?;
+            let eraser = unit.eraser().ok_or(InvalidRequest::Unsupported)?;
             eraser.forget_key().wait().await?;
         }
         Step::Release if unit.characteristics().unmap.is_some() => {

@@ -7,7 +7,9 @@
 mod fields;
 mod store;
 
-use sarsen_block::{BlockError, BlockSize, Extent, Lba, PROTECTION_BYTES, ProtectionField};
+use sarsen_block::{
+    BlockError, BlockSize, Extent, Lba, MediumProblem, PROTECTION_BYTES, ProtectionField,
+};
 use sarsen_wire::scsi::protection::ProtectionInformation;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -92,7 +94,8 @@ impl Inspection {
         let blocks = blocks.chunks_exact(protected_bytes(self.block_size));
         for (index, block) in (0..self.extent.block_count).zip(blocks) {
             if let Some(field) = self.fault(index, block) {
-                return Err(BlockError::Protection { lba: Lba(self.extent.lba.0 + index), field });
+                let lba = Lba(self.extent.lba.0 + index);
+                return Err(BlockError::Medium { lba, problem: MediumProblem::Protection(field) });
             }
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Sense data: named constructors, the mapping of store errors, and both byte formats.
 
-use sarsen_block::{BlockError, Direction, ProtectionField};
+use sarsen_block::{BlockError, InvalidRequest, MediumProblem, ProtectionField, StopCause};
 use sarsen_wire::scsi::sense::{self as wire, DescriptorSense, FixedSense};
 use zerocopy::IntoBytes;
 
@@ -75,6 +75,8 @@ additional_sense! {
     WRITE_ERROR = 0x0c00;
     /// OPERATION IN PROGRESS.
     OPERATION_IN_PROGRESS = 0x0016;
+    /// LOGICAL UNIT COMMUNICATION FAILURE.
+    LOGICAL_UNIT_COMMUNICATION_FAILURE = 0x0800;
     /// UNREACHABLE COPY TARGET.
     UNREACHABLE_COPY_TARGET = 0x0804;
     /// THIRD PARTY DEVICE FAILURE.
@@ -382,6 +384,11 @@ impl Sense {
         Self::new(SenseKey::HardwareError, AdditionalSense::INTERNAL_TARGET_FAILURE)
     }
 
+    /// Reports that blocks could not be written, or that writes are stopped after a failed flush.
+    pub const fn write_error() -> Self {
+        Self::new(SenseKey::MediumError, AdditionalSense::WRITE_ERROR)
+    }
+
     /// Reports that START STOP UNIT stopped the unit.
     pub const fn stopped() -> Self {
         Self::new(SenseKey::NotReady, AdditionalSense::INITIALIZING_COMMAND_REQUIRED)
@@ -565,30 +572,42 @@ impl Sense {
 impl From<&BlockError> for Sense {
     fn from(error: &BlockError) -> Self {
         match error {
-            BlockError::OutOfRange { .. } => Self::lba_out_of_range(),
-            BlockError::NoSpace { lba } => Self {
-                information: Some(lba.0),
-                ..Self::new(
-                    SenseKey::DataProtect,
-                    AdditionalSense::SPACE_ALLOCATION_FAILED_WRITE_PROTECT,
-                )
+            BlockError::Invalid(request) => match request {
+                InvalidRequest::OutOfRange { .. } => Self::lba_out_of_range(),
+                InvalidRequest::ReadOnly => Self::write_protected(),
+                InvalidRequest::Unsupported => Self::invalid_operation_code(),
+                InvalidRequest::Rejected(_) => {
+                    Self::illegal_request(AdditionalSense::INVALID_FIELD_IN_CDB)
+                }
             },
-            BlockError::Medium { lba, direction, source: _ } => {
-                let additional = match direction {
-                    Direction::Read => AdditionalSense::UNRECOVERED_READ_ERROR,
-                    Direction::Write => AdditionalSense::WRITE_ERROR,
+            BlockError::Medium { lba, problem } => {
+                let sense = match problem {
+                    MediumProblem::Read(_) => {
+                        Self::new(SenseKey::MediumError, AdditionalSense::UNRECOVERED_READ_ERROR)
+                    }
+                    MediumProblem::Write(_) => Self::write_error(),
+                    MediumProblem::Protection(field) => {
+                        Self::protection(SenseKey::AbortedCommand, *field)
+                    }
                 };
-                Self { information: Some(lba.0), ..Self::new(SenseKey::MediumError, additional) }
+                sense.with_information(lba.0)
             }
-            BlockError::Protection { lba, field } => {
-                Self::protection(SenseKey::AbortedCommand, *field).with_information(lba.0)
+            BlockError::NoSpace { lba } => {
+                let additional = AdditionalSense::SPACE_ALLOCATION_FAILED_WRITE_PROTECT;
+                Self::new(SenseKey::DataProtect, additional).with_information(lba.0)
             }
-            BlockError::ReadOnly => Self::write_protected(),
-            // Retries do not help, as for a failed medium, and initiators treat this error as final.
-            BlockError::Stopped => Self::new(SenseKey::MediumError, AdditionalSense::WRITE_ERROR),
-            BlockError::OutOfService => Self::unavailable(),
+            // The sense key tells initiators that they may send the command again (SPC-4 4.5.6).
+            BlockError::Transient(_) => {
+                Self::new(SenseKey::AbortedCommand, AdditionalSense::INTERNAL_TARGET_FAILURE)
+            }
+            // Multipath drivers of initiators try another path after NOT READY, and not after HARDWARE ERROR.
+            BlockError::Unreachable(_) => {
+                Self::new(SenseKey::NotReady, AdditionalSense::LOGICAL_UNIT_COMMUNICATION_FAILURE)
+            }
             BlockError::Fenced => Self::no_access_rights(),
-            BlockError::Unsupported => Self::invalid_operation_code(),
+            // Retries do not help, as for a failed medium, and initiators treat this error as final.
+            BlockError::Stopped(StopCause::FlushFailed) => Self::write_error(),
+            BlockError::Stopped(StopCause::OutOfService) => Self::unavailable(),
         }
     }
 }
@@ -602,11 +621,40 @@ impl From<BlockError> for Sense {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sarsen_block::Lba;
+    use sarsen_block::{Direction, Extent, Lba};
 
     fn medium(lba: u64) -> Sense {
         let source = std::io::Error::from_raw_os_error(5);
-        BlockError::Medium { lba: Lba(lba), direction: Direction::Read, source }.into()
+        BlockError::medium(Lba(lba), Direction::Read, source).into()
+    }
+
+    /// The values are those of SPC-4 4.5.6 and annex F.
+    #[test]
+    fn each_class_of_error_has_its_sense() {
+        let other = || std::io::Error::other("a reason");
+        let lba = Lba(7);
+        let protection = MediumProblem::Protection(ProtectionField::Guard);
+        let out_of_range = InvalidRequest::OutOfRange { extent: Extent::new(9, 1), block_count: 9 };
+        let errors: [(BlockError, u8, u16, Option<u64>); 13] = [
+            (out_of_range.into(), 0x5, 0x2100, None),
+            (InvalidRequest::ReadOnly.into(), 0x7, 0x2700, None),
+            (InvalidRequest::Unsupported.into(), 0x5, 0x2000, None),
+            (InvalidRequest::Rejected(other()).into(), 0x5, 0x2400, None),
+            (BlockError::medium(lba, Direction::Read, other()), 0x3, 0x1100, Some(7)),
+            (BlockError::medium(lba, Direction::Write, other()), 0x3, 0x0c00, Some(7)),
+            (BlockError::Medium { lba, problem: protection }, 0xb, 0x1001, Some(7)),
+            (BlockError::NoSpace { lba }, 0x7, 0x2707, Some(7)),
+            (BlockError::Transient(other()), 0xb, 0x4400, None),
+            (BlockError::Unreachable(other()), 0x2, 0x0800, None),
+            (BlockError::Fenced, 0x5, 0x2002, None),
+            (StopCause::FlushFailed.into(), 0x3, 0x0c00, None),
+            (StopCause::OutOfService.into(), 0x2, 0x0403, None),
+        ];
+        for (error, key, additional, information) in errors {
+            let sense = Sense::from(&error);
+            assert_eq!((sense.key() as u8, sense.additional().0), (key, additional), "{error}");
+            assert_eq!(sense.information(), information, "{error}");
+        }
     }
 
     #[test]

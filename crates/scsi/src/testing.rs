@@ -91,7 +91,7 @@ impl TestStore {
             .unwrap()
             .filter(|&lba| (extent.lba.0..extent.saturating_end()).contains(&lba))?;
         let source = std::io::Error::from_raw_os_error(5);
-        Some(BlockError::Medium { lba: Lba(bad), direction, source })
+        Some(BlockError::medium(Lba(bad), direction, source))
     }
 }
 

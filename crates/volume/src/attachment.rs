@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sarsen_block::{
-    AllocationRun, BlockError, Data, Durability, Extent, Io, Payload, Reply, Store,
+    AllocationRun, BlockError, Data, Durability, Extent, InvalidRequest, Io, Payload, Reply, Store,
 };
 
 use crate::Volume;
@@ -59,12 +59,12 @@ impl Attachment {
         if !self.volume.medium_phase().guards_reads() {
             return match self.volume.check_usable() {
                 Ok(()) => self.volume.store().read(extent),
-                Err(_) => Io::Ready(Err(BlockError::OutOfService)),
+                Err(not_usable) => Io::Ready(Err(not_usable.into())),
             };
         }
         let volume = self.volume.clone();
         Io::pending(async move {
-            let _guard = volume.guard_read().await.map_err(|_| BlockError::OutOfService)?;
+            let _guard = volume.guard_read().await?;
             volume.store().read(extent).wait().await
         })
     }
@@ -113,14 +113,13 @@ impl Attachment {
         let Some(guard) = self.volume.write_gate().try_shared() else {
             let (volume, permission) = (self.volume.clone(), self.permission.clone());
             return Io::pending(async move {
-                let guard = volume.lock_writes_shared().await;
-                let _guard = guard.map_err(|_| BlockError::OutOfService)?;
+                let _guard = volume.lock_writes_shared().await?;
                 check_writable(&volume, &permission, read_only)?;
                 submit(&**volume.store()).wait().await
             });
         };
-        if self.volume.check_usable().is_err() {
-            return Io::Ready(Err(BlockError::OutOfService));
+        if let Err(not_usable) = self.volume.check_usable() {
+            return Io::Ready(Err(not_usable.into()));
         }
         if let Err(error) = check_writable(&self.volume, &self.permission, read_only) {
             return Io::Ready(Err(error));
@@ -143,7 +142,7 @@ fn check_writable(
     read_only: bool,
 ) -> Result<(), BlockError> {
     if read_only || volume.is_write_protected() {
-        return Err(BlockError::ReadOnly);
+        return Err(InvalidRequest::ReadOnly.into());
     }
     match permission.get() {
         Permission::All => Ok(()),
@@ -162,7 +161,7 @@ mod tests {
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
 
-    use sarsen_block::{BlockSize, Buffer, MemoryStore};
+    use sarsen_block::{BlockSize, Buffer, MemoryStore, StopCause};
 
     use super::*;
     use crate::Phase;
@@ -264,9 +263,15 @@ mod tests {
         volume.medium_phase().set(Phase::Halted);
         drop(gate);
         let written = waiting.as_mut().poll(context);
-        assert!(matches!(written, Poll::Ready(Err(BlockError::OutOfService))), "{written:?}");
-        assert!(matches!(write(&client), Some(Err(BlockError::OutOfService))));
-        assert!(matches!(now(client.read(Extent::new(0, 1))), Some(Err(BlockError::OutOfService))));
+        assert!(
+            matches!(written, Poll::Ready(Err(BlockError::Stopped(StopCause::OutOfService)))),
+            "{written:?}"
+        );
+        assert!(matches!(write(&client), Some(Err(BlockError::Stopped(StopCause::OutOfService)))));
+        assert!(matches!(
+            now(client.read(Extent::new(0, 1))),
+            Some(Err(BlockError::Stopped(StopCause::OutOfService)))
+        ));
     }
 
     #[test]
@@ -285,9 +290,9 @@ mod tests {
         let (one, other) =
             (Attachment::new(volume.clone(), true), Attachment::new(volume.clone(), false));
         assert!(one.is_read_only() && !other.is_read_only());
-        assert!(matches!(write(&one), Some(Err(BlockError::ReadOnly))));
+        assert!(matches!(write(&one), Some(Err(BlockError::Invalid(InvalidRequest::ReadOnly)))));
         assert!(matches!(write(&other), Some(Ok(()))));
         volume.set_write_protected(true);
-        assert!(matches!(write(&other), Some(Err(BlockError::ReadOnly))));
+        assert!(matches!(write(&other), Some(Err(BlockError::Invalid(InvalidRequest::ReadOnly)))));
     }
 }

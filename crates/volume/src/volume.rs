@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sarsen_block::{Geometry, Store};
+use sarsen_block::{BlockError, Geometry, StopCause, Store};
 
 use crate::gate::{ExclusiveGuard, SharedGuard, WriteGate};
 use crate::phase::{MediumPhase, Phase};
@@ -24,6 +24,12 @@ pub struct Volume {
 /// The medium is not usable, whatever its store says: see [`Phase`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotUsable;
+
+impl From<NotUsable> for BlockError {
+    fn from(_: NotUsable) -> Self {
+        StopCause::OutOfService.into()
+    }
+}
 
 impl Volume {
     /// Creates a volume over a store, with the state of its records. It blocks while it reads them. An error names the

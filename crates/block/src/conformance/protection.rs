@@ -1,7 +1,10 @@
 //! The part of the suite that checks protection information.
 
 use super::{Outcome, both, pattern, read, same, submit, write};
-use crate::{BlockError, Buffer, Durability, Extent, PROTECTION_BYTES, Reply, Request, Rng, Store};
+use crate::{
+    BlockError, Buffer, Durability, Extent, InvalidRequest, PROTECTION_BYTES, Reply, Request, Rng,
+    Store,
+};
 
 /// The area of the store that is checked as a whole.
 const BLOCKS: u64 = 60;
@@ -26,7 +29,7 @@ pub(super) async fn check_refused(store: &dyn Store) {
     for request in both_kinds(Extent::new(1, 1)) {
         let refused = submit(store, request, Buffer::zeroed(size(store))).wait().await;
         assert!(
-            matches!(refused, Err(BlockError::Unsupported)),
+            matches!(refused, Err(BlockError::Invalid(InvalidRequest::Unsupported))),
             "{request:?} was not refused: {:?}",
             refused.err()
         );
@@ -140,7 +143,10 @@ async fn borders(store: &dyn Store) {
         let length = extent.block_count.min(2) as usize * size(store);
         for request in both_kinds(extent) {
             match submit(store, request, Buffer::zeroed(length)).wait().await {
-                Err(BlockError::OutOfRange { extent: reported, block_count }) => {
+                Err(BlockError::Invalid(InvalidRequest::OutOfRange {
+                    extent: reported,
+                    block_count,
+                })) => {
                     assert_eq!((reported, block_count), (extent, count), "{request:?}");
                 }
                 Err(error) => panic!("{request:?} lies outside and was answered {error:?}"),

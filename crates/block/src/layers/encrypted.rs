@@ -82,7 +82,7 @@ impl EncryptedStore {
         let cipher = self.cipher.read();
         cipher.clone().ok_or_else(|| {
             let source = io::Error::other("the volume's key is being changed, or could not be");
-            BlockError::Medium { lba, direction, source }
+            BlockError::medium(lba, direction, source)
         })
     }
 }
@@ -96,9 +96,7 @@ impl ForgetKey for EncryptedStore {
                 set(&cipher, Some(Arc::new(Cipher::new(&key))));
                 Ok(())
             }
-            Err(source) => {
-                Err(BlockError::Medium { lba: Lba(0), direction: Direction::Write, source })
-            }
+            Err(source) => Err(BlockError::medium(Lba(0), Direction::Write, source)),
         })
     }
 }

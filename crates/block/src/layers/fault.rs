@@ -128,7 +128,7 @@ fn first_common(bad: Extent, extent: Extent) -> Option<Lba> {
 
 fn medium(lba: Lba, direction: Direction) -> BlockError {
     let source = io::Error::other("a fault that was asked for");
-    BlockError::Medium { lba, direction, source }
+    BlockError::medium(lba, direction, source)
 }
 
 /// A store with faults.

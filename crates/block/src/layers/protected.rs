@@ -26,7 +26,8 @@ use crc_fast::{CrcAlgorithm, checksum};
 
 use crate::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Durability,
-    Extent, Geometry, Io, Lba, PROTECTION_BYTES, Payload, Reply, Space, Store, UnmapSupport,
+    Extent, Geometry, InvalidRequest, Io, Lba, PROTECTION_BYTES, Payload, Reply, Space, Store,
+    UnmapSupport,
 };
 
 /// Size of the header at the start of the lower store. The creator of the store describes the contents there. The
@@ -229,8 +230,8 @@ impl ProtectedStore {
         submit: impl FnOnce(Extent) -> Reply<T>,
     ) -> Reply<T> {
         let (layout, block_count) = (self.layout, self.block_count());
-        if !extent.fits(block_count) {
-            return Io::Ready(Err(BlockError::OutOfRange { extent, block_count }));
+        if let Err(error) = extent.check(block_count) {
+            return Io::Ready(Err(error));
         }
         if extent.block_count == 0 {
             return Io::Ready(Ok(none));
@@ -275,17 +276,16 @@ fn above(error: BlockError, layout: Layout, extent: Extent, block_count: u64) ->
         Lba(layout.above(lba).0.clamp(extent.lba.0, last))
     };
     match error {
-        BlockError::OutOfRange { .. } => BlockError::OutOfRange { extent, block_count },
-        BlockError::NoSpace { lba } => BlockError::NoSpace { lba: within(lba) },
-        BlockError::Medium { lba, direction, source } => {
-            BlockError::Medium { lba: within(lba), direction, source }
+        BlockError::Invalid(InvalidRequest::OutOfRange { .. }) => {
+            InvalidRequest::OutOfRange { extent, block_count }.into()
         }
-        BlockError::Protection { .. }
-        | BlockError::ReadOnly
-        | BlockError::Stopped
-        | BlockError::OutOfService
+        BlockError::NoSpace { lba } => BlockError::NoSpace { lba: within(lba) },
+        BlockError::Medium { lba, problem } => BlockError::Medium { lba: within(lba), problem },
+        BlockError::Invalid(_)
+        | BlockError::Transient(_)
+        | BlockError::Unreachable(_)
         | BlockError::Fenced
-        | BlockError::Unsupported => error,
+        | BlockError::Stopped(_) => error,
     }
 }
 
@@ -380,7 +380,7 @@ impl Store for ProtectedStore {
     fn resize(&self, block_count: u64) -> Reply<()> {
         match self.layout.blocks_below(block_count) {
             Some(below) => self.inner.resize(below),
-            None => Io::Ready(Err(BlockError::Unsupported)),
+            None => Io::Ready(Err(BlockError::Invalid(InvalidRequest::Unsupported))),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{BlockError, Characteristics, Io, Layer, Reply, Request, Store};
+use crate::{Characteristics, InvalidRequest, Io, Layer, Reply, Request, Store};
 
 /// A read-only view of a store.
 pub struct ReadOnly {
@@ -31,7 +31,7 @@ impl Layer for ReadOnly {
         submit: impl FnOnce(&dyn Store) -> Reply<T> + 'static,
     ) -> Reply<T> {
         if request.is_change() {
-            return Io::Ready(Err(BlockError::ReadOnly));
+            return Io::Ready(Err(InvalidRequest::ReadOnly.into()));
         }
         submit(&*self.inner)
     }

@@ -4,6 +4,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::pin::pin;
 use std::rc::Rc;
 
+use sarsen_block::MediumProblem;
 use sarsen_io::cores::{FileEngine, block_on};
 use sarsen_wire::nbd::{self, CommandCode, SIMPLE_REPLY_MAGIC, SimpleReply};
 use zerocopy::{FromZeros, IntoBytes};
@@ -113,7 +114,10 @@ fn store_emulates_missing_export_functions() {
         assert!(store.characteristics().volatile_cache);
         assert_eq!(store.characteristics().unmap, None);
         let unmap = store.unmap(Extent::new(0, 1)).wait().await;
-        assert!(matches!(unmap, Err(BlockError::Unsupported)), "{unmap:?}");
+        assert!(
+            matches!(unmap, Err(BlockError::Invalid(InvalidRequest::Unsupported))),
+            "{unmap:?}"
+        );
 
         // Without FUA a durable write is followed by a flush; so are zeroes, which are data here.
         for writes_zeroes in [false, true] {
@@ -156,7 +160,36 @@ fn after_a_failed_flush_nothing_more_is_acknowledged() {
         let (flushed, ()) = tokio::join!(flushed, serve);
         assert!(matches!(flushed, Err(BlockError::Medium { .. })), "{flushed:?}");
         let later = write(&store, Durability::Volatile).wait().await;
-        assert!(matches!(later, Err(BlockError::Stopped)), "{later:?}");
+        assert!(matches!(later, Err(BlockError::Stopped(StopCause::FlushFailed))), "{later:?}");
+    });
+}
+
+#[test]
+fn an_error_of_the_server_says_what_to_do_next() {
+    connected(0, |store, mut peer| async move {
+        let mut answer = async |code| {
+            let read = store.read(Extent::new(5, 1)).wait();
+            let serve = async {
+                let request = peer.request().await.unwrap();
+                peer.reply(&request, code, &[]);
+            };
+            tokio::join!(read, serve).0.expect_err("refused")
+        };
+        let class = answer(ErrorCode::Io).await;
+        assert!(
+            matches!(class, BlockError::Medium { lba: Lba(5), problem: MediumProblem::Read(_) }),
+            "{class}"
+        );
+        let class = answer(ErrorCode::NoMemory).await;
+        assert!(matches!(class, BlockError::Transient(_)), "{class}");
+        let class = answer(ErrorCode::Shutdown).await;
+        assert!(matches!(class, BlockError::Unreachable(_)), "{class}");
+        let class = answer(ErrorCode::NotPermitted).await;
+        assert!(matches!(class, BlockError::Fenced), "{class}");
+        for code in [ErrorCode::Invalid, ErrorCode::Overflow, ErrorCode(1000)] {
+            let class = answer(code).await;
+            assert!(matches!(class, BlockError::Invalid(InvalidRequest::Rejected(_))), "{class}");
+        }
     });
 }
 
@@ -164,9 +197,15 @@ fn after_a_failed_flush_nothing_more_is_acknowledged() {
 fn borders_and_flags_are_kept_without_asking_the_server() {
     connected(transmission::READ_ONLY, |store, _peer| async move {
         let beyond = store.read(Extent::new(BLOCKS - 1, 2)).wait().await;
-        assert!(matches!(beyond, Err(BlockError::OutOfRange { .. })), "{beyond:?}");
+        assert!(
+            matches!(beyond, Err(BlockError::Invalid(InvalidRequest::OutOfRange { .. }))),
+            "{beyond:?}"
+        );
         let refused = write(&store, Durability::Volatile).wait().await;
-        assert!(matches!(refused, Err(BlockError::ReadOnly)), "{refused:?}");
+        assert!(
+            matches!(refused, Err(BlockError::Invalid(InvalidRequest::ReadOnly))),
+            "{refused:?}"
+        );
     });
 }
 
@@ -179,7 +218,9 @@ fn lost_connection_fails_open_and_later_requests() {
             drop(peer);
         };
         let (read, ()) = tokio::join!(read, serve);
-        assert!(read.unwrap_err().to_string().contains("connection was lost"));
+        let read = read.unwrap_err();
+        assert!(read.to_string().contains("connection was lost"));
+        assert!(matches!(read, BlockError::Unreachable(_)));
         let later = store.read(Extent::new(0, 1)).wait().await;
         assert!(later.unwrap_err().to_string().contains("connection was lost"));
     });

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use sarsen_block::{BlockError, Store};
+use sarsen_block::{BlockError, InvalidRequest, Store};
 use sarsen_io::cores::Cores;
 use sarsen_io::time;
 use sarsen_scsi::{Designator, Naa};
@@ -279,7 +279,7 @@ pub(crate) async fn flush(cores: &Weak<Cores>, stores: Stores, deadline: Option<
         let Some((number, flushed)) = answer else { break };
         let volume = left.remove(&number);
         match flushed {
-            Ok(()) | Err(BlockError::ReadOnly) => {}
+            Ok(()) | Err(BlockError::Invalid(InvalidRequest::ReadOnly)) => {}
             Err(source) => {
                 error!(volume, error = %source, "the last flush failed");
                 all = false;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use sarsen_block::layers::{EncryptedStore, KEY_BYTES, Key, KeyStore};
-use sarsen_block::{Allocation, BlockError, Extent, Io, Store};
+use sarsen_block::{Allocation, BlockError, Extent, InvalidRequest, Io, Store};
 use sarsen_io::random;
 use sarsen_scsi::{MetadataKind, MetadataStore};
 use tracing::info;
@@ -175,7 +175,7 @@ fn holds_data(store: &dyn Store) -> Result<bool, BlockError> {
 }
 
 fn now_or_failed<T>(answer: Io<Result<T, BlockError>>) -> Result<T, BlockError> {
-    ready(answer).unwrap_or(Err(BlockError::Unsupported))
+    ready(answer).unwrap_or(Err(BlockError::Invalid(InvalidRequest::Unsupported)))
 }
 
 fn now<T>(answer: Io<io::Result<T>>) -> io::Result<T> {

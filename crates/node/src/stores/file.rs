@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Characteristics, Data, Direction, Durability,
-    Extent, Geometry, Io, Lba, Payload, Reply, Space, Store, UnmapSupport,
+    Extent, Geometry, InvalidRequest, Io, Lba, Payload, Reply, Space, StopCause, Store,
+    UnmapSupport,
 };
 use sarsen_io::file::{self, File, OpenOptions, RunState};
 use tracing::{info, warn};
@@ -213,10 +214,10 @@ impl FileStore {
     /// Rejects changes of these blocks that are not permitted now.
     fn check_change(&self, extent: Extent) -> Result<(), BlockError> {
         if self.characteristics.read_only {
-            return Err(BlockError::ReadOnly);
+            return Err(InvalidRequest::ReadOnly.into());
         }
         if self.state.latch.is_closed() {
-            return Err(BlockError::Stopped);
+            return Err(StopCause::FlushFailed.into());
         }
         self.state.check_backing(&self.file)?;
         self.state.check(extent)
@@ -260,12 +261,7 @@ impl FileStore {
 
 impl FileState {
     fn check(&self, extent: Extent) -> Result<(), BlockError> {
-        let block_count = self.block_count.load(Ordering::Acquire);
-        if extent.fits(block_count) {
-            Ok(())
-        } else {
-            Err(BlockError::OutOfRange { extent, block_count })
-        }
+        extent.check(self.block_count.load(Ordering::Acquire))
     }
 
     /// Returns the result of a write that is not durable yet.
@@ -284,12 +280,15 @@ impl FileState {
         lba: Lba,
     ) -> Result<(), BlockError> {
         let Err(source) = result else {
-            return if claim.confirm().await { Ok(()) } else { Err(BlockError::Stopped) };
+            return if claim.confirm().await { Ok(()) } else { Err(StopCause::FlushFailed.into()) };
         };
-        if !file::is_full(&source) && claim.fail() {
+        if file::is_full(&source) {
+            return Err(BlockError::NoSpace { lba });
+        }
+        if claim.fail() {
             report_failed_flush(&self.health, &self.path.display().to_string(), &source);
         }
-        Err(self.failed(lba, Direction::Write, source))
+        Err(BlockError::medium(lba, Direction::Write, source))
     }
 
     fn failed(&self, lba: Lba, direction: Direction, source: io::Error) -> BlockError {
@@ -297,9 +296,12 @@ impl FileState {
             return BlockError::NoSpace { lba };
         }
         if file::is_unsupported(&source) {
-            return BlockError::Unsupported;
+            return InvalidRequest::Unsupported.into();
         }
-        BlockError::Medium { lba, direction, source }
+        if file::is_transient(&source) {
+            return BlockError::Transient(source);
+        }
+        BlockError::medium(lba, direction, source)
     }
 }
 
@@ -362,7 +364,7 @@ impl Store for FileStore {
 
     fn flush(&self) -> Reply<()> {
         match self.check_change(Extent::new(0, 0)) {
-            Err(BlockError::ReadOnly) => return Io::Ready(Ok(())),
+            Err(BlockError::Invalid(InvalidRequest::ReadOnly)) => return Io::Ready(Ok(())),
             Err(error) => return Io::Ready(Err(error)),
             Ok(()) => {}
         }
@@ -376,7 +378,7 @@ impl Store for FileStore {
 
     fn unmap(&self, extent: Extent) -> Reply<()> {
         if self.characteristics.unmap.is_none() && !self.characteristics.read_only {
-            return Io::Ready(Err(BlockError::Unsupported));
+            return Io::Ready(Err(InvalidRequest::Unsupported.into()));
         }
         self.change(extent, self.is_durable(Durability::Volatile), File::punch_hole)
     }
@@ -412,7 +414,7 @@ impl Store for FileStore {
         let (state, shift) = (self.state.clone(), self.block_size.shift());
         self.file.space().map(move |space| {
             let space = space.map_err(|source| state.failed(Lba(0), Direction::Read, source))?;
-            let space = space.ok_or(BlockError::Unsupported)?;
+            let space = space.ok_or(InvalidRequest::Unsupported)?;
             let (used_blocks, available_blocks) = (space.used >> shift, space.available >> shift);
             Ok(Space { used_blocks, available_blocks })
         })
@@ -423,7 +425,7 @@ impl Store for FileStore {
             return Io::Ready(Err(error));
         }
         let Some(bytes) = block_count.checked_mul(self.block_size.bytes() as u64) else {
-            return Io::Ready(Err(BlockError::Unsupported));
+            return Io::Ready(Err(InvalidRequest::Unsupported.into()));
         };
         let state = self.state.clone();
         if self.file.is_block_device() {
@@ -432,7 +434,7 @@ impl Store for FileStore {
             if fits {
                 state.block_count.store(block_count, Ordering::Release);
             }
-            let reply = if fits { Ok(()) } else { Err(BlockError::Unsupported) };
+            let reply = if fits { Ok(()) } else { Err(InvalidRequest::Unsupported.into()) };
             return Io::Ready(reply);
         }
         let old = state.block_count.load(Ordering::Acquire);

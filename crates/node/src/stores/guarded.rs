@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use sarsen_block::{BlockError, Io, Layer, Reply, Request, Store};
+use sarsen_block::{BlockError, Io, Layer, Reply, Request, StopCause, Store};
 use tracing::error;
 
 use crate::health::{Aspect, Health, StoreUsability, VolumeHealth};
@@ -32,6 +32,21 @@ pub(super) fn report_failed_flush(health: &Health, place: &str, error: &dyn std:
     }
 }
 
+/// Returns whether no later flush can make the writes durable that a failed flush concerned.
+fn may_have_lost_writes(error: &BlockError) -> bool {
+    match error {
+        BlockError::Medium { .. }
+        | BlockError::Unreachable(_)
+        | BlockError::Stopped(StopCause::FlushFailed) => true,
+        BlockError::Invalid(_)
+        | BlockError::NoSpace { .. }
+        | BlockError::Transient(_)
+        | BlockError::Fenced
+        // The backing itself has been reported.
+        | BlockError::Stopped(StopCause::OutOfService) => false,
+    }
+}
+
 impl Layer for GuardedStore {
     fn inner(&self) -> &Arc<dyn Store> {
         &self.inner
@@ -45,17 +60,21 @@ impl Layer for GuardedStore {
         match self.health.level() {
             StoreUsability::Usable => {}
             StoreUsability::WritesStopped if request.is_change() || request == Request::Flush => {
-                return Io::Ready(Err(BlockError::Stopped));
+                return Io::Ready(Err(StopCause::FlushFailed.into()));
             }
             StoreUsability::WritesStopped => {}
-            StoreUsability::OutOfService => return Io::Ready(Err(BlockError::OutOfService)),
+            StoreUsability::OutOfService => {
+                return Io::Ready(Err(StopCause::OutOfService.into()));
+            }
         }
         if request != Request::Flush {
             return submit(&*self.inner);
         }
         let health = self.health.clone();
         submit(&*self.inner).map(move |flushed| {
-            if let Err(error @ (BlockError::Medium { .. } | BlockError::Stopped)) = &flushed {
+            if let Err(error) = &flushed
+                && may_have_lost_writes(error)
+            {
                 // The store itself may have reported the failure, with more detail.
                 if health.of(Aspect::Flush) == VolumeHealth::Online {
                     report_failed_flush(&health, "its store", error);
@@ -69,7 +88,8 @@ impl Layer for GuardedStore {
 #[cfg(test)]
 mod tests {
     use sarsen_block::layers::{Fault, Faults, FaultyStore, Times};
-    use sarsen_block::{BlockSize, Buffer, Durability, Extent, MemoryStore};
+    use sarsen_block::{BlockSize, Buffer, Durability, Extent, MemoryStore, conformance};
+    use sarsen_io::cores::{self, FileEngine};
 
     use super::*;
 
@@ -78,6 +98,16 @@ mod tests {
             Io::Ready(answer) => answer,
             Io::Pending(_) => panic!("memory does not wait"),
         }
+    }
+
+    #[test]
+    fn it_passes_the_conformance_suite() {
+        let below = Arc::new(MemoryStore::new(BlockSize::B512, 1000));
+        let guarded =
+            |below: Arc<dyn Store>| Arc::new(GuardedStore::new(below, Arc::default())) as _;
+        let store: Arc<dyn Store> = guarded(below);
+        cores::block_on(FileEngine::Pool, conformance::check(&*store, 1)).expect("a core");
+        cores::block_on(FileEngine::Pool, conformance::check_errors(guarded)).expect("a core");
     }
 
     #[test]
@@ -95,13 +125,16 @@ mod tests {
         ready(store.flush()).expect("flushed");
         faults.add(Fault::FlushFails, Times::Once);
         assert!(matches!(ready(store.flush()), Err(BlockError::Medium { .. })));
-        assert!(matches!(ready(store.flush()), Err(BlockError::Stopped)), "it is not forgotten");
-        assert!(matches!(write(), Err(BlockError::Stopped)));
+        assert!(
+            matches!(ready(store.flush()), Err(BlockError::Stopped(StopCause::FlushFailed))),
+            "it is not forgotten"
+        );
+        assert!(matches!(write(), Err(BlockError::Stopped(StopCause::FlushFailed))));
         assert!(ready(store.read(Extent::new(0, 1))).is_ok());
         assert!(matches!(health.current(), VolumeHealth::Degraded { .. }));
         let reason = "is out of service".to_owned();
         health.report(Aspect::Backing, VolumeHealth::OutOfService { reason });
         let read = ready(store.read(Extent::new(0, 1)));
-        assert!(matches!(read, Err(BlockError::OutOfService)));
+        assert!(matches!(read, Err(BlockError::Stopped(StopCause::OutOfService))));
     }
 }

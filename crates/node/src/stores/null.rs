@@ -20,12 +20,7 @@ impl NullStore {
     }
 
     fn check(&self, extent: Extent) -> Result<(), BlockError> {
-        let block_count = self.block_count.load(Ordering::Relaxed);
-        if extent.fits(block_count) {
-            Ok(())
-        } else {
-            Err(BlockError::OutOfRange { extent, block_count })
-        }
+        extent.check(self.block_count.load(Ordering::Relaxed))
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
 
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Characteristics, Data, Direction, Durability,
-    Extent, Geometry, Io, Payload, Reply, Space, Store, UnmapSupport,
+    Extent, Geometry, InvalidRequest, Io, Payload, Reply, Space, Store, UnmapSupport,
 };
 use sarsen_io::memory::{PAGE, Region};
 
@@ -78,10 +78,7 @@ impl RamStore {
 
     /// Returns the first byte and the number of bytes of an extent, if it lies within the disk.
     fn bytes(&self, extent: Extent) -> Result<(u64, u64), BlockError> {
-        let block_count = self.block_count.load(Ordering::Acquire);
-        if !extent.fits(block_count) {
-            return Err(BlockError::OutOfRange { extent, block_count });
-        }
+        extent.check(self.block_count.load(Ordering::Acquire))?;
         Ok((extent.byte_offset(self.block_size), extent.byte_count(self.block_size)))
     }
 
@@ -109,18 +106,15 @@ impl RamStore {
     fn discard(&self, extent: Extent, offset: u64, length: u64) -> Result<(), BlockError> {
         let cleared = self.written.clear_whole_pages(offset, length);
         self.taken.fetch_sub(cleared, Ordering::SeqCst);
-        self.region.discard(offset as usize, length as usize).map_err(|source| BlockError::Medium {
-            lba: extent.lba,
-            direction: Direction::Write,
-            source,
-        })
+        let discarded = self.region.discard(offset as usize, length as usize);
+        discarded.map_err(|source| BlockError::medium(extent.lba, Direction::Write, source))
     }
 
     fn set_block_count(&self, block_count: u64) -> Result<(), BlockError> {
         let old = self.block_count.load(Ordering::Acquire);
         let bytes = block_count.checked_mul(self.block_size.bytes() as u64);
         let bytes = bytes.filter(|&bytes| bytes <= self.region.room() as u64);
-        let bytes = bytes.ok_or(BlockError::Unsupported)?;
+        let bytes = bytes.ok_or(InvalidRequest::Unsupported)?;
         if block_count < old {
             self.block_count.store(block_count, Ordering::Release);
             // If the store grows again, these blocks must be zero.
@@ -129,7 +123,9 @@ impl RamStore {
                 (gone.byte_offset(self.block_size), gone.byte_count(self.block_size));
             return self.discard(gone, offset, length);
         }
-        self.region.grow(bytes as usize).map_err(|_| BlockError::Unsupported)?;
+        self.region
+            .grow(bytes as usize)
+            .map_err(|_| BlockError::Invalid(InvalidRequest::Unsupported))?;
         // A write in progress when the disk shrank may have left bytes beyond the end.
         let added = Extent::new(old, block_count - old);
         let (offset, length) =
@@ -208,7 +204,7 @@ impl Store for RamStore {
 
     fn space(&self) -> Reply<Space> {
         if self.limit == UNLIMITED {
-            return Io::Ready(Err(BlockError::Unsupported));
+            return Io::Ready(Err(InvalidRequest::Unsupported.into()));
         }
         let blocks = |pages: i64| (pages.max(0) as u64 * PAGE as u64) >> self.block_size.shift();
         let taken = self.taken.load(Ordering::Relaxed);

@@ -51,6 +51,8 @@ mod tests {
         let store = Arc::new(MemoryStore::new(BlockSize::B512, 4096));
         let slow = SlowStore::new(store, Duration::from_micros(1));
         cores::block_on(FileEngine::Pool, conformance::check(&slow, 1)).expect("a core");
+        let late = |below| Arc::new(SlowStore::new(below, Duration::ZERO)) as _;
+        cores::block_on(FileEngine::Pool, conformance::check_errors(late)).expect("a core");
         let slow = SlowStore::new(Arc::new(slow), Duration::from_millis(20));
         let begun = time::now();
         let flushed = async { slow.flush().wait().await };

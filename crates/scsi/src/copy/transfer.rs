@@ -11,7 +11,7 @@ use super::token::Use;
 use crate::flags::Flags;
 use crate::{LogicalUnit, Sense};
 use async_lock::Semaphore;
-use sarsen_block::{Allocation, BlockError, Buffer, Data, Durability, Extent};
+use sarsen_block::{Allocation, BlockError, Buffer, Data, Durability, Extent, InvalidRequest};
 use std::sync::Arc;
 
 /// The size in bytes of a piece that is read and written.
@@ -110,7 +110,8 @@ impl Source<'_> {
             within -= byte_count;
         }
         let extent = Extent::new(offset >> block_size.shift(), 1);
-        Err(BlockError::OutOfRange { extent, block_count: self.unit.geometry().block_count })
+        let block_count = self.unit.geometry().block_count;
+        Err(InvalidRequest::OutOfRange { extent, block_count }.into())
     }
 
     /// Reads so that no atomic write in progress is seen partially.

@@ -115,8 +115,8 @@ impl Protected {
 
     fn read_plain(&self, protection_type: ProtectionType, extent: Extent) -> Reply<Data> {
         let block_count = self.below.geometry().block_count;
-        if !extent.fits(block_count) {
-            return Io::Ready(Err(BlockError::OutOfRange { extent, block_count }));
+        if let Err(error) = extent.check(block_count) {
+            return Io::Ready(Err(error));
         }
         let expected = Expected::of_address(protection_type, extent.lba);
         let inspection = self.inspection(protection_type, extent, Checks::ALL, expected, true);
@@ -134,8 +134,8 @@ impl Protected {
     ) -> Reply<()> {
         let geometry = self.below.geometry();
         let block_count = geometry.block_count;
-        if !extent.fits(block_count) {
-            return Io::Ready(Err(BlockError::OutOfRange { extent, block_count }));
+        if let Err(error) = extent.check(block_count) {
+            return Io::Ready(Err(error));
         }
         let application_tag_owned = self.is_application_tag_owned();
         let generation = ProtectionGenerator { protection_type, application_tag_owned };

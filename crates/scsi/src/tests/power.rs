@@ -109,7 +109,7 @@ fn trouble<T: 'static>(trouble: Trouble) -> Reply<T> {
     let (lba, direction) = (sarsen_block::Lba(0), Direction::Write);
     match trouble {
         Trouble::Cut => Io::pending(std::future::pending()),
-        Trouble::Fail => Io::Ready(Err(BlockError::Medium { lba, direction, source })),
+        Trouble::Fail => Io::Ready(Err(BlockError::medium(lba, direction, source))),
     }
 }
 

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use sarsen_block::{Allocation, BlockError, BlockSize, Data, Durability, Extent, Io, LocalFuture};
+use sarsen_block::{
+    Allocation, BlockError, BlockSize, Data, Durability, Extent, InvalidRequest, Io, LocalFuture,
+    StopCause,
+};
 use sarsen_proto::nbd::server::{MAXIMUM_EXTENTS, Operation, Outcome, StatusExtent};
 use sarsen_volume::qos::{Admit, Cost, Queue};
 use sarsen_volume::statistics::Failure;
@@ -41,6 +44,8 @@ pub(super) struct Completed {
 /// The reason why a request failed.
 enum RequestError {
     Block(BlockError),
+    /// The target port group is not active.
+    Inactive,
     /// Zeroes could not be written faster than data.
     NotFast,
     /// The session ended before the request, or its next piece, was started.
@@ -206,20 +211,26 @@ fn counted(operation: &Operation) -> (volume::Operation, usize) {
 fn failed(error: &RequestError) -> (Failure, ErrorCode) {
     let error = match error {
         RequestError::Block(error) => error,
+        RequestError::Inactive => return (Failure::NotReady, ErrorCode::NotPermitted),
         RequestError::NotFast => return (Failure::IllegalRequest, ErrorCode::NotSupported),
         RequestError::Cancelled => return (Failure::Aborted, ErrorCode::Shutdown),
     };
     match error {
-        // A volume may have shrunk. The machine has checked the request against the earlier size.
-        BlockError::OutOfRange { .. } => (Failure::IllegalRequest, ErrorCode::NoSpace),
+        BlockError::Invalid(request) => match request {
+            // A volume may have shrunk. The machine has checked the request against the earlier size.
+            InvalidRequest::OutOfRange { .. } => (Failure::IllegalRequest, ErrorCode::NoSpace),
+            InvalidRequest::ReadOnly => (Failure::DataProtect, ErrorCode::NotPermitted),
+            InvalidRequest::Unsupported => (Failure::IllegalRequest, ErrorCode::NotSupported),
+            InvalidRequest::Rejected(_) => (Failure::IllegalRequest, ErrorCode::Invalid),
+        },
+        BlockError::Medium { .. } => (Failure::MediumError, ErrorCode::Io),
         BlockError::NoSpace { .. } => (Failure::NoSpace, ErrorCode::NoSpace),
-        BlockError::Medium { .. } | BlockError::Protection { .. } | BlockError::Stopped => {
-            (Failure::MediumError, ErrorCode::Io)
-        }
-        BlockError::ReadOnly => (Failure::DataProtect, ErrorCode::NotPermitted),
-        BlockError::OutOfService => (Failure::NotReady, ErrorCode::Io),
+        // NBD has no error for a request that may be repeated.
+        BlockError::Transient(_) => (Failure::AbortedCommand, ErrorCode::Io),
+        BlockError::Unreachable(_) => (Failure::NotReady, ErrorCode::Shutdown),
         BlockError::Fenced => (Failure::ReservationConflict, ErrorCode::NotPermitted),
-        BlockError::Unsupported => (Failure::IllegalRequest, ErrorCode::NotSupported),
+        BlockError::Stopped(StopCause::FlushFailed) => (Failure::MediumError, ErrorCode::Io),
+        BlockError::Stopped(StopCause::OutOfService) => (Failure::NotReady, ErrorCode::Io),
     }
 }
 
@@ -282,7 +293,7 @@ fn pieces(extent: Extent, bytes: u64, shift: u32) -> impl Iterator<Item = Extent
 
 /// Returns an error if the target port group is not active, as iSCSI does for its commands.
 fn check_active(path: &TargetPath) -> Result<(), RequestError> {
-    if path.is_active() { Ok(()) } else { Err(RequestError::Block(BlockError::Fenced)) }
+    if path.is_active() { Ok(()) } else { Err(RequestError::Inactive) }
 }
 
 /// Returns an error if the session has ended.
@@ -342,4 +353,36 @@ async fn status(
         }
     }
     Ok(Outcome::Status(extents))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use sarsen_block::{Direction, Lba};
+
+    use super::*;
+
+    #[test]
+    fn each_class_of_error_has_its_error_value() {
+        let other = || io::Error::other("a reason");
+        let out_of_range = InvalidRequest::OutOfRange { extent: Extent::new(9, 1), block_count: 9 };
+        let errors: [(BlockError, Failure, u32); 11] = [
+            (out_of_range.into(), Failure::IllegalRequest, 28),
+            (InvalidRequest::ReadOnly.into(), Failure::DataProtect, 1),
+            (InvalidRequest::Unsupported.into(), Failure::IllegalRequest, 95),
+            (InvalidRequest::Rejected(other()).into(), Failure::IllegalRequest, 22),
+            (BlockError::medium(Lba(7), Direction::Read, other()), Failure::MediumError, 5),
+            (BlockError::NoSpace { lba: Lba(7) }, Failure::NoSpace, 28),
+            (BlockError::Transient(other()), Failure::AbortedCommand, 5),
+            (BlockError::Unreachable(other()), Failure::NotReady, 108),
+            (BlockError::Fenced, Failure::ReservationConflict, 1),
+            (StopCause::FlushFailed.into(), Failure::MediumError, 5),
+            (StopCause::OutOfService.into(), Failure::NotReady, 5),
+        ];
+        for (error, failure, value) in errors {
+            let text = error.to_string();
+            assert_eq!(failed(&error.into()), (failure, ErrorCode(value)), "{text}");
+        }
+    }
 }

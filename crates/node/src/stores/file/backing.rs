@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process;
 use std::sync::atomic::Ordering;
 
-use sarsen_block::BlockError;
+use sarsen_block::{BlockError, StopCause};
 use sarsen_io::file::{File, Inspection, PathComparison};
 use tracing::error;
 
@@ -50,7 +50,7 @@ impl FileState {
             Some(_) | None => return Ok(()),
         };
         self.report(file, loss);
-        Err(BlockError::OutOfService)
+        Err(BlockError::Stopped(StopCause::OutOfService))
     }
 
     fn report(&self, file: &File, loss: BackingProblem) {

@@ -1,4 +1,4 @@
-use sarsen_block::{Buffer, conformance};
+use sarsen_block::{Buffer, MediumProblem, conformance};
 use sarsen_io::cores::{self, FileEngine};
 
 use super::*;
@@ -120,11 +120,26 @@ fn read_beyond_shrunk_file_is_medium_error() {
     });
     match read.expect("a core") {
         [
-            Err(BlockError::Medium { lba: Lba(8), direction: Direction::Read, .. }),
-            Err(BlockError::Medium { lba: Lba(1), direction: Direction::Read, .. }),
+            Err(BlockError::Medium { lba: Lba(8), problem: MediumProblem::Read(_) }),
+            Err(BlockError::Medium { lba: Lba(1), problem: MediumProblem::Read(_) }),
         ] => {}
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn a_lack_of_memory_of_the_kernel_is_transient() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("disk");
+    let store = FileStore::open(&options(path, CacheMode::WriteBack, BlockSize::B512));
+    let state = &store.expect("opens").state;
+    let failed =
+        |number| state.failed(Lba(7), Direction::Read, io::Error::from_raw_os_error(number));
+    // ENOMEM, EAGAIN, EIO.
+    for number in [12, 11] {
+        assert!(matches!(failed(number), BlockError::Transient(_)));
+    }
+    assert!(matches!(failed(5), BlockError::Medium { lba: Lba(7), .. }));
 }
 
 /// Runs the test of this name again, as root in its own mount namespace, with a file system of 1 MiB in memory at the
