@@ -608,8 +608,14 @@ fn a_volume_that_grows_keeps_its_nbd_clients() -> Result<()> {
     let fixture = Fixture::with(&[&["data", "64MiB"]])?;
     let _user = User::of(&fixture.nbd("data")?)?;
     fixture.wait_for(&["nbd"])?;
+    let mut stream = fixture.opened("data")?;
     fixture.server.run(&["volume", "resize", "data", "128MiB"])?;
-    fixture.wait_for(&["nbd"])?;
+    fixture.wait_for(&["nbd", "nbd"])?;
+    stream.write_all(&write_head(96 << 20, 4096))?;
+    stream.write_all(&[0xee; 4096])?;
+    let mut reply = [0; 16];
+    stream.read_exact(&mut reply)?;
+    ensure!(reply[4..8] == [0; 4], "beyond the old end: {reply:?}");
     ensure!(nbdinfo(&fixture.nbd("data")?)?["export-size"] == 128 << 20);
     Ok(())
 }

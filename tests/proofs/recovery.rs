@@ -16,7 +16,7 @@ use futures_util::future::try_join_all;
 use parking_lot::Mutex;
 use sarsen_block::{
     AllocationRun, Buffer, Characteristics, Data, Durability, Extent, Geometry, Payload, Reply,
-    Rng, Store,
+    Rng, Store, StoreStatus,
 };
 use sarsen_initiator::{DigestOffer, Session, SessionOptions, Url};
 use sarsen_node::Server;
@@ -68,6 +68,10 @@ impl Store for Recorder {
 
     fn characteristics(&self) -> Characteristics {
         self.inner.characteristics()
+    }
+
+    fn status(&self) -> &Arc<StoreStatus> {
+        self.inner.status()
     }
 
     fn read(&self, extent: Extent) -> Reply<Data> {

@@ -12,7 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
     Durability, Extent, Geometry, Io, Lba, Payload, Reply, Request, Rng, StopCause, Store,
-    UnmapSupport,
+    StoreStatus, UnmapSupport,
 };
 use sarsen_io::time;
 use sarsen_scsi::{MetadataKind, MetadataStore};
@@ -102,6 +102,7 @@ struct DiskState {
 /// A simulated disk (see the module).
 pub(crate) struct Disk {
     nature: DiskTraits,
+    status: Arc<StoreStatus>,
     state: Mutex<DiskState>,
 }
 
@@ -124,7 +125,8 @@ impl Disk {
             written_twice: None,
             records: BTreeMap::new(),
         };
-        Arc::new(Self { nature, state: Mutex::new(state) })
+        let status = StoreStatus::new(nature.block_count);
+        Arc::new(Self { nature, status, state: Mutex::new(state) })
     }
 
     fn state(&self) -> MutexGuard<'_, DiskState> {
@@ -430,6 +432,10 @@ impl Store for Opened {
             protection: false,
             is_lasting: true,
         }
+    }
+
+    fn status(&self) -> &Arc<StoreStatus> {
+        &self.disk.status
     }
 
     fn read(&self, extent: Extent) -> Reply<Data> {

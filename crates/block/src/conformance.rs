@@ -8,12 +8,14 @@ mod protection;
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 
 pub use self::errors::check_errors;
 use crate::{
     Allocation, AllocationRun, BlockError, Buffer, Data, Durability, Extent, InvalidRequest, Io,
-    Payload, Reply, Request, Rng, Store,
+    Payload, Reply, Request, Rng, StatusListener, Store, Usability,
 };
 
 /// Minimum number of blocks of a store under test.
@@ -68,6 +70,7 @@ pub async fn check_null(store: &dyn Store) {
 /// Checks the rules for every store: geometry, rejected requests, lengths.
 async fn shape_and_borders(store: &dyn Store) {
     let count = store.geometry().block_count;
+    assert_eq!(store.status().usability(), Usability::Usable);
     assert!(count >= BLOCKS_MIN, "{count} blocks are too few to be checked");
     assert!(!matches!(store.characteristics().unmap, Some(unmap) if unmap.granularity_blocks == 0));
     for extent in [
@@ -332,14 +335,32 @@ async fn overlapping_writes_leave_one_of_them(store: &dyn Store) {
     }
 }
 
+/// Counts the changes of a status.
+#[derive(Default)]
+struct ChangeCounter(AtomicUsize);
+
+impl StatusListener for ChangeCounter {
+    fn status_changed(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 async fn growing_keeps_and_shrinking_forgets(store: &dyn Store) {
     let old = store.geometry().block_count;
     let new = old + 40;
+    let listener = Arc::<ChangeCounter>::default();
+    store.status().subscribe(Arc::downgrade(&listener) as _);
+    let changes = || (store.status().generation(), listener.0.load(Ordering::Relaxed));
+    let (generation, _) = changes();
     match store.resize(new).wait().await {
-        Err(BlockError::Invalid(InvalidRequest::Unsupported)) => return,
+        Err(BlockError::Invalid(InvalidRequest::Unsupported)) => {
+            assert_eq!(changes(), (generation, 0), "nothing has changed");
+            return;
+        }
         grown => grown.unwrap_or_else(|error| panic!("growing to {new} blocks: {error}")),
     }
     assert_eq!(store.geometry().block_count, new);
+    assert_eq!(changes(), (generation + 1, 1), "the growth is reported once");
     let (kept, added) = (Extent::new(old - 3, 3), Extent::new(old, 40));
     let data = pattern(store, kept, 3);
     write(store, kept, Buffer::copy_of(&data), Durability::Volatile).await;
@@ -349,9 +370,11 @@ async fn growing_keeps_and_shrinking_forgets(store: &dyn Store) {
         let shrunk = store.resize(old).wait().await;
         shrunk.unwrap_or_else(|error| panic!("shrinking to {old} blocks: {error}"));
         assert_eq!(store.geometry().block_count, old);
+        let (generation, count) = changes();
         outside_is_refused(store, added).await;
         same(&read(store, kept).await, &data, kept, "after shrinking");
         assert!(store.resize(new).wait().await.is_ok());
+        assert_eq!(changes(), (generation + 1, count + 1));
         same(&read(store, kept).await, &data, kept, "after growing again");
         assert!(read(store, added).await.iter().all(|&byte| byte == 0), "blocks came back");
     }
@@ -521,14 +544,13 @@ async fn both<A: 'static, B: 'static>(first: Io<A>, second: Io<B>) -> (A, B) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::task::{Context, Waker};
 
     use super::*;
     use crate::layers::{
         EncryptedStore, Faults, FaultyStore, KEY_BYTES, Key, KeyStore, ProtectedStore, ReadOnly,
     };
-    use crate::{BlockSize, Characteristics, Geometry, MemoryStore};
+    use crate::{BlockSize, Characteristics, Geometry, MemoryStore, StoreStatus};
 
     fn run<T>(future: impl Future<Output = T>) -> T {
         match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
@@ -614,6 +636,10 @@ mod tests {
 
         fn characteristics(&self) -> Characteristics {
             self.0.characteristics()
+        }
+
+        fn status(&self) -> &Arc<StoreStatus> {
+            self.0.status()
         }
 
         fn read(&self, extent: Extent) -> Reply<Data> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     AllocationRun, Characteristics, Data, Durability, Extent, Geometry, Payload, Reply, Request,
-    Space, Store,
+    Space, Store, StoreStatus,
 };
 
 /// A store over another one that passes each request on unchanged, refuses it, or delays it. Every layer is a
@@ -36,6 +36,11 @@ impl<L: Layer> Store for L {
     #[inline]
     fn characteristics(&self) -> Characteristics {
         self.adapt(self.inner().characteristics())
+    }
+
+    #[inline]
+    fn status(&self) -> &Arc<StoreStatus> {
+        self.inner().status()
     }
 
     fn read(&self, extent: Extent) -> Reply<Data> {

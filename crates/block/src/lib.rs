@@ -15,6 +15,7 @@ pub mod memory;
 pub mod payload;
 pub mod request;
 pub mod rng;
+pub mod status;
 pub mod store;
 
 pub use buffer::Buffer;
@@ -28,4 +29,5 @@ pub use request::{
     Allocation, AllocationRun, BlockSize, Durability, Extent, Lba, PROTECTION_BYTES, Request, Space,
 };
 pub use rng::Rng;
+pub use status::{StatusListener, StoreStatus, Usability};
 pub use store::{Characteristics, Geometry, Reply, Store, UnmapSupport};

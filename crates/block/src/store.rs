@@ -1,14 +1,16 @@
 //! The trait that every store and every layer implements.
 
+use std::sync::Arc;
+
 use crate::{
     AllocationRun, BlockError, BlockSize, Data, Durability, Extent, InvalidRequest, Io, Payload,
-    Space,
+    Space, StoreStatus,
 };
 
 /// The reply of a store to one request: the result, or a future of it.
 pub type Reply<T> = Io<Result<T, BlockError>>;
 
-/// Geometry of a store. `block_count` may change while the store is open (resize).
+/// Geometry of a store. `block_count` may change while the store is open: [`StoreStatus`] reports that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Size of a logical block.
@@ -69,6 +71,10 @@ pub trait Store: Send + Sync {
 
     /// Returns the properties.
     fn characteristics(&self) -> Characteristics;
+
+    /// Returns the cell that reports changes of the size and of the usability. It is the same one while the store is
+    /// open.
+    fn status(&self) -> &Arc<StoreStatus>;
 
     /// Reads blocks. The reply has exactly the extent's bytes. Unwritten blocks read as zero.
     fn read(&self, extent: Extent) -> Reply<Data>;

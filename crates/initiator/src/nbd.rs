@@ -16,7 +16,7 @@ use std::time::Duration;
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
     Durability, Extent, Geometry, InvalidRequest, Io, Lba, Payload, Reply, StopCause, Store,
-    UnmapSupport,
+    StoreStatus, UnmapSupport,
 };
 use sarsen_io::local::LocalStream;
 use sarsen_io::net::Stream;
@@ -91,6 +91,7 @@ pub enum NbdError {
 pub struct NbdStore {
     shared: Arc<Shared>,
     geometry: Geometry,
+    status: Arc<StoreStatus>,
     export: Export,
     /// A flush failed: see [`StopCause::FlushFailed`].
     stopped: Arc<AtomicBool>,
@@ -115,7 +116,13 @@ impl NbdStore {
         let geometry = geometry(url, &export)?;
         let shared = Arc::new(Shared::new(client));
         tokio::task::spawn_local(driver::serve(link, shared.clone()));
-        Ok(Self { shared, geometry, export, stopped: Arc::default() })
+        Ok(Self {
+            shared,
+            geometry,
+            status: StoreStatus::new(geometry.block_count),
+            export,
+            stopped: Arc::default(),
+        })
     }
 
     /// Returns the server's description of the export.
@@ -397,6 +404,10 @@ impl Store for NbdStore {
             protection: false,
             is_lasting: true,
         }
+    }
+
+    fn status(&self) -> &Arc<StoreStatus> {
+        &self.status
     }
 
     fn read(&self, extent: Extent) -> Reply<Data> {

@@ -1,12 +1,11 @@
-//! The health of a volume: whether its backing is usable. Any thread that finds a problem reports it here. The volume's
-//! store and its unit act on it at once, and the engine reports it as a problem.
+//! The health of a volume: whether its backing is usable. Any thread that finds a problem reports it here. The
+//! status of the volume's store changes at once, and the engine reports the problem.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{OnceLock, Weak};
+use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
-use sarsen_scsi::{BackingCondition, LogicalUnit};
+use sarsen_block::{StoreStatus, Usability};
 
 /// The health of a volume. A reason follows the volume's name in a sentence, and contains the remedy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,54 +34,36 @@ pub(crate) enum Aspect {
     Flush,
 }
 
-/// The operations that a store may carry out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u8)]
-pub(crate) enum StoreUsability {
-    Usable = 0,
-    WritesStopped = 1,
-    OutOfService = 2,
-}
-
-impl StoreUsability {
-    fn of(aspect: Aspect, health: &VolumeHealth) -> Self {
-        match (aspect, health) {
-            (_, VolumeHealth::OutOfService { .. }) => Self::OutOfService,
-            (Aspect::Flush, VolumeHealth::Degraded { .. }) => Self::WritesStopped,
-            _ => Self::Usable,
-        }
+/// Returns what a store still carries out after a report.
+fn usability(aspect: Aspect, health: &VolumeHealth) -> Usability {
+    match (aspect, health) {
+        (_, VolumeHealth::OutOfService { .. }) => Usability::OutOfService,
+        (Aspect::Flush, VolumeHealth::Degraded { .. }) => Usability::WritesStopped,
+        _ => Usability::Usable,
     }
 }
 
 /// The health of one volume, from its opening to its closing.
-#[derive(Default)]
 pub(crate) struct Health {
-    /// The level, which each request reads.
-    level: AtomicU8,
+    /// The status of its store, which passes the usability on to the views of the volume.
+    status: Arc<StoreStatus>,
     reports: Mutex<BTreeMap<Aspect, VolumeHealth>>,
-    unit: OnceLock<Weak<LogicalUnit>>,
 }
 
 impl Health {
-    /// Attaches the unit that reports the health to its initiators from now on.
-    pub(crate) fn attach(&self, unit: Weak<LogicalUnit>) {
-        let reports = self.reports();
-        let _ = self.unit.set(unit);
-        self.publish(&reports);
+    /// Creates the health of a store that is usable.
+    pub(crate) fn new(status: Arc<StoreStatus>) -> Self {
+        Self { status, reports: Mutex::default() }
     }
 
     fn reports(&self) -> MutexGuard<'_, BTreeMap<Aspect, VolumeHealth>> {
         self.reports.lock()
     }
 
-    /// Returns the operations that a store may execute now.
+    /// Returns the requests that the store carries out now.
     #[inline]
-    pub(crate) fn level(&self) -> StoreUsability {
-        match self.level.load(Ordering::Acquire) {
-            0 => StoreUsability::Usable,
-            1 => StoreUsability::WritesStopped,
-            _ => StoreUsability::OutOfService,
-        }
+    pub(crate) fn usability(&self) -> Usability {
+        self.status.usability()
     }
 
     /// Stores a report about one aspect. Returns whether that aspect was healthy before and is not now.
@@ -114,16 +95,8 @@ impl Health {
     }
 
     fn publish(&self, reports: &BTreeMap<Aspect, VolumeHealth>) {
-        let levels = reports.iter().map(|(aspect, health)| StoreUsability::of(*aspect, health));
-        let level = levels.max().unwrap_or(StoreUsability::Usable);
-        self.level.store(level as u8, Ordering::Release);
-        if let Some(unit) = self.unit.get().and_then(Weak::upgrade) {
-            unit.set_condition(match level {
-                StoreUsability::Usable => BackingCondition::Usable,
-                StoreUsability::WritesStopped => BackingCondition::WritesStopped,
-                StoreUsability::OutOfService => BackingCondition::Unavailable,
-            });
-        }
+        let usabilities = reports.iter().map(|(aspect, health)| usability(*aspect, health));
+        self.status.set_usability(usabilities.max().unwrap_or_default());
     }
 }
 
@@ -133,20 +106,20 @@ mod tests {
 
     #[test]
     fn worst_reported_health_holds_until_recovery() {
-        let health = Health::default();
+        let health = Health::new(StoreStatus::new(8));
         let degraded = || VolumeHealth::Degraded { reason: "takes no writes".into() };
         let out = || VolumeHealth::OutOfService { reason: "is out of service".into() };
         assert!(health.report(Aspect::Flush, degraded()), "it was well");
         assert!(!health.report(Aspect::Flush, degraded()));
-        assert_eq!((health.level(), health.current()), (StoreUsability::WritesStopped, degraded()));
+        assert_eq!((health.usability(), health.current()), (Usability::WritesStopped, degraded()));
         assert!(health.report(Aspect::Backing, out()));
-        assert_eq!((health.level(), health.current()), (StoreUsability::OutOfService, out()));
+        assert_eq!((health.usability(), health.current()), (Usability::OutOfService, out()));
         health.report(Aspect::Backing, VolumeHealth::Online);
-        assert_eq!((health.level(), health.current()), (StoreUsability::WritesStopped, degraded()));
+        assert_eq!((health.usability(), health.current()), (Usability::WritesStopped, degraded()));
         health.report(Aspect::Flush, VolumeHealth::Online);
         assert_eq!(
-            (health.level(), health.current()),
-            (StoreUsability::Usable, VolumeHealth::Online)
+            (health.usability(), health.current()),
+            (Usability::Usable, VolumeHealth::Online)
         );
     }
 }

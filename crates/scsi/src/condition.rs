@@ -1,65 +1,59 @@
-//! The condition of a unit's backing: which commands it can execute, as the unit's host reports it.
+//! The condition of a unit's store: which commands the unit executes, and what its initiators learn about changes.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use sarsen_block::{StatusListener, Store, Usability};
 
 use crate::nexus_id::NO_NEXUS;
 use crate::{LogicalUnit, Sense, UnitAttention};
 
-/// The report of the host about a unit's backing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(u8)]
-pub enum BackingCondition {
-    /// Every command is executed.
-    #[default]
-    Usable = 0,
-    /// Reads are executed. Writes and flushes are rejected, since an earlier flush failed.
-    WritesStopped = 1,
-    /// Commands that need the medium are rejected.
-    Unavailable = 2,
+/// The status of the store, as initiators know it.
+#[derive(Clone, Copy)]
+pub(crate) struct KnownStatus {
+    block_count: u64,
+    usability: Usability,
 }
 
-/// A [`BackingCondition`] that every command reads.
-#[derive(Default)]
-pub(crate) struct ConditionCell(AtomicU8);
-
-impl ConditionCell {
-    pub(crate) fn current(&self) -> BackingCondition {
-        match self.0.load(Ordering::Acquire) {
-            0 => BackingCondition::Usable,
-            1 => BackingCondition::WritesStopped,
-            _ => BackingCondition::Unavailable,
-        }
-    }
-
-    /// Returns the reason to reject a command that needs the medium, if there is one.
-    #[inline]
-    pub(crate) fn check(&self) -> Result<(), Sense> {
-        if self.0.load(Ordering::Acquire) < BackingCondition::Unavailable as u8 {
-            Ok(())
-        } else {
-            Err(Sense::unavailable())
-        }
-    }
-
-    /// Returns the sense data of TEST UNIT READY and REQUEST SENSE, unless the unit is ready.
-    pub(crate) fn sense(&self) -> Option<Sense> {
-        match self.current() {
-            BackingCondition::Usable => None,
-            // The same response as for each write: SPC-4 6.47 leaves the sense key to the device.
-            BackingCondition::WritesStopped => Some(Sense::write_error()),
-            BackingCondition::Unavailable => Some(Sense::unavailable()),
-        }
+impl KnownStatus {
+    /// Returns the current status.
+    pub(crate) fn of(store: &dyn Store) -> Self {
+        let block_count = store.geometry().block_count;
+        Self { block_count, usability: store.status().usability() }
     }
 }
 
 impl LogicalUnit {
-    /// Sets the condition of the backing. When a unit becomes available again, its initiators get a unit attention,
-    /// since their knowledge of the medium may be out of date (SPC-4 5.14.1).
-    pub fn set_condition(&self, condition: BackingCondition) {
-        let before = self.condition().0.swap(condition as u8, Ordering::AcqRel);
-        if before == BackingCondition::Unavailable as u8
-            && condition != BackingCondition::Unavailable
-        {
+    /// Returns the reason to reject a command that needs the medium, if the store is out of service.
+    #[inline]
+    pub(crate) fn check_store(&self) -> Result<(), Sense> {
+        if self.status().usability() == Usability::OutOfService {
+            Err(Sense::unavailable())
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Returns the sense data of TEST UNIT READY and REQUEST SENSE, unless the store is usable.
+    pub(crate) fn store_sense(&self) -> Option<Sense> {
+        match self.status().usability() {
+            Usability::Usable => None,
+            // The same response as for each write: SPC-4 6.47 leaves the sense key to the device.
+            Usability::WritesStopped => Some(Sense::write_error()),
+            Usability::OutOfService => Some(Sense::unavailable()),
+        }
+    }
+}
+
+impl StatusListener for LogicalUnit {
+    /// Initiators get a unit attention for a new size. They get another one when the unit is available again, since
+    /// their knowledge of the medium may be out of date (SPC-4 5.14.1).
+    fn status_changed(&self) {
+        let mut known = self.known_status();
+        let (before, now) = (*known, KnownStatus::of(&**self.store()));
+        *known = now;
+        if before.block_count != now.block_count {
+            self.raise_except(NO_NEXUS, UnitAttention::CapacityDataHasChanged);
+        }
+        let was_out = before.usability == Usability::OutOfService;
+        if was_out && now.usability != Usability::OutOfService {
             self.raise_except(NO_NEXUS, UnitAttention::MediumMayHaveChanged);
         }
     }

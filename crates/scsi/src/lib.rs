@@ -52,7 +52,6 @@ pub use array::{Array, Host, Work};
 pub use attention::{Listener, UnitAttention};
 pub use cdb::{Cdb, Command, TaskAttribute};
 pub use completion::{AbortedTasks, AbortedUnitTasks, Completion, Status};
-pub use condition::BackingCondition;
 pub use device_type::DeviceType;
 pub use execution::{Execution, UnderWay};
 pub use hung_commands::{Abandoned, Stall};

@@ -6,7 +6,7 @@
 use crate::atomic::PreviousRun;
 use crate::buffers::ReadWriteBuffers;
 use crate::commands::mode;
-use crate::condition::ConditionCell;
+use crate::condition::KnownStatus;
 use crate::copy::{Operations, Watch};
 use crate::device_type::DeviceType;
 use crate::flags::Flags;
@@ -28,12 +28,13 @@ use crate::{
 use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::layers::ForgetKey;
 use sarsen_block::{
-    BlockError, Characteristics, Durability, Extent, Geometry, InvalidRequest, Io, Store,
+    BlockError, Characteristics, Durability, Extent, Geometry, InvalidRequest, Io,
+    StatusListener as _, Store, StoreStatus,
 };
 use sarsen_volume::{MediumPhase, Reported, Volume};
 use std::any::Any;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// The parts of a new logical unit.
 pub struct Parts {
@@ -130,7 +131,8 @@ pub struct LogicalUnit {
     pass_through: Option<Arc<dyn PassThrough>>,
     characteristics: Characteristics,
     limits: Limits,
-    condition: ConditionCell,
+    status: Arc<StoreStatus>,
+    known_status: Mutex<KnownStatus>,
     medium: Medium,
     modes: Modes,
     /// Held during a change of the mode parameters.
@@ -184,6 +186,8 @@ impl LogicalUnit {
             characteristics.protection.then(|| Arc::new(Protected::new(store.clone(), protection)));
         let store = protected.clone().map_or(store, |protected| protected);
         let identifying_information = IdentifyingInformation::load(metadata.as_deref())?;
+        let status = store.status().clone();
+        let known_status = Mutex::new(KnownStatus::of(&*store));
         let volume = Volume::open(store, metadata)?;
         let unit = Self {
             volume_name: Mutex::new(identity.volume.as_str().into()),
@@ -204,7 +208,8 @@ impl LogicalUnit {
             watch,
             operations: Operations::default(),
             long_commands: LongCommands::default(),
-            condition: ConditionCell::default(),
+            status,
+            known_status,
             medium: Medium::new(device_type, removable || device_type == DeviceType::Cd),
             tasks: Arc::default(),
             thresholds: Thresholds::default(),
@@ -221,7 +226,12 @@ impl LogicalUnit {
             None => unit.configure(&unit.modes.current()),
         }
         unit.previous_run.load(&unit)?;
-        Ok(Arc::new(unit))
+        let unit = Arc::new(unit);
+        let listener: Weak<Self> = Arc::downgrade(&unit);
+        unit.status.subscribe(listener);
+        // It may have changed meanwhile.
+        unit.status_changed();
+        Ok(unit)
     }
 
     /// Returns the current name of the volume. Initiators do not see it.
@@ -290,11 +300,6 @@ impl LogicalUnit {
         &self.limits
     }
 
-    /// Notifies every initiator of a new size. The caller has resized the store.
-    pub fn capacity_changed(&self) {
-        self.raise_except(NO_NEXUS, UnitAttention::CapacityDataHasChanged);
-    }
-
     /// Returns the phase of the whole medium.
     pub(crate) fn medium_phase(&self) -> &MediumPhase {
         self.volume.medium_phase()
@@ -326,9 +331,14 @@ impl LogicalUnit {
         }
     }
 
-    /// Returns the condition of the backing, as the host reported it.
-    pub(crate) fn condition(&self) -> &ConditionCell {
-        &self.condition
+    /// Returns the status of the store.
+    pub(crate) fn status(&self) -> &StoreStatus {
+        &self.status
+    }
+
+    /// Returns the status of the store that initiators know.
+    pub(crate) fn known_status(&self) -> MutexGuard<'_, KnownStatus> {
+        self.known_status.lock()
     }
 
     pub(crate) fn medium(&self) -> &Medium {

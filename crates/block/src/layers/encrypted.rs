@@ -17,7 +17,7 @@ use xts_mode::{Xts128, get_tweak_default};
 
 use crate::{
     AllocationRun, BlockError, BlockSize, Characteristics, Data, Direction, Durability, Extent,
-    Geometry, Io, Lba, Payload, Reply, Space, Store,
+    Geometry, Io, Lba, Payload, Reply, Space, Store, StoreStatus,
 };
 
 /// Size of a key in bytes: one AES-256 key for the data and one for the tweak.
@@ -112,6 +112,10 @@ impl Store for EncryptedStore {
 
     fn characteristics(&self) -> Characteristics {
         Characteristics { protection: false, ..self.inner.characteristics() }
+    }
+
+    fn status(&self) -> &Arc<StoreStatus> {
+        self.inner.status()
     }
 
     fn read(&self, extent: Extent) -> Reply<Data> {

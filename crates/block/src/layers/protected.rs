@@ -27,7 +27,7 @@ use crc_fast::{CrcAlgorithm, checksum};
 use crate::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Durability,
     Extent, Geometry, InvalidRequest, Io, Lba, PROTECTION_BYTES, Payload, Reply, Space, Store,
-    UnmapSupport,
+    StoreStatus, UnmapSupport,
 };
 
 /// Size of the header at the start of the lower store. The creator of the store describes the contents there. The
@@ -309,6 +309,10 @@ impl Store for ProtectedStore {
             protection: true,
             ..inner
         }
+    }
+
+    fn status(&self) -> &Arc<StoreStatus> {
+        self.inner.status()
     }
 
     fn read(&self, extent: Extent) -> Reply<Data> {

@@ -72,7 +72,6 @@ impl Volume {
         let (companion, ended) = oneshot::channel::<()>();
         let (unit, new_key) =
             logical_unit(config, scope, machine, store.clone(), companion, open_mode)?;
-        health.attach(Arc::downgrade(&unit));
         let scope = scope.filter(|_| config.identity.serial.is_none()).map(str::to_owned);
         let backing = Backing { memory, file, health };
         let (config, growth) = (config.clone(), Growth::None);
@@ -164,21 +163,18 @@ impl Volume {
         }
     }
 
-    /// Grows to this size, on a core. Its unit reports the new capacity to initiators.
+    /// Grows to this size, on a core. The volume reports the new capacity to initiators.
     pub(crate) fn grow(
         &self,
         bytes: u64,
         cores: &Weak<Cores>,
     ) -> impl Future<Output = Result<(), String>> + Send + 'static {
         let (done, answer) = oneshot::channel();
-        let (store, unit) = (self.store.clone(), self.unit.clone());
+        let store = self.store.clone();
         let block_count = bytes >> self.config.block_size.shift();
         if let Some(cores) = cores.upgrade() {
             cores.spawn_on(0, move || async move {
                 let grown = store.resize(block_count).wait().await;
-                if grown.is_ok() {
-                    unit.capacity_changed();
-                }
                 let _ = done.send(grown.map_err(|source| source.to_string()));
             });
         }

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Characteristics, Data, Direction, Durability,
     Extent, Geometry, InvalidRequest, Io, Lba, Payload, Reply, Space, StopCause, Store,
-    UnmapSupport,
+    StoreStatus, UnmapSupport,
 };
 use sarsen_io::file::{self, File, OpenOptions, RunState};
 use tracing::{info, warn};
@@ -54,7 +54,7 @@ pub struct FileStore {
 /// The state that requests in flight update.
 struct FileState {
     path: PathBuf,
-    block_count: AtomicU64,
+    status: Arc<StoreStatus>,
     /// Closed after a flush or durable write has failed. The data in the page cache may be lost, and a later flush
     /// would not report it.
     latch: Arc<FlushFailureLatch>,
@@ -119,13 +119,14 @@ impl FileStore {
         if options.cache == CacheMode::Unsafe {
             warn!(path = %path.display(), "cache mode unsafe: flushes are ignored, a power cut loses data");
         }
+        let status = StoreStatus::new(length / block);
         let store = Self {
             file,
             state: Arc::new(FileState {
                 path: path.clone(),
-                block_count: AtomicU64::new(length / block),
+                status: status.clone(),
                 latch: Arc::default(),
-                health: Arc::default(),
+                health: Arc::new(Health::new(status)),
                 whole: AtomicU64::new(0),
                 is_truncated: AtomicBool::new(false),
                 allocated: AtomicU64::new(0),
@@ -203,7 +204,7 @@ impl FileStore {
         };
         let settled = settled.map_err(|source| {
             // The volume has only the blocks that the file has.
-            self.state.block_count.store(length >> self.block_size.shift(), Ordering::Release);
+            self.state.status.set_block_count(length >> self.block_size.shift());
             StoreError::system(path, "make it as large as it is to be")(source)
         });
         self.state.whole.store(self.geometry().byte_count(), Ordering::Release);
@@ -261,7 +262,7 @@ impl FileStore {
 
 impl FileState {
     fn check(&self, extent: Extent) -> Result<(), BlockError> {
-        extent.check(self.block_count.load(Ordering::Acquire))
+        extent.check(self.status.block_count())
     }
 
     /// Returns the result of a write that is not durable yet.
@@ -307,12 +308,15 @@ impl FileState {
 
 impl Store for FileStore {
     fn geometry(&self) -> Geometry {
-        let block_count = self.state.block_count.load(Ordering::Acquire);
-        Geometry { block_size: self.block_size, block_count }
+        Geometry { block_size: self.block_size, block_count: self.state.status.block_count() }
     }
 
     fn characteristics(&self) -> Characteristics {
         self.characteristics
+    }
+
+    fn status(&self) -> &Arc<StoreStatus> {
+        &self.state.status
     }
 
     fn read(&self, extent: Extent) -> Reply<Data> {
@@ -432,15 +436,15 @@ impl Store for FileStore {
             // The server cannot change the size of a device. A resize succeeds if the device is large enough.
             let fits = self.file.length().is_ok_and(|length| bytes <= length);
             if fits {
-                state.block_count.store(block_count, Ordering::Release);
+                state.status.set_block_count(block_count);
             }
             let reply = if fits { Ok(()) } else { Err(InvalidRequest::Unsupported.into()) };
             return Io::Ready(reply);
         }
-        let old = state.block_count.load(Ordering::Acquire);
+        let old = state.status.block_count();
         if block_count < old {
             // Requests beyond the new end must fail before the file is truncated.
-            state.block_count.store(block_count, Ordering::Release);
+            state.status.set_block_count(block_count);
             state.whole.fetch_min(bytes, Ordering::AcqRel);
         }
         // A write in progress at an earlier truncation may have left bytes beyond the end.
@@ -453,7 +457,7 @@ impl Store for FileStore {
             };
             match resized {
                 Ok(()) => {
-                    state.block_count.store(block_count, Ordering::Release);
+                    state.status.set_block_count(block_count);
                     // While its length is not determined, the file may have any length.
                     if state.whole.load(Ordering::Acquire) != 0 {
                         state.whole.store(bytes, Ordering::Release);
@@ -461,7 +465,7 @@ impl Store for FileStore {
                     Ok(())
                 }
                 Err(source) => {
-                    state.block_count.store(old, Ordering::Release);
+                    state.status.set_block_count(old);
                     Err(state.failed(Lba(block_count), Direction::Write, source))
                 }
             }

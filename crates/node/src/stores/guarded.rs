@@ -4,10 +4,10 @@
 
 use std::sync::Arc;
 
-use sarsen_block::{BlockError, Io, Layer, Reply, Request, StopCause, Store};
+use sarsen_block::{BlockError, Io, Layer, Reply, Request, StopCause, Store, Usability};
 use tracing::error;
 
-use crate::health::{Aspect, Health, StoreUsability, VolumeHealth};
+use crate::health::{Aspect, Health, VolumeHealth};
 
 /// See the module.
 pub(crate) struct GuardedStore {
@@ -57,13 +57,13 @@ impl Layer for GuardedStore {
         request: Request,
         submit: impl FnOnce(&dyn Store) -> Reply<T> + 'static,
     ) -> Reply<T> {
-        match self.health.level() {
-            StoreUsability::Usable => {}
-            StoreUsability::WritesStopped if request.is_change() || request == Request::Flush => {
+        match self.health.usability() {
+            Usability::Usable => {}
+            Usability::WritesStopped if request.is_change() || request == Request::Flush => {
                 return Io::Ready(Err(StopCause::FlushFailed.into()));
             }
-            StoreUsability::WritesStopped => {}
-            StoreUsability::OutOfService => {
+            Usability::WritesStopped => {}
+            Usability::OutOfService => {
                 return Io::Ready(Err(StopCause::OutOfService.into()));
             }
         }
@@ -103,8 +103,10 @@ mod tests {
     #[test]
     fn it_passes_the_conformance_suite() {
         let below = Arc::new(MemoryStore::new(BlockSize::B512, 1000));
-        let guarded =
-            |below: Arc<dyn Store>| Arc::new(GuardedStore::new(below, Arc::default())) as _;
+        let guarded = |below: Arc<dyn Store>| {
+            let health = Arc::new(Health::new(below.status().clone()));
+            Arc::new(GuardedStore::new(below, health)) as _
+        };
         let store: Arc<dyn Store> = guarded(below);
         cores::block_on(FileEngine::Pool, conformance::check(&*store, 1)).expect("a core");
         cores::block_on(FileEngine::Pool, conformance::check_errors(guarded)).expect("a core");
@@ -114,8 +116,8 @@ mod tests {
     fn after_a_failed_flush_nothing_is_written_and_all_is_read() {
         let faults = Faults::default();
         let inner = Arc::new(MemoryStore::new(BlockSize::B512, 8));
-        let (inner, health) =
-            (FaultyStore::new(inner, faults.clone()), Arc::new(Health::default()));
+        let health = Arc::new(Health::new(inner.status().clone()));
+        let inner = FaultyStore::new(inner, faults.clone());
         let store = GuardedStore::new(Arc::new(inner), health.clone());
         let write = || {
             let data = Buffer::copy_of(&[7; 512]);

@@ -179,7 +179,6 @@ pub(crate) struct Opened {
 /// `encrypted`). A file keeps its length until it is settled.
 pub(crate) fn open(volume: &VolumeConfig, open_mode: OpenMode) -> Result<Opened, StoreError> {
     let blocks = |size: u64| size >> volume.block_size.shift();
-    let health = Arc::<Health>::default();
     let (mut memory, file) = (None, None);
     let store: Arc<dyn Store> = match &volume.store {
         StoreConfig::Ram { size, limit } => {
@@ -208,6 +207,7 @@ pub(crate) fn open(volume: &VolumeConfig, open_mode: OpenMode) -> Result<Opened,
         // Commands are passed to the device (see `pass_through`), so the server has no blocks here.
         StoreConfig::Sg { .. } => {
             let store = Arc::new(NullStore::new(volume.block_size, 0));
+            let health = Arc::new(Health::new(store.status().clone()));
             return Ok(Opened { store, memory, file, health });
         }
         StoreConfig::Iso { path } => {
@@ -219,6 +219,7 @@ pub(crate) fn open(volume: &VolumeConfig, open_mode: OpenMode) -> Result<Opened,
     };
     let store = plant(volume, store)?;
     let store = if volume.read_only { Arc::new(ReadOnly::new(store)) } else { store };
+    let health = Arc::new(Health::new(store.status().clone()));
     Ok(Opened { store, memory, file, health })
 }
 

@@ -1,33 +1,32 @@
 //! A store that keeps no data, for measuring the layers above it.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Characteristics, Data, Durability, Extent,
-    Geometry, Io, Payload, Reply, Store, UnmapSupport,
+    Geometry, Io, Payload, Reply, Store, StoreStatus, UnmapSupport,
 };
 
 /// A store that returns zeroes and discards writes.
 pub struct NullStore {
     block_size: BlockSize,
-    block_count: AtomicU64,
+    status: Arc<StoreStatus>,
 }
 
 impl NullStore {
     /// Creates a store with this number of blocks.
     pub fn new(block_size: BlockSize, block_count: u64) -> Self {
-        Self { block_size, block_count: AtomicU64::new(block_count) }
+        Self { block_size, status: StoreStatus::new(block_count) }
     }
 
     fn check(&self, extent: Extent) -> Result<(), BlockError> {
-        extent.check(self.block_count.load(Ordering::Relaxed))
+        extent.check(self.status.block_count())
     }
 }
 
 impl Store for NullStore {
     fn geometry(&self) -> Geometry {
-        let block_count = self.block_count.load(Ordering::Relaxed);
-        Geometry { block_size: self.block_size, block_count }
+        Geometry { block_size: self.block_size, block_count: self.status.block_count() }
     }
 
     fn characteristics(&self) -> Characteristics {
@@ -39,6 +38,10 @@ impl Store for NullStore {
             protection: false,
             is_lasting: false,
         }
+    }
+
+    fn status(&self) -> &Arc<StoreStatus> {
+        &self.status
     }
 
     fn read(&self, extent: Extent) -> Reply<Data> {
@@ -68,7 +71,7 @@ impl Store for NullStore {
     }
 
     fn resize(&self, block_count: u64) -> Reply<()> {
-        self.block_count.store(block_count, Ordering::Relaxed);
+        self.status.set_block_count(block_count);
         Io::Ready(Ok(()))
     }
 }

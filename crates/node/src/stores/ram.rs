@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
 
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Characteristics, Data, Direction, Durability,
-    Extent, Geometry, InvalidRequest, Io, Payload, Reply, Space, Store, UnmapSupport,
+    Extent, Geometry, InvalidRequest, Io, Payload, Reply, Space, Store, StoreStatus, UnmapSupport,
 };
 use sarsen_io::memory::{PAGE, Region};
 
@@ -26,7 +26,7 @@ const UNLIMITED: i64 = i64::MAX;
 /// reports no volatile cache.
 pub struct RamStore {
     block_size: BlockSize,
-    block_count: AtomicU64,
+    status: Arc<StoreStatus>,
     region: Arc<Region>,
     /// A bit for each page of the reserved address space. The bitmap is sparse, too.
     written: Bitmap,
@@ -55,10 +55,10 @@ impl RamStore {
         let region = Region::with_room(bytes as usize, room as usize)
             .or_else(|_| Region::new(bytes as usize))?;
         let written = Bitmap::new((region.room() as u64).div_ceil(PAGE as u64));
-        let block_count = AtomicU64::new(block_count);
+        let status = StoreStatus::new(block_count);
         let limit = limit.map_or(UNLIMITED, |limit| (limit / PAGE as u64) as i64);
         let taken = AtomicI64::new(0);
-        Ok(Self { block_size, block_count, region, written, limit, taken })
+        Ok(Self { block_size, status, region, written, limit, taken })
     }
 
     /// Returns the memory that the store uses and may still use.
@@ -78,7 +78,7 @@ impl RamStore {
 
     /// Returns the first byte and the number of bytes of an extent, if it lies within the disk.
     fn bytes(&self, extent: Extent) -> Result<(u64, u64), BlockError> {
-        extent.check(self.block_count.load(Ordering::Acquire))?;
+        extent.check(self.status.block_count())?;
         Ok((extent.byte_offset(self.block_size), extent.byte_count(self.block_size)))
     }
 
@@ -111,12 +111,12 @@ impl RamStore {
     }
 
     fn set_block_count(&self, block_count: u64) -> Result<(), BlockError> {
-        let old = self.block_count.load(Ordering::Acquire);
+        let old = self.status.block_count();
         let bytes = block_count.checked_mul(self.block_size.bytes() as u64);
         let bytes = bytes.filter(|&bytes| bytes <= self.region.room() as u64);
         let bytes = bytes.ok_or(InvalidRequest::Unsupported)?;
         if block_count < old {
-            self.block_count.store(block_count, Ordering::Release);
+            self.status.set_block_count(block_count);
             // If the store grows again, these blocks must be zero.
             let gone = Extent::new(block_count, old - block_count);
             let (offset, length) =
@@ -131,15 +131,14 @@ impl RamStore {
         let (offset, length) =
             (added.byte_offset(self.block_size), added.byte_count(self.block_size));
         self.discard(added, offset, length)?;
-        self.block_count.store(block_count, Ordering::Release);
+        self.status.set_block_count(block_count);
         Ok(())
     }
 }
 
 impl Store for RamStore {
     fn geometry(&self) -> Geometry {
-        let block_count = self.block_count.load(Ordering::Acquire);
-        Geometry { block_size: self.block_size, block_count }
+        Geometry { block_size: self.block_size, block_count: self.status.block_count() }
     }
 
     fn characteristics(&self) -> Characteristics {
@@ -157,6 +156,10 @@ impl Store for RamStore {
             protection: false,
             is_lasting: false,
         }
+    }
+
+    fn status(&self) -> &Arc<StoreStatus> {
+        &self.status
     }
 
     fn read(&self, extent: Extent) -> Reply<Data> {

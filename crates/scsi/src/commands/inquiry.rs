@@ -22,7 +22,7 @@ const NORMACA_HISUP_FORMAT_2: u8 = 0x20 | 0x12;
 const DESC: u8 = 0x01;
 
 pub(crate) fn test_unit_ready(task: Task<'_>) -> Result<Io<Completion>, Sense> {
-    match task.unit.condition().sense() {
+    match task.unit.store_sense() {
         None => Ok(Io::Ready(Completion::good())),
         Some(sense) => Err(sense),
     }
@@ -38,7 +38,7 @@ pub(crate) fn request_sense(task: Task<'_>) -> Result<Io<Completion>, Sense> {
             let not_usual = not_ready.or_else(|| phase::sense(unit.medium_phase()));
             not_usual
                 .or_else(|| unit.medium().check().err())
-                .or_else(|| unit.condition().sense())
+                .or_else(|| unit.store_sense())
                 .unwrap_or(Sense::none())
         }
     };

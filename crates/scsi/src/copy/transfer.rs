@@ -79,7 +79,7 @@ impl PieceChecks<'_> {
         }
         if let Some(token) = self.token {
             token.unit.medium().check().map_err(|sense| barred(AccessDenial::State(sense)))?;
-            token.unit.condition().check().map_err(|sense| barred(AccessDenial::State(sense)))?;
+            token.unit.check_store().map_err(|sense| barred(AccessDenial::State(sense)))?;
         }
         let barred = |barrier| Failure::Destination(Fault::Barrier(barrier));
         self.destination.admit(Flags::WRITE_COMMAND).map_err(barred)

@@ -3,7 +3,7 @@
 use super::{Checks, Expected, Inspection, ProtectionGenerator, ProtectionType, protected_bytes};
 use sarsen_block::{
     AllocationRun, BlockError, Buffer, Characteristics, Data, Durability, Extent, Geometry, Io,
-    PROTECTION_BYTES, Payload, Reply, Space, Store,
+    PROTECTION_BYTES, Payload, Reply, Space, Store, StoreStatus,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -182,6 +182,10 @@ impl Store for Protected {
 
     fn characteristics(&self) -> Characteristics {
         self.below.characteristics()
+    }
+
+    fn status(&self) -> &Arc<StoreStatus> {
+        self.below.status()
     }
 
     fn read(&self, extent: Extent) -> Reply<Data> {

@@ -265,7 +265,7 @@ pub(crate) fn admit_state(flags: Flags, unit: &LogicalUnit) -> Result<(), Refusa
     phase::check(unit.medium_phase(), flags)?;
     if flags.contains(Flags::NEEDS_MEDIUM) {
         unit.medium().check()?;
-        unit.condition().check()?;
+        unit.check_store()?;
         unit.tasks().unfinished().check()?;
     }
     if flags.contains(Flags::WRITES) {

@@ -197,7 +197,7 @@ fn a_volume_without_room_is_as_it_was_and_goes_on() {
 fn life(machine: &Arc<Mutex<Machine>>) -> Fixture {
     let store = Arc::new(TestStore::new(BlockSize::B512));
     Fixture::of(store, Arc::default(), |parts| {
-        parts.store = Arc::new(Disk(machine.clone()));
+        parts.store = Arc::new(Disk::new(machine));
         parts.metadata = Some(Arc::new(Records(machine.clone())));
     })
 }
@@ -273,7 +273,7 @@ fn life_without_commands(machine: &Arc<Mutex<Machine>>) -> Bare {
     let identity = crate::Identity::new("data", "iqn.2026-01.example:t");
     let unit = LogicalUnit::of_parts(Parts {
         metadata: Some(Arc::new(Records(machine.clone()))),
-        ..Parts::disk(identity, Arc::new(Disk(machine.clone())))
+        ..Parts::disk(identity, Arc::new(Disk::new(machine)))
     });
     let luns = BTreeMap::from([(Lun(0), unit.unwrap())]);
     let device = crate::TargetDevice::new(&array, "iqn.2026-01.example:t".into(), luns);
@@ -339,7 +339,7 @@ fn a_record_that_cannot_be_finished_keeps_the_unit_from_starting() {
         let machine = Arc::new(Mutex::new(machine));
         let unit = LogicalUnit::of_parts(Parts {
             metadata: Some(Arc::new(Records(machine.clone()))),
-            ..Parts::disk(crate::Identity::new("data", "t"), Arc::new(Disk(machine.clone())))
+            ..Parts::disk(crate::Identity::new("data", "t"), Arc::new(Disk::new(&machine)))
         });
         assert_eq!(unit.is_ok(), fits, "{record:x?}");
         if fits {

@@ -19,9 +19,15 @@ fn cd() -> Fixture {
 }
 
 fn dvd() -> Fixture {
-    let fixture = cd();
-    block_on(fixture.store.resize(DVD_BLOCKS)).unwrap();
+    let mut fixture = cd();
+    resize(&mut fixture, DVD_BLOCKS);
     fixture
+}
+
+/// Changes the size of the disc, which the drive reports with the next command.
+fn resize(fixture: &mut Fixture, block_count: u64) {
+    block_on(fixture.store.resize(block_count)).unwrap();
+    assert_eq!(additional(&fixture.run(&[0; 6], &[])), Some(0x2a09));
 }
 
 /// Returns the data of a command that succeeds.
@@ -158,7 +164,7 @@ fn mmc6_6_26_read_toc_tells_one_track_and_the_lead_out() {
     ] {
         assert_eq!(refusal(&mut fixture, &cdb), refused, "{cdb:02x?}");
     }
-    block_on(fixture.store.resize(1 << 33)).unwrap();
+    resize(&mut fixture, 1 << 33);
     assert_eq!(data(&mut fixture, &toc(0, 0, 0xaa, 0))[8..], [0xff; 4]);
     assert_eq!(data(&mut fixture, &toc(2, 0, 0xaa, 0))[8..], [0, 0xff, 59, 74]);
 }

@@ -3,7 +3,7 @@
 use crate::{MetadataKind, MetadataStore};
 use sarsen_block::{
     AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction, Durability,
-    Extent, Geometry, Io, Payload, Reply, Store, UnmapSupport,
+    Extent, Geometry, Io, Payload, Reply, Store, StoreStatus, UnmapSupport,
 };
 use std::collections::BTreeMap;
 use std::io;
@@ -113,10 +113,14 @@ fn trouble<T: 'static>(trouble: Trouble) -> Reply<T> {
     }
 }
 
-pub(super) struct Disk(pub(super) Arc<Mutex<Machine>>);
+pub(super) struct Disk(Arc<Mutex<Machine>>, Arc<StoreStatus>);
 pub(super) struct Records(pub(super) Arc<Mutex<Machine>>);
 
 impl Disk {
+    pub(super) fn new(machine: &Arc<Mutex<Machine>>) -> Self {
+        Self(machine.clone(), StoreStatus::new(MACHINE_BLOCKS))
+    }
+
     /// Takes one step. `action` gets the machine, and whether the step is a complete one.
     fn step<T: 'static>(&self, action: impl FnOnce(&mut Machine, bool) -> T) -> Reply<T> {
         let mut machine = self.0.lock().unwrap();
@@ -144,6 +148,10 @@ impl Store for Disk {
             protection: false,
             is_lasting: true,
         }
+    }
+
+    fn status(&self) -> &Arc<StoreStatus> {
+        &self.1
     }
 
     fn read(&self, extent: Extent) -> Reply<Data> {

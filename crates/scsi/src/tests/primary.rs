@@ -4,7 +4,7 @@ use super::mode::select_control;
 use crate::command_table::TABLE;
 use crate::testing::*;
 use crate::{Command, DeviceType, Identity, LogicalUnit, Lun, Status};
-use sarsen_block::{BlockSize, MemoryStore};
+use sarsen_block::{BlockSize, MemoryStore, Store as _};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -87,7 +87,7 @@ fn sam5_5_14_attentions_wait_for_a_command_that_tells_them() {
     assert_eq!(run(&mut other, &[0x12, 0, 0, 0, 96, 0], &[]).status, Status::Good);
     assert_eq!(bytes(run(&mut other, &[0x03, 0, 0, 0, 18, 0], &[]))[2], 6);
     assert_eq!(run(&mut other, &[0], &[]).status, Status::Good);
-    fixture.unit.capacity_changed();
+    block_on(fixture.store.resize(BLOCKS + 8)).unwrap();
     for nexus in [&mut other, &mut fixture.nexus] {
         assert_eq!(additional(&run(nexus, &[0], &[])), Some(0x2a09));
         assert_eq!(run(nexus, &[0], &[]).status, Status::Good);

@@ -5,15 +5,26 @@ mod long;
 mod model;
 mod verifying;
 
+use crate::protection::Protected;
 use crate::testing::*;
 use crate::{Completion, Lun, ProtectionType, SenseKey, Status};
-use sarsen_block::{BlockSize, Buffer, Durability, Extent, Store};
+use sarsen_block::layers::ProtectedStore;
+use sarsen_block::{BlockSize, Buffer, Durability, Extent, Io, Store, conformance};
 use std::sync::Arc;
 
 const GUARD: u16 = 0x1001;
 const APPLICATION: u16 = 0x1002;
 const REFERENCE: u16 = 0x1003;
 const FIELD_IN_CDB: u16 = 0x2400;
+
+#[test]
+fn the_layer_that_checks_passes_on_errors() {
+    let layer = |below| {
+        let below = Arc::new(ProtectedStore::new(below, BlockSize::B512).unwrap());
+        Arc::new(Protected::new(below, Some(ProtectionType::Type1))) as _
+    };
+    block_on(Io::pending(conformance::check_errors(layer)));
+}
 
 /// Computes the CRC by its definition (SBC-3 4.22.4.1).
 fn crc(data: &[u8]) -> u16 {

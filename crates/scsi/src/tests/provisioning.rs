@@ -4,7 +4,7 @@ use crate::testing::*;
 use crate::{Lun, Status};
 use sarsen_block::{
     AllocationRun, BlockSize, Characteristics, Data, Durability, Extent, Geometry, Io, Payload,
-    Reply, Space, Store,
+    Reply, Space, Store, StoreStatus,
 };
 use std::sync::Arc;
 
@@ -263,17 +263,22 @@ fn sbc3_6_4_5_log_page_has_used_and_available_resources() {
 
 /// 1 TiB of size over this many blocks of space.
 struct Promise {
+    status: Arc<StoreStatus>,
     used_blocks: u64,
     available_blocks: u64,
 }
 
 impl Store for Promise {
     fn geometry(&self) -> Geometry {
-        Geometry { block_size: BlockSize::B512, block_count: 1 << 31 }
+        Geometry { block_size: BlockSize::B512, block_count: self.status.block_count() }
     }
 
     fn characteristics(&self) -> Characteristics {
         TestStore::new(BlockSize::B512).characteristics
+    }
+
+    fn status(&self) -> &Arc<StoreStatus> {
+        &self.status
     }
 
     fn read(&self, _: Extent) -> Reply<Data> {
@@ -301,14 +306,14 @@ impl Store for Promise {
     }
 
     fn space(&self) -> Reply<Space> {
-        let &Self { used_blocks, available_blocks } = self;
+        let &Self { used_blocks, available_blocks, .. } = self;
         Io::Ready(Ok(Space { used_blocks, available_blocks }))
     }
 }
 
 /// Returns the response to the first write to such a unit.
 fn first_write(used_blocks: u64, available_blocks: u64) -> Option<u16> {
-    let store = Promise { used_blocks, available_blocks };
+    let store = Promise { status: StoreStatus::new(1 << 31), used_blocks, available_blocks };
     let characteristics = store.characteristics();
     let mut fixture = Fixture::over(TestStore::around(Arc::new(store), characteristics));
     assert_eq!(fixture.write(0, &[1; 512]).status, Status::Good);

@@ -4,7 +4,7 @@ use crate::task_set::MAXIMUM_TASKS;
 use crate::testing::*;
 use crate::{Command, Completion, Execution, Lun, NexusHandle, Status, TaskAttribute, UnderWay};
 use proptest::prelude::*;
-use sarsen_block::BlockSize;
+use sarsen_block::{BlockSize, Store as _};
 use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
@@ -326,7 +326,7 @@ fn sam5_5_9_5_an_aca_ends_with_a_failed_aca_command_a_reset_or_its_nexus() {
 fn spc4_7_5_8_interlocked_unit_attention_stays_until_request_sense() {
     let (mut fixture, mut other) = with_control([0, 0x10, 0x30, 0]);
     assert_eq!(run(&mut other, &[0x16, 0, 0, 0, 0, 0], &[]).status, Status::Good);
-    fixture.unit.capacity_changed();
+    block_on(fixture.store.resize(BLOCKS + 8)).unwrap();
     for _ in 0..3 {
         assert_eq!(additional(&fixture.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[])), Some(0x2a09));
     }

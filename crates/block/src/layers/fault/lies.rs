@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Fault, Faults, Planted};
 use crate::{
     AllocationRun, BlockError, Buffer, Characteristics, Data, Durability, Extent, Geometry, Io,
-    Lba, PROTECTION_BYTES, Payload, Reply, Space, Store,
+    Lba, PROTECTION_BYTES, Payload, Reply, Space, Store, StoreStatus,
 };
 
 /// The bit to flip, in the byte in the middle of a block.
@@ -186,6 +186,10 @@ impl Store for LyingStore {
 
     fn characteristics(&self) -> Characteristics {
         self.inner.characteristics()
+    }
+
+    fn status(&self) -> &Arc<StoreStatus> {
+        self.inner.status()
     }
 
     fn read(&self, extent: Extent) -> Reply<Data> {

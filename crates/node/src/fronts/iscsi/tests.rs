@@ -495,11 +495,11 @@ fn rfc7143_11_9_1_changed_units_and_sizes_send_async_event() {
     let (mut peer, _) = portal.login(1);
     let target = portal.front.targets.find(TARGET).expect("the target");
     let unit = target.device.luns()[&Lun(0)].clone();
-    unit.capacity_changed();
+    assert!(matches!(unit.store().resize(65), Io::Ready(Ok(()))));
     assert_eq!(peer.scsi_event(), (Lun(0), [0x2a, 0x09]));
     target.device.set_luns(BTreeMap::from([(Lun(3), unit.clone())]));
     assert_eq!(peer.scsi_event(), (Lun(0), [0x3f, 0x0e]));
-    unit.capacity_changed();
+    assert!(matches!(unit.store().resize(66), Io::Ready(Ok(()))));
     assert_eq!(peer.scsi_event(), (Lun(3), [0x2a, 0x09]));
 }
 

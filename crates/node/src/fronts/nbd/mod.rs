@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use sarsen_block::StoreStatus;
 use sarsen_io::net::{PIECES_MAX, Stream};
 use sarsen_io::time;
 use sarsen_proto::iscsi::target::RefusalReason;
@@ -94,6 +95,9 @@ struct Session<'a> {
     requests: Requests,
     /// Keeps the volume open.
     unit: Arc<LogicalUnit>,
+    status: Arc<StoreStatus>,
+    /// The generation of the status whose size the machine has.
+    known_generation: Option<u64>,
     target: String,
     subject: Subject,
     member: SessionMember<'a>,
@@ -282,8 +286,11 @@ impl<'a> Driver<'a> {
         let now = time::now();
         if let Some(session) = &mut self.session {
             session.requests.arrived(now);
-            // The volume may have grown.
-            self.machine.set_bytes(session.unit.volume().geometry().byte_count());
+            let generation = session.status.generation();
+            if session.known_generation != Some(generation) {
+                session.known_generation = Some(generation);
+                self.machine.set_bytes(session.unit.volume().geometry().byte_count());
+            }
         }
         // Other connections may have returned memory.
         self.machine.set_allowance(self.used.allowance());
@@ -426,7 +433,10 @@ impl<'a> Driver<'a> {
             login.client,
             (member.tsih, member.queue()),
         );
-        self.session = Some(Session { requests, unit, target, subject, member });
+        let status = unit.volume().store().status().clone();
+        let session =
+            Session { requests, unit, status, known_generation: None, target, subject, member };
+        self.session = Some(session);
         Ok(())
     }
 
