@@ -14,9 +14,10 @@ use sarsen_block::{BlockSize, Buffer, Io, MemoryStore, Store};
 use sarsen_scsi::command_table::TABLE;
 use sarsen_scsi::{
     Array, Cdb, Command, Completion, DeviceType, Host, Identity, InitiatorPort, LogicalUnit, Lun,
-    MetadataKind, MetadataStore, NexusHandle, Parts, ProtectionType, SenseKey, Status,
+    MetadataKind, MetadataStore, NexusHandle, Parts, Protected, ProtectionType, SenseKey, Status,
     TargetDevice, TaskAttribute, Work,
 };
+use sarsen_volume::{self as volume, Volume};
 use sarsen_wire::scsi::opcode::VARIABLE_LENGTH;
 
 const BLOCK_COUNT: u64 = 256;
@@ -79,16 +80,20 @@ fn units(kind: u8) -> BTreeMap<Lun, Arc<LogicalUnit>> {
         Some(_) => Arc::new(protected().expect("large enough")),
         None => plain,
     };
-    let disk = Parts { protection, ..Parts::disk(Identity::new("data", "fuzz"), store) };
-    let removable = Parts {
-        removable: true,
+    let protected = Protected::over(&store, protection);
+    let store = protected.clone().map_or(store, |protected| protected);
+    let open = |parts| Volume::open(parts).expect("nothing is kept yet");
+    let disk = open(volume::Parts::new("data", store));
+    let disk = Parts { protected, ..Parts::disk(Identity::new("data", "fuzz"), disk) };
+    let removable = open(volume::Parts {
         metadata: Some(Arc::new(MemoryMetadataStore::default())),
-        ..Parts::disk(Identity::new("removable", "fuzz"), memory(BlockSize::B512, BLOCK_COUNT))
-    };
-    let disc = Parts {
-        device_type: DeviceType::Cd,
-        ..Parts::disk(Identity::new("disc", "fuzz"), memory(BlockSize::B2048, BLOCK_COUNT))
-    };
+        ..volume::Parts::new("removable", memory(BlockSize::B512, BLOCK_COUNT))
+    });
+    let removable =
+        Parts { removable: true, ..Parts::disk(Identity::new("removable", "fuzz"), removable) };
+    let disc = open(volume::Parts::new("disc", memory(BlockSize::B2048, BLOCK_COUNT)));
+    let disc =
+        Parts { device_type: DeviceType::Cd, ..Parts::disk(Identity::new("disc", "fuzz"), disc) };
     let unit = |parts| LogicalUnit::of_parts(parts).expect("nothing is kept yet");
     (0..).map(Lun).zip([disk, removable, disc].map(unit)).collect()
 }

@@ -20,6 +20,7 @@ use sarsen_node::SimulatedPortal;
 use sarsen_node::stores::RamStore;
 use sarsen_proto::iscsi::target::Settings;
 use sarsen_scsi::{Host, Identity, LogicalUnit, Lun, Parts, Work};
+use sarsen_volume::{self as volume, Volume};
 use sarsen_wire::iscsi::pdu::IMMEDIATE;
 use sarsen_wire::iscsi::{
     BASIC_HEADER_LENGTH, BasicHeader, Isid, LoginRequest, LoginResponse, Opcode, RawHeader,
@@ -258,7 +259,8 @@ fn run(plan: Vec<(usize, InstructionKind)>) -> io::Result<bool> {
     seed_randomness(1);
     let store = RamStore::new(BlockSize::B512, (PLACES * LENGTH / BLOCK) as u64)?;
     let identity = Identity::new("instructions", "0");
-    let unit = LogicalUnit::of_parts(Parts::disk(identity, Arc::new(store)))?;
+    let volume = Volume::open(volume::Parts::new("instructions", Arc::new(store)))?;
+    let unit = LogicalUnit::of_parts(Parts::disk(identity, volume))?;
     let initiator = Rc::new(RefCell::new(Initiator::new(plan)));
     let requests = Requests(initiator.clone());
     let settings = Settings::default();

@@ -19,6 +19,7 @@ use sarsen_proto::iscsi::initiator::{
 };
 use sarsen_proto::iscsi::target::Settings;
 use sarsen_scsi::{Host, Identity, LogicalUnit, Lun, Parts, Work};
+use sarsen_volume::{self as volume, Volume};
 use sarsen_wire::iscsi::{Isid, TaskManagementResponse};
 use tokio::task::LocalSet;
 
@@ -140,8 +141,10 @@ fn unit(number: u16, (takes, idle_at): &Disk) -> Arc<LogicalUnit> {
     let memory = Arc::new(MemoryStore::new(BlockSize::B512, 4096));
     let store = OneByOne { memory, takes: *takes, idle_at: idle_at.clone() };
     let name = char::from(b'a' + number as u8).to_string();
-    let parts = Parts::disk(Identity::new(&name, TARGET), Arc::new(store));
-    LogicalUnit::of_parts(parts).expect("nothing was kept")
+    let volume = Volume::open(volume::Parts::new(&name, Arc::new(store)));
+    let identity = Identity::new(&name, TARGET);
+    let unit = volume.and_then(|volume| LogicalUnit::of_parts(Parts::disk(identity, volume)));
+    unit.expect("nothing was kept")
 }
 
 /// A session, and the commands that it sent with their times.

@@ -15,6 +15,7 @@ use sarsen_io::{random, time};
 use sarsen_node::SimulatedPortal;
 use sarsen_proto::iscsi::target::Settings;
 use sarsen_scsi::{Host, Identity, LogicalUnit, Lun, Parts, Work};
+use sarsen_volume::{self as volume, Volume};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{JoinHandle, LocalSet};
 
@@ -114,8 +115,9 @@ impl Server {
         let unit = |(number, opened): (usize, &Arc<Opened>)| {
             let identity = Identity::new("simulated", &number.to_string());
             let metadata = Some(opened.clone() as _);
-            let parts = Parts { metadata, ..Parts::disk(identity, opened.clone()) };
-            let unit = LogicalUnit::of_parts(parts);
+            let parts = volume::Parts::new(&identity.volume, opened.clone());
+            let unit = Volume::open(volume::Parts { metadata, ..parts })
+                .and_then(|volume| LogicalUnit::of_parts(Parts::disk(identity, volume)));
             (Lun(number as u16), unit.expect("nothing was kept that could be wrong"))
         };
         let units: BTreeMap<_, _> = stores.iter().enumerate().map(unit).collect();

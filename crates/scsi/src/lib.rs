@@ -60,7 +60,7 @@ pub use logical_unit::{Limits, LogicalUnit, Parts};
 pub use lun::Lun;
 pub use nexus_handle::NexusHandle;
 pub use pass_through::{PassThrough, Passed, Transfer};
-pub use protection::ProtectionType;
+pub use protection::{Protected, ProtectionType};
 pub use sarsen_volume::{MetadataKind, MetadataStore};
 pub use sense::{AdditionalSense, FieldPointer, Sense, SenseKey};
 pub use target::{InitiatorPort, LunView, TargetDevice};

@@ -31,8 +31,7 @@ use sarsen_block::{
     BlockError, Characteristics, Durability, Extent, Geometry, InvalidRequest, Io,
     StatusListener as _, Store, StoreStatus,
 };
-use sarsen_volume::{MediumPhase, Reported, Volume};
-use std::any::Any;
+use sarsen_volume::{MediumPhase, Volume};
 use std::io;
 use std::sync::{Arc, Weak};
 
@@ -40,37 +39,31 @@ use std::sync::{Arc, Weak};
 pub struct Parts {
     /// Its names.
     pub identity: Identity,
-    /// The backing store. The unit reads its characteristics once; its geometry may change.
-    pub store: Arc<dyn Store>,
+    /// The volume. The unit reads the characteristics of its store once; its geometry may change.
+    pub volume: Arc<Volume>,
     /// The device type that the unit reports.
     pub device_type: DeviceType,
     /// True if the medium can be ejected and loaded. A CD's medium always can.
     pub removable: bool,
-    /// The store of the records that outlive the program, if any.
-    pub metadata: Option<Arc<dyn MetadataStore>>,
-    /// The type of protection information of the medium's format, if the store supports any.
-    pub protection: Option<ProtectionType>,
+    /// The layer of the volume's store that processes protection information, if the store supports any.
+    pub protected: Option<Arc<Protected>>,
     /// Replaces the key that encrypts the store's blocks, if they are encrypted.
     pub eraser: Option<Arc<dyn ForgetKey>>,
     /// The real device that executes the unit's commands. If it is set, the fields above are not used.
     pub pass_through: Option<Arc<dyn PassThrough>>,
-    /// An object that is dropped with the unit, after its last command has ended and its last reference was dropped.
-    pub companion: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl Parts {
-    /// Returns the parts of a disk without a metadata store.
-    pub fn disk(identity: Identity, store: Arc<dyn Store>) -> Self {
+    /// Returns the parts of a disk.
+    pub fn disk(identity: Identity, volume: Arc<Volume>) -> Self {
         Self {
             identity,
-            store,
+            volume,
             device_type: DeviceType::Disk,
             removable: false,
-            metadata: None,
-            protection: None,
+            protected: None,
             eraser: None,
             pass_through: None,
-            companion: None,
         }
     }
 }
@@ -122,9 +115,7 @@ impl Limits {
 /// A logical unit: a volume, as SCSI initiators see it. All cores and all targets that offer it share it.
 pub struct LogicalUnit {
     identity: Identity,
-    volume_name: Mutex<Arc<str>>,
     device_type: DeviceType,
-    volume: Arc<Volume>,
     /// The store of the volume, if it supports protection information.
     protected: Option<Arc<Protected>>,
     eraser: Option<Arc<dyn ForgetKey>>,
@@ -151,24 +142,17 @@ pub struct LogicalUnit {
     self_tests: SelfTests,
     timestamp: Timestamp,
     identifying_information: IdentifyingInformation,
-    /// The last field, so that it is dropped after all others.
-    _companion: Option<Box<dyn Any + Send + Sync>>,
+    /// The last field, so that the volume ends after all others.
+    volume: Arc<Volume>,
 }
 
 impl LogicalUnit {
-    /// Creates a disk over a store, without a metadata store.
-    pub fn new(identity: Identity, store: Arc<dyn Store>) -> Arc<Self> {
-        match Self::of_parts(Parts::disk(identity, store)) {
-            Ok(unit) => unit,
-            Err(error) => unreachable!("nothing was kept that could be read wrongly: {error}"),
-        }
-    }
-
     /// Creates a unit from these parts, with the state of its records. It blocks while it reads them. An error names
     /// the invalid record. Interrupted work continues when the unit is added to a [`crate::TargetDevice`].
     pub fn of_parts(parts: Parts) -> io::Result<Arc<Self>> {
-        let Parts { identity, store, device_type, removable, .. } = parts;
-        let Parts { metadata, protection, eraser, pass_through, companion, .. } = parts;
+        let Parts { identity, volume, device_type, removable, protected, eraser, pass_through } =
+            parts;
+        let store = volume.store();
         let characteristics = store.characteristics();
         let space = if characteristics.unmap.is_some_and(|unmap| unmap.tells_space) {
             store.space()
@@ -181,16 +165,12 @@ impl LogicalUnit {
             Io::Pending(_) => None,
         };
         let watch: Arc<Watch> = Arc::default();
-        let store: Arc<dyn Store> = Arc::new(Reported::new(store, Arc::clone(&watch)));
-        let protected =
-            characteristics.protection.then(|| Arc::new(Protected::new(store.clone(), protection)));
-        let store = protected.clone().map_or(store, |protected| protected);
-        let identifying_information = IdentifyingInformation::load(metadata.as_deref())?;
+        volume.report_changes(watch.clone());
+        let identifying_information =
+            IdentifyingInformation::load(volume.metadata().map(|metadata| &**metadata))?;
         let status = store.status().clone();
-        let known_status = Mutex::new(KnownStatus::of(&*store));
-        let volume = Volume::open(store, metadata)?;
+        let known_status = Mutex::new(KnownStatus::of(&**store));
         let unit = Self {
-            volume_name: Mutex::new(identity.volume.as_str().into()),
             identity,
             device_type,
             eraser,
@@ -219,7 +199,6 @@ impl LogicalUnit {
             self_tests: SelfTests::default(),
             timestamp: Timestamp::default(),
             identifying_information,
-            _companion: companion,
         };
         match mode::load(&unit)? {
             Some(saved) => unit.change_modes(NO_NEXUS, saved, true),
@@ -232,16 +211,6 @@ impl LogicalUnit {
         // It may have changed meanwhile.
         unit.status_changed();
         Ok(unit)
-    }
-
-    /// Returns the current name of the volume. Initiators do not see it.
-    pub fn volume_name(&self) -> Arc<str> {
-        self.volume_name.lock().clone()
-    }
-
-    /// Renames the volume.
-    pub fn rename(&self, name: &str) {
-        *self.volume_name.lock() = name.into();
     }
 
     /// Returns the volume behind the unit, for other views of it.

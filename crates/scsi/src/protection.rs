@@ -14,7 +14,8 @@ use sarsen_wire::scsi::protection::ProtectionInformation;
 use zerocopy::{FromBytes, IntoBytes};
 
 pub(crate) use fields::{CdbTags, Checks, Expected, ProtectField};
-pub(crate) use store::{Protected, without_tags};
+pub use store::Protected;
+pub(crate) use store::without_tags;
 
 /// The type of protection information that a unit is formatted with (SBC-3 4.22.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,14 +2,16 @@
 //! that polls futures.
 
 use crate::{
-    Array, Cdb, Command, Completion, Host, Identity, InitiatorPort, LogicalUnit, Lun, MetadataKind,
-    MetadataStore, NexusHandle, Parts, Sense, Status, TargetDevice, Work,
+    Array, Cdb, Command, Completion, DeviceType, Host, Identity, InitiatorPort, LogicalUnit, Lun,
+    MetadataKind, MetadataStore, NexusHandle, Parts, PassThrough, Protected, ProtectionType, Sense,
+    Status, TargetDevice, Work,
 };
-use sarsen_block::layers::ProtectedStore;
+use sarsen_block::layers::{ForgetKey, ProtectedStore};
 use sarsen_block::{
     BlockError, BlockSize, Buffer, Characteristics, Direction, Durability, Io, Layer, Lba,
     LocalFuture, MemoryStore, Reply, Request, Store, UnmapSupport,
 };
+use sarsen_volume::{self as volume, Volume};
 use std::collections::{BTreeMap, HashMap};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
@@ -214,6 +216,55 @@ impl MetadataStore for TestMetadataStore {
     }
 }
 
+/// The parts of a unit and of its volume.
+pub(crate) struct TestParts {
+    pub(crate) identity: Identity,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) metadata: Option<Arc<dyn MetadataStore>>,
+    pub(crate) protection: Option<ProtectionType>,
+    pub(crate) device_type: DeviceType,
+    pub(crate) removable: bool,
+    pub(crate) eraser: Option<Arc<dyn ForgetKey>>,
+    pub(crate) pass_through: Option<Arc<dyn PassThrough>>,
+}
+
+impl TestParts {
+    /// Returns the parts of a disk without records.
+    pub(crate) fn disk(identity: Identity, store: Arc<dyn Store>) -> Self {
+        Self {
+            identity,
+            store,
+            metadata: None,
+            protection: None,
+            device_type: DeviceType::Disk,
+            removable: false,
+            eraser: None,
+            pass_through: None,
+        }
+    }
+
+    /// Creates the volume and the unit.
+    pub(crate) fn unit(self) -> std::io::Result<Arc<LogicalUnit>> {
+        let Self { identity, store, metadata, protection, .. } = self;
+        let protected = Protected::over(&store, protection);
+        let store = protected.clone().map_or(store, |protected| protected);
+        let parts = volume::Parts { metadata, ..volume::Parts::new(&identity.volume, store) };
+        LogicalUnit::of_parts(Parts {
+            device_type: self.device_type,
+            removable: self.removable,
+            protected,
+            eraser: self.eraser,
+            pass_through: self.pass_through,
+            ..Parts::disk(identity, Volume::open(parts)?)
+        })
+    }
+}
+
+/// Returns a disk without records.
+pub(crate) fn disk(identity: Identity, store: Arc<dyn Store>) -> Arc<LogicalUnit> {
+    TestParts::disk(identity, store).unit().unwrap()
+}
+
 /// A target with a unit at LUN 0, and a nexus without pending unit attention.
 #[allow(dead_code)]
 pub(crate) struct Fixture {
@@ -239,15 +290,16 @@ impl Fixture {
     pub(crate) fn of(
         store: Arc<TestStore>,
         metadata: Arc<TestMetadataStore>,
-        change: impl FnOnce(&mut Parts),
+        change: impl FnOnce(&mut TestParts),
     ) -> Self {
         let host = Arc::new(TestHost::default());
         let array = Array::new(host.clone());
         let identity = Identity::new("data", "iqn.2026-01.example:t");
+        let metadata_store = Some(metadata.clone() as _);
         let mut parts =
-            Parts { metadata: Some(metadata.clone()), ..Parts::disk(identity, store.clone()) };
+            TestParts { metadata: metadata_store, ..TestParts::disk(identity, store.clone()) };
         change(&mut parts);
-        let unit = LogicalUnit::of_parts(parts).unwrap();
+        let unit = parts.unit().unwrap();
         let luns = BTreeMap::from([(Lun(0), unit.clone())]);
         let device = TargetDevice::new(&array, "iqn.2026-01.example:t".into(), luns);
         let nexus = open(&device, "one");

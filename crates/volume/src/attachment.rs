@@ -164,8 +164,8 @@ mod tests {
     use sarsen_block::{BlockSize, Buffer, MemoryStore, StopCause};
 
     use super::*;
-    use crate::Phase;
     use crate::reservations::{Action, NexusName, Register, Type};
+    use crate::{Parts, Phase};
 
     fn now<T>(reply: Io<T>) -> Option<T> {
         match pin!(reply.wait()).poll(&mut Context::from_waker(Waker::noop())) {
@@ -176,7 +176,7 @@ mod tests {
 
     fn volume() -> Arc<Volume> {
         let store = Arc::new(MemoryStore::new(BlockSize::B512, 64));
-        Volume::open(store, None).expect("no records")
+        Volume::open(Parts::new("data", store)).expect("no records")
     }
 
     fn write(client: &Attachment) -> Option<Result<(), BlockError>> {

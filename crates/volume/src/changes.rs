@@ -1,7 +1,7 @@
-//! Reports changes of blocks before they happen. This layer is directly above a volume's store, so that no write of any
-//! client bypasses it.
+//! Reports changes of blocks before they happen. This layer is the highest one of a volume's store, so that no write of
+//! any client bypasses it.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use sarsen_block::{Extent, Layer, Reply, Request, Store};
 
@@ -12,19 +12,23 @@ pub trait ChangeListener: Send + Sync {
 }
 
 /// A store that reports changes of its blocks.
-pub struct Reported<L> {
+pub(crate) struct Reported {
     inner: Arc<dyn Store>,
-    listener: Arc<L>,
+    listener: OnceLock<Arc<dyn ChangeListener>>,
 }
 
-impl<L: ChangeListener> Reported<L> {
-    /// Wraps `inner`.
-    pub fn new(inner: Arc<dyn Store>, listener: Arc<L>) -> Self {
-        Self { inner, listener }
+impl Reported {
+    pub(crate) fn new(inner: Arc<dyn Store>) -> Self {
+        Self { inner, listener: OnceLock::new() }
+    }
+
+    /// Sets the listener. There is a maximum of one.
+    pub(crate) fn report_to(&self, listener: Arc<dyn ChangeListener>) {
+        assert!(self.listener.set(listener).is_ok(), "a volume has one listener for changes");
     }
 }
 
-impl<L: ChangeListener> Layer for Reported<L> {
+impl Layer for Reported {
     #[inline]
     fn inner(&self) -> &Arc<dyn Store> {
         &self.inner
@@ -36,14 +40,16 @@ impl<L: ChangeListener> Layer for Reported<L> {
         request: Request,
         submit: impl FnOnce(&dyn Store) -> Reply<T> + 'static,
     ) -> Reply<T> {
-        match request {
-            // Blocks that a smaller store drops may read as zeroes after it grows again.
-            Request::Resize { block_count } => {
-                self.listener.before_change(Extent::new(block_count, u64::MAX - block_count));
-            }
-            request => {
-                if let Some(extent) = request.written_extent() {
-                    self.listener.before_change(extent);
+        if let Some(listener) = self.listener.get() {
+            match request {
+                // Blocks that a smaller store drops may read as zeroes after it grows again.
+                Request::Resize { block_count } => {
+                    listener.before_change(Extent::new(block_count, u64::MAX - block_count));
+                }
+                request => {
+                    if let Some(extent) = request.written_extent() {
+                        listener.before_change(extent);
+                    }
                 }
             }
         }

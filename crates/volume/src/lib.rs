@@ -20,10 +20,10 @@ mod testing;
 mod volume;
 
 pub use attachment::{Attachment, ClientId, NO_CLIENT, new_client};
-pub use changes::{ChangeListener, Reported};
+pub use changes::ChangeListener;
 pub use clock::Clock;
 pub use gate::{ExclusiveGuard, SharedGuard, WriteGate};
 pub use operation::{Operation, OperationKind};
 pub use phase::{MediumPhase, Phase};
 pub use records::{MetadataKind, MetadataStore};
-pub use volume::{NotUsable, Volume};
+pub use volume::{NotUsable, Parts, Volume};

@@ -1,24 +1,51 @@
 //! A volume: a store, and the state that all of its clients share.
 
+use std::any::Any;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use parking_lot::Mutex;
 use sarsen_block::{BlockError, Geometry, StopCause, Store};
 
+use crate::changes::{ChangeListener, Reported};
 use crate::gate::{ExclusiveGuard, SharedGuard, WriteGate};
 use crate::phase::{MediumPhase, Phase};
 use crate::records::MetadataStore;
 use crate::reservations::Reservations;
 
+/// The parts of a new volume.
+pub struct Parts {
+    /// Its name.
+    pub name: String,
+    /// Its store, with all layers.
+    pub store: Arc<dyn Store>,
+    /// The store of the records that outlive the program, if any.
+    pub metadata: Option<Arc<dyn MetadataStore>>,
+    /// An object that is dropped with the volume, after its last request has ended and its last view was dropped.
+    pub companion: Option<Box<dyn Any + Send + Sync>>,
+}
+
+impl Parts {
+    /// Returns the parts of a volume without records.
+    pub fn new(name: &str, store: Arc<dyn Store>) -> Self {
+        Self { name: name.to_owned(), store, metadata: None, companion: None }
+    }
+}
+
 /// A volume. All cores and all fronts share it.
 pub struct Volume {
+    name: Mutex<Arc<str>>,
+    reported: Arc<Reported>,
+    /// The same store.
     store: Arc<dyn Store>,
     metadata: Option<Arc<dyn MetadataStore>>,
     write_gate: WriteGate,
     medium_phase: MediumPhase,
     reservations: Reservations,
     is_write_protected: AtomicBool,
+    /// The last field, so that it is dropped after all others.
+    _companion: Option<Box<dyn Any + Send + Sync>>,
 }
 
 /// The medium is not usable, whatever its store says: see [`Phase`].
@@ -32,22 +59,39 @@ impl From<NotUsable> for BlockError {
 }
 
 impl Volume {
-    /// Creates a volume over a store, with the state of its records. It blocks while it reads them. An error names the
-    /// invalid record.
-    pub fn open(
-        store: Arc<dyn Store>,
-        metadata: Option<Arc<dyn MetadataStore>>,
-    ) -> io::Result<Arc<Self>> {
+    /// Creates a volume from these parts, with the state of its records. It blocks while it reads them. An error names
+    /// the invalid record.
+    pub fn open(parts: Parts) -> io::Result<Arc<Self>> {
+        let Parts { name, store, metadata, companion } = parts;
         let reservations = Reservations::load(metadata.as_ref())?;
         let medium_phase = MediumPhase::load(metadata.as_deref())?;
+        let reported = Arc::new(Reported::new(store));
         Ok(Arc::new(Self {
-            store,
+            name: Mutex::new(name.into()),
+            store: reported.clone(),
+            reported,
             metadata,
             write_gate: WriteGate::default(),
             medium_phase,
             reservations,
             is_write_protected: AtomicBool::new(false),
+            _companion: companion,
         }))
+    }
+
+    /// Returns the current name.
+    pub fn name(&self) -> Arc<str> {
+        self.name.lock().clone()
+    }
+
+    /// Renames the volume.
+    pub fn rename(&self, name: &str) {
+        *self.name.lock() = name.into();
+    }
+
+    /// Reports changes of blocks to a listener from now on, before they happen. A volume has one listener.
+    pub fn report_changes(&self, listener: Arc<dyn ChangeListener>) {
+        self.reported.report_to(listener);
     }
 
     /// Returns the store. Its users check what a client may do themselves: see [`crate::Attachment`].

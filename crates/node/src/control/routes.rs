@@ -129,7 +129,7 @@ pub(super) async fn sessions(State(front): State<Arc<Front>>) -> Json<SessionLis
         isid: info.end.map(|end| end.isid.to_string()),
         volume: info.target.as_deref().zip(info.only).and_then(|(target, lun)| {
             let luns = front.targets.find(target)?.device.luns();
-            Some(luns.get(&lun)?.volume_name().to_string())
+            Some(luns.get(&lun)?.volume().name().to_string())
         }),
         target: info.target,
         account: info.client.account,
@@ -291,7 +291,7 @@ pub(super) async fn targets(State(front): State<Arc<Front>>) -> Json<TargetList>
 }
 
 fn target_lun((lun, unit): (&Lun, &Arc<LogicalUnit>)) -> TargetLun {
-    TargetLun { lun: lun.0, volume: unit.volume_name().to_string() }
+    TargetLun { lun: lun.0, volume: unit.volume().name().to_string() }
 }
 
 fn target_portal(portal: &Portal) -> TargetPortal {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use sarsen_block::Store;
 use sarsen_io::cores::Cores;
 use sarsen_io::time;
-use sarsen_scsi::{DeviceType, Identity, LogicalUnit, Parts};
+use sarsen_scsi::{DeviceType, Identity, LogicalUnit, Parts, Protected};
 use tokio::sync::oneshot;
 use tracing::warn;
 
@@ -52,7 +52,7 @@ pub(crate) struct Volume {
     pub(crate) backing: Backing,
     new_key: Option<NewKey>,
     pub(super) growth: Growth,
-    /// Resolves when the unit is dropped: no session has it and no command uses it.
+    /// Resolves when the volume is dropped: no session has it and no request uses it.
     pub(crate) ended: oneshot::Receiver<()>,
 }
 
@@ -360,7 +360,7 @@ pub(super) fn check_not_just_written(config: &VolumeConfig) -> Result<(), StoreE
     }
 }
 
-/// Returns a volume's unit in its last state, and the key if a new one was generated.
+/// Creates a volume in its last state. Returns its unit, and the key if a new one was generated.
 fn logical_unit(
     volume: &VolumeConfig,
     scope: Option<&str>,
@@ -379,19 +379,25 @@ fn logical_unit(
         Some(delay) => Arc::new(stores::SlowStore::new(store, delay)),
         None => store,
     };
+    let protected = Protected::over(&store, volume.protection);
+    let store = protected.clone().map_or(store, |protected| protected);
+    let state = |source| StoreError::State { source };
+    let opened = sarsen_volume::Volume::open(sarsen_volume::Parts {
+        name: volume.name.clone(),
+        store,
+        metadata: metadata_store,
+        companion: Some(Box::new(companion)),
+    });
     let parts = Parts {
         identity: identity(volume, scope, machine),
-        store,
+        volume: opened.map_err(state)?,
         device_type: device_type(volume),
         removable: volume.removable,
-        metadata: metadata_store,
-        protection: volume.protection,
+        protected,
         eraser,
         pass_through: stores::pass_through::open(volume)?,
-        companion: Some(Box::new(companion)),
     };
-    let unit = LogicalUnit::of_parts(parts).map_err(|source| StoreError::State { source })?;
-    Ok((unit, new_key.flatten()))
+    Ok((LogicalUnit::of_parts(parts).map_err(state)?, new_key.flatten()))
 }
 
 /// Returns the identity of this installation. Two machines must never offer two disks under one identity, or multipath

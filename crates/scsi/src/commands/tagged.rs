@@ -7,7 +7,7 @@ use crate::protection::{
 };
 use crate::{Completion, LogicalUnit, Sense, SenseKey};
 use sarsen_block::{
-    BlockError, Buffer, Data, Durability, Extent, Io, PROTECTION_BYTES, ProtectionField,
+    BlockError, Buffer, Data, Durability, Extent, Io, PROTECTION_BYTES, ProtectionField, Store,
 };
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -18,7 +18,8 @@ const PIECE_BYTES: u64 = 1 << 20;
 /// A command that processes protection information beyond the default of the unit's store.
 #[derive(Clone)]
 pub(crate) struct Tagged {
-    store: Arc<Protected>,
+    store: Arc<dyn Store>,
+    protected: Arc<Protected>,
     protection_type: ProtectionType,
     protect: ProtectField,
     extent: Extent,
@@ -31,14 +32,15 @@ impl Tagged {
         if !command.protect.is_transferred() && command.tags.is_none() {
             return None;
         }
-        let store = unit.protected()?.clone();
-        let protection_type = store.protection_type()?;
+        let protected = unit.protected()?.clone();
+        let protection_type = protected.protection_type()?;
         let expected = match command.tags {
-            Some(tags) => Expected::of_cdb(tags, store.is_application_tag_owned()),
+            Some(tags) => Expected::of_cdb(tags, protected.is_application_tag_owned()),
             None => Expected::of_address(protection_type, command.extent.lba),
         };
         let (protect, extent) = (command.protect, command.extent);
-        Some(Self { store, protection_type, protect, extent, expected })
+        let store = unit.store().clone();
+        Some(Self { store, protected, protection_type, protect, extent, expected })
     }
 
     /// Returns whether each block is transferred with its protection information.
@@ -49,12 +51,12 @@ impl Tagged {
     /// Returns the inspection of a part of the command's blocks.
     fn inspection(&self, part: Extent, checks: Checks, from_medium: bool) -> Inspection {
         let expected = self.expected.after(part.lba.0 - self.extent.lba.0);
-        self.store.inspection(self.protection_type, part, checks, expected, from_medium)
+        self.protected.inspection(self.protection_type, part, checks, expected, from_medium)
     }
 
     /// Returns the checks for blocks on the medium.
     fn medium_checks(&self) -> Checks {
-        if !self.is_transferred() && self.store.is_unchecked_when_zero() {
+        if !self.is_transferred() && self.protected.is_unchecked_when_zero() {
             Checks::NONE
         } else {
             self.protect.checks()
@@ -65,7 +67,7 @@ impl Tagged {
     pub(crate) fn read(&self, part: Extent) -> Io<Result<Data, BlockError>> {
         let inspection = self.inspection(part, self.medium_checks(), true);
         let (size, strip) = (inspection.block_size.bytes(), !self.is_transferred());
-        self.store.read_inspected(inspection).map(move |blocks| {
+        self.protected.read_inspected(inspection).map(move |blocks| {
             let blocks = blocks?;
             Ok(if strip { without_tags(blocks, size) } else { blocks }.into())
         })
@@ -87,7 +89,7 @@ impl Tagged {
         blocks: Buffer,
         durability: Durability,
     ) -> Io<Result<(), BlockError>> {
-        self.store.write_tagged(part, blocks, durability)
+        self.store.write_protected(part, blocks.into(), durability)
     }
 
     /// Reads the command's blocks and checks them.
@@ -101,12 +103,12 @@ impl Tagged {
     /// Compares the command's blocks with the blocks from the initiator, or with its single block, as the PROTECT field
     /// requests (SBC-3 5.29).
     pub(crate) async fn compare(&self, wanted: &[u8]) -> Result<Completion, Sense> {
-        let owned = self.store.is_application_tag_owned();
+        let owned = self.protected.is_application_tag_owned();
         let compared = self.protect.compared(self.protection_type, owned);
         for part in self.parts() {
             let inspection = self.inspection(part, Checks::NONE, true);
             let step = protected_bytes(inspection.block_size);
-            let found = self.store.read_inspected(inspection).wait().await?;
+            let found = self.protected.read_inspected(inspection).wait().await?;
             let first = part.lba.0 - self.extent.lba.0;
             for (index, found) in (first..).zip(found.chunks_exact(step)) {
                 let offset = index as usize * step;

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 /// during the first read.
 const READS: usize = 4;
 
-/// A store with protection information, and the type of its format.
-pub(crate) struct Protected {
+/// The layer of a volume's store that checks and generates protection information, and the type of its format.
+pub struct Protected {
     below: Arc<dyn Store>,
     /// The number of the type; 0 for none.
     protection_type: AtomicU8,
@@ -24,16 +24,22 @@ pub(crate) struct Protected {
 }
 
 impl Protected {
-    /// Creates it over a store with protection information.
-    pub(crate) fn new(below: Arc<dyn Store>, protection_type: Option<ProtectionType>) -> Self {
+    /// Returns the layer over a store, if the store supports protection information, and its type.
+    pub fn over(
+        below: &Arc<dyn Store>,
+        protection_type: Option<ProtectionType>,
+    ) -> Option<Arc<Self>> {
+        if !below.characteristics().protection {
+            return None;
+        }
         let store = Self {
-            below,
+            below: below.clone(),
             protection_type: AtomicU8::new(0),
             application_tag_owned: AtomicBool::new(false),
             unchecked_when_zero: AtomicBool::new(false),
         };
         store.set_protection_type(protection_type);
-        store
+        Some(Arc::new(store))
     }
 
     /// Returns the type of the medium's format.
@@ -101,16 +107,6 @@ impl Protected {
                 }
             }),
         }
-    }
-
-    /// Writes blocks with unchanged protection information.
-    pub(crate) fn write_tagged(
-        &self,
-        extent: Extent,
-        blocks: Buffer,
-        durability: Durability,
-    ) -> Reply<()> {
-        self.below.write_protected(extent, blocks.into(), durability)
     }
 
     fn read_plain(&self, protection_type: ProtectionType, extent: Extent) -> Reply<Data> {

@@ -2,7 +2,7 @@
 
 use super::power::{Disk, MACHINE_BLOCKS, Machine, OLD, Records, Trouble};
 use crate::testing::*;
-use crate::{LogicalUnit, Lun, MetadataKind, MetadataStore, Parts, Status};
+use crate::{Lun, MetadataKind, MetadataStore, Status};
 use proptest::prelude::*;
 use sarsen_block::BlockSize;
 use std::collections::BTreeMap;
@@ -100,7 +100,7 @@ fn sbc4_5_49_write_atomic_is_there_where_it_can_be_kept_and_the_limits_say_so() 
     {
         let mut store = TestStore::new(BlockSize::B512);
         store.characteristics.is_lasting = lasts;
-        let change = |parts: &mut Parts| {
+        let change = |parts: &mut TestParts| {
             if !keeps {
                 parts.metadata = None;
             }
@@ -271,10 +271,11 @@ fn life_without_commands(machine: &Arc<Mutex<Machine>>) -> Bare {
     let host = Arc::new(TestHost::default());
     let array = crate::Array::new(host.clone());
     let identity = crate::Identity::new("data", "iqn.2026-01.example:t");
-    let unit = LogicalUnit::of_parts(Parts {
+    let unit = TestParts {
         metadata: Some(Arc::new(Records(machine.clone()))),
-        ..Parts::disk(identity, Arc::new(Disk::new(machine)))
-    });
+        ..TestParts::disk(identity, Arc::new(Disk::new(machine)))
+    }
+    .unit();
     let luns = BTreeMap::from([(Lun(0), unit.unwrap())]);
     let device = crate::TargetDevice::new(&array, "iqn.2026-01.example:t".into(), luns);
     Bare { host, _device: device }
@@ -337,10 +338,11 @@ fn a_record_that_cannot_be_finished_keeps_the_unit_from_starting() {
         let mut machine = Machine::new(Trouble::Cut, 0, false);
         machine.record = Some(record.clone());
         let machine = Arc::new(Mutex::new(machine));
-        let unit = LogicalUnit::of_parts(Parts {
+        let unit = TestParts {
             metadata: Some(Arc::new(Records(machine.clone()))),
-            ..Parts::disk(crate::Identity::new("data", "t"), Arc::new(Disk::new(&machine)))
-        });
+            ..TestParts::disk(crate::Identity::new("data", "t"), Arc::new(Disk::new(&machine)))
+        }
+        .unit();
         assert_eq!(unit.is_ok(), fits, "{record:x?}");
         if fits {
             assert_eq!(life(&machine).read(2, 1), [NEW; 512]);

@@ -21,7 +21,7 @@ impl Second {
     pub(super) fn beside(fixture: &Fixture, block_size: BlockSize) -> Self {
         let store = Arc::new(TestStore::new(block_size));
         let identity = Identity::new("other", "iqn.2026-01.example:u");
-        let unit = LogicalUnit::new(identity, store.clone());
+        let unit = disk(identity, store.clone());
         let luns = BTreeMap::from([(Lun(0), unit.clone())]);
         let device = TargetDevice::new(&fixture.array, "iqn.2026-01.example:u".into(), luns);
         let mut nexus = open(&device, "one");

@@ -34,7 +34,7 @@ fn at(nexus: &mut NexusHandle, lun: u16, cdb: &[u8], data: &[u8]) -> Completion 
 fn with_two() -> (Fixture, Arc<LogicalUnit>) {
     let mut fixture = Fixture::new();
     let store = Arc::new(MemoryStore::new(BlockSize::B512, 64));
-    let unit = LogicalUnit::new(Identity::new("second", "scope"), store);
+    let unit = disk(Identity::new("second", "scope"), store);
     let luns = BTreeMap::from([(Lun(0), fixture.unit.clone()), (Lun(1), unit.clone())]);
     fixture.device.set_luns(luns);
     fixture.run(&REPORT_LUNS, &[]);

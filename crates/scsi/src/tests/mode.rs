@@ -1,7 +1,7 @@
 //! MODE SENSE and MODE SELECT: the content of each page, the changeable bits, and saving.
 
 use crate::testing::*;
-use crate::{Identity, LogicalUnit, Lun, MetadataKind, NexusHandle, Parts, Status};
+use crate::{Identity, LogicalUnit, Lun, MetadataKind, NexusHandle, Status};
 use proptest::prelude::*;
 use sarsen_block::BlockSize;
 use std::io;
@@ -215,8 +215,8 @@ fn unit_with_saved_mode_pages(record: &[u8]) -> io::Result<Arc<LogicalUnit>> {
     let metadata = TestMetadataStore::default();
     metadata.records.lock().unwrap().insert(MetadataKind::ModePages, record.to_vec());
     let store = Arc::new(TestStore::new(BlockSize::B512));
-    let parts = Parts::disk(Identity::new("data", "scope"), store);
-    LogicalUnit::of_parts(Parts { metadata: Some(Arc::new(metadata)), ..parts })
+    let parts = TestParts::disk(Identity::new("data", "scope"), store);
+    TestParts { metadata: Some(Arc::new(metadata)), ..parts }.unit()
 }
 
 fn field_of(completion: &crate::Completion) -> usize {

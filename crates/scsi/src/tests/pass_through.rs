@@ -1,10 +1,12 @@
 //! A unit whose commands are passed to a real device: the forwarded commands, the responses, and the server's own ones.
 
 use crate::testing::*;
-use crate::{Completion, Lun, PassThrough, Passed, Status, Transfer};
+use crate::{Completion, Identity, LogicalUnit, Lun, Parts, PassThrough, Passed, Status, Transfer};
 use sarsen_block::{BlockSize, Buffer, Io};
+use sarsen_volume::{self as volume, Volume};
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 
 /// A device that records its requests and responds as the test specifies.
 #[derive(Default)]
@@ -160,4 +162,32 @@ fn a_copy_that_could_reach_other_devices_of_the_host_does_not_reach_this_one() {
         assert_eq!(additional(&completion), Some(0x2000));
     }
     assert!(asked(&device).is_empty());
+}
+
+/// Records whether the device has been dropped, when it is dropped itself.
+struct Companion(Weak<Recorder>, Arc<AtomicBool>);
+
+impl Drop for Companion {
+    fn drop(&mut self) {
+        self.1.store(self.0.strong_count() == 0, Ordering::Relaxed);
+    }
+}
+
+/// The end of a volume says that its device can be opened again.
+#[test]
+fn a_volume_ends_after_the_device_of_its_unit() {
+    let device = Arc::new(Recorder::default());
+    let is_after = Arc::new(AtomicBool::new(false));
+    let companion = Companion(Arc::downgrade(&device), is_after.clone());
+    let store = Arc::new(TestStore::new(BlockSize::B512));
+    let volume = Volume::open(volume::Parts {
+        companion: Some(Box::new(companion)),
+        ..volume::Parts::new("data", store)
+    });
+    let parts = Parts {
+        pass_through: Some(device),
+        ..Parts::disk(Identity::new("data", "scope"), volume.unwrap())
+    };
+    drop(LogicalUnit::of_parts(parts).unwrap());
+    assert!(is_after.load(Ordering::Relaxed));
 }

@@ -1,8 +1,10 @@
 //! PERSISTENT RESERVE IN and OUT, and the commands that reservations permit.
 
-use crate::testing::{Fixture, TestMetadataStore, TestStore, additional, bytes, open, run};
+use crate::testing::{
+    Fixture, TestMetadataStore, TestParts, TestStore, additional, bytes, open, run,
+};
 use crate::{
-    Completion, FieldPointer, InitiatorPort, Lun, NexusHandle, Parts, Sense, Status, TargetDevice,
+    Completion, FieldPointer, InitiatorPort, Lun, NexusHandle, Sense, Status, TargetDevice,
     TargetPort, UnitAttention,
 };
 use sarsen_block::BlockSize;
@@ -647,7 +649,7 @@ fn spc4_6_15_4_capabilities_are_true() {
     assert_eq!(cluster.read(A, 2), [0, 8, 0x9d, 0xc1, 0xea, 0x01, 0, 0]);
 
     let store = Arc::new(TestStore::new(BlockSize::B512));
-    let nothing_kept = |parts: &mut Parts| parts.metadata = None;
+    let nothing_kept = |parts: &mut TestParts| parts.metadata = None;
     let mut cluster = Cluster::of(Fixture::of(store, Arc::default(), nothing_kept));
     assert_eq!(cluster.read(A, 2), [0, 8, 0x9c, 0xc0, 0xea, 0x01, 0, 0]);
     for action in [REGISTER, REGISTER_AND_IGNORE] {
@@ -811,9 +813,9 @@ fn unreadable_record_fails_creation_of_unit() {
     {
         metadata.records.lock().unwrap().insert(crate::MetadataKind::Reservations, record.to_vec());
         let store = Arc::new(TestStore::new(BlockSize::B512));
-        let mut parts = Parts::disk(crate::Identity::new("data", "scope"), store);
+        let mut parts = TestParts::disk(crate::Identity::new("data", "scope"), store);
         parts.metadata = Some(metadata.clone());
-        let error = crate::LogicalUnit::of_parts(parts).expect_err("is refused").to_string();
+        let error = parts.unit().expect_err("is refused").to_string();
         assert!(error.contains("remove the record"), "{error}");
     }
 }

@@ -3,7 +3,7 @@
 use super::mode::select_control;
 use crate::command_table::TABLE;
 use crate::testing::*;
-use crate::{Command, DeviceType, Identity, LogicalUnit, Lun, Status};
+use crate::{Command, DeviceType, Identity, Lun, Status};
 use sarsen_block::{BlockSize, MemoryStore, Store as _};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -98,7 +98,7 @@ fn sam5_5_14_attentions_wait_for_a_command_that_tells_them() {
 fn spc4_6_33_changed_luns_are_reported_until_report_luns() {
     let mut fixture = Fixture::new();
     let store = Arc::new(MemoryStore::new(BlockSize::B512, 8));
-    let added = LogicalUnit::new(Identity::new("added", "scope"), store);
+    let added = disk(Identity::new("added", "scope"), store);
     let luns = BTreeMap::from([(Lun(0), fixture.unit.clone()), (Lun(1), added)]);
     fixture.device.set_luns(luns.clone());
     assert_eq!(additional(&fixture.run(&[0], &[])), Some(0x3f0e));

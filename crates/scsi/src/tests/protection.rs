@@ -5,9 +5,8 @@ mod long;
 mod model;
 mod verifying;
 
-use crate::protection::Protected;
 use crate::testing::*;
-use crate::{Completion, Lun, ProtectionType, SenseKey, Status};
+use crate::{Completion, Lun, Protected, ProtectionType, SenseKey, Status};
 use sarsen_block::layers::ProtectedStore;
 use sarsen_block::{BlockSize, Buffer, Durability, Extent, Io, Store, conformance};
 use std::sync::Arc;
@@ -20,8 +19,8 @@ const FIELD_IN_CDB: u16 = 0x2400;
 #[test]
 fn the_layer_that_checks_passes_on_errors() {
     let layer = |below| {
-        let below = Arc::new(ProtectedStore::new(below, BlockSize::B512).unwrap());
-        Arc::new(Protected::new(below, Some(ProtectionType::Type1))) as _
+        let below: Arc<dyn Store> = Arc::new(ProtectedStore::new(below, BlockSize::B512).unwrap());
+        Protected::over(&below, Some(ProtectionType::Type1)).unwrap() as _
     };
     block_on(Io::pending(conformance::check_errors(layer)));
 }

@@ -4,7 +4,7 @@ use crate::command_table::{Row, TABLE};
 use crate::testing::*;
 use crate::{
     AccessError, AccessState, AllowedStates, Alua, Completion, DeviceType, FieldPointer, Identity,
-    InitiatorPort, LogicalUnit, Lun, NexusHandle, SenseKey, Status, TargetDevice, TargetPort,
+    InitiatorPort, Lun, NexusHandle, SenseKey, Status, TargetDevice, TargetPort,
 };
 use sarsen_block::BlockSize;
 use sarsen_wire::scsi::opcode::*;
@@ -32,7 +32,7 @@ impl Paths {
         let store = Arc::new(TestStore::new(BlockSize::B512));
         let fixture = Fixture::of(store, Arc::default(), |parts| parts.device_type = device_type);
         let store = Arc::new(TestStore::new(BlockSize::B512));
-        let beside = LogicalUnit::new(Identity::new("beside", TARGET), store);
+        let beside = disk(Identity::new("beside", TARGET), store);
         let luns = BTreeMap::from([(Lun(0), fixture.unit.clone()), (Lun(1), beside)]);
         let ports = vec![
             TargetPort { is_preferred: true, ..TargetPort::of_portal_group(TARGET, 1) },

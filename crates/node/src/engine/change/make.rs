@@ -163,7 +163,7 @@ impl Prepared {
             if old != desired.name {
                 info!(volume = old, new_name = desired.name, "the volume is renamed");
             }
-            volume.unit.rename(&desired.name);
+            volume.unit.volume().rename(&desired.name);
             volume.config = desired;
             match grows_to {
                 None => volume.growth = Growth::None,

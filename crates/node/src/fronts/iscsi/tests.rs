@@ -14,7 +14,8 @@ use sarsen_io::cores::{Cores, FileEngine};
 use sarsen_io::net::Listener;
 use sarsen_io::spin::Spin;
 use sarsen_io::time;
-use sarsen_scsi::{Array, Identity, LogicalUnit, Lun, TargetDevice};
+use sarsen_scsi::{Array, Identity, LogicalUnit, Lun, Parts, TargetDevice};
+use sarsen_volume::{self as volume, Volume};
 use sarsen_wire::iscsi::pdu::IMMEDIATE;
 use sarsen_wire::iscsi::{
     AsyncEvent, AsyncMessage, BasicHeader, LoginRequest, LoginResponse, LoginStatus, LogoutReason,
@@ -105,7 +106,9 @@ impl Portal {
         let write_ended = Arc::new(AtomicBool::new(false));
         let memory = Arc::new(MemoryStore::new(BlockSize::B512, 64));
         let store = Arc::new(SlowStore { memory, begun, ended: write_ended.clone(), gate });
-        let unit = LogicalUnit::new(Identity::new("slow", "test"), store);
+        let volume = Volume::open(volume::Parts::new("slow", store)).expect("no records");
+        let unit = LogicalUnit::of_parts(Parts::disk(Identity::new("slow", "test"), volume));
+        let unit = unit.expect("no records");
         let cores =
             Cores::start(NonZeroUsize::new(1), FileEngine::Pool, Spin::Never).expect("a core");
         let cores = Arc::new(cores);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use sarsen_proto::nbd::server::{Export, Exports, ListedExport, Refusal};
 use sarsen_scsi::{AccessState, LogicalUnit, Lun, LunView, TargetDevice};
+use sarsen_volume::Volume;
 use tracing::warn;
 
 use crate::fronts::Front;
@@ -41,7 +42,7 @@ pub(super) struct ChosenExport {
     pub(super) path: TargetPath,
     /// The unit's LUN within the target.
     pub(super) lun: Lun,
-    pub(super) unit: Arc<LogicalUnit>,
+    pub(super) volume: Arc<Volume>,
     pub(super) view: LunView,
 }
 
@@ -63,25 +64,21 @@ impl VisibleExports {
             let only = exports.next()?;
             return exports.next().is_none().then_some(only);
         }
-        self.those(|unit| *unit.volume_name() == *name).next()
+        self.those(|volume| *volume.name() == *name).next()
     }
 
     /// Returns the exports of these units.
-    fn those(&self, is_meant: impl Fn(&LogicalUnit) -> bool) -> impl Iterator<Item = ChosenExport> {
+    fn those(&self, is_meant: impl Fn(&Volume) -> bool) -> impl Iterator<Item = ChosenExport> {
         let group = self.origin.portal.group;
         let targets = self.front.targets.all().into_iter();
         let reached = targets.filter(move |target| target.is_reached_through(group));
         reached.flat_map(move |target| self.of_target(&target, &is_meant))
     }
 
-    fn of_target(
-        &self,
-        target: &Target,
-        is_meant: impl Fn(&LogicalUnit) -> bool,
-    ) -> Vec<ChosenExport> {
+    fn of_target(&self, target: &Target, is_meant: impl Fn(&Volume) -> bool) -> Vec<ChosenExport> {
         let name = target.device.name();
         let luns = target.device.luns();
-        if !luns.values().any(|unit| is_meant(unit)) {
+        if !luns.values().any(|unit| is_meant(unit.volume())) {
             return Vec::new();
         }
         let login = self.login(Some(name.to_owned()));
@@ -91,13 +88,13 @@ impl VisibleExports {
             view.numbers.as_ref().is_none_or(|numbers| numbers.values().any(|own| own == lun))
         };
         // The commands of a pass-through unit go to a device, not to a store.
-        let shown = luns
-            .iter()
-            .filter(|(lun, unit)| is_meant(unit) && is_shown(lun) && !unit.is_pass_through());
+        let shown = luns.iter().filter(|(lun, unit)| {
+            is_meant(unit.volume()) && is_shown(lun) && !unit.is_pass_through()
+        });
         let export = |(&lun, unit): (&Lun, &Arc<LogicalUnit>)| ChosenExport {
             path: TargetPath { device: target.device.clone(), group: self.origin.portal.group },
             lun,
-            unit: unit.clone(),
+            volume: unit.volume().clone(),
             view: view.clone(),
         };
         shown.map(export).collect()
@@ -106,7 +103,7 @@ impl VisibleExports {
 
 impl Exports for VisibleExports {
     fn find(&mut self, name: &str) -> Result<Export, Refusal> {
-        let Some(ChosenExport { path, unit, view, .. }) = self.choose(name) else {
+        let Some(ChosenExport { path, volume, view, .. }) = self.choose(name) else {
             let peer = self.origin.peer;
             self.front.access.log_rate_limited(peer, || {
                 warn!(%peer, export = name, "there is no such export for this NBD client: see the rules of its target");
@@ -116,7 +113,7 @@ impl Exports for VisibleExports {
         if self.front.rejects(path.target()).is_some() || !path.is_active() {
             return Err(Refusal::Shutdown);
         }
-        let store = unit.volume().store();
+        let store = volume.store();
         let (geometry, characteristics) = (store.geometry(), store.characteristics());
         let block = geometry.block_size.bytes() as u32;
         Ok(Export {
@@ -130,13 +127,13 @@ impl Exports for VisibleExports {
             can_multi_conn: true,
             can_cache: true,
             reports_allocation: characteristics.unmap.is_some(),
-            ..Export::new(&unit.volume_name(), geometry.byte_count())
+            ..Export::new(&volume.name(), geometry.byte_count())
         })
     }
 
     fn list(&mut self) -> Vec<ListedExport> {
-        let listed = |ChosenExport { path, unit, .. }: ChosenExport| ListedExport {
-            name: unit.volume_name().to_string(),
+        let listed = |ChosenExport { path, volume, .. }: ChosenExport| ListedExport {
+            name: volume.name().to_string(),
             description: path.target().to_owned(),
         };
         self.those(|_| true).map(listed).collect()

@@ -20,7 +20,6 @@ use sarsen_io::net::{PIECES_MAX, Stream};
 use sarsen_io::time;
 use sarsen_proto::iscsi::target::RefusalReason;
 use sarsen_proto::nbd::server::{Event, Server, ServerError, Settings, Tls};
-use sarsen_scsi::LogicalUnit;
 use sarsen_volume::Attachment;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, info, warn};
@@ -93,8 +92,6 @@ impl std::fmt::Display for End {
 /// The session of a connection that has selected an export.
 struct Session<'a> {
     requests: Requests,
-    /// Keeps the volume open.
-    unit: Arc<LogicalUnit>,
     status: Arc<StoreStatus>,
     /// The generation of the status whose size the machine has.
     known_generation: Option<u64>,
@@ -289,7 +286,7 @@ impl<'a> Driver<'a> {
             let generation = session.status.generation();
             if session.known_generation != Some(generation) {
                 session.known_generation = Some(generation);
-                self.machine.set_bytes(session.unit.volume().geometry().byte_count());
+                self.machine.set_bytes(session.requests.volume().geometry().byte_count());
             }
         }
         // Other connections may have returned memory.
@@ -390,7 +387,7 @@ impl<'a> Driver<'a> {
     async fn begin_session(&mut self, name: &str) -> Result<(), End> {
         let refused = |reason| Err(End::Refused(reason));
         // The access may have changed since the machine looked the export up.
-        let Some(ChosenExport { path, lun, unit, .. }) = self.exports.choose(name) else {
+        let Some(ChosenExport { path, lun, volume, .. }) = self.exports.choose(name) else {
             return refused(RefusalReason::NoSuchTarget);
         };
         let target = path.target().to_owned();
@@ -411,11 +408,11 @@ impl<'a> Driver<'a> {
         };
         self.connection_permit.logged_in();
         member.establish(None);
-        let volume = unit.volume_name();
+        let volume_name = volume.name();
         info!(
             session = member.tsih,
             client = login.client.name,
-            volume = &*volume,
+            volume = &*volume_name,
             peer = %login.client.peer,
             certificate = login.client.certificate.as_ref().map(tracing::field::display),
             "NBD session established"
@@ -425,17 +422,16 @@ impl<'a> Driver<'a> {
             .access
             .events
             .tell(&Occurrence::LoggedIn { subject: subject.clone(), joins: false });
-        let attachment = Attachment::new(unit.volume().clone(), view.read_only);
+        let status = volume.store().status().clone();
+        let attachment = Attachment::new(volume, view.read_only);
         let requests = Requests::new(
             self.front,
             (Arc::new(attachment), path),
-            &volume,
+            &volume_name,
             login.client,
             (member.tsih, member.queue()),
         );
-        let status = unit.volume().store().status().clone();
-        let session =
-            Session { requests, unit, status, known_generation: None, target, subject, member };
+        let session = Session { requests, status, known_generation: None, target, subject, member };
         self.session = Some(session);
         Ok(())
     }
@@ -554,7 +550,7 @@ impl<'a> Driver<'a> {
                 warn!(%peer, requests, "requests of an NBD session have not ended: check the volume's store");
                 // They hold the volume until they have ended.
                 let mut pending = std::mem::take(&mut self.pending);
-                let held = (session.requests, session.unit, self.used);
+                let held = (session.requests, self.used);
                 tokio::task::spawn_local(async move {
                     while pending.next().await.is_some() {}
                     drop(held);
@@ -575,7 +571,8 @@ impl Session<'_> {
         |session| {
             let target = front.targets.find(&session.target);
             target.is_some_and(|target| {
-                target.device.luns().values().any(|unit| Arc::ptr_eq(unit, &session.unit))
+                let volume = session.requests.volume();
+                target.device.luns().values().any(|unit| Arc::ptr_eq(unit.volume(), volume))
             })
         }
     }

@@ -121,6 +121,11 @@ impl Requests {
         self.cancelled.send_replace(true);
     }
 
+    /// Returns the volume.
+    pub(super) fn volume(&self) -> &Arc<volume::Volume> {
+        self.volume.volume()
+    }
+
     /// Sets the arrival time of requests.
     pub(super) fn arrived(&mut self, now: Instant) {
         self.observer.arrived(now);

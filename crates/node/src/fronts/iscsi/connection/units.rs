@@ -39,7 +39,7 @@ impl UsedUnits {
             Some(unit) => unit,
             None => self.look_up(generation, lun, |lun| {
                 nexus.logical_unit(lun).map_or(NO_UNIT, |unit| UsedUnit {
-                    volume: observer.volume_index(&unit.volume_name()),
+                    volume: observer.volume_index(&unit.volume().name()),
                     device_type: unit.device_type(),
                 })
             }),
