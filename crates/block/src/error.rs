@@ -31,8 +31,7 @@ pub enum BlockError {
     /// The request is at fault, and fails each time: the caller corrects it.
     #[error(transparent)]
     Invalid(#[from] InvalidRequest),
-    /// Blocks cannot be read or written, or contain wrong data: the caller uses another copy of them. After a failed
-    /// write they have the old or the new data.
+    /// Blocks cannot be read or written, or contain wrong data: the caller uses another copy of them.
     #[error("{:?} error at block {lba}: {problem}", problem.direction())]
     Medium {
         /// The first block that is known to be affected.
