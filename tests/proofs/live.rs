@@ -14,6 +14,7 @@ use sarsen_io::time;
 use sarsen_node::config::{
     Config, NamePattern, RuleConfig, TargetConfig, VolumeConfig, parse_portal, parse_volume,
 };
+use sarsen_node::model::Limit;
 use sarsen_node::{ChangeError, ChangeOutcome, Interruption, Object, Server};
 
 use crate::client::{LIMIT, run};
@@ -408,7 +409,7 @@ fn reload_applies_unless_removed_objects_are_in_use() -> Result<()> {
         let desired = |config: &mut Config| {
             add_target_b(config);
             config.cores = NonZeroUsize::new(1);
-            config.limits.sessions = 1;
+            config.limits.sessions = Limit::new(1).expect("in its range");
             config.targets[1].allow = vec![rule.clone()];
         };
         let made = server.reload(config(desired)?).await?;

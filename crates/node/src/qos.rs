@@ -50,7 +50,7 @@ impl Qos {
     /// Applies a configuration, to waiting commands as well.
     pub(crate) fn apply(&self, config: &Config) {
         let volumes = config.volumes.iter().map(|volume| (volume.name.clone(), volume.qos));
-        self.set(volumes, &config.hosts, config.limits.in_service);
+        self.set(volumes, &config.hosts, config.limits.in_service.get());
     }
 
     /// Applies the limits of volumes and hosts, and the number of commands that run at once while any volume or host

@@ -6,10 +6,11 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 pub use crate::config::{KeyReference, TableReference};
+use crate::model::DURATION_PATTERN;
 use crate::{config, control};
 
 /// The tables of objects, and the schema of each.
-const OBJECTS: [(&str, &str); 9] = [
+const OBJECTS: [(&str, &str); 10] = [
     ("[[portal]]", "Portal"),
     ("[portal.tls]", "Tls"),
     ("[[volume]]", "Volume"),
@@ -19,6 +20,7 @@ const OBJECTS: [(&str, &str); 9] = [
     ("[[account]]", "Account"),
     ("[[host]]", "Host"),
     ("[discovery]", "Discovery"),
+    ("[limits]", "Limits"),
 ];
 /// Values of schemas that are tables of their own or have several forms.
 const REFERRED: [(&str, &str); 7] = [
@@ -34,8 +36,8 @@ const REFERRED: [(&str, &str); 7] = [
 pub const INTRODUCTION: [&str; 2] = [
     "`sarsen serve --config FILE` reads a TOML file with these tables. `sarsen apply -f FILE` takes the same tables, \
      except `[api]`, `[isns]` and the keys before the first table.",
-    "A size is a number of bytes, or a text with a unit: `512`, `\"64KiB\"`, `\"10GiB\"`, `\"500MB\"`. A time is a text \
-     with a unit: `\"500ms\"`, `\"2s\"`. A table `[[name]]` may be there several times, a table `[name]` once.",
+    "A size is a number of bytes, or a text with a unit: `512`, `\"64KiB\"`, `\"10GiB\"`, `\"500MB\"`. A duration is a \
+     text with a unit: `\"500ms\"`, `\"2s\"`. A table `[[name]]` may be there several times, a table `[name]` once.",
 ];
 /// The heading of the keys that are in no table.
 pub const FIRST_KEYS: &str = "Keys before the first table";
@@ -114,6 +116,9 @@ fn values(schema: &Value) -> String {
         let words = words.iter().filter(|word| !word.is_null());
         return words.map(|word| format!("`{}`", literal(word))).collect::<Vec<_>>().join(", ");
     }
+    if let Some(range) = schema["x-range"].as_str() {
+        return range.to_owned();
+    }
     let types = &schema["type"];
     let is_type = |name: &str| {
         types == name || types.as_array().is_some_and(|types| types.contains(&name.into()))
@@ -135,8 +140,8 @@ fn values(schema: &Value) -> String {
     if is_type("integer") {
         return format!("number{}", bounds("minimum", "maximum"));
     }
-    if schema["pattern"] == config::TIME_PATTERN {
-        return "time".to_owned();
+    if schema["pattern"] == DURATION_PATTERN {
+        return "duration".to_owned();
     }
     match bounds("minLength", "maxLength") {
         length if length.is_empty() => "text".to_owned(),

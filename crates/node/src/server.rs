@@ -503,9 +503,9 @@ async fn ended_within(limit: Duration, what: &str, work: impl FnOnce() + Send + 
 /// Raises the limit of open files as far as possible, and logs a warning if it is too low.
 fn check_descriptors(limits: &Limits) {
     match sarsen_io::descriptors::raise_limit() {
-        Ok(given) if given < limits.connections as u64 => warn!(
+        Ok(given) if given < limits.connections.get() as u64 => warn!(
             given,
-            connections = limits.connections,
+            connections = limits.connections.get(),
             "fewer files may be open than limits.connections: raise the limit (ulimit -n, \
              LimitNOFILE of systemd)"
         ),

@@ -214,7 +214,7 @@ impl Client {
             || is_mixed
                 && is_proven
                 && versions.iter().any(|rules| rules.session(attempt).is_some());
-        let limits = versions.iter().map(|rules| rules.sessions_per_target().unwrap_or(u64::MAX));
+        let limits = versions.iter().map(|rules| rules.sessions_per_target());
         let limits: Vec<u64> = limits.filter(|_| attempt.target.is_some()).collect();
         let (least, most) = history.neighbours(number, begun);
         if is_permitted {

@@ -1,13 +1,13 @@
 //! Desired documents: a seed draws one, and changes of it. The server may refuse a drawn document only for the reasons
 //! that [`broken`] names.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use sarsen_block::Rng;
 use sarsen_node::model::document::{
-    Account, Discovery, Host, Luns, Portal, Rule, Scalar, ShownLuns, Size, Target, Volume,
+    Account, Discovery, Host, Limits, Luns, Portal, Rule, ShownLuns, Size, Target, Volume,
 };
-use sarsen_node::model::{Document, GroupTag};
+use sarsen_node::model::{Document, GroupTag, Limit};
 use sarsen_proto::iscsi::chap::Secret;
 
 /// Portals with their groups.
@@ -88,9 +88,10 @@ fn discovery(rng: &mut Rng) -> Option<Discovery> {
     })
 }
 
-fn limits(rng: &mut Rng) -> Option<BTreeMap<String, Scalar>> {
+fn limits(rng: &mut Rng) -> Option<Limits> {
     rng.chance(50).then(|| {
-        BTreeMap::from([("sessions-per-target".to_owned(), Scalar::Number(1 + rng.below(4)))])
+        let sessions_per_target = Limit::new(1 + rng.below(4)).expect("in its range");
+        Limits { sessions_per_target, ..Limits::default() }
     })
 }
 

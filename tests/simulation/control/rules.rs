@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use sarsen_node::config::Network;
 use sarsen_node::model::Document;
-use sarsen_node::model::document::{Rule, Scalar, ShownLuns, Target};
+use sarsen_node::model::document::{Rule, ShownLuns, Target};
 use sarsen_wire::iscsi::LoginStatus;
 
 use super::document::PORTALS;
@@ -97,11 +97,8 @@ impl Rules {
     }
 
     /// Returns the maximum number of sessions of a target.
-    pub(super) fn sessions_per_target(&self) -> Option<u64> {
-        match self.document.limits.as_ref()?.get("sessions-per-target")? {
-            Scalar::Number(number) => Some(*number),
-            Scalar::Text(_) => None,
-        }
+    pub(super) fn sessions_per_target(&self) -> u64 {
+        self.document.limits.clone().unwrap_or_default().sessions_per_target.get() as u64
     }
 
     /// Returns whether a rule applies to an initiator with this name and this address.

@@ -24,7 +24,8 @@ const CLOCK_ERROR: Duration = Duration::from_secs(1);
 pub(super) fn findings(config: Option<&Config>) -> Vec<Finding> {
     let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let connections = config.map_or(Limits::default(), |config| config.limits.clone()).connections;
+    let connections =
+        config.map_or(Limits::default(), |config| config.limits.clone()).connections.get();
     let uring = cores::block_on(FileEngine::Uring, async {}).map_err(|error| error.to_string());
     vec![
         open_files(hard_limit(&limits, "Max open files"), connections as u64, volumes(config)),

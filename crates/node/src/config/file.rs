@@ -59,7 +59,6 @@ use super::api::parse_api_table;
 use super::fault::parse_fault;
 use super::identity::IdentityConfig;
 use super::isns::parse_isns_table;
-use super::limits::Limits;
 use super::{
     AtPlace, Config, ConfigError, Invalid, StoreConfig, VolumeConfig, nearest, parse_portal,
     parse_size,
@@ -190,7 +189,7 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
                 }
             }
             "api" => config.api = Some(parse_api_table(source, value)?),
-            "limits" => config.limits = Limits::from_settings(source.table(value, name)?)?,
+            "limits" => config.limits = source.object(value, name)?,
             _ => return Err(unknown_key(&place, name, TOP_KEYS)),
         }
     }
@@ -634,14 +633,6 @@ impl Source {
             Ok((self.settings(table)?, place))
         };
         self.array(value, key)?.map(table_settings).collect()
-    }
-
-    /// Returns one table as settings.
-    fn table(&self, value: &Spanned<DeValue<'_>>, key: &str) -> Result<Vec<Setting>, ConfigError> {
-        match value.get_ref().as_table() {
-            Some(table) => self.settings(table),
-            None => Err(self.wrong_type(value, key, &format!("a table: write [{key}]"))),
-        }
     }
 
     fn settings(&self, table: &DeTable<'_>) -> Result<Vec<Setting>, ConfigError> {

@@ -10,7 +10,6 @@ mod file;
 mod host;
 mod identity;
 mod isns;
-mod limits;
 mod needs;
 mod reference;
 mod spec;
@@ -31,14 +30,11 @@ pub use self::api::{ApiConfig, parse_api};
 pub use self::cache_mode::CacheMode;
 pub(crate) use self::diff::Different;
 pub use self::fault::FaultConfig;
-use self::file::Setting;
 pub use self::file::Source;
 pub(crate) use self::file::{CACHES, STORES};
 pub use self::file::{parse_cache, parse_engine, parse_file, parse_spin};
 pub use self::identity::IdentityConfig;
 pub use self::isns::{IsnsConfig, parse_isns};
-pub use self::limits::Limits;
-pub(crate) use self::limits::TIME_PATTERN;
 pub(crate) use self::needs::PortalRequirement;
 pub(crate) use self::reference::tables as reference_tables;
 pub use self::reference::{KeyReference, TableReference};
@@ -48,9 +44,9 @@ pub use crate::model::document::{
     ShownLuns, Target as TargetConfig, Tls as TlsConfig,
 };
 pub use crate::model::{
-    CertificatePattern, DEFAULT_GROUP, DEFAULT_WEIGHT, Invalid, Login, NamePattern, Network, Rates,
-    is_iscsi_name_byte, parse_nbd_portal, parse_network, parse_portal, parse_redirect_address,
-    parse_size, render_size, target_name_fault,
+    CertificatePattern, DEFAULT_GROUP, DEFAULT_WEIGHT, Invalid, Limits, Login, NamePattern,
+    Network, Rates, is_iscsi_name_byte, parse_nbd_portal, parse_network, parse_portal,
+    parse_redirect_address, parse_size, render_size, target_name_fault,
 };
 pub(crate) use crate::model::{DEFAULT_PORTAL, LARGEST_LUN, nearest, read_private};
 use crate::model::{FieldError, Key, ObjectKind, check_volume_name};

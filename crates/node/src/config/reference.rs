@@ -1,6 +1,6 @@
 //! The keys of the configuration file that no object of the server has, for the reference of all keys.
 
-use super::{DEFAULT_API_PORT, Limits};
+use super::DEFAULT_API_PORT;
 
 /// A key of a table of the configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,17 +129,10 @@ pub(crate) fn tables() -> Vec<TableReference> {
     let api = format!(
         "The API and the console. `api = \"127.0.0.1:{DEFAULT_API_PORT}\"` is short for its first key."
     );
-    let limits = "What initiators may use of the server. `sarsen apply` and SIGHUP change them while \
-                  the server runs. A number may be written without quotes; a size and a time have a unit.";
     vec![
         table("", "The server itself.", START),
         table("[api]", &api, API),
         table("[isns]", "The registration at a name server.", ISNS),
-        TableReference {
-            heading: "[limits]".to_owned(),
-            text: limits.to_owned(),
-            keys: Limits::reference(),
-        },
     ]
 }
 

@@ -61,7 +61,7 @@ pub(super) enum Failures {
         license(name = "Apache-2.0 OR MIT", identifier = "Apache-2.0 OR MIT")
     ),
     modifiers(&AnyKind),
-    components(schemas(FailureBody, super::config::Singleton, crate::model::document::Scalar)),
+    components(schemas(FailureBody, super::config::Singleton)),
     paths(
         openapi,
         super::routes::metrics,

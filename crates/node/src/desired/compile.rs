@@ -6,25 +6,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::config::{
-    Config, ConfigError, Limits, MAX_VOLUMES, PortalRequirement, VolumeConfig, parse_file,
+    Config, ConfigError, MAX_VOLUMES, PortalRequirement, VolumeConfig, parse_file,
 };
 use crate::model::document::{Document, Volume};
 use crate::model::{Invalid, Key, Object, ObjectKind, Objects, differences};
-
-/// The compiled form of an object.
-#[derive(Clone)]
-enum Part {
-    Volume(VolumeConfig),
-    Limits(Limits),
-    /// The object itself.
-    Object,
-}
 
 /// Compiles objects, and caches the result of each one: a change of one among ten thousand is cheap.
 pub(super) struct Compiler {
     /// The server's own settings, from flags and its file.
     base: Config,
-    parts: BTreeMap<Key, (Arc<Object>, Part)>,
+    /// Objects, and the parsed form of volumes.
+    parts: BTreeMap<Key, (Arc<Object>, Option<Box<VolumeConfig>>)>,
     /// Needs of targets that no portal meets in the configuration in force.
     unmet: BTreeSet<PortalRequirement>,
 }
@@ -99,16 +91,15 @@ impl Compiler {
         let mut config = self.base.clone();
         for (object, part) in self.parts.values() {
             match (&**object, part) {
-                (_, Part::Volume(volume)) => config.volumes.push(volume.clone()),
-                (_, Part::Limits(limits)) => config.limits = limits.clone(),
+                (Object::Volume(_), volume) => {
+                    config.volumes.extend(volume.as_deref().cloned());
+                }
                 (Object::Portal(portal), _) => config.listen.push(portal.clone()),
                 (Object::Account(account), _) => config.accounts.push(account.clone()),
                 (Object::Host(host), _) => config.hosts.push(host.clone()),
                 (Object::Target(target), _) => config.targets.push(target.clone()),
                 (Object::Discovery(discovery), _) => config.discovery = discovery.clone(),
-                (Object::Volume(_) | Object::Limits(_), Part::Object) => {
-                    unreachable!("these are parsed")
-                }
+                (Object::Limits(limits), _) => config.limits = limits.clone(),
             }
         }
         config.finish_with(may_be_unmet)
@@ -120,7 +111,7 @@ pub(super) fn unmet(config: &Config) -> BTreeSet<PortalRequirement> {
     config.unmet_needs().map(|unmet| unmet.need).collect()
 }
 
-fn part_of(key: &Key, object: &Object) -> Result<Part, Invalid> {
+fn part_of(key: &Key, object: &Object) -> Result<Option<Box<VolumeConfig>>, Invalid> {
     if let Object::Volume(Volume { path, state, .. }) = object {
         for (field, path) in [("path", path), ("state", state)] {
             let Some(path) = path.as_ref().filter(|path| Path::new(path).is_relative()) else {
@@ -131,16 +122,13 @@ fn part_of(key: &Key, object: &Object) -> Result<Part, Invalid> {
             return Err(Invalid::new(key.clone(), field, message));
         }
     }
-    if !matches!(object, Object::Volume(_) | Object::Limits(_)) {
-        return Ok(Part::Object);
+    if !matches!(object, Object::Volume(_)) {
+        return Ok(None);
     }
     let text = rendered(object);
     let parsed = parse_file(Path::new(&key.to_string()), &text);
     let config = parsed.map_err(|error| invalid_of(error, key, &text))?;
-    Ok(match config.volumes.into_iter().next() {
-        Some(volume) => Part::Volume(volume),
-        None => Part::Limits(config.limits),
-    })
+    Ok(config.volumes.into_iter().next().map(Box::new))
 }
 
 /// Returns the object as the configuration file has it.
@@ -353,7 +341,6 @@ mod tests {
                 "account/a.secret",
                 "has 5 bytes: write 12 to 255",
             ),
-            ("[limits]\nsessions = 0", "limits/.sessions", "write a number from 1"),
             (
                 "[[target]]\nname = \"iqn.2026-11.x:t\"\nluns = [\"a\"]",
                 "target/iqn.2026-11.x:t.luns.0",

@@ -215,7 +215,9 @@ fn listen(
 ) -> Result<(Arc<Listener>, SocketAddr), ResourceError> {
     let failed = |source| ResourceError::Listen { address, source };
     let listener = Listener::inherit_or_bind(address).map_err(failed)?;
-    listener.give_up_after(limits.keepalive, limits.user_timeout).map_err(failed)?;
+    listener
+        .give_up_after(limits.keepalive.duration(), limits.user_timeout.duration())
+        .map_err(failed)?;
     let taken = listener.local_addr().map_err(failed)?;
     Ok((Arc::new(listener), taken))
 }

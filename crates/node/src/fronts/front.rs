@@ -86,7 +86,7 @@ impl Front {
         self.sources.set_limits(limits);
         self.sessions.set_limits(limits);
         let mut settings = self.settings.lock();
-        settings.budget.set_limit(limits.memory);
+        settings.budget.set_limit(limits.memory.get());
         *settings = Arc::new(limits.settings_with(settings.budget.clone()));
     }
 

@@ -55,9 +55,9 @@ struct Maximum {
 impl From<&Limits> for Maximum {
     fn from(limits: &Limits) -> Self {
         Self {
-            connections: limits.connections,
-            connections_per_source: limits.connections_per_source,
-            logins_per_source: limits.logins_per_source,
+            connections: limits.connections.get(),
+            connections_per_source: limits.connections_per_source.get(),
+            logins_per_source: limits.logins_per_source.get(),
         }
     }
 }
@@ -181,12 +181,13 @@ mod tests {
     use sarsen_io::time;
 
     use super::*;
+    use crate::model::Limit;
 
     fn sources() -> Arc<Sources> {
         Sources::new(&Limits {
-            connections: 4,
-            connections_per_source: 3,
-            logins_per_source: 2,
+            connections: Limit::unchecked(4),
+            connections_per_source: Limit::unchecked(3),
+            logins_per_source: Limit::unchecked(2),
             ..Limits::default()
         })
     }
@@ -231,7 +232,8 @@ mod tests {
 
     #[test]
     fn the_log_is_not_flooded() {
-        let sources = Sources::new(&Limits { connections: 0, ..Limits::default() });
+        let sources =
+            Sources::new(&Limits { connections: Limit::unchecked(0), ..Limits::default() });
         let now = time::now();
         let tell = |after: u64| {
             let at = now + Duration::from_secs(after);

@@ -4,13 +4,12 @@
 //! serde refuses unknown keys (`deny_unknown_fields`) and lists the known ones; the crate `serde_ignored` would report
 //! only the path of an unknown key, after the document was accepted.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 pub use super::account::Account;
 pub use super::host::Host;
+pub use super::limits::Limits;
 pub use super::portal::{Portal, PortalAddress, Tls};
 pub use super::redirect::Redirect;
 use super::table;
@@ -44,18 +43,12 @@ pub struct Document {
     )]
     pub discovery: Option<Discovery>,
     /// Limits of what initiators may use: the keys of the configuration's `[limits]`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limits: Option<BTreeMap<String, Scalar>>,
-}
-
-/// A number or a text.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
-#[serde(untagged)]
-pub enum Scalar {
-    /// A number.
-    Number(u64),
-    /// A text, such as a size or a time with its unit.
-    Text(String),
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "table::optional"
+    )]
+    pub limits: Option<Limits>,
 }
 
 /// A size: a number of bytes, or a text such as `10GiB`. It is shown with the largest binary unit of which it is a
@@ -67,10 +60,7 @@ pub struct Size(pub String);
 
 impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let written = match Scalar::deserialize(deserializer)? {
-            Scalar::Number(bytes) => bytes.to_string(),
-            Scalar::Text(text) => text,
-        };
+        let written: String = super::text::parsed(deserializer)?;
         // The check of the whole document refuses a text that is not a size.
         Ok(super::size::parse_size(&written).map_or(Self(written), Self::of_bytes))
     }

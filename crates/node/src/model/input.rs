@@ -83,16 +83,21 @@ pub(crate) fn named(
         Some(kind) => (kind, 0),
         None => {
             let place = steps.iter().position(|step| is_kind(step).is_some())?;
-            (is_kind(&steps[place])?, place + 2)
+            let kind = is_kind(&steps[place])?;
+            (kind, place + if kind.is_singleton() { 1 } else { 2 })
         }
     };
     let (around, field) = steps.split_at_checked(object)?;
+    let field = Place(field.to_vec()).to_string();
+    let invalid = |name: &str| Invalid::new(Key::new(kind, name), field, misfit.message.clone());
+    if kind.is_singleton() {
+        return Some(invalid(""));
+    }
     let name = if kind == ObjectKind::Portal { "address" } else { "name" };
     let path = [around, &[Step::Key(name.to_owned())]].concat();
     let name =
         TextAt(&path).deserialize(&mut serde_json::Deserializer::from_slice(text)).ok()??;
-    let field = Place(field.to_vec()).to_string();
-    Some(Invalid::new(Key::new(kind, &shown(&name)), field, misfit.message.clone()))
+    Some(invalid(&shown(&name)))
 }
 
 /// Finds the text at a path, and stores nothing else.
@@ -251,7 +256,7 @@ mod tests {
         );
         assert_eq!(
             reported(r#"{ "name": "a", "size": true }"#),
-            "size: invalid type: boolean `true`, expected a number or a text"
+            "size: invalid type: boolean `true`, expected a text"
         );
         assert!(
             reported(r#"{ "name": "a", "sise": 1 }"#)
@@ -292,6 +297,7 @@ mod tests {
             ("document.target[0].tid", None),
             ("document.target[9].tid", None),
             ("document.target", None),
+            ("document.limits.sessions", Some("limits/.sessions")),
             ("force", None),
         ] {
             assert_eq!(place(None, body, key).as_deref(), expected, "{key}");

@@ -7,6 +7,7 @@ pub mod document;
 mod host;
 mod input;
 mod invalid;
+mod limits;
 mod names;
 mod network;
 mod object;
@@ -31,6 +32,7 @@ pub use self::input::{JsonMismatch, from_json};
 pub(crate) use self::input::{Place, Step, from_toml_value, named};
 pub(crate) use self::invalid::FieldError;
 pub use self::invalid::Invalid;
+pub use self::limits::{Limit, Limits};
 pub use self::names::{NamePattern, is_iscsi_name_byte, target_name_fault};
 pub(crate) use self::names::{check_volume_name, nearest};
 pub use self::network::{Network, parse_network};
@@ -40,6 +42,7 @@ pub use self::orphan::Orphan;
 pub(crate) use self::portal::DEFAULT_PORTAL;
 pub use self::portal::{DEFAULT_GROUP, parse_nbd_portal, parse_portal};
 pub use self::qos::{BurstWindow, DEFAULT_WEIGHT, Rates, Weight};
+pub(crate) use self::quantity::DURATION_PATTERN;
 pub use self::quantity::{
     Bandwidth, ByteSize, Bytes, Count, GroupTag, Milliseconds, Number, Quantity, Rate, Size, Span,
     Unit,

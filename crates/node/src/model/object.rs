@@ -8,7 +8,7 @@ use itertools::{EitherOrBoth, Itertools as _};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::document::{Account, Discovery, Document, Host, Portal, Scalar, Target, Volume};
+use super::document::{Account, Discovery, Document, Host, Limits, Portal, Target, Volume};
 use super::input::{JsonMismatch, from_json};
 
 /// The kind of an object.
@@ -44,6 +44,11 @@ impl ObjectKind {
         Self::Discovery,
         Self::Limits,
     ];
+
+    /// Returns whether a server has at most one object of this kind, which has no name.
+    pub fn is_singleton(self) -> bool {
+        matches!(self, Self::Discovery | Self::Limits)
+    }
 
     /// Returns its table in a document.
     pub fn word(self) -> &'static str {
@@ -104,7 +109,7 @@ pub enum Object {
     Volume(Volume),
     Target(Target),
     Discovery(Discovery),
-    Limits(BTreeMap<String, Scalar>),
+    Limits(Limits),
 }
 
 impl Object {

@@ -65,6 +65,9 @@ impl Unit for Bytes {
     }
 }
 
+/// A duration as documents write it.
+pub(crate) const DURATION_PATTERN: &str = "^[0-9]+(ms|s)$";
+
 impl Unit for Milliseconds {
     const NOUN: &'static str = "duration";
     const REMEDY: &'static str = "write it in ms or s, such as 20ms or 2s";
@@ -108,6 +111,12 @@ impl<U: Unit, const LOW: u64, const HIGH: u64> Quantity<U, LOW, HIGH> {
     /// Creates a quantity; `None` outside its range.
     pub fn new(value: u64) -> Option<Self> {
         (LOW..=HIGH).contains(&value).then_some(Self(value, PhantomData))
+    }
+
+    /// Creates a quantity that may be outside its range.
+    #[cfg(test)]
+    pub(crate) const fn unchecked(value: u64) -> Self {
+        Self(value, PhantomData)
     }
 
     /// Returns its number.

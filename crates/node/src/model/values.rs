@@ -5,47 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::marker::PhantomData;
 
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Unexpected, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-use super::document::Scalar;
 use super::quantity::GroupTag;
 use super::target::{LARGEST_LUN, Luns, ShownLuns};
 
 /// Returns whether a flag is off, so that documents leave it out.
 pub(super) fn is_false(value: &bool) -> bool {
     !value
-}
-
-impl<'de> Deserialize<'de> for Scalar {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Written;
-
-        impl Visitor<'_> for Written {
-            type Value = Scalar;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a number or a text")
-            }
-
-            fn visit_u64<E: Error>(self, number: u64) -> Result<Scalar, E> {
-                Ok(Scalar::Number(number))
-            }
-
-            // TOML's integers are signed.
-            fn visit_i64<E: Error>(self, number: i64) -> Result<Scalar, E> {
-                match u64::try_from(number) {
-                    Ok(number) => Ok(Scalar::Number(number)),
-                    Err(_) => Err(E::invalid_value(Unexpected::Signed(number), &self)),
-                }
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<Scalar, E> {
-                Ok(Scalar::Text(text.to_owned()))
-            }
-        }
-
-        deserializer.deserialize_any(Written)
-    }
 }
 
 /// Reads a table by numbers. `parse` converts the numbers.
@@ -256,10 +223,6 @@ mod tests {
         assert_eq!(table["luns"], ShownLuns::Numbers(vec![1, 2]));
         let shown: ShownLuns = serde_json::from_str(r#"{ "1": "a" }"#).expect("a table");
         assert_eq!(shown, ShownLuns::Volumes(BTreeMap::from([(1, "a".into())])));
-        let scalars: BTreeMap<String, Scalar> = toml::from_str("a = 1\nb = \"1s\"").expect("TOML");
-        assert_eq!(scalars["a"], Scalar::Number(1));
-        assert_eq!(scalars["b"], Scalar::Text("1s".into()));
-        assert!(toml::from_str::<BTreeMap<String, Scalar>>("a = -1").is_err());
     }
 
     #[test]

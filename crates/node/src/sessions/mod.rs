@@ -168,8 +168,8 @@ impl Sessions {
     /// Sets other limits, which apply to new sessions.
     pub(crate) fn set_limits(&self, limits: &Limits) {
         let mut state = self.state();
-        state.limit = limits.sessions;
-        state.limit_per_target = limits.sessions_per_target;
+        state.limit = limits.sessions.get();
+        state.limit_per_target = limits.sessions_per_target.get();
     }
 
     /// Releases removed units in the sessions with these targets. An idle session does not do this itself.

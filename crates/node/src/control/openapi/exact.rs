@@ -5,11 +5,11 @@ use sarsen_proto::iscsi::chap::Algorithm;
 use sarsen_scsi::{AccessState, Alua};
 use serde_json::{Map, Value, json};
 
-use crate::config::{CACHES, DEFAULT_GROUP, DEFAULT_WEIGHT, STORES, TIME_PATTERN};
+use crate::config::{CACHES, DEFAULT_GROUP, DEFAULT_WEIGHT, STORES};
 use crate::control::config::{AUTHOR_LENGTH, LAST_REVISION, LONGEST_GRACE};
 use crate::control::events::LAST_SECOND;
 use crate::events::KINDS;
-use crate::model::{ObjectKind, Words};
+use crate::model::{DURATION_PATTERN, Limits, ObjectKind, Words};
 
 /// The paths of objects of any kind.
 const LIST: &str = "/v1/config/{kind}";
@@ -18,7 +18,10 @@ const SCHEMAS: &str = "/components/schemas";
 
 /// Adds these facts to a document.
 pub(super) fn tighten(document: &mut Value) {
-    for (schema, property, facts) in properties() {
+    let limits = Limits::facts().into_iter().map(|(key, facts)| ("Limits", key, facts));
+    let properties =
+        properties().into_iter().map(|(schema, key, facts)| (schema, key.to_owned(), facts));
+    for (schema, property, facts) in properties.chain(limits) {
         let at = format!("{SCHEMAS}/{schema}/properties/{property}");
         let found = document.pointer_mut(&at).and_then(Value::as_object_mut);
         add(found.unwrap_or_else(|| panic!("{schema} has no {property}")), facts);
@@ -51,7 +54,7 @@ fn properties() -> Vec<(&'static str, &'static str, Value)> {
     let group = || json!({ "maximum": u16::MAX });
     let count = || json!({ "minimum": 1 });
     let weight = || json!({ "minimum": 1, "maximum": 10_000, "default": DEFAULT_WEIGHT });
-    let time = |default: &str| json!({ "pattern": TIME_PATTERN, "default": default });
+    let time = |default: &str| json!({ "pattern": DURATION_PATTERN, "default": default });
     let text = |longest: usize| json!({ "minLength": 1, "maxLength": longest });
     let states = json!({ "type": "string", "enum": words(AccessState::WORDS) });
     vec![
@@ -60,7 +63,7 @@ fn properties() -> Vec<(&'static str, &'static str, Value)> {
         ("Volume", "cache", json!({ "enum": words(&CACHES), "default": "writeback" })),
         ("Volume", "block-size", json!({ "enum": [512, 4096], "default": 512 })),
         ("Volume", "burst", time("1s")),
-        ("Volume", "delay", json!({ "pattern": TIME_PATTERN })),
+        ("Volume", "delay", json!({ "pattern": DURATION_PATTERN })),
         ("Volume", "protection", json!({ "minimum": 1, "maximum": 3 })),
         ("Volume", "serial", json!({ "minLength": 1, "maxLength": 36, "pattern": "^[!-~]+$" })),
         ("Volume", "naa", json!({ "pattern": "^[0-9A-Fa-f]{16}([0-9A-Fa-f]{16})?$" })),
@@ -132,12 +135,6 @@ fn operations(document: &mut Value) -> impl Iterator<Item = &mut Map<String, Val
 
 /// Replaces the paths for all kinds by paths for each kind, each with its own body.
 fn each_kind(document: &mut Value) {
-    let limits = json!({
-        "type": "object",
-        "description": "What initiators may take of the server.",
-        "additionalProperties": { "$ref": "#/components/schemas/Scalar" },
-    });
-    document["components"]["schemas"]["Limits"] = limits;
     for kind in ObjectKind::ALL {
         let patch = patch_of(&document["components"]["schemas"][schema_of(kind)]);
         document["components"]["schemas"][format!("{}Patch", schema_of(kind))] = patch;
@@ -145,7 +142,7 @@ fn each_kind(document: &mut Value) {
     let Some(paths) = document["paths"].as_object_mut() else { return };
     let (Some(list), Some(one)) = (paths.remove(LIST), paths.remove(ONE)) else { return };
     for kind in ObjectKind::ALL {
-        let is_only = matches!(kind, ObjectKind::Discovery | ObjectKind::Limits);
+        let is_only = kind.is_singleton();
         let here = LIST.replace("{kind}", kind.word());
         let methods: &[&str] =
             if is_only { &["get", "post", "put", "delete"] } else { &["get", "post"] };

@@ -240,7 +240,9 @@ impl Prepared {
         }
         let limits = &running.config.limits;
         for Served { socket: (listener, _), .. } in portals.iter() {
-            if let Err(error) = listener.give_up_after(limits.keepalive, limits.user_timeout) {
+            if let Err(error) =
+                listener.give_up_after(limits.keepalive.duration(), limits.user_timeout.duration())
+            {
                 warn!(%error, "a portal's connections are given up as before");
             }
         }

@@ -1,6 +1,7 @@
 //! The limits of a portal, and its answers to initiators beyond them.
 
 use super::*;
+use crate::model::Limit;
 
 impl Portal {
     /// Opens a connection that sends nothing.
@@ -22,8 +23,8 @@ fn is_closed(mut stream: &TcpStream) -> bool {
 #[test]
 fn rfc7143_11_13_5_a_session_beyond_the_limit_is_refused_for_lack_of_resources() {
     for limits in [
-        Limits { sessions: 2, ..Limits::default() },
-        Limits { sessions_per_target: 2, ..Limits::default() },
+        Limits { sessions: Limit::unchecked(2), ..Limits::default() },
+        Limits { sessions_per_target: Limit::unchecked(2), ..Limits::default() },
     ] {
         let portal = Portal::open_with(limits);
         let (mut first, _) = portal.login(1);
@@ -41,7 +42,10 @@ fn rfc7143_11_13_5_a_session_beyond_the_limit_is_refused_for_lack_of_resources()
 
 #[test]
 fn rfc7143_11_13_5_a_connection_beyond_max_connections_is_refused() {
-    let portal = Portal::open_with(Limits { connections_per_session: 2, ..Limits::default() });
+    let portal = Portal::open_with(Limits {
+        connections_per_session: Limit::unchecked(2),
+        ..Limits::default()
+    });
     let (first, _) = portal.login(1);
     let (_second, status) = portal.connect(1, first.tsih, 1);
     assert_eq!(status, LoginStatus::Success);
@@ -51,7 +55,10 @@ fn rfc7143_11_13_5_a_connection_beyond_max_connections_is_refused() {
 
 #[test]
 fn rfc7143_11_13_5_a_session_of_one_connection_takes_no_other() {
-    let portal = Portal::open_with(Limits { connections_per_session: 1, ..Limits::default() });
+    let portal = Portal::open_with(Limits {
+        connections_per_session: Limit::unchecked(1),
+        ..Limits::default()
+    });
     let (first, _) = portal.login(1);
     for cid in [0, 1] {
         let (_second, status) = portal.connect(1, first.tsih, cid);
@@ -64,8 +71,8 @@ fn rfc7143_11_13_5_a_session_of_one_connection_takes_no_other() {
 #[test]
 fn connections_beyond_the_limits_are_closed_as_they_come() {
     for limits in [
-        Limits { connections: 2, ..Limits::default() },
-        Limits { connections_per_source: 2, ..Limits::default() },
+        Limits { connections: Limit::unchecked(2), ..Limits::default() },
+        Limits { connections_per_source: Limit::unchecked(2), ..Limits::default() },
     ] {
         let portal = Portal::open_with(limits);
         let ((first, _), (mut second, _)) = (portal.login(1), portal.login(2));
@@ -84,7 +91,8 @@ fn connections_beyond_the_limits_are_closed_as_they_come() {
 
 #[test]
 fn a_storm_of_connections_leaves_those_with_a_session_alone() {
-    let portal = Portal::open_with(Limits { logins_per_source: 2, ..Limits::default() });
+    let portal =
+        Portal::open_with(Limits { logins_per_source: Limit::unchecked(2), ..Limits::default() });
     let (mut peer, _) = portal.login(1);
     let storm: Vec<TcpStream> = (0..100).map(|_| portal.silent()).collect();
     peer.command(&[0; 16], 0, &[]);
@@ -95,7 +103,7 @@ fn a_storm_of_connections_leaves_those_with_a_session_alone() {
 
 #[test]
 fn a_login_that_takes_too_long_is_closed() {
-    let login_timeout = Duration::from_millis(100);
+    let login_timeout = Limit::unchecked(100);
     let portal = Portal::open_with(Limits { login_timeout, ..Limits::default() });
     assert!(is_closed(&portal.silent()));
     assert_eq!(portal.front.sources.rejected(), 0, "it was not turned away as it came");
@@ -104,8 +112,8 @@ fn a_login_that_takes_too_long_is_closed() {
 #[test]
 fn rfc7143_11_19_an_initiator_that_leaves_a_ping_unanswered_is_given_up() {
     let portal = Portal::open_with(Limits {
-        ping_interval: Duration::from_millis(50),
-        ping_timeout: Duration::from_millis(50),
+        ping_interval: Limit::unchecked(50),
+        ping_timeout: Limit::unchecked(50),
         ..Limits::default()
     });
     let (mut peer, _) = portal.login(1);
