@@ -6,10 +6,12 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use libfuzzer_sys::fuzz_target;
+use sarsen_io::cores::FileEngine;
 use sarsen_node::config::{
-    Config, ConfigError, StoreConfig, TargetConfig, parse_account, parse_engine, parse_file,
-    parse_network, parse_portal, parse_size, parse_volume, render_size,
+    Config, ConfigError, TargetConfig, parse_account, parse_file, parse_network, parse_portal,
+    parse_size, parse_volume, render_size,
 };
+use sarsen_node::model::Textual as _;
 
 fuzz_target!(|input: &[u8]| {
     let Ok(text) = std::str::from_utf8(input) else { return };
@@ -40,7 +42,7 @@ fuzz_target!(|input: &[u8]| {
     if let Err(error) = parse_account(text) {
         reported(&error);
     }
-    let _ = parse_engine(text);
+    let _ = FileEngine::parse(text);
 });
 
 fn reported(error: &ConfigError) {
@@ -57,13 +59,8 @@ fn finish(config: Config) {
     let mut names = HashSet::new();
     for volume in &config.volumes {
         assert!(names.insert(&volume.name), "two volumes of one name");
-        let size = match &volume.store {
-            StoreConfig::Ram { size, .. } | StoreConfig::Null { size } => Some(*size),
-            StoreConfig::File { size, .. } => *size,
-            StoreConfig::Iso { .. } | StoreConfig::Sg { .. } => None,
-        };
-        if let Some(size) = size {
-            assert!(size > 0 && size.is_multiple_of(volume.block_size.bytes() as u64));
+        if let Some(size) = volume.size.map(|size| size.get()) {
+            assert!(size > 0 && size.is_multiple_of(volume.block_size().bytes() as u64));
         }
     }
     let mut target_names = HashSet::new();

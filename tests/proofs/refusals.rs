@@ -94,7 +94,7 @@ fn invalid_setting_names_object_and_key() -> Result<()> {
         }
     }
     let said = server.refused(USAGE, &["volume", "set", "x", "iops=abc"])?;
-    ensure!(said.contains("volume/x.iops: invalid type: string \"abc\""), "{said}");
+    ensure!(said.contains("volume/x.iops: \"abc\" is not a number from 1"), "{said}");
     ensure!(!said.contains("column"), "{said}");
     // A text remains a text, even if it looks like a number.
     server.run(&["target", "create", TARGET, "--lun", "x"])?;

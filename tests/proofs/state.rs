@@ -132,7 +132,7 @@ fn invalid_document_is_refused_whole_with_its_field() -> Result<()> {
     let server = Managed::start(folder.path())?;
     server.applied(DOCUMENT, &[])?;
     for (document, reported) in [
-        ("[[volume]]\nname = \"n\"\nsise = 1", "line 3, column 1"),
+        ("[[volume]]\nname = \"n\"\nsise = 1", "-:3: volume/n.sise: unknown key sise"),
         ("[[volume]]\nname = \"n\"\nstore = \"rma\"", "did you mean ram?"),
         ("[[target]]\nname = \"iqn.2026-11.proof:n\"\nluns = [\"x\"]", "there is no volume x"),
         ("[[volume]]\nname = \"n\"\n[[volume]]\nname = \"n\"", "listed twice"),

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use sarsen_node::model::{Document, from_json};
+use sarsen_node::model::{Document, parse_document};
 use sarsen_node::schema::{Apply, ConfigState, RevisionList};
 
 use crate::control::{ServerOptions, table};
@@ -128,10 +128,8 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Document> {
     };
     let is_json = path.extension().is_some_and(|extension| extension == "json")
         || text.trim_start().starts_with('{');
-    let parsed = if is_json {
-        from_json(text.as_bytes()).map_err(|misfit| misfit.to_string())
-    } else {
-        toml::from_str(&text).map_err(|error| error.to_string())
-    };
-    Ok(parsed.map_err(|error| UsageError(format!("{}: {}", path.display(), error.trim())))?)
+    Ok(parse_document(&text, is_json).map_err(|(line, message)| {
+        let line = line.map_or_else(String::new, |line| format!(":{line}"));
+        UsageError(format!("{}{line}: {}", path.display(), message.trim()))
+    })?)
 }

@@ -17,7 +17,8 @@ use sarsen_lab::mix::Mix;
 use sarsen_lab::study;
 use sarsen_lab::trace::{self, Format, Synthetic};
 use sarsen_lab::{fio, icf};
-use sarsen_node::config::{parse_cache, parse_size};
+use sarsen_node::config::parse_size;
+use sarsen_node::model::Textual as _;
 use sarsen_node::stores::CacheMode;
 
 pub(crate) use self::results::Results;
@@ -112,7 +113,7 @@ pub(crate) struct LoadArguments {
     #[arg(long, value_name = "FILE")]
     job: Option<PathBuf>,
     /// Cache mode of a file or block device: writeback, writethrough, none, directsync or unsafe [default: writeback]
-    #[arg(long, value_name = "MODE", value_parser = parse_cache)]
+    #[arg(long, value_name = "MODE", value_parser = CacheMode::parse)]
     cache: Option<CacheMode>,
     /// Request header digests (CRC32C).
     #[arg(long)]

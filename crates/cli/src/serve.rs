@@ -23,6 +23,7 @@ use sarsen_node::config::{
     self, ApiConfig, Config, DEFAULT_GROUP, IsnsConfig, Portal, Protocol, TlsConfig, VolumeConfig,
     render_size,
 };
+use sarsen_node::model::Textual as _;
 use sarsen_node::{ChangeOutcome, ConfigError, Server};
 use serde::Serialize;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -67,10 +68,10 @@ pub(crate) struct Arguments {
     #[arg(long)]
     cores: Option<NonZeroUsize>,
     /// How to read and write files: uring (io_uring), pool (threads), or auto (io_uring if the kernel permits it).
-    #[arg(long, value_name = "ENGINE", value_parser = config::parse_engine)]
+    #[arg(long, value_name = "ENGINE", value_parser = FileEngine::parse)]
     io_engine: Option<FileEngine>,
     /// Whether a core polls for the next request before it sleeps: never, or auto (while requests arrive quickly).
-    #[arg(long, value_name = "WHEN", value_parser = config::parse_spin)]
+    #[arg(long, value_name = "WHEN", value_parser = Spin::parse)]
     spin: Option<Spin>,
     /// The Unix socket for the other verbs. Only its owner can use it. Default: with --state, the socket that the
     /// other verbs use; under systemd, control.sock in the RuntimeDirectory; otherwise none.

@@ -1,12 +1,16 @@
 //! `sarsen volume`.
 
 use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
+use sarsen_block::BlockSize;
 use sarsen_node::config::{DEFAULT_TARGET_PREFIX, NamePattern, parse_size, render_size};
 use sarsen_node::control::path_segment;
-use sarsen_node::model::document::{Account, Luns, Rule, Size, Target, Volume};
-use sarsen_node::model::{Document, ObjectKind, Orphan};
+use sarsen_node::model::document::{Account, Luns, Rule, Target, Volume};
+use sarsen_node::model::{
+    ByteSize, CacheMode, Document, ObjectKind, Orphan, StoreKind, Textual as _,
+};
 use sarsen_node::schema::{Apply, ConfigState, OrphanList, Reattach, Reattached};
 
 use crate::account::{SecretArguments, SecretInput, tell_secret};
@@ -82,19 +86,19 @@ pub(crate) struct Create {
     /// The name: lower-case letters, digits, dots and hyphens.
     name: String,
     /// The size, such as 10GiB. Default for a file or device that exists: its own size.
-    size: Option<String>,
+    size: Option<ByteSize>,
     /// Where the blocks are stored: file, ram, null, iso or sg.
-    #[arg(long, default_value = "file")]
-    store: String,
+    #[arg(long, default_value = "file", value_parser = StoreKind::parse)]
+    store: StoreKind,
     /// The file or device. Default: a file in the server's state folder.
     #[arg(long, value_name = "PATH")]
-    path: Option<String>,
+    path: Option<PathBuf>,
     /// Size of a logical block: 512 or 4096 bytes.
-    #[arg(long, value_name = "BYTES")]
-    block_size: Option<u32>,
+    #[arg(long, value_name = "BYTES", value_parser = BlockSize::parse)]
+    block_size: Option<BlockSize>,
     /// The cache mode of a file: writeback, writethrough, none, directsync or unsafe.
-    #[arg(long, value_name = "MODE")]
-    cache: Option<String>,
+    #[arg(long, value_name = "MODE", value_parser = CacheMode::parse)]
+    cache: Option<CacheMode>,
     /// Refuse writes.
     #[arg(long)]
     read_only: bool,
@@ -153,9 +157,9 @@ fn grown(document: &Document, name: &str, growth: &str) -> anyhow::Result<u64> {
     let volume = volume.ok_or_else(|| {
         NotFoundError(format!("volume {name} does not exist; see `sarsen volume list`"))
     })?;
-    let size = volume.size.as_ref().map(|size| parse_size(&size.0));
-    let size = size
-        .and_then(Result::ok)
+    let size = volume
+        .size
+        .map(ByteSize::get)
         .ok_or_else(|| wrong("it has no size of its own to add to; give the new size".into()))?;
     let added = parse_size(growth).map_err(|error| wrong(format!("+{growth}: {error}")))?;
     let grown = size.checked_add(added);
@@ -259,11 +263,11 @@ impl Create {
     fn volume(&self) -> Volume {
         Volume {
             name: self.name.clone(),
-            store: self.store.clone(),
+            store: self.store,
             path: self.path.as_deref().map(absolute),
-            size: self.size.clone().map(Size),
+            size: self.size,
             block_size: self.block_size,
-            cache: self.cache.clone(),
+            cache: self.cache,
             read_only: self.read_only,
             encrypted: self.encrypted,
             serial: self.serial.clone(),
@@ -293,8 +297,8 @@ impl Create {
 }
 
 /// The server has another working folder than the caller.
-fn absolute(path: &str) -> String {
-    std::path::absolute(path).map_or_else(|_| path.to_owned(), |path| path.display().to_string())
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
 #[cfg(test)]
@@ -320,6 +324,10 @@ mod tests {
     }
 
     fn volume(name: &str, size: Option<&str>) -> Volume {
-        Volume { name: name.into(), size: size.map(|size| Size(size.into())), ..Volume::default() }
+        Volume {
+            name: name.into(),
+            size: size.map(|size| size.parse().expect(size)),
+            ..Volume::default()
+        }
     }
 }

@@ -16,7 +16,7 @@ use tracing::info;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::config::{StoreConfig, VolumeConfig};
+use crate::config::VolumeConfig;
 use crate::stores::{LOCK_TIMEOUT, OpenMode, StoreError};
 
 /// The suffix that turns a volume's path into its state folder.
@@ -59,12 +59,12 @@ pub(crate) fn open(
     volume: &VolumeConfig,
     open_mode: OpenMode,
 ) -> Result<Option<Arc<dyn MetadataStore>>, StoreError> {
-    let StoreConfig::File { path, state, .. } = &volume.store else { return Ok(None) };
+    let Some(path) = volume.file() else { return Ok(None) };
     // Several servers may serve a read-only file at once.
-    if volume.read_only {
+    if volume.is_read_only() {
         return Ok(None);
     }
-    let folder = match state {
+    let folder = match &volume.state {
         Some(folder) => {
             match open_mode {
                 // Missing reservations and keys mean that their file system is unavailable, not that they were deleted.

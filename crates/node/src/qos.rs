@@ -49,7 +49,7 @@ impl std::ops::Deref for Qos {
 impl Qos {
     /// Applies a configuration, to waiting commands as well.
     pub(crate) fn apply(&self, config: &Config) {
-        let volumes = config.volumes.iter().map(|volume| (volume.name.clone(), volume.qos));
+        let volumes = config.volumes.iter().map(|volume| (volume.name.clone(), volume.qos()));
         self.set(volumes, &config.hosts, config.limits.in_service.get());
     }
 

@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 
 use sarsen_block::Rng;
 use sarsen_node::model::document::{
-    Account, Discovery, Host, Limits, Luns, Portal, Rule, ShownLuns, Size, Target, Volume,
+    Account, Discovery, Host, Limits, Luns, Portal, Rule, ShownLuns, Target, Volume,
 };
-use sarsen_node::model::{Document, GroupTag, Limit};
+use sarsen_node::model::{ByteSize, Document, GroupTag, Limit, StoreKind};
 use sarsen_proto::iscsi::chap::Secret;
+use sarsen_scsi::Naa;
 
 /// Portals with their groups.
 pub(super) const PORTALS: [(&str, u16); 2] = [("192.0.2.1:3260", 1), ("192.0.2.2:3260", 2)];
@@ -49,11 +50,11 @@ fn volume(rng: &mut Rng) -> Volume {
     let number = rng.bits();
     Volume {
         name: format!("v{:08x}", number >> 32),
-        store: "ram".into(),
-        size: Some(Size("128KiB".into())),
+        store: StoreKind::Ram,
+        size: Some(ByteSize::of_bytes(128 << 10)),
         read_only: rng.chance(15),
         serial: Some(format!("{number:016x}")),
-        naa: Some(format!("3{:015x}", number >> 4)),
+        naa: Some(Naa::Eight((3 << 60 | number >> 4).to_be_bytes())),
         ..Volume::default()
     }
 }
@@ -268,7 +269,7 @@ pub(super) fn broken(rng: &mut Rng, before: &Document) -> (Document, &'static st
         (2, ..) => {
             let volume = target.luns.0.values().next().expect("it has one").clone();
             let volume = document.volume.iter_mut().find(|one| one.name == volume);
-            volume.expect("it is there").size = Some(Size("64KiB".into()));
+            volume.expect("it is there").size = Some(ByteSize::of_bytes(64 << 10));
             (document, "a volume in memory that loses blocks")
         }
         (3, ..) => {

@@ -229,6 +229,6 @@ fn volume_of_flags(volume: &Volume) -> VolumeConfig {
     let (size, serial, naa) = (size.as_ref(), serial.as_ref(), naa.as_ref());
     let (size, serial, naa) = (size.expect("drawn"), serial.expect("drawn"), naa.expect("drawn"));
     let read_only = if *read_only { ",read-only" } else { "" };
-    let text = format!("{name}=ram:{},serial={serial},naa={naa}{read_only}", size.0);
+    let text = format!("{name}=ram:{size},serial={serial},naa={naa}{read_only}");
     parse_volume(&text).expect("a valid volume was drawn")
 }

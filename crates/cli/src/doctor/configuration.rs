@@ -5,7 +5,7 @@ use std::path::Path;
 
 use indicatif::BinaryBytes;
 use sarsen_io::file::{File, OpenOptions};
-use sarsen_node::config::{self, Config, StoreConfig};
+use sarsen_node::config::{self, Config, StoreKind};
 use sarsen_node::control::{Address, ClientError};
 use sarsen_node::model::Orphan;
 use sarsen_node::schema::{OrphanList, Problem, ProblemList, TargetList};
@@ -42,14 +42,13 @@ pub(super) fn read(path: Option<&Path>) -> (Option<Config>, Vec<Finding>) {
 pub(super) fn findings(config: &Config) -> Vec<Finding> {
     let mut findings = Vec::new();
     for volume in &config.volumes {
-        let path = match &volume.store {
+        let path = match (volume.store, &volume.path) {
             // The server will create the file. The disk checks cover its folder.
-            StoreConfig::File { path, size: Some(_), .. } if !path.exists() => continue,
-            StoreConfig::File { path, .. } | StoreConfig::Iso { path } => path,
-            StoreConfig::Ram { .. } | StoreConfig::Null { .. } | StoreConfig::Sg { .. } => continue,
+            (StoreKind::File, Some(path)) if volume.size.is_some() && !path.exists() => continue,
+            (StoreKind::File | StoreKind::Iso, Some(path)) => path,
+            _ => continue,
         };
-        let read_only = volume.read_only || matches!(volume.store, StoreConfig::Iso { .. });
-        let options = OpenOptions { read_only, ..OpenOptions::default() };
+        let options = OpenOptions { read_only: volume.is_read_only(), ..OpenOptions::default() };
         findings.push(store(&volume.name, path, File::open(path, options).map(drop)));
     }
     for account in &config.accounts {

@@ -9,7 +9,6 @@ use indicatif::BinaryBytes;
 use sarsen_io::file::{File, OpenOptions};
 use sarsen_io::machine::{self, Space};
 use sarsen_node::Config;
-use sarsen_node::config::StoreConfig;
 
 use super::Finding;
 
@@ -41,10 +40,10 @@ pub(super) fn findings(config: Option<&Config>, paths: &[PathBuf]) -> Vec<Findin
     let mut places: BTreeSet<PathBuf> = paths.iter().cloned().collect();
     for volume in config.into_iter().flat_map(|config| &config.volumes) {
         // If the file does not exist yet, its folder is checked.
-        if let StoreConfig::File { path, .. } = &volume.store {
+        if let Some(path) = volume.file() {
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             places.insert(if path.exists() {
-                path.clone()
+                path.to_owned()
             } else {
                 folder.unwrap_or(Path::new(".")).to_owned()
             });

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use sarsen_block::BlockSize;
 use sarsen_scsi::Designator;
 
 use super::draft::{Draft, DraftIdentity, TargetDraft, every_address, naa, truncated};
@@ -13,7 +14,8 @@ use super::strictest::common_rules;
 use super::ucl::{self, Node};
 use super::{Files, ImportError, Imported};
 use sarsen_node::config::{NamePattern, Network, parse_redirect_address};
-use sarsen_node::model::document::{Redirect, Rule, Size, Volume};
+use sarsen_node::model::document::{Redirect, Rule, Volume};
+use sarsen_node::model::{ByteSize, CacheMode, StoreKind};
 
 const VENDOR: &str = "FREEBSD";
 const PRODUCT: &str = "CTLDISK";
@@ -573,32 +575,32 @@ fn take_volume(
     let place = node.place.as_str();
     let mut options = options(node);
     let mut option = |key: &str| options.remove(key).map(|(value, _)| value);
-    let size = node.value("size").and_then(bytes).map(Size::of_bytes);
+    let size = node.value("size").and_then(bytes).map(ByteSize::of_bytes);
     let path = node.value("path").map(str::to_owned).or_else(|| option("file"));
     let is_cd = node
         .value("device-type")
         .is_some_and(|kind| matches!(kind, "cd" | "cdrom" | "dvd" | "dvdrom" | "5"));
     let store = match (node.value("backend").unwrap_or("block"), is_cd) {
-        ("ramdisk", _) => "ram",
-        (_, true) => "iso",
-        _ => "file",
+        ("ramdisk", _) => StoreKind::Ram,
+        (_, true) => StoreKind::Iso,
+        _ => StoreKind::File,
     };
-    let fits = if store == "ram" { size.is_some() } else { path.is_some() };
+    let fits = if store == StoreKind::Ram { size.is_some() } else { path.is_some() };
     if !fits {
         draft.report_loss(place, format!("lun {name}"), "it has no path or no size; omitted");
         return None;
     }
-    let mut volume = Volume { store: store.into(), ..Volume::default() };
-    if store != "ram" {
-        volume.path = path;
+    let mut volume = Volume { store, ..Volume::default() };
+    if store != StoreKind::Ram {
+        volume.path = path.map(Into::into);
     }
-    if store != "iso" {
+    if store != StoreKind::Iso {
         volume.size = size;
     }
     match node.value("blocksize") {
         None | Some("512") => {}
-        Some("4096") if store != "iso" => volume.block_size = Some(4096),
-        Some(_) if store == "iso" => {}
+        Some("4096") if store != StoreKind::Iso => volume.block_size = Some(BlockSize::B4096),
+        Some(_) if store == StoreKind::Iso => {}
         Some(other) => {
             let what = format!("blocksize {other} of lun {name}");
             draft.report_loss(
@@ -609,12 +611,12 @@ fn take_volume(
             return None;
         }
     }
-    if store != "iso" {
+    if store != StoreKind::Iso {
         volume.read_only = option("readonly").is_some_and(|value| value == "on");
         volume.removable = option("removable").is_some_and(|value| value == "on");
     }
-    if store == "file" && option("writecache").is_some_and(|value| value == "off") {
-        volume.cache = Some("writethrough".into());
+    if store == StoreKind::File && option("writecache").is_some_and(|value| value == "off") {
+        volume.cache = Some(CacheMode::WriteThrough);
     }
     let given = LunOptions {
         vendor: option("vendor"),

@@ -9,13 +9,11 @@ use sarsen_scsi::{AccessState, Designator, Naa};
 
 use super::portals::{Assigned, TargetAddresses};
 use super::{Complaint, ComplaintSeverity, Imported, shown_key};
-use sarsen_node::config::{
-    NamePattern, Network, parse_network, parse_portal, parse_size, target_name_fault,
-};
-use sarsen_node::model::Document;
+use sarsen_node::config::{NamePattern, Network, parse_network, parse_portal, target_name_fault};
 use sarsen_node::model::document::{
-    Account, Discovery, Host, Luns, Rule, ShownLuns, Size, Target, Volume,
+    Account, Discovery, Host, Luns, Rule, ShownLuns, Target, Volume,
 };
+use sarsen_node::model::{ByteSize, Document, StoreKind};
 
 /// The name of no initiator. A rule with this name permits no initiator.
 pub const DENIED_INITIATOR: &str = "iqn.2026-11.io.sarsen:nobody";
@@ -168,8 +166,8 @@ impl Draft {
     /// Corrects a size that is not a whole number of blocks. A file keeps its own size; other stores round down, but to
     /// one block at least.
     fn fit_size(&mut self, place: &str, volume: &mut Volume) {
-        let block = u64::from(volume.block_size.unwrap_or(512));
-        let Some(bytes) = volume.size.as_ref().and_then(|size| parse_size(&size.0).ok()) else {
+        let block = volume.block_size().bytes() as u64;
+        let Some(bytes) = volume.size.map(ByteSize::get) else {
             return;
         };
         if bytes != 0 && bytes.is_multiple_of(block) {
@@ -177,10 +175,10 @@ impl Draft {
         }
         let whole = bytes / block * block;
         let what = format!("the size of {bytes} bytes");
-        volume.size = match (volume.store.as_str(), whole) {
-            ("file", _) => None,
-            (_, 0) => Some(Size::of_bytes(block)),
-            _ => Some(Size::of_bytes(whole)),
+        volume.size = match (volume.store, whole) {
+            (StoreKind::File, _) => None,
+            (_, 0) => Some(ByteSize::of_bytes(block)),
+            _ => Some(ByteSize::of_bytes(whole)),
         };
         self.report_loss(
             place,
@@ -211,13 +209,14 @@ impl Draft {
             )
         }
         let naa = shown.designators.iter().find_map(|designator| match designator {
-            Designator::Naa(naa) => Some(naa.to_string().to_lowercase()),
+            Designator::Naa(naa) => Some(*naa),
             _ => None,
         });
         volume.naa = naa;
-        let texts = shown.designators.iter().map(Designator::to_string);
-        volume.designators = texts.filter(|text| Designator::parse(text).is_some()).collect();
-        if volume.designators.len() != shown.designators.len() {
+        let count = shown.designators.len();
+        let is_printable = |one: &Designator| Designator::parse(&one.to_string()).is_some();
+        volume.designators = shown.designators.into_iter().filter(is_printable).collect();
+        if volume.designators.len() != count {
             self.report_loss(
                 place,
                 "a designator of its Device Identification page",
@@ -365,8 +364,9 @@ impl Draft {
                 });
             }
             for name in protected.difference(&writable).filter(|_| !all) {
-                let can_be =
-                    |volume: &&mut Volume| can_be_protected(volume) && volume.store != "iso";
+                let can_be = |volume: &&mut Volume| {
+                    can_be_protected(volume) && volume.store != StoreKind::Iso
+                };
                 if let Some(volume) = self.volume(name).filter(can_be) {
                     volume.read_only = true;
                 }
@@ -717,7 +717,7 @@ fn has_no_condition(rule: &Rule) -> bool {
 
 /// Returns whether a volume of this store can be read-only.
 fn can_be_protected(volume: &Volume) -> bool {
-    ["file", "ram", "null", "iso"].contains(&volume.store.as_str())
+    volume.store != StoreKind::Sg
 }
 
 fn volume_name(wanted: &str) -> String {

@@ -7,12 +7,14 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use sarsen_block::BlockSize;
 use sarsen_scsi::Designator;
 
 use super::draft::{Draft, DraftIdentity, TargetDraft, naa, truncated};
 use super::strictest::common_rules;
 use super::{Files, ImportError, Imported};
-use sarsen_node::model::document::{Rule, Size, Volume};
+use sarsen_node::model::document::{Rule, Volume};
+use sarsen_node::model::{ByteSize, CacheMode, StoreKind};
 
 const NODE_BASE: &str = "iqn.2007-09.jp.ne.peach.istgt";
 const AUTH_FILE: &str = "/etc/istgt/auth.conf";
@@ -505,19 +507,19 @@ fn take_lun(
                 );
             }
             let is_device = storage.word(1).starts_with("/dev/");
-            let size = bytes.filter(|_| !is_device).map(Size::of_bytes);
-            let path = Some(storage.word(1).to_owned());
-            Volume { store: "file".into(), path, size, ..Volume::default() }
+            let size = bytes.filter(|_| !is_device).map(ByteSize::of_bytes);
+            let path = Some(storage.word(1).into());
+            Volume { store: StoreKind::File, path, size, ..Volume::default() }
         }
         ("pass", "device") => {
             let remedy = "sarsen uses its generic device; write that as path, such as /dev/sg3";
             draft.report_loss(&place, storage.reported(), remedy);
-            let path = Some(storage.word(1).to_owned());
-            Volume { store: "sg".into(), path, ..Volume::default() }
+            let path = Some(storage.word(1).into());
+            Volume { store: StoreKind::Sg, path, ..Volume::default() }
         }
         ("dvd", "removable") => {
-            let path = Some(storage.word(2).to_owned());
-            Volume { store: "iso".into(), path, ..Volume::default() }
+            let path = Some(storage.word(2).into());
+            Volume { store: StoreKind::Iso, path, ..Volume::default() }
         }
         _ => {
             draft.report_loss(
@@ -528,9 +530,9 @@ fn take_lun(
             return None;
         }
     };
-    let is_disk = volume.store == "file";
+    let is_disk = volume.store == StoreKind::File;
     match unit.word("BlockLength", 0) {
-        Some("4096") if is_disk => volume.block_size = Some(4096),
+        Some("4096") if is_disk => volume.block_size = Some(BlockSize::B4096),
         Some(other) if is_disk && other != "512" => {
             let what = format!("BlockLength {other}");
             draft.report_loss(
@@ -550,13 +552,13 @@ fn take_lun(
         match option.word(1).to_ascii_lowercase().as_str() {
             "serial" => serial = Some(value.to_owned()),
             "writecache" if value.eq_ignore_ascii_case("Disable") && is_disk => {
-                volume.cache = Some("writethrough".into());
+                volume.cache = Some(CacheMode::WriteThrough);
             }
             "readcache" | "writecache" | "rpm" | "formfactor" => {}
             _ => draft.pass_over(&option.place, option.word(1)),
         }
     }
-    if volume.store != "sg" {
+    if volume.store != StoreKind::Sg {
         identify(draft, unit, &place, &mut volume, Unit { target, lun, serial });
     }
     let tail = target.rsplit(':').next().unwrap_or(target);
@@ -587,8 +589,8 @@ fn identify(
 ) {
     let given = |index: usize| section.word("UnitInquiry", index).map(str::to_owned);
     let vendor = given(0).unwrap_or_else(|| VENDOR.to_owned());
-    let product = given(1).unwrap_or_else(|| match volume.store.as_str() {
-        "iso" => "iSCSI DVD".to_owned(),
+    let product = given(1).unwrap_or_else(|| match volume.store {
+        StoreKind::Iso => "iSCSI DVD".to_owned(),
         _ => "iSCSI DISK".to_owned(),
     });
     let number = section.number().unwrap_or_default();

@@ -4,8 +4,9 @@
 //! 001405, and the hexadecimal digits of the backstore's serial number. The file calls the serial number `wwn`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use sarsen_block::BlockSize;
 use sarsen_scsi::Designator;
 
 use super::draft::{Draft, DraftIdentity, DraftRule, TargetDraft, naa, truncated};
@@ -13,7 +14,8 @@ use super::json::Fields;
 use super::strictest::{CommonAccess, common_showings};
 use super::{ImportError, Imported};
 use sarsen_node::config::NamePattern;
-use sarsen_node::model::document::{Rule, Size, Volume};
+use sarsen_node::model::document::{Rule, Volume};
+use sarsen_node::model::{ByteSize, CacheMode, StoreKind};
 use sarsen_scsi::{AccessState, Alua};
 
 const VENDOR: &str = "LIO-ORG";
@@ -98,8 +100,8 @@ fn take_store(draft: &mut Draft, mut fields: Fields<'_>, stores: &mut Stores) {
     let place = fields.place.clone();
     let name = fields.text("name").unwrap_or_default();
     let plugin = fields.text("plugin").unwrap_or_default();
-    let size = fields.number("size").map(Size::of_bytes);
-    let path = fields.filled("dev");
+    let size = fields.number("size").map(ByteSize::of_bytes);
+    let path = fields.filled("dev").map(PathBuf::from);
     let write_back = fields.flag("write_back").unwrap_or(false);
     let read_only = fields.flag("readonly").unwrap_or(false);
     let direct = fields.flag("aio").unwrap_or(false);
@@ -112,36 +114,36 @@ fn take_store(draft: &mut Draft, mut fields: Fields<'_>, stores: &mut Stores) {
         "fileio" => {
             let cache = match (write_back, direct) {
                 (true, false) => None,
-                (false, false) => Some("writethrough"),
-                (true, true) => Some("none"),
-                (false, true) => Some("directsync"),
+                (false, false) => Some(CacheMode::WriteThrough),
+                (true, true) => Some(CacheMode::None),
+                (false, true) => Some(CacheMode::DirectSync),
             };
-            let is_device = path.as_deref().is_some_and(|path| path.starts_with("/dev/"));
+            let is_device = path.as_deref().is_some_and(|path| path.starts_with("/dev"));
             let size = size.filter(|_| !is_device);
-            Volume {
-                store: "file".into(),
-                size,
-                path,
-                cache: cache.map(Into::into),
-                ..Volume::default()
-            }
+            Volume { store: StoreKind::File, size, path, cache, ..Volume::default() }
         }
-        "block" | "iblock" => {
-            Volume { store: "file".into(), path, cache: Some("none".into()), ..Volume::default() }
-        }
+        "block" | "iblock" => Volume {
+            store: StoreKind::File,
+            path,
+            cache: Some(CacheMode::None),
+            ..Volume::default()
+        },
         "ramdisk" | "rd_mcp" => {
-            let store = if nothing { "null" } else { "ram" };
-            Volume { store: store.into(), size, ..Volume::default() }
+            let store = if nothing { StoreKind::Null } else { StoreKind::Ram };
+            Volume { store, size, ..Volume::default() }
         }
         "pscsi" => {
-            let what = format!("backstore {plugin}/{name} at {}", path.as_deref().unwrap_or("?"));
+            let what = format!(
+                "backstore {plugin}/{name} at {}",
+                path.as_deref().unwrap_or(Path::new("?")).display()
+            );
             draft.report_loss(
                 &place,
                 what,
                 "commands go to its generic device: write that as path (`lsscsi -g` \
                 shows it), such as /dev/sg3",
             );
-            Volume { store: "sg".into(), path, ..Volume::default() }
+            Volume { store: StoreKind::Sg, path, ..Volume::default() }
         }
         _ => {
             let what = format!("backstore {plugin}/{name}");
@@ -154,9 +156,9 @@ fn take_store(draft: &mut Draft, mut fields: Fields<'_>, stores: &mut Stores) {
             return;
         }
     };
-    let is_whole = match volume.store.as_str() {
-        "ram" | "null" => volume.size.is_some(),
-        _ => volume.path.is_some(),
+    let is_whole = match volume.store {
+        StoreKind::Ram | StoreKind::Null => volume.size.is_some(),
+        StoreKind::File | StoreKind::Iso | StoreKind::Sg => volume.path.is_some(),
     };
     if !is_whole {
         draft.report_loss(
@@ -166,13 +168,13 @@ fn take_store(draft: &mut Draft, mut fields: Fields<'_>, stores: &mut Stores) {
         );
         return;
     }
-    volume.read_only = read_only && volume.store != "sg";
+    volume.read_only = read_only && volume.store != StoreKind::Sg;
     let serial = fields.filled("wwn");
     let alias = take_attributes(draft, &mut fields, &mut volume);
     if alias == BackstoreSupport::No {
         return;
     }
-    if volume.store != "sg" {
+    if volume.store != StoreKind::Sg {
         let model = match (alias, plugin.as_str()) {
             (BackstoreSupport::WithAlias, _) => truncated(&name, LONGEST_ALIAS),
             (_, "fileio") => "FILEIO".to_owned(),
@@ -238,8 +240,8 @@ fn take_attributes(
     };
     match attributes.number("block_size") {
         None | Some(512) => {}
-        Some(4096) if volume.store != "sg" => volume.block_size = Some(4096),
-        Some(_) if volume.store == "sg" => {}
+        Some(4096) if volume.store != StoreKind::Sg => volume.block_size = Some(BlockSize::B4096),
+        Some(_) if volume.store == StoreKind::Sg => {}
         Some(bytes) => {
             let what = format!("block_size = {bytes}");
             draft.report_loss(
@@ -251,7 +253,7 @@ fn take_attributes(
         }
     }
     if attributes.flag("emulate_write_cache") == Some(true)
-        && volume.cache.as_deref() == Some("writethrough")
+        && volume.cache == Some(CacheMode::WriteThrough)
     {
         volume.cache = None;
     }

@@ -6,12 +6,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use sarsen_block::BlockSize;
 use sarsen_scsi::Designator;
 
 use super::draft::{Draft, DraftIdentity, DraftRule, TargetDraft, every_address, naa, truncated};
 use super::{ImportError, Imported, shown_key};
 use sarsen_node::config::NamePattern;
-use sarsen_node::model::document::{Rule, Size, Volume};
+use sarsen_node::model::document::{Rule, Volume};
+use sarsen_node::model::{ByteSize, CacheMode, StoreKind};
 use sarsen_scsi::AccessState;
 
 const FILE_VENDOR: &str = "SCST_FIO";
@@ -257,21 +259,22 @@ type Devices = BTreeMap<String, String>;
 
 fn take_device(draft: &mut Draft, handler: &str, device: &Node, setup_id: u32) -> Option<String> {
     let (name, place) = (device.value(), device.place.as_str());
-    let path = device.attribute("filename").map(str::to_owned);
+    let path = device.attribute("filename").map(Into::into);
     let mut volume = match handler {
         "vdisk_fileio" => {
             let through = device.is_on("write_through");
             let cache = match (device.is_on("o_direct"), through && !device.is_on("nv_cache")) {
                 (false, false) => None,
-                (false, true) => Some("writethrough"),
-                (true, false) => Some("none"),
-                (true, true) => Some("directsync"),
+                (false, true) => Some(CacheMode::WriteThrough),
+                (true, false) => Some(CacheMode::None),
+                (true, true) => Some(CacheMode::DirectSync),
             };
-            Volume { store: "file".into(), path, cache: cache.map(Into::into), ..Volume::default() }
+            Volume { store: StoreKind::File, path, cache, ..Volume::default() }
         }
         "vdisk_blockio" => {
-            let cache = if device.is_on("write_through") { "directsync" } else { "none" };
-            Volume { store: "file".into(), path, cache: Some(cache.into()), ..Volume::default() }
+            let is_through = device.is_on("write_through");
+            let cache = if is_through { CacheMode::DirectSync } else { CacheMode::None };
+            Volume { store: StoreKind::File, path, cache: Some(cache), ..Volume::default() }
         }
         "vdisk_nullio" => {
             let bytes = device.attribute("size").and_then(number);
@@ -279,9 +282,13 @@ fn take_device(draft: &mut Draft, handler: &str, device: &Node, setup_id: u32) -
             let bytes = bytes.or(megabytes.and_then(|megabytes| megabytes.checked_mul(1 << 20)));
             // This is VDISK_NULLIO_SIZE of SCST.
             let bytes = bytes.unwrap_or(5 << 40);
-            Volume { store: "null".into(), size: Some(Size::of_bytes(bytes)), ..Volume::default() }
+            Volume {
+                store: StoreKind::Null,
+                size: Some(ByteSize::of_bytes(bytes)),
+                ..Volume::default()
+            }
         }
-        "vcdrom" => Volume { store: "iso".into(), path, ..Volume::default() },
+        "vcdrom" => Volume { store: StoreKind::Iso, path, ..Volume::default() },
         _ => {
             let what = format!("device {name} of the handler {handler}");
             draft.report_loss(
@@ -293,14 +300,16 @@ fn take_device(draft: &mut Draft, handler: &str, device: &Node, setup_id: u32) -
             return None;
         }
     };
-    if volume.path.is_none() && volume.store != "null" {
+    if volume.path.is_none() && volume.store != StoreKind::Null {
         draft.report_loss(place, format!("device {name}"), "it has no filename; omitted");
         return None;
     }
     match device.attribute("blocksize") {
         None | Some("512") => {}
-        Some("4096") if volume.store != "iso" => volume.block_size = Some(4096),
-        Some(_) if volume.store == "iso" => {}
+        Some("4096") if volume.store != StoreKind::Iso => {
+            volume.block_size = Some(BlockSize::B4096)
+        }
+        Some(_) if volume.store == StoreKind::Iso => {}
         Some(other) => {
             let what = format!("blocksize {other} of device {name}");
             draft.report_loss(
@@ -311,7 +320,7 @@ fn take_device(draft: &mut Draft, handler: &str, device: &Node, setup_id: u32) -
             return None;
         }
     }
-    if volume.store != "iso" {
+    if volume.store != StoreKind::Iso {
         volume.read_only = device.is_on("read_only");
         volume.removable = device.is_on("removable");
     }

@@ -5,9 +5,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::*;
+use sarsen_block::BlockSize;
 use sarsen_node::config::parse_file;
 use sarsen_node::model::document::{Luns, Rule, ShownLuns, Target, Volume};
-use sarsen_scsi::{AccessState, Alua};
+use sarsen_node::model::{ByteSize, CacheMode};
+use sarsen_scsi::{AccessState, Alua, Designator, Naa};
 
 const ORIGINS: [(Origin, &str); 6] = [
     (Origin::Lio, "saveconfig.json"),
@@ -71,6 +73,10 @@ fn check(imported: &Imported) {
     let text = toml::to_string(&document).expect("it can be written");
     let config = parse_file(Path::new("sarsen.toml"), &text).expect(&text);
     config.finish_managed().expect(&text);
+}
+
+fn texts(designators: &[Designator]) -> Vec<String> {
+    designators.iter().map(ToString::to_string).collect()
 }
 
 fn volume<'a>(imported: &'a Imported, name: &str) -> &'a Volume {
@@ -190,16 +196,19 @@ fn assert_reported(imported: &Imported, weight: ComplaintSeverity, place: &str, 
 fn lio_keeps_identities_ways_and_rules() {
     let imported = imported(Origin::Lio, "saveconfig.json");
     let web = volume(&imported, "web-root");
-    assert_eq!(web.naa.as_deref(), Some("60014057c1b6f0e58a94c419d6e0c5b7"));
+    assert_eq!(web.naa, Naa::parse("60014057c1b6f0e58a94c419d6e0c5b7"));
     assert_eq!(web.serial.as_deref(), Some("7c1b6f0e-58a9-4c41-9d6e-0c5b7a2f9e13"));
-    assert_eq!(web.designators[1], "t10:LIO-ORG Web_Root:7c1b6f0e-58a9-4c41-9d6e-0c5b7a2f9e13");
+    assert_eq!(
+        web.designators[1].to_string(),
+        "t10:LIO-ORG Web_Root:7c1b6f0e-58a9-4c41-9d6e-0c5b7a2f9e13"
+    );
     assert_eq!(
         (web.vendor.as_deref(), web.product.as_deref()),
         (Some("LIO-ORG"), Some("Web_Root"))
     );
-    assert_eq!(web.cache.as_deref(), Some("writethrough"));
+    assert_eq!(web.cache, Some(CacheMode::WriteThrough));
     let db = volume(&imported, "db");
-    assert_eq!((db.cache.as_deref(), db.block_size), (Some("none"), Some(4096)));
+    assert_eq!((db.cache, db.block_size), (Some(CacheMode::None), Some(BlockSize::B4096)));
     assert_eq!(volume(&imported, "scratch").product.as_deref(), Some("RAMDISK-MCP"));
 
     let portals =
@@ -259,20 +268,20 @@ fn tgt_numbers_targets_and_luns_as_tgt_admin_does() {
     assert_eq!(a.luns, luns(&[(1, "a.img"), (2, "z.img"), (3, "sdq")]));
     let z = volume(&imported, "z.img");
     assert_eq!(z.serial.as_deref(), Some("beaf12"));
-    assert_eq!(z.naa.as_deref(), Some("60000000000000000e00000000010002"));
+    assert_eq!(z.naa, Naa::parse("60000000000000000e00000000010002"));
     assert_eq!(
-        z.designators,
+        texts(&z.designators),
         ["t10:IET     00010002", "naa:3000000100000002", "naa:60000000000000000E00000000010002"]
     );
-    assert_eq!(z.cache.as_deref(), Some("writethrough"));
+    assert_eq!(z.cache, Some(CacheMode::WriteThrough));
     assert_eq!(z.product.as_deref(), Some("VIRTUAL-DISK"));
     let b = target(&imported, ":b");
     assert_eq!(b.luns, luns(&[(1, "b1.img"), (5, "b2.img")]));
     let b2 = volume(&imported, "b2.img");
-    assert_eq!((b2.serial.as_deref(), b2.block_size), (Some("SN-B2"), Some(4096)));
-    assert_eq!(b2.naa.as_deref(), Some("60000000000000000e000000b2b2b2b2"));
+    assert_eq!((b2.serial.as_deref(), b2.block_size), (Some("SN-B2"), Some(BlockSize::B4096)));
+    assert_eq!(b2.naa, Naa::parse("60000000000000000e000000b2b2b2b2"));
     let b1 = volume(&imported, "b1.img");
-    assert_eq!((b1.cache.as_deref(), b1.read_only), (Some("none"), true));
+    assert_eq!((b1.cache, b1.read_only), (Some(CacheMode::None), true));
     assert_eq!(b1.serial.as_deref(), Some("beaf71"));
     assert_eq!(b1.product.as_deref(), Some("Fast Disk"));
     assert_eq!(volume(&imported, "c.img").serial.as_deref(), Some("beaf81"));
@@ -301,18 +310,22 @@ fn tgt_numbers_targets_and_luns_as_tgt_admin_does() {
 fn scst_groups_keep_their_luns() {
     let imported = imported(Origin::Scst, "scst.conf");
     let disk1 = volume(&imported, "disk1");
-    assert_eq!((disk1.serial.as_deref(), disk1.naa.as_deref()), (Some("01234567"), None));
+    assert_eq!((disk1.serial.as_deref(), disk1.naa), (Some("01234567"), None));
     assert_eq!(
         (disk1.revision.as_deref(), disk1.product.as_deref()),
         (Some("3110"), Some("disk1"))
     );
-    assert!(disk1.designators[0].starts_with("t10:SCST_FIO1234"), "{:?}", disk1.designators);
-    assert_eq!(disk1.designators[1], "eui:3031323334353637");
+    assert!(
+        disk1.designators[0].to_string().starts_with("t10:SCST_FIO1234"),
+        "{:?}",
+        disk1.designators
+    );
+    assert_eq!(disk1.designators[1].to_string(), "eui:3031323334353637");
     let disk2 = volume(&imported, "disk2");
-    assert_eq!(disk2.naa.as_deref(), Some("6001405abcdef0123456789abcdef012"));
-    assert_eq!((disk2.removable, disk2.block_size), (true, Some(4096)));
+    assert_eq!(disk2.naa, Naa::parse("6001405abcdef0123456789abcdef012"));
+    assert_eq!((disk2.removable, disk2.block_size), (true, Some(BlockSize::B4096)));
     let block = volume(&imported, "blockio1");
-    assert_eq!((block.vendor.as_deref(), block.cache.as_deref()), (Some("SCST_BIO"), Some("none")));
+    assert_eq!((block.vendor.as_deref(), block.cache), (Some("SCST_BIO"), Some(CacheMode::None)));
     // No initiator may write it.
     assert!(block.read_only);
     let one = target(&imported, ":one");
@@ -343,15 +356,18 @@ fn scst_groups_keep_their_luns() {
 fn ctld_is_read_in_both_of_its_notations() {
     let classic = imported(Origin::Ctld, "ctl.conf");
     let shared = volume(&classic, "shared");
-    assert_eq!(shared.naa.as_deref(), Some("6589cfc000000abcdef0123456789abc"));
+    assert_eq!(shared.naa, Naa::parse("6589cfc000000abcdef0123456789abc"));
     assert_eq!(
         (shared.vendor.as_deref(), shared.serial.as_deref()),
         (Some("TrueNAS"), Some("31415926"))
     );
-    assert_eq!(shared.designators[0], "t10:TrueNAS iSCSI Disk      31415926");
+    assert_eq!(shared.designators[0].to_string(), "t10:TrueNAS iSCSI Disk      31415926");
     let one = volume(&classic, "one-1");
-    assert_eq!((one.read_only, one.block_size, one.naa.as_deref()), (true, Some(4096), None));
-    assert_eq!(one.designators, ["t10:FREEBSD one-1", "name:iqn.2012-06.com.example:one,lun,1"]);
+    assert_eq!((one.read_only, one.block_size, one.naa), (true, Some(BlockSize::B4096), None));
+    assert_eq!(
+        texts(&one.designators),
+        ["t10:FREEBSD one-1", "name:iqn.2012-06.com.example:one,lun,1"]
+    );
     let first = target(&classic, ":one");
     assert_eq!(first.luns, luns(&[(0, "shared"), (1, "one-1")]));
     assert_eq!(
@@ -389,10 +405,10 @@ fn istgt_brings_names_serials_and_the_accounts_of_its_other_file() {
     let imported = imported(Origin::Istgt, "istgt.conf");
     let disk = volume(&imported, "disk1");
     assert_eq!((disk.vendor.as_deref(), disk.serial.as_deref()), (Some("ACME"), Some("10000001")));
-    assert_eq!(disk.size.as_ref().map(|size| size.0.as_str()), Some("10GiB"));
+    assert_eq!(disk.size, Some(ByteSize::of_bytes(10 << 30)));
     let second = volume(&imported, "disk1-1");
     assert_eq!(second.serial.as_deref(), Some("10000001L1"));
-    assert_eq!(second.cache.as_deref(), Some("writethrough"));
+    assert_eq!(second.cache, Some(CacheMode::WriteThrough));
     assert_eq!(volume(&imported, "cd").serial.as_deref(), Some("10000002"));
     let disks = target(&imported, ":disk1");
     assert_eq!(disks.name, "iqn.2007-09.jp.ne.peach.istgt:disk1");

@@ -7,12 +7,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use sarsen_scsi::Designator;
+use sarsen_block::BlockSize;
+use sarsen_scsi::{Designator, Naa};
 
 use super::apache::{self, Item};
 use super::draft::{Draft, DraftIdentity, TargetDraft, naa, truncated};
 use super::{Files, ImportError, Imported};
 use sarsen_node::model::document::{Rule, Volume};
+use sarsen_node::model::{CacheMode, StoreKind};
 
 const VENDOR: &str = "IET";
 const PRODUCT: &str = "VIRTUAL-DISK";
@@ -330,19 +332,19 @@ fn take_store(
         return None;
     }
     let kind = kind_of(draft, store, settings)?;
-    let path = Some(store.path.to_owned());
+    let path = Some(store.path.into());
     let mut volume = match kind {
-        StoreUse::File => Volume { store: "file".into(), path, ..Volume::default() },
-        StoreUse::Cd => Volume { store: "iso".into(), path, ..Volume::default() },
-        StoreUse::Device => Volume { store: "sg".into(), path, ..Volume::default() },
+        StoreUse::File => Volume { store: StoreKind::File, path, ..Volume::default() },
+        StoreUse::Cd => Volume { store: StoreKind::Iso, path, ..Volume::default() },
+        StoreUse::Device => Volume { store: StoreKind::Sg, path, ..Volume::default() },
     };
     if let StoreUse::File = kind {
-        volume.cache = cache_of(settings).map(Into::into);
+        volume.cache = cache_of(settings);
         volume.read_only = settings.is_on("readonly");
         volume.removable = settings.is_on("removable");
         match settings.value("block-size") {
             None | Some("512") => {}
-            Some("4096") => volume.block_size = Some(4096),
+            Some("4096") => volume.block_size = Some(BlockSize::B4096),
             Some(other) => {
                 let what = format!("block-size {other} of {}", store.path);
                 draft.report_loss(
@@ -382,15 +384,15 @@ fn kind_of(draft: &mut Draft, store: &Store<'_>, settings: &Settings<'_>) -> Opt
     }
 }
 
-fn cache_of(settings: &Settings<'_>) -> Option<&'static str> {
+fn cache_of(settings: &Settings<'_>) -> Option<CacheMode> {
     let flags = settings.value("bsoflags").unwrap_or_default();
     let direct = flags.contains("direct") || settings.value("bs-type") == Some("aio");
     let through = flags.contains("sync") || settings.value("write-cache") == Some("off");
     match (direct, through) {
         (false, false) => None,
-        (false, true) => Some("writethrough"),
-        (true, false) => Some("none"),
-        (true, true) => Some("directsync"),
+        (false, true) => Some(CacheMode::WriteThrough),
+        (true, false) => Some(CacheMode::None),
+        (true, true) => Some(CacheMode::DirectSync),
     }
 }
 
@@ -447,27 +449,24 @@ fn designators(scsi_id: &str, number: Option<(u64, u64)>) -> Vec<Designator> {
 /// Sets the identity that tgtd gives a disk with these numbers.
 pub fn set_tgtd_identity(volume: &mut Volume, tid: u32, lun: u64) {
     let tid = u64::from(tid);
-    let is_cd = volume.store == "iso";
+    let is_cd = volume.store == StoreKind::Iso;
     volume.vendor = Some(VENDOR.to_owned());
     volume.product = Some(if is_cd { CD_PRODUCT } else { PRODUCT }.to_owned());
     volume.revision = Some(REVISION.to_owned());
     volume.serial = Some(serial_of(tid, lun));
     let scsi_id = scsi_id_of(tid, lun);
-    volume.naa = Some(registered_extended(&scsi_id));
-    let designators = designators(&scsi_id, Some((tid, lun)));
-    volume.designators = designators.iter().map(Designator::to_string).collect();
+    volume.naa = Naa::parse(&registered_extended(&scsi_id));
+    volume.designators = designators(&scsi_id, Some((tid, lun)));
 }
 
 /// Sets the identity that tgtd derives from another `scsi_id`.
 pub fn show_as_tgt(volume: &mut Volume, scsi_id: &str) {
     let scsi_id = truncated(scsi_id, LONGEST_SCSI_ID);
-    volume.naa = Some(registered_extended(&scsi_id));
+    volume.naa = Naa::parse(&registered_extended(&scsi_id));
     // Designators from the numbers stay.
-    let is_local = |text: &String| text.starts_with("naa:3");
-    let local: Vec<String> =
-        volume.designators.iter().filter(|text| is_local(text)).cloned().collect();
-    let shown = designators(&scsi_id, None).into_iter().map(|designator| designator.to_string());
-    let mut shown: Vec<String> = shown.collect();
+    let is_local = |one: &Designator| matches!(one, Designator::Naa(Naa::Eight([first, ..])) if first >> 4 == 3);
+    let local: Vec<_> = volume.designators.iter().filter(|one| is_local(one)).cloned().collect();
+    let mut shown = designators(&scsi_id, None);
     let place = shown.len() - 1;
     shown.splice(place..place, local);
     volume.designators = shown;
@@ -502,12 +501,15 @@ fn identify(
     let designators = designators(&scsi_id, Some((tid, lun)));
     let shown = DraftIdentity {
         vendor: or("vendor_id", VENDOR),
-        product: or("product_id", if volume.store == "iso" { CD_PRODUCT } else { PRODUCT }),
+        product: or(
+            "product_id",
+            if volume.store == StoreKind::Iso { CD_PRODUCT } else { PRODUCT },
+        ),
         revision: or("product_rev", REVISION),
         serial,
         designators,
     };
     draft.identify(store.place, volume, shown);
     // Multipath and udev prefer the last one.
-    volume.naa = Some(registered_extended(&scsi_id));
+    volume.naa = Naa::parse(&registered_extended(&scsi_id));
 }

@@ -1,9 +1,10 @@
 //! The changes of `tgtadm`: from the current state, the objects to apply and the objects to delete.
 
 use crate::import::{denied_initiator, set_tgtd_identity};
+use sarsen_block::BlockSize;
 use sarsen_node::desired::Changed;
 use sarsen_node::model::document::{Account, Rule, Target, Volume};
-use sarsen_node::model::{Document, Key, ObjectKind};
+use sarsen_node::model::{CacheMode, Document, Key, ObjectKind, StoreKind, Textual as _};
 use sarsen_node::schema::{Apply, ErrorCode};
 
 use super::{ATTEMPTS, Arguments, Failure, Server, ServerView, code, number, params};
@@ -190,10 +191,12 @@ fn new_unit(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure>
         return Err(Failure::UnitExists);
     }
     let tid = number(&target);
+    let block_size = arguments.blocksize.map(|bytes| BlockSize::parse(&bytes.to_string()));
+    let block_size = block_size.transpose().map_err(Failure::Invalid)?;
     let mut volume = Volume {
         name: format!("{UNIT_PREFIX}{tid}-{lun}"),
-        path: Some(path.to_owned()),
-        block_size: arguments.blocksize,
+        path: Some(path.into()),
+        block_size,
         ..Volume::default()
     };
     let direct = arguments.bsoflags.as_deref().is_some_and(|flags| flags.contains("direct"));
@@ -201,19 +204,19 @@ fn new_unit(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure>
     let device_type = arguments.device_type.as_deref().unwrap_or("disk");
     match (device_type, arguments.bstype.as_deref().unwrap_or("rdwr")) {
         ("disk", store @ ("rdwr" | "aio")) => {
-            volume.store = "file".to_owned();
+            volume.store = StoreKind::File;
             volume.cache = match (direct || store == "aio", through) {
                 (false, false) => None,
-                (false, true) => Some("writethrough".to_owned()),
-                (true, false) => Some("none".to_owned()),
-                (true, true) => Some("directsync".to_owned()),
+                (false, true) => Some(CacheMode::WriteThrough),
+                (true, false) => Some(CacheMode::None),
+                (true, true) => Some(CacheMode::DirectSync),
             };
         }
-        ("cd", "rdwr" | "mmc" | "aio") => volume.store = "iso".to_owned(),
-        ("pt", "sg" | "bsg") => volume.store = "sg".to_owned(),
+        ("cd", "rdwr" | "mmc" | "aio") => volume.store = StoreKind::Iso,
+        ("pt", "sg" | "bsg") => volume.store = StoreKind::Sg,
         _ => return Err(Failure::Unsupported),
     }
-    if volume.store != "sg" {
+    if volume.store != StoreKind::Sg {
         set_tgtd_identity(&mut volume, tid, lun);
     }
     if let Some(options) = &arguments.params {
@@ -346,6 +349,7 @@ fn unbind_account(world: &ServerView, arguments: &Arguments) -> Result<Steps, Fa
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
+    use sarsen_scsi::Naa;
 
     use super::*;
 
@@ -390,9 +394,9 @@ mod tests {
     fn unit_has_identity_that_tgtd_reports() {
         let document = after(&[NEW, UNIT]);
         let [volume] = &document.volume[..] else { panic!("{document:?}") };
-        assert_eq!((&*volume.store, volume.path.as_deref()), ("file", Some("/dev/vg/x")));
+        assert_eq!(volume.file(), Some("/dev/vg/x".as_ref()));
         assert_eq!(volume.serial.as_deref(), Some("beaf71"));
-        assert_eq!(volume.naa.as_deref(), Some("60000000000000000e00000000070001"));
+        assert_eq!(volume.naa, Naa::parse("60000000000000000e00000000070001"));
         assert_eq!(document.target[0].luns[&1], volume.name);
         // The unit is deleted with its target.
         let document = after(&[NEW, UNIT, (delete_target, "--tid 7")]);

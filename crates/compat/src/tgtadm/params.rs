@@ -1,6 +1,7 @@
 //! The parameters of a unit in `--params`: `scsi_sn=…,vendor_id=…`.
 
 use crate::import::show_as_tgt;
+use sarsen_node::model::CacheMode;
 use sarsen_node::model::document::Volume;
 
 use super::Failure;
@@ -36,7 +37,7 @@ pub(super) fn take(volume: &mut Volume, params: &str) -> Result<(), Failure> {
             "product_rev" => volume.revision = text(),
             "readonly" => volume.read_only = value == "1",
             "removable" => volume.removable = value == "1",
-            "path" => volume.path = text(),
+            "path" => volume.path = text().map(Into::into),
             "mode_page" => take_mode_page(volume, value),
             key if HINTS.contains(&key) => {}
             _ => return Err(Failure::Invalid(format!("unknown parameter {key}"))),
@@ -57,17 +58,20 @@ fn take_mode_page(volume: &mut Volume, value: &str) {
         None => first.parse(),
     };
     let has_cache = byte.is_ok_and(|byte| byte & WRITE_CACHE != 0);
-    let cache = match (volume.cache.as_deref(), has_cache) {
-        (None | Some("writeback" | "writethrough"), true) => None,
-        (None | Some("writeback" | "writethrough"), false) => Some("writethrough"),
-        (_, true) => Some("none"),
-        (_, false) => Some("directsync"),
+    let is_cached =
+        matches!(volume.cache, None | Some(CacheMode::WriteBack | CacheMode::WriteThrough));
+    volume.cache = match (is_cached, has_cache) {
+        (true, true) => None,
+        (true, false) => Some(CacheMode::WriteThrough),
+        (false, true) => Some(CacheMode::None),
+        (false, false) => Some(CacheMode::DirectSync),
     };
-    volume.cache = cache.map(Into::into);
 }
 
 #[cfg(test)]
 mod tests {
+    use sarsen_scsi::Naa;
+
     use super::*;
 
     #[test]
@@ -83,8 +87,8 @@ mod tests {
             (volume.serial.as_deref(), volume.vendor.as_deref()),
             (Some("abc"), Some("ACME"))
         );
-        assert_eq!(volume.cache.as_deref(), Some("writethrough"));
-        assert_eq!(volume.naa.as_deref(), Some("60000000000000000e00000000010001"));
+        assert_eq!(volume.cache, Some(CacheMode::WriteThrough));
+        assert_eq!(volume.naa, Naa::parse("60000000000000000e00000000010001"));
         take(&mut volume, "mode_page=8:0:18:0x14:0").expect("known");
         assert_eq!(volume.cache, None);
         assert!(take(&mut volume, "colour=red").is_err());

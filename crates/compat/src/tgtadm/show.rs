@@ -1,10 +1,13 @@
 //! The output of `tgtadm --op show`. Every space is significant, since scripts parse it with sed, grep and regular
 //! expressions.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use sarsen_node::model::document::{Rule, Target, Volume};
+use sarsen_node::model::{CacheMode, StoreKind};
 use sarsen_node::schema::{Connection, Session};
+use sarsen_scsi::Designator;
 
 use super::change::is_deny_all;
 use super::{Failure, ServerView, number};
@@ -105,11 +108,11 @@ struct Unit<'a> {
     scsi_id: String,
     serial: String,
     size: u64,
-    block_size: u32,
+    block_size: usize,
     removable: bool,
     read_only: bool,
     store: &'static str,
-    path: &'a str,
+    path: Cow<'a, str>,
     flags: &'static str,
 }
 
@@ -125,36 +128,39 @@ impl<'a> Unit<'a> {
             removable: false,
             read_only: false,
             store: "null",
-            path: "None",
+            path: "None".into(),
             flags: "",
         }
     }
 
     fn of(lun: u16, volume: &'a Volume, size: u64) -> Self {
-        let t10 = volume.designators.iter().find_map(|text| text.strip_prefix("t10:"));
-        let (kind, store) = match volume.store.as_str() {
-            "iso" => ("cd/dvd", "rdwr"),
-            "sg" => ("passthrough", "sg"),
-            "file" => ("disk", "rdwr"),
-            _ => ("disk", "null"),
+        let t10 = volume.designators.iter().find_map(|designator| match designator {
+            Designator::T10(text) => Some(text.clone()),
+            Designator::Naa(_) | Designator::Eui(_) | Designator::Name(_) => None,
+        });
+        let (kind, store) = match volume.store {
+            StoreKind::Iso => ("cd/dvd", "rdwr"),
+            StoreKind::Sg => ("passthrough", "sg"),
+            StoreKind::File => ("disk", "rdwr"),
+            StoreKind::Ram | StoreKind::Null => ("disk", "null"),
         };
-        let flags = match volume.cache.as_deref() {
-            Some("none") => "direct",
-            Some("directsync") => "sync direct",
+        let flags = match volume.cache {
+            Some(CacheMode::None) => "direct",
+            Some(CacheMode::DirectSync) => "sync direct",
             _ => "",
         };
         let serial = volume.serial.clone().unwrap_or_default();
         Self {
             lun,
             kind,
-            scsi_id: t10.map_or_else(|| serial.clone(), str::to_owned),
+            scsi_id: t10.unwrap_or_else(|| serial.clone()),
             serial,
             size,
-            block_size: volume.block_size.unwrap_or(512),
+            block_size: volume.block_size.unwrap_or_default().bytes(),
             removable: volume.removable,
             read_only: volume.read_only,
             store,
-            path: volume.path.as_deref().unwrap_or("None"),
+            path: volume.path.as_ref().map_or("None".into(), |path| path.to_string_lossy()),
             flags,
         }
     }
@@ -229,11 +235,11 @@ mod tests {
     fn a_target_is_shown_as_scripts_expect_it() {
         let volume = Volume {
             name: "tgt-7-1".into(),
-            store: "file".into(),
+            store: StoreKind::File,
             path: Some("/dev/vg/x".into()),
             serial: Some("beaf71".into()),
-            designators: vec!["t10:IET     00070001".into()],
-            cache: Some("directsync".into()),
+            designators: vec![Designator::T10("IET     00070001".into())],
+            cache: Some(CacheMode::DirectSync),
             ..Volume::default()
         };
         let target = Target {

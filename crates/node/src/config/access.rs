@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use sarsen_scsi::{Lun, LunView};
 
 use super::{
-    Config, HostConfig, Invalid, LARGEST_LUN, Login, RuleConfig, ShownLuns, StoreConfig,
+    Config, HostConfig, Invalid, LARGEST_LUN, Login, RuleConfig, ShownLuns, StoreKind,
     TargetConfig, nearest,
 };
 use crate::model::{FieldError, Key, ObjectKind};
@@ -150,8 +150,7 @@ impl<'a> Facts<'a> {
                 login_accounts.entry(name.as_str()).or_insert(at);
             }
         }
-        let is_device =
-            |volume: &&super::VolumeConfig| matches!(volume.store, StoreConfig::Sg { .. });
+        let is_device = |volume: &&super::VolumeConfig| volume.store == StoreKind::Sg;
         let devices = config.volumes.iter().filter(is_device).map(|volume| volume.name.as_str());
         Ok(Self { accounts, hosts, login_accounts, devices: devices.collect() })
     }

@@ -3,9 +3,7 @@
 
 mod access;
 mod api;
-mod cache_mode;
 mod diff;
-mod fault;
 mod file;
 mod host;
 mod identity;
@@ -18,22 +16,15 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
-use sarsen_block::BlockSize;
 use sarsen_io::cores::FileEngine;
 use sarsen_io::spin::Spin;
-use sarsen_scsi::{MAXIMUM_TARGET_PORTS, ProtectionType};
+use sarsen_scsi::MAXIMUM_TARGET_PORTS;
 
 pub(crate) use self::api::DEFAULT_API_PORT;
 pub use self::api::{ApiConfig, parse_api};
-pub use self::cache_mode::CacheMode;
 pub(crate) use self::diff::Different;
-pub use self::fault::FaultConfig;
-pub use self::file::Source;
-pub(crate) use self::file::{CACHES, STORES};
-pub use self::file::{parse_cache, parse_engine, parse_file, parse_spin};
-pub use self::identity::IdentityConfig;
+pub use self::file::{Source, parse_file};
 pub use self::isns::{IsnsConfig, parse_isns};
 pub(crate) use self::needs::PortalRequirement;
 pub(crate) use self::reference::tables as reference_tables;
@@ -41,15 +32,16 @@ pub use self::reference::{KeyReference, TableReference};
 pub use self::spec::{parse_account, parse_volume};
 pub use crate::model::document::{
     Account as AccountConfig, Discovery, Host as HostConfig, Portal, Redirect, Rule as RuleConfig,
-    ShownLuns, Target as TargetConfig, Tls as TlsConfig,
+    ShownLuns, Target as TargetConfig, Tls as TlsConfig, Volume as VolumeConfig,
 };
 pub use crate::model::{
-    CertificatePattern, DEFAULT_GROUP, DEFAULT_WEIGHT, Invalid, Limits, Login, NamePattern,
-    Network, Rates, is_iscsi_name_byte, parse_nbd_portal, parse_network, parse_portal,
-    parse_redirect_address, parse_size, render_size, target_name_fault,
+    CacheMode, CertificatePattern, DEFAULT_GROUP, DEFAULT_WEIGHT, FaultConfig, Invalid, Limits,
+    Login, NamePattern, Network, Rates, StoreKind, is_iscsi_name_byte, parse_nbd_portal,
+    parse_network, parse_portal, parse_redirect_address, parse_size, render_size,
+    target_name_fault,
 };
 pub(crate) use crate::model::{DEFAULT_PORTAL, LARGEST_LUN, nearest, read_private};
-use crate::model::{FieldError, Key, ObjectKind, check_volume_name};
+use crate::model::{FieldError, Key, ObjectKind};
 pub use crate::protocol::Protocol;
 
 /// The naming authority of targets without a configured name. Each such volume has its own target, named
@@ -57,6 +49,7 @@ pub use crate::protocol::Protocol;
 pub const DEFAULT_TARGET_PREFIX: &str = "iqn.2026-11.io.sarsen:";
 /// Maximum number of volumes of one server.
 pub const MAX_VOLUMES: usize = 16_384;
+
 /// The configuration of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -95,78 +88,21 @@ pub struct Config {
     pub source: Option<Arc<Source>>,
 }
 
-/// A volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VolumeConfig {
-    /// Unique name.
-    pub name: String,
-    /// The store of its blocks.
-    pub store: StoreConfig,
-    /// Logical block size.
-    pub block_size: BlockSize,
-    /// The volume rejects writes.
-    pub read_only: bool,
-    /// Initiators can eject and load its medium. An ISO image is always removable.
-    pub removable: bool,
-    /// The identifiers that initiators see, wherever the volume is served. Missing ones are derived from the names of
-    /// this machine and of the volume.
-    pub identity: IdentityConfig,
-    /// The type of the protection information of its blocks; `None` for no protection information.
-    pub protection: Option<ProtectionType>,
-    /// A deliberate delay of each response.
-    pub delay: Option<Duration>,
-    /// Its blocks are stored encrypted, so that SANITIZE can erase them by discarding the key.
-    pub encrypted: bool,
-    /// The faults that are injected into it.
-    pub faults: Vec<FaultConfig>,
-    /// Its QoS limits.
-    pub qos: Rates,
-}
-
-/// The store of a volume's blocks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StoreConfig {
-    /// In memory. The data is lost when the server ends.
-    Ram {
-        /// Size in bytes.
-        size: u64,
-        /// Maximum memory in bytes. Writes beyond it fail, as on any thin-provisioned disk.
-        limit: Option<u64>,
-    },
-    /// A store that keeps no data.
-    Null {
-        /// Size in bytes.
-        size: u64,
-    },
-    /// In a file or on a block device.
-    File {
-        /// Path of the file or the device.
-        path: PathBuf,
-        /// Size in bytes: the server creates a missing file with this size and grows a smaller one.
-        size: Option<u64>,
-        /// Cache mode.
-        cache: CacheMode,
-        /// The folder of its persistent state, such as persistent reservations. Default: next to a regular file; none
-        /// for a block device.
-        state: Option<PathBuf>,
-    },
-    /// A SCSI device of this machine, to which commands are passed through unchanged.
-    Sg {
-        /// Path, such as `/dev/sg0`.
-        path: PathBuf,
-    },
-    /// A CD or DVD: a read-only image of blocks of 2,048 bytes.
-    Iso {
-        /// Path of the image.
-        path: PathBuf,
-    },
-}
-
 /// Returns the groups of portals. A target has a port for each group, even if only NBD clients reach it.
 pub(crate) fn target_port_groups<'a>(
     portals: impl IntoIterator<Item = &'a Portal>,
 ) -> BTreeSet<u16> {
     portals.into_iter().map(Portal::group).collect()
+}
+
+/// Refuses more volumes than a server can have.
+pub(crate) fn check_volume_count(volumes: usize) -> Result<(), Invalid> {
+    if volumes > MAX_VOLUMES {
+        return wrong(format!(
+            "the configuration has {volumes} volumes; the maximum is {MAX_VOLUMES}"
+        ));
+    }
+    Ok(())
 }
 
 fn wrong<T>(message: impl Into<String>) -> Result<T, Invalid> {
@@ -186,11 +122,6 @@ pub struct ConfigError {
 impl ConfigError {
     pub(crate) fn new(place: impl Into<String>, message: impl Into<String>) -> Self {
         Self { place: place.into(), message: message.into() }
-    }
-
-    /// Returns the error for an object that has no value for a required key.
-    fn missing(place: &str, object: &str, key: &str) -> Self {
-        Self::new(place, format!("{object} has no {key}: add it"))
     }
 }
 
@@ -307,12 +238,9 @@ impl Config {
         mut self,
         unmet: Option<&BTreeSet<PortalRequirement>>,
     ) -> Result<Self, Invalid> {
-        if self.volumes.len() > MAX_VOLUMES {
-            return wrong(format!(
-                "the configuration has {} volumes; the maximum is {MAX_VOLUMES}",
-                self.volumes.len()
-            ));
-        }
+        check_volume_count(self.volumes.len())?;
+        self.check_objects()?;
+        self.volumes.iter_mut().for_each(VolumeConfig::complete);
         if self.listen.is_empty() {
             self.listen = vec![Portal::default()];
         }
@@ -328,16 +256,12 @@ impl Config {
         }
         let mut names = HashSet::new();
         for volume in &self.volumes {
-            let key = || Key::new(ObjectKind::Volume, &volume.name);
-            check_volume_name(&volume.name)
-                .map_err(|message| Invalid::new(key(), "name", message))?;
             if !names.insert(volume.name.as_str()) {
                 let message = format!("two volumes are named {}: rename one", volume.name);
-                return Err(Invalid::new(key(), "", message));
+                return Err(Invalid::new(Key::new(ObjectKind::Volume, &volume.name), "", message));
             }
         }
         identity::check_unique(&self.volumes)?;
-        self.check_objects()?;
         let mut target_names = HashSet::new();
         let mut exported = HashMap::new();
         for target in &self.targets {
@@ -407,6 +331,9 @@ impl Config {
         let of = |kind: ObjectKind, name: &str, checked: Result<(), FieldError>| {
             checked.map_err(|error| error.of(Key::new(kind, name)))
         };
+        for volume in &self.volumes {
+            of(ObjectKind::Volume, &volume.name, volume.check())?;
+        }
         for portal in &self.listen {
             of(ObjectKind::Portal, portal.address.as_str(), portal.check())?;
         }
@@ -430,20 +357,14 @@ mod tests {
     use sarsen_scsi::AccessState;
 
     use super::*;
+    use crate::model::ByteSize;
 
     fn ram(name: &str) -> VolumeConfig {
         VolumeConfig {
             name: name.into(),
-            store: StoreConfig::Ram { size: 1 << 20, limit: None },
-            block_size: BlockSize::B512,
-            read_only: false,
-            removable: false,
-            identity: IdentityConfig::default(),
-            protection: None,
-            delay: None,
-            encrypted: false,
-            faults: Vec::new(),
-            qos: Rates::default(),
+            store: StoreKind::Ram,
+            size: ByteSize::new(1 << 20),
+            ..VolumeConfig::default()
         }
     }
 

@@ -1,7 +1,9 @@
 //! Objects on the command line: a volume as `NAME=KIND:ARGUMENT[,KEY=VALUE…]`, an account as `NAME=FILE`.
 
-use super::file::{Setting, volume_from_settings};
+use serde_json::{Map, Value, json};
+
 use super::{AccountConfig, ConfigError, VolumeConfig};
+use crate::model::{Mismatch, from_json};
 
 /// Parses the `NAME=FILE` of an account, the file with its secret.
 pub fn parse_account(text: &str) -> Result<AccountConfig, ConfigError> {
@@ -17,42 +19,57 @@ pub fn parse_account(text: &str) -> Result<AccountConfig, ConfigError> {
 
 /// Parses `scratch=ram:1GiB`, `data=file:/srv/data.img,cache=none`, ….
 pub fn parse_volume(text: &str) -> Result<VolumeConfig, ConfigError> {
-    let place = format!("--volume {text}");
+    let wrong = |message: String| ConfigError::new(format!("--volume {text}"), message);
     let form = || {
-        ConfigError::new(
-            place.clone(),
-            "write NAME=ram:SIZE, NAME=file:PATH, NAME=iso:PATH, NAME=sg:PATH or NAME=null:SIZE, and then options such as ,cache=none",
+        wrong(
+            "write NAME=ram:SIZE, NAME=file:PATH, NAME=iso:PATH, NAME=sg:PATH or NAME=null:SIZE, and then options such \
+             as ,cache=none"
+                .to_owned(),
         )
     };
     let (name, rest) = text.split_once('=').ok_or_else(form)?;
-    let (kind, rest) = rest.split_once(':').ok_or_else(form)?;
+    let (store, rest) = rest.split_once(':').ok_or_else(form)?;
     let mut parts = rest.split(',');
     let argument = parts.next().unwrap_or_default();
-    let argument_key = match kind {
+    let argument_key = match store {
         "file" | "iso" | "sg" => "path",
         _ => "size",
     };
-    let setting = |key: &str, value: &str| Setting {
-        key: key.into(),
-        value: value.into(),
-        place: place.clone(),
-    };
-    let mut settings =
-        vec![setting("name", name), setting("store", kind), setting(argument_key, argument)];
-    for part in parts {
-        let (key, value) = part.split_once('=').unwrap_or((part, "true"));
-        settings.push(setting(key, value));
+    let given = [("name", name), ("store", store), (argument_key, argument)];
+    let options = parts.map(|part| part.split_once('=').unwrap_or((part, "true")));
+    let mut fields = Map::new();
+    for (key, text) in given.into_iter().chain(options) {
+        add(&mut fields, key, text);
     }
-    volume_from_settings(settings, &place)
+    let fields = Value::from(fields);
+    let volume = volume_of(&fields).map_err(|misfit| wrong(misfit.to_string()))?;
+    let checked = volume.check_device_keys(&fields).and_then(|()| volume.check());
+    checked.map_err(|error| wrong(error.message))?;
+    Ok(volume)
+}
+
+fn volume_of(fields: &Value) -> Result<VolumeConfig, Mismatch> {
+    from_json(fields.to_string().as_bytes())
+}
+
+/// Adds an option. Its value is a text, unless its key takes a boolean or a list. A list has an option for each element.
+fn add(fields: &mut Map<String, Value>, key: &str, text: &str) {
+    let takes = |value: Value| volume_of(&json!({ "name": "", key: value })).is_ok();
+    if takes(json!([])) {
+        let list = fields.entry(key).or_insert_with(|| json!([]));
+        list.as_array_mut().into_iter().for_each(|list| list.push(text.into()));
+        return;
+    }
+    let boolean = text.parse::<bool>().ok().filter(|boolean| takes((*boolean).into()));
+    fields.insert(key.to_owned(), boolean.map_or_else(|| text.into(), Value::from));
 }
 
 #[cfg(test)]
 mod tests {
     use sarsen_block::BlockSize;
 
-    use super::super::StoreConfig;
     use super::*;
-    use crate::stores::CacheMode;
+    use crate::model::{ByteSize, CacheMode, StoreKind};
 
     #[test]
     fn a_flag_names_account_and_file() {
@@ -71,22 +88,20 @@ mod tests {
         )
         .expect("valid");
         assert_eq!(volume.name, "data");
-        assert_eq!(volume.block_size, BlockSize::B4096);
-        assert_eq!(
-            volume.store,
-            StoreConfig::File {
-                path: "/srv/a.img".into(),
-                size: Some(1 << 30),
-                cache: CacheMode::DirectSync,
-                state: Some("/srv/kept".into()),
-            }
-        );
-        assert!(parse_volume("r=ram:1MiB,read-only").expect("valid").read_only);
-        assert!(parse_volume("r=ram:1MiB,removable").expect("valid").removable);
+        assert_eq!(volume.block_size(), BlockSize::B4096);
+        assert_eq!((volume.store, volume.cache()), (StoreKind::File, CacheMode::DirectSync));
+        assert_eq!(volume.file(), Some("/srv/a.img".as_ref()));
+        assert_eq!(volume.size, Some(ByteSize::of_bytes(1 << 30)));
+        assert_eq!(volume.state, Some("/srv/kept".into()));
+        assert!(parse_volume("r=ram:1MiB,read-only").expect("valid").is_read_only());
+        assert!(parse_volume("r=ram:1MiB,removable").expect("valid").is_removable());
+        // A text stays a text, and the last value of an option counts.
+        let volume = parse_volume("r=ram:1MiB,serial=true,size=2MiB").expect("valid");
+        assert_eq!((volume.serial.as_deref(), volume.size), (Some("true"), ByteSize::new(2 << 20)));
         let disc = parse_volume("boot=iso:/srv/a.iso,serial=b").expect("valid");
-        assert_eq!(disc.store, StoreConfig::Iso { path: "/srv/a.iso".into() });
+        assert_eq!((disc.store, disc.path.clone()), (StoreKind::Iso, Some("/srv/a.iso".into())));
         assert_eq!(
-            (disc.block_size, disc.read_only, disc.removable),
+            (disc.block_size(), disc.is_read_only(), disc.is_removable()),
             (BlockSize::B2048, true, true)
         );
         let volume = parse_volume("r=ram:1MiB,protection=2").expect("valid");
@@ -100,9 +115,9 @@ mod tests {
             assert_eq!(parse_volume(text).expect("valid").encrypted, encrypted, "{text}");
         }
         let tape = parse_volume("tape=sg:/dev/sg0").expect("valid");
-        assert_eq!(tape.store, StoreConfig::Sg { path: "/dev/sg0".into() });
+        assert_eq!((tape.store, tape.path), (StoreKind::Sg, Some("/dev/sg0".into())));
         let volume = parse_volume("r=ram:1MiB,fault=lost-write@7:once,fault=stale-read@8");
-        assert_eq!(volume.expect("valid").faults.len(), 2);
+        assert_eq!(volume.expect("valid").fault.len(), 2);
     }
 
     #[test]

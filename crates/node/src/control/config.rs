@@ -19,7 +19,7 @@ use super::openapi::Failures;
 use super::routes::{Answer, Json};
 use super::{Api, file_access};
 use crate::desired::{Action, Change, ChangeRefused, Changed, Current, Desired, Edit, StateError};
-use crate::model::{Document, JsonMismatch, Key, Object, ObjectKind, from_json, named};
+use crate::model::{Document, Key, Mismatch, Object, ObjectKind, from_json, named};
 use crate::schema::{Apply, ConfigBody, ConfigObject, ConfigState, RevisionList};
 use crate::{ChangeError, ErrorClass};
 
@@ -566,7 +566,7 @@ fn object_of(kind: ObjectKind, body: &[u8]) -> Result<Object, ApiError> {
 }
 
 /// Returns the error of a body, with the object and its field where the body has a name for it.
-fn wrong_body(body: &[u8], kind: Option<ObjectKind>, misfit: &JsonMismatch) -> ApiError {
+fn wrong_body(body: &[u8], kind: Option<ObjectKind>, misfit: &Mismatch) -> ApiError {
     match named(body, kind, misfit) {
         Some(invalid) => ApiError::invalid(invalid.place().as_deref(), invalid.message),
         None => ApiError::invalid(misfit.key.as_deref(), format!("the body: {misfit}")),

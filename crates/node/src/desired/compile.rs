@@ -1,22 +1,16 @@
-//! Compiles objects into the configuration that a server runs. Each object is rendered as in the configuration file and
-//! parsed by the parser of that file, so that one set of rules applies to both.
+//! Compiles objects into the configuration that a server runs. The functions that check a configuration file check them.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 
-use crate::config::{
-    Config, ConfigError, MAX_VOLUMES, PortalRequirement, VolumeConfig, parse_file,
-};
-use crate::model::document::{Document, Volume};
-use crate::model::{Invalid, Key, Object, ObjectKind, Objects, differences};
+use crate::config::{Config, PortalRequirement, check_volume_count};
+use crate::model::document::Volume;
+use crate::model::{FieldError, Invalid, Object, ObjectKind, Objects};
 
-/// Compiles objects, and caches the result of each one: a change of one among ten thousand is cheap.
+/// Compiles objects.
 pub(super) struct Compiler {
     /// The server's own settings, from flags and its file.
     base: Config,
-    /// Objects, and the parsed form of volumes.
-    parts: BTreeMap<Key, (Arc<Object>, Option<Box<VolumeConfig>>)>,
     /// Needs of targets that no portal meets in the configuration in force.
     unmet: BTreeSet<PortalRequirement>,
 }
@@ -24,7 +18,7 @@ pub(super) struct Compiler {
 impl Compiler {
     /// Creates a compiler for a server with these settings of its own.
     pub(super) fn new(base: Config) -> Self {
-        Self { base, parts: BTreeMap::new(), unmet: BTreeSet::new() }
+        Self { base, unmet: BTreeSet::new() }
     }
 
     /// Returns whether the server listens at the default address while no object names an address.
@@ -32,16 +26,9 @@ impl Compiler {
         self.base.listen.is_empty()
     }
 
-    /// Keeps only the results of these objects.
-    pub(super) fn forget_all_but(&mut self, objects: &Objects) {
-        self.parts.retain(|key, (object, _)| {
-            objects.get(key).is_some_and(|current| Arc::ptr_eq(current, object))
-        });
-    }
-
     /// Returns the same compiler for other settings of the server itself.
     pub(super) fn with_base(&self, base: Config) -> Self {
-        Self { unmet: self.unmet.clone(), ..Self::new(base) }
+        Self { base, unmet: self.unmet.clone() }
     }
 
     /// Adopts the [`unmet`] needs of a configuration that is in force now.
@@ -58,48 +45,30 @@ impl Compiler {
     }
 
     /// Returns the configuration of these objects. Targets may have needs that are unmet already.
-    pub(super) fn compile(&mut self, objects: &Objects) -> Result<Config, Invalid> {
-        let unmet = self.unmet.clone();
-        self.compile_with(objects, Some(&unmet))
+    pub(super) fn compile(&self, objects: &Objects) -> Result<Config, Invalid> {
+        self.compile_with(objects, Some(&self.unmet))
     }
 
     fn compile_with(
-        &mut self,
+        &self,
         objects: &Objects,
         may_be_unmet: Option<&BTreeSet<PortalRequirement>>,
     ) -> Result<Config, Invalid> {
         // This check precedes all others, before the objects take memory.
-        let volumes = objects.keys().filter(|key| key.kind == ObjectKind::Volume).count();
-        if volumes > MAX_VOLUMES {
-            let message =
-                format!("the configuration has {volumes} volumes; the maximum is {MAX_VOLUMES}");
-            return Err(Invalid::of_all(message));
-        }
-        let known = self.parts.iter().map(|(key, (object, _))| (key, object));
-        let different = differences(known, objects);
-        let different: Vec<_> =
-            different.map(|one| (one.key.clone(), one.after.cloned())).collect();
-        for (key, object) in different {
-            match object {
-                Some(object) => {
-                    let part = part_of(&key, &object)?;
-                    self.parts.insert(key, (object, part));
-                }
-                None => drop(self.parts.remove(&key)),
-            }
-        }
+        check_volume_count(objects.keys().filter(|key| key.kind == ObjectKind::Volume).count())?;
         let mut config = self.base.clone();
-        for (object, part) in self.parts.values() {
-            match (&**object, part) {
-                (Object::Volume(_), volume) => {
-                    config.volumes.extend(volume.as_deref().cloned());
+        for (key, object) in objects {
+            match &**object {
+                Object::Portal(portal) => config.listen.push(portal.clone()),
+                Object::Account(account) => config.accounts.push(account.clone()),
+                Object::Host(host) => config.hosts.push(host.clone()),
+                Object::Volume(volume) => {
+                    check_paths(volume).map_err(|error| error.of(key.clone()))?;
+                    config.volumes.push(volume.clone());
                 }
-                (Object::Portal(portal), _) => config.listen.push(portal.clone()),
-                (Object::Account(account), _) => config.accounts.push(account.clone()),
-                (Object::Host(host), _) => config.hosts.push(host.clone()),
-                (Object::Target(target), _) => config.targets.push(target.clone()),
-                (Object::Discovery(discovery), _) => config.discovery = discovery.clone(),
-                (Object::Limits(limits), _) => config.limits = limits.clone(),
+                Object::Target(target) => config.targets.push(target.clone()),
+                Object::Discovery(discovery) => config.discovery = discovery.clone(),
+                Object::Limits(limits) => config.limits = limits.clone(),
             }
         }
         config.finish_with(may_be_unmet)
@@ -111,59 +80,27 @@ pub(super) fn unmet(config: &Config) -> BTreeSet<PortalRequirement> {
     config.unmet_needs().map(|unmet| unmet.need).collect()
 }
 
-fn part_of(key: &Key, object: &Object) -> Result<Option<Box<VolumeConfig>>, Invalid> {
-    if let Object::Volume(Volume { path, state, .. }) = object {
-        for (field, path) in [("path", path), ("state", state)] {
-            let Some(path) = path.as_ref().filter(|path| Path::new(path).is_relative()) else {
-                continue;
-            };
+/// Refuses relative paths.
+fn check_paths(volume: &Volume) -> Result<(), FieldError> {
+    let is_relative = |path: &&PathBuf| path.is_relative();
+    for (field, path) in [("path", &volume.path), ("state", &volume.state)] {
+        if let Some(path) = path.as_ref().filter(is_relative) {
             let message =
                 format!("{path:?} depends on the server's working folder; write an absolute path");
-            return Err(Invalid::new(key.clone(), field, message));
+            return Err(FieldError::new(field, message));
         }
     }
-    if !matches!(object, Object::Volume(_)) {
-        return Ok(None);
-    }
-    let text = rendered(object);
-    let parsed = parse_file(Path::new(&key.to_string()), &text);
-    let config = parsed.map_err(|error| invalid_of(error, key, &text))?;
-    Ok(config.volumes.into_iter().next().map(Box::new))
-}
-
-/// Returns the object as the configuration file has it.
-fn rendered(object: &Object) -> String {
-    toml::to_string(&Document::of([object])).expect("a document can be written as TOML")
-}
-
-fn invalid_of(error: ConfigError, key: &Key, text: &str) -> Invalid {
-    let line = error.place.rsplit_once(':').and_then(|(_, line)| line.parse().ok());
-    let field = line.and_then(|line: usize| field_at(text, line));
-    Invalid::new(key.clone(), field.unwrap_or_default(), error.message)
-}
-
-/// Returns the key on a line of the text of [`rendered`]: `size`, `luns.0`, `allow.initiator`.
-fn field_at(text: &str, line: usize) -> Option<String> {
-    let (mut table, mut field) = (String::new(), None);
-    for text in text.lines().take(line) {
-        if let Some(header) = text.strip_prefix('[') {
-            let path = header.trim_start_matches('[').trim_end_matches(']');
-            // The first part is the kind of the object.
-            table = path.split_once('.').map_or(String::new(), |(_, rest)| format!("{rest}."));
-            field = None;
-        } else if let Some((key, _)) = text.split_once(" = ") {
-            field = Some(key.trim_matches('"').to_owned());
-        }
-    }
-    match field {
-        Some(field) => Some(format!("{table}{field}")),
-        None => Some(table.trim_end_matches('.').to_owned()).filter(|table| !table.is_empty()),
-    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
     use super::*;
+    use crate::config::{MAX_VOLUMES, parse_file};
+    use crate::model::Document;
 
     fn objects(text: &str) -> Objects {
         let document: Document = toml::from_str(text).expect("a document");
@@ -177,7 +114,7 @@ mod tests {
 
     #[test]
     fn more_volumes_than_there_may_be_are_refused_before_one_is_read() {
-        let volume = |number| format!("[[volume]]\nname = \"{number}\"\nstore = \"nothing\"\n");
+        let volume = |number| format!("[[volume]]\nname = \"{number}\"\nstore = \"ram\"\n");
         let refused = compile(&(0..=MAX_VOLUMES).map(volume).collect::<String>());
         let message = refused.expect_err("too many").message;
         assert_eq!(
@@ -313,17 +250,7 @@ mod tests {
                 "volume/A.name",
                 "volume name \"A\"",
             ),
-            (
-                "[[volume]]\nname = \"a\"\nstore = \"rma\"\nsize = 512",
-                "volume/a.store",
-                "did you mean ram?",
-            ),
             ("[[volume]]\nname = \"a\"\nstore = \"ram\"", "volume/a", "has no size"),
-            (
-                "[[volume]]\nname = \"a\"\nstore = \"ram\"\nsize = \"big\"",
-                "volume/a.size",
-                "\"big\" is not a size",
-            ),
             (
                 "[[volume]]\nname = \"a\"\nstore = \"ram\"\nsize = 512\niops = 5\nreserved-iops = 6",
                 "volume/a.reserved-iops",

@@ -35,7 +35,9 @@ use crate::engine::{
 };
 use crate::events::{EventLog, Occurrence};
 pub use crate::model::Invalid;
-use crate::model::{Key, Object, ObjectKind, Objects, Orphan, Revision, differences, referred};
+use crate::model::{
+    Key, Object, ObjectKind, Objects, Orphan, Revision, StoreKind, differences, referred,
+};
 use crate::private::VOLUMES;
 
 /// Maximum time that another program may have a file that is to be erased.
@@ -371,7 +373,7 @@ impl Desired {
     async fn begin_rebase(&self, base: Config) -> Result<Begun, ChangeError> {
         let (mut compiler, config, before, reloads, engine) = {
             let document = self.document.lock();
-            let mut compiler = document.compiler.with_base(base);
+            let compiler = document.compiler.with_base(base);
             let before = self.current();
             let config = compiler.compile(&before.objects).map_err(|invalid| {
                 let place = invalid.place().unwrap_or_else(|| "the state".into());
@@ -457,10 +459,7 @@ impl Desired {
     ) -> Result<Changed, E> {
         let _in_progress = self.in_progress.read().await;
         // This drops `make`, and what it holds, before clients leave.
-        let begun = self.begin(make).await;
-        // Memory of a failed change is released.
-        self.document.lock().compiler.forget_all_but(&self.current().objects);
-        let (begun, mut changed) = begun?;
+        let (begun, mut changed) = self.begin(make).await?;
         if let Some(begun) = begun {
             let made = begun.finish().await;
             changed.needs_restart = made.needs_restart.into_iter().map(str::to_owned).collect();
@@ -703,7 +702,9 @@ impl Plan {
                 let (volume, why) = (key.name.clone(), why.to_owned());
                 Err(ChangeRefused::NotErasable { volume, why })
             };
-            let Some((path, _)) = orphans::places(object).filter(|_| volume.store == "file") else {
+            let Some((path, _)) =
+                orphans::places(object).filter(|_| volume.store == StoreKind::File)
+            else {
                 return refuse("it has no file of its own to erase: delete it without --erase");
             };
             match std::fs::symlink_metadata(&path) {
@@ -717,7 +718,7 @@ impl Plan {
             }
             let is_shared =
                 |other: &Arc<Object>| orphans::places(other).is_some_and(|(one, _)| one == path);
-            if volume.read_only || self.objects.values().any(is_shared) {
+            if volume.is_read_only() || self.objects.values().any(is_shared) {
                 return refuse(
                     "its file is read-only or another volume's, too: delete it without --erase",
                 );

@@ -45,9 +45,8 @@ fn system(path: &Path) -> impl FnOnce(io::Error) -> OrphanError {
 /// Returns the file of a volume, and the folder of its records.
 pub(super) fn places(object: &Object) -> Option<(PathBuf, PathBuf)> {
     let Object::Volume(volume) = object else { return None };
-    let path = PathBuf::from(volume.path.as_deref()?);
-    let state =
-        volume.state.as_ref().map_or_else(|| metadata::metadata_folder(&path), PathBuf::from);
+    let path = volume.path.clone()?;
+    let state = volume.state.clone().unwrap_or_else(|| metadata::metadata_folder(&path));
     Some((path, state))
 }
 
@@ -148,9 +147,8 @@ mod tests {
             fs::create_dir(place(&format!("{name}.state"))).expect("made");
         }
         fs::create_dir(place("gone.img.state")).expect("made");
-        let path = Some(place(".").join("kept.img").display().to_string());
-        let volume =
-            Volume { name: "kept".into(), store: "file".into(), path, ..Volume::default() };
+        let path = Some(place(".").join("kept.img"));
+        let volume = Volume { name: "kept".into(), path, ..Volume::default() };
         let object = Object::Volume(volume);
         let objects = Objects::from([(object.key(), Arc::new(object))]);
         let open = fs::File::open(place("open.img")).expect("opened");

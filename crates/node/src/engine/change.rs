@@ -20,10 +20,9 @@ use super::tasks::{Begun, Erasure};
 use super::volumes::{Growth, NewFiles, OpenPlan, Opening, Volume};
 use super::{AffectedSession, ChangeError, Engine, Interruption, Running, not_opened};
 use crate::access::{Losses, Object, Policy, Previous, SecretSource, TargetLoss, Units};
-use crate::config::{
-    Config, Portal as PortalConfig, StoreConfig, VolumeConfig, target_port_groups,
-};
+use crate::config::{Config, Portal as PortalConfig, VolumeConfig, target_port_groups};
 use crate::mailbox::Mailbox;
+use crate::model::ByteSize;
 use crate::portal::Portal;
 use crate::sessions::SessionInfo;
 use crate::stores::{self, StoreError};
@@ -591,7 +590,7 @@ impl Prepared {
 
     /// Returns the current lengths of files that the change will grow, by their volumes' serial numbers.
     fn lengths_before_growth(&self, running: &Running, steps: &Steps) -> BTreeMap<String, u64> {
-        let serial = |config: &VolumeConfig| config.identity.serial.clone();
+        let serial = |config: &VolumeConfig| config.serial.clone();
         let stays = steps.volumes.stays.iter().filter(|stay| stay.grows_to.is_some());
         let grow = stays.filter_map(|stay| {
             let volume = running.volumes.get(&stay.running)?;
@@ -602,7 +601,8 @@ impl Prepared {
         });
         let late = steps.late.iter().filter_map(|plan| {
             let length = plan.open_mode.length_before_growth()?;
-            let grows = matches!(plan.config.store, StoreConfig::File { size: Some(size), .. } if size > length);
+            let size = plan.config.file().and(plan.config.size).map(ByteSize::get);
+            let grows = size.is_some_and(|size| size > length);
             Some((serial(&plan.config).filter(|_| grows)?, length))
         });
         grow.chain(opened).chain(late).collect()

@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, watch};
 use tracing::error;
 
 use super::volumes::places;
-use crate::config::{IdentityConfig, StoreConfig, VolumeConfig};
+use crate::config::VolumeConfig;
 use crate::metadata::metadata_folder;
 
 /// Stores by the names of their volumes.
@@ -55,18 +55,16 @@ impl Holding {
 /// Returns what a volume holds while it is open. Like [`crate::config`], it permits several volumes on one file that
 /// none of them writes.
 pub(super) fn holdings(config: &VolumeConfig) -> Vec<Holding> {
-    let writes = matches!(config.store, StoreConfig::File { .. }) && !config.read_only;
+    let writes = config.file().is_some() && !config.is_read_only();
     let paths = places(config).into_iter().map(Mark::Path);
     let paths = paths.map(|mark| Holding { mark, is_shared: !writes });
-    let IdentityConfig { serial, naa, designators, .. } = &config.identity;
+    let VolumeConfig { serial, naa, designators, .. } = config;
     let own = || {
         let serial = serial.clone().map(Mark::Serial);
         naa.map(Mark::Naa).or(serial).unwrap_or_else(|| Mark::Name(config.name.clone()))
     };
-    let identity = match designators {
-        Some(given) => given.iter().cloned().map(Mark::Designator).collect(),
-        None => vec![own()],
-    };
+    let given = designators.iter().cloned().map(Mark::Designator);
+    let identity = if designators.is_empty() { vec![own()] } else { given.collect() };
     paths.chain(identity.into_iter().map(Holding::exclusive)).collect()
 }
 

@@ -10,7 +10,8 @@ use super::claims::{Holding, Mark, holdings};
 use super::volumes::{Volume, identity};
 use super::{ChangeError, Running};
 use crate::access::{Object, TargetLoss};
-use crate::config::{Config, Different, StoreConfig, TargetConfig, VolumeConfig, render_size};
+use crate::config::{Config, Different, StoreKind, TargetConfig, VolumeConfig, render_size};
+use crate::model::ByteSize;
 use crate::stores::OpenMode;
 
 /// A volume that stays open.
@@ -65,7 +66,7 @@ impl<'a> Differences<'a> {
 
     /// Returns the target from which a volume's identity is derived, if it has no serial number.
     pub(super) fn scope(&self, running: &'a Running, volume: &VolumeConfig) -> Option<&'a str> {
-        if volume.identity.serial.is_some() {
+        if volume.serial.is_some() {
             return None;
         }
         let volume = volume.name.as_str();
@@ -91,7 +92,7 @@ impl<'a> Known<'a> {
         let absent = absent.map(|absent| &absent.config);
         let mut known = Self { running, by_serial: HashMap::new(), by_place: HashMap::new() };
         for volume in different.volumes.old.iter().copied().chain(absent) {
-            if let Some(serial) = &volume.identity.serial {
+            if let Some(serial) = &volume.serial {
                 known.by_serial.entry(serial).or_default().push(volume);
             }
             known.by_place.extend(data_place(volume).map(|place| (place, volume)));
@@ -102,11 +103,9 @@ impl<'a> Known<'a> {
     /// Returns the previous form of a volume: one with the same file, or with the same serial number and the same NAA
     /// identifier or name.
     fn of(&self, volume: &VolumeConfig) -> Option<&'a VolumeConfig> {
-        let serial = volume.identity.serial.as_deref();
+        let serial = volume.serial.as_deref();
         let mut same = serial.and_then(|serial| self.by_serial.get(serial)).into_iter().flatten();
-        let is_it = |known: &&&VolumeConfig| {
-            known.identity.naa == volume.identity.naa || known.name == volume.name
-        };
+        let is_it = |known: &&&VolumeConfig| known.naa == volume.naa || known.name == volume.name;
         let in_place = data_place(volume).and_then(|place| self.by_place.get(place));
         in_place.or_else(|| same.find(is_it)).copied()
     }
@@ -115,7 +114,7 @@ impl<'a> Known<'a> {
     /// known.
     pub(super) fn open_mode(&self, volume: &VolumeConfig, starts: bool) -> OpenMode {
         let known = self.of(volume);
-        let serial = volume.identity.serial.as_deref();
+        let serial = volume.serial.as_deref();
         let length_before_growth =
             serial.and_then(|serial| self.running.length_before_growth.get(serial)).copied();
         if known.is_none() && !starts {
@@ -137,7 +136,7 @@ impl<'a> Known<'a> {
     /// Returns the mode for a volume that is closed only to be opened again: nothing is created, and the length of its
     /// file stays.
     pub(super) fn reattachment(&self, volume: &VolumeConfig) -> OpenMode {
-        let serial = volume.identity.serial.as_deref();
+        let serial = volume.serial.as_deref();
         let length_before_growth =
             serial.and_then(|serial| self.running.length_before_growth.get(serial)).copied();
         let open = self.running.volumes.get(&volume.name);
@@ -153,8 +152,8 @@ impl<'a> Known<'a> {
     fn refuse_other_blocks(&self, volume: &VolumeConfig) -> Result<(), ChangeError> {
         let known = data_place(volume).and_then(|place| self.by_place.get(place));
         let is_same = |known: &&&VolumeConfig| {
-            let serial = &volume.identity.serial;
-            known.name == volume.name || serial.is_some() && known.identity.serial == *serial
+            let serial = &volume.serial;
+            known.name == volume.name || serial.is_some() && known.serial == *serial
         };
         known.filter(is_same).map_or(Ok(()), |known| refuse_other_blocks(known, volume))
     }
@@ -162,30 +161,22 @@ impl<'a> Known<'a> {
 
 /// Returns the path of a volume's blocks.
 pub(super) fn data_place(config: &VolumeConfig) -> Option<&Path> {
-    match &config.store {
-        StoreConfig::File { path, .. } | StoreConfig::Sg { path } | StoreConfig::Iso { path } => {
-            Some(path)
-        }
-        StoreConfig::Ram { .. } | StoreConfig::Null { .. } => None,
-    }
+    config.path.as_deref()
 }
 
 /// Returns the configured folder of its state.
 fn state_folder(config: &VolumeConfig) -> Option<&Path> {
-    match &config.store {
-        StoreConfig::File { state, .. } => state.as_deref(),
-        _ => None,
-    }
+    config.state.as_deref()
 }
 
 fn refuse_other_blocks(known: &VolumeConfig, desired: &VolumeConfig) -> Result<(), ChangeError> {
-    if known.block_size == desired.block_size {
+    if known.block_size() == desired.block_size() {
         return Ok(());
     }
     let why = format!(
         "was written in blocks of {} bytes, and would be something else in blocks of {}: leave block-size as it is",
-        known.block_size.bytes(),
-        desired.block_size.bytes()
+        known.block_size().bytes(),
+        desired.block_size().bytes()
     );
     Err(ChangeError::impossible(&desired.name, why))
 }
@@ -209,7 +200,7 @@ impl VolumeSteps {
         let mut unmatched = Vec::new();
         for (_, volume) in &different.volumes.new {
             let found = left.get(volume.name.as_str()).copied();
-            match found.filter(|old| old.config.identity.serial == volume.identity.serial) {
+            match found.filter(|old| old.config.serial == volume.serial) {
                 Some(old) => {
                     left.remove(volume.name.as_str());
                     steps.take(old, volume, different.scope(running, volume), machine)?;
@@ -220,12 +211,10 @@ impl VolumeSteps {
         let mut by_serial: HashMap<&str, &Volume> = if unmatched.is_empty() {
             HashMap::new()
         } else {
-            left.values()
-                .filter_map(|old| Some((old.config.identity.serial.as_deref()?, *old)))
-                .collect()
+            left.values().filter_map(|old| Some((old.config.serial.as_deref()?, *old))).collect()
         };
         for volume in unmatched {
-            let serial = volume.identity.serial.as_deref();
+            let serial = volume.serial.as_deref();
             let old = serial.and_then(|serial| by_serial.get(serial)).copied();
             match old.filter(|old| is_renamed(old, volume, machine)) {
                 Some(old) => {
@@ -273,7 +262,7 @@ impl VolumeSteps {
             let moved = running
                 .volumes
                 .get(*name)
-                .filter(|old| old.config.identity.serial.is_none() && !changed.contains(name));
+                .filter(|old| old.config.serial.is_none() && !changed.contains(name));
             if let Some(old) = moved {
                 self.take(old, &old.config, *scope, machine)?;
             }
@@ -289,7 +278,7 @@ impl VolumeSteps {
         scope: Option<&str>,
         machine: &str,
     ) -> Result<(), ChangeError> {
-        let has_other_identity = old.config.identity.serial.is_none()
+        let has_other_identity = old.config.serial.is_none()
             && old.scope.as_deref() != scope
             && *old.unit.identity() != identity(desired, scope, machine);
         if old.config == *desired && !has_other_identity {
@@ -348,31 +337,28 @@ fn is_renamed(old: &Volume, desired: &VolumeConfig, machine: &str) -> bool {
 
 /// Returns the configured size in bytes.
 fn size_of(config: &VolumeConfig) -> Option<u64> {
-    match &config.store {
-        StoreConfig::Ram { size, .. } | StoreConfig::Null { size } => Some(*size),
-        StoreConfig::File { size, .. } => *size,
-        StoreConfig::Sg { .. } | StoreConfig::Iso { .. } => None,
-    }
+    config.size.map(ByteSize::get)
 }
 
 /// Returns the configuration with those settings of `other` that can change while the volume is open.
 fn with_live_part_of(config: &VolumeConfig, other: &VolumeConfig) -> VolumeConfig {
-    let mut config = config.clone();
-    config.name.clone_from(&other.name);
-    config.qos.clone_from(&other.qos);
-    match (&mut config.store, &other.store) {
-        (StoreConfig::Ram { size, .. }, StoreConfig::Ram { size: other, .. })
-        | (StoreConfig::Null { size }, StoreConfig::Null { size: other }) => *size = *other,
-        (StoreConfig::File { size, .. }, StoreConfig::File { size: other, .. }) => *size = *other,
-        _ => {}
+    let VolumeConfig { size, iops, bandwidth, burst, weight, reserved_iops, .. } = *other;
+    VolumeConfig {
+        name: other.name.clone(),
+        size,
+        iops,
+        bandwidth,
+        burst,
+        weight,
+        reserved_iops,
+        ..config.clone()
     }
-    config
 }
 
 /// Refuses a change that would lose the data of a volume in memory, such as its replacement by another volume with its
 /// name.
 fn refuse_loss_of_memory(old: &Volume, desired: &VolumeConfig) -> Result<(), ChangeError> {
-    if !matches!(old.config.store, StoreConfig::Ram { .. }) {
+    if old.config.store != StoreKind::Ram {
         return Ok(());
     }
     let why = "is in memory, and what it holds would be lost with this change: remove it and make another one";
@@ -388,7 +374,7 @@ fn fate(
     let now = old.size();
     let wanted = size_of(desired).unwrap_or(now);
     let is_same_place = data_place(&old.config) == data_place(desired);
-    let in_memory = matches!(old.config.store, StoreConfig::Ram { .. });
+    let in_memory = old.config.store == StoreKind::Ram;
     if wanted < now && (is_same_place || in_memory) {
         return refuse(format!(
             "has {} and cannot become smaller ({}): make another volume and copy what it holds",
@@ -407,8 +393,9 @@ fn fate(
     if wanted == now {
         return Ok(VolumeTransition::Stays(None));
     }
-    if desired.protection.is_some() || desired.read_only {
-        let why = if desired.read_only { "is read-only" } else { "has protection information" };
+    if desired.protection.is_some() || desired.is_read_only() {
+        let why =
+            if desired.is_read_only() { "is read-only" } else { "has protection information" };
         return refuse(format!("{why} and cannot grow while it is served"));
     }
     Ok(VolumeTransition::Stays(Some(wanted)))

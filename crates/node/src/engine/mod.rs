@@ -256,10 +256,10 @@ impl Running {
         let short = self.volumes.values().filter(|volume| volume.growth != Growth::None);
         let lacking = absent.chain(short.map(|volume| &volume.config));
         let lacking: HashSet<&str> =
-            lacking.filter_map(|volume| volume.identity.serial.as_deref()).collect();
+            lacking.filter_map(|volume| volume.serial.as_deref()).collect();
         let open = self.volumes.values();
         let open: HashSet<&str> =
-            open.filter_map(|volume| volume.config.identity.serial.as_deref()).collect();
+            open.filter_map(|volume| volume.config.serial.as_deref()).collect();
         let is_owed = |serial: &str| {
             lacking.contains(serial) || open.contains(serial) && !opened.contains(serial)
         };

@@ -17,9 +17,10 @@ use tracing::warn;
 use super::claims::Claim;
 use super::diff::data_place;
 use super::{ChangeError, Engine, ResourceError, not_opened};
-use crate::config::{StoreConfig, VolumeConfig};
+use crate::config::{StoreKind, VolumeConfig};
 use crate::health::Health;
 use crate::metadata;
+use crate::model::ByteSize;
 use crate::stores::encrypted::NewKey;
 use crate::stores::{self, FileStore, GuardedStore, OpenMode, Opened, RamStore, StoreError};
 
@@ -72,7 +73,7 @@ impl Volume {
         let (companion, ended) = oneshot::channel::<()>();
         let (unit, new_key) =
             logical_unit(config, scope, machine, store.clone(), companion, open_mode)?;
-        let scope = scope.filter(|_| config.identity.serial.is_none()).map(str::to_owned);
+        let scope = scope.filter(|_| config.serial.is_none()).map(str::to_owned);
         let backing = Backing { memory, file, health };
         let (config, growth) = (config.clone(), Growth::None);
         Ok(Self { config, scope, unit, store, backing, new_key, growth, ended })
@@ -81,10 +82,8 @@ impl Volume {
     /// Sets the configured size to the actual one, until it has grown.
     pub(crate) fn adopt_actual_size(&mut self) {
         let now = self.size();
-        match &mut self.config.store {
-            StoreConfig::Ram { size, .. } | StoreConfig::Null { size } => *size = now,
-            StoreConfig::File { size, .. } => *size = Some(now),
-            StoreConfig::Sg { .. } | StoreConfig::Iso { .. } => {}
+        if !self.config.is_device() {
+            self.config.size = Some(ByteSize::of_bytes(now));
         }
     }
 
@@ -116,12 +115,12 @@ impl Volume {
     pub(crate) fn reattachment_check(
         &self,
     ) -> impl FnOnce() -> Result<(), ChangeError> + Send + 'static {
-        let (name, store) = (self.config.name.clone(), self.config.store.clone());
+        let (name, file) = (self.config.name.clone(), self.config.file().map(Path::to_owned));
         let had = self.file_length().unwrap_or(0);
         move || {
-            let StoreConfig::File { path, .. } = &store else { return Ok(()) };
+            let Some(path) = file else { return Ok(()) };
             let refuse = |why| Err(ChangeError::impossible(&name, why));
-            match fs::metadata(path) {
+            match fs::metadata(&path) {
                 Err(error) => refuse(format!(
                     "cannot be re-attached: {}: {error}; bring its file back first",
                     path.display()
@@ -152,11 +151,11 @@ impl Volume {
         &self,
         bytes: u64,
     ) -> impl FnOnce() -> Result<(), StoreError> + Send + 'static {
-        let (store, memory) = (self.config.store.clone(), self.backing.memory.clone());
-        let blocks = bytes >> self.config.block_size.shift();
-        move || match (&store, memory) {
-            (StoreConfig::File { path, .. }, _) => stores::check_growth(path, bytes),
-            (_, Some(memory)) => {
+        let (file, memory) = (self.config.file().map(Path::to_owned), self.backing.memory.clone());
+        let blocks = bytes >> self.config.block_size().shift();
+        move || match (file, memory) {
+            (Some(path), _) => stores::check_growth(&path, bytes),
+            (None, Some(memory)) => {
                 memory.reserve(blocks).map_err(|source| StoreError::Memory { size: bytes, source })
             }
             _ => Ok(()),
@@ -171,7 +170,7 @@ impl Volume {
     ) -> impl Future<Output = Result<(), String>> + Send + 'static {
         let (done, answer) = oneshot::channel();
         let store = self.store.clone();
-        let block_count = bytes >> self.config.block_size.shift();
+        let block_count = bytes >> self.config.block_size().shift();
         if let Some(cores) = cores.upgrade() {
             cores.spawn_on(0, move || async move {
                 let grown = store.resize(block_count).wait().await;
@@ -281,10 +280,7 @@ impl NewFiles {
         let mut files = Self::missing_of(config, open_mode);
         let create = || {
             stores::create(config)?;
-            match &config.store {
-                StoreConfig::File { state: Some(folder), .. } => metadata::make(folder),
-                _ => Ok(()),
-            }
+            config.state.as_deref().map_or(Ok(()), metadata::make)
         };
         let created = if files.missing.is_empty() { Ok(()) } else { create() };
         files.note();
@@ -330,13 +326,9 @@ fn is_missing(path: &Path) -> bool {
 
 /// Returns the paths that an open volume uses exclusively. Another volume can use them only after it.
 pub(crate) fn places(config: &VolumeConfig) -> Vec<PathBuf> {
-    match &config.store {
-        StoreConfig::File { path, state, .. } => {
-            vec![path.clone(), state.clone().unwrap_or_else(|| metadata::metadata_folder(path))]
-        }
-        StoreConfig::Sg { path } | StoreConfig::Iso { path } => vec![path.clone()],
-        StoreConfig::Ram { .. } | StoreConfig::Null { .. } => Vec::new(),
-    }
+    let state =
+        |path: &Path| config.state.clone().unwrap_or_else(|| metadata::metadata_folder(path));
+    config.path.clone().into_iter().chain(config.file().map(state)).collect()
 }
 
 /// Refuses a file that was missing and was written a moment ago. A program may still be restoring it, and its length
@@ -376,7 +368,7 @@ fn logical_unit(
     let store = encrypted.map_or(store, |encrypted| encrypted);
     // The delay is above all reads during the opening, because they cannot wait.
     let store: Arc<dyn Store> = match volume.delay {
-        Some(delay) => Arc::new(stores::SlowStore::new(store, delay)),
+        Some(delay) => Arc::new(stores::SlowStore::new(store, delay.duration())),
         None => store,
     };
     let protected = Protected::over(&store, volume.protection);
@@ -418,7 +410,7 @@ pub(crate) fn machine_identity() -> String {
 /// Returns a volume's identity. It is derived from the serial number if it has one, otherwise from this machine and the
 /// names of the volume and of its target (`scope`).
 pub(crate) fn identity(volume: &VolumeConfig, scope: Option<&str>, machine: &str) -> Identity {
-    let given = volume.identity.clone();
+    let given = volume.clone();
     let derived = match &given.serial {
         Some(serial) => Identity::new(&volume.name, &format!("serial:{serial}")),
         None => Identity::new(&volume.name, &format!("{machine}/{}", scope.unwrap_or_default())),
@@ -433,7 +425,7 @@ pub(crate) fn identity(volume: &VolumeConfig, scope: Option<&str>, machine: &str
         revision: given.revision.unwrap_or(derived.revision),
         serial: given.serial.unwrap_or(derived.serial),
         naa: given.naa.unwrap_or(derived.naa),
-        designators: given.designators,
+        designators: Some(given.designators).filter(|given| !given.is_empty()),
         volume: derived.volume,
     }
 }
@@ -441,12 +433,10 @@ pub(crate) fn identity(volume: &VolumeConfig, scope: Option<&str>, machine: &str
 /// Returns the device type of a volume.
 fn device_type(volume: &VolumeConfig) -> DeviceType {
     match volume.store {
-        StoreConfig::Iso { .. } => DeviceType::Cd,
-        StoreConfig::Ram { .. } | StoreConfig::Null { .. } | StoreConfig::File { .. } => {
-            DeviceType::Disk
-        }
+        StoreKind::Iso => DeviceType::Cd,
+        StoreKind::Ram | StoreKind::Null | StoreKind::File => DeviceType::Disk,
         // A pass-through device reports its own type.
-        StoreConfig::Sg { .. } => DeviceType::Disk,
+        StoreKind::Sg => DeviceType::Disk,
     }
 }
 

@@ -1,10 +1,14 @@
 //! Faults that are injected into a volume: `KIND@BLOCK`, `misdirected-write@BLOCK>BLOCK`, and then optionally `:once`
 //! for a fault of the first request only.
 
+use std::fmt;
+use std::str::FromStr;
+
 use sarsen_block::layers::{Fault, Times};
 use sarsen_block::{Extent, Lba};
 
-use super::nearest;
+use super::names::nearest;
+use super::text::written_as_text;
 
 const FORM: &str = "write KIND@BLOCK, such as lost-write@1234 or, for the first write only, \
                     lost-write@1234:once";
@@ -29,45 +33,55 @@ pub struct FaultConfig {
     pub fault: Fault,
     /// The number of its occurrences.
     pub times: Times,
-    /// Its text in the configuration.
+    /// Its text in documents.
     pub text: String,
     /// The last block that the fault names. The volume must have this block.
     pub last_block: Lba,
 }
 
-/// Parses a fault.
-pub(super) fn parse_fault(text: &str) -> Result<FaultConfig, String> {
-    let wrong = |message: String| format!("fault = {text:?}: {message}");
+written_as_text!(FaultConfig);
+
+impl fmt::Display for FaultConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl FromStr for FaultConfig {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        parse(text).map_err(|message| format!("{text:?}: {message}"))
+    }
+}
+
+fn parse(text: &str) -> Result<FaultConfig, String> {
     let (spec, times) = match text.split_once(':') {
         None => (text, Times::Always),
         Some((spec, "once")) => (spec, Times::Once),
         Some((_, other)) => {
-            return Err(wrong(format!("write :once or nothing after the block, not :{other}")));
+            return Err(format!("write :once or nothing after the block, not :{other}"));
         }
     };
-    let (kind, place) = spec.split_once('@').ok_or_else(|| wrong(FORM.into()))?;
-    let block = |text: &str| {
-        text.parse().map(Lba).map_err(|_| wrong(format!("{text:?} is not a block number")))
-    };
+    let (kind, place) = spec.split_once('@').ok_or(FORM)?;
+    let block =
+        |text: &str| text.parse().map(Lba).map_err(|_| format!("{text:?} is not a block number"));
     let config =
         |fault, last_block| Ok(FaultConfig { fault, times, text: text.to_owned(), last_block });
     if kind == MISDIRECTED {
-        let (from, to) = place.split_once('>').ok_or_else(|| {
-            wrong(
-                "write the block that is written instead, such as misdirected-write@1234>5678"
-                    .into(),
-            )
-        })?;
+        let (from, to) = place.split_once('>').ok_or(
+            "write the block that is written instead, such as misdirected-write@1234>5678",
+        )?;
         let (lba, to) = (block(from)?, block(to)?);
         if lba == to {
-            return Err(wrong("both blocks are the same; write two different blocks".into()));
+            return Err("both blocks are the same; write two different blocks".into());
         }
         return config(Fault::MisdirectedWrite { lba, to }, lba.max(to));
     }
     let Some((_, fault)) = KINDS.iter().find(|(name, _)| *name == kind) else {
         let names = || KINDS.iter().map(|(name, _)| *name).chain([MISDIRECTED]);
         let (known, hint) = (names().collect::<Vec<_>>().join(", "), nearest(kind, names()));
-        return Err(wrong(format!("it must be one of {known}{hint}")));
+        return Err(format!("it must be one of {known}{hint}"));
     };
     let lba = block(place)?;
     config(fault(lba), lba)
@@ -95,7 +109,8 @@ mod tests {
         ] {
             let last_block = Lba(last_block);
             let config = FaultConfig { fault, times, text: text.into(), last_block };
-            assert_eq!(parse_fault(text), Ok(config));
+            assert_eq!(config.to_string(), text);
+            assert_eq!(text.parse(), Ok(config));
         }
     }
 
@@ -111,7 +126,7 @@ mod tests {
             ("misdirected-write@1", "write the block that is written instead"),
             ("misdirected-write@1>1", "write two different blocks"),
         ] {
-            let message = parse_fault(text).expect_err(reported);
+            let message = text.parse::<FaultConfig>().expect_err(reported);
             assert!(message.contains(reported), "{message}");
         }
     }

@@ -12,15 +12,15 @@ use toml::Spanned;
 use toml::de::{DeValue, ValueDeserializer};
 
 use super::names::nearest;
-use super::{Invalid, Key, ObjectKind};
+use super::{Document, Invalid, Key, ObjectKind};
 
 /// Maximum bytes of a key or a message that are shown. Both repeat the client's text, which may have any length.
 const SHOWN: usize = 500;
 
-/// The reason why JSON does not fit its type.
+/// The reason why a text does not fit its type.
 #[derive(Debug, thiserror::Error)]
 #[error("{}{message}", .key.as_ref().map_or(String::new(), |key| format!("{key}: ")))]
-pub struct JsonMismatch {
+pub struct Mismatch {
     /// The key whose value is wrong: `volume[3].iops`.
     pub key: Option<String>,
     /// The problem of its value.
@@ -28,20 +28,20 @@ pub struct JsonMismatch {
 }
 
 /// Parses the text of JSON as a `T`.
-pub fn from_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, JsonMismatch> {
+pub fn from_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, Mismatch> {
     serde_json::from_slice(text).map_err(|error| misfit::<T>(text, error))
 }
 
 /// Parses the text again, more slowly, to find the key. This builds a `T` up to the error, not a tree of values, which
 /// takes a hundred times the length of the text.
-fn misfit<T: DeserializeOwned>(text: &[u8], error: serde_json::Error) -> JsonMismatch {
+fn misfit<T: DeserializeOwned>(text: &[u8], error: serde_json::Error) -> Mismatch {
     // For invalid JSON there is no key; its line is more useful.
     if !error.is_data() {
-        return JsonMismatch { key: None, message: error.to_string() };
+        return Mismatch { key: None, message: error.to_string() };
     }
     let mut text = serde_json::Deserializer::from_slice(text);
     let Err(error) = serde_path_to_error::deserialize::<_, T>(&mut text) else {
-        return JsonMismatch { key: None, message: error.to_string() };
+        return Mismatch { key: None, message: error.to_string() };
     };
     let key = error.path().to_string();
     let error = error.into_inner();
@@ -49,7 +49,29 @@ fn misfit<T: DeserializeOwned>(text: &[u8], error: serde_json::Error) -> JsonMis
     let message = error.to_string();
     let message = message.strip_suffix(&place).unwrap_or(&message);
     // A path of a single dot denotes the whole document.
-    JsonMismatch { key: (key != ".").then(|| shown(&key)), message: shown(&worded(message)) }
+    Mismatch { key: (key != ".").then(|| shown(&key)), message: shown(&worded(message)) }
+}
+
+/// Parses the text of a document, JSON or TOML. An error is its line in TOML, and a message that names the object and the
+/// key.
+pub fn parse_document(text: &str, is_json: bool) -> Result<Document, (Option<usize>, String)> {
+    if is_json {
+        return from_json(text.as_bytes()).map_err(|misfit| {
+            let invalid = named(text.as_bytes(), None, &misfit);
+            (None, invalid.map_or_else(|| misfit.to_string(), |invalid| invalid.to_string()))
+        });
+    }
+    let document = toml::Deserializer::parse(text).map_err(|error| (None, error.to_string()))?;
+    serde_path_to_error::deserialize(document).map_err(|error| {
+        let key = Some(error.path().to_string()).filter(|key| key != ".");
+        let error = error.into_inner();
+        let line = error.span().map(|span| text[..span.start].matches('\n').count() + 1);
+        let misfit = Mismatch { key, message: shown(&worded(error.message())) };
+        let invalid = in_object(None, &misfit, |name| {
+            name.deserialize(toml::Deserializer::parse(text).ok()?).ok()?
+        });
+        (line, invalid.map_or_else(|| misfit.to_string(), |invalid| invalid.to_string()))
+    })
 }
 
 /// Returns the message of serde in the words of this program. An unknown key is reported with the known ones.
@@ -61,6 +83,9 @@ pub(crate) fn worded(message: &str) -> String {
         let hint = nearest(key, known.iter().copied());
         return format!("unknown key {key}{hint} (known: {})", known.join(", "));
     }
+    if message.ends_with(", expected a boolean") {
+        return format!("{message}: write true or false");
+    }
     match message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
         Some(key) => format!("there is no {key}: add it"),
         None => message.to_owned(),
@@ -69,10 +94,17 @@ pub(crate) fn worded(message: &str) -> String {
 
 /// Returns an error in a body of JSON as an error of the object in it, if the object has a name: in the object of this
 /// kind, or in one of a document's.
-pub(crate) fn named(
-    text: &[u8],
+pub(crate) fn named(text: &[u8], kind: Option<ObjectKind>, misfit: &Mismatch) -> Option<Invalid> {
+    in_object(kind, misfit, |name| {
+        name.deserialize(&mut serde_json::Deserializer::from_slice(text)).ok()?
+    })
+}
+
+/// Returns an error as an error of its object. `find` returns the name of the object.
+fn in_object(
     kind: Option<ObjectKind>,
-    misfit: &JsonMismatch,
+    misfit: &Mismatch,
+    find: impl FnOnce(TextAt<'_>) -> Option<String>,
 ) -> Option<Invalid> {
     let Place(steps) = Place::of_field(misfit.key.as_deref()?);
     let is_kind = |step: &Step| {
@@ -95,9 +127,7 @@ pub(crate) fn named(
     }
     let name = if kind == ObjectKind::Portal { "address" } else { "name" };
     let path = [around, &[Step::Key(name.to_owned())]].concat();
-    let name =
-        TextAt(&path).deserialize(&mut serde_json::Deserializer::from_slice(text)).ok()??;
-    Some(invalid(&shown(&name)))
+    Some(invalid(&shown(&find(TextAt(&path))?)))
 }
 
 /// Finds the text at a path, and stores nothing else.
@@ -243,7 +273,7 @@ fn shown(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::document::{Document, Target, Volume};
+    use super::super::document::{Target, Volume};
     use super::*;
 
     #[test]
@@ -252,11 +282,11 @@ mod tests {
             |text: &str| from_json::<Volume>(text.as_bytes()).expect_err(text).to_string();
         assert_eq!(
             reported(r#"{ "name": "a", "iops": "abc" }"#),
-            "iops: invalid type: string \"abc\", expected u64"
+            "iops: \"abc\" is not a number from 1; write another number, or remove the key"
         );
         assert_eq!(
             reported(r#"{ "name": "a", "size": true }"#),
-            "size: invalid type: boolean `true`, expected a text"
+            "size: invalid type: boolean `true`, expected a size"
         );
         assert!(
             reported(r#"{ "name": "a", "sise": 1 }"#)
@@ -285,7 +315,7 @@ mod tests {
     #[test]
     fn an_error_in_a_body_names_its_object() {
         let place = |kind, text: &str, key: &str| {
-            let misfit = JsonMismatch { key: Some(key.to_owned()), message: "x".to_owned() };
+            let misfit = Mismatch { key: Some(key.to_owned()), message: "x".to_owned() };
             named(text.as_bytes(), kind, &misfit).and_then(|invalid| invalid.place())
         };
         let body = r#"{ "document": { "portal": [{ "tls": {}, "address": "::" }],
@@ -305,6 +335,37 @@ mod tests {
         let portal = r#"{ "address": "here", "group": 1 }"#;
         let place = place(Some(ObjectKind::Portal), portal, "address");
         assert_eq!(place.as_deref(), Some("portal/here.address"));
+    }
+
+    #[test]
+    fn an_error_in_a_document_names_its_line_object_and_key() {
+        for (text, is_json, line, reported) in [
+            (
+                "[[volume]]\nname = \"x\"\nsize = \"big\"",
+                false,
+                Some(3),
+                "volume/x.size: \"big\" is not a size",
+            ),
+            (
+                "[[volume]]\nname = \"x\"\nsise = 1",
+                false,
+                Some(3),
+                "volume/x.sise: unknown key sise; did you mean size?",
+            ),
+            ("[limits]\n\nsessions = 0", false, Some(3), "limits/.sessions: \"0\" is not a number"),
+            ("volumes = []", false, Some(1), "volumes: unknown key volumes; did you mean volume?"),
+            ("[[volume]]\nname = ", false, None, "line 2"),
+            (
+                r#"{ "volume": [{ "name": "x", "size": "big" }] }"#,
+                true,
+                None,
+                "volume/x.size: \"big\" is not a size",
+            ),
+        ] {
+            let (found, message) = parse_document(text, is_json).expect_err(text);
+            assert_eq!(found, line, "{message}");
+            assert!(message.contains(reported), "{message}");
+        }
     }
 
     #[test]

@@ -2,8 +2,10 @@
 //! JSON, and that the server works with. [`document`] is their file format.
 
 mod account;
+mod cache_mode;
 mod certificate;
 pub mod document;
+mod fault;
 mod host;
 mod input;
 mod invalid;
@@ -23,18 +25,21 @@ mod table;
 mod target;
 mod text;
 mod values;
+mod volume;
 mod words;
 
 pub(crate) use self::account::read_private;
+pub use self::cache_mode::CacheMode;
 pub use self::certificate::CertificatePattern;
 pub use self::document::Document;
-pub use self::input::{JsonMismatch, from_json};
+pub use self::fault::FaultConfig;
+pub use self::input::{Mismatch, from_json, parse_document};
 pub(crate) use self::input::{Place, Step, from_toml_value, named};
 pub(crate) use self::invalid::FieldError;
 pub use self::invalid::Invalid;
 pub use self::limits::{Limit, Limits};
+pub(crate) use self::names::nearest;
 pub use self::names::{NamePattern, is_iscsi_name_byte, target_name_fault};
-pub(crate) use self::names::{check_volume_name, nearest};
 pub use self::network::{Network, parse_network};
 pub(crate) use self::object::{Difference, differences, serial};
 pub use self::object::{Key, Object, ObjectKind, Objects};
@@ -54,4 +59,5 @@ pub use self::revision::Revision;
 pub use self::size::{parse_size, render_size};
 pub(crate) use self::target::LARGEST_LUN;
 pub use self::target::Login;
-pub(crate) use self::words::Words;
+pub use self::volume::StoreKind;
+pub use self::words::{Textual, Words};

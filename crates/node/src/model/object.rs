@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::document::{Account, Discovery, Document, Host, Limits, Portal, Target, Volume};
-use super::input::{JsonMismatch, from_json};
+use super::input::{Mismatch, from_json};
 
 /// The kind of an object.
 #[derive(
@@ -144,7 +144,7 @@ impl Object {
     }
 
     /// Parses an object of this kind from JSON.
-    pub fn from_json(kind: ObjectKind, text: &[u8]) -> Result<Self, JsonMismatch> {
+    pub fn from_json(kind: ObjectKind, text: &[u8]) -> Result<Self, Mismatch> {
         Ok(match kind {
             ObjectKind::Portal => Self::Portal(from_json(text)?),
             ObjectKind::Account => Self::Account(from_json(text)?),

@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn a_volume_is_limited_and_has_claims_by_its_options() {
         let text = "a=ram:1MiB,iops=5000,bandwidth=200MiB,burst=2s,weight=200,reserved-iops=500";
-        let qos = parse_volume(text).expect("valid").qos;
+        let qos = parse_volume(text).expect("valid").qos();
         let expected = Rates {
             iops: NonZeroU64::new(5000),
             bandwidth: NonZeroU64::new(200 << 20),
@@ -79,7 +79,7 @@ mod tests {
             reserved_iops: NonZeroU64::new(500),
         };
         assert_eq!(qos, expected);
-        assert_eq!(parse_volume("a=ram:1MiB").expect("valid").qos, Rates::default());
+        assert_eq!(parse_volume("a=ram:1MiB").expect("valid").qos(), Rates::default());
     }
 
     #[test]
@@ -103,7 +103,7 @@ mod tests {
                     [[host]]\nname = \"h\"\niops = 9\nbandwidth = \"1MiB\"\n";
         let parse = |text: &str| parse_file("s.toml".as_ref(), text);
         let config = parse(text).and_then(Config::finish).expect("valid");
-        assert_eq!(config.volumes[0].qos.iops, NonZeroU64::new(7));
+        assert_eq!(config.volumes[0].qos().iops, NonZeroU64::new(7));
         assert_eq!(config.hosts[0].qos().bandwidth, NonZeroU64::new(1 << 20));
         let wrong = parse(&format!("{text}reserved-iops = 10\n")).and_then(Config::finish);
         let wrong = wrong.expect_err("above iops");

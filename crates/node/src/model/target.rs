@@ -47,6 +47,7 @@ use super::names::{NamePattern, check_iscsi_name};
 use super::network::Network;
 use super::redirect::Redirect;
 use super::values::is_false;
+use super::words::Textual as _;
 use super::{table, text, values, words};
 
 /// The largest LUN of flat space addressing (SAM-5 4.7.7.1).
@@ -293,7 +294,7 @@ impl Login<'_> {
     fn check(&self) -> Result<(), FieldError> {
         let twice = |index: &usize| self.algorithms[..*index].contains(&self.algorithms[*index]);
         if let Some(index) = (0..self.algorithms.len()).find(twice) {
-            let word = words::word(self.algorithms[index]);
+            let word = self.algorithms[index].render();
             let message = format!("algorithms lists {word} twice: remove one");
             return Err(FieldError::new(format!("algorithms[{index}]"), message));
         }

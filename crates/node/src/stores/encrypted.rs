@@ -17,7 +17,7 @@ use sarsen_scsi::{MetadataKind, MetadataStore};
 use tracing::info;
 
 use super::StoreError;
-use crate::config::{StoreConfig, VolumeConfig};
+use crate::config::VolumeConfig;
 
 /// Number of bytes in one read, when a volume without a key is checked for data.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -78,13 +78,13 @@ pub(crate) fn open(
     metadata_store: Option<&Arc<dyn MetadataStore>>,
 ) -> Result<Option<Encrypted>, StoreError> {
     let mut new_key = None;
-    let (key, key_store): (Key, Arc<dyn KeyStore>) = match (&volume.store, volume.encrypted) {
-        (StoreConfig::File { path, .. }, false) => {
+    let (key, key_store): (Key, Arc<dyn KeyStore>) = match (volume.file(), volume.encrypted) {
+        (Some(path), false) => {
             refuse_as_plain(path, metadata_store)?;
             return Ok(None);
         }
-        (_, false) => return Ok(None),
-        (StoreConfig::File { path, .. }, true) => {
+        (None, false) => return Ok(None),
+        (Some(path), true) => {
             let metadata_store = metadata_store.ok_or_else(|| {
                 let problem = "has nowhere to keep its key: give the volume state = FOLDER";
                 StoreError::unfit(path, problem)
@@ -93,14 +93,14 @@ pub(crate) fn open(
                 Some(key) => key,
                 None => {
                     let key = make_key();
-                    let (path, metadata_store) = (path.clone(), Arc::clone(metadata_store));
+                    let (path, metadata_store) = (path.to_owned(), Arc::clone(metadata_store));
                     new_key = Some(NewKey { path, key: key.as_bytes().to_vec(), metadata_store });
                     key
                 }
             };
             (key, Arc::new(InRecord(Arc::clone(metadata_store))))
         }
-        (_, true) => (make_key(), Arc::new(InMemory)),
+        (None, true) => (make_key(), Arc::new(InMemory)),
     };
     let store = Arc::new(EncryptedStore::new(Arc::clone(below), key, key_store));
     Ok(Some(Encrypted { store, new_key }))

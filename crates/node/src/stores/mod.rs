@@ -27,8 +27,9 @@ pub use self::null::NullStore;
 pub use self::ram::RamStore;
 pub use self::slow::SlowStore;
 pub use crate::config::CacheMode;
-use crate::config::{FaultConfig, StoreConfig, VolumeConfig};
+use crate::config::{FaultConfig, StoreKind, VolumeConfig};
 use crate::health::Health;
+use crate::model::ByteSize;
 
 /// Maximum time that a file or folder may stay locked after its server was killed.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -178,20 +179,25 @@ pub(crate) struct Opened {
 /// Opens a volume's store with its configured layers, except the layer that needs the volume's records (see
 /// `encrypted`). A file keeps its length until it is settled.
 pub(crate) fn open(volume: &VolumeConfig, open_mode: OpenMode) -> Result<Opened, StoreError> {
-    let blocks = |size: u64| size >> volume.block_size.shift();
+    let block_size = volume.block_size();
+    // A volume that was checked has a size or a path if its store needs it.
+    let size = volume.size.map_or(0, ByteSize::get);
+    let block_count = size >> block_size.shift();
+    let path = volume.path.as_deref().unwrap_or(Path::new(""));
     let (mut memory, file) = (None, None);
-    let store: Arc<dyn Store> = match &volume.store {
-        StoreConfig::Ram { size, limit } => {
+    let store: Arc<dyn Store> = match volume.store {
+        StoreKind::Ram => {
+            let limit = volume.limit.map(ByteSize::get);
             let store = match volume.protection {
-                Some(_) => protected::in_memory(volume.block_size, *size, *limit),
-                None => RamStore::with_limit(volume.block_size, blocks(*size), *limit)
+                Some(_) => protected::in_memory(block_size, size, limit),
+                None => RamStore::with_limit(block_size, block_count, limit)
                     .map(|store| memory.insert(Arc::new(store)).clone() as _),
             };
-            store.map_err(|source| StoreError::Memory { size: *size, source })?
+            store.map_err(|source| StoreError::Memory { size, source })?
         }
-        StoreConfig::Null { size } => Arc::new(NullStore::new(volume.block_size, blocks(*size))),
-        StoreConfig::File { path, size, cache, .. } => {
-            let options = file_options(volume, path, *size, *cache);
+        StoreKind::Null => Arc::new(NullStore::new(block_size, block_count)),
+        StoreKind::File => {
+            let options = file_options(volume, path);
             let (store, file): (Arc<dyn Store>, _) = match volume.protection {
                 Some(_) => protected::open_file(&options, open_mode)?,
                 None => {
@@ -205,12 +211,12 @@ pub(crate) fn open(volume: &VolumeConfig, open_mode: OpenMode) -> Result<Opened,
             return Ok(Opened { store: plant(volume, store)?, memory, file: Some(file), health });
         }
         // Commands are passed to the device (see `pass_through`), so the server has no blocks here.
-        StoreConfig::Sg { .. } => {
-            let store = Arc::new(NullStore::new(volume.block_size, 0));
+        StoreKind::Sg => {
+            let store = Arc::new(NullStore::new(block_size, 0));
             let health = Arc::new(Health::new(store.status().clone()));
             return Ok(Opened { store, memory, file, health });
         }
-        StoreConfig::Iso { path } => {
+        StoreKind::Iso => {
             let image = Arc::new(open_image(path)?);
             let health = image.health().clone();
             let store = plant(volume, image.clone())?;
@@ -218,37 +224,35 @@ pub(crate) fn open(volume: &VolumeConfig, open_mode: OpenMode) -> Result<Opened,
         }
     };
     let store = plant(volume, store)?;
-    let store = if volume.read_only { Arc::new(ReadOnly::new(store)) } else { store };
+    let store = if volume.is_read_only() { Arc::new(ReadOnly::new(store)) } else { store };
     let health = Arc::new(Health::new(store.status().clone()));
     Ok(Opened { store, memory, file, health })
 }
 
-fn file_options(
-    volume: &VolumeConfig,
-    path: &Path,
-    size: Option<u64>,
-    cache: CacheMode,
-) -> FileOptions {
-    let VolumeConfig { block_size, read_only, .. } = *volume;
-    FileOptions { path: path.to_owned(), size, block_size, cache, read_only }
+fn file_options(volume: &VolumeConfig, path: &Path) -> FileOptions {
+    FileOptions {
+        path: path.to_owned(),
+        size: volume.size.map(ByteSize::get),
+        block_size: volume.block_size(),
+        cache: volume.cache(),
+        read_only: volume.is_read_only(),
+    }
 }
 
 /// Creates the empty file of a new volume, if it has one and it is missing.
 pub(crate) fn create(volume: &VolumeConfig) -> Result<(), StoreError> {
-    let StoreConfig::File { path, size, cache, .. } = &volume.store else { return Ok(()) };
-    if path.exists() {
-        return Ok(());
+    match volume.file() {
+        Some(path) if !path.exists() => file::create(&file_options(volume, path)),
+        Some(_) | None => Ok(()),
     }
-    file::create(&file_options(volume, path, *size, *cache))
 }
 
 /// Checks, without opening it for use, whether the file of a volume can be opened when another one has released it.
 /// Changes nothing.
 pub(crate) fn trial(volume: &VolumeConfig, open_mode: OpenMode) -> Result<(), StoreError> {
-    let StoreConfig::File { path, size, cache, .. } = &volume.store else { return Ok(()) };
-    let options = file_options(volume, path, *size, *cache);
-    let length = file::trial(&options, open_mode)?;
-    check_faults(volume, length >> volume.block_size.shift())
+    let Some(path) = volume.file() else { return Ok(()) };
+    let length = file::trial(&file_options(volume, path), open_mode)?;
+    check_faults(volume, length >> volume.block_size().shift())
 }
 
 /// Opens an image of a CD. An image that ends within a block is incomplete, and the data that a drive would return for
@@ -274,12 +278,12 @@ fn open_image(path: &Path) -> Result<FileStore, StoreError> {
 
 /// Adds the configured faults above a store.
 fn plant(volume: &VolumeConfig, store: Arc<dyn Store>) -> Result<Arc<dyn Store>, StoreError> {
-    if volume.faults.is_empty() {
+    if volume.fault.is_empty() {
         return Ok(store);
     }
     check_faults(volume, store.geometry().block_count)?;
     let faults = Faults::default();
-    for FaultConfig { fault, times, text, .. } in &volume.faults {
+    for FaultConfig { fault, times, text, .. } in &volume.fault {
         faults.add(*fault, *times);
         warn!(volume = volume.name, fault = text, "this volume goes wrong on purpose");
     }
@@ -288,7 +292,7 @@ fn plant(volume: &VolumeConfig, store: Arc<dyn Store>) -> Result<Arc<dyn Store>,
 
 /// Refuses faults of blocks that the volume does not have.
 fn check_faults(volume: &VolumeConfig, block_count: u64) -> Result<(), StoreError> {
-    match volume.faults.iter().find(|fault| fault.last_block.0 >= block_count) {
+    match volume.fault.iter().find(|fault| fault.last_block.0 >= block_count) {
         None => Ok(()),
         Some(FaultConfig { text, last_block, .. }) => {
             Err(StoreError::FaultOutside { fault: text.clone(), block: *last_block, block_count })

@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use tracing::warn;
 
 use super::StoreError;
-use crate::config::{StoreConfig, VolumeConfig};
+use crate::config::{StoreKind, VolumeConfig};
 
 /// Maximum duration of a command. Rewinding a tape or formatting a medium takes minutes.
 const TIMEOUT: Duration = Duration::from_secs(600);
@@ -28,7 +28,7 @@ struct RealDevice {
 
 /// Opens the device of a volume. Returns `None` if the volume is not a device.
 pub(crate) fn open(volume: &VolumeConfig) -> Result<Option<Arc<dyn PassThrough>>, StoreError> {
-    let StoreConfig::Sg { path } = &volume.store else { return Ok(None) };
+    let (StoreKind::Sg, Some(path)) = (volume.store, &volume.path) else { return Ok(None) };
     let device = Device::open(path).map_err(|source| unfit(path, source))?;
     warn!(
         volume = volume.name, path = %path.display(),

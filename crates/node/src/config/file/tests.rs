@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use sarsen_io::spin::Spin;
 use sarsen_scsi::{AccessState, Alua};
 
 use super::*;
@@ -37,7 +38,7 @@ fn a_whole_file() {
     assert_eq!((redirect.address.as_str(), redirect.permanent), ("san2.example:3260", true));
     assert_eq!(config.targets.len(), 1);
     assert_eq!(config.targets[0].luns, [(0, "b".into()), (1, "a".into())].into());
-    assert!(config.volumes[1].read_only);
+    assert!(config.volumes[1].is_read_only());
     assert_eq!(config.spin, Spin::Never);
     assert_eq!(
         parse("spin = \"allways\"").expect_err("no such word"),
@@ -75,7 +76,7 @@ fn a_volume_may_have_several_faults() {
         ),
     ] {
         let config = parse(&format!("{volume}{faults}")).expect("valid");
-        let parsed = config.volumes[0].faults.iter().map(|fault| fault.text.as_str());
+        let parsed = config.volumes[0].fault.iter().map(|fault| fault.text.as_str());
         assert_eq!(parsed.collect::<Vec<_>>(), texts);
     }
 }
@@ -95,13 +96,20 @@ fn a_mistake_names_file_line_key_and_remedy() {
         ),
         ("[[volume]]\nname = \"a\"\nstore = \"ram\"", "sarsen.toml:1: the volume has no size"),
         ("volume = 3", "sarsen.toml:1: volume is to be a list"),
+        (
+            "[[volume]]\nname = \"a\"\nstore = \"iso\"\npath = \"/x\"\nread-only = false",
+            "sarsen.toml:5: read-only: a CD is read-only and removable",
+        ),
         ("cores = 0", "sarsen.toml:1: cores = 0"),
         ("a = \nb = 2", "sarsen.toml:1"),
         (
             "[[volume]]\nfault = [\"lost-write@1\",\n\"lost-write\"]",
-            "sarsen.toml:3: fault = \"lost-write\": write KIND@BLOCK",
+            "sarsen.toml:3: fault[1]: \"lost-write\": write KIND@BLOCK",
         ),
-        ("[[volume]]\nfault = 3", "sarsen.toml:2: fault is to be a list"),
+        (
+            "[[volume]]\nfault = 3",
+            "sarsen.toml:2: fault: invalid type: integer `3`, expected a list of texts",
+        ),
         (
             "listen = [\"127.0.0.1,0\"]",
             "sarsen.toml:1: \"0\" is not a number from 1 to 65535; write another",

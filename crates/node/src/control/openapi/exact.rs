@@ -5,7 +5,7 @@ use sarsen_proto::iscsi::chap::Algorithm;
 use sarsen_scsi::{AccessState, Alua};
 use serde_json::{Map, Value, json};
 
-use crate::config::{CACHES, DEFAULT_GROUP, DEFAULT_WEIGHT, STORES};
+use crate::config::{CacheMode, DEFAULT_GROUP, DEFAULT_WEIGHT, StoreKind};
 use crate::control::config::{AUTHOR_LENGTH, LAST_REVISION, LONGEST_GRACE};
 use crate::control::events::LAST_SECOND;
 use crate::events::KINDS;
@@ -59,8 +59,8 @@ fn properties() -> Vec<(&'static str, &'static str, Value)> {
     let states = json!({ "type": "string", "enum": words(AccessState::WORDS) });
     vec![
         ("Volume", "name", json!({ "minLength": 1, "maxLength": 64, "pattern": "^[a-z0-9.-]+$" })),
-        ("Volume", "store", json!({ "enum": STORES, "default": "file" })),
-        ("Volume", "cache", json!({ "enum": words(&CACHES), "default": "writeback" })),
+        ("Volume", "store", json!({ "enum": words(StoreKind::WORDS), "default": "file" })),
+        ("Volume", "cache", json!({ "enum": words(CacheMode::WORDS), "default": "writeback" })),
         ("Volume", "block-size", json!({ "enum": [512, 4096], "default": 512 })),
         ("Volume", "burst", time("1s")),
         ("Volume", "delay", json!({ "pattern": DURATION_PATTERN })),

@@ -136,7 +136,7 @@ impl Prepared {
 
     /// Returns whether the change affects QoS settings.
     fn changes_qos(&self, running: &Running, steps: &Steps) -> bool {
-        let has_say = |volume: &VolumeConfig| volume.qos != Rates::default();
+        let has_say = |volume: &VolumeConfig| volume.qos() != Rates::default();
         let volumes = &steps.volumes;
         let touched = volumes.closes.iter().chain(volumes.stays.iter().map(|stay| &stay.running));
         let mut before = touched.filter_map(|name| running.volumes.get(name));
@@ -204,7 +204,7 @@ impl Prepared {
                 if volume.growth != Growth::None {
                     volume.adopt_actual_size();
                 }
-                serials.extend(volume.config.identity.serial.clone());
+                serials.extend(volume.config.serial.clone());
                 running.volumes.insert(name, volume);
             } else {
                 opening.new_files.keep();
