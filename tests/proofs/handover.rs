@@ -164,6 +164,8 @@ fn a_client_that_comes_during_a_restart_waits_and_is_served() -> Result<()> {
     let second = manager.start(socket, &["--listen", &listen])?;
     let status = waiting.ended()?;
     ensure!(status.success(), "who came during the restart ended with {status}");
+    // Before this, SIGTERM ends the process at once.
+    manager.messages_until("READY=1")?;
     second.stop()?;
     // An unread message still holds the socket.
     manager.messages_until("STOPPING=1")?;

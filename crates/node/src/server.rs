@@ -21,8 +21,8 @@ use crate::config::{Config, ConfigError, Limits, Portal};
 use crate::control::{Api, Capacity, Control, Lab, LabResults, OpenPort, Web, WebError};
 use crate::desired::{ChangeRefused, Desired, Invalid, OpenError, StateError, reattach};
 use crate::engine::{
-    BackingChecks, Begun, Cause, ChangeError, ChangeOutcome, Engine, Export, Force, Layer, Managed,
-    Prepared, ResourceError,
+    Attempts, BackingChecks, Begun, Cause, ChangeError, ChangeOutcome, Engine, Export, Force,
+    Layer, Managed, Prepared, ResourceError,
 };
 use crate::error_class::ErrorClass;
 use crate::events::Occurrence;
@@ -440,10 +440,15 @@ pub(crate) async fn reload(
     if let Some(state) = state {
         return state.rebase(desired).await;
     }
-    let mut prepared = engine.prepare(desired, Cause::Reload)?;
-    prepared.flush_replaced().await?;
-    let begun: Begun =
-        prepared.commit(None, Force::Revoked, BTreeMap::new(), |_| Ok::<_, ChangeError>(()))?;
+    let mut attempts = Attempts::default();
+    let begun: Begun = loop {
+        let mut prepared = engine.prepare(desired.clone(), Cause::Reload)?;
+        prepared.flush_replaced().await?;
+        match prepared.commit(None, Force::Revoked, BTreeMap::new(), |_| Ok(())) {
+            Err(error) if attempts.is_outdated(&error) => {}
+            begun => break begun?,
+        }
+    };
     let made = begun.finish().await;
     let what = "the configuration was read again".to_owned();
     let author = "SIGHUP".to_owned();

@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use sarsen_scsi::{LogicalUnit, Lun, LunView};
 
 use super::{Access, Policy, moved, narrowed, terminate};
+use crate::mailbox::Mailbox;
 use crate::portal::Portal;
 use crate::sessions::{Login, PermittedConnection, Sessions};
 
@@ -119,10 +120,14 @@ impl Access {
         losers
     }
 
-    /// Lets these sessions keep their units until they end. A connection whose login is not complete has none yet, and
+    /// Lets these sessions keep their units until they end, and returns the mailboxes of their connections. A connection whose login is not complete has none yet, and
     /// is terminated.
-    pub(crate) fn begin_leaving(&self, sessions: &Sessions, leaving: &HashMap<u16, Units>) {
-        // No connection is permitted meanwhile.
+    pub(crate) fn begin_leaving(
+        &self,
+        sessions: &Sessions,
+        leaving: &HashMap<u16, Units>,
+    ) -> Vec<Vec<Mailbox>> {
+        // No connection is permitted meanwhile, and none joins these sessions afterwards.
         let _state = self.state();
         sessions.visit_permitted(|connection| {
             let Login { target, only, .. } = connection.login;
@@ -131,9 +136,7 @@ impl Access {
                 terminate(&connection, "configuration changed", "its login was not complete");
             }
         });
-        for (&tsih, units) in leaving {
-            sessions.begin_leaving(tsih, units);
-        }
+        leaving.iter().filter_map(|(&tsih, units)| sessions.begin_leaving(tsih, units)).collect()
     }
 }
 

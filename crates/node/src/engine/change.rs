@@ -11,21 +11,22 @@ use sarsen_io::time;
 use sarsen_scsi::Lun;
 
 use super::backings::{SpaceReservation, overcommitments};
-use super::claims::{Stage, flush, holdings};
+use super::claims::{Claim, Stage, flush, holdings, holdings_of_file};
 use super::diff::{Differences, Known, TargetSteps, VolumeSteps, data_place};
 use super::disk_threads::{Disk, DiskThread};
 use super::missing::{MissingObjects, MissingVolume};
 use super::portals::PortalSteps;
 use super::tasks::{Begun, Erasure};
 use super::volumes::{Growth, NewFiles, OpenPlan, Opening, Volume};
-use super::{AffectedSession, ChangeError, Engine, Interruption, Running, not_opened};
+use super::{AffectedSession, ChangeError, Engine, Interruption, Running, Withheld, not_opened};
 use crate::access::{Losses, Object, Policy, Previous, SecretSource, TargetLoss, Units};
-use crate::config::{Config, Portal as PortalConfig, VolumeConfig, target_port_groups};
-use crate::mailbox::Mailbox;
+use crate::config::{
+    Config, Portal as PortalConfig, VolumeConfig, render_size, target_port_groups,
+};
 use crate::model::ByteSize;
 use crate::portal::Portal;
 use crate::sessions::SessionInfo;
-use crate::stores::{self, StoreError};
+use crate::stores::{self, OpenMode, StoreError};
 
 /// Maximum time to open a volume, and to check or flush one, before a change is stored.
 pub(super) const OPEN_LIMIT: Duration = Duration::from_secs(30);
@@ -48,8 +49,10 @@ pub struct Prepared {
     /// The policy to which `policy` fits.
     policy_before: Arc<Policy>,
     opened: BTreeMap<String, Opening>,
-    /// The files that were created for volumes that are opened later.
-    new_files: Vec<NewFiles>,
+    /// The files that were created for volumes that are opened later, and the claims on them.
+    new_files: Vec<(NewFiles, Option<Claim>)>,
+    /// The lengths of the files of new volumes that are opened later, by the names of the volumes.
+    late_lengths: BTreeMap<String, u64>,
     /// The volumes that could not be opened, and may be missing.
     failed: BTreeMap<String, String>,
     /// The flush of the re-attached volume failed.
@@ -122,8 +125,8 @@ struct Steps {
     late: Vec<OpenPlan>,
     targets: TargetSteps,
     losses: Losses,
-    /// Sentences for what is not in force before leaving sessions have ended.
-    withheld: BTreeSet<String>,
+    /// What is not in force before leaving sessions have ended.
+    withheld: BTreeSet<Withheld>,
 }
 
 /// What must be done before a change can be stored, and may block for a long time.
@@ -132,10 +135,11 @@ struct Demands {
     opens: Vec<OpenPlan>,
     /// Checks, each with its volume.
     checks: Vec<(VolumeConfig, Check)>,
+    /// Volumes that are opened later, and whether they replace others.
+    late: Vec<(OpenPlan, bool)>,
 }
 
-/// Returns the files that it has created.
-type Check = Box<dyn FnOnce() -> Result<NewFiles, ChangeError> + Send>;
+type Check = Box<dyn FnOnce() -> Result<(), ChangeError> + Send>;
 
 /// The sessions that lose something.
 #[derive(Default)]
@@ -143,7 +147,6 @@ pub(super) struct Affected {
     pub(super) interrupts: Vec<Interruption>,
     /// The sessions, with the units that they have.
     pub(super) sessions: HashMap<u16, Units>,
-    pub(super) mailboxes: Vec<Vec<Mailbox>>,
 }
 
 impl Engine {
@@ -152,6 +155,19 @@ impl Engine {
     pub(crate) fn prepare(
         self: &Arc<Self>,
         desired: Config,
+        cause: Cause,
+    ) -> Result<Prepared, ChangeError> {
+        self.prepare_with(Some(desired), cause)
+    }
+
+    /// Prepares to bring what is desired already into force.
+    pub(crate) fn prepare_again(self: &Arc<Self>, cause: Cause) -> Result<Prepared, ChangeError> {
+        self.prepare_with(None, cause)
+    }
+
+    fn prepare_with(
+        self: &Arc<Self>,
+        desired: Option<Config>,
         cause: Cause,
     ) -> Result<Prepared, ChangeError> {
         if self.is_ending() {
@@ -167,21 +183,23 @@ impl Engine {
         };
         let first_managed =
             |all: usize, managed: Option<usize>| managed.map_or(usize::MAX, |one| all - one);
-        let first =
-            first_managed(desired.listen.len(), managed.as_ref().map(|managed| managed.portals));
-        let (served, absent, unchanged) = {
+        // All of it is from one moment.
+        let (served, absent, policy_before, desired_now) = {
             let mut running = self.running();
             if let Some(managed) = &managed {
                 running.length_before_growth.clone_from(&managed.length_before_growth);
             }
-            let unchanged = (!opens || reattached.is_some()).then(|| running.desired.clone());
-            (running.served(), running.absent.clone(), unchanged)
+            let policy = self.front.access.policy();
+            (running.served(), running.absent.clone(), policy, running.desired.clone())
         };
+        let unchanged = desired.is_none().then(|| desired_now.clone());
+        let desired = desired.unwrap_or_else(|| (*desired_now).clone());
+        let first =
+            first_managed(desired.listen.len(), managed.as_ref().map(|managed| managed.portals));
         // Ports are opened before files: if a port is in use, no new file is created, not even for a moment.
         let may_lack =
             |place: usize, portal: &PortalConfig| place >= first || absent.has_portal(portal);
         let portals = PortalSteps::prepare(&served, &desired.listen, &desired.limits, may_lack)?;
-        let policy_before = self.front.access.policy();
         let previous = Previous {
             policy: &policy_before,
             secrets: match (reads_all, reads_none) {
@@ -208,6 +226,7 @@ impl Engine {
             policy_before,
             opened: BTreeMap::new(),
             new_files: Vec::new(),
+            late_lengths: BTreeMap::new(),
             failed: BTreeMap::new(),
             is_unflushed: false,
             interrupts: Vec::new(),
@@ -279,7 +298,9 @@ impl Prepared {
         running: &'a Running,
         desired: &'a Config,
     ) -> Result<(Differences<'a>, VolumeSteps, Vec<OpenPlan>, Vec<OpenPlan>), ChangeError> {
-        let own: Vec<u64> = self.opened.values().map(|one| one.claim.number()).collect();
+        let files = self.new_files.iter().filter_map(|(_, claim)| claim.as_ref());
+        let own = self.opened.values().map(|one| &one.claim).chain(files);
+        let own: Vec<u64> = own.map(Claim::number).collect();
         let different = Differences::between(&running.config, desired);
         let known = Known::new(running, &different);
         let volumes = VolumeSteps::between(
@@ -313,35 +334,21 @@ impl Prepared {
                 && volume.growth == Growth::None
             {
                 let (check, name) = (volume.growth_check(bytes), stay.desired.name.clone());
-                let check = move || {
-                    check().map_err(not_opened(&name))?;
-                    Ok(NewFiles::default())
-                };
-                let check = Box::new(check);
+                let check = Box::new(move || Ok(check().map_err(not_opened(&name))?));
                 demands.checks.push((stay.desired.clone(), check));
             }
         }
-        for OpenPlan { config, open_mode, .. } in late {
-            let undecided = self.engine.claims.stage_of(&holdings(&config), &[]);
-            if undecided == Some(Stage::Undecided) {
+        for plan in late {
+            let config = &plan.config;
+            if self.is_undecided(config) {
                 return Err(ChangeError::UnderWay);
             }
-            let volume = config.clone();
             if self.reattached.as_ref() == Some(&config.name) {
                 let check = running.volumes.get(&config.name).map(Volume::reattachment_check);
-                let check = check.map(|check| move || check().map(|()| NewFiles::default()));
-                demands.checks.extend(check.map(|check| (volume, Box::new(check) as Check)));
-            } else if !running.absent.knows(&config) {
-                let replaces = !volumes.closes_first.is_empty();
-                let check = move || {
-                    let error = not_opened(&config.name);
-                    let files = NewFiles::create(&config, open_mode).map_err(&error)?;
-                    if replaces {
-                        stores::trial(&config, open_mode).map_err(&error)?;
-                    }
-                    Ok(files)
-                };
-                demands.checks.push((volume, Box::new(check)));
+                let check = check.map(|check| (config.clone(), Box::new(check) as Check));
+                demands.checks.extend(check);
+            } else if !running.absent.knows(config) {
+                demands.late.push((plan, !volumes.closes_first.is_empty()));
             }
         }
         // The server tries missing volumes by itself.
@@ -357,7 +364,34 @@ impl Prepared {
         let engine = self.engine.clone();
         let mut thread = DiskThread::new(&engine.disk_permits);
         for (volume, check) in demands.checks {
-            self.new_files.push(thread.run(&volume, OPEN_LIMIT, check)?);
+            thread.run(&volume, OPEN_LIMIT, check)?;
+        }
+        for (plan, replaces) in demands.late {
+            // If another volume has the path, the file exists.
+            let path = plan.config.file().map(holdings_of_file);
+            let claim = path.and_then(|path| engine.claims.try_claim(&plan.config.name, path));
+            let is_free = claim.is_some();
+            let volume = plan.config.clone();
+            let created = thread.run(&plan.config, OPEN_LIMIT, move || {
+                let error = not_opened(&volume.name);
+                let files = if is_free {
+                    NewFiles::create(&volume, plan.open_mode).map_err(&error)?
+                } else {
+                    NewFiles::default()
+                };
+                let length = if is_free || replaces {
+                    stores::trial(&volume, plan.open_mode).map_err(&error)?
+                } else {
+                    None
+                };
+                Ok((files, length))
+            });
+            let (files, length) = created?;
+            let creates = !matches!(plan.open_mode, OpenMode::Existing { .. });
+            self.late_lengths.extend(
+                length.filter(|_| creates).map(|length| (plan.config.name.clone(), length)),
+            );
+            self.new_files.push((files, claim));
         }
         // A start does not wait for each volume of a disk that does not respond.
         let mut hung: HashSet<Disk> = HashSet::new();
@@ -386,6 +420,14 @@ impl Prepared {
             }
         }
         Ok(())
+    }
+
+    /// Returns whether a volume needs a file or an identity of which another change or an erasure decides.
+    fn is_undecided(&self, config: &VolumeConfig) -> bool {
+        let files = self.new_files.iter().filter_map(|(_, claim)| claim.as_ref());
+        let own: Vec<u64> = files.map(Claim::number).collect();
+        let stage = self.engine.claims.stage_of(&holdings(config), &own);
+        stage == Some(Stage::Undecided)
     }
 
     /// Returns the error for a volume whose marks another volume has that is being opened or closed.
@@ -442,6 +484,7 @@ impl Prepared {
         let lacking = self.portals.absent.iter();
         let lacking = lacking.map(|(portal, why)| (portal.clone(), Some(why.clone())));
         absent.portals = lacking.chain(late).collect();
+        refuse_changed_growth(running, &ready)?;
         let (_, volumes, opens, late) = self.volume_steps(running, &ready)?;
         let (restricted, mut withheld) = withhold_gains(&mut ready, running, &volumes, held);
         let different = Differences::between(&running.config, &ready);
@@ -453,13 +496,27 @@ impl Prepared {
         };
         let (mut taken, mut tasks) = (HashSet::new(), Vec::new());
         let opens = opens.into_iter().map(|plan| (plan, false));
-        for (plan, is_late) in opens.chain(late.into_iter().map(|plan| (plan, true))) {
-            let config = &plan.config;
-            let opening = self.opened.get(&config.name);
+        for (mut plan, is_late) in opens.chain(late.into_iter().map(|plan| (plan, true))) {
+            let opening = self.opened.get(&plan.config.name);
             let opening = opening.filter(|one| {
-                !is_late && one.volume.config == *config && one.volume.scope == plan.scope
+                !is_late && one.volume.config == plan.config && one.volume.scope == plan.scope
             });
-            let pending = |has_task| MissingVolume { config: config.clone(), why: None, has_task };
+            let length = match opening {
+                Some(one) => one.length_before_growth.or_else(|| one.volume.file_length()),
+                None => self.late_lengths.get(&plan.config.name).copied().filter(|_| is_late),
+            };
+            if let (Some(_), OpenMode::OpenOrCreate | OpenMode::Create) = (length, plan.open_mode) {
+                // Its file exists from now on, and no attempt creates another one.
+                plan.open_mode =
+                    OpenMode::Existing { length_before_growth: length, has_state: true, had: None };
+            }
+            let config = &plan.config;
+            let pending = |has_task| MissingVolume {
+                config: config.clone(),
+                why: None,
+                has_task,
+                open_mode: plan.open_mode,
+            };
             if let Some(opening) = opening {
                 taken.insert(config.name.clone());
                 if !opening.is_complete() {
@@ -470,7 +527,7 @@ impl Prepared {
                 absent.volumes.push(MissingVolume { why, ..pending(false) });
             } else if let Some(known) = running.absent.volume(config) {
                 absent.volumes.push(known.clone());
-            } else if is_late {
+            } else if is_late && !self.is_undecided(config) {
                 absent.volumes.push(pending(true));
                 tasks.push(plan);
             } else {
@@ -489,7 +546,10 @@ impl Prepared {
             Arc::new(self.policy.without_gains(&self.policy_before, &restricted))
         };
         withheld.extend(policy.restricted().map(|target| {
-            format!("target {target}: no client gains access before the sessions that lose it have ended")
+            let why = format!(
+                "target {target}: no client gains access before the sessions that lose it have ended"
+            );
+            (target.to_owned(), why)
         }));
         Ok(Steps { policy, ready, absent, volumes, taken, late: tasks, targets, losses, withheld })
     }
@@ -628,6 +688,7 @@ impl Prepared {
             && steps.volumes.stays.is_empty()
             && steps.volumes.closes.is_empty()
             && self.portals.is_idle()
+            && steps.withheld == running.withheld
             && self.policy.unreadable_secrets().keys().eq(before.unreadable_secrets().keys())
     }
 }
@@ -649,11 +710,10 @@ impl Steps {
         let mut by_object: BTreeMap<Object, Vec<AffectedSession>> = BTreeMap::new();
         let mut affected = Affected::default();
         for session in front.sessions.session_infos() {
-            let SessionInfo { tsih, client, target, mailboxes, .. } = session;
+            let SessionInfo { tsih, client, target, .. } = session;
             let Some((object, view)) = losers.get(&tsih) else { continue };
             let initiator = client.name;
             by_object.entry(object.clone()).or_default().push(AffectedSession { tsih, initiator });
-            affected.mailboxes.push(mailboxes);
             affected.sessions.insert(tsih, running.units_in(target.as_deref(), view));
         }
         let interruption = |(object, sessions)| Interruption { object, sessions };
@@ -719,17 +779,48 @@ impl Steps {
     }
 }
 
+/// Refuses another size for a volume that is being made larger or opened: its file may get the earlier size before.
+fn refuse_changed_growth(running: &Running, desired: &Config) -> Result<(), ChangeError> {
+    let begun = running.volumes.values().filter_map(|volume| match volume.growth {
+        Growth::UnderWay(bytes) => Some((&volume.config, bytes)),
+        Growth::None | Growth::Failed(_) => None,
+    });
+    let opened = running.absent.volumes.iter().filter(|missing| missing.has_task);
+    let opened = opened.filter_map(|one| Some((&one.config, one.config.size?.get())));
+    let all: Vec<_> = begun.chain(opened).collect();
+    if all.is_empty() {
+        return Ok(());
+    }
+    for volume in &desired.volumes {
+        let is_it = |other: &VolumeConfig| {
+            let is_same = other.serial.is_some() && other.serial == volume.serial;
+            other.path == volume.path && (is_same || other.name == volume.name)
+        };
+        let changed = all.iter().find(|(other, bytes)| {
+            is_it(other) && volume.size.is_some_and(|size| size.get() != *bytes)
+        });
+        if let Some((_, bytes)) = changed {
+            let why = format!(
+                "is being given {}: change its size again when that has ended",
+                render_size(*bytes)
+            );
+            return Err(ChangeError::impossible(&volume.name, why));
+        }
+    }
+    Ok(())
+}
+
 /// Removes units from targets of a configuration that would gain them while leaving sessions still have them. Returns the
-/// other targets with such units, and a sentence for each removed unit.
+/// other targets with such units, and the gains that were removed.
 fn withhold_gains(
     ready: &mut Config,
     running: &Running,
     volumes: &VolumeSteps,
     held: &Units,
-) -> (BTreeSet<String>, BTreeSet<String>) {
-    let (mut restricted, mut sentences) = (BTreeSet::new(), BTreeSet::new());
+) -> (BTreeSet<String>, BTreeSet<Withheld>) {
+    let (mut restricted, mut gains) = (BTreeSet::new(), BTreeSet::new());
     if held.is_empty() {
-        return (restricted, sentences);
+        return (restricted, gains);
     }
     let stays = volumes.stays.iter();
     let renamed: HashMap<&str, &str> =
@@ -752,10 +843,11 @@ fn withhold_gains(
                 Some(true) => drop(restricted.insert(target.name.clone())),
                 Some(false) => {
                     withheld.insert(lun);
-                    sentences.insert(format!(
+                    let why = format!(
                         "LUN {lun} of {}: volume {volume} appears there when the sessions that lose it have ended",
                         target.name
-                    ));
+                    );
+                    gains.insert((target.name.clone(), why));
                 }
                 None => {}
             }
@@ -766,5 +858,5 @@ fn withhold_gains(
                 luns.map(|(lun, volume)| (*lun, volume.clone())).collect::<BTreeMap<_, _>>().into();
         }
     }
-    (restricted, sentences)
+    (restricted, gains)
 }

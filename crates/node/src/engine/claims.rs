@@ -76,7 +76,8 @@ pub(super) fn holdings_of_file(path: &Path) -> Vec<Holding> {
 /// The stage of a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// A change that is not decided yet has it. Another one cannot wait for that.
+    /// A change that is not decided yet has it, or an erasure of which it is not known how it ends. A change that needs
+    /// it does not wait for that.
     Undecided,
     /// It is being opened or closed.
     UnderWay,
@@ -164,14 +165,48 @@ impl Claims {
     }
 
     /// Claims what a closing volume holds. It cannot wait, because it holds it already.
-    pub(super) fn closing(self: &Arc<Self>, config: &VolumeConfig, store: Arc<dyn Store>) -> Claim {
+    pub(super) fn closing(
+        self: &Arc<Self>,
+        config: &VolumeConfig,
+        store: Arc<dyn Store>,
+        is_erased: bool,
+    ) -> Claim {
         let entry = Entry {
             volume: config.name.clone(),
             holdings: holdings(config),
-            stage: Stage::UnderWay,
+            stage: if is_erased { Stage::Undecided } else { Stage::UnderWay },
             store: Some(store),
         };
         self.add(&mut self.state.lock(), entry)
+    }
+
+    /// Claims a file that is to be erased, whatever other claims there are: the erasure waits until it is
+    /// [alone](Self::alone).
+    pub(super) fn erasing(self: &Arc<Self>, volume: &str, path: &Path) -> Claim {
+        let entry = Entry {
+            volume: volume.to_owned(),
+            holdings: holdings_of_file(path),
+            stage: Stage::Undecided,
+            store: None,
+        };
+        self.add(&mut self.state.lock(), entry)
+    }
+
+    /// Waits until no other claim overlaps with this one.
+    pub(super) async fn alone(&self, claim: &Claim) {
+        let mut changes = self.changes.subscribe();
+        loop {
+            {
+                let state = self.state.lock();
+                let own = state.entries.get(&claim.number);
+                let held = own.map(|entry| entry.holdings.as_slice()).unwrap_or_default();
+                if obstacle(&state, held, &[claim.number]).is_none() {
+                    return;
+                }
+            }
+            // The sender lives as long as `self`.
+            let _ = changes.changed().await;
+        }
     }
 
     /// Returns the stage of a claim that overlaps with these holdings, except for those of `own`.

@@ -87,9 +87,7 @@ pub(super) struct Known<'a> {
 
 impl<'a> Known<'a> {
     pub(super) fn new(running: &'a Running, different: &Differences<'a>) -> Self {
-        // Without a state, a missing volume may be one whose file was never complete.
-        let absent = running.absent.volumes.iter().filter(|_| running.config.state.is_some());
-        let absent = absent.map(|absent| &absent.config);
+        let absent = running.absent.volumes.iter().map(|absent| &absent.config);
         let mut known = Self { running, by_serial: HashMap::new(), by_place: HashMap::new() };
         for volume in different.volumes.old.iter().copied().chain(absent) {
             if let Some(serial) = &volume.serial {

@@ -8,6 +8,7 @@ use sarsen_io::time;
 use super::volumes::{Growth, Volume};
 use crate::config::{Config, Portal, PortalRequirement, VolumeConfig};
 use crate::problem::{MissingObject, Problem};
+use crate::stores::OpenMode;
 
 /// A desired volume that is not in force.
 #[derive(Clone)]
@@ -17,6 +18,8 @@ pub(super) struct MissingVolume {
     pub(super) why: Option<String>,
     /// A task brings it into force.
     pub(super) has_task: bool,
+    /// Each attempt opens it in this mode.
+    pub(super) open_mode: OpenMode,
 }
 
 /// Missing objects, with the reasons.
@@ -88,7 +91,7 @@ impl MissingObjects {
             Growth::Failed(why) => {
                 Some((MissingObject::Volume(name.clone()), not_grown(name, why)))
             }
-            Growth::None | Growth::UnderWay => None,
+            Growth::None | Growth::UnderWay(_) => None,
         };
         let all = self.portals.iter().filter_map(portal).chain(unread.iter().map(account));
         let all = all.chain(self.targets.iter().map(target));

@@ -11,7 +11,6 @@ mod change;
 mod claims;
 mod diff;
 mod disk_threads;
-
 mod missing;
 mod portals;
 mod resource_error;
@@ -36,7 +35,7 @@ pub(crate) use self::backings::{BackingChecks, Usage};
 pub(crate) use self::change::{Cause, Force, Managed};
 pub use self::change::{ChangeOutcome, Prepared};
 use self::claims::{Claims, Stores, holdings_of_file};
-use self::diff::{Differences, Known};
+use self::diff::Differences;
 use self::disk_threads::DiskPermits;
 use self::missing::MissingObjects;
 use self::portals::Served;
@@ -105,6 +104,9 @@ pub enum ChangeError {
         /// The reason.
         why: String,
     },
+    /// The change is stored, and its object is not in force yet.
+    #[error("{0}")]
+    Pending(String),
     /// Sessions that were terminated still wait for their disks.
     #[error("{0} sessions have not ended: their disks do not respond")]
     SessionsStay(usize),
@@ -148,6 +150,7 @@ impl ChangeError {
             | Self::Hangs(_)
             | Self::Stuck { .. }
             | Self::SessionsStay(_)
+            | Self::Pending(_)
             | Self::NotGrown(_)
             | Self::NotErased(_)
             | Self::Unflushed(_)
@@ -218,9 +221,12 @@ struct Running {
     /// Current lengths of files that are to grow and may not have grown yet, by the serial numbers of their volumes.
     length_before_growth: BTreeMap<String, u64>,
     portals: Vec<Served>,
-    /// Sentences for what is not in force before leaving sessions have ended.
-    withheld: BTreeSet<String>,
+    /// What is not in force before leaving sessions have ended.
+    withheld: BTreeSet<Withheld>,
 }
+
+/// A target that does not gain something yet, and the sentence that says so.
+type Withheld = (String, String);
 
 /// A copy of the running objects for queries, as of the last change.
 #[derive(Clone, Default)]
@@ -423,8 +429,7 @@ impl Engine {
         let force = grace.map_or(Force::Nobody, Force::Everybody);
         let mut attempts = Attempts::default();
         let begun = loop {
-            let desired = (*self.desired()).clone();
-            let mut prepared = self.prepare(desired, Cause::Reattach(volume.to_owned()))?;
+            let mut prepared = self.prepare_again(Cause::Reattach(volume.to_owned()))?;
             prepared.flush_replaced().await?;
             match prepared.commit(None, force, BTreeMap::new(), |_| Ok(())) {
                 Err(error) if attempts.is_outdated(&error) => {}
@@ -432,6 +437,12 @@ impl Engine {
             }
         };
         let made = begun.finish_one().await?;
+        let missing =
+            self.running().absent.volumes.iter().find(|one| one.config.name == volume).cloned();
+        if let Some(missing) = missing {
+            let why = missing.why.unwrap_or_else(|| not_in_force(&format!("volume {volume}")));
+            return Err(ChangeError::Pending(why));
+        }
         info!(volume, "the volume is re-attached");
         Ok(made)
     }
@@ -448,13 +459,12 @@ impl Engine {
         {
             let desired = running.desired.clone();
             let different = Differences::between(&running.config, &desired);
-            let known = Known::new(&running, &different);
             for missing in running.absent.volumes.iter().filter(|missing| !missing.has_task) {
                 let config = &missing.config;
                 plans.push(OpenPlan {
                     config: config.clone(),
                     scope: different.scope(&running, config).map(str::to_owned),
-                    open_mode: known.open_mode(config, false),
+                    open_mode: missing.open_mode,
                 });
             }
         }
@@ -465,20 +475,14 @@ impl Engine {
     /// Reports pending objects as problems. Returns the reasons.
     fn report_pending(&self, pending: &BTreeSet<String>) -> Vec<String> {
         let mut running = self.running();
-        let why = |object: &str| {
-            format!(
-                "{object} is not in force yet: it waits for its disk, or until the sessions of what it replaces have \
-                 ended"
-            )
-        };
         for missing in &mut running.absent.volumes {
             let name = &missing.config.name;
             if missing.why.is_none() && pending.contains(name) {
-                missing.why = Some(why(&format!("volume {name}")));
+                missing.why = Some(not_in_force(&format!("volume {name}")));
             }
         }
         self.show(&running);
-        pending.iter().map(|object| why(object)).collect()
+        pending.iter().map(|object| not_in_force(object)).collect()
     }
 
     /// Carries out work on a file that no volume may take meanwhile. Refuses if a volume is being opened there or
@@ -621,6 +625,13 @@ impl Attempts {
         self.0 += 1;
         self.0 < ATTEMPTS && matches!(error, ChangeError::UnderWay)
     }
+}
+
+/// Returns the sentence for an object that is pending.
+fn not_in_force(object: &str) -> String {
+    format!(
+        "{object} is not in force yet: it waits for its disk, or until the sessions of what it replaces have ended"
+    )
 }
 
 /// Returns the error of a volume that could not be opened.

@@ -2,6 +2,7 @@
 //! that waited for others to be closed. Each object has a task of its own, which puts it into force when it ends.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,12 +17,12 @@ use tokio::sync::mpsc;
 use tracing::{error, info};
 
 use super::change::{Cause, ChangeOutcome, Force};
-use super::claims::{Claim, flush, holdings, holdings_of_file};
+use super::claims::{Claim, flush, holdings};
 use super::disk_threads::{Disk, DiskPermits, run_aside};
 use super::missing::not_grown;
 use super::portals::Served;
 use super::volumes::{Growth, OpenPlan, Opening, Volume, check_not_just_written};
-use super::{ChangeError, Engine, not_opened};
+use super::{ChangeError, Engine, Withheld, not_in_force, not_opened};
 use crate::config::VolumeConfig;
 use crate::drain::{gone, send_away};
 use crate::mailbox::Mailbox;
@@ -62,7 +63,7 @@ pub(super) enum Task {
     /// A volume grows to its desired size in bytes.
     Grow { volume: String, store: Arc<dyn Store>, grown: Grown },
     /// The file of a volume that was not open is erased.
-    Erase { volume: String, erasure: Erasure },
+    Erase { erasure: Erasure, claim: Claim },
     /// The addresses of closed portals become free for others.
     ClosePortals(Vec<Served>),
     /// Sessions that lose something log out, or are terminated.
@@ -82,6 +83,8 @@ pub(crate) struct Begun {
     pub(super) pending: BTreeSet<String>,
     pub(super) reports: mpsc::UnboundedReceiver<Report>,
     pub(super) is_unflushed: Arc<AtomicBool>,
+    /// Sentences for gains that the change asked for, and that waited for leaving sessions at its commit.
+    pub(super) withheld: BTreeSet<Withheld>,
     pub(super) outcome: ChangeOutcome,
     /// The first error of a task.
     pub(super) failure: Option<ChangeError>,
@@ -98,7 +101,8 @@ impl Begun {
     /// The same, for a change that consists of one task.
     pub(crate) async fn finish_one(mut self) -> Result<ChangeOutcome, ChangeError> {
         self.wait().await;
-        self.failure.map_or(Ok(self.outcome), Err)
+        let pending = self.pending.first().map(|object| ChangeError::Pending(not_in_force(object)));
+        self.failure.or(pending).map_or(Ok(self.outcome), Err)
     }
 
     async fn wait(&mut self) {
@@ -133,6 +137,10 @@ impl Begun {
         if !self.pending.is_empty() {
             self.outcome.problems.extend(engine.report_pending(&self.pending));
         }
+        let withheld = &engine.running().withheld;
+        self.outcome
+            .problems
+            .extend(self.withheld.intersection(withheld).map(|(_, why)| why.clone()));
     }
 }
 
@@ -210,9 +218,8 @@ impl Engine {
                     Err(why) => Err(ChangeError::NotGrown(not_grown(&volume, &why))),
                 }
             }
-            Task::Erase { volume, erasure } => {
-                let claim = self.claims.claim(&volume, holdings_of_file(&erasure.path)).await;
-                let claim = claim.map_err(|why| ChangeError::Stuck { volume, why })?;
+            Task::Erase { erasure, claim } => {
+                self.claims.alone(&claim).await;
                 erase(&self.disk_permits, erasure, claim).await
             }
             Task::ClosePortals(portals) => {
@@ -253,7 +260,8 @@ impl Engine {
     }
 
     async fn complete(&self, mut opening: Opening) -> Result<Opening, ChangeError> {
-        if opening.is_complete() {
+        let is_desired = self.running().absent.knows(&opening.volume.config);
+        if !is_desired || opening.is_complete() {
             opening.new_files.keep();
             return Ok(opening);
         }
@@ -275,14 +283,18 @@ impl Engine {
             Ok(opening) => {
                 let failed = match &opening.volume.growth {
                     Growth::Failed(why) => Err(ChangeError::NotGrown(not_grown(&config.name, why))),
-                    Growth::None | Growth::UnderWay => Ok(()),
+                    Growth::None | Growth::UnderWay(_) => Ok(()),
                 };
-                self.converge(Some(opening))?;
-                if let Some(missing) = self.running().absent.volume_mut(config) {
-                    // Its target has changed, from which its identity is derived: it is opened again.
-                    missing.has_task = false;
+                match self.converge(Some(opening)) {
+                    Ok(()) => {
+                        if let Some(missing) = self.running().absent.volume_mut(config) {
+                            // Its target has changed, from which its identity is derived: it is opened again.
+                            missing.has_task = false;
+                        }
+                        return failed;
+                    }
+                    Err(error) => error,
                 }
-                return failed;
             }
             Err(error) => error,
         };
@@ -299,7 +311,7 @@ impl Engine {
     pub(super) fn converge(self: &Arc<Self>, opened: Option<Opening>) -> Result<(), ChangeError> {
         let mut opened = opened;
         loop {
-            let mut prepared = self.prepare((*self.desired()).clone(), Cause::Converge)?;
+            let mut prepared = self.prepare_again(Cause::Converge)?;
             prepared.bring(opened.take());
             match prepared.commit(None, Force::Nobody, BTreeMap::new(), |_| Ok(())) {
                 Err(ChangeError::UnderWay) => opened = prepared.take_back(),
@@ -314,10 +326,15 @@ impl Engine {
         let plans = self.plans_of_missing();
         let task = |plan: OpenPlan| (plan.config.name.clone(), Task::OpenMissing(plan));
         self.begin_tasks(plans.into_iter().map(task).collect(), reports);
-        if !self.is_lacking() {
+        let is_pending = {
+            let running = self.running();
+            let waits = |(_, why): &(_, Option<String>)| why.is_none();
+            !running.withheld.is_empty() || running.absent.portals.iter().any(waits)
+        };
+        if !is_pending && !self.is_lacking() {
             return;
         }
-        let prepared = self.prepare((*self.desired()).clone(), Cause::Retry);
+        let prepared = self.prepare_again(Cause::Retry);
         let Ok(mut prepared) = prepared else { return };
         if !prepared.is_idle() {
             // If it does not fit any more, there is a next time.
@@ -333,7 +350,10 @@ pub(super) fn close(closings: Vec<Closing>, cores: Weak<Cores>, permits: Arc<Dis
     if closings.is_empty() {
         return;
     }
+    // If no thread starts, they stay as they are: they may still be in use.
+    let closings = ManuallyDrop::new(closings);
     let thread = threads::spawn_detached("closing", move || async move {
+        let closings = ManuallyDrop::into_inner(closings);
         let close = async |closing: Closing| {
             let Closing { volume, claim, is_unflushed, erasure } = closing;
             let Volume { config, unit, store, backing, ended, .. } = volume;

@@ -186,7 +186,8 @@ impl Volume {
 pub(super) enum Growth {
     #[default]
     None,
-    UnderWay,
+    /// To this size in bytes.
+    UnderWay(u64),
     /// It failed for this reason, and is tried again.
     Failed(String),
 }

@@ -371,13 +371,17 @@ impl Sessions {
         }
     }
 
-    /// Marks a session as leaving with these units. Returns false if it has ended.
-    pub(crate) fn begin_leaving(&self, tsih: u16, units: &[Weak<LogicalUnit>]) -> bool {
+    /// Marks a session as leaving with these units. Returns the mailboxes of its connections, if it has not ended.
+    pub(crate) fn begin_leaving(
+        &self,
+        tsih: u16,
+        units: &[Weak<LogicalUnit>],
+    ) -> Option<Vec<Mailbox>> {
         let mut state = self.state();
-        let Some(entry) = state.by_tsih.get_mut(&tsih) else { return false };
+        let entry = state.by_tsih.get_mut(&tsih)?;
         // A session that is asked again keeps the units that it had.
         entry.leaves_with.get_or_insert_with(|| units.to_vec());
-        true
+        Some(entry.members.all().iter().map(|member| member.mailbox.clone()).collect())
     }
 
     /// Returns the units of the leaving sessions.

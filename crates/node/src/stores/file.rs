@@ -480,17 +480,20 @@ pub(super) fn create(options: &FileOptions) -> Result<(), StoreError> {
     if length == 0 { sync_name(&options.path) } else { Ok(()) }
 }
 
-/// Checks, without a lock, whether a file that exists can be opened, and returns the length that it is to have.
-pub(crate) fn trial(options: &FileOptions, open_mode: OpenMode) -> Result<u64, StoreError> {
-    let known = OpenMode::Existing {
-        length_before_growth: open_mode.length_before_growth(),
-        has_state: false,
-        had: None,
+/// Checks, without a lock, whether a file that exists can be opened. Returns its length, and the one that it is to have.
+pub(crate) fn trial(options: &FileOptions, open_mode: OpenMode) -> Result<(u64, u64), StoreError> {
+    let known = match open_mode {
+        OpenMode::OpenOrCreate | OpenMode::Create => open_mode,
+        OpenMode::Existing { length_before_growth, .. } => {
+            OpenMode::Existing { length_before_growth, has_state: false, had: None }
+        }
     };
-    // The volume that has a block device has it exclusively.
-    let file = open_file(&FileOptions { read_only: true, ..options.clone() }, known)?;
+    // The volume that has a block device has it exclusively, and nothing is created.
+    let read_only = FileOptions { read_only: true, ..options.clone() };
+    let file = open_file(&read_only, known)?;
     check_blocks(&file, options)?;
-    wanted_length(&file, options, known)
+    let length = file.length().map_err(StoreError::system(&options.path, "find its length"))?;
+    Ok((length, wanted_length(&file, options, known)?))
 }
 
 /// Checks whether the device and the cache mode permit the block size.

@@ -248,11 +248,12 @@ pub(crate) fn create(volume: &VolumeConfig) -> Result<(), StoreError> {
 }
 
 /// Checks, without opening it for use, whether the file of a volume can be opened when another one has released it.
-/// Changes nothing.
-pub(crate) fn trial(volume: &VolumeConfig, open_mode: OpenMode) -> Result<(), StoreError> {
-    let Some(path) = volume.file() else { return Ok(()) };
-    let length = file::trial(&file_options(volume, path), open_mode)?;
-    check_faults(volume, length >> volume.block_size().shift())
+/// Changes nothing. Returns the length of the file.
+pub(crate) fn trial(volume: &VolumeConfig, open_mode: OpenMode) -> Result<Option<u64>, StoreError> {
+    let Some(path) = volume.file() else { return Ok(None) };
+    let (length, wanted) = file::trial(&file_options(volume, path), open_mode)?;
+    check_faults(volume, wanted >> volume.block_size().shift())?;
+    Ok(Some(length))
 }
 
 /// Opens an image of a CD. An image that ends within a block is incomplete, and the data that a drive would return for

@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use super::super::diff::RetainedVolume;
 use super::super::portals::{Bound, NextPortal, Served};
 use super::super::tasks::{Begun, Closing, Erasure, SESSIONS, Task, close};
-use super::super::volumes::{Growth, NewFiles, Opening};
+use super::super::volumes::{Growth, Opening};
 use super::super::{Engine, Running, target_ports};
 use super::{Affected, ChangeOutcome, Force, Prepared, Steps};
 use crate::config::{Config, Rates, VolumeConfig};
@@ -34,22 +34,24 @@ impl Prepared {
         let is_qos_changed = self.changes_qos(running, &steps);
         let (leaving, grace) = match force {
             Force::Everybody(grace) if !affected.sessions.is_empty() => {
-                front.access.begin_leaving(&front.sessions, &affected.sessions);
-                (Some(affected), grace)
+                let asked = front.access.begin_leaving(&front.sessions, &affected.sessions);
+                (Some((affected, asked)), grace)
             }
             Force::Nobody | Force::Revoked | Force::Everybody(_) => (None, Duration::ZERO),
         };
-        self.new_files.iter_mut().for_each(NewFiles::keep);
+        self.new_files.drain(..).for_each(|(mut files, _)| files.keep());
         let is_unflushed = Arc::new(AtomicBool::new(self.is_unflushed));
         let (reports, received) = mpsc::unbounded_channel();
         let mut closings = Vec::new();
         for name in &steps.volumes.closes {
             let Some(volume) = running.volumes.remove(name) else { continue };
             let is_reattached = self.reattached.as_ref() == Some(name);
+            let erasure = erasures.remove(name).map(|erasure| (erasure, reports.clone()));
+            let (config, store) = (&volume.config, volume.store.clone());
             closings.push(Closing {
-                claim: engine.claims.closing(&volume.config, volume.store.clone()),
+                claim: engine.claims.closing(config, store, erasure.is_some()),
                 is_unflushed: is_reattached.then(|| is_unflushed.clone()),
-                erasure: erasures.remove(name).map(|erasure| (erasure, reports.clone())),
+                erasure,
                 volume,
             });
         }
@@ -58,7 +60,10 @@ impl Prepared {
             erased.map(|closing| closing.volume.config.name.clone()).collect();
         let mut tasks: Vec<(String, Task)> = erasures
             .into_iter()
-            .map(|(volume, erasure)| (volume.clone(), Task::Erase { volume, erasure }))
+            .map(|(volume, erasure)| {
+                let claim = engine.claims.erasing(&volume, &erasure.path);
+                (volume, Task::Erase { erasure, claim })
+            })
             .collect();
         let are_names_gone = !steps.volumes.closes.is_empty()
             || steps.volumes.stays.iter().any(|stay| stay.running != stay.desired.name);
@@ -71,16 +76,27 @@ impl Prepared {
         );
         // A volume that is smaller than desired has its actual size in what is in force.
         for config in &mut steps.ready.volumes {
-            if let Some(volume) = running.volumes.get(&config.name)
-                && volume.growth != Growth::None
-            {
-                config.clone_from(&volume.config);
+            let Some(volume) = running.volumes.get_mut(&config.name) else { continue };
+            match volume.growth {
+                Growth::None => {}
+                // The growth that failed is not desired any more.
+                Growth::Failed(_) if config.size == volume.config.size => {
+                    volume.growth = Growth::None
+                }
+                Growth::Failed(_) | Growth::UnderWay(_) => config.clone_from(&volume.config),
             }
         }
         let needs_restart = keep_what_was_started(&running.config, &mut steps.ready);
         if steps.ready.limits != running.config.limits {
             front.set_limits(&steps.ready.limits);
         }
+        let is_asked_for = |name: &str| {
+            let find =
+                |config: &Config| config.targets.iter().find(|one| one.name == name).cloned();
+            find(&running.desired) != find(&self.desired)
+        };
+        let withheld = steps.withheld.iter().filter(|(target, _)| is_asked_for(target));
+        let withheld = withheld.cloned().collect();
         running.desired = Arc::new(self.desired.clone());
         running.config = Arc::new(std::mem::take(&mut steps.ready));
         running.absent = std::mem::take(&mut steps.absent);
@@ -101,7 +117,7 @@ impl Prepared {
             &front.sessions,
             &front.targets,
             &steps.losses,
-            leaving.as_ref().map_or(&Default::default(), |leaving| &leaving.sessions),
+            leaving.as_ref().map_or(&Default::default(), |(affected, _)| &affected.sessions),
         );
         steps.make_targets(&engine, running, &left);
         // The targets and rules for clients of new portals are in force before the portals open.
@@ -111,9 +127,8 @@ impl Prepared {
             let names: Vec<_> = late.collect();
             tasks.push((names.join(", "), Task::ClosePortals(closed)));
         }
-        let leave = leaving.map(|Affected { mailboxes, .. }| {
-            (SESSIONS.to_owned(), Task::Leave { sessions: mailboxes, grace })
-        });
+        let leave =
+            leaving.map(|(_, sessions)| (SESSIONS.to_owned(), Task::Leave { sessions, grace }));
         pending.extend(leave.iter().map(|(object, _)| object.clone()));
         engine.show(running);
         pending.extend(tasks.iter().map(|(object, _)| object.clone()));
@@ -122,16 +137,9 @@ impl Prepared {
         engine.begin_tasks(leave.into_iter().collect(), reports.clone());
         engine.begin_tasks(tasks, reports);
         front.targets.tell();
-        let before = std::mem::replace(&mut running.withheld, std::mem::take(&mut steps.withheld));
-        // The answer waits for the sessions of the change itself.
-        let problems = if pending.contains(SESSIONS) {
-            Vec::new()
-        } else {
-            running.withheld.difference(&before).cloned().collect()
-        };
-        let outcome =
-            ChangeOutcome { needs_restart, sessions_ended, problems, ..ChangeOutcome::default() };
-        Begun { engine, pending, reports: received, is_unflushed, outcome, failure: None }
+        running.withheld = std::mem::take(&mut steps.withheld);
+        let outcome = ChangeOutcome { needs_restart, sessions_ended, ..ChangeOutcome::default() };
+        Begun { engine, pending, reports: received, is_unflushed, withheld, outcome, failure: None }
     }
 
     /// Returns whether the change affects QoS settings.
@@ -170,9 +178,8 @@ impl Prepared {
                 Some(bytes) => {
                     let name = volume.config.name.clone();
                     pending.insert(name.clone());
-                    // If it grows already, the end of that growth begins the next one.
-                    if volume.growth != Growth::UnderWay {
-                        volume.growth = Growth::UnderWay;
+                    if !matches!(volume.growth, Growth::UnderWay(_)) {
+                        volume.growth = Growth::UnderWay(bytes);
                         let grown = Box::pin(volume.grow(bytes, &self.engine.cores));
                         let store = volume.store.clone();
                         tasks.push((name.clone(), Task::Grow { volume: name, store, grown }));
