@@ -342,8 +342,7 @@ impl Server {
         self.cores.file_engine()
     }
 
-    /// Ends all changes, and waits until none is in progress. A change that waits for logouts is aborted without
-    /// effect.
+    /// Ends all changes, and waits until none is in progress. What is stored and not in force stays stored.
     pub async fn end_changes(&self) {
         self.engine.end_changes();
         if let Some(desired) = &self.desired {

@@ -1,5 +1,5 @@
-//! The desired state of the server. A `Store` stores it. An [`Edit`] is planned, checked, prepared, stored and then
-//! applied, in this order, so that each change is applied as a whole or not at all.
+//! The desired state of the server. A `Store` stores it. An [`Edit`] is planned, checked, prepared and stored, in this
+//! order, so that each change is stored as a whole or not at all. From then on the engine puts it into force.
 
 mod cascade;
 mod compile;
@@ -81,8 +81,8 @@ pub struct Changed {
     pub needs_restart: Vec<String>,
     /// Number of sessions that were terminated because they are not permitted any more.
     pub sessions_ended: usize,
-    /// The parts of the change that are stored but failed, such as a growth for which the disk is too small. The next
-    /// change tries them again.
+    /// The parts of the change that are stored and not in force, such as a growth for which the disk is too small. The
+    /// server tries them again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
     /// Warnings, for example that volumes may need more space than there is.

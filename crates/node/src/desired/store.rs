@@ -13,7 +13,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rusqlite::Connection;
 use sarsen_io::file::lock_within;
 use tokio::sync::watch;
@@ -170,7 +170,7 @@ enum Found {
 
 impl History for FileHistory {
     fn before(&self, before: u64, limit: usize) -> Result<Vec<Revision>, StateError> {
-        let mut files = locked(&self.files);
+        let mut files = self.files.lock();
         let path = files.path.clone();
         let bodies = files.main().and_then(|main| records::revisions(main, before, limit));
         let bodies = bodies.map_err(|error| needs_repair(&path, &error))?;
@@ -222,7 +222,7 @@ impl StateStore for Store {
         expected_revision: u64,
         writes: &Writes<'_>,
     ) -> Result<Option<Occurrence>, StateError> {
-        let mut files = locked(&self.files);
+        let mut files = self.files.lock();
         let current = files.head.revision;
         if current != expected_revision {
             return Err(StateError::Conflict { expected: expected_revision, current });
@@ -241,10 +241,6 @@ impl StateStore for Store {
     fn history(&self) -> Box<dyn History> {
         Box::new(FileHistory { files: self.files.clone() })
     }
-}
-
-fn locked(files: &Mutex<Files>) -> MutexGuard<'_, Files> {
-    files.lock()
 }
 
 impl Files {

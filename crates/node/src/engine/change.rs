@@ -2,14 +2,15 @@
 //! checked, stored and put into force ([`make`]) at once. [`super::tasks`] do what is left.
 
 mod make;
+mod pending;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use sarsen_io::time;
-use sarsen_scsi::Lun;
 
+use self::pending::{refuse_changed_growth, withhold_gains};
 use super::backings::{SpaceReservation, overcommitments};
 use super::claims::{Claim, Stage, flush, holdings, holdings_of_file};
 use super::diff::{Differences, Known, TargetSteps, VolumeSteps, data_place};
@@ -20,9 +21,7 @@ use super::tasks::{Begun, Erasure};
 use super::volumes::{Growth, NewFiles, OpenPlan, Opening, Volume};
 use super::{AffectedSession, ChangeError, Engine, Interruption, Running, Withheld, not_opened};
 use crate::access::{Losses, Object, Policy, Previous, SecretSource, TargetLoss, Units};
-use crate::config::{
-    Config, Portal as PortalConfig, VolumeConfig, render_size, target_port_groups,
-};
+use crate::config::{Config, Portal as PortalConfig, VolumeConfig, target_port_groups};
 use crate::model::ByteSize;
 use crate::portal::Portal;
 use crate::sessions::SessionInfo;
@@ -87,7 +86,7 @@ pub(crate) enum Cause {
     Reattach(String),
     /// Objects that were pending or missing may be ready now. Nothing is opened or read for it.
     Converge,
-    /// The same, for the regular attempts. Missing secrets are read.
+    /// The same, for the regular attempts. Missing secrets are read, and missing portals are bound.
     Retry,
 }
 
@@ -777,86 +776,4 @@ impl Steps {
             }
         }
     }
-}
-
-/// Refuses another size for a volume that is being made larger or opened: its file may get the earlier size before.
-fn refuse_changed_growth(running: &Running, desired: &Config) -> Result<(), ChangeError> {
-    let begun = running.volumes.values().filter_map(|volume| match volume.growth {
-        Growth::UnderWay(bytes) => Some((&volume.config, bytes)),
-        Growth::None | Growth::Failed(_) => None,
-    });
-    let opened = running.absent.volumes.iter().filter(|missing| missing.has_task);
-    let opened = opened.filter_map(|one| Some((&one.config, one.config.size?.get())));
-    let all: Vec<_> = begun.chain(opened).collect();
-    if all.is_empty() {
-        return Ok(());
-    }
-    for volume in &desired.volumes {
-        let is_it = |other: &VolumeConfig| {
-            let is_same = other.serial.is_some() && other.serial == volume.serial;
-            other.path == volume.path && (is_same || other.name == volume.name)
-        };
-        let changed = all.iter().find(|(other, bytes)| {
-            is_it(other) && volume.size.is_some_and(|size| size.get() != *bytes)
-        });
-        if let Some((_, bytes)) = changed {
-            let why = format!(
-                "is being given {}: change its size again when that has ended",
-                render_size(*bytes)
-            );
-            return Err(ChangeError::impossible(&volume.name, why));
-        }
-    }
-    Ok(())
-}
-
-/// Removes units from targets of a configuration that would gain them while leaving sessions still have them. Returns the
-/// other targets with such units, and the gains that were removed.
-fn withhold_gains(
-    ready: &mut Config,
-    running: &Running,
-    volumes: &VolumeSteps,
-    held: &Units,
-) -> (BTreeSet<String>, BTreeSet<Withheld>) {
-    let (mut restricted, mut gains) = (BTreeSet::new(), BTreeSet::new());
-    if held.is_empty() {
-        return (restricted, gains);
-    }
-    let stays = volumes.stays.iter();
-    let renamed: HashMap<&str, &str> =
-        stays.map(|stay| (stay.desired.name.as_str(), stay.running.as_str())).collect();
-    let before = running.config.targets.iter();
-    let before: HashMap<&str, _> =
-        before.map(|target| (target.name.as_str(), running.luns(target))).collect();
-    for target in &mut ready.targets {
-        let before = before.get(target.name.as_str());
-        let is_held = |lun: u16, volume: &String| {
-            let name = renamed.get(volume.as_str()).copied().unwrap_or(volume);
-            let unit = &running.volumes.get(name).filter(|_| !volumes.closes.contains(name))?.unit;
-            let is_held = held.iter().any(|held| std::ptr::eq(held.as_ptr(), Arc::as_ptr(unit)));
-            let had = before.and_then(|luns| luns.get(&Lun(lun)));
-            is_held.then(|| had.is_some_and(|had| Arc::ptr_eq(had, unit)))
-        };
-        let mut withheld = BTreeSet::new();
-        for (&lun, volume) in target.luns.iter() {
-            match is_held(lun, volume) {
-                Some(true) => drop(restricted.insert(target.name.clone())),
-                Some(false) => {
-                    withheld.insert(lun);
-                    let why = format!(
-                        "LUN {lun} of {}: volume {volume} appears there when the sessions that lose it have ended",
-                        target.name
-                    );
-                    gains.insert((target.name.clone(), why));
-                }
-                None => {}
-            }
-        }
-        if !withheld.is_empty() {
-            let luns = target.luns.iter().filter(|(lun, _)| !withheld.contains(lun));
-            target.luns =
-                luns.map(|(lun, volume)| (*lun, volume.clone())).collect::<BTreeMap<_, _>>().into();
-        }
-    }
-    (restricted, gains)
 }

@@ -209,9 +209,12 @@ impl Claims {
         }
     }
 
-    /// Returns the stage of a claim that overlaps with these holdings, except for those of `own`.
+    /// Returns the stage of the claims that overlap with these holdings, except for those of `own`: that of an undecided
+    /// one, if there is one.
     pub(super) fn stage_of(&self, holdings: &[Holding], own: &[u64]) -> Option<Stage> {
-        obstacle(&self.state.lock(), holdings, own).map(|entry| entry.stage.clone())
+        let state = self.state.lock();
+        let stages = obstacles(&state, holdings, own).map(|entry| &entry.stage);
+        stages.max_by_key(|stage| **stage == Stage::Undecided).cloned()
     }
 
     /// Returns the stores of closing volumes.
@@ -222,12 +225,20 @@ impl Claims {
     }
 }
 
-fn obstacle<'a>(state: &'a State, holdings: &[Holding], own: &[u64]) -> Option<&'a Entry> {
-    holdings.iter().find_map(|holding| {
+fn obstacle<'a>(state: &'a State, holdings: &'a [Holding], own: &'a [u64]) -> Option<&'a Entry> {
+    obstacles(state, holdings, own).next()
+}
+
+fn obstacles<'a>(
+    state: &'a State,
+    holdings: &'a [Holding],
+    own: &'a [u64],
+) -> impl Iterator<Item = &'a Entry> {
+    holdings.iter().flat_map(move |holding| {
         let claims = state.by_mark.get(&holding.mark).into_iter().flatten();
-        let others = claims.filter(|number| !own.contains(number));
-        let mut others = others.filter_map(|number| state.entries.get(number));
-        others.find(|entry| entry.holdings.iter().any(|held| held.excludes(holding)))
+        let others = claims.filter(move |number| !own.contains(number));
+        let others = others.filter_map(|number| state.entries.get(number));
+        others.filter(move |entry| entry.holdings.iter().any(|held| held.excludes(holding)))
     })
 }
 
@@ -374,5 +385,21 @@ mod tests {
         let second = second.await.expect("free");
         second.keep("why".to_owned());
         assert_eq!(claims.claim("a", held("a=ram:1MiB")).await.err().as_deref(), Some("why"));
+    }
+
+    #[tokio::test]
+    async fn an_erasure_waits_for_the_volume_that_has_the_file_and_keeps_others_away() {
+        let claims: Arc<Claims> = Arc::default();
+        let open = claims.claim("a", held("a=file:/d,size=1MiB")).await.expect("free");
+        let erasure = claims.erasing("a", Path::new("/d"));
+        let mut alone = Box::pin(claims.alone(&erasure));
+        assert!(alone.as_mut().now_or_never().is_none(), "it is open");
+        let next = held("b=file:/d,size=1MiB");
+        assert!(claims.try_claim("b", next.clone()).is_none());
+        drop(open);
+        alone.await;
+        assert_eq!(claims.stage_of(&next, &[]), Some(Stage::Undecided), "no volume waits for it");
+        drop(erasure);
+        assert!(claims.try_claim("b", next).is_some());
     }
 }

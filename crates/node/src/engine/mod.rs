@@ -510,7 +510,7 @@ impl Engine {
         portals.iter().filter_map(|portal| portal.certificates()).for_each(|tls| tls.reload());
     }
 
-    /// Ends all changes: no change begins any more, and a change that waits for logouts is aborted.
+    /// Ends all changes: none begins any more, and none waits for logouts.
     pub(crate) fn end_changes(&self) {
         self.is_ending.send_replace(true);
     }

@@ -54,10 +54,8 @@ pub(super) struct Closing {
 
 /// The task of an object.
 pub(super) enum Task {
-    /// A volume is opened when others are closed.
-    Open(OpenPlan),
-    /// A volume that was missing is opened.
-    OpenMissing(OpenPlan),
+    /// A volume is opened, perhaps after others are closed.
+    Open { plan: Box<OpenPlan>, was_missing: bool },
     /// A volume gets its length and its metadata.
     Complete(Box<Opening>),
     /// A volume grows to its desired size in bytes.
@@ -191,8 +189,7 @@ impl Engine {
                 // Others may gain what these sessions had.
                 self.converge(None)
             }
-            Task::Open(plan) => self.open_pending(plan, false).await,
-            Task::OpenMissing(plan) => self.open_pending(plan, true).await,
+            Task::Open { plan, was_missing } => self.open_pending(*plan, was_missing).await,
             Task::Complete(opening) => {
                 let config = opening.volume.config.clone();
                 let completed = self.complete(*opening).await;
@@ -324,7 +321,9 @@ impl Engine {
     pub(crate) fn retry(self: &Arc<Self>) {
         let (reports, _) = mpsc::unbounded_channel();
         let plans = self.plans_of_missing();
-        let task = |plan: OpenPlan| (plan.config.name.clone(), Task::OpenMissing(plan));
+        let task = |plan: OpenPlan| {
+            (plan.config.name.clone(), Task::Open { plan: plan.into(), was_missing: true })
+        };
         self.begin_tasks(plans.into_iter().map(task).collect(), reports);
         let is_pending = {
             let running = self.running();

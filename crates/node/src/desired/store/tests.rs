@@ -97,10 +97,10 @@ fn a_change_that_was_kept_and_answered_with_an_error_is_not_half_of_the_next_one
     let folder = tempfile::tempdir().expect("a folder");
     let (store, _) = opened(folder.path());
     let (a, b) = (host("a"), host("b"));
-    let before = locked(&store.files).head;
+    let before = store.files.lock().head;
     keep(&store, 1, &["a"]);
     // The client received an error, so the store still expects the previous head.
-    locked(&store.files).head = before;
+    store.files.lock().head = before;
     let key = b.key();
     let reported = commit(&store, 1, vec![(&key, Some(&b))], &all(&[&b]), &BTreeMap::new());
     assert!(reported.expect("kept").is_none());
@@ -298,7 +298,7 @@ fn a_copy_that_cannot_be_written_is_not_left_behind_to_be_taken_for_the_last_one
     let (store, _) = opened(folder.path());
     keep(&store, 1, &["a"]);
     // A folder at the path of the copy prevents a new copy.
-    locked(&store.files).copy = Some(Connection::open_in_memory().expect("opened"));
+    store.files.lock().copy = Some(Connection::open_in_memory().expect("opened"));
     let copy = folder.path().join(COPY);
     fs::remove_file(&copy).expect("removed");
     fs::create_dir(&copy).expect("made");

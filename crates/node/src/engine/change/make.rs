@@ -69,11 +69,9 @@ impl Prepared {
             || steps.volumes.stays.iter().any(|stay| stay.running != stay.desired.name);
         tasks.extend(self.keep_volumes(running, &mut steps, &mut pending));
         let opened = self.take_opened(running, &steps.taken, &mut tasks);
-        tasks.extend(
-            std::mem::take(&mut steps.late)
-                .into_iter()
-                .map(|plan| (plan.config.name.clone(), Task::Open(plan))),
-        );
+        tasks.extend(std::mem::take(&mut steps.late).into_iter().map(|plan| {
+            (plan.config.name.clone(), Task::Open { plan: plan.into(), was_missing: false })
+        }));
         // A volume that is smaller than desired has its actual size in what is in force.
         for config in &mut steps.ready.volumes {
             let Some(volume) = running.volumes.get_mut(&config.name) else { continue };
