@@ -138,7 +138,7 @@ fn change(api: &str, number: u32) -> Result<Value> {
 }
 
 #[test]
-fn a_hung_disk_and_a_staying_client_hold_up_no_other_change() -> Result<()> {
+fn a_hung_disk_and_a_client_that_ignores_a_logout_request_delay_no_other_change() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let Some(disk) = FileSystem::mount(folder.path())? else { return Ok(()) };
     let server = Managed::start_with(folder.path(), &["--api", "127.0.0.1:0"])?;
@@ -200,7 +200,7 @@ fn a_hung_disk_and_a_staying_client_hold_up_no_other_change() -> Result<()> {
 
 /// Otherwise, a client that still writes its caches and its successor would write one disk at once.
 #[test]
-fn nobody_gains_a_unit_before_the_clients_that_lose_it_have_left() -> Result<()> {
+fn a_client_gains_a_unit_only_after_its_former_clients_have_left() -> Result<()> {
     const OTHER: &str = "iqn.2026-11.io.sarsen:other";
     const SUCCESSOR: &str = "iqn.2026-11.proof:successor";
     let folder = tempfile::tempdir()?;
@@ -241,27 +241,33 @@ fn nobody_gains_a_unit_before_the_clients_that_lose_it_have_left() -> Result<()>
     let successor = || login_status(&used, SUCCESSOR, ISID);
     ensure!(successor()? == LoginStatus::ServiceUnavailable, "it gains the unit too early");
     let again = login_status(&used, INITIATOR, [0x80, 0, 0, 0, 0, 2])?;
-    ensure!(again != LoginStatus::Success, "who leaves does not come back");
-    // What nobody leaves is changed at once.
+    ensure!(again != LoginStatus::Success, "the leaving client does not log in again");
+    // Objects without leaving clients change at once.
     patch(OTHER, json!({ "alias": "another" }))?;
-    ensure!(is_ready(&mut client, 0)? && is_ready(&mut neighbour, 0)?, "what they have stays");
+    ensure!(
+        is_ready(&mut client, 0)? && is_ready(&mut neighbour, 0)?,
+        "both clients keep their units"
+    );
     ensure!(handover.try_recv().is_err(), "the change waits for its client");
     client.logout()?;
     let changed = handover.recv_timeout(LIMIT)??;
     ensure!(changed["problems"].is_null(), "{changed}");
     ensure!(successor()? == LoginStatus::Success, "the other client has left");
 
-    // Neither does another target gain a unit, whatever change asks for that.
+    // Another target does not gain a unit before that, whatever change asks for it.
     let mut client = Wire::login(&used, SUCCESSOR, ISID)?;
     client.settle()?;
     let removal = force(USED, json!({ "luns": { "0": null } }))?;
     await_request_to_log_out(&mut client)?;
     let moved = patch(OTHER, json!({ "luns": { "0": "other", "1": "used" } }))?;
-    ensure!(moved["problems"].to_string().contains("LUN 1 of"), "it is said: {moved}");
-    ensure!(!is_ready(&mut neighbour, 1)?, "the other target has the unit already");
-    ensure!(is_ready(&mut client, 0)?, "the leaving client has it");
+    ensure!(
+        moved["problems"].to_string().contains("LUN 1 of"),
+        "the answer names the deferred LUN: {moved}"
+    );
+    ensure!(!is_ready(&mut neighbour, 1)?, "the other target shows the unit already");
+    ensure!(is_ready(&mut client, 0)?, "the leaving client keeps the unit");
     client.logout()?;
     removal.recv_timeout(LIMIT)??;
-    ensure!(is_ready(&mut neighbour, 1)?, "the other target has the unit now");
+    ensure!(is_ready(&mut neighbour, 1)?, "the other target shows the unit");
     server.stop()
 }

@@ -27,7 +27,7 @@ pub fn spawn_runtime<F: Future<Output = ()>>(
     spawn(name, move || runtime.block_on(async move { make().await }))
 }
 
-/// The same, for a thread that is not waited for. In a simulation the future is a task of the caller's `LocalSet`: what
+/// Like [`spawn_runtime`], for a thread whose end is not awaited. In a simulation the future is a task of the caller's `LocalSet`: what
 /// a thread does at which time would not follow from the seed.
 pub fn spawn_detached<F: Future<Output = ()> + 'static>(
     name: &str,

@@ -181,7 +181,7 @@ pub(crate) async fn send_away(
         let _ = mailbox.send(ConnectionRequest::RequestLogout { seconds });
     }
     let is_called_off = tokio::select! {
-        () = gone(sessions) => false,
+        () = wait_until_ended(sessions) => false,
         () = time::sleep_until(deadline) => false,
         () = called_off => true,
     };
@@ -196,7 +196,7 @@ pub(crate) async fn send_away(
         let _ = mailbox.send(ConnectionRequest::Terminate { ended });
     }
     tokio::select! {
-        () = gone(sessions) => {}
+        () = wait_until_ended(sessions) => {}
         () = time::sleep_until(time::now() + ENDING_LIMIT) => {}
     }
     let ending = count_left(sessions);
@@ -204,7 +204,7 @@ pub(crate) async fn send_away(
 }
 
 /// Waits until these sessions have ended.
-pub(crate) async fn gone(sessions: &[Vec<Mailbox>]) {
+pub(crate) async fn wait_until_ended(sessions: &[Vec<Mailbox>]) {
     join_all(sessions.iter().flatten().map(|mailbox| mailbox.closed())).await;
 }
 

@@ -342,7 +342,7 @@ impl Server {
         self.cores.file_engine()
     }
 
-    /// Ends all changes, and waits until none is in progress. What is stored and not in force stays stored.
+    /// Ends all changes, and waits until none is in progress. Stored changes that are not in force yet stay stored.
     pub async fn end_changes(&self) {
         self.engine.end_changes();
         if let Some(desired) = &self.desired {

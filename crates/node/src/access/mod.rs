@@ -408,27 +408,30 @@ mod tests {
         access.enter(&member, &login).expect("permitted");
         let asked = HashMap::from([(member.tsih, Units::new())]);
         access.begin_leaving(&sessions, &asked);
-        assert!(!sessions.permit(&member, &view([(0, 0)])), "no connection joins it");
+        assert!(
+            !sessions.permit(&member, &view([(0, 0)])),
+            "no connection joins a leaving session"
+        );
         let lost = || TargetLoss::All;
-        let gone =
+        let losses =
             Losses { targets: [("iqn.2026-11.x:t".into(), lost())].into(), ..Losses::default() };
         let affected = |policy: &Policy, again| {
-            access.affected_sessions(&sessions, &gone, policy, again).len()
+            access.affected_sessions(&sessions, &losses, policy, again).len()
         };
         let policy = Policy::of_everybody(["iqn.2026-11.x:t"]);
         assert_eq!((affected(&policy, false), affected(&policy, true)), (0, 1));
         let targets = Targets::default();
         let replace = |policy, asked: &HashMap<_, _>| {
-            access.replace(Arc::new(policy), &sessions, &targets, &gone, asked)
+            access.replace(Arc::new(policy), &sessions, &targets, &losses, asked)
         };
-        assert_eq!(replace(policy, &HashMap::new()), 0, "it was asked to log out");
-        let nobody = || Policy::of_everybody([]);
-        assert_eq!(affected(&nobody(), false), 1, "this is another loss");
-        assert_eq!(replace(nobody(), &asked), 0, "it was asked to log out for this");
+        assert_eq!(replace(policy, &HashMap::new()), 0, "an earlier change asked it to log out");
+        let without_targets = || Policy::of_everybody([]);
+        assert_eq!(affected(&without_targets(), false), 1, "the loss of the permission counts");
+        assert_eq!(replace(without_targets(), &asked), 0, "this change asks it to log out");
         assert!(messages.try_recv().is_err());
-        assert_eq!(affected(&nobody(), false), 0, "it has nothing more to lose");
+        assert_eq!(affected(&without_targets(), false), 0, "it has lost its permission already");
         replace(Policy::of_everybody(["iqn.2026-11.x:t"]), &HashMap::new());
-        assert_eq!(replace(nobody(), &HashMap::new()), 1, "revoked");
+        assert_eq!(replace(without_targets(), &HashMap::new()), 1, "revoked");
         assert!(matches!(messages.try_recv(), Ok(ConnectionRequest::Terminate { .. })));
     }
 

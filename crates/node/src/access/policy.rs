@@ -28,8 +28,8 @@ pub(crate) struct Policy {
     accounts: BTreeMap<String, AccountConfig>,
     discovery: Arc<AccessRules>,
     targets: HashMap<Arc<str>, Arc<AccessRules>>,
-    /// Rules of targets that were in force before, and that must permit a client, too: sessions that are leaving still
-    /// have units of these targets.
+    /// Rules of targets that were in force before, and that must also permit a client, because leaving sessions still
+    /// use units of these targets.
     earlier: HashMap<Arc<str>, Vec<Arc<AccessRules>>>,
 }
 
@@ -58,7 +58,7 @@ pub(crate) enum SecretSource<'a> {
     All,
     /// Only secrets that the previous policy does not have are read.
     Missing,
-    /// No secret is read: the new policy takes them from the previous one, and from this one.
+    /// No secret is read. They are copied from the previous policy, and from this policy.
     Known(&'a Policy),
 }
 
@@ -136,8 +136,8 @@ impl Policy {
         Ok(Self { secrets, accounts, discovery, targets, earlier: HashMap::new() })
     }
 
-    /// Returns the policy with the restriction that nobody gains access to these targets compared with the policy
-    /// `before`.
+    /// Returns this policy without added access to these targets: a client has there what both this policy and
+    /// `before` permit.
     pub(crate) fn without_gains(&self, before: &Self, targets: &BTreeSet<String>) -> Self {
         let mut earlier = HashMap::new();
         for name in targets {
@@ -163,7 +163,7 @@ impl Policy {
         }
     }
 
-    /// Returns the targets at which earlier rules must permit a client, too.
+    /// Returns the targets for which earlier rules must also permit a client.
     pub(crate) fn restricted(&self) -> impl Iterator<Item = &str> {
         self.earlier.keys().map(|name| &**name)
     }
@@ -182,7 +182,7 @@ impl Policy {
             && earlier(self) == earlier(other)
     }
 
-    /// Returns the earlier rules of a target that must permit a client, too.
+    /// Returns the earlier rules of a target that must also permit a client.
     fn earlier(&self, target: Option<&str>) -> impl Iterator<Item = &AccessRules> {
         let earlier = target.and_then(|name| self.earlier.get(name));
         earlier.into_iter().flatten().map(|rules| &**rules)
@@ -702,7 +702,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_gains_access_to_a_restricted_target() {
+    fn a_restricted_target_gives_no_added_access() {
         let rules = |names: &[(&str, &str)]| {
             let rule = |(name, rest): &(&str, &str)| {
                 format!("{{ initiator = \"iqn.2026-11.x:{name}\"{rest} }}")
@@ -735,7 +735,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_of_known_secrets_reads_none() {
+    fn a_policy_takes_secrets_that_were_read_before() {
         let folder = tempfile::tempdir().expect("a folder");
         let config = config(folder.path(), SECRETS, "chap = [\"host\"]");
         let read = Policy::compile(&config, None).expect("a policy");

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use sarsen_io::time;
 
-use self::pending::{refuse_changed_growth, withhold_gains};
+use self::pending::{defer_gains, refuse_changed_growth};
 use super::backings::{SpaceReservation, overcommitments};
 use super::claims::{Claim, Stage, flush, holdings, holdings_of_file};
 use super::diff::{Differences, Known, TargetSteps, VolumeSteps, data_place};
@@ -19,7 +19,9 @@ use super::missing::{MissingObjects, MissingVolume};
 use super::portals::PortalSteps;
 use super::tasks::{Begun, Erasure};
 use super::volumes::{Growth, NewFiles, OpenPlan, Opening, Volume};
-use super::{AffectedSession, ChangeError, Engine, Interruption, Running, Withheld, not_opened};
+use super::{
+    AffectedSession, ChangeError, DeferredGain, Engine, Interruption, Running, not_opened,
+};
 use crate::access::{Losses, Object, Policy, Previous, SecretSource, TargetLoss, Units};
 use crate::config::{Config, Portal as PortalConfig, VolumeConfig, target_port_groups};
 use crate::model::ByteSize;
@@ -125,7 +127,7 @@ struct Steps {
     targets: TargetSteps,
     losses: Losses,
     /// What is not in force before leaving sessions have ended.
-    withheld: BTreeSet<Withheld>,
+    deferred: BTreeSet<DeferredGain>,
 }
 
 /// What must be done before a change can be stored, and may block for a long time.
@@ -429,7 +431,7 @@ impl Prepared {
         stage == Some(Stage::Undecided)
     }
 
-    /// Returns the error for a volume whose marks another volume has that is being opened or closed.
+    /// Returns the error for a volume whose marks another claim holds.
     fn obstacle(&self, config: &VolumeConfig) -> ChangeError {
         let held = holdings(config);
         let excludes = |other: &Opening| {
@@ -470,7 +472,7 @@ impl Prepared {
     }
 
     /// Returns the steps to what is desired, as far as it can be in force now. Leaving sessions still write the units
-    /// `held`: nobody gains access to these.
+    /// `held`: no client gains access to these.
     fn steps(&self, running: &Running, held: &Units) -> Result<Steps, ChangeError> {
         let mut absent = MissingObjects::of_unmet_needs(&self.desired);
         // The groups include those of missing portals: a target has its ports as configured, whether its portals exist
@@ -485,7 +487,7 @@ impl Prepared {
         absent.portals = lacking.chain(late).collect();
         refuse_changed_growth(running, &ready)?;
         let (_, volumes, opens, late) = self.volume_steps(running, &ready)?;
-        let (restricted, mut withheld) = withhold_gains(&mut ready, running, &volumes, held);
+        let (restricted, mut deferred) = defer_gains(&mut ready, running, &volumes, held);
         let different = Differences::between(&running.config, &ready);
         let mut targets = TargetSteps::between(running, &ready, groups, &different, &volumes);
         let losses = Losses {
@@ -544,13 +546,13 @@ impl Prepared {
         } else {
             Arc::new(self.policy.without_gains(&self.policy_before, &restricted))
         };
-        withheld.extend(policy.restricted().map(|target| {
+        deferred.extend(policy.restricted().map(|target| {
             let why = format!(
-                "target {target}: no client gains access before the sessions that lose it have ended"
+                "target {target}: new access is deferred until the sessions that lose it end; wait, or end them"
             );
             (target.to_owned(), why)
         }));
-        Ok(Steps { policy, ready, absent, volumes, taken, late: tasks, targets, losses, withheld })
+        Ok(Steps { policy, ready, absent, volumes, taken, late: tasks, targets, losses, deferred })
     }
 
     fn overcommitments(&self, running: &Running, steps: &Steps) -> Vec<String> {
@@ -618,16 +620,16 @@ impl Prepared {
         let mut held = engine.front.sessions.leaving_units();
         let mut steps = self.steps(running, &held)?;
         steps.check(&engine, running, force)?;
-        steps.withhold(&engine);
+        steps.hide(&engine);
         // A session may have logged in since the first check.
         let affected = steps.check(&engine, running, force);
         let affected = affected.and_then(|affected| {
             // Revoked sessions are terminated at once.
             if matches!(force, Force::Everybody(_)) && !affected.sessions.is_empty() {
                 held.extend(affected.sessions.values().flatten().cloned());
-                let withheld_at = steps.losses.deferred_at;
+                let hidden_at = steps.losses.deferred_at;
                 steps = self.steps(running, &held)?;
-                steps.losses.deferred_at = withheld_at;
+                steps.losses.deferred_at = hidden_at;
             }
             Ok(affected)
         });
@@ -641,7 +643,7 @@ impl Prepared {
                 Ok(self.put_in_force(running, steps, force, affected, lengths, erasures))
             }
             Err(error) => {
-                steps.put_back(&engine, running);
+                steps.show_again(&engine, running);
                 Err(error)
             }
         }
@@ -687,7 +689,7 @@ impl Prepared {
             && steps.volumes.stays.is_empty()
             && steps.volumes.closes.is_empty()
             && self.portals.is_idle()
-            && steps.withheld == running.withheld
+            && steps.deferred == running.deferred
             && self.policy.unreadable_secrets().keys().eq(before.unreadable_secrets().keys())
     }
 }
@@ -720,7 +722,7 @@ impl Steps {
         affected
     }
 
-    /// Returns the sessions that lose something, if `force` permits it.
+    /// Returns the sessions that lose something, or an error if `force` does not permit that.
     fn check(
         &self,
         engine: &Engine,
@@ -741,7 +743,7 @@ impl Steps {
     }
 
     /// Withholds the objects that are to be closed from new sessions, until the change is in force or put back.
-    fn withhold(&mut self, engine: &Engine) {
+    fn hide(&mut self, engine: &Engine) {
         let front = &engine.front;
         for (name, loss) in &self.losses.targets {
             match loss {
@@ -759,8 +761,8 @@ impl Steps {
         self.losses.deferred_at = Some(front.sessions.last_permitted());
     }
 
-    /// Returns the withheld objects to new sessions.
-    fn put_back(&self, engine: &Engine, running: &Running) {
+    /// Shows the hidden objects to new sessions again.
+    fn show_again(&self, engine: &Engine, running: &Running) {
         let front = &engine.front;
         self.losses.portals.iter().for_each(|portal| portal.set_open(true));
         let leaving = front.sessions.leaving_nexuses();

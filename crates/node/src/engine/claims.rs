@@ -1,4 +1,4 @@
-//! Claims: what the stores hold that are open and not in force. A volume that is being opened, and one that was removed
+//! Claims: the files and identities of stores that are open and not in force. A volume that is being opened, and one that was removed
 //! and is not closed yet, holds its name, its identity and its paths. Another volume that needs one of them waits. So
 //! a file is never open twice, and two disks never have one identity.
 
@@ -52,7 +52,7 @@ impl Holding {
     }
 }
 
-/// Returns what a volume holds while it is open. Like [`crate::config`], it permits several volumes on one file that
+/// Returns the marks that a volume holds while it is open. Like [`crate::config`], it permits several volumes on one file that
 /// none of them writes.
 pub(super) fn holdings(config: &VolumeConfig) -> Vec<Holding> {
     let writes = config.file().is_some() && !config.is_read_only();
@@ -68,7 +68,7 @@ pub(super) fn holdings(config: &VolumeConfig) -> Vec<Holding> {
     paths.chain(identity.into_iter().map(Holding::exclusive)).collect()
 }
 
-/// Returns what a writer of a file and of the folder of its records holds.
+/// Returns the marks of a writer of a file and of the folder of its records.
 pub(super) fn holdings_of_file(path: &Path) -> Vec<Holding> {
     [path.to_owned(), metadata_folder(path)].map(|path| Holding::exclusive(Mark::Path(path))).into()
 }
@@ -164,7 +164,7 @@ impl Claims {
         }
     }
 
-    /// Claims what a closing volume holds. It cannot wait, because it holds it already.
+    /// Claims the marks of a closing volume at once: it holds them already.
     pub(super) fn closing(
         self: &Arc<Self>,
         config: &VolumeConfig,
@@ -181,7 +181,7 @@ impl Claims {
     }
 
     /// Claims a file that is to be erased, whatever other claims there are: the erasure waits until it is
-    /// [alone](Self::alone).
+    /// [exclusive](Self::wait_until_exclusive).
     pub(super) fn erasing(self: &Arc<Self>, volume: &str, path: &Path) -> Claim {
         let entry = Entry {
             volume: volume.to_owned(),
@@ -193,7 +193,7 @@ impl Claims {
     }
 
     /// Waits until no other claim overlaps with this one.
-    pub(super) async fn alone(&self, claim: &Claim) {
+    pub(super) async fn wait_until_exclusive(&self, claim: &Claim) {
         let mut changes = self.changes.subscribe();
         loop {
             {
@@ -252,8 +252,8 @@ impl Claim {
         self.enter(Stage::UnderWay);
     }
 
-    /// Keeps the claim, and the store that it has, until the server ends, for this reason.
-    pub(super) fn keep(self, why: String) {
+    /// Holds the claim and its store until the server exits. Volumes that need it report this reason.
+    pub(super) fn hold_until_exit(self, why: String) {
         self.enter(Stage::Stuck(why));
         std::mem::forget(self);
     }
@@ -376,28 +376,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_needs_a_claim_waits_for_its_end_but_not_for_a_stuck_one() {
+    async fn a_claim_waits_for_the_end_of_another_but_not_of_a_stuck_one() {
         let claims: Arc<Claims> = Arc::default();
         let first = claims.claim("a", held("a=ram:1MiB")).await.expect("free");
         let mut second = Box::pin(claims.claim("a", held("a=ram:1MiB")));
         assert!(second.as_mut().now_or_never().is_none(), "it waits");
         drop(first);
         let second = second.await.expect("free");
-        second.keep("why".to_owned());
+        second.hold_until_exit("why".to_owned());
         assert_eq!(claims.claim("a", held("a=ram:1MiB")).await.err().as_deref(), Some("why"));
     }
 
     #[tokio::test]
-    async fn an_erasure_waits_for_the_volume_that_has_the_file_and_keeps_others_away() {
+    async fn an_erasure_waits_until_the_file_is_closed_and_excludes_other_volumes() {
         let claims: Arc<Claims> = Arc::default();
         let open = claims.claim("a", held("a=file:/d,size=1MiB")).await.expect("free");
         let erasure = claims.erasing("a", Path::new("/d"));
-        let mut alone = Box::pin(claims.alone(&erasure));
-        assert!(alone.as_mut().now_or_never().is_none(), "it is open");
+        let mut exclusive = Box::pin(claims.wait_until_exclusive(&erasure));
+        assert!(exclusive.as_mut().now_or_never().is_none(), "it is open");
         let next = held("b=file:/d,size=1MiB");
         assert!(claims.try_claim("b", next.clone()).is_none());
         drop(open);
-        alone.await;
+        exclusive.await;
         assert_eq!(claims.stage_of(&next, &[]), Some(Stage::Undecided), "no volume waits for it");
         drop(erasure);
         assert!(claims.try_claim("b", next).is_some());

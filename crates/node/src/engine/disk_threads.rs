@@ -1,5 +1,5 @@
 //! Threads for work that may hang, such as opening a file on a disk that does not respond. Each disk has a limited number
-//! of them, so that one that hangs does not take the threads of others. Work that finds none free waits.
+//! of them, so that a hung disk does not take the threads of other disks. Work waits until a thread is free.
 
 use std::collections::HashMap;
 use std::fs;
@@ -17,9 +17,9 @@ use super::ChangeError;
 use super::diff::data_place;
 use crate::config::VolumeConfig;
 
-/// Maximum number of pieces of work at once, in the whole server.
+/// Maximum number of concurrent jobs in the whole server.
 const TOTAL: usize = 128;
-/// Maximum number of pieces of work at once on one disk.
+/// Maximum number of concurrent jobs on one disk.
 const FOR_EACH_DISK: usize = 8;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -122,7 +122,7 @@ impl Drop for Permit {
     }
 }
 
-/// A thread that carries out work, one piece after the other.
+/// A thread that runs jobs one after the other.
 pub(super) struct DiskThread {
     jobs: Option<Sender<Job>>,
     permits: Arc<DiskPermits>,
@@ -173,8 +173,8 @@ impl DiskThread {
     }
 }
 
-/// Carries out work that may hang on a thread of its own, and waits for it without blocking.
-pub(super) async fn run_aside<T: Send + 'static>(
+/// Runs work that may block on a separate thread. The caller awaits the result.
+pub(super) async fn run_blocking<T: Send + 'static>(
     permits: &Arc<DiskPermits>,
     disk: &Disk,
     work: impl FnOnce() -> Result<T, ChangeError> + Send + 'static,
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_hangs_takes_its_share_of_threads_and_work_of_others_does_not_wait() {
+    fn a_hung_disk_takes_only_its_maximum_of_threads() {
         let permits: Arc<DiskPermits> = Arc::default();
         let hung = parse_volume("a=file:/dev/hung").expect("valid");
         let mut held = Vec::new();
@@ -231,12 +231,13 @@ mod tests {
         }
         let mut thread = DiskThread::new(&permits);
         let next = thread.run(&hung, Duration::ZERO, || Ok(()));
-        assert!(matches!(next, Err(ChangeError::Hangs(_))), "it has its share: {next:?}");
+        assert!(
+            matches!(next, Err(ChangeError::Hangs(_))),
+            "the disk has its maximum of threads: {next:?}"
+        );
         let other = parse_volume("b=file:/dev/other").expect("valid");
         thread.run(&other, Duration::from_secs(3600), || Ok(())).expect("another disk");
         drop(release);
-        thread
-            .run(&hung, Duration::from_secs(3600), || Ok(()))
-            .expect("it responds again, and who waited is next");
+        thread.run(&hung, Duration::from_secs(3600), || Ok(())).expect("the disk responds again");
     }
 }

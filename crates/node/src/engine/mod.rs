@@ -222,11 +222,11 @@ struct Running {
     length_before_growth: BTreeMap<String, u64>,
     portals: Vec<Served>,
     /// What is not in force before leaving sessions have ended.
-    withheld: BTreeSet<Withheld>,
+    deferred: BTreeSet<DeferredGain>,
 }
 
 /// A target that does not gain something yet, and the sentence that says so.
-type Withheld = (String, String);
+type DeferredGain = (String, String);
 
 /// A copy of the running objects for queries, as of the last change.
 #[derive(Clone, Default)]
@@ -510,7 +510,7 @@ impl Engine {
         portals.iter().filter_map(|portal| portal.certificates()).for_each(|tls| tls.reload());
     }
 
-    /// Ends all changes: none begins any more, and none waits for logouts.
+    /// Stops changes: no change begins, and no change waits for logouts any more.
     pub(crate) fn end_changes(&self) {
         self.is_ending.send_replace(true);
     }

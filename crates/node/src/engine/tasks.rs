@@ -1,4 +1,4 @@
-//! What is left of a change when it is stored: clients leave, files grow, headers are written, and volumes are opened
+//! The parts of a change that follow its commit: clients leave, files grow, headers are written, and volumes are opened
 //! that waited for others to be closed. Each object has a task of its own, which puts it into force when it ends.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,13 +18,13 @@ use tracing::{error, info};
 
 use super::change::{Cause, ChangeOutcome, Force};
 use super::claims::{Claim, flush, holdings};
-use super::disk_threads::{Disk, DiskPermits, run_aside};
+use super::disk_threads::{Disk, DiskPermits, run_blocking};
 use super::missing::not_grown;
 use super::portals::Served;
 use super::volumes::{Growth, OpenPlan, Opening, Volume, check_not_just_written};
-use super::{ChangeError, Engine, Withheld, not_in_force, not_opened};
+use super::{ChangeError, DeferredGain, Engine, not_in_force, not_opened};
 use crate::config::VolumeConfig;
-use crate::drain::{gone, send_away};
+use crate::drain::{send_away, wait_until_ended};
 use crate::mailbox::Mailbox;
 
 /// Maximum time that the answer to a change waits for its tasks, after its clients have left.
@@ -82,7 +82,7 @@ pub(crate) struct Begun {
     pub(super) reports: mpsc::UnboundedReceiver<Report>,
     pub(super) is_unflushed: Arc<AtomicBool>,
     /// Sentences for gains that the change asked for, and that waited for leaving sessions at its commit.
-    pub(super) withheld: BTreeSet<Withheld>,
+    pub(super) deferred: BTreeSet<DeferredGain>,
     pub(super) outcome: ChangeOutcome,
     /// The first error of a task.
     pub(super) failure: Option<ChangeError>,
@@ -135,10 +135,10 @@ impl Begun {
         if !self.pending.is_empty() {
             self.outcome.problems.extend(engine.report_pending(&self.pending));
         }
-        let withheld = &engine.running().withheld;
+        let deferred = &engine.running().deferred;
         self.outcome
             .problems
-            .extend(self.withheld.intersection(withheld).map(|(_, why)| why.clone()));
+            .extend(self.deferred.intersection(deferred).map(|(_, why)| why.clone()));
     }
 }
 
@@ -184,7 +184,7 @@ impl Engine {
                 if left.ending > 0 {
                     let stay = ChangeError::SessionsStay(left.ending);
                     let _ = reports.send((SESSIONS.to_owned(), Err(stay)));
-                    gone(&sessions).await;
+                    wait_until_ended(&sessions).await;
                 }
                 // Others may gain what these sessions had.
                 self.converge(None)
@@ -216,7 +216,7 @@ impl Engine {
                 }
             }
             Task::Erase { erasure, claim } => {
-                self.claims.alone(&claim).await;
+                self.claims.wait_until_exclusive(&claim).await;
                 erase(&self.disk_permits, erasure, claim).await
             }
             Task::ClosePortals(portals) => {
@@ -226,7 +226,7 @@ impl Engine {
         }
     }
 
-    /// Opens a volume when others have released its file and its identity.
+    /// Waits until other volumes have released the file and the identity of a volume, and opens it.
     async fn open_pending(
         self: &Arc<Self>,
         plan: OpenPlan,
@@ -236,7 +236,7 @@ impl Engine {
         let claim = self.claims.claim(&config.name, holdings(&config)).await;
         let opened = match claim {
             Err(why) => Err(ChangeError::Stuck { volume: config.name.clone(), why }),
-            // What is desired has changed meanwhile.
+            // The desired configuration has changed meanwhile.
             Ok(_) if !self.running().absent.knows(&config) => return Ok(()),
             Ok(claim) => {
                 let engine = self.clone();
@@ -247,7 +247,7 @@ impl Engine {
                     }
                     Ok(Opening::open(&engine, &plan, claim)?)
                 };
-                match run_aside(&self.disk_permits, &Disk::of(&config), open).await {
+                match run_blocking(&self.disk_permits, &Disk::of(&config), open).await {
                     Ok(opening) => self.complete(opening).await,
                     Err(error) => Err(error),
                 }
@@ -263,7 +263,7 @@ impl Engine {
             return Ok(opening);
         }
         let disk = Disk::of(&opening.volume.config);
-        run_aside(&self.disk_permits, &disk, move || {
+        run_blocking(&self.disk_permits, &disk, move || {
             opening.complete()?;
             Ok(opening)
         })
@@ -304,7 +304,7 @@ impl Engine {
         Err(error)
     }
 
-    /// Puts what is ready into force, if it is still desired.
+    /// Puts ready objects into force, if they are still desired.
     pub(super) fn converge(self: &Arc<Self>, opened: Option<Opening>) -> Result<(), ChangeError> {
         let mut opened = opened;
         loop {
@@ -328,7 +328,7 @@ impl Engine {
         let is_pending = {
             let running = self.running();
             let waits = |(_, why): &(_, Option<String>)| why.is_none();
-            !running.withheld.is_empty() || running.absent.portals.iter().any(waits)
+            !running.deferred.is_empty() || running.absent.portals.iter().any(waits)
         };
         if !is_pending && !self.is_lacking() {
             return;
@@ -366,7 +366,7 @@ pub(super) fn close(closings: Vec<Closing>, cores: Weak<Cores>, permits: Arc<Dis
                 // A volume that takes the file later would read what the disk has, and the lost writes would be
                 // forgotten. The claim and the open store stay until the server ends.
                 None if !is_flushed && erasure.is_none() => {
-                    claim.keep(ChangeError::Unflushed(name).to_string());
+                    claim.hold_until_exit(ChangeError::Unflushed(name).to_string());
                     return;
                 }
                 Some(_) | None => {}
@@ -392,7 +392,7 @@ async fn erase(
     claim: Claim,
 ) -> Result<(), ChangeError> {
     let path = erasure.path.display().to_string();
-    let erased = run_aside(permits, &Disk::of_path(&erasure.path), move || {
+    let erased = run_blocking(permits, &Disk::of_path(&erasure.path), move || {
         let erased = (erasure.erase)();
         drop(claim);
         erased.map_err(ChangeError::NotErased)

@@ -153,7 +153,7 @@ limits! {
 }
 
 impl Limits {
-    /// Returns what they come to for each connection's machine.
+    /// Returns the limits of each connection's machine.
     pub(crate) fn settings(&self) -> Settings {
         self.settings_with(Arc::new(Budget::new(self.memory.get())))
     }

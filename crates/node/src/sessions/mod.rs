@@ -56,7 +56,7 @@ struct Entry {
     members: Arc<Members>,
     /// Present if the session was asked to log out, because a change takes something from it: the units that it keeps
     /// until it has ended.
-    leaves_with: Option<Vec<Weak<LogicalUnit>>>,
+    leaving_with: Option<Vec<Weak<LogicalUnit>>>,
 }
 
 impl Entry {
@@ -235,7 +235,7 @@ impl Sessions {
                             nexus: None,
                             session: None,
                             members: members.clone(),
-                            leaves_with: None,
+                            leaving_with: None,
                         };
                         state.by_tsih.insert(tsih, entry);
                         return Ok(SessionMember { sessions: self, tsih, number, members });
@@ -337,7 +337,7 @@ impl Sessions {
         let mut state = self.state();
         state.last_permitted += 1;
         let number = state.last_permitted;
-        if state.by_tsih.get(&member.tsih).is_none_or(|entry| entry.leaves_with.is_some()) {
+        if state.by_tsih.get(&member.tsih).is_none_or(|entry| entry.leaving_with.is_some()) {
             return false;
         }
         let mut all = member.members.all();
@@ -354,7 +354,7 @@ impl Sessions {
     pub(crate) fn visit_permitted(&self, mut visit: impl FnMut(PermittedConnection<'_>)) {
         for (&tsih, entry) in &self.state().by_tsih {
             let nexus = entry.nexus.as_ref().map(NexusHandle::id);
-            let is_leaving = entry.leaves_with.is_some();
+            let is_leaving = entry.leaving_with.is_some();
             for Member { login, permitted, mailbox, .. } in entry.members.all().iter_mut() {
                 let Some(Permitted { number, view }) = permitted else { continue };
                 let number = *number;
@@ -380,20 +380,20 @@ impl Sessions {
         let mut state = self.state();
         let entry = state.by_tsih.get_mut(&tsih)?;
         // A session that is asked again keeps the units that it had.
-        entry.leaves_with.get_or_insert_with(|| units.to_vec());
+        entry.leaving_with.get_or_insert_with(|| units.to_vec());
         Some(entry.members.all().iter().map(|member| member.mailbox.clone()).collect())
     }
 
     /// Returns the units of the leaving sessions.
     pub(crate) fn leaving_units(&self) -> Vec<Weak<LogicalUnit>> {
         let state = self.state();
-        state.by_tsih.values().filter_map(|entry| entry.leaves_with.clone()).flatten().collect()
+        state.by_tsih.values().filter_map(|entry| entry.leaving_with.clone()).flatten().collect()
     }
 
     /// Returns the nexuses of the leaving sessions.
     pub(crate) fn leaving_nexuses(&self) -> HashSet<u64> {
         let state = self.state();
-        let leaving = state.by_tsih.values().filter(|entry| entry.leaves_with.is_some());
+        let leaving = state.by_tsih.values().filter(|entry| entry.leaving_with.is_some());
         leaving.filter_map(|entry| entry.nexus.as_ref().map(NexusHandle::id)).collect()
     }
 

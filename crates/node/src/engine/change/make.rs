@@ -93,8 +93,8 @@ impl Prepared {
                 |config: &Config| config.targets.iter().find(|one| one.name == name).cloned();
             find(&running.desired) != find(&self.desired)
         };
-        let withheld = steps.withheld.iter().filter(|(target, _)| is_asked_for(target));
-        let withheld = withheld.cloned().collect();
+        let deferred = steps.deferred.iter().filter(|(target, _)| is_asked_for(target));
+        let deferred = deferred.cloned().collect();
         running.desired = Arc::new(self.desired.clone());
         running.config = Arc::new(std::mem::take(&mut steps.ready));
         running.absent = std::mem::take(&mut steps.absent);
@@ -135,9 +135,9 @@ impl Prepared {
         engine.begin_tasks(leave.into_iter().collect(), reports.clone());
         engine.begin_tasks(tasks, reports);
         front.targets.tell();
-        running.withheld = std::mem::take(&mut steps.withheld);
+        running.deferred = std::mem::take(&mut steps.deferred);
         let outcome = ChangeOutcome { needs_restart, sessions_ended, ..ChangeOutcome::default() };
-        Begun { engine, pending, reports: received, is_unflushed, withheld, outcome, failure: None }
+        Begun { engine, pending, reports: received, is_unflushed, deferred, outcome, failure: None }
     }
 
     /// Returns whether the change affects QoS settings.

@@ -1,5 +1,5 @@
-//! What a change cannot have yet: gains of units that leaving sessions still write, and other sizes of files that are
-//! being given one.
+//! Parts of a change that must wait: units that leaving sessions still write, and other sizes of files that are being
+//! given one.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use sarsen_scsi::Lun;
 
 use super::super::diff::VolumeSteps;
 use super::super::volumes::Growth;
-use super::super::{ChangeError, Running, Withheld};
+use super::super::{ChangeError, DeferredGain, Running};
 use crate::access::Units;
 use crate::config::{Config, VolumeConfig, render_size};
 
-/// Refuses another size for a volume that is being made larger or opened: its file may get the earlier size before.
+/// Refuses another size while a volume grows or is being opened. Its file may still get the earlier size.
 pub(super) fn refuse_changed_growth(
     running: &Running,
     desired: &Config,
@@ -46,14 +46,14 @@ pub(super) fn refuse_changed_growth(
     Ok(())
 }
 
-/// Removes units from targets of a configuration that would gain them while leaving sessions still have them. Returns the
-/// other targets with such units, and the gains that were removed.
-pub(super) fn withhold_gains(
+/// Removes added units from the targets of a configuration while leaving sessions still use these units. Returns the
+/// targets that have such a unit already, and the removed gains.
+pub(super) fn defer_gains(
     ready: &mut Config,
     running: &Running,
     volumes: &VolumeSteps,
     held: &Units,
-) -> (BTreeSet<String>, BTreeSet<Withheld>) {
+) -> (BTreeSet<String>, BTreeSet<DeferredGain>) {
     let (mut restricted, mut gains) = (BTreeSet::new(), BTreeSet::new());
     if held.is_empty() {
         return (restricted, gains);
@@ -73,14 +73,14 @@ pub(super) fn withhold_gains(
             let had = before.and_then(|luns| luns.get(&Lun(lun)));
             is_held.then(|| had.is_some_and(|had| Arc::ptr_eq(had, unit)))
         };
-        let mut withheld = BTreeSet::new();
+        let mut deferred = BTreeSet::new();
         for (&lun, volume) in target.luns.iter() {
             match is_held(lun, volume) {
                 Some(true) => drop(restricted.insert(target.name.clone())),
                 Some(false) => {
-                    withheld.insert(lun);
+                    deferred.insert(lun);
                     let why = format!(
-                        "LUN {lun} of {}: volume {volume} appears there when the sessions that lose it have ended",
+                        "LUN {lun} of {}: volume {volume} is deferred until the sessions that lose it end; wait, or end them",
                         target.name
                     );
                     gains.insert((target.name.clone(), why));
@@ -88,8 +88,8 @@ pub(super) fn withhold_gains(
                 None => {}
             }
         }
-        if !withheld.is_empty() {
-            let luns = target.luns.iter().filter(|(lun, _)| !withheld.contains(lun));
+        if !deferred.is_empty() {
+            let luns = target.luns.iter().filter(|(lun, _)| !deferred.contains(lun));
             target.luns =
                 luns.map(|(lun, volume)| (*lun, volume.clone())).collect::<BTreeMap<_, _>>().into();
         }
