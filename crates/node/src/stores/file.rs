@@ -249,7 +249,8 @@ impl FileStore {
         let changed = change(&self.file, offset, extent.byte_count(self.block_size));
         let (state, file) = (self.state.clone(), self.file.clone());
         Io::pending(async move {
-            state.settle(changed.wait().await, extent.lba)?;
+            let changed = changed.wait().await;
+            changed.map_err(|source| state.failed(extent.lba, Direction::Write, source))?;
             if durable {
                 let claim = state.latch.claim();
                 let synced = file.sync_data().wait().await;
@@ -267,10 +268,7 @@ impl FileState {
 
     /// Returns the result of a write that is not durable yet.
     fn settle(&self, result: io::Result<()>, lba: Lba) -> Result<(), BlockError> {
-        match result {
-            Ok(()) => Ok(()),
-            Err(source) => Err(self.failed(lba, Direction::Write, source)),
-        }
+        result.map_err(|source| self.transfer_failed(lba, Direction::Write, source))
     }
 
     /// Returns the result of a flush or durable write. A failure stops the store, unless the cause is a lack of space.
@@ -292,12 +290,18 @@ impl FileState {
         Err(BlockError::medium(lba, Direction::Write, source))
     }
 
+    /// Returns the error of a request that the file system or the device may not support.
     fn failed(&self, lba: Lba, direction: Direction, source: io::Error) -> BlockError {
-        if file::is_full(&source) {
-            return BlockError::NoSpace { lba };
-        }
         if file::is_unsupported(&source) {
             return InvalidRequest::Unsupported.into();
+        }
+        self.transfer_failed(lba, direction, source)
+    }
+
+    /// Returns the error of a read or a write. All files support these: ENODEV means that the device is missing.
+    fn transfer_failed(&self, lba: Lba, direction: Direction, source: io::Error) -> BlockError {
+        if file::is_full(&source) {
+            return BlockError::NoSpace { lba };
         }
         if file::is_transient(&source) {
             return BlockError::Transient(source);
@@ -339,7 +343,7 @@ impl Store for FileStore {
                     }
                     _ => extent.lba.0,
                 };
-                Err(state.failed(Lba(first), Direction::Read, source))
+                Err(state.transfer_failed(Lba(first), Direction::Read, source))
             }
         })
     }

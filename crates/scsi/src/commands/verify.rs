@@ -4,7 +4,7 @@ use super::Task;
 use super::block::BlockCdb;
 use super::tagged::Tagged;
 use crate::{Cdb, Completion, LogicalUnit, Sense};
-use sarsen_block::{BlockError, BlockSize, Buffer, Extent, Io, Store};
+use sarsen_block::{BlockError, BlockSize, Buffer, Direction, Extent, Io, Store};
 use sarsen_wire::scsi::cdb as wire;
 use std::sync::Arc;
 
@@ -215,14 +215,25 @@ pub(crate) fn compare_and_write(mut task: Task<'_>) -> Result<Io<Completion>, Se
         let durability = || writer.durability(command.has(wire::FLAGS_FUA));
         if let Some(tagged) = tagged {
             tagged.compare(expected).await?;
-            tagged.write(extent, new, durability()).wait().await?;
+            let written = tagged.write(extent, new, durability()).wait().await;
+            written.map_err(|error| not_repeatable(error, extent))?;
             return Ok(Completion::good());
         }
         let store = writer.store();
         check_medium(&**store, extent, Some(expected)).await?;
-        store.write(extent, new.into(), durability()).wait().await?;
+        let written = store.write(extent, new.into(), durability()).wait().await;
+        written.map_err(|error| not_repeatable(error, extent))?;
         Ok(Completion::good())
     }))
+}
+
+/// Returns the error of a write that may have changed a part of the blocks. A repeated COMPARE AND WRITE would find its own
+/// blocks and report a miscompare, so the initiator must not repeat it.
+fn not_repeatable(error: BlockError, extent: Extent) -> BlockError {
+    match error {
+        BlockError::Transient(source) => BlockError::medium(extent.lba, Direction::Write, source),
+        other => other,
+    }
 }
 
 pub(crate) fn compare_and_write_data_out(cdb: &Cdb, unit: &LogicalUnit) -> Result<usize, Sense> {

@@ -230,8 +230,8 @@ fn failed(error: &RequestError) -> (Failure, ErrorCode) {
         },
         BlockError::Medium { .. } => (Failure::MediumError, ErrorCode::Io),
         BlockError::NoSpace { .. } => (Failure::NoSpace, ErrorCode::NoSpace),
-        // NBD has no error for a request that may be repeated.
-        BlockError::Transient(_) => (Failure::AbortedCommand, ErrorCode::Io),
+        // The server lacked memory or other resources for a moment.
+        BlockError::Transient(_) => (Failure::AbortedCommand, ErrorCode::NoMemory),
         BlockError::Unreachable(_) => (Failure::NotReady, ErrorCode::Shutdown),
         BlockError::Fenced => (Failure::ReservationConflict, ErrorCode::NotPermitted),
         BlockError::Stopped(StopCause::FlushFailed) => (Failure::MediumError, ErrorCode::Io),
@@ -379,7 +379,7 @@ mod tests {
             (InvalidRequest::Rejected(other()).into(), Failure::IllegalRequest, 22),
             (BlockError::medium(Lba(7), Direction::Read, other()), Failure::MediumError, 5),
             (BlockError::NoSpace { lba: Lba(7) }, Failure::NoSpace, 28),
-            (BlockError::Transient(other()), Failure::AbortedCommand, 5),
+            (BlockError::Transient(other()), Failure::AbortedCommand, 12),
             (BlockError::Unreachable(other()), Failure::NotReady, 108),
             (BlockError::Fenced, Failure::ReservationConflict, 1),
             (StopCause::FlushFailed.into(), Failure::MediumError, 5),
