@@ -10,7 +10,6 @@ use sarsen_scsi::Naa;
 use super::ChangeRefused;
 use super::cascade::remove_references;
 use crate::config::nearest;
-use crate::metadata;
 use crate::model::document::{Account, Document, ShownLuns, Target, Volume};
 use crate::model::{Key, Object, ObjectKind, Objects, StoreKind, serial};
 
@@ -132,9 +131,9 @@ fn put(objects: &mut Objects, mut object: Object, folder: &VolumeFolder<'_>) {
     match (&mut object, before.map(|before| &**before)) {
         (Object::Volume(volume), Some(Object::Volume(before))) => {
             keep_identity(volume, before);
-            complete(volume, folder);
+            complete(volume, folder, objects);
         }
-        (Object::Volume(volume), _) => complete(volume, folder),
+        (Object::Volume(volume), _) => complete(volume, folder, objects),
         (Object::Account(account), Some(Object::Account(before))) => keep_secret(account, before),
         _ => {}
     }
@@ -144,7 +143,7 @@ fn put(objects: &mut Objects, mut object: Object, folder: &VolumeFolder<'_>) {
 }
 
 /// Sets the permanent properties of a new volume.
-fn complete(volume: &mut Volume, folder: &VolumeFolder<'_>) {
+fn complete(volume: &mut Volume, folder: &VolumeFolder<'_>, objects: &Objects) {
     // A pass-through device has its own identity.
     if volume.store != StoreKind::Sg {
         volume.serial.get_or_insert_with(|| format!("{:016x}", random::number()));
@@ -154,7 +153,7 @@ fn complete(volume: &mut Volume, folder: &VolumeFolder<'_>) {
     }
     if volume.store == StoreKind::File && volume.path.is_none() {
         // A document is text.
-        volume.path = Some(folder.place(&volume.name).display().to_string().into());
+        volume.path = Some(folder.place(&volume.name, objects).display().to_string().into());
     }
 }
 
@@ -166,20 +165,16 @@ pub(super) struct VolumeFolder<'a> {
 }
 
 impl VolumeFolder<'_> {
-    /// Returns the file of a new volume with this name.
-    fn place(&self, name: &str) -> PathBuf {
+    /// Returns the file of a new volume with this name. A renamed volume keeps the file of its earlier name.
+    fn place(&self, name: &str, objects: &Objects) -> PathBuf {
         let path = self.path.join(format!("{name}.img"));
-        if self.taken.contains(&path) {
+        let has_it = |object: &Arc<Object>| matches!(&**object, Object::Volume(volume) if volume.path.as_ref() == Some(&path));
+        if self.taken.contains(&path) || objects.values().any(has_it) {
             self.path.join(format!("{name}-{:016x}.img", random::number()))
         } else {
             path
         }
     }
-}
-
-/// Returns whether a file exists, or the records of a volume that had it. Blocks the thread.
-pub(super) fn exists(path: &Path) -> bool {
-    path.exists() || metadata::metadata_folder(path).exists()
 }
 
 /// Keeps the identity, the path and the data format of a volume where the new version omits them. A volume with another
@@ -495,5 +490,17 @@ mod tests {
         let path = volume(&objects, "a").path.expect("a path");
         let path = path.display().to_string();
         assert!(path.ends_with(".img") && path.contains("/volumes/a-"), "{path}");
+        let mut objects = Objects::new();
+        let folder = VolumeFolder { path: Path::new("/volumes"), taken: &BTreeSet::new() };
+        let edits = [
+            Edit::Apply(document("[[volume]]\nname = \"a\"\nsize = \"1MiB\"")),
+            Edit::Patch(Key::new(ObjectKind::Volume, "a"), json!({ "name": "b" })),
+            Edit::Apply(document("[[volume]]\nname = \"a\"\nsize = \"1MiB\"")),
+        ];
+        for edit in edits {
+            edit.carry_out(&mut objects, &folder).expect("valid");
+        }
+        assert_eq!(volume(&objects, "b").path.as_deref(), Some(Path::new("/volumes/a.img")));
+        assert_ne!(volume(&objects, "a").path, volume(&objects, "b").path);
     }
 }

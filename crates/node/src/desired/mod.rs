@@ -4,6 +4,7 @@
 mod cascade;
 mod compile;
 mod edit;
+mod new_files;
 mod orphans;
 mod plan;
 mod store;
@@ -42,6 +43,8 @@ use crate::private::VOLUMES;
 
 /// Maximum time that another program may have a file that is to be erased.
 const ERASING_LIMIT: Duration = Duration::from_secs(30);
+/// Maximum time for a look at the files that a change names.
+const LOOK_LIMIT: Duration = Duration::from_secs(30);
 /// Maximum number of changes that are prepared at once. It is larger than the number of disks that may hang, so that
 /// these do not hold up other changes.
 const PREPARED_AT_ONCE: usize = 256;
@@ -338,11 +341,6 @@ impl Desired {
         self.current.lock().clone()
     }
 
-    /// Returns the folder of the state.
-    pub(crate) fn folder(&self) -> &Path {
-        &self.folder
-    }
-
     /// Returns the changes before this revision, the latest first. Blocks the thread for a moment, but does not wait
     /// for a change.
     pub fn history(&self, before: u64, limit: usize) -> Result<Vec<Revision>, StateError> {
@@ -487,9 +485,8 @@ impl Desired {
                 let change = make(&before.objects)?;
                 self.plan(before, change, &taken)?
             };
-            let folder = self.folder.join(VOLUMES);
-            let new = plan.new_files(&folder).filter(|path| !taken.contains(path));
-            let found: Vec<_> = new.filter(|path| edit::exists(path)).collect();
+            let mut found = self.look_at_files(&plan).await?;
+            found.retain(|path| !taken.contains(path));
             if !found.is_empty() {
                 taken.extend(found);
                 continue;
@@ -498,6 +495,20 @@ impl Desired {
                 Err(ChangeRefused::Change(error)) if attempts.is_outdated(&error) => {}
                 begun => return Ok(begun?),
             }
+        }
+    }
+
+    /// Refuses files of the server itself. Returns the files of new volumes that exist in the state folder.
+    async fn look_at_files(&self, plan: &Plan) -> Result<BTreeSet<PathBuf>, ChangeRefused> {
+        let files = new_files::between(&plan.before.objects, &plan.objects);
+        let Some(first) = files.first().map(|file| file.volume.name.clone()) else {
+            return Ok(BTreeSet::new());
+        };
+        let folder = self.folder.clone();
+        let look = threads::run_detached("looking", move || new_files::look_at(&files, &folder));
+        tokio::select! {
+            found = look => found.unwrap_or_else(|_| Err(ChangeError::BrokeOff.into())),
+            () = time::sleep_until(time::now() + LOOK_LIMIT) => Err(ChangeError::Hangs(first).into()),
         }
     }
 
@@ -680,17 +691,6 @@ pub enum OpenError {
 }
 
 impl Plan {
-    /// Returns the files in a folder that new volumes are to have.
-    fn new_files(&self, folder: &Path) -> impl Iterator<Item = PathBuf> {
-        let different = differences(&*self.before.objects, &self.objects);
-        let places = different.filter_map(|one| {
-            let [before, after] =
-                [one.before, one.after].map(|object| Some(orphans::places(object?)?.0));
-            after.filter(|after| before.as_ref() != Some(after))
-        });
-        places.filter(move |path| path.parent() == Some(folder))
-    }
-
     /// Returns the erasures of the files of deleted volumes, by volume: regular files that no other volume uses. Blocks
     /// the thread.
     fn erasures(&self) -> Result<BTreeMap<String, Erasure>, ChangeRefused> {

@@ -1,0 +1,134 @@
+//! The files that new volumes name. A look at them may hang with their disk, so no lock is held meanwhile.
+
+use std::collections::{BTreeSet, HashSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::{ChangeRefused, Invalid};
+use crate::metadata;
+use crate::model::{Key, Object, Objects, differences};
+use crate::private::VOLUMES;
+
+/// The extension of volumes' files in the state folder.
+const IMAGE: &str = "img";
+
+/// A file or a folder of a volume that no volume had before.
+#[derive(Clone, Debug)]
+pub(super) struct NewFile {
+    pub(super) volume: Key,
+    field: &'static str,
+    pub(super) path: PathBuf,
+}
+
+/// Returns the files and folders that volumes name after a change, and not before it.
+pub(super) fn between(before: &Objects, after: &Objects) -> Vec<NewFile> {
+    let different: Vec<_> = differences(before, after).collect();
+    let known: HashSet<&Path> = different
+        .iter()
+        .filter_map(|one| one.before)
+        .flat_map(|object| named(object).map(|(_, path)| path))
+        .flatten()
+        .collect();
+    let new = different.iter().filter_map(|one| Some((one.key, one.after?)));
+    let new = new.flat_map(|(key, object)| named(object).map(|(field, path)| (key, field, path)));
+    new.filter_map(|(key, field, path)| {
+        let path = path.filter(|path| !known.contains(path))?.to_owned();
+        Some(NewFile { volume: key.clone(), field, path })
+    })
+    .collect()
+}
+
+fn named(object: &Arc<Object>) -> [(&'static str, Option<&Path>); 2] {
+    match &**object {
+        Object::Volume(volume) => {
+            [("path", volume.path.as_deref()), ("state", volume.state.as_deref())]
+        }
+        _ => [("", None); 2],
+    }
+}
+
+/// Refuses files of the server itself. Returns the files of volumes that exist in the state folder. Blocks the thread.
+pub(super) fn look_at(files: &[NewFile], state: &Path) -> Result<BTreeSet<PathBuf>, ChangeRefused> {
+    let volumes = state.join(VOLUMES);
+    let mut found = BTreeSet::new();
+    for NewFile { volume, field, path } in files {
+        if is_servers_own(path, state) {
+            let message = format!(
+                "{field}: {} is in the server's state folder, which is not for volumes; choose another path, or \
+                 remove {field}",
+                path.display()
+            );
+            return Err(Invalid::new(volume.clone(), *field, message).into());
+        }
+        if path.parent() == Some(&volumes)
+            && (path.exists() || metadata::metadata_folder(path).exists())
+        {
+            found.insert(path.clone());
+        }
+    }
+    Ok(found)
+}
+
+/// Returns whether a path leads into the state folder, and not to the file of a volume.
+fn is_servers_own(path: &Path, state: &Path) -> bool {
+    let Ok(state) = fs::canonicalize(state) else { return false };
+    let real = real(path).unwrap_or_else(|| path.to_owned());
+    let is_volume = real.parent() == Some(&state.join(VOLUMES))
+        && real.extension().is_some_and(|extension| extension == IMAGE);
+    real.starts_with(&state) && !is_volume
+}
+
+/// Returns the canonical form of a path. The file need not exist.
+fn real(path: &Path) -> Option<PathBuf> {
+    if let Ok(real) = fs::canonicalize(path) {
+        return Some(real);
+    }
+    let folder = match path.parent()? {
+        folder if folder.as_os_str().is_empty() => Path::new("."),
+        folder => folder,
+    };
+    Some(fs::canonicalize(folder).ok()?.join(path.file_name()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::model::document::Document;
+
+    fn objects(path: &Path) -> Objects {
+        let volume = json!({ "volume": [{ "name": "b", "path": path.display().to_string() }] });
+        let document: Document = serde_json::from_value(volume).expect("a document");
+        document.into_objects().map(|object| (object.key(), Arc::new(object))).collect()
+    }
+
+    #[test]
+    fn files_of_server_cannot_be_volumes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let state = folder.path().join("state");
+        fs::create_dir_all(state.join(VOLUMES)).expect("made");
+        fs::write(state.join("api.token"), "secret").expect("written");
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(state.join("api.token"), &link).expect("linked");
+        let named = |path: &Path| {
+            let after = objects(path);
+            assert!(between(&after, &after).is_empty(), "the volume had it before");
+            look_at(&between(&Objects::new(), &after), &state)
+        };
+        for own in ["api.token", "state.sqlite", "volumes/../new.img", "volumes/a/b.img", "volumes"]
+        {
+            let refused = named(&state.join(own)).expect_err(own);
+            let ChangeRefused::Invalid(invalid) = refused else { panic!("{refused:?}") };
+            assert_eq!(invalid.place().as_deref(), Some("volume/b.path"));
+        }
+        assert!(named(&link).is_err());
+        let image = state.join("volumes/b.img");
+        for volume in [image.clone(), folder.path().join("b.img")] {
+            assert_eq!(named(&volume).expect("a volume"), BTreeSet::new());
+        }
+        fs::write(&image, "somebody's").expect("written");
+        assert_eq!(named(&image).expect("a volume"), BTreeSet::from([image]));
+    }
+}
