@@ -12,7 +12,7 @@ use sarsen_io::time;
 
 use self::pending::{defer_gains, refuse_changed_growth};
 use super::backings::{SpaceReservation, overcommitments};
-use super::claims::{Claim, Stage, flush, holdings, holdings_of_file};
+use super::claims::{Claim, Mark, Stage, flush, holdings, holdings_of_file};
 use super::diff::{Differences, Known, TargetSteps, VolumeSteps, data_place};
 use super::disk_threads::{Disk, DiskThread};
 use super::missing::{MissingObjects, MissingVolume};
@@ -86,7 +86,7 @@ pub(crate) enum Cause {
     Reload,
     /// The server closes this volume and opens it again.
     Reattach(String),
-    /// Objects that were pending or missing may be ready now. Nothing is opened or read for it.
+    /// Objects that were pending or missing may be ready now. Only portals are opened for it, and no secret is read.
     Converge,
     /// The same, for the regular attempts. Missing secrets are read, and missing portals are bound.
     Retry,
@@ -136,8 +136,8 @@ struct Demands {
     opens: Vec<OpenPlan>,
     /// Checks, each with its volume.
     checks: Vec<(VolumeConfig, Check)>,
-    /// Volumes that are opened later, and whether they replace others.
-    late: Vec<(OpenPlan, bool)>,
+    /// Volumes that are opened later.
+    late: Vec<OpenPlan>,
 }
 
 type Check = Box<dyn FnOnce() -> Result<(), ChangeError> + Send>;
@@ -349,8 +349,11 @@ impl Prepared {
                 let check = check.map(|check| (config.clone(), Box::new(check) as Check));
                 demands.checks.extend(check);
             } else if !running.absent.knows(config) {
-                demands.late.push((plan, !volumes.closes_first.is_empty()));
+                demands.late.push(plan);
             }
+        }
+        for plan in demands.late.iter().chain(&opens) {
+            refuse_shared_writer(running, &volumes, &plan.config)?;
         }
         // The server tries missing volumes by itself.
         let is_tried = |plan: &OpenPlan| {
@@ -367,27 +370,22 @@ impl Prepared {
         for (volume, check) in demands.checks {
             thread.run(&volume, OPEN_LIMIT, check)?;
         }
-        for (plan, replaces) in demands.late {
+        for plan in demands.late {
             // If another volume has the path, the file exists.
             let path = plan.config.file().map(holdings_of_file);
             let claim = path.and_then(|path| engine.claims.try_claim(&plan.config.name, path));
-            let is_free = claim.is_some();
             let volume = plan.config.clone();
+            // A thread that hangs keeps the claim until it has removed its files.
             let created = thread.run(&plan.config, OPEN_LIMIT, move || {
                 let error = not_opened(&volume.name);
-                let files = if is_free {
-                    NewFiles::create(&volume, plan.open_mode).map_err(&error)?
-                } else {
-                    NewFiles::default()
+                let files = match &claim {
+                    Some(_) => NewFiles::create(&volume, plan.open_mode).map_err(&error)?,
+                    None => NewFiles::default(),
                 };
-                let length = if is_free || replaces {
-                    stores::trial(&volume, plan.open_mode).map_err(&error)?
-                } else {
-                    None
-                };
-                Ok((files, length))
+                let length = stores::trial(&volume, plan.open_mode).map_err(&error)?;
+                Ok((files, length, claim))
             });
-            let (files, length) = created?;
+            let (files, length, claim) = created?;
             let creates = !matches!(plan.open_mode, OpenMode::Existing { .. });
             self.late_lengths.extend(
                 length.filter(|_| creates).map(|length| (plan.config.name.clone(), length)),
@@ -399,9 +397,16 @@ impl Prepared {
         for plan in demands.opens {
             let config = plan.config.clone();
             let name = config.name.clone();
-            let claim = engine.claims.try_claim(&name, holdings(&config));
-            let claim = claim.ok_or_else(|| self.obstacle(&config))?;
             let disk = Disk::of(&config);
+            let claim = engine.claims.try_claim(&name, holdings(&config));
+            let Some(claim) = claim else {
+                let error = self.obstacle(&config);
+                if !self.is_managed_start {
+                    return Err(error);
+                }
+                self.failed.insert(name, error.to_string());
+                continue;
+            };
             let opening = if hung.contains(&disk) {
                 Err(ChangeError::Hangs(name.clone()))
             } else if data_place(&config).is_none() {
@@ -692,6 +697,28 @@ impl Prepared {
             && steps.deferred == running.deferred
             && self.policy.unreadable_secrets().keys().eq(before.unreadable_secrets().keys())
     }
+}
+
+/// Refuses a volume whose file another volume keeps open, if one of the two writes to it.
+fn refuse_shared_writer(
+    running: &Running,
+    volumes: &VolumeSteps,
+    config: &VolumeConfig,
+) -> Result<(), ChangeError> {
+    let Some(path) = data_place(config) else { return Ok(()) };
+    let held = holdings(config);
+    let excludes = |(name, other): (&String, &Volume)| {
+        data_place(&other.config) == Some(path)
+            && !volumes.closes.contains(name)
+            && holdings(&other.config).iter().any(|other| {
+                matches!(other.mark, Mark::Path(_)) && held.iter().any(|held| held.excludes(other))
+            })
+    };
+    if running.volumes.iter().any(excludes) {
+        let error = StoreError::InUse { path: path.to_owned() };
+        return Err(not_opened(&config.name)(error).into());
+    }
+    Ok(())
 }
 
 impl Steps {

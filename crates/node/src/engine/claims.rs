@@ -192,16 +192,18 @@ impl Claims {
         self.add(&mut self.state.lock(), entry)
     }
 
-    /// Waits until no other claim overlaps with this one.
-    pub(super) async fn wait_until_exclusive(&self, claim: &Claim) {
+    /// Waits until no other claim overlaps with this one. An error is the reason why that cannot happen.
+    pub(super) async fn wait_until_exclusive(&self, claim: &Claim) -> Result<(), String> {
         let mut changes = self.changes.subscribe();
         loop {
             {
                 let state = self.state.lock();
                 let own = state.entries.get(&claim.number);
                 let held = own.map(|entry| entry.holdings.as_slice()).unwrap_or_default();
-                if obstacle(&state, held, &[claim.number]).is_none() {
-                    return;
+                match obstacle(&state, held, &[claim.number]).map(|other| &other.stage) {
+                    None => return Ok(()),
+                    Some(Stage::Stuck(why)) => return Err(why.clone()),
+                    Some(Stage::Undecided | Stage::UnderWay) => {}
                 }
             }
             // The sender lives as long as `self`.
@@ -397,7 +399,7 @@ mod tests {
         let next = held("b=file:/d,size=1MiB");
         assert!(claims.try_claim("b", next.clone()).is_none());
         drop(open);
-        exclusive.await;
+        exclusive.await.expect("the file is closed");
         assert_eq!(claims.stage_of(&next, &[]), Some(Stage::Undecided), "no volume waits for it");
         drop(erasure);
         assert!(claims.try_claim("b", next).is_some());

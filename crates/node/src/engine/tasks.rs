@@ -80,6 +80,8 @@ pub(crate) struct Begun {
     /// The objects with a task.
     pub(super) pending: BTreeSet<String>,
     pub(super) reports: mpsc::UnboundedReceiver<Report>,
+    /// The files that are to be erased, by the names of their volumes.
+    pub(super) erasures: BTreeMap<String, PathBuf>,
     pub(super) is_unflushed: Arc<AtomicBool>,
     /// Sentences for gains that the change asked for, and that waited for leaving sessions at its commit.
     pub(super) deferred: BTreeSet<DeferredGain>,
@@ -120,10 +122,16 @@ impl Begun {
             let report = tokio::select! {
                 report = self.reports.recv() => report,
                 () = over => break,
-                () = engine.ending() => return self.outcome.problems.push(UNFINISHED.to_owned()),
+                () = engine.ending() => {
+                    self.outcome.problems.push(UNFINISHED.to_owned());
+                    return self.outcome.problems.extend(self.erasures.values().map(|path| {
+                        format!("{}: the file is not erased, and the next start does not do it", path.display())
+                    }));
+                }
             };
             let Some((object, result)) = report else { break };
             self.pending.remove(&object);
+            self.erasures.remove(&object);
             if let Err(error) = result {
                 self.outcome.problems.push(error.to_string());
                 if !matches!(error, ChangeError::SessionsStay(_)) {
@@ -132,6 +140,14 @@ impl Begun {
             }
         }
         self.outcome.is_unflushed |= self.is_unflushed.load(Ordering::Acquire);
+        for (volume, path) in &self.erasures {
+            self.pending.remove(volume);
+            let why = format!(
+                "{}: the file is not erased yet: it is erased when volume {volume} is closed",
+                path.display()
+            );
+            self.outcome.problems.push(why);
+        }
         if !self.pending.is_empty() {
             self.outcome.problems.extend(engine.report_pending(&self.pending));
         }
@@ -216,7 +232,8 @@ impl Engine {
                 }
             }
             Task::Erase { erasure, claim } => {
-                self.claims.wait_until_exclusive(&claim).await;
+                let is_exclusive = self.claims.wait_until_exclusive(&claim).await;
+                is_exclusive.map_err(ChangeError::NotErased)?;
                 erase(&self.disk_permits, erasure, claim).await
             }
             Task::ClosePortals(portals) => {
@@ -398,8 +415,10 @@ async fn erase(
         erased.map_err(ChangeError::NotErased)
     })
     .await;
-    if erased.is_ok() {
-        info!(path, "the file of a deleted volume is erased");
+    match &erased {
+        Ok(()) => info!(path, "the file of a deleted volume is erased"),
+        // The change may have been answered already.
+        Err(error) => error!(path, %error, "the file of a deleted volume is not erased"),
     }
     erased
 }

@@ -235,7 +235,10 @@ impl Opening {
         let volume = &mut self.volume;
         let name = volume.config.name.clone();
         match volume.grow_file() {
-            Err(error) if volume.has_unwritten_metadata() => Err(not_opened(&name)(error)),
+            // A volume with protection information cannot grow while it is served.
+            Err(error) if volume.has_unwritten_metadata() || volume.config.protection.is_some() => {
+                Err(not_opened(&name)(error))
+            }
             Err(error) => {
                 volume.growth = Growth::Failed(error.to_string());
                 Ok(())
@@ -279,8 +282,13 @@ impl NewFiles {
     /// Creates the missing files of a volume that is to be opened later, so that a start after that finds them.
     pub(super) fn create(config: &VolumeConfig, open_mode: OpenMode) -> Result<Self, StoreError> {
         let mut files = Self::missing_of(config, open_mode);
+        let is_missing = |path: &Path| files.missing.iter().any(|missing| missing == path);
+        let is_file_missing = config.file().is_some_and(is_missing);
         let create = || {
-            stores::create(config)?;
+            // A volume that existed before may lack only its state folder.
+            if is_file_missing {
+                stores::create(config)?;
+            }
             config.state.as_deref().map_or(Ok(()), metadata::make)
         };
         let created = if files.missing.is_empty() { Ok(()) } else { create() };

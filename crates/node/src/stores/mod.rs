@@ -54,7 +54,15 @@ pub(crate) enum OpenMode {
 }
 
 impl OpenMode {
-    /// Returns the current length of a file whose growth was begun, or may begin: 0 for one that may not exist yet.
+    /// Returns the length of the file when it was last served, if the volume was closed after a failed flush.
+    pub(crate) fn had(self) -> Option<u64> {
+        match self {
+            Self::OpenOrCreate | Self::Create => None,
+            Self::Existing { had, .. } => had,
+        }
+    }
+
+    /// Returns the length of a file before a growth that was begun or may begin. It is 0 for a file that may not exist.
     pub(crate) fn length_before_growth(self) -> Option<u64> {
         match self {
             Self::OpenOrCreate | Self::Create => Some(0),
@@ -251,8 +259,16 @@ pub(crate) fn create(volume: &VolumeConfig) -> Result<(), StoreError> {
 /// Changes nothing. Returns the length of the file.
 pub(crate) fn trial(volume: &VolumeConfig, open_mode: OpenMode) -> Result<Option<u64>, StoreError> {
     let Some(path) = volume.file() else { return Ok(None) };
-    let (length, wanted) = file::trial(&file_options(volume, path), open_mode)?;
-    check_faults(volume, wanted >> volume.block_size().shift())?;
+    let options = file_options(volume, path);
+    let below = match volume.protection {
+        Some(_) => protected::options_below(&options)?,
+        None => options.clone(),
+    };
+    let (length, wanted) = file::trial(&below, open_mode)?;
+    // The size of a volume with protection information is not that of its file.
+    if let Some(bytes) = options.size.or_else(|| volume.protection.is_none().then_some(wanted)) {
+        check_faults(volume, bytes >> volume.block_size().shift())?;
+    }
     Ok(Some(length))
 }
 

@@ -122,20 +122,26 @@ pub(super) fn open_file(
     if is_new && options.read_only && fs::exists(path).unwrap_or(false) {
         return Err(unfit("is empty: serve it once without read-only".into()));
     }
-    let below = |size| {
-        let block_count = size >> options.block_size.shift();
-        ProtectedStore::required_inner_bytes(options.block_size, block_count)
-            .ok_or_else(|| unfit(format!("cannot have {size} bytes: choose another size")))
-    };
-    let size = options.size.map(below).transpose()?;
-    let options_below = FileOptions { size, block_size: BlockSize::B512, ..options.clone() };
-    let file = Arc::new(FileStore::prepare(&options_below, open_mode)?);
+    let file = Arc::new(FileStore::prepare(&options_below(options)?, open_mode)?);
     if is_new {
         let mut first = vec![0; HEADER_BYTES];
         first[..size_of::<Header>()].copy_from_slice(header.as_bytes());
         file.begin_with(first);
     }
     Ok((Arc::new(protect(file.clone(), options.block_size)), file))
+}
+
+/// Returns the options of the file of a volume with protection information.
+pub(super) fn options_below(options: &FileOptions) -> Result<FileOptions, StoreError> {
+    let below = |size| {
+        let block_count = size >> options.block_size.shift();
+        ProtectedStore::required_inner_bytes(options.block_size, block_count).ok_or_else(|| {
+            let problem = format!("cannot have {size} bytes: choose another size");
+            StoreError::unfit(&options.path, problem)
+        })
+    };
+    let size = options.size.map(below).transpose()?;
+    Ok(FileOptions { size, block_size: BlockSize::B512, ..options.clone() })
 }
 
 /// Creates a RAM volume with protection information. Data and protection information together use a maximum of `limit`

@@ -15,7 +15,7 @@ use super::super::tasks::{Begun, Closing, Erasure, SESSIONS, Task, close};
 use super::super::volumes::{Growth, Opening};
 use super::super::{Engine, Running, target_ports};
 use super::{Affected, ChangeOutcome, Force, Prepared, Steps};
-use crate::config::{Config, Rates, VolumeConfig};
+use crate::config::{Config, Rates, TargetConfig, VolumeConfig};
 use crate::targets::Target;
 
 impl Prepared {
@@ -41,6 +41,8 @@ impl Prepared {
         };
         self.new_files.drain(..).for_each(|(mut files, _)| files.keep());
         let is_unflushed = Arc::new(AtomicBool::new(self.is_unflushed));
+        let files = erasures.iter();
+        let files = files.map(|(volume, erasure)| (volume.clone(), erasure.path.clone())).collect();
         let (reports, received) = mpsc::unbounded_channel();
         let mut closings = Vec::new();
         for name in &steps.volumes.closes {
@@ -88,11 +90,12 @@ impl Prepared {
         if steps.ready.limits != running.config.limits {
             front.set_limits(&steps.ready.limits);
         }
-        let is_asked_for = |name: &str| {
-            let find =
-                |config: &Config| config.targets.iter().find(|one| one.name == name).cloned();
-            find(&running.desired) != find(&self.desired)
+        let access = |config: &Config, name: &str| {
+            let target = config.targets.iter().find(|one| one.name == name).cloned();
+            target.map(|TargetConfig { luns, allow, chap, .. }| (luns, allow, chap))
         };
+        let is_asked_for =
+            |name: &str| access(&running.desired, name) != access(&self.desired, name);
         let deferred = steps.deferred.iter().filter(|(target, _)| is_asked_for(target));
         let deferred = deferred.cloned().collect();
         running.desired = Arc::new(self.desired.clone());
@@ -137,7 +140,16 @@ impl Prepared {
         front.targets.tell();
         running.deferred = std::mem::take(&mut steps.deferred);
         let outcome = ChangeOutcome { needs_restart, sessions_ended, ..ChangeOutcome::default() };
-        Begun { engine, pending, reports: received, is_unflushed, deferred, outcome, failure: None }
+        Begun {
+            engine,
+            pending,
+            reports: received,
+            erasures: files,
+            is_unflushed,
+            deferred,
+            outcome,
+            failure: None,
+        }
     }
 
     /// Returns whether the change affects QoS settings.
