@@ -1,6 +1,7 @@
 //! Edits of the desired state.
 
-use std::collections::{BTreeSet, HashMap};
+use std::cell::OnceCell;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -131,9 +132,9 @@ fn put(objects: &mut Objects, mut object: Object, folder: &VolumeFolder<'_>) {
     match (&mut object, before.map(|before| &**before)) {
         (Object::Volume(volume), Some(Object::Volume(before))) => {
             keep_identity(volume, before);
-            complete(volume, folder, objects);
+            complete(volume, folder);
         }
-        (Object::Volume(volume), _) => complete(volume, folder, objects),
+        (Object::Volume(volume), _) => complete(volume, folder),
         (Object::Account(account), Some(Object::Account(before))) => keep_secret(account, before),
         _ => {}
     }
@@ -143,7 +144,7 @@ fn put(objects: &mut Objects, mut object: Object, folder: &VolumeFolder<'_>) {
 }
 
 /// Sets the permanent properties of a new volume.
-fn complete(volume: &mut Volume, folder: &VolumeFolder<'_>, objects: &Objects) {
+fn complete(volume: &mut Volume, folder: &VolumeFolder<'_>) {
     // A pass-through device has its own identity.
     if volume.store != StoreKind::Sg {
         volume.serial.get_or_insert_with(|| format!("{:016x}", random::number()));
@@ -153,23 +154,36 @@ fn complete(volume: &mut Volume, folder: &VolumeFolder<'_>, objects: &Objects) {
     }
     if volume.store == StoreKind::File && volume.path.is_none() {
         // A document is text.
-        volume.path = Some(folder.place(&volume.name, objects).display().to_string().into());
+        volume.path = Some(folder.place(&volume.name).display().to_string().into());
     }
 }
 
 /// The folder of the files of volumes that name none.
 pub(super) struct VolumeFolder<'a> {
-    pub(super) path: &'a Path,
+    path: &'a Path,
     /// The files that exist there without a volume, as far as they are known.
-    pub(super) taken: &'a BTreeSet<PathBuf>,
+    taken: &'a BTreeSet<PathBuf>,
+    /// The objects before the change, and the files of their volumes.
+    before: &'a Objects,
+    used: OnceCell<HashSet<&'a Path>>,
 }
 
-impl VolumeFolder<'_> {
+impl<'a> VolumeFolder<'a> {
+    pub(super) fn new(path: &'a Path, taken: &'a BTreeSet<PathBuf>, before: &'a Objects) -> Self {
+        Self { path, taken, before, used: OnceCell::new() }
+    }
+
     /// Returns the file of a new volume with this name. A renamed volume keeps the file of its earlier name.
-    fn place(&self, name: &str, objects: &Objects) -> PathBuf {
+    fn place(&self, name: &str) -> PathBuf {
         let path = self.path.join(format!("{name}.img"));
-        let has_it = |object: &Arc<Object>| matches!(&**object, Object::Volume(volume) if volume.path.as_ref() == Some(&path));
-        if self.taken.contains(&path) || objects.values().any(has_it) {
+        let used = self.used.get_or_init(|| {
+            let path_of = |object: &'a Arc<Object>| match &**object {
+                Object::Volume(volume) => volume.path.as_deref(),
+                _ => None,
+            };
+            self.before.values().filter_map(path_of).collect()
+        });
+        if self.taken.contains(&path) || used.contains(&*path) {
             self.path.join(format!("{name}-{:016x}.img", random::number()))
         } else {
             path
@@ -319,7 +333,8 @@ mod tests {
     }
 
     fn after(objects: &mut Objects, edit: Edit) -> Result<String, String> {
-        let folder = VolumeFolder { path: Path::new("/state/volumes"), taken: &BTreeSet::new() };
+        let (before, taken) = (objects.clone(), BTreeSet::new());
+        let folder = VolumeFolder::new(Path::new("/state/volumes"), &taken, &before);
         edit.carry_out(objects, &folder).map_err(|refused| refused.to_string())?;
         let document = Document::of(objects.values().map(|object| &**object));
         Ok(toml::to_string(&document).expect("TOML"))
@@ -482,25 +497,19 @@ mod tests {
 
     #[test]
     fn a_new_volume_does_not_get_the_data_of_one_that_had_its_name() {
-        let taken = BTreeSet::from(["/volumes/a.img".into()]);
-        let folder = VolumeFolder { path: Path::new("/volumes"), taken: &taken };
-        let mut objects = Objects::new();
-        let new = Edit::Apply(document("[[volume]]\nname = \"a\"\nsize = \"1MiB\""));
-        new.carry_out(&mut objects, &folder).expect("valid");
-        let path = volume(&objects, "a").path.expect("a path");
-        let path = path.display().to_string();
-        assert!(path.ends_with(".img") && path.contains("/volumes/a-"), "{path}");
-        let mut objects = Objects::new();
-        let folder = VolumeFolder { path: Path::new("/volumes"), taken: &BTreeSet::new() };
-        let edits = [
-            Edit::Apply(document("[[volume]]\nname = \"a\"\nsize = \"1MiB\"")),
-            Edit::Patch(Key::new(ObjectKind::Volume, "a"), json!({ "name": "b" })),
-            Edit::Apply(document("[[volume]]\nname = \"a\"\nsize = \"1MiB\"")),
-        ];
-        for edit in edits {
-            edit.carry_out(&mut objects, &folder).expect("valid");
+        let place = |taken: &[&str], before: &Objects| {
+            let taken = taken.iter().map(PathBuf::from).collect();
+            let folder = VolumeFolder::new(Path::new("/volumes"), &taken, before);
+            let mut objects = before.clone();
+            let new = Edit::Apply(document("[[volume]]\nname = \"a\"\nsize = \"1MiB\""));
+            new.carry_out(&mut objects, &folder).expect("valid");
+            volume(&objects, "a").path.expect("a path").display().to_string()
+        };
+        assert_eq!(place(&[], &Objects::new()), "/volumes/a.img");
+        let renamed = document("[[volume]]\nname = \"b\"\npath = \"/volumes/a.img\"");
+        let renamed = renamed.into_objects().map(|object| (object.key(), Arc::new(object)));
+        for path in [place(&["/volumes/a.img"], &Objects::new()), place(&[], &renamed.collect())] {
+            assert!(path.ends_with(".img") && path.starts_with("/volumes/a-"), "{path}");
         }
-        assert_eq!(volume(&objects, "b").path.as_deref(), Some(Path::new("/volumes/a.img")));
-        assert_ne!(volume(&objects, "a").path, volume(&objects, "b").path);
     }
 }

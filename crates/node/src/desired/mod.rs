@@ -524,7 +524,8 @@ impl Desired {
         }
         let mut objects = (*before.objects).clone();
         let replaces_all = change.edits.iter().any(|edit| matches!(edit, Edit::Replace(_)));
-        let folder = VolumeFolder { path: &self.folder.join(VOLUMES), taken };
+        let folder = self.folder.join(VOLUMES);
+        let folder = VolumeFolder::new(&folder, taken, &before.objects);
         for edit in std::mem::take(&mut change.edits) {
             edit.carry_out(&mut objects, &folder)?;
         }

@@ -40,6 +40,7 @@ use self::disk_threads::DiskPermits;
 use self::missing::MissingObjects;
 use self::portals::Served;
 pub use self::resource_error::ResourceError;
+use self::tasks::Part;
 pub(crate) use self::tasks::{Begun, Erasure};
 pub(crate) use self::volumes::Layer;
 use self::volumes::{Growth, OpenPlan, Volume};
@@ -472,17 +473,17 @@ impl Engine {
         plans
     }
 
-    /// Reports pending objects as problems. Returns the reasons.
-    fn report_pending(&self, pending: &BTreeSet<String>) -> Vec<String> {
+    /// Reports the volumes of pending parts as problems. Returns the reasons of all parts.
+    fn report_pending(&self, pending: &BTreeSet<Part>) -> Vec<String> {
         let mut running = self.running();
         for missing in &mut running.absent.volumes {
-            let name = &missing.config.name;
-            if missing.why.is_none() && pending.contains(name) {
-                missing.why = Some(not_in_force(&format!("volume {name}")));
+            let part = Part::Volume(missing.config.name.clone());
+            if missing.why.is_none() && pending.contains(&part) {
+                missing.why = Some(part.unfinished());
             }
         }
         self.show(&running);
-        pending.iter().map(|object| not_in_force(object)).collect()
+        pending.iter().map(Part::unfinished).collect()
     }
 
     /// Carries out work on a file that no volume may take meanwhile. Refuses if a volume is being opened there or

@@ -2,6 +2,7 @@
 //! that waited for others to be closed. Each object has a task of its own, which puts it into force when it ends.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -30,11 +31,41 @@ use crate::mailbox::Mailbox;
 /// Maximum time that the answer to a change waits for its tasks, after its clients have left.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
-/// The object of [`Task::Leave`] in reports.
-pub(super) const SESSIONS: &str = "the change for the sessions that log out";
-
 /// The problem of a change whose server stops.
 const UNFINISHED: &str = "the change is stored, and the server stops before all of it is in force: the next start continues with it";
+
+/// A part of a change that a task carries out after the commit.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Part {
+    /// The sessions that lose something log out.
+    Sessions,
+    /// Portals with these addresses open when others have released them.
+    Portals(String),
+    /// A volume is opened, or grows.
+    Volume(String),
+    /// A removed volume is closed.
+    Closing(String),
+    /// The file of a deleted volume is erased.
+    Erasure { volume: String, path: PathBuf },
+}
+
+impl Part {
+    /// Returns the sentence for a part that has not ended.
+    pub(super) fn unfinished(&self) -> String {
+        match self {
+            Self::Sessions => not_in_force("the change for the sessions that log out"),
+            Self::Portals(addresses) => not_in_force(addresses),
+            Self::Volume(name) => not_in_force(&format!("volume {name}")),
+            Self::Closing(name) => {
+                format!("volume {name} is removed, but not closed yet: it waits for its disk")
+            }
+            Self::Erasure { volume, path } => format!(
+                "{}: the file is not erased yet: it is erased when volume {volume} is closed",
+                path.display()
+            ),
+        }
+    }
+}
 
 /// The deletion of a file when its volume is closed. Blocks the thread.
 pub(crate) struct Erasure {
@@ -48,11 +79,14 @@ pub(super) struct Closing {
     pub(super) claim: Claim,
     /// Set if the flush fails. The volume is closed nevertheless.
     pub(super) is_unflushed: Option<Arc<AtomicBool>>,
-    /// The deletion of its file, which is reported.
-    pub(super) erasure: Option<(Erasure, mpsc::UnboundedSender<Report>)>,
+    /// The deletion of its file.
+    pub(super) erasure: Option<Erasure>,
+    /// Receives the end of the part.
+    pub(super) part: Part,
+    pub(super) reports: mpsc::UnboundedSender<Report>,
 }
 
-/// The task of an object.
+/// The task of a part.
 pub(super) enum Task {
     /// A volume is opened, perhaps after others are closed.
     Open { plan: Box<OpenPlan>, was_missing: bool },
@@ -71,17 +105,15 @@ pub(super) enum Task {
 /// The end of a growth.
 type Grown = Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
 
-/// The end of a task of this object.
-pub(super) type Report = (String, Result<(), ChangeError>);
+/// The end of a part.
+pub(super) type Report = (Part, Result<(), ChangeError>);
 
 /// A change that is stored, and in force except for its tasks.
 pub(crate) struct Begun {
     pub(super) engine: Arc<Engine>,
-    /// The objects with a task.
-    pub(super) pending: BTreeSet<String>,
+    /// The parts that have not ended.
+    pub(super) pending: BTreeSet<Part>,
     pub(super) reports: mpsc::UnboundedReceiver<Report>,
-    /// The files that are to be erased, by the names of their volumes.
-    pub(super) erasures: BTreeMap<String, PathBuf>,
     pub(super) is_unflushed: Arc<AtomicBool>,
     /// Sentences for gains that the change asked for, and that waited for leaving sessions at its commit.
     pub(super) deferred: BTreeSet<DeferredGain>,
@@ -101,7 +133,7 @@ impl Begun {
     /// The same, for a change that consists of one task.
     pub(crate) async fn finish_one(mut self) -> Result<ChangeOutcome, ChangeError> {
         self.wait().await;
-        let pending = self.pending.first().map(|object| ChangeError::Pending(not_in_force(object)));
+        let pending = self.pending.first().map(|part| ChangeError::Pending(part.unfinished()));
         self.failure.or(pending).map_or(Ok(self.outcome), Err)
     }
 
@@ -110,7 +142,7 @@ impl Begun {
         let mut deadline = None;
         loop {
             // The sessions have a grace time of their own.
-            if deadline.is_none() && !self.pending.contains(SESSIONS) {
+            if deadline.is_none() && !self.pending.contains(&Part::Sessions) {
                 deadline = Some(time::now() + ANSWER_LIMIT);
             }
             let over = async {
@@ -122,16 +154,10 @@ impl Begun {
             let report = tokio::select! {
                 report = self.reports.recv() => report,
                 () = over => break,
-                () = engine.ending() => {
-                    self.outcome.problems.push(UNFINISHED.to_owned());
-                    return self.outcome.problems.extend(self.erasures.values().map(|path| {
-                        format!("{}: the file is not erased, and the next start does not do it", path.display())
-                    }));
-                }
+                () = engine.ending() => break,
             };
-            let Some((object, result)) = report else { break };
-            self.pending.remove(&object);
-            self.erasures.remove(&object);
+            let Some((part, result)) = report else { break };
+            self.pending.remove(&part);
             if let Err(error) = result {
                 self.outcome.problems.push(error.to_string());
                 if !matches!(error, ChangeError::SessionsStay(_)) {
@@ -140,13 +166,18 @@ impl Begun {
             }
         }
         self.outcome.is_unflushed |= self.is_unflushed.load(Ordering::Acquire);
-        for (volume, path) in &self.erasures {
-            self.pending.remove(volume);
-            let why = format!(
-                "{}: the file is not erased yet: it is erased when volume {volume} is closed",
-                path.display()
-            );
-            self.outcome.problems.push(why);
+        if engine.is_ending() && !self.pending.is_empty() {
+            let erasures = self.pending.iter().filter_map(|part| match part {
+                Part::Erasure { path, .. } => Some(path.display()),
+                _ => None,
+            });
+            let not_erased = erasures.map(|path| {
+                format!("{path}: the file is not erased, and the next start does not do it")
+            });
+            return self
+                .outcome
+                .problems
+                .extend(iter::once(UNFINISHED.to_owned()).chain(not_erased));
         }
         if !self.pending.is_empty() {
             self.outcome.problems.extend(engine.report_pending(&self.pending));
@@ -162,7 +193,7 @@ impl Engine {
     /// Starts the tasks of a change. Each one reports its end.
     pub(super) fn begin_tasks(
         self: &Arc<Self>,
-        tasks: Vec<(String, Task)>,
+        tasks: Vec<(Part, Task)>,
         reports: mpsc::UnboundedSender<Report>,
     ) {
         if tasks.is_empty() {
@@ -170,10 +201,10 @@ impl Engine {
         }
         let engine = self.clone();
         let thread = threads::spawn_detached("converging", move || async move {
-            let carry_out = async |(object, task): (String, Task)| {
+            let carry_out = async |(part, task): (Part, Task)| {
                 let result = engine.carry_out(task, &reports).await;
                 // The caller may have answered already.
-                let _ = reports.send((object, result));
+                let _ = reports.send((part, result));
             };
             tokio::select! {
                 _ = join_all(tasks.into_iter().map(carry_out)) => {}
@@ -199,7 +230,7 @@ impl Engine {
                 let left = send_away(&sessions, grace, std::future::pending()).await;
                 if left.ending > 0 {
                     let stay = ChangeError::SessionsStay(left.ending);
-                    let _ = reports.send((SESSIONS.to_owned(), Err(stay)));
+                    let _ = reports.send((Part::Sessions, Err(stay)));
                     wait_until_ended(&sessions).await;
                 }
                 // Others may gain what these sessions had.
@@ -339,7 +370,10 @@ impl Engine {
         let (reports, _) = mpsc::unbounded_channel();
         let plans = self.plans_of_missing();
         let task = |plan: OpenPlan| {
-            (plan.config.name.clone(), Task::Open { plan: plan.into(), was_missing: true })
+            (
+                Part::Volume(plan.config.name.clone()),
+                Task::Open { plan: plan.into(), was_missing: true },
+            )
         };
         self.begin_tasks(plans.into_iter().map(task).collect(), reports);
         let is_pending = {
@@ -371,7 +405,7 @@ pub(super) fn close(closings: Vec<Closing>, cores: Weak<Cores>, permits: Arc<Dis
     let thread = threads::spawn_detached("closing", move || async move {
         let closings = ManuallyDrop::into_inner(closings);
         let close = async |closing: Closing| {
-            let Closing { volume, claim, is_unflushed, erasure } = closing;
+            let Closing { volume, claim, is_unflushed, erasure, part, reports } = closing;
             let Volume { config, unit, store, backing, ended, .. } = volume;
             drop((unit, backing));
             // The unit's end drops the sender.
@@ -383,17 +417,24 @@ pub(super) fn close(closings: Vec<Closing>, cores: Weak<Cores>, permits: Arc<Dis
                 // A volume that takes the file later would read what the disk has, and the lost writes would be
                 // forgotten. The claim and the open store stay until the server ends.
                 None if !is_flushed && erasure.is_none() => {
-                    claim.hold_until_exit(ChangeError::Unflushed(name).to_string());
+                    let unflushed = ChangeError::Unflushed(name);
+                    claim.hold_until_exit(unflushed.to_string());
+                    let _ = reports.send((part, Err(unflushed)));
                     return;
                 }
                 Some(_) | None => {}
             }
             drop(claim.take_store());
             info!(volume = name, "the volume is closed");
-            if let Some((erasure, reports)) = erasure {
-                let erased = erase(&permits, erasure, claim).await;
-                let _ = reports.send((name, erased));
-            }
+            let ended = match erasure {
+                Some(erasure) => erase(&permits, erasure, claim).await,
+                None => {
+                    drop(claim);
+                    Ok(())
+                }
+            };
+            // The caller may have answered already.
+            let _ = reports.send((part, ended));
         };
         join_all(closings.into_iter().map(close)).await;
     });

@@ -11,7 +11,7 @@ use tracing::{info, warn};
 
 use super::super::diff::RetainedVolume;
 use super::super::portals::{Bound, NextPortal, Served};
-use super::super::tasks::{Begun, Closing, Erasure, SESSIONS, Task, close};
+use super::super::tasks::{Begun, Closing, Erasure, Part, Task, close};
 use super::super::volumes::{Growth, Opening};
 use super::super::{Engine, Running, target_ports};
 use super::{Affected, ChangeOutcome, Force, Prepared, Steps};
@@ -41,30 +41,34 @@ impl Prepared {
         };
         self.new_files.drain(..).for_each(|(mut files, _)| files.keep());
         let is_unflushed = Arc::new(AtomicBool::new(self.is_unflushed));
-        let files = erasures.iter();
-        let files = files.map(|(volume, erasure)| (volume.clone(), erasure.path.clone())).collect();
         let (reports, received) = mpsc::unbounded_channel();
+        let erased = |volume: &String, erasure: &Erasure| Part::Erasure {
+            volume: volume.clone(),
+            path: erasure.path.clone(),
+        };
         let mut closings = Vec::new();
         for name in &steps.volumes.closes {
             let Some(volume) = running.volumes.remove(name) else { continue };
             let is_reattached = self.reattached.as_ref() == Some(name);
-            let erasure = erasures.remove(name).map(|erasure| (erasure, reports.clone()));
+            let erasure = erasures.remove(name);
+            let part = erasure.as_ref().map(|erasure| erased(name, erasure));
             let (config, store) = (&volume.config, volume.store.clone());
             closings.push(Closing {
                 claim: engine.claims.closing(config, store, erasure.is_some()),
                 is_unflushed: is_reattached.then(|| is_unflushed.clone()),
                 erasure,
+                part: part.unwrap_or_else(|| Part::Closing(name.clone())),
+                reports: reports.clone(),
                 volume,
             });
         }
-        let erased = closings.iter().filter(|closing| closing.erasure.is_some());
-        let mut pending: BTreeSet<String> =
-            erased.map(|closing| closing.volume.config.name.clone()).collect();
-        let mut tasks: Vec<(String, Task)> = erasures
+        let mut pending: BTreeSet<Part> =
+            closings.iter().map(|closing| closing.part.clone()).collect();
+        let mut tasks: Vec<(Part, Task)> = erasures
             .into_iter()
             .map(|(volume, erasure)| {
                 let claim = engine.claims.erasing(&volume, &erasure.path);
-                (volume, Task::Erase { erasure, claim })
+                (erased(&volume, &erasure), Task::Erase { erasure, claim })
             })
             .collect();
         let are_names_gone = !steps.volumes.closes.is_empty()
@@ -72,7 +76,10 @@ impl Prepared {
         tasks.extend(self.keep_volumes(running, &mut steps, &mut pending));
         let opened = self.take_opened(running, &steps.taken, &mut tasks);
         tasks.extend(std::mem::take(&mut steps.late).into_iter().map(|plan| {
-            (plan.config.name.clone(), Task::Open { plan: plan.into(), was_missing: false })
+            (
+                Part::Volume(plan.config.name.clone()),
+                Task::Open { plan: plan.into(), was_missing: false },
+            )
         }));
         // A volume that is smaller than desired has its actual size in what is in force.
         for config in &mut steps.ready.volumes {
@@ -126,13 +133,12 @@ impl Prepared {
         if !self.portals.late.is_empty() {
             let late = self.portals.late.iter().map(|portal| format!("portal {}", portal.address));
             let names: Vec<_> = late.collect();
-            tasks.push((names.join(", "), Task::ClosePortals(closed)));
+            tasks.push((Part::Portals(names.join(", ")), Task::ClosePortals(closed)));
         }
-        let leave =
-            leaving.map(|(_, sessions)| (SESSIONS.to_owned(), Task::Leave { sessions, grace }));
-        pending.extend(leave.iter().map(|(object, _)| object.clone()));
+        let leave = leaving.map(|(_, sessions)| (Part::Sessions, Task::Leave { sessions, grace }));
+        pending.extend(leave.iter().map(|(part, _)| part.clone()));
         engine.show(running);
-        pending.extend(tasks.iter().map(|(object, _)| object.clone()));
+        pending.extend(tasks.iter().map(|(part, _)| part.clone()));
         close(closings, engine.cores.clone(), engine.disk_permits.clone());
         // Other tasks may hang on a thread that they share.
         engine.begin_tasks(leave.into_iter().collect(), reports.clone());
@@ -140,16 +146,7 @@ impl Prepared {
         front.targets.tell();
         running.deferred = std::mem::take(&mut steps.deferred);
         let outcome = ChangeOutcome { needs_restart, sessions_ended, ..ChangeOutcome::default() };
-        Begun {
-            engine,
-            pending,
-            reports: received,
-            erasures: files,
-            is_unflushed,
-            deferred,
-            outcome,
-            failure: None,
-        }
+        Begun { engine, pending, reports: received, is_unflushed, deferred, outcome, failure: None }
     }
 
     /// Returns whether the change affects QoS settings.
@@ -171,8 +168,8 @@ impl Prepared {
         &self,
         running: &mut Running,
         steps: &mut Steps,
-        pending: &mut BTreeSet<String>,
-    ) -> Vec<(String, Task)> {
+        pending: &mut BTreeSet<Part>,
+    ) -> Vec<(Part, Task)> {
         let stays = std::mem::take(&mut steps.volumes.stays).into_iter();
         let renamed: Vec<_> =
             stays.filter_map(|stay| Some((running.volumes.remove(&stay.running)?, stay))).collect();
@@ -187,12 +184,15 @@ impl Prepared {
                 None => volume.growth = Growth::None,
                 Some(bytes) => {
                     let name = volume.config.name.clone();
-                    pending.insert(name.clone());
+                    pending.insert(Part::Volume(name.clone()));
                     if !matches!(volume.growth, Growth::UnderWay(_)) {
                         volume.growth = Growth::UnderWay(bytes);
                         let grown = Box::pin(volume.grow(bytes, &self.engine.cores));
                         let store = volume.store.clone();
-                        tasks.push((name.clone(), Task::Grow { volume: name, store, grown }));
+                        tasks.push((
+                            Part::Volume(name.clone()),
+                            Task::Grow { volume: name, store, grown },
+                        ));
                     }
                     volume.adopt_actual_size();
                 }
@@ -208,7 +208,7 @@ impl Prepared {
         &mut self,
         running: &mut Running,
         taken: &HashSet<String>,
-        tasks: &mut Vec<(String, Task)>,
+        tasks: &mut Vec<(Part, Task)>,
     ) -> HashSet<String> {
         let mut serials = HashSet::new();
         for (name, mut opening) in std::mem::take(&mut self.opened) {
@@ -226,7 +226,7 @@ impl Prepared {
             } else {
                 opening.new_files.keep();
                 opening.claim.decide();
-                tasks.push((name, Task::Complete(Box::new(opening))));
+                tasks.push((Part::Volume(name), Task::Complete(Box::new(opening))));
             }
         }
         serials
