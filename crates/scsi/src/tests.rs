@@ -11,7 +11,6 @@ mod hung_commands;
 mod lun_view;
 mod maintenance;
 mod mode;
-mod multimedia;
 mod offload;
 mod pass_through;
 mod persistent_reservation;

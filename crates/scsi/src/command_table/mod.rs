@@ -9,71 +9,18 @@ mod report;
 use crate::atomic::has_atomic_writes;
 use crate::commands::{
     atomic, block, buffer, cache, capacity, defects, diagnostic, format, identifying_information,
-    inquiry, log, medium, mode, multimedia, persistent_reservation, provisioning, reservation,
-    sanitize, security, target_port_groups, timestamp, verify,
+    inquiry, log, medium, mode, persistent_reservation, provisioning, reservation, sanitize,
+    security, target_port_groups, timestamp, verify,
 };
 use crate::copy::{extended, offload, results};
 pub use crate::flags::Flags;
-use crate::task::Handler;
-use crate::{AllowedStates, Cdb, Command, DeviceType, LogicalUnit, ProtectionType, Sense};
+use crate::multimedia;
+use crate::row::*;
+pub use crate::row::{CommandDeviceTypes, Row};
+use crate::{AllowedStates, Cdb, DeviceType, LogicalUnit, ProtectionType, Sense};
+use sarsen_volume::Operation;
 use sarsen_volume::OperationKind::{Flush, Other, Read, Unmap, Write};
-use sarsen_volume::{Operation, OperationKind};
 use sarsen_wire::scsi::opcode::{self, *};
-use std::fmt;
-
-/// Returns the number of Data-Out bytes that a CDB needs, or an error if the CDB will be rejected.
-pub(crate) type DataOut = fn(&Cdb, &LogicalUnit) -> Result<usize, Sense>;
-
-/// Returns the number of bytes that a command transfers, compares or fills.
-pub(crate) type MovedBytes = fn(&Command, &LogicalUnit) -> u64;
-
-/// Returns whether a unit supports a command that its device type allows.
-pub(crate) type Condition = fn(&LogicalUnit) -> bool;
-
-/// The device types that support a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CommandDeviceTypes {
-    /// Disks only.
-    Disk,
-    /// CDs only.
-    Cd,
-    /// Disks and CDs.
-    Both,
-}
-
-impl CommandDeviceTypes {
-    pub(crate) const fn include(self, device_type: DeviceType) -> bool {
-        matches!(
-            (self, device_type),
-            (Self::Both, _) | (Self::Disk, DeviceType::Disk) | (Self::Cd, DeviceType::Cd)
-        )
-    }
-}
-
-/// One command.
-pub struct Row {
-    /// OPERATION CODE.
-    pub operation_code: u8,
-    /// SERVICE ACTION, for operation codes that have them.
-    pub service_action: Option<u16>,
-    /// The name in the standard.
-    pub name: &'static str,
-    /// The conditions of execution.
-    pub flags: Flags,
-    /// The CDB usage map: the bits that the server checks, without the operation code itself (SPC-4 6.35.3).
-    pub usage: &'static [u8],
-    /// The device types that support it.
-    pub devices: CommandDeviceTypes,
-    /// The asymmetric access states in which it is executed, beyond the active ones.
-    pub access: AllowedStates,
-    pub(crate) handler: Handler,
-    pub(crate) data_out: Option<DataOut>,
-    /// The command, as limits and statistics see it.
-    pub operation: Operation,
-    pub(crate) moved_bytes: MovedBytes,
-    condition: Condition,
-    passes_persistent: fn(&Cdb) -> bool,
-}
 
 impl Row {
     /// Returns the row of a CDB, or sense data if the device type does not support the command.
@@ -94,86 +41,6 @@ impl Row {
         let row = std::iter::once(first).chain(rows).find(|row| row.service_action == action);
         row.ok_or(Self::no_such_action(operation_code))
     }
-
-    const fn no_such_action(operation_code: u8) -> Sense {
-        match operation_code {
-            VARIABLE_LENGTH => Sense::invalid_field_in_cdb(8),
-            _ => Sense::invalid_bit_in_cdb(1, 4),
-        }
-    }
-
-    /// Returns the sense data of a unit that does not support the command, but may support other commands of its
-    /// operation code.
-    pub(crate) const fn unsupported(&self) -> Sense {
-        match self.operation_code {
-            SANITIZE => Self::no_such_action(SANITIZE),
-            _ => Sense::invalid_operation_code(),
-        }
-    }
-
-    /// Returns the length of the command's CDB in bytes.
-    pub const fn cdb_length(&self) -> usize {
-        self.usage.len() + 1
-    }
-
-    /// Returns the offset of CONTROL in the command's CDB.
-    pub const fn control_offset(&self) -> usize {
-        match self.operation_code {
-            VARIABLE_LENGTH => 1,
-            _ => self.usage.len(),
-        }
-    }
-
-    /// Returns whether this unit supports the command.
-    pub fn is_supported_by(&self, unit: &LogicalUnit) -> bool {
-        self.devices.include(unit.device_type()) && (self.condition)(unit)
-    }
-
-    /// Returns whether the command is permitted under reservations that need these flags.
-    pub(crate) fn passes(&self, cdb: &Cdb, needed: Flags) -> bool {
-        self.flags.contains(needed)
-            || (!needed.contains(Flags::ALLOWED_WHEN_RESERVED) && (self.passes_persistent)(cdb))
-    }
-
-    /// Sets the function that computes the Data-Out length.
-    const fn with_data_out(self, data_out: DataOut) -> Self {
-        Self { data_out: Some(data_out), ..self }
-    }
-
-    /// Sets the kind of a command that uses the medium. Limits apply to it.
-    const fn counted_as(self, kind: OperationKind) -> Self {
-        Self { operation: Operation::of(kind), ..self }
-    }
-
-    /// Sets the function that computes the bytes that limits count, if they are not those of Data-Out.
-    const fn moving(self, moved_bytes: MovedBytes) -> Self {
-        Self { moved_bytes, ..self }
-    }
-
-    /// Limits the command to units that meet `condition`.
-    const fn only_where(self, condition: Condition) -> Self {
-        Self { condition, ..self }
-    }
-
-    /// Sets the asymmetric access states in which the command is executed.
-    const fn even_in(self, access: AllowedStates) -> Self {
-        Self { access, ..self }
-    }
-
-    /// Permits the command under every persistent reservation if `holds` returns true, regardless of its flags.
-    const fn passing_where(self, holds: fn(&Cdb) -> bool) -> Self {
-        Self { passes_persistent: holds, ..self }
-    }
-
-    /// Adds CDs to the device types.
-    const fn also_on_cd(self) -> Self {
-        Self { devices: CommandDeviceTypes::Both, ..self }
-    }
-
-    /// Limits the command to CDs.
-    const fn on_cd_only(self) -> Self {
-        Self { devices: CommandDeviceTypes::Cd, ..self }
-    }
 }
 
 /// Returns the command with this CDB as limits and statistics see it.
@@ -185,79 +52,13 @@ pub fn operation(cdb: &Cdb, device_type: DeviceType) -> Operation {
 /// Returns the same for a command that the device type does not support: a real device may support it.
 #[cold]
 fn other_operation(cdb: &Cdb) -> Operation {
-    let row = [DeviceType::Disk, DeviceType::Cd].into_iter().find_map(|of| Row::of(cdb, of).ok());
-    match (row, cdb.operation_code()) {
-        (Some(row), _) => row.operation,
-        (None, VARIABLE_LENGTH | THIRD_PARTY_COPY_OUT) => Operation::OTHER,
-        (None, _) => Operation::QUERY,
+    match (Row::of(cdb, DeviceType::Disk), cdb.operation_code()) {
+        (Ok(row), _) => row.operation,
+        (Err(_), READ_CD | READ_CD_MSF) => Operation::of(Read),
+        (Err(_), VARIABLE_LENGTH | THIRD_PARTY_COPY_OUT) => Operation::OTHER,
+        (Err(_), _) => Operation::QUERY,
     }
 }
-
-impl fmt::Debug for Row {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({:02x}h)", self.name, self.operation_code)
-    }
-}
-
-const fn row(
-    operation_code: u8,
-    name: &'static str,
-    handler: Handler,
-    flags: Flags,
-    usage: &'static [u8],
-) -> Row {
-    Row {
-        operation_code,
-        service_action: None,
-        name,
-        flags,
-        usage,
-        devices: CommandDeviceTypes::Disk,
-        access: AllowedStates::Active,
-        handler,
-        data_out: None,
-        operation: Operation::QUERY,
-        moved_bytes: block::sent_bytes,
-        condition: |_| true,
-        passes_persistent: |_| false,
-    }
-}
-
-const fn action(
-    operation_code: u8,
-    service_action: u8,
-    name: &'static str,
-    handler: Handler,
-    flags: Flags,
-    usage: &'static [u8],
-) -> Row {
-    let service_action = Some(service_action as u16);
-    Row { service_action, ..row(operation_code, name, handler, flags, usage) }
-}
-
-/// Executed despite unit attentions and reservations.
-const ANY: Flags = Flags::IGNORES_UNIT_ATTENTION.and(HELD).and(OPEN);
-/// Executed also during an operation on the whole medium.
-const ALWAYS: Flags = ANY.and(Flags::ALLOWED_DURING_OPERATION);
-/// Permitted under SPC-2 reservations.
-const HELD: Flags = Flags::ALLOWED_WHEN_RESERVED;
-/// Permitted under persistent reservations of every type.
-const OPEN: Flags = SHARED.and(Flags::ALLOWED_UNDER_EXCLUSIVE_ACCESS);
-/// Permitted under persistent reservations that allow other nexuses to read.
-const SHARED: Flags = Flags::ALLOWED_UNDER_WRITE_EXCLUSIVE;
-const NONE: Flags = Flags::NONE;
-const MEDIUM: Flags = Flags::NEEDS_MEDIUM;
-const READS: Flags = Flags::READ_COMMAND;
-const WRITES: Flags = Flags::WRITE_COMMAND;
-/// Writes the medium and is permitted after a failed operation, so that it can end the failure.
-const MENDS: Flags = WRITES.and(Flags::ALLOWED_AFTER_FAILURE);
-const CAPACITY: Flags = HELD.and(OPEN).and(MEDIUM).and(Flags::ALLOWED_AFTER_FAILURE);
-
-const ALL: u8 = 0xff;
-/// CONTROL: the server checks NACA.
-const CTL: u8 = 0x04;
-/// GROUP NUMBER: accepted, but there are no statistics for groups.
-const GRP: u8 = 0x1f;
 
 /// Returns whether the unit supports commands of 32 bytes. SBC-3 4.22.2.4: they are only for type 2.
 fn is_type_2(unit: &LogicalUnit) -> bool {
@@ -281,9 +82,9 @@ const fn long(service_action: u8, flags: u8) -> [u8; 31] {
     usage
 }
 
-/// All commands, by operation code and service action.
+/// The commands of disks, by operation code and service action. CDs support some of them.
 #[rustfmt::skip]
-pub static TABLE: &[Row] = &[
+const DISK_COMMANDS: &[Row] = &[
     row(TEST_UNIT_READY, "TEST UNIT READY", inquiry::test_unit_ready, MEDIUM.and(OPEN), &[0, 0, 0, 0, CTL]).also_on_cd(),
     row(REQUEST_SENSE, "REQUEST SENSE", inquiry::request_sense, ALWAYS, &[0x01, 0, 0, ALL, CTL]).also_on_cd().even_in(AllowedStates::Transition),
     row(FORMAT_UNIT, "FORMAT UNIT", format::format_unit, MENDS, &[0xff, 0, 0, 0x03, CTL]).with_data_out(format::format_unit_data_out),
@@ -292,11 +93,9 @@ pub static TABLE: &[Row] = &[
     row(WRITE_6, "WRITE(6)", block::write, WRITES, &[0x1f, ALL, ALL, ALL, CTL]).with_data_out(block::write_data_out).counted_as(Write),
     row(INQUIRY, "INQUIRY", inquiry::inquiry, ALWAYS, &[0x01, ALL, ALL, ALL, CTL]).also_on_cd().even_in(AllowedStates::Transition),
     row(MODE_SELECT_6, "MODE SELECT(6)", mode::select_6, NONE, &[0x13, 0, 0, ALL, CTL]).with_data_out(mode::select_6_data_out).even_in(AllowedStates::Standby),
-    row(MODE_SELECT_6, "MODE SELECT(6)", multimedia::mode::select_6, NONE, &[0x11, 0, 0, ALL, CTL]).with_data_out(multimedia::mode::select_6_data_out).on_cd_only().even_in(AllowedStates::Standby),
     row(RESERVE_6, "RESERVE(6)", reservation::reserve, OPEN, &[0x01, 0, 0, 0, CTL]),
     row(RELEASE_6, "RELEASE(6)", reservation::release, HELD.and(OPEN), &[0x01, 0, 0, 0, CTL]),
     row(MODE_SENSE_6, "MODE SENSE(6)", mode::sense_6, SHARED, &[0x08, ALL, ALL, ALL, CTL]).even_in(AllowedStates::Standby),
-    row(MODE_SENSE_6, "MODE SENSE(6)", multimedia::mode::sense_6, SHARED, &[0x08, ALL, ALL, ALL, CTL]).on_cd_only().even_in(AllowedStates::Standby),
     row(START_STOP_UNIT, "START STOP UNIT", medium::start_stop_unit, NONE, &[0x01, 0, 0x0f, 0xf7, CTL]).passing_where(medium::only_starts).also_on_cd(),
     row(RECEIVE_DIAGNOSTIC_RESULTS, "RECEIVE DIAGNOSTIC RESULTS", diagnostic::receive_diagnostic_results, SHARED, &[0x01, ALL, ALL, ALL, CTL]).even_in(AllowedStates::Standby),
     row(SEND_DIAGNOSTIC, "SEND DIAGNOSTIC", diagnostic::send_diagnostic, NONE, &[0xe4, 0, ALL, ALL, CTL]).with_data_out(diagnostic::send_diagnostic_data_out).even_in(AllowedStates::Standby),
@@ -304,7 +103,6 @@ pub static TABLE: &[Row] = &[
     row(READ_CAPACITY_10, "READ CAPACITY(10)", capacity::read_capacity_10, CAPACITY, &[0, 0, 0, 0, 0, 0, 0, 0, CTL]).even_in(AllowedStates::Standby).also_on_cd(),
     row(READ_10, "READ(10)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).also_on_cd().counted_as(Read).moving(block::transferred_bytes),
     row(WRITE_10, "WRITE(10)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(block::write_data_out).counted_as(Write),
-    row(SEEK_10, "SEEK(10)", multimedia::sectors::seek, READS, &[0, ALL, ALL, ALL, ALL, 0, 0, 0, CTL]).on_cd_only(),
     row(WRITE_AND_VERIFY_10, "WRITE AND VERIFY(10)", verify::write_and_verify, WRITES, &[0xf6, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(verify::write_and_verify_data_out).counted_as(Write),
     row(VERIFY_10, "VERIFY(10)", verify::verify, READS, &[0xf6, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(verify::verify_data_out).counted_as(Other).moving(block::transferred_bytes),
     row(PRE_FETCH_10, "PRE-FETCH(10)", cache::pre_fetch, READS, &[0x02, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).counted_as(Other),
@@ -314,23 +112,16 @@ pub static TABLE: &[Row] = &[
     row(READ_BUFFER, "READ BUFFER(10)", buffer::read_buffer, SHARED, &[0x1f, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]).even_in(AllowedStates::Transition),
     row(WRITE_SAME_10, "WRITE SAME(10)", provisioning::write_same, WRITES, &[0xf8, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(provisioning::write_same_data_out).counted_as(Write).moving(provisioning::filled_bytes),
     row(UNMAP, "UNMAP", provisioning::unmap, WRITES, &[0x01, 0, 0, 0, 0, GRP, ALL, ALL, CTL]).with_data_out(provisioning::unmap_data_out).only_where(provisioning::is_thin).counted_as(Unmap),
-    row(READ_TOC_PMA_ATIP, "READ TOC/PMA/ATIP", multimedia::contents::read_toc, READS, &[0x02, 0x0f, 0, 0, 0, ALL, ALL, ALL, 0xc4]).on_cd_only(),
-    row(GET_CONFIGURATION, "GET CONFIGURATION", multimedia::configuration::get_configuration, ANY, &[0x03, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]).on_cd_only(),
     action(SANITIZE, SA_SANITIZE_OVERWRITE, "SANITIZE OVERWRITE", sanitize::overwrite, MENDS, &[0xe1, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]).with_data_out(sanitize::overwrite_data_out),
     action(SANITIZE, SA_SANITIZE_BLOCK_ERASE, "SANITIZE BLOCK ERASE", sanitize::block_erase, MENDS, &[0xe2, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]).only_where(provisioning::is_thin),
     action(SANITIZE, SA_SANITIZE_CRYPTOGRAPHIC_ERASE, "SANITIZE CRYPTOGRAPHIC ERASE", sanitize::cryptographic_erase, MENDS, &[0xe3, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]).only_where(sanitize::has_key),
     action(SANITIZE, SA_SANITIZE_EXIT_FAILURE_MODE, "SANITIZE EXIT FAILURE MODE", sanitize::exit_failure_mode, NONE, &[0x5f, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]),
-    row(GET_EVENT_STATUS_NOTIFICATION, "GET EVENT STATUS NOTIFICATION", multimedia::events::get_event_status_notification, ANY, &[0x01, 0, 0, ALL, 0, 0, ALL, ALL, CTL]).on_cd_only(),
     row(LOG_SELECT, "LOG SELECT", log::select, NONE, &[0x03, 0x3f, ALL, 0, 0, 0, ALL, ALL, CTL]).with_data_out(log::select_data_out).even_in(AllowedStates::Standby),
     row(LOG_SENSE, "LOG SENSE", log::sense, HELD.and(OPEN), &[0x01, 0x3f, ALL, 0, ALL, ALL, ALL, ALL, CTL]).even_in(AllowedStates::Standby),
-    row(READ_DISC_INFORMATION, "READ DISC INFORMATION", multimedia::contents::read_disc_information, READS, &[0x07, 0, 0, 0, 0, 0, ALL, ALL, CTL]).on_cd_only(),
-    row(READ_TRACK_INFORMATION, "READ TRACK INFORMATION", multimedia::contents::read_track_information, READS, &[0x03, ALL, ALL, ALL, ALL, 0, ALL, ALL, CTL]).on_cd_only(),
     row(MODE_SELECT_10, "MODE SELECT(10)", mode::select_10, NONE, &[0x13, 0, 0, 0, 0, 0, ALL, ALL, CTL]).with_data_out(mode::select_10_data_out).even_in(AllowedStates::Standby),
-    row(MODE_SELECT_10, "MODE SELECT(10)", multimedia::mode::select_10, NONE, &[0x11, 0, 0, 0, 0, 0, ALL, ALL, CTL]).with_data_out(multimedia::mode::select_10_data_out).on_cd_only().even_in(AllowedStates::Standby),
     row(RESERVE_10, "RESERVE(10)", reservation::reserve, OPEN, &[0x11, 0, 0, 0, 0, 0, 0, 0, CTL]),
     row(RELEASE_10, "RELEASE(10)", reservation::release, HELD.and(OPEN), &[0x11, 0, 0, 0, 0, 0, 0, 0, CTL]),
     row(MODE_SENSE_10, "MODE SENSE(10)", mode::sense_10, SHARED, &[0x18, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]).even_in(AllowedStates::Standby),
-    row(MODE_SENSE_10, "MODE SENSE(10)", multimedia::mode::sense_10, SHARED, &[0x08, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]).on_cd_only().even_in(AllowedStates::Standby),
     action(PERSISTENT_RESERVE_IN, 0x00, "PERSISTENT RESERVE IN (READ KEYS)", persistent_reservation::read_keys, OPEN, &[0x00, 0, 0, 0, 0, 0, ALL, ALL, CTL]).even_in(AllowedStates::Standby),
     action(PERSISTENT_RESERVE_IN, 0x01, "PERSISTENT RESERVE IN (READ RESERVATION)", persistent_reservation::read_reservation, OPEN, &[0x01, 0, 0, 0, 0, 0, ALL, ALL, CTL]).even_in(AllowedStates::Standby),
     action(PERSISTENT_RESERVE_IN, 0x02, "PERSISTENT RESERVE IN (REPORT CAPABILITIES)", persistent_reservation::report_capabilities, OPEN, &[0x02, 0, 0, 0, 0, 0, ALL, ALL, CTL]).even_in(AllowedStates::Standby),
@@ -384,16 +175,36 @@ pub static TABLE: &[Row] = &[
     action(MAINTENANCE_OUT, SA_SET_TIMESTAMP, "SET TIMESTAMP", timestamp::set, NONE, &[0x0f, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).with_data_out(timestamp::set_data_out),
     row(READ_12, "READ(12)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).also_on_cd().counted_as(Read).moving(block::transferred_bytes),
     row(WRITE_12, "WRITE(12)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(block::write_data_out).counted_as(Write),
-    row(GET_PERFORMANCE, "GET PERFORMANCE", multimedia::configuration::get_performance, READS, &[0x1f, ALL, ALL, ALL, ALL, 0, 0, ALL, ALL, ALL, CTL]).on_cd_only(),
-    row(READ_DISC_STRUCTURE, "READ DISC STRUCTURE", multimedia::structure::read_disc_structure, READS, &[0x0f, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0xc0, CTL]).on_cd_only(),
     row(WRITE_AND_VERIFY_12, "WRITE AND VERIFY(12)", verify::write_and_verify, WRITES, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::write_and_verify_data_out).counted_as(Write),
     row(VERIFY_12, "VERIFY(12)", verify::verify, READS, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::verify_data_out).counted_as(Other).moving(block::transferred_bytes),
     row(READ_DEFECT_DATA_12, "READ DEFECT DATA(12)", defects::read_defect_data_12, SHARED, &[0x1f, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
-    row(READ_CD_MSF, "READ CD MSF", multimedia::sectors::read_cd_msf, READS, &[0x1e, 0, ALL, ALL, ALL, ALL, ALL, ALL, 0xfe, 0x07, CTL]).on_cd_only().counted_as(Read).moving(block::expected_bytes),
-    row(SET_CD_SPEED, "SET CD SPEED", multimedia::configuration::set_cd_speed, NONE, &[0x03, ALL, ALL, ALL, ALL, 0, 0, 0, 0, 0, CTL]).on_cd_only(),
-    row(MECHANISM_STATUS, "MECHANISM STATUS", multimedia::events::mechanism_status, SHARED, &[0, 0, 0, 0, 0, 0, 0, ALL, ALL, 0, CTL]).on_cd_only(),
-    row(READ_CD, "READ CD", multimedia::sectors::read_cd, READS, &[0x1e, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0xfe, 0x07, CTL]).on_cd_only().counted_as(Read).moving(block::expected_bytes),
 ];
+
+/// Merges two lists of commands. Of the same operation code, rows of the first list come first.
+const fn merge<const COUNT: usize>(first: &[Row], second: &[Row]) -> [Row; COUNT] {
+    let mut rows = [first[0]; COUNT];
+    let (mut from_first, mut from_second) = (0, 0);
+    while from_first + from_second < COUNT {
+        let is_second = from_first == first.len()
+            || (from_second < second.len()
+                && second[from_second].operation_code < first[from_first].operation_code);
+        let index = from_first + from_second;
+        if is_second {
+            rows[index] = second[from_second];
+            from_second += 1;
+        } else {
+            rows[index] = first[from_first];
+            from_first += 1;
+        }
+    }
+    rows
+}
+
+/// All commands, by operation code and service action.
+pub static TABLE: &[Row] = &merge::<{ DISK_COMMANDS.len() + multimedia::COMMANDS.len() }>(
+    DISK_COMMANDS,
+    multimedia::COMMANDS,
+);
 
 /// The index of the first row of each operation code; the table's length if there is none.
 static FIRST_ROW: [u8; 256] = {

@@ -14,7 +14,6 @@ pub(crate) mod inquiry;
 pub(crate) mod log;
 pub(crate) mod medium;
 pub(crate) mod mode;
-pub(crate) mod multimedia;
 pub(crate) mod persistent_reservation;
 pub(crate) mod provisioning;
 pub(crate) mod reservation;

@@ -49,7 +49,7 @@ impl Selection {
     }
 }
 
-pub(crate) fn read_cd(task: Task<'_>) -> Result<Io<Completion>, Sense> {
+pub(super) fn read_cd(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let fields = task.cdb.view::<wire::ReadCd>();
     let [high, middle, low] = fields.block_count;
     let block_count = u32::from_be_bytes([0, high, middle, low]);
@@ -59,7 +59,7 @@ pub(crate) fn read_cd(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     read(task.unit, extent, 6, &selection)
 }
 
-pub(crate) fn read_cd_msf(task: Task<'_>) -> Result<Io<Completion>, Sense> {
+pub(super) fn read_cd_msf(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let fields = task.cdb.view::<wire::ReadCdMsf>();
     let start = lba_of(fields.start).ok_or(Sense::invalid_field_in_cdb(3))?;
     let end = lba_of(fields.end).ok_or(Sense::invalid_field_in_cdb(6))?;
@@ -88,7 +88,7 @@ fn read(
     }
 }
 
-pub(crate) fn seek(task: Task<'_>) -> Result<Io<Completion>, Sense> {
+pub(super) fn seek(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let lba = BlockCdb::parse(&task.cdb)?.extent.lba.0;
     task.unit.check_range(Extent::new(lba, 1))?;
     Ok(Io::Ready(Completion::good()))

@@ -30,7 +30,7 @@ const ACTIVE: u8 = 1;
 const MEDIA_PRESENT: u8 = 0x02;
 const TRAY_OPEN: u8 = 0x01;
 
-pub(crate) fn get_event_status_notification(task: Task<'_>) -> Result<Io<Completion>, Sense> {
+pub(super) fn get_event_status_notification(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let fields = task.cdb.view::<wire::GetEventStatus>();
     if fields.flags & wire::FLAGS_POLLED == 0 {
         // Asynchronous operation is not supported.
@@ -82,7 +82,7 @@ fn status(unit: &LogicalUnit, class: u8) -> u8 {
 /// DOOR OPEN.
 const DOOR_OPEN: u8 = 0x10;
 
-pub(crate) fn mechanism_status(task: Task<'_>) -> Result<Io<Completion>, Sense> {
+pub(super) fn mechanism_status(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let fields = task.cdb.view::<wire::MechanismStatus>();
     let header = wire::MechanismStatusHeader {
         changer: 0,

@@ -17,7 +17,7 @@ const POINT_FIRST_TRACK: u8 = 0xa0;
 const POINT_LAST_TRACK: u8 = 0xa1;
 const POINT_LEAD_OUT: u8 = 0xa2;
 
-pub(crate) fn read_toc(task: Task<'_>) -> Result<Io<Completion>, Sense> {
+pub(super) fn read_toc(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let fields = task.cdb.view::<wire::ReadToc>();
     // SFF-8020 defined FORMAT in the bits of CONTROL, and some hosts still use them.
     let format = match fields.format & 0x0f {
@@ -91,7 +91,7 @@ const UNRESTRICTED: u8 = 0x20;
 /// The value of addresses that a complete disc does not have.
 const NO_ADDRESS: u32 = u32::MAX;
 
-pub(crate) fn read_disc_information(task: Task<'_>) -> Result<Io<Completion>, Sense> {
+pub(super) fn read_disc_information(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let fields = task.cdb.view::<wire::ReadDiscInformation>();
     if fields.data_type & 0x07 != 0 {
         return Err(Sense::invalid_bit_in_cdb(1, 2));
@@ -121,7 +121,7 @@ pub(crate) fn read_disc_information(task: Task<'_>) -> Result<Io<Completion>, Se
 const TRACK_MODE: u8 = 0x04;
 const DATA_MODE: u8 = 0x01;
 
-pub(crate) fn read_track_information(task: Task<'_>) -> Result<Io<Completion>, Sense> {
+pub(super) fn read_track_information(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let fields = task.cdb.view::<wire::ReadTrackInformation>();
     let size = block_count(task.unit);
     let address = fields.address.get();

@@ -1,8 +1,10 @@
 //! CD and DVD: the data of each MMC-6 command byte by byte, and the rejected requests.
 
+use super::{lba_of, msf_of};
 use crate::testing::*;
 use crate::{Completion, DeviceType, Status};
 use sarsen_block::{BlockSize, Buffer, Durability, Extent, Store};
+use sarsen_wire::scsi::multimedia::Msf;
 use std::sync::Arc;
 
 /// More blocks than the longest CD has.
@@ -468,5 +470,22 @@ fn a_disk_has_none_of_a_cds_commands() {
     let mut fixture = Fixture::new();
     for operation_code in [0x2b, 0x43, 0x46, 0x4a, 0x51, 0x52, 0xac, 0xad, 0xb9, 0xbb, 0xbd, 0xbe] {
         assert_eq!(additional(&fixture.run(&[operation_code], &[])), Some(0x2000));
+    }
+}
+
+#[test]
+fn mmc6_4_2_3_minutes_and_blocks_tell_the_same_place() {
+    let msf = |minute, second, frame| Msf { minute, second, frame };
+    for (lba, place) in
+        [(0, msf(0, 2, 0)), (1, msf(0, 2, 1)), (4350, msf(1, 0, 0)), (449_849, msf(99, 59, 74))]
+    {
+        assert_eq!(msf_of(lba), place);
+        assert_eq!(lba_of(place), Some(lba));
+    }
+    for lba in [449_850, u32::MAX] {
+        assert_eq!(msf_of(lba), msf(0xff, 59, 74));
+    }
+    for nowhere in [msf(0, 1, 74), msf(0, 60, 0), msf(3, 0, 75)] {
+        assert_eq!(lba_of(nowhere), None);
     }
 }

@@ -104,7 +104,7 @@ fn profile_list(disc: Option<Disc>) -> [u8; 8] {
     list
 }
 
-pub(crate) fn get_configuration(task: Task<'_>) -> Result<Io<Completion>, Sense> {
+pub(super) fn get_configuration(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let fields = task.cdb.view::<wire::GetConfiguration>();
     let starting = fields.starting_feature.get();
     let is_wanted: fn(&Feature, u16) -> bool = match fields.request_type & 0x03 {
@@ -133,7 +133,7 @@ const TYPE_WRITE_SPEED: u8 = 0x03;
 const DATA_TYPE_WRITE: u8 = 0x04;
 const DATA_TYPE_EXCEPT: u8 = 0x03;
 
-pub(crate) fn get_performance(task: Task<'_>) -> Result<Io<Completion>, Sense> {
+pub(super) fn get_performance(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let fields = task.cdb.view::<wire::GetPerformance>();
     let last_lba = super::block_count(task.unit).saturating_sub(1);
     let descriptors = match fields.performance_type {
@@ -166,6 +166,6 @@ pub(crate) fn get_performance(task: Task<'_>) -> Result<Io<Completion>, Sense> {
 }
 
 /// Ignores the requested speed: each disc is read as fast as possible.
-pub(crate) fn set_cd_speed(_task: Task<'_>) -> Result<Io<Completion>, Sense> {
+pub(super) fn set_cd_speed(_task: Task<'_>) -> Result<Io<Completion>, Sense> {
     Ok(Io::Ready(Completion::good()))
 }

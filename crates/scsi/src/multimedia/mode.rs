@@ -105,7 +105,7 @@ fn pages(page_byte: u8, subpage_code: u8, unit: &LogicalUnit) -> Result<Vec<u8>,
     Ok(bytes)
 }
 
-pub(crate) fn sense_6(task: Task<'_>) -> Result<Io<Completion>, Sense> {
+pub(super) fn sense_6(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let fields = task.cdb.view::<wire::Short6>();
     let pages = pages(fields.page, fields.subpage, task.unit)?;
     let header = page::Header6 {
@@ -118,7 +118,7 @@ pub(crate) fn sense_6(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     Ok(Io::Ready(parameter_data(&bytes, fields.length.into())))
 }
 
-pub(crate) fn sense_10(task: Task<'_>) -> Result<Io<Completion>, Sense> {
+pub(super) fn sense_10(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let fields = task.cdb.view::<wire::Mode10>();
     let pages = pages(fields.page, fields.subpage, task.unit)?;
     let header = page::Header10 {
@@ -142,19 +142,19 @@ fn check_select_flags(flags: u8) -> Result<(), Sense> {
     }
 }
 
-pub(crate) fn select_6_data_out(cdb: &Cdb, _unit: &LogicalUnit) -> Result<usize, Sense> {
+pub(super) fn select_6_data_out(cdb: &Cdb, _unit: &LogicalUnit) -> Result<usize, Sense> {
     let fields = cdb.view::<wire::Short6>();
     check_select_flags(fields.flags)?;
     Ok(fields.length.into())
 }
 
-pub(crate) fn select_10_data_out(cdb: &Cdb, _unit: &LogicalUnit) -> Result<usize, Sense> {
+pub(super) fn select_10_data_out(cdb: &Cdb, _unit: &LogicalUnit) -> Result<usize, Sense> {
     let fields = cdb.view::<wire::Mode10>();
     check_select_flags(fields.flags)?;
     Ok(fields.length.get().into())
 }
 
-pub(crate) fn select_6(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
+pub(super) fn select_6(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let length = select_6_data_out(&task.cdb, task.unit)?;
     let list = task.take_data_out(length)?;
     if list.is_empty() {
@@ -169,7 +169,7 @@ pub(crate) fn select_6(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     }
 }
 
-pub(crate) fn select_10(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
+pub(super) fn select_10(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let length = select_10_data_out(&task.cdb, task.unit)?;
     let list = task.take_data_out(length)?;
     if list.is_empty() {

@@ -21,7 +21,7 @@ const FIRST_SECTOR: u32 = 0x03_0000;
 /// Size of a sector in bytes.
 const SECTOR_BYTES: usize = 2048;
 
-pub(crate) fn read_disc_structure(task: Task<'_>) -> Result<Io<Completion>, Sense> {
+pub(super) fn read_disc_structure(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let fields = task.cdb.view::<wire::ReadDiscStructure>();
     if fields.media_type & 0x0f != MEDIA_TYPE_DVD {
         return Err(Sense::invalid_bit_in_cdb(1, 3));
