@@ -4,7 +4,6 @@ use crate::attention::Attentions;
 use crate::command_table::Row;
 use crate::commands::block;
 use crate::flags::Flags;
-use crate::pass_through;
 use crate::refusal;
 use crate::reservations::needed;
 use crate::target::{AttachedUnit, Nexus, admit_state};
@@ -229,7 +228,7 @@ fn carry_out(command: Command, attachment: &AttachedUnit, nexus: &Arc<Nexus>) ->
         if let Err(sense) = unit.tasks().unfinished().check_device(&command.cdb) {
             return Io::Ready(unit.complete(Err(sense)));
         }
-        return pass_through::execute(device, attachment, nexus, command);
+        return device.execute(attachment, nexus, command);
     }
     match admit(&command.cdb, attachment, nexus) {
         Ok(row) => {

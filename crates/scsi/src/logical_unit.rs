@@ -14,6 +14,7 @@ use crate::identifying_information::IdentifyingInformation;
 use crate::medium::Medium;
 use crate::modes::{ModeParameters, Modes};
 use crate::nexus_id::{NO_NEXUS, NexusId};
+use crate::pass_through;
 use crate::phase;
 use crate::protection::Protected;
 use crate::reservations::Attached;
@@ -22,9 +23,7 @@ use crate::task_set::TaskSet;
 use crate::thresholds::Thresholds;
 use crate::timestamp::Timestamp;
 use crate::work::LongCommands;
-use crate::{
-    Completion, Identity, MetadataStore, PassThrough, ProtectionType, Sense, UnitAttention,
-};
+use crate::{Completion, Identity, MetadataStore, ProtectionType, Sense, UnitAttention};
 use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::layers::ForgetKey;
 use sarsen_block::{
@@ -50,7 +49,7 @@ pub struct Parts {
     /// Replaces the key that encrypts the store's blocks, if they are encrypted.
     pub eraser: Option<Arc<dyn ForgetKey>>,
     /// The real device that executes the unit's commands. If it is set, the fields above are not used.
-    pub pass_through: Option<Arc<dyn PassThrough>>,
+    pub pass_through: Option<pass_through::Device>,
 }
 
 impl Parts {
@@ -119,7 +118,7 @@ pub struct LogicalUnit {
     /// The store of the volume, if it supports protection information.
     protected: Option<Arc<Protected>>,
     eraser: Option<Arc<dyn ForgetKey>>,
-    pass_through: Option<Arc<dyn PassThrough>>,
+    pass_through: Option<pass_through::Device>,
     characteristics: Characteristics,
     limits: Limits,
     status: Arc<StoreStatus>,
@@ -244,7 +243,7 @@ impl LogicalUnit {
     }
 
     /// Returns the real device that executes the unit's commands, if any.
-    pub(crate) fn pass_through(&self) -> Option<&Arc<dyn PassThrough>> {
+    pub(crate) fn pass_through(&self) -> Option<&pass_through::Device> {
         self.pass_through.as_ref()
     }
 

@@ -1,6 +1,9 @@
 //! A unit whose commands are passed to a real SCSI device unchanged. The server itself handles only the list of units,
 //! its own unit attentions, and the state of the port. The device handles everything else.
 
+#[cfg(test)]
+mod tests;
+
 use crate::commands::block::TRANSFER_LIMIT;
 use crate::commands::inquiry;
 use crate::target::{AttachedUnit, Nexus};
@@ -37,6 +40,35 @@ pub struct Passed {
 pub trait PassThrough: Send + Sync {
     /// Passes a command to the device. Dropping the result does not undo the command.
     fn execute(&self, cdb: Vec<u8>, transfer: Transfer) -> Io<io::Result<Passed>>;
+}
+
+/// The real device of a unit.
+pub struct Device(Arc<dyn PassThrough>);
+
+impl Device {
+    /// Creates the device of a unit from the connection to it.
+    pub fn new(connection: Arc<dyn PassThrough>) -> Self {
+        Self(connection)
+    }
+
+    /// Executes a command, unless the server itself answers it.
+    pub(crate) fn execute(
+        &self,
+        attachment: &AttachedUnit,
+        nexus: &Nexus,
+        mut command: Command,
+    ) -> Io<Completion> {
+        let refuse = |sense| Io::Ready(Completion::check_condition(sense));
+        match answer_ourselves(attachment, nexus, &command.cdb) {
+            Some(Ok(completion)) => return Io::Ready(completion),
+            Some(Err(sense)) => return refuse(sense),
+            None => {}
+        }
+        match transfer(&mut command) {
+            Ok(transfer) => self.0.execute(cdb_bytes(&command.cdb), transfer).map(complete),
+            Err(sense) => refuse(sense),
+        }
+    }
 }
 
 /// Returns the bytes of a CDB. Groups 6 and 7 are vendor specific; their length is the one that Linux drivers assume.
@@ -96,24 +128,6 @@ fn transfer(command: &mut Command) -> Result<Transfer, Sense> {
         (out, 0, Some(data)) if data.len() as u64 == out => Ok(Transfer::Out(data)),
         // Too much data, too little data, or both directions at once.
         _ => Err(wrong),
-    }
-}
-
-pub(crate) fn execute(
-    device: &Arc<dyn PassThrough>,
-    attachment: &AttachedUnit,
-    nexus: &Nexus,
-    mut command: Command,
-) -> Io<Completion> {
-    let refuse = |sense| Io::Ready(Completion::check_condition(sense));
-    match answer_ourselves(attachment, nexus, &command.cdb) {
-        Some(Ok(completion)) => return Io::Ready(completion),
-        Some(Err(sense)) => return refuse(sense),
-        None => {}
-    }
-    match transfer(&mut command) {
-        Ok(transfer) => device.execute(cdb_bytes(&command.cdb), transfer).map(complete),
-        Err(sense) => refuse(sense),
     }
 }
 

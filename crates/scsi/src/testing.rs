@@ -1,10 +1,11 @@
 //! The common parts of this crate's tests: a target with one unit over a store that can be slow or fail, and a loop
 //! that polls futures.
 
+use crate::pass_through;
 use crate::{
     Array, Cdb, Command, Completion, DeviceType, Host, Identity, InitiatorPort, LogicalUnit, Lun,
-    MetadataKind, MetadataStore, NexusHandle, Parts, PassThrough, Protected, ProtectionType, Sense,
-    Status, TargetDevice, Work,
+    MetadataKind, MetadataStore, NexusHandle, Parts, Protected, ProtectionType, Sense, Status,
+    TargetDevice, Work,
 };
 use sarsen_block::layers::{ForgetKey, ProtectedStore};
 use sarsen_block::{
@@ -225,7 +226,7 @@ pub(crate) struct TestParts {
     pub(crate) device_type: DeviceType,
     pub(crate) removable: bool,
     pub(crate) eraser: Option<Arc<dyn ForgetKey>>,
-    pub(crate) pass_through: Option<Arc<dyn PassThrough>>,
+    pub(crate) pass_through: Option<pass_through::Device>,
 }
 
 impl TestParts {

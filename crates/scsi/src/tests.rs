@@ -12,7 +12,6 @@ mod lun_view;
 mod maintenance;
 mod mode;
 mod offload;
-mod pass_through;
 mod persistent_reservation;
 mod power;
 mod primary;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sarsen_block::Io;
 use sarsen_io::sg::{self, Device};
-use sarsen_scsi::{PassThrough, Passed, Transfer};
+use sarsen_scsi::pass_through::{self as scsi, PassThrough, Passed, Transfer};
 use tokio::sync::Semaphore;
 use tracing::warn;
 
@@ -27,7 +27,7 @@ struct RealDevice {
 }
 
 /// Opens the device of a volume. Returns `None` if the volume is not a device.
-pub(crate) fn open(volume: &VolumeConfig) -> Result<Option<Arc<dyn PassThrough>>, StoreError> {
+pub(crate) fn open(volume: &VolumeConfig) -> Result<Option<scsi::Device>, StoreError> {
     let (StoreKind::Sg, Some(path)) = (volume.store, &volume.path) else { return Ok(None) };
     let device = Device::open(path).map_err(|source| unfit(path, source))?;
     warn!(
@@ -35,7 +35,8 @@ pub(crate) fn open(volume: &VolumeConfig) -> Result<Option<Arc<dyn PassThrough>>
         "every command of every initiator goes to this device as it is"
     );
     let turns = Arc::new(Semaphore::new(IN_FLIGHT));
-    Ok(Some(Arc::new(RealDevice { name: volume.name.clone(), device, turns })))
+    let connection = RealDevice { name: volume.name.clone(), device, turns };
+    Ok(Some(scsi::Device::new(Arc::new(connection))))
 }
 
 fn unfit(path: &Path, source: io::Error) -> StoreError {

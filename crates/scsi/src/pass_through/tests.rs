@@ -1,7 +1,8 @@
 //! A unit whose commands are passed to a real device: the forwarded commands, the responses, and the server's own ones.
 
+use super::{Device, PassThrough, Passed, Transfer};
 use crate::testing::*;
-use crate::{Completion, Identity, LogicalUnit, Lun, Parts, PassThrough, Passed, Status, Transfer};
+use crate::{Completion, Identity, LogicalUnit, Lun, Parts, Status};
 use sarsen_block::{BlockSize, Buffer, Io};
 use sarsen_volume::{self as volume, Volume};
 use std::io;
@@ -32,7 +33,7 @@ fn fixture() -> (Arc<Recorder>, Fixture) {
     let device = Arc::new(Recorder::default());
     let store = Arc::new(TestStore::new(BlockSize::B512));
     let fixture = Fixture::of(store, Arc::default(), |parts| {
-        parts.pass_through = Some(device.clone());
+        parts.pass_through = Some(Device::new(device.clone()));
     });
     (device, fixture)
 }
@@ -185,7 +186,7 @@ fn a_volume_ends_after_the_device_of_its_unit() {
         ..volume::Parts::new("data", store)
     });
     let parts = Parts {
-        pass_through: Some(device),
+        pass_through: Some(Device::new(device)),
         ..Parts::disk(Identity::new("data", "scope"), volume.unwrap())
     };
     drop(LogicalUnit::of_parts(parts).unwrap());
