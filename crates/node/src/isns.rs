@@ -14,11 +14,12 @@ use futures_util::stream::FuturesUnordered;
 use sarsen_block::Piece;
 use sarsen_io::net::{Listener, Stream};
 use sarsen_io::{random, threads, time};
-use sarsen_proto::isns::{Answerer, Client, ClientError, Entity, Event, Node, Notice, Portal};
+use sarsen_proto::isns::{self, Answerer, Client, ClientError, Entity, Event, Node, Notice};
 use tokio::sync::{mpsc, watch};
 use tracing::{debug, info, warn};
 
-use crate::config::{self, IsnsConfig};
+use crate::config::{Config, IsnsConfig, Portal, Protocol};
+use crate::engine::ResourceError;
 use crate::fronts::Front;
 
 /// Maximum time of a connection attempt to the iSNS server.
@@ -39,6 +40,45 @@ const CALL_LIMIT: Duration = Duration::from_secs(60);
 const MAX_NOTICES: usize = 16;
 const SCRATCH_LENGTH: usize = 16 * 1024;
 
+/// A client that has not been started.
+pub(crate) struct Prepared {
+    config: IsnsConfig,
+    /// They listen for connections of the iSNS server.
+    notices: Vec<Listener>,
+}
+
+/// Listens at the addresses for connections of the iSNS server, if the configuration names one. If only portals of the
+/// state have an address, the address may be missing, as these portals may; the server's `own` portals are the others.
+pub(crate) fn prepare(config: &Config, own: &[Portal]) -> Result<Option<Prepared>, ResourceError> {
+    let Some(isns) = config.isns.clone() else { return Ok(None) };
+    let own = notice_addresses(&isns, own);
+    let mut notices = Vec::new();
+    for address in notice_addresses(&isns, &config.listen) {
+        match Listener::bind(address) {
+            Ok(listener) => notices.push(listener),
+            Err(source) if own.contains(&address) => {
+                return Err(ResourceError::Listen { address, source });
+            }
+            Err(error) => warn!(
+                %address,
+                %error,
+                "the name server cannot connect to this address until the next start"
+            ),
+        }
+    }
+    Ok(Some(Prepared { config: isns, notices }))
+}
+
+impl Prepared {
+    /// Starts a thread that registers the targets and keeps them registered.
+    pub(crate) fn start(self, front: Arc<Front>) -> io::Result<Isns> {
+        let Self { config, notices } = self;
+        let (leaving, left) = watch::channel(false);
+        let thread = threads::spawn_runtime("isns", move || run(config, notices, front, left))?;
+        Ok(Isns { leaving, thread: Some(thread) })
+    }
+}
+
 /// The client. Its drop deregisters the targets, and gives up after a few seconds.
 pub(crate) struct Isns {
     leaving: watch::Sender<bool>,
@@ -46,17 +86,6 @@ pub(crate) struct Isns {
 }
 
 impl Isns {
-    /// Starts a thread that registers the targets and keeps them registered. `notices` listen at [`notice_addresses`].
-    pub(crate) fn start(
-        config: IsnsConfig,
-        notices: Vec<Listener>,
-        front: Arc<Front>,
-    ) -> io::Result<Self> {
-        let (leaving, left) = watch::channel(false);
-        let thread = threads::spawn_runtime("isns", move || run(config, notices, front, left))?;
-        Ok(Self { leaving, thread: Some(thread) })
-    }
-
     /// Begins the deregistration.
     pub(crate) fn leave(&self) {
         self.leaving.send_replace(true);
@@ -75,12 +104,9 @@ impl Drop for Isns {
 
 /// Returns the addresses at which the server accepts connections of the iSNS server: one port for each address of the
 /// portals.
-pub(crate) fn notice_addresses(
-    config: Option<&IsnsConfig>,
-    portals: &[config::Portal],
-) -> Vec<SocketAddr> {
-    let Some(port) = config.and_then(|config| config.notice_port) else { return Vec::new() };
-    let portals = portals.iter().filter(|portal| portal.protocol() == config::Protocol::Iscsi);
+fn notice_addresses(config: &IsnsConfig, portals: &[Portal]) -> Vec<SocketAddr> {
+    let Some(port) = config.notice_port else { return Vec::new() };
+    let portals = portals.iter().filter(|portal| portal.protocol() == Protocol::Iscsi);
     let hosts: BTreeSet<IpAddr> = portals.map(|portal| portal.address().ip()).collect();
     // A portal on all addresses includes the other addresses of its family.
     let is_own = |host: &&IpAddr| {
@@ -285,8 +311,8 @@ impl Registrar {
     /// Returns the registered entity. For a portal on all addresses, it has the `local` address that reaches the iSNS
     /// server.
     fn entity(&self, local: IpAddr) -> Entity {
-        let portal = |portal: &config::Portal| {
-            if portal.protocol() != config::Protocol::Iscsi {
+        let portal = |portal: &Portal| {
+            if portal.protocol() != Protocol::Iscsi {
                 return None;
             }
             let host = match portal.address().ip() {
@@ -298,7 +324,7 @@ impl Registrar {
                 notice.ip() == host
                     || notice.ip().is_unspecified() && notice.is_ipv4() == host.is_ipv4()
             };
-            Some(Portal {
+            Some(isns::Portal {
                 address: SocketAddr::new(host, portal.address().port()),
                 group: portal.group(),
                 notice_port: self.notices.iter().find(is_heard).map(SocketAddr::port),

@@ -10,7 +10,6 @@ use std::time::Duration;
 use sarsen_block::Store;
 use sarsen_io::cores::{Cores, FileEngine};
 use sarsen_io::local::LocalListener;
-use sarsen_io::net::Listener;
 use sarsen_io::{threads, time};
 use sarsen_proto::iscsi::digest;
 use sarsen_scsi::{AccessError, AccessState, Array, TargetDevice};
@@ -170,7 +169,8 @@ impl Server {
             Cores::start(config.cores, config.io_engine, config.spin).map_err(StartError::Cores)?;
         let cores = Arc::new(cores);
         let managed = desired.as_mut().map(Desired::managed);
-        let notices = listen_for_notices(&config, managed.as_ref())?;
+        let own = config.listen.len() - managed.as_ref().map_or(0, |managed| managed.portals);
+        let isns = isns::prepare(&config, &config.listen[..own])?;
         let control = config.control.as_deref().map(|path| {
             LocalListener::bind(path)
                 .map_err(|source| StartError::Control { path: path.to_owned(), source })
@@ -178,7 +178,6 @@ impl Server {
         let control = control.transpose()?;
         let web = config.api.as_ref().map(|api| OpenPort::open(api, config.state.as_deref()));
         let web = web.transpose()?;
-        let isns = config.isns.clone();
         let engine = start_engine(config, &cores, managed, Box::new(layer))?;
         let front = &engine.front;
         if let Some(desired) = &mut desired {
@@ -199,7 +198,7 @@ impl Server {
         };
         let control = control.map(|listener| Control::start(listener, api.clone()));
         let control = control.transpose().map_err(StartError::Cores)?;
-        let isns = isns.map(|isns| Isns::start(isns, notices, front.clone()));
+        let isns = isns.map(|isns| isns.start(front.clone()));
         let isns = isns.transpose().map_err(StartError::Cores)?;
         let web = web.map(|opened| Web::start(opened, api));
         let web = web.transpose().map_err(StartError::Cores)?;
@@ -455,31 +454,6 @@ pub(crate) async fn reload(
         Occurrence::ConfigurationChanged { revision: None, author, what, names: Vec::new() };
     engine.front.access.events.tell(&changed);
     Ok(made)
-}
-
-/// Listens at the addresses for connections of the iSNS server. If only portals of the state have an address, the
-/// address may be missing, as these portals may.
-fn listen_for_notices(
-    config: &Config,
-    managed: Option<&Managed>,
-) -> Result<Vec<Listener>, StartError> {
-    let own = config.listen.len() - managed.map_or(0, |managed| managed.portals);
-    let own = isns::notice_addresses(config.isns.as_ref(), &config.listen[..own]);
-    let mut notices = Vec::new();
-    for address in isns::notice_addresses(config.isns.as_ref(), &config.listen) {
-        match Listener::bind(address) {
-            Ok(listener) => notices.push(listener),
-            Err(source) if own.contains(&address) => {
-                return Err(ResourceError::Listen { address, source }.into());
-            }
-            Err(error) => warn!(
-                %address,
-                %error,
-                "the name server cannot connect to this address until the next start"
-            ),
-        }
-    }
-    Ok(notices)
 }
 
 /// Returns the result of a future, if it ends in time.

@@ -3,6 +3,7 @@
 pub(crate) mod encrypted;
 mod file;
 mod guarded;
+mod image;
 mod latch;
 mod null;
 pub(crate) mod pass_through;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sarsen_block::layers::{Faults, FaultyStore, ReadOnly};
-use sarsen_block::{BlockSize, Lba, Store};
+use sarsen_block::{Lba, Store};
 use tracing::warn;
 
 pub(crate) use self::file::BackingSpace;
@@ -225,7 +226,7 @@ pub(crate) fn open(volume: &VolumeConfig, open_mode: OpenMode) -> Result<Opened,
             return Ok(Opened { store, memory, file, health });
         }
         StoreKind::Iso => {
-            let image = Arc::new(open_image(path)?);
+            let image = Arc::new(image::open(path)?);
             let health = image.health().clone();
             let store = plant(volume, image.clone())?;
             return Ok(Opened { store, memory, file: Some(image), health });
@@ -272,27 +273,6 @@ pub(crate) fn trial(volume: &VolumeConfig, open_mode: OpenMode) -> Result<Option
     Ok(Some(length))
 }
 
-/// Opens an image of a CD. An image that ends within a block is incomplete, and the data that a drive would return for
-/// that block is unknown.
-fn open_image(path: &Path) -> Result<FileStore, StoreError> {
-    let block = BlockSize::B2048.bytes() as u64;
-    let length = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
-    if !length.is_multiple_of(block) {
-        let problem = format!(
-            "has {length} bytes, which are no whole blocks of a CD, of {block} each: it was not copied to its end; \
-             copy it again, or fill its last block with zeroes (truncate --size %{block})"
-        );
-        return Err(StoreError::unfit(path, problem));
-    }
-    FileStore::open(&FileOptions {
-        path: path.to_owned(),
-        size: None,
-        block_size: BlockSize::B2048,
-        cache: CacheMode::default(),
-        read_only: true,
-    })
-}
-
 /// Adds the configured faults above a store.
 fn plant(volume: &VolumeConfig, store: Arc<dyn Store>) -> Result<Arc<dyn Store>, StoreError> {
     if volume.fault.is_empty() {
@@ -314,31 +294,5 @@ fn check_faults(volume: &VolumeConfig, block_count: u64) -> Result<(), StoreErro
         Some(FaultConfig { text, last_block, .. }) => {
             Err(StoreError::FaultOutside { fault: text.clone(), block: *last_block, block_count })
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_image_is_whole_blocks_of_a_cd_or_is_refused_with_the_remedy() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("a.iso");
-        let open_with = |length: u64| {
-            std::fs::File::create(&path).and_then(|file| file.set_len(length)).expect("a file");
-            open_image(&path)
-        };
-        for length in [2047, 2049, 4096 + 512] {
-            let message = open_with(length).err().expect("refused").to_string();
-            assert!(message.contains(&format!("has {length} bytes")), "{message}");
-            assert!(message.contains("truncate --size %2048"), "{message}");
-        }
-        let store = open_with(4096).expect("two blocks");
-        assert_eq!(store.geometry().block_count, 2);
-        assert!(store.characteristics().read_only);
-        assert!(open_with(0).is_err());
-        std::fs::remove_file(&path).expect("removed");
-        assert!(open_image(&path).err().is_some_and(|error| error.is_not_found()));
     }
 }
