@@ -21,6 +21,7 @@ pub mod process;
 pub mod random;
 pub mod record;
 mod ring;
+#[cfg(feature = "pass-through")]
 pub mod sg;
 #[cfg(feature = "simulation")]
 pub mod simulation;

@@ -90,6 +90,11 @@ impl Isns {
     pub(crate) fn leave(&self) {
         self.leaving.send_replace(true);
     }
+
+    /// Ends the client. Waits for the deregistration, but only a few seconds.
+    pub(crate) fn end(self) {
+        drop(self);
+    }
 }
 
 impl Drop for Isns {
@@ -229,7 +234,7 @@ impl Registrar {
             Ok(local) => local.ip(),
             Err(error) => return error.into(),
         };
-        let mut changes = self.front.targets.changes();
+        let mut changes = self.front.targets.changes.subscribe();
         changes.mark_unchanged();
         let mut client = Client::new(self.entity(local));
         client.handle_connected(time::now());

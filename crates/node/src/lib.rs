@@ -14,10 +14,12 @@ mod fronts;
 mod health;
 mod host;
 pub mod initiator_lines;
+#[cfg_attr(not(feature = "isns"), path = "isns/missing.rs")]
 mod isns;
 mod mailbox;
 mod metadata;
 mod metrics;
+mod missing_feature;
 pub mod model;
 mod portal;
 mod private;
@@ -44,6 +46,7 @@ pub use engine::{
 pub use error_class::ErrorClass;
 #[cfg(feature = "simulation")]
 pub use fronts::iscsi::SimulatedPortal;
+pub use missing_feature::MissingFeature;
 pub use server::{Server, SetAccessError, StartError};
 #[cfg(feature = "simulation")]
 pub use simulation::SimulatedServer;

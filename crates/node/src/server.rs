@@ -381,9 +381,10 @@ impl Server {
             if is_flushed { left } else { left.min(FLUSH_LIMIT / 3) }
         };
         // The deregistration has had this time to finish.
-        let isns = self.isns.take();
-        is_clean &=
-            ended_within(left(), "the registration at the name server", || drop(isns)).await;
+        if let Some(isns) = self.isns.take() {
+            let what = "the registration at the name server";
+            is_clean &= ended_within(left(), what, || isns.end()).await;
+        }
         // A deleted volume that is closed just now holds the cores while it hands its flush to one of them.
         let mut shared = self.cores;
         let cores = loop {

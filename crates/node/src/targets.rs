@@ -36,8 +36,8 @@ impl Target {
 #[derive(Default)]
 pub(crate) struct Targets {
     by_name: RwLock<BTreeMap<String, Target>>,
-    /// Notified when a target is added, removed or changed.
-    changes: watch::Sender<()>,
+    /// Notified when a target is added, removed or changed, and when portals change.
+    pub(crate) changes: watch::Sender<()>,
 }
 
 impl Targets {
@@ -55,14 +55,9 @@ impl Targets {
         self.tell();
     }
 
-    /// Notifies the receivers of [`Self::changes`], also after a change of portals.
+    /// Notifies the receivers of `changes`, also after a change of portals.
     pub(crate) fn tell(&self) {
         self.changes.send_replace(());
-    }
-
-    /// Returns a receiver that is notified when a target is added, removed or changed.
-    pub(crate) fn changes(&self) -> watch::Receiver<()> {
-        self.changes.subscribe()
     }
 
     pub(crate) fn find(&self, name: &str) -> Option<Target> {

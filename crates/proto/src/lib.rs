@@ -5,6 +5,7 @@
 
 mod command_memory;
 pub mod iscsi;
+#[cfg(feature = "isns")]
 pub mod isns;
 pub mod nbd;
 

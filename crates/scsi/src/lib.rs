@@ -26,10 +26,12 @@ mod logical_unit;
 mod lun;
 mod medium;
 mod modes;
+#[cfg_attr(not(feature = "multimedia"), path = "multimedia/missing.rs")]
 mod multimedia;
 mod nexus_handle;
 mod nexus_id;
 mod operation;
+#[cfg_attr(not(feature = "pass-through"), path = "pass_through/missing.rs")]
 pub mod pass_through;
 mod phase;
 mod protection;

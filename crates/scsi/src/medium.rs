@@ -172,14 +172,6 @@ impl Medium {
         }
     }
 
-    pub(crate) fn is_prevented(&self) -> bool {
-        self.removal().is_prevented()
-    }
-
-    pub(crate) fn is_persistently_prevented(&self) -> bool {
-        self.removal().is_persistently_prevented
-    }
-
     /// Starts or stops the medium. An ejected medium cannot be started.
     pub(crate) fn set_stopped(&self, stopped: bool) -> Result<(), Sense> {
         let _removal = self.removal();
@@ -216,6 +208,18 @@ impl Medium {
         self.set(MediumState::Ready);
         removal.tell(Event::New);
         Ok(true)
+    }
+}
+
+/// What only the commands of CDs report.
+#[cfg_attr(not(feature = "multimedia"), allow(dead_code))]
+impl Medium {
+    pub(crate) fn is_prevented(&self) -> bool {
+        self.removal().is_prevented()
+    }
+
+    pub(crate) fn is_persistently_prevented(&self) -> bool {
+        self.removal().is_persistently_prevented
     }
 
     /// Returns the next event of a nexus and clears it.

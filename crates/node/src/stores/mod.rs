@@ -3,9 +3,11 @@
 pub(crate) mod encrypted;
 mod file;
 mod guarded;
+#[cfg_attr(not(feature = "multimedia"), path = "image/missing.rs")]
 mod image;
 mod latch;
 mod null;
+#[cfg_attr(not(feature = "pass-through"), path = "pass_through/missing.rs")]
 pub(crate) mod pass_through;
 mod protected;
 mod ram;
@@ -30,6 +32,7 @@ pub use self::slow::SlowStore;
 pub use crate::config::CacheMode;
 use crate::config::{FaultConfig, StoreKind, VolumeConfig};
 use crate::health::Health;
+use crate::missing_feature::MissingFeature;
 use crate::model::ByteSize;
 
 /// Maximum time that a file or folder may stay locked after its server was killed.
@@ -133,6 +136,15 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
+    /// The program was built without the feature of this store.
+    #[error("store = {store:?}: {source}")]
+    MissingFeature {
+        /// The store, as the configuration names it.
+        store: &'static str,
+        /// The feature, and the remedy.
+        #[source]
+        source: MissingFeature,
+    },
     /// A fault is configured for a block that the volume does not have.
     #[error(
         "fault = {fault:?}: block {block} does not exist; the last block of the volume is {}",
@@ -158,9 +170,9 @@ impl StoreError {
         Self::Unfit { path: path.to_owned(), problem: problem.into() }
     }
 
-    /// Returns whether the configuration is wrong.
+    /// Returns whether the configuration is wrong for this program.
     pub fn is_misconfigured(&self) -> bool {
-        matches!(self, Self::FaultOutside { .. })
+        matches!(self, Self::FaultOutside { .. } | Self::MissingFeature { .. })
     }
 
     /// Returns whether another program or volume uses the file.
