@@ -37,6 +37,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         clippy.args(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]);
         shell::run(&mut clippy)
     })?;
+    step("clippy without features", || {
+        let mut clippy = shell::cargo();
+        clippy.args(["clippy", "--quiet", "--package", "sarsen", "--no-default-features"]);
+        shell::run(clippy.args(["--", "-D", "warnings"]))
+    })?;
     step("documentation", || {
         let mut doc = shell::cargo();
         doc.args(["doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"]);
