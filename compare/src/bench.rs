@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum as _};
+use sarsen_io::wake_ups;
 use sarsen_lab::load::Endpoint;
 use sarsen_proof::{process, program};
 use serde_json::{Value, json};
@@ -28,7 +29,7 @@ use serde_json::{Value, json};
 use neighbours::NoisyNeighbour;
 use points::{Group, Point};
 use results::{Figures, Results};
-use targets_under_test::{Field, MeasureMode, Participant};
+use targets_under_test::{Field, MeasureMode, Participant, WAKE_UP_COST_US};
 
 /// Duration of the first writes to a whole volume, so that reads do not hit holes.
 const FILL_SECONDS: f64 = 3.0;
@@ -92,10 +93,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return generator::run(rounds, seconds.ceil() as u32);
     }
     let client = program::path()?;
-    let groups =
-        if options.groups.is_empty() { Group::value_variants() } else { &options.groups[..] };
+    let mut groups = options.groups.clone();
+    if groups.is_empty() {
+        groups = Group::value_variants().to_vec();
+    }
+    // Last, because its build replaces the program.
+    groups.sort_by_key(|group| *group == Group::SlowWakeUps);
     let mut results = Results::default();
-    for &group in groups {
+    for group in groups {
         if group == Group::StartUp && options.point.is_none() {
             results.start_up = start_up::measure(&client, rounds)?;
             results.changes = start_up::measure_changes(rounds)?;
@@ -104,7 +109,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let points = options.points(group);
         if !points.is_empty() {
             let field = targets_under_test::start(group, &client, options)?;
-            measure_group(&client, group, &points, &field, (rounds, seconds), &mut results)?;
+            let program = field.slow_client.as_ref().unwrap_or(&client);
+            let client = Client { program, is_slow: field.slow_client.is_some() };
+            measure_group(client, group, &points, &field, (rounds, seconds), &mut results)?;
         }
     }
     let has_any = !results.cells.is_empty() || !results.start_up.is_empty();
@@ -125,9 +132,17 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// The program with the load generator.
+#[derive(Clone, Copy)]
+struct Client<'a> {
+    program: &'a Path,
+    /// Its wake-ups cost more.
+    is_slow: bool,
+}
+
 /// Measures all points of a group, with all of its targets under test in turn.
 fn measure_group(
-    client: &Path,
+    client: Client<'_>,
     group: Group,
     points: &[Point],
     field: &Field,
@@ -164,7 +179,12 @@ fn measure_group(
     Ok(())
 }
 
-fn measure(client: &Path, entrant: &Participant, point: &Point, seconds: f64) -> Result<Figures> {
+fn measure(
+    client: Client<'_>,
+    entrant: &Participant,
+    point: &Point,
+    seconds: f64,
+) -> Result<Figures> {
     let what = || format!("{} on {}", point.name, entrant.name);
     let _awake = entrant.wake().with_context(what)?;
     match &entrant.way {
@@ -177,7 +197,7 @@ fn measure(client: &Path, entrant: &Participant, point: &Point, seconds: f64) ->
                 _ => None,
             };
             let neighbour = entrant.neighbour.as_ref();
-            let noise = neighbour.map(|url| NoisyNeighbour::start(client, url, seconds));
+            let noise = neighbour.map(|url| NoisyNeighbour::start(client.program, url, seconds));
             let figures = load(client, endpoint, pids, point, seconds).with_context(what)?;
             noise.map_or(Ok(()), NoisyNeighbour::end).with_context(what)?;
             Ok(figures)
@@ -187,13 +207,16 @@ fn measure(client: &Path, entrant: &Participant, point: &Point, seconds: f64) ->
 
 /// Runs the load generator once.
 fn load(
-    client: &Path,
+    client: Client<'_>,
     endpoint: &Endpoint,
     pids: &[u32],
     point: &Point,
     seconds: f64,
 ) -> Result<Figures> {
-    let mut command = Command::new(client);
+    let mut command = Command::new(client.program);
+    if client.is_slow {
+        command.env(wake_ups::VARIABLE, WAKE_UP_COST_US.to_string());
+    }
     command.args(["lab", "load", "--json", "--destroy"]).arg(endpoint.to_string());
     let numbers = [
         ("--block-size", point.block_bytes),

@@ -46,11 +46,12 @@ pub enum Profile {
 
 /// Builds `sarsen` and returns its path.
 pub fn build(profile: Profile) -> Result<PathBuf> {
-    build_package("sarsen", profile)
+    build_package("sarsen", profile, &[])
 }
 
-/// Builds a package whose only program has its name, and returns the program's path.
-pub fn build_package(name: &str, profile: Profile) -> Result<PathBuf> {
+/// Builds a package whose only program has its name, with these features, and returns the program's path. It replaces
+/// the program of a build with other features.
+pub fn build_package(name: &str, profile: Profile, features: &[&str]) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let profile = match profile {
         Profile::Dev => "dev",
@@ -59,7 +60,7 @@ pub fn build_package(name: &str, profile: Profile) -> Result<PathBuf> {
     let mut command = Command::new(cargo);
     command
         .args(["build", "--quiet", "--profile", profile, "--package", name, "--bin", name])
-        .args(["--message-format", "json-render-diagnostics"]);
+        .args(["--message-format", "json-render-diagnostics", "--features", &features.join(",")]);
     let said = process::output(&mut command, BUILD_LIMIT)?;
     executable(&said, name).with_context(|| format!("cargo built no executable named {name}"))
 }

@@ -20,6 +20,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::Timespec;
 use rustix::io::Errno;
 use rustix::net::sockopt;
+use sarsen_io::wake_ups;
 
 /// Maximum of ready connections that one wait reports.
 const READY_LIMIT: usize = 64;
@@ -88,7 +89,8 @@ impl Responder {
         let none = epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) };
         let mut events = [none; READY_LIMIT];
         loop {
-            let ready = match epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()) {
+            let wait = || epoll::wait(&self.epoll, &mut events[..], timeout.as_ref());
+            let ready = match wake_ups::wait(wait) {
                 Ok(ready) => ready,
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),

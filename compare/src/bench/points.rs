@@ -25,6 +25,8 @@ pub(super) enum Group {
     Nbd,
     /// The time to start with ten thousand logical units.
     StartUp,
+    /// Low depths where a wake-up costs as much as on a virtual machine whose host is busy.
+    SlowWakeUps,
 }
 
 impl Group {
@@ -40,6 +42,7 @@ impl Group {
             Self::Neighbours => "Neighbours",
             Self::Nbd => "NBD",
             Self::StartUp => "Start-up",
+            Self::SlowWakeUps => "Slow wake-ups",
         }
     }
 }
@@ -137,6 +140,13 @@ pub(super) fn of(group: Group) -> Vec<Point> {
             points
         }
         Group::StartUp => Vec::new(),
+        Group::SlowWakeUps => {
+            let mut points = vec![Point::new("512 B read, depth 32", 512, 100, 0, 32)];
+            points.extend([1, 4].map(|depth| Point::small(4 * KIB, true, depth, 1)));
+            points.push(Point::small(4 * KIB, true, 1, 4));
+            points.extend(specifications().into_iter().filter(|point| point.depth < 32));
+            points
+        }
     }
 }
 

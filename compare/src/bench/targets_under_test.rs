@@ -6,11 +6,13 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::slice;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use sarsen_initiator::Url;
+use sarsen_io::wake_ups;
 use sarsen_lab::load::Endpoint;
 use sarsen_lab::network::{LinkProfile, Network};
 use sarsen_lab::process::{Daemon, ProcessError};
@@ -47,6 +49,11 @@ const MANY: usize = 1000;
 const UNIT_MIB: usize = 16;
 /// The limit accepts any target name.
 const LIMIT_TARGET: &str = "iqn.2026-11.invalid.example:limit";
+const LIMIT_PACKAGE: &str = "sarsen-limit";
+/// The feature with which wake-ups can cost more.
+const SLOW_WAKE_UPS: &str = "slow-wake-ups";
+/// The cost of a wake-up that was measured on virtual machines with busy hosts: 50 to 100 microseconds.
+pub(super) const WAKE_UP_COST_US: u32 = 70;
 const HELP_LIMIT: Duration = Duration::from_secs(20);
 /// Time from the start of the limit to its readiness: it fills its memory first.
 const LIMIT_READY: Duration = Duration::from_secs(30);
@@ -119,6 +126,8 @@ pub(super) struct Field {
     limits: Vec<Limit>,
     pub(super) daemons: Vec<Daemon>,
     pub(super) folders: Vec<TempDir>,
+    /// The client whose wake-ups cost more.
+    pub(super) slow_client: Option<PathBuf>,
 }
 
 struct Limit {
@@ -154,7 +163,7 @@ pub(super) fn start(group: Group, program: &Path, options: &Options) -> Result<F
                     field.add_sleeping(program, name, cores)?;
                 }
             }
-            let limit = program::build_package("sarsen-limit", Profile::Dist)?;
+            let limit = program::build_package(LIMIT_PACKAGE, Profile::Dist, &[])?;
             for (name, flag) in
                 [(LIMIT, None), (LIMIT_SPINNING, Some("--spin")), (LIMIT_KEEPING, Some("--keep"))]
             {
@@ -171,7 +180,26 @@ pub(super) fn start(group: Group, program: &Path, options: &Options) -> Result<F
         Group::Neighbours => neighbours::start(program),
         Group::Nbd => nbd::start(program, options),
         Group::StartUp => Ok(Field::default()),
+        Group::SlowWakeUps => slow_wake_ups(options),
     }
+}
+
+/// Starts the program and the limit with wake-ups that cost more; the client has the same.
+fn slow_wake_ups(options: &Options) -> Result<Field> {
+    let build = |package| program::build_package(package, Profile::Dist, &[SLOW_WAKE_UPS]);
+    let (program, limit) = (build("sarsen")?, build(LIMIT_PACKAGE)?);
+    let mut field = Field { slow_client: Some(program.clone()), ..Field::default() };
+    for (name, spin) in [(SARSEN, "auto"), (SLEEPING, "never")] {
+        if options.takes(name) {
+            field.add_ram(&program, name, &["--spin".into(), spin.into()])?;
+        }
+    }
+    for (name, flag) in [(LIMIT, None), (LIMIT_SPINNING, Some("--spin"))] {
+        if options.takes(name) {
+            field.add_limit(&limit, name, flag)?;
+        }
+    }
+    Ok(field)
 }
 
 /// Starts this project's program, and the other targets that are installed.
@@ -207,13 +235,27 @@ fn beside_peers(program: &Path, options: &Options) -> Result<Field> {
 }
 
 impl Field {
+    /// Returns the command that sets the cost of wake-ups for the command after it.
+    fn prefix(&self) -> &'static [String] {
+        static PREFIX: LazyLock<[String; 2]> =
+            LazyLock::new(|| ["env".into(), format!("{}={WAKE_UP_COST_US}", wake_ups::VARIABLE)]);
+        if self.slow_client.is_some() { &*PREFIX } else { &[] }
+    }
+
     fn add_sleeping(&mut self, program: &Path, name: &str, cores: Option<&str>) -> Result<()> {
         let mut arguments = sleeping(program)?;
         if let Some(cores) = cores {
             arguments.extend(["--cores".into(), cores.into()]);
         }
-        arguments.extend(["--volume".into(), format!("{VOLUME}=ram:{BYTE_COUNT}")]);
-        let running = serve(program, &arguments)?;
+        self.add_ram(program, name, &arguments)
+    }
+
+    /// Adds this project's program with a volume in memory.
+    fn add_ram(&mut self, program: &Path, name: &str, arguments: &[String]) -> Result<()> {
+        let volume = ["--volume".into(), format!("{VOLUME}=ram:{BYTE_COUNT}")];
+        let arguments = [arguments, &volume].concat();
+        let running =
+            sarsen::serve(program, self.prefix(), Ipv4Addr::LOCALHOST.into(), &arguments)?;
         let entrant = Participant::of(name, &running, VOLUME)?;
         self.entrants.push(Participant { is_empty: true, ..entrant });
         self.running.push(running);
@@ -224,7 +266,7 @@ impl Field {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("address");
         let out = File::create(&path)?;
-        let daemon = Daemon::start(&[], program, |command| {
+        let daemon = Daemon::start(self.prefix(), program, |command| {
             command.args(flag).args(["--bytes", &BYTE_COUNT.to_string()]);
             command.stdout(out);
         })?;

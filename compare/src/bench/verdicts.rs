@@ -8,8 +8,8 @@ use super::files;
 use super::nbd::{ISCSI, NBD, NBDKIT, QEMU};
 use super::neighbours::{ALONE, BESIDE_LIMITED};
 use super::points::{
-    self, DEPTHS, Group, LARGE_READS, LARGE_WRITES, READ_STREAM, READS, SINGLE_READS, STEADY,
-    WITH_DIGESTS, WRITE_STREAM, WRITES, small_name,
+    self, DEPTHS, Group, LARGE_READS, LARGE_WRITES, Point, READ_STREAM, READS, SINGLE_READS,
+    STEADY, WITH_DIGESTS, WRITE_STREAM, WRITES, small_name,
 };
 use super::results::{CPU, Figure, IOPS, P99, Results, median, ratio};
 use super::start_up::Changes;
@@ -114,6 +114,7 @@ pub(super) fn all(results: &Results) -> Vec<Verdict> {
     requirements.extend(of_files());
     requirements.extend(against_itself());
     requirements.extend(of_nbd());
+    requirements.extend(of_slow_wake_ups());
     let mut verdicts: Vec<_> =
         requirements.into_iter().map(|requirement| requirement.verdict(results)).collect();
     let start_up = &results.start_up;
@@ -281,6 +282,27 @@ fn of_nbd<'a>() -> Vec<Requirement<'a>> {
     ]
 }
 
+/// Returns the requirements where wake-ups cost more: close to the limit that never sleeps, and never worse than
+/// sleeping.
+fn of_slow_wake_ups<'a>() -> Vec<Requirement<'a>> {
+    let points = points::of(Group::SlowWakeUps);
+    let names = |wanted: fn(&Point) -> bool| {
+        points.iter().filter(move |point| wanted(point)).map(|point| point.name.clone())
+    };
+    let requirement = |what: &str, minimum, points: Vec<String>, under| Requirement {
+        what: format!("{what}: {}", Group::SlowWakeUps.title()),
+        group: Group::SlowWakeUps,
+        figure: IOPS,
+        bound: Bound::AtLeast(minimum),
+        pairs: same_points(points, SARSEN, under),
+    };
+    let low = names(|point| point.depth <= 12 && point.sessions == 1).collect();
+    vec![
+        requirement("depth 1 to 12: IOPS × the spinning limit", 0.8, low, LIMIT_SPINNING),
+        requirement("IOPS × never spinning", 1.0, names(|_| true).collect(), SLEEPING),
+    ]
+}
+
 fn against_itself<'a>() -> Vec<Requirement<'a>> {
     let digests = [READS, WRITES].map(|point| {
         let with = format!("{point}{WITH_DIGESTS}");
@@ -356,7 +378,8 @@ mod tests {
 
     #[test]
     fn every_place_is_one_that_is_measured() {
-        let requirements = [against_peers(TGT, [1.0; 4]), against_the_limit(), of_files()];
+        let requirements =
+            [against_peers(TGT, [1.0; 4]), against_the_limit(), of_files(), of_slow_wake_ups()];
         for requirement in requirements.into_iter().flatten().chain(against_itself()) {
             let points = points::of(requirement.group);
             assert!(!requirement.pairs.is_empty(), "{}", requirement.what);

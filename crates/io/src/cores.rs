@@ -265,10 +265,15 @@ impl Drop for ContextGuard {
 
 impl Environment {
     fn enter(engine: FileEngine, pool: Arc<Pool>) -> io::Result<Self> {
-        let runtime = Builder::new_current_thread()
-            .enable_all()
-            .on_thread_park(spin::note_sleep)
-            .build_local(LocalOptions::default())?;
+        let mut builder = Builder::new_current_thread();
+        builder.enable_all().on_thread_park(|| {
+            spin::note_sleep();
+            #[cfg(feature = "slow-wake-ups")]
+            crate::wake_ups::before_sleep();
+        });
+        #[cfg(feature = "slow-wake-ups")]
+        builder.on_thread_unpark(crate::wake_ups::charge);
+        let runtime = builder.build_local(LocalOptions::default())?;
         let ring = match engine {
             FileEngine::Uring => Some(Rc::new(Ring::new()?)),
             FileEngine::Pool => None,

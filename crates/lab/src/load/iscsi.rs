@@ -10,6 +10,7 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 use sarsen_initiator::Url;
+use sarsen_io::wake_ups;
 
 use super::client::{Client, SessionPlacement};
 use super::process::Meter;
@@ -212,7 +213,8 @@ impl Engine {
             }
         }
         let timeout = timespec(wait);
-        let ready = match epoll::wait(&self.epoll, &mut self.events[..], Some(&timeout)) {
+        let wait = || epoll::wait(&self.epoll, &mut self.events[..], Some(&timeout));
+        let ready = match wake_ups::wait(wait) {
             Ok(ready) => ready,
             Err(Errno::INTR) => 0,
             Err(error) => return Err(system("wait for sockets")(error)),

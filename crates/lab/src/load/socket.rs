@@ -9,6 +9,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg, sock
 use sarsen_block::Piece;
 use sarsen_initiator::Portal;
 use sarsen_io::tls::Machine;
+use sarsen_io::wake_ups;
 use sarsen_proto::iscsi::initiator::Connection;
 
 use super::LoadError;
@@ -166,7 +167,7 @@ fn receive_decrypted(
 fn reading(tcp: &TcpStream, wait: bool) -> impl FnMut(&mut [u8]) -> io::Result<usize> {
     let mut flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
     move |bytes| {
-        let (count, _) = retry_on_intr(|| recv(tcp, &mut *bytes, flags))?;
+        let (count, _) = wake_ups::wait(|| retry_on_intr(|| recv(tcp, &mut *bytes, flags)))?;
         flags = RecvFlags::DONTWAIT;
         Ok(count)
     }

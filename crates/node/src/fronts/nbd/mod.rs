@@ -17,7 +17,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use sarsen_block::StoreStatus;
 use sarsen_io::net::{PIECES_MAX, Stream};
-use sarsen_io::time;
+use sarsen_io::{spin, time};
 use sarsen_proto::iscsi::target::RefusalReason;
 use sarsen_proto::nbd::server::{Event, Server, ServerError, Settings, Tls};
 use sarsen_volume::Attachment;
@@ -259,12 +259,14 @@ impl<'a> Driver<'a> {
     /// accepts them. Returns whether there may be more to receive at once.
     async fn turn(&mut self) -> Result<bool, End> {
         let is_busy = self.receive()?;
+        let mut count = 0;
         while let Some(event) = self.machine.poll_event() {
             match event {
                 Event::StartTls => self.start_tls().await?,
                 Event::Selected(export) => self.begin_session(&export.name).await?,
                 Event::Request { task, operation } => {
                     let Some(session) = &mut self.session else { return Err(End::InGoodOrder) };
+                    count += 1;
                     match session.requests.start(task, operation) {
                         Poll::Ready(result) => self.machine.complete(task, result),
                         Poll::Pending => self.pending.push(session.requests.take_pending()),
@@ -273,6 +275,7 @@ impl<'a> Driver<'a> {
                 Event::Disconnected => self.is_leaving = true,
             }
         }
+        spin::begin(count);
         self.send()?;
         self.charge();
         Ok(is_busy || (!self.held.is_empty() && self.is_receiving()))

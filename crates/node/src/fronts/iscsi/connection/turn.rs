@@ -91,15 +91,16 @@ impl<'a> Driver<'a> {
         &mut self,
         front: &'a Arc<Front>,
     ) -> Result<ControlFlow<CloseReason>, ConnectionEnd> {
+        let before = self.machine.event_count();
         let received = self.receive()?;
-        let worth = match spin::take_wait() {
+        let count = self.machine.event_count();
+        let worth = match spin::begin(count - before) {
             Some(Wait::Awake) => 2,
             Some(Wait::Asleep) => WORTH_ANOTHER_SEND,
             None => usize::MAX,
         };
         // The initiator waits as well: it can process the first answers while the server carries out the rest.
-        let mut share =
-            if self.machine.event_count() >= worth { TurnShare::One } else { TurnShare::All };
+        let mut share = if count >= worth { TurnShare::One } else { TurnShare::All };
         loop {
             self.carry_out(front, share).await;
             let sent = self.send()?;
