@@ -51,6 +51,11 @@ impl AtomicFile {
         &self.shared.path
     }
 
+    /// Returns the path of its next content while that is written. A crash may leave this file.
+    pub fn temporary_path(&self) -> PathBuf {
+        self.shared.temporary_path()
+    }
+
     /// Returns its content; `None` if the file is missing. A file of more than `limit` bytes is FileTooLarge. Blocks
     /// the thread.
     pub fn read_now(&self, limit: usize) -> io::Result<Option<Vec<u8>>> {
@@ -140,9 +145,7 @@ impl Shared {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }
-        let mut temporary = OsString::from(self.path.as_os_str());
-        temporary.push(TEMPORARY_SUFFIX);
-        let temporary = Path::new(&temporary);
+        let temporary = &*self.temporary_path();
         // A file that a crash left there, or a link to another file: neither is written to.
         remove_if_there(temporary)?;
         let replaced = OpenOptions::new()
@@ -161,6 +164,12 @@ impl Shared {
             return Err(error);
         }
         sync_folder(folder)
+    }
+
+    fn temporary_path(&self) -> PathBuf {
+        let mut path = OsString::from(self.path.as_os_str());
+        path.push(TEMPORARY_SUFFIX);
+        path.into()
     }
 
     fn remove(&self) -> io::Result<()> {

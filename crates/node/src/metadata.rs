@@ -2,7 +2,7 @@
 //! and files of other programs.
 
 use std::fs::{self, DirBuilder};
-use std::io;
+use std::io::{self, Read as _};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -105,6 +105,36 @@ pub(crate) fn metadata_folder(path: &Path) -> PathBuf {
     let mut folder = path.as_os_str().to_owned();
     folder.push(FOLDER_SUFFIX);
     folder.into()
+}
+
+/// Deletes the records in a folder, and the folder if it has no other files. Returns whether the folder is gone. Blocks
+/// the thread.
+pub(crate) fn erase(folder: &Path) -> io::Result<bool> {
+    let is_missing = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+    for record in MetadataKind::ALL {
+        let file = AtomicFile::new(folder.join(record.name()));
+        for path in [file.path(), &file.temporary_path()] {
+            // Files of other programs have no such header.
+            let mut magic = [0; MAGIC.len()];
+            let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic));
+            if read.is_ok() && magic == MAGIC {
+                fs::remove_file(path)?;
+            }
+        }
+    }
+    match fs::remove_dir(folder) {
+        Err(error) if is_missing(&error) => Ok(true),
+        // A link is not followed: the folder behind it may belong to somebody else.
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::NotADirectory
+            ) =>
+        {
+            Ok(false)
+        }
+        removed => removed.map(|()| true),
+    }
 }
 
 impl Records {

@@ -491,11 +491,28 @@ impl Desired {
                 taken.extend(found);
                 continue;
             }
+            let revision = plan.before.revision;
             match self.begin_plan(plan).await {
-                Err(ChangeRefused::Change(error)) if attempts.is_outdated(&error) => {}
+                Err(ChangeRefused::Change(mut error)) => {
+                    // What is in force may be newer than the plan.
+                    if matches!(error, ChangeError::Impossible { .. })
+                        && self.has_changed_since(revision)
+                    {
+                        error = ChangeError::UnderWay;
+                    }
+                    if !attempts.is_outdated(&error) {
+                        return Err(ChangeRefused::Change(error).into());
+                    }
+                }
                 begun => return Ok(begun?),
             }
         }
+    }
+
+    /// Returns whether there is a later revision, or one is being put into force.
+    fn has_changed_since(&self, revision: u64) -> bool {
+        let _document = self.document.lock();
+        self.current().revision != revision
     }
 
     /// Refuses files of the server itself. Returns the files of new volumes that exist in the state folder.
@@ -703,7 +720,7 @@ impl Plan {
                 let (volume, why) = (key.name.clone(), why.to_owned());
                 Err(ChangeRefused::NotErasable { volume, why })
             };
-            let Some((path, _)) =
+            let Some((path, state)) =
                 orphans::places(object).filter(|_| volume.store == StoreKind::File)
             else {
                 return refuse("it has no file of its own to erase: delete it without --erase");
@@ -717,8 +734,9 @@ impl Plan {
                 }
                 _ => {}
             }
-            let is_shared =
-                |other: &Arc<Object>| orphans::places(other).is_some_and(|(one, _)| one == path);
+            let is_shared = |other: &Arc<Object>| {
+                orphans::places(other).is_some_and(|other| other.0 == path || other.1 == state)
+            };
             if volume.is_read_only() || self.objects.values().any(is_shared) {
                 return refuse(
                     "its file is read-only or another volume's, too: delete it without --erase",
@@ -727,7 +745,7 @@ impl Plan {
             let erased = path.clone();
             // If the server is killed before this, the remaining file is listed as an orphan.
             let erase = Box::new(move || {
-                orphans::erase(&erased, ERASING_LIMIT).map_err(|error| error.to_string())
+                orphans::erase(&erased, &state, ERASING_LIMIT).map_err(|error| error.to_string())
             });
             erasures.insert(key.name.clone(), Erasure { path, erase });
         }

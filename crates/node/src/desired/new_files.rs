@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -70,13 +71,24 @@ pub(super) fn look_at(files: &[NewFile], state: &Path) -> Result<BTreeSet<PathBu
     Ok(found)
 }
 
-/// Returns whether a path leads into the state folder, and not to the file of a volume.
+/// Returns whether a path leads into the state folder, and not to the file of a volume. Devices and inodes are compared,
+/// because a hard link or a bind mount gives a file another path.
 fn is_servers_own(path: &Path, state: &Path) -> bool {
-    let Ok(state) = fs::canonicalize(state) else { return false };
     let real = real(path).unwrap_or_else(|| path.to_owned());
-    let is_volume = real.parent() == Some(&state.join(VOLUMES))
-        && real.extension().is_some_and(|extension| extension == IMAGE);
-    real.starts_with(&state) && !is_volume
+    let Some(state_id) = id(state) else { return false };
+    if real.ancestors().any(|folder| id(folder) == Some(state_id)) {
+        let is_image = real.extension().is_some_and(|extension| extension == IMAGE);
+        let is_in_volumes = real.parent().and_then(id) == id(&state.join(VOLUMES));
+        return !(is_image && is_in_volumes);
+    }
+    let Some(file) = id(&real) else { return false };
+    let Ok(entries) = fs::read_dir(state) else { return false };
+    entries.flatten().any(|entry| id(&entry.path()) == Some(file))
+}
+
+/// Returns the device and the inode of a file.
+fn id(path: &Path) -> Option<(u64, u64)> {
+    fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
 /// Returns the canonical form of a path. The file need not exist.
@@ -124,6 +136,9 @@ mod tests {
             assert_eq!(invalid.place().as_deref(), Some("volume/b.path"));
         }
         assert!(named(&link).is_err());
+        let hard_link = folder.path().join("hard-link.img");
+        fs::hard_link(state.join("api.token"), &hard_link).expect("linked");
+        assert!(named(&hard_link).is_err());
         let image = state.join("volumes/b.img");
         for volume in [image.clone(), folder.path().join("b.img")] {
             assert_eq!(named(&volume).expect("a volume"), BTreeSet::new());

@@ -28,6 +28,11 @@ pub enum OrphanError {
     /// A program has it open.
     #[error("orphan {0}: in use; try again after the program that has it open has ended")]
     InUse(String),
+    /// The folder of the records has other files, too.
+    #[error(
+        "{0}: the folder has other files than the records of a volume; delete it by hand if nothing needs them"
+    )]
+    HasOtherFiles(String),
     /// A call to the system failed.
     #[error("{path}: {source}")]
     System {
@@ -104,12 +109,15 @@ pub(super) fn remove(folder: &Path, objects: &Objects, name: &str) -> Result<Orp
     let mut orphans = find(folder, objects)?.into_iter();
     let orphan = orphans.find(|orphan| orphan.name == name);
     let orphan = orphan.ok_or_else(|| OrphanError::NotFound(name.to_owned()))?;
-    erase(&folder.join(name), Duration::ZERO)?;
+    let path = folder.join(name);
+    let state = if path.is_dir() { path.clone() } else { metadata::metadata_folder(&path) };
+    erase(&path, &state, Duration::ZERO)?;
     Ok(orphan)
 }
 
-/// Deletes the file of a deleted volume, and the folder of its records, when no program has it open any more.
-pub(super) fn erase(path: &Path, timeout: Duration) -> Result<(), OrphanError> {
+/// Deletes the file of a deleted volume, and its records, when no program has it open any more. The folder of the records
+/// stays if it has other files.
+pub(super) fn erase(path: &Path, state: &Path, timeout: Duration) -> Result<(), OrphanError> {
     let in_use = || OrphanError::InUse(path.display().to_string());
     let is_missing = |error: &io::Error| error.kind() == ErrorKind::NotFound;
     match fs::symlink_metadata(path) {
@@ -124,10 +132,10 @@ pub(super) fn erase(path: &Path, timeout: Duration) -> Result<(), OrphanError> {
             fs::remove_file(path).map_err(system(path))?;
         }
     }
-    let state = if path.is_dir() { path.to_owned() } else { metadata::metadata_folder(path) };
-    match fs::remove_dir_all(&state) {
-        Err(error) if !is_missing(&error) => Err(system(&state)(error)),
-        _ => Ok(()),
+    if metadata::erase(state).map_err(system(state))? {
+        Ok(())
+    } else {
+        Err(OrphanError::HasOtherFiles(state.display().to_string()))
     }
 }
 
@@ -146,6 +154,8 @@ mod tests {
             fs::write(place(name), [7; 512]).expect("written");
             fs::create_dir(place(&format!("{name}.state"))).expect("made");
         }
+        let somebodys = place("left.img.state").join("key");
+        fs::write(&somebodys, "no record").expect("written");
         fs::create_dir(place("gone.img.state")).expect("made");
         let path = Some(place(".").join("kept.img"));
         let volume = Volume { name: "kept".into(), path, ..Volume::default() };
@@ -162,7 +172,12 @@ mod tests {
             let removed = remove(folder.path(), &objects, refused);
             assert!(matches!(removed, Err(OrphanError::NotFound(_))), "{refused}");
         }
-        assert!(remove(folder.path(), &objects, "left.img").expect("removed").has_state);
+        let refused = remove(folder.path(), &objects, "left.img");
+        assert!(matches!(refused, Err(OrphanError::HasOtherFiles(_))), "{refused:?}");
+        assert_eq!(fs::read(&somebodys).expect("it stays"), b"no record");
+        fs::remove_file(&somebodys).expect("removed");
+        assert_eq!(names(), ["gone.img.state", "left.img.state"]);
+        assert!(remove(folder.path(), &objects, "left.img.state").expect("removed").has_state);
         remove(folder.path(), &objects, "gone.img.state").expect("removed");
         let mut left: Vec<_> = fs::read_dir(folder.path())
             .expect("a folder")

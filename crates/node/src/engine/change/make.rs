@@ -183,9 +183,10 @@ impl Prepared {
             match grows_to {
                 None => volume.growth = Growth::None,
                 Some(bytes) => {
-                    let name = volume.config.name.clone();
-                    pending.insert(Part::Volume(name.clone()));
+                    // A growth that an earlier change has begun is not awaited.
                     if !matches!(volume.growth, Growth::UnderWay(_)) {
+                        let name = volume.config.name.clone();
+                        pending.insert(Part::Volume(name.clone()));
                         volume.growth = Growth::UnderWay(bytes);
                         let grown = Box::pin(volume.grow(bytes, &self.engine.cores));
                         let store = volume.store.clone();
