@@ -198,6 +198,40 @@ fn a_hung_disk_and_a_client_that_ignores_a_logout_request_delay_no_other_change(
     server.stop()
 }
 
+/// A change whose plan is older than what is in force is planned again. It is not refused with the size of a volume that
+/// others let grow.
+#[test]
+fn changes_are_not_refused_while_other_volumes_grow() -> Result<()> {
+    const GROWING: u32 = 4;
+    const SIZES: u32 = 16;
+    let folder = tempfile::tempdir()?;
+    let server = Managed::start(folder.path())?;
+    let names: Vec<String> = (0..GROWING).map(|number| format!("grows-{number}")).collect();
+    for name in &names {
+        server.run(&["volume", "create", name, "1MiB"])?;
+    }
+    let (server, sizes) = (&server, 2..=SIZES);
+    std::thread::scope(|scope| {
+        let growing = names.iter().map(|name| {
+            let sizes = sizes.clone();
+            scope.spawn(move || {
+                let mut sizes = sizes.map(|size| format!("{size}MiB"));
+                sizes.try_for_each(|size| server.run(&["volume", "resize", name, &size]).map(drop))
+            })
+        });
+        let growing: Vec<_> = growing.collect();
+        for number in 0..SIZES {
+            server.run(&["volume", "create", &format!("other-{number}"), "1MiB"])?;
+        }
+        growing.into_iter().try_for_each(|growing| growing.join().expect("it ends well"))
+    })?;
+    for name in &names {
+        let path = folder.path().join(format!("state/volumes/{name}.img"));
+        ensure!(fs::metadata(path)?.len() == u64::from(SIZES) << 20, "{name}");
+    }
+    Ok(())
+}
+
 /// Otherwise, a client that still writes its caches and its successor would write one disk at once.
 #[test]
 fn a_client_gains_a_unit_only_after_its_former_clients_have_left() -> Result<()> {

@@ -124,7 +124,7 @@ pub(crate) fn erase(folder: &Path) -> io::Result<bool> {
     }
     match fs::remove_dir(folder) {
         Err(error) if is_missing(&error) => Ok(true),
-        // A link is not followed: the folder behind it may belong to somebody else.
+        // A link stays, with the folder behind it: another program may use that.
         Err(error)
             if matches!(
                 error.kind(),
@@ -271,6 +271,26 @@ mod tests {
     fn opened(text: &str) -> Result<Option<Arc<dyn MetadataStore>>, String> {
         open(&parse_volume(text).expect("valid"), OpenMode::OpenOrCreate)
             .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn only_records_are_erased_wherever_they_are() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = |name: &str| folder.path().join(name);
+        fs::write(place("disk"), "").expect("writes");
+        let volume = format!("a=file:{},state={}", place("disk").display(), place("own").display());
+        let metadata = opened(&volume).expect("opens").expect("a file keeps");
+        for record in MetadataKind::ALL {
+            save(&*metadata, record, b"content").expect("saves");
+        }
+        fs::write(place("own").join("key.old"), "no record").expect("writes");
+        std::os::unix::fs::symlink(place("own"), place("link")).expect("links");
+        assert!(!erase(&place("link")).expect("erases"), "the folder has another file");
+        let left: Vec<_> = fs::read_dir(place("own")).expect("a folder").flatten().collect();
+        assert_eq!(left.len(), 1, "{left:?}");
+        fs::remove_file(left[0].path()).expect("removes");
+        assert!(erase(&place("own")).expect("erases") && !place("own").exists());
+        assert!(erase(&place("own")).expect("erases"), "it is gone");
     }
 
     #[test]

@@ -143,7 +143,7 @@ mod tests {
         for volume in [image.clone(), folder.path().join("b.img")] {
             assert_eq!(named(&volume).expect("a volume"), BTreeSet::new());
         }
-        fs::write(&image, "somebody's").expect("written");
+        fs::write(&image, "data").expect("written");
         assert_eq!(named(&image).expect("a volume"), BTreeSet::from([image]));
     }
 }

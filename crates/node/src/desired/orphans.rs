@@ -154,8 +154,8 @@ mod tests {
             fs::write(place(name), [7; 512]).expect("written");
             fs::create_dir(place(&format!("{name}.state"))).expect("made");
         }
-        let somebodys = place("left.img.state").join("key");
-        fs::write(&somebodys, "no record").expect("written");
+        let foreign = place("left.img.state").join("key");
+        fs::write(&foreign, "no record").expect("written");
         fs::create_dir(place("gone.img.state")).expect("made");
         let path = Some(place(".").join("kept.img"));
         let volume = Volume { name: "kept".into(), path, ..Volume::default() };
@@ -174,8 +174,8 @@ mod tests {
         }
         let refused = remove(folder.path(), &objects, "left.img");
         assert!(matches!(refused, Err(OrphanError::HasOtherFiles(_))), "{refused:?}");
-        assert_eq!(fs::read(&somebodys).expect("it stays"), b"no record");
-        fs::remove_file(&somebodys).expect("removed");
+        assert_eq!(fs::read(&foreign).expect("it stays"), b"no record");
+        fs::remove_file(&foreign).expect("removed");
         assert_eq!(names(), ["gone.img.state", "left.img.state"]);
         assert!(remove(folder.path(), &objects, "left.img.state").expect("removed").has_state);
         remove(folder.path(), &objects, "gone.img.state").expect("removed");

@@ -55,7 +55,7 @@ use crate::problem::{MissingObject, Problem};
 use crate::stores::StoreError;
 
 /// Maximum number of attempts to make a change that others overtake.
-const ATTEMPTS: usize = 16;
+const ATTEMPTS: usize = 64;
 
 /// A logical unit that clients can reach.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -81,7 +81,7 @@ pub(super) struct Closing {
     pub(super) is_unflushed: Option<Arc<AtomicBool>>,
     /// The deletion of its file.
     pub(super) erasure: Option<Erasure>,
-    /// Receives the end of the part.
+    /// The part of the change, whose end is reported.
     pub(super) part: Part,
     pub(super) reports: mpsc::UnboundedSender<Report>,
 }
