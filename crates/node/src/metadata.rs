@@ -6,6 +6,7 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use sarsen_block::Io;
 use sarsen_io::file::lock_within;
@@ -107,18 +108,34 @@ pub(crate) fn metadata_folder(path: &Path) -> PathBuf {
     folder.into()
 }
 
-/// Deletes the records in a folder, and the folder if it has no other files. Returns whether the folder is gone. Blocks
-/// the thread.
-pub(crate) fn erase(folder: &Path) -> io::Result<bool> {
+/// Deletes the records in a folder, and the folder if it has no other files, when no volume uses the folder any more.
+/// Returns whether the folder is gone. Blocks the thread.
+pub(crate) fn erase(folder: &Path, timeout: Duration) -> io::Result<bool> {
     let is_missing = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+    // Locked until the end, against volumes that reach the folder by another path.
+    let opened = match fs::File::open(folder) {
+        Err(error) if is_missing(&error) => return Ok(true),
+        opened => opened?,
+    };
+    if !lock_within(&opened, true, timeout)? {
+        return Err(io::Error::new(io::ErrorKind::ResourceBusy, "a volume uses this folder"));
+    }
     for record in MetadataKind::ALL {
         let file = AtomicFile::new(folder.join(record.name()));
-        for path in [file.path(), &file.temporary_path()] {
-            // Files of other programs have no such header.
-            let mut magic = [0; MAGIC.len()];
-            let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic));
-            if read.is_ok() && magic == MAGIC {
-                fs::remove_file(path)?;
+        // Files of other programs have no such header.
+        let mut magic = [0; MAGIC.len()];
+        let read = fs::File::open(file.path()).and_then(|mut file| file.read_exact(&mut magic));
+        let is_record = read.is_ok() && magic == MAGIC;
+        // A crash leaves a part of a record under the other name.
+        let erased = [is_record.then(|| file.path().to_owned()), Some(file.temporary_path())];
+        for path in erased.into_iter().flatten() {
+            match fs::remove_file(path) {
+                Err(error)
+                    if !is_missing(&error) && error.kind() != io::ErrorKind::NotADirectory =>
+                {
+                    return Err(error);
+                }
+                _ => {}
             }
         }
     }
@@ -283,14 +300,19 @@ mod tests {
         for record in MetadataKind::ALL {
             save(&*metadata, record, b"content").expect("saves");
         }
+        fs::write(place("own").join("key.new"), "half").expect("writes");
+        let erase = |name: &str| erase(&place(name), Duration::ZERO);
+        let in_use = erase("own").expect_err("the volume is open");
+        assert_eq!(in_use.kind(), io::ErrorKind::ResourceBusy);
+        drop(metadata);
         fs::write(place("own").join("key.old"), "no record").expect("writes");
         std::os::unix::fs::symlink(place("own"), place("link")).expect("links");
-        assert!(!erase(&place("link")).expect("erases"), "the folder has another file");
+        assert!(!erase("link").expect("erases"), "the folder has another file");
         let left: Vec<_> = fs::read_dir(place("own")).expect("a folder").flatten().collect();
         assert_eq!(left.len(), 1, "{left:?}");
         fs::remove_file(left[0].path()).expect("removes");
-        assert!(erase(&place("own")).expect("erases") && !place("own").exists());
-        assert!(erase(&place("own")).expect("erases"), "it is gone");
+        assert!(erase("own").expect("erases") && !place("own").exists());
+        assert!(erase("own").expect("erases"), "it is gone");
     }
 
     #[test]

@@ -742,12 +742,13 @@ impl Plan {
                     "its file is read-only or another volume's, too: delete it without --erase",
                 );
             }
-            let erased = path.clone();
-            // If the server is killed before this, the remaining file is listed as an orphan.
+            let erased = (path.clone(), state.clone());
+            // If the server is killed before this, files that remain in its own folder are listed as orphans.
             let erase = Box::new(move || {
-                orphans::erase(&erased, &state, ERASING_LIMIT).map_err(|error| error.to_string())
+                let erased = orphans::erase(&erased.0, &erased.1, ERASING_LIMIT);
+                erased.map_err(|error| error.to_string())
             });
-            erasures.insert(key.name.clone(), Erasure { path, erase });
+            erasures.insert(key.name.clone(), Erasure { path, state, erase });
         }
         Ok(erasures)
     }

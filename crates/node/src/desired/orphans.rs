@@ -28,9 +28,9 @@ pub enum OrphanError {
     /// A program has it open.
     #[error("orphan {0}: in use; try again after the program that has it open has ended")]
     InUse(String),
-    /// The folder of the records has other files, too.
+    /// The folder of the records has other files, too, or it is a link.
     #[error(
-        "{0}: the folder has other files than the records of a volume; delete it by hand if nothing needs them"
+        "{0}: this stays, because it is a link or has other files than records; delete it if nothing needs them"
     )]
     HasOtherFiles(String),
     /// A call to the system failed.
@@ -132,7 +132,7 @@ pub(super) fn erase(path: &Path, state: &Path, timeout: Duration) -> Result<(), 
             fs::remove_file(path).map_err(system(path))?;
         }
     }
-    if metadata::erase(state).map_err(system(state))? {
+    if metadata::erase(state, timeout).map_err(system(state))? {
         Ok(())
     } else {
         Err(OrphanError::HasOtherFiles(state.display().to_string()))

@@ -352,14 +352,14 @@ impl Prepared {
                 demands.late.push(plan);
             }
         }
-        for plan in demands.late.iter().chain(&opens) {
-            refuse_shared_writer(running, &volumes, &plan.config)?;
-        }
         // The server tries missing volumes by itself.
         let is_tried = |plan: &OpenPlan| {
             !running.absent.knows(&plan.config) || Some(&plan.config) == self.again()
         };
         demands.opens = opens.into_iter().filter(is_tried).collect();
+        for plan in demands.late.iter().chain(&demands.opens) {
+            refuse_shared_writer(running, &volumes, &plan.config)?;
+        }
         Ok(demands)
     }
 
@@ -378,10 +378,8 @@ impl Prepared {
             // A thread that hangs keeps the claim until it has removed its files.
             let created = thread.run(&plan.config, OPEN_LIMIT, move || {
                 let error = not_opened(&volume.name);
-                let files = match &claim {
-                    Some(_) => NewFiles::create(&volume, plan.open_mode).map_err(&error)?,
-                    None => NewFiles::default(),
-                };
+                let files = NewFiles::create(&volume, plan.open_mode, claim.is_some());
+                let files = files.map_err(&error)?;
                 let length = stores::trial(&volume, plan.open_mode).map_err(&error)?;
                 Ok((files, length, claim))
             });

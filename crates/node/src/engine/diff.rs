@@ -127,7 +127,7 @@ impl<'a> Known<'a> {
         OpenMode::Existing {
             length_before_growth: open.and_then(Volume::file_length).or(length_before_growth),
             has_state,
-            had: known
+            had: in_place
                 .and_then(|known| self.running.absent.volume(known))
                 .and_then(|missing| missing.open_mode.had()),
         }

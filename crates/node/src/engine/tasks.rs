@@ -70,6 +70,8 @@ impl Part {
 /// The deletion of a file when its volume is closed. Blocks the thread.
 pub(crate) struct Erasure {
     pub(crate) path: PathBuf,
+    /// The folder of its records.
+    pub(crate) state: PathBuf,
     pub(crate) erase: Box<dyn FnOnce() -> Result<(), String> + Send>,
 }
 

@@ -279,9 +279,17 @@ impl NewFiles {
         Self { missing: places.filter(|path| is_missing(path)).collect(), made: Vec::new() }
     }
 
-    /// Creates the missing files of a volume that is to be opened later, so that a start after that finds them.
-    pub(super) fn create(config: &VolumeConfig, open_mode: OpenMode) -> Result<Self, StoreError> {
+    /// Creates the missing files of a volume that is to be opened later, so that a start after that finds them. If another
+    /// volume has the data file, it is not created.
+    pub(super) fn create(
+        config: &VolumeConfig,
+        open_mode: OpenMode,
+        is_file_free: bool,
+    ) -> Result<Self, StoreError> {
         let mut files = Self::missing_of(config, open_mode);
+        if !is_file_free {
+            files.missing.retain(|path| config.state.as_ref() == Some(path));
+        }
         let is_missing = |path: &Path| files.missing.iter().any(|missing| missing == path);
         let is_file_missing = config.file().is_some_and(is_missing);
         let create = || {

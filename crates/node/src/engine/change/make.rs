@@ -67,7 +67,7 @@ impl Prepared {
         let mut tasks: Vec<(Part, Task)> = erasures
             .into_iter()
             .map(|(volume, erasure)| {
-                let claim = engine.claims.erasing(&volume, &erasure.path);
+                let claim = engine.claims.erasing(&volume, &erasure.path, &erasure.state);
                 (erased(&volume, &erasure), Task::Erase { erasure, claim })
             })
             .collect();
