@@ -8,6 +8,8 @@ pub type Listener = crate::socket::SocketListener;
 #[cfg(feature = "simulation")]
 pub use crate::simulation::Listener;
 
+pub use crate::socket::Detached;
+
 /// The program's connections.
 #[cfg(not(feature = "simulation"))]
 pub type Stream = crate::socket::SocketStream;

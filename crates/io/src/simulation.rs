@@ -15,7 +15,7 @@ use rustls::{ClientConfig, ServerConfig};
 use sarsen_block::Rng;
 use sarsen_block::{LocalFuture, Piece};
 
-use crate::socket::{SocketListener, SocketStream};
+use crate::socket::{Detached, SocketListener, SocketStream};
 
 /// One end of a connection that a simulation creates. The functions are those of [`SocketStream`].
 pub trait SimulatedStream {
@@ -60,6 +60,11 @@ impl Stream {
         SocketStream::from_std(socket).map(Self::from)
     }
 
+    /// See [`SocketStream::attach`].
+    pub fn attach(detached: Detached) -> io::Result<Self> {
+        SocketStream::attach(detached).map(Self::from)
+    }
+
     /// See [`SocketStream::connect`].
     pub async fn connect(address: SocketAddr) -> io::Result<Self> {
         SocketStream::connect(address).await.map(Self::from)
@@ -77,6 +82,14 @@ impl Stream {
         name: ServerName<'static>,
     ) -> io::Result<Self> {
         self.into_socket()?.connect_tls(config, name).await.map(Self::from)
+    }
+
+    /// See [`SocketStream::detach`]. Simulated streams have only one core.
+    pub fn detach(&mut self) -> io::Result<Detached> {
+        match &mut self.0 {
+            StreamKind::Socket(socket) => socket.detach(),
+            StreamKind::Simulated(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
     }
 
     fn into_socket(self) -> io::Result<SocketStream> {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -190,6 +191,19 @@ impl SocketStream {
         Ok(self)
     }
 
+    /// Moves a detached connection to the calling core. After an error it is closed.
+    pub fn attach(detached: Detached) -> io::Result<Self> {
+        let Detached { socket, peer, encrypted } = detached;
+        Ok(Self { socket: tokio::net::TcpStream::from_std(socket)?, peer, encrypted })
+    }
+
+    /// Takes the connection from its core, for another core. After an error the stream is unchanged; otherwise only drop
+    /// it.
+    pub fn detach(&mut self) -> io::Result<Detached> {
+        let socket = self.socket.as_fd().try_clone_to_owned()?.into();
+        Ok(Detached { socket, peer: self.peer, encrypted: self.encrypted.take() })
+    }
+
     async fn encrypt(&mut self, machine: Machine) -> io::Result<()> {
         let encrypted = Encrypted::shake_hands(machine, &self.socket).await?;
         self.encrypted = Some(Box::new(encrypted));
@@ -271,6 +285,13 @@ impl SocketStream {
             tls.close(&self.socket).await;
         }
     }
+}
+
+/// A connection between two cores: see [`SocketStream::detach`].
+pub struct Detached {
+    socket: TcpStream,
+    peer: SocketAddr,
+    encrypted: Option<Box<Encrypted>>,
 }
 
 /// Dropping an encrypted stream sends its end. Otherwise its peer would report a cut stream.
@@ -395,6 +416,33 @@ mod tests {
                 }
             };
             assert_eq!(tokio::join!(send, collect).1, TOTAL);
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_connection_continues_on_another_core() {
+        block_on(FileEngine::Pool, async {
+            let (client, mut server) = pair("127.0.0.1:0").await;
+            client.writable().await.unwrap();
+            client.try_send(&[Piece::Bytes(b"before")]).unwrap();
+            server.readable().await.unwrap();
+            let detached = server.detach().unwrap();
+            drop(server);
+            let elsewhere = move || async move {
+                let server = SocketStream::attach(detached).unwrap();
+                let mut scratch = [0; 16];
+                assert_eq!(receive(&server, &mut [], &mut scratch).await.unwrap(), 6);
+                assert_eq!(&scratch[..6], b"before");
+                server.writable().await.unwrap();
+                server.try_send(&[Piece::Bytes(b"after")]).unwrap();
+                server.peer_addr()
+            };
+            let other = move || block_on(FileEngine::Pool, elsewhere()).unwrap();
+            let other = crate::threads::spawn("other", other).unwrap();
+            let mut scratch = [0; 16];
+            assert_eq!(receive(&client, &mut [], &mut scratch).await.unwrap(), 5);
+            assert_eq!(other.join().unwrap(), client.local_addr().unwrap());
         })
         .unwrap();
     }

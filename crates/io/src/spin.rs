@@ -41,6 +41,7 @@ thread_local! {
         Core {
             note_activity: Cell::new(false),
             requests: Cell::new(0),
+            spun: Cell::new(Duration::ZERO),
             waited: Cell::new(None),
             asleep: Cell::new(None),
         }
@@ -49,8 +50,10 @@ thread_local! {
 
 struct Core {
     note_activity: Cell<bool>,
-    /// Requests that began since the spinning task ran.
+    /// Requests that began on the core.
     requests: Cell<u32>,
+    /// Time that the core has spent looking for work in vain.
+    spun: Cell<Duration>,
     /// The core had no work until now.
     waited: Cell<Option<Wait>>,
     /// The spinning task, while it waits for the first arrival.
@@ -81,42 +84,70 @@ pub fn begin(requests: usize) -> Option<Wait> {
     })
 }
 
+/// What a core has done since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Its processor time, without the time in which it spun.
+    pub time: Duration,
+    /// The requests that it began. The number begins again at zero.
+    pub requests: u32,
+}
+
+/// Returns what the calling core has done.
+pub fn work() -> Work {
+    CORE.with(|core| Work {
+        time: time::processor_time().saturating_sub(core.spun.get()),
+        requests: core.requests.get(),
+    })
+}
+
 /// Keeps the calling core awake while that pays; never returns.
 pub(crate) async fn drive() {
     let mut policy = Policy::new(time::now());
+    let mut counted = 0;
     loop {
         arrival().await;
-        policy.arrived(time::now(), take_requests());
+        policy.arrived(time::now(), new_requests(&mut counted));
         if policy.spins() {
-            spin(&mut policy).await;
+            spin(&mut policy, &mut counted).await;
         }
     }
 }
 
-async fn spin(policy: &mut Policy) {
+async fn spin(policy: &mut Policy, counted: &mut u32) {
     let interruptions = switches::of_this_thread().involuntary;
     let mut looked = time::now();
     while policy.spins() {
         tokio::task::yield_now().await;
         let now = time::now();
         let turn = now - looked;
+        let took_long = turn > LONG_TURN;
         looked = now;
         let came = CORE.with(|core| {
             let came = core.note_activity.take();
             core.waited.set((!came).then_some(Wait::Awake));
+            if !came && !took_long {
+                core.spun.set(core.spun.get() + turn);
+            }
             came
         });
         // A turn may also take long because of its work, or because the host of a virtual machine took the processor:
         // then sleeping would only add a wake-up. The kernel is asked rarely, because that is a system call.
-        if turn > LONG_TURN && switches::of_this_thread().involuntary != interruptions {
+        if took_long && switches::of_this_thread().involuntary != interruptions {
             return policy.interrupted(now, turn);
         }
-        if came { policy.arrived(now, take_requests()) } else { policy.nothing_came(now) }
+        if came {
+            policy.arrived(now, new_requests(counted));
+        } else {
+            policy.nothing_came(now);
+        }
     }
 }
 
-fn take_requests() -> u32 {
-    CORE.with(|core| core.requests.take())
+/// Returns the number of requests that began since the last call.
+fn new_requests(counted: &mut u32) -> u32 {
+    let requests = CORE.with(|core| core.requests.get());
+    requests.wrapping_sub(std::mem::replace(counted, requests))
 }
 
 /// Waits for the next event.

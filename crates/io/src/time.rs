@@ -22,6 +22,12 @@ pub fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
 
+/// Returns the processor time that the calling thread has used.
+pub(crate) fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}
+
 /// Waits until `deadline`, with the runtime's resolution of a millisecond.
 pub async fn sleep_until(deadline: Instant) {
     tokio::time::sleep_until(tokio::time::Instant::from_std(deadline)).await;

@@ -11,10 +11,8 @@
 #[cfg(test)]
 mod tests;
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 
@@ -31,6 +29,8 @@ const CHUNK: usize = 1 << 20;
 const LOOKED_AT: usize = 64;
 /// The reserve of a connection: enough for one write whose data is all in the first burst.
 const FIRST: usize = 264 << 10;
+/// No place in the queue.
+const NO_TICKET: u64 = u64::MAX;
 
 /// The urgency of a need for memory. It determines how much of the budget may be lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -336,7 +336,23 @@ pub(crate) struct Grant {
 
 /// The memory of one connection's commands.
 #[derive(Clone, Debug)]
-pub(crate) struct CommandMemory(Rc<Inner>);
+pub(crate) struct CommandMemory(Arc<Inner>);
+
+/// A number that only the thread of its connection uses. It is atomic because the connection may move to another thread.
+#[derive(Debug, Default)]
+struct Count(AtomicUsize);
+
+impl Count {
+    #[inline]
+    fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn set(&self, value: usize) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+}
 
 #[derive(Debug)]
 struct Inner {
@@ -346,14 +362,14 @@ struct Inner {
     /// Charged bytes of the loan. Other threads only read them.
     taken: Arc<AtomicUsize>,
     /// Bytes of commands that can wait, including memory outside the budget.
-    solicited: Cell<usize>,
+    solicited: Count,
     /// Bytes borrowed from the budget, including the reserve.
-    loan: Cell<usize>,
-    reserve: Cell<usize>,
+    loan: Count,
+    reserve: Count,
     /// Whether a command of the connection proceeds outside the budget.
-    is_alone: Cell<bool>,
-    /// The place in the budget's queue.
-    ticket: Cell<Option<u64>>,
+    is_alone: AtomicBool,
+    /// The place in the budget's queue, or [`NO_TICKET`].
+    ticket: AtomicU64,
 }
 
 impl CommandMemory {
@@ -368,16 +384,15 @@ impl CommandMemory {
         }
         accounts.push(Arc::downgrade(&taken));
         drop(accounts);
-        let [solicited, loan, reserve] = [const { Cell::new(0) }; 3];
-        Self(Rc::new(Inner {
+        Self(Arc::new(Inner {
             budget,
             limit,
             taken,
-            solicited,
-            loan,
-            reserve,
-            is_alone: Cell::default(),
-            ticket: Cell::default(),
+            solicited: Count::default(),
+            loan: Count::default(),
+            reserve: Count::default(),
+            is_alone: AtomicBool::new(false),
+            ticket: AtomicU64::new(NO_TICKET),
         }))
     }
 
@@ -413,7 +428,8 @@ impl CommandMemory {
     /// Removes the connection from the budget's queue.
     #[inline]
     pub(crate) fn stop_waiting(&self) {
-        if let Some(ticket) = self.0.ticket.take() {
+        if let Some(ticket) = self.0.ticket() {
+            self.0.ticket.store(NO_TICKET, Ordering::Relaxed);
             self.0.budget.leave_queue(ticket);
         }
     }
@@ -421,12 +437,12 @@ impl CommandMemory {
     /// Returns whether the connection is in the budget's queue.
     #[inline]
     pub(crate) fn is_waiting(&self) -> bool {
-        self.0.ticket.get().is_some()
+        self.0.ticket().is_some()
     }
 
     /// Returns ready when the command that waits for the budget is to try again.
     pub(crate) fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
-        let Some(ticket) = self.0.ticket.get() else { return Poll::Pending };
+        let Some(ticket) = self.0.ticket() else { return Poll::Pending };
         let mut queue = self.0.budget.queue();
         let Some(waiting) = queue.waiting.get_mut(&ticket) else { return Poll::Pending };
         if std::mem::take(&mut waiting.is_called) {
@@ -501,6 +517,12 @@ impl CommandMemory {
 
 impl Inner {
     #[inline]
+    fn ticket(&self) -> Option<u64> {
+        let ticket = self.ticket.load(Ordering::Relaxed);
+        (ticket != NO_TICKET).then_some(ticket)
+    }
+
+    #[inline]
     fn taken(&self) -> usize {
         self.taken.load(Ordering::Relaxed)
     }
@@ -536,14 +558,14 @@ impl Inner {
         let sum = self.taken().saturating_add(bytes);
         let need = if sum <= FIRST { Need::First } else { Need::Solicited };
         let missing = sum.saturating_sub(self.loan.get());
-        let ticket = self.budget.join_queue(self.ticket.get(), need, missing);
-        self.ticket.set(Some(ticket));
+        let ticket = self.budget.join_queue(self.ticket(), need, missing);
+        self.ticket.store(ticket, Ordering::Relaxed);
         // Memory that was returned before this connection joined the queue has woken no connection.
         if self.take(Need::Solicited, bytes) {
             return Some(ChargeKind::Solicited);
         }
         let goes_alone = self.budget.go_alone(ticket, bytes);
-        self.is_alone.set(goes_alone);
+        self.is_alone.store(goes_alone, Ordering::Relaxed);
         goes_alone.then_some(ChargeKind::Alone)
     }
 
@@ -554,7 +576,7 @@ impl Inner {
             self.solicited.set(self.solicited.get().saturating_sub(bytes));
         }
         if kind == ChargeKind::Alone {
-            self.is_alone.set(false);
+            self.is_alone.store(false, Ordering::Relaxed);
             return self.budget.end_alone();
         }
         let taken = self.taken();
@@ -584,10 +606,10 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Some(ticket) = self.ticket.take() {
+        if let Some(ticket) = self.ticket() {
             self.budget.leave_queue(ticket);
         }
-        if self.is_alone.get() {
+        if self.is_alone.load(Ordering::Relaxed) {
             self.budget.end_alone();
         }
         self.budget.reserved.fetch_sub(self.reserve.get(), Ordering::Relaxed);

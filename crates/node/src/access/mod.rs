@@ -157,7 +157,7 @@ impl Access {
     /// at the beginning of the login. Returns the units that it is shown.
     pub(crate) fn enter(
         &self,
-        member: &SessionMember<'_>,
+        member: &SessionMember,
         login: &Login,
     ) -> Result<LunView, RefusalReason> {
         let sessions = member.sessions();
@@ -373,7 +373,7 @@ mod tests {
     #[tokio::test]
     async fn rfc7143_6_3_5_session_of_another_account_is_not_reinstated() {
         let access = Access::new(Policy::of_everybody(["iqn.2026-11.x:t"]));
-        let sessions = Sessions::new(&Limits::default());
+        let sessions = Arc::new(Sessions::new(&Limits::default()));
         let (mailbox, _messages) = mpsc::unbounded_channel();
         let host = login(Some("host"));
         let member = sessions.begin(&host, &mailbox).await.expect("there is room");
@@ -388,7 +388,7 @@ mod tests {
     #[tokio::test]
     async fn connections_of_a_session_are_shown_the_same_units() {
         let access = Access::new(Policy::of_everybody(["iqn.2026-11.x:t"]));
-        let sessions = Sessions::new(&Limits::default());
+        let sessions = Arc::new(Sessions::new(&Limits::default()));
         let (mailbox, _messages) = mpsc::unbounded_channel();
         let login = login(None);
         let member = sessions.begin(&login, &mailbox).await.expect("there is room");
@@ -400,7 +400,7 @@ mod tests {
     async fn a_leaving_session_keeps_its_units_until_it_loses_its_permission() {
         const HOST: &str = "iqn.2026-11.x:host";
         let access = Access::new(Policy::of_everybody(["iqn.2026-11.x:t"]));
-        let sessions = Sessions::new(&Limits::default());
+        let sessions = Arc::new(Sessions::new(&Limits::default()));
         let (mailbox, mut messages) = mpsc::unbounded_channel();
         // A session of one unit, which needs no nexus.
         let login = Login { only: Some(Lun(0)), ..Login::of_anonymous(HOST, "iqn.2026-11.x:t") };
@@ -438,7 +438,7 @@ mod tests {
     #[tokio::test]
     async fn session_without_permission_ends_and_next_login_is_refused() {
         let access = Access::new(Policy::of_everybody(["iqn.2026-11.x:t"]));
-        let sessions = Sessions::new(&Limits::default());
+        let sessions = Arc::new(Sessions::new(&Limits::default()));
         let (mailbox, mut messages) = mpsc::unbounded_channel();
         let login = login(None);
         let member = sessions.begin(&login, &mailbox).await.expect("there is room");

@@ -1,10 +1,8 @@
 //! The tasks that accept connections at portals.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use sarsen_io::cores::Cores;
-use sarsen_io::heap;
 use sarsen_io::net::{Listener, Stream};
 use sarsen_io::time;
 use tokio::sync::{oneshot, watch};
@@ -14,36 +12,18 @@ use super::Front;
 use super::handshake::shake_hands;
 use super::iscsi;
 use super::nbd;
+use super::placement::{Loads, Place};
 use super::sources::{ConnectionPermit, Rejected};
 use crate::events::Occurrence;
 use crate::portal::Portal;
 use crate::protocol::Protocol;
-
-/// Number of connections of each core.
-struct Load {
-    connections: Vec<AtomicUsize>,
-}
-
-impl Load {
-    /// Returns the core with the fewest connections, and counts one more for it.
-    fn take(&self) -> usize {
-        let counts = self.connections.iter().map(|count| count.load(Ordering::Relaxed));
-        let core = counts.enumerate().min_by_key(|(_, count)| *count).map_or(0, |(core, _)| core);
-        self.connections[core].fetch_add(1, Ordering::Relaxed);
-        core
-    }
-
-    fn give_back(&self, core: usize) {
-        self.connections[core].fetch_sub(1, Ordering::Relaxed);
-    }
-}
 
 /// Accepts connections at portals, and assigns a core to each connection.
 #[derive(Clone)]
 pub(crate) struct Acceptor {
     front: Arc<Front>,
     cores: Weak<Cores>,
-    load: Arc<Load>,
+    loads: Arc<Loads>,
 }
 
 /// A portal that accepts connections until this is dropped or stopped.
@@ -63,8 +43,19 @@ impl Accepting {
 
 impl Acceptor {
     pub(crate) fn new(front: Arc<Front>, cores: &Arc<Cores>) -> Self {
-        let connections = (0..cores.len()).map(|_| AtomicUsize::new(0)).collect();
-        Self { front, cores: Arc::downgrade(cores), load: Arc::new(Load { connections }) }
+        Self { front, cores: Arc::downgrade(cores), loads: Arc::new(Loads::new(cores)) }
+    }
+
+    /// Creates an acceptor whose connections move to the next core whenever they can.
+    #[cfg(test)]
+    pub(crate) fn restless(front: Arc<Front>, cores: &Arc<Cores>) -> Self {
+        Self { loads: Arc::new(Loads::restless(cores)), ..Self::new(front, cores) }
+    }
+
+    /// Returns the loads of the cores.
+    #[cfg(test)]
+    pub(in crate::fronts) fn loads(&self) -> Arc<Loads> {
+        self.loads.clone()
     }
 
     /// Starts to accept connections.
@@ -95,7 +86,6 @@ impl Acceptor {
                     return;
                 }
             };
-            let Some(cores) = self.cores.upgrade() else { return };
             let front = self.front.clone();
             let connection_permit = match front.sources.admit(peer.ip(), time::now()) {
                 Ok(connection_permit) => connection_permit,
@@ -113,16 +103,12 @@ impl Acceptor {
                     continue;
                 }
             };
-            let core = self.load.take();
-            let (load, portal) = (self.load.clone(), portal.clone());
-            // A connection stays on its core until it ends.
-            cores.spawn_on(core, move || async move {
+            let portal = portal.clone();
+            self.loads.place().start(move |place| async move {
                 match Stream::from_std(socket) {
-                    Ok(stream) => serve(stream, portal, front, connection_permit).await,
+                    Ok(stream) => serve(stream, portal, front, connection_permit, place).await,
                     Err(error) => debug!(%peer, %error, "a connection failed before its login"),
                 }
-                load.give_back(core);
-                heap::give_back_soon();
             });
         }
     }
@@ -134,16 +120,17 @@ async fn serve(
     portal: Arc<Portal>,
     front: Arc<Front>,
     connection_permit: ConnectionPermit,
+    place: Place,
 ) {
     match (portal.protocol, portal.certificates()) {
         // TLS begins within NBD.
-        (Protocol::Nbd, _) => nbd::serve(stream, portal, front, connection_permit).await,
+        (Protocol::Nbd, _) => nbd::serve(stream, portal, front, connection_permit, place).await,
         (Protocol::Iscsi, None) => {
-            iscsi::serve(stream, None, portal, front, connection_permit).await;
+            iscsi::serve(stream, None, portal, front, connection_permit, Some(place)).await;
         }
         (Protocol::Iscsi, Some(tls)) => {
             if let Some((stream, client)) = shake_hands(stream, &tls, &front).await {
-                iscsi::serve(stream, client, portal, front, connection_permit).await;
+                iscsi::serve(stream, client, portal, front, connection_permit, Some(place)).await;
             }
         }
     }

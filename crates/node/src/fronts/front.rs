@@ -26,7 +26,7 @@ use crate::trace::Traces;
 pub(crate) struct Front {
     settings: Mutex<Arc<Settings>>,
     pub(crate) targets: Arc<Targets>,
-    pub(crate) sessions: Sessions,
+    pub(crate) sessions: Arc<Sessions>,
     pub(crate) sources: Arc<Sources>,
     pub(crate) drains: Arc<Drains>,
     pub(crate) access: Arc<Access>,
@@ -41,7 +41,7 @@ impl Front {
         Self {
             settings: Mutex::new(Arc::new(limits.settings())),
             targets: Arc::default(),
-            sessions: Sessions::new(limits),
+            sessions: Arc::new(Sessions::new(limits)),
             sources: Sources::new(limits),
             drains: Arc::default(),
             access: Arc::new(Access::default().with_event_log(events)),

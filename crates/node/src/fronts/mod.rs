@@ -8,6 +8,7 @@ mod handshake;
 pub(crate) mod iscsi;
 pub(crate) mod nbd;
 mod observer;
+mod placement;
 mod qos_gate;
 pub(crate) mod sources;
 

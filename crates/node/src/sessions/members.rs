@@ -123,18 +123,18 @@ pub(super) fn ask<T>(
 }
 
 /// A connection's membership in its session, until this is dropped. The session ends with its last member.
-pub(crate) struct SessionMember<'a> {
-    pub(super) sessions: &'a Sessions,
+pub(crate) struct SessionMember {
+    pub(super) sessions: Arc<Sessions>,
     pub(crate) tsih: u16,
     /// Its number among all connections.
     pub(super) number: u64,
     pub(super) members: Arc<Members>,
 }
 
-impl SessionMember<'_> {
+impl SessionMember {
     /// Returns the registry.
     pub(crate) fn sessions(&self) -> &Sessions {
-        self.sessions
+        &self.sessions
     }
 
     /// Sets the nexus of the session, which was opened with this view, and reports the events of its units to the
@@ -239,7 +239,7 @@ impl SessionMember<'_> {
     }
 }
 
-impl Drop for SessionMember<'_> {
+impl Drop for SessionMember {
     fn drop(&mut self) {
         let mut state = self.sessions.state();
         let mut members = self.members.all();
@@ -269,16 +269,17 @@ mod tests {
     /// Otherwise, two connections that claim the same task would both deny it, or wait for each other.
     #[tokio::test]
     async fn connections_claim_session_one_at_a_time() {
-        let sessions = Sessions::new(&Limits::default());
+        let sessions = Arc::new(Sessions::new(&Limits::default()));
         let members: Arc<Members> = Arc::default();
         let login = Login::of_anonymous("iqn.2026-11.x:host", "iqn.2026-11.x:t");
         let (holder, mut messages) = mpsc::unbounded_channel();
         let (others, unanswered) = mpsc::unbounded_channel();
-        let admits: Vec<SessionMember<'_>> = [&holder, &others, &others]
+        let admits: Vec<SessionMember> = [&holder, &others, &others]
             .into_iter()
             .map(|mailbox| {
                 let number = sessions.state().add_member(&members, &login, mailbox);
-                SessionMember { sessions: &sessions, tsih: 1, number, members: members.clone() }
+                let (sessions, members) = (sessions.clone(), members.clone());
+                SessionMember { sessions, tsih: 1, number, members }
             })
             .collect();
         let mut earlier = pin!(admits[1].claim(7, others.clone()));

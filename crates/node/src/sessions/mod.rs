@@ -209,10 +209,10 @@ impl Sessions {
 
     /// Begins a new session. A session that it reinstates (RFC 7143 §6.3.5) is ended first, with all its tasks.
     pub(crate) async fn begin(
-        &self,
+        self: &Arc<Self>,
         login: &Login,
         mailbox: &Mailbox,
-    ) -> Result<SessionMember<'_>, RefusalReason> {
+    ) -> Result<SessionMember, RefusalReason> {
         let key = Key::of(login);
         loop {
             let ending = {
@@ -238,7 +238,7 @@ impl Sessions {
                             leaving_with: None,
                         };
                         state.by_tsih.insert(tsih, entry);
-                        return Ok(SessionMember { sessions: self, tsih, number, members });
+                        return Ok(SessionMember { sessions: self.clone(), tsih, number, members });
                     }
                 }
             };
@@ -263,10 +263,10 @@ impl Sessions {
     /// Registers a further connection of a session. A connection with the same CID is logged out first (RFC 7143
     /// §6.3.4).
     pub(crate) async fn join(
-        &self,
+        self: &Arc<Self>,
         login: &Login,
         mailbox: &Mailbox,
-    ) -> Result<SessionMember<'_>, RefusalReason> {
+    ) -> Result<SessionMember, RefusalReason> {
         loop {
             let ended = {
                 let mut state = self.state();
@@ -294,7 +294,7 @@ impl Sessions {
                     None => {
                         drop(all);
                         let number = state.add_member(&members, login, mailbox);
-                        return Ok(SessionMember { sessions: self, tsih, number, members });
+                        return Ok(SessionMember { sessions: self.clone(), tsih, number, members });
                     }
                 }
             };
@@ -333,7 +333,7 @@ impl Sessions {
 
     /// Marks a connection as permitted and shows it these units. Returns false if its session is leaving, or if other
     /// connections of its session are shown other units: all of them must have the same.
-    pub(crate) fn permit(&self, member: &SessionMember<'_>, view: &LunView) -> bool {
+    pub(crate) fn permit(&self, member: &SessionMember, view: &LunView) -> bool {
         let mut state = self.state();
         state.last_permitted += 1;
         let number = state.last_permitted;
@@ -407,7 +407,7 @@ impl Sessions {
     pub(crate) fn abort(
         &self,
         order: &Arc<AbortOrder>,
-        by: &SessionMember<'_>,
+        by: &SessionMember,
     ) -> Vec<oneshot::Receiver<()>> {
         let is_meant = |entry: &&Entry| {
             let nexus = entry.nexus.as_ref().map(NexusHandle::id);

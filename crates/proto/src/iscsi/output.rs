@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Deref;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use sarsen_block::{Data, Piece};
 use sarsen_wire::iscsi::{BasicHeader, DIGEST_LENGTH, RawHeader, U24, padding};
@@ -39,7 +39,7 @@ enum Run {
 enum HeldData {
     Alone(Charged),
     /// Other PDUs may send ranges of it, too.
-    Shared(Rc<Charged>),
+    Shared(Arc<Charged>),
 }
 
 /// Data, and the charge for its memory until it is dropped.
@@ -76,7 +76,7 @@ impl Run {
 
 /// A payload of which PDUs send ranges.
 #[derive(Clone)]
-pub struct Payload(Rc<Charged>);
+pub struct Payload(Arc<Charged>);
 
 impl Payload {
     /// Returns the bytes of memory that the payload uses.
@@ -86,7 +86,7 @@ impl Payload {
 
     /// Returns the data. It is copied if PDUs with this data still wait.
     pub(crate) fn into_data(self) -> Data {
-        match Rc::try_unwrap(self.0) {
+        match Arc::try_unwrap(self.0) {
             Ok(Charged { data, .. }) => data,
             Err(shared) => {
                 let mut copy = sarsen_block::Buffer::for_overwrite(shared.data.len());
@@ -141,7 +141,7 @@ impl Output {
 
     /// Prepares `data` like [`Self::payload`], with the charge for its memory.
     pub(crate) fn charged_payload(&self, data: Data, charge: Option<Charge>) -> Payload {
-        Payload(Rc::new(self.charged(data, charge)))
+        Payload(Arc::new(self.charged(data, charge)))
     }
 
     /// Copies shared memory if a data digest is in use: the digest must match the bytes that are sent.

@@ -3,6 +3,7 @@
 
 mod hung_commands;
 mod lost_connection;
+mod moving;
 mod turn;
 mod units;
 
@@ -36,6 +37,7 @@ use super::environment::{View, attribute, cdb};
 use crate::events::{Occurrence, Subject};
 use crate::fronts::Front;
 use crate::fronts::observer::{BegunRequest, Observer};
+use crate::fronts::placement::Place;
 use crate::fronts::qos_gate::QosGate;
 use crate::fronts::sources::ConnectionPermit;
 use crate::mailbox::{AbortOrder, ConnectionRequest, Mailbox};
@@ -51,22 +53,23 @@ const LINGER: Duration = Duration::from_secs(1);
 type Pending = FuturesUnordered<UnderWay>;
 
 /// Serves a connection of a portal, until the connection and its commands have ended. `client` is the verified
-/// certificate of a client that uses TLS.
+/// certificate of a client that uses TLS. Without a place, the connection never moves to another core.
 pub(in crate::fronts) async fn serve(
     stream: Stream,
     client: Option<ClientCertificate>,
     portal: Arc<Portal>,
     front: Arc<Front>,
     connection_permit: ConnectionPermit,
+    place: Option<Place>,
 ) {
     let Ok(local) = stream.local_addr() else { return };
     let peer = stream.peer_addr();
     // Until everything has ended, sessions that send messages here wait for an answer.
-    let (mailbox, mut messages) = mpsc::unbounded_channel();
+    let (mailbox, messages) = mpsc::unbounded_channel();
     let settings = front.settings();
     let machine = Connection::new(settings.clone(), time::now());
     let view = View::new(front.clone(), Origin { peer, local, certificate: client, portal });
-    let mut driver = Driver {
+    let driver = Driver {
         front: front.clone(),
         stream,
         machine,
@@ -94,8 +97,26 @@ pub(in crate::fronts) async fn serve(
         ),
         tap: front.traces.tap(peer, local),
         is_sent_whole: true,
+        place,
     };
-    let reason = driver.run(&front, &mut messages).await;
+    serve_to_the_end(driver, messages).await;
+}
+
+/// Serves a connection until it has ended, or until it continues on another core.
+async fn serve_to_the_end(
+    mut driver: Driver,
+    mut messages: mpsc::UnboundedReceiver<ConnectionRequest>,
+) {
+    let (front, peer) = (driver.front.clone(), driver.stream.peer_addr());
+    let reason = loop {
+        match driver.run(&front, &mut messages).await {
+            ConnectionEnd::Moved(core) => match driver.move_to(core, messages) {
+                None => return,
+                Some((here, held)) => (driver, messages) = (*here, held),
+            },
+            reason => break reason,
+        }
+    };
     let is_lost = !matches!(reason, ConnectionEnd::Closed(CloseReason::InGoodOrder))
         && !driver.is_a_finished_discovery(&reason);
     // RFC 7143 §7.7: no connection of the session can be recovered.
@@ -125,6 +146,7 @@ pub(in crate::fronts) async fn serve(
             info!(%peer, tsih, cid, initiator, target, %error, "connection lost");
         }
         ConnectionEnd::Replaced => debug!(%peer, "connection replaced"),
+        ConnectionEnd::Moved(core) => debug!(%peer, core, "connection moved"),
     }
     driver.tell_end(is_lost, why);
     if is_lost
@@ -151,6 +173,8 @@ enum ConnectionEnd {
     Socket(io::Error),
     /// Another connection of the session takes over its tasks.
     Replaced,
+    /// It continues on another core.
+    Moved(usize),
 }
 
 impl std::fmt::Display for ConnectionEnd {
@@ -159,6 +183,7 @@ impl std::fmt::Display for ConnectionEnd {
             Self::Closed(reason) => reason.fmt(f),
             Self::Socket(error) => error.fmt(f),
             Self::Replaced => f.write_str("another connection took its place"),
+            Self::Moved(core) => write!(f, "it moved to core {core}"),
         }
     }
 }
@@ -175,7 +200,7 @@ impl From<io::Error> for ConnectionEnd {
     }
 }
 
-struct Driver<'a> {
+struct Driver {
     front: Arc<Front>,
     stream: Stream,
     machine: Connection,
@@ -191,7 +216,7 @@ struct Driver<'a> {
     /// Commands were aborted since the last check for stalled commands.
     must_look: bool,
     mailbox: mpsc::UnboundedSender<ConnectionRequest>,
-    member: Option<SessionMember<'a>>,
+    member: Option<SessionMember>,
     target_name: Option<String>,
     /// The initiator and the session, after the login.
     subject: Option<Subject>,
@@ -213,12 +238,13 @@ struct Driver<'a> {
     tap: Option<Tap>,
     /// The last send ended at the end of a PDU.
     is_sent_whole: bool,
+    place: Option<Place>,
 }
 
-impl<'a> Driver<'a> {
+impl Driver {
     async fn run(
         &mut self,
-        front: &'a Arc<Front>,
+        front: &Arc<Front>,
         messages: &mut mpsc::UnboundedReceiver<ConnectionRequest>,
     ) -> ConnectionEnd {
         let mut timer = Box::pin(time::sleep_until(self.next_wakeup()));
@@ -234,6 +260,9 @@ impl<'a> Driver<'a> {
             }
             if std::mem::take(&mut self.must_look) && self.machine.closing().is_none() {
                 timer.set(time::sleep_until(self.next_wakeup()));
+            }
+            if let Some(core) = self.destination() {
+                return ConnectionEnd::Moved(core);
             }
             let sending = !self.machine.output().is_empty();
             let receiving = self.is_receiving();
@@ -446,7 +475,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    async fn establish(&mut self, front: &'a Arc<Front>, admission: Admission) {
+    async fn establish(&mut self, front: &Arc<Front>, admission: Admission) {
         let joins = admission.tsih != 0;
         let login = self.view.login(&admission);
         let member = async {
@@ -555,7 +584,7 @@ impl<'a> Driver<'a> {
 
     /// Carries out a task management function that affects other connections. Their tasks end first, then the units are
     /// notified, and then the initiator is answered.
-    fn manage(&mut self, front: &'a Arc<Front>, management: Management) {
+    fn manage(&mut self, front: &Arc<Front>, management: Management) {
         use TaskManagementFunction as Function;
         let (Some(nexus), Some(member)) = (&self.view.nexus, &self.member) else { return };
         let mut nexus = nexus.clone();

@@ -61,7 +61,7 @@ impl View {
     /// session.
     pub(super) fn enter(
         &mut self,
-        member: &SessionMember<'_>,
+        member: &SessionMember,
         login: &Login,
     ) -> Result<(), RefusalReason> {
         let view = self.front.access.enter(member, login)?;
@@ -76,7 +76,7 @@ impl View {
         &self,
         target: &str,
         login: &Login,
-        member: &SessionMember<'_>,
+        member: &SessionMember,
         view: LunView,
     ) -> Result<NexusHandle, RefusalReason> {
         let device = self.front.targets.find(target).ok_or(RefusalReason::NoSuchTarget)?.device;

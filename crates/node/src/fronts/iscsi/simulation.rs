@@ -26,7 +26,7 @@ pub(crate) fn serve(
     let portal = portals.iter().find(|portal| portal.address == local)?.clone();
     Some(async move {
         if let Ok(connection_permit) = front.sources.admit(stream.peer_addr().ip(), time::now()) {
-            connection::serve(stream, None, portal, front, connection_permit).await;
+            connection::serve(stream, None, portal, front, connection_permit, None).await;
         }
     })
 }
@@ -78,7 +78,7 @@ impl Portal {
             if let Ok(connection_permit) = front.sources.admit(stream.peer_addr().ip(), time::now())
             {
                 let portal = front.portals.first();
-                connection::serve(stream, None, portal, front, connection_permit).await;
+                connection::serve(stream, None, portal, front, connection_permit, None).await;
             }
         }
     }

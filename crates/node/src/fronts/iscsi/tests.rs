@@ -33,6 +33,7 @@ use crate::host::ServerHost;
 
 mod hung_commands;
 mod limits;
+mod moving;
 
 const TARGET: &str = "iqn.2026-11.test:slow";
 /// Long compared with the time of a wrong answer.
@@ -102,6 +103,16 @@ impl Portal {
     }
 
     fn over(limits: Limits, gate: Option<watch::Receiver<bool>>) -> Self {
+        let cores = Cores::start(NonZeroUsize::new(1), FileEngine::Pool, Spin::Never);
+        Self::on(cores.expect("a core"), Acceptor::new, limits, gate)
+    }
+
+    fn on(
+        cores: Cores,
+        acceptor: impl FnOnce(Arc<Front>, &Arc<Cores>) -> Acceptor,
+        limits: Limits,
+        gate: Option<watch::Receiver<bool>>,
+    ) -> Self {
         let (begun, write_begun) = mpsc::channel();
         let write_ended = Arc::new(AtomicBool::new(false));
         let memory = Arc::new(MemoryStore::new(BlockSize::B512, 64));
@@ -109,8 +120,6 @@ impl Portal {
         let volume = Volume::open(volume::Parts::new("slow", store)).expect("no records");
         let unit = LogicalUnit::of_parts(Parts::disk(Identity::new("slow", "test"), volume));
         let unit = unit.expect("no records");
-        let cores =
-            Cores::start(NonZeroUsize::new(1), FileEngine::Pool, Spin::Never).expect("a core");
         let cores = Arc::new(cores);
         let array = Array::new(Arc::new(ServerHost::new(&cores)));
         let device = TargetDevice::new(&array, TARGET.into(), BTreeMap::from([(Lun(0), unit)]));
@@ -118,7 +127,7 @@ impl Portal {
         let address = listener.local_addr().expect("bound");
         let front = Front::of_target(device, address, limits.settings(), &limits);
         let portal = front.portals.first();
-        let accepting = Acceptor::new(front.clone(), &cores).open(portal, Arc::new(listener));
+        let accepting = acceptor(front.clone(), &cores).open(portal, Arc::new(listener));
         Self { address, _cores: cores, front, _accepting: accepting, write_begun, write_ended }
     }
 

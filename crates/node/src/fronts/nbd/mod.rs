@@ -5,7 +5,10 @@
 
 mod exports;
 mod memory;
+mod moving;
 mod requests;
+#[cfg(test)]
+mod tests;
 
 use std::cell::RefCell;
 use std::io;
@@ -26,9 +29,10 @@ use tracing::{debug, info, warn};
 
 use self::exports::{ChosenExport, VisibleExports};
 use self::memory::{ChargedMemory, maximum_payload};
-use self::requests::{PendingRequest, Requests};
+use self::requests::{PendingRequest, Requests, Started};
 use super::Front;
 use super::handshake::shake_hands;
+use super::placement::Place;
 use super::sources::ConnectionPermit;
 use crate::events::{Occurrence, Subject};
 use crate::mailbox::ConnectionRequest;
@@ -67,6 +71,8 @@ enum End {
     Refused(RefusalReason),
     /// The client has not selected an export, sent a request or received a reply in time.
     TimedOut,
+    /// The connection continues on another core.
+    Moved(usize),
 }
 
 impl From<io::Error> for End {
@@ -85,30 +91,31 @@ impl std::fmt::Display for End {
             Self::TimedOut => {
                 f.write_str("the client selected no export, sent no complete request, or received no reply in time")
             }
+            Self::Moved(core) => write!(f, "the connection moved to core {core}"),
         }
     }
 }
 
 /// The session of a connection that has selected an export.
-struct Session<'a> {
+struct Session {
     requests: Requests,
     status: Arc<StoreStatus>,
     /// The generation of the status whose size the machine has.
     known_generation: Option<u64>,
     target: String,
     subject: Subject,
-    member: SessionMember<'a>,
+    member: SessionMember,
 }
 
-struct Driver<'a> {
-    front: &'a Arc<Front>,
+struct Driver {
+    front: Arc<Front>,
     /// `None` only during a TLS handshake.
     stream: Option<Stream>,
     machine: Server,
     exports: VisibleExports,
     connection_permit: ConnectionPermit,
     mailbox: mpsc::UnboundedSender<ConnectionRequest>,
-    session: Option<Session<'a>>,
+    session: Option<Session>,
     pending: FuturesUnordered<PendingRequest>,
     /// Received bytes that the machine could not handle yet.
     held: Vec<u8>,
@@ -123,6 +130,7 @@ struct Driver<'a> {
     ending_deadline: Option<Instant>,
     /// Dropped when the session's last request has ended.
     terminated: Vec<oneshot::Sender<()>>,
+    place: Place,
 }
 
 /// Serves a connection of a portal, until the connection and its requests have ended.
@@ -131,11 +139,12 @@ pub(super) async fn serve(
     portal: Arc<Portal>,
     front: Arc<Front>,
     connection_permit: ConnectionPermit,
+    place: Place,
 ) {
     let Ok(local) = stream.local_addr() else { return };
     let peer = stream.peer_addr();
     // Until everything has ended, those who send messages here wait for an answer.
-    let (mailbox, mut messages) = mpsc::unbounded_channel();
+    let (mailbox, messages) = mpsc::unbounded_channel();
     let limits = front.settings();
     let tls = if portal.certificates().is_some() { Tls::Required } else { Tls::Unavailable };
     let settings = Settings {
@@ -145,8 +154,8 @@ pub(super) async fn serve(
         maximum_memory: limits.room_limit,
     };
     let origin = Origin { peer, local, certificate: None, portal };
-    let mut driver = Driver {
-        front: &front,
+    let driver = Driver {
+        front: front.clone(),
         stream: Some(stream),
         machine: Server::new(settings),
         exports: VisibleExports::new(front.clone(), origin),
@@ -161,13 +170,30 @@ pub(super) async fn serve(
         is_leaving: false,
         ending_deadline: None,
         terminated: Vec::new(),
+        place,
     };
-    let end = driver.run(&mut messages).await;
+    serve_to_the_end(driver, messages).await;
+}
+
+/// Serves a connection until it has ended, or until it continues on another core.
+async fn serve_to_the_end(
+    mut driver: Driver,
+    mut messages: mpsc::UnboundedReceiver<ConnectionRequest>,
+) {
+    let end = loop {
+        match driver.run(&mut messages).await {
+            End::Moved(core) => match driver.move_to(core, messages) {
+                None => return,
+                Some((here, held)) => (driver, messages) = (*here, held),
+            },
+            end => break end,
+        }
+    };
     driver.report_end(&end);
     driver.finish().await;
 }
 
-impl<'a> Driver<'a> {
+impl Driver {
     async fn run(&mut self, messages: &mut mpsc::UnboundedReceiver<ConnectionRequest>) -> End {
         let limit = time::now() + self.front.settings().login_timeout;
         let mut login = Box::pin(time::sleep_until(limit));
@@ -184,6 +210,9 @@ impl<'a> Driver<'a> {
             if is_busy {
                 // A busy connection yields to the other connections of its core.
                 tokio::task::yield_now().await;
+            }
+            if let Some(core) = self.destination() {
+                return End::Moved(core);
             }
             let sending = !self.machine.output().is_empty();
             if self.is_leaving && self.pending.is_empty() && !sending {
@@ -268,8 +297,8 @@ impl<'a> Driver<'a> {
                     let Some(session) = &mut self.session else { return Err(End::InGoodOrder) };
                     count += 1;
                     match session.requests.start(task, operation) {
-                        Poll::Ready(result) => self.machine.complete(task, result),
-                        Poll::Pending => self.pending.push(session.requests.take_pending()),
+                        Started::Ended(answer) => self.machine.complete(task, answer),
+                        Started::Pending(request) => self.pending.push(request),
                     }
                 }
                 Event::Disconnected => self.is_leaving = true,
@@ -378,7 +407,7 @@ impl<'a> Driver<'a> {
             return Err(End::InGoodOrder);
         };
         // A failed handshake was reported.
-        let shaken = shake_hands(stream, &tls, self.front).await.ok_or(End::InGoodOrder)?;
+        let shaken = shake_hands(stream, &tls, &self.front).await.ok_or(End::InGoodOrder)?;
         let (stream, certificate) = shaken;
         self.stream = Some(stream);
         self.exports.origin.certificate = certificate;
@@ -428,7 +457,7 @@ impl<'a> Driver<'a> {
         let status = volume.store().status().clone();
         let attachment = Attachment::new(volume, view.read_only);
         let requests = Requests::new(
-            self.front,
+            &self.front,
             (Arc::new(attachment), path),
             &volume_name,
             login.client,
@@ -463,7 +492,7 @@ impl<'a> Driver<'a> {
                 self.end_session();
             }
             ConnectionRequest::Refresh => {
-                let is_there = self.session.as_ref().is_none_or(Session::has_unit(self.front));
+                let is_there = self.session.as_ref().is_none_or(Session::has_unit(&self.front));
                 if !is_there {
                     self.end_session();
                 }
@@ -568,7 +597,7 @@ impl<'a> Driver<'a> {
     }
 }
 
-impl Session<'_> {
+impl Session {
     /// Returns a function that checks whether the target still has the unit of a session.
     fn has_unit(front: &Front) -> impl Fn(&Self) -> bool {
         |session| {

@@ -58,6 +58,12 @@ impl From<BlockError> for RequestError {
     }
 }
 
+/// A request that was started.
+pub(super) enum Started {
+    Ended(Answer),
+    Pending(PendingRequest),
+}
+
 /// A pending request.
 pub(super) struct PendingRequest {
     task: u64,
@@ -82,8 +88,6 @@ pub(super) struct Requests {
     index: VolumeIndex,
     observer: Observer,
     qos_gate: QosGate,
-    /// The request that [`Self::start`] left pending.
-    pending: Option<PendingRequest>,
     /// Whether the session has ended. No request, and no further piece of a request, is started then.
     is_cancelled: bool,
     /// The same, for open requests.
@@ -108,7 +112,6 @@ impl Requests {
             index: observer.volume_index(volume_name),
             observer,
             qos_gate,
-            pending: None,
             is_cancelled: false,
             cancelled: watch::Sender::new(false),
         }
@@ -131,12 +134,12 @@ impl Requests {
         self.observer.arrived(now);
     }
 
-    /// Starts a request. If the result is pending, [`Self::take_pending`] returns the request.
-    pub(super) fn start(&mut self, task: u64, operation: Operation) -> Poll<Answer> {
+    /// Starts a request.
+    pub(super) fn start(&mut self, task: u64, operation: Operation) -> Started {
         let (counted, bytes) = counted(&operation);
         let begun = self.observer.begin(self.index, counted, bytes);
         if let Err(error) = self.check() {
-            return Poll::Ready(self.end(Completed { begun, result: Err(error) }));
+            return Started::Ended(self.end(Completed { begun, result: Err(error) }));
         }
         if let Some(account) = self.observer.governed(begun) {
             let cost = || Cost { bytes: bytes as u64 };
@@ -158,29 +161,18 @@ impl Requests {
                     drop(slot);
                     result
                 });
-                self.pending = Some(PendingRequest { task, begun, answer });
-                return Poll::Pending;
+                return Started::Pending(PendingRequest { task, begun, answer });
             }
         }
         match execute(&self.volume, self.block_size, operation, || self.cancelled.subscribe()) {
-            Io::Ready(result) => Poll::Ready(self.end(Completed { begun, result })),
-            Io::Pending(answer) => {
-                self.pending = Some(PendingRequest { task, begun, answer });
-                Poll::Pending
-            }
+            Io::Ready(result) => Started::Ended(self.end(Completed { begun, result })),
+            Io::Pending(answer) => Started::Pending(PendingRequest { task, begun, answer }),
         }
     }
 
     /// Returns why no request may start now.
     fn check(&self) -> Result<(), RequestError> {
         if self.is_cancelled { Err(RequestError::Cancelled) } else { check_active(&self.path) }
-    }
-
-    /// Returns the request that [`Self::start`] left pending.
-    pub(super) fn take_pending(&mut self) -> PendingRequest {
-        self.pending.take().unwrap_or_else(|| {
-            unreachable!("`take_pending` follows a `start` that returned `Pending`")
-        })
     }
 
     /// Counts a completed request in the statistics, and returns its result for the protocol machine.

@@ -61,7 +61,7 @@ impl Future for Answer {
     }
 }
 
-impl Driver<'_> {
+impl Driver {
     /// Looks for commands that take too long. Returns the time of the next check.
     pub(super) fn look(&mut self) -> Instant {
         let now = time::now();

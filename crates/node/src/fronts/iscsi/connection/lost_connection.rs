@@ -17,11 +17,11 @@ use super::{Driver, LogContext};
 use crate::fronts::Front;
 use crate::mailbox::{ConnectionRequest, Mailbox};
 
-impl<'a> Driver<'a> {
+impl Driver {
     /// Keeps the tasks of a lost connection for other connections. Returns whether the session supports that.
     pub(super) async fn keep_tasks(
         &mut self,
-        front: &'a Arc<Front>,
+        front: &Arc<Front>,
         messages: &mut mpsc::UnboundedReceiver<ConnectionRequest>,
     ) -> bool {
         let Some(member) = &self.member else { return false };

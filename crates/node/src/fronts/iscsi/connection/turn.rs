@@ -77,7 +77,7 @@ pub(super) enum Sent {
     Part,
 }
 
-impl<'a> Driver<'a> {
+impl Driver {
     /// Returns whether requests are received: only while there is space for their results.
     pub(super) fn is_receiving(&mut self) -> bool {
         self.machine.event_count() == 0
@@ -89,7 +89,7 @@ impl<'a> Driver<'a> {
     /// accepts them. The socket stays ready for the rest, so messages and completions are handled in between.
     pub(super) async fn turn(
         &mut self,
-        front: &'a Arc<Front>,
+        front: &Arc<Front>,
     ) -> Result<ControlFlow<CloseReason>, ConnectionEnd> {
         let before = self.machine.event_count();
         let received = self.receive()?;
@@ -168,7 +168,7 @@ impl<'a> Driver<'a> {
         })
     }
 
-    pub(super) async fn carry_out(&mut self, front: &'a Arc<Front>, share: TurnShare) {
+    pub(super) async fn carry_out(&mut self, front: &Arc<Front>, share: TurnShare) {
         let began = (share == TurnShare::TimeSlice).then(time::now);
         let mut count = 0;
         while !share.is_done(count, began)
