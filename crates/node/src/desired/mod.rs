@@ -518,15 +518,22 @@ impl Desired {
     /// Refuses files of the server itself. Returns the files of new volumes that exist in the state folder.
     async fn look_at_files(&self, plan: &Plan) -> Result<BTreeSet<PathBuf>, ChangeRefused> {
         let files = new_files::between(&plan.before.objects, &plan.objects);
-        let Some(first) = files.first().map(|file| file.volume.name.clone()) else {
-            return Ok(BTreeSet::new());
-        };
-        let folder = self.folder.clone();
-        let look = threads::run_detached("looking", move || new_files::look_at(&files, &folder));
-        tokio::select! {
-            found = look => found.unwrap_or_else(|_| Err(ChangeError::BrokeOff.into())),
-            () = time::sleep_until(time::now() + LOOK_LIMIT) => Err(ChangeError::Hangs(first).into()),
+        let engine = self.document.lock().engine();
+        let deadline = time::now() + LOOK_LIMIT;
+        let mut found = BTreeSet::new();
+        for file in files {
+            let (path, volume) = (file.path.clone(), file.volume.name.clone());
+            let folder = self.folder.clone();
+            let look = move || new_files::look_at(&file, &folder);
+            let looked = tokio::select! {
+                looked = engine.run_on_disk(&path, look) => looked,
+                () = time::sleep_until(deadline) => Err(ChangeError::Hangs(volume)),
+            };
+            if looked?? {
+                found.insert(path);
+            }
         }
+        Ok(found)
     }
 
     /// Derives the new document and its configuration. New volumes do not get the files that are `taken`.

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tracing::{error, warn};
 
 use self::records::{Base, Head, RecordKind, Row};
-use crate::database::{self, DatabaseError};
+use crate::database::{self, DatabaseError, Journal};
 use crate::events::Occurrence;
 use crate::model::{Key, Object, Objects, Revision};
 use crate::private::VOLUMES;
@@ -28,6 +28,10 @@ use crate::stores::LOCK_TIMEOUT;
 
 const FILE: &str = "state.sqlite";
 const COPY: &str = "state-copy.sqlite";
+const STATE_JOURNAL: Journal = Journal::WriteAhead;
+/// Between changes the copy is complete without any other file. Who deletes the files beside the two, as after a crash,
+/// thus loses no acknowledged change.
+const COPY_JOURNAL: Journal = Journal::Rollback;
 /// Files of early development versions.
 const OLD_FILE: &str = "state.redb";
 /// Traces of an earlier state in a folder.
@@ -248,7 +252,7 @@ impl Files {
     fn main(&mut self) -> Result<&mut Connection, DatabaseError> {
         match &mut self.main {
             Some(main) => Ok(main),
-            closed => Ok(closed.insert(records::reopen(&self.path)?)),
+            closed => Ok(closed.insert(records::reopen(&self.path, STATE_JOURNAL)?)),
         }
     }
 
@@ -340,7 +344,7 @@ impl Files {
 
 /// Opens the new copy, and checks that it equals the state.
 fn copied(path: &Path, head: &Head) -> Result<Connection, DatabaseError> {
-    match records::open(path, |_, _, _| Ok(()))? {
+    match records::open(path, COPY_JOURNAL, |_, _, _| Ok(()))? {
         (copy, found) if found == *head => Ok(copy),
         _ => Err(DatabaseError::damaged("it is not what was copied")),
     }
@@ -355,7 +359,8 @@ fn settle(
     let folder = path.parent().unwrap_or(Path::new("."));
     database::sweep(folder).map_err(|source| StateError::Open { path: folder.into(), source })?;
     let had_log = database::has_log(path);
-    let main = match records::open(path, |kind, name, body| contents.add(kind, name, body)) {
+    let each = |kind, name: &str, body: &[u8]| contents.add(kind, name, body);
+    let main = match records::open(path, STATE_JOURNAL, each) {
         Ok((main, head)) => Found::Whole(main, head),
         Err(DatabaseError::Damaged(what)) => Found::Damaged(what),
         Err(DatabaseError::System(error)) if error.kind() == io::ErrorKind::NotFound => {
@@ -364,7 +369,7 @@ fn settle(
         Err(error) => return Err(not_opened(path, error)),
     };
     // A server starts even if it cannot read the copy.
-    let copy = match records::open(copy_path, |_, _, _| Ok(())) {
+    let copy = match records::open(copy_path, COPY_JOURNAL, |_, _, _| Ok(())) {
         Ok((copy, head)) => Found::Whole(copy, head),
         Err(DatabaseError::System(error)) if error.kind() == io::ErrorKind::NotFound => {
             Found::Missing
@@ -425,7 +430,7 @@ fn settle(
             }
             contents.is_new = true;
             records::create(path).map_err(|error| not_opened(path, error))?;
-            let opened = records::open(path, |_, _, _| Ok(()));
+            let opened = records::open(path, STATE_JOURNAL, |_, _, _| Ok(()));
             let (main, head) = opened.map_err(|error| not_opened(path, error))?;
             return Ok(with_copy(main, head, copy_path, None, contents));
         }
@@ -483,10 +488,11 @@ fn repair(
 ) -> Result<(Connection, Option<Connection>, Head), DatabaseError> {
     let aside = path.exists().then(|| database::put_aside(path)).transpose()?;
     let aside = aside.map(|aside| aside.display().to_string());
-    let (copy, copied) = records::open(copy_path, |_, _, _| Ok(()))?;
+    let (copy, copied) = records::open(copy_path, COPY_JOURNAL, |_, _, _| Ok(()))?;
     database::copy(&copy, path)?;
     *contents = Contents::default();
-    let (main, head) = records::open(path, |kind, name, body| contents.add(kind, name, body))?;
+    let each = |kind, name: &str, body: &[u8]| contents.add(kind, name, body);
+    let (main, head) = records::open(path, STATE_JOURNAL, each)?;
     if head != copied {
         return Err(DatabaseError::damaged("it is not what was copied"));
     }

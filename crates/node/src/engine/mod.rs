@@ -36,7 +36,7 @@ pub(crate) use self::change::{Cause, Force, Managed};
 pub use self::change::{ChangeOutcome, Prepared};
 use self::claims::{Claims, Stores, holdings_of_file};
 use self::diff::Differences;
-use self::disk_threads::DiskPermits;
+use self::disk_threads::{Disk, DiskPermits, run_blocking};
 use self::missing::MissingObjects;
 use self::portals::Served;
 pub use self::resource_error::ResourceError;
@@ -320,6 +320,15 @@ impl Engine {
             claims: Arc::default(),
             disk_permits: Arc::default(),
         })
+    }
+
+    /// Runs work that may hang on a thread of the disk with this path.
+    pub(crate) async fn run_on_disk<T: Send + 'static>(
+        &self,
+        path: &Path,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ChangeError> {
+        run_blocking(&self.disk_permits, &Disk::of_path(path), move || Ok(work())).await
     }
 
     fn running(&self) -> MutexGuard<'_, Running> {

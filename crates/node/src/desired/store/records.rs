@@ -103,16 +103,17 @@ pub(super) fn create(path: &Path) -> Result<(), DatabaseError> {
 /// Opens a file and checks all of it. Passes each record to `each`.
 pub(super) fn open(
     path: &Path,
+    journal: Journal,
     mut each: impl FnMut(RecordKind, &str, &[u8]) -> Result<(), String>,
 ) -> Result<(Connection, Head), DatabaseError> {
-    let connection = database::open(path, SCHEMA, Journal::WriteAhead)?;
+    let connection = database::open(path, SCHEMA, journal)?;
     let head = check(&connection, &mut each)?;
     Ok((connection, head))
 }
 
 /// Opens a file that this program has checked before.
-pub(super) fn reopen(path: &Path) -> Result<Connection, DatabaseError> {
-    database::open(path, SCHEMA, Journal::WriteAhead)
+pub(super) fn reopen(path: &Path, journal: Journal) -> Result<Connection, DatabaseError> {
+    database::open(path, SCHEMA, journal)
 }
 
 /// Returns the head of a damaged file, if the head itself is intact.

@@ -271,18 +271,41 @@ fn a_damaged_state_that_is_later_than_its_copy_is_not_replaced_by_it() {
     assert_eq!(opened(folder.path()).1.revision, 1);
 }
 
+/// Returns the folder as it is after a kill.
+fn after_a_kill(folder: &Path) -> tempfile::TempDir {
+    let killed = tempfile::tempdir().expect("a folder");
+    for entry in fs::read_dir(folder).expect("a folder").flatten() {
+        if entry.path().is_file() {
+            fs::copy(entry.path(), killed.path().join(entry.file_name())).expect("copied");
+        }
+    }
+    killed
+}
+
+#[test]
+fn no_change_is_lost_if_the_files_beside_the_two_are_deleted_after_a_kill() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (store, _) = opened(folder.path());
+    keep(&store, 1, &["a", "b"]);
+    let killed = after_a_kill(folder.path());
+    for entry in fs::read_dir(killed.path()).expect("a folder").flatten() {
+        if entry.path().extension().is_none_or(|extension| extension != "sqlite") {
+            fs::remove_file(entry.path()).expect("removed");
+        }
+    }
+    let message = refusal(killed.path());
+    assert!(message.contains("revision 0") && message.contains("revision 2"), "{message}");
+    // The remedy of the message.
+    fs::remove_file(killed.path().join(FILE)).expect("removed");
+    assert_eq!(opened(killed.path()).1.revision, 2);
+}
+
 #[test]
 fn a_log_that_is_cut_off_after_a_kill_is_made_good_by_the_copy() {
     let folder = tempfile::tempdir().expect("a folder");
     let (store, _) = opened(folder.path());
     keep(&store, 1, &["a", "b"]);
-    // The state of the folder after a kill.
-    let killed = tempfile::tempdir().expect("a folder");
-    for entry in fs::read_dir(folder.path()).expect("a folder").flatten() {
-        if entry.path().is_file() {
-            fs::copy(entry.path(), killed.path().join(entry.file_name())).expect("copied");
-        }
-    }
+    let killed = after_a_kill(folder.path());
     let log = killed.path().join("state.sqlite-wal");
     let mut bytes = fs::read(&log).expect("a log");
     let last = bytes.len() - 1;
