@@ -5,11 +5,12 @@ use anyhow::Context as _;
 use clap::Subcommand;
 use sarsen_io::machine;
 use sarsen_node::config::render_size;
-use sarsen_node::control::{Client, path_segment};
+use sarsen_node::control::{Client, ClientError, path_segment};
 use sarsen_node::desired::Changed;
 use sarsen_node::model::{Document, Key, Object, ObjectKind};
 use sarsen_node::schema::{
-    Apply, ConfigState, PortalList, Problem, ProblemList, ServedPortal, ServedVolume, VolumeList,
+    Apply, ConfigState, ErrorCode, PortalList, Problem, ProblemList, ServedPortal, ServedVolume,
+    VolumeList,
 };
 use serde_json::{Map, Value};
 
@@ -17,6 +18,9 @@ use crate::control::{ServerOptions, table};
 use crate::disk::on_a_core;
 use crate::exit::{NotFoundError, PartialError, UsageError};
 use crate::output::{print_document, print_line};
+
+/// Maximum number of attempts of a change that is derived from the state.
+const ATTEMPTS: u32 = 64;
 
 /// Flags of a change.
 #[derive(clap::Args)]
@@ -200,7 +204,8 @@ fn user(variable: impl Fn(&str) -> Option<String>, id: u32) -> String {
     named.unwrap_or_else(|| format!("uid {id}"))
 }
 
-fn change(key: &Key, patch: &Value, options: &ChangeOptions) -> anyhow::Result<()> {
+/// Changes an object by a JSON merge patch, and prints the result.
+pub(crate) fn change(key: &Key, patch: &Value, options: &ChangeOptions) -> anyhow::Result<()> {
     report(&self::patch(key, patch, options)?, options.options.json)
 }
 
@@ -209,6 +214,34 @@ pub(crate) fn patch(key: &Key, patch: &Value, options: &ChangeOptions) -> anyhow
     let client = options.client()?;
     let path = format!("{}{}", path(key), options.query());
     on_a_core(async { Ok(client.patch(&path, patch).await?) })
+}
+
+/// Changes an object by a JSON merge patch that is derived from the state, again if others have changed the state
+/// meanwhile. With a revision in the options, only that state is changed.
+pub(crate) fn change_derived(
+    key: &Key,
+    mut options: ChangeOptions,
+    derive: impl Fn(&Document) -> anyhow::Result<Value>,
+) -> anyhow::Result<()> {
+    let asked = options.revision;
+    let mut attempts = 0;
+    loop {
+        let ConfigState { document, revision } = state(&options.client()?)?;
+        options.revision = asked.or(Some(revision));
+        attempts += 1;
+        match patch(key, &derive(&document)?, &options) {
+            Err(error)
+                if asked.is_none() && attempts < ATTEMPTS && is_revision_conflict(&error) => {}
+            changed => return report(&changed?, options.options.json),
+        }
+    }
+}
+
+fn is_revision_conflict(error: &anyhow::Error) -> bool {
+    matches!(
+        error.downcast_ref(),
+        Some(ClientError::Refused(failure)) if failure.code == ErrorCode::RevisionConflict
+    )
 }
 
 /// Returns the key with the name of an object.

@@ -8,9 +8,9 @@ use clap::Subcommand;
 use sarsen_node::config::{NamePattern, parse_redirect_address};
 use sarsen_node::control::path_segment;
 use sarsen_node::model::document::{self, Luns, Rule};
-use sarsen_node::model::{Document, ObjectKind};
+use sarsen_node::model::{Document, Key, ObjectKind};
 use sarsen_node::schema::{
-    ConfigState, DrainTarget, Drained, Redirect, Target, TargetList, TargetState, Undrained,
+    DrainTarget, Drained, Redirect, Target, TargetList, TargetState, Undrained,
 };
 
 use crate::control::{ServerOptions, report_drain, table};
@@ -139,23 +139,29 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             Ok(())
         }
         Verb::Attach { name, volume, lun, options } => {
-            let (luns, revision) = luns_of(&name, &options)?;
-            let lun = lun.or_else(|| (0..).find(|lun| !luns.contains_key(lun))).unwrap_or(0);
-            if let Some(other) = luns.get(&lun) {
-                let message = format!("LUN {lun} of {name} is {other}; give another --lun");
-                return Err(UsageError(message).into());
-            }
-            set_lun(name, lun, Some(&volume), revision, options)
+            let key = Key::new(ObjectKind::Target, &name);
+            state::change_derived(&key, options, |document| {
+                let luns = luns_of(document, &name)?;
+                let lun = lun.or_else(|| (0..).find(|lun| !luns.contains_key(lun))).unwrap_or(0);
+                if let Some(other) = luns.get(&lun) {
+                    let message = format!("LUN {lun} of {name} is {other}; give another --lun");
+                    return Err(UsageError(message).into());
+                }
+                Ok(serde_json::json!({ "luns": { lun.to_string(): volume } }))
+            })
         }
         Verb::Detach { name, volume, options } => {
-            let (luns, revision) = luns_of(&name, &options)?;
-            let lun = luns.into_iter().find(|(_, served)| *served == volume).map(|(lun, _)| lun);
-            let lun = lun.ok_or_else(|| {
-                NotFoundError(format!(
-                    "{name} does not serve {volume}: see `sarsen target show {name}`"
-                ))
-            })?;
-            set_lun(name, lun, None, revision, options)
+            let key = Key::new(ObjectKind::Target, &name);
+            state::change_derived(&key, options, |document| {
+                let mut luns = luns_of(document, &name)?.iter();
+                let lun = luns.find(|(_, served)| **served == volume).map(|(lun, _)| lun);
+                let lun = lun.ok_or_else(|| {
+                    NotFoundError(format!(
+                        "{name} does not serve {volume}: see `sarsen target show {name}`"
+                    ))
+                })?;
+                Ok(serde_json::json!({ "luns": { lun.to_string(): null } }))
+            })
         }
         Verb::One(verb) => state::run_one(ObjectKind::Target, verb),
         Verb::Drain { name, grace, redirect, permanent, options } => {
@@ -212,26 +218,11 @@ fn parse_luns(texts: &[String]) -> Result<Luns, UsageError> {
     Ok(Luns(luns))
 }
 
-/// Returns the volumes of a target, and the revision of the state.
-fn luns_of(name: &str, options: &ChangeOptions) -> anyhow::Result<(BTreeMap<u16, String>, u64)> {
-    let ConfigState { document, revision } = state::state(&options.client()?)?;
-    let target = document.target.into_iter().find(|target| target.name == name);
+/// Returns the volumes of a target.
+fn luns_of<'a>(document: &'a Document, name: &str) -> anyhow::Result<&'a BTreeMap<u16, String>> {
+    let target = document.target.iter().find(|target| target.name == name);
     let target = target.ok_or_else(|| NotFoundError(format!("there is no target {name}")))?;
-    Ok((target.luns.0, revision))
-}
-
-/// Changes one LUN, relative to the revision that was read: others are left unchanged.
-fn set_lun(
-    name: String,
-    lun: u16,
-    volume: Option<&str>,
-    seen: u64,
-    options: ChangeOptions,
-) -> anyhow::Result<()> {
-    let patch = serde_json::json!({ lun.to_string(): volume });
-    let options = ChangeOptions { revision: options.revision.or(Some(seen)), ..options };
-    let settings = vec![format!("luns={patch}")];
-    state::run_one(ObjectKind::Target, state::OneVerb::Set { name, settings, options })
+    Ok(&target.luns.0)
 }
 
 fn render(targets: &[Target]) -> String {

@@ -9,9 +9,9 @@ use sarsen_node::config::{DEFAULT_TARGET_PREFIX, NamePattern, parse_size, render
 use sarsen_node::control::path_segment;
 use sarsen_node::model::document::{Account, Luns, Rule, Target, Volume};
 use sarsen_node::model::{
-    ByteSize, CacheMode, Document, ObjectKind, Orphan, StoreKind, Textual as _,
+    ByteSize, CacheMode, Document, Key, ObjectKind, Orphan, StoreKind, Textual as _,
 };
-use sarsen_node::schema::{Apply, ConfigState, OrphanList, Reattach, Reattached};
+use sarsen_node::schema::{Apply, OrphanList, Reattach, Reattached};
 
 use crate::account::{SecretArguments, SecretInput, tell_secret};
 use crate::control::{ServerOptions, table};
@@ -130,16 +130,15 @@ pub(crate) struct Create {
 pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     match verb {
         Verb::Create(create) => create.run(),
-        Verb::Resize { name, size, mut options } => {
-            let settings = match size.strip_prefix('+') {
-                None => vec![format!("size={size}")],
-                Some(growth) => {
-                    let ConfigState { document, revision } = state::state(&options.client()?)?;
-                    options.revision.get_or_insert(revision);
-                    vec![format!("size={}", grown(&document, &name, growth)?)]
-                }
-            };
-            state::run_one(ObjectKind::Volume, state::OneVerb::Set { name, settings, options })
+        Verb::Resize { name, size, options } => {
+            let key = Key::new(ObjectKind::Volume, &name);
+            match size.strip_prefix('+') {
+                None => state::change(&key, &serde_json::json!({ "size": size }), &options),
+                Some(growth) => state::change_derived(&key, options, |document| {
+                    let size = grown(document, &name, growth)?;
+                    Ok(serde_json::json!({ "size": size.to_string() }))
+                }),
+            }
         }
         Verb::Reattach { name, force, grace, options } => reattach(&name, force, grace, &options),
         Verb::Orphan(OrphanVerb::List { options }) => list_orphans(&options),
