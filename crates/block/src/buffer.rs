@@ -9,13 +9,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub const ALIGNMENT: usize = 4096;
 /// The smallest and largest buffer sizes that are kept for reuse.
 const SMALLEST_CLASS: usize = 4096;
-const LARGEST_CLASS: usize = 1 << 20;
+const LARGEST_CLASS: usize = 4 << 20;
 const CLASS_COUNT: usize = (LARGEST_CLASS / SMALLEST_CLASS).ilog2() as usize + 1;
 /// Maximum number of bytes that a thread keeps for reuse: enough for 32 writes of 512 KiB in flight. See
 /// [`Buffer::share_kept_bytes`].
 const KEPT_BYTES: usize = 16 << 20;
-/// All threads together keep about this many bytes, and each thread keeps at least one of the largest buffers.
+/// All threads together keep about this many bytes, but each thread keeps at least [`KEPT_BYTES_MIN`].
 const KEPT_BYTES_OF_ALL: usize = 32 << 20;
+const KEPT_BYTES_MIN: usize = 1 << 20;
 
 /// Maximum number of bytes that a thread may keep now.
 static KEPT_LIMIT: AtomicUsize = AtomicUsize::new(KEPT_BYTES);
@@ -99,7 +100,7 @@ impl Buffer {
     /// Sets the number of threads that use buffers permanently. These threads share the memory that is kept for reuse.
     pub fn share_kept_bytes(thread_count: usize) {
         let share = KEPT_BYTES_OF_ALL / thread_count.max(1);
-        KEPT_LIMIT.store(share.clamp(LARGEST_CLASS, KEPT_BYTES), Ordering::Relaxed);
+        KEPT_LIMIT.store(share.clamp(KEPT_BYTES_MIN, KEPT_BYTES), Ordering::Relaxed);
     }
 
     /// Frees the memory that the calling thread keeps for reuse.

@@ -409,8 +409,7 @@ impl CommandMemory {
     #[inline]
     pub(crate) fn admit(&self, bytes: usize) -> Option<Grant> {
         let inner = &*self.0;
-        let solicited = inner.solicited.get();
-        if solicited > 0 && solicited.saturating_add(bytes) > inner.limit {
+        if inner.exceeds_share(bytes) {
             // The first of the queue must not wait for itself.
             self.stop_waiting();
             return None;
@@ -421,8 +420,18 @@ impl CommandMemory {
             inner.admit_waiting(bytes)?
         };
         self.stop_waiting();
-        inner.solicited.set(solicited + bytes);
+        inner.solicited.set(inner.solicited.get() + bytes);
         Some(Grant { bytes, kind })
+    }
+
+    /// Takes memory for a command that can wait, if there is any now.
+    pub(crate) fn admit_now(&self, bytes: usize) -> Option<Grant> {
+        let inner = &*self.0;
+        if inner.exceeds_share(bytes) || !inner.take(Need::Solicited, bytes) {
+            return None;
+        }
+        inner.solicited.set(inner.solicited.get() + bytes);
+        Some(Grant { bytes, kind: ChargeKind::Solicited })
     }
 
     /// Removes the connection from the budget's queue.
@@ -525,6 +534,13 @@ impl Inner {
     #[inline]
     fn taken(&self) -> usize {
         self.taken.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether commands that can wait would take more than the connection's share.
+    #[inline]
+    fn exceeds_share(&self, bytes: usize) -> bool {
+        let solicited = self.solicited.get();
+        solicited > 0 && solicited.saturating_add(bytes) > self.limit
     }
 
     #[inline(always)]

@@ -20,6 +20,7 @@ pub(super) use self::logout::push_logout_response;
 use self::waiting::admit;
 use super::link::Link;
 use super::management::{AfterAbort, Barrier, push_response};
+use super::session::ORDERED;
 use super::tasks::{DataOutCollection, Ending, Fault, Progress, Task, TaskId, Tasks, is_same_unit};
 use super::text::Text;
 use super::window::CmdSnPosition;
@@ -336,18 +337,30 @@ impl FullFeature {
             None if is_final => wanted.min(length as usize),
             None => wanted.min(limit as usize),
         };
-        let is_all = unasked == wanted && command.flags & ScsiCommand::READ == 0;
-        let mut grant = None;
+        let attribute = command.flags & ScsiCommand::ATTRIBUTE;
+        let only_writes = command.flags & ScsiCommand::READ == 0;
+        let is_all = unasked == wanted && only_writes;
+        let (mut grant, mut has_room) = (None, false);
         if unasked > 0 {
-            grant =
-                link.room.take_unasked(if is_all { Buffer::memory_for(wanted) } else { unasked });
+            if is_all {
+                grant = link.room.take_unasked(Buffer::memory_for(wanted));
+            } else if only_writes {
+                grant = self.take_room_early(link, attribute, Buffer::memory_for(wanted));
+            }
+            has_room = grant.is_some();
+            if !is_all && !has_room {
+                grant = link.room.take_unasked(unasked);
+            }
             if grant.is_none() {
                 link.room.budget().note_refusal();
                 fault = Some(Fault::NoMemory);
             }
         }
-        let capacity = if grant.is_some() { unasked } else { 0 };
-        let attribute = command.flags & ScsiCommand::ATTRIBUTE;
+        let capacity = match grant {
+            None => 0,
+            Some(_) if has_room => wanted,
+            Some(_) => unasked,
+        };
         let cmd_sn = (!immediate).then(|| SerialNumber(command.cmd_sn.get()));
         let member = link.session.member();
         let id =
@@ -360,7 +373,7 @@ impl FullFeature {
             immediate,
             expected_data_transfer_length: expected,
             data_out_length,
-            has_room: grant.is_some() && is_all,
+            has_room,
             grant,
             collection: DataOutCollection {
                 capacity,
@@ -608,6 +621,14 @@ impl FullFeature {
         if link.session.is_shared() {
             link.session.with(|state| state.remove_undelivered(id));
         }
+    }
+
+    /// Takes the memory of a write with which unsolicited data begins, if there is any now. Then the data is received
+    /// into the store's buffer from the first byte. A command that waits for others must have no memory, so that those
+    /// find it: see [`SessionState::holds_back`](super::session::SessionState::holds_back).
+    fn take_room_early(&self, link: &mut Link, attribute: u8, bytes: usize) -> Option<Grant> {
+        let never_waits = attribute != ORDERED && !link.session.with(|state| state.has_ordered());
+        (never_waits && self.waiting.is_empty()).then(|| link.room.admit_now(bytes)).flatten()
     }
 
     /// Removes a task and returns its memory to the budget. The caller continues the tasks that wait for this memory or

@@ -15,7 +15,7 @@ use super::window::{CmdSnPosition, CommandWindow};
 use crate::iscsi::Parameters;
 
 /// Task attributes that affect the order of commands (RFC 7143 §11.3.1).
-const ORDERED: u8 = 2;
+pub(super) const ORDERED: u8 = 2;
 const HEAD_OF_QUEUE: u8 = 3;
 const ACA: u8 = 4;
 
@@ -252,6 +252,11 @@ impl SessionState {
         if let Some(sequence) = self.take_reserved(cmd_sn) {
             self.remove_undelivered(TaskId { initiator_task_tag: 0, sequence });
         }
+    }
+
+    /// Returns whether ORDERED commands have not reached the layer above.
+    pub(super) fn has_ordered(&self) -> bool {
+        self.ordered_count > 0
     }
 
     /// Returns whether a command has to wait for others. The layer above orders the tasks that it has (SAM-5 8.6), but

@@ -109,7 +109,7 @@ pub(super) struct OpenR2t {
 pub(super) struct DataOutCollection {
     /// The received data. The buffer has `capacity` bytes.
     pub(super) buffer: Option<Buffer>,
-    /// Number of bytes, from the first, for which memory is charged: the unsolicited bytes, or `wanted`.
+    /// Number of bytes, from the first, for which memory is charged: `wanted`, or only the unsolicited bytes.
     pub(super) capacity: usize,
     /// Number of bytes that the command takes and the initiator has.
     pub(super) wanted: usize,

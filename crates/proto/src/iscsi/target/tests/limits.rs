@@ -4,6 +4,8 @@ use sarsen_wire::iscsi::SnackRequest;
 
 use super::*;
 
+use crate::iscsi::target::session::ORDERED;
+
 const ROOM_LIMIT: usize = 32 << 20;
 
 #[test]
@@ -145,6 +147,30 @@ fn a_write_whose_data_comes_with_it_lands_once_in_the_memory_that_the_store_gets
     assert_eq!((data.memory(), data[4095]), (Buffer::memory_for(4096), 7));
     script.good(&command, vec![]);
     assert_eq!(settings.budget.charged(), 0);
+}
+
+#[test]
+fn a_write_of_which_only_a_part_comes_unasked_has_all_its_memory_from_the_start() {
+    const PART: u32 = 128 << 10;
+    const WHOLE: u32 = 4 * PART;
+    let keys = "InitialR2T=No\0ImmediateData=Yes\0FirstBurstLength=262144\0";
+    let settings = budget(64 << 20);
+    let mut script = Script::established_with(settings.clone(), keys);
+    script.world.data_out_length = WHOLE as usize;
+    let part = vec![1; PART as usize];
+    script.command(1, WRITE_MORE, WHOLE, &part);
+    let memory = Buffer::memory_for(WHOLE as usize);
+    assert_eq!(settings.budget.charged(), memory, "nothing is copied later");
+    // A command that may wait for others takes only the memory of what comes unasked.
+    script.command(2, WRITE_MORE | ORDERED, WHOLE, &part);
+    script.command(3, WRITE_MORE, WHOLE, &part);
+    assert_eq!(settings.budget.charged(), memory + 4 * PART as usize);
+    for tag in 1..=3 {
+        script.data_out(tag, RESERVED_TAG, 0, PART, true, &part);
+    }
+    let r2t = *R2t::view(&script.next().0);
+    assert_eq!((r2t.initiator_task_tag.get(), r2t.buffer_offset.get()), (1, 2 * PART));
+    script.nothing_more();
 }
 
 #[test]
