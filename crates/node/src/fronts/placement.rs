@@ -331,23 +331,27 @@ impl Place {
         self.start(make);
     }
 
-    /// Runs a future on the core of the place.
+    /// Runs a future on the core of the place. When the connection ends or moves away, its memory is returned.
     pub(in crate::fronts) fn start<F>(self, make: impl FnOnce(Self) -> F + Send + 'static)
     where
         F: Future<Output = ()> + 'static,
     {
         // Without cores the server has ended.
         if let Some(cores) = self.loads.cores.upgrade() {
-            cores.spawn_on(self.core, move || make(self));
+            cores.spawn_on(self.core, move || {
+                let served = make(self);
+                async move {
+                    served.await;
+                    heap::give_back_soon();
+                }
+            });
         }
     }
 }
 
-/// A connection that ends returns its memory.
 impl Drop for Place {
     fn drop(&mut self) {
         self.loads.connections[self.core].fetch_sub(1, Ordering::Relaxed);
-        heap::give_back_soon();
     }
 }
 
