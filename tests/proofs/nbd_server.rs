@@ -389,6 +389,11 @@ fn access_rules_of_a_target_hold_for_its_exports() -> Result<()> {
     ensure!(list()? == ["open"], "{:?}", list()?);
     is_refused(&fixture.nbd("shut")?)?;
     is_refused(&fixture.nbd("secret")?)?;
+    is_refused(&fixture.nbd("missing")?)?;
+    let refused = fixture.server.json(&["event", "list", "--kind", "login_refused"])?.to_string();
+    for why in ["this address is not permitted", "CHAP is required", "no such target", "missing"] {
+        ensure!(refused.contains(why), "{why}: {refused}");
+    }
     // The rule now permits reading. A client that wrote until now is ended when the rule permits less.
     fixture.server.applied(&rule("127.0.0.0/8", ""), &[])?;
     let _writer = User::of(&fixture.nbd("shut")?)?;

@@ -505,7 +505,8 @@ fn remedy(reason: RefusalReason) -> &'static str {
              secret, and list it in chap of the target (or of discovery)"
         }
         ProofMissing => {
-            "give the initiator the name and secret of an account that the target lists in chap"
+            "give the initiator the name and secret of an account that the target lists in chap; NBD has no accounts: \
+             for its clients, permit an address or a certificate"
         }
         UnknownAccount => {
             "no account has the initiator's CHAP name: correct the name, or create the account"

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use sarsen_proto::iscsi::target::RefusalReason;
 use sarsen_proto::nbd::server::{Export, Exports, ListedExport, Refusal};
 use sarsen_scsi::{AccessState, LogicalUnit, Lun, LunView, TargetDevice};
 use sarsen_volume::Volume;
 use tracing::warn;
 
+use crate::events::{Occurrence, Subject};
 use crate::fronts::Front;
 use crate::sessions::{Login, Origin};
 use crate::targets::Target;
@@ -67,6 +69,37 @@ impl VisibleExports {
         self.those(|volume| *volume.name() == *name).next()
     }
 
+    /// Returns why the client may not use an export, and the target that has it. If there is none, the client's own name
+    /// for the export stands for it.
+    fn reason_against(&self, name: &str) -> (RefusalReason, String) {
+        let group = self.origin.portal.group;
+        let refused = self.front.targets.all().into_iter().find_map(|target| {
+            let has_it = target.is_reached_through(group)
+                && target.device.luns().values().any(|unit| *unit.volume().name() == *name);
+            let name = has_it.then(|| target.device.name().to_owned())?;
+            let login = self.login(Some(name.clone()));
+            let authorized = self.front.access.authorize(&self.front.sessions, &login);
+            let reason = match authorized.err()? {
+                // NBD has no accounts.
+                RefusalReason::AccountNotAllowed => RefusalReason::ProofMissing,
+                other => other,
+            };
+            Some((reason, name))
+        });
+        refused.unwrap_or_else(|| (RefusalReason::NoSuchTarget, name.to_owned()))
+    }
+
+    /// Counts a refusal, and reports it unless the client has caused too many reports.
+    pub(super) fn report_refusal(&self, target: Option<String>, reason: RefusalReason) {
+        let peer = self.origin.peer;
+        self.front.access.metrics.refused(reason);
+        self.front.access.log_rate_limited(peer, || {
+            warn!(%peer, target, "NBD session refused: {reason}");
+            let subject = Subject::of(&self.login(target));
+            self.front.access.events.tell(&Occurrence::LoginRefused { subject, reason });
+        });
+    }
+
     /// Returns the exports of these units.
     fn those(&self, is_meant: impl Fn(&Volume) -> bool) -> impl Iterator<Item = ChosenExport> {
         let group = self.origin.portal.group;
@@ -104,13 +137,14 @@ impl VisibleExports {
 impl Exports for VisibleExports {
     fn find(&mut self, name: &str) -> Result<Export, Refusal> {
         let Some(ChosenExport { path, volume, view, .. }) = self.choose(name) else {
-            let peer = self.origin.peer;
-            self.front.access.log_rate_limited(peer, || {
-                warn!(%peer, export = name, "there is no such export for this NBD client: see the rules of its target");
-            });
+            let (reason, target) = self.reason_against(name);
+            self.report_refusal(Some(target), reason);
             return Err(Refusal::Unknown);
         };
-        if self.front.rejects(path.target()).is_some() || !path.is_active() {
+        let rejected = self.front.rejects(path.target()).map(|refusal| refusal.reason);
+        let inactive = || (!path.is_active()).then_some(RefusalReason::NotInService);
+        if let Some(reason) = rejected.or_else(inactive) {
+            self.report_refusal(Some(path.target().to_owned()), reason);
             return Err(Refusal::Shutdown);
         }
         let store = volume.store();

@@ -532,16 +532,7 @@ impl Driver {
         let peer = self.exports.origin.peer;
         let Some(session) = &self.session else {
             match end {
-                End::Refused(reason) => {
-                    self.front.access.metrics.refused(*reason);
-                    let login = self.exports.login(None);
-                    self.front.access.log_rate_limited(peer, || {
-                        warn!(%peer, "NBD session refused: {reason}");
-                        let subject = Subject::of(&login);
-                        let refused = Occurrence::LoginRefused { subject, reason: *reason };
-                        self.front.access.events.tell(&refused);
-                    });
-                }
+                End::Refused(reason) => self.exports.report_refusal(None, *reason),
                 End::Protocol(error) => self.front.access.log_rate_limited(peer, || {
                     warn!(%peer, %error, "NBD connection refused during the handshake");
                 }),
