@@ -74,24 +74,27 @@ fn a_secret_is_changed_and_is_in_no_command_line() -> Result<()> {
 
 #[test]
 fn target_open_to_all_is_reported_as_such() -> Result<()> {
-    const NOTICE: &str = "every initiator that reaches a portal is permitted; --chap, --host or --initiator restricts that";
+    const WARNING: &str = "! every initiator that reaches a portal is permitted to use ";
     let folder = tempfile::tempdir()?;
     let server = Managed::start(folder.path())?;
     let volume = |name: &'static str| ["volume", "create", name, "1MiB", "--store", "ram"];
-    let (_, reported) = said(&server, &volume("a"))?;
-    ensure!(reported.is_empty(), "nobody reaches it: {reported}");
-    let (_, reported) = said(&server, &[&volume("b")[..], &["--export"]].concat())?;
-    let [open, local] = reported.lines().collect::<Vec<_>>()[..] else {
-        anyhow::bail!("{reported}")
-    };
-    ensure!(open == NOTICE && local.contains("every portal listens on a loopback"), "{reported}");
-    let chap = [&volume("c")[..], &["--export", "--chap", "vm"]].concat();
-    ensure!(!said(&server, &chap)?.1.contains("everybody"));
-    let target = ["target", "create", "iqn.2026-11.proof:a", "--lun", "a"];
-    ensure!(said(&server, &target)?.1.trim() == NOTICE);
+    let warns =
+        |arguments: &[&str]| Ok::<_, anyhow::Error>(server.run(arguments)?.contains(WARNING));
+    ensure!(!warns(&volume("a"))?, "nobody reaches it");
+    let (done, noted) = said(&server, &[&volume("b")[..], &["--export"]].concat())?;
+    ensure!(done.contains(WARNING), "{done}");
+    ensure!(noted.contains("every portal listens on a loopback"), "{noted}");
+    ensure!(!warns(&[&volume("c")[..], &["--export", "--chap", "vm"]].concat())?);
+    ensure!(warns(&["target", "create", "iqn.2026-11.proof:a", "--lun", "a"])?);
     let initiator = ["--initiator", "iqn.2026-11.proof:h"];
-    let target = [&["target", "create", "iqn.2026-11.proof:h"][..], &initiator].concat();
-    ensure!(said(&server, &target)?.1.is_empty());
+    ensure!(!warns(&[&["target", "create", "iqn.2026-11.proof:h"][..], &initiator].concat())?);
+    // A document that omits the rules, or empties them.
+    let opened = |rules: &str| {
+        let target = format!("[[target]]\nname = \"iqn.2026-11.proof:h\"\n{rules}");
+        Ok::<_, anyhow::Error>(server.applied(&target, &["--dry-run"])?.contains(WARNING))
+    };
+    ensure!(opened("allow = []\n")? && opened("allow = [{ read-only = true }]\n")?);
+    ensure!(!opened("allow = [{ address = \"10.0.0.0/8\" }]\n")?);
     server.stop()
 }
 

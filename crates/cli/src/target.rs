@@ -16,7 +16,7 @@ use sarsen_node::schema::{
 use crate::control::{ServerOptions, report_drain, table};
 use crate::disk::on_a_core;
 use crate::exit::{NotFoundError, UsageError};
-use crate::output::{note, print_line};
+use crate::output::print_line;
 use crate::state::{self, ChangeOptions};
 
 /// Verbs of `sarsen target`.
@@ -117,7 +117,6 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Url(arguments) => url::run(&arguments),
         Verb::Create { name, luns, alias, chap, own_account, hosts, initiators, options } => {
             let luns = parse_luns(&luns)?;
-            let is_open = is_open(&chap, &hosts, &initiators);
             let hosts = hosts.into_iter().map(|host| Rule { host: Some(host), ..Rule::default() });
             let initiators = initiators.into_iter();
             let initiators =
@@ -132,11 +131,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
                 allow,
                 ..Default::default()
             };
-            options.create(Document { target: vec![target], ..Document::default() })?;
-            if is_open {
-                warn_open_access();
-            }
-            Ok(())
+            options.create(Document { target: vec![target], ..Document::default() })
         }
         Verb::Attach { name, volume, lun, options } => {
             let key = Key::new(ObjectKind::Target, &name);
@@ -183,18 +178,6 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             }
         }
     }
-}
-
-/// Returns whether there is no access rule.
-pub(crate) fn is_open(chap: &[String], hosts: &[String], initiators: &[NamePattern]) -> bool {
-    chap.is_empty() && hosts.is_empty() && initiators.is_empty()
-}
-
-/// Warns that every initiator is permitted.
-pub(crate) fn warn_open_access() {
-    note(format_args!(
-        "every initiator that reaches a portal is permitted; --chap, --host or --initiator restricts that"
-    ));
 }
 
 /// Parses `VOLUME` or `LUN=VOLUME`.

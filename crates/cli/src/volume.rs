@@ -20,7 +20,6 @@ use crate::exit::{NotFoundError, UsageError};
 use crate::output::print_line;
 use crate::portal::note_loopback;
 use crate::state::{self, ChangeOptions};
-use crate::target::{is_open, warn_open_access};
 
 /// Verbs of `sarsen volume`.
 #[derive(Subcommand)]
@@ -250,9 +249,6 @@ impl Create {
         let changed =
             self.options.submit(&Apply { create: true, ..self.options.apply_request(document) })?;
         tell_secret(made.as_deref().filter(|_| !changed.dry_run), self.chap.as_deref())?;
-        if self.export.is_some() && is_open(self.chap.as_slice(), &self.hosts, &self.initiators) {
-            warn_open_access();
-        }
         if self.export.is_some() && !changed.dry_run {
             note_loopback(&self.options.client()?)?;
         }

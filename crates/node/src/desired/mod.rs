@@ -88,7 +88,7 @@ pub struct Changed {
     /// server tries them again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
-    /// Warnings, for example that volumes may need more space than there is.
+    /// Warnings, for example that volumes may need more space than there is, or that a target is open to all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
     /// The request was a dry run: the server changed nothing.
@@ -576,6 +576,7 @@ impl Desired {
         changed.interrupted_sessions =
             sessions.map(|session| session.tsih).collect::<BTreeSet<_>>().len();
         changed.warnings = prepared.warnings();
+        changed.warnings.extend(plan::open_targets(&plan.before.objects, &plan.objects));
         if dry_run {
             return Ok((None, changed));
         }

@@ -74,6 +74,25 @@ pub(super) fn default_portal(before: &Objects, after: &Objects) -> Option<Step> 
     Some(Step { action, kind: ObjectKind::Portal, name: address, new_name: None, changes })
 }
 
+/// Returns a warning that names the targets which a change opens to every initiator, if there are any.
+pub(super) fn open_targets(before: &Objects, after: &Objects) -> Option<String> {
+    let is_open = |object: Option<&Arc<Object>>| match object.map(|object| &**object) {
+        Some(Object::Target(target)) => target.permits_everybody(),
+        _ => false,
+    };
+    let opened =
+        differences(before, after).filter(|one| is_open(one.after) && !is_open(one.before));
+    let names: Vec<&str> = opened.map(|one| one.key.name.as_str()).collect();
+    let (first, others) = names.split_first()?;
+    let others = match others.len() {
+        0 => String::new(),
+        count => format!(" and {count} other targets"),
+    };
+    Some(format!(
+        "every initiator that reaches a portal is permitted to use {first}{others}: `allow` and `chap` restrict that"
+    ))
+}
+
 /// Displays the step as `+ volume data`, `~ volume data: size 1GiB -> 2GiB`, `- target iqn…`.
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

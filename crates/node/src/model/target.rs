@@ -105,6 +105,14 @@ pub struct Target {
     pub allow: Vec<Rule>,
 }
 
+impl Target {
+    /// Returns whether every initiator that reaches the target may log in.
+    pub(crate) fn permits_everybody(&self) -> bool {
+        self.chap.is_empty()
+            && (self.allow.is_empty() || self.allow.iter().any(Rule::has_no_condition))
+    }
+}
+
 /// Volumes by LUN: `{ "0": "a", "5": "b" }`, or `["a", "b"]` for LUNs from 0 on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(transparent)]
@@ -171,6 +179,17 @@ pub struct Rule {
     /// Refuse its writes.
     #[serde(default, skip_serializing_if = "is_false")]
     pub read_only: bool,
+}
+
+impl Rule {
+    fn has_no_condition(&self) -> bool {
+        let Self { host, initiator, address, account, certificate, luns: _, read_only: _ } = self;
+        host.is_none()
+            && initiator.is_none()
+            && address.is_none()
+            && account.is_none()
+            && certificate.is_none()
+    }
 }
 
 /// The logical units that a rule shows.
