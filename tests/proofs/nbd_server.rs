@@ -391,7 +391,7 @@ fn access_rules_of_a_target_hold_for_its_exports() -> Result<()> {
     is_refused(&fixture.nbd("secret")?)?;
     is_refused(&fixture.nbd("missing")?)?;
     let refused = fixture.server.json(&["event", "list", "--kind", "login_refused"])?.to_string();
-    for why in ["this address is not permitted", "CHAP is required", "no such target", "missing"] {
+    for why in ["this address is not permitted", "CHAP is required", "no such export", "missing"] {
         ensure!(refused.contains(why), "{why}: {refused}");
     }
     // The rule now permits reading. A client that wrote until now is ended when the rule permits less.

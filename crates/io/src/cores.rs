@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use sarsen_block::Buffer;
-use tokio::runtime::{Builder, LocalOptions};
+use tokio::runtime::{Builder, Handle, LocalOptions};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::pool::Pool;
@@ -40,6 +40,8 @@ pub struct Cores {
 
 struct Core {
     jobs: mpsc::UnboundedSender<Job>,
+    /// `None` for a core that a simulation drives.
+    runtime: Option<Handle>,
     /// `None` for a core that a simulation drives.
     thread: Option<JoinHandle<()>>,
     /// Disconnected when the thread has ended except for its last steps. In a lock because the cores are shared.
@@ -70,7 +72,7 @@ impl Cores {
     pub fn simulated() -> (Self, impl Future<Output = ()> + 'static) {
         let (jobs, mut to_run) = mpsc::unbounded_channel::<Job>();
         let (_, ended) = channel::channel();
-        let core = Core { jobs, thread: None, ended: Mutex::new(ended) };
+        let core = Core { jobs, runtime: None, thread: None, ended: Mutex::new(ended) };
         let run = async move {
             while let Some(job) = to_run.recv().await {
                 tokio::task::spawn_local(job());
@@ -93,6 +95,17 @@ impl Cores {
     {
         // A core ends before its `Cores` only by a panic, which has been reported.
         let _ = self.cores[index].jobs.send(Box::new(move || Box::pin(make())));
+    }
+
+    /// Registers a socket at core `index`, whatever thread calls this.
+    pub(crate) fn register(
+        &self,
+        index: usize,
+        socket: std::net::TcpStream,
+    ) -> io::Result<tokio::net::TcpStream> {
+        let runtime = self.cores[index].runtime.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        let _entered = runtime.enter();
+        tokio::net::TcpStream::from_std(socket)
     }
 
     /// Waits until every core has run a job that is queued now, so no core is stuck. Returns false if a core has ended.
@@ -175,14 +188,19 @@ impl Core {
                 let _ending = ending;
                 match Environment::enter(engine, pool) {
                     Ok(environment) => {
-                        let _ = started.send(Ok(()));
+                        let _ = started.send(Ok(environment.runtime.handle().clone()));
                         environment.run(serve);
                     }
                     Err(error) => drop(started.send(Err(error))),
                 }
             })?;
         match start.recv() {
-            Ok(Ok(())) => Ok(Self { jobs, thread: Some(thread), ended: Mutex::new(ended) }),
+            Ok(Ok(runtime)) => Ok(Self {
+                jobs,
+                runtime: Some(runtime),
+                thread: Some(thread),
+                ended: Mutex::new(ended),
+            }),
             Ok(Err(error)) => Err(error),
             Err(_) => Err(io::Error::other("a core thread ended while it started")),
         }

@@ -8,7 +8,7 @@ pub type Listener = crate::socket::SocketListener;
 #[cfg(feature = "simulation")]
 pub use crate::simulation::Listener;
 
-pub use crate::socket::Detached;
+pub use crate::socket::SocketStream;
 
 /// The program's connections.
 #[cfg(not(feature = "simulation"))]

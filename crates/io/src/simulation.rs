@@ -15,7 +15,8 @@ use rustls::{ClientConfig, ServerConfig};
 use sarsen_block::Rng;
 use sarsen_block::{LocalFuture, Piece};
 
-use crate::socket::{Detached, SocketListener, SocketStream};
+use crate::cores::Cores;
+use crate::socket::{SocketListener, SocketStream};
 
 /// One end of a connection that a simulation creates. The functions are those of [`SocketStream`].
 pub trait SimulatedStream {
@@ -60,11 +61,6 @@ impl Stream {
         SocketStream::from_std(socket).map(Self::from)
     }
 
-    /// See [`SocketStream::attach`].
-    pub fn attach(detached: Detached) -> io::Result<Self> {
-        SocketStream::attach(detached).map(Self::from)
-    }
-
     /// See [`SocketStream::connect`].
     pub async fn connect(address: SocketAddr) -> io::Result<Self> {
         SocketStream::connect(address).await.map(Self::from)
@@ -84,10 +80,10 @@ impl Stream {
         self.into_socket()?.connect_tls(config, name).await.map(Self::from)
     }
 
-    /// See [`SocketStream::detach`]. Simulated streams have only one core.
-    pub fn detach(&mut self) -> io::Result<Detached> {
+    /// See [`SocketStream::register_at`]. Simulated streams have only one core.
+    pub fn register_at(&mut self, cores: &Cores, core: usize) -> io::Result<SocketStream> {
         match &mut self.0 {
-            StreamKind::Socket(socket) => socket.detach(),
+            StreamKind::Socket(socket) => socket.register_at(cores, core),
             StreamKind::Simulated(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }

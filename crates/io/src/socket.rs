@@ -14,6 +14,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use crate::cores::Cores;
 use crate::handover;
 use crate::tls::Machine;
 use crate::tls::stream::Encrypted;
@@ -191,17 +192,12 @@ impl SocketStream {
         Ok(self)
     }
 
-    /// Moves a detached connection to the calling core. After an error it is closed.
-    pub fn attach(detached: Detached) -> io::Result<Self> {
-        let Detached { socket, peer, encrypted } = detached;
-        Ok(Self { socket: tokio::net::TcpStream::from_std(socket)?, peer, encrypted })
-    }
-
-    /// Takes the connection from its core, for another core. After an error the stream is unchanged; otherwise only drop
-    /// it.
-    pub fn detach(&mut self) -> io::Result<Detached> {
+    /// Registers the connection at another core, where the returned stream continues it. After an error, this stream is
+    /// unchanged. After success, the caller may only drop this stream.
+    pub fn register_at(&mut self, cores: &Cores, core: usize) -> io::Result<Self> {
         let socket = self.socket.as_fd().try_clone_to_owned()?.into();
-        Ok(Detached { socket, peer: self.peer, encrypted: self.encrypted.take() })
+        let socket = cores.register(core, socket)?;
+        Ok(Self { socket, peer: self.peer, encrypted: self.encrypted.take() })
     }
 
     async fn encrypt(&mut self, machine: Machine) -> io::Result<()> {
@@ -287,13 +283,6 @@ impl SocketStream {
     }
 }
 
-/// A connection between two cores: see [`SocketStream::detach`].
-pub struct Detached {
-    socket: TcpStream,
-    peer: SocketAddr,
-    encrypted: Option<Box<Encrypted>>,
-}
-
 /// Dropping an encrypted stream sends its end. Otherwise its peer would report a cut stream.
 impl Drop for SocketStream {
     fn drop(&mut self) {
@@ -306,12 +295,14 @@ impl Drop for SocketStream {
 #[cfg(test)]
 mod tests {
     use crate::memory::Region;
+    use std::num::NonZeroUsize;
     use std::sync::Arc;
 
     use sarsen_block::SharedMemory;
 
     use super::*;
     use crate::cores::{FileEngine, block_on};
+    use crate::spin::Spin;
 
     struct Foreign(Vec<u8>);
 
@@ -422,27 +413,26 @@ mod tests {
 
     #[test]
     fn a_connection_continues_on_another_core() {
+        let cores = Cores::start(NonZeroUsize::new(1), FileEngine::Pool, Spin::Never).unwrap();
         block_on(FileEngine::Pool, async {
             let (client, mut server) = pair("127.0.0.1:0").await;
             client.writable().await.unwrap();
             client.try_send(&[Piece::Bytes(b"before")]).unwrap();
             server.readable().await.unwrap();
-            let detached = server.detach().unwrap();
+            let moved = server.register_at(&cores, 0).unwrap();
             drop(server);
-            let elsewhere = move || async move {
-                let server = SocketStream::attach(detached).unwrap();
+            let (done, peer) = tokio::sync::oneshot::channel();
+            cores.spawn_on(0, move || async move {
                 let mut scratch = [0; 16];
-                assert_eq!(receive(&server, &mut [], &mut scratch).await.unwrap(), 6);
+                assert_eq!(receive(&moved, &mut [], &mut scratch).await.unwrap(), 6);
                 assert_eq!(&scratch[..6], b"before");
-                server.writable().await.unwrap();
-                server.try_send(&[Piece::Bytes(b"after")]).unwrap();
-                server.peer_addr()
-            };
-            let other = move || block_on(FileEngine::Pool, elsewhere()).unwrap();
-            let other = crate::threads::spawn("other", other).unwrap();
+                moved.writable().await.unwrap();
+                moved.try_send(&[Piece::Bytes(b"after")]).unwrap();
+                done.send(moved.peer_addr()).unwrap();
+            });
             let mut scratch = [0; 16];
             assert_eq!(receive(&client, &mut [], &mut scratch).await.unwrap(), 5);
-            assert_eq!(other.join().unwrap(), client.local_addr().unwrap());
+            assert_eq!(peer.await.unwrap(), client.local_addr().unwrap());
         })
         .unwrap();
     }

@@ -52,7 +52,7 @@ struct Core {
     note_activity: Cell<bool>,
     /// Requests that began on the core.
     requests: Cell<u32>,
-    /// Time that the core has spent looking for work in vain.
+    /// Time of the short turns in which no event came.
     spun: Cell<Duration>,
     /// The core had no work until now.
     waited: Cell<Option<Wait>>,
@@ -89,7 +89,7 @@ pub fn begin(requests: usize) -> Option<Wait> {
 pub struct Work {
     /// Its processor time, without the time in which it spun.
     pub time: Duration,
-    /// The requests that it began. The number begins again at zero.
+    /// The requests that it began. The number wraps around.
     pub requests: u32,
 }
 

@@ -527,9 +527,10 @@ fn remedy(reason: RefusalReason) -> &'static str {
              them another secret, here and at the initiator"
         }
         InitiatorNotAllowed => {
-            "to permit it, add the initiator's name to a rule (allow) of the target"
+            "to permit it, add the initiator's name to a rule (allow) of the target; for a client of NBD, which has no \
+             name, its address or certificate"
         }
-        AddressNotAllowed => "to permit it, add the address to the rule with the initiator's name",
+        AddressNotAllowed => "to permit it, add the address to a rule (allow) of the target",
         AccountNotAllowed => "to permit it, list the account in chap or in a rule of the target",
         CertificateNotAllowed => {
             "to permit it, add the name in the client's certificate to a rule of the target; a client without a \
@@ -541,6 +542,9 @@ fn remedy(reason: RefusalReason) -> &'static str {
         }
         NoSuchTarget => {
             "the target does not exist: repeat discovery at the initiator, or correct the name there"
+        }
+        NoSuchExport => {
+            "correct the name at the client, or see the rules of the target, and whether its volume is in service"
         }
         UnsupportedVersion => {
             "the client does not support RFC 7143: update it, or find out which program uses that address"
@@ -633,6 +637,7 @@ mod tests {
             CertificateNotAllowed,
             AccessRevoked,
             NoSuchTarget,
+            NoSuchExport,
             UnsupportedVersion,
             TooManyConnections,
             MissingParameter,

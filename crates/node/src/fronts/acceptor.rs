@@ -48,8 +48,8 @@ impl Acceptor {
 
     /// Creates an acceptor whose connections move to the next core whenever they can.
     #[cfg(test)]
-    pub(crate) fn restless(front: Arc<Front>, cores: &Arc<Cores>) -> Self {
-        Self { loads: Arc::new(Loads::restless(cores)), ..Self::new(front, cores) }
+    pub(crate) fn always_moving(front: Arc<Front>, cores: &Arc<Cores>) -> Self {
+        Self { loads: Arc::new(Loads::always_moving(cores)), ..Self::new(front, cores) }
     }
 
     /// Returns the loads of the cores.

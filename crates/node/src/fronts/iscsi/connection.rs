@@ -110,11 +110,11 @@ async fn serve_to_the_end(
     let (front, peer) = (driver.front.clone(), driver.stream.peer_addr());
     let reason = loop {
         match driver.run(&front, &mut messages).await {
-            ConnectionEnd::Moved(core) => match driver.move_to(core, messages) {
+            Ok(core) => match driver.move_to(core, messages) {
                 None => return,
-                Some((here, held)) => (driver, messages) = (*here, held),
+                Some((same, unread)) => (driver, messages) = (*same, unread),
             },
-            reason => break reason,
+            Err(reason) => break reason,
         }
     };
     let is_lost = !matches!(reason, ConnectionEnd::Closed(CloseReason::InGoodOrder))
@@ -146,7 +146,6 @@ async fn serve_to_the_end(
             info!(%peer, tsih, cid, initiator, target, %error, "connection lost");
         }
         ConnectionEnd::Replaced => debug!(%peer, "connection replaced"),
-        ConnectionEnd::Moved(core) => debug!(%peer, core, "connection moved"),
     }
     driver.tell_end(is_lost, why);
     if is_lost
@@ -173,8 +172,6 @@ enum ConnectionEnd {
     Socket(io::Error),
     /// Another connection of the session takes over its tasks.
     Replaced,
-    /// It continues on another core.
-    Moved(usize),
 }
 
 impl std::fmt::Display for ConnectionEnd {
@@ -183,7 +180,6 @@ impl std::fmt::Display for ConnectionEnd {
             Self::Closed(reason) => reason.fmt(f),
             Self::Socket(error) => error.fmt(f),
             Self::Replaced => f.write_str("another connection took its place"),
-            Self::Moved(core) => write!(f, "it moved to core {core}"),
         }
     }
 }
@@ -242,27 +238,28 @@ struct Driver {
 }
 
 impl Driver {
+    /// Serves the connection on this core. Returns the core on which it continues, or the reason why it has ended.
     async fn run(
         &mut self,
         front: &Arc<Front>,
         messages: &mut mpsc::UnboundedReceiver<ConnectionRequest>,
-    ) -> ConnectionEnd {
+    ) -> Result<usize, ConnectionEnd> {
         let mut timer = Box::pin(time::sleep_until(self.next_wakeup()));
         loop {
             match self.turn(front).await {
                 Ok(ControlFlow::Continue(())) => {}
-                Ok(ControlFlow::Break(reason)) => return ConnectionEnd::Closed(reason),
+                Ok(ControlFlow::Break(reason)) => return Err(ConnectionEnd::Closed(reason)),
                 Err(end) => {
                     // The machine may have queued a Reject for the PDU that caused this.
                     let _ = self.send();
-                    return end;
+                    return Err(end);
                 }
             }
             if std::mem::take(&mut self.must_look) && self.machine.closing().is_none() {
                 timer.set(time::sleep_until(self.next_wakeup()));
             }
             if let Some(core) = self.destination() {
-                return ConnectionEnd::Moved(core);
+                return Ok(core);
             }
             let sending = !self.machine.output().is_empty();
             let receiving = self.is_receiving();
@@ -271,15 +268,13 @@ impl Driver {
                 biased;
                 // Messages are first, and rare: other sessions wait for the answer, even if this connection is busy.
                 Some(message) = messages.recv() => {
-                    if let Err(reason) = self.open(message) { return reason.into() }
-                    if !self.loss_waiters.is_empty() { return ConnectionEnd::Replaced }
+                    self.open(message)?;
+                    if !self.loss_waiters.is_empty() { return Err(ConnectionEnd::Replaced) }
                     if self.machine.closing().is_some() {
                         timer.set(time::sleep_until(time::now() + LINGER));
                     }
                 }
-                ready = self.stream.writable(), if sending => {
-                    if let Err(error) = ready { return error.into() }
-                }
+                ready = self.stream.writable(), if sending => ready?,
                 Some((task, begun, completion)) = self.pending.next(), if !self.pending.is_empty() => {
                     self.end(task, begun, completion);
                     // Other commands may have ended at the same time: one send answers them all.
@@ -288,20 +283,16 @@ impl Driver {
                 Some((task, begun, completion)) = self.deferred.next(), if !self.deferred.is_empty() => {
                     self.end(task, begun, completion);
                 }
-                ready = self.stream.readable(), if receiving => {
-                    if let Err(error) = ready { return error.into() }
-                }
+                ready = self.stream.readable(), if receiving => ready?,
                 () = poll_fn(|context| self.machine.poll_room(context)), if awaiting_room => {
-                    if let Err(reason) = self.machine.resume(&mut self.view) { return reason.into() }
+                    self.machine.resume(&mut self.view)?;
                 }
                 () = &mut timer => {
                     // The peer did not receive its last answers in time.
                     if let Some(reason) = self.machine.closing() {
-                        return reason.clone().into();
+                        return Err(reason.clone().into());
                     }
-                    if let Err(reason) = self.machine.handle_timeout(time::now()) {
-                        return reason.into();
-                    }
+                    self.machine.handle_timeout(time::now())?;
                     timer.set(time::sleep_until(self.next_wakeup()));
                 }
             }

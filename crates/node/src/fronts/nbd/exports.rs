@@ -13,6 +13,9 @@ use crate::fronts::Front;
 use crate::sessions::{Login, Origin};
 use crate::targets::Target;
 
+/// Number of characters of an unknown export's name that a report shows.
+const NAME_SHOWN: usize = 64;
+
 /// See the module.
 pub(super) struct VisibleExports {
     front: Arc<Front>,
@@ -69,33 +72,38 @@ impl VisibleExports {
         self.those(|volume| *volume.name() == *name).next()
     }
 
-    /// Returns why the client may not use an export, and the target that has it. If there is none, the client's own name
-    /// for the export stands for it.
-    fn reason_against(&self, name: &str) -> (RefusalReason, String) {
+    /// Returns why the client may not use an export, and the target that has it. Without such a target, the name of the
+    /// export stands for it.
+    pub(super) fn refusal_of(&self, export: &str) -> (RefusalReason, String) {
         let group = self.origin.portal.group;
         let refused = self.front.targets.all().into_iter().find_map(|target| {
-            let has_it = target.is_reached_through(group)
-                && target.device.luns().values().any(|unit| *unit.volume().name() == *name);
-            let name = has_it.then(|| target.device.name().to_owned())?;
+            let has_export = target.is_reached_through(group)
+                && target.device.luns().values().any(|unit| *unit.volume().name() == *export);
+            let name = has_export.then(|| target.device.name().to_owned())?;
             let login = self.login(Some(name.clone()));
-            let authorized = self.front.access.authorize(&self.front.sessions, &login);
-            let reason = match authorized.err()? {
+            let reason = match self.front.access.authorize(&self.front.sessions, &login) {
+                // The rules show other units, or the unit passes commands through to a device.
+                Ok(_) => RefusalReason::NoSuchExport,
                 // NBD has no accounts.
-                RefusalReason::AccountNotAllowed => RefusalReason::ProofMissing,
-                other => other,
+                Err(RefusalReason::AccountNotAllowed) => RefusalReason::ProofMissing,
+                Err(reason) => reason,
             };
             Some((reason, name))
         });
-        refused.unwrap_or_else(|| (RefusalReason::NoSuchTarget, name.to_owned()))
+        let unknown = || match export {
+            "" => "the default export".to_owned(),
+            name => name.chars().take(NAME_SHOWN).collect(),
+        };
+        refused.unwrap_or_else(|| (RefusalReason::NoSuchExport, unknown()))
     }
 
     /// Counts a refusal, and reports it unless the client has caused too many reports.
-    pub(super) fn report_refusal(&self, target: Option<String>, reason: RefusalReason) {
+    pub(super) fn report_refusal(&self, target: String, reason: RefusalReason) {
         let peer = self.origin.peer;
         self.front.access.metrics.refused(reason);
         self.front.access.log_rate_limited(peer, || {
             warn!(%peer, target, "NBD session refused: {reason}");
-            let subject = Subject::of(&self.login(target));
+            let subject = Subject::of(&self.login(Some(target)));
             self.front.access.events.tell(&Occurrence::LoginRefused { subject, reason });
         });
     }
@@ -137,14 +145,14 @@ impl VisibleExports {
 impl Exports for VisibleExports {
     fn find(&mut self, name: &str) -> Result<Export, Refusal> {
         let Some(ChosenExport { path, volume, view, .. }) = self.choose(name) else {
-            let (reason, target) = self.reason_against(name);
-            self.report_refusal(Some(target), reason);
+            let (reason, target) = self.refusal_of(name);
+            self.report_refusal(target, reason);
             return Err(Refusal::Unknown);
         };
         let rejected = self.front.rejects(path.target()).map(|refusal| refusal.reason);
         let inactive = || (!path.is_active()).then_some(RefusalReason::NotInService);
         if let Some(reason) = rejected.or_else(inactive) {
-            self.report_refusal(Some(path.target().to_owned()), reason);
+            self.report_refusal(path.target().to_owned(), reason);
             return Err(Refusal::Shutdown);
         }
         let store = volume.store();

@@ -68,11 +68,12 @@ enum End {
     Protocol(ServerError),
     Socket(io::Error),
     /// The session could not begin.
-    Refused(RefusalReason),
+    Refused {
+        reason: RefusalReason,
+        target: String,
+    },
     /// The client has not selected an export, sent a request or received a reply in time.
     TimedOut,
-    /// The connection continues on another core.
-    Moved(usize),
 }
 
 impl From<io::Error> for End {
@@ -87,11 +88,10 @@ impl std::fmt::Display for End {
             Self::InGoodOrder => f.write_str("the client disconnected"),
             Self::Protocol(error) => error.fmt(f),
             Self::Socket(error) => error.fmt(f),
-            Self::Refused(reason) => reason.fmt(f),
+            Self::Refused { reason, .. } => reason.fmt(f),
             Self::TimedOut => {
                 f.write_str("the client selected no export, sent no complete request, or received no reply in time")
             }
-            Self::Moved(core) => write!(f, "the connection moved to core {core}"),
         }
     }
 }
@@ -182,11 +182,11 @@ async fn serve_to_the_end(
 ) {
     let end = loop {
         match driver.run(&mut messages).await {
-            End::Moved(core) => match driver.move_to(core, messages) {
+            Ok(core) => match driver.move_to(core, messages) {
                 None => return,
-                Some((here, held)) => (driver, messages) = (*here, held),
+                Some((same, unread)) => (driver, messages) = (*same, unread),
             },
-            end => break end,
+            Err(end) => break end,
         }
     };
     driver.report_end(&end);
@@ -194,7 +194,11 @@ async fn serve_to_the_end(
 }
 
 impl Driver {
-    async fn run(&mut self, messages: &mut mpsc::UnboundedReceiver<ConnectionRequest>) -> End {
+    /// Serves the connection on this core. Returns the core on which it continues, or the reason why it has ended.
+    async fn run(
+        &mut self,
+        messages: &mut mpsc::UnboundedReceiver<ConnectionRequest>,
+    ) -> Result<usize, End> {
         let limit = time::now() + self.front.settings().login_timeout;
         let mut login = Box::pin(time::sleep_until(limit));
         let mut linger = None;
@@ -204,7 +208,7 @@ impl Driver {
                 Err(end) => {
                     // The machine may have queued a reply for the message that caused this.
                     let _ = self.send();
-                    return end;
+                    return Err(end);
                 }
             };
             if is_busy {
@@ -212,11 +216,11 @@ impl Driver {
                 tokio::task::yield_now().await;
             }
             if let Some(core) = self.destination() {
-                return End::Moved(core);
+                return Ok(core);
             }
             let sending = !self.machine.output().is_empty();
             if self.is_leaving && self.pending.is_empty() && !sending {
-                return End::InGoodOrder;
+                return Err(End::InGoodOrder);
             }
             if self.is_leaving && self.pending.is_empty() && linger.is_none() {
                 linger = Some(Box::pin(time::sleep_until(time::now() + LINGER)));
@@ -225,37 +229,33 @@ impl Driver {
             let lacks_memory = self.machine.waits_for_memory();
             let is_within_request = self.machine.payload_missing().is_some();
             let ending = self.ending_deadline;
-            let Some(stream) = &self.stream else { return End::InGoodOrder };
+            let Some(stream) = &self.stream else { return Err(End::InGoodOrder) };
             tokio::select! {
                 biased;
                 // Messages are first, and rare: others wait for the answer, even if this connection is busy.
                 Some(message) = messages.recv() => self.open(message),
-                ready = stream.writable(), if sending => {
-                    if let Err(error) = ready { return error.into() }
-                }
+                ready = stream.writable(), if sending => ready?,
                 Some((task, result)) = self.pending.next(), if !self.pending.is_empty() => {
                     self.complete(task, result);
                     self.complete_ready();
                 }
-                ready = stream.readable(), if receiving => {
-                    if let Err(error) = ready { return error.into() }
-                }
-                () = &mut login, if self.session.is_none() => return End::TimedOut,
+                ready = stream.readable(), if receiving => ready?,
+                () = &mut login, if self.session.is_none() => return Err(End::TimedOut),
                 () = async { linger.as_mut().expect("checked").await }, if linger.is_some() => {
-                    return End::InGoodOrder;
+                    return Err(End::InGoodOrder);
                 }
                 () = time::sleep_until(self.stall_deadline), if is_within_request => {
-                    return End::TimedOut;
+                    return Err(End::TimedOut);
                 }
                 () = time::sleep_until(self.last_sent + STALL_LIMIT), if sending => {
                     if self.used.allowance() < usize::MAX {
-                        return End::TimedOut;
+                        return Err(End::TimedOut);
                     }
                     // Its replies may wait while there is memory.
                     self.last_sent = time::now();
                 }
                 () = time::sleep_until(ending.unwrap_or_else(time::now)), if ending.is_some() => {
-                    return End::InGoodOrder;
+                    return Err(End::InGoodOrder);
                 }
                 () = time::sleep_until(time::now() + MEMORY_INTERVAL), if lacks_memory => {
                     self.used.try_exception();
@@ -417,12 +417,13 @@ impl Driver {
 
     /// Begins the session of the client with the export that it has selected.
     async fn begin_session(&mut self, name: &str) -> Result<(), End> {
-        let refused = |reason| Err(End::Refused(reason));
         // The access may have changed since the machine looked the export up.
         let Some(ChosenExport { path, lun, volume, .. }) = self.exports.choose(name) else {
-            return refused(RefusalReason::NoSuchTarget);
+            let (reason, target) = self.exports.refusal_of(name);
+            return Err(End::Refused { reason, target });
         };
         let target = path.target().to_owned();
+        let refused = |reason| Err(End::Refused { reason, target: target.clone() });
         let login = Login { only: Some(lun), ..self.exports.login(Some(target.clone())) };
         let member = match self.front.sessions.begin(&login, &self.mailbox).await {
             Ok(member) => member,
@@ -532,7 +533,9 @@ impl Driver {
         let peer = self.exports.origin.peer;
         let Some(session) = &self.session else {
             match end {
-                End::Refused(reason) => self.exports.report_refusal(None, *reason),
+                End::Refused { reason, target } => {
+                    self.exports.report_refusal(target.clone(), *reason)
+                }
                 End::Protocol(error) => self.front.access.log_rate_limited(peer, || {
                     warn!(%peer, %error, "NBD connection refused during the handshake");
                 }),

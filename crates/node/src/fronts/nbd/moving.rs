@@ -1,10 +1,10 @@
-//! A connection moves to another core while it has no open request. It takes its machine, its session and its messages
-//! with it; only its socket is registered again.
+//! A connection moves to another core while it is idle: it has no open request, and nothing waits to be sent. It takes its
+//! machine, its session and its messages with it; only its socket is registered again.
 
 use futures_util::stream::FuturesUnordered;
 use sarsen_io::net::Stream;
 use tokio::sync::mpsc;
-use tracing::{debug, info};
+use tracing::debug;
 
 use super::{Driver, serve_to_the_end};
 use crate::mailbox::ConnectionRequest;
@@ -15,15 +15,15 @@ impl Driver {
     /// Returns the core to which the connection moves now, if there is one.
     #[inline]
     pub(super) fn destination(&mut self) -> Option<usize> {
-        if !self.place.is_due() {
+        if !self.place.is_check_due() {
             return None;
         }
-        let is_at_rest = self.is_at_rest();
-        self.place.destination(is_at_rest)
+        let is_idle = self.is_idle();
+        self.place.check(is_idle)
     }
 
-    /// Returns whether nothing of the connection is in progress.
-    fn is_at_rest(&mut self) -> bool {
+    /// Returns whether the connection has only state that can move.
+    fn is_idle(&mut self) -> bool {
         self.session.is_some()
             && self.pending.is_empty()
             && self.held.is_empty()
@@ -34,30 +34,25 @@ impl Driver {
             && !self.is_leaving
     }
 
-    /// Continues the connection on another core. Returns it if its socket cannot leave this core.
+    /// Continues the connection on another core. Returns it if its socket cannot be registered there.
     pub(super) fn move_to(
         mut self,
         core: usize,
         messages: Messages,
     ) -> Option<(Box<Self>, Messages)> {
-        let detached = match self.stream.as_mut()?.detach() {
-            Ok(detached) => detached,
+        let socket = match self.place.register(core, self.stream.as_mut()?) {
+            Ok(socket) => socket,
             Err(error) => {
-                debug!(%error, "a connection cannot leave its core, and stays there for now");
+                debug!(%error, "a connection is not moved: its socket cannot be registered at the core");
                 return Some((Box::new(self), messages));
             }
         };
         let Self { front, machine, exports, connection_permit, mailbox, session, used, .. } = self;
         let (stall_deadline, last_sent) = (self.stall_deadline, self.last_sent);
         self.place.move_to(core, move |place| async move {
-            let stream = match Stream::attach(detached) {
-                Ok(stream) => stream,
-                // The client connects again.
-                Err(error) => return info!(%error, "connection lost when it moved to a core"),
-            };
             let driver = Self {
                 front,
-                stream: Some(stream),
+                stream: Some(Stream::from(socket)),
                 machine,
                 exports,
                 connection_permit,

@@ -76,6 +76,9 @@ pub enum RefusalReason {
     /// The target does not exist.
     #[error("no such target")]
     NoSuchTarget,
+    /// The export of another protocol does not exist, or the client is not shown it.
+    #[error("no such export, or the rules of its target do not show it")]
+    NoSuchExport,
     /// The initiator and the target have no protocol version in common.
     #[error("no common protocol version")]
     UnsupportedVersion,
@@ -107,7 +110,7 @@ pub enum RefusalReason {
 
 impl RefusalReason {
     /// All reasons.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::MovedTemporarily,
         Self::MovedPermanently,
         Self::Malformed,
@@ -126,6 +129,7 @@ impl RefusalReason {
         Self::CertificateNotAllowed,
         Self::AccessRevoked,
         Self::NoSuchTarget,
+        Self::NoSuchExport,
         Self::UnsupportedVersion,
         Self::TooManyConnections,
         Self::MissingParameter,
@@ -154,9 +158,10 @@ impl RefusalReason {
             Self::AccountNotAllowed | Self::CertificateNotAllowed | Self::AccessRevoked => {
                 LoginStatus::AuthorizationFailure
             }
-            Self::InitiatorNotAllowed | Self::AddressNotAllowed | Self::NoSuchTarget => {
-                LoginStatus::NotFound
-            }
+            Self::InitiatorNotAllowed
+            | Self::AddressNotAllowed
+            | Self::NoSuchTarget
+            | Self::NoSuchExport => LoginStatus::NotFound,
             Self::UnsupportedVersion => LoginStatus::UnsupportedVersion,
             Self::TooManyConnections => LoginStatus::TooManyConnections,
             Self::MissingParameter => LoginStatus::MissingParameter,
@@ -190,6 +195,7 @@ impl RefusalReason {
             Self::CertificateNotAllowed => "certificate_not_allowed",
             Self::AccessRevoked => "access_revoked",
             Self::NoSuchTarget => "no_such_target",
+            Self::NoSuchExport => "no_such_export",
             Self::UnsupportedVersion => "unsupported_version",
             Self::TooManyConnections => "too_many_connections",
             Self::MissingParameter => "missing_parameter",

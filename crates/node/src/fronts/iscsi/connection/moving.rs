@@ -1,12 +1,12 @@
-//! A connection moves to another core while it has nothing in progress. It takes its machine, its session and its
-//! messages with it; only its socket is registered again.
+//! A connection moves to another core while it is idle: no store carries out one of its commands, and nothing waits to
+//! be sent. It takes its machine, its session and its messages with it; only its socket is registered again.
 
 use std::collections::HashMap;
 
 use futures_util::stream::FuturesUnordered;
 use sarsen_io::net::Stream;
 use tokio::sync::mpsc;
-use tracing::{debug, info};
+use tracing::debug;
 
 use super::{Driver, serve_to_the_end};
 use crate::mailbox::ConnectionRequest;
@@ -17,15 +17,15 @@ impl Driver {
     /// Returns the core to which the connection moves now, if there is one.
     #[inline]
     pub(super) fn destination(&mut self) -> Option<usize> {
-        if !self.place.as_mut()?.is_due() {
+        if !self.place.as_mut()?.is_check_due() {
             return None;
         }
-        let is_at_rest = self.is_at_rest();
-        self.place.as_mut()?.destination(is_at_rest)
+        let is_idle = self.is_idle();
+        self.place.as_mut()?.check(is_idle)
     }
 
-    /// Returns whether nothing of the connection is in progress.
-    fn is_at_rest(&mut self) -> bool {
+    /// Returns whether the connection has only state that can move.
+    fn is_idle(&mut self) -> bool {
         self.member.is_some()
             && self.pending.is_empty()
             && self.deferred.is_empty()
@@ -41,31 +41,28 @@ impl Driver {
             && self.machine.closing().is_none()
     }
 
-    /// Continues the connection on another core. Returns it if its socket cannot leave this core.
+    /// Continues the connection on another core. Returns it if its socket cannot be registered there.
     pub(super) fn move_to(
         mut self,
         core: usize,
         messages: Messages,
     ) -> Option<(Box<Self>, Messages)> {
-        let detached = match self.stream.detach() {
-            Ok(detached) => detached,
+        let place = self.place.take()?;
+        let socket = match place.register(core, &mut self.stream) {
+            Ok(socket) => socket,
             Err(error) => {
-                debug!(%error, "a connection cannot leave its core, and stays there for now");
+                debug!(%error, "a connection is not moved: its socket cannot be registered at the core");
+                self.place = Some(place);
                 return Some((Box::new(self), messages));
             }
         };
         let Self { front, machine, view, connection_permit, mailbox, member, .. } = self;
         let Self { target_name, subject, next_token, observer, units, qos_gate, .. } = self;
         let Self { queue_limit, tap, .. } = self;
-        self.place?.move_to(core, move |place| async move {
-            let stream = match Stream::attach(detached) {
-                Ok(stream) => stream,
-                // The initiator connects again.
-                Err(error) => return info!(%error, "connection lost when it moved to a core"),
-            };
+        place.move_to(core, move |place| async move {
             let driver = Self {
                 front,
-                stream,
+                stream: Stream::from(socket),
                 machine,
                 view,
                 connection_permit,
