@@ -513,6 +513,30 @@ fn dry_run_writes_no_file_and_new_volume_refuses_foreign_file() -> Result<()> {
     server.stop()
 }
 
+/// Otherwise the change would take the volume out of service, and could not be undone.
+#[test]
+fn format_of_data_is_not_changed() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = Managed::start(folder.path())?;
+    server.run(&["volume", "create", "plain", "8MiB"])?;
+    server.run(&["volume", "create", "secret", "8MiB", "--encrypted"])?;
+    for (volume, setting) in
+        [("plain", "encrypted=true"), ("plain", "protection=1"), ("secret", "encrypted=false")]
+    {
+        for more in [&["--dry-run"][..], &[]] {
+            let set = [&["volume", "set", volume, setting][..], more].concat();
+            let refused = server.command(&set)?.output()?;
+            let reported = String::from_utf8(refused.stderr)?;
+            ensure!(reported.contains("as it is, or copy the data"), "{setting}: {reported}");
+        }
+    }
+    ensure!(lacks(&server)?.is_empty(), "{:?}", lacks(&server)?);
+    // A document may omit them.
+    server.applied("[[volume]]\nname = \"secret\"\niops = 1000\n", &[])?;
+    ensure!(server.run(&["volume", "show", "secret"])?.contains("encrypted = true"));
+    server.stop()
+}
+
 #[test]
 fn volume_is_not_served_with_another_block_size() -> Result<()> {
     let folder = tempfile::tempdir()?;

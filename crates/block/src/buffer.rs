@@ -40,11 +40,17 @@ impl Pool {
         Some(storage)
     }
 
+    /// Keeps a buffer. If there is no space for it, longer ones are freed: they serve fewer commands.
     fn give_back(&mut self, class: usize, storage: Vec<u8>) {
-        if self.kept + (SMALLEST_CLASS << class) <= KEPT_LIMIT.load(Ordering::Relaxed) {
-            self.kept += SMALLEST_CLASS << class;
-            self.classes[class].push(storage);
+        let (bytes, limit) = (SMALLEST_CLASS << class, KEPT_LIMIT.load(Ordering::Relaxed));
+        while self.kept + bytes > limit {
+            let longer = (class + 1..CLASS_COUNT).rev().find_map(|longer| self.take(longer));
+            if longer.is_none() {
+                return;
+            }
         }
+        self.kept += bytes;
+        self.classes[class].push(storage);
     }
 }
 
@@ -219,6 +225,12 @@ mod tests {
         drop(many);
         let kept = || POOL.with_borrow(|pool| pool.kept);
         assert_eq!(kept(), KEPT_BYTES);
+        // A few long buffers do not keep the short ones out.
+        let short = Buffer::for_overwrite(SMALLEST_CLASS);
+        drop(short);
+        assert_eq!(kept(), KEPT_BYTES - LARGEST_CLASS + SMALLEST_CLASS);
+        Buffer::free_kept();
+        drop((0..64).map(|_| Buffer::for_overwrite(LARGEST_CLASS)).collect::<Vec<_>>());
         let again = Buffer::for_overwrite(LARGEST_CLASS);
         assert_eq!(kept(), KEPT_BYTES - LARGEST_CLASS);
         drop(again);

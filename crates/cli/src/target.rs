@@ -137,6 +137,13 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             let key = Key::new(ObjectKind::Target, &name);
             state::change_derived(&key, options, |document| {
                 let luns = luns_of(document, &name)?;
+                let served = luns.iter().find(|(_, served)| **served == volume);
+                if let Some((served, _)) = served.filter(|_| lun.is_none()) {
+                    let message = format!(
+                        "{name} serves {volume} as LUN {served}; with --lun, it gets another LUN as well"
+                    );
+                    return Err(UsageError(message).into());
+                }
                 let lun = lun.or_else(|| (0..).find(|lun| !luns.contains_key(lun))).unwrap_or(0);
                 if let Some(other) = luns.get(&lun) {
                     let message = format!("LUN {lun} of {name} is {other}; give another --lun");

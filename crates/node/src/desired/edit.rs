@@ -102,7 +102,7 @@ fn apply(
         let known = by_serial.entry(serial.to_owned());
         known.and_modify(|known| *known = None).or_insert_with(|| Some(key.clone()));
     }
-    for object in all {
+    for mut object in all {
         let new = object.key();
         // The serial number identifies a volume, whatever its name.
         if !objects.contains_key(&new)
@@ -110,6 +110,9 @@ fn apply(
             && objects.get(&old).is_some_and(|old| has_same_naa(&object, old))
         {
             rename(objects, &old, &new.name);
+        }
+        if let Some(before) = objects.get(&new) {
+            keep_format(&mut object, before);
         }
         put(objects, object, folder);
     }
@@ -191,11 +194,9 @@ impl<'a> VolumeFolder<'a> {
     }
 }
 
-/// Keeps the identity, the path and the data format of a volume where the new version omits them. A volume with another
-/// store or another serial number is a different volume.
+/// Keeps the identity, the path and the sizes of a volume where the new version omits them.
 fn keep_identity(volume: &mut Volume, before: &Volume) {
-    let is_another = volume.serial.is_some() && volume.serial != before.serial;
-    if volume.store != before.store || is_another {
+    if !is_same_volume(volume, before) {
         return;
     }
     keep(&mut volume.path, &before.path);
@@ -204,8 +205,21 @@ fn keep_identity(volume: &mut Volume, before: &Volume) {
     keep(&mut volume.state, &before.state);
     keep(&mut volume.size, &before.size);
     keep(&mut volume.block_size, &before.block_size);
-    keep(&mut volume.protection, &before.protection);
-    volume.encrypted |= before.encrypted;
+}
+
+/// Keeps the properties of a volume's data that a document omits.
+fn keep_format(object: &mut Object, before: &Object) {
+    if let (Object::Volume(volume), Object::Volume(before)) = (object, before)
+        && is_same_volume(volume, before)
+    {
+        keep(&mut volume.protection, &before.protection);
+        volume.encrypted |= before.encrypted;
+    }
+}
+
+/// Returns whether both are the same volume. With another store or another serial number, it is a different one.
+fn is_same_volume(volume: &Volume, before: &Volume) -> bool {
+    volume.store == before.store && (volume.serial.is_none() || volume.serial == before.serial)
 }
 
 /// Sets a property that the new version omits to its previous value.

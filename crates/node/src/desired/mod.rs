@@ -43,7 +43,7 @@ use crate::private::VOLUMES;
 
 /// Maximum time that another program may have a file that is to be erased.
 const ERASING_LIMIT: Duration = Duration::from_secs(30);
-/// Maximum time for a look at the files that a change names.
+/// Maximum time for a look at a file that a change names.
 const LOOK_LIMIT: Duration = Duration::from_secs(30);
 /// Maximum number of changes that are prepared at once. It is larger than the number of disks that may hang, so that
 /// these do not hold up other changes.
@@ -519,9 +519,9 @@ impl Desired {
     async fn look_at_files(&self, plan: &Plan) -> Result<BTreeSet<PathBuf>, ChangeRefused> {
         let files = new_files::between(&plan.before.objects, &plan.objects);
         let engine = self.document.lock().engine();
-        let deadline = time::now() + LOOK_LIMIT;
         let mut found = BTreeSet::new();
         for file in files {
+            let deadline = time::now() + LOOK_LIMIT;
             let (path, volume) = (file.path.clone(), file.volume.name.clone());
             let folder = self.folder.clone();
             let look = move || new_files::look_at(&file, &folder);

@@ -29,8 +29,8 @@ use crate::stores::LOCK_TIMEOUT;
 const FILE: &str = "state.sqlite";
 const COPY: &str = "state-copy.sqlite";
 const STATE_JOURNAL: Journal = Journal::WriteAhead;
-/// Between changes the copy is complete without any other file. Who deletes the files beside the two, as after a crash,
-/// thus loses no acknowledged change.
+/// Between changes the copy is complete without any other file. If the log of the state is deleted after a crash, the copy
+/// has all acknowledged changes.
 const COPY_JOURNAL: Journal = Journal::Rollback;
 /// Files of early development versions.
 const OLD_FILE: &str = "state.redb";
@@ -393,6 +393,16 @@ fn settle(
             return Ok(with_copy(main, head, copy_path, why, contents));
         }
         (Found::Whole(main, head), Found::Damaged(why)) => {
+            let later = records::head_of_damaged(copy_path);
+            if let Some(copied) = later.filter(|copied| copied.commits > head.commits) {
+                let what = format!(
+                    "it is at revision {}, and its copy {shown}, which is at revision {}, is damaged: {why}",
+                    head.revision, copied.revision
+                );
+                let remedy =
+                    format!("{RESTORE}; or move the copy away to continue without its changes");
+                return refused(what, remedy);
+            }
             return Ok(with_copy(main, head, copy_path, Some(why), contents));
         }
         (Found::Whole(_, head), Found::Whole(_, copied))
@@ -402,12 +412,18 @@ fn settle(
         }
         (Found::Whole(_, head), Found::Whole(_, copied)) => {
             let what = format!(
-                "it is at revision {} (transaction {}) and its copy {shown} at revision {} (transaction {}): it \
-                 was replaced by an older file",
+                "it is at revision {} (transaction {}) and its copy {shown} at revision {} (transaction {}): an \
+                 older file replaced it, or its write-ahead log was deleted",
                 head.revision, head.commits, copied.revision, copied.commits
             );
-            let remedy =
-                format!("move the wrong file to another place: {} or {shown}", path.display());
+            let (path, later) = (path.display(), copied.commits > head.commits);
+            let remedy = if later {
+                format!(
+                    "to keep the later changes, move {path} away; to drop them, move {shown} away"
+                )
+            } else {
+                format!("move the wrong file away: {path} or {shown}")
+            };
             return refused(what, remedy);
         }
         (Found::Damaged(why), Found::Whole(_, copied)) => {

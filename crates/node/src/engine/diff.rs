@@ -181,6 +181,23 @@ fn refuse_other_blocks(known: &VolumeConfig, desired: &VolumeConfig) -> Result<(
     Err(ChangeError::impossible(&desired.name, why))
 }
 
+/// Refuses another format of the data of an open volume. It would not open again.
+fn refuse_other_format(open: &VolumeConfig, desired: &VolumeConfig) -> Result<(), ChangeError> {
+    refuse_other_blocks(open, desired)?;
+    let field = if open.encrypted != desired.encrypted {
+        "encrypted"
+    } else if open.protection != desired.protection {
+        "protection"
+    } else {
+        return Ok(());
+    };
+    let why = format!(
+        "has data that was written with another value of {field}: leave {field} as it is, or copy the data to another \
+         volume"
+    );
+    Err(ChangeError::impossible(&desired.name, why))
+}
+
 impl VolumeSteps {
     pub(super) fn between(
         running: &Running,
@@ -383,7 +400,7 @@ fn fate(
         ));
     }
     if is_same_place && !in_memory {
-        refuse_other_blocks(&old.config, desired)?;
+        refuse_other_format(&old.config, desired)?;
     }
     let stays_open = with_live_part_of(&old.config, desired) == *desired;
     if !stays_open || has_other_identity {

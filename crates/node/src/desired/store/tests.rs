@@ -242,7 +242,7 @@ fn an_older_state_in_the_place_of_the_last_one_is_refused() {
     fs::write(&path, old).expect("written");
     let message = refusal(folder.path());
     assert!(message.contains("revision 1") && message.contains("revision 2"), "{message}");
-    assert!(message.contains("move the wrong file to another place"), "{message}");
+    assert!(message.contains("to keep the later changes, move "), "{message}");
     // The remedy of the message.
     fs::remove_file(&path).expect("removed");
     assert_eq!(opened(folder.path()).1.revision, 2);
@@ -283,7 +283,7 @@ fn after_a_kill(folder: &Path) -> tempfile::TempDir {
 }
 
 #[test]
-fn no_change_is_lost_if_the_files_beside_the_two_are_deleted_after_a_kill() {
+fn no_change_is_lost_if_the_logs_are_deleted_after_a_kill() {
     let folder = tempfile::tempdir().expect("a folder");
     let (store, _) = opened(folder.path());
     keep(&store, 1, &["a", "b"]);
@@ -295,6 +295,16 @@ fn no_change_is_lost_if_the_files_beside_the_two_are_deleted_after_a_kill() {
     }
     let message = refusal(killed.path());
     assert!(message.contains("revision 0") && message.contains("revision 2"), "{message}");
+    // A copy that was also being written is no reason to take the older state.
+    let copy = killed.path().join(COPY);
+    let whole = fs::read(&copy).expect("read");
+    let mut damaged = whole.clone();
+    let name = damaged.windows(8).position(|bytes| bytes == b"change 2").expect("it is there");
+    damaged[name + 7] = b'3';
+    fs::write(&copy, damaged).expect("written");
+    let message = refusal(killed.path());
+    assert!(message.contains("its checksum is wrong"), "{message}");
+    fs::write(&copy, whole).expect("written");
     // The remedy of the message.
     fs::remove_file(killed.path().join(FILE)).expect("removed");
     assert_eq!(opened(killed.path()).1.revision, 2);
