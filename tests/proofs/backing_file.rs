@@ -465,6 +465,16 @@ fn a_deleted_volume_leaves_its_file_unless_it_is_erased() -> Result<()> {
     ensure!(!volumes.join("erased.img.state").exists(), "nor what was kept beside it");
     let orphans = server.json(&["volume", "orphan", "list"])?;
     ensure!(orphans["orphans"][0]["name"] == "left.img", "{orphans}");
+    // Another file at the path of the volume stays.
+    server.run(&["volume", "create", "replaced", "1MiB"])?;
+    let (own, aside) = (volumes.join("replaced.img"), folder.path().join("aside"));
+    fs::rename(&own, &aside)?;
+    fs::write(&own, "another program's")?;
+    let deleted = server.command(&["volume", "delete", "replaced", "--erase"])?.output()?;
+    let said = String::from_utf8(deleted.stderr)?;
+    ensure!(said.contains("did not have this file open"), "{said}");
+    ensure!(fs::read(&own)? == b"another program's" && aside.exists());
+    fs::remove_file(&own)?;
     // `--erase` refuses a volume whose path is a link to another file, and the volume stays.
     let (other, link) = (folder.path().join("other"), folder.path().join("link"));
     fs::File::create(&other)?.set_len(MIB)?;
@@ -481,8 +491,9 @@ fn a_deleted_volume_leaves_its_file_unless_it_is_erased() -> Result<()> {
 fn allocation_is_listed_and_overcommitment_gets_warning() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = Managed::start(folder.path())?;
-    let fits = server.json(&["volume", "create", "data", "8MiB", "--export"])?;
+    let fits = server.json(&["volume", "create", "data", "8MiB"])?;
     ensure!(fits["warnings"].is_null(), "{fits}");
+    server.run(&["target", "create", "iqn.2026-11.io.sarsen:data", "--lun", "data"])?;
     let too_much = server.json(&["volume", "create", "huge", "15TiB"])?;
     let warning = too_much["warnings"][0].as_str().context("a warning")?;
     ensure!(warning.contains("may still take 1") && warning.contains("are free"), "{warning}");

@@ -30,7 +30,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 use sarsen_block::{Buffer, Io, Payload};
 
 pub use self::extents::{Run, RunState, Space};
-pub use self::standing::{FileStatus, Inspection, PathComparison};
+pub use self::standing::{FileIdentity, FileStatus, Inspection, PathComparison};
 use crate::cores::CoreContext;
 use crate::pool::FileQueue;
 use crate::ring::{Completion, Operation, OperationKind};

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use sarsen_block::Io;
 use sarsen_io::file::lock_within;
 use sarsen_io::record::AtomicFile;
@@ -17,11 +18,9 @@ use tracing::info;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::config::VolumeConfig;
+use crate::config::{VolumeConfig, metadata_folder};
 use crate::stores::{LOCK_TIMEOUT, OpenMode, StoreError};
 
-/// The suffix that turns a volume's path into its state folder.
-const FOLDER_SUFFIX: &str = ".state";
 const FOLDER_MODE: u32 = 0o700;
 /// Maximum length of a record's content.
 const CONTENT_LIMIT: usize = 64 << 20;
@@ -50,8 +49,9 @@ const _: () = assert!(HEADER_LENGTH == 44);
 /// The records of one volume.
 pub(crate) struct Records {
     files: [(MetadataKind, AtomicFile); MetadataKind::ALL.len()],
-    /// The folder, which stays locked while this lives, if it existed at the opening.
-    _folder: Option<fs::File>,
+    folder: PathBuf,
+    /// The folder, if it exists, which stays locked while this lives.
+    lock: Arc<Mutex<Option<fs::File>>>,
 }
 
 /// Opens the records of a volume, if it has any. All of them are read once, so that a damaged one is an error already
@@ -99,13 +99,6 @@ pub(crate) fn make(folder: &Path) -> Result<(), StoreError> {
     let parent = fs::File::open(parent.unwrap_or(Path::new(".")));
     let synced = parent.and_then(|parent| parent.sync_all());
     synced.map_err(StoreError::system(folder, "make its name durable"))
-}
-
-/// Returns the state folder next to a file volume.
-pub(crate) fn metadata_folder(path: &Path) -> PathBuf {
-    let mut folder = path.as_os_str().to_owned();
-    folder.push(FOLDER_SUFFIX);
-    folder.into()
 }
 
 /// Deletes the records in a folder, and the folder if it has no other files, when no volume uses the folder any more.
@@ -160,7 +153,8 @@ impl Records {
         let records = Self {
             files: MetadataKind::ALL
                 .map(|record| (record, AtomicFile::new(folder.join(record.name())))),
-            _folder: lock(folder)?,
+            folder: folder.to_owned(),
+            lock: Arc::new(Mutex::new(lock(folder)?)),
         };
         for record in MetadataKind::ALL {
             records.load(record).map_err(|source| StoreError::State { source })?;
@@ -222,12 +216,21 @@ impl MetadataStore for Records {
         if content.len() > CONTENT_LIMIT {
             return Io::Ready(Err(io::ErrorKind::FileTooLarge.into()));
         }
-        match record {
+        let saved = match record {
             MetadataKind::Key if !content.is_empty() => {
                 file.replace_and_destroy(encode(record, &content))
             }
             _ => file.replace((!content.is_empty()).then(|| encode(record, &content))),
-        }
+        };
+        // The first record makes the folder.
+        let (folder, held) = (self.folder.clone(), self.lock.clone());
+        saved.map(move |saved| {
+            let mut held = held.lock();
+            if saved.is_ok() && held.is_none() && folder.exists() {
+                *held = lock(&folder).map_err(io::Error::other)?;
+            }
+            saved
+        })
     }
 }
 

@@ -21,6 +21,27 @@ pub struct FileStatus {
     pub length: u64,
 }
 
+/// The numbers of a file's file system and of its inode: no other file has both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileIdentity {
+    /// st_dev (stat(2)).
+    pub file_system: u64,
+    /// st_ino (stat(2)).
+    pub inode: u64,
+}
+
+impl FileIdentity {
+    /// Returns the identity of the file with this metadata.
+    pub fn of(found: &std::fs::Metadata) -> Self {
+        Self { file_system: found.dev(), inode: found.ino() }
+    }
+
+    /// Returns the identity of the file at a path, if there is one. Blocks the thread.
+    pub fn of_path(path: &Path) -> Option<Self> {
+        std::fs::metadata(path).ok().map(|found| Self::of(&found))
+    }
+}
+
 /// The result of comparing a path with an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathComparison {
@@ -96,9 +117,10 @@ impl File {
         Ok(rustix::fs::fadvise(&self.opened.fd, 0, None, rustix::fs::Advice::DontNeed)?)
     }
 
-    /// The number of the file system that contains the file.
-    pub fn file_system(&self) -> io::Result<u64> {
-        Ok(rustix::fs::fstat(&self.opened.fd)?.st_dev)
+    /// Returns the identity of the file.
+    pub fn identity(&self) -> io::Result<FileIdentity> {
+        let found = rustix::fs::fstat(&self.opened.fd)?;
+        Ok(FileIdentity { file_system: found.st_dev, inode: found.st_ino })
     }
 
     /// Bytes that its file system has left; `None` for a device. May block.

@@ -10,11 +10,13 @@ mod plan;
 mod store;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::Metadata;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use parking_lot::Mutex;
+use sarsen_io::file::FileIdentity;
 use sarsen_io::{threads, time};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{RwLock, Semaphore, watch};
@@ -752,8 +754,9 @@ impl Plan {
             }
             let erased = (path.clone(), state.clone());
             // If the server is killed before this, files that remain in its own folder are listed as orphans.
-            let erase = Box::new(move || {
-                let erased = orphans::erase(&erased.0, &erased.1, ERASING_LIMIT);
+            let erase = Box::new(move |identity: Option<FileIdentity>| {
+                let is_its = |file: &Metadata| identity == Some(FileIdentity::of(file));
+                let erased = orphans::erase(&erased.0, &erased.1, ERASING_LIMIT, is_its);
                 erased.map_err(|error| error.to_string())
             });
             erasures.insert(key.name.clone(), Erasure { path, state, erase });

@@ -2,12 +2,14 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use sarsen_io::file::FileIdentity;
+
 use super::Invalid;
-use crate::metadata;
+use super::store::FILE as STATE_FILE;
+use crate::config::metadata_folder;
 use crate::model::{Key, Object, Objects, differences};
 use crate::private::VOLUMES;
 
@@ -55,34 +57,34 @@ pub(super) fn look_at(file: &NewFile, state: &Path) -> Result<bool, Invalid> {
     let NewFile { volume, field, path } = file;
     if is_servers_own(path, state) {
         let message = format!(
-            "{field}: {} is in the server's state folder, which is not for volumes; choose another path, or remove \
+            "{field}: {} is in the state folder of a server, which is not for volumes; choose another path, or remove \
              {field}",
             path.display()
         );
         return Err(Invalid::new(volume.clone(), *field, message));
     }
     let is_in_volumes = path.parent() == Some(&state.join(VOLUMES));
-    Ok(is_in_volumes && (path.exists() || metadata::metadata_folder(path).exists()))
+    Ok(is_in_volumes && (path.exists() || metadata_folder(path).exists()))
 }
 
 /// Returns whether a path leads into the state folder, and not to the file of a volume. Devices and inodes are compared,
 /// because a hard link or a bind mount gives a file another path.
 fn is_servers_own(path: &Path, state: &Path) -> bool {
     let real = real(path).unwrap_or_else(|| path.to_owned());
-    let Some(state_id) = id(state) else { return false };
-    if real.ancestors().any(|folder| id(folder) == Some(state_id)) {
+    let Some(state_id) = FileIdentity::of_path(state) else { return false };
+    if real.ancestors().any(|folder| FileIdentity::of_path(folder) == Some(state_id)) {
         let is_image = real.extension().is_some_and(|extension| extension == IMAGE);
-        let is_in_volumes = real.parent().and_then(id) == id(&state.join(VOLUMES));
+        let is_in_volumes = real.parent().and_then(FileIdentity::of_path)
+            == FileIdentity::of_path(&state.join(VOLUMES));
         return !(is_image && is_in_volumes);
     }
-    let Some(file) = id(&real) else { return false };
+    // Nor the files of another server.
+    if real.parent().is_some_and(|folder| folder.join(STATE_FILE).exists()) {
+        return true;
+    }
+    let Some(file) = FileIdentity::of_path(&real) else { return false };
     let Ok(entries) = fs::read_dir(state) else { return false };
-    entries.flatten().any(|entry| id(&entry.path()) == Some(file))
-}
-
-/// Returns the device and the inode of a file.
-fn id(path: &Path) -> Option<(u64, u64)> {
-    fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
+    entries.flatten().any(|entry| FileIdentity::of_path(&entry.path()) == Some(file))
 }
 
 /// Returns the canonical form of a path. The file need not exist.
@@ -133,6 +135,10 @@ mod tests {
         let hard_link = folder.path().join("hard-link.img");
         fs::hard_link(state.join("api.token"), &hard_link).expect("linked");
         assert!(named(&hard_link).is_err());
+        let other = folder.path().join("other");
+        fs::create_dir(&other).expect("made");
+        fs::write(other.join(STATE_FILE), "another server's").expect("written");
+        assert!(named(&other.join("events.sqlite")).is_err());
         let image = state.join("volumes/b.img");
         for volume in [image.clone(), folder.path().join("b.img")] {
             assert!(!named(&volume).expect("a volume"));

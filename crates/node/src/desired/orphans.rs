@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use sarsen_io::file::lock_within;
 
+use crate::config::metadata_folder;
 use crate::metadata;
 use crate::model::{Object, Objects, Orphan};
 
@@ -28,6 +29,12 @@ pub enum OrphanError {
     /// A program has it open.
     #[error("orphan {0}: in use; try again after the program that has it open has ended")]
     InUse(String),
+    /// It is not the file that the volume had, or the volume was not open, so that this is not known.
+    #[error(
+        "{0}: this stays, because the volume did not have this file open; delete it, and PATH.state, if nothing needs \
+         them"
+    )]
+    OtherFile(String),
     /// The folder of the records has other files, too, or it is a link.
     #[error(
         "{0}: this stays, because it is a link or has other files than records; delete it if nothing needs them"
@@ -51,7 +58,7 @@ fn system(path: &Path) -> impl FnOnce(io::Error) -> OrphanError {
 pub(super) fn places(object: &Object) -> Option<(PathBuf, PathBuf)> {
     let Object::Volume(volume) = object else { return None };
     let path = volume.path.clone()?;
-    let state = volume.state.clone().unwrap_or_else(|| metadata::metadata_folder(&path));
+    let state = volume.state.clone().unwrap_or_else(|| metadata_folder(&path));
     Some((path, state))
 }
 
@@ -92,7 +99,7 @@ pub(super) fn find(folder: &Path, objects: &Objects) -> Result<Vec<Orphan>, Orph
             path: path.display().to_string(),
             size_bytes: if is_state { 0 } else { found.len() },
             allocated_bytes: found.blocks() * STAT_BLOCK,
-            has_state: is_state || metadata::metadata_folder(&path).is_dir(),
+            has_state: is_state || metadata_folder(&path).is_dir(),
         });
     }
     orphans.sort_by(|one, other| one.name.cmp(&other.name));
@@ -110,14 +117,19 @@ pub(super) fn remove(folder: &Path, objects: &Objects, name: &str) -> Result<Orp
     let orphan = orphans.find(|orphan| orphan.name == name);
     let orphan = orphan.ok_or_else(|| OrphanError::NotFound(name.to_owned()))?;
     let path = folder.join(name);
-    let state = if path.is_dir() { path.clone() } else { metadata::metadata_folder(&path) };
-    erase(&path, &state, Duration::ZERO)?;
+    let state = if path.is_dir() { path.clone() } else { metadata_folder(&path) };
+    erase(&path, &state, Duration::ZERO, |_| true)?;
     Ok(orphan)
 }
 
 /// Deletes the file of a deleted volume, and its records, when no program has it open any more. The folder of the records
-/// stays if it has other files.
-pub(super) fn erase(path: &Path, state: &Path, timeout: Duration) -> Result<(), OrphanError> {
+/// stays if it has other files. `is_its` tells whether a file at the path is the one that the volume had.
+pub(super) fn erase(
+    path: &Path,
+    state: &Path,
+    timeout: Duration,
+    is_its: impl FnOnce(&fs::Metadata) -> bool,
+) -> Result<(), OrphanError> {
     let in_use = || OrphanError::InUse(path.display().to_string());
     let is_missing = |error: &io::Error| error.kind() == ErrorKind::NotFound;
     match fs::symlink_metadata(path) {
@@ -128,6 +140,9 @@ pub(super) fn erase(path: &Path, state: &Path, timeout: Duration) -> Result<(), 
             let file = fs::File::open(path).map_err(system(path))?;
             if !lock_within(&file, true, timeout).map_err(system(path))? {
                 return Err(in_use());
+            }
+            if !is_its(&file.metadata().map_err(system(path))?) {
+                return Err(OrphanError::OtherFile(path.display().to_string()));
             }
             fs::remove_file(path).map_err(system(path))?;
         }

@@ -9,13 +9,13 @@ mod records;
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rusqlite::Connection;
-use sarsen_io::file::lock_within;
+use sarsen_io::file::{FileIdentity, lock_within};
 use tokio::sync::watch;
 use tracing::{error, warn};
 
@@ -26,7 +26,7 @@ use crate::model::{Key, Object, Objects, Revision};
 use crate::private::VOLUMES;
 use crate::stores::LOCK_TIMEOUT;
 
-const FILE: &str = "state.sqlite";
+pub(super) const FILE: &str = "state.sqlite";
 const COPY: &str = "state-copy.sqlite";
 const STATE_JOURNAL: Journal = Journal::WriteAhead;
 /// Between changes the copy is complete without any other file. If the log of the state is deleted after a crash, the copy
@@ -158,6 +158,8 @@ struct Files {
     main: Option<Connection>,
     /// `None` while there is no copy.
     copy: Option<Connection>,
+    main_identity: Option<FileIdentity>,
+    copy_identity: Option<FileIdentity>,
     /// The head of both files.
     head: Head,
     length_before_growth: BTreeMap<String, u64>,
@@ -206,11 +208,15 @@ impl Store {
         let (main, copy, head) = settle(&path, &copy_path, &mut contents)?;
         contents.revision = head.revision;
         let length_before_growth = contents.length_before_growth.clone();
+        let (main_identity, copy_identity) =
+            (FileIdentity::of_path(&path), FileIdentity::of_path(&copy_path));
         let files = Files {
             path,
             copy_path,
             main: Some(main),
             copy,
+            main_identity,
+            copy_identity,
             head,
             length_before_growth,
             _lock: lock,
@@ -272,6 +278,10 @@ impl Files {
         rows.extend(revision.into_iter().flat_map(revision_rows));
         let number = revision.map(|revision| revision.revision);
         let before = self.head;
+        if FileIdentity::of_path(&self.path) != self.main_identity {
+            let what = "it was moved, deleted or replaced while the server ran: put it back, or start the server again";
+            return Err(StateError::Write { path: self.path.clone(), what: what.into() });
+        }
         // A change that was answered with an error may be on disk nevertheless. Then the rows do not fit the file, and
         // all records are written.
         let written = self.main().and_then(|main| {
@@ -312,15 +322,19 @@ impl Files {
         revision: Option<u64>,
         rows: &[Row],
     ) -> Option<Occurrence> {
+        if FileIdentity::of_path(&self.copy_path) != self.copy_identity {
+            self.copy = None;
+        }
         let write = |copy| records::write(copy, Base::Head(before), revision, rows);
         let why = match self.copy.as_mut().map(write) {
             Some(Ok(Some(head))) if head == self.head => return None,
             // All records of the state were written.
             Some(Ok(_)) => None,
             Some(Err(error)) => Some(error.to_string()),
-            None => Some("it was missing".to_owned()),
+            None => Some("it was missing or replaced".to_owned()),
         };
-        let was_lost = self.copy.take().is_none();
+        let was_lost = self.copy.take().is_none() && self.copy_identity.is_none();
+        self.copy_identity = None;
         let path = self.copy_path.display().to_string();
         if let Err(error) = database::remove(&self.copy_path) {
             error!(path, %error, "an old copy of the state cannot be deleted: delete it");
@@ -338,6 +352,7 @@ impl Files {
         let (path, head) = (self.copy_path.clone(), self.head);
         database::copy(self.main()?, &path)?;
         self.copy = Some(copied(&path, &head)?);
+        self.copy_identity = FileIdentity::of_path(&path);
         Ok(())
     }
 }

@@ -93,7 +93,7 @@ impl SpaceReservation {
     fn of_file(file: &FileStore, size: u64, is_new: bool) -> Option<Self> {
         let BackingSpace { allocated, free } = file.room();
         Some(Self {
-            file_system: file.file_system(),
+            file_system: file.identity().file_system,
             path: file.path().to_owned(),
             outstanding: size.saturating_sub(allocated),
             free: free.filter(|_| !file.characteristics().read_only)?,
@@ -145,7 +145,9 @@ impl BackingChecks {
         self.under_way.retain(|_, look| !look.is_finished());
         let mut due: HashMap<u64, Vec<Weak<FileStore>>> = HashMap::new();
         for ShownVolume { file, .. } in volumes {
-            let Some(file_system) = file.upgrade().map(|file| file.file_system()) else { continue };
+            let Some(file_system) = file.upgrade().map(|file| file.identity().file_system) else {
+                continue;
+            };
             if !self.under_way.contains_key(&file_system) {
                 due.entry(file_system).or_default().push(file);
             }

@@ -13,6 +13,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use sarsen_block::Store;
 use sarsen_io::cores::Cores;
+use sarsen_io::file::FileIdentity;
 use sarsen_io::{threads, time};
 use tokio::sync::mpsc;
 use tracing::{error, info};
@@ -72,7 +73,8 @@ pub(crate) struct Erasure {
     pub(crate) path: PathBuf,
     /// The folder of its records.
     pub(crate) state: PathBuf,
-    pub(crate) erase: Box<dyn FnOnce() -> Result<(), String> + Send>,
+    /// Gets the identity of the file that the volume had, if it was open.
+    pub(crate) erase: Box<dyn FnOnce(Option<FileIdentity>) -> Result<(), String> + Send>,
 }
 
 /// A volume that is not in force any more and is to be closed.
@@ -267,7 +269,7 @@ impl Engine {
             Task::Erase { erasure, claim } => {
                 let is_exclusive = self.claims.wait_until_exclusive(&claim).await;
                 is_exclusive.map_err(ChangeError::NotErased)?;
-                erase(&self.disk_permits, erasure, claim).await
+                erase(&self.disk_permits, erasure, None, claim).await
             }
             Task::ClosePortals(portals) => {
                 join_all(portals.into_iter().map(Served::close)).await;
@@ -409,6 +411,7 @@ pub(super) fn close(closings: Vec<Closing>, cores: Weak<Cores>, permits: Arc<Dis
         let close = async |closing: Closing| {
             let Closing { volume, claim, is_unflushed, erasure, part, reports } = closing;
             let Volume { config, unit, store, backing, ended, .. } = volume;
+            let identity = backing.file.as_ref().map(|file| file.identity());
             drop((unit, backing));
             // The unit's end drops the sender.
             let _ = ended.await;
@@ -429,7 +432,7 @@ pub(super) fn close(closings: Vec<Closing>, cores: Weak<Cores>, permits: Arc<Dis
             drop(claim.take_store());
             info!(volume = name, "the volume is closed");
             let ended = match erasure {
-                Some(erasure) => erase(&permits, erasure, claim).await,
+                Some(erasure) => erase(&permits, erasure, identity, claim).await,
                 None => {
                     drop(claim);
                     Ok(())
@@ -449,11 +452,12 @@ pub(super) fn close(closings: Vec<Closing>, cores: Weak<Cores>, permits: Arc<Dis
 async fn erase(
     permits: &Arc<DiskPermits>,
     erasure: Erasure,
+    identity: Option<FileIdentity>,
     claim: Claim,
 ) -> Result<(), ChangeError> {
     let path = erasure.path.display().to_string();
     let erased = run_blocking(permits, &Disk::of_path(&erasure.path), move || {
-        let erased = (erasure.erase)();
+        let erased = (erasure.erase)(identity);
         drop(claim);
         erased.map_err(ChangeError::NotErased)
     })

@@ -16,7 +16,7 @@ use sarsen_block::{
     Extent, Geometry, InvalidRequest, Io, Lba, Payload, Reply, Space, StopCause, Store,
     StoreStatus, UnmapSupport,
 };
-use sarsen_io::file::{self, File, OpenOptions, RunState};
+use sarsen_io::file::{self, File, FileIdentity, OpenOptions, RunState};
 use tracing::{info, warn};
 
 pub(crate) use self::backing::BackingSpace;
@@ -67,7 +67,7 @@ struct FileState {
     /// Bytes that the file system has allocated to the file, and its free bytes, at the last check.
     allocated: AtomicU64,
     free: AtomicU64,
-    file_system: u64,
+    identity: FileIdentity,
 }
 
 impl FileStore {
@@ -110,7 +110,7 @@ impl FileStore {
         } else {
             file.can_punch_holes().map_err(system("find out whether it is sparse"))?
         };
-        let file_system = file.file_system().map_err(system("find its file system"))?;
+        let identity = file.identity().map_err(system("find its file system"))?;
         let granularity = file.allocation_unit().map_err(system("find its allocation unit"))?;
         let anchors = file.tells_reserved_room();
         // The physical block is the allocation unit of a file: a smaller write causes a read first.
@@ -131,7 +131,7 @@ impl FileStore {
                 is_truncated: AtomicBool::new(false),
                 allocated: AtomicU64::new(0),
                 free: AtomicU64::new(0),
-                file_system,
+                identity,
             }),
             header: Mutex::default(),
             block_size: options.block_size,

@@ -311,6 +311,35 @@ fn no_change_is_lost_if_the_logs_are_deleted_after_a_kill() {
 }
 
 #[test]
+fn no_change_is_written_to_a_file_that_has_lost_its_name() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (store, _) = opened(folder.path());
+    keep(&store, 1, &["a"]);
+    let (path, copy) = (folder.path().join(FILE), folder.path().join(COPY));
+    let aside = folder.path().join("aside");
+    fs::rename(&path, &aside).expect("renamed");
+    let b = host("b");
+    let key = b.key();
+    let keep_b = |number| {
+        let objects = vec![(&key, Some(&b))];
+        commit(&store, number, objects, &all(&[&b]), &BTreeMap::new())
+    };
+    for other in [false, true] {
+        if other {
+            fs::copy(&aside, &path).expect("copied");
+        }
+        let refused = keep_b(2).expect_err("it would be lost").to_string();
+        assert!(refused.contains("moved, deleted or replaced"), "{refused}");
+    }
+    fs::rename(&aside, &path).expect("renamed");
+    fs::remove_file(&copy).expect("removed");
+    assert!(matches!(keep_b(2), Ok(Some(Occurrence::StateCopyReplaced { .. }))));
+    drop(store);
+    let (_, contents) = opened(folder.path());
+    assert!(contents.revision == 2 && contents.repairs.is_empty());
+}
+
+#[test]
 fn a_log_that_is_cut_off_after_a_kill_is_made_good_by_the_copy() {
     let folder = tempfile::tempdir().expect("a folder");
     let (store, _) = opened(folder.path());

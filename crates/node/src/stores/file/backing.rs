@@ -6,7 +6,7 @@ use std::process;
 use std::sync::atomic::Ordering;
 
 use sarsen_block::{BlockError, StopCause};
-use sarsen_io::file::{File, Inspection, PathComparison};
+use sarsen_io::file::{File, FileIdentity, Inspection, PathComparison};
 use tracing::error;
 
 use super::{FileState, FileStore};
@@ -124,9 +124,9 @@ impl FileStore {
         &self.state.path
     }
 
-    /// Returns the number of the file system that contains the file or its device node.
-    pub(crate) fn file_system(&self) -> u64 {
-        self.state.file_system
+    /// Returns the identity of the file, or of its device node.
+    pub(crate) fn identity(&self) -> FileIdentity {
+        self.state.identity
     }
 }
 
