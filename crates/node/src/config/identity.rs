@@ -51,22 +51,24 @@ pub(super) fn check_unique(volumes: &[VolumeConfig]) -> Result<(), Invalid> {
             }
         }
     }
-    check_records(volumes, known)
+    check_records(volumes, &known)
 }
 
 /// Checks that the folder of a volume's records is no other volume's, and contains no volume.
 fn check_records<'a>(
     volumes: &'a [VolumeConfig],
-    mut known: HashMap<Mark<'a>, &'a String>,
+    known: &HashMap<Mark<'a>, &'a String>,
 ) -> Result<(), Invalid> {
     let folder = |volume: &'a VolumeConfig| {
         let path = volume.file().filter(|_| !volume.is_read_only())?;
         let own = volume.state.as_deref().map(Cow::Borrowed);
         Some(own.unwrap_or_else(|| metadata_folder(path).into()))
     };
+    let mut folders = HashMap::new();
     for volume in volumes {
         let Some(folder) = folder(volume) else { continue };
-        if let Some(other) = known.insert(Mark::Path(folder), &volume.name) {
+        let file = known.get(&Mark::Path(folder.clone())).copied();
+        if let Some(other) = file.or_else(|| folders.insert(folder, &volume.name)) {
             let message = format!(
                 "volumes {other} and {} have the same folder for their state; change one of them",
                 volume.name
@@ -75,9 +77,8 @@ fn check_records<'a>(
         }
     }
     for volume in volumes {
-        let Some(parent) = volume.path.as_deref().and_then(Path::parent) else { continue };
-        let holder = known.get(&Mark::Path(parent.into())).filter(|_| parent != Path::new(""));
-        if let Some(other) = holder {
+        let parent = volume.path.as_deref().and_then(Path::parent);
+        if let Some(other) = parent.and_then(|parent| folders.get(parent)) {
             let message = format!(
                 "this is in the folder of the state of volume {other}; choose another path"
             );
