@@ -11,11 +11,12 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use sarsen_block::Io;
 
-use crate::file::blocking;
+use crate::file::{blocking, lock_within};
 use crate::pool::FileQueue;
 
 /// Suffix of the file with the new content until it is durable, appended to the file's name.
@@ -23,6 +24,37 @@ const TEMPORARY_SUFFIX: &str = ".new";
 /// Access only for the owner.
 const FOLDER_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
+
+/// A folder of small files, which is locked against other programs from the moment it exists, until this is dropped.
+pub struct LockedFolder {
+    path: PathBuf,
+    lock: Mutex<Option<fs::File>>,
+}
+
+impl LockedFolder {
+    /// Locks the folder at this path, if there is one, and waits for another program for `timeout`. ResourceBusy: another
+    /// program has it. Blocks the thread.
+    pub fn new(path: PathBuf, timeout: Duration) -> io::Result<Self> {
+        let folder = Self { path, lock: Mutex::default() };
+        match folder.lock(timeout) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            locked => locked?,
+        }
+        Ok(folder)
+    }
+
+    fn lock(&self, timeout: Duration) -> io::Result<()> {
+        let mut lock = self.lock.lock();
+        if lock.is_none() {
+            let folder = fs::File::open(&self.path)?;
+            if !lock_within(&folder, true, timeout)? {
+                return Err(io::ErrorKind::ResourceBusy.into());
+            }
+            *lock = Some(folder);
+        }
+        Ok(())
+    }
+}
 
 /// A small file that is replaced as a whole. A clone is the same file; one value and its clones must be the only writer.
 #[derive(Clone)]
@@ -32,6 +64,8 @@ pub struct AtomicFile {
 
 struct Shared {
     path: PathBuf,
+    /// The folder, if it is to be locked when this creates it.
+    folder: Option<Arc<LockedFolder>>,
     /// Number of calls so far.
     calls: AtomicU64,
     /// Locked while the file is replaced. The value is the call whose content the file has.
@@ -42,8 +76,17 @@ struct Shared {
 impl AtomicFile {
     /// Names the file at this path. The file may be missing.
     pub fn new(path: PathBuf) -> Self {
+        Self::with(path, None)
+    }
+
+    /// Names the file with this name in a folder. Nothing is written unless the folder is locked.
+    pub fn within(folder: &Arc<LockedFolder>, name: &str) -> Self {
+        Self::with(folder.path.join(name), Some(folder.clone()))
+    }
+
+    fn with(path: PathBuf, folder: Option<Arc<LockedFolder>>) -> Self {
         let (calls, written) = (AtomicU64::new(0), Mutex::new(0));
-        Self { shared: Arc::new(Shared { path, calls, written, queue: Arc::default() }) }
+        Self { shared: Arc::new(Shared { path, folder, calls, written, queue: Arc::default() }) }
     }
 
     /// Returns its path.
@@ -145,6 +188,9 @@ impl Shared {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }
+        if let Some(locked) = &self.folder {
+            locked.lock(Duration::ZERO)?;
+        }
         let temporary = &*self.temporary_path();
         // A file that a crash left there, or a link to another file: neither is written to.
         remove_if_there(temporary)?;
@@ -240,6 +286,22 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
         wait(file.replace(None)).expect("removes");
         assert_eq!(file.read_now(LIMIT).expect("reads"), None);
+    }
+
+    #[test]
+    fn a_folder_is_locked_before_its_first_file_is_written() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let open = || LockedFolder::new(parent.path().join("state"), Duration::ZERO).map(Arc::new);
+        let [one, other] = [open(), open()].map(|folder| folder.expect("there is none yet"));
+        let write = |folder: &Arc<LockedFolder>| {
+            wait(AtomicFile::within(folder, "record").replace(Some(vec![7])))
+        };
+        write(&one).expect("creates the folder");
+        for refused in [write(&other), write(&other), open().map(drop)] {
+            assert_eq!(refused.expect_err("is locked").kind(), io::ErrorKind::ResourceBusy);
+        }
+        drop(one);
+        write(&other).expect("it is unlocked");
     }
 
     #[test]

@@ -4,21 +4,21 @@
 use std::fs::{self, DirBuilder};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use sarsen_block::Io;
 use sarsen_io::file::lock_within;
-use sarsen_io::record::AtomicFile;
+use sarsen_io::record::{AtomicFile, LockedFolder};
 use sarsen_proto::iscsi::digest::crc32c_of;
 use sarsen_scsi::{MetadataKind, MetadataStore};
 use tracing::info;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::config::{VolumeConfig, metadata_folder};
+use crate::config::VolumeConfig;
+use crate::model::metadata_folder;
 use crate::stores::{LOCK_TIMEOUT, OpenMode, StoreError};
 
 const FOLDER_MODE: u32 = 0o700;
@@ -48,10 +48,8 @@ const _: () = assert!(HEADER_LENGTH == 44);
 
 /// The records of one volume.
 pub(crate) struct Records {
+    /// They keep their folder locked.
     files: [(MetadataKind, AtomicFile); MetadataKind::ALL.len()],
-    folder: PathBuf,
-    /// The folder, if it exists, which stays locked while this lives.
-    lock: Arc<Mutex<Option<fs::File>>>,
 }
 
 /// Opens the records of a volume, if it has any. All of them are read once, so that a damaged one is an error already
@@ -150,12 +148,15 @@ pub(crate) fn erase(folder: &Path, timeout: Duration) -> io::Result<bool> {
 impl Records {
     /// Opens the records in a folder, and checks the existing ones. The folder may be missing.
     fn open(folder: &Path) -> Result<Self, StoreError> {
-        let records = Self {
-            files: MetadataKind::ALL
-                .map(|record| (record, AtomicFile::new(folder.join(record.name())))),
-            folder: folder.to_owned(),
-            lock: Arc::new(Mutex::new(lock(folder)?)),
+        let locked = match LockedFolder::new(folder.to_owned(), LOCK_TIMEOUT) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                return Err(StoreError::InUse { path: folder.to_owned() });
+            }
+            locked => locked.map_err(StoreError::system(folder, "lock the folder of the state"))?,
         };
+        let locked = Arc::new(locked);
+        let file = |record: MetadataKind| (record, AtomicFile::within(&locked, record.name()));
+        let records = Self { files: MetadataKind::ALL.map(file) };
         for record in MetadataKind::ALL {
             records.load(record).map_err(|source| StoreError::State { source })?;
         }
@@ -167,20 +168,6 @@ impl Records {
             Some((_, file)) => file,
             None => unreachable!("there is a file for every record"),
         }
-    }
-}
-
-/// Locks an existing folder against other servers.
-fn lock(folder: &Path) -> Result<Option<fs::File>, StoreError> {
-    let system = || StoreError::system(folder, "lock the folder of the state");
-    let opened = match fs::File::open(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        opened => opened.map_err(system())?,
-    };
-    if lock_within(&opened, true, LOCK_TIMEOUT).map_err(system())? {
-        Ok(Some(opened))
-    } else {
-        Err(StoreError::InUse { path: folder.to_owned() })
     }
 }
 
@@ -216,21 +203,12 @@ impl MetadataStore for Records {
         if content.len() > CONTENT_LIMIT {
             return Io::Ready(Err(io::ErrorKind::FileTooLarge.into()));
         }
-        let saved = match record {
+        match record {
             MetadataKind::Key if !content.is_empty() => {
                 file.replace_and_destroy(encode(record, &content))
             }
             _ => file.replace((!content.is_empty()).then(|| encode(record, &content))),
-        };
-        // The first record makes the folder.
-        let (folder, held) = (self.folder.clone(), self.lock.clone());
-        saved.map(move |saved| {
-            let mut held = held.lock();
-            if saved.is_ok() && held.is_none() && folder.exists() {
-                *held = lock(&folder).map_err(io::Error::other)?;
-            }
-            saved
-        })
+        }
     }
 }
 

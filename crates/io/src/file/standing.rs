@@ -22,7 +22,7 @@ pub struct FileStatus {
 }
 
 /// The numbers of a file's file system and of its inode: no other file has both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileIdentity {
     /// st_dev (stat(2)).
     pub file_system: u64,

@@ -1,25 +1,24 @@
 //! Volumes that would be one: those with the same identity, or with the same file or folder of records.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::Path;
 
 use sarsen_scsi::{Designator, Naa};
 
-use super::{Invalid, VolumeConfig, metadata_folder};
+use super::{Invalid, VolumeConfig};
 use crate::model::{Key, ObjectKind};
 
 /// An identifying property that two volumes must not share.
-#[derive(PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Mark<'a> {
     Serial(&'a str),
     Naa(Naa),
     Designator(&'a Designator),
-    Path(Cow<'a, Path>),
+    Path(&'a Path),
 }
 
 impl Mark<'_> {
-    const fn key(&self) -> &'static str {
+    const fn key(self) -> &'static str {
         match self {
             Self::Serial(_) => "serial",
             Self::Naa(_) => "naa",
@@ -35,15 +34,14 @@ pub(super) fn check_unique(volumes: &[VolumeConfig]) -> Result<(), Invalid> {
     let mut known = HashMap::new();
     for volume in volumes {
         let VolumeConfig { name, serial, naa, designators, .. } = volume;
-        let written = volume.file().filter(|_| !volume.is_read_only());
-        let path = written.map(|path| Mark::Path(path.into()));
+        let path = volume.file().filter(|_| !volume.is_read_only()).map(Mark::Path);
         let given = designators.iter().map(Mark::Designator);
         // By default, the identifier is derived from the serial number.
         let own = naa.map(Mark::Naa).or(serial.as_deref().map(Mark::Serial));
         let own = own.filter(|_| designators.is_empty());
         for mark in given.chain(own).chain(path) {
-            let key = mark.key();
             if let Some(other) = known.insert(mark, name) {
+                let key = mark.key();
                 let message =
                     format!("volumes {other} and {name} have the same {key}; change one of them");
                 let field = if key == "designator" { "designators" } else { key };
@@ -55,19 +53,14 @@ pub(super) fn check_unique(volumes: &[VolumeConfig]) -> Result<(), Invalid> {
 }
 
 /// Checks that the folder of a volume's records is no other volume's, and contains no volume.
-fn check_records<'a>(
-    volumes: &'a [VolumeConfig],
-    known: &HashMap<Mark<'a>, &'a String>,
+fn check_records(
+    volumes: &[VolumeConfig],
+    known: &HashMap<Mark<'_>, &String>,
 ) -> Result<(), Invalid> {
-    let folder = |volume: &'a VolumeConfig| {
-        let path = volume.file().filter(|_| !volume.is_read_only())?;
-        let own = volume.state.as_deref().map(Cow::Borrowed);
-        Some(own.unwrap_or_else(|| metadata_folder(path).into()))
-    };
     let mut folders = HashMap::new();
-    for volume in volumes {
-        let Some(folder) = folder(volume) else { continue };
-        let file = known.get(&Mark::Path(folder.clone())).copied();
+    for volume in volumes.iter().filter(|volume| !volume.is_read_only()) {
+        let Some(folder) = volume.records_folder() else { continue };
+        let file = known.get(&Mark::Path(&folder)).copied();
         if let Some(other) = file.or_else(|| folders.insert(folder, &volume.name)) {
             let message = format!(
                 "volumes {other} and {} have the same folder for their state; change one of them",

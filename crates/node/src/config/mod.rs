@@ -14,7 +14,7 @@ mod spec;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use sarsen_io::cores::FileEngine;
@@ -136,13 +136,6 @@ impl From<Invalid> for ConfigError {
         let message = invalid.message.strip_prefix(&format!("{place}: ")).map(str::to_owned);
         Self::new(place, message.unwrap_or(invalid.message))
     }
-}
-
-/// Returns the folder next to a volume's file that has its records, unless the volume names another one.
-pub(crate) fn metadata_folder(path: &Path) -> PathBuf {
-    let mut folder = path.as_os_str().to_owned();
-    folder.push(".state");
-    folder.into()
 }
 
 /// Adds the place in the configuration to an error that has only a message.

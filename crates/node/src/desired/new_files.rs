@@ -9,8 +9,7 @@ use sarsen_io::file::FileIdentity;
 
 use super::Invalid;
 use super::store::FILE as STATE_FILE;
-use crate::config::metadata_folder;
-use crate::model::{Key, Object, Objects, differences};
+use crate::model::{Key, Object, Objects, differences, metadata_folder};
 use crate::private::VOLUMES;
 
 /// The extension of volumes' files in the state folder.

@@ -9,11 +9,10 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use sarsen_io::file::lock_within;
+use sarsen_io::file::{FileIdentity, lock_within};
 
-use crate::config::metadata_folder;
 use crate::metadata;
-use crate::model::{Object, Objects, Orphan};
+use crate::model::{Object, Objects, Orphan, metadata_folder};
 
 /// The unit of st_blocks (stat(2)).
 const STAT_BLOCK: u64 = 512;
@@ -31,10 +30,15 @@ pub enum OrphanError {
     InUse(String),
     /// It is not the file that the volume had, or the volume was not open, so that this is not known.
     #[error(
-        "{0}: this stays, because the volume did not have this file open; delete it, and PATH.state, if nothing needs \
-         them"
+        "{path}: this file and {state} stay, because the volume did not have this file open; delete them if nothing \
+         needs them"
     )]
-    OtherFile(String),
+    OtherFile {
+        /// The path of the volume.
+        path: String,
+        /// The folder of its records.
+        state: String,
+    },
     /// The folder of the records has other files, too, or it is a link.
     #[error(
         "{0}: this stays, because it is a link or has other files than records; delete it if nothing needs them"
@@ -62,12 +66,11 @@ pub(super) fn places(object: &Object) -> Option<(PathBuf, PathBuf)> {
     Some((path, state))
 }
 
-/// Returns the files of volumes, by device and inode: a path may be written in many forms.
-fn owned(objects: &Objects) -> HashSet<(u64, u64)> {
+/// Returns the files of volumes: a path may be written in many forms.
+fn owned(objects: &Objects) -> HashSet<FileIdentity> {
     let places = objects.values().filter_map(|object| places(object));
     let places = places.flat_map(|(path, state)| [path, state]);
-    let found = places.filter_map(|path| fs::metadata(path).ok());
-    found.map(|found| (found.dev(), found.ino())).collect()
+    places.filter_map(|path| FileIdentity::of_path(&path)).collect()
 }
 
 /// Returns the orphans in a folder, by name. An open file is not an orphan yet: a change in progress has created it, or
@@ -89,7 +92,7 @@ pub(super) fn find(folder: &Path, objects: &Objects) -> Result<Vec<Orphan>, Orph
         let has_file = is_state && beside.is_some_and(|file| file.exists());
         if !(found.is_file() || is_state)
             || has_file
-            || owned.contains(&(found.dev(), found.ino()))
+            || owned.contains(&FileIdentity::of(&found))
             || is_in_use(&path).unwrap_or(true)
         {
             continue;
@@ -142,7 +145,8 @@ pub(super) fn erase(
                 return Err(in_use());
             }
             if !is_its(&file.metadata().map_err(system(path))?) {
-                return Err(OrphanError::OtherFile(path.display().to_string()));
+                let [path, state] = [path, state].map(|path| path.display().to_string());
+                return Err(OrphanError::OtherFile { path, state });
             }
             fs::remove_file(path).map_err(system(path))?;
         }

@@ -16,7 +16,8 @@ use tokio::sync::{mpsc, watch};
 use tracing::error;
 
 use super::volumes::places;
-use crate::config::{VolumeConfig, metadata_folder};
+use crate::config::VolumeConfig;
+use crate::model::metadata_folder;
 
 /// Stores by the names of their volumes.
 pub(crate) type Stores = Vec<(String, Arc<dyn Store>)>;

@@ -17,7 +17,7 @@ use tracing::warn;
 use super::claims::Claim;
 use super::diff::data_place;
 use super::{ChangeError, Engine, ResourceError, not_opened};
-use crate::config::{StoreKind, VolumeConfig, metadata_folder};
+use crate::config::{StoreKind, VolumeConfig};
 use crate::health::Health;
 use crate::metadata;
 use crate::model::ByteSize;
@@ -343,8 +343,7 @@ fn is_missing(path: &Path) -> bool {
 
 /// Returns the paths that an open volume uses exclusively. Another volume can use them only after it.
 pub(crate) fn places(config: &VolumeConfig) -> Vec<PathBuf> {
-    let state = |path: &Path| config.state.clone().unwrap_or_else(|| metadata_folder(path));
-    config.path.clone().into_iter().chain(config.file().map(state)).collect()
+    config.path.clone().into_iter().chain(config.records_folder()).collect()
 }
 
 /// Refuses a file that was missing and was written a moment ago. A program may still be restoring it, and its length

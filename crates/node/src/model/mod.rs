@@ -60,4 +60,5 @@ pub use self::size::{parse_size, render_size};
 pub(crate) use self::target::LARGEST_LUN;
 pub use self::target::Login;
 pub use self::volume::StoreKind;
+pub(crate) use self::volume::metadata_folder;
 pub use self::words::{Textual, Words};

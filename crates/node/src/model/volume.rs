@@ -177,6 +177,13 @@ const CD_KEYS: [&str; 10] = [
     "fault",
 ];
 
+/// Returns the folder next to a volume's file that has its records, unless the volume names another one.
+pub(crate) fn metadata_folder(path: &Path) -> PathBuf {
+    let mut folder = path.as_os_str().to_owned();
+    folder.push(".state");
+    folder.into()
+}
+
 impl Volume {
     /// Checks the keys against each other.
     pub(crate) fn check(&self) -> Result<(), FieldError> {
@@ -356,6 +363,12 @@ impl Volume {
     /// Returns the path of its file, if its blocks are in a file or on a block device.
     pub fn file(&self) -> Option<&Path> {
         self.path.as_deref().filter(|_| self.store == StoreKind::File)
+    }
+
+    /// Returns the folder of its records, if its blocks are in a file or on a block device.
+    pub(crate) fn records_folder(&self) -> Option<PathBuf> {
+        let path = self.file()?;
+        Some(self.state.clone().unwrap_or_else(|| metadata_folder(path)))
     }
 
     /// Returns its QoS limits.
