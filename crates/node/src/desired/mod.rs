@@ -4,19 +4,18 @@
 mod cascade;
 mod compile;
 mod edit;
+mod erasures;
 mod new_files;
 mod orphans;
 mod plan;
 mod store;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::Metadata;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use parking_lot::Mutex;
-use sarsen_io::file::FileIdentity;
 use sarsen_io::{threads, time};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{RwLock, Semaphore, watch};
@@ -38,13 +37,9 @@ use crate::engine::{
 };
 use crate::events::{EventLog, Occurrence};
 pub use crate::model::Invalid;
-use crate::model::{
-    Key, Object, ObjectKind, Objects, Orphan, Revision, StoreKind, differences, referred,
-};
+use crate::model::{Key, ObjectKind, Objects, Orphan, Revision, differences, referred};
 use crate::private::VOLUMES;
 
-/// Maximum time that another program may have a file that is to be erased.
-const ERASING_LIMIT: Duration = Duration::from_secs(30);
 /// Maximum time for a look at a file that a change names.
 const LOOK_LIMIT: Duration = Duration::from_secs(30);
 /// Maximum number of changes that are prepared at once. It is larger than the number of disks that may hang, so that
@@ -716,53 +711,6 @@ pub enum OpenError {
     /// The state contradicts the server's own settings.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-}
-
-impl Plan {
-    /// Returns the erasures of the files of deleted volumes, by volume: regular files that no other volume uses. Blocks
-    /// the thread.
-    fn erasures(&self) -> Result<BTreeMap<String, Erasure>, ChangeRefused> {
-        let mut erasures = BTreeMap::new();
-        for key in deleted(&self.steps) {
-            let Some(object) = self.before.objects.get(&key) else { continue };
-            let Object::Volume(volume) = &**object else { continue };
-            let refuse = |why: &str| {
-                let (volume, why) = (key.name.clone(), why.to_owned());
-                Err(ChangeRefused::NotErasable { volume, why })
-            };
-            let Some((path, state)) =
-                orphans::places(object).filter(|_| volume.store == StoreKind::File)
-            else {
-                return refuse("it has no file of its own to erase: delete it without --erase");
-            };
-            match std::fs::symlink_metadata(&path) {
-                Ok(found) if !found.is_file() => {
-                    return refuse(
-                        "its blocks are on a device, or behind a link: erase it with `sarsen disk erase`, and delete \
-                         it without --erase",
-                    );
-                }
-                _ => {}
-            }
-            let is_shared = |other: &Arc<Object>| {
-                orphans::places(other).is_some_and(|other| other.0 == path || other.1 == state)
-            };
-            if volume.is_read_only() || self.objects.values().any(is_shared) {
-                return refuse(
-                    "its file is read-only or another volume's, too: delete it without --erase",
-                );
-            }
-            let erased = (path.clone(), state.clone());
-            // If the server is killed before this, files that remain in its own folder are listed as orphans.
-            let erase = Box::new(move |identity: Option<FileIdentity>| {
-                let is_its = |file: &Metadata| identity == Some(FileIdentity::of(file));
-                let erased = orphans::erase(&erased.0, &erased.1, ERASING_LIMIT, is_its);
-                erased.map_err(|error| error.to_string())
-            });
-            erasures.insert(key.name.clone(), Erasure { path, state, erase });
-        }
-        Ok(erasures)
-    }
 }
 
 /// Returns the names of all changed objects, before and after the change.
