@@ -409,22 +409,19 @@ impl CommandMemory {
     #[inline]
     pub(crate) fn admit(&self, bytes: usize) -> Option<Grant> {
         let inner = &*self.0;
-        if inner.exceeds_share(bytes) {
-            // The first of the queue must not wait for itself.
-            self.stop_waiting();
-            return None;
+        let mut grant = self.admit_now(bytes);
+        // The first of the queue must not wait for commands of its own connection.
+        if grant.is_none() && !inner.exceeds_share(bytes) {
+            let kind = inner.admit_waiting(bytes)?;
+            inner.solicited.set(inner.solicited.get() + bytes);
+            grant = Some(Grant { bytes, kind });
         }
-        let kind = if inner.take(Need::Solicited, bytes) {
-            ChargeKind::Solicited
-        } else {
-            inner.admit_waiting(bytes)?
-        };
         self.stop_waiting();
-        inner.solicited.set(inner.solicited.get() + bytes);
-        Some(Grant { bytes, kind })
+        grant
     }
 
     /// Takes memory for a command that can wait, if there is any now.
+    #[inline]
     pub(crate) fn admit_now(&self, bytes: usize) -> Option<Grant> {
         let inner = &*self.0;
         if inner.exceeds_share(bytes) || !inner.take(Need::Solicited, bytes) {

@@ -20,7 +20,6 @@ pub(super) use self::logout::push_logout_response;
 use self::waiting::admit;
 use super::link::Link;
 use super::management::{AfterAbort, Barrier, push_response};
-use super::session::ORDERED;
 use super::tasks::{DataOutCollection, Ending, Fault, Progress, Task, TaskId, Tasks, is_same_unit};
 use super::text::Text;
 use super::window::CmdSnPosition;
@@ -342,11 +341,12 @@ impl FullFeature {
         let is_all = unasked == wanted && only_writes;
         let (mut grant, mut has_room) = (None, false);
         if unasked > 0 {
-            if is_all {
-                grant = link.room.take_unasked(Buffer::memory_for(wanted));
-            } else if only_writes {
-                grant = self.take_room_early(link, attribute, Buffer::memory_for(wanted));
-            }
+            let whole = Buffer::memory_for(wanted);
+            grant = match only_writes {
+                true if is_all => link.room.take_unasked(whole),
+                true => self.take_room_early(link, attribute, whole),
+                false => None,
+            };
             has_room = grant.is_some();
             if !is_all && !has_room {
                 grant = link.room.take_unasked(unasked);
@@ -621,14 +621,6 @@ impl FullFeature {
         if link.session.is_shared() {
             link.session.with(|state| state.remove_undelivered(id));
         }
-    }
-
-    /// Takes the memory of a write with which unsolicited data begins, if there is any now. Then the data is received
-    /// into the store's buffer from the first byte. A command that waits for others must have no memory, so that those
-    /// find it: see [`SessionState::holds_back`](super::session::SessionState::holds_back).
-    fn take_room_early(&self, link: &mut Link, attribute: u8, bytes: usize) -> Option<Grant> {
-        let never_waits = attribute != ORDERED && !link.session.with(|state| state.has_ordered());
-        (never_waits && self.waiting.is_empty()).then(|| link.room.admit_now(bytes)).flatten()
     }
 
     /// Removes a task and returns its memory to the budget. The caller continues the tasks that wait for this memory or

@@ -254,7 +254,7 @@ impl SessionState {
         }
     }
 
-    /// Returns whether ORDERED commands have not reached the layer above.
+    /// Returns whether an ORDERED command still has to reach the layer above.
     pub(super) fn has_ordered(&self) -> bool {
         self.ordered_count > 0
     }
@@ -264,7 +264,7 @@ impl SessionState {
     /// and later commands wait for the ORDERED command. A waiting command requests no data and takes no memory.
     #[inline]
     pub(super) fn holds_back(&mut self, id: TaskId) -> bool {
-        if self.ordered_count == 0 {
+        if !self.has_ordered() {
             return false;
         }
         let Some(index) = self.undelivered.iter().position(|one| one.sequence == id.sequence)

@@ -3,8 +3,10 @@
 use sarsen_wire::iscsi::RESERVED_TAG;
 
 use super::super::link::Link;
+use super::super::session::ORDERED;
 use super::super::tasks::Task;
 use super::FullFeature;
+use crate::command_memory::Grant;
 
 impl FullFeature {
     /// Returns whether tasks wait for other tasks or for memory.
@@ -26,6 +28,19 @@ impl FullFeature {
         if link.kept.bytes() > 0 && self.ping_tag == RESERVED_TAG {
             self.ping(link);
         }
+    }
+
+    /// Takes the memory of a whole write of which only the first part is unsolicited, if it is free now. Then the data is
+    /// received into the store's buffer from the first byte. A command that waits for others must have no memory, so that
+    /// those find it: see [`SessionState::holds_back`](super::super::session::SessionState::holds_back).
+    pub(super) fn take_room_early(
+        &self,
+        link: &mut Link,
+        attribute: u8,
+        bytes: usize,
+    ) -> Option<Grant> {
+        let never_waits = attribute != ORDERED && !link.session.with(|state| state.has_ordered());
+        (never_waits && self.waiting.is_empty()).then(|| link.room.admit_now(bytes)).flatten()
     }
 
     /// Continues the tasks that need not wait for other tasks any more. Returns whether there were any.
