@@ -80,7 +80,7 @@ fn target_open_to_all_is_reported_as_such() -> Result<()> {
     let volume = |name: &'static str| ["volume", "create", name, "1MiB", "--store", "ram"];
     let warns =
         |arguments: &[&str]| Ok::<_, anyhow::Error>(server.run(arguments)?.contains(WARNING));
-    ensure!(!warns(&volume("a"))?, "nobody reaches it");
+    ensure!(!warns(&volume("a"))?, "no target serves it");
     let (done, noted) = said(&server, &[&volume("b")[..], &["--export"]].concat())?;
     ensure!(done.contains(WARNING), "{done}");
     ensure!(noted.contains("every portal listens on a loopback"), "{noted}");

@@ -216,22 +216,24 @@ pub(crate) fn patch(key: &Key, patch: &Value, options: &ChangeOptions) -> anyhow
     on_a_core(async { Ok(client.patch(&path, patch).await?) })
 }
 
-/// Changes an object by a JSON merge patch that is derived from the state, again if others have changed the state
+/// Changes an object by a JSON merge patch that is derived from the state. Repeats that if others have changed the state
 /// meanwhile. With a revision in the options, only that state is changed.
 pub(crate) fn change_derived(
     key: &Key,
     mut options: ChangeOptions,
     derive: impl Fn(&Document) -> anyhow::Result<Value>,
 ) -> anyhow::Result<()> {
-    let asked = options.revision;
+    let given_revision = options.revision;
     let mut attempts = 0;
     loop {
         let ConfigState { document, revision } = state(&options.client()?)?;
-        options.revision = asked.or(Some(revision));
+        options.revision = given_revision.or(Some(revision));
         attempts += 1;
         match patch(key, &derive(&document)?, &options) {
             Err(error)
-                if asked.is_none() && attempts < ATTEMPTS && is_revision_conflict(&error) => {}
+                if given_revision.is_none()
+                    && attempts < ATTEMPTS
+                    && is_revision_conflict(&error) => {}
             changed => return report(&changed?, options.options.json),
         }
     }

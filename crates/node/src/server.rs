@@ -125,6 +125,9 @@ fn control_remedy(error: &io::Error) -> &'static str {
             " (its folder does not exist: create it, or choose another place with --control)"
         }
         io::ErrorKind::AlreadyExists => " (choose another --control)",
+        io::ErrorKind::PermissionDenied => {
+            " (choose a place that this user may write to with --control, here and for the commands)"
+        }
         _ => "",
     }
 }
