@@ -11,7 +11,6 @@ mod engine;
 mod error_class;
 mod events;
 mod fronts;
-mod health;
 mod host;
 pub mod initiator_lines;
 #[cfg_attr(not(feature = "isns"), path = "isns/missing.rs")]

@@ -11,7 +11,7 @@ use crate::phase::Phase;
 use crate::{Host, LogicalUnit, MetadataKind, MetadataStore, Sense};
 use parking_lot::Mutex;
 use sarsen_block::{BlockError, Buffer, Durability, Extent, Store};
-use sarsen_volume::ExclusiveGuard;
+use sarsen_volume::{ExclusiveGuard, Regions};
 use std::io;
 use std::sync::Arc;
 use zerocopy::big_endian::U64;
@@ -40,12 +40,14 @@ pub(crate) fn has_atomic_writes(unit: &LogicalUnit) -> bool {
 
 /// Writes atomically. After its start it must be polled to its end, even if its command is aborted.
 pub(crate) async fn write(unit: &LogicalUnit, extent: Extent, data: Buffer) -> Result<(), Sense> {
-    let _guard = unit.lock_writes_exclusive().await?;
     let store = &**unit.store();
     let Some(metadata) = unit.metadata().filter(|_| unit.characteristics().is_lasting) else {
+        let _guard = unit.lock_writes_exclusive(extent).await?;
         store.write(extent, data.into(), Durability::Durable).wait().await?;
         return Ok(());
     };
+    // There is one record, so there is one such write at a time.
+    let _guard = unit.lock_writes_exclusive(Regions::ALL).await?;
     // The content to restore if the write fails midway.
     let old = store.read(extent).wait().await?.into_buffer();
     let header = RecordHeader {
@@ -127,7 +129,7 @@ impl PreviousRun {
         if !extent.fits(unit.geometry().block_count) {
             return Err(refuse("an atomic write is to be finished behind its end: it has shrunk"));
         }
-        let Some(guard) = unit.volume().write_gate().try_exclusive() else {
+        let Some(guard) = unit.volume().write_gate().try_exclusive(Regions::ALL) else {
             unreachable!("a unit that nobody knows has no writers")
         };
         unit.medium_phase().guard_reads();

@@ -475,20 +475,21 @@ impl LogicalUnit {
 
     /// Writes the cache within another command.
     pub(crate) async fn write_out_cache(&self) -> Result<Completion, Sense> {
-        drop(self.volume.write_gate().exclusive().await);
+        self.volume.write_gate().wait_for_writes().await;
         self.store().flush().wait().await?;
         Ok(Completion::good())
     }
 
-    /// Submits one write. It excludes COMPARE AND WRITE until it has ended.
+    /// Submits one write of an extent. It excludes COMPARE AND WRITE there until it has ended.
     pub(crate) fn write_shared(
         self: &Arc<Self>,
+        extent: Extent,
         submit: impl FnOnce(&Self) -> Io<Result<(), BlockError>> + 'static,
     ) -> Io<Completion> {
-        let Some(guard) = self.volume.write_gate().try_shared() else {
+        let Some(guard) = self.volume.write_gate().try_shared(extent) else {
             let unit = Arc::clone(self);
             return self.complete_after(async move {
-                let _guard = unit.lock_writes_shared().await?;
+                let _guard = unit.lock_writes_shared(extent).await?;
                 submit(&unit).wait().await?;
                 Ok(Completion::good())
             });

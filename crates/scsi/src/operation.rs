@@ -9,6 +9,7 @@ use crate::task::Task;
 use crate::work::{Promise, outlive, outlive_abort};
 use crate::{AdditionalSense, Completion, LogicalUnit, MetadataKind, Sense, SenseKey};
 use sarsen_block::{Allocation, BlockError, Buffer, Durability, Extent, InvalidRequest, Io};
+use sarsen_volume::Regions;
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -104,7 +105,7 @@ impl Operation {
         if self.is_immediate {
             promise.answer(Ok(()));
         }
-        let _guard = unit.volume().write_gate().exclusive().await;
+        let _guard = unit.volume().write_gate().exclusive(Regions::ALL).await;
         if medium.current() != during {
             // An atomic write failed before this operation changed anything.
             let _ = keep(&unit, before).await;

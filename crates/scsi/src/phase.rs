@@ -3,7 +3,7 @@
 use crate::flags::Flags;
 use crate::{AdditionalSense, LogicalUnit, Sense, SenseKey};
 pub(crate) use sarsen_volume::Phase;
-use sarsen_volume::{ExclusiveGuard, MediumPhase, NotUsable, SharedGuard};
+use sarsen_volume::{ExclusiveGuard, MediumPhase, NotUsable, Regions, SharedGuard};
 
 /// Returns the sense data of a phase, if it has any.
 pub(crate) fn sense(medium: &MediumPhase) -> Option<Sense> {
@@ -55,18 +55,31 @@ impl LogicalUnit {
         sense(self.medium_phase()).unwrap_or(Sense::new(SenseKey::NotReady, busy))
     }
 
-    /// Waits for shared access to the write gate.
-    pub(crate) async fn lock_writes_shared(&self) -> Result<SharedGuard, Sense> {
-        self.volume().lock_writes_shared().await.map_err(|refused| self.phase_sense(refused))
+    /// Waits for shared access to regions of the write gate.
+    pub(crate) async fn lock_writes_shared(
+        &self,
+        regions: impl Into<Regions>,
+    ) -> Result<SharedGuard, Sense> {
+        self.volume().lock_writes_shared(regions).await.map_err(|refused| self.phase_sense(refused))
     }
 
-    /// Waits for exclusive access to the write gate.
-    pub(crate) async fn lock_writes_exclusive(&self) -> Result<ExclusiveGuard, Sense> {
-        self.volume().lock_writes_exclusive().await.map_err(|refused| self.phase_sense(refused))
+    /// Waits for exclusive access to regions of the write gate.
+    pub(crate) async fn lock_writes_exclusive(
+        &self,
+        regions: impl Into<Regions>,
+    ) -> Result<ExclusiveGuard, Sense> {
+        self.volume()
+            .lock_writes_exclusive(regions)
+            .await
+            .map_err(|refused| self.phase_sense(refused))
     }
 
-    /// Waits until no atomic write happens, if that matters. See [`sarsen_volume::Volume::guard_read`].
-    pub(crate) async fn guard_read(&self) -> Result<Option<SharedGuard>, Sense> {
-        self.volume().guard_read().await.map_err(|refused| self.phase_sense(refused))
+    /// Waits until no atomic write happens in these regions, if that matters. See
+    /// [`sarsen_volume::Volume::guard_read`].
+    pub(crate) async fn guard_read(
+        &self,
+        regions: impl Into<Regions>,
+    ) -> Result<Option<SharedGuard>, Sense> {
+        self.volume().guard_read(regions).await.map_err(|refused| self.phase_sense(refused))
     }
 }

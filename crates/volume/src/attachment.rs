@@ -64,24 +64,24 @@ impl Attachment {
         }
         let volume = self.volume.clone();
         Io::pending(async move {
-            let _guard = volume.guard_read().await?;
+            let _guard = volume.guard_read(extent).await?;
             volume.store().read(extent).wait().await
         })
     }
 
     /// Writes blocks: [`Store::write`].
     pub fn write(&self, extent: Extent, data: Payload, durability: Durability) -> Reply<()> {
-        self.change(move |store| store.write(extent, data, durability))
+        self.change(extent, move |store| store.write(extent, data, durability))
     }
 
     /// Deallocates blocks: [`Store::unmap`].
     pub fn unmap(&self, extent: Extent) -> Reply<()> {
-        self.change(move |store| store.unmap(extent))
+        self.change(extent, move |store| store.unmap(extent))
     }
 
     /// Writes zeroes: [`Store::write_zeroes`].
     pub fn write_zeroes(&self, extent: Extent, durability: Durability) -> Reply<()> {
-        self.change(move |store| store.write_zeroes(extent, durability))
+        self.change(extent, move |store| store.write_zeroes(extent, durability))
     }
 
     /// Makes the acknowledged writes of all clients durable: [`Store::flush`]. Permitted under each reservation, since it
@@ -90,7 +90,7 @@ impl Attachment {
         let volume = self.volume.clone();
         Io::pending(async move {
             // Writes that were started as volatile end first.
-            drop(volume.write_gate().exclusive().await);
+            volume.write_gate().wait_for_writes().await;
             volume.store().flush().wait().await
         })
     }
@@ -105,15 +105,19 @@ impl Attachment {
 
     /// Submits one change behind the write gate. Its access is checked again there: a new reservation takes effect when
     /// the earlier changes have left the gate, and all later ones must find it.
-    fn change(&self, submit: impl FnOnce(&dyn Store) -> Reply<()> + 'static) -> Reply<()> {
+    fn change(
+        &self,
+        extent: Extent,
+        submit: impl FnOnce(&dyn Store) -> Reply<()> + 'static,
+    ) -> Reply<()> {
         let read_only = self.read_only;
         if let Err(error) = check_writable(&self.volume, &self.permission, read_only) {
             return Io::Ready(Err(error));
         }
-        let Some(guard) = self.volume.write_gate().try_shared() else {
+        let Some(guard) = self.volume.write_gate().try_shared(extent) else {
             let (volume, permission) = (self.volume.clone(), self.permission.clone());
             return Io::pending(async move {
-                let _guard = volume.lock_writes_shared().await?;
+                let _guard = volume.lock_writes_shared(extent).await?;
                 check_writable(&volume, &permission, read_only)?;
                 submit(&**volume.store()).wait().await
             });
@@ -165,14 +169,8 @@ mod tests {
 
     use super::*;
     use crate::reservations::{Action, NexusName, Register, Type};
-    use crate::{Parts, Phase};
-
-    fn now<T>(reply: Io<T>) -> Option<T> {
-        match pin!(reply.wait()).poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(value) => Some(value),
-            Poll::Pending => None,
-        }
-    }
+    use crate::testing::answer;
+    use crate::{Parts, Phase, Regions};
 
     fn volume() -> Arc<Volume> {
         let store = Arc::new(MemoryStore::new(BlockSize::B512, 64));
@@ -181,7 +179,7 @@ mod tests {
 
     fn write(client: &Attachment) -> Option<Result<(), BlockError>> {
         let data = Buffer::copy_of(&[7; 512]).into();
-        now(client.write(Extent::new(0, 1), data, Durability::Volatile))
+        answer(client.write(Extent::new(0, 1), data, Durability::Volatile))
     }
 
     fn change(volume: &Volume, nexus: &NexusName, action: Action) {
@@ -214,20 +212,23 @@ mod tests {
                 matches!(write(&client), Some(Err(BlockError::Fenced))),
                 "{reservation_type:?}"
             );
-            let zeroes = now(client.write_zeroes(Extent::new(0, 1), Durability::Volatile));
+            let zeroes = answer(client.write_zeroes(Extent::new(0, 1), Durability::Volatile));
             assert!(matches!(zeroes, Some(Err(BlockError::Fenced))));
-            assert!(matches!(now(client.unmap(Extent::new(0, 1))), Some(Err(BlockError::Fenced))));
+            assert!(matches!(
+                answer(client.unmap(Extent::new(0, 1))),
+                Some(Err(BlockError::Fenced))
+            ));
             let may_read = matches!(
                 reservation_type,
                 Type::WriteExclusive
                     | Type::WriteExclusiveRegistrantsOnly
                     | Type::WriteExclusiveAllRegistrants
             );
-            let read = now(client.read(Extent::new(0, 1))).expect("memory does not wait");
+            let read = answer(client.read(Extent::new(0, 1))).expect("memory does not wait");
             assert_eq!(read.is_ok(), may_read, "{reservation_type:?}: {read:?}");
-            let told = now(client.allocation(Extent::new(0, 1))).expect("memory does not wait");
+            let told = answer(client.allocation(Extent::new(0, 1))).expect("memory does not wait");
             assert_eq!(told.is_ok(), may_read, "{reservation_type:?}: {told:?}");
-            assert!(matches!(now(client.flush()), Some(Ok(()))));
+            assert!(matches!(answer(client.flush()), Some(Ok(()))));
             change(
                 &volume,
                 &nexus,
@@ -245,7 +246,7 @@ mod tests {
         volume.attach(holder, Some(nexus.clone()), None);
         assert!(volume.reserve_exclusively(holder, &nexus));
         assert!(matches!(write(&client), Some(Err(BlockError::Fenced))));
-        assert!(matches!(now(client.read(Extent::new(0, 1))), Some(Err(BlockError::Fenced))));
+        assert!(matches!(answer(client.read(Extent::new(0, 1))), Some(Err(BlockError::Fenced))));
         volume.detach(holder);
         assert!(matches!(write(&client), Some(Ok(()))));
     }
@@ -254,7 +255,7 @@ mod tests {
     fn writes_wait_for_exclusive_writes_and_see_the_state_after_them() {
         let volume = volume();
         let client = Attachment::new(volume.clone(), false);
-        let gate = volume.write_gate().try_exclusive().expect("no writes");
+        let gate = volume.write_gate().try_exclusive(Regions::ALL).expect("no writes");
         let data = Buffer::copy_of(&[7; 512]).into();
         let mut waiting = pin!(client.write(Extent::new(0, 1), data, Durability::Volatile).wait());
         let context = &mut Context::from_waker(Waker::noop());
@@ -269,7 +270,7 @@ mod tests {
         );
         assert!(matches!(write(&client), Some(Err(BlockError::Stopped(StopCause::OutOfService)))));
         assert!(matches!(
-            now(client.read(Extent::new(0, 1))),
+            answer(client.read(Extent::new(0, 1))),
             Some(Err(BlockError::Stopped(StopCause::OutOfService)))
         ));
     }
@@ -278,10 +279,10 @@ mod tests {
     fn reads_wait_for_an_atomic_write_once_there_is_one() {
         let volume = volume();
         let client = Attachment::new(volume.clone(), false);
-        let _gate = volume.write_gate().try_exclusive().expect("no writes");
-        assert!(now(client.read(Extent::new(0, 1))).is_some(), "there is no atomic write");
+        let _gate = volume.write_gate().try_exclusive(Regions::ALL).expect("no writes");
+        assert!(answer(client.read(Extent::new(0, 1))).is_some(), "there is no atomic write");
         volume.medium_phase().guard_reads();
-        assert!(now(client.read(Extent::new(0, 1))).is_none());
+        assert!(answer(client.read(Extent::new(0, 1))).is_none());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What a volume is, whatever protocol serves it.
 //!
-//! A [`Volume`] is a store with the state that concerns all of its clients: the gate that separates exclusive writes from
-//! others, reservations, the phase of the medium, and the records that outlive the program. A protocol offers a view of
+//! A [`Volume`] is a store with the state that concerns all of its clients: its health, the gate that separates exclusive
+//! writes from others, reservations, the phase of the medium, and the records that outlive the program. A protocol offers a view of
 //! it: a SCSI logical unit, an NBD export. Each client has an [`Attachment`]. [`qos`] limits the requests of all clients,
 //! and [`statistics`] counts them. This crate has no clock, no sockets and no threads.
 
@@ -9,6 +9,8 @@ mod attachment;
 mod changes;
 mod clock;
 mod gate;
+mod guarded;
+mod health;
 mod operation;
 mod phase;
 pub mod qos;
@@ -22,7 +24,8 @@ mod volume;
 pub use attachment::{Attachment, ClientId, NO_CLIENT, new_client};
 pub use changes::ChangeListener;
 pub use clock::Clock;
-pub use gate::{ExclusiveGuard, SharedGuard, WriteGate};
+pub use gate::{ExclusiveGuard, Regions, SharedGuard, WriteGate};
+pub use health::{Aspect, Health, VolumeHealth};
 pub use operation::{Operation, OperationKind};
 pub use phase::{MediumPhase, Phase};
 pub use records::{MetadataKind, MetadataStore};

@@ -1,9 +1,11 @@
-//! The clock of tests.
+//! The clock of tests, and requests to memory.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use sarsen_block::LocalFuture;
+use sarsen_block::{Io, LocalFuture};
 
 use crate::Clock;
 
@@ -11,6 +13,14 @@ use crate::Clock;
 #[allow(clippy::disallowed_methods)] // tests are outside the machines that must not read the clock
 pub(crate) fn now() -> Instant {
     Instant::now()
+}
+
+/// Returns the result of a request that does not wait.
+pub(crate) fn answer<T>(io: Io<T>) -> Option<T> {
+    match pin!(io.wait()).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => None,
+    }
 }
 
 struct TestClock;

@@ -9,7 +9,9 @@ use parking_lot::Mutex;
 use sarsen_block::{BlockError, Geometry, StopCause, Store};
 
 use crate::changes::{ChangeListener, Reported};
-use crate::gate::{ExclusiveGuard, SharedGuard, WriteGate};
+use crate::gate::{ExclusiveGuard, Regions, SharedGuard, WriteGate};
+use crate::guarded::GuardedStore;
+use crate::health::Health;
 use crate::phase::{MediumPhase, Phase};
 use crate::records::MetadataStore;
 use crate::reservations::Reservations;
@@ -20,6 +22,8 @@ pub struct Parts {
     pub name: String,
     /// Its store, with all layers.
     pub store: Arc<dyn Store>,
+    /// The health, to which the backing below the layers may report, too.
+    pub health: Arc<Health>,
     /// The store of the records that outlive the program, if any.
     pub metadata: Option<Arc<dyn MetadataStore>>,
     /// An object that is dropped with the volume, after its last request has ended and its last view was dropped.
@@ -29,13 +33,15 @@ pub struct Parts {
 impl Parts {
     /// Returns the parts of a volume without records.
     pub fn new(name: &str, store: Arc<dyn Store>) -> Self {
-        Self { name: name.to_owned(), store, metadata: None, companion: None }
+        let health = Arc::new(Health::new(store.status().clone()));
+        Self { name: name.to_owned(), store, health, metadata: None, companion: None }
     }
 }
 
 /// A volume. All cores and all fronts share it.
 pub struct Volume {
     name: Mutex<Arc<str>>,
+    health: Arc<Health>,
     reported: Arc<Reported>,
     /// The same store.
     store: Arc<dyn Store>,
@@ -62,12 +68,14 @@ impl Volume {
     /// Creates a volume from these parts, with the state of its records. It blocks while it reads them. An error names
     /// the invalid record.
     pub fn open(parts: Parts) -> io::Result<Arc<Self>> {
-        let Parts { name, store, metadata, companion } = parts;
+        let Parts { name, store, health, metadata, companion } = parts;
         let reservations = Reservations::load(metadata.as_ref())?;
         let medium_phase = MediumPhase::load(metadata.as_deref())?;
-        let reported = Arc::new(Reported::new(store));
+        let guarded = GuardedStore::new(store, health.clone());
+        let reported = Arc::new(Reported::new(Arc::new(guarded)));
         Ok(Arc::new(Self {
             name: Mutex::new(name.into()),
+            health,
             store: reported.clone(),
             reported,
             metadata,
@@ -98,6 +106,11 @@ impl Volume {
     #[inline]
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
+    }
+
+    /// Returns the health.
+    pub fn health(&self) -> &Arc<Health> {
+        &self.health
     }
 
     /// Returns the geometry of the store.
@@ -143,23 +156,33 @@ impl Volume {
         if self.medium_phase.current() == Phase::Usual { Ok(()) } else { Err(NotUsable) }
     }
 
-    /// Waits for shared access to the write gate, then checks the phase, which may have changed during the wait.
-    pub async fn lock_writes_shared(&self) -> Result<SharedGuard, NotUsable> {
-        let guard = self.write_gate.shared().await;
+    /// Waits for shared access to regions of the write gate, then checks the phase, which may have changed during the
+    /// wait.
+    pub async fn lock_writes_shared(
+        &self,
+        regions: impl Into<Regions>,
+    ) -> Result<SharedGuard, NotUsable> {
+        let guard = self.write_gate.shared(regions).await;
         self.check_usable().map(|()| guard)
     }
 
-    /// Waits for exclusive access to the write gate, then checks the phase.
-    pub async fn lock_writes_exclusive(&self) -> Result<ExclusiveGuard, NotUsable> {
-        let guard = self.write_gate.exclusive().await;
+    /// Waits for exclusive access to regions of the write gate, then checks the phase.
+    pub async fn lock_writes_exclusive(
+        &self,
+        regions: impl Into<Regions>,
+    ) -> Result<ExclusiveGuard, NotUsable> {
+        let guard = self.write_gate.exclusive(regions).await;
         self.check_usable().map(|()| guard)
     }
 
-    /// Waits until no atomic write happens, if that matters. None begins while the caller holds the guard. The caller
-    /// must not hold the write gate.
-    pub async fn guard_read(&self) -> Result<Option<SharedGuard>, NotUsable> {
+    /// Waits until no atomic write happens in these regions, if that matters. None begins there while the caller holds the
+    /// guard. The caller must not hold the write gate.
+    pub async fn guard_read(
+        &self,
+        regions: impl Into<Regions>,
+    ) -> Result<Option<SharedGuard>, NotUsable> {
         if self.medium_phase.guards_reads() {
-            self.lock_writes_shared().await.map(Some)
+            self.lock_writes_shared(regions).await.map(Some)
         } else {
             Ok(None)
         }

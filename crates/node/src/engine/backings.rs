@@ -9,12 +9,12 @@ use std::thread::JoinHandle;
 use sarsen_block::{Geometry, Store as _};
 use sarsen_io::threads;
 use sarsen_scsi::LogicalUnit;
+use sarsen_volume::{Health, VolumeHealth};
 use tracing::warn;
 
 use super::volumes::{Backing, Volume};
 use super::{Engine, Shown};
 use crate::config::render_size;
-use crate::health::{Health, VolumeHealth};
 use crate::problem::{MissingObject, Problem};
 use crate::stores::{BackingSpace, FileStore, RamStore};
 
@@ -30,10 +30,10 @@ pub(super) struct ShownVolume {
 
 impl ShownVolume {
     pub(super) fn of(volume: &Volume) -> Self {
-        let Backing { memory, file, health } = &volume.backing;
+        let Backing { memory, file } = &volume.backing;
         Self {
             geometry: volume.store.geometry(),
-            health: health.clone(),
+            health: volume.unit.volume().health().clone(),
             file: file.as_ref().map(Arc::downgrade).unwrap_or_default(),
             memory: memory.as_ref().map(Arc::downgrade).unwrap_or_default(),
             unit: Arc::downgrade(&volume.unit),

@@ -18,11 +18,10 @@ use super::claims::Claim;
 use super::diff::data_place;
 use super::{ChangeError, Engine, ResourceError, not_opened};
 use crate::config::{StoreKind, VolumeConfig};
-use crate::health::Health;
 use crate::metadata;
 use crate::model::ByteSize;
 use crate::stores::encrypted::NewKey;
-use crate::stores::{self, FileStore, GuardedStore, OpenMode, Opened, RamStore, StoreError};
+use crate::stores::{self, FileStore, OpenMode, Opened, RamStore, StoreError};
 
 /// The time without writes after which a file that was missing is served.
 const UNWRITTEN_FOR: Duration = Duration::from_secs(10);
@@ -38,8 +37,6 @@ pub(crate) type Layer = dyn Fn(&str, Arc<dyn Store>) -> Arc<dyn Store> + Send + 
 pub(crate) struct Backing {
     pub(crate) memory: Option<Arc<RamStore>>,
     pub(crate) file: Option<Arc<FileStore>>,
-    /// The known figures of the backing.
-    pub(crate) health: Arc<Health>,
 }
 
 /// An open volume.
@@ -48,7 +45,7 @@ pub(crate) struct Volume {
     /// The target from which its identity is derived, if it has no serial number.
     pub(crate) scope: Option<String>,
     pub(crate) unit: Arc<LogicalUnit>,
-    /// The store below the unit, without encryption. It is flushed and resized.
+    /// The store of the unit. It is flushed and resized.
     pub(crate) store: Arc<dyn Store>,
     pub(crate) backing: Backing,
     new_key: Option<NewKey>,
@@ -67,14 +64,13 @@ impl Volume {
         layer: &Layer,
         open_mode: OpenMode,
     ) -> Result<Self, StoreError> {
-        let Opened { store, memory, file, health } = stores::open(config, open_mode)?;
-        let store = layer(&config.name, store);
-        let store: Arc<dyn Store> = Arc::new(GuardedStore::new(store, health.clone()));
+        let mut opened = stores::open(config, open_mode)?;
+        opened.store = layer(&config.name, opened.store);
+        let backing = Backing { memory: opened.memory.clone(), file: opened.file.clone() };
         let (companion, ended) = oneshot::channel::<()>();
-        let (unit, new_key) =
-            logical_unit(config, scope, machine, store.clone(), companion, open_mode)?;
+        let (unit, new_key) = logical_unit(config, scope, machine, opened, companion, open_mode)?;
+        let store = unit.volume().store().clone();
         let scope = scope.filter(|_| config.serial.is_none()).map(str::to_owned);
-        let backing = Backing { memory, file, health };
         let (config, growth) = (config.clone(), Growth::None);
         Ok(Self { config, scope, unit, store, backing, new_key, growth, ended })
     }
@@ -372,10 +368,11 @@ fn logical_unit(
     volume: &VolumeConfig,
     scope: Option<&str>,
     machine: &str,
-    store: Arc<dyn Store>,
+    opened: Opened,
     companion: oneshot::Sender<()>,
     open_mode: OpenMode,
 ) -> Result<(Arc<LogicalUnit>, Option<NewKey>), StoreError> {
+    let Opened { store, health, .. } = opened;
     let metadata_store = metadata::open(volume, open_mode)?;
     let encrypted = stores::encrypted::open(volume, &store, metadata_store.as_ref())?;
     let (encrypted, new_key) = encrypted.map(|one| (one.store, one.new_key)).unzip();
@@ -392,6 +389,7 @@ fn logical_unit(
     let opened = sarsen_volume::Volume::open(sarsen_volume::Parts {
         name: volume.name.clone(),
         store,
+        health,
         metadata: metadata_store,
         companion: Some(Box::new(companion)),
     });

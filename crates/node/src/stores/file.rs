@@ -17,13 +17,12 @@ use sarsen_block::{
     StoreStatus, UnmapSupport,
 };
 use sarsen_io::file::{self, File, FileIdentity, OpenOptions, RunState};
-use tracing::{info, warn};
+use sarsen_volume::Health;
+use tracing::{error, info, warn};
 
 pub(crate) use self::backing::BackingSpace;
-use super::guarded::report_failed_flush;
 use super::latch::{FlushClaim, FlushFailureLatch};
 use super::{CacheMode, LOCK_TIMEOUT, OpenMode, StoreError};
-use crate::health::Health;
 
 /// The file to open, and the options for it.
 #[derive(Clone, Debug)]
@@ -285,7 +284,10 @@ impl FileState {
             return Err(BlockError::NoSpace { lba });
         }
         if claim.fail() {
-            report_failed_flush(&self.health, &self.path.display().to_string(), &source);
+            let place = self.path.display();
+            if self.health.report_failed_flush(&place.to_string(), &source) {
+                error!(%place, error = %source, "a flush failed: the volume takes no writes until it is re-attached");
+            }
         }
         Err(BlockError::medium(lba, Direction::Write, source))
     }

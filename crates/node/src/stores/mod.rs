@@ -2,7 +2,6 @@
 
 pub(crate) mod encrypted;
 mod file;
-mod guarded;
 #[cfg_attr(not(feature = "multimedia"), path = "image/missing.rs")]
 mod image;
 mod latch;
@@ -20,18 +19,17 @@ use std::time::Duration;
 
 use sarsen_block::layers::{Faults, FaultyStore, ReadOnly};
 use sarsen_block::{Lba, Store};
+use sarsen_volume::Health;
 use tracing::warn;
 
 pub(crate) use self::file::BackingSpace;
 pub(crate) use self::file::check_growth;
 pub use self::file::{FileOptions, FileStore};
-pub(crate) use self::guarded::GuardedStore;
 pub use self::null::NullStore;
 pub use self::ram::RamStore;
 pub use self::slow::SlowStore;
 pub use crate::config::CacheMode;
 use crate::config::{FaultConfig, StoreKind, VolumeConfig};
-use crate::health::Health;
 use crate::missing_feature::MissingFeature;
 use crate::model::ByteSize;
 

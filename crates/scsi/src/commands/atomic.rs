@@ -38,7 +38,7 @@ pub(crate) fn or_write(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let force_unit_access = transfer.has(wire::FLAGS_FUA);
     let writer = Arc::clone(unit);
     Ok(unit.complete_after(async move {
-        let _guard = writer.lock_writes_exclusive().await?;
+        let _guard = writer.lock_writes_exclusive(extent).await?;
         let store = writer.store();
         let old = store.read(extent).wait().await?.into_buffer();
         for (new, old) in data.iter_mut().zip(old.iter()) {

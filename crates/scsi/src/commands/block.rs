@@ -210,7 +210,7 @@ pub(crate) fn read(task: Task<'_>) -> Result<Io<Completion>, Sense> {
 /// Reads so that no atomic write in progress is seen partially. The result is a copy, since a store's memory may change
 /// before it is sent.
 async fn read_guarded(transfer: &BlockCdb, unit: &LogicalUnit) -> Result<Data, Sense> {
-    let guard = unit.guard_read().await?;
+    let guard = unit.guard_read(transfer.extent).await?;
     let data = read_blocks(transfer, unit).wait().await?;
     Ok(match guard {
         Some(_) => Data::Buffer(data.into_buffer()),
@@ -238,11 +238,11 @@ pub(crate) fn write(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let force_unit_access = transfer.has(wire::FLAGS_FUA);
     if let Some(tagged) = Tagged::of(&transfer, unit).filter(Tagged::is_transferred) {
         tagged.check_data_out(extent, &data)?;
-        return Ok(unit.write_shared(move |unit| {
+        return Ok(unit.write_shared(extent, move |unit| {
             tagged.write(extent, data, unit.durability(force_unit_access))
         }));
     }
-    Ok(unit.write_shared(move |unit| {
+    Ok(unit.write_shared(extent, move |unit| {
         unit.store().write(extent, data.into(), unit.durability(force_unit_access))
     }))
 }

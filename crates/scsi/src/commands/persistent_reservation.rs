@@ -181,7 +181,7 @@ fn change(task: &Task<'_>, action: Action, aborts: bool) -> Io<Completion> {
                 }
                 // A copy writes without a task of this unit that could be waited for. Writes behind the gate end first;
                 // later ones see the reservation.
-                drop(unit.volume().write_gate().exclusive().await);
+                unit.volume().write_gate().wait_for_writes().await;
                 let abort = AbortedTasks { nexuses: changed.preempted, answered };
                 Ok(Completion { abort: Some(Box::new(abort)), ..Completion::good() })
             }

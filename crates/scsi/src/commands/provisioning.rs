@@ -5,6 +5,7 @@ use super::tagged::Tagged;
 use super::{Task, parameter_data};
 use crate::{Cdb, Command, Completion, LogicalUnit, Sense};
 use sarsen_block::{Allocation, BlockError, Buffer, Durability, Extent, Io, Store};
+use sarsen_volume::Regions;
 use sarsen_wire::scsi::{cdb as wire, opcode, report};
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
@@ -108,8 +109,9 @@ pub(crate) fn write_same(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     // SBC-3 5.42: without Data-Out, protection information is FFh, as for zeroed blocks.
     let zeroes = unit.protection_type().is_none() && block.iter().all(|&byte| byte == 0);
     if same.no_data_out || zeroes {
-        return Ok(unit
-            .write_shared(move |unit| unit.store().write_zeroes(extent, unit.durability(false))));
+        return Ok(unit.write_shared(extent, move |unit| {
+            unit.store().write_zeroes(extent, unit.durability(false))
+        }));
     }
     let tagged = Tagged::of(&same.command, unit).filter(Tagged::is_transferred);
     if let Some(tagged) = &tagged {
@@ -117,7 +119,7 @@ pub(crate) fn write_same(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     }
     let writer = Arc::clone(unit);
     Ok(unit.complete_after(async move {
-        let _guard = writer.lock_writes_shared().await?;
+        let _guard = writer.lock_writes_shared(extent).await?;
         let durability = writer.durability(false);
         match tagged {
             Some(tagged) => tagged.write_same(&block, durability).await?,
@@ -155,7 +157,7 @@ fn give_back(
 ) -> Io<Completion> {
     let writer = Arc::clone(unit);
     unit.complete_after(async move {
-        let _guard = writer.lock_writes_shared().await?;
+        let _guard = writer.lock_writes_shared(Regions::of_all(&extents)).await?;
         let store = writer.store();
         for &extent in extents.iter().filter(|extent| extent.block_count > 0) {
             match given_back {

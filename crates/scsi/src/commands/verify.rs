@@ -107,7 +107,7 @@ pub(crate) fn verify(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
         tagged.check_data_out(sent, &expected)?;
         let reader = Arc::clone(unit);
         return Ok(unit.complete_after(async move {
-            let _guard = reader.guard_read().await?;
+            let _guard = reader.guard_read(transfer.extent).await?;
             match (check, tagged.is_transferred()) {
                 (ByteCheck::MediumOnly, _) => tagged.verify_blocks().await,
                 (_, true) => tagged.compare(&expected).await,
@@ -121,7 +121,7 @@ pub(crate) fn verify(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let reader = Arc::clone(unit);
     Ok(unit.complete_after(async move {
         let expected = (check != ByteCheck::MediumOnly).then_some(&*expected);
-        let _guard = reader.guard_read().await?;
+        let _guard = reader.guard_read(transfer.extent).await?;
         check_medium(&**reader.store(), transfer.extent, expected).await
     }))
 }
@@ -157,7 +157,7 @@ pub(crate) fn write_and_verify(mut task: Task<'_>) -> Result<Io<Completion>, Sen
         if extent.block_count == 0 {
             return Ok(Completion::good());
         }
-        let _guard = writer.lock_writes_exclusive().await?;
+        let _guard = writer.lock_writes_exclusive(extent).await?;
         let store = &**writer.store();
         let expected = (check == ByteCheck::EachBlock).then(|| Buffer::copy_of(&data));
         if let Some(tagged) = tagged.filter(Tagged::is_transferred) {
@@ -210,7 +210,7 @@ pub(crate) fn compare_and_write(mut task: Task<'_>) -> Result<Io<Completion>, Se
         }
         let (expected, new) = data.split_at(half);
         // SBC-3 5.2: no other write happens between the comparison and the write.
-        let _guard = writer.lock_writes_exclusive().await?;
+        let _guard = writer.lock_writes_exclusive(extent).await?;
         let new = Buffer::copy_of(new);
         let durability = || writer.durability(command.has(wire::FLAGS_FUA));
         if let Some(tagged) = tagged {

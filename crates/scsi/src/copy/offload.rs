@@ -9,6 +9,7 @@ use super::{MAXIMUM_INACTIVITY_S, MAXIMUM_RANGES, MAXIMUM_TOKEN_BYTES};
 use crate::task::Task;
 use crate::{AdditionalSense, Cdb, Completion, LogicalUnit, Sense};
 use sarsen_block::{BlockSize, Extent, Io};
+use sarsen_volume::Regions;
 use sarsen_wire::scsi::copy::{
     self as wire, PopulateTokenHeader, RangeDescriptor, TokenOperation, WriteUsingTokenHeader,
 };
@@ -138,7 +139,7 @@ pub(crate) fn populate_token(mut task: Task<'_>) -> Result<Io<Completion>, Sense
                 return Ok(());
             }
             // The token is created after all earlier writes have ended. Later writes revoke it.
-            let _alone = unit.lock_writes_exclusive().await?;
+            let _alone = unit.lock_writes_exclusive(Regions::of_all(&parameters.extents)).await?;
             let token = array.tokens().create(&array, parameters)?;
             unit.watch().add(token.clone());
             running.give_token(token.to_wire());

@@ -12,6 +12,7 @@ use crate::flags::Flags;
 use crate::{LogicalUnit, Sense};
 use async_lock::Semaphore;
 use sarsen_block::{Allocation, BlockError, Buffer, Data, Durability, Extent, InvalidRequest};
+use sarsen_volume::Regions;
 use std::sync::Arc;
 
 /// The size in bytes of a piece that is read and written.
@@ -116,7 +117,7 @@ impl Source<'_> {
 
     /// Reads so that no atomic write in progress is seen partially.
     async fn read(&self, offset: u64, length: u64) -> Result<Data, Fault> {
-        let guard = self.unit.guard_read().await?;
+        let guard = self.unit.guard_read(Regions::of_all(self.extents)).await?;
         let data = self.read_blocks(offset, length).await?;
         Ok(match guard {
             // A store's memory may change after the guard is released.
@@ -287,7 +288,7 @@ async fn write(destination: &Reached, offset: u64, data: Data) -> Result<(), Fau
         data => Some(data.into_buffer()),
     };
     unit.thresholds().note(extent.block_count);
-    let _guard = unit.lock_writes_shared().await?;
+    let _guard = unit.lock_writes_shared(extent).await?;
     admit_behind_gate(destination)?;
     let durability = unit.durability(false);
     match data {
@@ -301,7 +302,7 @@ async fn write(destination: &Reached, offset: u64, data: Data) -> Result<(), Fau
 async fn clear(destination: &Reached, offset: u64, length: u64) -> Result<(), Fault> {
     let unit = &*destination.unit;
     let extent = blocks(unit, offset, length);
-    let _guard = unit.lock_writes_shared().await?;
+    let _guard = unit.lock_writes_shared(extent).await?;
     admit_behind_gate(destination)?;
     let durability = unit.durability(false);
     if unit.characteristics().unmap.is_none() {
@@ -341,7 +342,7 @@ async fn patch(destination: &Reached, offset: u64, data: Data) -> Result<(), Fau
     let block = unit.byte_count(1) as u64;
     let within = (offset % block) as usize;
     let extent = blocks(unit, offset - within as u64, block);
-    let _guard = unit.lock_writes_exclusive().await?;
+    let _guard = unit.lock_writes_exclusive(extent).await?;
     admit_behind_gate(destination)?;
     let mut whole = unit.store().read(extent).wait().await?.into_buffer();
     data.copy_out(0, &mut whole[within..within + data.len()]);

@@ -4,7 +4,8 @@ use super::copy::{Second, cscd, list, read, segment};
 use crate::phase::Phase;
 use crate::testing::*;
 use crate::{Completion, Lun, NexusHandle, Status};
-use sarsen_block::BlockSize;
+use sarsen_block::{BlockSize, Extent};
+use sarsen_volume::Regions;
 
 const REGISTER: u8 = 0;
 const RESERVE: u8 = 1;
@@ -30,7 +31,8 @@ fn ask(nexus: &mut NexusHandle, action: u8, list: &[u8]) -> Completion {
 fn write_sees_medium_changes_after_its_admission() {
     let fixture = Fixture::new();
     fixture.unit.medium_phase().set(Phase::Halted);
-    let write = fixture.unit.write_shared(|_| panic!("what halted takes no writes"));
+    let write =
+        fixture.unit.write_shared(Extent::new(0, 1), |_| panic!("what halted takes no writes"));
     assert_eq!(additional(&block_on(write)), Some(0x0c00));
 }
 
@@ -51,7 +53,7 @@ fn spc4_5_12_11_2_6_a_copy_before_the_gate_meets_the_reservation_behind_it() {
         let mut cdb_bytes = vec![0x83, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         cdb_bytes.extend((list.len() as u32).to_be_bytes());
         cdb_bytes.extend([0; 2]);
-        let gate = second.unit.volume().write_gate().try_exclusive().unwrap();
+        let gate = second.unit.volume().write_gate().try_exclusive(Regions::ALL).unwrap();
         let copy = fixture.nexus.execute(Some(Lun(0)), command(&cdb_bytes, &list));
         let mut copy = Box::pin(copy.wait());
         for _ in 0..100 {
@@ -79,7 +81,7 @@ fn spc4_5_12_11_2_6_preempting_and_aborting_waits_for_writes_that_are_behind_the
         assert_eq!(ask(nexus, REGISTER, &keys(0, key, 0)).status, Status::Good);
     }
     assert_eq!(ask(&mut fixture.nexus, RESERVE, &keys(1, 0, 0)).status, Status::Good);
-    let writing = fixture.unit.volume().write_gate().try_shared().unwrap();
+    let writing = fixture.unit.volume().write_gate().try_shared(Regions::ALL).unwrap();
     let list = keys(2, 1, 0);
     let preempt = command(&reserve_out(PREEMPT_AND_ABORT, &list), &list);
     let mut preempt = Box::pin(other.execute(Some(Lun(0)), preempt).wait());
@@ -100,4 +102,21 @@ fn spc4_5_12_7_identifiers_that_name_more_ports_than_can_register_are_refused() 
     let ids = id.repeat(513);
     let list = [keys(0, 1, 0x08), (ids.len() as u32).to_be_bytes().to_vec(), ids].concat();
     assert_eq!(additional(&ask(&mut fixture.nexus, REGISTER, &list)), Some(0x5504));
+}
+
+#[test]
+fn sbc3_5_2_a_comparison_waits_only_for_writes_near_its_blocks() {
+    let mut fixture = Fixture::new();
+    let mut compare = |lba: u16| {
+        let mut cdb_bytes = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
+        cdb_bytes[8..10].copy_from_slice(&lba.to_be_bytes());
+        let compared = fixture.nexus.execute(Some(Lun(0)), command(&cdb_bytes, &[0; 1024]));
+        poll(&mut Box::pin(compared.wait())).map(|completion| completion.status)
+    };
+    let gate = fixture.unit.volume().write_gate();
+    let writing = gate.try_shared(Extent::new(0, 1)).unwrap();
+    assert_eq!(compare(0), None, "it waits for the write");
+    assert_eq!(compare(4095), Some(Status::Good), "the write is elsewhere");
+    drop(writing);
+    assert_eq!(compare(0), Some(Status::Good));
 }

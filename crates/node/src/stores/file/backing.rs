@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering;
 
 use sarsen_block::{BlockError, StopCause};
 use sarsen_io::file::{File, FileIdentity, Inspection, PathComparison};
+use sarsen_volume::{Aspect, VolumeHealth};
 use tracing::error;
 
 use super::{FileState, FileStore};
-use crate::health::{Aspect, VolumeHealth};
 
 /// A problem of a file that is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,8 @@
 //! The health of a volume: whether its backing is usable. Any thread that finds a problem reports it here. The
-//! status of the volume's store changes at once, and the engine reports the problem.
+//! status of the volume's store changes at once, and the server shows the problem.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -9,7 +10,7 @@ use sarsen_block::{StoreStatus, Usability};
 
 /// The health of a volume. A reason follows the volume's name in a sentence, and contains the remedy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum VolumeHealth {
+pub enum VolumeHealth {
     /// Completely usable.
     #[default]
     Online,
@@ -27,7 +28,7 @@ pub(crate) enum VolumeHealth {
 
 /// The aspect that a report concerns. The last report of each aspect is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Aspect {
+pub enum Aspect {
     /// The file or device is the one that was opened, and complete.
     Backing,
     /// Flushed data is on the disk. While this aspect has a problem, writes are stopped.
@@ -44,7 +45,7 @@ fn usability(aspect: Aspect, health: &VolumeHealth) -> Usability {
 }
 
 /// The health of one volume, from its opening to its closing.
-pub(crate) struct Health {
+pub struct Health {
     /// The status of its store, which passes the usability on to the views of the volume.
     status: Arc<StoreStatus>,
     reports: Mutex<BTreeMap<Aspect, VolumeHealth>>,
@@ -52,7 +53,7 @@ pub(crate) struct Health {
 
 impl Health {
     /// Creates the health of a store that is usable.
-    pub(crate) fn new(status: Arc<StoreStatus>) -> Self {
+    pub fn new(status: Arc<StoreStatus>) -> Self {
         Self { status, reports: Mutex::default() }
     }
 
@@ -62,12 +63,12 @@ impl Health {
 
     /// Returns the requests that the store carries out now.
     #[inline]
-    pub(crate) fn usability(&self) -> Usability {
+    pub fn usability(&self) -> Usability {
         self.status.usability()
     }
 
     /// Stores a report about one aspect. Returns whether that aspect was healthy before and is not now.
-    pub(crate) fn report(&self, aspect: Aspect, health: VolumeHealth) -> bool {
+    pub fn report(&self, aspect: Aspect, health: VolumeHealth) -> bool {
         let mut reports = self.reports();
         let (was_well, is_well) = (!reports.contains_key(&aspect), health == VolumeHealth::Online);
         if is_well {
@@ -81,8 +82,17 @@ impl Health {
         was_well && !is_well
     }
 
+    /// Stores the report of a failed flush. `place` is the file or device, or the store. Returns whether it is the first.
+    pub fn report_failed_flush(&self, place: &str, error: &dyn Display) -> bool {
+        let reason = format!(
+            "takes no writes: {place} failed to flush ({error}). Writes since the last flush that succeeded may be \
+             lost. Check the disk and the kernel's log, then run `sarsen volume reattach` for it"
+        );
+        self.report(Aspect::Flush, VolumeHealth::Degraded { reason })
+    }
+
     /// Returns the worst of all reports.
-    pub(crate) fn current(&self) -> VolumeHealth {
+    pub fn current(&self) -> VolumeHealth {
         let reports = self.reports();
         let is_out = |health: &&VolumeHealth| matches!(health, VolumeHealth::OutOfService { .. });
         let worst = reports.values().find(is_out).or_else(|| reports.values().next());
@@ -90,7 +100,7 @@ impl Health {
     }
 
     /// Returns the last report about one aspect.
-    pub(crate) fn of(&self, aspect: Aspect) -> VolumeHealth {
+    pub fn of(&self, aspect: Aspect) -> VolumeHealth {
         self.reports().get(&aspect).cloned().unwrap_or_default()
     }
 

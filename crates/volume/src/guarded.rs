@@ -1,11 +1,10 @@
 //! A store that acts on its volume's [`Health`]: it reads and writes nothing while the volume is out of service, and
-//! writes nothing after a failed flush. It is above all other layers, so that it sees the failed flush of each of
-//! them.
+//! writes nothing after a failed flush. It is above all layers that may fail, so that it sees the failed flush of each
+//! of them.
 
 use std::sync::Arc;
 
 use sarsen_block::{BlockError, Io, Layer, Reply, Request, StopCause, Store, Usability};
-use tracing::error;
 
 use crate::health::{Aspect, Health, VolumeHealth};
 
@@ -18,17 +17,6 @@ pub(crate) struct GuardedStore {
 impl GuardedStore {
     pub(crate) fn new(inner: Arc<dyn Store>, health: Arc<Health>) -> Self {
         Self { inner, health }
-    }
-}
-
-/// Reports a failed flush. `place` is the file or device, if the store has one.
-pub(super) fn report_failed_flush(health: &Health, place: &str, error: &dyn std::fmt::Display) {
-    let reason = format!(
-        "takes no writes: {place} failed to flush ({error}). Writes since the last flush that succeeded may be \
-         lost. Check the disk and the kernel's log, then run `sarsen volume reattach` for it"
-    );
-    if health.report(Aspect::Flush, VolumeHealth::Degraded { reason }) {
-        error!(place, %error, "a flush failed: the volume takes no writes until it is re-attached");
     }
 }
 
@@ -77,7 +65,7 @@ impl Layer for GuardedStore {
             {
                 // The store itself may have reported the failure, with more detail.
                 if health.of(Aspect::Flush) == VolumeHealth::Online {
-                    report_failed_flush(&health, "its store", error);
+                    health.report_failed_flush("its store", error);
                 }
             }
             flushed
@@ -89,15 +77,12 @@ impl Layer for GuardedStore {
 mod tests {
     use sarsen_block::layers::{Fault, Faults, FaultyStore, Times};
     use sarsen_block::{BlockSize, Buffer, Durability, Extent, MemoryStore, conformance};
-    use sarsen_io::cores::{self, FileEngine};
 
     use super::*;
+    use crate::testing::answer;
 
-    fn ready<T>(answer: Io<T>) -> T {
-        match answer {
-            Io::Ready(answer) => answer,
-            Io::Pending(_) => panic!("memory does not wait"),
-        }
+    fn ready<T>(io: Io<T>) -> T {
+        answer(io).expect("memory does not wait")
     }
 
     #[test]
@@ -108,8 +93,8 @@ mod tests {
             Arc::new(GuardedStore::new(below, health)) as _
         };
         let store: Arc<dyn Store> = guarded(below);
-        cores::block_on(FileEngine::Pool, conformance::check(&*store, 1)).expect("a core");
-        cores::block_on(FileEngine::Pool, conformance::check_errors(guarded)).expect("a core");
+        ready(Io::pending(async move { conformance::check(&*store, 1).await }));
+        ready(Io::pending(conformance::check_errors(guarded)));
     }
 
     #[test]
