@@ -522,3 +522,53 @@ fn allocation_is_listed_and_overcommitment_gets_warning() -> Result<()> {
     ensure!(listed.starts_with("VOLUME  SIZE"), "{listed}");
     server.stop()
 }
+
+#[test]
+fn after_files_were_exchanged_no_volume_is_served_from_that_of_another() -> Result<()> {
+    run(async {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
+        let volumes = folder.path().join("state/volumes");
+        let [data, other, aside] =
+            ["data.img", "other.img", "aside"].map(|name| volumes.join(name));
+        let exchange = || -> Result<()> {
+            fs::rename(&data, &aside)?;
+            fs::rename(&other, &data)?;
+            Ok(fs::rename(&aside, &other)?)
+        };
+        let begins_with = async |server: &Managed, byte: u8| -> Result<()> {
+            let session = connect(server).await?;
+            ensure!(session.read(0, 1).await?[..] == [byte; 512]);
+            Ok(session.logout().await?)
+        };
+        let server = Managed::start(folder.path())?;
+        for name in ["data", "other"] {
+            server.run(&["volume", "create", name, "8MiB", "--export"])?;
+        }
+        let session = connect(&server).await?;
+        session.write(0, Buffer::copy_of(&[7; 512]), true).await?;
+        session.logout().await?;
+        server.stop()?;
+        exchange()?;
+        let server = Managed::start(folder.path())?;
+        let refused = problems(&server)?;
+        let of_another =
+            |problem: &String| problem.contains("marked as the file of another volume");
+        ensure!(refused.len() == 2 && refused.iter().all(of_another), "{refused:?}");
+        server.stop()?;
+        exchange()?;
+        let server = Managed::start(folder.path())?;
+        ensure!(problems(&server)?.is_empty());
+        begins_with(&server, 7).await?;
+        server.stop()?;
+        // An administrator confirms a file, which then belongs to the volume.
+        exchange()?;
+        let server = Managed::start(folder.path())?;
+        server.run(&["volume", "reattach", "data"])?;
+        begins_with(&server, 0).await?;
+        server.stop()?;
+        let server = Managed::start(folder.path())?;
+        let refused = problems(&server)?;
+        ensure!(refused.len() == 1 && refused[0].contains("volume other:"), "{refused:?}");
+        server.stop()
+    })
+}

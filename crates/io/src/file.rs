@@ -10,6 +10,7 @@
 //! the other operations. The workers of io_uring itself are not used: all files of a ring share them, so one disk that
 //! does not respond would stop the others.
 
+mod attribute;
 mod extents;
 mod standing;
 #[cfg(test)]

@@ -197,6 +197,11 @@ impl Budget {
         Need::Solicited.most(limit, lent) == 0
     }
 
+    /// Returns whether commands wait for memory, or would have to.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0 || self.is_short()
+    }
+
     pub(crate) fn note_refusal(&self) {
         self.refusals.fetch_add(1, Ordering::Relaxed);
     }

@@ -74,7 +74,14 @@ async fn open(options: &LoadOptions, replays: bool) -> Result<Vec<Session>, Load
 
 fn open_file(path: &Path, cache: CacheMode, read_only: bool) -> Result<FileStore, StoreError> {
     let block_size = BlockSize::B512;
-    let mut file = FileOptions { path: path.to_owned(), size: None, block_size, cache, read_only };
+    let mut file = FileOptions {
+        path: path.to_owned(),
+        size: None,
+        block_size,
+        cache,
+        read_only,
+        serial: None,
+    };
     FileStore::open(&file).or_else(|error| {
         // The minimum block size of some devices, and of direct I/O on some file systems, is 4096 bytes.
         file.block_size = BlockSize::B4096;

@@ -511,8 +511,12 @@ impl Prepared {
             };
             if let (Some(_), OpenMode::OpenOrCreate | OpenMode::Create) = (length, plan.open_mode) {
                 // Its file exists from now on, and no attempt creates another one.
-                plan.open_mode =
-                    OpenMode::Existing { length_before_growth: length, has_state: true, had: None };
+                plan.open_mode = OpenMode::Existing {
+                    length_before_growth: length,
+                    has_state: true,
+                    had: None,
+                    is_confirmed: true,
+                };
             }
             let config = &plan.config;
             let pending = |has_task| MissingVolume {

@@ -130,6 +130,7 @@ impl<'a> Known<'a> {
             had: in_place
                 .and_then(|known| self.running.absent.volume(known))
                 .and_then(|missing| missing.open_mode.had()),
+            is_confirmed: false,
         }
     }
 
@@ -145,6 +146,7 @@ impl<'a> Known<'a> {
             length_before_growth: length_before_growth.or(had),
             has_state: true,
             had,
+            is_confirmed: true,
         }
     }
 

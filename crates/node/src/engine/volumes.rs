@@ -495,7 +495,12 @@ mod tests {
         drop(files);
         assert!(path.exists(), "it is another one");
         fs::remove_file(&path).expect("removed");
-        drop(made(OpenMode::Existing { length_before_growth: None, has_state: true, had: None }));
+        drop(made(OpenMode::Existing {
+            length_before_growth: None,
+            has_state: true,
+            had: None,
+            is_confirmed: false,
+        }));
         assert!(path.exists(), "who comes back was not made");
         fs::remove_file(&path).expect("removed");
         made(OpenMode::Create).keep();

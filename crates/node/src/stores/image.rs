@@ -24,6 +24,7 @@ pub(super) fn open(path: &Path) -> Result<FileStore, StoreError> {
         block_size: BlockSize::B2048,
         cache: CacheMode::default(),
         read_only: true,
+        serial: None,
     })
 }
 

@@ -52,6 +52,8 @@ pub(crate) enum OpenMode {
         has_state: bool,
         /// Length of the file in bytes when it was last served, if known.
         had: Option<u64>,
+        /// An administrator has confirmed that this is the volume's file, whatever its mark.
+        is_confirmed: bool,
     },
 }
 
@@ -255,6 +257,7 @@ fn file_options(volume: &VolumeConfig, path: &Path) -> FileOptions {
         block_size: volume.block_size(),
         cache: volume.cache(),
         read_only: volume.is_read_only(),
+        serial: volume.serial.clone(),
     }
 }
 

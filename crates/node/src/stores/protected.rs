@@ -184,7 +184,7 @@ mod tests {
     const SIZE: u64 = 2 << 20;
 
     fn options(path: PathBuf, cache: CacheMode, block_size: BlockSize) -> FileOptions {
-        FileOptions { path, size: Some(SIZE), block_size, cache, read_only: false }
+        FileOptions { path, size: Some(SIZE), block_size, cache, read_only: false, serial: None }
     }
 
     #[test]

@@ -293,6 +293,7 @@ impl Driver {
                         return Err(reason.clone().into());
                     }
                     self.machine.handle_timeout(time::now())?;
+                    self.machine.check_overdue(time::now())?;
                     timer.set(time::sleep_until(self.next_wakeup()));
                 }
             }

@@ -12,7 +12,7 @@ const MODES: [CacheMode; 5] = [
 ];
 
 fn options(path: PathBuf, cache: CacheMode, block_size: BlockSize) -> FileOptions {
-    FileOptions { path, size: Some(2 << 20), block_size, cache, read_only: false }
+    FileOptions { path, size: Some(2 << 20), block_size, cache, read_only: false, serial: None }
 }
 
 #[test]
@@ -77,6 +77,7 @@ fn a_file_that_was_whole_is_not_taken_for_one_that_is_to_become_longer() {
         length_before_growth,
         has_state: true,
         had: None,
+        is_confirmed: false,
     };
     for (open_mode, fits) in [
         (OpenMode::Create, false),
@@ -208,4 +209,41 @@ fn a_full_file_system_is_no_space_and_nothing_else_is_disturbed() {
             std::fs::remove_file(path).expect("removes");
         }
     }
+}
+
+#[test]
+fn a_file_is_marked_and_is_not_taken_for_that_of_another_volume() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let of = |serial: &str| FileOptions {
+        serial: Some(serial.to_owned()),
+        ..options(folder.path().join("disk"), CacheMode::WriteBack, BlockSize::B512)
+    };
+    let known = |is_confirmed| OpenMode::Existing {
+        length_before_growth: None,
+        has_state: true,
+        had: None,
+        is_confirmed,
+    };
+    let open = |serial: &str, open_mode| {
+        let opened = FileStore::prepare(&of(serial), open_mode);
+        opened.and_then(|store| store.settle()).map_err(|error| error.to_string())
+    };
+    let mark = || {
+        let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+        let file = File::open(&of("").path, options).expect("opens");
+        String::from_utf8(file.attribute("user.sarsen.volume").expect("read").unwrap_or_default())
+    };
+    open("one", OpenMode::OpenOrCreate).expect("without a state");
+    assert_eq!(mark().as_deref(), Ok(""), "the configuration says what file it is");
+    open("one", known(false)).expect("a file without a mark");
+    assert_eq!(mark().as_deref(), Ok("one"));
+    open("one", known(false)).expect("the volume's own file");
+    let refused = open("other", known(false)).expect_err("another volume");
+    assert!(refused.contains("serial number one"), "{refused}");
+    assert!(trial(&of("other"), known(false)).is_err());
+    assert_eq!(mark().as_deref(), Ok("one"), "a refused volume changes nothing");
+    open("other", known(true)).expect("confirmed");
+    assert_eq!(mark().as_deref(), Ok("other"));
+    open("new", OpenMode::Create).expect("a new volume with an existing file");
+    assert_eq!(mark().as_deref(), Ok("new"));
 }

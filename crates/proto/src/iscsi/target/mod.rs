@@ -17,6 +17,7 @@ mod full_feature;
 mod link;
 mod login;
 mod management;
+mod overdue;
 mod recovery;
 mod refusal;
 mod session;
@@ -39,6 +40,7 @@ pub use self::allegiance::{Adoption, ReassignReply, Released};
 use self::full_feature::{AfterRequest, FullFeature};
 use self::link::Link;
 use self::login::{Login, LoginStep};
+use self::overdue::Overdue;
 pub use self::refusal::{Refusal, RefusalReason};
 pub use self::session::{MemberId, Session};
 pub use self::tasks::{Ending, TaskId};
@@ -269,6 +271,9 @@ pub enum CloseReason {
     /// The initiator did not answer a ping.
     #[error("the initiator stopped answering")]
     Silent,
+    /// The initiator moved no data for which it uses memory, while others waited for memory.
+    #[error("the initiator used memory that others need, and did not send or receive its data")]
+    Overdue,
     /// The byte stream is invalid.
     #[error(transparent)]
     Framing(#[from] FramingError),
@@ -321,6 +326,7 @@ pub struct Connection {
     last_heard: Instant,
     login_deadline: Instant,
     ping_sent: Option<Instant>,
+    overdue: Overdue,
 }
 
 impl Connection {
@@ -336,6 +342,7 @@ impl Connection {
             phase: Phase::Login(Box::default()),
             last_heard: now,
             ping_sent: None,
+            overdue: Overdue::default(),
             settings,
         }
     }
@@ -463,6 +470,9 @@ impl Connection {
 
     /// Removes `count` sent bytes from the output. Commands that waited for their memory continue.
     pub fn sent(&mut self, count: usize) {
+        if count > 0 {
+            self.overdue.note_sent();
+        }
         self.output().sent(count);
         self.go_on_after_output();
     }
@@ -720,6 +730,18 @@ impl Connection {
             (Phase::FullFeature(_), Some(sent)) => sent + self.settings.ping_timeout,
             _ => self.login_deadline,
         }
+    }
+
+    /// Checks whether the initiator uses memory that others wait for, and does not move its data. The caller checks every few
+    /// seconds.
+    pub fn check_overdue(&mut self, now: Instant) -> Result<(), CloseReason> {
+        let unsent = self.output().len();
+        let Phase::FullFeature(full_feature) = &self.phase else { return Ok(()) };
+        let is_overdue = self.overdue.check(full_feature.tasks.iter(), unsent, now);
+        if is_overdue && self.link.room.budget().is_wanted() {
+            return Err(CloseReason::Overdue);
+        }
+        Ok(())
     }
 
     /// Pings or closes the connection if the time of [`Self::poll_timeout`] has come.

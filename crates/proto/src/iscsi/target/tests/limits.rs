@@ -539,3 +539,55 @@ fn rfc7143_11_4_5_unread_bytes_count_in_residual() {
     assert_eq!(answer.residual_count.get(), 7 * 512);
     assert!(answer.flags & ScsiResponse::OVERFLOW != 0);
 }
+
+#[test]
+fn a_write_whose_data_does_not_come_ends_with_its_connection_while_others_wait_for_memory() {
+    const LENGTH: usize = 128 << 10;
+    let budget = Arc::new(Budget::new(4 * LENGTH));
+    let settings = Settings { budget: budget.clone(), ..Settings::default() };
+    let keys = "InitialR2T=Yes\0ImmediateData=No\0";
+    let mut one = Script::established_with(settings.clone(), keys);
+    one.world.data_out_length = LENGTH;
+    one.command(1, WRITE, LENGTH as u32, &[]);
+    let request = *R2t::view(&one.next().0);
+    // 30 seconds, and 2 for 128 KiB at the minimum rate.
+    let (start, late) = (one.now, one.now + Duration::from_secs(32));
+    let before = late - Duration::from_secs(1);
+    assert_eq!(one.connection.check_overdue(start), Ok(()));
+    assert_eq!(one.connection.check_overdue(late), Ok(()), "nobody waits");
+    let mut other = Script::established_with(settings, keys);
+    other.world.data_out_length = LENGTH;
+    for tag in 1..=6 {
+        other.command(tag, WRITE, LENGTH as u32, &[]);
+    }
+    assert!(budget.is_wanted());
+    assert_eq!(one.connection.check_overdue(before), Ok(()));
+    assert_eq!(one.connection.check_overdue(late), Err(CloseReason::Overdue));
+    one.data_out(1, request.target_transfer_tag.get(), 0, 0, true, &[7; LENGTH]);
+    assert_eq!(one.connection.check_overdue(late), Ok(()), "its data is there");
+}
+
+#[test]
+fn answers_that_are_not_received_end_their_connection_while_others_wait_for_memory() {
+    const LENGTH: usize = 1 << 20;
+    let budget = Arc::new(Budget::new(4 * LENGTH));
+    let mut script =
+        Script::established_with(Settings { budget: budget.clone(), ..Settings::default() }, "");
+    for tag in 1..=3 {
+        script.command(tag, READ, LENGTH as u32, &[]);
+    }
+    let read = script.next_command();
+    script.good(&read, vec![7; LENGTH]);
+    assert!(budget.is_wanted());
+    let start = script.now;
+    for step in 0..4 {
+        let now = start + Duration::from_secs(25 * step);
+        assert_eq!(script.connection.check_overdue(now), Ok(()), "it receives something");
+        script.connection.sent(1000);
+    }
+    let now = start + Duration::from_secs(100);
+    assert_eq!(script.connection.check_overdue(now), Ok(()));
+    assert_eq!(script.connection.check_overdue(now + Duration::from_secs(20)), Ok(()));
+    let late = script.connection.check_overdue(now + Duration::from_secs(50));
+    assert_eq!(late, Err(CloseReason::Overdue));
+}
