@@ -52,20 +52,25 @@ impl From<Extent> for Regions {
     }
 }
 
-/// The locks of the regions that a command holds. One lock needs no allocation.
+/// The locks of the regions that a command holds.
 pub struct Guard<G> {
-    _one: Option<G>,
-    _several: Vec<G>,
+    _locks: Locks<G>,
+}
+
+/// One lock needs no allocation.
+enum Locks<G> {
+    One { _lock: G },
+    Several { _locks: Box<[G]> },
 }
 
 impl<G> Guard<G> {
     #[inline]
-    fn one(guard: G) -> Self {
-        Self { _one: Some(guard), _several: Vec::new() }
+    fn one(lock: G) -> Self {
+        Self { _locks: Locks::One { _lock: lock } }
     }
 
-    fn several(guards: Vec<G>) -> Self {
-        Self { _one: None, _several: guards }
+    fn several(locks: Vec<G>) -> Self {
+        Self { _locks: Locks::Several { _locks: locks.into() } }
     }
 }
 
@@ -119,11 +124,14 @@ impl WriteGate {
         let regions = regions.into();
         match regions.single() {
             Some(number) => self.regions[number].lock.try_read_arc().map(Guard::one),
-            None => {
-                let guards = self.regions(regions).map(|region| region.lock.try_read_arc());
-                guards.collect::<Option<_>>().map(Guard::several)
-            }
+            None => self.try_several_shared(regions),
         }
+    }
+
+    #[cold]
+    fn try_several_shared(&self, regions: Regions) -> Option<SharedGuard> {
+        let guards = self.regions(regions).map(|region| region.lock.try_read_arc());
+        guards.collect::<Option<_>>().map(Guard::several)
     }
 
     /// Waits for shared access.

@@ -1,22 +1,29 @@
-//! A store that acts on its volume's [`Health`]: it reads and writes nothing while the volume is out of service, and
-//! writes nothing after a failed flush. It is above all layers that may fail, so that it sees the failed flush of each
-//! of them.
+//! The highest layer of a volume's store, so that no request of any client bypasses it. It acts on the volume's
+//! [`Health`]: it reads and writes nothing while the volume is out of service, and writes nothing after a failed flush of
+//! any layer. And it reports changes of blocks before they happen.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use sarsen_block::{BlockError, Io, Layer, Reply, Request, StopCause, Store, Usability};
 
+use crate::changes::{ChangeListener, changed_extent};
 use crate::health::{Aspect, Health, VolumeHealth};
 
 /// See the module.
 pub(crate) struct GuardedStore {
     inner: Arc<dyn Store>,
     health: Arc<Health>,
+    listener: OnceLock<Arc<dyn ChangeListener>>,
 }
 
 impl GuardedStore {
     pub(crate) fn new(inner: Arc<dyn Store>, health: Arc<Health>) -> Self {
-        Self { inner, health }
+        Self { inner, health, listener: OnceLock::new() }
+    }
+
+    /// Sets the listener. There is a maximum of one.
+    pub(crate) fn report_to(&self, listener: Arc<dyn ChangeListener>) {
+        assert!(self.listener.set(listener).is_ok(), "a volume has one listener for changes");
     }
 }
 
@@ -36,10 +43,12 @@ fn may_have_lost_writes(error: &BlockError) -> bool {
 }
 
 impl Layer for GuardedStore {
+    #[inline]
     fn inner(&self) -> &Arc<dyn Store> {
         &self.inner
     }
 
+    #[inline]
     fn handle<T: 'static>(
         &self,
         request: Request,
@@ -56,6 +65,11 @@ impl Layer for GuardedStore {
             }
         }
         if request != Request::Flush {
+            if let Some(listener) = self.listener.get()
+                && let Some(extent) = changed_extent(request)
+            {
+                listener.before_change(extent);
+            }
             return submit(&*self.inner);
         }
         let health = self.health.clone();

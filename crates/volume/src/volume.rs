@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use sarsen_block::{BlockError, Geometry, StopCause, Store};
 
-use crate::changes::{ChangeListener, Reported};
+use crate::changes::ChangeListener;
 use crate::gate::{ExclusiveGuard, Regions, SharedGuard, WriteGate};
 use crate::guarded::GuardedStore;
 use crate::health::Health;
@@ -42,7 +42,7 @@ impl Parts {
 pub struct Volume {
     name: Mutex<Arc<str>>,
     health: Arc<Health>,
-    reported: Arc<Reported>,
+    guarded: Arc<GuardedStore>,
     /// The same store.
     store: Arc<dyn Store>,
     metadata: Option<Arc<dyn MetadataStore>>,
@@ -71,13 +71,12 @@ impl Volume {
         let Parts { name, store, health, metadata, companion } = parts;
         let reservations = Reservations::load(metadata.as_ref())?;
         let medium_phase = MediumPhase::load(metadata.as_deref())?;
-        let guarded = GuardedStore::new(store, health.clone());
-        let reported = Arc::new(Reported::new(Arc::new(guarded)));
+        let guarded = Arc::new(GuardedStore::new(store, health.clone()));
         Ok(Arc::new(Self {
             name: Mutex::new(name.into()),
             health,
-            store: reported.clone(),
-            reported,
+            store: guarded.clone(),
+            guarded,
             metadata,
             write_gate: WriteGate::default(),
             medium_phase,
@@ -99,7 +98,7 @@ impl Volume {
 
     /// Reports changes of blocks to a listener from now on, before they happen. A volume has one listener.
     pub fn report_changes(&self, listener: Arc<dyn ChangeListener>) {
-        self.reported.report_to(listener);
+        self.guarded.report_to(listener);
     }
 
     /// Returns the store. Its users check what a client may do themselves: see [`crate::Attachment`].
