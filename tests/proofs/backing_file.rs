@@ -14,6 +14,7 @@ use sarsen_block::layers::{Fault, Faults, FaultyStore, Times};
 use sarsen_initiator::{
     Command, Sense, SenseKey, Session, SessionError, SessionOptions, TransferRequest, Url,
 };
+use sarsen_io::file::{File, OpenOptions};
 use sarsen_io::time::{now, sleep_until};
 use sarsen_node::{Config, Server, config};
 use sarsen_proof::managed::Managed;
@@ -524,7 +525,7 @@ fn allocation_is_listed_and_overcommitment_gets_warning() -> Result<()> {
 }
 
 #[test]
-fn after_files_were_exchanged_no_volume_is_served_from_that_of_another() -> Result<()> {
+fn exchanged_files_are_refused_until_they_are_confirmed() -> Result<()> {
     run(async {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
         let volumes = folder.path().join("state/volumes");
@@ -559,6 +560,29 @@ fn after_files_were_exchanged_no_volume_is_served_from_that_of_another() -> Resu
         let server = Managed::start(folder.path())?;
         ensure!(problems(&server)?.is_empty());
         begins_with(&server, 7).await?;
+        // Neither a preview nor a refused change marks a file.
+        let left = volumes.join("left.img");
+        let path = left.to_str().context("a path")?;
+        let mark = || -> Result<Option<Vec<u8>>> {
+            let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+            Ok(File::open(&left, options)?.attribute("user.sarsen.volume")?)
+        };
+        server.run(&["volume", "create", "left", "1MiB"])?;
+        server.run(&["volume", "delete", "left"])?;
+        let marked = mark()?;
+        ensure!(marked.is_some());
+        server.run(&["volume", "create", "third", "--path", path, "--dry-run"])?;
+        let refused = format!(
+            "[[volume]]\nname = \"third\"\npath = \"{path}\"\n\
+             [[volume]]\nname = \"fourth\"\npath = \"/dev/null\"\n"
+        );
+        ensure!(!server.apply(&refused, &[])?.status.success());
+        ensure!(mark()? == marked);
+        server.run(&["volume", "create", "third", "--path", path])?;
+        ensure!(mark()?.is_some_and(|mark| Some(mark) != marked));
+        // Another serial number of the same volume is no other volume.
+        server.run(&["volume", "set", "other", "serial=another"])?;
+        ensure!(problems(&server)?.is_empty());
         server.stop()?;
         // An administrator confirms a file, which then belongs to the volume.
         exchange()?;

@@ -198,7 +198,7 @@ impl Budget {
     }
 
     /// Returns whether commands wait for memory, or would have to.
-    pub(crate) fn is_wanted(&self) -> bool {
+    pub(crate) fn has_demand(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0 || self.is_short()
     }
 

@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 pub(crate) use fields::{CdbTags, Checks, Expected, ProtectField};
 pub use store::Protected;
-pub(crate) use store::without_tags;
+pub(crate) use store::{read_inspected, without_tags};
 
 /// The type of protection information that a unit is formatted with (SBC-3 4.22.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

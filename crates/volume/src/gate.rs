@@ -11,9 +11,9 @@ const REGION_COUNT: usize = u16::BITS as usize;
 /// A region has each 16th run of 2^11 blocks: runs of 1 MiB with blocks of 512 bytes.
 const RUN_SHIFT: u32 = 11;
 
-/// The regions of the blocks of a volume that a write may change. Writes of different regions do not wait for each
-/// other, and a command has one region in nearly all cases. So the gate stores no list of the writes in progress, which
-/// each write would have to search.
+/// The regions of the blocks of a volume that a write may change. A region is not contiguous: it has each 16th run of 2,048 blocks. Writes of
+/// different regions do not wait for each other, and nearly all commands have one region. So the gate stores no list of the
+/// writes in progress, which each write would have to search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Regions(u16);
 
@@ -22,7 +22,7 @@ impl Regions {
     pub const ALL: Self = Self(u16::MAX);
 
     /// Returns the regions of all these extents.
-    pub fn of_all(extents: &[Extent]) -> Self {
+    pub fn of_extents(extents: &[Extent]) -> Self {
         let sum = extents.iter().fold(0, |sum, &extent| sum | Self::from(extent).0);
         Self(sum)
     }
@@ -101,8 +101,8 @@ impl Region {
 }
 
 /// The gate of a volume. Each write holds its regions shared until its end. A write that must not overlap with others
-/// (COMPARE AND WRITE, an atomic write, an operation on the whole medium) holds its regions exclusively. Whoever holds
-/// several takes them in one order, so that nobody waits in a circle.
+/// (COMPARE AND WRITE, an atomic write, an operation on the whole medium) holds its regions exclusively. A holder of
+/// several regions takes them in ascending order, so there is no deadlock.
 pub struct WriteGate {
     regions: [Region; REGION_COUNT],
 }
@@ -136,8 +136,12 @@ impl WriteGate {
 
     /// Waits for shared access.
     pub async fn shared(&self, regions: impl Into<Regions>) -> SharedGuard {
+        let regions = regions.into();
+        if let Some(number) = regions.single() {
+            return Guard::one(self.regions[number].shared().await);
+        }
         let mut guards = Vec::new();
-        for region in self.regions(regions.into()) {
+        for region in self.regions(regions) {
             guards.push(region.shared().await);
         }
         Guard::several(guards)
@@ -151,8 +155,12 @@ impl WriteGate {
 
     /// Waits for exclusive access.
     pub async fn exclusive(&self, regions: impl Into<Regions>) -> ExclusiveGuard {
+        let regions = regions.into();
+        if let Some(number) = regions.single() {
+            return Guard::one(self.regions[number].lock.write_arc().await);
+        }
         let mut guards = Vec::new();
-        for region in self.regions(regions.into()) {
+        for region in self.regions(regions) {
             guards.push(region.lock.write_arc().await);
         }
         Guard::several(guards)
@@ -196,7 +204,7 @@ mod tests {
                 let expected = match last / run - first / run {
                     // A run too many costs nothing but waiting.
                     further if further >= 15 => Regions::ALL,
-                    _ => Regions::of_all(&each),
+                    _ => Regions::of_extents(&each),
                 };
                 assert_eq!(regions(first, count), expected, "{first} (+{count})");
             }
@@ -208,16 +216,17 @@ mod tests {
     #[test]
     fn only_writes_of_the_same_region_exclude_each_other() {
         let (gate, run) = (WriteGate::default(), 1 << RUN_SHIFT);
-        let (here, there, both) = (regions(0, 8), regions(run, 8), regions(run - 4, 8));
-        let alone = gate.try_exclusive(here).expect("free");
-        assert!(gate.try_shared(here).is_none() && !is_done(gate.shared(here)));
+        let (first, second, both) = (regions(0, 8), regions(run, 8), regions(run - 4, 8));
+        let exclusive = gate.try_exclusive(first).expect("free");
+        assert!(gate.try_shared(first).is_none() && !is_done(gate.shared(first)));
         assert!(gate.try_shared(both).is_none() && !is_done(gate.exclusive(both)));
-        let beside = gate.try_shared(there).expect("another region, and nobody who waited kept it");
-        assert!(is_done(gate.shared(there)));
+        let neighbour =
+            gate.try_shared(second).expect("another region, and no task that waited kept it");
+        assert!(is_done(gate.shared(second)));
         assert!(gate.try_exclusive(Regions::ALL).is_none() && !is_done(gate.wait_for_writes()));
-        drop(alone);
+        drop(exclusive);
         assert!(gate.try_exclusive(both).is_none() && gate.try_shared(both).is_some());
-        drop(beside);
+        drop(neighbour);
         assert!(is_done(gate.wait_for_writes()) && gate.try_exclusive(Regions::ALL).is_some());
     }
 }

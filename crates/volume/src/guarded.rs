@@ -1,13 +1,18 @@
 //! The highest layer of a volume's store, so that no request of any client bypasses it. It acts on the volume's
 //! [`Health`]: it reads and writes nothing while the volume is out of service, and writes nothing after a failed flush of
-//! any layer. And it reports changes of blocks before they happen.
+//! any layer. It also reports changes of blocks before they happen.
 
 use std::sync::{Arc, OnceLock};
 
-use sarsen_block::{BlockError, Io, Layer, Reply, Request, StopCause, Store, Usability};
+use sarsen_block::{BlockError, Extent, Io, Layer, Reply, Request, StopCause, Store, Usability};
 
-use crate::changes::{ChangeListener, changed_extent};
 use crate::health::{Aspect, Health, VolumeHealth};
+
+/// A component that must know which blocks are about to change.
+pub trait ChangeListener: Send + Sync {
+    /// Called before blocks change. A read that sees the change also sees the effect of this call.
+    fn before_change(&self, extent: Extent);
+}
 
 /// See the module.
 pub(crate) struct GuardedStore {
@@ -39,6 +44,16 @@ fn may_have_lost_writes(error: &BlockError) -> bool {
         | BlockError::Fenced
         // The backing itself has been reported.
         | BlockError::Stopped(StopCause::OutOfService) => false,
+    }
+}
+
+/// Returns the blocks that a request changes, if any. Blocks that a smaller store drops may read as zeroes after it grows
+/// again.
+#[inline]
+fn changed_extent(request: Request) -> Option<Extent> {
+    match request {
+        Request::Resize { block_count } => Some(Extent::new(block_count, u64::MAX - block_count)),
+        request => request.written_extent(),
     }
 }
 
@@ -77,7 +92,7 @@ impl Layer for GuardedStore {
             if let Err(error) = &flushed
                 && may_have_lost_writes(error)
             {
-                // The store itself may have reported the failure, with more detail.
+                // The store itself may have reported the failure, with more detail. The server logs the problem.
                 if health.of(Aspect::Flush) == VolumeHealth::Online {
                     health.report_failed_flush("its store", error);
                 }
@@ -90,7 +105,7 @@ impl Layer for GuardedStore {
 #[cfg(test)]
 mod tests {
     use sarsen_block::layers::{Fault, Faults, FaultyStore, Times};
-    use sarsen_block::{BlockSize, Buffer, Durability, Extent, MemoryStore, conformance};
+    use sarsen_block::{BlockSize, Buffer, Durability, MemoryStore, conformance};
 
     use super::*;
     use crate::testing::answer;

@@ -6,7 +6,6 @@
 //! and [`statistics`] counts them. This crate has no clock, no sockets and no threads.
 
 mod attachment;
-mod changes;
 mod clock;
 mod gate;
 mod guarded;
@@ -22,9 +21,9 @@ mod testing;
 mod volume;
 
 pub use attachment::{Attachment, ClientId, NO_CLIENT, new_client};
-pub use changes::ChangeListener;
 pub use clock::Clock;
 pub use gate::{ExclusiveGuard, Regions, SharedGuard, WriteGate};
+pub use guarded::ChangeListener;
 pub use health::{Aspect, Health, VolumeHealth};
 pub use operation::{Operation, OperationKind};
 pub use phase::{MediumPhase, Phase};

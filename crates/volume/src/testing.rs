@@ -1,4 +1,4 @@
-//! The clock of tests, and requests to memory.
+//! Helpers of tests: a clock, and the results of requests.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// Returns the result of a request that does not wait.
+/// Returns the result, or `None` if the request waits.
 pub(crate) fn answer<T>(io: Io<T>) -> Option<T> {
     match pin!(io.wait()).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => Some(value),

@@ -8,9 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use sarsen_block::{BlockError, Geometry, StopCause, Store};
 
-use crate::changes::ChangeListener;
 use crate::gate::{ExclusiveGuard, Regions, SharedGuard, WriteGate};
-use crate::guarded::GuardedStore;
+use crate::guarded::{ChangeListener, GuardedStore};
 use crate::health::Health;
 use crate::phase::{MediumPhase, Phase};
 use crate::records::MetadataStore;

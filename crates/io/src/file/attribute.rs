@@ -11,8 +11,8 @@ use super::File;
 const VALUE_BYTES_MAX: usize = 256;
 
 impl File {
-    /// Returns the value of an attribute, or `None` if the file has none. That is also the answer if the file system
-    /// supports none, or if the value is longer than any that was set here. Blocks the thread.
+    /// Returns the value of an attribute. Returns `None` if the file has no such attribute, the file system supports none,
+    /// or the value is longer than 256 bytes. Blocks the thread.
     pub fn attribute(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         let mut value = [0; VALUE_BYTES_MAX];
         match rustix::fs::fgetxattr(&self.opened.fd, name, &mut value[..]) {

@@ -515,7 +515,7 @@ impl Prepared {
                     length_before_growth: length,
                     has_state: true,
                     had: None,
-                    is_confirmed: true,
+                    mark: plan.open_mode.mark_rule(),
                 };
             }
             let config = &plan.config;
@@ -532,7 +532,8 @@ impl Prepared {
                 }
             } else if let Some(why) = self.failed.get(&config.name) {
                 let why = Some(why.clone());
-                absent.volumes.push(MissingVolume { why, ..pending(false) });
+                let open_mode = plan.open_mode.after_failure();
+                absent.volumes.push(MissingVolume { why, open_mode, ..pending(false) });
             } else if let Some(known) = running.absent.volume(config) {
                 absent.volumes.push(known.clone());
             } else if is_late && !self.is_undecided(config) {

@@ -12,7 +12,7 @@ use super::{ChangeError, Running};
 use crate::access::{Object, TargetLoss};
 use crate::config::{Config, Different, StoreKind, TargetConfig, VolumeConfig, render_size};
 use crate::model::ByteSize;
-use crate::stores::OpenMode;
+use crate::stores::{MarkRule, OpenMode};
 
 /// A volume that stays open.
 pub(super) struct RetainedVolume {
@@ -130,7 +130,13 @@ impl<'a> Known<'a> {
             had: in_place
                 .and_then(|known| self.running.absent.volume(known))
                 .and_then(|missing| missing.open_mode.had()),
-            is_confirmed: false,
+            mark: match known {
+                _ if !starts && self.running.config.state.is_none() => MarkRule::Ignore,
+                Some(known) if known.serial != volume.serial || in_place.is_none() => {
+                    MarkRule::Give
+                }
+                Some(_) | None => MarkRule::Check,
+            },
         }
     }
 
@@ -146,7 +152,10 @@ impl<'a> Known<'a> {
             length_before_growth: length_before_growth.or(had),
             has_state: true,
             had,
-            is_confirmed: true,
+            mark: match self.running.config.state {
+                Some(_) => MarkRule::Confirm,
+                None => MarkRule::Ignore,
+            },
         }
     }
 

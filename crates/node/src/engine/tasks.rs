@@ -351,6 +351,7 @@ impl Engine {
         if let Some(missing) = running.absent.volume_mut(config) {
             missing.why = Some(error.to_string());
             missing.has_task = false;
+            missing.open_mode = missing.open_mode.after_failure();
         }
         self.show(&running);
         Err(error)

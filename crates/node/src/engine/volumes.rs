@@ -93,6 +93,11 @@ impl Volume {
         self.new_key.is_some() || self.backing.file.as_ref().is_some_and(|file| file.is_blank())
     }
 
+    /// Returns whether its file still needs its mark.
+    fn is_unmarked(&self) -> bool {
+        self.backing.file.as_ref().is_some_and(|file| file.is_unmarked())
+    }
+
     /// Writes this data durably. The change must be stored before.
     pub(crate) fn imprint(&mut self) -> Result<(), StoreError> {
         self.backing.file.as_ref().map_or(Ok(()), |file| file.imprint())?;
@@ -220,16 +225,21 @@ impl Opening {
 
     /// Returns whether initiators can use it as it is.
     pub(super) fn is_complete(&self) -> bool {
-        !self.volume.has_unwritten_metadata() && self.length_before_growth.is_none()
+        !self.volume.has_unwritten_metadata()
+            && !self.volume.is_unmarked()
+            && self.length_before_growth.is_none()
     }
 
-    /// Grows its file and writes its metadata. The change must be stored before. A file that cannot grow is served with
+    /// Marks and grows its file, and writes its metadata. The change must be stored before. A file that cannot grow is served with
     /// the length that it has, for this reason. Blocks the thread.
     pub(super) fn complete(&mut self) -> Result<(), ResourceError> {
         self.new_files.keep();
         self.length_before_growth = None;
         let volume = &mut self.volume;
         let name = volume.config.name.clone();
+        if let Some(file) = &volume.backing.file {
+            file.write_mark();
+        }
         match volume.grow_file() {
             // A volume with protection information cannot grow while it is served.
             Err(error) if volume.has_unwritten_metadata() || volume.config.protection.is_some() => {
@@ -457,6 +467,7 @@ fn device_type(volume: &VolumeConfig) -> DeviceType {
 mod tests {
     use super::*;
     use crate::config::parse_volume;
+    use crate::stores::MarkRule;
 
     #[test]
     fn a_file_that_was_written_a_moment_ago_is_not_settled() {
@@ -499,7 +510,7 @@ mod tests {
             length_before_growth: None,
             has_state: true,
             had: None,
-            is_confirmed: false,
+            mark: MarkRule::Check,
         }));
         assert!(path.exists(), "who comes back was not made");
         fs::remove_file(&path).expect("removed");

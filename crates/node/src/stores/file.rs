@@ -1,7 +1,7 @@
 //! A store in a regular file or on a block device.
 
 mod backing;
-mod mark;
+mod owner_mark;
 #[cfg(test)]
 mod tests;
 
@@ -48,8 +48,8 @@ pub struct FileStore {
     state: Arc<FileState>,
     /// The header that must be written at the beginning of the file.
     header: Mutex<Option<Vec<u8>>>,
-    /// The mark of the file, unless it is read-only or has none.
-    mark: Option<String>,
+    /// The mark that the file still needs.
+    mark: Mutex<Option<String>>,
     block_size: BlockSize,
     cache: CacheMode,
     characteristics: Characteristics,
@@ -94,8 +94,8 @@ impl FileStore {
         }
         let block = options.block_size.bytes() as u64;
         let device = check_blocks(&file, options)?;
+        let mark = owner_mark::check(&file, options, open_mode)?;
         let length = wanted_length(&file, options, open_mode)?;
-        mark::check(&file, options, open_mode)?;
         if matches!(open_mode, OpenMode::Existing { had: Some(_), .. }) {
             // The volume has just been closed, and its flush may have failed: reads must return the blocks on disk.
             if !options.read_only {
@@ -125,7 +125,6 @@ impl FileStore {
             warn!(path = %path.display(), "cache mode unsafe: flushes are ignored, a power cut loses data");
         }
         let status = StoreStatus::new(length / block);
-        let mark = mark::of(&file, options, open_mode).filter(|_| !options.read_only);
         let store = Self {
             file,
             state: Arc::new(FileState {
@@ -140,7 +139,7 @@ impl FileStore {
                 identity,
             }),
             header: Mutex::default(),
-            mark,
+            mark: Mutex::new(mark),
             block_size: options.block_size,
             cache: options.cache,
             characteristics: Characteristics {
@@ -191,12 +190,24 @@ impl FileStore {
         Ok(())
     }
 
+    /// Returns whether the file still needs its mark.
+    pub(crate) fn is_unmarked(&self) -> bool {
+        self.mark.lock().is_some()
+    }
+
+    /// Marks the file as that of its volume, if it is not marked yet. Blocks the thread.
+    pub(crate) fn write_mark(&self) {
+        if let Some(mark) = self.mark.lock().take() {
+            owner_mark::write(&self.file, &self.state.path, &mark);
+        }
+    }
+
     /// Returns the length of the file if it is shorter than the volume. Blocks the thread briefly.
     pub(crate) fn short(&self) -> Option<u64> {
         self.file.length().ok().filter(|length| *length < self.geometry().byte_count())
     }
 
-    /// Grows the file to the size of its volume, durably, and marks it. Blocks the thread.
+    /// Grows the file to the size of its volume, durably. Blocks the thread.
     pub(crate) fn settle(&self) -> Result<(), StoreError> {
         let path = &self.state.path;
         let length = self.file.length().map_err(StoreError::system(path, "find its length"))?;
@@ -214,9 +225,6 @@ impl FileStore {
             self.state.status.set_block_count(length >> self.block_size.shift());
             StoreError::system(path, "make it as large as it is to be")(source)
         });
-        if let Some(mark) = &self.mark {
-            mark::set(&self.file, path, mark);
-        }
         self.state.whole.store(self.geometry().byte_count(), Ordering::Release);
         self.inspect();
         settled
@@ -501,15 +509,15 @@ pub(super) fn create(options: &FileOptions) -> Result<(), StoreError> {
 pub(crate) fn trial(options: &FileOptions, open_mode: OpenMode) -> Result<(u64, u64), StoreError> {
     let known = match open_mode {
         OpenMode::OpenOrCreate | OpenMode::Create => open_mode,
-        OpenMode::Existing { length_before_growth, is_confirmed, .. } => {
-            OpenMode::Existing { length_before_growth, has_state: false, had: None, is_confirmed }
+        OpenMode::Existing { length_before_growth, mark, .. } => {
+            OpenMode::Existing { length_before_growth, has_state: false, had: None, mark }
         }
     };
     // The volume that has a block device has it exclusively, and nothing is created.
     let read_only = FileOptions { read_only: true, ..options.clone() };
     let file = open_file(&read_only, known)?;
     check_blocks(&file, options)?;
-    mark::check(&file, options, known)?;
+    owner_mark::check(&file, options, known)?;
     let length = file.length().map_err(StoreError::system(&options.path, "find its length"))?;
     Ok((length, wanted_length(&file, options, known)?))
 }

@@ -52,12 +52,44 @@ pub(crate) enum OpenMode {
         has_state: bool,
         /// Length of the file in bytes when it was last served, if known.
         had: Option<u64>,
-        /// An administrator has confirmed that this is the volume's file, whatever its mark.
-        is_confirmed: bool,
+        /// The treatment of the file's mark.
+        mark: MarkRule,
     },
 }
 
+/// The treatment of the mark of a volume's file: see `file/owner_mark`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MarkRule {
+    /// No mark is read or written: without a state, the configuration alone says which file a volume has.
+    Ignore,
+    /// The file of another volume is refused.
+    Check,
+    /// A change gives the file to the volume, whatever its mark.
+    Give,
+    /// An administrator has confirmed the file, for this attempt to open it.
+    Confirm,
+}
+
 impl OpenMode {
+    /// Returns the treatment of the file's mark.
+    pub(crate) fn mark_rule(self) -> MarkRule {
+        match self {
+            Self::OpenOrCreate => MarkRule::Ignore,
+            Self::Create => MarkRule::Give,
+            Self::Existing { mark, .. } => mark,
+        }
+    }
+
+    /// Returns the mode of the next attempt after one that failed.
+    pub(crate) fn after_failure(mut self) -> Self {
+        if let Self::Existing { mark, .. } = &mut self
+            && *mark == MarkRule::Confirm
+        {
+            *mark = MarkRule::Check;
+        }
+        self
+    }
+
     /// Returns the length of the file when it was last served, if the volume was closed after a failed flush.
     pub(crate) fn had(self) -> Option<u64> {
         match self {

@@ -1,4 +1,4 @@
-//! Writes that exclude all other writes: ORWRITE (SBC-3 5.9) and WRITE ATOMIC (SBC-4 5.49).
+//! Writes that exclude all other writes of their blocks: ORWRITE (SBC-3 5.9) and WRITE ATOMIC (SBC-4 5.49).
 
 use super::Task;
 use super::block::BlockCdb;

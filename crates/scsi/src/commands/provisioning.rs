@@ -157,7 +157,7 @@ fn give_back(
 ) -> Io<Completion> {
     let writer = Arc::clone(unit);
     unit.complete_after(async move {
-        let _guard = writer.lock_writes_shared(Regions::of_all(&extents)).await?;
+        let _guard = writer.lock_writes_shared(Regions::of_extents(&extents)).await?;
         let store = writer.store();
         for &extent in extents.iter().filter(|extent| extent.block_count > 0) {
             match given_back {

@@ -2,8 +2,8 @@
 
 use super::block::BlockCdb;
 use crate::protection::{
-    Checks, Expected, Inspection, ProtectField, Protected, ProtectionType, protected_bytes, split,
-    without_tags,
+    Checks, Expected, Inspection, ProtectField, Protected, ProtectionType, protected_bytes,
+    read_inspected, split, without_tags,
 };
 use crate::{Completion, LogicalUnit, Sense, SenseKey};
 use sarsen_block::{
@@ -67,7 +67,7 @@ impl Tagged {
     pub(crate) fn read(&self, part: Extent) -> Io<Result<Data, BlockError>> {
         let inspection = self.inspection(part, self.medium_checks(), true);
         let (size, strip) = (inspection.block_size.bytes(), !self.is_transferred());
-        self.protected.read_inspected(inspection).map(move |blocks| {
+        read_inspected(&self.store, inspection).map(move |blocks| {
             let blocks = blocks?;
             Ok(if strip { without_tags(blocks, size) } else { blocks }.into())
         })
@@ -108,7 +108,7 @@ impl Tagged {
         for part in self.parts() {
             let inspection = self.inspection(part, Checks::NONE, true);
             let step = protected_bytes(inspection.block_size);
-            let found = self.protected.read_inspected(inspection).wait().await?;
+            let found = read_inspected(&self.store, inspection).wait().await?;
             let first = part.lba.0 - self.extent.lba.0;
             for (index, found) in (first..).zip(found.chunks_exact(step)) {
                 let offset = index as usize * step;

@@ -151,7 +151,7 @@ pub(crate) fn write_and_verify(mut task: Task<'_>) -> Result<Io<Completion>, Sen
     if let Some(tagged) = &tagged {
         tagged.check_data_out(extent, &data)?;
     }
-    // The verification reads the medium, so the write is durable first. No other write happens in between.
+    // The verification reads the medium, so the write is durable first. No other write of these blocks happens in between.
     let durability = unit.durability(true);
     Ok(unit.complete_after(async move {
         if extent.block_count == 0 {
@@ -209,7 +209,7 @@ pub(crate) fn compare_and_write(mut task: Task<'_>) -> Result<Io<Completion>, Se
             return Ok(Completion::good());
         }
         let (expected, new) = data.split_at(half);
-        // SBC-3 5.2: no other write happens between the comparison and the write.
+        // SBC-3 5.2: no other write of these blocks happens between the comparison and the write.
         let _guard = writer.lock_writes_exclusive(extent).await?;
         let new = Buffer::copy_of(new);
         let durability = || writer.durability(command.has(wire::FLAGS_FUA));

@@ -139,7 +139,8 @@ pub(crate) fn populate_token(mut task: Task<'_>) -> Result<Io<Completion>, Sense
                 return Ok(());
             }
             // The token is created after all earlier writes have ended. Later writes revoke it.
-            let _alone = unit.lock_writes_exclusive(Regions::of_all(&parameters.extents)).await?;
+            let _alone =
+                unit.lock_writes_exclusive(Regions::of_extents(&parameters.extents)).await?;
             let token = array.tokens().create(&array, parameters)?;
             unit.watch().add(token.clone());
             running.give_token(token.to_wire());

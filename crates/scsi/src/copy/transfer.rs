@@ -117,7 +117,7 @@ impl Source<'_> {
 
     /// Reads so that no atomic write in progress is seen partially.
     async fn read(&self, offset: u64, length: u64) -> Result<Data, Fault> {
-        let guard = self.unit.guard_read(Regions::of_all(self.extents)).await?;
+        let guard = self.unit.guard_read(Regions::of_extents(self.extents)).await?;
         let data = self.read_blocks(offset, length).await?;
         Ok(match guard {
             // A store's memory may change after the guard is released.
@@ -336,7 +336,7 @@ pub(super) async fn clear_all(
     Ok(())
 }
 
-/// Writes some bytes of one block and keeps the others. No other write happens meanwhile.
+/// Writes some bytes of one block and keeps the others. No other write of this block happens meanwhile.
 async fn patch(destination: &Reached, offset: u64, data: Data) -> Result<(), Fault> {
     let unit = &*destination.unit;
     let block = unit.byte_count(1) as u64;

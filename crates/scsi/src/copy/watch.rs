@@ -26,8 +26,8 @@ impl ChangeListener for Watch {
 }
 
 impl Watch {
-    /// Adds a token: from now on a change of its extents revokes it. The caller holds the write gate exclusively, so
-    /// that no earlier write ends later.
+    /// Adds a token: from now on a change of its extents revokes it. The caller holds the regions of these extents
+    /// exclusively, so that no earlier write ends later.
     pub(super) fn add(&self, token: Arc<Token>) {
         let mut tokens = self.tokens();
         tokens.retain(|token| token.is_live());

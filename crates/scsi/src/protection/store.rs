@@ -87,28 +87,6 @@ impl Protected {
         Inspection { protection_type, block_size, extent, checks, expected, from_medium }
     }
 
-    /// Reads blocks with their protection information and applies `inspection`.
-    pub(crate) fn read_inspected(&self, inspection: Inspection) -> Reply<Buffer> {
-        let below = self.below.clone();
-        match below.read_protected(inspection.extent) {
-            Io::Ready(Ok(data)) => {
-                let blocks = data.into_buffer();
-                match inspection.inspect(&blocks) {
-                    Ok(()) => Io::Ready(Ok(blocks)),
-                    Err(_) => Io::pending(read_again(below, inspection)),
-                }
-            }
-            Io::Ready(Err(error)) => Io::Ready(Err(error)),
-            Io::Pending(future) => Io::pending(async move {
-                let blocks = future.await?.into_buffer();
-                match inspection.inspect(&blocks) {
-                    Ok(()) => Ok(blocks),
-                    Err(_) => read_again(below, inspection).await,
-                }
-            }),
-        }
-    }
-
     fn read_plain(&self, protection_type: ProtectionType, extent: Extent) -> Reply<Data> {
         let block_count = self.below.geometry().block_count;
         if let Err(error) = extent.check(block_count) {
@@ -117,7 +95,7 @@ impl Protected {
         let expected = Expected::of_address(protection_type, extent.lba);
         let inspection = self.inspection(protection_type, extent, Checks::ALL, expected, true);
         let size = self.below.geometry().block_size.bytes();
-        self.read_inspected(inspection)
+        read_inspected(&self.below, inspection)
             .map(move |blocks| Ok(Data::Buffer(without_tags(blocks?, size))))
     }
 
@@ -146,11 +124,33 @@ impl Protected {
     }
 }
 
+/// Reads blocks with their protection information from a store, and applies `inspection`.
+pub(crate) fn read_inspected(store: &Arc<dyn Store>, inspection: Inspection) -> Reply<Buffer> {
+    let store = store.clone();
+    match store.read_protected(inspection.extent) {
+        Io::Ready(Ok(data)) => {
+            let blocks = data.into_buffer();
+            match inspection.inspect(&blocks) {
+                Ok(()) => Io::Ready(Ok(blocks)),
+                Err(_) => Io::pending(read_again(store, inspection)),
+            }
+        }
+        Io::Ready(Err(error)) => Io::Ready(Err(error)),
+        Io::Pending(future) => Io::pending(async move {
+            let blocks = future.await?.into_buffer();
+            match inspection.inspect(&blocks) {
+                Ok(()) => Ok(blocks),
+                Err(_) => read_again(store, inspection).await,
+            }
+        }),
+    }
+}
+
 /// Reads blocks again after a failed inspection.
-async fn read_again(below: Arc<dyn Store>, inspection: Inspection) -> Result<Buffer, BlockError> {
+async fn read_again(store: Arc<dyn Store>, inspection: Inspection) -> Result<Buffer, BlockError> {
     let mut read = 1;
     loop {
-        let blocks = below.read_protected(inspection.extent).wait().await?.into_buffer();
+        let blocks = store.read_protected(inspection.extent).wait().await?.into_buffer();
         read += 1;
         match inspection.inspect(&blocks) {
             Ok(()) => return Ok(blocks),

@@ -105,7 +105,7 @@ fn spc4_5_12_7_identifiers_that_name_more_ports_than_can_register_are_refused() 
 }
 
 #[test]
-fn sbc3_5_2_a_comparison_waits_only_for_writes_near_its_blocks() {
+fn sbc3_5_2_a_comparison_waits_only_for_writes_of_its_regions() {
     let mut fixture = Fixture::new();
     let mut compare = |lba: u16| {
         let mut cdb_bytes = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];

@@ -274,6 +274,16 @@ impl Driver {
                         timer.set(time::sleep_until(time::now() + LINGER));
                     }
                 }
+                // Before the socket, which a busy peer keeps ready.
+                () = &mut timer => {
+                    // The peer did not receive its last answers in time.
+                    if let Some(reason) = self.machine.closing() {
+                        return Err(reason.clone().into());
+                    }
+                    self.machine.handle_timeout(time::now())?;
+                    self.machine.check_stalled(time::now())?;
+                    timer.set(time::sleep_until(self.next_wakeup()));
+                }
                 ready = self.stream.writable(), if sending => ready?,
                 Some((task, begun, completion)) = self.pending.next(), if !self.pending.is_empty() => {
                     self.end(task, begun, completion);
@@ -286,15 +296,6 @@ impl Driver {
                 ready = self.stream.readable(), if receiving => ready?,
                 () = poll_fn(|context| self.machine.poll_room(context)), if awaiting_room => {
                     self.machine.resume(&mut self.view)?;
-                }
-                () = &mut timer => {
-                    // The peer did not receive its last answers in time.
-                    if let Some(reason) = self.machine.closing() {
-                        return Err(reason.clone().into());
-                    }
-                    self.machine.handle_timeout(time::now())?;
-                    self.machine.check_overdue(time::now())?;
-                    timer.set(time::sleep_until(self.next_wakeup()));
                 }
             }
         }

@@ -2,6 +2,7 @@ use sarsen_block::{Buffer, MediumProblem, conformance};
 use sarsen_io::cores::{self, FileEngine};
 
 use super::*;
+use crate::stores::MarkRule;
 
 const MODES: [CacheMode; 5] = [
     CacheMode::WriteBack,
@@ -77,7 +78,7 @@ fn a_file_that_was_whole_is_not_taken_for_one_that_is_to_become_longer() {
         length_before_growth,
         has_state: true,
         had: None,
-        is_confirmed: false,
+        mark: MarkRule::Check,
     };
     for (open_mode, fits) in [
         (OpenMode::Create, false),
@@ -212,38 +213,42 @@ fn a_full_file_system_is_no_space_and_nothing_else_is_disturbed() {
 }
 
 #[test]
-fn a_file_is_marked_and_is_not_taken_for_that_of_another_volume() {
+fn file_marked_for_another_volume_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let of = |serial: &str| FileOptions {
         serial: Some(serial.to_owned()),
         ..options(folder.path().join("disk"), CacheMode::WriteBack, BlockSize::B512)
     };
-    let known = |is_confirmed| OpenMode::Existing {
-        length_before_growth: None,
-        has_state: true,
-        had: None,
-        is_confirmed,
-    };
-    let open = |serial: &str, open_mode| {
-        let opened = FileStore::prepare(&of(serial), open_mode);
-        opened.and_then(|store| store.settle()).map_err(|error| error.to_string())
+    let known =
+        |mark| OpenMode::Existing { length_before_growth: None, has_state: true, had: None, mark };
+    let open = |options: &FileOptions, open_mode| {
+        let store = FileStore::prepare(options, open_mode).map_err(|error| error.to_string())?;
+        store.settle().expect("it has its length");
+        Ok::<_, String>(store)
     };
     let mark = || {
         let options = OpenOptions { read_only: true, ..OpenOptions::default() };
         let file = File::open(&of("").path, options).expect("opens");
-        String::from_utf8(file.attribute("user.sarsen.volume").expect("read").unwrap_or_default())
+        let mark = file.attribute("user.sarsen.volume").expect("is read");
+        String::from_utf8(mark.unwrap_or_default()).expect("text")
     };
-    open("one", OpenMode::OpenOrCreate).expect("without a state");
-    assert_eq!(mark().as_deref(), Ok(""), "the configuration says what file it is");
-    open("one", known(false)).expect("a file without a mark");
-    assert_eq!(mark().as_deref(), Ok("one"));
-    open("one", known(false)).expect("the volume's own file");
-    let refused = open("other", known(false)).expect_err("another volume");
+    let marks = |serial: &str, open_mode| {
+        open(&of(serial), open_mode).expect("is accepted").write_mark();
+        mark()
+    };
+    assert_eq!(marks("one", OpenMode::OpenOrCreate), "", "the configuration says what file it is");
+    assert_eq!(marks("one", known(MarkRule::Ignore)), "");
+    assert_eq!(marks("one", known(MarkRule::Check)), "one", "a file without a mark is accepted");
+    assert!(!open(&of("one"), known(MarkRule::Check)).expect("its own file").is_unmarked());
+    let refused = open(&of("other"), known(MarkRule::Check)).err().expect("another volume");
     assert!(refused.contains("serial number one"), "{refused}");
-    assert!(trial(&of("other"), known(false)).is_err());
-    assert_eq!(mark().as_deref(), Ok("one"), "a refused volume changes nothing");
-    open("other", known(true)).expect("confirmed");
-    assert_eq!(mark().as_deref(), Ok("other"));
-    open("new", OpenMode::Create).expect("a new volume with an existing file");
-    assert_eq!(mark().as_deref(), Ok("new"));
+    assert!(trial(&of("other"), known(MarkRule::Check)).is_err());
+    let reader = FileOptions { read_only: true, ..of("reader") };
+    assert!(!open(&reader, known(MarkRule::Check)).expect("readers may share it").is_unmarked());
+    drop(open(&of("other"), known(MarkRule::Give)).expect("is not marked before its change"));
+    assert_eq!(mark(), "one");
+    assert_eq!(marks("other", known(MarkRule::Confirm)), "other");
+    assert_eq!(marks("third", known(MarkRule::Give)), "third");
+    assert_eq!(marks("new", OpenMode::Create), "new");
+    assert_eq!(known(MarkRule::Confirm).after_failure(), known(MarkRule::Check));
 }

@@ -63,6 +63,8 @@ pub(super) struct FullFeature {
     next_transfer_tag: u32,
     ping_tag: u32,
     ping_count: u32,
+    /// Bytes of Data-Out PDUs since the last check for a stall.
+    pub(super) data_received: usize,
 }
 
 /// The state of the connection after a request or a task has ended.
@@ -113,6 +115,7 @@ impl FullFeature {
             next_transfer_tag: 0,
             ping_tag: RESERVED_TAG,
             ping_count: 0,
+            data_received: 0,
         }
     }
 
@@ -552,6 +555,7 @@ impl FullFeature {
             task.fault.get_or_insert(fault);
         }
         let length = header.data_segment_length.value() as usize;
+        self.data_received = self.data_received.saturating_add(length);
         data_out::absorb(task, segment, length, digest_valid, link.keeps_sent_pdus());
         data_out::step(task, header, first_burst);
         self.advance_task(link, id);

@@ -17,10 +17,10 @@ mod full_feature;
 mod link;
 mod login;
 mod management;
-mod overdue;
 mod recovery;
 mod refusal;
 mod session;
+mod stalled;
 mod tasks;
 #[cfg(test)]
 mod tests;
@@ -40,9 +40,9 @@ pub use self::allegiance::{Adoption, ReassignReply, Released};
 use self::full_feature::{AfterRequest, FullFeature};
 use self::link::Link;
 use self::login::{Login, LoginStep};
-use self::overdue::Overdue;
 pub use self::refusal::{Refusal, RefusalReason};
 pub use self::session::{MemberId, Session};
+use self::stalled::StallCheck;
 pub use self::tasks::{Ending, TaskId};
 use super::chap::{Algorithm, Credentials, Secret};
 use super::keys::{SessionType, TargetOffer};
@@ -271,9 +271,11 @@ pub enum CloseReason {
     /// The initiator did not answer a ping.
     #[error("the initiator stopped answering")]
     Silent,
-    /// The initiator moved no data for which it uses memory, while others waited for memory.
-    #[error("the initiator used memory that others need, and did not send or receive its data")]
-    Overdue,
+    /// The initiator did not move the data for which it uses memory.
+    #[error(
+        "the initiator did not send or receive its data in time, while other commands waited for memory"
+    )]
+    Stalled,
     /// The byte stream is invalid.
     #[error(transparent)]
     Framing(#[from] FramingError),
@@ -326,7 +328,7 @@ pub struct Connection {
     last_heard: Instant,
     login_deadline: Instant,
     ping_sent: Option<Instant>,
-    overdue: Overdue,
+    stall_check: StallCheck,
 }
 
 impl Connection {
@@ -342,7 +344,7 @@ impl Connection {
             phase: Phase::Login(Box::default()),
             last_heard: now,
             ping_sent: None,
-            overdue: Overdue::default(),
+            stall_check: StallCheck::default(),
             settings,
         }
     }
@@ -470,9 +472,7 @@ impl Connection {
 
     /// Removes `count` sent bytes from the output. Commands that waited for their memory continue.
     pub fn sent(&mut self, count: usize) {
-        if count > 0 {
-            self.overdue.note_sent();
-        }
+        self.stall_check.note_sent(count);
         self.output().sent(count);
         self.go_on_after_output();
     }
@@ -732,14 +732,15 @@ impl Connection {
         }
     }
 
-    /// Checks whether the initiator uses memory that others wait for, and does not move its data. The caller checks every few
-    /// seconds.
-    pub fn check_overdue(&mut self, now: Instant) -> Result<(), CloseReason> {
-        let unsent = self.output().len();
-        let Phase::FullFeature(full_feature) = &self.phase else { return Ok(()) };
-        let is_overdue = self.overdue.check(full_feature.tasks.iter(), unsent, now);
-        if is_overdue && self.link.room.budget().is_wanted() {
-            return Err(CloseReason::Overdue);
+    /// Checks whether the initiator uses memory that others wait for, and does not move its data. The caller calls this every
+    /// few seconds.
+    pub fn check_stalled(&mut self, now: Instant) -> Result<(), CloseReason> {
+        let has_output = !self.output().is_empty();
+        let Phase::FullFeature(full_feature) = &mut self.phase else { return Ok(()) };
+        self.stall_check.note_data_out(std::mem::take(&mut full_feature.data_received));
+        let is_stalled = self.stall_check.check(full_feature.tasks.iter(), has_output, now);
+        if is_stalled && self.link.room.budget().has_demand() {
+            return Err(CloseReason::Stalled);
         }
         Ok(())
     }

@@ -541,7 +541,7 @@ fn rfc7143_11_4_5_unread_bytes_count_in_residual() {
 }
 
 #[test]
-fn a_write_whose_data_does_not_come_ends_with_its_connection_while_others_wait_for_memory() {
+fn a_stalled_write_closes_its_connection_while_memory_is_short() {
     const LENGTH: usize = 128 << 10;
     let budget = Arc::new(Budget::new(4 * LENGTH));
     let settings = Settings { budget: budget.clone(), ..Settings::default() };
@@ -550,26 +550,26 @@ fn a_write_whose_data_does_not_come_ends_with_its_connection_while_others_wait_f
     one.world.data_out_length = LENGTH;
     one.command(1, WRITE, LENGTH as u32, &[]);
     let request = *R2t::view(&one.next().0);
-    // 30 seconds, and 2 for 128 KiB at the minimum rate.
-    let (start, late) = (one.now, one.now + Duration::from_secs(32));
+    let (start, late) = (one.now, one.now + Duration::from_secs(30));
     let before = late - Duration::from_secs(1);
-    assert_eq!(one.connection.check_overdue(start), Ok(()));
-    assert_eq!(one.connection.check_overdue(late), Ok(()), "nobody waits");
+    assert_eq!(one.connection.check_stalled(start), Ok(()));
+    assert_eq!(one.connection.check_stalled(late), Ok(()), "no command waits");
     let mut other = Script::established_with(settings, keys);
     other.world.data_out_length = LENGTH;
     for tag in 1..=6 {
         other.command(tag, WRITE, LENGTH as u32, &[]);
     }
-    assert!(budget.is_wanted());
-    assert_eq!(one.connection.check_overdue(before), Ok(()));
-    assert_eq!(one.connection.check_overdue(late), Err(CloseReason::Overdue));
+    assert!(budget.has_demand());
+    assert_eq!(one.connection.check_stalled(before), Ok(()));
+    assert_eq!(one.connection.check_stalled(late), Err(CloseReason::Stalled));
     one.data_out(1, request.target_transfer_tag.get(), 0, 0, true, &[7; LENGTH]);
-    assert_eq!(one.connection.check_overdue(late), Ok(()), "its data is there");
+    assert_eq!(one.connection.check_stalled(late), Ok(()), "its data is there");
 }
 
 #[test]
-fn answers_that_are_not_received_end_their_connection_while_others_wait_for_memory() {
-    const LENGTH: usize = 1 << 20;
+fn output_that_is_not_received_closes_its_connection_while_memory_is_short() {
+    const LENGTH: usize = 8 << 20;
+    const RATE: usize = 64 << 10;
     let budget = Arc::new(Budget::new(4 * LENGTH));
     let mut script =
         Script::established_with(Settings { budget: budget.clone(), ..Settings::default() }, "");
@@ -578,16 +578,44 @@ fn answers_that_are_not_received_end_their_connection_while_others_wait_for_memo
     }
     let read = script.next_command();
     script.good(&read, vec![7; LENGTH]);
-    assert!(budget.is_wanted());
+    assert!(budget.has_demand());
     let start = script.now;
+    let after = |seconds| start + Duration::from_secs(seconds);
     for step in 0..4 {
-        let now = start + Duration::from_secs(25 * step);
-        assert_eq!(script.connection.check_overdue(now), Ok(()), "it receives something");
-        script.connection.sent(1000);
+        assert_eq!(script.connection.check_stalled(after(20 * step)), Ok(()), "64 KiB/s");
+        script.connection.sent(20 * RATE);
     }
-    let now = start + Duration::from_secs(100);
-    assert_eq!(script.connection.check_overdue(now), Ok(()));
-    assert_eq!(script.connection.check_overdue(now + Duration::from_secs(20)), Ok(()));
-    let late = script.connection.check_overdue(now + Duration::from_secs(50));
-    assert_eq!(late, Err(CloseReason::Overdue));
+    assert_eq!(script.connection.check_stalled(after(80)), Ok(()));
+    script.connection.sent(1);
+    assert_eq!(script.connection.check_stalled(after(109)), Ok(()));
+    script.connection.sent(1);
+    assert_eq!(script.connection.check_stalled(after(111)), Err(CloseReason::Stalled));
+}
+
+#[test]
+fn a_slow_initiator_with_many_writes_has_the_time_for_all_of_them() {
+    const LENGTH: usize = 256 << 10;
+    let budget = Arc::new(Budget::new(16 * LENGTH));
+    let settings = Settings { budget: budget.clone(), ..Settings::default() };
+    let mut script = Script::established_with(settings, "InitialR2T=Yes\0ImmediateData=No\0");
+    script.world.data_out_length = LENGTH;
+    for tag in 1..=16 {
+        script.command(tag, WRITE, LENGTH as u32, &[]);
+    }
+    assert!(budget.has_demand());
+    let requests = std::iter::from_fn(|| {
+        script.pdus.pop_front().or_else(|| {
+            script.collect();
+            script.pdus.pop_front()
+        })
+    });
+    let requests: Vec<R2t> = requests.map(|(header, _)| *R2t::view(&header)).collect();
+    // 4 seconds for each write are 64 KiB/s.
+    for (request, step) in requests.iter().zip(0..) {
+        let now = script.now + Duration::from_secs(4 * step);
+        assert_eq!(script.connection.check_stalled(now), Ok(()));
+        let tag = request.initiator_task_tag.get();
+        script.data_out(tag, request.target_transfer_tag.get(), 0, 0, true, &[7; LENGTH]);
+    }
+    assert!(requests.len() > 5);
 }
