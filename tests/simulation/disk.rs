@@ -102,7 +102,6 @@ struct DiskState {
 /// A simulated disk (see the module).
 pub(crate) struct Disk {
     nature: DiskTraits,
-    status: Arc<StoreStatus>,
     state: Mutex<DiskState>,
 }
 
@@ -125,8 +124,7 @@ impl Disk {
             written_twice: None,
             records: BTreeMap::new(),
         };
-        let status = StoreStatus::new(nature.block_count);
-        Arc::new(Self { nature, status, state: Mutex::new(state) })
+        Arc::new(Self { nature, state: Mutex::new(state) })
     }
 
     fn state(&self) -> MutexGuard<'_, DiskState> {
@@ -135,7 +133,8 @@ impl Disk {
 
     /// Opens the disk for the server that starts now.
     pub(crate) fn open(self: &Arc<Self>) -> Arc<Opened> {
-        Arc::new(Opened { disk: self.clone(), life: self.state().life })
+        let status = StoreStatus::new(self.nature.block_count);
+        Arc::new(Opened { disk: self.clone(), life: self.state().life, status })
     }
 
     /// Simulates a power failure. Of each block one version survives that is not older than the durable one.
@@ -223,6 +222,7 @@ impl DiskState {
 pub(crate) struct Opened {
     disk: Arc<Disk>,
     life: u64,
+    status: Arc<StoreStatus>,
 }
 
 /// The fate of a request, drawn at its arrival.
@@ -237,6 +237,11 @@ struct Course {
 }
 
 impl Opened {
+    /// Returns the same open disk, for a task that goes on when its caller has gone.
+    fn again(&self) -> Self {
+        Self { disk: self.disk.clone(), life: self.life, status: self.status.clone() }
+    }
+
     /// Returns the state of the disk while this server has it open.
     fn state(&self) -> Option<MutexGuard<'_, DiskState>> {
         Some(self.disk.state()).filter(|state| state.life == self.life)
@@ -368,7 +373,7 @@ impl Opened {
         let Some(course) = self.course(request) else {
             return Io::Ready(Err(StopCause::FlushFailed.into()));
         };
-        let opened = Arc::new(Self { disk: self.disk.clone(), life: self.life });
+        let opened = Arc::new(self.again());
         // A submitted request continues when the caller stops waiting.
         self.disk.state().under_way += 1;
         let task = tokio::task::spawn_local(async move {
@@ -400,7 +405,7 @@ impl MetadataStore for Opened {
 
     fn save(&self, record: MetadataKind, content: Vec<u8>) -> Io<io::Result<()>> {
         let course = self.course(Request::Flush);
-        let opened = Self { disk: self.disk.clone(), life: self.life };
+        let opened = self.again();
         let lost = || io::Error::other("the power has failed");
         // Like a request, this task continues when the caller stops waiting.
         let task = tokio::task::spawn_local(async move {
@@ -435,7 +440,7 @@ impl Store for Opened {
     }
 
     fn status(&self) -> &Arc<StoreStatus> {
-        &self.disk.status
+        &self.status
     }
 
     fn read(&self, extent: Extent) -> Reply<Data> {

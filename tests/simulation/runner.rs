@@ -207,7 +207,7 @@ async fn scenario(seed: u64, mutation: Option<Mutation>) -> Report {
     }
     power.abort();
     let _ = power.await;
-    world.server.disks().iter().for_each(|disk| disk.heal());
+    world.server.heal();
     if world.server.is_ending() {
         // The orderly end did not complete before the end of the seed.
         world.server.crash();

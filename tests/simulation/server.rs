@@ -15,7 +15,7 @@ use sarsen_io::{random, time};
 use sarsen_node::SimulatedPortal;
 use sarsen_proto::iscsi::target::Settings;
 use sarsen_scsi::{Host, Identity, LogicalUnit, Lun, Parts, Work};
-use sarsen_volume::{self as volume, Volume};
+use sarsen_volume::{self as volume, Aspect, Volume, VolumeHealth};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{JoinHandle, LocalSet};
 
@@ -139,6 +139,16 @@ impl Server {
             over: EndGuard(over),
         };
         *self.life.borrow_mut() = Some(life);
+    }
+
+    /// Ends the injection of faults and restarts stopped disks, whose volumes accept writes again.
+    pub(crate) fn heal(&self) {
+        self.disks.iter().for_each(|disk| disk.heal());
+        let life = self.life.borrow();
+        let units = life.iter().flat_map(|life| &life.units).filter_map(Weak::upgrade);
+        units.for_each(|unit| {
+            unit.volume().health().report(Aspect::Flush, VolumeHealth::Online);
+        });
     }
 
     /// Stops the server at once: all its work ends, and the disks lose the data that is not durable.
