@@ -241,7 +241,11 @@ impl Administrator {
         let before = self.world.server.control().config();
         let rules = Rules::new(next.clone());
         let may_be_in_use = self.world.history.may_be_in_use(&rules);
-        match self.world.server.reload(&next).await {
+        // Clients may see the new rules before the reload has returned.
+        self.world.history.begin_change(Rules::new(next.clone()));
+        let reloaded = self.world.server.reload(&next).await;
+        self.world.history.end_change();
+        match reloaded {
             Ok(_) => {
                 self.world.count("reloads");
                 let is_new = objects(&next) != objects(self.world.history.current().document());

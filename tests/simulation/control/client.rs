@@ -78,6 +78,13 @@ struct Session {
     is_asked_to_go: bool,
 }
 
+impl Session {
+    /// Returns the time since which rules may decide on a command that begins now.
+    fn views_since(&self, begun: Instant) -> Instant {
+        self.since.max(begun.checked_sub(TERMINATION).unwrap_or(begun))
+    }
+}
+
 /// The initiator (see the module).
 pub(super) struct Client {
     world: Rc<World>,
@@ -368,7 +375,7 @@ impl Client {
             if sense.is_some_and(|sense| sense.key == SenseKey::UnitAttention) {
                 continue;
             }
-            let from = session.since.max(begun.checked_sub(TERMINATION).unwrap_or(begun));
+            let from = session.views_since(begun);
             let (history, now) = (&self.world.history, time::now());
             let views: Vec<Option<View>> = history
                 .during(from, now)
@@ -421,9 +428,18 @@ impl Client {
         };
         let transfer = match kind {
             CommandKind::Write(lun, lba) => {
-                let view = self.world.history.current().session(&session.attempt);
-                let unit = view.and_then(|view| view.get(&lun).cloned());
-                let data = unit.map_or([0; stamp::BLOCK].into(), |unit| content(&unit.serial, lba));
+                // During a change, the number may be that of one volume or of another: zeroes are right for both.
+                let rules =
+                    self.world.history.during(session.views_since(time::now()), time::now());
+                let mut serials = rules.iter().map(|rules| {
+                    rules.session(&session.attempt)?.get(&lun).map(|unit| unit.serial.clone())
+                });
+                let serial = serials.next().flatten();
+                let is_certain = serials.all(|other| other == serial);
+                let data = match serial.filter(|_| is_certain) {
+                    Some(serial) => content(&serial, lba),
+                    None => [0; stamp::BLOCK].into(),
+                };
                 let length = data.len() as u32;
                 let payload = session.link.machine.payload(Buffer::copy_of(&data));
                 Transfer::Write { payload, length }
