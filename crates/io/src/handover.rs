@@ -1,8 +1,9 @@
 //! Listening sockets that outlive a program. This process receives them from the service manager or from its
 //! predecessor, and passes them to its successor. Connections that arrive in between wait in the backlog.
 //!
-//! Sockets arrive in systemd's format (LISTEN_FDS, LISTEN_PID, LISTEN_FDNAMES), once in the life of a process. So this
-//! module keeps them, and callers need not pass them on.
+//! Sockets arrive once in the life of a process: from the service manager in systemd's format (LISTEN_FDS, LISTEN_PID,
+//! LISTEN_FDNAMES), from a predecessor by their numbers (SARSEN_SOCKETS). So this module keeps them, and callers
+//! need not pass them on.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -12,12 +13,14 @@ use std::process::Command;
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
-use rustix::io::fcntl_dupfd_cloexec;
+use rustix::io::FdFlags;
 use rustix::process::{Pid, Signal};
 use socket2::SockRef;
 
-/// The first descriptor that is handed over (sd_listen_fds(3)).
-const FIRST: RawFd = 3;
+/// The environment variable with the process id and the descriptors that a predecessor passes on: `PID:FD,FD`. The format
+/// of systemd needs the descriptors from 3 on, which objects of other threads may own: such an object could close a socket
+/// before the next program begins.
+const SOCKETS_VARIABLE: &str = "SARSEN_SOCKETS";
 
 static STATE: Mutex<HandoverState> =
     Mutex::new(HandoverState { received: None, listening: Vec::new() });
@@ -95,26 +98,31 @@ pub fn listening_sockets() -> io::Result<Vec<HandoverSocket>> {
 
 /// Returns the sockets from the service manager or the predecessor.
 fn receive() -> Vec<Received> {
-    let reported = match sd_notify::listen_fds_with_names() {
+    let mut reported = match sd_notify::listen_fds_with_names() {
         Ok(reported) => reported.collect::<Vec<_>>(),
         Err(error) => {
             tracing::warn!(%error, "the sockets that were handed over cannot be used");
             return Vec::new();
         }
     };
+    let passed_on = std::env::var(SOCKETS_VARIABLE).unwrap_or_default();
+    reported.extend(passed_on_sockets(&passed_on, std::process::id()));
     let take = |(descriptor, name): (RawFd, String)| {
+        // SAFETY: only queries the descriptor, whatever it is. It is open or not, and nothing closes it meanwhile.
+        #[allow(unsafe_code)]
+        let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        if !SockRef::from(&borrowed).is_listener().unwrap_or(false) {
+            // It may belong to another object of this process, so it is not closed.
+            tracing::warn!(name, "what was handed over is no listening TCP socket");
+            return None;
+        }
+        let _ = rustix::io::fcntl_setfd(borrowed, FdFlags::CLOEXEC);
         // SAFETY: the parent of this process opened the descriptor for it, and confirms that by the process id. The
         // descriptor is taken only here and only once: the caller keeps the result.
         #[allow(unsafe_code)]
         let socket = unsafe { TcpListener::from_raw_fd(descriptor) };
-        let listens = SockRef::from(&socket).is_listener().unwrap_or(false);
-        match socket.local_addr() {
-            Ok(address) if listens => Some(Received { name, address, socket }),
-            _ => {
-                tracing::warn!(name, "what was handed over is no listening TCP socket");
-                None
-            }
-        }
+        let address = socket.local_addr().ok()?;
+        Some(Received { name, address, socket })
     };
     reported.into_iter().filter_map(take).collect()
 }
@@ -137,34 +145,27 @@ fn pid(process: u32) -> io::Result<Pid> {
 /// Replaces this process by another program with these sockets, under the same process id. Returns only if that fails.
 /// The caller must have stopped all work that the replacement would interrupt.
 pub fn become_program(mut command: Command, kept: Vec<HandoverSocket>) -> io::Error {
-    let names: Vec<_> = kept.iter().map(|_| "portal").collect();
-    match place(&kept) {
-        Err(error) => error,
-        Ok(()) => command
-            .env("LISTEN_FDS", kept.len().to_string())
-            .env("LISTEN_PID", std::process::id().to_string())
-            .env("LISTEN_FDNAMES", names.join(":"))
-            .exec(),
+    // Copies without FD_CLOEXEC, at numbers that nothing else in this process has.
+    let copies = kept.iter().map(|kept| rustix::io::dup(&kept.socket));
+    let copies = match copies.collect::<Result<Vec<_>, _>>() {
+        Ok(copies) => copies,
+        Err(error) => return error.into(),
+    };
+    let numbers: Vec<_> = copies.iter().map(|copy| copy.as_raw_fd().to_string()).collect();
+    let passed_on = format!("{}:{}", std::process::id(), numbers.join(","));
+    for used in ["LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"] {
+        command.env_remove(used);
     }
+    command.env(SOCKETS_VARIABLE, passed_on).exec()
 }
 
-/// Copies the sockets to the descriptors where the next program looks for them. Files that had these descriptors are
-/// closed.
-fn place(kept: &[HandoverSocket]) -> io::Result<()> {
-    // The copies get higher numbers first: one socket may have the number that another needs.
-    let free = FIRST + kept.len() as RawFd;
-    let copies = kept.iter().map(|kept| fcntl_dupfd_cloexec(&kept.socket, free));
-    let copies = copies.collect::<Result<Vec<_>, _>>()?;
-    for (place, copy) in (FIRST..).zip(&copies) {
-        // SAFETY: only numbers go to the kernel. This process is about to become another program. Objects that lose
-        // their descriptor here are never used again; the caller promises that.
-        #[allow(unsafe_code)]
-        let placed = unsafe { libc::dup2(copy.as_raw_fd(), place) };
-        if placed < 0 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    Ok(())
+/// Returns the descriptors that the predecessor of process `id` passed on, with their names.
+fn passed_on_sockets(text: &str, id: u32) -> Vec<(RawFd, String)> {
+    let numbers = text.split_once(':').filter(|(process, _)| process.parse() == Ok(id));
+    let numbers = numbers.map_or("", |(_, numbers)| numbers).split(',');
+    // The first three are the standard streams.
+    let numbers = numbers.filter_map(|number| number.parse().ok()).filter(|&number| number > 2);
+    numbers.map(|number| (number, "portal".to_owned())).collect()
 }
 
 #[cfg(test)]
@@ -186,6 +187,15 @@ mod tests {
         assert!(all.iter().all(|kept| kept.address != address), "it is not listened on");
         drop(own);
         assert!(std::net::TcpStream::connect(address).is_err(), "nobody has it");
+    }
+
+    #[test]
+    fn a_predecessor_passes_on_descriptors_to_its_own_process() {
+        let of = |text| passed_on_sockets(text, 7).into_iter().map(|one| one.0).collect::<Vec<_>>();
+        assert_eq!(of("7:9,12"), [9, 12]);
+        for other in ["8:9,12", "7:", "", "9,12", "7:x", "7:-1", "7:2"] {
+            assert_eq!(of(other), [0; 0], "{other}");
+        }
     }
 
     #[test]
