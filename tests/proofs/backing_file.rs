@@ -386,6 +386,16 @@ fn a_deleted_file_that_was_rescued_is_served_when_its_volume_is_reattached() -> 
         let reattach = ["volume", "reattach", "data", "--force", "--grace", "0"];
         let said = bench.server.refused(FAILED, &reattach)?;
         ensure!(said.contains("bring its file back first"), "the open file is kept: {said}");
+        // Neither the file of another volume nor a folder takes its place.
+        bench.server.run(&["volume", "create", "other", "8MiB"])?;
+        let other = bench.path.with_file_name("state/volumes/other.img");
+        fs::hard_link(&other, &bench.path)?;
+        let said = bench.server.refused(FAILED, &reattach)?;
+        ensure!(said.contains("is in use by another program"), "{said}");
+        fs::remove_file(&bench.path)?;
+        fs::create_dir(&bench.path)?;
+        bench.server.refused(FAILED, &reattach)?;
+        fs::remove_dir(&bench.path)?;
         fs::copy(open_file(&problem)?, &bench.path)?;
         let said = bench.server.refused(CONFLICT, &reattach[..3])?;
         ensure!(said.contains("force"), "{said}");

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use sarsen_block::Store;
 use sarsen_io::cores::Cores;
+use sarsen_io::file::{lock_within, open_to_read};
 use sarsen_io::time;
 use sarsen_scsi::{DeviceType, Identity, LogicalUnit, Parts, Protected};
 use tokio::sync::oneshot;
@@ -21,7 +22,7 @@ use crate::config::{StoreKind, VolumeConfig};
 use crate::metadata;
 use crate::model::ByteSize;
 use crate::stores::encrypted::NewKey;
-use crate::stores::{self, FileStore, OpenMode, Opened, RamStore, StoreError};
+use crate::stores::{self, FileStore, MarkRule, OpenMode, Opened, RamStore, StoreError};
 
 /// The time without writes after which a file that was missing is served.
 const UNWRITTEN_FOR: Duration = Duration::from_secs(10);
@@ -116,12 +117,12 @@ impl Volume {
     pub(crate) fn reattachment_check(
         &self,
     ) -> impl FnOnce() -> Result<(), ChangeError> + Send + 'static {
-        let (name, file) = (self.config.name.clone(), self.config.file().map(Path::to_owned));
-        let had = self.file_length().unwrap_or(0);
+        let (config, had) = (self.config.clone(), self.file_length().unwrap_or(0));
+        let is_deleted = self.backing.file.as_ref().is_some_and(|file| file.is_deleted());
         move || {
-            let Some(path) = file else { return Ok(()) };
-            let refuse = |why| Err(ChangeError::impossible(&name, why));
-            match fs::metadata(&path) {
+            let Some(path) = config.file() else { return Ok(()) };
+            let refuse = |why| Err(ChangeError::impossible(&config.name, why));
+            match fs::metadata(path) {
                 Err(error) => refuse(format!(
                     "cannot be re-attached: {}: {error}; bring its file back first",
                     path.display()
@@ -131,6 +132,12 @@ impl Volume {
                     path.display(),
                     found.len()
                 )),
+                // Only the open descriptor has the data of a deleted file. It must not be closed for a file that
+                // cannot be opened after that.
+                Ok(_) if is_deleted => match check_openable(&config, path, had) {
+                    Ok(()) => Ok(()),
+                    Err(error) => refuse(format!("cannot be re-attached: {error}")),
+                },
                 Ok(_) => Ok(()),
             }
         }
@@ -230,8 +237,8 @@ impl Opening {
             && self.length_before_growth.is_none()
     }
 
-    /// Marks and grows its file, and writes its metadata. The change must be stored before. A file that cannot grow is served with
-    /// the length that it has, for this reason. Blocks the thread.
+    /// Marks and grows its file, and writes its metadata. The change must be stored before. A file that cannot grow is
+    /// served with the length that it has, for this reason. Blocks the thread.
     pub(super) fn complete(&mut self) -> Result<(), ResourceError> {
         self.new_files.keep();
         self.length_before_growth = None;
@@ -352,6 +359,22 @@ pub(crate) fn places(config: &VolumeConfig) -> Vec<PathBuf> {
     config.path.clone().into_iter().chain(config.records_folder()).collect()
 }
 
+/// Checks whether the file of a volume can be opened: it is suitable, and no other program or volume uses it. Blocks the
+/// thread.
+fn check_openable(config: &VolumeConfig, path: &Path, had: u64) -> Result<(), StoreError> {
+    let had = Some(had);
+    let mark = MarkRule::Confirm;
+    let open_mode = OpenMode::Existing { length_before_growth: had, has_state: true, had, mark };
+    stores::trial(config, open_mode)?;
+    let locked = open_to_read(path)
+        .and_then(|file| lock_within(&file, !config.is_read_only(), Duration::ZERO));
+    if locked.map_err(StoreError::system(path, "lock it"))? {
+        Ok(())
+    } else {
+        Err(StoreError::InUse { path: path.to_owned() })
+    }
+}
+
 /// Refuses a file that was missing and was written a moment ago. A program may still be restoring it, and its length
 /// does not show when that is complete.
 pub(super) fn check_not_just_written(config: &VolumeConfig) -> Result<(), StoreError> {
@@ -467,7 +490,6 @@ fn device_type(volume: &VolumeConfig) -> DeviceType {
 mod tests {
     use super::*;
     use crate::config::parse_volume;
-    use crate::stores::MarkRule;
 
     #[test]
     fn a_file_that_was_written_a_moment_ago_is_not_settled() {

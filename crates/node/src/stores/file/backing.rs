@@ -119,6 +119,11 @@ impl FileStore {
         }
     }
 
+    /// Returns whether the file has no name left, so that only this store has its data.
+    pub(crate) fn is_deleted(&self) -> bool {
+        self.file.status_if_known().is_some_and(|status| status.links == 0)
+    }
+
     /// Returns the path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.state.path
