@@ -111,17 +111,21 @@ fn receive() -> Vec<Received> {
         // SAFETY: only queries the descriptor, whatever it is. It is open or not, and nothing closes it meanwhile.
         #[allow(unsafe_code)]
         let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
-        if !SockRef::from(&borrowed).is_listener().unwrap_or(false) {
+        let socket = SockRef::from(&borrowed);
+        let listens = socket.is_listener().unwrap_or(false);
+        let address = socket.local_addr().ok().and_then(|address| address.as_socket());
+        let Some(address) = address.filter(|_| listens) else {
             // It may belong to another object of this process, so it is not closed.
             tracing::warn!(name, "what was handed over is no listening TCP socket");
             return None;
+        };
+        if let Err(error) = rustix::io::fcntl_setfd(borrowed, FdFlags::CLOEXEC) {
+            tracing::warn!(%address, %error, "programs that this one starts inherit a socket");
         }
-        let _ = rustix::io::fcntl_setfd(borrowed, FdFlags::CLOEXEC);
         // SAFETY: the parent of this process opened the descriptor for it, and confirms that by the process id. The
         // descriptor is taken only here and only once: the caller keeps the result.
         #[allow(unsafe_code)]
         let socket = unsafe { TcpListener::from_raw_fd(descriptor) };
-        let address = socket.local_addr().ok()?;
         Some(Received { name, address, socket })
     };
     reported.into_iter().filter_map(take).collect()

@@ -11,9 +11,9 @@ const REGION_COUNT: usize = u16::BITS as usize;
 /// A region has each 16th run of 2^11 blocks: runs of 1 MiB with blocks of 512 bytes.
 const RUN_SHIFT: u32 = 11;
 
-/// The regions of the blocks of a volume that a write may change. A region is not contiguous: it has each 16th run of 2,048 blocks. Writes of
-/// different regions do not wait for each other, and nearly all commands have one region. So the gate stores no list of the
-/// writes in progress, which each write would have to search.
+/// The regions of the blocks of a volume that a write may change. A region is not contiguous: it has each 16th run of
+/// 2,048 blocks. Writes of different regions do not wait for each other, and nearly all commands have one region. So the
+/// gate stores no list of the writes in progress, which each write would have to search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Regions(u16);
 

@@ -1,9 +1,9 @@
 //! What a volume is, whatever protocol serves it.
 //!
 //! A [`Volume`] is a store with the state that concerns all of its clients: its health, the gate that separates exclusive
-//! writes from others, reservations, the phase of the medium, and the records that outlive the program. A protocol offers a view of
-//! it: a SCSI logical unit, an NBD export. Each client has an [`Attachment`]. [`qos`] limits the requests of all clients,
-//! and [`statistics`] counts them. This crate has no clock, no sockets and no threads.
+//! writes from others, reservations, the phase of the medium, and the records that outlive the program. A protocol offers
+//! a view of it: a SCSI logical unit, an NBD export. Each client has an [`Attachment`]. [`qos`] limits the requests of
+//! all clients, and [`statistics`] counts them. This crate has no clock, no sockets and no threads.
 
 mod attachment;
 mod clock;

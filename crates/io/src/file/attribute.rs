@@ -11,23 +11,27 @@ use super::File;
 const VALUE_BYTES_MAX: usize = 256;
 
 impl File {
-    /// Returns the value of an attribute. Returns `None` if the file has no such attribute, the file system supports none,
-    /// or the value is longer than 256 bytes. Blocks the thread.
+    /// Returns the value of an attribute. Returns `None` if the file has no such attribute, if the file system supports
+    /// none or does not permit this process to read it, or if the value is longer than 256 bytes. Blocks the thread.
     pub fn attribute(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         let mut value = [0; VALUE_BYTES_MAX];
         match rustix::fs::fgetxattr(&self.opened.fd, name, &mut value[..]) {
             Ok(length) => Ok(Some(value[..length].to_vec())),
-            Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::RANGE) => Ok(None),
+            Err(
+                Errno::NODATA
+                | Errno::RANGE
+                | Errno::OPNOTSUPP
+                | Errno::NOSYS
+                | Errno::ACCESS
+                | Errno::PERM,
+            ) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Sets an attribute durably. Returns whether the file system supports it. Blocks the thread.
-    pub fn set_attribute(&self, name: &str, value: &[u8]) -> io::Result<bool> {
-        match rustix::fs::fsetxattr(&self.opened.fd, name, value, XattrFlags::empty()) {
-            Ok(()) => rustix::fs::fsync(&self.opened.fd).map(|()| true).map_err(Into::into),
-            Err(Errno::OPNOTSUPP) => Ok(false),
-            Err(error) => Err(error.into()),
-        }
+    /// Sets an attribute durably. Blocks the thread.
+    pub fn set_attribute(&self, name: &str, value: &[u8]) -> io::Result<()> {
+        rustix::fs::fsetxattr(&self.opened.fd, name, value, XattrFlags::empty())?;
+        Ok(rustix::fs::fsync(&self.opened.fd)?)
     }
 }

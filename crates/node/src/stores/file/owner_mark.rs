@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use sarsen_io::file::File;
+use sarsen_io::file::{File, is_unsupported};
 use tracing::warn;
 
 use super::FileOptions;
@@ -39,7 +39,9 @@ pub(super) fn check(
 
 /// Marks a file. A file that cannot be marked is served without a mark.
 pub(super) fn write(file: &File, path: &Path, mark: &str) {
-    if let Err(error) = file.set_attribute(NAME, mark.as_bytes()) {
+    if let Err(error) = file.set_attribute(NAME, mark.as_bytes())
+        && !is_unsupported(&error)
+    {
         warn!(path = %path.display(), %error, "cannot mark the file; the volume is served without a mark");
     }
 }
