@@ -13,6 +13,8 @@ mod allegiance;
 mod authentication;
 mod data_in;
 mod data_out;
+mod environment;
+mod event;
 mod full_feature;
 mod link;
 mod login;
@@ -31,12 +33,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use sarsen_block::{Buffer, Data};
-use sarsen_wire::iscsi::{
-    AsyncEvent, Isid, LogoutResponse, TaskManagementFunction, TaskManagementResponse,
-};
+use sarsen_wire::iscsi::{AsyncEvent, LogoutResponse, TaskManagementResponse};
 
 pub use self::allegiance::{Adoption, ReassignReply, Released};
+pub use self::environment::{Admission, AuthRequirement, Environment, LoginContext, TargetRecord};
+pub use self::event::{Cdb, CloseReason, Command, Completion, Event, Logout, Management};
 use self::full_feature::{AfterRequest, FullFeature};
 use self::link::Link;
 use self::login::{Login, LoginStep};
@@ -44,9 +45,8 @@ pub use self::refusal::{Refusal, RefusalReason};
 pub use self::session::{MemberId, Session};
 use self::stalled::StallCheck;
 pub use self::tasks::{Ending, TaskId};
-use super::chap::{Algorithm, Credentials, Secret};
-use super::keys::{SessionType, TargetOffer};
-use super::{Frame, Framer, FramingError, Landing, Output, Parameters, Segment};
+use super::keys::TargetOffer;
+use super::{Frame, Framer, Landing, Output, Parameters, Segment};
 use crate::Budget;
 use crate::command_memory::CommandMemory;
 
@@ -91,221 +91,6 @@ impl Default for Settings {
             ping_interval: Duration::from_secs(30),
             ping_timeout: Duration::from_secs(30),
         }
-    }
-}
-
-/// The identity of an initiator and of the session that it requests, from the first login request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Admission {
-    /// InitiatorName.
-    pub initiator_name: String,
-    /// The initiator's identifier of its end of the session.
-    pub isid: Isid,
-    /// The TSIH of the session that the connection joins, or 0 for a new session.
-    pub tsih: u16,
-    /// The connection's id within the session.
-    pub cid: u16,
-    /// Kind of session.
-    pub session_type: SessionType,
-    /// TargetName; always present for a normal session.
-    pub target_name: Option<String>,
-    /// CHAP_N, after the initiator has authenticated and [`Environment::authorize`] has permitted the account. `None`
-    /// before that, and if no authentication is required.
-    pub account: Option<String>,
-}
-
-/// Facts about the target for the login.
-#[derive(Clone, Debug, Default)]
-pub struct LoginContext {
-    /// TargetPortalGroupTag of the portal that the initiator uses.
-    pub portal_group_tag: u16,
-    /// TargetAlias.
-    pub alias: Option<String>,
-    /// The authentication that the initiator needs.
-    pub requirement: AuthRequirement,
-}
-
-/// The authentication that a login needs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum AuthRequirement {
-    /// No authentication: AuthMethod=None is sufficient.
-    #[default]
-    Nothing,
-    /// CHAP with one of these algorithms: the first one in the initiator's list that is among them. The initiator may
-    /// authenticate the target, too, if [`Environment::own_credentials`] returns credentials.
-    Chap(Vec<Algorithm>),
-}
-
-/// A target as SendTargets reports it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TargetRecord {
-    /// iSCSI name.
-    pub name: String,
-    /// `host:port,portal group tag`, one for each portal.
-    pub addresses: Vec<String>,
-}
-
-/// The facts that a connection needs at once from the layer above.
-pub trait Environment {
-    /// Checks whether this initiator may try to log in to the target. Returns the required authentication.
-    fn admit(&mut self, admission: &Admission) -> Result<LoginContext, Refusal>;
-    /// Returns the secret of the account CHAP_N, or `None` if there is no such account.
-    fn secret_of(&mut self, admission: &Admission, account: &str) -> Option<Secret>;
-    /// Returns the target's own credentials. Called if the initiator authenticates the target, and only after the
-    /// initiator itself has authenticated.
-    fn own_credentials(&mut self, admission: &Admission) -> Option<Credentials>;
-    /// Checks whether an initiator is permitted that authenticated as `account`, or did not need to authenticate.
-    /// Called once in each login that gets this far.
-    fn authorize(&mut self, admission: &Admission, account: Option<&str>) -> Result<(), Refusal>;
-    /// Returns the session that the connection joins, by its TSIH. Called when authentication and negotiation are
-    /// complete.
-    fn session(&mut self, admission: &Admission) -> Result<Arc<Session>, Refusal>;
-    /// Fills `bytes` with unpredictable bytes, for challenges.
-    fn fill_random(&mut self, bytes: &mut [u8]);
-    /// Returns the targets that this initiator may see: all of them, or only the named one.
-    fn targets(&mut self, admission: &Admission, only: Option<&str>) -> Vec<TargetRecord>;
-    /// Returns the number of Data-Out bytes that the command takes. `promised` is the expected data transfer length of
-    /// a command that writes, else 0.
-    fn data_out_length(&mut self, lun: [u8; 8], cdb: &Cdb, promised: usize) -> usize;
-    /// Returns whether the logical unit exists.
-    fn unit_exists(&mut self, lun: [u8; 8]) -> bool;
-}
-
-/// A received CDB: sixteen bytes, and the rest of a longer one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cdb {
-    /// The first sixteen bytes.
-    pub head: [u8; 16],
-    /// The bytes of an extended CDB header.
-    pub extension: Option<Box<[u8]>>,
-}
-
-/// A command whose data is complete and whose turn has come.
-#[derive(Debug)]
-pub struct Command {
-    /// Identifies the command in [`Connection::complete`].
-    pub task: TaskId,
-    /// Logical unit.
-    pub lun: [u8; 8],
-    /// Command descriptor block.
-    pub cdb: Cdb,
-    /// Task attribute (RFC 7143 §11.3.1).
-    pub attribute: u8,
-    /// The data from the initiator. Shorter than the command needs only if the initiator announced less.
-    pub data_out: Option<Buffer>,
-    /// The expected data transfer length of a write. `None` if the command has only the flag R, or moves data and has
-    /// no flag: the layer above must not execute a command that takes data then.
-    pub expected_data_out_length: Option<u32>,
-    /// The expected data transfer length of a read, else 0.
-    pub expected_data_in_length: u32,
-}
-
-/// A task management function that the layer above executes, because it affects more than this connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Management {
-    /// Identifies the function in [`Connection::respond`].
-    pub initiator_task_tag: u32,
-    /// The function. The tasks of this connection that it names have ended.
-    pub function: TaskManagementFunction,
-    /// Logical unit.
-    pub lun: [u8; 8],
-}
-
-/// A notification from a connection to the layer above.
-#[derive(Debug)]
-pub enum Event {
-    /// The negotiation is complete. The layer above ends the session that this one reinstates (RFC 7143 §6.3.5), then
-    /// calls [`Connection::establish`] or [`Connection::refuse`].
-    Establish(Admission),
-    /// The layer above executes the command, then calls [`Connection::complete`].
-    Command(Command),
-    /// These commands are aborted. The layer above must not begin those that have not begun. It calls
-    /// [`Connection::complete`] for each as usual, with any result.
-    Aborted(Vec<TaskId>),
-    /// The layer above executes the function, then calls [`Connection::respond`].
-    Management(Management),
-    /// The tasks that [`Connection::abort_tasks`] named with this token have ended.
-    TasksEnded(u64),
-    /// The layer above calls [`Connection::resume`] on this other connection of the session.
-    Wake(MemberId),
-    /// See [`Adoption`].
-    Adopt(Adoption),
-    /// The layer above ends the session, or another connection of it, then calls [`Connection::log_out`]. For a logout
-    /// of the session, the tasks of this connection have ended.
-    Logout(Logout),
-}
-
-/// A logout that affects more than its connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Logout {
-    /// Identifies the logout in [`Connection::log_out`].
-    pub initiator_task_tag: u32,
-    /// The connection to end; `None` for all.
-    pub cid: Option<u16>,
-    /// The tasks of the connection wait for other connections to take them over (RFC 7143 §11.14.1, reason 2).
-    pub for_recovery: bool,
-}
-
-/// The result of a command.
-#[derive(Debug)]
-pub struct Completion<'a> {
-    /// SCSI status.
-    pub status: u8,
-    /// Data for the initiator. The connection truncates data beyond the expected length and reports an overflow.
-    pub data_in: Data,
-    /// Number of bytes after `data_in` that were not read, because the initiator does not expect them.
-    pub unread_length: usize,
-    /// Sense data.
-    pub sense: &'a [u8],
-}
-
-/// The reason why a connection ended.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CloseReason {
-    /// The initiator logged out, or the target dropped the session.
-    #[error("logged out")]
-    InGoodOrder,
-    /// The login took too long.
-    #[error("the login timed out")]
-    LoginTimeout,
-    /// The initiator did not answer a ping.
-    #[error("the initiator stopped answering")]
-    Silent,
-    /// The initiator did not move the data for which it uses memory.
-    #[error(
-        "the initiator did not send or receive its data in time, while other commands waited for memory"
-    )]
-    Stalled,
-    /// The byte stream is invalid.
-    #[error(transparent)]
-    Framing(#[from] FramingError),
-    /// A PDU with an impossible format. It ends all connections of the session (RFC 7143 §7.7).
-    #[error("{what} (RFC 7143 {clause})")]
-    Format {
-        /// The format error.
-        what: &'static str,
-        /// The clause of the RFC that the PDU violates.
-        clause: &'static str,
-    },
-    /// The initiator removed the connection; its tasks wait for another connection (RFC 7143 §11.14.1).
-    #[error("its initiator removed it for recovery")]
-    Removed,
-    /// The peer broke the protocol in a way that ends the connection.
-    #[error("{what} (RFC 7143 {clause})")]
-    Protocol {
-        /// The violation.
-        what: &'static str,
-        /// The clause of the RFC that forbids it.
-        clause: &'static str,
-    },
-    /// The login was refused.
-    #[error("login refused: {0}")]
-    LoginRefused(Refusal),
-}
-
-impl CloseReason {
-    fn protocol(what: &'static str, clause: &'static str) -> Self {
-        Self::Protocol { what, clause }
     }
 }
 

@@ -4,19 +4,20 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use sarsen_block::Piece;
+use sarsen_block::{Buffer, Data, Piece};
 use sarsen_wire::iscsi::pdu::{CONTINUE, FINAL, IMMEDIATE};
 use sarsen_wire::iscsi::{
     BasicHeader, DataIn, DataOut, LoginRequest, LoginResponse, LoginStatus, LogoutReason,
     LogoutRequest, LogoutResponsePdu, NopIn, NopOut, Opcode, R2t, RESERVED_TAG, RawHeader, Reject,
-    RejectReason, ScsiCommand, ScsiResponse, TaskManagementRequest, TaskManagementResponsePdu,
-    TextRequest, TextResponse, U24,
+    RejectReason, ScsiCommand, ScsiResponse, TaskManagementFunction, TaskManagementRequest,
+    TaskManagementResponsePdu, TextRequest, TextResponse, U24,
 };
 
 use sarsen_wire::iscsi::ahs;
 
 use super::*;
 use crate::iscsi::Framer;
+use crate::iscsi::chap::{Algorithm, Credentials, Secret};
 
 mod allegiance;
 mod authentication;
