@@ -606,3 +606,34 @@ fn exchanged_files_are_refused_until_they_are_confirmed() -> Result<()> {
         server.stop()
     })
 }
+
+#[test]
+fn a_file_without_a_configured_size_is_refused_if_it_was_truncated() -> Result<()> {
+    run(async {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
+        let data = folder.path().join("data");
+        fs::write(&data, vec![7; 8 << 20])?;
+        let server = Managed::start(folder.path())?;
+        let path = data.to_str().context("a path")?;
+        server.run(&["volume", "create", "data", "--path", path, "--export"])?;
+        server.stop()?;
+        let set_length = |bytes| {
+            let file = fs::OpenOptions::new().write(true).open(&data)?;
+            file.set_len(bytes).context("the length is set")
+        };
+        set_length(4 << 20)?;
+        let server = Managed::start(folder.path())?;
+        let refused = problems(&server)?;
+        ensure!(
+            refused.len() == 1 && refused[0].contains("has 4194304 bytes of the 8388608"),
+            "{refused:?}"
+        );
+        let reattached = server.command(&["volume", "reattach", "data"])?.output()?;
+        ensure!(!reattached.status.success(), "it does not confirm a truncated file");
+        // The remedy that the message gives.
+        server.run(&["volume", "set", "data", "size=4194304"])?;
+        let capacity = connect(&server).await?.read_capacity().await?;
+        ensure!(capacity.bytes() == 4 << 20);
+        server.stop()
+    })
+}

@@ -48,8 +48,8 @@ pub struct FileStore {
     state: Arc<FileState>,
     /// The header that must be written at the beginning of the file.
     header: Mutex<Option<Vec<u8>>>,
-    /// The mark that the file still needs.
-    mark: Mutex<Option<String>>,
+    /// The part of its mark that the file still needs.
+    mark: Mutex<owner_mark::Mark>,
     block_size: BlockSize,
     cache: CacheMode,
     characteristics: Characteristics,
@@ -192,14 +192,13 @@ impl FileStore {
 
     /// Returns whether the file still needs its mark.
     pub(crate) fn is_unmarked(&self) -> bool {
-        self.mark.lock().is_some()
+        !self.mark.lock().is_empty()
     }
 
     /// Marks the file as that of its volume, if it is not marked yet. Blocks the thread.
     pub(crate) fn write_mark(&self) {
-        if let Some(mark) = self.mark.lock().take() {
-            owner_mark::write(&self.file, &self.state.path, &mark);
-        }
+        let mark = std::mem::take(&mut *self.mark.lock());
+        owner_mark::write(&self.file, &self.state.path, &mark);
     }
 
     /// Returns the length of the file if it is shorter than the volume. Blocks the thread briefly.

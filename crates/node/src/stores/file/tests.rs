@@ -252,3 +252,35 @@ fn file_marked_for_another_volume_is_refused() {
     assert_eq!(marks("new", OpenMode::Create), "new");
     assert_eq!(known(MarkRule::Confirm).after_failure(), known(MarkRule::Check));
 }
+
+#[test]
+fn shorter_file_without_configured_size_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("disk");
+    let known = OpenMode::Existing {
+        length_before_growth: None,
+        has_state: true,
+        had: None,
+        mark: MarkRule::Confirm,
+    };
+    let open = |mebibytes: u64, size| {
+        let file = std::fs::OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .expect("opens");
+        file.set_len(mebibytes << 20).expect("is set");
+        let serial = Some("one".to_owned());
+        let options = options(path.clone(), CacheMode::WriteBack, BlockSize::B512);
+        let store = FileStore::prepare(&FileOptions { size, serial, ..options }, known)?;
+        store.write_mark();
+        Ok::<_, StoreError>(store.geometry().byte_count() >> 20)
+    };
+    assert_eq!(open(2, None).expect("no length is known"), 2);
+    assert_eq!(open(3, None).expect("it may become longer"), 3);
+    let refused = open(2, None).expect_err("it was longer").to_string();
+    assert!(refused.contains("has 2097152 bytes of the 3145728"), "{refused}");
+    assert_eq!(open(2, Some(2 << 20)).expect("the size is configured"), 2);
+    assert_eq!(open(2, None).expect("the configured size replaced the length"), 2);
+}
