@@ -16,6 +16,7 @@ const LAYERS: &[&str] = &[
     "sarsen-proto",
     "sarsen-scsi",
     "sarsen-volume",
+    "sarsen-pool",
     "sarsen-block",
     "sarsen-wire",
 ];

@@ -1,0 +1,240 @@
+//! The check of a pool: all rules of the format, on devices that nobody writes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use sarsen_block::Store;
+
+use crate::PoolError;
+use crate::checkpoint::counts_page;
+use crate::devices::Devices;
+use crate::format::{CATALOGUE_HEIGHT, FAN_OUT, IS_SNAPSHOT, IS_VOLUME, PAGE, VOLUMES, unpadded};
+use crate::opening::{find_devices, read_state};
+use crate::pages::Page;
+use crate::shape::{SlabKind, Unit};
+use crate::state::State;
+
+/// An inconsistency.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding(pub String);
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Checks the last checkpoint of a pool, and returns what is inconsistent. Nothing is written. What the journal has since
+/// then is not checked: opening the pool carries it out.
+pub async fn check(stores: Vec<Arc<dyn Store>>) -> Result<Vec<Finding>, PoolError> {
+    let (devices, superblock) = find_devices(stores).await?;
+    let state = match read_state(&devices, &superblock).await {
+        Ok(state) => state,
+        Err(PoolError::Damaged { what }) => return Ok(vec![Finding(what)]),
+        Err(error) => return Err(error),
+    };
+    let mut check = Check {
+        devices: &devices,
+        state: &state,
+        findings: Vec::new(),
+        pages: BTreeMap::new(),
+        chunks: BTreeMap::new(),
+    };
+    check.catalogue(superblock.catalogue.get(), superblock.next_volume.get()).await?;
+    check.counts().await?;
+    Ok(check.findings)
+}
+
+struct Check<'a> {
+    devices: &'a Devices,
+    state: &'a State,
+    findings: Vec<Finding>,
+    /// References to pages, and their levels, by address.
+    pages: BTreeMap<u64, (u16, u8)>,
+    /// References to chunks, by address.
+    chunks: BTreeMap<u64, u16>,
+}
+
+impl Check<'_> {
+    fn find(&mut self, what: impl Into<String>) {
+        self.findings.push(Finding(what.into()));
+    }
+
+    /// Reads a page of a tree. Returns it the first time, unless it is damaged.
+    async fn page(&mut self, address: u64, level: u8) -> Result<Option<Page>, PoolError> {
+        let (references, known) = self.pages.entry(address).or_insert((0, level));
+        *references = references.saturating_add(1);
+        if *references > 1 {
+            if *known != level {
+                self.find(format!("page {address:#x} is at two levels of trees"));
+            }
+            return Ok(None);
+        }
+        let Some(place) = self.state.space.place(SlabKind::Pages, Unit::of_page(address)) else {
+            self.find(format!("page {address:#x} is in no slab of pages"));
+            return Ok(None);
+        };
+        let bytes = self.devices.read_metadata(place, PAGE).await?;
+        match Page::parse(&bytes, self.state.pool, address) {
+            Ok(page) if page.header().level != level => {
+                self.find(format!(
+                    "page {address:#x} has another level than its place in its tree"
+                ));
+                Ok(None)
+            }
+            Ok(page) if page.header().generation.get() >= self.state.generation => {
+                self.find(format!("page {address:#x} is newer than the checkpoint"));
+                Ok(None)
+            }
+            Ok(page) => Ok(Some(page)),
+            Err(what) => {
+                self.find(format!("page {address:#x}: {what}"));
+                Ok(None)
+            }
+        }
+    }
+
+    async fn catalogue(&mut self, root: u64, next_volume: u32) -> Result<(), PoolError> {
+        let mut rows = Vec::new();
+        let mut waiting = vec![(root, CATALOGUE_HEIGHT - 1)];
+        while let Some((address, level)) = waiting.pop() {
+            if address == 0 {
+                continue;
+            }
+            match self.page(address, level).await? {
+                Some(Page::Volumes(page)) => {
+                    rows.extend(
+                        (0..VOLUMES).map(|at| page.rows[at]).filter(|row| row.id.get() != 0),
+                    );
+                }
+                Some(page @ Page::Branch(_)) if level > 0 => {
+                    waiting.extend(page.children().map(|child| (child, level - 1)));
+                }
+                Some(_) => self.find(format!("page {address:#x} does not belong in the catalogue")),
+                None => {}
+            }
+        }
+        let (mut ids, mut names) = (BTreeSet::new(), BTreeSet::new());
+        for row in rows {
+            let (id, name) = (row.id.get(), unpadded(&row.name));
+            if id >= next_volume || !ids.insert(id) {
+                self.find(format!("volume {id} ({name}) has an impossible number"));
+            }
+            if !name.is_empty() && !names.insert(name.clone()) {
+                self.find(format!("two volumes have the name {name}"));
+            }
+            if !matches!(row.kind, IS_VOLUME | IS_SNAPSHOT) {
+                self.find(format!("volume {id} ({name}) has an unknown kind"));
+            }
+            let is_live = row.flags & crate::format::DELETING == 0;
+            let before = self.findings.len();
+            let counted = self.map(row.root.get(), row.height).await?;
+            let (pages, chunks) = (u64::from(row.pages.get()), row.chunks.get());
+            if let Some(counted) = counted.filter(|&counted| counted != (pages, chunks))
+                && is_live
+                && before == self.findings.len()
+            {
+                self.find(format!(
+                    "the map of volume {id} ({name}) has {counted:?} pages and references to chunks, and its row says \
+                     {:?}",
+                    (pages, chunks)
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks a map. Returns its pages and its references to chunks, if no page is one of another map, too.
+    async fn map(&mut self, root: u64, height: u8) -> Result<Option<(u64, u64)>, PoolError> {
+        if root == 0 {
+            return Ok(Some((0, 0)));
+        }
+        let (mut pages, mut chunks, mut is_whole) = (0, 0, true);
+        let mut waiting = vec![(root, height.saturating_sub(1))];
+        while let Some((address, level)) = waiting.pop() {
+            pages += 1;
+            match self.page(address, level).await? {
+                Some(Page::Leaf(leaf)) => {
+                    let mut bases = BTreeSet::new();
+                    for index in 0..FAN_OUT {
+                        let mapping = leaf.mapping(index);
+                        let slot = leaf.entries[index].get() >> 56;
+                        let all = self.state.shape().all_pieces();
+                        let is_normal = mapping == mapping.normal()
+                            && mapping.valid & mapping.base_pieces == 0
+                            && mapping.pieces() & !all == 0
+                            && (slot == 0) == (mapping.base == 0)
+                            && (slot == 0 || bases.insert(slot));
+                        if !is_normal {
+                            self.find(format!("entry {index} of page {address:#x} is impossible"));
+                        }
+                        for chunk in mapping.chunks() {
+                            chunks += 1;
+                            let references = self.chunks.entry(chunk).or_default();
+                            *references = references.saturating_add(1);
+                        }
+                    }
+                    let used = leaf.bases.iter().filter(|base| base.get() != 0).count();
+                    if used != bases.len() {
+                        self.find(format!("page {address:#x} has a base without an entry"));
+                    }
+                }
+                Some(page @ Page::Branch(_)) if level > 0 => {
+                    waiting.extend(page.children().map(|child| (child, level - 1)));
+                }
+                Some(_) => self.find(format!("page {address:#x} does not belong in a map")),
+                None => is_whole = false,
+            }
+        }
+        Ok(is_whole.then_some((pages, chunks)))
+    }
+
+    /// Compares the references that were found with the reference counts.
+    async fn counts(&mut self) -> Result<(), PoolError> {
+        for (kind, what) in [(SlabKind::Pages, "page"), (SlabKind::Data, "chunk")] {
+            let mut found: BTreeMap<Unit, u16> = match kind {
+                SlabKind::Pages => {
+                    let pages = self.pages.iter();
+                    pages.map(|(&address, &(count, _))| (Unit::of_page(address), count)).collect()
+                }
+                SlabKind::Data => {
+                    let chunks = self.chunks.iter();
+                    chunks.map(|(&address, &count)| (Unit::of_chunk(address), count)).collect()
+                }
+            };
+            for slab in self.state.space.slabs_of(kind) {
+                let mut counts = Vec::new();
+                for (number, place) in self.state.space.counts_places(slab).into_iter().enumerate()
+                {
+                    let bytes = self.devices.read_metadata(place, PAGE).await?;
+                    match counts_page(&bytes, self.state.pool, slab, number as u32) {
+                        Ok(page) => counts.extend(page.counts.iter().map(|count| count.get())),
+                        Err(what) => self.find(what),
+                    }
+                }
+                let units = self.state.shape().units(kind);
+                for (index, count) in (0..units).zip(counts) {
+                    let references = found.remove(&Unit { slab, index }).unwrap_or(0);
+                    if references != count {
+                        self.find(format!(
+                            "{what} {index} of slab {slab} has {references} references, and its count is {count}"
+                        ));
+                    }
+                    if references > 0 && index < self.state.shape().first_unit(kind) {
+                        self.find(format!(
+                            "{what} {index} of slab {slab} is among the reference counts"
+                        ));
+                    }
+                }
+            }
+            for unit in found.into_keys() {
+                self.find(format!(
+                    "{what} {} of slab {}, which does not exist, is used",
+                    unit.index, unit.slab
+                ));
+            }
+        }
+        Ok(())
+    }
+}

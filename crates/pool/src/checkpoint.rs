@@ -1,0 +1,240 @@
+//! Making changes durable: commits of the journal, and checkpoints.
+
+use sarsen_block::{Buffer, Durability};
+use tokio::sync::MutexGuard;
+use zerocopy::IntoBytes as _;
+
+use crate::PoolError;
+use crate::devices::Place;
+use crate::error::{Blocked, Load};
+use crate::format::{CountsPage, PAGE, PageHeader, SUPERBLOCKS, Sealed as _};
+use crate::grace::Period;
+use crate::journal::COPIES;
+use crate::pages::Page;
+use crate::shape::Unit;
+use crate::shared::{Shared, Writer};
+
+impl Shared {
+    /// Makes all records durable up to this number of bytes. Returns whether the devices were flushed for that.
+    pub(crate) async fn commit(&self, recorded: u64) -> Result<bool, PoolError> {
+        let mut writer = self.writer.lock().await;
+        let (records, up_to) = {
+            let mut state = self.state.write();
+            if state.is_stopped {
+                return Err(PoolError::Stopped);
+            }
+            if state.durable >= recorded {
+                return Ok(false);
+            }
+            (std::mem::take(&mut state.records), state.recorded)
+        };
+        let Some((offset, frame)) = writer.ring.frame(&records) else {
+            // The state has these changes already.
+            self.write_checkpoint(&mut writer).await?;
+            return Ok(true);
+        };
+        let written = async {
+            // The data of the records is durable before they are.
+            self.devices.flush().await?;
+            let mut frame = sarsen_block::Payload::from(frame);
+            let devices = self.devices.0.iter().enumerate().take(COPIES);
+            let writes = devices.map(|(device, one)| {
+                let place = Place { device, offset: one.layout.journal + offset };
+                (device, self.devices.write(place, frame.share(), Durability::Durable))
+            });
+            let writes: Vec<_> = writes.collect();
+            for (device, write) in writes {
+                write.wait().await.map_err(|source| PoolError::Device { device, source })?;
+            }
+            Ok(())
+        };
+        self.stop_if_failed(written.await)?;
+        self.state.write().durable = up_to;
+        Ok(true)
+    }
+
+    /// Writes a checkpoint, unless one was written while this waited.
+    pub(crate) async fn checkpoint(&self, generation: u64) -> Result<(), PoolError> {
+        let mut writer = self.writer.lock().await;
+        if self.state.read().generation > generation {
+            return Ok(());
+        }
+        self.write_checkpoint(&mut writer).await
+    }
+
+    /// Writes a checkpoint if the journal or the memory for changed pages is half full.
+    pub(crate) async fn checkpoint_if_due(&self) -> Result<(), PoolError> {
+        let mut writer = self.writer.lock().await;
+        let is_due = {
+            let state = self.state.read();
+            writer.ring.is_half_full() || state.created.len() > state.created_max / 2
+        };
+        if is_due { self.write_checkpoint(&mut writer).await } else { Ok(()) }
+    }
+
+    pub(crate) async fn write_checkpoint(
+        &self,
+        writer: &mut MutexGuard<'_, Writer>,
+    ) -> Result<(), PoolError> {
+        let written = self.try_checkpoint(writer).await;
+        self.stop_if_failed(written)
+    }
+
+    async fn try_checkpoint(&self, writer: &mut MutexGuard<'_, Writer>) -> Result<(), PoolError> {
+        let (pages, mut writes, freed, unassigned, up_to);
+        {
+            let mut state = self.state.write();
+            if state.is_stopped {
+                return Err(PoolError::Stopped);
+            }
+            let state = &mut *state;
+            if let Some(what) = state.space.contradiction() {
+                return Err(PoolError::Damaged { what: what.to_owned() });
+            }
+            state.store_catalogue().map_err(|_| PoolError::NoSpace)?;
+            let generation = state.generation;
+            let created = std::mem::take(&mut state.created);
+            let mut places = Vec::with_capacity(created.len());
+            for address in created {
+                let page = state.pages.get(&address);
+                let Some(page) = page.filter(|page| page.header().generation.get() == generation)
+                else {
+                    continue;
+                };
+                let unit = Unit::of_page(address);
+                let place = state.space.place(crate::shape::SlabKind::Pages, unit);
+                places.push((place.expect("a page is in a slab of pages"), page.clone()));
+            }
+            pages = places;
+            writes = state.space.capture(state.pool, generation);
+            freed = state.space.take_freed();
+            unassigned = state.space.take_unassigned();
+            up_to = state.recorded;
+            state.records.clear();
+            state.generation += 1;
+            let superblock = &mut writer.superblock;
+            superblock.generation = generation.into();
+            superblock.catalogue = state.catalogue().into();
+            superblock.next_volume = state.next_object.into();
+            for (device, row) in
+                superblock.devices.iter_mut().enumerate().take(self.devices.0.len())
+            {
+                row.places.copy_from_slice(state.space.row_places(device));
+            }
+        }
+        writer.ring.used = 0;
+        let ring = writer.ring;
+        let superblock = &mut writer.superblock;
+        superblock.frame = ring.number.into();
+        superblock.frame_offset = ring.offset.into();
+        superblock.run = ring.run.into();
+        writes.extend(pages.into_iter().map(|(place, page)| (place, page.sealed())));
+        self.devices.write_metadata(writes, Durability::Volatile).await?;
+        // This includes the data of all changes that the checkpoint has.
+        self.devices.flush().await?;
+        let slot = (superblock.generation.get() & 1) as usize;
+        let superblocks = (0..self.devices.0.len()).map(|device| {
+            superblock.device = (device as u16).into();
+            superblock.seal();
+            let place = Place { device, offset: SUPERBLOCKS[slot] };
+            (place, Buffer::copy_of(superblock.as_bytes()))
+        });
+        let superblocks = superblocks.collect();
+        self.devices.write_metadata(superblocks, Durability::Durable).await?;
+        let mut state = self.state.write();
+        state.durable = state.durable.max(up_to);
+        state.space.reuse(unassigned);
+        drop(Period::rotate(&mut state.period, freed));
+        state.evict();
+        Ok(())
+    }
+
+    /// After a failed write of metadata, the devices may have any of it: nothing more is acknowledged.
+    pub(crate) fn stop_if_failed(&self, written: Result<(), PoolError>) -> Result<(), PoolError> {
+        if written.is_err() {
+            self.stop();
+        }
+        written
+    }
+
+    /// Loads metadata that an operation lacks, or makes room for it.
+    pub(crate) async fn resolve(&self, blocked: Blocked) -> Result<(), PoolError> {
+        match blocked {
+            Blocked::Missing(loads) => {
+                for load in loads {
+                    self.load(load).await?;
+                }
+                Ok(())
+            }
+            Blocked::Checkpoint => {
+                let generation = self.state.read().generation;
+                self.checkpoint(generation).await
+            }
+            Blocked::NoSpace => Err(PoolError::NoSpace),
+            Blocked::NoBase => Err(PoolError::Invalid("a leaf has too many bases")),
+            Blocked::Gone => Err(PoolError::NotFound),
+            Blocked::Damaged(what) => Err(PoolError::Damaged { what }),
+        }
+    }
+
+    /// Reads a page or the counts of a slab, unless they are in memory.
+    async fn load(&self, load: Load) -> Result<(), PoolError> {
+        let damaged = |what: String| PoolError::Damaged { what };
+        match load {
+            Load::Page(address) => {
+                let (place, pool) = {
+                    let state = self.state.read();
+                    if state.pages.contains_key(&address) {
+                        return Ok(());
+                    }
+                    let unit = Unit::of_page(address);
+                    (state.space.place(crate::shape::SlabKind::Pages, unit), state.pool)
+                };
+                let place =
+                    place.ok_or_else(|| damaged(format!("page {address:#x} does not exist")))?;
+                let bytes = self.devices.read_metadata(place, PAGE).await?;
+                let page = Page::parse(&bytes, pool, address);
+                let page = page.map_err(|what| damaged(format!("page {address:#x}: {what}")))?;
+                let mut state = self.state.write();
+                // The page may have been given back and created again meanwhile.
+                if state.space.count(Unit::of_page(address)).is_some_and(|count| count > 0) {
+                    state.pages.entry(address).or_insert(page);
+                }
+                Ok(())
+            }
+            Load::Counts(slab) => {
+                let (places, pool) = {
+                    let state = self.state.read();
+                    if state.space.has_counts(slab) {
+                        return Ok(());
+                    }
+                    (state.space.counts_places(slab), state.pool)
+                };
+                let mut pages = Vec::with_capacity(places.len());
+                for (number, place) in places.into_iter().enumerate() {
+                    let bytes = self.devices.read_metadata(place, PAGE).await?;
+                    pages.push(counts_page(&bytes, pool, slab, number as u32).map_err(damaged)?);
+                }
+                self.state.write().space.load_counts(slab, &pages).map_err(damaged)
+            }
+        }
+    }
+}
+
+/// Returns a page of counts that was read from a device, if it is intact and belongs there.
+pub(crate) fn counts_page(
+    bytes: &[u8],
+    pool: u64,
+    slab: u32,
+    number: u32,
+) -> Result<CountsPage, String> {
+    use zerocopy::FromBytes as _;
+    let page = CountsPage::read_from_bytes(bytes).map_err(|_| "a page is too short")?;
+    let PageHeader { pool: found, address, .. } = page.header;
+    let is_own = found.get() == pool && address.get() == u64::from(slab) << 32 | u64::from(number);
+    if is_own && page.is_intact() {
+        Ok(page)
+    } else {
+        Err(format!("page {number} of the reference counts of slab {slab} is damaged"))
+    }
+}

@@ -1,0 +1,134 @@
+//! The reasons why a pool cannot be created, opened or changed.
+
+use sarsen_block::{BlockError, StopCause};
+
+/// The failure of an operation on a pool.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// A device answered with an error.
+    #[error("device {device}: {source}")]
+    Device {
+        /// Number of the device in the list of devices.
+        device: usize,
+        /// Its error.
+        #[source]
+        source: BlockError,
+    },
+    /// The devices are not the devices of a pool that this program can open.
+    #[error("device {device}: {problem}")]
+    Unfit {
+        /// Number of the device in the list of devices.
+        device: usize,
+        /// What is wrong with it.
+        #[source]
+        problem: PoolProblem,
+    },
+    /// Metadata on the devices contradicts the format.
+    #[error("the metadata of the pool is damaged: {what}")]
+    Damaged {
+        /// The first damage that was found.
+        what: String,
+    },
+    /// The pool has no space for the operation.
+    #[error("the pool has no space left")]
+    NoSpace,
+    /// The pool has stopped, because a device did not write its metadata.
+    #[error("the pool has stopped after an error of a device")]
+    Stopped,
+    /// There is no such volume or snapshot.
+    #[error("there is no such volume or snapshot in the pool")]
+    NotFound,
+    /// Another volume or snapshot has the name.
+    #[error("the pool has another volume or snapshot of this name")]
+    Exists,
+    /// The request contradicts the properties of its object.
+    #[error("{0}")]
+    Invalid(&'static str),
+}
+
+/// The reason why a device does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PoolProblem {
+    /// It has no superblock.
+    #[error("it is no device of a pool")]
+    NoPool,
+    /// Both superblocks are damaged.
+    #[error("both of its superblocks are damaged")]
+    Damaged,
+    /// The format has another version.
+    #[error(
+        "its format has version {0}, and this program knows version 1: use a program of that version"
+    )]
+    Version(u32),
+    /// It is a device of another pool.
+    #[error("it belongs to another pool")]
+    Foreign,
+    /// Two devices of the list are the same device of the pool.
+    #[error("it is a copy of another device of the list: remove the copy")]
+    Duplicate,
+    /// The pool has more devices than were given.
+    #[error(
+        "it is one of {expected} devices of the pool, and {found} were given: give all of them"
+    )]
+    Missing {
+        /// Number of devices of the pool.
+        expected: usize,
+        /// Number of devices that were given.
+        found: usize,
+    },
+    /// The device is shorter than it was.
+    #[error("it has {actual} bytes of the {expected} that it had")]
+    Short {
+        /// Bytes that the pool needs.
+        expected: u64,
+        /// Bytes that the device has.
+        actual: u64,
+    },
+    /// The device is too small for a pool.
+    #[error("it is too small: a pool needs at least {0} bytes on each device")]
+    TooSmall(u64),
+    /// Its logical blocks are larger than a page.
+    #[error("its logical blocks are larger than 4096 bytes")]
+    LargeBlocks,
+}
+
+impl From<PoolError> for BlockError {
+    fn from(error: PoolError) -> Self {
+        match error {
+            PoolError::Device { source, .. } => source,
+            PoolError::NoSpace => Self::NoSpace { lba: sarsen_block::Lba(0) },
+            PoolError::Stopped => StopCause::FlushFailed.into(),
+            PoolError::NotFound
+            | PoolError::Unfit { .. }
+            | PoolError::Damaged { .. }
+            | PoolError::Exists
+            | PoolError::Invalid(_) => StopCause::OutOfService.into(),
+        }
+    }
+}
+
+/// A lack that a caller resolves before it tries again.
+#[derive(Debug)]
+pub(crate) enum Blocked {
+    /// These pages or counts must be in memory.
+    Missing(Vec<Load>),
+    /// A checkpoint must free memory and space first.
+    Checkpoint,
+    /// There is no space.
+    NoSpace,
+    /// No other entry of the leaf can have a base: the caller copies what the base would have.
+    NoBase,
+    /// The volume is gone.
+    Gone,
+    /// Metadata contradicts the format.
+    Damaged(String),
+}
+
+/// Metadata to be loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Load {
+    /// The page with this address.
+    Page(u64),
+    /// The reference counts of this slab.
+    Counts(u32),
+}

@@ -1,0 +1,148 @@
+//! The journal: a ring of frames on the first devices of a pool. Each frame has the records since the frame before.
+
+use sarsen_block::Buffer;
+use zerocopy::{FromBytes as _, IntoBytes as _};
+
+use crate::format::{FRAME_MAGIC, FrameHeader, PAGE};
+use crate::records::Record;
+
+/// Maximum number of devices that have the journal.
+pub(crate) const COPIES: usize = 3;
+
+/// Where the next frame is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ring {
+    /// Bytes of the ring.
+    pub(crate) length: u64,
+    /// Number of the next frame, and its offset.
+    pub(crate) number: u64,
+    pub(crate) offset: u64,
+    /// Bytes that frames since the last checkpoint use.
+    pub(crate) used: u64,
+    /// The run that writes the frames.
+    pub(crate) run: u64,
+    pub(crate) pool: u64,
+}
+
+fn checksum(frame: &[u8]) -> u32 {
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &frame[4..]) as u32
+}
+
+/// Returns the bytes of a frame with records of this length.
+const fn frame_length(records: usize) -> usize {
+    (size_of::<FrameHeader>() + records).next_multiple_of(PAGE)
+}
+
+impl Ring {
+    /// Returns a frame with these records, and its offset. Returns `None` if there is no room for it before the next
+    /// checkpoint.
+    pub(crate) fn frame(&mut self, records: &[u8]) -> Option<(u64, Buffer)> {
+        let length = frame_length(records.len()) as u64;
+        // A frame does not continue at the beginning of the ring.
+        let wraps = self.offset + length > self.length;
+        let skipped = if wraps { self.length - self.offset } else { 0 };
+        if self.used + skipped + length > self.length {
+            return None;
+        }
+        let offset = if wraps { 0 } else { self.offset };
+        let header = FrameHeader {
+            checksum: 0.into(),
+            length: (records.len() as u32).into(),
+            magic: FRAME_MAGIC,
+            pool: self.pool.into(),
+            run: self.run.into(),
+            number: self.number.into(),
+        };
+        let mut frame = Buffer::zeroed(length as usize);
+        frame[..size_of::<FrameHeader>()].copy_from_slice(header.as_bytes());
+        frame[size_of::<FrameHeader>()..][..records.len()].copy_from_slice(records);
+        let checksum = checksum(&frame);
+        frame[..4].copy_from_slice(&checksum.to_le_bytes());
+        self.used += skipped + length;
+        self.offset = offset + length;
+        self.number += 1;
+        Some((offset, frame))
+    }
+
+    /// Returns whether a checkpoint should make room soon.
+    pub(crate) const fn is_half_full(&self) -> bool {
+        self.used > self.length / 2
+    }
+
+    /// Reads the frames since the last checkpoint from a copy of the ring, and returns their records. Afterwards, the next
+    /// frame is written behind them.
+    pub(crate) fn replay(&mut self, ring: &[u8]) -> Result<Vec<Record>, String> {
+        let mut records = Vec::new();
+        while let Some((offset, length)) = self.find(ring) {
+            let frame = &ring[offset as usize..];
+            let mut rest = &frame[size_of::<FrameHeader>()..][..length];
+            while !rest.is_empty() {
+                let (record, after) = Record::read(rest)
+                    .ok_or_else(|| format!("frame {} has an unknown record", self.number))?;
+                records.push(record);
+                rest = after;
+            }
+            let skipped = if offset < self.offset { self.length - self.offset } else { 0 };
+            let length = frame_length(length) as u64;
+            self.used += skipped + length;
+            self.offset = offset + length;
+            self.number += 1;
+        }
+        Ok(records)
+    }
+
+    /// Returns the offset of the next frame and the length of its records. It is behind the one before, or at the
+    /// beginning.
+    fn find(&self, ring: &[u8]) -> Option<(u64, usize)> {
+        let wrapped = if self.offset == 0 { None } else { Some(0) };
+        std::iter::once(self.offset).chain(wrapped).find_map(|offset| {
+            let frame = ring.get(offset as usize..)?;
+            let header = FrameHeader::read_from_prefix(frame).ok()?.0;
+            let length = header.length.get() as usize;
+            let frame = frame.get(..frame_length(length))?;
+            let is_next = header.magic == FRAME_MAGIC
+                && header.pool.get() == self.pool
+                && header.run.get() == self.run
+                && header.number.get() == self.number
+                && header.checksum.get() == checksum(frame);
+            is_next.then_some((offset, length))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_read_again_around_the_end_of_the_ring() {
+        let mut ring =
+            Ring { length: 64 << 10, number: 7, offset: 40 << 10, used: 0, run: 3, pool: 9 };
+        let start = ring;
+        let mut bytes = vec![0; 64 << 10];
+        let record = |volume| Record::Replace { volume, source: 1 };
+        let mut written = Vec::new();
+        for volume in 0..12 {
+            let mut records = Vec::new();
+            record(volume).write(&mut records);
+            records.resize(records.len() * 300, 0);
+            for place in 1..300 {
+                records.copy_within(..16, place * 16);
+            }
+            let Some((offset, frame)) = ring.frame(&records) else { break };
+            bytes[offset as usize..][..frame.len()].copy_from_slice(&frame);
+            written.extend((0..300).map(|_| record(volume)));
+        }
+        assert_eq!(written.len(), 300 * 8, "the ring is full: 3 before the end, 5 after it");
+        assert!(ring.is_half_full());
+        let mut again = start;
+        assert_eq!(again.replay(&bytes).expect("intact"), written);
+        assert_eq!(again, ring);
+        // A frame that is damaged, or that another run wrote, ends the replay.
+        bytes[44 << 10] ^= 1;
+        let mut again = start;
+        assert!(again.replay(&bytes).expect("intact").is_empty());
+        let mut other = Ring { run: 4, ..start };
+        assert!(other.replay(&bytes).expect("intact").is_empty());
+    }
+}

@@ -1,0 +1,54 @@
+//! Locks of chunks, for requests that change their entries.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+/// The locked ranges of chunks, by volume and first chunk, with their ends and waiters.
+type Ranges = BTreeMap<(u32, u64), (u64, Vec<oneshot::Sender<()>>)>;
+
+/// The locks of a pool.
+#[derive(Default)]
+pub(crate) struct ChunkLocks(Mutex<Ranges>);
+
+/// A locked range of chunks, until this is dropped.
+pub(crate) struct ChunkGuard {
+    locks: Arc<ChunkLocks>,
+    key: (u32, u64),
+}
+
+impl ChunkLocks {
+    /// Locks chunks of a volume. The range is not empty, and the caller has no other lock.
+    pub(crate) async fn lock(self: &Arc<Self>, volume: u32, chunks: Range<u64>) -> ChunkGuard {
+        loop {
+            let waiting = {
+                let mut ranges = self.0.lock();
+                let before = ranges.range_mut((volume, 0)..(volume, chunks.end));
+                // Locked ranges do not overlap, so that only the last one before the end can reach into this one.
+                match before.last() {
+                    Some((_, (end, waiters))) if *end > chunks.start => {
+                        let (sender, waiting) = oneshot::channel();
+                        waiters.push(sender);
+                        waiting
+                    }
+                    _ => {
+                        let key = (volume, chunks.start);
+                        ranges.insert(key, (chunks.end, Vec::new()));
+                        return ChunkGuard { locks: self.clone(), key };
+                    }
+                }
+            };
+            let _ended = waiting.await;
+        }
+    }
+}
+
+impl Drop for ChunkGuard {
+    fn drop(&mut self) {
+        let released = self.locks.0.lock().remove(&self.key);
+        drop(released);
+    }
+}

@@ -1,0 +1,388 @@
+//! A pool: its objects, and what is done with them.
+
+use std::sync::{Arc, Weak};
+
+use sarsen_block::{BlockSize, Store, StoreStatus};
+use zerocopy::FromZeros as _;
+
+use crate::format::{
+    DELETING, IS_SNAPSHOT, IS_VOLUME, NAME_MAX, PROTECTED, VolumeRow, padded, unpadded,
+};
+use crate::grace::Period;
+use crate::records::Record;
+use crate::shared::Shared;
+use crate::state::State;
+use crate::{PoolError, PoolVolume};
+
+/// The number of a volume or a snapshot in its pool. It is never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VolumeId(pub u32);
+
+/// The name of a new object, and what identifies it elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Label {
+    /// Unique in the pool; 1 to 127 bytes.
+    pub name: String,
+    /// A number that no other object has.
+    pub identifier: [u8; 16],
+    /// Seconds since 1970.
+    pub created: u64,
+}
+
+/// A volume to be created.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewVolume {
+    /// Its name.
+    pub label: Label,
+    /// Size in bytes: a multiple of the block size.
+    pub size: u64,
+    /// Size of a logical block. It is not smaller than that of any device.
+    pub block_size: BlockSize,
+}
+
+/// A pool to be created.
+pub struct NewPool {
+    /// A number that no other pool has.
+    pub identifier: [u8; 16],
+    /// Its name: 1 to 127 bytes.
+    pub name: String,
+    /// Size of a chunk in bytes: a power of two from 16 KiB to 1 MiB.
+    pub chunk_size: u32,
+    /// The devices, each with a number that no other device has. Their data is lost.
+    pub devices: Vec<(Arc<dyn Store>, [u8; 16])>,
+}
+
+/// The kind of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VolumeKind {
+    /// A volume.
+    Volume,
+    /// A snapshot of a volume. It never changes.
+    Snapshot,
+}
+
+/// A volume or a snapshot, as it is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeInfo {
+    /// Its number.
+    pub id: VolumeId,
+    /// Its kind.
+    pub kind: VolumeKind,
+    /// Its name.
+    pub label: Label,
+    /// Size in bytes.
+    pub size: u64,
+    /// The volume of a snapshot, or the snapshot of a clone. It may be deleted.
+    pub origin: Option<VolumeId>,
+    /// Bytes of all chunks to which its map refers. Several objects may refer to the same chunks.
+    pub referenced_bytes: u64,
+    /// Whether it is protected from deletion.
+    pub is_protected: bool,
+}
+
+/// The space of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolSpace {
+    /// Bytes for data that nothing uses.
+    pub free_bytes: u64,
+    /// Bytes that were given back and are not free yet.
+    pub is_returning: bool,
+}
+
+/// An open pool. Clones are the same pool.
+#[derive(Clone)]
+pub struct Pool {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Pool {
+    /// Returns all volumes and snapshots, in the order of their creation.
+    pub fn volumes(&self) -> Vec<VolumeInfo> {
+        let state = self.shared.state.read();
+        let chunk_shift = state.shape().chunk_shift;
+        let live = state.objects.values().filter(|object| !object.is_deleting());
+        live.map(|object| info(&object.row, chunk_shift)).collect()
+    }
+
+    /// Returns the space of the pool.
+    pub fn space(&self) -> PoolSpace {
+        let mut state = self.shared.state.write();
+        state.space.reclaim();
+        let is_deleting = state.objects.values().any(|object| object.is_deleting());
+        PoolSpace {
+            free_bytes: state.space.free_chunks() << state.shape().chunk_shift,
+            is_returning: is_deleting || state.space.is_waiting(),
+        }
+    }
+
+    /// Sets the memory that maps may use.
+    pub fn set_memory(&self, bytes: usize) {
+        self.shared.state.write().pages_max = (bytes / crate::format::PAGE).max(256);
+    }
+
+    /// Creates a volume. It is durable when this returns.
+    pub async fn create_volume(&self, new: &NewVolume) -> Result<VolumeId, PoolError> {
+        let smallest = self.shared.devices.0.iter().map(|one| one.store.geometry().block_size);
+        if smallest.clone().any(|size| size.bytes() > new.block_size.bytes()) {
+            return Err(PoolError::Invalid("the blocks of a device are larger than its blocks"));
+        }
+        if new.size == 0 || !new.size.is_multiple_of(new.block_size.bytes() as u64) {
+            return Err(PoolError::Invalid("its size is not a multiple of its block size"));
+        }
+        let mut row = row_of(&new.label, IS_VOLUME);
+        row.block_shift = new.block_size.shift() as u8;
+        row.size = new.size.into();
+        let ids = self.add_objects(&[(0, row)]).await?;
+        Ok(ids[0])
+    }
+
+    /// Creates snapshots of several volumes at one moment. They are durable when this returns.
+    pub async fn snapshot(&self, of: &[(VolumeId, Label)]) -> Result<Vec<VolumeId>, PoolError> {
+        let rows = of.iter().map(|(volume, label)| (volume.0, row_of(label, IS_SNAPSHOT)));
+        self.add_objects(&rows.collect::<Vec<_>>()).await
+    }
+
+    /// Creates a volume with the contents of a snapshot. It is durable when this returns.
+    pub async fn clone_of(&self, snapshot: VolumeId, label: &Label) -> Result<VolumeId, PoolError> {
+        let is_snapshot = |state: &State| match state.objects.get(&snapshot.0) {
+            Some(object) if !object.is_volume() => Ok(object.shared_in.upgrade()),
+            Some(_) => Err(PoolError::Invalid("only a snapshot can be cloned")),
+            None => Err(PoolError::NotFound),
+        };
+        // Writes from before the snapshot may still be landing.
+        let landing = is_snapshot(&self.shared.state.read())?.map(|period| period.end());
+        if let Some(landing) = landing {
+            let _ended = landing.await;
+        }
+        let ids = self.add_objects(&[(snapshot.0, row_of(label, IS_VOLUME))]).await?;
+        Ok(ids[0])
+    }
+
+    /// Adds objects at one moment, each with the map of its source.
+    async fn add_objects(&self, new: &[(u32, VolumeRow)]) -> Result<Vec<VolumeId>, PoolError> {
+        let shared = &self.shared;
+        let (mut ids, mut landed) = (Vec::new(), None);
+        let completed = |state: &mut State| {
+            let mut names: Vec<_> = new.iter().map(|(_, row)| row.name).collect();
+            names.sort_unstable();
+            let is_twice = names.windows(2).any(|pair| pair[0] == pair[1]);
+            let is_taken = |name: &[u8; NAME_MAX + 1]| {
+                state.objects.values().any(|other| !other.is_deleting() && other.row.name == *name)
+            };
+            if is_twice || names.iter().any(is_taken) {
+                return Err(PoolError::Exists);
+            }
+            let mut rows = Vec::with_capacity(new.len());
+            for (number, (source, row)) in (state.next_object..).zip(new) {
+                let mut row = *row;
+                if row.name[0] == 0 {
+                    return Err(PoolError::Invalid("a name has 1 to 127 bytes"));
+                }
+                if *source == 0 {
+                    row.height = state.shape().height(row.size.get());
+                } else {
+                    let from = state.objects.get(source).filter(|from| !from.is_deleting());
+                    let from = from.ok_or(PoolError::NotFound)?.row;
+                    (row.size, row.block_shift) = (from.size, from.block_shift);
+                    row.origin = from.id;
+                }
+                row.id = number.into();
+                rows.push(Record::Create { source: *source, row: Box::new(row) });
+            }
+            Ok(rows)
+        };
+        let recorded = shared.change(completed, |state, records| {
+            ids.clear();
+            for record in &records {
+                state.perform(record)?;
+                if let Record::Create { row, .. } = record {
+                    ids.push(VolumeId(row.id.get()));
+                }
+            }
+            landed = Some(Period::rotate(&mut state.period, Vec::new()));
+            Ok(())
+        });
+        let recorded = recorded.await?;
+        if let Some(landed) = landed.filter(|_| new.iter().any(|(source, _)| *source != 0)) {
+            // The writes that began before a snapshot are a part of it.
+            let _ended = landed.await;
+        }
+        if !shared.commit(recorded).await? {
+            // The record became durable with others, maybe before these writes.
+            shared.stop_if_failed(shared.devices.flush().await)?;
+        }
+        Ok(ids)
+    }
+
+    /// Deletes a volume or a snapshot that is not open. Its space is given back in the background.
+    pub async fn delete(&self, id: VolumeId) -> Result<(), PoolError> {
+        let wanted = |state: &mut State| {
+            let mut row = self.closed(state, id)?;
+            if row.flags & PROTECTED != 0 {
+                return Err(PoolError::Invalid("it is protected from deletion"));
+            }
+            row.flags |= DELETING;
+            row.name = [0; NAME_MAX + 1];
+            Ok(row)
+        };
+        self.change_row(wanted).await?;
+        self.shared.work.notify_one();
+        Ok(())
+    }
+
+    /// Sets whether a volume or a snapshot is protected from deletion.
+    pub async fn protect(&self, id: VolumeId, protect: bool) -> Result<(), PoolError> {
+        let wanted = |state: &mut State| {
+            let mut row = live(state, id)?;
+            row.flags = row.flags & !PROTECTED | if protect { PROTECTED } else { 0 };
+            Ok(row)
+        };
+        self.change_row(wanted).await
+    }
+
+    /// Renames a volume or a snapshot.
+    pub async fn rename(&self, id: VolumeId, name: &str) -> Result<(), PoolError> {
+        let wanted = |state: &mut State| {
+            let mut row = live(state, id)?;
+            row.name = checked_name(name);
+            let others = state.objects.values().filter(|one| !one.is_deleting());
+            let mut others = others.filter(|one| one.row.id != row.id);
+            match row.name[0] {
+                0 => Err(PoolError::Invalid("a name has 1 to 127 bytes")),
+                _ if others.any(|other| other.row.name == row.name) => Err(PoolError::Exists),
+                _ => Ok(row),
+            }
+        };
+        self.change_row(wanted).await
+    }
+
+    /// Gives a volume that is not open the contents and the size of a snapshot.
+    pub async fn roll_back(&self, volume: VolumeId, snapshot: VolumeId) -> Result<(), PoolError> {
+        let wanted = |state: &mut State| {
+            let (to, from) = (self.closed(state, volume)?, live(state, snapshot)?);
+            if to.kind != IS_VOLUME || from.kind != IS_SNAPSHOT {
+                return Err(PoolError::Invalid("only a volume can be set back, to a snapshot"));
+            }
+            if to.block_shift != from.block_shift {
+                return Err(PoolError::Invalid("the snapshot has blocks of another size"));
+            }
+            Ok(Record::Replace { volume: volume.0, source: snapshot.0 })
+        };
+        let recorded = self.shared.change(wanted, |state, record| {
+            state.perform(&record)?;
+            drop(Period::rotate(&mut state.period, Vec::new()));
+            Ok(())
+        });
+        let recorded = recorded.await?;
+        self.shared.commit(recorded).await?;
+        self.shared.work.notify_one();
+        Ok(())
+    }
+
+    async fn change_row(
+        &self,
+        wanted: impl FnMut(&mut State) -> Result<VolumeRow, PoolError>,
+    ) -> Result<(), PoolError> {
+        let perform = |state: &mut State, row: VolumeRow| {
+            state.perform(&Record::Change { row: Box::new(row) })
+        };
+        let recorded = self.shared.change(wanted, perform).await?;
+        self.shared.commit(recorded).await?;
+        Ok(())
+    }
+
+    fn closed(&self, state: &State, id: VolumeId) -> Result<VolumeRow, PoolError> {
+        let row = live(state, id)?;
+        let opened = self.shared.opened.lock();
+        match opened.get(&id.0).and_then(Weak::upgrade) {
+            Some(_) => Err(PoolError::Invalid("it is in use")),
+            None => Ok(row),
+        }
+    }
+
+    /// Opens a volume or a snapshot. All that are open have one status.
+    pub async fn open_volume(&self, id: VolumeId) -> Result<Arc<PoolVolume>, PoolError> {
+        let (row, landing) = {
+            let state = self.shared.state.read();
+            let row = live(&state, id)?;
+            let shared_in = state.objects.get(&id.0).and_then(|object| object.shared_in.upgrade());
+            (row, shared_in.filter(|_| row.kind == IS_SNAPSHOT).map(|period| period.end()))
+        };
+        if let Some(landing) = landing {
+            let _ended = landing.await;
+        }
+        let shift = u32::from(row.block_shift);
+        let status = {
+            let mut opened = self.shared.opened.lock();
+            opened.get(&id.0).and_then(Weak::upgrade).unwrap_or_else(|| {
+                let status = StoreStatus::new(row.size.get() >> shift);
+                opened.insert(id.0, Arc::downgrade(&status));
+                status
+            })
+        };
+        Ok(Arc::new(PoolVolume::new(self.shared.clone(), &row, status)?))
+    }
+
+    /// Deletes what is to be deleted, and writes checkpoints before they are urgent. This never ends unless a device fails:
+    /// run it beside the requests.
+    pub async fn maintain(&self) -> PoolError {
+        loop {
+            let work = self.shared.work.notified();
+            if let Err(error) = self.maintain_once().await {
+                return error;
+            }
+            work.await;
+        }
+    }
+
+    /// Does what [`Self::maintain`] has to do now.
+    pub async fn maintain_once(&self) -> Result<(), PoolError> {
+        while self.shared.delete_parts().await? {
+            self.shared.checkpoint_if_due().await?;
+            tokio::task::yield_now().await;
+        }
+        self.shared.checkpoint_if_due().await
+    }
+
+    /// Writes a checkpoint, so that the next opening has nothing to carry out again.
+    pub async fn checkpoint(&self) -> Result<(), PoolError> {
+        let generation = self.shared.state.read().generation;
+        self.shared.checkpoint(generation).await
+    }
+}
+
+fn live(state: &State, id: VolumeId) -> Result<VolumeRow, PoolError> {
+    let object = state.objects.get(&id.0).filter(|object| !object.is_deleting());
+    Ok(object.ok_or(PoolError::NotFound)?.row)
+}
+
+/// Returns a padded name, which is empty if the name is too long.
+fn checked_name(name: &str) -> [u8; NAME_MAX + 1] {
+    if name.len() > NAME_MAX || name.contains('\0') { padded("") } else { padded(name) }
+}
+
+fn row_of(label: &Label, kind: u8) -> VolumeRow {
+    VolumeRow {
+        kind,
+        created: label.created.into(),
+        identifier: label.identifier,
+        name: checked_name(&label.name),
+        ..VolumeRow::new_zeroed()
+    }
+}
+
+fn info(row: &VolumeRow, chunk_shift: u8) -> VolumeInfo {
+    VolumeInfo {
+        id: VolumeId(row.id.get()),
+        kind: if row.kind == IS_VOLUME { VolumeKind::Volume } else { VolumeKind::Snapshot },
+        label: Label {
+            name: unpadded(&row.name),
+            identifier: row.identifier,
+            created: row.created.get(),
+        },
+        size: row.size.get(),
+        origin: Some(row.origin.get()).filter(|&origin| origin != 0).map(VolumeId),
+        referenced_bytes: row.chunks.get() << chunk_shift,
+        is_protected: row.flags & PROTECTED != 0,
+    }
+}

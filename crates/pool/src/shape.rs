@@ -1,0 +1,209 @@
+//! The sizes of a pool, and where things are on a device.
+
+use crate::format::{COUNTS, PAGE, ROWS, ROWS_OFFSET};
+
+/// A unit of a slab: a chunk of data, or a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Unit {
+    /// Number of its slab, from 1.
+    pub(crate) slab: u32,
+    /// Its number in the slab.
+    pub(crate) index: u32,
+}
+
+/// Bits of the number of a chunk in its slab.
+const CHUNK_BITS: u32 = 16;
+/// Bits of the number of a page in its slab.
+const PAGE_BITS: u32 = 18;
+/// Bits of the address of a chunk.
+pub(crate) const CHUNK_ADDRESS_BITS: u32 = 40;
+
+impl Unit {
+    /// Returns the address of a chunk, in 40 bits. It is never 0.
+    pub(crate) const fn to_chunk(self) -> u64 {
+        (self.slab as u64) << CHUNK_BITS | self.index as u64
+    }
+
+    /// Returns the chunk with an address that is not 0.
+    pub(crate) const fn of_chunk(address: u64) -> Self {
+        Self {
+            slab: (address >> CHUNK_BITS) as u32,
+            index: (address & ((1 << CHUNK_BITS) - 1)) as u32,
+        }
+    }
+
+    /// Returns the address of a page. It is never 0.
+    pub(crate) const fn to_page(self) -> u64 {
+        (self.slab as u64) << PAGE_BITS | self.index as u64
+    }
+
+    /// Returns the page with an address that is not 0.
+    pub(crate) const fn of_page(address: u64) -> Self {
+        Self {
+            slab: (address >> PAGE_BITS) as u32,
+            index: (address & ((1 << PAGE_BITS) - 1)) as u32,
+        }
+    }
+}
+
+/// What a slab consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum SlabKind {
+    Data = 1,
+    Pages = 2,
+}
+
+impl SlabKind {
+    pub(crate) const fn of(value: u8) -> Option<Self> {
+        match value {
+            1 => Some(Self::Data),
+            2 => Some(Self::Pages),
+            _ => None,
+        }
+    }
+}
+
+/// The sizes of a pool, which never change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// log2 of the bytes of a chunk.
+    pub(crate) chunk_shift: u8,
+    /// log2 of the bytes of a slab.
+    pub(crate) slab_shift: u8,
+    /// Bytes of the journal's ring.
+    pub(crate) journal: u64,
+}
+
+/// Maximum number of pieces of a chunk.
+const PIECES_MAX: u8 = 16;
+
+impl Shape {
+    pub(crate) const CHUNK_SHIFTS: std::ops::RangeInclusive<u8> = 14..=20;
+    pub(crate) const SLAB_SHIFTS: std::ops::RangeInclusive<u8> = 20..=30;
+
+    /// Returns the sizes for a new pool of this many bytes: some hundred slabs at least, none larger than 1 GiB.
+    pub(crate) fn for_size(bytes: u64, chunk_shift: u8) -> Self {
+        let slab_shift = (bytes / 512).max(1).ilog2().clamp(20, 30) as u8;
+        let slab_shift = slab_shift.max(chunk_shift + 4);
+        let journal = (bytes / 64).next_power_of_two().clamp(256 << 10, 16 << 20);
+        Self { chunk_shift, slab_shift, journal }
+    }
+
+    /// Returns whether sizes from a superblock can be true.
+    pub(crate) fn is_valid(&self) -> bool {
+        Self::CHUNK_SHIFTS.contains(&self.chunk_shift)
+            && Self::SLAB_SHIFTS.contains(&self.slab_shift)
+            && self.slab_shift >= self.chunk_shift + 4
+            && self.slab_shift - self.chunk_shift <= CHUNK_BITS as u8
+            && u32::from(self.slab_shift) - PAGE.ilog2() <= PAGE_BITS
+            && self.journal >= 64 << 10
+            && self.journal <= 1 << 30
+            && self.journal.is_multiple_of(PAGE as u64)
+    }
+
+    /// Returns log2 of the bytes of a piece.
+    pub(crate) const fn piece_shift(&self) -> u8 {
+        let smallest = PAGE.ilog2() as u8;
+        let sixteenth = self.chunk_shift - PIECES_MAX.ilog2() as u8;
+        if sixteenth > smallest { sixteenth } else { smallest }
+    }
+
+    /// Returns the number of pieces of a chunk.
+    pub(crate) const fn pieces(&self) -> u32 {
+        1 << (self.chunk_shift - self.piece_shift())
+    }
+
+    /// Returns the mask of all pieces of a chunk.
+    pub(crate) const fn all_pieces(&self) -> u16 {
+        ((1_u32 << self.pieces()) - 1) as u16
+    }
+
+    /// Returns the mask of the pieces that a range of a chunk touches. The range is in bytes, and is not empty.
+    pub(crate) const fn pieces_of(&self, start: u64, end: u64) -> u16 {
+        let first = start >> self.piece_shift();
+        let last = (end - 1) >> self.piece_shift();
+        ((1_u32 << (last + 1)) - (1_u32 << first)) as u16
+    }
+
+    /// Returns log2 of the bytes of a unit.
+    pub(crate) const fn unit_shift(&self, kind: SlabKind) -> u8 {
+        match kind {
+            SlabKind::Data => self.chunk_shift,
+            SlabKind::Pages => PAGE.ilog2() as u8,
+        }
+    }
+
+    /// Returns the number of units of a slab.
+    pub(crate) const fn units(&self, kind: SlabKind) -> u32 {
+        1 << (self.slab_shift - self.unit_shift(kind))
+    }
+
+    /// Returns the number of pages of reference counts of a slab.
+    pub(crate) const fn counts_pages(&self, kind: SlabKind) -> u32 {
+        self.units(kind).div_ceil(COUNTS as u32)
+    }
+
+    /// Returns the first unit behind the reference counts.
+    pub(crate) const fn first_unit(&self, kind: SlabKind) -> u32 {
+        (2 * self.counts_pages(kind) * PAGE as u32).div_ceil(1 << self.unit_shift(kind))
+    }
+
+    /// Returns the number of units of a slab that can be used.
+    pub(crate) const fn usable(&self, kind: SlabKind) -> u32 {
+        self.units(kind) - self.first_unit(kind)
+    }
+
+    /// Returns the number of levels of the map of a volume of this many bytes.
+    pub(crate) fn height(&self, bytes: u64) -> u8 {
+        let chunks = bytes.div_ceil(1 << self.chunk_shift).max(1);
+        (1..8).find(|&height| chunks <= 1 << (8 * u32::from(height))).unwrap_or(8)
+    }
+}
+
+/// The places on one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Number of slabs.
+    pub(crate) slots: u32,
+    /// Offset of the journal.
+    pub(crate) journal: u64,
+    /// Offset of the first slab.
+    pub(crate) slabs: u64,
+}
+
+impl Layout {
+    /// Returns the layout of a device with this many slabs.
+    pub(crate) const fn of_slots(shape: &Shape, slots: u32) -> Self {
+        let rows = 2 * Self::pages(slots) as u64 * PAGE as u64;
+        let journal = (ROWS_OFFSET + rows).next_multiple_of(64 << 10);
+        Self { slots, journal, slabs: (journal + shape.journal).next_multiple_of(1 << 20) }
+    }
+
+    /// Returns the layout of a device of this many bytes. It may have no slab.
+    pub(crate) fn of_bytes(shape: &Shape, bytes: u64) -> Self {
+        let most = u32::try_from(bytes >> shape.slab_shift).unwrap_or(u32::MAX);
+        let fitting = bytes.saturating_sub(Self::of_slots(shape, most).slabs) >> shape.slab_shift;
+        Self::of_slots(shape, fitting as u32)
+    }
+
+    /// Returns the number of pages of rows for this many slabs.
+    pub(crate) const fn pages(slots: u32) -> u32 {
+        slots.div_ceil(ROWS as u32)
+    }
+
+    /// Returns the offset of a place of a page of rows.
+    pub(crate) const fn rows(&self, page: u32, place: bool) -> u64 {
+        ROWS_OFFSET + (2 * page as u64 + place as u64) * PAGE as u64
+    }
+
+    /// Returns the offset of a slab.
+    pub(crate) const fn slab(&self, shape: &Shape, slot: u32) -> u64 {
+        self.slabs + ((slot as u64) << shape.slab_shift)
+    }
+
+    /// Returns the bytes that the device needs.
+    pub(crate) const fn end(&self, shape: &Shape) -> u64 {
+        self.slab(shape, self.slots)
+    }
+}

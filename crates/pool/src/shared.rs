@@ -1,0 +1,176 @@
+//! What all volumes of a pool share, and what keeps it in order: room, deletions, requests without a caller.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+
+use parking_lot::{Mutex, RwLock};
+use sarsen_block::{Io, LocalFuture, StoreStatus, Usability};
+use tokio::sync::Notify;
+
+use crate::PoolError;
+use crate::devices::Devices;
+use crate::error::Blocked;
+use crate::format::Superblock;
+use crate::grace::Period;
+use crate::journal::Ring;
+use crate::locks::ChunkLocks;
+use crate::state::State;
+
+/// Runs what must not end with its caller.
+pub trait Tasks: Send + Sync {
+    /// Runs a future on this core until it ends. A request that its caller dropped continues here, because a device may
+    /// still carry it out.
+    fn finish(&self, future: LocalFuture<()>);
+}
+
+/// The part of a pool that only one task at a time writes.
+pub(crate) struct Writer {
+    pub(crate) ring: Ring,
+    pub(crate) superblock: Box<Superblock>,
+}
+
+/// What all volumes of a pool share.
+pub(crate) struct Shared {
+    pub(crate) devices: Devices,
+    pub(crate) state: RwLock<State>,
+    pub(crate) writer: tokio::sync::Mutex<Writer>,
+    pub(crate) locks: Arc<ChunkLocks>,
+    pub(crate) tasks: Arc<dyn Tasks>,
+    /// There is something to delete, or a checkpoint is due.
+    pub(crate) work: Notify,
+    /// The status of each volume that is open.
+    pub(crate) opened: Mutex<HashMap<u32, Weak<StoreStatus>>>,
+}
+
+/// Parts of maps that are deleted without a pause for others.
+const PARTS: usize = 32;
+
+impl Shared {
+    pub(crate) fn new(
+        devices: Devices,
+        state: State,
+        writer: Writer,
+        tasks: Arc<dyn Tasks>,
+    ) -> Self {
+        Self {
+            devices,
+            state: RwLock::new(state),
+            writer: tokio::sync::Mutex::new(writer),
+            locks: Arc::default(),
+            tasks,
+            work: Notify::new(),
+            opened: Mutex::default(),
+        }
+    }
+
+    /// Stops all writes.
+    pub(crate) fn stop(&self) {
+        self.state.write().is_stopped = true;
+        let opened: Vec<_> = self.opened.lock().values().filter_map(Weak::upgrade).collect();
+        opened.iter().for_each(|status| status.set_usability(Usability::WritesStopped));
+    }
+
+    /// Makes a change of objects. It is resolved and tried again until it is made.
+    pub(crate) async fn change<T>(
+        &self,
+        mut change: impl FnMut(&mut State) -> Result<T, PoolError>,
+        mut perform: impl FnMut(&mut State, T) -> Result<(), Blocked>,
+    ) -> Result<u64, PoolError> {
+        loop {
+            let blocked = {
+                let mut state = self.state.write();
+                if state.is_stopped {
+                    return Err(PoolError::Stopped);
+                }
+                let wanted = change(&mut state)?;
+                match perform(&mut state, wanted) {
+                    Ok(()) => return Ok(state.recorded),
+                    Err(blocked) => blocked,
+                }
+            };
+            self.resolve_or_make_room(blocked).await?;
+        }
+    }
+
+    /// Resolves a lack. If there is no space, waits for space that was given back.
+    pub(crate) async fn resolve_or_make_room(&self, blocked: Blocked) -> Result<(), PoolError> {
+        match blocked {
+            Blocked::NoSpace if self.make_room().await? => Ok(()),
+            blocked => self.resolve(blocked).await,
+        }
+    }
+
+    /// Makes space free that was given back, or that deleted objects have. Returns whether there was any. The caller holds
+    /// no period.
+    async fn make_room(&self) -> Result<bool, PoolError> {
+        let deleted = self.delete_parts().await?;
+        let is_waiting = {
+            let mut state = self.state.write();
+            state.space.reclaim();
+            state.space.is_waiting()
+        };
+        if !is_waiting {
+            return Ok(deleted);
+        }
+        let generation = self.state.read().generation;
+        self.checkpoint(generation).await?;
+        let ended = Period::rotate(&mut self.state.write().period, Vec::new());
+        let _ended = ended.await;
+        Ok(true)
+    }
+
+    /// Deletes some of what is left of deleted objects. Returns whether there was anything.
+    pub(crate) async fn delete_parts(&self) -> Result<bool, PoolError> {
+        let mut deleted = false;
+        loop {
+            let blocked = {
+                let mut state = self.state.write();
+                let deleting = state.objects.iter().find(|(_, object)| object.is_deleting());
+                let Some((&id, _)) = deleting else { return Ok(deleted) };
+                let mut parts = (0..PARTS).map(|_| state.delete_part(id));
+                match parts.find(|part| !matches!(part, Ok(false))) {
+                    None | Some(Ok(_)) => return Ok(true),
+                    Some(Err(blocked)) => blocked,
+                }
+            };
+            deleted = true;
+            self.resolve(blocked).await?;
+        }
+    }
+
+    /// Returns a reply whose request ends even if the reply is dropped.
+    pub(crate) fn finishing<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Io<T> {
+        Io::Pending(Box::pin(Finishing {
+            future: Some(Box::pin(future)),
+            tasks: self.tasks.clone(),
+        }))
+    }
+}
+
+/// A future that continues when it is dropped.
+struct Finishing<T: 'static> {
+    future: Option<LocalFuture<T>>,
+    tasks: Arc<dyn Tasks>,
+}
+
+impl<T> Future for Finishing<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let future = self.future.as_mut().expect("it is not polled after its end");
+        let value = std::task::ready!(future.as_mut().poll(context));
+        self.future = None;
+        Poll::Ready(value)
+    }
+}
+
+impl<T> Drop for Finishing<T> {
+    fn drop(&mut self) {
+        if let Some(future) = self.future.take() {
+            self.tasks.finish(Box::pin(async move { drop(future.await) }));
+        }
+    }
+}

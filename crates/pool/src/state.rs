@@ -1,0 +1,202 @@
+//! The metadata of an open pool: space, pages, volumes, and the records that are not durable yet. All of it changes under
+//! one lock, in steps that each leave it consistent.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Weak};
+
+use crate::error::Blocked;
+use crate::format::{CATALOGUE_HEIGHT, DELETING, IS_VOLUME, PageKind, VolumeRow};
+use crate::grace::Period;
+use crate::pages::{Page, PageMap};
+use crate::records::Record;
+use crate::shape::Shape;
+use crate::space::{Assigned, Space};
+
+/// A tree of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tree {
+    /// Address of its root, or 0.
+    pub(crate) root: u64,
+    pub(crate) height: u8,
+    /// The kind of its pages at level 0.
+    pub(crate) lowest: PageKind,
+}
+
+/// What a change of a tree may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reserve {
+    /// No page that is reserved. The change brings new data.
+    Keep,
+    /// Reserved pages. The change needs no space for data.
+    Use,
+    /// Reserved pages, however many this generation has created. A checkpoint makes the change.
+    Checkpoint,
+}
+
+/// A volume or a snapshot.
+pub(crate) struct Object {
+    pub(crate) row: VolumeRow,
+    /// Its place in the catalogue.
+    pub(crate) index: u32,
+    /// It differs from the catalogue.
+    pub(crate) is_changed: bool,
+    /// The period in which its map was last shared. Until that ends, writes may land in chunks that are shared now.
+    pub(crate) shared_in: Weak<Period>,
+}
+
+impl Object {
+    pub(crate) fn tree(&self) -> Tree {
+        Tree { root: self.row.root.get(), height: self.row.height, lowest: PageKind::Leaf }
+    }
+
+    pub(crate) const fn is_volume(&self) -> bool {
+        self.row.kind == IS_VOLUME
+    }
+
+    pub(crate) const fn is_deleting(&self) -> bool {
+        self.row.flags & DELETING != 0
+    }
+}
+
+/// See the module.
+pub(crate) struct State {
+    /// The first eight bytes of the pool's identifier.
+    pub(crate) pool: u64,
+    /// Generation of the checkpoint that will have the pages that are created now.
+    pub(crate) generation: u64,
+    pub(crate) space: Space,
+    pub(crate) pages: PageMap,
+    /// Pages that were created in this generation. Some of them may be gone.
+    pub(crate) created: Vec<u64>,
+    /// Maximum number of pages that one generation creates.
+    pub(crate) created_max: usize,
+    pub(crate) objects: BTreeMap<u32, Object>,
+    pub(crate) next_object: u32,
+    pub(crate) catalogue: Tree,
+    pub(crate) free_rows: BTreeSet<u32>,
+    pub(crate) cleared_rows: Vec<u32>,
+    /// Pages of the maps of all volumes. Each of them may differ from all snapshots one day.
+    pub(crate) map_pages: u64,
+    pub(crate) period: Arc<Period>,
+    /// Chunks of volumes of which a write copies pieces. Deleting a snapshot may leave such a chunk to its volume alone; a
+    /// write in place would be lost then.
+    pub(crate) copying: BTreeSet<(u32, u64)>,
+    /// Records that no frame has yet.
+    pub(crate) records: Vec<u8>,
+    /// Bytes of all records so far, and of those that are durable.
+    pub(crate) recorded: u64,
+    pub(crate) durable: u64,
+    /// Maximum number of pages in memory.
+    pub(crate) pages_max: usize,
+    /// Records are being carried out again: they are not recorded a second time.
+    pub(crate) is_replaying: bool,
+    /// Set after a failed write of metadata or a failed flush.
+    pub(crate) is_stopped: bool,
+}
+
+/// Returns the number of pages that an object may need when it becomes different from its snapshots in every page.
+pub(crate) fn reserved_pages(row: &VolumeRow) -> u64 {
+    let is_live = row.kind == IS_VOLUME && row.flags & DELETING == 0;
+    if is_live { row.pages.get().into() } else { 0 }
+}
+
+impl State {
+    pub(crate) fn new(pool: u64, generation: u64, space: Space, catalogue: u64) -> Self {
+        let bytes: u64 = space.layouts.iter().map(|one| u64::from(one.slots)).sum::<u64>()
+            << space.shape.slab_shift;
+        let period = Period::new(space.returned.clone());
+        Self {
+            pool,
+            generation,
+            created_max: (bytes >> 18).clamp(128, 16 << 10) as usize,
+            space,
+            pages: PageMap::default(),
+            created: Vec::new(),
+            objects: BTreeMap::new(),
+            next_object: 1,
+            catalogue: Tree {
+                root: catalogue,
+                height: CATALOGUE_HEIGHT,
+                lowest: PageKind::Volumes,
+            },
+            free_rows: BTreeSet::new(),
+            cleared_rows: Vec::new(),
+            map_pages: 0,
+            period,
+            copying: BTreeSet::new(),
+            records: Vec::new(),
+            recorded: 0,
+            durable: 0,
+            pages_max: usize::MAX,
+            is_replaying: false,
+            is_stopped: false,
+        }
+    }
+
+    pub(crate) const fn shape(&self) -> Shape {
+        self.space.shape
+    }
+
+    pub(crate) const fn catalogue(&self) -> u64 {
+        self.catalogue.root
+    }
+
+    /// Returns the number of pages that changes of maps need at most without new data: every map page of every volume once,
+    /// and what one generation creates while another is written.
+    pub(crate) const fn reserve(&self) -> u64 {
+        self.map_pages + 2 * self.created_max as u64 + 64
+    }
+
+    pub(crate) fn object(&self, id: u32) -> Result<&Object, Blocked> {
+        self.objects.get(&id).ok_or(Blocked::Gone)
+    }
+
+    /// Appends a record, unless it is being carried out again.
+    pub(crate) fn record(&mut self, record: &Record) {
+        if !self.is_replaying {
+            let before = self.records.len();
+            record.write(&mut self.records);
+            self.recorded += (self.records.len() - before) as u64;
+        }
+    }
+
+    pub(crate) fn record_assigned(&mut self, assigned: Option<Assigned>) {
+        if let Some(assigned) = assigned {
+            self.record(&Record::Assign(assigned));
+        }
+    }
+
+    /// Changes the row of an object.
+    pub(crate) fn change_row(&mut self, id: u32, change: impl FnOnce(&mut VolumeRow)) {
+        let Some(object) = self.objects.get_mut(&id) else { return };
+        let before = reserved_pages(&object.row);
+        change(&mut object.row);
+        object.is_changed = true;
+        self.map_pages = self.map_pages + reserved_pages(&object.row) - before;
+    }
+
+    /// Removes an object without a map.
+    pub(crate) fn remove_object(&mut self, id: u32) {
+        self.change_row(id, |row| row.pages = 0.into());
+        if let Some(object) = self.objects.remove(&id) {
+            self.cleared_rows.push(object.index);
+        }
+    }
+
+    /// Removes leaves from memory that the last checkpoint has, if there are too many.
+    pub(crate) fn evict(&mut self) {
+        let excess = self.pages.len().saturating_sub(self.pages_max);
+        if excess == 0 {
+            return;
+        }
+        let generation = self.generation;
+        let leaves = self.pages.iter().filter(|(_, page)| {
+            matches!(page, Page::Leaf(_)) && page.header().generation.get() < generation
+        });
+        let evicted: Vec<u64> =
+            leaves.take(excess + self.pages_max / 8).map(|(&address, _)| address).collect();
+        for address in evicted {
+            self.pages.remove(&address);
+        }
+    }
+}

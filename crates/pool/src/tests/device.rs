@@ -1,0 +1,219 @@
+//! A device with a volatile cache: requests end in random order, and a power failure keeps any part of what was not
+//! flushed.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use sarsen_block::{
+    AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Durability, Extent,
+    Geometry, InvalidRequest, Io, Payload, Reply, Rng, Store, StoreStatus,
+};
+use tokio::sync::oneshot;
+
+const SECTOR: usize = 512;
+
+pub(super) struct SimulatedDevice {
+    status: Arc<StoreStatus>,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    rng: Rng,
+    /// What reads return.
+    image: Vec<u8>,
+    /// What survives in any case.
+    lasting: Vec<u8>,
+    /// Writes that ended, in their order: offset, data, and whether they must survive.
+    cached: Vec<(usize, Vec<u8>, bool)>,
+    waiting: Vec<Waiting>,
+    /// Offsets and lengths of all reads.
+    reads: Vec<(usize, usize)>,
+}
+
+enum Waiting {
+    Read {
+        offset: usize,
+        length: usize,
+        done: oneshot::Sender<Buffer>,
+    },
+    Write {
+        offset: usize,
+        data: Vec<u8>,
+        durable: bool,
+        done: oneshot::Sender<()>,
+    },
+    /// With the number of writes that ended before it began.
+    Flush {
+        cached: usize,
+        done: oneshot::Sender<()>,
+    },
+}
+
+impl SimulatedDevice {
+    pub(super) fn new(bytes: usize, seed: u64) -> Arc<Self> {
+        Self::with(vec![0; bytes], seed)
+    }
+
+    fn with(image: Vec<u8>, seed: u64) -> Arc<Self> {
+        Arc::new(Self {
+            status: StoreStatus::new((image.len() / SECTOR) as u64),
+            inner: Mutex::new(Inner {
+                rng: Rng::new(seed),
+                lasting: image.clone(),
+                image,
+                cached: Vec::new(),
+                waiting: Vec::new(),
+                reads: Vec::new(),
+            }),
+        })
+    }
+
+    /// Returns another device with the first bytes of this one.
+    pub(super) fn copy(&self, bytes: usize) -> Arc<Self> {
+        Self::with(self.inner.lock().image[..bytes].to_vec(), 0)
+    }
+
+    /// Damages a byte.
+    pub(super) fn flip(&self, offset: usize) {
+        self.edit(offset, 1, |byte| byte[0] ^= 1);
+    }
+
+    /// Changes bytes.
+    pub(super) fn edit(&self, offset: usize, length: usize, edit: impl FnOnce(&mut [u8])) {
+        edit(&mut self.inner.lock().image[offset..offset + length]);
+    }
+
+    /// Returns the offsets and lengths of all reads since the last call.
+    pub(super) fn take_reads(&self) -> Vec<(usize, usize)> {
+        std::mem::take(&mut self.inner.lock().reads)
+    }
+
+    /// Carries out one of the waiting requests. Returns whether there was one.
+    pub(super) fn step(&self) -> bool {
+        let inner = &mut *self.inner.lock();
+        if inner.waiting.is_empty() {
+            return false;
+        }
+        let chosen = inner.rng.below(inner.waiting.len() as u64) as usize;
+        match inner.waiting.swap_remove(chosen) {
+            Waiting::Read { offset, length, done } => {
+                inner.reads.push((offset, length));
+                let _dropped = done.send(Buffer::copy_of(&inner.image[offset..offset + length]));
+            }
+            Waiting::Write { offset, data, durable, done } => {
+                inner.image[offset..offset + data.len()].copy_from_slice(&data);
+                inner.cached.push((offset, data, durable));
+                let _dropped = done.send(());
+            }
+            Waiting::Flush { cached, done } => {
+                // A later write may be in the cache with these; the order of the writes decides.
+                for (.., lasts) in &mut inner.cached[..cached] {
+                    *lasts = true;
+                }
+                let first = inner.cached.iter().position(|(.., lasts)| !lasts);
+                let count = first.unwrap_or(inner.cached.len());
+                for (offset, data, _) in inner.cached.drain(..count) {
+                    inner.lasting[offset..offset + data.len()].copy_from_slice(&data);
+                }
+                for other in &mut inner.waiting {
+                    if let Waiting::Flush { cached, .. } = other {
+                        *cached = cached.saturating_sub(count);
+                    }
+                }
+                let _dropped = done.send(());
+            }
+        }
+        true
+    }
+
+    /// Cuts the power. Each sector of a write that was not flushed survives or not.
+    pub(super) fn crash(&self) {
+        let inner = &mut *self.inner.lock();
+        let waiting = std::mem::take(&mut inner.waiting).into_iter().filter_map(|one| match one {
+            Waiting::Write { offset, data, .. } => Some((offset, data, false)),
+            Waiting::Read { .. } | Waiting::Flush { .. } => None,
+        });
+        let cached: Vec<_> = inner.cached.drain(..).chain(waiting).collect();
+        // Often nothing survives, or everything.
+        let percent = [0, 30, 50, 90, 100][inner.rng.below(5) as usize];
+        for (offset, data, lasts) in cached {
+            for (number, sector) in data.chunks(SECTOR).enumerate() {
+                if lasts || inner.rng.chance(percent) {
+                    let at = offset + number * SECTOR;
+                    inner.lasting[at..at + SECTOR].copy_from_slice(sector);
+                }
+            }
+        }
+        inner.image.copy_from_slice(&inner.lasting);
+    }
+
+    fn wait<T: 'static>(
+        &self,
+        waiting: impl FnOnce(&Inner, oneshot::Sender<T>) -> Waiting,
+    ) -> Reply<T> {
+        let (sender, done) = oneshot::channel();
+        let mut inner = self.inner.lock();
+        let waiting = waiting(&inner, sender);
+        inner.waiting.push(waiting);
+        Io::pending(async {
+            let lost = || BlockError::Transient(std::io::Error::other("the power failed"));
+            done.await.map_err(|_| lost())
+        })
+    }
+}
+
+impl Store for SimulatedDevice {
+    fn geometry(&self) -> Geometry {
+        Geometry { block_size: BlockSize::B512, block_count: self.status.block_count() }
+    }
+
+    fn characteristics(&self) -> Characteristics {
+        Characteristics {
+            volatile_cache: true,
+            read_only: false,
+            unmap: None,
+            physical_block_exponent: 3,
+            protection: false,
+            is_lasting: true,
+        }
+    }
+
+    fn status(&self) -> &Arc<StoreStatus> {
+        &self.status
+    }
+
+    fn read(&self, extent: Extent) -> Reply<Data> {
+        if let Err(error) = extent.check(self.status.block_count()) {
+            return Io::Ready(Err(error));
+        }
+        let offset = extent.byte_offset(BlockSize::B512) as usize;
+        let length = extent.byte_count(BlockSize::B512) as usize;
+        self.wait(|_, done| Waiting::Read { offset, length, done })
+            .map(|read| read.map(Data::Buffer))
+    }
+
+    fn write(&self, extent: Extent, data: Payload, durability: Durability) -> Reply<()> {
+        if let Err(error) = extent.check(self.status.block_count()) {
+            return Io::Ready(Err(error));
+        }
+        let offset = extent.byte_offset(BlockSize::B512) as usize;
+        let (data, durable) = (data.to_vec(), durability == Durability::Durable);
+        self.wait(|_, done| Waiting::Write { offset, data, durable, done })
+    }
+
+    fn flush(&self) -> Reply<()> {
+        self.wait(|inner, done| Waiting::Flush { cached: inner.cached.len(), done })
+    }
+
+    fn unmap(&self, _: Extent) -> Reply<()> {
+        Io::Ready(Err(InvalidRequest::Unsupported.into()))
+    }
+
+    fn write_zeroes(&self, _: Extent, _: Durability) -> Reply<()> {
+        Io::Ready(Err(InvalidRequest::Unsupported.into()))
+    }
+
+    fn allocation(&self, _: Extent) -> Reply<AllocationRun> {
+        Io::Ready(Err(InvalidRequest::Unsupported.into()))
+    }
+}

@@ -1,0 +1,204 @@
+//! Tests of whole pools on simulated devices.
+
+mod crashes;
+mod damage;
+mod device;
+mod runner;
+
+use std::sync::Arc;
+
+use sarsen_block::{BlockSize, Store, conformance};
+
+use self::device::SimulatedDevice;
+use self::runner::{LocalTasks, run};
+use crate::{Label, NewPool, NewVolume, Pool, PoolError, check};
+
+fn label(name: &str) -> Label {
+    Label { name: name.to_owned(), identifier: [7; 16], created: 1_700_000_000 }
+}
+
+fn new_pool(devices: &[Arc<SimulatedDevice>], chunk_size: u32) -> NewPool {
+    let with_identifier = |(number, device): (usize, &Arc<SimulatedDevice>)| {
+        (device.clone() as Arc<dyn Store>, [number as u8 + 1; 16])
+    };
+    NewPool {
+        identifier: *b"a pool for tests",
+        name: "tank".to_owned(),
+        chunk_size,
+        devices: devices.iter().enumerate().map(with_identifier).collect(),
+    }
+}
+
+fn stores(devices: &[Arc<SimulatedDevice>]) -> Vec<Arc<dyn Store>> {
+    devices.iter().map(|device| device.clone() as Arc<dyn Store>).collect()
+}
+
+fn volume(name: &str, size: u64, block_size: BlockSize) -> NewVolume {
+    NewVolume { label: label(name), size, block_size }
+}
+
+async fn is_clean(devices: &[Arc<SimulatedDevice>]) {
+    let findings = check(stores(devices)).await.expect("it can be checked");
+    assert!(findings.is_empty(), "{findings:#?}");
+}
+
+#[test]
+fn volumes_pass_the_conformance_suite() {
+    for (seed, block_size, chunk_size) in [
+        (1, BlockSize::B512, 64 << 10),
+        (2, BlockSize::B4096, 16 << 10),
+        (3, BlockSize::B512, 256 << 10),
+    ] {
+        let devices = [SimulatedDevice::new(96 << 20, seed), SimulatedDevice::new(48 << 20, seed)];
+        run(&devices, async {
+            let pool = Pool::create(&new_pool(&devices, chunk_size), LocalTasks::shared()).await;
+            let pool = pool.expect("a pool");
+            let id = pool.create_volume(&volume("v", 8 << 20, block_size)).await.expect("created");
+            let store = pool.open_volume(id).await.expect("opened");
+            conformance::check(&*store, seed).await;
+            pool.checkpoint().await.expect("written");
+            is_clean(&devices).await;
+            // The same volume, with a snapshot: every write goes to another place now.
+            pool.snapshot(&[(id, label("s"))]).await.expect("created");
+            let extent = sarsen_block::Extent::new(0, store.geometry().block_count);
+            store.unmap(extent).wait().await.expect("unmapped");
+            conformance::check(&*store, seed + 10).await;
+            pool.checkpoint().await.expect("written");
+            is_clean(&devices).await;
+        });
+    }
+}
+
+#[test]
+fn devices_that_do_not_fit_are_refused_by_name() {
+    let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
+    let other = [SimulatedDevice::new(32 << 20, 3)];
+    run(&devices, async {
+        Pool::create(&new_pool(&devices, 64 << 10), LocalTasks::shared()).await.expect("a pool");
+    });
+    run(&other, async {
+        let mut new = new_pool(&other, 64 << 10);
+        new.identifier[0] = 0;
+        Pool::create(&new, LocalTasks::shared()).await.expect("another pool");
+    });
+    let all = [devices[0].clone(), devices[1].clone(), other[0].clone()];
+    let short = devices[1].copy(24 << 20);
+    let copy = devices[0].copy(32 << 20);
+    let empty = SimulatedDevice::new(32 << 20, 4);
+    let everything = [&all[..], &[short.clone(), copy.clone(), empty.clone()]].concat();
+    run(&everything, async {
+        let refused = async |devices: &[&Arc<SimulatedDevice>]| {
+            let devices: Vec<_> = devices.iter().map(|&device| device.clone()).collect();
+            match Pool::open(stores(&devices), LocalTasks::shared()).await {
+                Ok(_) => "opened".to_owned(),
+                Err(error) => error.to_string(),
+            }
+        };
+        let [first, second] = [&devices[0], &devices[1]];
+        let missing = refused(&[first]).await;
+        assert!(missing.contains("one of 2 devices of the pool, and 1 were given"), "{missing}");
+        let foreign = refused(&[first, second, &other[0]]).await;
+        assert!(foreign.contains("device 2: it belongs to another pool"), "{foreign}");
+        let twice = refused(&[first, second, &copy]).await;
+        assert!(twice.contains("a copy of another device"), "{twice}");
+        let truncated = refused(&[first, &short]).await;
+        assert!(truncated.contains("bytes of the"), "{truncated}");
+        let none = refused(&[first, &empty]).await;
+        assert!(none.contains("device 1: it is no device of a pool"), "{none}");
+        assert_eq!(refused(&[second, first]).await, "opened", "in any order");
+        for offset in [0, 64 << 10] {
+            devices[0].flip(offset + 40);
+        }
+        let damaged = refused(&[first, second]).await;
+        assert!(damaged.contains("both of its superblocks are damaged"), "{damaged}");
+        devices[0].flip(40);
+        assert_eq!(refused(&[first, second]).await, "opened", "one is enough");
+    });
+}
+
+#[test]
+fn full_pool_is_emptied_and_filled_again() {
+    let devices = [SimulatedDevice::new(24 << 20, 1)];
+    run(&devices, async {
+        let pool = Pool::create(&new_pool(&devices, 64 << 10), LocalTasks::shared()).await;
+        let pool = pool.expect("a pool");
+        let id = pool.create_volume(&volume("v", 64 << 20, BlockSize::B4096)).await;
+        let id = id.expect("created");
+        let store = pool.open_volume(id).await.expect("opened");
+        let free = pool.space().free_bytes;
+        let mut written = Vec::new();
+        for round in 0..5_u64 {
+            let mut filled = 0;
+            for lba in (0..16 << 10).step_by(16) {
+                let data = sarsen_block::Buffer::copy_of(&[round as u8 + 1; 64 << 10]);
+                let extent = sarsen_block::Extent::new(lba, 16);
+                let write = store.write(extent, data.into(), sarsen_block::Durability::Volatile);
+                match write.wait().await {
+                    Ok(()) => filled += 1,
+                    Err(sarsen_block::BlockError::NoSpace { .. }) => break,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            written.push(filled);
+            // What is there can be overwritten, and a snapshot needs no space.
+            let extent = sarsen_block::Extent::new(0, 1);
+            let data = sarsen_block::Buffer::copy_of(&[9; 4096]);
+            let write = store.write(extent, data.into(), sarsen_block::Durability::Durable);
+            write.wait().await.expect("it needs no space");
+            let snapshot = pool.snapshot(&[(id, label("s"))]).await.expect("created")[0];
+            let data = sarsen_block::Buffer::copy_of(&[8; 4096]);
+            let write = store.write(extent, data.into(), sarsen_block::Durability::Volatile);
+            let full = write.wait().await;
+            assert!(matches!(full, Err(sarsen_block::BlockError::NoSpace { .. })), "{full:?}");
+            let all = sarsen_block::Extent::new(0, 16 << 10);
+            store.unmap(all).wait().await.expect("it needs no space");
+            pool.delete(snapshot).await.expect("deleted");
+            pool.maintain_once().await.expect("deleted");
+        }
+        assert!(written.iter().all(|&filled| filled == written[0] && filled > 200), "{written:?}");
+        drop(store);
+        pool.delete(id).await.expect("deleted");
+        pool.maintain_once().await.expect("deleted");
+        // One gives the chunks back, and the next one the slots of their slabs.
+        for _ in 0..3 {
+            pool.checkpoint().await.expect("written");
+            pool.space();
+        }
+        is_clean(&devices).await;
+        assert!(!pool.space().is_returning);
+        // The few pages in use may be in two slabs now.
+        assert!(free - pool.space().free_bytes < 1 << 20);
+    });
+}
+
+#[test]
+fn objects_have_unique_names_and_protection() {
+    let devices = [SimulatedDevice::new(24 << 20, 1)];
+    run(&devices, async {
+        let pool = Pool::create(&new_pool(&devices, 64 << 10), LocalTasks::shared()).await;
+        let pool = pool.expect("a pool");
+        let new = volume("v", 1 << 20, BlockSize::B512);
+        let id = pool.create_volume(&new).await.expect("created");
+        assert!(matches!(pool.create_volume(&new).await, Err(PoolError::Exists)));
+        let nameless = volume("", 1 << 20, BlockSize::B512);
+        assert!(matches!(pool.create_volume(&nameless).await, Err(PoolError::Invalid(_))));
+        let snapshot = pool.snapshot(&[(id, label("s"))]).await.expect("created")[0];
+        assert!(matches!(pool.rename(snapshot, "v").await, Err(PoolError::Exists)));
+        pool.rename(snapshot, "t").await.expect("renamed");
+        pool.protect(snapshot, true).await.expect("protected");
+        assert!(matches!(pool.delete(snapshot).await, Err(PoolError::Invalid(_))));
+        assert!(matches!(pool.clone_of(id, &label("c")).await, Err(PoolError::Invalid(_))));
+        let clone = pool.clone_of(snapshot, &label("c")).await.expect("created");
+        let open = pool.open_volume(clone).await.expect("opened");
+        assert!(matches!(pool.delete(clone).await, Err(PoolError::Invalid(_))), "it is in use");
+        drop(open);
+        pool.protect(snapshot, false).await.expect("not protected");
+        pool.delete(snapshot).await.expect("deleted, although it has a clone");
+        assert!(matches!(pool.open_volume(snapshot).await, Err(PoolError::NotFound)));
+        drop(pool);
+        let pool = Pool::open(stores(&devices), LocalTasks::shared()).await.expect("opened");
+        let names: Vec<_> = pool.volumes().into_iter().map(|volume| volume.label.name).collect();
+        assert_eq!(names, ["v", "c"]);
+        assert_eq!(pool.volumes()[1].origin, Some(snapshot));
+    });
+}

@@ -1,0 +1,196 @@
+//! A volume of a pool as a store.
+
+use std::sync::Arc;
+
+use sarsen_block::{
+    Allocation, AllocationRun, BlockSize, Characteristics, Data, Durability, Extent, Geometry,
+    InvalidRequest, Io, Payload, Reply, Space, Store, StoreStatus, UnmapSupport,
+};
+
+use crate::PoolError;
+use crate::format::{IS_SNAPSHOT, PAGE, VolumeRow};
+use crate::records::Record;
+use crate::request::Bytes;
+use crate::shared::Shared;
+
+/// An open volume, or an open snapshot, which is read-only.
+pub struct PoolVolume {
+    shared: Arc<Shared>,
+    id: u32,
+    block_size: BlockSize,
+    status: Arc<StoreStatus>,
+    characteristics: Characteristics,
+}
+
+impl PoolVolume {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        row: &VolumeRow,
+        status: Arc<StoreStatus>,
+    ) -> Result<Self, PoolError> {
+        let sizes = [BlockSize::B512, BlockSize::B2048, BlockSize::B4096];
+        let block_size = sizes.into_iter().find(|size| size.shift() == u32::from(row.block_shift));
+        let block_size = block_size.ok_or_else(|| PoolError::Damaged {
+            what: format!("volume {} has blocks of an unknown size", row.id),
+        })?;
+        let piece_shift = shared.state.read().shape().piece_shift();
+        let is_lasting = shared.devices.0.iter().all(|one| one.store.characteristics().is_lasting);
+        let characteristics = Characteristics {
+            volatile_cache: true,
+            read_only: row.kind == IS_SNAPSHOT,
+            unmap: Some(UnmapSupport {
+                granularity_blocks: 1 << (u32::from(piece_shift) - block_size.shift()),
+                anchors: false,
+                tells_space: true,
+            }),
+            physical_block_exponent: (PAGE.ilog2() - block_size.shift()) as u8,
+            protection: false,
+            is_lasting,
+        };
+        Ok(Self { shared, id: row.id.get(), block_size, status, characteristics })
+    }
+
+    fn bytes(&self, extent: Extent) -> Bytes {
+        let start = extent.byte_offset(self.block_size);
+        Bytes {
+            volume: self.id,
+            start,
+            end: start + extent.byte_count(self.block_size),
+            block_shift: self.block_size.shift(),
+        }
+    }
+
+    /// Returns the bytes of a change, or the reply to a request that changes nothing.
+    fn changed(&self, extent: Extent) -> Result<Bytes, Reply<()>> {
+        if self.characteristics.read_only {
+            return Err(Io::Ready(Err(InvalidRequest::ReadOnly.into())));
+        }
+        match extent.check(self.status.block_count()) {
+            Err(error) => Err(Io::Ready(Err(error))),
+            Ok(()) if extent.block_count == 0 => Err(Io::Ready(Ok(()))),
+            Ok(()) => Ok(self.bytes(extent)),
+        }
+    }
+}
+
+impl Store for PoolVolume {
+    fn geometry(&self) -> Geometry {
+        Geometry { block_size: self.block_size, block_count: self.status.block_count() }
+    }
+
+    fn characteristics(&self) -> Characteristics {
+        self.characteristics
+    }
+
+    fn status(&self) -> &Arc<StoreStatus> {
+        &self.status
+    }
+
+    #[inline]
+    fn read(&self, extent: Extent) -> Reply<Data> {
+        match extent.check(self.status.block_count()) {
+            Err(error) => Io::Ready(Err(error)),
+            Ok(()) if extent.block_count == 0 => Io::Ready(Ok(Data::empty())),
+            Ok(()) => self.shared.read(self.bytes(extent)),
+        }
+    }
+
+    #[inline]
+    fn write(&self, extent: Extent, data: Payload, durability: Durability) -> Reply<()> {
+        match self.changed(extent) {
+            Ok(bytes) => self.shared.write(bytes, data, durability),
+            Err(reply) => reply,
+        }
+    }
+
+    fn flush(&self) -> Reply<()> {
+        if self.characteristics.read_only {
+            return Io::Ready(Ok(()));
+        }
+        let shared = self.shared.clone();
+        self.shared.finishing(async move { shared.flush().await })
+    }
+
+    fn unmap(&self, extent: Extent) -> Reply<()> {
+        match self.changed(extent) {
+            Ok(bytes) => {
+                let shared = self.shared.clone();
+                self.shared.finishing(async move { shared.unmap(bytes).await })
+            }
+            Err(reply) => reply,
+        }
+    }
+
+    fn write_zeroes(&self, extent: Extent, durability: Durability) -> Reply<()> {
+        match self.changed(extent) {
+            Ok(bytes) => {
+                let shared = self.shared.clone();
+                self.shared.finishing(async move {
+                    shared.unmap(bytes).await?;
+                    if durability == Durability::Durable { shared.flush().await } else { Ok(()) }
+                })
+            }
+            Err(reply) => reply,
+        }
+    }
+
+    fn allocation(&self, extent: Extent) -> Reply<AllocationRun> {
+        if let Err(error) = extent.check(self.status.block_count()) {
+            return Io::Ready(Err(error));
+        }
+        if extent.block_count == 0 {
+            let allocation = Allocation::Mapped;
+            return Io::Ready(Ok(AllocationRun { block_count: 0, allocation }));
+        }
+        let (bytes, shift, shared) =
+            (self.bytes(extent), self.block_size.shift(), self.shared.clone());
+        self.shared.finishing(async move {
+            let (length, allocation) = shared.allocation(bytes).await?;
+            Ok(AllocationRun { block_count: length >> shift, allocation })
+        })
+    }
+
+    fn space(&self) -> Reply<Space> {
+        let state = self.shared.state.read();
+        let shift = u32::from(state.shape().chunk_shift) - self.block_size.shift();
+        let used = state.objects.get(&self.id).map_or(0, |object| object.row.chunks.get());
+        Io::Ready(Ok(Space {
+            used_blocks: used << shift,
+            available_blocks: state.space.free_chunks() << shift,
+        }))
+    }
+
+    fn resize(&self, block_count: u64) -> Reply<()> {
+        if self.characteristics.read_only {
+            return Io::Ready(Err(InvalidRequest::ReadOnly.into()));
+        }
+        let (shared, id, status) = (self.shared.clone(), self.id, self.status.clone());
+        let shift = self.block_size.shift();
+        let old = self.bytes(Extent::new(0, status.block_count()));
+        self.shared.finishing(async move {
+            let size = block_count << shift;
+            if size < old.end {
+                status.set_block_count(block_count);
+                shared.unmap(Bytes { start: size, ..old }).await?;
+            }
+            let recorded = loop {
+                let blocked = {
+                    let mut state = shared.state.write();
+                    let row = state.object(id).map(|object| object.row);
+                    let changed = row.and_then(|mut row| {
+                        row.size = size.into();
+                        state.perform(&Record::Change { row: Box::new(row) })
+                    });
+                    match changed {
+                        Ok(()) => break state.recorded,
+                        Err(blocked) => blocked,
+                    }
+                };
+                shared.resolve_or_make_room(blocked).await?;
+            };
+            shared.commit(recorded).await?;
+            status.set_block_count(block_count);
+            Ok(())
+        })
+    }
+}
