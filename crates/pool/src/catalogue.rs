@@ -6,13 +6,37 @@ use std::sync::{Arc, Weak};
 use zerocopy::FromZeros as _;
 
 use crate::error::Blocked;
-use crate::format::{CATALOGUE_HEIGHT, DELETING, VOLUMES, VolumeRow, VolumesPage};
-use crate::pages::{Mapping, Page};
+use crate::format::{
+    CATALOGUE_HEIGHT, DELETING, FAN_OUT, IS_SNAPSHOT, IS_VOLUME, VOLUMES, VolumeRow, VolumesPage,
+};
+use crate::pages::{Cached, Mapping, Page};
 use crate::records::Record;
-use crate::shape::Unit;
+use crate::shape::{CHUNK_ADDRESS_BITS, COUNT_MAX, HEIGHT_MAX, SIZE_MAX, Unit};
 use crate::state::{Object, Reserve, State, reserved_pages};
 
+/// Maximum number of volumes and snapshots.
+const ROWS_MAX: usize = VOLUMES << (8 * (CATALOGUE_HEIGHT - 1));
+
+/// Refuses a row with impossible values.
+fn check_row(row: &VolumeRow) -> Result<(), Blocked> {
+    let is_possible = row.height <= HEIGHT_MAX
+        && row.size.get() <= SIZE_MAX
+        && matches!(row.block_shift, 9 | 11 | 12)
+        && row.id.get() < u32::MAX
+        && matches!(row.kind, IS_VOLUME | IS_SNAPSHOT);
+    if is_possible {
+        Ok(())
+    } else {
+        Err(Blocked::Damaged(format!("the row of volume {} has impossible values", row.id)))
+    }
+}
+
 impl State {
+    /// Returns whether the catalogue has room for so many more objects.
+    pub(crate) fn has_rows(&self, count: usize) -> bool {
+        self.objects.len() + self.cleared_rows.len() + count <= ROWS_MAX
+    }
+
     fn insert(&mut self, row: VolumeRow) -> Result<(), Blocked> {
         let index = match self.free_rows.pop_first() {
             Some(index) => index,
@@ -21,7 +45,7 @@ impl State {
                 u32::try_from(used).map_err(|_| Blocked::NoSpace)?
             }
         };
-        if index as usize >= VOLUMES << (8 * (CATALOGUE_HEIGHT - 1)) {
+        if index as usize >= ROWS_MAX {
             return Err(Blocked::NoSpace);
         }
         self.add_object(index, row, true);
@@ -42,14 +66,15 @@ impl State {
         let mut used = BTreeSet::new();
         for leaf in 0..1_u64 << (8 * (CATALOGUE_HEIGHT - 1)) {
             // Rows are used from the first one on; a page of them exists if an earlier one had to.
-            let Some((page, _)) = self.page(&self.catalogue, leaf << 8, 0)? else { break };
-            let Page::Volumes(page) = page else {
+            let Some(reached) = self.page(&self.catalogue, leaf << 8, 0)? else { break };
+            let Page::Volumes(page) = reached.page else {
                 return Err(Blocked::Damaged("a page of the catalogue is none".into()));
             };
             let page: Arc<VolumesPage> = page.clone();
             for (index, row) in (leaf as u32 * VOLUMES as u32..).zip(&page.rows) {
                 last = index + 1;
                 if row.id.get() != 0 {
+                    check_row(row)?;
                     used.insert(index);
                     self.add_object(index, *row, false);
                 }
@@ -71,7 +96,7 @@ impl State {
             let path = self.writable(&mut tree, leaf << 8, 0, Reserve::Checkpoint)?;
             self.catalogue = tree;
             let address = *path.last().expect("a path has its page");
-            if let Some(Page::Volumes(page)) = self.pages.get_mut(&address) {
+            if let Some(Cached { page: Page::Volumes(page), .. }) = self.pages.get_mut(&address) {
                 Arc::make_mut(page).rows[index as usize % VOLUMES] = row;
             }
         }
@@ -93,12 +118,20 @@ impl State {
             // These were carried out before all others.
             Record::Assign(_) => {}
             &Record::Run { volume, first, count, own } => {
+                if count as usize > FAN_OUT || own >> CHUNK_ADDRESS_BITS != 0 {
+                    return Err(Blocked::Damaged("a record has impossible entries".into()));
+                }
                 let valid = self.shape().all_pieces();
                 let of = |own| Mapping { own, valid, base: 0, base_pieces: 0 };
                 let mappings: Vec<_> = (own..own + u64::from(count)).map(of).collect();
                 self.set(volume, first, &mappings)?;
             }
-            &Record::Entry { volume, chunk, mapping } => self.set(volume, chunk, &[mapping])?,
+            &Record::Entry { volume, chunk, mapping } => {
+                if !mapping.is_possible() {
+                    return Err(Blocked::Damaged("a record has impossible entries".into()));
+                }
+                self.set(volume, chunk, &[mapping])?;
+            }
             &Record::Clear { volume, first, count } => self.clear(volume, first, count)?,
             Record::Create { source, row } => self.create(*source, **row)?,
             Record::Change { row } => self.change(row)?,
@@ -107,16 +140,22 @@ impl State {
         Ok(())
     }
 
+    /// Returns whether so many more pages can be reserved. Records that are carried out again had them.
+    fn has_pages(&self, count: u64) -> bool {
+        self.is_replaying || self.space.available_pages() >= self.reserve() + count
+    }
+
     /// Adds an object with the map of `source`, or with an empty one.
     fn create(&mut self, source: u32, mut row: VolumeRow) -> Result<(), Blocked> {
         if source != 0 {
             let from = self.object(source)?.row;
             (row.root, row.height, row.pages) = (from.root, from.height, from.pages);
             row.chunks = from.chunks;
-            if self.space.available_pages() < self.reserve() + reserved_pages(&row) {
+            if !self.has_pages(reserved_pages(&row)) || !self.can_share(&from) {
                 return Err(Blocked::NoSpace);
             }
         }
+        check_row(&row)?;
         let id = row.id.get();
         self.insert(row)?;
         if source != 0 {
@@ -126,11 +165,17 @@ impl State {
         Ok(())
     }
 
+    /// Returns whether another object can have the map of this one.
+    fn can_share(&self, row: &VolumeRow) -> bool {
+        let root = row.root.get();
+        root == 0 || self.space.count(Unit::of_page(root)).is_none_or(|count| count < COUNT_MAX)
+    }
+
     /// Counts one more reference to the map of `source`, which `other` has from now on.
     fn share(&mut self, source: u32, other: u32) {
         let root = self.objects.get(&source).map_or(0, |object| object.row.root.get());
         if root != 0 {
-            self.space.add(Unit::of_page(root));
+            self.add_page(root);
         }
         let period = Arc::downgrade(&self.period);
         for id in [source, other] {
@@ -142,6 +187,7 @@ impl State {
 
     /// Changes the properties of an object. Its map stays, and becomes higher if the size needs it.
     fn change(&mut self, row: &VolumeRow) -> Result<(), Blocked> {
+        check_row(row)?;
         let id = row.id.get();
         let mut tree = self.object(id)?.tree();
         let height = self.shape().height(row.size.get());
@@ -159,14 +205,13 @@ impl State {
     /// Gives a volume the map of `source`. What it had is deleted, as an object without a name.
     fn replace(&mut self, volume: u32, source: u32) -> Result<(), Blocked> {
         let (had, from) = (self.object(volume)?.row, self.object(source)?.row);
-        let added = u64::from(from.pages.get());
-        if self.space.available_pages() < self.reserve() + added {
+        if !self.has_pages(from.pages.get().into()) || !self.can_share(&from) {
             return Err(Blocked::NoSpace);
         }
         let mut remains = VolumeRow { id: self.next_object.into(), flags: DELETING, ..had };
         remains.name = [0; 128];
-        self.next_object += 1;
         self.insert(remains)?;
+        self.next_object += 1;
         self.change_row(volume, |row| {
             (row.root, row.height, row.pages) = (from.root, from.height, from.pages);
             (row.size, row.chunks) = (from.size, from.chunks);

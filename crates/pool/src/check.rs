@@ -28,7 +28,7 @@ impl fmt::Display for Finding {
 /// Checks the last checkpoint of a pool, and returns what is inconsistent. Nothing is written. What the journal has since
 /// then is not checked: opening the pool carries it out.
 pub async fn check(stores: Vec<Arc<dyn Store>>) -> Result<Vec<Finding>, PoolError> {
-    let (devices, superblock) = find_devices(stores).await?;
+    let (devices, superblock, _) = find_devices(stores).await?;
     let state = match read_state(&devices, &superblock).await {
         Ok(state) => state,
         Err(PoolError::Damaged { what }) => return Ok(vec![Finding(what)]),
@@ -161,8 +161,7 @@ impl Check<'_> {
                         let mapping = leaf.mapping(index);
                         let slot = leaf.entries[index].get() >> 56;
                         let all = self.state.shape().all_pieces();
-                        let is_normal = mapping == mapping.normal()
-                            && mapping.valid & mapping.base_pieces == 0
+                        let is_normal = mapping.is_possible()
                             && mapping.pieces() & !all == 0
                             && (slot == 0) == (mapping.base == 0)
                             && (slot == 0 || bases.insert(slot));

@@ -1,16 +1,15 @@
 //! Making changes durable: commits of the journal, and checkpoints.
 
-use sarsen_block::{Buffer, Durability};
+use sarsen_block::Durability;
 use tokio::sync::MutexGuard;
-use zerocopy::IntoBytes as _;
 
 use crate::PoolError;
 use crate::devices::Place;
 use crate::error::{Blocked, Load};
-use crate::format::{CountsPage, PAGE, PageHeader, SUPERBLOCKS, Sealed as _};
+use crate::format::{CountsPage, PAGE, PageHeader, Sealed as _};
 use crate::grace::Period;
 use crate::journal::COPIES;
-use crate::pages::Page;
+use crate::pages::{Cached, Page};
 use crate::shape::Unit;
 use crate::shared::{Shared, Writer};
 
@@ -96,7 +95,7 @@ impl Shared {
             let created = std::mem::take(&mut state.created);
             let mut places = Vec::with_capacity(created.len());
             for address in created {
-                let page = state.pages.get(&address);
+                let page = state.pages.get(&address).map(|cached| &cached.page);
                 let Some(page) = page.filter(|page| page.header().generation.get() == generation)
                 else {
                     continue;
@@ -132,15 +131,7 @@ impl Shared {
         self.devices.write_metadata(writes, Durability::Volatile).await?;
         // This includes the data of all changes that the checkpoint has.
         self.devices.flush().await?;
-        let slot = (superblock.generation.get() & 1) as usize;
-        let superblocks = (0..self.devices.0.len()).map(|device| {
-            superblock.device = (device as u16).into();
-            superblock.seal();
-            let place = Place { device, offset: SUPERBLOCKS[slot] };
-            (place, Buffer::copy_of(superblock.as_bytes()))
-        });
-        let superblocks = superblocks.collect();
-        self.devices.write_metadata(superblocks, Durability::Durable).await?;
+        self.devices.write_superblock(superblock, 0..self.devices.0.len()).await?;
         let mut state = self.state.write();
         state.durable = state.durable.max(up_to);
         state.space.reuse(unassigned);
@@ -182,13 +173,15 @@ impl Shared {
         let damaged = |what: String| PoolError::Damaged { what };
         match load {
             Load::Page(address) => {
-                let (place, pool) = {
+                // Within a period, the address gets no other page.
+                let (place, pool, _period) = {
                     let state = self.state.read();
                     if state.pages.contains_key(&address) {
                         return Ok(());
                     }
                     let unit = Unit::of_page(address);
-                    (state.space.place(crate::shape::SlabKind::Pages, unit), state.pool)
+                    let place = state.space.place(crate::shape::SlabKind::Pages, unit);
+                    (place, state.pool, state.period.clone())
                 };
                 let place =
                     place.ok_or_else(|| damaged(format!("page {address:#x} does not exist")))?;
@@ -197,8 +190,12 @@ impl Shared {
                 let page = page.map_err(|what| damaged(format!("page {address:#x}: {what}")))?;
                 let mut state = self.state.write();
                 // The page may have been given back and created again meanwhile.
-                if state.space.count(Unit::of_page(address)).is_some_and(|count| count > 0) {
-                    state.pages.entry(address).or_insert(page);
+                let count = state.space.count(Unit::of_page(address)).unwrap_or(0);
+                if state.pages.len() > state.pages_max.saturating_mul(2) {
+                    state.evict();
+                }
+                if count > 0 {
+                    state.pages.entry(address).or_insert(Cached { page, is_single: count == 1 });
                 }
                 Ok(())
             }

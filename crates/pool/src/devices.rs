@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use futures_util::future::try_join_all;
 use sarsen_block::{Buffer, Data, Durability, Extent, Payload, Reply, Store};
+use zerocopy::IntoBytes as _;
 
 use crate::PoolError;
+use crate::format::{SUPERBLOCKS, Sealed as _, Superblock};
 use crate::shape::Layout;
 
 /// A device of the pool.
@@ -76,6 +78,22 @@ impl Devices {
             }))
             .await?;
         }
+    }
+
+    /// Writes a superblock to some devices, durably.
+    pub(crate) async fn write_superblock(
+        &self,
+        superblock: &Superblock,
+        devices: impl Iterator<Item = usize>,
+    ) -> Result<(), PoolError> {
+        let offset = SUPERBLOCKS[(superblock.generation.get() & 1) as usize];
+        let mut own = superblock.clone();
+        let writes = devices.map(|device| {
+            own.device = (device as u16).into();
+            own.seal();
+            (Place { device, offset }, Buffer::copy_of(own.as_bytes()))
+        });
+        self.write_metadata(writes.collect(), Durability::Durable).await
     }
 
     /// Makes everything durable that was written before.

@@ -7,8 +7,14 @@ use tokio::sync::oneshot;
 
 use crate::shape::{SlabKind, Unit};
 
-/// Units that nothing uses any more.
-pub(crate) type Freed = Vec<(SlabKind, Unit)>;
+/// What a checkpoint and the end of a period make usable.
+#[derive(Debug, Default)]
+pub(crate) struct Freed {
+    /// Units that nothing uses any more.
+    pub(crate) units: Vec<(SlabKind, Unit)>,
+    /// Units that were left to one reference, with the number of this event.
+    pub(crate) alone: Vec<(SlabKind, Unit, u64)>,
+}
 
 /// A period. Each request holds the period in which it began. A period ends when all its requests, and all earlier
 /// periods, have ended.
@@ -54,7 +60,11 @@ impl Period {
 
 impl Drop for Period {
     fn drop(&mut self) {
-        self.free.lock().append(self.freed.get_mut());
+        let freed = self.freed.get_mut();
+        let mut free = self.free.lock();
+        free.units.append(&mut freed.units);
+        free.alone.append(&mut freed.alone);
+        drop(free);
         // A long chain of periods ends without recursion.
         let mut next = self.next.get_mut().take();
         while let Some(mut period) = next.and_then(Arc::into_inner) {
@@ -71,23 +81,27 @@ mod tests {
     fn units_are_free_when_all_earlier_requests_have_ended() {
         let free = Arc::<Mutex<Freed>>::default();
         let unit = |index| (SlabKind::Data, Unit { slab: 1, index });
+        let freed = |index| Freed { units: vec![unit(index)], alone: Vec::new() };
         let mut current = Period::new(free.clone());
         let early = current.clone();
-        let mut first = Period::rotate(&mut current, vec![unit(1)]);
+        let mut first = Period::rotate(&mut current, freed(1));
         let late = current.clone();
-        let mut second = Period::rotate(&mut current, vec![unit(2)]);
+        let mut second = Period::rotate(&mut current, freed(2));
         drop(late);
-        assert!(free.lock().is_empty() && second.try_recv() == Err(empty()), "the first waits");
+        assert!(
+            free.lock().units.is_empty() && second.try_recv() == Err(empty()),
+            "the first waits"
+        );
         drop(early);
-        assert_eq!(*free.lock(), [unit(1), unit(2)]);
+        assert_eq!(free.lock().units, [unit(1), unit(2)]);
         assert_ne!(first.try_recv(), Err(empty()));
         assert_ne!(second.try_recv(), Err(empty()));
         for _ in 0..100_000 {
-            drop(Period::rotate(&mut current, Vec::new()));
+            drop(Period::rotate(&mut current, Freed::default()));
         }
         let held = current.clone();
         for _ in 0..100_000 {
-            drop(Period::rotate(&mut current, Vec::new()));
+            drop(Period::rotate(&mut current, Freed::default()));
         }
         drop(held);
     }

@@ -93,14 +93,7 @@ impl Pool {
         devices.write_metadata(writes, Durability::Volatile).await?;
         clear_journals(&devices, shape.journal).await?;
         devices.flush().await?;
-        let mut writes = Vec::new();
-        for device in 0..devices.0.len() {
-            superblock.device = (device as u16).into();
-            superblock.seal();
-            let place = Place { device, offset: SUPERBLOCKS[0] };
-            writes.push((place, Buffer::copy_of(superblock.as_bytes())));
-        }
-        devices.write_metadata(writes, Durability::Durable).await?;
+        devices.write_superblock(&superblock, 0..devices.0.len()).await?;
         let stores = devices.0.into_iter().map(|device| device.store).collect();
         Self::open(stores, tasks).await
     }
@@ -110,7 +103,9 @@ impl Pool {
         stores: Vec<Arc<dyn Store>>,
         tasks: Arc<dyn Tasks>,
     ) -> Result<Self, PoolError> {
-        let (devices, superblock) = find_devices(stores).await?;
+        let (devices, superblock, behind) = find_devices(stores).await?;
+        // The next checkpoint overwrites the older superblock, which is the only one of these devices.
+        devices.write_superblock(&superblock, behind.into_iter()).await?;
         let mut state = read_state(&devices, &superblock).await?;
         let pool = state.pool;
         let ring = Ring {
@@ -201,10 +196,11 @@ async fn read_superblock(devices: &Devices, device: usize) -> Result<Box<Superbl
     best.ok_or_else(|| unfit(device, problem))
 }
 
-/// Reads the superblocks of devices, and puts the devices in the order of the pool.
+/// Reads the superblocks of devices, and puts the devices in the order of the pool. Returns the newest superblock, and the
+/// devices that do not have it.
 pub(crate) async fn find_devices(
     stores: Vec<Arc<dyn Store>>,
-) -> Result<(Devices, Box<Superblock>), PoolError> {
+) -> Result<(Devices, Box<Superblock>, Vec<usize>), PoolError> {
     if stores.is_empty() {
         return Err(PoolError::Invalid("a pool has 1 to 32 devices"));
     }
@@ -240,7 +236,7 @@ pub(crate) async fn find_devices(
         let problem = PoolProblem::Missing { expected, found: given.0.len() };
         return Err(unfit(0, problem));
     }
-    let mut devices = Vec::with_capacity(expected);
+    let (mut devices, mut behind) = (Vec::with_capacity(expected), Vec::new());
     for (number, device) in order.into_iter().flatten().enumerate() {
         let store = given.0[device].store.clone();
         let layout = Layout::of_slots(&shape, newest.devices[number].slots.get());
@@ -248,9 +244,12 @@ pub(crate) async fn find_devices(
         if actual < expected {
             return Err(unfit(device, PoolProblem::Short { expected, actual }));
         }
+        if superblocks[device].generation != newest.generation {
+            behind.push(number);
+        }
         devices.push(Device { store, layout });
     }
-    Ok((Devices(devices), newest))
+    Ok((Devices(devices), newest, behind))
 }
 
 fn shape_of(superblock: &Superblock) -> Result<Shape, PoolError> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use zerocopy::{FromBytes, FromZeros as _};
 
 use crate::format::{
-    BranchPage, FAN_OUT, LeafPage, PAGE, PageHeader, PageKind, Sealed, VolumesPage,
+    BASES, BranchPage, FAN_OUT, LeafPage, PAGE, PageHeader, PageKind, Sealed, VolumesPage,
 };
 use crate::shape::CHUNK_ADDRESS_BITS;
 
@@ -38,8 +38,15 @@ impl Hasher for AddressHasher {
     }
 }
 
+/// A page in memory.
+pub(crate) struct Cached {
+    pub(crate) page: Page,
+    /// Its reference count is 1.
+    pub(crate) is_single: bool,
+}
+
 /// Pages in memory, by address.
-pub(crate) type PageMap = HashMap<u64, Page, BuildHasherDefault<AddressHasher>>;
+pub(crate) type PageMap = HashMap<u64, Cached, BuildHasherDefault<AddressHasher>>;
 
 impl Page {
     pub(crate) fn header(&self) -> &PageHeader {
@@ -89,11 +96,18 @@ impl Page {
             let page = P::read_from_bytes(bytes).map_err(|_| "it is too short")?;
             if page.is_intact() { Ok(Arc::new(page)) } else { Err("its checksum is wrong".into()) }
         }
-        match header.kind {
-            1 => Ok(Self::Branch(read(bytes)?)),
-            2 => Ok(Self::Leaf(read(bytes)?)),
-            3 => Ok(Self::Volumes(read(bytes)?)),
-            kind => Err(format!("it has the unknown kind {kind}")),
+        match (header.kind, header.level) {
+            (1, 1..) => Ok(Self::Branch(read(bytes)?)),
+            (2, 0) => {
+                let leaf: Arc<LeafPage> = read(bytes)?;
+                if leaf.is_possible() {
+                    Ok(Self::Leaf(leaf))
+                } else {
+                    Err("it has impossible entries".into())
+                }
+            }
+            (3, 0) => Ok(Self::Volumes(read(bytes)?)),
+            (kind, level) => Err(format!("it has the kind {kind} at level {level}")),
         }
     }
 
@@ -167,6 +181,14 @@ impl Mapping {
         [self.own, self.base].into_iter().filter(|&chunk| chunk != 0)
     }
 
+    /// Returns whether each source has pieces, and no piece has two.
+    pub(crate) const fn is_possible(self) -> bool {
+        (self.own == 0) == (self.valid == 0)
+            && (self.base == 0) == (self.base_pieces == 0)
+            && (self.own != 0 || self.base == 0)
+            && self.valid & self.base_pieces == 0
+    }
+
     /// Returns the pieces that were written.
     pub(crate) const fn pieces(self) -> u16 {
         self.valid | self.base_pieces
@@ -192,6 +214,21 @@ impl Mapping {
 }
 
 impl LeafPage {
+    /// Returns whether each entry has its own chunk, or none, and each base belongs to one entry.
+    fn is_possible(&self) -> bool {
+        let mut used = [false; BASES];
+        (0..FAN_OUT).all(|index| {
+            let mapping = self.mapping(index);
+            let base = (self.entries[index].get() >> 56) as usize;
+            let is_base_own = match base.checked_sub(1).map(|base| used.get_mut(base)) {
+                None => mapping.base == 0,
+                Some(None) => false,
+                Some(Some(used)) => mapping.base != 0 && !std::mem::replace(used, true),
+            };
+            is_base_own && mapping.is_possible()
+        })
+    }
+
     /// Returns an entry.
     #[inline]
     pub(crate) fn mapping(&self, index: usize) -> Mapping {

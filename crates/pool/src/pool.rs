@@ -2,14 +2,16 @@
 
 use std::sync::{Arc, Weak};
 
-use sarsen_block::{BlockSize, Store, StoreStatus};
+use sarsen_block::{BlockSize, Store, StoreStatus, Usability};
+use tokio::sync::oneshot;
 use zerocopy::FromZeros as _;
 
 use crate::format::{
     DELETING, IS_SNAPSHOT, IS_VOLUME, NAME_MAX, PROTECTED, VolumeRow, padded, unpadded,
 };
-use crate::grace::Period;
+use crate::grace::{Freed, Period};
 use crate::records::Record;
+use crate::shape::SIZE_MAX;
 use crate::shared::Shared;
 use crate::state::State;
 use crate::{PoolError, PoolVolume};
@@ -90,6 +92,9 @@ pub struct PoolSpace {
 }
 
 /// An open pool. Clones are the same pool.
+///
+/// A pending reply of a volume must be polled until it ends, or dropped: while it exists, no snapshot is complete, and no
+/// space is given back.
 #[derive(Clone)]
 pub struct Pool {
     pub(crate) shared: Arc<Shared>,
@@ -111,13 +116,13 @@ impl Pool {
         let is_deleting = state.objects.values().any(|object| object.is_deleting());
         PoolSpace {
             free_bytes: state.space.free_chunks() << state.shape().chunk_shift,
-            is_returning: is_deleting || state.space.is_waiting(),
+            is_returning: is_deleting || state.space.is_returning(),
         }
     }
 
     /// Sets the memory that maps may use.
     pub fn set_memory(&self, bytes: usize) {
-        self.shared.state.write().pages_max = (bytes / crate::format::PAGE).max(256);
+        self.shared.state.write().pages_max = (bytes / crate::format::PAGE).max(16);
     }
 
     /// Creates a volume. It is durable when this returns.
@@ -128,6 +133,9 @@ impl Pool {
         }
         if new.size == 0 || !new.size.is_multiple_of(new.block_size.bytes() as u64) {
             return Err(PoolError::Invalid("its size is not a multiple of its block size"));
+        }
+        if new.size > SIZE_MAX {
+            return Err(PoolError::Invalid("a volume has at most 64 PiB"));
         }
         let mut row = row_of(&new.label, IS_VOLUME);
         row.block_shift = new.block_size.shift() as u8;
@@ -144,13 +152,13 @@ impl Pool {
 
     /// Creates a volume with the contents of a snapshot. It is durable when this returns.
     pub async fn clone_of(&self, snapshot: VolumeId, label: &Label) -> Result<VolumeId, PoolError> {
-        let is_snapshot = |state: &State| match state.objects.get(&snapshot.0) {
-            Some(object) if !object.is_volume() => Ok(object.shared_in.upgrade()),
-            Some(_) => Err(PoolError::Invalid("only a snapshot can be cloned")),
-            None => Err(PoolError::NotFound),
+        let landing = {
+            let state = self.shared.state.read();
+            if live(&state, snapshot)?.kind != IS_SNAPSHOT {
+                return Err(PoolError::Invalid("only a snapshot can be cloned"));
+            }
+            landing(&state, snapshot)
         };
-        // Writes from before the snapshot may still be landing.
-        let landing = is_snapshot(&self.shared.state.read())?.map(|period| period.end());
         if let Some(landing) = landing {
             let _ended = landing.await;
         }
@@ -171,6 +179,10 @@ impl Pool {
             };
             if is_twice || names.iter().any(is_taken) {
                 return Err(PoolError::Exists);
+            }
+            // All of them are created, or none.
+            if !state.has_rows(new.len()) {
+                return Err(PoolError::NoSpace);
             }
             let mut rows = Vec::with_capacity(new.len());
             for (number, (source, row)) in (state.next_object..).zip(new) {
@@ -199,7 +211,7 @@ impl Pool {
                     ids.push(VolumeId(row.id.get()));
                 }
             }
-            landed = Some(Period::rotate(&mut state.period, Vec::new()));
+            landed = Some(Period::rotate(&mut state.period, Freed::default()));
             Ok(())
         });
         let recorded = recorded.await?;
@@ -258,6 +270,10 @@ impl Pool {
 
     /// Gives a volume that is not open the contents and the size of a snapshot.
     pub async fn roll_back(&self, volume: VolumeId, snapshot: VolumeId) -> Result<(), PoolError> {
+        let landing = landing(&self.shared.state.read(), snapshot);
+        if let Some(landing) = landing {
+            let _ended = landing.await;
+        }
         let wanted = |state: &mut State| {
             let (to, from) = (self.closed(state, volume)?, live(state, snapshot)?);
             if to.kind != IS_VOLUME || from.kind != IS_SNAPSHOT {
@@ -270,7 +286,7 @@ impl Pool {
         };
         let recorded = self.shared.change(wanted, |state, record| {
             state.perform(&record)?;
-            drop(Period::rotate(&mut state.period, Vec::new()));
+            drop(Period::rotate(&mut state.period, Freed::default()));
             Ok(())
         });
         let recorded = recorded.await?;
@@ -302,24 +318,25 @@ impl Pool {
 
     /// Opens a volume or a snapshot. All that are open have one status.
     pub async fn open_volume(&self, id: VolumeId) -> Result<Arc<PoolVolume>, PoolError> {
-        let (row, landing) = {
+        let (row, status, landing) = {
             let state = self.shared.state.read();
             let row = live(&state, id)?;
-            let shared_in = state.objects.get(&id.0).and_then(|object| object.shared_in.upgrade());
-            (row, shared_in.filter(|_| row.kind == IS_SNAPSHOT).map(|period| period.end()))
+            let mut opened = self.shared.opened.lock();
+            // From now on it is in use.
+            let status = opened.get(&id.0).and_then(Weak::upgrade).unwrap_or_else(|| {
+                let status = StoreStatus::new(row.size.get() >> row.block_shift);
+                opened.insert(id.0, Arc::downgrade(&status));
+                status
+            });
+            if state.is_stopped {
+                status.set_usability(Usability::WritesStopped);
+            }
+            let is_snapshot = row.kind == IS_SNAPSHOT;
+            (row, status, landing(&state, id).filter(|_| is_snapshot))
         };
         if let Some(landing) = landing {
             let _ended = landing.await;
         }
-        let shift = u32::from(row.block_shift);
-        let status = {
-            let mut opened = self.shared.opened.lock();
-            opened.get(&id.0).and_then(Weak::upgrade).unwrap_or_else(|| {
-                let status = StoreStatus::new(row.size.get() >> shift);
-                opened.insert(id.0, Arc::downgrade(&status));
-                status
-            })
-        };
         Ok(Arc::new(PoolVolume::new(self.shared.clone(), &row, status)?))
     }
 
@@ -337,7 +354,14 @@ impl Pool {
 
     /// Does what [`Self::maintain`] has to do now.
     pub async fn maintain_once(&self) -> Result<(), PoolError> {
-        while self.shared.delete_parts().await? {
+        loop {
+            match self.shared.delete_parts().await {
+                Ok(true) => {}
+                Ok(false) => break,
+                // Requests hold what is needed; the next one that ends makes it free.
+                Err(PoolError::NoSpace) => break,
+                Err(error) => return Err(error),
+            }
             self.shared.checkpoint_if_due().await?;
             tokio::task::yield_now().await;
         }
@@ -349,6 +373,11 @@ impl Pool {
         let generation = self.shared.state.read().generation;
         self.shared.checkpoint(generation).await
     }
+}
+
+/// Returns the end of the writes from before the map of an object was last shared, if they have not ended.
+fn landing(state: &State, id: VolumeId) -> Option<oneshot::Receiver<()>> {
+    Some(state.objects.get(&id.0)?.shared_in.upgrade()?.end())
 }
 
 fn live(state: &State, id: VolumeId) -> Result<VolumeRow, PoolError> {

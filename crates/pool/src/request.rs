@@ -121,7 +121,7 @@ impl State {
 
     /// Returns the first bytes of a range that have one source.
     #[inline]
-    fn segment(&self, bytes: Bytes) -> Result<Segment, Blocked> {
+    pub(crate) fn segment(&self, bytes: Bytes) -> Result<Segment, Blocked> {
         let mut segment = self.segment_in_chunk(bytes)?;
         while segment.length < bytes.length() {
             let rest = Bytes { start: bytes.start + segment.length, ..bytes };
@@ -152,10 +152,10 @@ impl Shared {
                             .map_err(|error| bytes.error(bytes.start, error)),
                     ),
                     Io::Pending(read) => self.finishing(async move {
-                        let read = read.await;
+                        // Memory of a store is copied before it may have other data.
+                        let read = read.await.map(|data| data.into_buffer().into());
                         drop(period);
-                        read.map(|data| data.into_buffer().into())
-                            .map_err(|error| bytes.error(bytes.start, error))
+                        read.map_err(|error| bytes.error(bytes.start, error))
                     }),
                 }
             }
@@ -201,13 +201,12 @@ impl Shared {
         let read = futures_util::future::join_all(
             reads.into_iter().map(|(start, read)| async move { (start, read.wait().await) }),
         );
-        let read = read.await;
-        drop(period);
-        for (start, data) in read {
+        for (start, data) in read.await {
             let data = data.map_err(|error| bytes.error(start, error))?;
             let at = (start - bytes.start) as usize;
             data.copy_out(0, &mut buffer[at..at + data.len()]);
         }
+        drop(period);
         Ok(buffer.into())
     }
 

@@ -75,6 +75,12 @@ pub(crate) struct Shape {
     pub(crate) journal: u64,
 }
 
+/// Maximum number of references to a unit.
+pub(crate) const COUNT_MAX: u16 = u16::MAX - 1;
+/// Maximum number of levels of a map.
+pub(crate) const HEIGHT_MAX: u8 = 7;
+/// Maximum number of bytes of a volume.
+pub(crate) const SIZE_MAX: u64 = 1 << 56;
 /// Maximum number of pieces of a chunk.
 const PIECES_MAX: u8 = 16;
 
@@ -157,7 +163,7 @@ impl Shape {
     /// Returns the number of levels of the map of a volume of this many bytes.
     pub(crate) fn height(&self, bytes: u64) -> u8 {
         let chunks = bytes.div_ceil(1 << self.chunk_shift).max(1);
-        (1..8).find(|&height| chunks <= 1 << (8 * u32::from(height))).unwrap_or(8)
+        (1..HEIGHT_MAX).find(|&height| chunks <= 1 << (8 * height)).unwrap_or(HEIGHT_MAX)
     }
 }
 

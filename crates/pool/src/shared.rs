@@ -14,7 +14,7 @@ use crate::PoolError;
 use crate::devices::Devices;
 use crate::error::Blocked;
 use crate::format::Superblock;
-use crate::grace::Period;
+use crate::grace::{Freed, Period};
 use crate::journal::Ring;
 use crate::locks::ChunkLocks;
 use crate::state::State;
@@ -41,8 +41,10 @@ pub(crate) struct Shared {
     pub(crate) tasks: Arc<dyn Tasks>,
     /// There is something to delete, or a checkpoint is due.
     pub(crate) work: Notify,
-    /// The status of each volume that is open.
+    /// The status of each volume that is open or has requests.
     pub(crate) opened: Mutex<HashMap<u32, Weak<StoreStatus>>>,
+    /// Held while the size of a volume changes.
+    pub(crate) resizing: tokio::sync::Mutex<()>,
 }
 
 /// Parts of maps that are deleted without a pause for others.
@@ -63,6 +65,7 @@ impl Shared {
             tasks,
             work: Notify::new(),
             opened: Mutex::default(),
+            resizing: tokio::sync::Mutex::default(),
         }
     }
 
@@ -107,19 +110,27 @@ impl Shared {
     /// no period.
     async fn make_room(&self) -> Result<bool, PoolError> {
         let deleted = self.delete_parts().await?;
-        let is_waiting = {
+        Ok(self.free_waiting().await? || deleted)
+    }
+
+    /// Makes units usable that wait for a checkpoint and the end of requests. Returns whether there were any.
+    async fn free_waiting(&self) -> Result<bool, PoolError> {
+        let (is_waiting, generation) = {
             let mut state = self.state.write();
             state.space.reclaim();
-            state.space.is_waiting()
+            (state.space.is_waiting(), state.generation)
         };
-        if !is_waiting {
-            return Ok(deleted);
+        if is_waiting {
+            self.checkpoint(generation).await?;
+            self.end_period().await;
         }
-        let generation = self.state.read().generation;
-        self.checkpoint(generation).await?;
-        let ended = Period::rotate(&mut self.state.write().period, Vec::new());
+        Ok(is_waiting)
+    }
+
+    /// Waits until all requests have ended that began before.
+    pub(crate) async fn end_period(&self) {
+        let ended = Period::rotate(&mut self.state.write().period, Freed::default());
         let _ended = ended.await;
-        Ok(true)
     }
 
     /// Deletes some of what is left of deleted objects. Returns whether there was anything.
@@ -128,6 +139,9 @@ impl Shared {
         loop {
             let blocked = {
                 let mut state = self.state.write();
+                if state.is_stopped {
+                    return Err(PoolError::Stopped);
+                }
                 let deleting = state.objects.iter().find(|(_, object)| object.is_deleting());
                 let Some((&id, _)) = deleting else { return Ok(deleted) };
                 let mut parts = (0..PARTS).map(|_| state.delete_part(id));
@@ -136,8 +150,11 @@ impl Shared {
                     Some(Err(blocked)) => blocked,
                 }
             };
+            match blocked {
+                Blocked::NoSpace if self.free_waiting().await? => {}
+                blocked => self.resolve(blocked).await?,
+            }
             deleted = true;
-            self.resolve(blocked).await?;
         }
     }
 

@@ -1,6 +1,6 @@
 //! The space of a pool: slabs, the reference counts of their units, and which units are free.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -97,12 +97,18 @@ pub(crate) struct Space {
     current: [u32; 2],
     free_units: [u64; 2],
     /// Units that were given back since the last checkpoint.
-    freed: Freed,
+    freed: Vec<(SlabKind, Unit)>,
     /// Units that are free when a checkpoint is complete and its period has ended.
     pub(crate) returned: Arc<Mutex<Freed>>,
     /// Units that were given back, and are not free yet.
     waiting: u64,
     contradiction: Option<String>,
+    /// Units that one reference has alone since the last checkpoint, each with the number of this event. An interruption
+    /// may bring the other reference back, and requests that began before may still use it, so nothing is overwritten in
+    /// them.
+    contested: [HashMap<Unit, u64>; 2],
+    contests: u64,
+    left: Vec<(SlabKind, Unit, u64)>,
 }
 
 /// A slab that was assigned to a slot, which the journal must know.
@@ -138,10 +144,13 @@ impl Space {
             unassigned: Vec::new(),
             current: [0; 2],
             free_units: [0; 2],
-            freed: Freed::new(),
+            freed: Vec::new(),
             returned: Arc::default(),
             waiting: 0,
             contradiction: None,
+            contested: Default::default(),
+            contests: 0,
+            left: Vec::new(),
         }
     }
 
@@ -162,8 +171,8 @@ impl Space {
             let usable = self.shape.usable(kind);
             let free = usable.checked_sub(row.used.get());
             let free = free.ok_or_else(|| format!("slab {number} uses more than it has"))?;
-            if number >= 1 << 24 || row.copies != 1 || row.copy != 0 {
-                return Err(format!("slab {number} has copies that version 1 does not have"));
+            if number > self.numbers_max() || row.copies != 1 || row.copy != 0 {
+                return Err(format!("slab {number} has a number or copies that it cannot have"));
             }
             if !self.free_slots[usize::from(device)].remove(&slot) {
                 return Err(format!("slab {number} is outside of its device"));
@@ -180,6 +189,11 @@ impl Space {
             self.free_units[at(kind)] += u64::from(free);
         }
         Ok(())
+    }
+
+    /// Returns the highest number of a slab: the lowest free one is used.
+    fn numbers_max(&self) -> u32 {
+        self.layouts.iter().map(|layout| layout.slots).sum()
     }
 
     /// Ends the loading of rows.
@@ -313,7 +327,17 @@ impl Space {
             self.waiting += 1;
         }
         self.changed_rows.insert(row);
+        if fewer == 1 {
+            self.contest(kind, unit);
+        }
         is_last
+    }
+
+    /// Marks a unit as contested until a checkpoint is complete and its period has ended.
+    pub(crate) fn contest(&mut self, kind: SlabKind, unit: Unit) {
+        self.contested[at(kind)].insert(unit, self.contests);
+        self.left.push((kind, unit, self.contests));
+        self.contests += 1;
     }
 
     /// Returns the counts of a unit that a page or a record names.
@@ -445,8 +469,20 @@ impl Space {
     }
 
     /// Returns whether units or slots were given back that are not free yet.
-    pub(crate) const fn is_waiting(&self) -> bool {
+    pub(crate) const fn is_returning(&self) -> bool {
         self.waiting > 0 || !self.unassigned.is_empty()
+    }
+
+    /// Returns whether a checkpoint makes units free, or units that can be overwritten.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.is_returning() || !self.contested[at(SlabKind::Data)].is_empty()
+    }
+
+    /// Returns whether a unit with one reference may still have another one on the devices.
+    #[inline]
+    pub(crate) fn is_contested(&self, kind: SlabKind, unit: Unit) -> bool {
+        let contested = &self.contested[at(kind)];
+        !contested.is_empty() && contested.contains_key(&unit)
     }
 
     /// Assigns a slab to a slot of the device that has the most unused ones.
@@ -466,8 +502,9 @@ impl Space {
         if self.slab(number).is_some() {
             return Err(Blocked::Damaged(format!("slab {number} is assigned twice")));
         }
+        let numbers_max = self.numbers_max();
         let slots = self.free_slots.get_mut(usize::from(device));
-        if number == 0 || number >= 1 << 24 || !slots.is_some_and(|slots| slots.remove(&slot)) {
+        if number == 0 || number > numbers_max || !slots.is_some_and(|slots| slots.remove(&slot)) {
             return Err(Blocked::Damaged(format!("slab {number} is assigned to a used slot")));
         }
         let number = number as usize;
@@ -510,8 +547,15 @@ impl Space {
 
     /// Makes units free whose periods have ended.
     pub(crate) fn reclaim(&mut self) {
-        let returned = std::mem::take(&mut *self.returned.lock());
-        for (kind, unit) in returned {
+        let Freed { units, alone } = std::mem::take(&mut *self.returned.lock());
+        for (kind, unit, number) in alone {
+            let contested = &mut self.contested[at(kind)];
+            // A later event has another number.
+            if contested.get(&unit) == Some(&number) {
+                contested.remove(&unit);
+            }
+        }
+        for (kind, unit) in units {
             self.untake(kind, unit);
             self.waiting -= 1;
             let is_unused =
@@ -522,9 +566,9 @@ impl Space {
         }
     }
 
-    /// Returns the units that were given back since the last checkpoint.
+    /// Returns the units that were given back, or left to one reference, since the last checkpoint.
     pub(crate) fn take_freed(&mut self) -> Freed {
-        std::mem::take(&mut self.freed)
+        Freed { units: std::mem::take(&mut self.freed), alone: std::mem::take(&mut self.left) }
     }
 
     /// Returns everything that a checkpoint must write, each to the place that is not valid now. From now on, these places

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 
 use crate::error::Blocked;
-use crate::format::{CATALOGUE_HEIGHT, DELETING, IS_VOLUME, PageKind, VolumeRow};
+use crate::format::{CATALOGUE_HEIGHT, DELETING, FAN_OUT, IS_VOLUME, PageKind, VOLUMES, VolumeRow};
 use crate::grace::Period;
-use crate::pages::{Page, PageMap};
+use crate::pages::{Cached, Page, PageMap};
 use crate::records::Record;
 use crate::shape::Shape;
 use crate::space::{Assigned, Space};
@@ -47,10 +47,6 @@ pub(crate) struct Object {
 impl Object {
     pub(crate) fn tree(&self) -> Tree {
         Tree { root: self.row.root.get(), height: self.row.height, lowest: PageKind::Leaf }
-    }
-
-    pub(crate) const fn is_volume(&self) -> bool {
-        self.row.kind == IS_VOLUME
     }
 
     pub(crate) const fn is_deleting(&self) -> bool {
@@ -141,10 +137,17 @@ impl State {
         self.catalogue.root
     }
 
-    /// Returns the number of pages that changes of maps need at most without new data: every map page of every volume once,
-    /// and what one generation creates while another is written.
-    pub(crate) const fn reserve(&self) -> u64 {
-        self.map_pages + 2 * self.created_max as u64 + 64
+    /// Returns the number of pages that changes without new data need at most: every page of the map of every volume once,
+    /// and those of some generations whose pages wait for requests that do not end.
+    pub(crate) fn reserve(&self) -> u64 {
+        self.map_pages + 4 * self.created_max as u64 + self.catalogue_pages()
+    }
+
+    /// Returns the number of pages that two checkpoints need for the catalogue at most. Nothing else uses the last pages.
+    pub(crate) fn catalogue_pages(&self) -> u64 {
+        let rows = (self.objects.len() + self.cleared_rows.len() + self.free_rows.len()) as u64;
+        let leaves = rows / VOLUMES as u64 + 2;
+        2 * (leaves + leaves / FAN_OUT as u64 + 2)
     }
 
     pub(crate) fn object(&self, id: u32) -> Result<&Object, Blocked> {
@@ -190,7 +193,7 @@ impl State {
             return;
         }
         let generation = self.generation;
-        let leaves = self.pages.iter().filter(|(_, page)| {
+        let leaves = self.pages.iter().filter(|(_, Cached { page, .. })| {
             matches!(page, Page::Leaf(_)) && page.header().generation.get() < generation
         });
         let evicted: Vec<u64> =

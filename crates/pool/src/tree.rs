@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use crate::error::{Blocked, Load};
 use crate::format::{FAN_OUT, LeafPage};
-use crate::pages::{Mapping, Page};
-use crate::shape::Unit;
+use crate::pages::{Cached, Mapping, Page};
+use crate::shape::{COUNT_MAX, SlabKind, Unit};
 use crate::state::{Reserve, State, Tree};
 
 /// The entry of a chunk, and whether its own chunk can be overwritten.
@@ -18,9 +18,24 @@ pub(crate) struct Found {
     pub(crate) is_owned: bool,
 }
 
+/// A page on the way to a chunk.
+pub(crate) struct Reached<'a> {
+    pub(crate) page: &'a Page,
+    /// Several trees have it.
+    pub(crate) is_shared: bool,
+    /// It, or a page above it, is contested (see `Space`).
+    pub(crate) is_contested: bool,
+}
+
 /// Returns the number of the child that leads to a chunk, in a branch of this level.
 const fn child_of(chunk: u64, level: u8) -> usize {
     (chunk >> (8 * level as u32) & 0xff) as usize
+}
+
+fn damaged_chunk(chunk: u64) -> Blocked {
+    Blocked::Damaged(format!(
+        "an entry refers to chunk {chunk:#x}, whose reference count denies that"
+    ))
 }
 
 fn damaged(address: u64, what: &str) -> Blocked {
@@ -32,40 +47,47 @@ impl State {
     #[inline]
     pub(crate) fn find(&self, id: u32, chunk: u64) -> Result<Found, Blocked> {
         let tree = self.object(id)?.tree();
-        let Some((leaf, is_shared)) = self.leaf(&tree, chunk)? else {
+        let Some((leaf, is_own)) = self.leaf(&tree, chunk)? else {
             return Ok(Found { mapping: Mapping::default(), is_owned: false });
         };
         let mapping = leaf.mapping((chunk & 0xff) as usize);
         let is_copied = !self.copying.is_empty() && self.copying.contains(&(id, chunk));
-        let is_owned = mapping.own != 0 && !is_shared && !is_copied && {
+        let is_owned = mapping.own != 0 && is_own && !is_copied && {
             let unit = Unit::of_chunk(mapping.own);
-            let count = self.space.count(unit);
-            count.ok_or_else(|| Blocked::Missing(vec![Load::Counts(unit.slab)]))? == 1
+            match self.space.count(unit) {
+                Some(0) => return Err(damaged_chunk(mapping.own)),
+                Some(count) => count == 1 && !self.space.is_contested(SlabKind::Data, unit),
+                None if self.space.has_counts(unit.slab) => {
+                    return Err(damaged_chunk(mapping.own));
+                }
+                None => return Err(Blocked::Missing(vec![Load::Counts(unit.slab)])),
+            }
         };
         Ok(Found { mapping, is_owned })
     }
 
-    /// Returns the page of a level on the way to a chunk, and whether several trees have it.
+    /// Returns the page of a level on the way to a chunk.
     #[inline]
     pub(crate) fn page(
         &self,
         tree: &Tree,
         chunk: u64,
         level: u8,
-    ) -> Result<Option<(&Page, bool)>, Blocked> {
-        let (mut address, mut is_shared) = (tree.root, false);
+    ) -> Result<Option<Reached<'_>>, Blocked> {
+        let mut address = tree.root;
+        let (mut is_shared, mut is_contested) = (false, false);
         for current in (0..tree.height).rev() {
             if address == 0 {
                 return Ok(None);
             }
-            let page = self.pages.get(&address);
-            let page = page.ok_or_else(|| Blocked::Missing(vec![Load::Page(address)]))?;
-            is_shared |= self.space.count(Unit::of_page(address)) != Some(1);
-            if page.header().level != current {
-                return Err(damaged(address, "has another level"));
-            }
+            let unit = Unit::of_page(address);
+            let Some(Cached { page, is_single }) = self.pages.get(&address) else {
+                return Err(self.missing_page(address));
+            };
+            is_shared |= !is_single;
+            is_contested |= self.space.is_contested(SlabKind::Pages, unit);
             if current == level {
-                return Ok(Some((page, is_shared)));
+                return Ok(Some(Reached { page, is_shared, is_contested }));
             }
             let Page::Branch(branch) = page else { return Err(damaged(address, "is no branch")) };
             address = branch.children[child_of(chunk, current)].get();
@@ -73,16 +95,29 @@ impl State {
         Ok(None)
     }
 
-    /// Returns the leaf of a chunk, and whether several trees have it.
+    /// Returns the reason why a page is not in memory.
+    fn missing_page(&self, address: u64) -> Blocked {
+        match self.space.count(Unit::of_page(address)) {
+            Some(0) => damaged(address, "is used, and its reference count denies that"),
+            _ => Blocked::Missing(vec![Load::Page(address)]),
+        }
+    }
+
+    /// Returns the leaf of a chunk, and whether its chunks can be overwritten if nothing else refers to them.
     #[inline]
     pub(crate) fn leaf(
         &self,
         tree: &Tree,
         chunk: u64,
     ) -> Result<Option<(&LeafPage, bool)>, Blocked> {
+        if chunk >> (8 * u32::from(tree.height)) != 0 {
+            return Ok(None);
+        }
         match self.page(tree, chunk, 0)? {
-            Some((Page::Leaf(leaf), is_shared)) => Ok(Some((leaf, is_shared))),
-            Some((page, _)) => Err(damaged(page.header().address.get(), "is no leaf")),
+            Some(Reached { page: Page::Leaf(leaf), is_shared, is_contested }) => {
+                Ok(Some((leaf, !is_shared && !is_contested)))
+            }
+            Some(reached) => Err(damaged(reached.page.header().address.get(), "is no leaf")),
             None => Ok(None),
         }
     }
@@ -108,13 +143,16 @@ impl State {
         Ok(None)
     }
 
-    /// Returns an error unless the counts of the slabs of these chunks are in memory.
+    /// Returns an error unless the counts of these chunks are in memory, and another reference can be added to each.
     fn require_counts(&self, chunks: impl Iterator<Item = u64>) -> Result<(), Blocked> {
-        let mut missing: Vec<_> = chunks
-            .map(|chunk| Unit::of_chunk(chunk).slab)
-            .filter(|&slab| !self.space.has_counts(slab))
-            .map(Load::Counts)
-            .collect();
+        let mut missing = Vec::new();
+        for unit in chunks.map(Unit::of_chunk) {
+            match self.space.count(unit) {
+                Some(count) if count >= COUNT_MAX => return Err(Blocked::NoSpace),
+                Some(_) => {}
+                None => missing.push(Load::Counts(unit.slab)),
+            }
+        }
         missing.sort_unstable();
         missing.dedup();
         if missing.is_empty() { Ok(()) } else { Err(Blocked::Missing(missing)) }
@@ -136,11 +174,15 @@ impl State {
                 missing += 1;
                 continue;
             }
-            let page = self.pages.get(&address);
-            let page = page.ok_or_else(|| Blocked::Missing(vec![Load::Page(address)]))?;
+            let page = self.known(address);
+            let page = page.ok_or_else(|| self.missing_page(address))?;
             is_shared |= self.space.count(Unit::of_page(address)) != Some(1);
             if is_shared {
                 self.require_counts(page.chunks())?;
+                let counts = page.children().map(|child| self.space.count(Unit::of_page(child)));
+                if counts.flatten().any(|count| count >= COUNT_MAX) {
+                    return Err(Blocked::NoSpace);
+                }
             }
             copied += usize::from(is_shared || page.header().generation.get() != self.generation);
             if let Page::Branch(branch) = page {
@@ -152,9 +194,13 @@ impl State {
             if self.created.len() + needed > self.created_max {
                 return Err(Blocked::Checkpoint);
             }
-            let wanted = self.reserve() + missing as u64;
-            let is_short = missing > 0 && self.space.available_pages() < wanted;
-            if reserve == Reserve::Keep && is_short {
+            let available = self.space.available_pages();
+            // A new page is reserved for its volume from then on.
+            let is_short = match reserve {
+                Reserve::Keep => missing > 0 && available < self.reserve() + 2 * missing as u64,
+                _ => available < self.catalogue_pages() + needed as u64,
+            };
+            if is_short {
                 return Err(Blocked::NoSpace);
             }
         }
@@ -167,7 +213,7 @@ impl State {
                 }
                 Err(blocked) => {
                     for unit in taken {
-                        self.space.untake(crate::shape::SlabKind::Pages, unit);
+                        self.space.untake(SlabKind::Pages, unit);
                     }
                     return Err(blocked);
                 }
@@ -177,7 +223,7 @@ impl State {
         let mut address = tree.root;
         for current in (level..tree.height).rev() {
             let is_single = address != 0 && self.space.count(Unit::of_page(address)) == Some(1);
-            let known = self.pages.get(&address);
+            let known = self.known(address);
             let is_writable = is_single
                 && known.is_some_and(|page| page.header().generation.get() == self.generation);
             if !is_writable {
@@ -192,14 +238,17 @@ impl State {
                 self.created.push(new);
                 if address != 0 {
                     if !is_single {
-                        page.children().for_each(|child| self.space.add(Unit::of_page(child)));
+                        page.children().for_each(|child| self.add_page(child));
                         page.chunks().for_each(|chunk| self.space.add(Unit::of_chunk(chunk)));
                     }
-                    if self.space.remove(Unit::of_page(address)) {
-                        self.pages.remove(&address);
+                    // A copy of a contested page leads to the same chunks.
+                    let old = Unit::of_page(address);
+                    if is_single && self.space.is_contested(SlabKind::Pages, old) {
+                        self.space.contest(SlabKind::Pages, unit);
                     }
+                    self.remove_page(address);
                 }
-                self.pages.insert(new, page);
+                self.pages.insert(new, Cached { page, is_single: true });
                 match path.last() {
                     Some(parent) => self.set_child(*parent, chunk, current + 1, new),
                     None => tree.root = new,
@@ -207,7 +256,7 @@ impl State {
                 address = new;
             }
             path.push(address);
-            if let Some(Page::Branch(branch)) = self.pages.get(&address) {
+            if let Some(Page::Branch(branch)) = self.known(address) {
                 address = branch.children[child_of(chunk, current)].get();
             }
         }
@@ -217,7 +266,7 @@ impl State {
 
     /// Replaces a child of a writable branch.
     fn set_child(&mut self, branch: u64, chunk: u64, level: u8, child: u64) {
-        if let Some(Page::Branch(page)) = self.pages.get_mut(&branch) {
+        if let Some(Page::Branch(page)) = self.known_mut(branch) {
             Arc::make_mut(page).children[child_of(chunk, level)] = child.into();
         }
     }
@@ -225,7 +274,8 @@ impl State {
     /// Adds levels above the root of a tree. Returns the number of pages that this needed.
     pub(crate) fn heighten(&mut self, tree: &mut Tree, levels: u8) -> Result<u32, Blocked> {
         let mut added = 0;
-        if self.space.available_pages() < levels.into() {
+        let wanted = if self.is_replaying { 0 } else { self.reserve() } + 2 * u64::from(levels);
+        if levels > 0 && self.space.available_pages() < wanted {
             return Err(Blocked::NoSpace);
         }
         for _ in 0..levels {
@@ -237,7 +287,7 @@ impl State {
                 page.place(self.pool, address, self.generation);
                 self.space.add(unit);
                 self.created.push(address);
-                self.pages.insert(address, page);
+                self.pages.insert(address, Cached { page, is_single: true });
                 self.set_child(address, 0, tree.height, tree.root);
                 tree.root = address;
                 added += 1;
@@ -284,7 +334,7 @@ impl State {
         let leaf = *path.last().expect("a path has its page");
         let mut chunks = 0;
         for (index, mapping) in indices.zip(mappings) {
-            let Some(Page::Leaf(page)) = self.pages.get_mut(&leaf) else { break };
+            let Some(Page::Leaf(page)) = self.known_mut(leaf) else { break };
             let page = Arc::make_mut(page);
             let had = page.mapping(index);
             page.set(index, *mapping);
@@ -332,7 +382,7 @@ impl State {
         let address = *path.last().expect("a path has its page");
         let mut gone = 0;
         for index in indices {
-            let Some(Page::Leaf(page)) = self.pages.get_mut(&address) else { break };
+            let Some(Page::Leaf(page)) = self.known_mut(address) else { break };
             let page = Arc::make_mut(page);
             let had = page.mapping(index);
             page.set(index, Mapping::default());
@@ -350,7 +400,9 @@ impl State {
     /// empty then are removed as well. If this fails, nothing has changed.
     fn cut(&mut self, volume: u32, chunk: u64, level: u8) -> Result<(), Blocked> {
         let mut tree = self.object(volume)?.tree();
-        let Some((page, is_shared)) = self.page(&tree, chunk, level)? else { return Ok(()) };
+        let Some(Reached { page, is_shared, .. }) = self.page(&tree, chunk, level)? else {
+            return Ok(());
+        };
         let address = page.header().address.get();
         if !is_shared {
             self.require_counts(page.chunks())?;
@@ -367,7 +419,7 @@ impl State {
             while let Some(branch) = path.pop() {
                 self.set_child(branch, chunk, current, 0);
                 let is_empty =
-                    self.pages.get(&branch).is_some_and(|page| page.children().next().is_none());
+                    self.known(branch).is_some_and(|page| page.children().next().is_none());
                 if !is_empty {
                     break;
                 }
@@ -387,6 +439,34 @@ impl State {
         Ok(())
     }
 
+    fn known(&self, address: u64) -> Option<&Page> {
+        Some(&self.pages.get(&address)?.page)
+    }
+
+    fn known_mut(&mut self, address: u64) -> Option<&mut Page> {
+        Some(&mut self.pages.get_mut(&address)?.page)
+    }
+
+    /// Adds a reference to a page.
+    pub(crate) fn add_page(&mut self, address: u64) {
+        self.space.add(Unit::of_page(address));
+        if let Some(cached) = self.pages.get_mut(&address) {
+            cached.is_single = false;
+        }
+    }
+
+    /// Removes a reference to a page. If it was the last one, returns the page, which is gone from memory.
+    fn remove_page(&mut self, address: u64) -> Option<Page> {
+        let unit = Unit::of_page(address);
+        if self.space.remove(unit) {
+            return self.pages.remove(&address).map(|cached| cached.page);
+        }
+        if let Some(cached) = self.pages.get_mut(&address) {
+            cached.is_single = self.space.count(unit) == Some(1);
+        }
+        None
+    }
+
     /// Removes one reference to each of these chunks.
     fn unreference(&mut self, chunks: impl Iterator<Item = u64>) {
         for chunk in chunks {
@@ -396,9 +476,7 @@ impl State {
 
     /// Removes a reference to a page. If it was the last one, the page's references to chunks end, too.
     fn release(&mut self, address: u64) {
-        if self.space.remove(Unit::of_page(address))
-            && let Some(page) = self.pages.remove(&address)
-        {
+        if let Some(page) = self.remove_page(address) {
             self.unreference(page.chunks());
         }
     }
@@ -416,8 +494,8 @@ impl State {
         let mut address = tree.root;
         for level in (0..tree.height).rev() {
             let is_shared = self.space.count(Unit::of_page(address)) != Some(1);
-            let page = self.pages.get(&address);
-            let page = page.ok_or_else(|| Blocked::Missing(vec![Load::Page(address)]))?;
+            let page = self.known(address);
+            let page = page.ok_or_else(|| self.missing_page(address))?;
             if is_shared || level == 0 {
                 self.cut(id, chunk, level)?;
                 return Ok(false);

@@ -101,7 +101,8 @@ impl Shared {
                     Err(blocked) => blocked,
                 }
             };
-            self.resolve(blocked).await.map_err(|error| bytes.pool_error(error))?;
+            let resolved = self.resolve_or_make_room(blocked).await;
+            resolved.map_err(|error| bytes.pool_error(error))?;
         }
     }
 

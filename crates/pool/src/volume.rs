@@ -11,7 +11,9 @@ use crate::PoolError;
 use crate::format::{IS_SNAPSHOT, PAGE, VolumeRow};
 use crate::records::Record;
 use crate::request::Bytes;
+use crate::shape::SIZE_MAX;
 use crate::shared::Shared;
+use crate::state::State;
 
 /// An open volume, or an open snapshot, which is read-only.
 pub struct PoolVolume {
@@ -98,7 +100,7 @@ impl Store for PoolVolume {
     #[inline]
     fn write(&self, extent: Extent, data: Payload, durability: Durability) -> Reply<()> {
         match self.changed(extent) {
-            Ok(bytes) => self.shared.write(bytes, data, durability),
+            Ok(bytes) => self.shared.write(bytes, data, durability, &self.status),
             Err(reply) => reply,
         }
     }
@@ -114,8 +116,11 @@ impl Store for PoolVolume {
     fn unmap(&self, extent: Extent) -> Reply<()> {
         match self.changed(extent) {
             Ok(bytes) => {
-                let shared = self.shared.clone();
-                self.shared.finishing(async move { shared.unmap(bytes).await })
+                let (shared, open) = (self.shared.clone(), self.status.clone());
+                self.shared.finishing(async move {
+                    let _open = open;
+                    shared.unmap(bytes).await
+                })
             }
             Err(reply) => reply,
         }
@@ -124,8 +129,9 @@ impl Store for PoolVolume {
     fn write_zeroes(&self, extent: Extent, durability: Durability) -> Reply<()> {
         match self.changed(extent) {
             Ok(bytes) => {
-                let shared = self.shared.clone();
+                let (shared, open) = (self.shared.clone(), self.status.clone());
                 self.shared.finishing(async move {
+                    let _open = open;
                     shared.unmap(bytes).await?;
                     if durability == Durability::Durable { shared.flush().await } else { Ok(()) }
                 })
@@ -164,30 +170,33 @@ impl Store for PoolVolume {
         if self.characteristics.read_only {
             return Io::Ready(Err(InvalidRequest::ReadOnly.into()));
         }
-        let (shared, id, status) = (self.shared.clone(), self.id, self.status.clone());
         let shift = self.block_size.shift();
-        let old = self.bytes(Extent::new(0, status.block_count()));
+        if block_count > SIZE_MAX >> shift {
+            return Io::Ready(Err(InvalidRequest::Unsupported.into()));
+        }
+        let (shared, volume, status) = (self.shared.clone(), self.id, self.status.clone());
+        let block_shift = shift;
         self.shared.finishing(async move {
-            let size = block_count << shift;
-            if size < old.end {
+            let _resizing = shared.resizing.lock().await;
+            let (old, size) = (status.block_count(), block_count << shift);
+            if block_count < old {
                 status.set_block_count(block_count);
-                shared.unmap(Bytes { start: size, ..old }).await?;
+                // What was written behind the new end before is there now, and is removed.
+                shared.end_period().await;
+                let bytes = Bytes { volume, start: size, end: old << shift, block_shift };
+                if let Err(error) = shared.unmap(bytes).await {
+                    status.set_block_count(old);
+                    return Err(error);
+                }
             }
-            let recorded = loop {
-                let blocked = {
-                    let mut state = shared.state.write();
-                    let row = state.object(id).map(|object| object.row);
-                    let changed = row.and_then(|mut row| {
-                        row.size = size.into();
-                        state.perform(&Record::Change { row: Box::new(row) })
-                    });
-                    match changed {
-                        Ok(()) => break state.recorded,
-                        Err(blocked) => blocked,
-                    }
-                };
-                shared.resolve_or_make_room(blocked).await?;
+            let wanted = |state: &mut State| match state.object(volume) {
+                Ok(object) => Ok(VolumeRow { size: size.into(), ..object.row }),
+                Err(_) => Err(PoolError::NotFound),
             };
+            let perform = |state: &mut State, row: VolumeRow| {
+                state.perform(&Record::Change { row: Box::new(row) })
+            };
+            let recorded = shared.change(wanted, perform).await?;
             shared.commit(recorded).await?;
             status.set_block_count(block_count);
             Ok(())

@@ -6,7 +6,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use sarsen_block::{BlockError, Buffer, Data, Durability, Io, Payload, Reply, StopCause};
+use sarsen_block::{
+    BlockError, Buffer, Data, Durability, Io, Payload, Reply, StopCause, StoreStatus,
+};
 
 use crate::devices::Place;
 use crate::error::Blocked;
@@ -62,6 +64,7 @@ impl Shared {
         bytes: Bytes,
         data: Payload,
         durability: Durability,
+        open: &Arc<StoreStatus>,
     ) -> Reply<()> {
         let (place, period, recorded) = {
             let state = self.state.read();
@@ -93,8 +96,10 @@ impl Shared {
             };
         }
         drop(period);
-        let shared = self.clone();
+        let (shared, open) = (self.clone(), open.clone());
         self.finishing(async move {
+            // The volume counts as open until then: its map is not replaced.
+            let _open = open;
             let recorded = shared.write_parts(bytes, data).await?;
             shared.persist(bytes, recorded, durability).await
         })
@@ -262,7 +267,7 @@ impl Shared {
 impl State {
     /// Returns the place of a range if all of it can be overwritten there.
     #[inline]
-    fn in_place(&self, bytes: Bytes) -> Result<Option<Place>, Blocked> {
+    pub(crate) fn in_place(&self, bytes: Bytes) -> Result<Option<Place>, Blocked> {
         let shape = self.shape();
         let mut start = bytes.start;
         let mut whole: Option<Segment> = None;

@@ -1,7 +1,7 @@
 //! Histories from a seed: several clients write, flush, unmap, take snapshots, clone, delete and set back, while the power
 //! fails at any request of a device. A model knows which contents each sector may have.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
@@ -106,7 +106,7 @@ fn values_of(data: &[u8]) -> Vec<u64> {
 }
 
 async fn read_all(store: &PoolVolume) -> Vec<u64> {
-    let data = store.read(Extent::new(0, SECTORS)).wait().await.expect("it can be read");
+    let data = expected(store.read(Extent::new(0, SECTORS)).wait().await).await;
     values_of(&data.into_buffer())
 }
 
@@ -141,11 +141,14 @@ impl History {
             let requests = if life == 3 { u64::MAX } else { 1 + self.rng.below(1500) };
             let devices = self.devices.clone();
             let steps = 60 + self.rng.below(120);
+            IS_FAILING.set(life < 3 && self.rng.chance(30));
             let ended = {
                 let live = self.live(steps, life == 3);
                 run_until(&devices, requests, live)
             };
             end_all(());
+            IS_FAILING.set(false);
+            devices.iter().for_each(|device| device.fail_one_of(0));
             self.model.borrow_mut().volumes.values_mut().for_each(|known| known.store = None);
             if ended.is_none() || self.rng.chance(50) {
                 devices.iter().for_each(|device| device.crash());
@@ -160,7 +163,13 @@ impl History {
         note(format_args!("the pool is opened"));
         let pool = Pool::open(stores(&self.devices), LocalTasks::shared()).await;
         let pool = pool.unwrap_or_else(|error| panic!("seed {}: {error}", self.seed));
+        if self.rng.chance(30) {
+            pool.set_memory(0);
+        }
         self.compare(&pool).await;
+        if IS_FAILING.get() {
+            self.devices.iter().for_each(|device| device.fail_one_of(300));
+        }
         let mut running: FuturesUnordered<Step> = FuturesUnordered::new();
         for _ in 0..steps {
             while running.len() > self.rng.below(8) as usize {
@@ -289,10 +298,21 @@ impl History {
                 Some(Box::pin(replace(model, pool, name, content)))
             }
             19..21 => Some(Box::pin(async move {
-                tolerate(pool.maintain_once().await);
+                tolerate(pool.maintain_once().await).await;
             })),
             21..23 => Some(Box::pin(async move {
-                tolerate(pool.checkpoint().await);
+                tolerate(pool.checkpoint().await).await;
+            })),
+            // Half of the histories have few flushes, and change ownership often.
+            23..31 if self.seed.is_multiple_of(2) => match pick(&mut self.rng, snapshots) {
+                Some(name) if self.rng.chance(60) && idle.len() < 4 => {
+                    Some(Box::pin(clone(model, pool, name)))
+                }
+                Some(name) => Some(Box::pin(delete_snapshot(model, pool, name))),
+                None => Some(Box::pin(snapshot(model, pool, pick(&mut self.rng, idle)?))),
+            },
+            31..33 if self.seed.is_multiple_of(2) => Some(Box::pin(async move {
+                tolerate(pool.maintain_once().await).await;
             })),
             23..33 => {
                 let name = pick(&mut self.rng, idle)?;
@@ -341,7 +361,10 @@ impl History {
         let volumes = std::mem::take(&mut self.model.borrow_mut().volumes);
         drop(volumes);
         for object in pool.volumes() {
-            pool.delete(object.id).await.expect("deleted");
+            // A request that lost its caller may still use it.
+            while let Err(PoolError::Invalid(_)) = pool.delete(object.id).await {
+                tokio::task::yield_now().await;
+            }
         }
         pool.maintain_once().await.expect("deleted");
         for _ in 0..3 {
@@ -384,21 +407,37 @@ fn note(event: std::fmt::Arguments<'_>) {
     }
 }
 
-/// Accepts a lack of space.
-fn tolerate<T>(result: Result<T, PoolError>) -> Option<T> {
+thread_local! {
+    /// The devices of this history fail now.
+    static IS_FAILING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns a result. An error is accepted only if devices fail: then the client waits until the power fails.
+async fn expected<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
     match result {
-        Ok(value) => Some(value),
+        Ok(value) => value,
+        Err(error) => {
+            assert!(IS_FAILING.get(), "{error}");
+            note(format_args!("a client ends: {error}"));
+            std::future::pending().await
+        }
+    }
+}
+
+/// Accepts a lack of space.
+async fn tolerate<T>(result: Result<T, PoolError>) -> Option<T> {
+    match result {
         Err(PoolError::NoSpace) => None,
-        Err(error) => panic!("{error}"),
+        result => Some(expected(result).await),
     }
 }
 
 async fn create(model: Shared, pool: Pool) {
     let name = model.borrow_mut().name("v");
     let new = volume(&name, SECTORS * SECTOR as u64, BlockSize::B512);
-    let Some(id) = tolerate(pool.create_volume(&new).await) else { return };
+    let Some(id) = tolerate(pool.create_volume(&new).await).await else { return };
     let mut known = Known::new(id, &vec![0; SECTORS as usize]);
-    known.store = Some(pool.open_volume(id).await.expect("it can be opened"));
+    known.store = Some(expected(pool.open_volume(id).await).await);
     model.borrow_mut().volumes.insert(name, known);
 }
 
@@ -417,12 +456,12 @@ async fn snapshot(model: Shared, pool: Pool, volume: String) {
         (name, id)
     };
     note(format_args!("{volume}: snapshot {name}"));
-    let created = tolerate(pool.snapshot(&[(id, label(&name))]).await);
+    let created = tolerate(pool.snapshot(&[(id, label(&name))]).await).await;
     let Some(id) = created.map(|ids| ids[0]) else {
         model.borrow_mut().beginning.remove(&name);
         return;
     };
-    let store = pool.open_volume(id).await.expect("it can be opened");
+    let store = expected(pool.open_volume(id).await).await;
     note(format_args!("{volume}: snapshot {name} is there"));
     let content = read_all(&store).await;
     let mut model = model.borrow_mut();
@@ -448,13 +487,13 @@ async fn clone(model: Shared, pool: Pool, snapshot: String) {
     let created = match pool.clone_of(id, &label(&name)).await {
         // Another client has deleted it meanwhile.
         Err(PoolError::NotFound) => None,
-        created => tolerate(created),
+        created => tolerate(created).await,
     };
     let mut known = match created {
         Some(id) => Known::new(id, &content),
         None => return drop(model.borrow_mut().cloning.remove(&name)),
     };
-    known.store = Some(pool.open_volume(known.id).await.expect("it can be opened"));
+    known.store = Some(expected(pool.open_volume(known.id).await).await);
     let mut model = model.borrow_mut();
     model.cloning.remove(&name);
     model.volumes.insert(name, known);
@@ -475,7 +514,7 @@ async fn delete_snapshot(model: Shared, pool: Pool, name: String) {
         // Another client reads it.
         Err(PoolError::Invalid(_)) => {}
         deleted => {
-            deleted.expect("deleted");
+            expected(deleted).await;
             model.borrow_mut().snapshots.remove(&name);
         }
     }
@@ -510,7 +549,7 @@ async fn replace(model: Shared, pool: Pool, name: String, snapshot: Option<Strin
         Ok(()) => true,
         // A flush has it open, the snapshot is gone, or there is no space.
         Err(PoolError::Invalid(_) | PoolError::NotFound | PoolError::NoSpace) => false,
-        Err(error) => panic!("{error}"),
+        Err(error) => return expected(Err(error)).await,
     };
     if done && to.is_none() {
         let mut model = model.borrow_mut();
@@ -518,7 +557,7 @@ async fn replace(model: Shared, pool: Pool, name: String, snapshot: Option<Strin
         model.deleting.retain(|other| *other != name);
         return;
     }
-    let store = pool.open_volume(id).await.expect("it can be opened");
+    let store = expected(pool.open_volume(id).await).await;
     let mut model = model.borrow_mut();
     model.deleting.retain(|other| *other != name);
     let known = model.volumes.get_mut(&name).expect("it is there");
@@ -542,7 +581,7 @@ async fn flush(model: Shared, name: String) {
         known.sectors.iter().map(Sector::number).collect()
     };
     note(format_args!("{name}: flush"));
-    store.flush().wait().await.expect("flushed");
+    expected(store.flush().wait().await).await;
     note(format_args!("{name}: flushed"));
     drop(store);
     let mut model = model.borrow_mut();
@@ -563,7 +602,7 @@ fn release(known: &mut Known, range: &Range<u64>) {
 async fn read(model: Shared, name: String, range: Range<u64>) {
     let Some(store) = store_of(&model, &name) else { return };
     let extent = Extent::new(range.start, range.end - range.start);
-    let data = store.read(extent).wait().await.expect("it can be read");
+    let data = expected(store.read(extent).wait().await).await;
     let mut model = model.borrow_mut();
     let known = model.volumes.get_mut(&name).expect("it is there");
     for (lba, value) in range.clone().zip(values_of(&data.into_buffer())) {
@@ -626,6 +665,13 @@ async fn change(model: Shared, name: String, range: Range<u64>, write: Write) {
     };
     drop(store);
     note(format_args!("{name}: {range:?} = {value}: {result:?}"));
+    let result = match result {
+        Err(BlockError::NoSpace { .. }) => Err(()),
+        result => {
+            expected(result).await;
+            Ok(())
+        }
+    };
     let mut model = model.borrow_mut();
     let known = model.volumes.get_mut(&name).expect("it is there");
     for sector in &mut known.sectors[range.start as usize..range.end as usize] {
@@ -641,8 +687,7 @@ async fn change(model: Shared, name: String, range: Range<u64>, write: Write) {
                 }
             }
             // Zeroes in a part of a shared piece need space, too.
-            Err(BlockError::NoSpace { .. }) => sector.failed.push(value),
-            Err(error) => panic!("{error}"),
+            Err(()) => sector.failed.push(value),
         }
     }
     release(known, &range);

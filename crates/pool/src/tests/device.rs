@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use sarsen_block::{
-    AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Durability, Extent,
-    Geometry, InvalidRequest, Io, Payload, Reply, Rng, Store, StoreStatus,
+    AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction, Durability,
+    Extent, Geometry, InvalidRequest, Io, Lba, Payload, Reply, Rng, Store, StoreStatus,
 };
 use tokio::sync::oneshot;
 
@@ -28,6 +28,9 @@ struct Inner {
     waiting: Vec<Waiting>,
     /// Offsets and lengths of all reads.
     reads: Vec<(usize, usize)>,
+    /// One of so many requests fails, if this is not 0.
+    failing: u64,
+    has_failed: bool,
 }
 
 enum Waiting {
@@ -64,6 +67,8 @@ impl SimulatedDevice {
                 cached: Vec::new(),
                 waiting: Vec::new(),
                 reads: Vec::new(),
+                failing: 0,
+                has_failed: false,
             }),
         })
     }
@@ -88,6 +93,17 @@ impl SimulatedDevice {
         std::mem::take(&mut self.inner.lock().reads)
     }
 
+    /// Lets one of so many requests fail, or none.
+    pub(super) fn fail_one_of(&self, requests: u64) {
+        let mut inner = self.inner.lock();
+        (inner.failing, inner.has_failed) = (requests, false);
+    }
+
+    /// Returns whether a request has failed.
+    pub(super) fn has_failed(&self) -> bool {
+        self.inner.lock().has_failed
+    }
+
     /// Carries out one of the waiting requests. Returns whether there was one.
     pub(super) fn step(&self) -> bool {
         let inner = &mut *self.inner.lock();
@@ -95,7 +111,22 @@ impl SimulatedDevice {
             return false;
         }
         let chosen = inner.rng.below(inner.waiting.len() as u64) as usize;
-        match inner.waiting.swap_remove(chosen) {
+        let waiting = inner.waiting.swap_remove(chosen);
+        if inner.failing > 0 && inner.rng.below(inner.failing) == 0 {
+            inner.has_failed = true;
+            // Any part of a failed write may be there. The sender of its result is dropped.
+            if let Waiting::Write { offset, data, .. } = waiting {
+                for (number, sector) in data.chunks(SECTOR).enumerate() {
+                    if inner.rng.chance(50) {
+                        let at = offset + number * SECTOR;
+                        inner.image[at..at + SECTOR].copy_from_slice(sector);
+                        inner.cached.push((at, sector.to_vec(), false));
+                    }
+                }
+            }
+            return true;
+        }
+        match waiting {
             Waiting::Read { offset, length, done } => {
                 inner.reads.push((offset, length));
                 let _dropped = done.send(Buffer::copy_of(&inner.image[offset..offset + length]));
@@ -126,16 +157,20 @@ impl SimulatedDevice {
         true
     }
 
-    /// Cuts the power. Each sector of a write that was not flushed survives or not.
+    /// Cuts the power. Each sector of a write that was not flushed survives or not. Often nothing survives, or everything.
     pub(super) fn crash(&self) {
+        let percent = [0, 30, 50, 90, 100][self.inner.lock().rng.below(5) as usize];
+        self.crash_with(percent);
+    }
+
+    /// Cuts the power. This part of the sectors that were written and not flushed survives.
+    pub(super) fn crash_with(&self, percent: u32) {
         let inner = &mut *self.inner.lock();
         let waiting = std::mem::take(&mut inner.waiting).into_iter().filter_map(|one| match one {
             Waiting::Write { offset, data, .. } => Some((offset, data, false)),
             Waiting::Read { .. } | Waiting::Flush { .. } => None,
         });
         let cached: Vec<_> = inner.cached.drain(..).chain(waiting).collect();
-        // Often nothing survives, or everything.
-        let percent = [0, 30, 50, 90, 100][inner.rng.below(5) as usize];
         for (offset, data, lasts) in cached {
             for (number, sector) in data.chunks(SECTOR).enumerate() {
                 if lasts || inner.rng.chance(percent) {
@@ -156,8 +191,8 @@ impl SimulatedDevice {
         let waiting = waiting(&inner, sender);
         inner.waiting.push(waiting);
         Io::pending(async {
-            let lost = || BlockError::Transient(std::io::Error::other("the power failed"));
-            done.await.map_err(|_| lost())
+            let failed = || std::io::Error::other("the device failed");
+            done.await.map_err(|_| BlockError::medium(Lba(0), Direction::Write, failed()))
         })
     }
 }

@@ -3,6 +3,7 @@
 mod crashes;
 mod damage;
 mod device;
+mod ownership;
 mod runner;
 
 use std::sync::Arc;

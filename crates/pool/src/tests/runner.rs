@@ -69,6 +69,11 @@ pub(super) fn run_until<T>(
             end_all(future);
             return None;
         }
+        // What a failed request ended does not wait for the devices any more.
+        if stepped == 0 && devices.iter().any(|device| device.has_failed()) && idle > 100 {
+            end_all(future);
+            return None;
+        }
         idle = if stepped > 0 { 0 } else { idle + 1 };
         assert!(idle < 10_000, "everything waits, and no device has a request");
     }
