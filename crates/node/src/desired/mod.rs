@@ -573,7 +573,10 @@ impl Desired {
         changed.interrupted_sessions =
             sessions.map(|session| session.tsih).collect::<BTreeSet<_>>().len();
         changed.warnings = prepared.warnings();
-        changed.warnings.extend(plan::open_targets(&plan.before.objects, &plan.objects));
+        let (before, after) = (&plan.before.objects, &plan.objects);
+        changed.warnings.extend(plan::open_targets(before, after));
+        let is_erased = |volume: &str| erasures.contains_key(volume);
+        changed.warnings.extend(plan::remaining_files(before, after, is_erased));
         if dry_run {
             return Ok((None, changed));
         }

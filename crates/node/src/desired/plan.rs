@@ -1,7 +1,7 @@
 //! The plan: the steps from one state to another one. The server shows it before a change, and stores it as the summary
 //! of the change.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::config::DEFAULT_PORTAL;
-use crate::model::{Difference, Key, Object, ObjectKind, Objects, differences, serial};
+use crate::model::{Difference, Key, Object, ObjectKind, Objects, StoreKind, differences, serial};
 
 /// A step of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -91,6 +91,38 @@ pub(super) fn open_targets(before: &Objects, after: &Objects) -> Option<String> 
     Some(format!(
         "every initiator that reaches a portal is permitted to use {first}{others}: `allow` and `chap` restrict that"
     ))
+}
+
+/// Returns a note that names the files which stay when a change deletes their volumes, if there are any.
+pub(super) fn remaining_files(
+    before: &Objects,
+    after: &Objects,
+    is_erased: impl Fn(&str) -> bool,
+) -> Option<String> {
+    let path_of = |object: &Arc<Object>| match &**object {
+        Object::Volume(volume) if volume.store == StoreKind::File => volume.path.clone(),
+        _ => None,
+    };
+    let deleted: Vec<_> = differences(before, after)
+        .filter_map(|one| {
+            let before = one.before.filter(|_| one.after.is_none())?;
+            Some((one.key.name.as_str(), path_of(before)?))
+        })
+        .filter(|(name, _)| !is_erased(name))
+        .collect();
+    // A renamed volume has its file.
+    if deleted.is_empty() {
+        return None;
+    }
+    let used: HashSet<_> = after.values().filter_map(path_of).collect();
+    let mut remaining = deleted.into_iter().filter(|(_, path)| !used.contains(path));
+    let (name, path) = remaining.next()?;
+    let path = path.display();
+    Some(match remaining.count() {
+        0 => format!("the file of volume {name} remains: {path}"),
+        1 => format!("the files of volume {name} ({path}) and of another one remain"),
+        others => format!("the files of volume {name} ({path}) and of {others} others remain"),
+    })
 }
 
 /// Displays the step as `+ volume data`, `~ volume data: size 1GiB -> 2GiB`, `- target iqn…`.
@@ -295,6 +327,23 @@ mod tests {
         assert_eq!(lines(a, &grown), ["~ volume a: read-only (unset) -> true, size 1GiB -> 2GiB"]);
         let other = "[[host]]\nname = \"h\"\n[limits]\nsessions = 4\n";
         assert_eq!(lines(a, other), ["+ host h", "+ limits", "- volume a"]);
+    }
+
+    #[test]
+    fn files_of_deleted_volumes_are_named_unless_they_are_erased_or_used() {
+        let remaining = |before: &str, after: &str, erased: &str| {
+            remaining_files(&objects(before), &objects(after), |name| name == erased)
+        };
+        let a = "[[volume]]\nname = \"a\"\npath = \"/a.img\"\n";
+        let both = format!("{a}[[volume]]\nname = \"b\"\npath = \"/b.img\"\n");
+        let renamed = a.replace("name = \"a\"", "name = \"c\"");
+        assert_eq!(remaining(a, a, ""), None);
+        assert_eq!(remaining(a, "", "a"), None);
+        assert_eq!(remaining(a, &renamed, ""), None);
+        let note = remaining(&both, a, "").expect("a note");
+        assert_eq!(note, "the file of volume b remains: /b.img");
+        let note = remaining(&both, "", "").expect("a note");
+        assert_eq!(note, "the files of volume a (/a.img) and of another one remain");
     }
 
     fn default_portal_step(before: &str, after: &str) -> Option<String> {
