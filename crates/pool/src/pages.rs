@@ -181,6 +181,11 @@ impl Mapping {
         [self.own, self.base].into_iter().filter(|&chunk| chunk != 0)
     }
 
+    /// Returns whether a chunk is one of its sources.
+    pub(crate) const fn refers_to(self, chunk: u64) -> bool {
+        chunk == self.own || chunk == self.base
+    }
+
     /// Returns whether each source has pieces, and no piece has two.
     pub(crate) const fn is_possible(self) -> bool {
         (self.own == 0) == (self.valid == 0)

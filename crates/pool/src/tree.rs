@@ -314,7 +314,7 @@ impl State {
         if let Some((leaf, _)) = self.leaf(&tree, first)? {
             let is_known = |(index, mapping): (usize, &Mapping)| {
                 let had = leaf.mapping(index);
-                mapping.chunks().all(|chunk| chunk == had.own || chunk == had.base)
+                mapping.chunks().all(|chunk| had.refers_to(chunk))
             };
             if indices.clone().zip(mappings).all(is_known) {
                 reserve = Reserve::Use;
@@ -338,8 +338,11 @@ impl State {
             let page = Arc::make_mut(page);
             let had = page.mapping(index);
             page.set(index, *mapping);
-            mapping.chunks().for_each(|chunk| self.space.add(Unit::of_chunk(chunk)));
-            self.unreference(had.chunks());
+            // A reference that stays is not touched: its chunk would count as contested.
+            let had_alone = had.chunks().filter(|&chunk| !mapping.refers_to(chunk));
+            let new_alone = mapping.chunks().filter(|&chunk| !had.refers_to(chunk));
+            new_alone.for_each(|chunk| self.space.add(Unit::of_chunk(chunk)));
+            self.unreference(had_alone);
             chunks += mapping.chunks().count() as i64 - had.chunks().count() as i64;
         }
         self.change_row(volume, |row| {

@@ -116,6 +116,21 @@ fn ownership_comes_with_a_checkpoint() {
 }
 
 #[test]
+fn chunk_stays_owned_when_more_of_it_is_written() {
+    let devices = [SimulatedDevice::new(32 << 20, 1)];
+    run(&devices, async {
+        let (pool, volume) = pool_with_volume(&devices).await;
+        let store = pool.open_volume(volume).await.expect("opened");
+        for lba in [256, 300, 264] {
+            let data = Buffer::copy_of(&[7; 512]);
+            let write = store.write(Extent::new(lba, 1), data.into(), Durability::Volatile);
+            write.wait().await.expect("written");
+            assert!(pool.shared.state.read().find(volume.0, 2).expect("found").is_owned);
+        }
+    });
+}
+
+#[test]
 fn request_without_a_caller_keeps_its_volume_in_use() {
     let devices = [SimulatedDevice::new(32 << 20, 1)];
     run(&devices, async {
