@@ -1,4 +1,4 @@
-//! The check of a pool: all rules of the format, on devices that nobody writes.
+//! The check of a pool against all rules of the format. Its devices must not be in use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

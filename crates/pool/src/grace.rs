@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 use crate::shape::{SlabKind, Unit};
 
-/// What a checkpoint and the end of a period make usable.
+/// Units that become usable after a checkpoint and the end of a period.
 #[derive(Debug, Default)]
 pub(crate) struct Freed {
     /// Units that nothing uses any more.

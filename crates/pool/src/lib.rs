@@ -11,8 +11,8 @@
 //! * `state`, `tree`, `catalogue`: all of this together, changed only under one lock.
 //! * `shared`, `checkpoint`, `opening`: from memory to the devices, and back.
 //! * `request`, `write`, `unmap`, `volume`: the requests of clients to a volume.
-//! * `pool`: what is done with volumes and snapshots.
-//! * `check`: all rules of the format, on devices that nobody writes.
+//! * `pool`: operations on volumes and snapshots.
+//! * `check`: the check of a pool that is not in use.
 
 mod catalogue;
 mod check;

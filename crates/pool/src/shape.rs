@@ -46,7 +46,7 @@ impl Unit {
     }
 }
 
-/// What a slab consists of.
+/// The kind of the units of a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum SlabKind {
