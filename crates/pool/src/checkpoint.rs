@@ -1,21 +1,30 @@
 //! Making changes durable: commits of the journal, and checkpoints.
 
+use std::sync::Arc;
+
 use sarsen_block::Durability;
-use tokio::sync::MutexGuard;
+use zerocopy::FromBytes as _;
 
 use crate::PoolError;
 use crate::devices::Place;
 use crate::error::{Blocked, Load};
 use crate::format::{CountsPage, PAGE, PageHeader, Sealed as _};
 use crate::grace::Period;
-use crate::journal::COPIES;
+use crate::journal::{COPIES, Ring};
 use crate::pages::{Cached, Page};
-use crate::shape::Unit;
+use crate::shape::{SlabKind, Unit};
 use crate::shared::{Shared, Writer};
+use crate::state::State;
 
 impl Shared {
     /// Makes all records durable up to this number of bytes. Returns whether the devices were flushed for that.
-    pub(crate) async fn commit(&self, recorded: u64) -> Result<bool, PoolError> {
+    pub(crate) async fn commit(self: &Arc<Self>, recorded: u64) -> Result<bool, PoolError> {
+        let shared = self.clone();
+        // A caller that is dropped must not leave half of it: the next frame follows this one.
+        self.finishing(async move { shared.commit_now(recorded).await }).wait().await
+    }
+
+    async fn commit_now(&self, recorded: u64) -> Result<bool, PoolError> {
         let mut writer = self.writer.lock().await;
         let (records, up_to) = {
             let mut state = self.state.write();
@@ -53,33 +62,39 @@ impl Shared {
     }
 
     /// Writes a checkpoint, unless one was written while this waited.
-    pub(crate) async fn checkpoint(&self, generation: u64) -> Result<(), PoolError> {
-        let mut writer = self.writer.lock().await;
-        if self.state.read().generation > generation {
-            return Ok(());
-        }
-        self.write_checkpoint(&mut writer).await
+    pub(crate) async fn checkpoint(self: &Arc<Self>, generation: u64) -> Result<(), PoolError> {
+        self.checkpoint_if(move |state, _| state.generation <= generation).await
     }
 
     /// Writes a checkpoint if the journal or the memory for changed pages is half full.
-    pub(crate) async fn checkpoint_if_due(&self) -> Result<(), PoolError> {
-        let mut writer = self.writer.lock().await;
-        let is_due = {
-            let state = self.state.read();
-            writer.ring.is_half_full() || state.created.len() > state.created_max / 2
+    pub(crate) async fn checkpoint_if_due(self: &Arc<Self>) -> Result<(), PoolError> {
+        let is_due = |state: &State, ring: &Ring| {
+            ring.is_half_full() || state.created.len() > state.created_max / 2
         };
-        if is_due { self.write_checkpoint(&mut writer).await } else { Ok(()) }
+        self.checkpoint_if(is_due).await
     }
 
-    pub(crate) async fn write_checkpoint(
-        &self,
-        writer: &mut MutexGuard<'_, Writer>,
+    /// Writes a checkpoint on a condition. It is completed even if the caller is dropped: the records that it contains are
+    /// in no frame.
+    async fn checkpoint_if(
+        self: &Arc<Self>,
+        condition: impl FnOnce(&State, &Ring) -> bool + 'static,
     ) -> Result<(), PoolError> {
+        let shared = self.clone();
+        let written = self.finishing(async move {
+            let mut writer = shared.writer.lock().await;
+            let is_wanted = condition(&shared.state.read(), &writer.ring);
+            if is_wanted { shared.write_checkpoint(&mut writer).await } else { Ok(()) }
+        });
+        written.wait().await
+    }
+
+    async fn write_checkpoint(&self, writer: &mut Writer) -> Result<(), PoolError> {
         let written = self.try_checkpoint(writer).await;
         self.stop_if_failed(written)
     }
 
-    async fn try_checkpoint(&self, writer: &mut MutexGuard<'_, Writer>) -> Result<(), PoolError> {
+    async fn try_checkpoint(&self, writer: &mut Writer) -> Result<(), PoolError> {
         let (pages, mut writes, freed, unassigned, up_to);
         {
             let mut state = self.state.write();
@@ -101,7 +116,7 @@ impl Shared {
                     continue;
                 };
                 let unit = Unit::of_page(address);
-                let place = state.space.place(crate::shape::SlabKind::Pages, unit);
+                let place = state.space.place(SlabKind::Pages, unit);
                 places.push((place.expect("a page is in a slab of pages"), page.clone()));
             }
             pages = places;
@@ -148,8 +163,17 @@ impl Shared {
         written
     }
 
+    /// Makes records durable before they take too much memory: clients need not flush.
+    pub(crate) async fn limit_records(self: &Arc<Self>) -> Result<(), PoolError> {
+        let (length, limit, recorded) = {
+            let state = self.state.read();
+            (state.records.len() as u64, state.shape().journal / 4, state.recorded)
+        };
+        if length > limit { self.commit(recorded).await.map(drop) } else { Ok(()) }
+    }
+
     /// Loads metadata that an operation lacks, or makes room for it.
-    pub(crate) async fn resolve(&self, blocked: Blocked) -> Result<(), PoolError> {
+    pub(crate) async fn resolve(self: &Arc<Self>, blocked: Blocked) -> Result<(), PoolError> {
         match blocked {
             Blocked::Missing(loads) => {
                 for load in loads {
@@ -163,7 +187,7 @@ impl Shared {
             }
             Blocked::NoSpace => Err(PoolError::NoSpace),
             Blocked::NoBase => Err(PoolError::Invalid("a leaf has too many bases")),
-            Blocked::Gone => Err(PoolError::NotFound),
+            Blocked::NotFound => Err(PoolError::NotFound),
             Blocked::Damaged(what) => Err(PoolError::Damaged { what }),
         }
     }
@@ -180,7 +204,7 @@ impl Shared {
                         return Ok(());
                     }
                     let unit = Unit::of_page(address);
-                    let place = state.space.place(crate::shape::SlabKind::Pages, unit);
+                    let place = state.space.place(SlabKind::Pages, unit);
                     (place, state.pool, state.period.clone())
                 };
                 let place =
@@ -225,7 +249,6 @@ pub(crate) fn counts_page(
     slab: u32,
     number: u32,
 ) -> Result<CountsPage, String> {
-    use zerocopy::FromBytes as _;
     let page = CountsPage::read_from_bytes(bytes).map_err(|_| "a page is too short")?;
     let PageHeader { pool: found, address, .. } = page.header;
     let is_own = found.get() == pool && address.get() == u64::from(slab) << 32 | u64::from(number);

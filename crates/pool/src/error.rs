@@ -118,8 +118,8 @@ pub(crate) enum Blocked {
     NoSpace,
     /// No other entry of the leaf can have a base: the caller copies what the base would have.
     NoBase,
-    /// The volume is gone.
-    Gone,
+    /// The volume does not exist.
+    NotFound,
     /// Metadata contradicts the format.
     Damaged(String),
 }

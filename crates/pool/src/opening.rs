@@ -99,6 +99,7 @@ impl Pool {
     }
 
     /// Opens a pool, and makes everything that was acknowledged a part of a new checkpoint. The devices can have any order.
+    /// They are in use until this future has ended, and later until the pool and all of its requests have.
     pub async fn open(
         stores: Vec<Arc<dyn Store>>,
         tasks: Arc<dyn Tasks>,
@@ -125,14 +126,13 @@ impl Pool {
         }
         // From now on, frames have another run: those of the one before are carried out only once.
         ring.run = state.generation;
-        let shared = Shared::new(devices, state, Writer { ring, superblock }, tasks);
+        let generation = state.generation;
+        let shared = Arc::new(Shared::new(devices, state, Writer { ring, superblock }, tasks));
         shared.load_space().await?;
         shared.carry_out_again(&records).await?;
-        let mut writer = shared.writer.lock().await;
-        shared.write_checkpoint(&mut writer).await?;
-        drop(writer);
+        shared.checkpoint(generation).await?;
         shared.work.notify_one();
-        Ok(Self { shared: Arc::new(shared) })
+        Ok(Self { shared })
     }
 }
 
@@ -319,7 +319,7 @@ async fn read_journal(devices: &Devices, ring: Ring) -> Result<(Vec<Record>, Rin
 
 impl Shared {
     /// Loads the counts of all pages, and the catalogue.
-    pub(crate) async fn load_space(&self) -> Result<(), PoolError> {
+    pub(crate) async fn load_space(self: &Arc<Self>) -> Result<(), PoolError> {
         let slabs = self.state.read().space.slabs_of(SlabKind::Pages);
         for slab in slabs {
             self.resolve(Blocked::Missing(vec![crate::error::Load::Counts(slab)])).await?;
@@ -334,7 +334,7 @@ impl Shared {
     }
 
     /// Carries out records that are newer than the last checkpoint.
-    async fn carry_out_again(&self, records: &[Record]) -> Result<(), PoolError> {
+    async fn carry_out_again(self: &Arc<Self>, records: &[Record]) -> Result<(), PoolError> {
         self.state.write().is_replaying = true;
         for record in records {
             loop {

@@ -1,4 +1,4 @@
-//! A pool: its objects, and what is done with them.
+//! A pool: operations on its volumes and snapshots.
 
 use std::sync::{Arc, Weak};
 

@@ -220,7 +220,7 @@ impl Shared {
     }
 
     /// Makes everything durable that was acknowledged.
-    pub(crate) async fn flush(&self) -> Result<(), BlockError> {
+    pub(crate) async fn flush(self: &Arc<Self>) -> Result<(), BlockError> {
         let (recorded, is_durable) = {
             let state = self.state.read();
             if state.is_stopped {
@@ -233,7 +233,10 @@ impl Shared {
     }
 
     /// Returns the number of bytes from the beginning of a range that have one state, and the state.
-    pub(crate) async fn allocation(&self, bytes: Bytes) -> Result<(u64, Allocation), BlockError> {
+    pub(crate) async fn allocation(
+        self: &Arc<Self>,
+        bytes: Bytes,
+    ) -> Result<(u64, Allocation), BlockError> {
         let mut whole: Option<(u64, bool)> = None;
         let mut start = bytes.start;
         while start < bytes.end {

@@ -1,4 +1,4 @@
-//! What all volumes of a pool share, and what keeps it in order: room, deletions, requests without a caller.
+//! The part that all volumes of a pool share: changes of objects, room, deletions, requests that lost their caller.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -19,7 +19,7 @@ use crate::journal::Ring;
 use crate::locks::ChunkLocks;
 use crate::state::State;
 
-/// Runs what must not end with its caller.
+/// Continues requests that lost their caller.
 pub trait Tasks: Send + Sync {
     /// Runs a future on this core until it ends. A request that its caller dropped continues here, because a device may
     /// still carry it out.
@@ -32,7 +32,7 @@ pub(crate) struct Writer {
     pub(crate) superblock: Box<Superblock>,
 }
 
-/// What all volumes of a pool share.
+/// The part that all volumes of a pool share.
 pub(crate) struct Shared {
     pub(crate) devices: Devices,
     pub(crate) state: RwLock<State>,
@@ -78,7 +78,7 @@ impl Shared {
 
     /// Makes a change of objects. It is resolved and tried again until it is made.
     pub(crate) async fn change<T>(
-        &self,
+        self: &Arc<Self>,
         mut change: impl FnMut(&mut State) -> Result<T, PoolError>,
         mut perform: impl FnMut(&mut State, T) -> Result<(), Blocked>,
     ) -> Result<u64, PoolError> {
@@ -99,7 +99,10 @@ impl Shared {
     }
 
     /// Resolves a lack. If there is no space, waits for space that was given back.
-    pub(crate) async fn resolve_or_make_room(&self, blocked: Blocked) -> Result<(), PoolError> {
+    pub(crate) async fn resolve_or_make_room(
+        self: &Arc<Self>,
+        blocked: Blocked,
+    ) -> Result<(), PoolError> {
         match blocked {
             Blocked::NoSpace if self.make_room().await? => Ok(()),
             blocked => self.resolve(blocked).await,
@@ -108,13 +111,13 @@ impl Shared {
 
     /// Makes space free that was given back, or that deleted objects have. Returns whether there was any. The caller holds
     /// no period.
-    async fn make_room(&self) -> Result<bool, PoolError> {
+    async fn make_room(self: &Arc<Self>) -> Result<bool, PoolError> {
         let deleted = self.delete_parts().await?;
         Ok(self.free_waiting().await? || deleted)
     }
 
     /// Makes units usable that wait for a checkpoint and the end of requests. Returns whether there were any.
-    async fn free_waiting(&self) -> Result<bool, PoolError> {
+    async fn free_waiting(self: &Arc<Self>) -> Result<bool, PoolError> {
         let (is_waiting, generation) = {
             let mut state = self.state.write();
             state.space.reclaim();
@@ -134,7 +137,7 @@ impl Shared {
     }
 
     /// Deletes some of what is left of deleted objects. Returns whether there was anything.
-    pub(crate) async fn delete_parts(&self) -> Result<bool, PoolError> {
+    pub(crate) async fn delete_parts(self: &Arc<Self>) -> Result<bool, PoolError> {
         let mut deleted = false;
         loop {
             let blocked = {

@@ -62,7 +62,7 @@ pub(crate) struct State {
     pub(crate) generation: u64,
     pub(crate) space: Space,
     pub(crate) pages: PageMap,
-    /// Pages that were created in this generation. Some of them may be gone.
+    /// Pages that were created in this generation. Some of them may have been removed.
     pub(crate) created: Vec<u64>,
     /// Maximum number of pages that one generation creates.
     pub(crate) created_max: usize,
@@ -151,7 +151,7 @@ impl State {
     }
 
     pub(crate) fn object(&self, id: u32) -> Result<&Object, Blocked> {
-        self.objects.get(&id).ok_or(Blocked::Gone)
+        self.objects.get(&id).ok_or(Blocked::NotFound)
     }
 
     /// Appends a record, unless it is being carried out again.

@@ -383,18 +383,18 @@ impl State {
         let mut tree = tree;
         let path = self.writable(&mut tree, first, 0, Reserve::Use)?;
         let address = *path.last().expect("a path has its page");
-        let mut gone = 0;
+        let mut removed = 0;
         for index in indices {
             let Some(Page::Leaf(page)) = self.known_mut(address) else { break };
             let page = Arc::make_mut(page);
             let had = page.mapping(index);
             page.set(index, Mapping::default());
-            gone += had.chunks().count() as u64;
+            removed += had.chunks().count() as u64;
             self.unreference(had.chunks());
         }
         self.change_row(volume, |row| {
             row.root = tree.root.into();
-            row.chunks -= gone;
+            row.chunks -= removed;
         });
         Ok(())
     }
@@ -411,7 +411,7 @@ impl State {
             self.require_counts(page.chunks())?;
         }
         // Both numbers are exact for live objects, of which only leaves are cut.
-        let (mut gone, chunks) = (1, page.chunks().count() as u64);
+        let (mut removed, chunks) = (1, page.chunks().count() as u64);
         if level + 1 == tree.height {
             self.release(address);
             tree.root = 0;
@@ -427,7 +427,7 @@ impl State {
                     break;
                 }
                 self.release(branch);
-                gone += 1;
+                removed += 1;
                 if path.is_empty() {
                     tree.root = 0;
                 }
@@ -436,7 +436,7 @@ impl State {
         }
         self.change_row(volume, |row| {
             row.root = tree.root.into();
-            row.pages = row.pages.get().saturating_sub(gone).into();
+            row.pages = row.pages.get().saturating_sub(removed).into();
             row.chunks = row.chunks.get().saturating_sub(chunks).into();
         });
         Ok(())
@@ -458,7 +458,7 @@ impl State {
         }
     }
 
-    /// Removes a reference to a page. If it was the last one, returns the page, which is gone from memory.
+    /// Removes a reference to a page. If it was the last one, returns the page, which is not in memory any more.
     fn remove_page(&mut self, address: u64) -> Option<Page> {
         let unit = Unit::of_page(address);
         if self.space.remove(unit) {

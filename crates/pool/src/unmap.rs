@@ -1,5 +1,7 @@
 //! Deallocations of volumes.
 
+use std::sync::Arc;
+
 use sarsen_block::{Allocation, BlockError, Buffer, StopCause};
 
 use crate::format::FAN_OUT;
@@ -9,7 +11,7 @@ use crate::shared::Shared;
 
 impl Shared {
     /// Deallocates bytes: whole pieces are removed, and the rest is overwritten with zeroes.
-    pub(crate) async fn unmap(&self, bytes: Bytes) -> Result<(), BlockError> {
+    pub(crate) async fn unmap(self: &Arc<Self>, bytes: Bytes) -> Result<(), BlockError> {
         let (piece, chunk) = {
             let state = self.state.read();
             if state.is_stopped {
@@ -55,7 +57,7 @@ impl Shared {
     }
 
     async fn next_mapped(
-        &self,
+        self: &Arc<Self>,
         bytes: Bytes,
         first: u64,
         end: u64,
@@ -74,7 +76,7 @@ impl Shared {
     }
 
     /// Removes pieces of one chunk, or whole chunks of one leaf.
-    async fn unmap_step(&self, bytes: Bytes) -> Result<(), BlockError> {
+    async fn unmap_step(self: &Arc<Self>, bytes: Bytes) -> Result<(), BlockError> {
         let shape = self.state.read().shape();
         let first = bytes.start >> shape.chunk_shift;
         let count = ((bytes.end - 1) >> shape.chunk_shift) + 1 - first;
@@ -85,29 +87,37 @@ impl Shared {
             let blocked = {
                 let mut state = self.state.write();
                 let record = if is_whole {
-                    Ok(Record::Clear { volume: bytes.volume, first, count: count as u32 })
+                    Ok(Some(Record::Clear { volume: bytes.volume, first, count: count as u32 }))
                 } else {
                     let pieces = shape.pieces_of(within, within + bytes.length());
                     state.find(bytes.volume, first).map(|found| {
                         let mapping = found.mapping.without(pieces);
                         match mapping.own {
-                            0 => Record::Clear { volume: bytes.volume, first, count: 1 },
-                            _ => Record::Entry { volume: bytes.volume, chunk: first, mapping },
+                            _ if mapping == found.mapping => None,
+                            0 => Some(Record::Clear { volume: bytes.volume, first, count: 1 }),
+                            _ => {
+                                Some(Record::Entry { volume: bytes.volume, chunk: first, mapping })
+                            }
                         }
                     })
                 };
-                match record.and_then(|record| state.perform(&record)) {
-                    Ok(()) => return Ok(()),
+                let performed = record.and_then(|record| match record {
+                    Some(record) => state.perform(&record),
+                    None => Ok(()),
+                });
+                match performed {
+                    Ok(()) => break,
                     Err(blocked) => blocked,
                 }
             };
             let resolved = self.resolve_or_make_room(blocked).await;
             resolved.map_err(|error| bytes.pool_error(error))?;
         }
+        self.limit_records().await.map_err(|error| bytes.pool_error(error))
     }
 
     /// Overwrites a part of one piece with zeroes, if it was written.
-    async fn zero(&self, bytes: Bytes) -> Result<(), BlockError> {
+    async fn zero(self: &Arc<Self>, bytes: Bytes) -> Result<(), BlockError> {
         if bytes.start == bytes.end {
             return Ok(());
         }

@@ -107,7 +107,7 @@ impl Shared {
 
     /// Makes a write durable that changed entries, if it has to be.
     async fn persist(
-        &self,
+        self: &Arc<Self>,
         bytes: Bytes,
         recorded: u64,
         durability: Durability,
@@ -123,7 +123,11 @@ impl Shared {
     }
 
     /// Writes bytes with all that this changes. Returns the number of bytes recorded after it.
-    pub(crate) async fn write_parts(&self, bytes: Bytes, data: Payload) -> Result<u64, BlockError> {
+    pub(crate) async fn write_parts(
+        self: &Arc<Self>,
+        bytes: Bytes,
+        data: Payload,
+    ) -> Result<u64, BlockError> {
         let shift = self.state.read().shape().chunk_shift;
         let (mut start, mut recorded) = (bytes.start, 0);
         while start < bytes.end {
@@ -137,7 +141,7 @@ impl Shared {
         Ok(recorded)
     }
 
-    async fn write_step(&self, bytes: Bytes, data: &[u8]) -> Result<u64, BlockError> {
+    async fn write_step(self: &Arc<Self>, bytes: Bytes, data: &[u8]) -> Result<u64, BlockError> {
         let shift = self.state.read().shape().chunk_shift;
         let chunks = bytes.start >> shift..((bytes.end - 1) >> shift) + 1;
         let _locked = self.locks.lock(bytes.volume, chunks.clone()).await;
@@ -191,11 +195,15 @@ impl Shared {
                 }
             }
             if done == parts.len() {
-                let state = self.state.read();
-                if state.created.len() > state.created_max / 2 {
-                    self.work.notify_one();
-                }
-                return Ok(state.recorded);
+                let recorded = {
+                    let state = self.state.read();
+                    if state.created.len() > state.created_max / 2 {
+                        self.work.notify_one();
+                    }
+                    state.recorded
+                };
+                self.limit_records().await.map_err(|error| bytes.pool_error(error))?;
+                return Ok(recorded);
             }
             self.untake(bytes, &parts, done);
             fill_all = true;
@@ -406,7 +414,7 @@ impl State {
     fn map_parts(&mut self, volume: u32, parts: &[Part], done: &mut usize) -> Result<(), Blocked> {
         while let Some(part) = parts.get(*done) {
             if self.find(volume, part.chunk)?.mapping != part.old {
-                return Err(Blocked::Gone);
+                return Err(Blocked::NotFound);
             }
             let run = self.run_of(&parts[*done..]);
             let record = if run > 1 {

@@ -297,12 +297,16 @@ impl History {
                 let content = pick(&mut self.rng, snapshots);
                 Some(Box::pin(replace(model, pool, name, content)))
             }
-            19..21 => Some(Box::pin(async move {
+            19 => Some(Box::pin(async move {
                 tolerate(pool.maintain_once().await).await;
             })),
-            21..23 => Some(Box::pin(async move {
+            20..22 => Some(Box::pin(async move {
                 tolerate(pool.checkpoint().await).await;
             })),
+            22 => {
+                let polls = self.rng.below(30);
+                Some(Box::pin(async move { abandon(polls, pool.checkpoint()).await }))
+            }
             // Half of the histories have few flushes, and change ownership often.
             23..31 if self.seed.is_multiple_of(2) => match pick(&mut self.rng, snapshots) {
                 Some(name) if self.rng.chance(60) && idle.len() < 4 => {
@@ -421,6 +425,18 @@ async fn expected<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
             note(format_args!("a client ends: {error}"));
             std::future::pending().await
         }
+    }
+}
+
+/// Polls a future so often, and drops it.
+async fn abandon<T>(polls: u64, future: impl Future<Output = T>) {
+    let mut future = Box::pin(future);
+    for _ in 0..polls {
+        let waker = std::task::Waker::noop();
+        if future.as_mut().poll(&mut std::task::Context::from_waker(waker)).is_ready() {
+            return;
+        }
+        tokio::task::yield_now().await;
     }
 }
 

@@ -203,3 +203,70 @@ fn objects_have_unique_names_and_protection() {
         assert_eq!(pool.volumes()[1].origin, Some(snapshot));
     });
 }
+
+#[test]
+fn operation_that_is_dropped_is_completed() {
+    for polls in 0..12 {
+        let devices = [SimulatedDevice::new(24 << 20, polls)];
+        let id = run(&devices, async {
+            let pool = Pool::create(&new_pool(&devices, 64 << 10), LocalTasks::shared()).await;
+            let pool = pool.expect("a pool");
+            let new = volume("v", 1 << 20, BlockSize::B512);
+            let id = pool.create_volume(&new).await.expect("created");
+            let store = pool.open_volume(id).await.expect("opened");
+            let write = async |lba, durability| {
+                let data = sarsen_block::Buffer::copy_of(&[lba as u8 + 1; 512]);
+                let extent = sarsen_block::Extent::new(lba, 1);
+                store.write(extent, data.into(), durability).wait().await.expect("written");
+            };
+            write(0, sarsen_block::Durability::Volatile).await;
+            let mut checkpoint = Box::pin(pool.checkpoint());
+            for _ in 0..polls {
+                let waker = std::task::Waker::noop();
+                let mut context = std::task::Context::from_waker(waker);
+                if checkpoint.as_mut().poll(&mut context).is_ready() {
+                    checkpoint = Box::pin(pool.checkpoint());
+                }
+                tokio::task::yield_now().await;
+            }
+            drop(checkpoint);
+            write(128, sarsen_block::Durability::Durable).await;
+            store.flush().wait().await.expect("flushed");
+            id
+        });
+        runner::end_all(());
+        devices[0].crash_with(0);
+        run(&devices, async {
+            let pool = Pool::open(stores(&devices), LocalTasks::shared()).await.expect("opened");
+            let store = pool.open_volume(id).await.expect("opened");
+            for lba in [0, 128] {
+                let read = store.read(sarsen_block::Extent::new(lba, 1)).wait().await;
+                let read = read.expect("read").into_buffer();
+                assert_eq!(read[0], lba as u8 + 1, "after {polls} polls");
+            }
+        });
+    }
+}
+
+#[test]
+fn changes_without_flush_take_limited_memory() {
+    let devices = [SimulatedDevice::new(24 << 20, 1)];
+    run(&devices, async {
+        let pool = Pool::create(&new_pool(&devices, 64 << 10), LocalTasks::shared()).await;
+        let pool = pool.expect("a pool");
+        let id = pool.create_volume(&volume("v", 1 << 20, BlockSize::B512)).await;
+        let store = pool.open_volume(id.expect("created")).await.expect("opened");
+        let limit = pool.shared.state.read().shape().journal as usize / 4;
+        for round in 0..3000 {
+            // The chunk stays: only one of its pieces comes and goes.
+            let extent = sarsen_block::Extent::new(if round == 0 { 8 } else { 0 }, 8);
+            let data = sarsen_block::Buffer::copy_of(&[1; 4096]);
+            let write = store.write(extent, data.into(), sarsen_block::Durability::Volatile);
+            write.wait().await.expect("written");
+            if round > 0 {
+                store.unmap(extent).wait().await.expect("unmapped");
+            }
+            assert!(pool.shared.state.read().records.len() <= limit);
+        }
+    });
+}
