@@ -13,7 +13,7 @@ use futures_util::stream::FuturesUnordered;
 use sarsen_block::{BlockError, BlockSize, Buffer, Durability, Extent, Io, Rng, Store as _};
 
 use super::device::SimulatedDevice;
-use super::runner::{LocalTasks, end_all, run, run_until};
+use super::runner::{LocalTasks, abandon, end_all, poll_once, run, run_until};
 use super::{is_clean, label, new_pool, stores, volume};
 use crate::{Pool, PoolError, PoolVolume, VolumeId, VolumeKind};
 
@@ -428,18 +428,6 @@ async fn expected<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
     }
 }
 
-/// Polls a future so often, and drops it.
-async fn abandon<T>(polls: u64, future: impl Future<Output = T>) {
-    let mut future = Box::pin(future);
-    for _ in 0..polls {
-        let waker = std::task::Waker::noop();
-        if future.as_mut().poll(&mut std::task::Context::from_waker(waker)).is_ready() {
-            return;
-        }
-        tokio::task::yield_now().await;
-    }
-}
-
 /// Accepts a lack of space.
 async fn tolerate<T>(result: Result<T, PoolError>) -> Option<T> {
     match result {
@@ -667,10 +655,9 @@ async fn change(model: Shared, name: String, range: Range<u64>, write: Write) {
     if number.is_multiple_of(40) {
         // A client that loses its connection drops a request that a device carries out. It has its range until the end.
         let durability = Durability::Volatile;
-        let Io::Pending(request) = store.write(extent, data.into(), durability) else { return };
-        let waker = std::task::Waker::noop();
-        let mut request = request;
-        let _pending = request.as_mut().poll(&mut std::task::Context::from_waker(waker));
+        if let Io::Pending(mut request) = store.write(extent, data.into(), durability) {
+            let _pending = poll_once(&mut request);
+        }
         return;
     }
     let result = match write {

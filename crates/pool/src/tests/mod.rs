@@ -11,7 +11,7 @@ use std::sync::Arc;
 use sarsen_block::{BlockSize, Store, conformance};
 
 use self::device::SimulatedDevice;
-use self::runner::{LocalTasks, run};
+use self::runner::{LocalTasks, abandon, end_all, run};
 use crate::{Label, NewPool, NewVolume, Pool, PoolError, check};
 
 fn label(name: &str) -> Label {
@@ -220,21 +220,12 @@ fn operation_that_is_dropped_is_completed() {
                 store.write(extent, data.into(), durability).wait().await.expect("written");
             };
             write(0, sarsen_block::Durability::Volatile).await;
-            let mut checkpoint = Box::pin(pool.checkpoint());
-            for _ in 0..polls {
-                let waker = std::task::Waker::noop();
-                let mut context = std::task::Context::from_waker(waker);
-                if checkpoint.as_mut().poll(&mut context).is_ready() {
-                    checkpoint = Box::pin(pool.checkpoint());
-                }
-                tokio::task::yield_now().await;
-            }
-            drop(checkpoint);
+            abandon(polls, pool.checkpoint()).await;
             write(128, sarsen_block::Durability::Durable).await;
             store.flush().wait().await.expect("flushed");
             id
         });
-        runner::end_all(());
+        end_all(());
         devices[0].crash_with(0);
         run(&devices, async {
             let pool = Pool::open(stores(&devices), LocalTasks::shared()).await.expect("opened");

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
@@ -76,5 +77,21 @@ pub(super) fn run_until<T>(
         }
         idle = if stepped > 0 { 0 } else { idle + 1 };
         assert!(idle < 10_000, "everything waits, and no device has a request");
+    }
+}
+
+/// Polls a future once.
+pub(super) fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+    Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Polls a future so often, and drops it.
+pub(super) async fn abandon(polls: u64, future: impl Future) {
+    let mut future = Box::pin(future);
+    for _ in 0..polls {
+        if poll_once(&mut future).is_ready() {
+            return;
+        }
+        tokio::task::yield_now().await;
     }
 }
