@@ -3,10 +3,10 @@
 
 use anyhow::{Context as _, Result, ensure};
 use sarsen_proof::conformance::{self, Medium, Verdict};
-use sarsen_proof::{Backing, Serving, Volume, scoreboard};
+use sarsen_proof::{Backing, Serving, Volume, pool_in, scoreboard};
 
-fn conforms(volumes: &[Volume]) -> Result<()> {
-    let serving = Serving::start_on_two_portals(volumes)?;
+fn conforms(volumes: &[Volume], arguments: &[&str]) -> Result<()> {
+    let serving = Serving::start_on_two_portals_with(volumes, arguments)?;
     let families = conformance::catalogue()?;
     let report =
         conformance::run_on_media(|medium| serving.urls(medium.name()), &families, |_| {})?;
@@ -24,7 +24,7 @@ fn conforms(volumes: &[Volume]) -> Result<()> {
 
 #[test]
 fn libiscsi_finds_no_fault_in_ram_volumes() -> Result<()> {
-    conforms(&scoreboard::volumes(|_| Backing::Ram))
+    conforms(&scoreboard::volumes(|_| Backing::Ram), &[])
 }
 
 #[test]
@@ -34,7 +34,33 @@ fn libiscsi_finds_no_fault_in_file_volumes() -> Result<()> {
     let path = |medium: Medium| folder.path().join(format!("{}.img", medium.name()));
     let file = std::fs::File::create(path(Medium::ReadOnly))?;
     file.set_len(scoreboard::BYTE_COUNT)?;
-    conforms(&scoreboard::volumes(|medium| Backing::File(path(medium))))
+    conforms(&scoreboard::volumes(|medium| Backing::File(path(medium))), &[])
+}
+
+#[test]
+fn libiscsi_finds_no_fault_in_pool_volumes() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let pool = pool_in(folder.path(), 1 << 30)?;
+    let volumes = scoreboard::volumes(|medium| match medium {
+        // A volume in a pool cannot be encrypted.
+        Medium::Encrypted => Backing::Ram,
+        _ => Backing::Pool("tank".into()),
+    });
+    // Atomic writes need a folder for their records.
+    let with_records = |volume: Volume| match volume.name.as_str() {
+        name if [Medium::ReadOnly, Medium::Encrypted]
+            .iter()
+            .any(|medium| medium.name() == name) =>
+        {
+            volume
+        }
+        name => {
+            let state = format!("state={}", folder.path().join(name).display());
+            volume.option(&state)
+        }
+    };
+    let volumes: Vec<_> = volumes.into_iter().map(with_records).collect();
+    conforms(&volumes, &["--pool", &pool])
 }
 
 #[test]
@@ -43,5 +69,5 @@ fn libiscsi_finds_no_fault_in_4_kib_blocks() -> Result<()> {
     let wide = volumes.map(|volume| {
         if volume.name == Medium::Small.name() { volume } else { volume.block_size(4096) }
     });
-    conforms(&wide.collect::<Vec<_>>())
+    conforms(&wide.collect::<Vec<_>>(), &[])
 }

@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use sarsen_block::Buffer;
 use sarsen_block::Rng;
 use sarsen_initiator::{Session, SessionError};
-use sarsen_proof::{Backing, Serving, Volume};
+use sarsen_proof::{Backing, Serving, Volume, pool_in};
 
 use crate::client;
 
@@ -278,6 +278,17 @@ fn kill_9_loses_no_answered_write_in_directsync_by_the_pool() -> Result<()> {
 #[test]
 fn kill_9_loses_no_answered_write_in_directsync_by_io_uring() -> Result<()> {
     keeps_promises("directsync", "uring", Promise::Always)
+}
+
+#[test]
+fn kill_9_loses_nothing_acknowledged_in_a_pool() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let pool = pool_in(folder.path(), 64 << 20)?;
+    let ledger = RefCell::new(Ledger::new());
+    survive("pool", Promise::WhenAsked, &ledger, || {
+        let volume = Volume::new("data", Backing::Pool("tank".into()), 1 << 20);
+        Serving::start_with(&[volume], &["--cores", "2", "--pool", &pool])
+    })
 }
 
 /// The control experiment: the content of memory is lost with its process, and the ledger detects it.

@@ -23,12 +23,13 @@ const WARNINGS: i32 = 5;
 /// Pages without command blocks.
 const WITHOUT: [&str; 4] = ["SUMMARY.md", "configuration.md", "moving-in.md", "troubleshooting.md"];
 /// Pages whose command blocks a proof of this module runs.
-const PROVEN: [&str; 8] = [
+const PROVEN: [&str; 9] = [
     "access.md",
     "changing.md",
     "disks.md",
     "lab.md",
     "nbd.md",
+    "pools.md",
     "qos.md",
     "running.md",
     "serving.md",
@@ -280,6 +281,22 @@ fn changing_a_running_server() -> Result<()> {
     reader.follow("changing.md")?;
     let left = reader.run("sarsen volume list")?;
     ensure!(left.contains("more") && !left.contains("data"), "{left}");
+    server.stop()
+}
+
+#[test]
+fn pools() -> Result<()> {
+    let reader = Reader::new()?;
+    let server = Managed::start(reader.folder.path())?;
+    let (state, device) = (reader.path("another"), reader.path("tank.pool"));
+    let reader = reader
+        .replace("/srv/san", &state)
+        .replace("0.0.0.0:3260", "127.0.0.1:0")
+        .replace("/srv/tank.pool,size=100GiB", &format!("{device},size=128MiB"))
+        .replace("200GiB", "200MiB");
+    reader.follow("pools.md")?;
+    let listed = reader.run("sarsen snapshot list vm1")?;
+    ensure!(listed.contains("clones: vm2"), "{listed}");
     server.stop()
 }
 

@@ -202,6 +202,7 @@ fn json_output_keeps_names_and_types() -> Result<()> {
     })?;
     let portal = server.portal()?.to_owned();
     disks(&mut asking, &portal)?;
+    pools(&mut asking)?;
     removals(&mut asking)?;
     let shapes = asking.shapes;
     server.stop()?;
@@ -348,6 +349,18 @@ burst = "2s"
 weight = 10
 reserved-iops = 100
 fault = ["lost-write@7"]
+[[pool]]
+name = "tank"
+devices = ["FOLDER/tank.pool"]
+cache = "writethrough"
+memory = "64MiB"
+alert-percent = 90
+[[volume]]
+name = "thin"
+store = "pool"
+pool = "tank"
+size = "1MiB"
+snapshot-schedule = "daily=7"
 [[volume]]
 name = "b"
 store = "ram"
@@ -397,6 +410,7 @@ fn whole(shapes: Shapes) -> Result<Shapes> {
     }
     let text = WHOLE.replace("FOLDER", &folder.display().to_string()).replace("TARGET", TARGET);
     fs::write(folder.join("whole.toml"), text)?;
+    sarsen_proof::pool_in(folder, 48 << 20)?;
     // Limits files to 64 MiB, as on a full disk.
     let mut command = Command::new("sh");
     command.args(["-c", "trap '' XFSZ; ulimit -f 131072; exec \"$@\"", "sh"]).arg(program::path()?);
@@ -404,6 +418,10 @@ fn whole(shapes: Shapes) -> Result<Shapes> {
     let server = Managed::start_command(command, folder, &[])?;
     let mut asking = Asking { server: &server, folder, shapes };
     asking.change("apply -f FOLDER/whole.toml")?;
+    server.run(&["snapshot", "create", "thin@s"])?;
+    asking.change("volume clone thin@s clone")?;
+    asking.change("volume create old --pool tank --snapshot thin@s")?;
+    asking.ask("`pool show`", "pool show tank")?;
     asking.ask("`volume list`", "volume list")?;
     asking.ask("`volume show`", "volume show a")?;
     asking.ask("`volume show`", "volume show b")?;
@@ -431,6 +449,7 @@ fn has_every_key(export: &Shape) -> Result<()> {
     let described: Value = serde_json::from_str(&fs::read_to_string(OPENAPI)?)?;
     for (name, place) in [
         ("Document", ""),
+        ("Pool", ".pool[]"),
         ("Volume", ".volume[]"),
         ("Target", ".target[]"),
         ("Rule", ".target[].allow[]"),
@@ -469,6 +488,28 @@ fn disks(asking: &mut Asking<'_>, portal: &str) -> Result<()> {
         asking.ask_as("`import`", &format!("import {sample} --dry-run"), DEGRADED)?;
     }
     Ok(())
+}
+
+fn pools(asking: &mut Asking<'_>) -> Result<()> {
+    const POOL: &str = "`pool create`, `pool import`";
+    const SNAPSHOTS: &str = "`snapshot create|list|delete|protect|unprotect`";
+    asking.ask(POOL, "pool create tank --device FOLDER/tank.pool,size=64MiB")?;
+    asking.change("pool set tank alert-percent=90")?;
+    asking.change("volume create thin 8MiB --pool tank")?;
+    asking.ask(SNAPSHOTS, "snapshot create thin@s --protect")?;
+    asking.ask(SNAPSHOTS, "snapshot unprotect thin@s")?;
+    asking.change("volume clone thin@s clone")?;
+    asking.ask(SNAPSHOTS, "snapshot list")?;
+    asking.ask("`pool list`", "pool list")?;
+    asking.ask("`pool status`", "pool status tank")?;
+    asking.ask("`snapshot rollback`", "snapshot rollback thin@s --destroy")?;
+    asking.ask(SNAPSHOTS, "snapshot delete thin@s")?;
+    asking.change("volume delete clone --erase")?;
+    asking.change("volume delete thin --erase")?;
+    asking.change("pool delete tank")?;
+    asking.ask("`pool check`", "pool check FOLDER/tank.pool")?;
+    asking.ask(POOL, "pool import tank --device FOLDER/tank.pool")?;
+    asking.change("pool delete tank")
 }
 
 fn removals(asking: &mut Asking<'_>) -> Result<()> {

@@ -41,6 +41,7 @@ mod own_output;
 mod package;
 mod pass_through;
 mod policy_in_force;
+mod pools;
 mod portal_groups;
 mod portals;
 mod protection;

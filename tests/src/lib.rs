@@ -22,4 +22,4 @@ pub mod serving;
 
 pub use accounts::Accounts;
 pub use sarsen_lab::process;
-pub use serving::{Backing, Serving, Volume};
+pub use serving::{Backing, Serving, Volume, pool_in};

@@ -42,10 +42,22 @@ pub enum Backing {
     Ram,
     /// A file, which is created if it is missing.
     File(PathBuf),
+    /// The pool of this name, which the server has.
+    Pool(String),
     /// No storage.
     Null,
     /// A CD from its image.
     Iso(PathBuf),
+}
+
+/// Creates a pool `tank` in a file of the folder, and returns the argument of `--pool` for it.
+pub fn pool_in(folder: &Path, byte_count: u64) -> Result<String> {
+    let file = folder.join("tank.pool");
+    std::fs::File::create(&file)?.set_len(byte_count)?;
+    let mut create = Command::new(program::path()?);
+    create.args(["pool", "create", "tank", "--offline", "--device"]).arg(&file);
+    process::output(&mut create, Duration::from_secs(60))?;
+    Ok(format!("tank={}", file.display()))
 }
 
 /// A volume to serve.
@@ -93,6 +105,7 @@ impl Volume {
             Backing::Ram => target_under_test::Backing::Memory,
             Backing::File(path) => target_under_test::Backing::File(path.clone()),
             Backing::Null => bail!("this peer has no null volume"),
+            Backing::Pool(_) => bail!("this peer has no pool of sarsen"),
             Backing::Iso(_) => bail!("this peer's CDs are of no interest here"),
         };
         let image = Image::new(&self.name, backing, self.byte_count);
@@ -104,6 +117,7 @@ impl Volume {
         let mebibytes = self.byte_count / MIB;
         let mut argument = match &self.backing {
             Backing::Ram => format!("{}=ram:{mebibytes}MiB", self.name),
+            Backing::Pool(pool) => format!("{}=pool:{pool},size={mebibytes}MiB", self.name),
             Backing::Null => format!("{}=null:{mebibytes}MiB", self.name),
             Backing::Iso(path) => format!("{}=iso:{}", self.name, path.display()),
             Backing::File(path) => {
@@ -198,6 +212,11 @@ impl Serving {
     /// port.
     pub fn start_on_two_portals(volumes: &[Volume]) -> Result<Self> {
         Self::start_choice(volumes, &SECOND_PORTAL)
+    }
+
+    /// Does the same with more arguments.
+    pub fn start_on_two_portals_with(volumes: &[Volume], arguments: &[&str]) -> Result<Self> {
+        Self::start_choice(volumes, &[&SECOND_PORTAL, arguments].concat())
     }
 
     /// Starts the target that [`TARGET_VARIABLE`] selects; only the program under test gets the additional arguments.

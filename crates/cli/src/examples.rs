@@ -32,11 +32,73 @@ const EXAMPLES: &[(&str, &[Example])] = &[
                 "sarsen volume create data 10GiB --export --chap vm",
             ),
             (
+                "Create a thin volume in a pool, with snapshots each hour and day",
+                "sarsen volume create vm1 100GiB --pool tank --snapshot-schedule hourly=24,daily=7 --export",
+            ),
+            (
                 "Use a device of the server",
                 "sarsen volume create fast --path /dev/nvme0n1 --cache none",
             ),
         ],
     ),
+    (
+        "volume clone",
+        &[(
+            "Create and export a volume with the contents of a snapshot",
+            "sarsen volume clone vm1@golden vm2 --export",
+        )],
+    ),
+    (
+        "pool create",
+        &[
+            (
+                "Create a pool on two disks",
+                "sarsen pool create tank --device /dev/sdb --device /dev/sdc",
+            ),
+            (
+                "Create a pool in a new file",
+                "sarsen pool create tank --device /srv/tank.pool,size=100GiB",
+            ),
+        ],
+    ),
+    (
+        "pool import",
+        &[(
+            "Add a pool of another server",
+            "sarsen pool import tank --device /dev/sdb --device /dev/sdc",
+        )],
+    ),
+    ("pool list", &[("List the pools with their space", "sarsen pool list")]),
+    ("pool status", &[("Show what takes the space of a pool", "sarsen pool status tank")]),
+    ("pool check", &[("Check a pool that no server uses", "sarsen pool check /dev/sdb /dev/sdc")]),
+    ("pool show", &[("Show one as the server's document has it", "sarsen pool show tank")]),
+    (
+        "pool set",
+        &[("Report the pool as a problem at another use", "sarsen pool set tank alert-percent=90")],
+    ),
+    ("pool rename", &[("Rename a pool", "sarsen pool rename tank fast")]),
+    ("pool delete", &[("Remove a pool; its data stays on its devices", "sarsen pool delete tank")]),
+    (
+        "snapshot create",
+        &[
+            ("Create a snapshot", "sarsen snapshot create vm1@before-upgrade"),
+            (
+                "Create snapshots of two volumes at one moment",
+                "sarsen snapshot create data@monday log@monday",
+            ),
+        ],
+    ),
+    ("snapshot list", &[("List the snapshots of a volume", "sarsen snapshot list vm1")]),
+    (
+        "snapshot rollback",
+        &[("Undo all writes since a snapshot", "sarsen snapshot rollback vm1@before-upgrade")],
+    ),
+    ("snapshot delete", &[("Delete a snapshot", "sarsen snapshot delete vm1@before-upgrade")]),
+    (
+        "snapshot protect",
+        &[("Protect a snapshot from deletion", "sarsen snapshot protect vm1@golden")],
+    ),
+    ("snapshot unprotect", &[("End the protection", "sarsen snapshot unprotect vm1@golden")]),
     (
         "volume resize",
         &[
@@ -48,7 +110,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         "volume reattach",
         &[("Open a backing file that is available again", "sarsen volume reattach data")],
     ),
-    ("volume orphan list", &[("List files that no volume uses", "sarsen volume orphan list")]),
+    ("volume orphan list", &[("List data that no volume uses", "sarsen volume orphan list")]),
     (
         "volume orphan remove",
         &[("Delete an orphaned file and its data", "sarsen volume orphan remove old.img")],

@@ -20,9 +20,11 @@ mod lab;
 mod man;
 mod metrics;
 mod output;
+mod pool;
 mod portal;
 mod serve;
 mod session;
+mod snapshot;
 mod state;
 mod target;
 mod tgtadm;
@@ -55,6 +57,12 @@ enum Verb {
     /// Create, change and list the volumes of a running server.
     #[command(subcommand)]
     Volume(volume::Verb),
+    /// Create, change, list and check pools: devices from which volumes get space when they are written.
+    #[command(subcommand)]
+    Pool(pool::Verb),
+    /// Create, list, roll back and delete snapshots of volumes in pools.
+    #[command(subcommand)]
+    Snapshot(snapshot::Verb),
     /// Create, change and list targets, take them out of service, and print commands for initiators.
     #[command(subcommand)]
     Target(target::Verb),
@@ -136,6 +144,8 @@ fn main() -> ExitCode {
         Verb::Serve(arguments) => serve::run(&arguments),
         Verb::Upgrade(options) => upgrade::run(&options),
         Verb::Volume(verb) => volume::run(verb),
+        Verb::Pool(verb) => pool::run(verb),
+        Verb::Snapshot(verb) => snapshot::run(verb),
         Verb::Host(verb) => host::run(verb),
         Verb::Account(verb) => account::run(verb),
         Verb::Portal(verb) => portal::run(verb),

@@ -44,10 +44,14 @@ pub(crate) struct Arguments {
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// A volume: NAME=ram:SIZE, NAME=file:PATH, NAME=iso:PATH (a CD), NAME=sg:PATH (a real SCSI device, such as
-    /// /dev/sg0) or NAME=null:SIZE. Keys of `[[volume]]` may follow, such as ,size=10GiB ,cache=none ,block-size=4096
+    /// /dev/sg0), NAME=pool:POOL or NAME=null:SIZE. Keys of `[[volume]]` may follow, such as ,size=10GiB ,cache=none ,block-size=4096
     /// ,read-only ,encrypted ,iops=5000.
     #[arg(short, long = "volume", value_name = "SPEC")]
     volumes: Vec<String>,
+    /// A pool, which `sarsen pool create` has created: NAME=DEVICE. ,devices=DEVICE adds one, and keys of `[[pool]]` may
+    /// follow, such as ,cache=none. Several may be given. Volumes use it as NAME=pool:POOL.
+    #[arg(long = "pool", value_name = "SPEC")]
+    pools: Vec<String>,
     /// A portal: the address to listen on, such as `0.0.0.0:3260` or `[::]:3260`. Port 0 takes a free one. A number
     /// after a comma is its portal group, such as `10.0.1.1:3260,2`. Default: 1.
     #[arg(short, long, value_name = "ADDRESS[,TAG]", value_parser = config::parse_portal)]
@@ -152,6 +156,9 @@ impl Arguments {
             None => Config::default(),
             Some(path) => config::parse_file(path, &read_configuration(path)?)?,
         };
+        for spec in &self.pools {
+            config.pools.push(config::parse_pool(spec)?);
+        }
         for spec in &self.volumes {
             config.volumes.push(config::parse_volume(spec)?);
         }

@@ -188,7 +188,7 @@ impl ChangeOptions {
 }
 
 /// Returns `user@host`, the author in the history.
-fn author() -> String {
+pub(crate) fn author() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let user = user(|name| std::env::var(name).ok(), machine::effective_user());
     let author = format!("{user}@{}", host.trim());

@@ -9,8 +9,10 @@ use sarsen_node::config::{DEFAULT_TARGET_PREFIX, NamePattern, parse_size, render
 use sarsen_node::control::path_segment;
 use sarsen_node::model::document::{Account, Luns, Rule, Target, Volume};
 use sarsen_node::model::{
-    ByteSize, CacheMode, Document, Key, ObjectKind, Orphan, StoreKind, Textual as _,
+    ByteSize, CacheMode, Document, Key, ObjectKind, Orphan, SnapshotName, SnapshotSchedule,
+    StoreKind, Textual as _,
 };
+use sarsen_node::schema::pools::Snapshot;
 use sarsen_node::schema::{Apply, OrphanList, Reattach, Reattached};
 
 use crate::account::{SecretArguments, SecretInput, tell_secret};
@@ -19,6 +21,7 @@ use crate::disk::{confirmed, on_a_core};
 use crate::exit::{NotFoundError, UsageError};
 use crate::output::print_line;
 use crate::portal::note_loopback;
+use crate::snapshot::path;
 use crate::state::{self, ChangeOptions};
 
 /// Verbs of `sarsen volume`.
@@ -26,6 +29,14 @@ use crate::state::{self, ChangeOptions};
 pub(crate) enum Verb {
     /// Create a volume, and, with --export, a target that serves it.
     Create(Box<Create>),
+    /// Create a volume with the contents of a snapshot, and, with --export, a target that serves it.
+    Clone {
+        /// The snapshot: VOLUME@NAME.
+        #[arg(value_name = "VOLUME@NAME")]
+        snapshot: SnapshotName,
+        #[command(flatten)]
+        create: Box<CloneArguments>,
+    },
     /// Increase the size of a volume while it is used.
     Resize {
         /// The volume's name.
@@ -51,7 +62,7 @@ pub(crate) enum Verb {
         #[command(flatten)]
         options: ServerOptions,
     },
-    /// Files in the state folder that belong to no volume.
+    /// Files in the state folder, and volumes in pools, that belong to no volume.
     #[command(subcommand)]
     Orphan(OrphanVerb),
     #[command(flatten)]
@@ -61,14 +72,14 @@ pub(crate) enum Verb {
 /// Verbs of `sarsen volume orphan`.
 #[derive(Subcommand)]
 pub(crate) enum OrphanVerb {
-    /// List the orphaned files.
+    /// List the orphaned files and volumes.
     List {
         #[command(flatten)]
         options: ServerOptions,
     },
-    /// Delete orphaned files. Their data is lost.
+    /// Delete orphaned files and volumes. Their data is lost.
     Remove {
-        /// Names of orphaned files: see `list`.
+        /// Names of orphans: see `list`.
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
         /// Do not ask for confirmation.
@@ -86,9 +97,19 @@ pub(crate) struct Create {
     name: String,
     /// The size, such as 10GiB. Default for a file or device that exists: its own size.
     size: Option<ByteSize>,
-    /// Where the blocks are stored: file, ram, null, iso or sg.
-    #[arg(long, default_value = "file", value_parser = StoreKind::parse)]
-    store: StoreKind,
+    /// Where the blocks are stored: file, ram, null, iso, sg or pool. Default: file, or pool with --pool.
+    #[arg(long, value_parser = StoreKind::parse)]
+    store: Option<StoreKind>,
+    /// The pool from which the volume gets its space: see `sarsen pool list`.
+    #[arg(long, value_name = "POOL")]
+    pool: Option<String>,
+    /// With --pool: the snapshots that are created of the volume, and how many of each remain, such as
+    /// hourly=24,daily=7,weekly=4,monthly=12.
+    #[arg(long, value_name = "SCHEDULE")]
+    snapshot_schedule: Option<SnapshotSchedule>,
+    /// With --pool: serve this snapshot, read-only, instead of a volume of its own.
+    #[arg(long, value_name = "VOLUME@NAME", conflicts_with = "size")]
+    snapshot: Option<SnapshotName>,
     /// The file or device. Default: a file in the server's state folder.
     #[arg(long, value_name = "PATH")]
     path: Option<PathBuf>,
@@ -107,6 +128,28 @@ pub(crate) struct Create {
     /// The serial number. Default: created by the server.
     #[arg(long, value_name = "TEXT")]
     serial: Option<String>,
+    #[command(flatten)]
+    export: Export,
+    #[command(flatten)]
+    options: ChangeOptions,
+}
+
+/// Flags of `sarsen volume clone`.
+#[derive(clap::Args)]
+pub(crate) struct CloneArguments {
+    /// The name: lower-case letters, digits, dots and hyphens.
+    name: String,
+    /// A size that is larger than that of the snapshot.
+    size: Option<ByteSize>,
+    #[command(flatten)]
+    export: Export,
+    #[command(flatten)]
+    options: ChangeOptions,
+}
+
+/// Flags of the target of a new volume.
+#[derive(clap::Args)]
+pub(crate) struct Export {
     /// Create a target that serves the volume at LUN 0, with this iSCSI name. Default: a name with the volume's name.
     #[arg(long, value_name = "IQN", num_args = 0..=1, default_missing_value = "")]
     export: Option<String>,
@@ -122,13 +165,12 @@ pub(crate) struct Create {
     /// With --export: permit only this initiator. The name may end with *. Several may be given.
     #[arg(long = "initiator", value_name = "IQN", requires = "export")]
     initiators: Vec<NamePattern>,
-    #[command(flatten)]
-    options: ChangeOptions,
 }
 
 pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     match verb {
-        Verb::Create(create) => create.run(),
+        Verb::Create(create) => create.export.create(create.volume(), &create.options),
+        Verb::Clone { snapshot, create } => create.run(snapshot),
         Verb::Resize { name, size, options } => {
             let key = Key::new(ObjectKind::Volume, &name);
             match size.strip_prefix('+') {
@@ -212,10 +254,10 @@ fn remove_orphans(names: &[String], destroy: bool, options: &ServerOptions) -> a
     let client = options.client()?;
     if !destroy {
         if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
-            let message = "this deletes files and their data; confirm with --destroy";
+            let message = "this deletes data; confirm with --destroy";
             return Err(UsageError(message.into()).into());
         }
-        if !confirmed("the data in these files will be lost", &names.join(", "))? {
+        if !confirmed("this data will be lost", &names.join(", "))? {
             return Err(anyhow::anyhow!("nothing was removed"));
         }
     }
@@ -224,20 +266,38 @@ fn remove_orphans(names: &[String], destroy: bool, options: &ServerOptions) -> a
         let path = format!("/orphans/{}", path_segment(name));
         let removed: Orphan = on_a_core(async { Ok(client.delete(&path).await?) })?;
         if !options.json {
-            print_line(&format!("removed {}", removed.path))?;
+            print_line(&format!("removed {}", removed.name))?;
         }
         orphans.push(removed);
     }
     if options.json { print_line(&serde_json::to_string(&OrphanList { orphans })?) } else { Ok(()) }
 }
 
-impl Create {
-    fn run(&self) -> anyhow::Result<()> {
-        let mut document = Document { volume: vec![self.volume()], ..Document::default() };
-        document.target.extend(self.target());
+impl CloneArguments {
+    fn run(&self, snapshot: SnapshotName) -> anyhow::Result<()> {
+        let client = self.options.client()?;
+        let of: Snapshot = on_a_core(async { Ok(client.get(&path(&snapshot)).await?) })?;
+        let volume = Volume {
+            name: self.name.clone(),
+            store: StoreKind::Pool,
+            pool: Some(of.pool),
+            clone_of: Some(Box::new(snapshot)),
+            size: self.size,
+            ..Volume::default()
+        };
+        self.export.create(volume, &self.options)
+    }
+}
+
+impl Export {
+    /// Creates a volume, and its target if one was requested.
+    fn create(&self, volume: Volume, options: &ChangeOptions) -> anyhow::Result<()> {
+        let name = volume.name.clone();
+        let mut document = Document { volume: vec![volume], ..Document::default() };
+        document.target.extend(self.target(&name));
         let mut made = None;
         if let Some(name) = &self.chap {
-            let known = state::state(&self.options.client()?)?.document.account;
+            let known = state::state(&options.client()?)?.document.account;
             let is_known = known.iter().any(|account| account.name == *name);
             if !is_known || self.secret.is_given() {
                 let SecretInput { secret, is_new } = self.secret.take()?;
@@ -246,33 +306,17 @@ impl Create {
                 document.account.push(Account { name: name.clone(), secret, ..Account::default() });
             }
         }
-        let changed =
-            self.options.submit(&Apply { create: true, ..self.options.apply_request(document) })?;
+        let changed = options.submit(&Apply { create: true, ..options.apply_request(document) })?;
         tell_secret(made.as_deref().filter(|_| !changed.dry_run), self.chap.as_deref())?;
         if self.export.is_some() && !changed.dry_run {
-            note_loopback(&self.options.client()?)?;
+            note_loopback(&options.client()?)?;
         }
-        state::report(&changed, self.options.options.json)
+        state::report(&changed, options.options.json)
     }
 
-    fn volume(&self) -> Volume {
-        Volume {
-            name: self.name.clone(),
-            store: self.store,
-            path: self.path.as_deref().map(absolute),
-            size: self.size,
-            block_size: self.block_size,
-            cache: self.cache,
-            read_only: self.read_only,
-            encrypted: self.encrypted,
-            serial: self.serial.clone(),
-            ..Volume::default()
-        }
-    }
-
-    fn target(&self) -> Option<Target> {
+    fn target(&self, volume: &str) -> Option<Target> {
         let name = match self.export.as_deref()? {
-            "" => format!("{DEFAULT_TARGET_PREFIX}{}", self.name),
+            "" => format!("{DEFAULT_TARGET_PREFIX}{volume}"),
             name => name.to_owned(),
         };
         let hosts =
@@ -283,7 +327,7 @@ impl Create {
             .map(|initiator| Rule { initiator: Some(initiator.clone()), ..Rule::default() });
         Some(Target {
             name,
-            luns: Luns([(0, self.name.clone())].into()),
+            luns: Luns([(0, volume.to_owned())].into()),
             chap: self.chap.iter().cloned().collect(),
             allow: hosts.chain(initiators).collect(),
             ..Target::default()
@@ -291,8 +335,30 @@ impl Create {
     }
 }
 
+impl Create {
+    fn volume(&self) -> Volume {
+        let in_pool = self.pool.is_some() || self.snapshot.is_some();
+        let default = if in_pool { StoreKind::Pool } else { StoreKind::default() };
+        Volume {
+            name: self.name.clone(),
+            store: self.store.unwrap_or(default),
+            pool: self.pool.clone(),
+            snapshot: self.snapshot.clone().map(Box::new),
+            snapshot_schedule: self.snapshot_schedule.clone(),
+            path: self.path.as_deref().map(absolute),
+            size: self.size,
+            block_size: self.block_size,
+            cache: self.cache,
+            read_only: self.read_only,
+            encrypted: self.encrypted,
+            serial: self.serial.clone(),
+            ..Volume::default()
+        }
+    }
+}
+
 /// The server has another working folder than the caller.
-fn absolute(path: &Path) -> PathBuf {
+pub(crate) fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 

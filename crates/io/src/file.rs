@@ -19,7 +19,7 @@ mod tests;
 use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt as _};
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -453,6 +453,19 @@ impl File {
     /// Writes the data and the length to the disk, as [`sync_data`](Self::sync_data) does. Blocks the thread.
     pub fn sync_data_now(&self) -> io::Result<()> {
         Ok(rustix::fs::fdatasync(&self.opened.fd)?)
+    }
+
+    /// Creates a file with this length, all of whose space is allocated. Blocks the thread. If it fails, there is no file.
+    pub fn create_allocated(path: &Path, length: u64) -> io::Result<()> {
+        let file =
+            std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        let allocated = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, length);
+        if let Err(error) = allocated.map_err(io::Error::from).and_then(|()| file.sync_all()) {
+            // The error of the allocation is the one to report.
+            let _ = std::fs::remove_file(path);
+            return Err(error);
+        }
+        Ok(())
     }
 
     fn operation(&self, kind: OperationKind) -> Operation {

@@ -17,7 +17,7 @@ use tracing::info;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::config::VolumeConfig;
+use crate::config::{StoreKind, VolumeConfig};
 use crate::model::metadata_folder;
 use crate::stores::{LOCK_TIMEOUT, OpenMode, StoreError};
 
@@ -58,7 +58,20 @@ pub(crate) fn open(
     volume: &VolumeConfig,
     open_mode: OpenMode,
 ) -> Result<Option<Arc<dyn MetadataStore>>, StoreError> {
-    let Some(path) = volume.file() else { return Ok(None) };
+    let path = match volume.store {
+        StoreKind::Pool if volume.state.is_none() => {
+            info!(
+                volume = volume.name,
+                "reservations and saved pages end with the server: give the volume state = FOLDER to keep them"
+            );
+            return Ok(None);
+        }
+        StoreKind::Pool => Path::new(""),
+        _ => match volume.file() {
+            Some(path) => path,
+            None => return Ok(None),
+        },
+    };
     // Several servers may serve a read-only file at once.
     if volume.is_read_only() {
         return Ok(None);

@@ -16,6 +16,8 @@ pub(crate) enum MissingObject {
     Account(String),
     /// A target needs a portal that does not exist.
     Target(String),
+    /// A pool that cannot be opened, or that needs attention.
+    Pool(String),
     /// A volume that is not served, or that is smaller than desired.
     Volume(String),
 }
@@ -27,6 +29,7 @@ impl MissingObject {
             Self::Portal(address) => Key::new(ObjectKind::Portal, &address.to_string()),
             Self::Account(name) => Key::new(ObjectKind::Account, name),
             Self::Target(name) => Key::new(ObjectKind::Target, name),
+            Self::Pool(name) => Key::new(ObjectKind::Pool, name),
             Self::Volume(name) => Key::new(ObjectKind::Volume, name),
         }
     }

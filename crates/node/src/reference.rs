@@ -10,9 +10,10 @@ use crate::model::DURATION_PATTERN;
 use crate::{config, control};
 
 /// The tables of objects, and the schema of each.
-const OBJECTS: [(&str, &str); 10] = [
+const OBJECTS: [(&str, &str); 11] = [
     ("[[portal]]", "Portal"),
     ("[portal.tls]", "Tls"),
+    ("[[pool]]", "Pool"),
     ("[[volume]]", "Volume"),
     ("[[target]]", "Target"),
     ("[[target.allow]]", "Rule"),

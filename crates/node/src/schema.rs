@@ -1,6 +1,7 @@
 //! The requests and responses of the API. Later versions only add fields.
 
 pub mod events;
+pub mod pools;
 pub mod statistics;
 
 use std::time::{SystemTime, UNIX_EPOCH};

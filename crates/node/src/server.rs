@@ -42,6 +42,8 @@ const HELD_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Interval of the checks of each volume's health.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
+/// Time between two looks at the schedules of snapshots.
+const SCHEDULE_INTERVAL: Duration = Duration::from_secs(60);
 /// Number of these intervals between checks of the volumes' files.
 const HEALTH_SHOWN_EACH_LOOK: usize = 4;
 
@@ -233,9 +235,16 @@ impl Server {
         reattach(self.engine.clone(), self.desired.clone(), volume.to_owned(), grace).await
     }
 
-    /// Tries regularly to open missing objects, and checks the files of volumes. This future never ends.
+    /// Tries regularly to open missing objects, checks the files of volumes, and creates snapshots. This future never ends.
     pub async fn run_maintenance(&self) {
-        tokio::join!(self.retry_missing(), self.watch_backings());
+        tokio::join!(self.retry_missing(), self.watch_backings(), self.run_snapshot_schedules());
+    }
+
+    async fn run_snapshot_schedules(&self) {
+        loop {
+            self.engine.run_snapshot_schedules().await;
+            time::sleep_until(time::now() + SCHEDULE_INTERVAL).await;
+        }
     }
 
     async fn watch_backings(&self) {

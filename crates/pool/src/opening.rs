@@ -9,7 +9,7 @@ use crate::devices::{Device, Devices, Place};
 use crate::error::Blocked;
 use crate::format::{
     DEVICES_MAX, DeviceRow, MAGIC, NAME_MAX, PAGE, PageHeader, PageKind, ROW_PAGES_MAX, RowsPage,
-    SUPERBLOCKS, Sealed as _, Superblock, VERSION, bit, padded,
+    SUPERBLOCKS, Sealed as _, Superblock, VERSION, bit, padded, unpadded,
 };
 use crate::journal::Ring;
 use crate::pool::{NewPool, Pool};
@@ -25,6 +25,28 @@ const SLABS_MIN: u32 = 8;
 
 const fn unfit(device: usize, problem: PoolProblem) -> PoolError {
     PoolError::Unfit { device, problem }
+}
+
+/// What a device says of its pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceLabel {
+    /// The number of the pool.
+    pub pool: [u8; 16],
+    /// The name with which the pool was created.
+    pub name: String,
+    /// Number of devices of the pool.
+    pub device_count: usize,
+}
+
+/// Returns what a device says of its pool. Nothing else is checked.
+pub async fn identify(store: Arc<dyn Store>) -> Result<DeviceLabel, PoolError> {
+    let layout = Layout { slots: 0, journal: 0, slabs: 0 };
+    let superblock = read_superblock(&Devices(vec![Device { store, layout }]), 0).await?;
+    Ok(DeviceLabel {
+        pool: superblock.pool,
+        name: unpadded(&superblock.name),
+        device_count: superblock.device_count.get().into(),
+    })
 }
 
 impl Pool {

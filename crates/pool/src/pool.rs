@@ -1,5 +1,7 @@
 //! A pool: operations on its volumes and snapshots.
 
+use std::collections::HashSet;
+use std::future::Future;
 use std::sync::{Arc, Weak};
 
 use sarsen_block::{BlockSize, Store, StoreStatus, Usability};
@@ -74,6 +76,8 @@ pub struct VolumeInfo {
     pub label: Label,
     /// Size in bytes.
     pub size: u64,
+    /// log2 of the bytes of a logical block.
+    pub block_shift: u8,
     /// The volume of a snapshot, or the snapshot of a clone. It may be deleted.
     pub origin: Option<VolumeId>,
     /// Bytes of all chunks to which its map refers. Several objects may refer to the same chunks.
@@ -85,10 +89,12 @@ pub struct VolumeInfo {
 /// The space of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolSpace {
+    /// Bytes of all chunks, if every slab had data.
+    pub size_bytes: u64,
     /// Bytes for data that nothing uses.
     pub free_bytes: u64,
-    /// Bytes that were given back and are not free yet.
-    pub is_returning: bool,
+    /// Whether objects are being deleted, whose bytes become free.
+    pub is_deleting: bool,
 }
 
 /// An open pool. Clones are the same pool.
@@ -115,8 +121,10 @@ impl Pool {
         state.space.reclaim();
         let is_deleting = state.objects.values().any(|object| object.is_deleting());
         PoolSpace {
-            free_bytes: state.space.free_chunks() << state.shape().chunk_shift,
-            is_returning: is_deleting || state.space.is_returning(),
+            size_bytes: state.space.chunks() << state.shape().chunk_shift,
+            free_bytes: (state.space.free_chunks() + state.space.returning_chunks())
+                << state.shape().chunk_shift,
+            is_deleting,
         }
     }
 
@@ -252,20 +260,50 @@ impl Pool {
         self.change_row(wanted).await
     }
 
-    /// Renames a volume or a snapshot.
-    pub async fn rename(&self, id: VolumeId, name: &str) -> Result<(), PoolError> {
+    /// Renames volumes and snapshots. Names can be exchanged.
+    pub async fn rename(&self, names: &[(VolumeId, String)]) -> Result<(), PoolError> {
         let wanted = |state: &mut State| {
-            let mut row = live(state, id)?;
-            row.name = checked_name(name);
+            let mut rows = Vec::with_capacity(names.len());
+            for (id, name) in names {
+                let mut row = live(state, *id)?;
+                row.name = checked_name(name);
+                if row.name[0] == 0 {
+                    return Err(PoolError::Invalid("a name has 1 to 127 bytes"));
+                }
+                rows.push(row);
+            }
+            let ids: HashSet<u32> = rows.iter().map(|row| row.id.get()).collect();
             let others = state.objects.values().filter(|one| !one.is_deleting());
-            let mut others = others.filter(|one| one.row.id != row.id);
-            match row.name[0] {
-                0 => Err(PoolError::Invalid("a name has 1 to 127 bytes")),
-                _ if others.any(|other| other.row.name == row.name) => Err(PoolError::Exists),
-                _ => Ok(row),
+            let others = others.filter(|one| !ids.contains(&one.row.id.get()));
+            let mut used: HashSet<_> = others.map(|other| other.row.name).collect();
+            if rows.iter().all(|row| used.insert(row.name)) {
+                Ok(rows)
+            } else {
+                Err(PoolError::Exists)
             }
         };
-        self.change_row(wanted).await
+        let perform = |state: &mut State, rows: Vec<VolumeRow>| {
+            // Only another size could need what is not there.
+            rows.into_iter().try_for_each(|row| state.perform(&Record::Change { row: row.into() }))
+        };
+        let recorded = self.shared.change(wanted, perform).await?;
+        self.shared.commit(recorded).await?;
+        Ok(())
+    }
+
+    /// Returns the first volume or snapshot that fits.
+    pub fn find(&self, fits: impl Fn(&VolumeInfo) -> bool) -> Option<VolumeInfo> {
+        self.volumes().into_iter().find(fits)
+    }
+
+    /// Returns the bytes of a chunk.
+    pub fn chunk_size(&self) -> u32 {
+        1 << self.shared.state.read().shape().chunk_shift
+    }
+
+    /// Returns whether writes have stopped, because a device did not write metadata.
+    pub fn is_stopped(&self) -> bool {
+        self.shared.state.read().is_stopped
     }
 
     /// Gives a volume that is not open the contents and the size of a snapshot.
@@ -340,15 +378,17 @@ impl Pool {
         Ok(Arc::new(PoolVolume::new(self.shared.clone(), &row, status)?))
     }
 
-    /// Deletes what is to be deleted, and writes checkpoints before they are urgent. This never ends unless a device fails:
-    /// run it beside the requests.
-    pub async fn maintain(&self) -> PoolError {
-        loop {
-            let work = self.shared.work.notified();
-            if let Err(error) = self.maintain_once().await {
-                return error;
+    /// Deletes what is to be deleted, and writes checkpoints before they are urgent, until the pool is closed or a device
+    /// fails. Run it beside the requests. It does not keep the pool open.
+    pub fn maintain(&self) -> impl Future<Output = Result<(), PoolError>> + 'static {
+        let (pool, work) = (Arc::downgrade(&self.shared), self.shared.work.clone());
+        async move {
+            loop {
+                let next = work.notified();
+                let Some(shared) = pool.upgrade() else { return Ok(()) };
+                Self { shared }.maintain_once().await?;
+                next.await;
             }
-            work.await;
         }
     }
 
@@ -410,6 +450,7 @@ fn info(row: &VolumeRow, chunk_shift: u8) -> VolumeInfo {
             created: row.created.get(),
         },
         size: row.size.get(),
+        block_shift: row.block_shift,
         origin: Some(row.origin.get()).filter(|&origin| origin != 0).map(VolumeId),
         referenced_bytes: row.chunks.get() << chunk_shift,
         is_protected: row.flags & PROTECTED != 0,

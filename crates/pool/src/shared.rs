@@ -40,7 +40,7 @@ pub(crate) struct Shared {
     pub(crate) locks: Arc<ChunkLocks>,
     pub(crate) tasks: Arc<dyn Tasks>,
     /// There is something to delete, or a checkpoint is due.
-    pub(crate) work: Notify,
+    pub(crate) work: Arc<Notify>,
     /// The status of each volume that is open or has requests.
     pub(crate) opened: Mutex<HashMap<u32, Weak<StoreStatus>>>,
     /// Held while the size of a volume changes.
@@ -63,7 +63,7 @@ impl Shared {
             writer: tokio::sync::Mutex::new(writer),
             locks: Arc::default(),
             tasks,
-            work: Notify::new(),
+            work: Arc::default(),
             opened: Mutex::default(),
             resizing: tokio::sync::Mutex::default(),
         }
@@ -167,6 +167,13 @@ impl Shared {
             future: Some(Box::pin(future)),
             tasks: self.tasks.clone(),
         }))
+    }
+}
+
+/// Ends the maintenance.
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.work.notify_one();
     }
 }
 

@@ -101,7 +101,7 @@ pub(crate) struct Space {
     /// Units that are free when a checkpoint is complete and its period has ended.
     pub(crate) returned: Arc<Mutex<Freed>>,
     /// Units that were given back, and are not free yet.
-    waiting: u64,
+    waiting: [u64; 2],
     contradiction: Option<String>,
     /// Units that one reference has alone since the last checkpoint, each with the number of this event. An interruption
     /// may bring the other reference back, and requests that began before may still use it, so nothing is overwritten in
@@ -146,7 +146,7 @@ impl Space {
             free_units: [0; 2],
             freed: Vec::new(),
             returned: Arc::default(),
-            waiting: 0,
+            waiting: [0; 2],
             contradiction: None,
             contested: Default::default(),
             contests: 0,
@@ -324,7 +324,7 @@ impl Space {
         if is_last {
             counts.set_held(unit.index, true);
             self.freed.push((kind, unit));
-            self.waiting += 1;
+            self.waiting[at(kind)] += 1;
         }
         self.changed_rows.insert(row);
         if fewer == 1 {
@@ -461,6 +461,12 @@ impl Space {
             + slots as u64 * u64::from(self.shape.usable(SlabKind::Pages))
     }
 
+    /// Returns the number of chunks if all slots were used for data.
+    pub(crate) fn chunks(&self) -> u64 {
+        let slots: u64 = self.layouts.iter().map(|layout| u64::from(layout.slots)).sum();
+        slots * u64::from(self.shape.usable(SlabKind::Data))
+    }
+
     /// Returns the number of chunks that are free or could be, if all slots without a slab were used for data.
     pub(crate) fn free_chunks(&self) -> u64 {
         let slots: usize = self.free_slots.iter().map(BTreeSet::len).sum();
@@ -468,9 +474,15 @@ impl Space {
             + slots as u64 * u64::from(self.shape.usable(SlabKind::Data))
     }
 
+    /// Returns the number of chunks that were given back and are not free yet. A writer that needs them waits for that.
+    pub(crate) fn returning_chunks(&self) -> u64 {
+        let slots = self.unassigned.len() as u64;
+        self.waiting[at(SlabKind::Data)] + slots * u64::from(self.shape.usable(SlabKind::Data))
+    }
+
     /// Returns whether units or slots were given back that are not free yet.
-    pub(crate) const fn is_returning(&self) -> bool {
-        self.waiting > 0 || !self.unassigned.is_empty()
+    pub(crate) fn is_returning(&self) -> bool {
+        self.waiting != [0; 2] || !self.unassigned.is_empty()
     }
 
     /// Returns whether a checkpoint makes units free, or units that can be overwritten.
@@ -557,7 +569,7 @@ impl Space {
         }
         for (kind, unit) in units {
             self.untake(kind, unit);
-            self.waiting -= 1;
+            self.waiting[at(kind)] -= 1;
             let is_unused =
                 self.slab(unit.slab).is_some_and(|slab| slab.free == self.shape.usable(kind));
             if is_unused && self.current[at(kind)] != unit.slab {

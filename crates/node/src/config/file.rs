@@ -50,6 +50,7 @@ const TOP_KEYS: &[&str] = &[
     "cores",
     "io-engine",
     "spin",
+    "pool",
     "volume",
     "target",
     "control",
@@ -98,6 +99,7 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
                 let text = source.scalar(value, name)?;
                 config.spin = Textual::parse(&text).map_err(of_key(name)).at(&place)?;
             }
+            "pool" => config.pools = source.objects(value, name)?,
             "volume" => {
                 config.volumes = source.objects(value, name)?;
                 for (volume, table) in config.volumes.iter().zip(source.array(value, name)?) {

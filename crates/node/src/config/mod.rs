@@ -14,7 +14,7 @@ mod spec;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sarsen_io::cores::FileEngine;
@@ -29,10 +29,11 @@ pub use self::isns::{IsnsConfig, parse_isns};
 pub(crate) use self::needs::PortalRequirement;
 pub(crate) use self::reference::tables as reference_tables;
 pub use self::reference::{KeyReference, TableReference};
-pub use self::spec::{parse_account, parse_volume};
+pub use self::spec::{parse_account, parse_pool, parse_volume};
 pub use crate::model::document::{
-    Account as AccountConfig, Discovery, Host as HostConfig, Portal, Redirect, Rule as RuleConfig,
-    ShownLuns, Target as TargetConfig, Tls as TlsConfig, Volume as VolumeConfig,
+    Account as AccountConfig, Discovery, Host as HostConfig, Pool as PoolConfig, Portal, Redirect,
+    Rule as RuleConfig, ShownLuns, Target as TargetConfig, Tls as TlsConfig,
+    Volume as VolumeConfig,
 };
 pub use crate::model::{
     CacheMode, CertificatePattern, DEFAULT_GROUP, DEFAULT_WEIGHT, FaultConfig, Invalid, Limits,
@@ -61,6 +62,8 @@ pub struct Config {
     pub io_engine: FileEngine,
     /// Whether busy cores poll for a moment before they sleep.
     pub spin: Spin,
+    /// Pools, by unique names.
+    pub pools: Vec<PoolConfig>,
     /// Volumes, by unique names.
     pub volumes: Vec<VolumeConfig>,
     /// Targets. [`Config::finish`] adds those of volumes that no target lists.
@@ -156,6 +159,7 @@ impl Default for Config {
             cores: None,
             io_engine: FileEngine::Auto,
             spin: Spin::Auto,
+            pools: Vec::new(),
             volumes: Vec::new(),
             targets: Vec::new(),
             control: None,
@@ -197,6 +201,7 @@ impl Config {
     /// is finished when the state is known.
     fn check_beside_state(self) -> Result<Self, Invalid> {
         let given = [
+            ("pools", !self.pools.is_empty()),
             ("volumes", !self.volumes.is_empty()),
             ("targets", !self.targets.is_empty()),
             ("accounts", !self.accounts.is_empty() || !self.chap.is_empty()),
@@ -262,6 +267,7 @@ impl Config {
             }
         }
         identity::check_unique(&self.volumes)?;
+        self.check_pools()?;
         let mut target_names = HashSet::new();
         let mut exported = HashMap::new();
         for target in &self.targets {
@@ -301,6 +307,56 @@ impl Config {
         Ok(self)
     }
 
+    /// Returns the pool of a volume, if it has one.
+    pub(crate) fn pool_of(&self, volume: &VolumeConfig) -> Option<&PoolConfig> {
+        let name = volume.pool.as_ref()?;
+        self.pools.iter().find(|pool| pool.name == *name)
+    }
+
+    /// Checks that pools have different names and devices, and that the pools of volumes exist.
+    fn check_pools(&self) -> Result<(), Invalid> {
+        let mut names = HashSet::new();
+        let mut devices: HashMap<&Path, &str> = HashMap::new();
+        for pool in &self.pools {
+            let wrong = |field: &str, message: String| {
+                Err(Invalid::new(Key::new(ObjectKind::Pool, &pool.name), field, message))
+            };
+            if !names.insert(pool.name.as_str()) {
+                return wrong("", format!("two pools are named {}: rename one", pool.name));
+            }
+            for device in &pool.devices {
+                if let Some(other) = devices.insert(device, &pool.name) {
+                    let (device, name) = (device.display(), &pool.name);
+                    let message =
+                        format!("pools {other} and {name} both have {device}; correct one of them");
+                    return wrong("devices", message);
+                }
+            }
+        }
+        for volume in &self.volumes {
+            let wrong = |field: &str, message: String| {
+                Err(Invalid::new(Key::new(ObjectKind::Volume, &volume.name), field, message))
+            };
+            if let Some(pool) = &volume.pool
+                && !names.contains(pool.as_str())
+            {
+                let hint = nearest(pool, names.iter().copied());
+                let message = format!(
+                    "there is no pool {pool}{hint}; correct the name, or create the pool with `sarsen pool create`"
+                );
+                return wrong("pool", message);
+            }
+            if let Some(path) = &volume.path
+                && let Some(pool) = devices.get(path.as_path())
+            {
+                let message =
+                    format!("{} is a device of pool {pool}; choose another path", path.display());
+                return wrong("path", message);
+            }
+        }
+        Ok(())
+    }
+
     /// Adds a target for each volume that no target lists.
     fn add_default_targets(&mut self) -> Result<(), Invalid> {
         let exported: HashSet<&str> = self
@@ -333,6 +389,9 @@ impl Config {
         };
         for volume in &self.volumes {
             of(ObjectKind::Volume, &volume.name, volume.check())?;
+        }
+        for pool in &self.pools {
+            of(ObjectKind::Pool, &pool.name, pool.check())?;
         }
         for portal in &self.listen {
             of(ObjectKind::Portal, portal.address.as_str(), portal.check())?;

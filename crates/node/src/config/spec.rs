@@ -1,8 +1,9 @@
-//! Objects on the command line: a volume as `NAME=KIND:ARGUMENT[,KEY=VALUE…]`, an account as `NAME=FILE`.
+//! Objects on the command line: a volume as `NAME=KIND:ARGUMENT[,KEY=VALUE…]`, a pool as
+//! `NAME=DEVICE[,KEY=VALUE…]`, an account as `NAME=FILE`.
 
 use serde_json::{Map, Value, json};
 
-use super::{AccountConfig, ConfigError, VolumeConfig};
+use super::{AccountConfig, ConfigError, PoolConfig, VolumeConfig};
 use crate::model::{Mismatch, from_json};
 
 /// Parses the `NAME=FILE` of an account, the file with its secret.
@@ -17,13 +18,38 @@ pub fn parse_account(text: &str) -> Result<AccountConfig, ConfigError> {
     Ok(account)
 }
 
+/// Parses `tank=/dev/sdb,devices=/dev/sdc,cache=none`: a pool, its first device, and its other keys.
+pub fn parse_pool(text: &str) -> Result<PoolConfig, ConfigError> {
+    let wrong = |message: String| ConfigError::new(format!("--pool {text}"), message);
+    let Some((name, rest)) = text.split_once('=').filter(|(_, rest)| !rest.is_empty()) else {
+        let form =
+            "write NAME=DEVICE, and then ,devices=DEVICE for each further one, or other keys";
+        return Err(wrong(form.to_owned()));
+    };
+    let mut fields = Map::from_iter([("name".to_owned(), name.into())]);
+    let mut parts = rest.split(',');
+    let mut devices: Vec<Value> = parts.next().into_iter().map(Value::from).collect();
+    for part in parts {
+        match part.split_once('=') {
+            Some(("devices", device)) => devices.push(device.into()),
+            Some((key, value)) => drop(fields.insert(key.to_owned(), value.into())),
+            None => return Err(wrong(format!("{part:?}: write KEY=VALUE"))),
+        }
+    }
+    fields.insert("devices".to_owned(), devices.into());
+    let pool: Result<PoolConfig, Mismatch> = from_json(Value::from(fields).to_string().as_bytes());
+    let pool = pool.map_err(|misfit| wrong(misfit.to_string()))?;
+    pool.check().map_err(|error| wrong(error.message))?;
+    Ok(pool)
+}
+
 /// Parses `scratch=ram:1GiB`, `data=file:/srv/data.img,cache=none`, ….
 pub fn parse_volume(text: &str) -> Result<VolumeConfig, ConfigError> {
     let wrong = |message: String| ConfigError::new(format!("--volume {text}"), message);
     let form = || {
         wrong(
-            "write NAME=ram:SIZE, NAME=file:PATH, NAME=iso:PATH, NAME=sg:PATH or NAME=null:SIZE, and then options such \
-             as ,cache=none"
+            "write NAME=ram:SIZE, NAME=file:PATH, NAME=pool:POOL, NAME=iso:PATH, NAME=sg:PATH or NAME=null:SIZE, and then \
+             options such as ,cache=none"
                 .to_owned(),
         )
     };
@@ -33,6 +59,7 @@ pub fn parse_volume(text: &str) -> Result<VolumeConfig, ConfigError> {
     let argument = parts.next().unwrap_or_default();
     let argument_key = match store {
         "file" | "iso" | "sg" => "path",
+        "pool" => "pool",
         _ => "size",
     };
     let given = [("name", name), ("store", store), (argument_key, argument)];
@@ -79,6 +106,31 @@ mod tests {
             let message = parse_account(text).expect_err(text).to_string();
             assert!(message.starts_with(&format!("--account {text}: ")), "{message}");
         }
+    }
+
+    #[test]
+    fn pools_are_written_on_one_line() {
+        let pool =
+            parse_pool("tank=/dev/sdb,devices=/dev/sdc,cache=none,memory=64MiB").expect("valid");
+        assert_eq!((pool.name.as_str(), pool.devices.len()), ("tank", 2));
+        assert_eq!((pool.cache(), pool.memory()), (CacheMode::None, 64 << 20));
+        for (text, reported) in [
+            ("tank", "write NAME=DEVICE"),
+            ("tank=", "write NAME=DEVICE"),
+            ("Tank=/x", "pool name"),
+            ("tank=/x,devices=/x", "listed twice"),
+            ("tank=/x,cach=none", "did you mean cache?"),
+            ("tank=/x,/y", "write KEY=VALUE"),
+            ("tank=/x,alert-percent=101", "alert-percent"),
+        ] {
+            let message = parse_pool(text).expect_err(text).to_string();
+            assert!(
+                message.starts_with(&format!("--pool {text}: ")) && message.contains(reported),
+                "{message}"
+            );
+        }
+        let volume = parse_volume("a=pool:tank,size=1MiB").expect("valid");
+        assert_eq!((volume.store, volume.pool.as_deref()), (StoreKind::Pool, Some("tank")));
     }
 
     #[test]
@@ -148,8 +200,8 @@ mod tests {
             ("a=file:/x,encrypted,read-only", "remove read-only"),
             ("a=ram:1MiB,encrypted,protection=1", "remove one of the two"),
             ("a=ram:1MiB,encrypted=yes", "write true or false"),
-            ("a=ram:1MiB,state=/srv/kept", "only a writable file volume"),
-            ("a=file:/x,read-only,state=/srv/kept", "only a writable file volume"),
+            ("a=ram:1MiB,state=/srv/kept", "only a writable volume in a file or a pool"),
+            ("a=file:/x,read-only,state=/srv/kept", "only a writable volume in a file or a pool"),
             ("a=ram:1MiB,fault=bitrot@1", "it must be one of flipped-bit, "),
         ] {
             let message = parse_volume(text).expect_err(reported).to_string();

@@ -144,7 +144,7 @@ impl Removal {
     }
 }
 
-fn checked_author(author: Option<&str>) -> Result<String, ApiError> {
+pub(super) fn checked_author(author: Option<&str>) -> Result<String, ApiError> {
     let author = author.unwrap_or(ANONYMOUS);
     if author.is_empty() || author.len() > AUTHOR_LENGTH || author.contains(char::is_control) {
         Err(ApiError::invalid(

@@ -7,78 +7,68 @@ use serde_json::Value;
 
 use super::error::ApiError;
 use crate::desired::Edit;
-use crate::model::document::{Account, Document, Portal, Volume};
+use crate::model::document::{Account, Portal, Volume};
 use crate::model::{Key, Object, ObjectKind, Objects};
 
-/// Keys of an object whose values name files or variables of the server, with the object's values of these keys.
-type Named<'a> = [(&'static str, Option<&'a OsStr>); 3];
-
-/// No keys.
-const NOTHING: Named<'static> = [("", None); 3];
-
-fn of_volume(volume: &Volume) -> Named<'_> {
-    let Volume { path, state, .. } = volume;
-    [("path", path.as_ref().map(OsStr::new)), ("state", state.as_ref().map(OsStr::new)), ("", None)]
-}
-
-fn of_account(account: &Account) -> Named<'_> {
-    let Account { secret_file, secret_env, .. } = account;
-    let (file, variable) = (secret_file.as_ref(), secret_env.as_ref());
-    [
-        ("secret-file", file.map(|path| path.as_os_str())),
-        ("secret-env", variable.map(OsStr::new)),
-        ("", None),
-    ]
-}
-
-fn of_portal(portal: &Portal) -> Named<'_> {
-    let tls = portal.tls.as_ref();
-    [
-        ("tls.certificate", tls.map(|tls| tls.certificate.as_os_str())),
-        ("tls.key", tls.map(|tls| tls.key.as_os_str())),
-        ("tls.client-ca", tls.and_then(|tls| Some(tls.client_ca.as_ref()?.as_os_str()))),
-    ]
-}
+/// The values of an object that name files or variables of the server, each with its key.
+type Named<'a> = Vec<(&'static str, &'a OsStr)>;
 
 fn of_object(object: &Object) -> Named<'_> {
-    match object {
-        Object::Volume(volume) => of_volume(volume),
-        Object::Account(account) => of_account(account),
-        Object::Portal(portal) => of_portal(portal),
-        Object::Host(_) | Object::Target(_) | Object::Discovery(_) | Object::Limits(_) => NOTHING,
+    fn value(of: &Option<impl AsRef<OsStr>>) -> Option<&OsStr> {
+        of.as_ref().map(AsRef::as_ref)
     }
+    let named = match object {
+        Object::Pool(pool) => {
+            return pool.devices.iter().map(|path| ("devices", path.as_os_str())).collect();
+        }
+        Object::Volume(Volume { path, state, .. }) => {
+            vec![("path", value(path)), ("state", value(state))]
+        }
+        Object::Account(Account { secret_file, secret_env, .. }) => {
+            vec![("secret-file", value(secret_file)), ("secret-env", value(secret_env))]
+        }
+        Object::Portal(Portal { tls: Some(tls), .. }) => vec![
+            ("tls.certificate", Some(tls.certificate.as_os_str())),
+            ("tls.key", Some(tls.key.as_os_str())),
+            ("tls.client-ca", value(&tls.client_ca)),
+        ],
+        Object::Portal(_)
+        | Object::Host(_)
+        | Object::Target(_)
+        | Object::Discovery(_)
+        | Object::Limits(_) => Vec::new(),
+    };
+    named.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
 }
 
 /// Returns the values that a merge patch sets for the same keys.
 fn of_patch(kind: ObjectKind, patch: &Value) -> Named<'_> {
-    let fields = match kind {
-        ObjectKind::Volume => of_volume(&Volume::default()).map(|(field, _)| field),
-        ObjectKind::Account => of_account(&Account::default()).map(|(field, _)| field),
-        ObjectKind::Portal => of_portal(&Portal::default()).map(|(field, _)| field),
-        ObjectKind::Host | ObjectKind::Target | ObjectKind::Discovery | ObjectKind::Limits => {
-            return NOTHING;
-        }
+    let keys: &[&'static str] = match kind {
+        ObjectKind::Pool => &["devices"],
+        ObjectKind::Volume => &["path", "state"],
+        ObjectKind::Account => &["secret-file", "secret-env"],
+        ObjectKind::Portal => &["tls.certificate", "tls.key", "tls.client-ca"],
+        ObjectKind::Host | ObjectKind::Target | ObjectKind::Discovery | ObjectKind::Limits => &[],
     };
-    fields.map(|field| {
-        let value = field.split('.').try_fold(patch, |value, name| value.get(name));
-        (field, value.and_then(Value::as_str).map(OsStr::new))
-    })
+    let values = keys.iter().flat_map(|key| {
+        let value = key.split('.').try_fold(patch, |value, name| value.get(name));
+        let values: Vec<&Value> = match value {
+            Some(Value::Array(list)) => list.iter().collect(),
+            other => other.into_iter().collect(),
+        };
+        let texts = values.into_iter().filter_map(Value::as_str);
+        texts.map(|text| (*key, OsStr::new(text)))
+    });
+    values.collect()
 }
 
 /// Refuses edits of a client that may not name files or variables, if they name new ones.
 pub(super) fn check(edits: &[Edit], current: &Objects) -> Result<(), ApiError> {
-    let current = |kind, name: &str| {
-        let object = current.get(&Key::new(kind, name));
-        object.map_or(NOTHING, |object| of_object(object))
-    };
     let check = |kind, name: &str, named: Named<'_>| {
-        if named.iter().all(|(_, value)| value.is_none()) {
-            return Ok(());
-        }
-        let before = current(kind, name);
-        let new = named.into_iter().zip(before).filter(|(after, before)| after.1 != before.1);
-        let mut new = new.filter(|((_, value), _)| value.is_some());
-        new.next().map_or(Ok(()), |((field, _), _)| Err(refused(field)))
+        let current = current.get(&Key::new(kind, name));
+        let before = current.map_or(Vec::new(), |object| of_object(object));
+        let new = named.into_iter().find(|value| !before.contains(value));
+        new.map_or(Ok(()), |(field, _)| Err(refused(field)))
     };
     for edit in edits {
         match edit {
@@ -87,16 +77,9 @@ pub(super) fn check(edits: &[Edit], current: &Objects) -> Result<(), ApiError> {
             }
             Edit::Patch(key, patch) => check(key.kind, &key.name, of_patch(key.kind, patch))?,
             Edit::Create(document) | Edit::Apply(document) | Edit::Replace(document) => {
-                let Document { volume, account, portal, .. } = document;
-                volume
-                    .iter()
-                    .try_for_each(|one| check(ObjectKind::Volume, &one.name, of_volume(one)))?;
-                account
-                    .iter()
-                    .try_for_each(|one| check(ObjectKind::Account, &one.name, of_account(one)))?;
-                portal.iter().try_for_each(|one| {
-                    check(ObjectKind::Portal, one.address.as_str(), of_portal(one))
-                })?;
+                for object in document.clone().into_objects() {
+                    check(object.kind(), object.name(), of_object(&object))?;
+                }
             }
             Edit::Remove(_) | Edit::RemoveEverywhere(_) => {}
         }
@@ -119,6 +102,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::model::Document;
 
     fn document(value: Value) -> Document {
         serde_json::from_value(value).expect("a document")
@@ -129,6 +113,7 @@ mod tests {
         let document = document(json!({
             "volume": [{ "name": "a", "path": "/dev/vg/a" }],
             "account": [{ "name": "u", "secret-file": "/etc/u" }],
+            "pool": [{ "name": "p", "devices": ["/dev/a"] }],
         }));
         let objects = document.into_objects();
         objects.map(|object| (object.key(), Arc::new(object))).collect()
@@ -145,6 +130,7 @@ mod tests {
             ("path", json!({ "volume": [{ "name": "b", "path": "/etc/shadow" }] })),
             ("path", json!({ "volume": [{ "name": "a", "path": "/dev/sda" }] })),
             ("state", json!({ "volume": [{ "name": "b", "state": "/etc" }] })),
+            ("devices", json!({ "pool": [{ "name": "p", "devices": ["/dev/a", "/dev/b"] }] })),
             ("secret-file", json!({ "account": [{ "name": "x", "secret-file": "/etc/u" }] })),
             ("secret-env", json!({ "account": [{ "name": "u", "secret-env": "HOME" }] })),
             (
@@ -161,6 +147,10 @@ mod tests {
                 assert!(reported.contains("Forbidden") && reported.contains(&field), "{reported}");
             }
         }
+        let of_pool =
+            |devices| Edit::Patch(Key::new(ObjectKind::Pool, "p"), json!({ "devices": devices }));
+        assert!(refusal(of_pool(json!(["/dev/a", "/dev/b"]))).is_some());
+        assert_eq!(refusal(of_pool(json!(["/dev/a"]))), None);
         let patch = |name, patch| Edit::Patch(Key::new(ObjectKind::Volume, name), patch);
         assert!(refusal(patch("a", json!({ "path": "/dev/sda" }))).is_some());
         assert!(refusal(patch("a", json!({ "name": "c", "path": "/x" }))).is_some());

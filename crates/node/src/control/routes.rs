@@ -19,7 +19,9 @@ use tracing::info;
 use super::capacity::Received;
 use super::error::ApiError;
 use super::openapi::{self, Failures};
-use super::{Api, VERSION, config, events, initiator_lines, lab, statistics, trace, volumes};
+use super::{
+    Api, VERSION, config, events, initiator_lines, lab, pools, statistics, trace, volumes,
+};
 use crate::config::{Portal, Redirect, parse_redirect_address};
 use crate::drain::{AlreadyDraining, Outcome, Service, send_away};
 use crate::engine::{Export, Usage};
@@ -78,6 +80,7 @@ pub(super) fn router(api: Api) -> Router {
         .route("/targets/{name}/drain", post(drain_target))
         .route("/targets/{name}/undrain", post(undrain_target))
         .merge(volumes::router())
+        .merge(pools::router())
         .merge(config::router());
     Router::new()
         .nest(VERSION, v1)

@@ -100,7 +100,8 @@ fn not_removed(error: OrphanError) -> ApiError {
     match error {
         OrphanError::NotFound(_) => ApiError::not_found(message),
         OrphanError::InUse(_) => ApiError::in_use(message),
-        OrphanError::HasOtherFiles(_)
+        OrphanError::Pool { .. }
+        | OrphanError::HasOtherFiles(_)
         | OrphanError::OtherFile { .. }
         | OrphanError::System { .. } => ApiError::unable(message),
     }

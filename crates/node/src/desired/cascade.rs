@@ -19,6 +19,15 @@ pub(super) fn remove_references(objects: &mut Objects, key: &Key) -> Result<(), 
             (Object::Target(target), ObjectKind::Account | ObjectKind::Host) => {
                 take_rules_out(target, key, other)?;
             }
+            (Object::Volume(volume), ObjectKind::Pool)
+                if volume.pool.as_ref() == Some(&key.name) =>
+            {
+                let message = format!(
+                    "volume {} is in pool {}; delete the volume first",
+                    volume.name, key.name
+                );
+                return Err(Invalid::new(other.clone(), "pool", message));
+            }
             (Object::Discovery(discovery), ObjectKind::Account) => {
                 take_account_out(&mut discovery.chap, &mut discovery.own_account, key, other)?;
             }

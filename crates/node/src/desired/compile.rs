@@ -1,10 +1,10 @@
 //! Compiles objects into the configuration that a server runs. The functions that check a configuration file check them.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::config::{Config, PortalRequirement, check_volume_count};
-use crate::model::document::Volume;
+use crate::model::document::{Pool, Volume};
 use crate::model::{FieldError, Invalid, Object, ObjectKind, Objects};
 
 /// Compiles objects.
@@ -62,6 +62,10 @@ impl Compiler {
                 Object::Portal(portal) => config.listen.push(portal.clone()),
                 Object::Account(account) => config.accounts.push(account.clone()),
                 Object::Host(host) => config.hosts.push(host.clone()),
+                Object::Pool(pool) => {
+                    check_devices(pool).map_err(|error| error.of(key.clone()))?;
+                    config.pools.push(pool.clone());
+                }
                 Object::Volume(volume) => {
                     check_paths(volume).map_err(|error| error.of(key.clone()))?;
                     config.volumes.push(volume.clone());
@@ -81,13 +85,23 @@ pub(super) fn unmet(config: &Config) -> BTreeSet<PortalRequirement> {
 }
 
 /// Refuses relative paths.
+fn check_devices(pool: &Pool) -> Result<(), FieldError> {
+    match pool.devices.iter().find(|path| path.is_relative()) {
+        Some(path) => Err(FieldError::new("devices", relative(path))),
+        None => Ok(()),
+    }
+}
+
+fn relative(path: &Path) -> String {
+    format!("{path:?} depends on the server's working folder; write an absolute path")
+}
+
+/// Refuses relative paths.
 fn check_paths(volume: &Volume) -> Result<(), FieldError> {
     let is_relative = |path: &&PathBuf| path.is_relative();
     for (field, path) in [("path", &volume.path), ("state", &volume.state)] {
         if let Some(path) = path.as_ref().filter(is_relative) {
-            let message =
-                format!("{path:?} depends on the server's working folder; write an absolute path");
-            return Err(FieldError::new(field, message));
+            return Err(FieldError::new(field, relative(path)));
         }
     }
     Ok(())

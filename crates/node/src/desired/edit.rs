@@ -14,6 +14,9 @@ use crate::config::nearest;
 use crate::model::document::{Account, Document, ShownLuns, Target, Volume};
 use crate::model::{Key, Object, ObjectKind, Objects, StoreKind, serial};
 
+/// The extension of the folders of records in the state folder.
+pub(super) const RECORDS: &str = "state";
+
 /// An edit of the desired state.
 #[derive(Clone, Debug)]
 pub enum Edit {
@@ -155,6 +158,9 @@ fn complete(volume: &mut Volume, folder: &VolumeFolder<'_>) {
         let naa = || Naa::Eight((3 << 60 | random::number() >> 4).to_be_bytes());
         volume.naa.get_or_insert_with(naa);
     }
+    if volume.store == StoreKind::Pool && volume.state.is_none() && !volume.is_read_only() {
+        volume.state = Some(folder.records(&volume.name).display().to_string().into());
+    }
     if volume.store == StoreKind::File && volume.path.is_none() {
         // A document is text.
         volume.path = Some(folder.place(&volume.name).display().to_string().into());
@@ -174,6 +180,11 @@ pub(super) struct VolumeFolder<'a> {
 impl<'a> VolumeFolder<'a> {
     pub(super) fn new(path: &'a Path, taken: &'a BTreeSet<PathBuf>, before: &'a Objects) -> Self {
         Self { path, taken, before, used: OnceCell::new() }
+    }
+
+    /// Returns the folder for the records of a new volume in a pool. No other volume had it.
+    fn records(&self, name: &str) -> PathBuf {
+        self.path.join(format!("{name}-{:016x}.{RECORDS}", random::number()))
     }
 
     /// Returns the file of a new volume with this name. A renamed volume keeps the file of its earlier name.
@@ -200,6 +211,9 @@ fn keep_identity(volume: &mut Volume, before: &Volume) {
         return;
     }
     keep(&mut volume.path, &before.path);
+    keep(&mut volume.pool, &before.pool);
+    keep(&mut volume.clone_of, &before.clone_of);
+    keep(&mut volume.snapshot, &before.snapshot);
     keep(&mut volume.serial, &before.serial);
     keep(&mut volume.naa, &before.naa);
     keep(&mut volume.state, &before.state);
@@ -306,6 +320,11 @@ fn rename(objects: &mut Objects, key: &Key, new: &str) {
                 discovery.chap.iter_mut().chain(&mut discovery.own_account).for_each(change);
             }
             (Object::Host(host), ObjectKind::Account) => host.account.iter_mut().for_each(change),
+            (Object::Volume(volume), ObjectKind::Pool) => volume.pool.iter_mut().for_each(change),
+            (Object::Volume(volume), ObjectKind::Volume) => {
+                let snapshots = volume.clone_of.iter_mut().chain(&mut volume.snapshot);
+                snapshots.for_each(|snapshot| change(&mut snapshot.volume));
+            }
             _ => {}
         }
         if changed != **object {
@@ -331,7 +350,11 @@ fn rename_in_target(target: &mut Target, kind: ObjectKind, change: &impl Fn(&mut
         ObjectKind::Host => {
             target.allow.iter_mut().filter_map(|rule| rule.host.as_mut()).for_each(change);
         }
-        ObjectKind::Portal | ObjectKind::Target | ObjectKind::Discovery | ObjectKind::Limits => {}
+        ObjectKind::Portal
+        | ObjectKind::Pool
+        | ObjectKind::Target
+        | ObjectKind::Discovery
+        | ObjectKind::Limits => {}
     }
 }
 

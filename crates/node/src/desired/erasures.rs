@@ -8,16 +8,21 @@ use std::time::Duration;
 use sarsen_io::file::FileIdentity;
 
 use super::{ChangeRefused, Plan, deleted, orphans};
-use crate::engine::Erasure;
-use crate::model::{Object, StoreKind};
+use crate::engine::{Erasure, Pools};
+use crate::metadata;
+use crate::model::document::Volume;
+use crate::model::{Object, StoreKind, metadata_folder};
 
 /// Maximum time that another program may have a file that is to be erased.
 const ERASING_LIMIT: Duration = Duration::from_secs(30);
 
 impl Plan {
-    /// Returns the erasures of the files of deleted volumes, by volume: regular files that no other volume uses. Blocks
-    /// the thread.
-    pub(super) fn erasures(&self) -> Result<BTreeMap<String, Erasure>, ChangeRefused> {
+    /// Returns the erasures of the data of deleted volumes, by volume: regular files that no other volume uses, and volumes
+    /// in pools. Blocks the thread.
+    pub(super) fn erasures(
+        &self,
+        pools: &Pools,
+    ) -> Result<BTreeMap<String, Erasure>, ChangeRefused> {
         let mut erasures = BTreeMap::new();
         for key in deleted(&self.steps) {
             let Some(object) = self.before.objects.get(&key) else { continue };
@@ -26,6 +31,12 @@ impl Plan {
                 let (volume, why) = (key.name.clone(), why.to_owned());
                 Err(ChangeRefused::NotErasable { volume, why })
             };
+            if let Some(pool) = volume.pool.as_ref().filter(|_| volume.snapshot.is_none()) {
+                let erasure = erasure_in_pool(volume, pool, pools);
+                let refused = |why| ChangeRefused::NotErasable { volume: key.name.clone(), why };
+                erasures.insert(key.name.clone(), erasure.map_err(refused)?);
+                continue;
+            }
             let Some((path, state)) =
                 orphans::places(object).filter(|_| volume.store == StoreKind::File)
             else {
@@ -55,8 +66,41 @@ impl Plan {
                 let erased = orphans::erase(&erased.0, &erased.1, ERASING_LIMIT, is_its);
                 erased.map_err(|error| error.to_string())
             });
-            erasures.insert(key.name.clone(), Erasure { path, state, erase });
+            let what = format!("the file {}", path.display());
+            let paths = vec![path.clone(), metadata_folder(&path), state];
+            erasures.insert(key.name.clone(), Erasure { what, pool: None, paths, erase });
         }
         Ok(erasures)
     }
+}
+
+/// Returns the erasure of a volume in a pool.
+fn erasure_in_pool(volume: &Volume, pool: &str, pools: &Pools) -> Result<Erasure, String> {
+    let open = pools
+        .get(pool)
+        .ok_or_else(|| format!("pool {pool} is not open: delete it without --erase"))?;
+    let found = open.find_volume(&volume.name, volume.serial.as_deref());
+    let id = found.map(|found| found.id);
+    if let Some(id) = id {
+        let snapshots = open.snapshots_of(id).len();
+        if snapshots > 0 {
+            return Err(format!(
+                "it has {snapshots} snapshots: delete them first with `sarsen snapshot delete`, or delete the volume \
+                 without --erase"
+            ));
+        }
+    }
+    let what = format!("volume {} in pool {pool}", volume.name);
+    let state = volume.state.clone();
+    let paths = state.iter().cloned().collect();
+    let erase = Box::new(move |_| {
+        if let Some(id) = id {
+            let deleted = open.run(move |pool| async move { pool.delete(id).await });
+            deleted.map_err(|error| error.to_string())?;
+        }
+        let Some(state) = state else { return Ok(()) };
+        let erased = metadata::erase(&state, ERASING_LIMIT);
+        erased.map(drop).map_err(|error| format!("{}: {error}", state.display()))
+    });
+    Ok(Erasure { what, pool: Some(pool.to_owned()), paths, erase })
 }

@@ -174,6 +174,7 @@ fn article(kind: ObjectKind) -> String {
 fn remedy(key: &Key, is_left_out: bool) -> &'static str {
     match (is_left_out, key.kind) {
         (true, _) => "the document leaves it out: list it, or change that, too",
+        (false, ObjectKind::Pool) => "delete its volumes first",
         (false, ObjectKind::Volume) => "detach it first, or give --cascade",
         // A cascade does not delete the account of a host, nor the last account of a list.
         (false, ObjectKind::Account) => "take it out of there first",
@@ -392,6 +393,15 @@ impl Desired {
         Ok(begun)
     }
 
+    /// Checks a change as far as that is possible without opening its files.
+    pub(crate) async fn check(&self, change: Change) -> Result<(), ChangeRefused> {
+        let plan = {
+            let _deriving = self.deriving.lock();
+            self.plan(self.current(), change, &BTreeSet::new())?
+        };
+        self.look_at_files(&plan).await.map(drop)
+    }
+
     /// Closes a volume and opens it again, without a change of the state. Its sessions have `grace` to log out;
     /// without `grace` the call is refused while the volume has sessions. Blocks the thread.
     pub(crate) async fn reattach(
@@ -406,15 +416,25 @@ impl Desired {
         Ok(made)
     }
 
-    /// Returns the files in the folder of volumes that belong to no volume. Blocks the thread.
+    /// Returns the files in the folder of volumes, and the volumes in pools, that belong to no volume. Blocks the thread.
     pub(crate) fn orphans(&self) -> Result<Vec<Orphan>, OrphanError> {
-        orphans::find(&self.folder.join(VOLUMES), &self.current().objects)
+        let engine = self.document.lock().engine();
+        let objects = self.current().objects;
+        let mut found = orphans::find(&self.folder.join(VOLUMES), &objects)?;
+        found.extend(engine.pools.all().iter().flat_map(|pool| orphans::in_pool(pool, &objects)));
+        Ok(found)
     }
 
     /// Removes one orphan. Blocks the thread.
     pub(crate) async fn remove_orphan(&self, name: &str) -> Result<Orphan, OrphanError> {
         let folder = self.folder.join(VOLUMES);
         let engine = self.document.lock().engine();
+        if let Some((pool, volume)) = name.split_once('/') {
+            let not_found = || OrphanError::NotFound(name.to_owned());
+            let pool = engine.pools.get(pool).ok_or_else(not_found)?;
+            let _turn = self.turns.acquire().await;
+            return orphans::remove_in_pool(&pool, volume, || self.current().objects).await;
+        }
         let removed = engine.with_file(&folder.join(name), || {
             // A change that was stored before has put its objects here under the same lock.
             let objects = {
@@ -519,12 +539,12 @@ impl Desired {
         let mut found = BTreeSet::new();
         for file in files {
             let deadline = time::now() + LOOK_LIMIT;
-            let (path, volume) = (file.path.clone(), file.volume.name.clone());
+            let (path, object) = (file.path.clone(), file.object.clone());
             let folder = self.folder.clone();
             let look = move || new_files::look_at(&file, &folder);
             let looked = tokio::select! {
                 looked = engine.run_on_disk(&path, look) => looked,
-                () = time::sleep_until(deadline) => Err(ChangeError::Hangs(volume)),
+                () = time::sleep_until(deadline) => Err(ChangeError::Hangs(object)),
             };
             if looked?? {
                 found.insert(path);
@@ -555,7 +575,8 @@ impl Desired {
 
     async fn begin_plan(&self, plan: Plan) -> Result<(Option<Begun>, Changed), ChangeRefused> {
         let Change { force, dry_run, erase, .. } = plan.change;
-        let erasures = if erase { plan.erasures()? } else { BTreeMap::new() };
+        let engine = self.document.lock().engine();
+        let erasures = if erase { plan.erasures(&engine.pools)? } else { BTreeMap::new() };
         let mut changed = Changed {
             revision: plan.before.revision,
             steps: plan.steps.clone(),
@@ -565,7 +586,6 @@ impl Desired {
         if changed.steps.is_empty() {
             return Ok((None, changed));
         }
-        let engine = self.document.lock().engine();
         let mut prepared = engine.prepare(plan.config.clone(), Cause::Edit)?;
         let interrupts = prepared.interrupts();
         changed.interrupts = interrupts.iter().map(Interruption::of).collect();

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use sarsen_io::file::FileIdentity;
 
 use super::Invalid;
+use super::edit::RECORDS;
 use super::store::FILE as STATE_FILE;
 use crate::model::{Key, Object, Objects, differences, metadata_folder};
 use crate::private::VOLUMES;
@@ -15,64 +16,66 @@ use crate::private::VOLUMES;
 /// The extension of volumes' files in the state folder.
 const IMAGE: &str = "img";
 
-/// A file or a folder of a volume that no volume had before.
+/// A file, a folder or a device of an object that no object had before.
 #[derive(Clone, Debug)]
 pub(super) struct NewFile {
-    pub(super) volume: Key,
+    pub(super) object: Key,
     field: &'static str,
     pub(super) path: PathBuf,
 }
 
-/// Returns the files and folders that volumes name after a change, and not before it.
+/// Returns the files, folders and devices that objects name after a change, and not before it.
 pub(super) fn between(before: &Objects, after: &Objects) -> Vec<NewFile> {
     let different: Vec<_> = differences(before, after).collect();
     let known: HashSet<&Path> = different
         .iter()
         .filter_map(|one| one.before)
-        .flat_map(|object| named(object).map(|(_, path)| path))
-        .flatten()
+        .flat_map(|object| named(object).into_iter().map(|(_, path)| path))
         .collect();
     let new = different.iter().filter_map(|one| Some((one.key, one.after?)));
-    let new = new.flat_map(|(key, object)| named(object).map(|(field, path)| (key, field, path)));
-    new.filter_map(|(key, field, path)| {
-        let path = path.filter(|path| !known.contains(path))?.to_owned();
-        Some(NewFile { volume: key.clone(), field, path })
-    })
-    .collect()
+    let new = new.flat_map(|(key, object)| {
+        named(object).into_iter().map(move |(field, path)| (key, field, path))
+    });
+    let new = new.filter(|(_, _, path)| !known.contains(path));
+    new.map(|(key, field, path)| NewFile { object: key.clone(), field, path: path.to_owned() })
+        .collect()
 }
 
-fn named(object: &Arc<Object>) -> [(&'static str, Option<&Path>); 2] {
+fn named(object: &Arc<Object>) -> Vec<(&'static str, &Path)> {
     match &**object {
         Object::Volume(volume) => {
-            [("path", volume.path.as_deref()), ("state", volume.state.as_deref())]
+            let path = volume.path.as_deref().map(|path| ("path", path));
+            path.into_iter().chain(volume.state.as_deref().map(|path| ("state", path))).collect()
         }
-        _ => [("", None); 2],
+        Object::Pool(pool) => pool.devices.iter().map(|path| ("devices", path.as_path())).collect(),
+        _ => Vec::new(),
     }
 }
 
 /// Refuses a file of the server itself. Returns whether the file is a volume's in the state folder, and exists. Blocks the
 /// thread.
 pub(super) fn look_at(file: &NewFile, state: &Path) -> Result<bool, Invalid> {
-    let NewFile { volume, field, path } = file;
+    let NewFile { object, field, path } = file;
     if is_servers_own(path, state) {
         let message = format!(
             "{field}: {} is in the state folder of a server, which is not for volumes; choose another path, or remove \
              {field}",
             path.display()
         );
-        return Err(Invalid::new(volume.clone(), *field, message));
+        return Err(Invalid::new(object.clone(), *field, message));
     }
     let is_in_volumes = path.parent() == Some(&state.join(VOLUMES));
     Ok(is_in_volumes && (path.exists() || metadata_folder(path).exists()))
 }
 
-/// Returns whether a path leads into the state folder, and not to the file of a volume. Devices and inodes are compared,
+/// Returns whether a path leads into the state folder, and not to the file or the records of a volume. Devices and inodes are compared,
 /// because a hard link or a bind mount gives a file another path.
 fn is_servers_own(path: &Path, state: &Path) -> bool {
     let real = real(path).unwrap_or_else(|| path.to_owned());
     let Some(state_id) = FileIdentity::of_path(state) else { return false };
     if real.ancestors().any(|folder| FileIdentity::of_path(folder) == Some(state_id)) {
-        let is_image = real.extension().is_some_and(|extension| extension == IMAGE);
+        let is_image =
+            real.extension().is_some_and(|extension| extension == IMAGE || extension == RECORDS);
         let is_in_volumes = real.parent().and_then(FileIdentity::of_path)
             == FileIdentity::of_path(&state.join(VOLUMES));
         return !(is_image && is_in_volumes);

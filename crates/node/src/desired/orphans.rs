@@ -1,4 +1,4 @@
-//! Orphans: files in the state's folder of volumes that belong to no volume. A server that was killed during a change
+//! Orphans: files in the state's folder of volumes, and volumes in pools, that belong to no volume. A server that was killed during a change
 //! leaves them, or the administrator keeps the file of a deleted volume. The server lists them, and deletes them one by
 //! one by name.
 
@@ -7,12 +7,15 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use sarsen_io::file::{FileIdentity, lock_within};
+use sarsen_pool::{VolumeId, VolumeInfo, VolumeKind};
 
 use crate::metadata;
 use crate::model::{Object, Objects, Orphan, metadata_folder};
+use crate::stores::{OpenPool, StoreError};
 
 /// The unit of st_blocks (stat(2)).
 const STAT_BLOCK: u64 = 512;
@@ -44,6 +47,14 @@ pub enum OrphanError {
         "{0}: this stays, because it is a link or has other files than records; delete it if nothing needs them"
     )]
     HasOtherFiles(String),
+    /// The pool did not delete it.
+    #[error("orphan {name}: {source}")]
+    Pool {
+        /// Its name.
+        name: String,
+        /// The reason.
+        source: StoreError,
+    },
     /// A call to the system failed.
     #[error("{path}: {source}")]
     System {
@@ -68,9 +79,59 @@ pub(super) fn places(object: &Object) -> Option<(PathBuf, PathBuf)> {
 
 /// Returns the files of volumes: a path may be written in many forms.
 fn owned(objects: &Objects) -> HashSet<FileIdentity> {
-    let places = objects.values().filter_map(|object| places(object));
-    let places = places.flat_map(|(path, state)| [path, state]);
-    places.filter_map(|path| FileIdentity::of_path(&path)).collect()
+    let mut owned = HashSet::new();
+    for object in objects.values() {
+        if let Some((path, state)) = places(object) {
+            owned.extend([path, state].iter().filter_map(|path| FileIdentity::of_path(path)));
+        }
+        let state = match &**object {
+            Object::Volume(volume) => volume.state.as_ref(),
+            _ => None,
+        };
+        owned.extend(state.and_then(|state| FileIdentity::of_path(state)));
+    }
+    owned
+}
+
+/// Returns the volumes of a pool that no object is, and the snapshots of deleted volumes.
+pub(super) fn in_pool(pool: &OpenPool, objects: &Objects) -> Vec<Orphan> {
+    let name = pool.config().name;
+    let of_pool = objects.values().filter_map(|object| match &**object {
+        Object::Volume(volume) if volume.pool.as_ref() == Some(&name) => Some(volume),
+        _ => None,
+    });
+    let owned: HashSet<VolumeId> = of_pool
+        .filter_map(|volume| pool.find_volume(&volume.name, volume.serial.as_deref()))
+        .map(|found| found.id)
+        .collect();
+    let all = pool.pool.volumes();
+    let ids: HashSet<VolumeId> = all.iter().map(|one| one.id).collect();
+    let is_orphan = |one: &&VolumeInfo| match one.kind {
+        VolumeKind::Volume => !owned.contains(&one.id),
+        VolumeKind::Snapshot => one.origin.is_none_or(|origin| !ids.contains(&origin)),
+    };
+    let orphan = |one: &VolumeInfo| Orphan {
+        name: format!("{name}/{}", one.label.name),
+        path: format!("pool {name}"),
+        size_bytes: one.size,
+        allocated_bytes: one.referenced_bytes,
+        has_state: false,
+    };
+    all.iter().filter(is_orphan).map(orphan).collect()
+}
+
+/// Deletes one of them. `objects` are looked at last.
+pub(super) async fn remove_in_pool(
+    pool: &Arc<OpenPool>,
+    volume: &str,
+    objects: impl Fn() -> Arc<Objects>,
+) -> Result<Orphan, OrphanError> {
+    let name = format!("{}/{volume}", pool.config().name);
+    let found = in_pool(pool, &objects()).into_iter().find(|orphan| orphan.name == name);
+    let id = pool.pool.find(|one| one.label.name == volume).map(|one| one.id);
+    let (Some(orphan), Some(id)) = (found, id) else { return Err(OrphanError::NotFound(name)) };
+    let deleted = pool.operate(move |pool| async move { pool.delete(id).await }).await;
+    deleted.map_err(|source| OrphanError::Pool { name, source }).map(|()| orphan)
 }
 
 /// Returns the orphans in a folder, by name. An open file is not an orphan yet: a change in progress has created it, or

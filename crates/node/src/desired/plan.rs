@@ -93,20 +93,28 @@ pub(super) fn open_targets(before: &Objects, after: &Objects) -> Option<String> 
     ))
 }
 
-/// Returns a note that names the files which stay when a change deletes their volumes, if there are any.
+/// Returns a note that names the files and the volumes in pools which stay when a change deletes their volumes, if there are
+/// any.
 pub(super) fn remaining_files(
     before: &Objects,
     after: &Objects,
     is_erased: impl Fn(&str) -> bool,
 ) -> Option<String> {
-    let path_of = |object: &Arc<Object>| match &**object {
-        Object::Volume(volume) if volume.store == StoreKind::File => volume.path.clone(),
+    let place_of = |object: &Arc<Object>| match &**object {
+        Object::Volume(volume) if volume.store == StoreKind::File => {
+            volume.path.as_ref().map(|path| path.display().to_string())
+        }
+        Object::Volume(volume) if volume.snapshot.is_none() => {
+            // A renamed volume has its serial number.
+            let pool = volume.pool.as_ref()?;
+            Some(format!("in pool {pool}, with serial {}", volume.serial.as_deref()?))
+        }
         _ => None,
     };
     let deleted: Vec<_> = differences(before, after)
         .filter_map(|one| {
             let before = one.before.filter(|_| one.after.is_none())?;
-            Some((one.key.name.as_str(), path_of(before)?))
+            Some((one.key.name.as_str(), place_of(before)?))
         })
         .filter(|(name, _)| !is_erased(name))
         .collect();
@@ -114,14 +122,22 @@ pub(super) fn remaining_files(
     if deleted.is_empty() {
         return None;
     }
-    let used: HashSet<_> = after.values().filter_map(path_of).collect();
-    let mut remaining = deleted.into_iter().filter(|(_, path)| !used.contains(path));
-    let (name, path) = remaining.next()?;
-    let path = path.display();
-    Some(match remaining.count() {
-        0 => format!("the file of volume {name} remains: {path}"),
-        1 => format!("the files of volume {name} ({path}) and of another one remain"),
-        others => format!("the files of volume {name} ({path}) and of {others} others remain"),
+    let used: HashSet<_> = after.values().filter_map(place_of).collect();
+    let mut remaining = deleted.into_iter().filter(|(_, place)| !used.contains(place));
+    let (name, place) = remaining.next()?;
+    let others = remaining.count();
+    if place.starts_with("in pool") {
+        return Some(match others {
+            0 => format!("the data of volume {name} remains {place}"),
+            others => {
+                format!("the data of volume {name} remains {place}, and that of {others} others")
+            }
+        });
+    }
+    Some(match others {
+        0 => format!("the file of volume {name} remains: {place}"),
+        1 => format!("the files of volume {name} ({place}) and of another one remain"),
+        others => format!("the files of volume {name} ({place}) and of {others} others remain"),
     })
 }
 

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
-use sarsen_block::{Geometry, Store as _};
+use sarsen_block::{Geometry, Io, Store as _};
 use sarsen_io::threads;
+use sarsen_pool::PoolVolume;
 use sarsen_scsi::LogicalUnit;
 use sarsen_volume::{Health, VolumeHealth};
 use tracing::warn;
@@ -15,6 +16,7 @@ use tracing::warn;
 use super::volumes::{Backing, Volume};
 use super::{Engine, Shown};
 use crate::config::render_size;
+use crate::model::render_rounded;
 use crate::problem::{MissingObject, Problem};
 use crate::stores::{BackingSpace, FileStore, RamStore};
 
@@ -25,24 +27,28 @@ pub(super) struct ShownVolume {
     health: Arc<Health>,
     file: Weak<FileStore>,
     memory: Weak<RamStore>,
+    pool: Weak<PoolVolume>,
     unit: Weak<LogicalUnit>,
 }
 
 impl ShownVolume {
     pub(super) fn of(volume: &Volume) -> Self {
-        let Backing { memory, file } = &volume.backing;
+        let Backing { memory, file, pool } = &volume.backing;
         Self {
             geometry: volume.store.geometry(),
             health: volume.unit.volume().health().clone(),
             file: file.as_ref().map(Arc::downgrade).unwrap_or_default(),
             memory: memory.as_ref().map(Arc::downgrade).unwrap_or_default(),
+            pool: pool.as_ref().map(|pool| Arc::downgrade(&pool.volume)).unwrap_or_default(),
             unit: Arc::downgrade(&volume.unit),
         }
     }
 
     fn usage(&self) -> Usage {
         let file = self.file.upgrade().map(|file| file.room());
+        let pool = || self.pool.upgrade().and_then(|volume| space_in_pool(&volume));
         let room = file.or_else(|| self.memory.upgrade().map(|memory| memory.room()));
+        let room = room.or_else(pool);
         Usage {
             size: self.geometry.byte_count(),
             allocated: room.map(|room| room.allocated),
@@ -53,6 +59,16 @@ impl ShownVolume {
     fn responds(&self) -> bool {
         self.unit.upgrade().is_none_or(|unit| unit.responds())
     }
+}
+
+/// Returns the space of a volume in its pool.
+fn space_in_pool(volume: &PoolVolume) -> Option<BackingSpace> {
+    let Io::Ready(Ok(space)) = volume.space() else { return None };
+    let shift = volume.geometry().block_size.shift();
+    Some(BackingSpace {
+        allocated: space.used_blocks << shift,
+        free: Some(space.available_blocks << shift),
+    })
 }
 
 /// The problem of a volume that does not respond.
@@ -70,30 +86,58 @@ pub(crate) struct Usage {
     pub(crate) free: Option<u64>,
 }
 
-/// Space that a volume may still need on its file system.
+/// The place from which volumes take space.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum SpaceSource {
+    /// A file system, by its number.
+    FileSystem(u64),
+    /// A pool, by its name.
+    Pool(String),
+}
+
+/// Space that a volume may still need.
 #[derive(Clone, Debug)]
 pub(super) struct SpaceReservation {
-    file_system: u64,
+    source: SpaceSource,
+    /// A file on the file system.
     path: PathBuf,
     /// Bytes that it has not allocated yet.
     outstanding: u64,
-    /// Free bytes of the file system.
+    /// Free bytes of the source.
     free: u64,
     /// The volume is being created or grown now.
     is_new: bool,
 }
 
 impl SpaceReservation {
-    /// Returns the space that a volume in a file needs, perhaps with another size.
+    /// Returns the space that a volume in a file or a pool needs, perhaps with another size.
     pub(super) fn of(volume: &Volume, size: Option<u64>, is_new: bool) -> Option<Self> {
-        let file = volume.backing.file.as_ref()?;
-        Self::of_file(file, size.unwrap_or_else(|| file.geometry().byte_count()), is_new)
+        let Backing { file, pool, .. } = &volume.backing;
+        let size = size.unwrap_or_else(|| volume.size());
+        match (file, pool) {
+            (Some(file), _) => Self::of_file(file, size, is_new),
+            (None, Some(pool)) => {
+                Self::of_pool(&pool.pool.config().name, &pool.volume, size, is_new)
+            }
+            (None, None) => None,
+        }
+    }
+
+    fn of_pool(pool: &str, volume: &PoolVolume, size: u64, is_new: bool) -> Option<Self> {
+        let BackingSpace { allocated, free } = space_in_pool(volume)?;
+        Some(Self {
+            source: SpaceSource::Pool(pool.to_owned()),
+            path: PathBuf::new(),
+            outstanding: size.saturating_sub(allocated),
+            free: free.filter(|_| !volume.characteristics().read_only)?,
+            is_new,
+        })
     }
 
     fn of_file(file: &FileStore, size: u64, is_new: bool) -> Option<Self> {
         let BackingSpace { allocated, free } = file.room();
         Some(Self {
-            file_system: file.identity().file_system,
+            source: SpaceSource::FileSystem(file.identity().file_system),
             path: file.path().to_owned(),
             outstanding: size.saturating_sub(allocated),
             free: free.filter(|_| !file.characteristics().read_only)?,
@@ -101,8 +145,16 @@ impl SpaceReservation {
         })
     }
 
-    /// Returns the sentence for a file system with less free space than these volumes may still need.
+    /// Returns the sentence for a source with less free space than these volumes may still need.
     fn overcommitment(&self) -> String {
+        if let SpaceSource::Pool(pool) = &self.source {
+            return format!(
+                "the volumes of pool {pool} may still take {}, and {} are free there: when it is full, writes of new \
+                 data fail. Delete snapshots or volumes before that, or use smaller volumes",
+                render_rounded(self.outstanding),
+                render_rounded(self.free)
+            );
+        }
         format!(
             "the volumes on the file system of {} may still take {}, and {} are free there: when it is full, their \
              writes fail. Make room there before that, or use smaller volumes",
@@ -113,12 +165,12 @@ impl SpaceReservation {
     }
 }
 
-/// Returns a sentence for each file system with less free space than its volumes may still need, if a new or grown
-/// volume is among them.
+/// Returns a sentence for each file system and pool with less free space than its volumes may still need, if a new or
+/// grown volume is among them.
 pub(super) fn overcommitments(promises: impl Iterator<Item = SpaceReservation>) -> Vec<String> {
-    let mut by_file_system: BTreeMap<u64, SpaceReservation> = BTreeMap::new();
+    let mut by_source: BTreeMap<SpaceSource, SpaceReservation> = BTreeMap::new();
     for promise in promises {
-        let sum = by_file_system.entry(promise.file_system);
+        let sum = by_source.entry(promise.source.clone());
         sum.and_modify(|sum| {
             sum.outstanding = sum.outstanding.saturating_add(promise.outstanding);
             sum.free = sum.free.min(promise.free);
@@ -129,7 +181,7 @@ pub(super) fn overcommitments(promises: impl Iterator<Item = SpaceReservation>) 
         .or_insert(promise);
     }
     let is_overcommitted = |sum: &&SpaceReservation| sum.is_new && sum.outstanding > sum.free;
-    let overcommitted = by_file_system.values().filter(is_overcommitted);
+    let overcommitted = by_source.values().filter(is_overcommitted);
     overcommitted.map(SpaceReservation::overcommitment).collect()
 }
 
@@ -140,16 +192,14 @@ pub(crate) struct BackingChecks {
 }
 
 impl BackingChecks {
-    /// Starts checks of the files of all volumes, except those whose last check has not ended.
-    fn begin(&mut self, volumes: impl Iterator<Item = ShownVolume>) {
+    /// Starts checks of these files, except those whose last check has not ended.
+    fn begin(&mut self, files: impl Iterator<Item = Arc<FileStore>>) {
         self.under_way.retain(|_, look| !look.is_finished());
         let mut due: HashMap<u64, Vec<Weak<FileStore>>> = HashMap::new();
-        for ShownVolume { file, .. } in volumes {
-            let Some(file_system) = file.upgrade().map(|file| file.identity().file_system) else {
-                continue;
-            };
+        for file in files {
+            let file_system = file.identity().file_system;
             if !self.under_way.contains_key(&file_system) {
-                due.entry(file_system).or_default().push(file);
+                due.entry(file_system).or_default().push(Arc::downgrade(&file));
             }
         }
         for (file_system, files) in due {
@@ -182,7 +232,7 @@ impl Shown {
 
     /// Returns all current problems, in order, one for each object.
     pub(super) fn problems_now(&self) -> Vec<Problem> {
-        let lacking = self.lacking.iter().cloned().chain(self.unwell());
+        let lacking = self.lacking.iter().chain(&*self.pools).cloned().chain(self.unwell());
         super::missing::problems(lacking, &self.problems)
     }
 }
@@ -190,8 +240,10 @@ impl Shown {
 impl Engine {
     /// Starts checks of the backings of volumes, and reports the results so far.
     pub(crate) fn look_at_backings(&self, looks: &mut BackingChecks) {
-        let volumes = self.shown().volumes;
-        looks.begin(volumes.values().cloned());
+        let (volumes, pools) = (self.shown().volumes, self.pools.all());
+        let files = volumes.values().filter_map(|volume| volume.file.upgrade());
+        let devices = pools.iter().flat_map(|pool| pool.devices()).cloned();
+        looks.begin(files.chain(devices));
     }
 
     /// Returns the first volume that does not respond.
@@ -205,12 +257,23 @@ impl Engine {
         self.publish(|_| {});
     }
 
-    /// Returns a sentence for each file system with less free space than its volumes may still need.
+    /// Returns a sentence for each file system and pool with less free space than its volumes may still need.
     pub(crate) fn overcommitments(&self) -> Vec<String> {
-        let shown = self.shown().volumes;
-        let files = shown.values().filter_map(|volume| volume.file.upgrade());
-        overcommitments(files.filter_map(|file| {
-            SpaceReservation::of_file(&file, file.geometry().byte_count(), true)
+        let Shown { volumes, config, .. } = self.shown();
+        let pool_of: HashMap<&str, &str> = config
+            .volumes
+            .iter()
+            .filter_map(|volume| Some((volume.name.as_str(), volume.pool.as_deref()?)))
+            .collect();
+        overcommitments(volumes.iter().filter_map(|(name, volume)| {
+            let size = volume.geometry.byte_count();
+            match volume.file.upgrade() {
+                Some(file) => SpaceReservation::of_file(&file, size, true),
+                None => {
+                    let pool = pool_of.get(name.as_str())?;
+                    SpaceReservation::of_pool(pool, &*volume.pool.upgrade()?, size, true)
+                }
+            }
         }))
     }
 
@@ -226,7 +289,13 @@ mod tests {
     use super::*;
 
     fn reservation(file_system: u64, outstanding: u64, is_new: bool) -> SpaceReservation {
-        SpaceReservation { file_system, path: "/srv/a.img".into(), outstanding, free: 100, is_new }
+        SpaceReservation {
+            source: SpaceSource::FileSystem(file_system),
+            path: "/srv/a.img".into(),
+            outstanding,
+            free: 100,
+            is_new,
+        }
     }
 
     #[test]

@@ -49,6 +49,8 @@ pub struct Prepared {
     /// The policy to which `policy` fits.
     policy_before: Arc<Policy>,
     opened: BTreeMap<String, Opening>,
+    /// Pools were opened that may not be desired.
+    pub(super) new_pools: Option<NewPools>,
     /// The files that were created for volumes that are opened later, and the claims on them.
     new_files: Vec<(NewFiles, Option<Claim>)>,
     /// The lengths of the files of new volumes that are opened later, by the names of the volumes.
@@ -59,6 +61,16 @@ pub struct Prepared {
     is_unflushed: bool,
     interrupts: Vec<Interruption>,
     warnings: Vec<String>,
+}
+
+/// The pools that were opened for a change. Those that are not desired are closed when this is dropped.
+pub(super) struct NewPools(Arc<Engine>);
+
+impl Drop for NewPools {
+    fn drop(&mut self) {
+        let desired = self.0.desired();
+        self.0.pools.apply(&desired.pools);
+    }
 }
 
 /// The result of a change.
@@ -213,6 +225,7 @@ impl Engine {
             policy,
             policy_before,
             opened: BTreeMap::new(),
+            new_pools: None,
             new_files: Vec::new(),
             late_lengths: BTreeMap::new(),
             failed: BTreeMap::new(),
@@ -301,6 +314,7 @@ impl Prepared {
         )?;
         let plan = |config: &VolumeConfig| OpenPlan {
             config: config.clone(),
+            pool: desired.pool_of(config).cloned(),
             scope: different.scope(running, config).map(str::to_owned),
             open_mode: if Some(config) == self.again() {
                 known.reattachment(config)

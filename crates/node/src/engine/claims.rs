@@ -180,11 +180,11 @@ impl Claims {
         self.add(&mut self.state.lock(), entry)
     }
 
-    /// Claims a file and a folder of records that are to be erased, whatever other claims there are: the erasure waits
-    /// until the claim is [exclusive](Self::wait_until_exclusive).
-    pub(super) fn erasing(self: &Arc<Self>, volume: &str, path: &Path, state: &Path) -> Claim {
-        let mut holdings = holdings_of_file(path);
-        holdings.push(Holding::exclusive(Mark::Path(state.to_owned())));
+    /// Claims files and folders that are to be erased, whatever other claims there are: the erasure waits until the claim
+    /// is [exclusive](Self::wait_until_exclusive).
+    pub(super) fn erasing(self: &Arc<Self>, volume: &str, paths: &[PathBuf]) -> Claim {
+        let holdings = paths.iter().map(|path| Holding::exclusive(Mark::Path(path.clone())));
+        let holdings = holdings.collect();
         let entry =
             Entry { volume: volume.to_owned(), holdings, stage: Stage::Undecided, store: None };
         self.add(&mut self.state.lock(), entry)
@@ -391,7 +391,7 @@ mod tests {
     async fn an_erasure_waits_until_the_file_is_closed_and_excludes_other_volumes() {
         let claims: Arc<Claims> = Arc::default();
         let open = claims.claim("a", held("a=file:/d,size=1MiB")).await.expect("free");
-        let erasure = claims.erasing("a", Path::new("/d"), Path::new("/s"));
+        let erasure = claims.erasing("a", &["/d".into(), "/s".into()]);
         let mut exclusive = Box::pin(claims.wait_until_exclusive(&erasure));
         assert!(exclusive.as_mut().now_or_never().is_none(), "it is open");
         let next = held("b=file:/d,size=1MiB");

@@ -7,6 +7,7 @@ use std::path::Path;
 use sarsen_scsi::{AccessState, Identity};
 
 use super::claims::{Holding, Mark, holdings};
+use super::pools::is_same_pool;
 use super::volumes::{Volume, identity};
 use super::{ChangeError, Running};
 use crate::access::{Object, TargetLoss};
@@ -45,6 +46,8 @@ enum VolumeTransition {
 pub(super) struct Differences<'a> {
     pub(super) volumes: Different<'a, VolumeConfig>,
     pub(super) targets: Different<'a, TargetConfig>,
+    /// The new names of pools, by their current names.
+    pools: HashMap<&'a str, &'a str>,
     /// The new targets of volumes in changed targets; `None` for a volume that left its target.
     scopes: HashMap<&'a str, Option<&'a str>>,
 }
@@ -61,7 +64,12 @@ impl<'a> Differences<'a> {
             scopes.extend(target.luns.values().map(|volume| (volume.as_str(), scope)));
         }
         let volumes = Different::between(&running.volumes, &desired.volumes);
-        Self { volumes, targets, scopes }
+        let mut pools = HashMap::new();
+        for pool in &running.pools {
+            let same = desired.pools.iter().find(|desired| is_same_pool(pool, desired));
+            pools.extend(same.map(|same| (pool.name.as_str(), same.name.as_str())));
+        }
+        Self { volumes, targets, pools, scopes }
     }
 
     /// Returns the target from which a volume's identity is derived, if it has no serial number.
@@ -231,7 +239,13 @@ impl VolumeSteps {
             match found.filter(|old| old.config.serial == volume.serial) {
                 Some(old) => {
                     left.remove(volume.name.as_str());
-                    steps.take(old, volume, different.scope(running, volume), machine)?;
+                    steps.take(
+                        old,
+                        volume,
+                        different,
+                        different.scope(running, volume),
+                        machine,
+                    )?;
                 }
                 None => unmatched.push(*volume),
             }
@@ -248,7 +262,13 @@ impl VolumeSteps {
                 Some(old) => {
                     by_serial.remove(serial.unwrap_or_default());
                     left.remove(old.config.name.as_str());
-                    steps.take(old, volume, different.scope(running, volume), machine)?;
+                    steps.take(
+                        old,
+                        volume,
+                        different,
+                        different.scope(running, volume),
+                        machine,
+                    )?;
                 }
                 None => steps.opens.push(volume.clone()),
             }
@@ -292,7 +312,7 @@ impl VolumeSteps {
                 .get(*name)
                 .filter(|old| old.config.serial.is_none() && !changed.contains(name));
             if let Some(old) = moved {
-                self.take(old, &old.config, *scope, machine)?;
+                self.take(old, &old.config, different, *scope, machine)?;
             }
         }
         Ok(())
@@ -303,6 +323,7 @@ impl VolumeSteps {
         &mut self,
         old: &Volume,
         desired: &VolumeConfig,
+        different: &Differences<'_>,
         scope: Option<&str>,
         machine: &str,
     ) -> Result<(), ChangeError> {
@@ -311,6 +332,14 @@ impl VolumeSteps {
             && *old.unit.identity() != identity(desired, scope, machine);
         if old.config == *desired && !has_other_identity {
             return Ok(());
+        }
+        if let (Some(pool), Some(desired_pool)) = (&old.config.pool, &desired.pool)
+            && different.pools.get(pool.as_str()) != Some(&desired_pool.as_str())
+        {
+            let why = format!(
+                "is in pool {pool}: leave pool as it is, or copy its data to a volume of another pool"
+            );
+            return Err(ChangeError::impossible(&desired.name, why));
         }
         match fate(old, desired, has_other_identity)? {
             VolumeTransition::Stays(grows_to) => self.stays.push(RetainedVolume {
@@ -373,6 +402,9 @@ fn with_live_part_of(config: &VolumeConfig, other: &VolumeConfig) -> VolumeConfi
     let VolumeConfig { size, iops, bandwidth, burst, weight, reserved_iops, .. } = *other;
     VolumeConfig {
         name: other.name.clone(),
+        pool: other.pool.clone(),
+        clone_of: other.clone_of.clone(),
+        snapshot_schedule: other.snapshot_schedule.clone(),
         size,
         iops,
         bandwidth,

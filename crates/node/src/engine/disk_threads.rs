@@ -16,6 +16,7 @@ use tracing::error;
 use super::ChangeError;
 use super::diff::data_place;
 use crate::config::VolumeConfig;
+use crate::model::{Key, ObjectKind};
 
 /// Maximum number of concurrent jobs in the whole server.
 const TOTAL: usize = 128;
@@ -24,15 +25,28 @@ const FOR_EACH_DISK: usize = 8;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The disk of a volume, as far as that can be known without asking it: the mount point above the file, or the device.
-/// Volumes without a file have none.
+/// The disk of a volume, as far as that can be known without asking it: the mount point above the file, or the device. A
+/// pool is a disk of its own. Volumes in memory have none.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Disk(Option<PathBuf>);
 
 impl Disk {
     /// Returns the disk of a volume.
     pub(super) fn of(config: &VolumeConfig) -> Self {
-        data_place(config).map_or(Self(None), Self::of_path)
+        match &config.pool {
+            Some(pool) => Self::of_pool(pool),
+            None => data_place(config).map_or(Self(None), Self::of_path),
+        }
+    }
+
+    /// Returns the disk of all volumes of a pool.
+    pub(super) fn of_pool(name: &str) -> Self {
+        Self(Some(Path::new("pool").join(name)))
+    }
+
+    /// Returns whether the work may hang.
+    pub(super) fn exists(&self) -> bool {
+        self.0.is_some()
     }
 
     /// Returns the disk of a file.
@@ -134,16 +148,27 @@ impl DiskThread {
         Self { jobs: None, permits: permits.clone() }
     }
 
-    /// Carries out work on the disk of a volume. It may wait for its turn for `limit`. If it takes longer than `limit`,
-    /// its thread is left to itself, and the result is dropped there.
+    /// Carries out work on the disk of a volume.
     pub(super) fn run<T: Send + 'static>(
         &mut self,
         volume: &VolumeConfig,
         limit: Duration,
         work: impl FnOnce() -> Result<T, ChangeError> + Send + 'static,
     ) -> Result<T, ChangeError> {
-        let hangs = || ChangeError::Hangs(volume.name.clone());
-        let permit = self.permits.wait_for(&Disk::of(volume), limit).ok_or_else(hangs)?;
+        let hangs = || ChangeError::Hangs(Key::new(ObjectKind::Volume, &volume.name));
+        self.run_on(&Disk::of(volume), limit, hangs, work)
+    }
+
+    /// Carries out work on a disk. It may wait for its turn for `limit`. If it takes longer than `limit`,
+    /// its thread is left to itself, and the result is dropped there.
+    pub(super) fn run_on<T: Send + 'static>(
+        &mut self,
+        disk: &Disk,
+        limit: Duration,
+        hangs: impl Fn() -> ChangeError,
+        work: impl FnOnce() -> Result<T, ChangeError> + Send + 'static,
+    ) -> Result<T, ChangeError> {
+        let permit = self.permits.wait_for(disk, limit).ok_or_else(&hangs)?;
         let (done, answer) = channel();
         let job: Job = Box::new(move || {
             // If the caller does not wait any more, the result is dropped here.

@@ -12,8 +12,10 @@ mod claims;
 mod diff;
 mod disk_threads;
 mod missing;
+mod pools;
 mod portals;
 mod resource_error;
+mod snapshots;
 mod tasks;
 mod volumes;
 
@@ -38,8 +40,10 @@ use self::claims::{Claims, Stores, holdings_of_file};
 use self::diff::Differences;
 use self::disk_threads::{Disk, DiskPermits, run_blocking};
 use self::missing::MissingObjects;
+pub(crate) use self::pools::Pools;
 use self::portals::Served;
 pub use self::resource_error::ResourceError;
+pub(crate) use self::snapshots::SnapshotError;
 use self::tasks::Part;
 pub(crate) use self::tasks::{Begun, Erasure};
 pub(crate) use self::volumes::Layer;
@@ -51,8 +55,9 @@ use crate::events::{EventLog, Occurrence};
 use crate::fronts::Front;
 use crate::fronts::acceptor::Acceptor;
 use crate::metrics::VolumeSpace;
+use crate::model::Key;
 use crate::problem::{MissingObject, Problem};
-use crate::stores::StoreError;
+use crate::stores::{PoolCores, StoreError};
 
 /// Maximum number of attempts to make a change that others overtake.
 const ATTEMPTS: usize = 64;
@@ -94,9 +99,9 @@ pub enum ChangeError {
     UnderWay,
     /// A disk does not respond.
     #[error(
-        "volume {0}: its disk does not respond; check the disk or the file server that it is on"
+        "{} {}: its disk does not respond; check the disk or the file server that it is on", .0.kind.word(), .0.name
     )]
-    Hangs(String),
+    Hangs(Key),
     /// A volume waits for another one that cannot be closed.
     #[error("volume {volume} waits for the file or the identity of another volume: {why}")]
     Stuck {
@@ -207,6 +212,7 @@ pub(crate) struct Engine {
     is_ending: watch::Sender<bool>,
     claims: Arc<Claims>,
     disk_permits: Arc<DiskPermits>,
+    pub(crate) pools: Arc<Pools>,
 }
 
 /// The running objects.
@@ -238,6 +244,8 @@ struct Shown {
     portals: Arc<Vec<Portal>>,
     /// Missing objects, with the reasons.
     lacking: Arc<Vec<(MissingObject, String)>>,
+    /// Pools with problems, with the reasons.
+    pools: Arc<Vec<(MissingObject, String)>>,
     /// Missing objects, and problems of open volumes.
     problems: Arc<Vec<Problem>>,
 }
@@ -319,6 +327,7 @@ impl Engine {
             is_ending: watch::Sender::default(),
             claims: Arc::default(),
             disk_permits: Arc::default(),
+            pools: Arc::new(Pools::new(PoolCores(Arc::downgrade(cores)))),
         })
     }
 
@@ -359,7 +368,9 @@ impl Engine {
 
     /// Replaces the reported problems. Each new problem is an event, and so is its end.
     fn publish(&self, change: impl FnOnce(&mut Shown)) {
+        let pools = Arc::new(self.pools.problems());
         let mut shown = self.shown.lock();
+        shown.pools = pools;
         change(&mut shown);
         let problems = Arc::new(shown.problems_now());
         let before = std::mem::replace(&mut shown.problems, problems.clone());
@@ -473,6 +484,7 @@ impl Engine {
                 let config = &missing.config;
                 plans.push(OpenPlan {
                     config: config.clone(),
+                    pool: desired.pool_of(config).cloned(),
                     scope: different.scope(&running, config).map(str::to_owned),
                     open_mode: missing.open_mode,
                 });
@@ -579,6 +591,7 @@ fn in_force_at_start(config: &Config) -> Config {
         api,
         state,
         listen: _,
+        pools: _,
         volumes: _,
         targets: _,
         accounts: _,

@@ -22,6 +22,9 @@ pub enum ResourceError {
         /// The problem and its remedy.
         source: StoreError,
     },
+    /// A pool could not be opened.
+    #[error("{0}")]
+    Pool(StoreError),
     /// A portal could not be opened.
     #[error("cannot listen on {address}: {source}{}", remedy(source))]
     Listen {
@@ -44,8 +47,12 @@ impl ResourceError {
     /// Returns the class of the error, if it has one.
     pub fn error_class(&self) -> Option<ErrorClass> {
         match self {
-            Self::Store { source, .. } if source.is_in_use() => Some(ErrorClass::Taken),
-            Self::Store { source, .. } if source.is_not_found() => Some(ErrorClass::Missing),
+            Self::Store { source, .. } | Self::Pool(source) if source.is_in_use() => {
+                Some(ErrorClass::Taken)
+            }
+            Self::Store { source, .. } | Self::Pool(source) if source.is_not_found() => {
+                Some(ErrorClass::Missing)
+            }
             other => ErrorClass::below(other),
         }
     }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
 use std::mem::ManuallyDrop;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -46,8 +46,8 @@ pub(super) enum Part {
     Volume(String),
     /// A removed volume is closed.
     Closing(String),
-    /// The file of a deleted volume is erased.
-    Erasure { volume: String, path: PathBuf },
+    /// The data of a deleted volume is erased.
+    Erasure { volume: String, what: String },
 }
 
 impl Part {
@@ -60,19 +60,21 @@ impl Part {
             Self::Closing(name) => {
                 format!("volume {name} is removed, but not closed yet: it waits for its disk")
             }
-            Self::Erasure { volume, path } => format!(
-                "{}: the file is not erased yet: it is erased when volume {volume} is closed",
-                path.display()
-            ),
+            Self::Erasure { volume, what } => {
+                format!("{what}: not erased yet: it is erased when volume {volume} is closed")
+            }
         }
     }
 }
 
-/// The deletion of a file when its volume is closed. Blocks the thread.
+/// The deletion of a file, or of a volume in a pool, when the volume is closed. Blocks the thread.
 pub(crate) struct Erasure {
-    pub(crate) path: PathBuf,
-    /// The folder of its records.
-    pub(crate) state: PathBuf,
+    /// The file, or the volume in its pool.
+    pub(crate) what: String,
+    /// The pool of the volume, if it has one.
+    pub(crate) pool: Option<String>,
+    /// Its file, if it has one, and the folder of its records.
+    pub(crate) paths: Vec<PathBuf>,
     /// Gets the identity of the file that the volume had, if it was open.
     pub(crate) erase: Box<dyn FnOnce(Option<FileIdentity>) -> Result<(), String> + Send>,
 }
@@ -172,12 +174,11 @@ impl Begun {
         self.outcome.is_unflushed |= self.is_unflushed.load(Ordering::Acquire);
         if engine.is_ending() && !self.pending.is_empty() {
             let erasures = self.pending.iter().filter_map(|part| match part {
-                Part::Erasure { path, .. } => Some(path.display()),
+                Part::Erasure { what, .. } => Some(what),
                 _ => None,
             });
-            let not_erased = erasures.map(|path| {
-                format!("{path}: the file is not erased, and the next start does not do it")
-            });
+            let not_erased = erasures
+                .map(|what| format!("{what}: not erased, and the next start does not do it"));
             return self
                 .outcome
                 .problems
@@ -456,17 +457,21 @@ async fn erase(
     identity: Option<FileIdentity>,
     claim: Claim,
 ) -> Result<(), ChangeError> {
-    let path = erasure.path.display().to_string();
-    let erased = run_blocking(permits, &Disk::of_path(&erasure.path), move || {
+    let what = erasure.what;
+    let disk = match (&erasure.pool, erasure.paths.first()) {
+        (Some(pool), _) => Disk::of_pool(pool),
+        (None, path) => Disk::of_path(path.map_or(Path::new("/"), PathBuf::as_path)),
+    };
+    let erased = run_blocking(permits, &disk, move || {
         let erased = (erasure.erase)(identity);
         drop(claim);
         erased.map_err(ChangeError::NotErased)
     })
     .await;
     match &erased {
-        Ok(()) => info!(path, "the file of a deleted volume is erased"),
+        Ok(()) => info!(what, "the data of a deleted volume is erased"),
         // The change may have been answered already.
-        Err(error) => error!(path, %error, "the file of a deleted volume is not erased"),
+        Err(error) => error!(what, %error, "the data of a deleted volume is not erased"),
     }
     erased
 }

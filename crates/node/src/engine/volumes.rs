@@ -18,11 +18,14 @@ use tracing::warn;
 use super::claims::Claim;
 use super::diff::data_place;
 use super::{ChangeError, Engine, ResourceError, not_opened};
-use crate::config::{StoreKind, VolumeConfig};
+use crate::config::{PoolConfig, StoreKind, VolumeConfig};
 use crate::metadata;
 use crate::model::ByteSize;
 use crate::stores::encrypted::NewKey;
-use crate::stores::{self, FileStore, MarkRule, OpenMode, Opened, RamStore, StoreError};
+use crate::stores::{
+    self, FileStore, MarkRule, NewPoolVolume, OpenMode, OpenPool, Opened, PoolBacking, RamStore,
+    StoreError,
+};
 
 /// The time without writes after which a file that was missing is served.
 const UNWRITTEN_FOR: Duration = Duration::from_secs(10);
@@ -34,10 +37,10 @@ const MACHINE_ID: &str = "/etc/machine-id";
 pub(crate) type Layer = dyn Fn(&str, Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync;
 
 /// The backing of a volume, below all layers.
-#[derive(Clone)]
 pub(crate) struct Backing {
     pub(crate) memory: Option<Arc<RamStore>>,
     pub(crate) file: Option<Arc<FileStore>>,
+    pub(crate) pool: Option<PoolBacking>,
 }
 
 /// An open volume.
@@ -64,10 +67,12 @@ impl Volume {
         machine: &str,
         layer: &Layer,
         open_mode: OpenMode,
+        pool: Option<&Arc<OpenPool>>,
     ) -> Result<Self, StoreError> {
-        let mut opened = stores::open(config, open_mode)?;
+        let mut opened = stores::open(config, open_mode, pool)?;
         opened.store = layer(&config.name, opened.store);
-        let backing = Backing { memory: opened.memory.clone(), file: opened.file.clone() };
+        let pool = opened.pool.take();
+        let backing = Backing { memory: opened.memory.clone(), file: opened.file.clone(), pool };
         let (companion, ended) = oneshot::channel::<()>();
         let (unit, new_key) = logical_unit(config, scope, machine, opened, companion, open_mode)?;
         let store = unit.volume().store().clone();
@@ -217,12 +222,15 @@ impl Opening {
         plan: &OpenPlan,
         claim: Claim,
     ) -> Result<Self, ResourceError> {
-        let OpenPlan { config, scope, open_mode } = plan;
+        let OpenPlan { config, pool, scope, open_mode } = plan;
+        let pool = pool.as_ref().map(|pool| engine.pools.open(pool)).transpose();
+        let pool = pool.map_err(not_opened(&config.name))?;
         let mut new_files = NewFiles::missing_of(config, *open_mode);
-        let (machine, layer) = (&engine.machine, &*engine.layer);
-        let opened = Volume::open(config, scope.as_deref(), machine, layer, *open_mode);
+        let (machine, layer, pool) = (&engine.machine, &*engine.layer, pool.as_ref());
+        let opened = Volume::open(config, scope.as_deref(), machine, layer, *open_mode, pool);
         new_files.note();
-        let volume = opened.map_err(not_opened(&config.name))?;
+        let mut volume = opened.map_err(not_opened(&config.name))?;
+        new_files.in_pool = volume.backing.pool.as_mut().and_then(|backing| backing.new.take());
         let length_before_growth = volume.length_before_growth();
         if length_before_growth.is_none() {
             volume.grow_file().map_err(not_opened(&config.name))?;
@@ -265,18 +273,22 @@ impl Opening {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct OpenPlan {
     pub(super) config: VolumeConfig,
+    /// Its pool, if it has one.
+    pub(super) pool: Option<PoolConfig>,
     /// The target from which its identity is derived, if it has no serial number.
     pub(super) scope: Option<String>,
     pub(super) open_mode: OpenMode,
 }
 
-/// Files and folders that were created when a volume was opened. They are deleted when this is dropped, unless they are
-/// kept.
+/// Files, folders and volumes in pools that were created when a volume was opened. They are deleted when this is dropped,
+/// unless they are kept.
 #[derive(Default)]
 pub(crate) struct NewFiles {
     missing: Vec<PathBuf>,
     /// Created paths, with device and inode, which differ if another file takes the place.
     made: Vec<(PathBuf, (u64, u64))>,
+    /// The volume that was created in a pool.
+    in_pool: Option<NewPoolVolume>,
 }
 
 impl NewFiles {
@@ -289,7 +301,8 @@ impl NewFiles {
             OpenMode::Existing { .. } => return Self::default(),
         };
         let places = places(config).into_iter().skip(made.start);
-        Self { missing: places.filter(|path| is_missing(path)).collect(), made: Vec::new() }
+        let missing = places.filter(|path| is_missing(path)).collect();
+        Self { missing, made: Vec::new(), in_pool: None }
     }
 
     /// Creates the missing files of a volume that is to be opened later, so that a start after that finds them. If another
@@ -328,6 +341,9 @@ impl NewFiles {
 
     pub(crate) fn keep(&mut self) {
         self.made.clear();
+        if let Some(volume) = self.in_pool.take() {
+            volume.keep();
+        }
     }
 }
 
@@ -480,7 +496,7 @@ pub(crate) fn identity(volume: &VolumeConfig, scope: Option<&str>, machine: &str
 fn device_type(volume: &VolumeConfig) -> DeviceType {
     match volume.store {
         StoreKind::Iso => DeviceType::Cd,
-        StoreKind::Ram | StoreKind::Null | StoreKind::File => DeviceType::Disk,
+        StoreKind::Ram | StoreKind::Null | StoreKind::File | StoreKind::Pool => DeviceType::Disk,
         // A pass-through device reports its own type.
         StoreKind::Sg => DeviceType::Disk,
     }

@@ -13,7 +13,7 @@ use crate::sessions::Login;
 use sarsen_volume::statistics::Failure;
 
 /// The kinds of events.
-pub(crate) const KINDS: [&str; 25] = [
+pub(crate) const KINDS: [&str; 29] = [
     "access_revoked",
     "api_token_refused",
     "api_tokens_refused",
@@ -30,15 +30,19 @@ pub(crate) const KINDS: [&str; 25] = [
     "logins_suppressed",
     "problem",
     "problem_solved",
+    "scheduled_snapshot_failed",
     "server_started",
     "server_stopping",
     "session_begun",
+    "snapshot_deleted",
+    "snapshots_created",
     "state_copy_lost",
     "state_copy_replaced",
     "state_repaired",
     "target_drained",
     "target_in_service",
     "volume_error",
+    "volume_rolled_back",
 ];
 /// Maximum number of objects that an event names. A change may affect thousands.
 const NAMES: usize = 64;
@@ -142,6 +146,20 @@ pub(crate) enum Occurrence {
         initiator: String,
         failure: Failure,
     },
+    SnapshotsCreated {
+        names: Vec<String>,
+    },
+    SnapshotDeleted {
+        name: String,
+    },
+    VolumeRolledBack {
+        volume: String,
+        snapshot: String,
+    },
+    ScheduledSnapshotFailed {
+        volume: String,
+        why: String,
+    },
     /// An object is missing or has a problem.
     ProblemFound(Problem),
     /// It is as it is desired again.
@@ -206,7 +224,9 @@ impl Occurrence {
     /// Returns the names of affected objects in addition to the subject, up to the maximum.
     fn names(&self) -> Vec<String> {
         match self {
-            Self::ConfigurationChanged { names, .. } => names.iter().take(NAMES).cloned().collect(),
+            Self::ConfigurationChanged { names, .. } | Self::SnapshotsCreated { names } => {
+                names.iter().take(NAMES).cloned().collect()
+            }
             _ => Vec::new(),
         }
     }
@@ -229,6 +249,10 @@ impl Occurrence {
             Self::TargetInService { .. } => ("target_in_service", Severity::Info),
             Self::ConfigurationChanged { .. } => ("configuration_changed", Severity::Info),
             Self::VolumeError { .. } => ("volume_error", Severity::Error),
+            Self::SnapshotsCreated { .. } => ("snapshots_created", Severity::Info),
+            Self::SnapshotDeleted { .. } => ("snapshot_deleted", Severity::Info),
+            Self::VolumeRolledBack { .. } => ("volume_rolled_back", Severity::Warning),
+            Self::ScheduledSnapshotFailed { .. } => ("scheduled_snapshot_failed", Severity::Error),
             Self::ProblemFound(_) => ("problem", Severity::Error),
             Self::ProblemSolved(_) => ("problem_solved", Severity::Info),
             Self::ApiTokenRefused { .. } => ("api_token_refused", Severity::Warning),
@@ -296,6 +320,20 @@ impl Occurrence {
             }
             Self::VolumeError { volume, failure, .. } => {
                 format!("a command of volume {volume} failed with {}", failure.name())
+            }
+            Self::SnapshotsCreated { names } => match names.as_slice() {
+                [name] => format!("snapshot {name} was created"),
+                [first, others @ ..] => {
+                    format!("snapshot {first} and {} others were created", others.len())
+                }
+                [] => String::new(),
+            },
+            Self::SnapshotDeleted { name } => format!("snapshot {name} was deleted"),
+            Self::VolumeRolledBack { volume, snapshot } => {
+                format!("volume {volume} was rolled back to snapshot {snapshot}")
+            }
+            Self::ScheduledSnapshotFailed { volume, why } => {
+                format!("a scheduled snapshot of volume {volume} was not created: {why}")
             }
             Self::ProblemFound(Problem { why, .. }) => why.clone(),
             Self::ProblemSolved(lacking) => format!("{lacking} works again"),
@@ -377,6 +415,10 @@ impl Occurrence {
             Self::VolumeError { .. } => {
                 "the backing store failed: check its disk and the kernel's log".to_owned()
             }
+            Self::ScheduledSnapshotFailed { .. } => {
+                "free space in the pool, or see `sarsen doctor`; the server tries again each minute"
+                    .to_owned()
+            }
             Self::ProblemFound(_) => {
                 "do what the message says; the server serves all other objects, and tries this one again"
                     .to_owned()
@@ -451,6 +493,13 @@ impl Occurrence {
                 add("initiator", Some(initiator.clone()));
                 add("error", Some(failure.name().to_owned()));
             }
+            Self::SnapshotDeleted { name } => add("snapshot", Some(name.clone())),
+            Self::VolumeRolledBack { volume, snapshot } => {
+                add("volume", Some(volume.clone()));
+                add("snapshot", Some(snapshot.clone()));
+            }
+            Self::ScheduledSnapshotFailed { volume, .. } => add("volume", Some(volume.clone())),
+            Self::SnapshotsCreated { .. } => {}
             Self::ProblemFound(Problem { lacking, .. }) | Self::ProblemSolved(lacking) => {
                 let Key { kind, name } = lacking.key();
                 add(kind.word(), Some(name));

@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 pub use super::account::Account;
 pub use super::host::Host;
 pub use super::limits::Limits;
+pub use super::pool::Pool;
 pub use super::portal::{Portal, PortalAddress, Tls};
 pub use super::redirect::Redirect;
 use super::table;
@@ -29,6 +30,9 @@ pub struct Document {
     /// Named initiators, for access rules.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "table::list")]
     pub host: Vec<Host>,
+    /// The pools.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "table::list")]
+    pub pool: Vec<Pool>,
     /// The volumes.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "table::list")]
     pub volume: Vec<Volume>,

@@ -77,6 +77,11 @@ pub(crate) fn check_volume_name(name: &str) -> Result<(), String> {
     ))
 }
 
+/// Checks the name of a pool, which has the form of a volume's.
+pub(super) fn check_pool_name(name: &str) -> Result<(), String> {
+    check_volume_name(name).map_err(|message| message.replacen("volume", "pool", 1))
+}
+
 /// Checks that the name is an iqn, eui or naa name (RFC 7143 §4.2.7).
 pub(crate) fn check_iscsi_name(name: &str) -> Result<(), String> {
     let valid = name.len() <= MAX_NAME_LENGTH

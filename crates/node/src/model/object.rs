@@ -8,7 +8,7 @@ use itertools::{EitherOrBoth, Itertools as _};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::document::{Account, Discovery, Document, Host, Limits, Portal, Target, Volume};
+use super::document::{Account, Discovery, Document, Host, Limits, Pool, Portal, Target, Volume};
 use super::input::{Mismatch, from_json};
 
 /// The kind of an object.
@@ -23,6 +23,8 @@ pub enum ObjectKind {
     Account,
     /// A named group of initiators.
     Host,
+    /// Devices from which volumes get space.
+    Pool,
     /// A volume.
     Volume,
     /// A target, through which initiators reach volumes.
@@ -35,10 +37,11 @@ pub enum ObjectKind {
 
 impl ObjectKind {
     /// All kinds, in the order of a document.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Portal,
         Self::Account,
         Self::Host,
+        Self::Pool,
         Self::Volume,
         Self::Target,
         Self::Discovery,
@@ -56,6 +59,7 @@ impl ObjectKind {
             Self::Portal => "portal",
             Self::Account => "account",
             Self::Host => "host",
+            Self::Pool => "pool",
             Self::Volume => "volume",
             Self::Target => "target",
             Self::Discovery => "discovery",
@@ -106,6 +110,7 @@ pub enum Object {
     Portal(Portal),
     Account(Account),
     Host(Host),
+    Pool(Pool),
     Volume(Volume),
     Target(Target),
     Discovery(Discovery),
@@ -119,6 +124,7 @@ impl Object {
             Self::Portal(_) => ObjectKind::Portal,
             Self::Account(_) => ObjectKind::Account,
             Self::Host(_) => ObjectKind::Host,
+            Self::Pool(_) => ObjectKind::Pool,
             Self::Volume(_) => ObjectKind::Volume,
             Self::Target(_) => ObjectKind::Target,
             Self::Discovery(_) => ObjectKind::Discovery,
@@ -132,6 +138,7 @@ impl Object {
             Self::Portal(portal) => portal.address.as_str(),
             Self::Account(account) => &account.name,
             Self::Host(host) => &host.name,
+            Self::Pool(pool) => &pool.name,
             Self::Volume(volume) => &volume.name,
             Self::Target(target) => &target.name,
             Self::Discovery(_) | Self::Limits(_) => "",
@@ -149,6 +156,7 @@ impl Object {
             ObjectKind::Portal => Self::Portal(from_json(text)?),
             ObjectKind::Account => Self::Account(from_json(text)?),
             ObjectKind::Host => Self::Host(from_json(text)?),
+            ObjectKind::Pool => Self::Pool(from_json(text)?),
             ObjectKind::Volume => Self::Volume(from_json(text)?),
             ObjectKind::Target => Self::Target(from_json(text)?),
             ObjectKind::Discovery => Self::Discovery(from_json(text)?),
@@ -212,10 +220,11 @@ pub(crate) fn differences<'a>(
 impl Document {
     /// Returns the objects of the document.
     pub fn into_objects(self) -> impl Iterator<Item = Object> {
-        let Self { portal, account, host, volume, target, discovery, limits } = self;
+        let Self { portal, account, host, pool, volume, target, discovery, limits } = self;
         let things = portal.into_iter().map(Object::Portal);
         let things = things.chain(account.into_iter().map(Object::Account));
         let things = things.chain(host.into_iter().map(Object::Host));
+        let things = things.chain(pool.into_iter().map(Object::Pool));
         let things = things.chain(volume.into_iter().map(Object::Volume));
         let things = things.chain(target.into_iter().map(Object::Target));
         things.chain(discovery.map(Object::Discovery)).chain(limits.map(Object::Limits))
@@ -229,6 +238,7 @@ impl Document {
                 Object::Portal(portal) => document.portal.push(portal),
                 Object::Account(account) => document.account.push(account),
                 Object::Host(host) => document.host.push(host),
+                Object::Pool(pool) => document.pool.push(pool),
                 Object::Volume(volume) => document.volume.push(volume),
                 Object::Target(target) => document.target.push(target),
                 Object::Discovery(discovery) => document.discovery = Some(discovery),

@@ -12,6 +12,8 @@ const REPORTED_MAX: usize = 3;
 enum Role {
     /// The object is this unit of a target.
     Lun(u16),
+    /// The object is the pool of a volume.
+    Pool,
     /// The object's name is in this key.
     In(&'static str),
 }
@@ -33,9 +35,11 @@ fn references(object: &Object) -> Vec<(ObjectKind, &str, Role)> {
             .iter()
             .map(|name| (ObjectKind::Account, name.as_str(), Role::In("account")))
             .collect(),
-        Object::Portal(_) | Object::Account(_) | Object::Volume(_) | Object::Limits(_) => {
-            Vec::new()
+        Object::Volume(volume) => {
+            let pool = volume.pool.iter();
+            pool.map(|name| (ObjectKind::Pool, name.as_str(), Role::Pool)).collect()
         }
+        Object::Portal(_) | Object::Account(_) | Object::Pool(_) | Object::Limits(_) => Vec::new(),
     }
 }
 
@@ -70,6 +74,7 @@ pub(crate) fn referred(objects: &Objects, gone: &BTreeSet<Key>) -> Option<(Key, 
             let Some(key) = gone.get(&Key::new(kind, name)) else { continue };
             found.entry(key.clone()).or_default().push(match role {
                 Role::Lun(lun) => format!("LUN {lun} of {}", of.name),
+                Role::Pool => format!("the pool of {}", reported(of)),
                 Role::In(field) => format!("in {field} of {}", reported(of)),
             });
         }
@@ -111,6 +116,9 @@ mod tests {
         luns = { 1 = "a", 7 = "b" }
         chap = ["x", "y"]
         allow = [{ host = "web" }, { account = "y", luns = { 0 = "b" } }]
+        [[volume]]
+        name = "a"
+        pool = "p"
         [[target]]
         name = "iqn.x:b"
         chap = ["x"]
@@ -136,6 +144,7 @@ mod tests {
                 "in account of host web, in chap of iqn.x:a, in chap of iqn.x:b, 1 more",
             ),
             (ObjectKind::Host, "web", "in allow of iqn.x:a"),
+            (ObjectKind::Pool, "p", "the pool of volume a"),
         ] {
             assert_eq!(referred_of(kind, name).as_deref(), Some(by));
         }

@@ -36,6 +36,18 @@ pub fn render_size(bytes: u64) -> String {
         .unwrap_or_else(|| format!("{bytes} bytes"))
 }
 
+/// Formats a number of bytes with one digit after the point, rounded down: `235.3 MiB`.
+pub fn render_rounded(bytes: u64) -> String {
+    let unit = UNITS[..4].iter().rev().find(|(_, factor)| bytes >= *factor);
+    match unit {
+        Some((unit, factor)) => match bytes % factor * 10 / factor {
+            0 => format!("{} {unit}", bytes / factor),
+            tenths => format!("{}.{tenths} {unit}", bytes / factor),
+        },
+        None => format!("{bytes} bytes"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -52,5 +64,10 @@ mod tests {
         }
         assert_eq!(render_size(3 << 30), "3 GiB");
         assert_eq!(render_size(1000), "1000 bytes");
+        for (bytes, text) in
+            [(0, "0 bytes"), (1000, "1000 bytes"), (3 << 30, "3 GiB"), (246_743_040, "235.3 MiB")]
+        {
+            assert_eq!(render_rounded(bytes), text);
+        }
     }
 }

@@ -39,6 +39,7 @@ use super::invalid::FieldError;
 use super::names::check_volume_name;
 use super::qos::{self, BurstWindow, Rates, Weight};
 use super::quantity::{Bandwidth, ByteSize, Rate, Span};
+use super::snapshot::{SnapshotName, SnapshotSchedule};
 use super::values::is_false;
 use super::{document, text, words};
 
@@ -56,6 +57,8 @@ pub enum StoreKind {
     Iso,
     /// A SCSI device of this machine, to which commands are passed through unchanged.
     Sg,
+    /// In a pool.
+    Pool,
 }
 
 /// A volume.
@@ -64,8 +67,8 @@ pub enum StoreKind {
 pub struct Volume {
     /// Unique name: lower-case letters, digits, dots and hyphens.
     pub name: String,
-    /// Where the blocks are stored: in a file or on a block device, in memory, nowhere, in the image of a CD, or on a
-    /// real SCSI device (`sg`).
+    /// Where the blocks are stored: in a file or on a block device, in memory, nowhere, in the image of a CD, on a
+    /// real SCSI device (`sg`), or in a pool.
     #[serde(default, with = "words")]
     #[schema(value_type = String)]
     pub store: StoreKind,
@@ -73,6 +76,21 @@ pub struct Volume {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub path: Option<PathBuf>,
+    /// The pool of a volume with `store = "pool"`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+    /// The snapshot that a new volume begins with: `VOLUME@NAME`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub clone_of: Option<Box<SnapshotName>>,
+    /// The snapshot that the volume is, instead of a volume of its own: `VOLUME@NAME`. It is read-only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub snapshot: Option<Box<SnapshotName>>,
+    /// The snapshots that are created of it, and how many of each remain, such as `hourly=24,daily=7,weekly=4,monthly=12`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub snapshot_schedule: Option<SnapshotSchedule>,
     /// The size of the volume. Default for a file or device that exists: its own size. A smaller file grows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<document::Size>)]
@@ -200,6 +218,7 @@ impl Volume {
             StoreKind::File | StoreKind::Iso | StoreKind::Sg => {
                 self.path.is_none().then_some("path")
             }
+            StoreKind::Pool => self.pool.is_none().then_some("pool"),
         };
         match missing {
             Some(key) => Err(FieldError::new("", format!("the volume has no {key}: add it"))),
@@ -272,11 +291,42 @@ impl Volume {
         }
         let (is_file, is_null) = (self.store == StoreKind::File, self.store == StoreKind::Null);
         let is_read_only_file = is_file && self.is_read_only();
+        let is_in_pool = self.store == StoreKind::Pool;
         let refused = [
             (
                 "state",
-                self.state.is_some() && (!is_file || is_read_only_file),
-                "only a writable file volume has a state folder; remove the key",
+                self.state.is_some() && (!(is_file || is_in_pool) || self.is_read_only()),
+                "only a writable volume in a file or a pool has a state folder; remove the key",
+            ),
+            (
+                "pool",
+                self.pool.is_some() && !is_in_pool,
+                "only a volume with store = \"pool\" has a pool; write that, or remove the key",
+            ),
+            (
+                "clone-of",
+                self.clone_of.is_some() && (!is_in_pool || self.snapshot.is_some()),
+                "clone-of: only a volume of its own in a pool is a clone; remove the key",
+            ),
+            (
+                "snapshot",
+                self.snapshot.is_some() && (!is_in_pool || self.size.is_some()),
+                "snapshot: only a volume in a pool is a snapshot, with the size of that; remove one of the keys",
+            ),
+            (
+                "snapshot-schedule",
+                self.snapshot_schedule.is_some() && (!is_in_pool || self.snapshot.is_some()),
+                "only a volume of its own in a pool has a schedule of snapshots; remove the key",
+            ),
+            (
+                "protection",
+                self.protection.is_some() && is_in_pool,
+                "a volume in a pool stores no protection information; remove the key",
+            ),
+            (
+                "encrypted",
+                self.encrypted && is_in_pool,
+                "encrypted: a volume in a pool cannot be encrypted; remove the key",
             ),
             (
                 "limit",
@@ -352,7 +402,7 @@ impl Volume {
 
     /// Returns whether it rejects writes.
     pub fn is_read_only(&self) -> bool {
-        self.read_only || self.store == StoreKind::Iso
+        self.read_only || self.store == StoreKind::Iso || self.snapshot.is_some()
     }
 
     /// Returns whether initiators can eject and load its medium.
@@ -365,10 +415,15 @@ impl Volume {
         self.path.as_deref().filter(|_| self.store == StoreKind::File)
     }
 
-    /// Returns the folder of its records, if its blocks are in a file or on a block device.
+    /// Returns the folder of its records, if it has one.
     pub(crate) fn records_folder(&self) -> Option<PathBuf> {
-        let path = self.file()?;
-        Some(self.state.clone().unwrap_or_else(|| metadata_folder(path)))
+        match self.store {
+            StoreKind::Pool => self.state.clone(),
+            _ => {
+                let path = self.file()?;
+                Some(self.state.clone().unwrap_or_else(|| metadata_folder(path)))
+            }
+        }
     }
 
     /// Returns its QoS limits.

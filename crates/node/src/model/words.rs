@@ -43,6 +43,7 @@ impl Words for StoreKind {
         ("null", Self::Null),
         ("iso", Self::Iso),
         ("sg", Self::Sg),
+        ("pool", Self::Pool),
     ];
 }
 

@@ -206,7 +206,7 @@ mod tests {
     type Opened = Result<Option<Arc<EncryptedStore>>, StoreError>;
 
     fn settled(volume: &VolumeConfig) -> Result<Arc<dyn Store>, StoreError> {
-        let opened = super::super::open(volume, OpenMode::OpenOrCreate)?;
+        let opened = super::super::open(volume, OpenMode::OpenOrCreate, None)?;
         opened.file.map_or(Ok(()), |file| file.settle())?;
         Ok(opened.store)
     }

@@ -8,6 +8,7 @@ mod latch;
 mod null;
 #[cfg_attr(not(feature = "pass-through"), path = "pass_through/missing.rs")]
 pub(crate) mod pass_through;
+pub(crate) mod pool;
 mod protected;
 mod ram;
 mod slow;
@@ -26,6 +27,8 @@ pub(crate) use self::file::BackingSpace;
 pub(crate) use self::file::check_growth;
 pub use self::file::{FileOptions, FileStore};
 pub use self::null::NullStore;
+pub(crate) use self::pool::{NewPoolVolume, OpenPool, PoolBacking, PoolCores};
+pub use self::pool::{PoolPlan, check as check_pool, create as create_pool};
 pub use self::ram::RamStore;
 pub use self::slow::SlowStore;
 pub use crate::config::CacheMode;
@@ -168,6 +171,26 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
+    /// A pool cannot do what was asked.
+    #[error("{}{problem}", pool_prefix(pool))]
+    Pool {
+        /// The name of the pool.
+        pool: String,
+        /// The problem and its remedy.
+        problem: String,
+    },
+    /// A device of a pool cannot be opened.
+    #[error("pool {pool}: {source}")]
+    Device {
+        /// The name of the pool.
+        pool: String,
+        /// The problem of the device.
+        #[source]
+        source: Box<StoreError>,
+    },
+    /// The server ends.
+    #[error("the server stops")]
+    ServerEnds,
     /// The program was built without the feature of this store.
     #[error("store = {store:?}: {source}")]
     MissingFeature {
@@ -202,6 +225,10 @@ impl StoreError {
         Self::Unfit { path: path.to_owned(), problem: problem.into() }
     }
 
+    pub(crate) fn pool(pool: &str, problem: impl Into<String>) -> Self {
+        Self::Pool { pool: pool.to_owned(), problem: problem.into() }
+    }
+
     /// Returns whether the configuration is wrong for this program.
     pub fn is_misconfigured(&self) -> bool {
         matches!(self, Self::FaultOutside { .. } | Self::MissingFeature { .. })
@@ -209,13 +236,24 @@ impl StoreError {
 
     /// Returns whether another program or volume uses the file.
     pub fn is_in_use(&self) -> bool {
-        matches!(self, Self::InUse { .. })
+        match self {
+            Self::Device { source, .. } => source.is_in_use(),
+            other => matches!(other, Self::InUse { .. }),
+        }
     }
 
     /// Returns whether the file or folder does not exist.
     pub fn is_not_found(&self) -> bool {
-        matches!(self, Self::NotFound { .. } | Self::Gone { .. })
+        match self {
+            Self::Device { source, .. } => source.is_not_found(),
+            other => matches!(other, Self::NotFound { .. } | Self::Gone { .. }),
+        }
     }
+}
+
+/// A pool without a name is one that is only checked.
+fn pool_prefix(pool: &str) -> String {
+    if pool.is_empty() { String::new() } else { format!("pool {pool}: ") }
 }
 
 /// An open store.
@@ -225,19 +263,26 @@ pub(crate) struct Opened {
     pub(crate) memory: Option<Arc<RamStore>>,
     /// The file at the lowest layer, if any. It may have to be settled.
     pub(crate) file: Option<Arc<FileStore>>,
+    /// The volume of a pool at the lowest layer, if it has one.
+    pub(crate) pool: Option<PoolBacking>,
     /// The store reports here that its backing cannot be used.
     pub(crate) health: Arc<Health>,
 }
 
 /// Opens a volume's store with its configured layers, except the layer that needs the volume's records (see
 /// `encrypted`). A file keeps its length until it is settled.
-pub(crate) fn open(volume: &VolumeConfig, open_mode: OpenMode) -> Result<Opened, StoreError> {
+/// `pool` is the open pool of the volume, if it has one.
+pub(crate) fn open(
+    volume: &VolumeConfig,
+    open_mode: OpenMode,
+    pool: Option<&Arc<OpenPool>>,
+) -> Result<Opened, StoreError> {
     let block_size = volume.block_size();
     // A volume that was checked has a size or a path if its store needs it.
     let size = volume.size.map_or(0, ByteSize::get);
     let block_count = size >> block_size.shift();
     let path = volume.path.as_deref().unwrap_or(Path::new(""));
-    let (mut memory, file) = (None, None);
+    let (mut memory, file, mut pool_backing) = (None, None, None);
     let store: Arc<dyn Store> = match volume.store {
         StoreKind::Ram => {
             let limit = volume.limit.map(ByteSize::get);
@@ -261,25 +306,33 @@ pub(crate) fn open(volume: &VolumeConfig, open_mode: OpenMode) -> Result<Opened,
             };
             // A file store enforces read-only access itself.
             let health = file.health().clone();
-            return Ok(Opened { store: plant(volume, store)?, memory, file: Some(file), health });
+            let (store, file, pool) = (plant(volume, store)?, Some(file), None);
+            return Ok(Opened { store, memory, file, pool, health });
         }
         // Commands are passed to the device (see `pass_through`), so the server has no blocks here.
         StoreKind::Sg => {
             let store = Arc::new(NullStore::new(block_size, 0));
             let health = Arc::new(Health::new(store.status().clone()));
-            return Ok(Opened { store, memory, file, health });
+            return Ok(Opened { store, memory, file, pool: None, health });
+        }
+        StoreKind::Pool => {
+            let pool = pool.ok_or_else(|| StoreError::pool("", "the pool is not open"))?;
+            let backing = pool.open_volume(volume, open_mode)?;
+            let store = backing.volume.clone();
+            pool_backing = Some(backing);
+            store
         }
         StoreKind::Iso => {
             let image = Arc::new(image::open(path)?);
             let health = image.health().clone();
             let store = plant(volume, image.clone())?;
-            return Ok(Opened { store, memory, file: Some(image), health });
+            return Ok(Opened { store, memory, file: Some(image), pool: None, health });
         }
     };
     let store = plant(volume, store)?;
     let store = if volume.is_read_only() { Arc::new(ReadOnly::new(store)) } else { store };
     let health = Arc::new(Health::new(store.status().clone()));
-    Ok(Opened { store, memory, file, health })
+    Ok(Opened { store, memory, file, pool: pool_backing, health })
 }
 
 fn file_options(volume: &VolumeConfig, path: &Path) -> FileOptions {

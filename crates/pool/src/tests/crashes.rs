@@ -376,7 +376,11 @@ impl History {
             pool.space();
         }
         let space = pool.space();
-        assert!(!space.is_returning, "seed {}", self.seed);
+        assert!(
+            !space.is_deleting && !pool.shared.state.read().space.is_returning(),
+            "seed {}",
+            self.seed
+        );
         let state = pool.shared.state.read();
         let data = state.space.slabs_of(crate::shape::SlabKind::Data);
         let used: u32 = data.iter().map(|&slab| state.space.used(slab)).sum();

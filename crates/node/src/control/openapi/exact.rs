@@ -9,7 +9,7 @@ use crate::config::{CacheMode, DEFAULT_GROUP, DEFAULT_WEIGHT, StoreKind};
 use crate::control::config::{AUTHOR_LENGTH, LAST_REVISION, LONGEST_GRACE};
 use crate::control::events::LAST_SECOND;
 use crate::events::KINDS;
-use crate::model::{DURATION_PATTERN, Limits, ObjectKind, Words};
+use crate::model::{DEFAULT_ALERT_PERCENT, DURATION_PATTERN, Limits, ObjectKind, Words};
 
 /// The paths of objects of any kind.
 const LIST: &str = "/v1/config/{kind}";
@@ -73,6 +73,14 @@ fn properties() -> Vec<(&'static str, &'static str, Value)> {
         ("Volume", "iops", count()),
         ("Volume", "reserved-iops", count()),
         ("Volume", "weight", weight()),
+        ("Pool", "name", json!({ "minLength": 1, "maxLength": 64, "pattern": "^[a-z0-9.-]+$" })),
+        ("Pool", "devices", json!({ "minItems": 1, "maxItems": 32 })),
+        ("Pool", "cache", json!({ "enum": words(CacheMode::WORDS), "default": "writeback" })),
+        (
+            "Pool",
+            "alert-percent",
+            json!({ "minimum": 1, "maximum": 100, "default": DEFAULT_ALERT_PERCENT }),
+        ),
         ("Host", "iops", count()),
         ("Host", "reserved-iops", count()),
         ("Host", "weight", weight()),
@@ -89,6 +97,9 @@ fn properties() -> Vec<(&'static str, &'static str, Value)> {
         ("Account", "secret", json!({ "minLength": 12, "maxLength": 255 })),
         ("Apply", "author", text(AUTHOR_LENGTH)),
         ("Apply", "grace_seconds", json!({ "maximum": LONGEST_GRACE })),
+        ("CreatePool", "author", text(AUTHOR_LENGTH)),
+        ("CreatePool", "cache", json!({ "enum": words(CacheMode::WORDS) })),
+        ("RollBack", "grace_seconds", json!({ "maximum": LONGEST_GRACE })),
         ("Reattach", "grace_seconds", json!({ "maximum": LONGEST_GRACE })),
         ("DrainSession", "grace_seconds", json!({ "maximum": u16::MAX })),
         ("DrainTarget", "grace_seconds", json!({ "maximum": u16::MAX })),
@@ -163,6 +174,7 @@ fn schema_of(kind: ObjectKind) -> &'static str {
         ObjectKind::Portal => "Portal",
         ObjectKind::Account => "Account",
         ObjectKind::Host => "Host",
+        ObjectKind::Pool => "Pool",
         ObjectKind::Volume => "Volume",
         ObjectKind::Target => "Target",
         ObjectKind::Discovery => "Discovery",

@@ -5,10 +5,12 @@ use std::collections::HashSet;
 use super::super::claims::{Claim, Mark, Stage, holdings, holdings_of_file};
 use super::super::diff::{VolumeSteps, data_place};
 use super::super::disk_threads::{Disk, DiskThread};
+use super::super::pools::is_same_pool;
 use super::super::volumes::{Growth, NewFiles, OpenPlan, Opening, Volume};
-use super::super::{ChangeError, Running, not_opened};
-use super::{OPEN_LIMIT, Prepared};
-use crate::config::VolumeConfig;
+use super::super::{ChangeError, ResourceError, Running, not_opened};
+use super::{NewPools, OPEN_LIMIT, Prepared};
+use crate::config::{PoolConfig, VolumeConfig};
+use crate::model::{Key, ObjectKind};
 use crate::stores::{self, OpenMode, StoreError};
 
 /// What must be done before a change can be stored, and may block for a long time.
@@ -19,6 +21,8 @@ pub(super) struct Demands {
     checks: Vec<(VolumeConfig, Check)>,
     /// Volumes that are opened later.
     late: Vec<OpenPlan>,
+    /// Pools that are not open, and whether they may be unavailable.
+    pools: Vec<(PoolConfig, bool)>,
 }
 
 type Check = Box<dyn FnOnce() -> Result<(), ChangeError> + Send>;
@@ -28,6 +32,12 @@ impl Prepared {
     pub(super) fn demands(&self, running: &Running) -> Result<Demands, ChangeError> {
         let (_, volumes, opens, late) = self.volume_steps(running, &self.desired)?;
         let mut demands = Demands::default();
+        let pools = self.desired.pools.iter();
+        let is_known =
+            |pool: &PoolConfig| running.desired.pools.iter().any(|one| is_same_pool(one, pool));
+        let missing = pools.filter(|pool| self.engine.pools.get(&pool.name).is_none());
+        demands.pools =
+            missing.map(|pool| (pool.clone(), self.is_managed_start || is_known(pool))).collect();
         for stay in &volumes.stays {
             if let (Some(bytes), Some(volume)) = (stay.grows_to, running.volumes.get(&stay.running))
                 && volume.growth == Growth::None
@@ -65,6 +75,23 @@ impl Prepared {
     pub(super) fn meet(&mut self, demands: Demands) -> Result<(), ChangeError> {
         let engine = self.engine.clone();
         let mut thread = DiskThread::new(&engine.disk_permits);
+        for (pool, may_be_missing) in demands.pools {
+            // The start and its volumes report a pool that is missing; later changes do not wait for it.
+            if may_be_missing && !self.is_managed_start {
+                continue;
+            }
+            self.new_pools.get_or_insert_with(|| NewPools(engine.clone()));
+            let hangs = || ChangeError::Hangs(Key::new(ObjectKind::Pool, &pool.name));
+            let (pools, config) = (engine.pools.clone(), pool.clone());
+            let open = move || {
+                pools.open(&config).map(drop).map_err(|error| ResourceError::Pool(error).into())
+            };
+            let opened = thread.run_on(&Disk::of_pool(&pool.name), OPEN_LIMIT, hangs, open);
+            match opened {
+                Err(error) if !may_be_missing => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
+        }
         for (volume, check) in demands.checks {
             thread.run(&volume, OPEN_LIMIT, check)?;
         }
@@ -104,8 +131,8 @@ impl Prepared {
                 continue;
             };
             let opening = if hung.contains(&disk) {
-                Err(ChangeError::Hangs(name.clone()))
-            } else if data_place(&config).is_none() {
+                Err(ChangeError::Hangs(Key::new(ObjectKind::Volume, &name)))
+            } else if !disk.exists() {
                 Opening::open(&engine, &plan, claim).map_err(ChangeError::from)
             } else {
                 let engine = engine.clone();

@@ -16,6 +16,7 @@ use super::super::volumes::{Growth, Opening};
 use super::super::{Engine, Running, target_ports};
 use super::{Affected, ChangeOutcome, Force, Prepared, Steps};
 use crate::config::{Config, Rates, TargetConfig, VolumeConfig};
+use crate::stores::PoolBacking;
 use crate::targets::Target;
 
 impl Prepared {
@@ -44,7 +45,7 @@ impl Prepared {
         let (reports, received) = mpsc::unbounded_channel();
         let erased = |volume: &String, erasure: &Erasure| Part::Erasure {
             volume: volume.clone(),
-            path: erasure.path.clone(),
+            what: erasure.what.clone(),
         };
         let mut closings = Vec::new();
         for name in &steps.volumes.closes {
@@ -67,7 +68,7 @@ impl Prepared {
         let mut tasks: Vec<(Part, Task)> = erasures
             .into_iter()
             .map(|(volume, erasure)| {
-                let claim = engine.claims.erasing(&volume, &erasure.path, &erasure.state);
+                let claim = engine.claims.erasing(&volume, &erasure.paths);
                 (erased(&volume, &erasure), Task::Erase { erasure, claim })
             })
             .collect();
@@ -137,6 +138,7 @@ impl Prepared {
         }
         let leave = leaving.map(|(_, sessions)| (Part::Sessions, Task::Leave { sessions, grace }));
         pending.extend(leave.iter().map(|(part, _)| part.clone()));
+        engine.pools.apply(&running.desired.pools);
         engine.show(running);
         pending.extend(tasks.iter().map(|(part, _)| part.clone()));
         close(closings, engine.cores.clone(), engine.disk_permits.clone());
@@ -177,6 +179,9 @@ impl Prepared {
         for (mut volume, RetainedVolume { running: old, desired, grows_to }) in renamed {
             if old != desired.name {
                 info!(volume = old, new_name = desired.name, "the volume is renamed");
+                if let Some(PoolBacking { pool, id, .. }) = &volume.backing.pool {
+                    pool.begin_rename(*id, desired.name.clone());
+                }
             }
             volume.unit.volume().rename(&desired.name);
             volume.config = desired;

@@ -1,0 +1,296 @@
+//! `sarsen pool`.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use clap::Subcommand;
+use sarsen_node::control::path_segment;
+use sarsen_node::desired::Changed;
+use sarsen_node::model::{ByteSize, CacheMode, ObjectKind, Textual as _, render_rounded};
+use sarsen_node::schema::pools::{
+    CreatePool, NewPoolDevice, PoolContents, PoolList, PoolStatus, StoredVolume,
+};
+use sarsen_node::stores::{PoolPlan, check_pool, create_pool};
+
+use crate::control::{ServerOptions, table, utc};
+use crate::disk::on_a_core;
+use crate::exit::UsageError;
+use crate::output::print_line;
+use crate::state;
+use crate::volume::absolute;
+
+/// Verbs of `sarsen pool`.
+#[derive(Subcommand)]
+pub(crate) enum Verb {
+    /// Create a pool on empty devices. Volumes in it get space when they are written, and have snapshots and clones.
+    Create(Create),
+    /// Add a pool that exists already, for example one of another server. Give all of its devices.
+    Import {
+        /// The name that the pool has on this server.
+        name: String,
+        /// A device of the pool. Several may be given.
+        #[arg(long = "device", value_name = "PATH", required = true)]
+        devices: Vec<PathBuf>,
+        #[command(flatten)]
+        options: ServerOptions,
+    },
+    /// List the pools with their space.
+    List {
+        #[command(flatten)]
+        options: ServerOptions,
+    },
+    /// Print a pool's state, its devices, and the volumes and snapshots in it.
+    Status {
+        /// The name of the pool.
+        name: String,
+        #[command(flatten)]
+        options: ServerOptions,
+    },
+    /// Check the metadata of a pool that no server uses, and print what is inconsistent. Nothing is written.
+    Check {
+        /// All devices of the pool.
+        #[arg(required = true, value_name = "PATH")]
+        devices: Vec<PathBuf>,
+        /// Print the result as one line of JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    #[command(flatten)]
+    One(state::OneVerb),
+}
+
+/// Flags of `sarsen pool create`.
+#[derive(clap::Args)]
+pub(crate) struct Create {
+    /// The name: lower-case letters, digits, dots and hyphens.
+    name: String,
+    /// A block device, or a file; with a size, a file is created. Several may be given.
+    #[arg(long = "device", value_name = "PATH[,size=SIZE]", required = true)]
+    devices: Vec<DeviceArgument>,
+    /// Bytes in which volumes get space: 16KiB to 1MiB. Default: 64KiB.
+    #[arg(long, value_name = "SIZE")]
+    chunk_size: Option<ByteSize>,
+    /// The cache mode of the devices: writeback, writethrough, none, directsync or unsafe.
+    #[arg(long, value_name = "MODE", value_parser = CacheMode::parse)]
+    cache: Option<CacheMode>,
+    /// Overwrite devices that have data. The data is lost.
+    #[arg(long)]
+    force: bool,
+    /// Create the pool without a server, for one that runs by a configuration file or flags.
+    #[arg(long)]
+    offline: bool,
+    #[command(flatten)]
+    options: ServerOptions,
+}
+
+/// A device, and the size of a file that is created.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct DeviceArgument {
+    path: PathBuf,
+    size: Option<ByteSize>,
+}
+
+impl FromStr for DeviceArgument {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (path, size) = match text.rsplit_once(",size=") {
+            None => (text, None),
+            Some((path, size)) => {
+                let size = size.parse().map_err(|error| format!("size={size}: {error}"))?;
+                (path, Some(size))
+            }
+        };
+        if path.is_empty() {
+            return Err("write PATH, or PATH,size=SIZE to create a file".to_owned());
+        }
+        Ok(Self { path: path.into(), size })
+    }
+}
+
+pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
+    match verb {
+        Verb::Create(create) => {
+            let Create { name, devices, chunk_size, cache, force, offline, options } = create;
+            if offline {
+                let devices =
+                    devices.into_iter().map(|device| (absolute(&device.path), device.size));
+                let plan = PoolPlan::new(&name, devices.collect(), chunk_size, cache);
+                create_pool(&plan.map_err(|error| UsageError(error.message))?, force)?;
+                return print_line(&format!("created pool {name}"));
+            }
+            let devices = devices.into_iter();
+            let devices = devices.map(|DeviceArgument { path, size }| new_device(&path, size));
+            let request = CreatePool {
+                name,
+                devices: devices.collect(),
+                chunk_size,
+                cache: cache.map(|cache| cache.render()),
+                force,
+                ..CreatePool::default()
+            };
+            add(&request, &options)
+        }
+        Verb::Import { name, devices, options } => {
+            let devices = devices.iter().map(|path| new_device(path, None)).collect();
+            add(&CreatePool { name, devices, import: true, ..CreatePool::default() }, &options)
+        }
+        Verb::List { options } => list(&options),
+        Verb::Status { name, options } => status(&name, &options),
+        Verb::Check { devices, json } => check(&devices, json),
+        Verb::One(verb) => state::run_one(ObjectKind::Pool, verb),
+    }
+}
+
+fn new_device(path: &Path, size: Option<ByteSize>) -> NewPoolDevice {
+    NewPoolDevice { path: absolute(path).display().to_string(), size }
+}
+
+fn add(request: &CreatePool, options: &ServerOptions) -> anyhow::Result<()> {
+    let client = options.client()?.with_author(state::author());
+    let changed: Changed = on_a_core(async { Ok(client.post("/pools", request).await?) })?;
+    state::report(&changed, options.json)?;
+    if options.json {
+        return Ok(());
+    }
+    let path = format!("/pools/{}", path_segment(&request.name));
+    let created: PoolContents = on_a_core(async { Ok(client.get(&path).await?) })?;
+    print_line(&summary(&created.pool))
+}
+
+fn summary(pool: &PoolStatus) -> String {
+    match &pool.problem {
+        Some(problem) if !pool.is_open => format!("! {problem}"),
+        _ => format!(
+            "pool {}: {} free of {}",
+            pool.name,
+            render_rounded(pool.free_bytes),
+            render_rounded(pool.size_bytes)
+        ),
+    }
+}
+
+fn list(options: &ServerOptions) -> anyhow::Result<()> {
+    let client = options.client()?;
+    let list: PoolList = on_a_core(async { Ok(client.get("/pools").await?) })?;
+    if options.json {
+        return print_line(&serde_json::to_string(&list)?);
+    }
+    if list.pools.is_empty() {
+        return print_line("no pools; `sarsen pool create` creates one");
+    }
+    let rows: Vec<_> = list.pools.iter().map(row).collect();
+    let heads = ["POOL", "SIZE", "USED", "FREE", "PROVISIONED", "VOLUMES", "SNAPSHOTS", "DEVICES"];
+    let lines = [table(heads, &rows)].into_iter();
+    let problems = list.pools.iter().filter_map(|pool| pool.problem.as_ref());
+    let lines = lines.chain(problems.map(|problem| format!("! {problem}")));
+    print_line(&lines.collect::<Vec<_>>().join("\n"))
+}
+
+fn row(pool: &PoolStatus) -> [String; 8] {
+    let devices =
+        pool.devices.iter().map(|device| device.path.as_str()).collect::<Vec<_>>().join(" ");
+    let name = pool.name.clone();
+    if !pool.is_open {
+        let [a, b, c, d, e, f] = std::array::from_fn(|_| "-".to_owned());
+        return [name, a, b, c, d, e, f, devices];
+    }
+    [
+        name,
+        render_rounded(pool.size_bytes),
+        render_rounded(pool.used_bytes),
+        render_rounded(pool.free_bytes),
+        render_rounded(pool.provisioned_bytes),
+        pool.volume_count.to_string(),
+        pool.snapshot_count.to_string(),
+        devices,
+    ]
+}
+
+fn status(name: &str, options: &ServerOptions) -> anyhow::Result<()> {
+    let client = options.client()?;
+    let path = format!("/pools/{}", path_segment(name));
+    let status: PoolContents = on_a_core(async { Ok(client.get(&path).await?) })?;
+    if options.json {
+        return print_line(&serde_json::to_string(&status)?);
+    }
+    let PoolContents { pool, contents } = status;
+    let mut lines = vec![summary(&pool)];
+    lines
+        .extend(pool.problem.iter().filter(|_| pool.is_open).map(|problem| format!("! {problem}")));
+    if pool.is_open {
+        lines.push(format!(
+            "  chunks of {}, volumes with {} in all",
+            render_rounded(pool.chunk_bytes.into()),
+            render_rounded(pool.provisioned_bytes)
+        ));
+    }
+    if pool.is_freeing {
+        lines.push("  more space becomes free: deleted objects are being removed".to_owned());
+    }
+    for device in &pool.devices {
+        let size = device.size_bytes.map_or_else(|| "not open".to_owned(), render_rounded);
+        lines.push(format!("  device {} ({size})", device.path));
+    }
+    if !contents.is_empty() {
+        let rows: Vec<_> = contents.iter().map(content_row).collect();
+        lines.push(table(["NAME", "SIZE", "REFERENCED", "CREATED", "ORIGIN", ""], &rows));
+    }
+    print_line(&lines.join("\n"))
+}
+
+fn content_row(stored: &StoredVolume) -> [String; 6] {
+    [
+        stored.name.clone(),
+        render_rounded(stored.size_bytes),
+        render_rounded(stored.referenced_bytes),
+        utc(stored.created_unix_seconds),
+        stored.origin.clone().unwrap_or_else(|| "-".to_owned()),
+        if stored.is_protected { "protected".to_owned() } else { String::new() },
+    ]
+}
+
+/// The result of a check.
+#[derive(serde::Serialize)]
+struct Checked {
+    findings: Vec<String>,
+}
+
+fn check(devices: &[PathBuf], json: bool) -> anyhow::Result<()> {
+    let findings = check_pool(devices)?;
+    let count = findings.len();
+    if json {
+        print_line(&serde_json::to_string(&Checked { findings })?)?;
+    } else if findings.is_empty() {
+        print_line("no inconsistencies")?;
+    } else {
+        print_line(&findings.join("\n"))?;
+    }
+    match count {
+        0 => Ok(()),
+        1 => {
+            Err(anyhow::anyhow!("the pool has an inconsistency: restore its volumes from a backup"))
+        }
+        _ => Err(anyhow::anyhow!(
+            "the pool has {count} inconsistencies: copy what can be read, and restore the rest from a backup"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_may_have_the_size_of_a_new_file() {
+        let parse = |text: &str| text.parse::<DeviceArgument>();
+        let device = parse("/dev/sdb").expect("a device");
+        assert_eq!(device, DeviceArgument { path: "/dev/sdb".into(), size: None });
+        let file = parse("/srv/a,b.pool,size=10GiB").expect("a file");
+        assert_eq!(file.path, PathBuf::from("/srv/a,b.pool"));
+        assert_eq!(file.size.map(ByteSize::get), Some(10 << 30));
+        for text in ["", ",size=1GiB", "/a,size=much"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! `sarsen snapshot`.
+
+use std::io::IsTerminal as _;
+
+use clap::Subcommand;
+use sarsen_node::control::path_segment;
+use sarsen_node::model::{SnapshotName, render_rounded};
+use sarsen_node::schema::pools::{
+    ChangeSnapshot, CreateSnapshots, RollBack, RolledBack, Snapshot, SnapshotList,
+};
+
+use crate::control::{ServerOptions, table, utc};
+use crate::disk::{confirmed, on_a_core};
+use crate::exit::UsageError;
+use crate::output::print_line;
+
+/// Verbs of `sarsen snapshot`.
+#[derive(Subcommand)]
+pub(crate) enum Verb {
+    /// Create snapshots of volumes in a pool. Several are of the same moment.
+    Create {
+        /// The snapshots, each as VOLUME@NAME.
+        #[arg(required = true, value_name = "VOLUME@NAME")]
+        names: Vec<SnapshotName>,
+        /// Protect them from deletion.
+        #[arg(long)]
+        protect: bool,
+        #[command(flatten)]
+        options: ServerOptions,
+    },
+    /// List the snapshots of all volumes, or of one.
+    List {
+        /// The name of the volume.
+        volume: Option<String>,
+        #[command(flatten)]
+        options: ServerOptions,
+    },
+    /// Give a volume the contents of one of its snapshots. What was written since then is lost.
+    Rollback {
+        /// The snapshot: VOLUME@NAME.
+        #[arg(value_name = "VOLUME@NAME")]
+        name: SnapshotName,
+        /// Do not ask for confirmation.
+        #[arg(long)]
+        destroy: bool,
+        /// Roll back even if initiators use the volume. The server asks them to log out, and terminates their sessions
+        /// after the grace period.
+        #[arg(long)]
+        force: bool,
+        /// Grace period: seconds that initiators have to log out. The server then terminates the remaining sessions.
+        #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+        grace: u16,
+        #[command(flatten)]
+        options: ServerOptions,
+    },
+    /// Delete snapshots. The space that only they used becomes free.
+    Delete {
+        /// The snapshots, each as VOLUME@NAME.
+        #[arg(required = true, value_name = "VOLUME@NAME")]
+        names: Vec<SnapshotName>,
+        #[command(flatten)]
+        options: ServerOptions,
+    },
+    /// Protect snapshots from deletion.
+    Protect {
+        /// The snapshots, each as VOLUME@NAME.
+        #[arg(required = true, value_name = "VOLUME@NAME")]
+        names: Vec<SnapshotName>,
+        #[command(flatten)]
+        options: ServerOptions,
+    },
+    /// End the protection of snapshots.
+    Unprotect {
+        /// The snapshots, each as VOLUME@NAME.
+        #[arg(required = true, value_name = "VOLUME@NAME")]
+        names: Vec<SnapshotName>,
+        #[command(flatten)]
+        options: ServerOptions,
+    },
+}
+
+pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
+    match verb {
+        Verb::Create { names, protect, options } => {
+            let client = options.client()?;
+            let snapshots = names.iter().map(ToString::to_string).collect();
+            let request = CreateSnapshots { snapshots, protect };
+            let created: SnapshotList =
+                on_a_core(async { Ok(client.post("/snapshots", &request).await?) })?;
+            report("created", &created, &options)
+        }
+        Verb::List { volume, options } => list(volume.as_deref(), &options),
+        Verb::Rollback { name, destroy, force, grace, options } => {
+            roll_back(&name, destroy, RollBack { force, grace_seconds: Some(grace) }, &options)
+        }
+        Verb::Delete { names, options } => {
+            let client = options.client()?;
+            let mut snapshots = Vec::new();
+            for name in &names {
+                let deleted: Snapshot = on_a_core(async { Ok(client.delete(&path(name)).await?) })?;
+                snapshots.push(deleted);
+            }
+            report("deleted", &SnapshotList { snapshots }, &options)
+        }
+        Verb::Protect { names, options } => protect(&names, true, &options),
+        Verb::Unprotect { names, options } => protect(&names, false, &options),
+    }
+}
+
+/// Returns the path of a snapshot in the API.
+pub(crate) fn path(name: &SnapshotName) -> String {
+    format!("/snapshots/{}", path_segment(&name.to_string()))
+}
+
+fn report(what: &str, list: &SnapshotList, options: &ServerOptions) -> anyhow::Result<()> {
+    if options.json {
+        return print_line(&serde_json::to_string(list)?);
+    }
+    list.snapshots.iter().try_for_each(|one| print_line(&format!("{what} {}", one.name)))
+}
+
+fn list(volume: Option<&str>, options: &ServerOptions) -> anyhow::Result<()> {
+    let client = options.client()?;
+    let query = volume.map_or_else(String::new, |name| format!("?volume={}", path_segment(name)));
+    let path = format!("/snapshots{query}");
+    let list: SnapshotList = on_a_core(async { Ok(client.get(&path).await?) })?;
+    if options.json {
+        return print_line(&serde_json::to_string(&list)?);
+    }
+    if list.snapshots.is_empty() {
+        return print_line("no snapshots");
+    }
+    let row = |one: &Snapshot| {
+        let mut notes: Vec<String> = Vec::new();
+        if one.is_protected {
+            notes.push("protected".to_owned());
+        }
+        if one.volume.is_none() {
+            notes.push("its volume was deleted".to_owned());
+        }
+        if !one.clones.is_empty() {
+            notes.push(format!("clones: {}", one.clones.join(" ")));
+        }
+        [
+            one.name.clone(),
+            render_rounded(one.size_bytes),
+            render_rounded(one.referenced_bytes),
+            utc(one.created_unix_seconds),
+            one.pool.clone(),
+            notes.join(", "),
+        ]
+    };
+    let rows: Vec<_> = list.snapshots.iter().map(row).collect();
+    print_line(&table(["SNAPSHOT", "SIZE", "REFERENCED", "CREATED", "POOL", ""], &rows))
+}
+
+fn roll_back(
+    name: &SnapshotName,
+    destroy: bool,
+    request: RollBack,
+    options: &ServerOptions,
+) -> anyhow::Result<()> {
+    let client = options.client()?;
+    if !destroy {
+        if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
+            let message =
+                "the data that was written since the snapshot is lost; confirm with --destroy";
+            return Err(UsageError(message.into()).into());
+        }
+        let loss = "the data that was written since this snapshot will be lost";
+        let what = format!("what volume {} has now", name.volume);
+        if !confirmed(loss, &what)? {
+            return Err(anyhow::anyhow!("nothing was changed"));
+        }
+    }
+    let path = format!("{}/rollback", path(name));
+    let done: RolledBack = on_a_core(async { Ok(client.post(&path, &request).await?) })?;
+    if options.json {
+        return print_line(&serde_json::to_string(&done)?);
+    }
+    print_line(&format!("volume {} has the contents of {}", done.volume, done.snapshot))
+}
+
+fn protect(
+    names: &[SnapshotName],
+    is_protected: bool,
+    options: &ServerOptions,
+) -> anyhow::Result<()> {
+    let client = options.client()?;
+    let mut snapshots = Vec::new();
+    for name in names {
+        let request = ChangeSnapshot { is_protected };
+        let changed: Snapshot =
+            on_a_core(async { Ok(client.patch(&path(name), &request).await?) })?;
+        snapshots.push(changed);
+    }
+    let what = if is_protected { "protected" } else { "no longer protected:" };
+    report(what, &SnapshotList { snapshots }, options)
+}

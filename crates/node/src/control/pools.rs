@@ -1,0 +1,400 @@
+//! Requests for pools and snapshots.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Path, RawQuery, State};
+use axum::http::HeaderMap;
+use axum::routing::{get, post};
+use sarsen_block::Store as _;
+use sarsen_io::threads;
+use sarsen_pool::{VolumeId, VolumeInfo, VolumeKind};
+use serde::Deserialize;
+
+use super::Api;
+use super::capacity::Received;
+use super::config::{AUTHOR, GRACE, LONGEST_GRACE, checked_author, desired, parse_query};
+use super::error::ApiError;
+use super::openapi::Failures;
+use super::routes::{Answer, Json, parse};
+use crate::config::PoolConfig;
+use crate::desired::{Change, ChangeRefused, Changed, Edit};
+use crate::engine::SnapshotError;
+use crate::events::Occurrence;
+use crate::model::{CacheMode, Object, SnapshotName, Textual as _};
+use crate::schema::pools::{
+    ChangeSnapshot, CreatePool, CreateSnapshots, PoolContents, PoolDevice, PoolList, PoolStatus,
+    RollBack, RolledBack, Snapshot, SnapshotList, StoredVolume,
+};
+use crate::stores::pool::{self, serial_of};
+use crate::stores::{OpenPool, PoolPlan, StoreError};
+
+/// Maximum number of snapshots that a request creates.
+const SNAPSHOTS_AT_ONCE: usize = 1024;
+
+pub(super) fn router() -> Router<Api> {
+    Router::new()
+        .route("/pools", get(pools).post(create))
+        .route("/pools/{name}", get(contents))
+        .route("/snapshots", get(snapshots).post(create_snapshots))
+        .route("/snapshots/{name}", get(snapshot).patch(change_snapshot).delete(delete_snapshot))
+        .route("/snapshots/{name}/rollback", post(roll_back))
+}
+
+fn status(api: &Api, config: &PoolConfig) -> PoolStatus {
+    let problems = api.engine.problems();
+    let problem = problems.iter().find(|problem| {
+        let key = problem.lacking.key();
+        key.kind == crate::model::ObjectKind::Pool && key.name == config.name
+    });
+    let open = api.engine.pools.get(&config.name);
+    let sizes = open.as_ref().map(|open| open.devices());
+    let devices = config.devices.iter().enumerate().map(|(index, path)| PoolDevice {
+        path: path.display().to_string(),
+        size_bytes: sizes.and_then(|sizes| Some(sizes.get(index)?.geometry().byte_count())),
+    });
+    let space = open.as_ref().map(|open| open.pool.space());
+    let objects = open.as_ref().map_or_else(Vec::new, |open| open.pool.volumes());
+    let (size_bytes, free_bytes) =
+        space.map_or((0, 0), |space| (space.size_bytes, space.free_bytes));
+    let volumes = || objects.iter().filter(|one| one.kind == VolumeKind::Volume);
+    PoolStatus {
+        name: config.name.clone(),
+        is_open: open.is_some(),
+        problem: problem.map(|problem| problem.why.clone()),
+        devices: devices.collect(),
+        chunk_bytes: open.as_ref().map_or(0, |open| open.pool.chunk_size()),
+        size_bytes,
+        used_bytes: size_bytes.saturating_sub(free_bytes),
+        free_bytes,
+        is_freeing: space.is_some_and(|space| space.is_deleting),
+        provisioned_bytes: volumes().map(|one| one.size).sum(),
+        volume_count: volumes().count(),
+        snapshot_count: objects.len() - volumes().count(),
+    }
+}
+
+/// Returns the pools, with their space and their problems.
+#[utoipa::path(get, tag = "server", path = "/v1/pools", responses((status = 200, body = PoolList), Failures))]
+pub(super) async fn pools(State(api): State<Api>) -> Json<PoolList> {
+    let desired = api.engine.desired();
+    Json(PoolList { pools: desired.pools.iter().map(|config| status(&api, config)).collect() })
+}
+
+fn find_pool(api: &Api, name: &str) -> Result<PoolConfig, ApiError> {
+    let desired = api.engine.desired();
+    let found = desired.pools.iter().find(|pool| pool.name == name).cloned();
+    found.ok_or_else(|| {
+        ApiError::not_found(format!("pool {name} does not exist; see `sarsen pool list`"))
+    })
+}
+
+/// Returns a pool, and the volumes and snapshots in it.
+#[utoipa::path(
+    get,
+    tag = "server",
+    path = "/v1/pools/{name}",
+    params(("name" = String, Path, description = "Its name")),
+    responses((status = 200, body = PoolContents), Failures)
+)]
+pub(super) async fn contents(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+) -> Answer<PoolContents> {
+    let config = find_pool(&api, &name)?;
+    let objects = api.engine.pools.get(&name).map_or_else(Vec::new, |open| open.pool.volumes());
+    let names = names_of(&objects);
+    let stored = |one: &VolumeInfo| {
+        let is_snapshot = one.kind == VolumeKind::Snapshot;
+        StoredVolume {
+            name: one.label.name.clone(),
+            is_snapshot,
+            size_bytes: one.size,
+            referenced_bytes: one.referenced_bytes,
+            created_unix_seconds: one.label.created,
+            origin: one.origin.and_then(|origin| names.get(&origin).cloned()),
+            is_protected: one.is_protected,
+            serial: serial_of(&one.label.identifier).filter(|_| !is_snapshot),
+        }
+    };
+    let contents = objects.iter().map(stored).collect();
+    Ok(Json(PoolContents { pool: status(&api, &config), contents }))
+}
+
+fn names_of(objects: &[VolumeInfo]) -> HashMap<VolumeId, String> {
+    objects.iter().map(|one| (one.id, one.label.name.clone())).collect()
+}
+
+/// Creates a pool on devices, or adds the pool that they have.
+#[utoipa::path(
+    post,
+    tag = "state",
+    path = "/v1/pools",
+    params(("sarsen-author" = Option<String>, Header, description = "Who makes it")),
+    request_body = CreatePool,
+    responses((status = 200, body = Changed), Failures)
+)]
+pub(super) async fn create(
+    State(api): State<Api>,
+    headers: HeaderMap,
+    body: Received,
+) -> Answer<Changed> {
+    let CreatePool { name, devices, chunk_size, cache, import, force, author } =
+        parse(body.bytes())?;
+    drop(body);
+    let desired = desired(&api)?;
+    if !api.is_trusted {
+        return Err(ApiError::forbidden(
+            "pool: creation is permitted only at the control socket, or with the token of the API; use one of them",
+        ));
+    }
+    let author = author
+        .as_deref()
+        .or_else(|| headers.get(AUTHOR).map(|value| value.to_str().unwrap_or_default()));
+    let author = checked_author(author)?;
+    let cache = cache.as_deref().map(CacheMode::parse).transpose();
+    let cache =
+        cache.map_err(|message| ApiError::invalid(Some("cache"), format!("cache: {message}")))?;
+    let devices = devices.into_iter().map(|device| (device.path.into(), device.size)).collect();
+    let plan = PoolPlan::new(&name, devices, chunk_size, cache).map_err(ChangeRefused::from)?;
+    if import && (force || plan.creates_files()) {
+        let message =
+            "import: a pool that exists has its devices already; leave out force and size";
+        return Err(ApiError::invalid(Some("import"), message));
+    }
+    let config = plan.config.clone();
+    let engine = api.engine.clone();
+    // It ends even if its client disconnects meanwhile.
+    let creating = threads::aside(async move {
+        let change = || Change {
+            edits: vec![Edit::Add(Object::Pool(config.clone()))],
+            expected: None,
+            author: author.clone(),
+            force: false,
+            grace: Duration::ZERO,
+            dry_run: false,
+            erase: false,
+        };
+        if import {
+            return desired.change(|_| Ok::<_, ApiError>(change())).await;
+        }
+        // The document is checked before a device is overwritten.
+        desired.check(change()).await?;
+        let cores = engine.pools.cores.clone();
+        let format = move || pool::format(&cores, &plan, force);
+        let first = config.devices[0].clone();
+        let formatted = engine.run_on_disk(&first, format).await.map_err(ChangeRefused::from)??;
+        let changed = desired.change(|_| Ok::<_, ApiError>(change())).await;
+        if changed.is_err() {
+            engine
+                .run_on_disk(&first, move || formatted.undo())
+                .await
+                .map_err(ChangeRefused::from)?;
+        }
+        changed
+    });
+    let changed = creating.await;
+    let aborted = |_| ApiError::internal("the pool: its creation was aborted; see the log");
+    changed.map_err(aborted)?.map(Json)
+}
+
+fn snapshots_in(open: &Arc<OpenPool>) -> Vec<Snapshot> {
+    let objects = open.pool.volumes();
+    let (names, pool) = (names_of(&objects), open.config().name);
+    let mut clones: HashMap<VolumeId, Vec<String>> = HashMap::new();
+    for one in objects.iter().filter(|one| one.kind == VolumeKind::Volume) {
+        if let Some(origin) = one.origin {
+            clones.entry(origin).or_default().push(one.label.name.clone());
+        }
+    }
+    let snapshot = |one: &VolumeInfo| Snapshot {
+        name: one.label.name.clone(),
+        pool: pool.clone(),
+        volume: one.origin.and_then(|origin| names.get(&origin).cloned()),
+        size_bytes: one.size,
+        referenced_bytes: one.referenced_bytes,
+        created_unix_seconds: one.label.created,
+        is_protected: one.is_protected,
+        clones: clones.get(&one.id).cloned().unwrap_or_default(),
+    };
+    objects.iter().filter(|one| one.kind == VolumeKind::Snapshot).map(snapshot).collect()
+}
+
+/// Returns the snapshots, of all volumes or of one.
+#[utoipa::path(
+    get,
+    tag = "server",
+    path = "/v1/snapshots",
+    params(("volume" = Option<String>, Query, description = "Only those of this volume")),
+    responses((status = 200, body = SnapshotList), Failures)
+)]
+pub(super) async fn snapshots(
+    State(api): State<Api>,
+    RawQuery(query): RawQuery,
+) -> Answer<SnapshotList> {
+    #[derive(Default, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    struct Wanted {
+        volume: Option<String>,
+    }
+    let Wanted { volume } = parse_query(query)?;
+    if let Some(name) = &volume
+        && !api.engine.desired().volumes.iter().any(|one| one.name == *name)
+    {
+        let message = format!("volume {name} does not exist; see `sarsen volume list`");
+        return Err(ApiError::not_found(message));
+    }
+    let mut snapshots: Vec<_> = api.engine.pools.all().iter().flat_map(snapshots_in).collect();
+    if volume.is_some() {
+        snapshots.retain(|one| one.volume == volume);
+    }
+    Ok(Json(SnapshotList { snapshots }))
+}
+
+fn parse_name(name: &str) -> Result<SnapshotName, ApiError> {
+    name.parse().map_err(|message| ApiError::invalid(Some("name"), message))
+}
+
+fn shown(api: &Api, name: &SnapshotName) -> Answer<Snapshot> {
+    let (open, _) = api.engine.find_snapshot(name)?;
+    let text = name.to_string();
+    let found = snapshots_in(&open).into_iter().find(|one| one.name == text);
+    found.map(Json).ok_or_else(|| ApiError::not_found(format!("snapshot {name} was deleted")))
+}
+
+/// Returns a snapshot.
+#[utoipa::path(
+    get,
+    tag = "server",
+    path = "/v1/snapshots/{name}",
+    params(("name" = String, Path, description = "Its name: VOLUME@NAME")),
+    responses((status = 200, body = Snapshot), Failures)
+)]
+pub(super) async fn snapshot(State(api): State<Api>, Path(name): Path<String>) -> Answer<Snapshot> {
+    shown(&api, &parse_name(&name)?)
+}
+
+/// Creates snapshots of volumes. Those of one request are of the same moment.
+#[utoipa::path(
+    post,
+    tag = "server",
+    path = "/v1/snapshots",
+    request_body = CreateSnapshots,
+    responses((status = 200, body = SnapshotList), Failures)
+)]
+pub(super) async fn create_snapshots(
+    State(api): State<Api>,
+    body: Received,
+) -> Answer<SnapshotList> {
+    let CreateSnapshots { snapshots, protect } = parse(body.bytes())?;
+    drop(body);
+    if snapshots.is_empty() || snapshots.len() > SNAPSHOTS_AT_ONCE {
+        let message = format!("snapshots: name 1 to {SNAPSHOTS_AT_ONCE} of them");
+        return Err(ApiError::invalid(Some("snapshots"), message));
+    }
+    let names: Vec<SnapshotName> =
+        snapshots.iter().map(|name| parse_name(name)).collect::<Result<_, _>>()?;
+    api.engine.create_snapshots(names.clone(), protect).await?;
+    api.front.access.events.tell(&Occurrence::SnapshotsCreated { names: snapshots });
+    let created = names.iter().map(|name| Ok(shown(&api, name)?.0));
+    Ok(Json(SnapshotList { snapshots: created.collect::<Result<_, ApiError>>()? }))
+}
+
+/// Protects a snapshot from deletion, or ends that.
+#[utoipa::path(
+    patch,
+    tag = "server",
+    path = "/v1/snapshots/{name}",
+    params(("name" = String, Path, description = "Its name: VOLUME@NAME")),
+    request_body = ChangeSnapshot,
+    responses((status = 200, body = Snapshot), Failures)
+)]
+pub(super) async fn change_snapshot(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+    body: Received,
+) -> Answer<Snapshot> {
+    let name = parse_name(&name)?;
+    let body: ChangeSnapshot = serde_json::from_slice(body.bytes())
+        .map_err(|error| ApiError::invalid(None, format!("the body: {error}")))?;
+    api.engine.protect_snapshot(&name, body.is_protected).await?;
+    shown(&api, &name)
+}
+
+/// Deletes a snapshot. The space that only it used becomes free.
+#[utoipa::path(
+    delete,
+    tag = "server",
+    path = "/v1/snapshots/{name}",
+    params(("name" = String, Path, description = "Its name: VOLUME@NAME")),
+    responses((status = 200, body = Snapshot), Failures)
+)]
+pub(super) async fn delete_snapshot(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+) -> Answer<Snapshot> {
+    let name = parse_name(&name)?;
+    let deleted = shown(&api, &name)?;
+    api.engine.delete_snapshot(&name).await?;
+    api.front.access.events.tell(&Occurrence::SnapshotDeleted { name: name.to_string() });
+    Ok(deleted)
+}
+
+/// Gives a volume the contents of one of its snapshots. What was written since then is lost.
+#[utoipa::path(
+    post,
+    tag = "server",
+    path = "/v1/snapshots/{name}/rollback",
+    params(("name" = String, Path, description = "Its name: VOLUME@NAME")),
+    request_body = RollBack,
+    responses((status = 200, body = RolledBack), Failures)
+)]
+pub(super) async fn roll_back(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+    body: Received,
+) -> Answer<RolledBack> {
+    let name = parse_name(&name)?;
+    let RollBack { force, grace_seconds } = parse(body.bytes())?;
+    drop(body);
+    let grace = grace_seconds.unwrap_or(GRACE);
+    if grace > LONGEST_GRACE {
+        let message = format!("grace_seconds: the maximum is {LONGEST_GRACE}");
+        return Err(ApiError::invalid(Some("grace_seconds"), message));
+    }
+    let grace = force.then_some(Duration::from_secs(grace.into()));
+    let (engine, rolled_back) = (api.engine.clone(), name.clone());
+    let done = threads::aside(async move { engine.roll_back(&rolled_back, grace).await }).await;
+    done.map_err(|_| ApiError::internal("the roll-back was aborted; see the log"))??;
+    let (volume, snapshot) = (name.volume.clone(), name.to_string());
+    api.front
+        .access
+        .events
+        .tell(&Occurrence::VolumeRolledBack { volume: volume.clone(), snapshot: snapshot.clone() });
+    Ok(Json(RolledBack { volume, snapshot }))
+}
+
+impl From<SnapshotError> for ApiError {
+    fn from(error: SnapshotError) -> Self {
+        let message = error.to_string();
+        match error {
+            SnapshotError::NotFound(_) => Self::not_found(message),
+            SnapshotError::Unfit(_) => Self::invalid(None, message),
+            SnapshotError::Pool(error) => error.into(),
+            SnapshotError::Change(error) => ChangeRefused::from(error).into(),
+        }
+    }
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        let message = error.to_string();
+        match (error.is_in_use(), error.is_not_found()) {
+            (true, _) => Self::conflict(message),
+            (_, true) => Self::not_found(message),
+            _ => Self::unable(message),
+        }
+    }
+}

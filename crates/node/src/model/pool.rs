@@ -1,0 +1,87 @@
+//! Pools: devices from which volumes get space when they are written.
+//!
+//! ```toml
+//! [[pool]]
+//! name = "tank"
+//! devices = ["/dev/disk/by-id/nvme-1", "/dev/disk/by-id/nvme-2"]
+//!
+//! [[volume]]
+//! name = "vm1"
+//! store = "pool"
+//! pool = "tank"
+//! size = "100GiB"
+//! snapshot-schedule = "hourly=24,daily=7"
+//! ```
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::cache_mode::CacheMode;
+use super::invalid::FieldError;
+use super::names::check_pool_name;
+use super::quantity::{ByteSize, Number};
+use super::{document, words};
+
+/// The default of `alert-percent`.
+pub const DEFAULT_ALERT_PERCENT: u64 = 80;
+/// The default of `memory` in bytes.
+const DEFAULT_MEMORY: u64 = 1 << 30;
+/// Maximum number of devices.
+const DEVICES_MAX: usize = 32;
+
+/// Devices from which volumes get space when they are written. `sarsen pool create` formats them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Pool {
+    /// Unique name: lower-case letters, digits, dots and hyphens.
+    pub name: String,
+    /// The block devices or files of the pool, 1 to 32 of them, in any order.
+    #[schema(value_type = Vec<String>)]
+    pub devices: Vec<PathBuf>,
+    /// The cache mode of its devices, with the names and meanings of QEMU.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "words::option")]
+    #[schema(value_type = Option<String>)]
+    pub cache: Option<CacheMode>,
+    /// Memory for the maps of its volumes, of which each TiB with data has 290 MiB. Default: 1GiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<document::Size>)]
+    pub memory: Option<ByteSize>,
+    /// The part of its space whose use is reported as a problem, in percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u8>)]
+    pub alert_percent: Option<Number<1, 100>>,
+}
+
+impl Pool {
+    pub(crate) fn check(&self) -> Result<(), FieldError> {
+        check_pool_name(&self.name).map_err(|message| FieldError::new("name", message))?;
+        if self.devices.is_empty() || self.devices.len() > DEVICES_MAX {
+            let message = format!("devices: a pool has 1 to {DEVICES_MAX} of them");
+            return Err(FieldError::new("devices", message));
+        }
+        let mut devices: Vec<_> = self.devices.iter().collect();
+        devices.sort();
+        if let Some(pair) = devices.windows(2).find(|pair| pair[0] == pair[1]) {
+            let message = format!("devices: {} is listed twice; remove one", pair[0].display());
+            return Err(FieldError::new("devices", message));
+        }
+        Ok(())
+    }
+
+    /// Returns the cache mode of its devices.
+    pub fn cache(&self) -> CacheMode {
+        self.cache.unwrap_or_default()
+    }
+
+    /// Returns the memory of its maps in bytes.
+    pub fn memory(&self) -> u64 {
+        self.memory.map_or(DEFAULT_MEMORY, ByteSize::get)
+    }
+
+    /// Returns the used part of its space that is reported, in percent.
+    pub fn alert_percent(&self) -> u64 {
+        self.alert_percent.map_or(DEFAULT_ALERT_PERCENT, Number::get)
+    }
+}

@@ -1,0 +1,190 @@
+//! Pools and snapshots in requests and responses.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::model::document;
+
+/// `GET /v1/pools`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PoolList {
+    /// The pools, ordered by name.
+    pub pools: Vec<PoolStatus>,
+}
+
+/// A pool as it is now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PoolStatus {
+    /// Its name.
+    pub name: String,
+    /// Whether it is open. A pool that is not open serves no volumes.
+    pub is_open: bool,
+    /// Its problem, if it has one.
+    pub problem: Option<String>,
+    /// Its devices.
+    pub devices: Vec<PoolDevice>,
+    /// Bytes in which it gives space to volumes.
+    pub chunk_bytes: u32,
+    /// Bytes of all chunks.
+    pub size_bytes: u64,
+    /// Bytes of the chunks in use, and of metadata.
+    pub used_bytes: u64,
+    /// Bytes that new data can use.
+    pub free_bytes: u64,
+    /// Whether more bytes become free by themselves: deleted objects are being removed.
+    pub is_freeing: bool,
+    /// The sum of the sizes of its volumes, which may be more than it has.
+    pub provisioned_bytes: u64,
+    /// Number of volumes.
+    pub volume_count: usize,
+    /// Number of snapshots.
+    pub snapshot_count: usize,
+}
+
+/// A device of a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PoolDevice {
+    /// Its path.
+    pub path: String,
+    /// Size in bytes, if the pool is open.
+    pub size_bytes: Option<u64>,
+}
+
+/// `GET /v1/pools/{name}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PoolContents {
+    /// The pool.
+    pub pool: PoolStatus,
+    /// Its volumes and snapshots, in the order of their creation.
+    pub contents: Vec<StoredVolume>,
+}
+
+/// A volume or a snapshot in the catalogue of a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StoredVolume {
+    /// Its name.
+    pub name: String,
+    /// Whether it is a snapshot.
+    pub is_snapshot: bool,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Bytes of all chunks to which it refers. Others may refer to the same chunks.
+    pub referenced_bytes: u64,
+    /// Its creation, in seconds since 1970.
+    pub created_unix_seconds: u64,
+    /// The volume of a snapshot, or the snapshot of a clone, if that exists.
+    pub origin: Option<String>,
+    /// Whether it is protected from deletion.
+    pub is_protected: bool,
+    /// The serial number of a volume. A new volume with this serial number serves its data.
+    pub serial: Option<String>,
+}
+
+/// The body of `POST /v1/pools`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreatePool {
+    /// Its name: lower-case letters, digits, dots and hyphens.
+    #[serde(default)]
+    pub name: String,
+    /// Its devices.
+    #[serde(default)]
+    pub devices: Vec<NewPoolDevice>,
+    /// Bytes in which it gives space to volumes: a power of two from 16KiB to 1MiB. Default: 64KiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<document::Size>)]
+    pub chunk_size: Option<crate::model::ByteSize>,
+    /// The cache mode of its devices. Default: writeback.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<String>,
+    /// Add the pool that the devices have, instead of creating one.
+    #[serde(default)]
+    pub import: bool,
+    /// Overwrite devices that have data.
+    #[serde(default)]
+    pub force: bool,
+    /// The author of the change.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub author: Option<String>,
+}
+
+/// A device of a new pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewPoolDevice {
+    /// The path of a block device, or of a file.
+    pub path: String,
+    /// Create a file of this size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<document::Size>)]
+    pub size: Option<crate::model::ByteSize>,
+}
+
+/// `GET /v1/snapshots`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SnapshotList {
+    /// The snapshots, ordered by pool and creation.
+    pub snapshots: Vec<Snapshot>,
+}
+
+/// A snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Snapshot {
+    /// Its name: `VOLUME@NAME`.
+    pub name: String,
+    /// Its pool.
+    pub pool: String,
+    /// Its volume, if that exists.
+    pub volume: Option<String>,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Bytes of all chunks to which it refers. Others may refer to the same chunks.
+    pub referenced_bytes: u64,
+    /// Its creation, in seconds since 1970.
+    pub created_unix_seconds: u64,
+    /// Whether it is protected from deletion.
+    pub is_protected: bool,
+    /// The volumes that were created with its contents.
+    pub clones: Vec<String>,
+}
+
+/// The body of `POST /v1/snapshots`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateSnapshots {
+    /// The snapshots, each as `VOLUME@NAME`. Snapshots of several volumes of one pool are of the same moment.
+    #[serde(default)]
+    pub snapshots: Vec<String>,
+    /// Protect them from deletion.
+    #[serde(default)]
+    pub protect: bool,
+}
+
+/// The body of `PATCH /v1/snapshots/{name}`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ChangeSnapshot {
+    /// Whether it is protected from deletion.
+    pub is_protected: bool,
+}
+
+/// The body of `POST /v1/snapshots/{name}/rollback`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RollBack {
+    /// Log out the initiators that use the volume. Without this, the request is refused while there are any.
+    #[serde(default)]
+    pub force: bool,
+    /// Seconds that initiators have to log out. Default: 10.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grace_seconds: Option<u16>,
+}
+
+/// The result of a roll-back: the volume has the contents and the size of the snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RolledBack {
+    /// The volume.
+    pub volume: String,
+    /// The snapshot.
+    pub snapshot: String,
+}

@@ -1,0 +1,554 @@
+//! Pools: their devices, and the volumes in them. Files are read and written by cores, so operations on a pool run there.
+
+mod creation;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak, mpsc};
+use std::time::UNIX_EPOCH;
+
+use parking_lot::Mutex;
+use sarsen_block::{BlockSize, LocalFuture, Store};
+use sarsen_io::cores::Cores;
+use sarsen_io::{random, time};
+use sarsen_pool::{
+    Label, NewVolume, Pool, PoolError, PoolVolume, Tasks, VolumeId, VolumeInfo, VolumeKind,
+};
+use sarsen_volume::VolumeHealth;
+use sha2::{Digest as _, Sha256};
+use tokio::sync::oneshot;
+use tracing::{error, info, warn};
+
+pub(crate) use self::creation::format;
+pub use self::creation::{PoolPlan, create};
+use super::file::{FileOptions, FileStore};
+use super::{MarkRule, OpenMode, StoreError};
+use crate::config::{PoolConfig, VolumeConfig, render_size};
+use crate::model::{ByteSize, SnapshotName, render_rounded};
+
+/// The cores on which operations on pools run.
+#[derive(Clone)]
+pub(crate) struct PoolCores(pub(crate) Weak<Cores>);
+
+impl PoolCores {
+    /// Starts an operation on a core. The operation ends there, even if its caller does not wait.
+    fn begin<T, F>(&self, operation: impl FnOnce() -> F + Send + 'static) -> oneshot::Receiver<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + 'static,
+    {
+        let (done, answer) = oneshot::channel();
+        if let Some(cores) = self.0.upgrade() {
+            cores.spawn_on(0, move || async move { drop(done.send(operation().await)) });
+        }
+        answer
+    }
+
+    /// Carries out an operation on a core. Blocks the thread, which must not be one.
+    fn run<T, F>(&self, operation: impl FnOnce() -> F + Send + 'static) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + 'static,
+    {
+        let (done, answer) = mpsc::channel();
+        if let Some(cores) = self.0.upgrade() {
+            cores.spawn_on(0, move || async move { drop(done.send(operation().await)) });
+        }
+        answer.recv().unwrap_or(Err(StoreError::ServerEnds))
+    }
+}
+
+/// Continues requests on the core of their caller.
+struct CoreTasks;
+
+impl Tasks for CoreTasks {
+    fn finish(&self, future: LocalFuture<()>) {
+        tokio::task::spawn_local(future);
+    }
+}
+
+/// Opens a device, with the smallest blocks that it has.
+fn open_device(path: &Path, config: &PoolConfig) -> Result<Arc<FileStore>, StoreError> {
+    let open_mode = OpenMode::Existing {
+        length_before_growth: None,
+        has_state: true,
+        had: None,
+        mark: MarkRule::Ignore,
+    };
+    let with_blocks = |block_size| FileOptions {
+        path: path.to_owned(),
+        size: None,
+        block_size,
+        cache: config.cache(),
+        read_only: false,
+        serial: None,
+    };
+    let opened = FileStore::prepare(&with_blocks(BlockSize::B512), open_mode);
+    let opened = match opened {
+        Err(StoreError::Unfit { .. }) => {
+            FileStore::prepare(&with_blocks(BlockSize::B4096), open_mode)
+        }
+        opened => opened,
+    }?;
+    opened.settle()?;
+    Ok(Arc::new(opened))
+}
+
+fn open_devices(config: &PoolConfig) -> Result<Vec<Arc<FileStore>>, StoreError> {
+    config.devices.iter().map(|path| open_device(path, config)).collect()
+}
+
+fn as_stores(devices: &[Arc<FileStore>]) -> Vec<Arc<dyn Store>> {
+    devices.iter().map(|device| Arc::clone(device) as _).collect()
+}
+
+/// Returns the error of a pool, with the path of the device that it concerns.
+fn failed(pool: &str, devices: &[PathBuf], error: PoolError) -> StoreError {
+    let problem = match error {
+        PoolError::Unfit { device, problem } => {
+            let path = devices.get(device).map(|path| path.display().to_string());
+            format!("{}: {problem}", path.unwrap_or_else(|| format!("device {device}")))
+        }
+        PoolError::Device { source, .. } if devices.len() == 1 => {
+            format!("{}: {source}", devices[0].display())
+        }
+        other => other.to_string(),
+    };
+    StoreError::pool(pool, problem)
+}
+
+fn new_identifier() -> [u8; 16] {
+    let mut bytes = [0; 16];
+    random::fill(&mut bytes);
+    bytes
+}
+
+/// Returns the number with which the catalogue of a pool knows the volume with this serial number.
+fn identifier_of(serial: &str) -> [u8; 16] {
+    let mut identifier = [0; 16];
+    match identifier.get_mut(..serial.len()) {
+        Some(bytes) => bytes.copy_from_slice(serial.as_bytes()),
+        None => identifier.copy_from_slice(&Sha256::digest(serial)[..16]),
+    }
+    identifier
+}
+
+/// Returns the serial number of a volume in the catalogue, if it can be known.
+pub(crate) fn serial_of(identifier: &[u8; 16]) -> Option<String> {
+    let end = identifier.iter().position(|byte| *byte == 0).unwrap_or(identifier.len());
+    let (text, rest) = identifier.split_at(end);
+    let is_serial =
+        end > 0 && text.iter().all(u8::is_ascii_graphic) && rest.iter().all(|byte| *byte == 0);
+    is_serial.then(|| String::from_utf8_lossy(text).into_owned())
+}
+
+fn label(name: String, identifier: [u8; 16]) -> Label {
+    let created = time::wall_clock().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    Label { name, identifier, created }
+}
+
+/// An open pool.
+pub(crate) struct OpenPool {
+    pub(crate) pool: Pool,
+    config: Mutex<PoolConfig>,
+    devices: Vec<Arc<FileStore>>,
+    cores: PoolCores,
+    /// Volumes that are to be rolled back before they are opened again.
+    roll_backs: Mutex<HashMap<VolumeId, RollBack>>,
+}
+
+/// A roll-back that waits until its volume is opened again, and where its result is awaited.
+struct RollBack {
+    snapshot: VolumeId,
+    done: oneshot::Sender<Result<(), StoreError>>,
+}
+
+/// An open volume of a pool.
+pub(crate) struct PoolBacking {
+    pub(crate) pool: Arc<OpenPool>,
+    pub(crate) volume: Arc<PoolVolume>,
+    pub(crate) id: VolumeId,
+    /// The volume, if it was created for this opening.
+    pub(crate) new: Option<NewPoolVolume>,
+}
+
+/// A volume that was created for a change. If the change is not stored, it is deleted when this is dropped.
+pub(crate) struct NewPoolVolume {
+    pool: Arc<OpenPool>,
+    id: Option<VolumeId>,
+}
+
+impl NewPoolVolume {
+    pub(crate) fn keep(mut self) {
+        self.id = None;
+    }
+}
+
+impl Drop for NewPoolVolume {
+    fn drop(&mut self) {
+        let Some(id) = self.id else { return };
+        let pool = self.pool.pool.clone();
+        drop(self.pool.cores.begin(move || async move {
+            if let Err(error) = pool.delete(id).await {
+                warn!(%error, "a volume that was created in a pool for a refused change remains");
+            }
+        }));
+    }
+}
+
+impl OpenPool {
+    /// Opens a pool. Blocks the thread, which must not be a core.
+    pub(crate) fn open(cores: &PoolCores, config: &PoolConfig) -> Result<Arc<Self>, StoreError> {
+        let devices = open_devices(config).map_err(|error| match error {
+            StoreError::Pool { .. } => error,
+            other => StoreError::Device { pool: config.name.clone(), source: Box::new(other) },
+        })?;
+        let (stores, name, paths) =
+            (as_stores(&devices), config.name.clone(), config.devices.clone());
+        let pool = cores.run(move || async move {
+            let opened = Pool::open(stores, Arc::new(CoreTasks)).await;
+            let pool = opened.map_err(|error| failed(&name, &paths, error))?;
+            let maintenance = pool.maintain();
+            tokio::task::spawn_local(async move {
+                if let Err(error) = maintenance.await {
+                    error!(pool = name, %error, "the pool's maintenance has ended: it writes no checkpoints any more");
+                }
+            });
+            Ok(pool)
+        })?;
+        info!(pool = config.name, "the pool is open");
+        let open = Self {
+            pool,
+            config: Mutex::new(config.clone()),
+            devices,
+            cores: cores.clone(),
+            roll_backs: Mutex::default(),
+        };
+        open.adopt(config);
+        Ok(Arc::new(open))
+    }
+
+    /// Returns its configuration.
+    pub(crate) fn config(&self) -> PoolConfig {
+        self.config.lock().clone()
+    }
+
+    /// Returns its devices.
+    pub(crate) fn devices(&self) -> &[Arc<FileStore>] {
+        &self.devices
+    }
+
+    /// Applies the settings that can change while it is open.
+    pub(crate) fn adopt(&self, config: &PoolConfig) {
+        let memory = usize::try_from(config.memory()).unwrap_or(usize::MAX);
+        self.pool.set_memory(memory);
+        self.config.lock().clone_from(config);
+    }
+
+    fn error(&self, problem: impl Into<String>) -> StoreError {
+        StoreError::pool(&self.config.lock().name, problem)
+    }
+
+    /// Starts an operation on the pool.
+    pub(crate) fn begin<T, F>(
+        self: &Arc<Self>,
+        operation: impl FnOnce(Arc<Self>) -> F + Send + 'static,
+    ) -> oneshot::Receiver<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + 'static,
+    {
+        let pool = self.clone();
+        self.cores.begin(move || operation(pool))
+    }
+
+    /// Carries out an operation on the pool. It ends even if the caller does not wait.
+    pub(crate) async fn operate<T, F>(
+        self: &Arc<Self>,
+        operation: impl FnOnce(Pool) -> F + Send + 'static,
+    ) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, PoolError>> + 'static,
+    {
+        let answer = self.begin(|open| {
+            let operation = operation(open.pool.clone());
+            async move { operation.await.map_err(|error| open.failed(error)) }
+        });
+        answer.await.unwrap_or(Err(StoreError::ServerEnds))
+    }
+
+    /// Does the same, and blocks the thread, which must not be a core.
+    pub(crate) fn run<T, F>(
+        &self,
+        operation: impl FnOnce(Pool) -> F + Send + 'static,
+    ) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, PoolError>> + 'static,
+    {
+        let (pool, name) = (self.pool.clone(), self.config().name);
+        self.cores.run(move || async move {
+            operation(pool).await.map_err(|error| failed(&name, &[], error))
+        })
+    }
+
+    /// Returns the snapshots of a volume, in the order of their creation.
+    pub(crate) fn snapshots_of(&self, volume: VolumeId) -> Vec<VolumeInfo> {
+        let all = self.pool.volumes().into_iter();
+        all.filter(|one| one.kind == VolumeKind::Snapshot && one.origin == Some(volume)).collect()
+    }
+
+    fn failed(&self, error: PoolError) -> StoreError {
+        failed(&self.config.lock().name, &[], error)
+    }
+
+    /// Returns the volume of the catalogue that an object is.
+    pub(crate) fn find_volume(&self, name: &str, serial: Option<&str>) -> Option<VolumeInfo> {
+        self.pool.find(|one| {
+            one.kind == VolumeKind::Volume
+                && match serial {
+                    Some(serial) => one.label.identifier == identifier_of(serial),
+                    None => one.label.name == name,
+                }
+        })
+    }
+
+    /// Returns a snapshot by its name.
+    pub(crate) fn find_snapshot(&self, name: &SnapshotName) -> Result<VolumeInfo, StoreError> {
+        let text = name.to_string();
+        let found =
+            self.pool.find(|one| one.kind == VolumeKind::Snapshot && one.label.name == text);
+        found.ok_or_else(|| {
+            self.error(format!("there is no snapshot {name}; `sarsen snapshot list` shows them"))
+        })
+    }
+
+    /// Opens a volume, and creates it if `open_mode` permits that. Blocks the thread, which must not be a core.
+    pub(crate) fn open_volume(
+        self: &Arc<Self>,
+        volume: &VolumeConfig,
+        open_mode: OpenMode,
+    ) -> Result<PoolBacking, StoreError> {
+        let config = volume.clone();
+        let open = self.clone();
+        self.cores.run(move || async move { open.open_or_create(&config, open_mode).await })
+    }
+
+    async fn open_or_create(
+        self: &Arc<Self>,
+        config: &VolumeConfig,
+        open_mode: OpenMode,
+    ) -> Result<PoolBacking, StoreError> {
+        let mut new = None;
+        let found = match &config.snapshot {
+            Some(snapshot) => self.find_snapshot(snapshot)?,
+            None => match self.find_volume(&config.name, config.serial.as_deref()) {
+                Some(found) => {
+                    self.rename(&found, &config.name).await;
+                    found
+                }
+                None if matches!(open_mode, OpenMode::Existing { .. }) => {
+                    return Err(self.error(format!(
+                        "it has no volume {} with this serial number, and no empty one is created in its place",
+                        config.name
+                    )));
+                }
+                None => {
+                    let created = self.create(config).await?;
+                    new = Some(NewPoolVolume { pool: self.clone(), id: Some(created.id) });
+                    created
+                }
+            },
+        };
+        if found.block_shift != config.block_size().shift() as u8 {
+            let bytes = 1u32 << found.block_shift;
+            return Err(self.error(format!(
+                "volume {} has blocks of {bytes} bytes: set block-size = {bytes}",
+                config.name
+            )));
+        }
+        self.roll_back_now(found.id).await;
+        let opened = self.pool.open_volume(found.id).await;
+        let volume = opened.map_err(|error| self.failed(error))?;
+        let (size, wanted) = (volume.geometry().byte_count(), config.size.map(ByteSize::get));
+        match wanted {
+            Some(wanted) if wanted < size => {
+                return Err(self.error(format!(
+                    "volume {} has {}: set size = \"{}\" or more",
+                    config.name,
+                    render_size(size),
+                    render_size(size)
+                )));
+            }
+            // The growth was stored and not carried out.
+            Some(wanted) if wanted > size => {
+                let grown = volume.resize(wanted >> found.block_shift).wait().await;
+                grown.map_err(|error| self.error(error.to_string()))?;
+            }
+            Some(_) | None => {}
+        }
+        Ok(PoolBacking { pool: self.clone(), volume, id: found.id, new })
+    }
+
+    /// Creates a volume, empty or with the contents of a snapshot.
+    async fn create(&self, config: &VolumeConfig) -> Result<VolumeInfo, StoreError> {
+        let identifier = config.serial.as_deref().map_or_else(new_identifier, identifier_of);
+        let label = label(config.name.clone(), identifier);
+        let created = match (&config.clone_of, config.size) {
+            (Some(snapshot), _) => {
+                self.pool.clone_of(self.find_snapshot(snapshot)?.id, &label).await
+            }
+            (None, Some(size)) => {
+                let (size, block_size) = (size.get(), config.block_size());
+                self.pool.create_volume(&NewVolume { label, size, block_size }).await
+            }
+            (None, None) => {
+                return Err(self.error(format!("volume {} is new: give it a size", config.name)));
+            }
+        };
+        let id = created.map_err(|error| match error {
+            PoolError::Exists => {
+                let other = self.pool.find(|one| one.label.name == config.name);
+                let serial = other.and_then(|other| serial_of(&other.label.identifier));
+                let serial = serial.map_or_else(String::new, |serial| format!(" with serial = {serial:?}"));
+                self.error(format!(
+                    "it has a volume {} already, of an object that was deleted: create the volume{serial} to serve it, \
+                     or delete it with `sarsen volume orphan remove`",
+                    config.name
+                ))
+            }
+            other => self.failed(other),
+        })?;
+        self.pool.find(|one| one.id == id).ok_or_else(|| self.failed(PoolError::NotFound))
+    }
+
+    /// Gives a volume in the catalogue, and its snapshots, the name of its object.
+    pub(crate) async fn rename(&self, volume: &VolumeInfo, name: &str) {
+        if volume.label.name == name {
+            return;
+        }
+        let mut names = vec![(volume.id, name.to_owned())];
+        names.extend(self.snapshots_of(volume.id).into_iter().filter_map(|one| {
+            let (_, own) = one.label.name.split_once('@')?;
+            Some((one.id, format!("{name}@{own}")))
+        }));
+        // The serial number joins it to its object as before.
+        if let Err(error) = self.pool.rename(&names).await {
+            warn!(volume = name, %error, "a volume has its old name in its pool");
+        }
+    }
+
+    /// Does the same for a volume that is open.
+    pub(crate) fn begin_rename(self: &Arc<Self>, id: VolumeId, name: String) {
+        drop(self.begin(move |open| async move {
+            if let Some(volume) = open.pool.find(|one| one.id == id) {
+                open.rename(&volume, &name).await;
+            }
+        }));
+    }
+
+    /// Begins to roll a volume back, which happens when the volume is opened the next time.
+    pub(crate) fn prepare_roll_back(
+        &self,
+        volume: VolumeId,
+        snapshot: VolumeId,
+    ) -> oneshot::Receiver<Result<(), StoreError>> {
+        let (done, answer) = oneshot::channel();
+        self.roll_backs.lock().insert(volume, RollBack { snapshot, done });
+        answer
+    }
+
+    /// Forgets a roll-back that has not happened.
+    pub(crate) fn forget_roll_back(&self, volume: VolumeId) {
+        self.roll_backs.lock().remove(&volume);
+    }
+
+    async fn roll_back_now(&self, volume: VolumeId) {
+        let Some(RollBack { snapshot, done }) = self.roll_backs.lock().remove(&volume) else {
+            return;
+        };
+        let rolled_back = self.pool.roll_back(volume, snapshot).await;
+        // The caller may have given up.
+        let _ = done.send(rolled_back.map_err(|error| self.failed(error)));
+    }
+
+    /// Creates snapshots of volumes of this pool at one moment.
+    pub(crate) async fn snapshot(
+        self: &Arc<Self>,
+        of: Vec<(VolumeId, SnapshotName)>,
+        protect: bool,
+    ) -> Result<(), StoreError> {
+        let of: Vec<_> = of
+            .into_iter()
+            .map(|(volume, name)| (volume, label(name.to_string(), new_identifier())))
+            .collect();
+        self.operate(move |pool| async move {
+            let created = pool.snapshot(&of).await?;
+            for id in created.into_iter().filter(|_| protect) {
+                pool.protect(id, true).await?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Returns the problem of the pool, if it has one.
+    pub(crate) fn problem(&self) -> Option<String> {
+        let config = self.config();
+        if self.pool.is_stopped() {
+            return Some(
+                "takes no writes: a device failed to write or to flush. Check its disk and the kernel's log, then run \
+                 `sarsen volume reattach` for each of its volumes, or restart the server"
+                    .to_owned(),
+            );
+        }
+        for device in &self.devices {
+            if let VolumeHealth::Degraded { reason } | VolumeHealth::OutOfService { reason } =
+                device.health().current()
+            {
+                return Some(reason);
+            }
+        }
+        let space = self.pool.space();
+        let used = space.size_bytes.saturating_sub(space.free_bytes);
+        let percent = used * 100 / space.size_bytes.max(1);
+        (percent >= config.alert_percent()).then(|| {
+            // A problem whose text changes is not a new problem.
+            format!(
+                "is nearly full: {percent} % of {} is used. When it is full, writes of new data fail. Delete snapshots or \
+                 volumes (--erase)",
+                render_rounded(space.size_bytes),
+            )
+        })
+    }
+}
+
+/// Checks a pool that no server uses. Blocks the thread, which must not be a core.
+pub fn check(paths: &[PathBuf]) -> Result<Vec<String>, StoreError> {
+    let config = PoolConfig { devices: paths.to_vec(), ..PoolConfig::default() };
+    let stores = paths.iter().map(|path| {
+        let options = |block_size| FileOptions {
+            path: path.clone(),
+            size: None,
+            block_size,
+            cache: config.cache(),
+            read_only: true,
+            serial: None,
+        };
+        let open = |block_size| FileStore::open(&options(block_size));
+        let opened = open(BlockSize::B512);
+        match opened {
+            Err(StoreError::Unfit { .. }) => open(BlockSize::B4096),
+            opened => opened,
+        }
+    });
+    let stores: Vec<Arc<dyn Store>> =
+        stores.map(|store| store.map(|store| Arc::new(store) as _)).collect::<Result<_, _>>()?;
+    let checked = sarsen_io::cores::block_on(sarsen_io::cores::FileEngine::Pool, async move {
+        sarsen_pool::check(stores).await
+    });
+    let checked = checked.map_err(StoreError::system(&paths[0], "read it"))?;
+    let findings = checked.map_err(|error| failed("", paths, error))?;
+    Ok(findings.into_iter().map(|finding| finding.to_string()).collect())
+}

@@ -1,0 +1,192 @@
+//! The creation of pools. Only a command does this: a configuration with a wrong path must not cost a disk.
+
+use std::fs;
+use std::num::NonZeroUsize;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sarsen_block::{BlockError, Buffer, Durability, Extent, Store as _};
+use sarsen_io::cores::{Cores, FileEngine};
+use sarsen_io::file::File;
+use sarsen_io::spin::Spin;
+use sarsen_pool::{NewPool, Pool};
+use tracing::warn;
+
+use super::super::StoreError;
+use super::super::file::FileStore;
+use super::{CoreTasks, PoolCores, failed, new_identifier, open_devices};
+use crate::config::{CacheMode, PoolConfig};
+use crate::model::{ByteSize, Invalid, Key, ObjectKind};
+
+/// Bytes at both ends of a device that must be zero, so that it counts as empty.
+const EMPTY_ENDS: u64 = 1 << 20;
+/// The default size of a chunk in bytes.
+const DEFAULT_CHUNK_SIZE: u32 = 64 << 10;
+/// The sizes that a chunk can have, in bytes.
+const CHUNK_SIZES: RangeInclusive<u32> = 16 << 10..=1 << 20;
+
+/// A pool that is to be created.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolPlan {
+    pub(crate) config: PoolConfig,
+    /// The files that are created, with their sizes.
+    files: Vec<(PathBuf, u64)>,
+    chunk_size: u32,
+}
+
+impl PoolPlan {
+    /// Checks the properties of a pool. A device with a size is a file that is created.
+    pub fn new(
+        name: &str,
+        devices: Vec<(PathBuf, Option<ByteSize>)>,
+        chunk_size: Option<ByteSize>,
+        cache: Option<CacheMode>,
+    ) -> Result<Self, Invalid> {
+        let key = Key::new(ObjectKind::Pool, name);
+        let files =
+            devices.iter().filter_map(|(path, size)| Some((path.clone(), size.as_ref()?.get())));
+        let files = files.collect();
+        let devices: Vec<PathBuf> = devices.into_iter().map(|(path, _)| path).collect();
+        let config = PoolConfig { name: name.to_owned(), devices, cache, ..PoolConfig::default() };
+        config.check().map_err(|error| error.of(key.clone()))?;
+        if let Some(relative) = config.devices.iter().find(|path| path.is_relative()) {
+            let message = format!("devices: {}: write an absolute path", relative.display());
+            return Err(Invalid::new(key, "devices", message));
+        }
+        let chunk_size = chunk_size
+            .map_or(DEFAULT_CHUNK_SIZE, |size| u32::try_from(size.get()).unwrap_or(u32::MAX));
+        if !chunk_size.is_power_of_two() || !CHUNK_SIZES.contains(&chunk_size) {
+            let message = "chunk_size: write a power of two from 16KiB to 1MiB";
+            return Err(Invalid::new(key, "chunk_size", message));
+        }
+        Ok(Self { config, files, chunk_size })
+    }
+
+    /// Returns whether files are to be created.
+    pub(crate) fn creates_files(&self) -> bool {
+        !self.files.is_empty()
+    }
+}
+
+/// What formatting a pool has changed. [`Formatted::undo`] takes it back.
+pub(crate) struct Formatted {
+    created: Vec<PathBuf>,
+    config: PoolConfig,
+    cores: PoolCores,
+}
+
+impl Formatted {
+    /// Makes the devices empty again, and deletes the files that were created. Blocks the thread.
+    pub(crate) fn undo(self) {
+        let wiped = open_devices(&self.config).and_then(|devices| {
+            self.cores.run(move || async move {
+                for device in devices {
+                    wipe(&device).await.map_err(|error| StoreError::pool("", error.to_string()))?;
+                }
+                Ok(())
+            })
+        });
+        if let Err(error) = wiped {
+            warn!(pool = self.config.name, %error, "the devices of a pool that was not added keep it");
+        }
+        for path in self.created {
+            if let Err(error) = fs::remove_file(&path) {
+                warn!(path = %path.display(), %error, "a file that was created for a pool remains");
+            }
+        }
+    }
+}
+
+/// Creates a pool on devices that are empty, or with `force` on any. Blocks the thread, which must not be a core.
+pub(crate) fn format(
+    cores: &PoolCores,
+    plan: &PoolPlan,
+    force: bool,
+) -> Result<Formatted, StoreError> {
+    let PoolPlan { config, files, chunk_size } = plan;
+    let chunk_size = *chunk_size;
+    let mut formatted =
+        Formatted { created: Vec::new(), config: config.clone(), cores: cores.clone() };
+    let done = (|| {
+        for (path, size) in files {
+            match File::create_allocated(path, *size) {
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+                    let problem = "exists already: leave out its size to use it as it is";
+                    return Err(StoreError::unfit(path, problem));
+                }
+                created => created.map_err(StoreError::system(path, "create it"))?,
+            }
+            formatted.created.push(path.clone());
+        }
+        let stores = open_devices(config).map_err(|error| match error {
+            StoreError::Gone { path } => StoreError::NotFound { path },
+            other => other,
+        })?;
+        let (config, paths) = (config.clone(), config.devices.clone());
+        cores.run(move || async move {
+            let failed = |error| failed(&config.name, &paths, error);
+            if !force {
+                for (store, path) in stores.iter().zip(&paths) {
+                    refuse_if_used(store, path).await?;
+                }
+            }
+            let new = NewPool {
+                identifier: new_identifier(),
+                name: config.name.clone(),
+                chunk_size,
+                devices: stores.into_iter().map(|store| (store as _, new_identifier())).collect(),
+            };
+            Pool::create(&new, Arc::new(CoreTasks)).await.map(drop).map_err(failed)
+        })
+    })();
+    match done {
+        Ok(()) => Ok(formatted),
+        Err(error) => {
+            // The devices had been empty, or they are unchanged.
+            for path in formatted.created {
+                let _ = fs::remove_file(path);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Refuses a device that has data.
+async fn refuse_if_used(device: &Arc<FileStore>, path: &Path) -> Result<(), StoreError> {
+    if let Ok(label) = sarsen_pool::identify(device.clone()).await {
+        let problem = format!(
+            "is a device of pool {}: add that pool with `sarsen pool import`, or give --force to lose its data",
+            label.name
+        );
+        return Err(StoreError::unfit(path, problem));
+    }
+    let geometry = device.geometry();
+    let blocks = (EMPTY_ENDS >> geometry.block_size.shift()).min(geometry.block_count);
+    for lba in [0, geometry.block_count - blocks] {
+        let read = device.read(Extent::new(lba, blocks)).wait().await;
+        let read =
+            read.map_err(|error| StoreError::unfit(path, format!("cannot be read: {error}")))?;
+        if read.into_buffer().iter().any(|byte| *byte != 0) {
+            let problem = "has data: `sarsen disk info` shows what; choose another device, or give --force to lose it";
+            return Err(StoreError::unfit(path, problem));
+        }
+    }
+    Ok(())
+}
+
+/// Overwrites the beginning of a device, where a pool has its superblocks.
+async fn wipe(device: &FileStore) -> Result<(), BlockError> {
+    let blocks =
+        (EMPTY_ENDS >> device.geometry().block_size.shift()).min(device.geometry().block_count);
+    let zeroes = Buffer::zeroed((blocks << device.geometry().block_size.shift()) as usize);
+    device.write(Extent::new(0, blocks), zeroes.into(), Durability::Durable).wait().await
+}
+
+/// Creates a pool without a server. Blocks the thread, which must not be a core.
+pub fn create(plan: &PoolPlan, force: bool) -> Result<(), StoreError> {
+    let cores = Cores::start(NonZeroUsize::new(1), FileEngine::Pool, Spin::Never);
+    let failed = StoreError::system(&plan.config.devices[0], "start a thread to write it");
+    let cores = Arc::new(cores.map_err(failed)?);
+    format(&PoolCores(Arc::downgrade(&cores)), plan, force).map(drop)
+}
