@@ -7,6 +7,7 @@ mod generator;
 mod nbd;
 mod neighbours;
 mod points;
+mod pools;
 mod report;
 mod results;
 mod sessions;
@@ -196,6 +197,9 @@ fn measure(
                 }
                 _ => None,
             };
+            if let Some(preparation) = &entrant.preparation {
+                preparation.prepare(client.program, endpoint).with_context(what)?;
+            }
             let neighbour = entrant.neighbour.as_ref();
             let noise = neighbour.map(|url| NoisyNeighbour::start(client.program, url, seconds));
             let figures = load(client, endpoint, pids, point, seconds).with_context(what)?;

@@ -15,12 +15,28 @@ export interface Volume extends Limits {
   name: string;
   store: string;
   path?: string;
+  /** The pool of a volume in a pool. */
+  pool?: string;
+  /** The snapshot that the volume began with. */
+  "clone-of"?: string;
+  /** The snapshot that the volume serves, read-only. */
+  snapshot?: string;
+  "snapshot-schedule"?: string;
   size?: string;
   "block-size"?: number;
   "read-only"?: boolean;
   encrypted?: boolean;
   serial?: string;
   naa?: string;
+}
+
+/** A pool as the state has it. */
+export interface Pool {
+  name: string;
+  devices: string[];
+  cache?: string;
+  memory?: string;
+  "alert-percent"?: number;
 }
 
 export interface Rule {
@@ -63,6 +79,7 @@ export interface Account {
 
 /** What the server is to be; keys that the console does not know are carried along. */
 export interface Document {
+  pool?: Pool[];
   volume?: Volume[];
   target?: Target[];
   host?: Host[];
@@ -135,8 +152,50 @@ export interface Problem {
   since_unix_seconds: number;
 }
 
-/** A file in the server's folder of volumes that belongs to no volume. */
+/** A pool as it is now. */
+export interface PoolStatus {
+  name: string;
+  is_open: boolean;
+  problem: string | null;
+  devices: { path: string; size_bytes: number | null }[];
+  chunk_bytes: number;
+  size_bytes: number;
+  used_bytes: number;
+  free_bytes: number;
+  /** The space of deleted objects is being freed. */
+  is_freeing: boolean;
+  provisioned_bytes: number;
+  volume_count: number;
+  snapshot_count: number;
+}
+
+/** A volume or a snapshot in the catalogue of a pool. */
+export interface StoredVolume {
+  name: string;
+  is_snapshot: boolean;
+  size_bytes: number;
+  referenced_bytes: number;
+  created_unix_seconds: number;
+  /** The volume of a snapshot, or the snapshot of a clone. */
+  origin: string | null;
+  is_protected: boolean;
+  serial: string | null;
+}
+
+export interface Snapshot {
+  /** VOLUME@NAME. */
+  name: string;
+  pool: string;
+  size_bytes: number;
+  referenced_bytes: number;
+  created_unix_seconds: number;
+  is_protected: boolean;
+  clones: string[];
+}
+
+/** A file in the server's folder of volumes, or a volume or snapshot in a pool, that belongs to no volume of the server. */
 export interface Orphan {
+  /** The name of a file, or POOL/NAME. */
   name: string;
   path: string;
   size_bytes: number;

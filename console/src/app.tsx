@@ -11,6 +11,8 @@ import { Events } from "./screens/events";
 import { History } from "./screens/history";
 import { Lab } from "./screens/lab";
 import { Overview } from "./screens/overview";
+import { PoolDetail } from "./screens/pool";
+import { Pools } from "./screens/pools";
 import { Sessions } from "./screens/sessions";
 import { Token } from "./screens/token";
 import { VolumeDetail } from "./screens/volume";
@@ -20,6 +22,7 @@ import { type Theme, setTheme, theme } from "./theme";
 const SCREENS = [
   ["", "Overview"],
   ["volumes", "Volumes"],
+  ["pools", "Pools"],
   ["access", "Access"],
   ["sessions", "Sessions"],
   ["events", "Events"],
@@ -64,6 +67,7 @@ function screen(path: string[]): ComponentChildren {
   const [where, name, ...rest] = path;
   if (rest.length === 0) {
     if (where === "volumes" && name !== undefined) return <VolumeDetail name={name} key={name} />;
+    if (where === "pools" && name !== undefined) return <PoolDetail name={name} key={name} />;
     if (where === "lab") return <Lab run={name} />;
   }
   if (where === "create" && name === undefined) return <Create />;
@@ -71,6 +75,7 @@ function screen(path: string[]): ComponentChildren {
     switch (where) {
       case undefined: return <Overview />;
       case "volumes": return <Volumes />;
+      case "pools": return <Pools />;
       case "access": return <Access />;
       case "sessions": return <Sessions />;
       case "events": return <Events />;

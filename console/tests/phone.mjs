@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { base, isTooWide, open, picture, withPage } from "./browser.mjs";
 
-const SCREENS = ["Overview", "Volumes", "Access", "Sessions", "Events", "History", "Lab"];
+const SCREENS = ["Overview", "Volumes", "Pools", "Access", "Sessions", "Events", "History", "Lab"];
 
 await withPage({ viewport: { width: 320, height: 640 }, colorScheme: "dark", hasTouch: true, isMobile: true }, async (page) => {
   const lightness = () => page.evaluate(() => {

@@ -294,6 +294,15 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
   await dialog.getByRole("button", { name: "Cancel" }).click();
   assert.deepEqual(await isListed(), ["left.img"]);
 
+  // A pool names devices of the server. Without a token the console cannot create one, and says how to.
+  await open(page, "Pools");
+  await page.getByText("There are no pools.").waitFor();
+  await page.getByText("Create or import a pool").click();
+  await page.getByLabel("Pool name").fill("tank");
+  await page.getByLabel("Path of device 1").fill("/dev/null");
+  await page.getByRole("button", { name: "Create", exact: true }).click();
+  await page.getByRole("alert").filter({ hasText: "permitted only at the control socket" }).waitFor();
+
   // Events: the failed login is explained.
   await open(page, "Events");
   await page.getByLabel("Kind").selectOption("login_refused");

@@ -31,6 +31,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../console");
 const INITIATOR: &str = "iqn.2026-11.proof:client";
 const TARGET: &str = "iqn.2026-11.proof:data";
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
 /// Runs a script of `console/tests` in the browser, and returns its output.
 fn follow(script: &str, console: &str, environment: &[(&str, &str)]) -> Result<Value> {
@@ -225,13 +226,11 @@ fn thousands_of_volumes_fit_on_a_phone_by_day_and_by_night() -> Result<()> {
     server.stop()
 }
 
-#[test]
-#[ignore = "starts a browser"]
-fn where_a_token_is_wanted_nothing_is_shown_without_it() -> Result<()> {
-    const TOKEN: &str = "0123456789abcdef0123456789abcdef";
-    let folder = tempfile::tempdir()?;
+/// Starts a server whose console requires a token. The loopback address stands for a network address: both require the
+/// token if the configuration names one.
+fn with_token(folder: &Path) -> Result<Managed> {
     let file = |name: &str, content: &str| -> Result<PathBuf> {
-        let path = folder.path().join(name);
+        let path = folder.join(name);
         fs::write(&path, content)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
         Ok(path)
@@ -240,7 +239,6 @@ fn where_a_token_is_wanted_nothing_is_shown_without_it() -> Result<()> {
     let certificate = file("api.pem", &made.cert.pem())?;
     let key = file("api.key", &made.signing_key.serialize_pem())?;
     let token = file("token", TOKEN)?;
-    // The loopback address stands for a network address: both require the token if the configuration names one.
     let configuration = format!(
         "[api]\nlisten = \"127.0.0.1:0\"\ncertificate = \"{}\"\nkey = \"{}\"\ntoken-file = \"{}\"\n",
         certificate.display(),
@@ -249,10 +247,31 @@ fn where_a_token_is_wanted_nothing_is_shown_without_it() -> Result<()> {
     );
     let configuration = file("sarsen.toml", &configuration)?;
     let configuration = configuration.to_str().context("a path")?;
-    let server = Managed::start_with(folder.path(), &["--config", configuration])?;
+    Managed::start_with(folder, &["--config", configuration])
+}
+
+#[test]
+#[ignore = "starts a browser"]
+fn where_a_token_is_wanted_nothing_is_shown_without_it() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = with_token(folder.path())?;
     server.applied(DOCUMENT, &[])?;
     server.run(&["volume", "create", "left", "1MiB"])?;
     server.run(&["volume", "delete", "left"])?;
     follow("token.mjs", &console(&server)?, &[("SARSEN_TOKEN", TOKEN)])?;
+    server.stop()
+}
+
+#[test]
+#[ignore = "starts a browser"]
+fn pools_snapshots_and_clones_are_created_and_deleted_in_the_console() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = with_token(folder.path())?;
+    let devices = tempfile::tempdir()?;
+    let (devices, program) = (devices.path().display().to_string(), program::path()?);
+    let program = program.display().to_string();
+    let environment =
+        [("SARSEN_TOKEN", TOKEN), ("SARSEN_FOLDER", &devices), ("SARSEN_PROGRAM", &program)];
+    follow("pools.mjs", &console(&server)?, &environment)?;
     server.stop()
 }

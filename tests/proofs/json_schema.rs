@@ -500,6 +500,7 @@ fn pools(asking: &mut Asking<'_>) -> Result<()> {
     asking.ask(SNAPSHOTS, "snapshot unprotect thin@s")?;
     asking.change("volume clone thin@s clone")?;
     asking.ask(SNAPSHOTS, "snapshot list")?;
+    asking.ask("`snapshot diff`", "snapshot diff thin@s")?;
     asking.ask("`pool list`", "pool list")?;
     asking.ask("`pool status`", "pool status tank")?;
     asking.ask("`snapshot rollback`", "snapshot rollback thin@s --destroy")?;

@@ -33,7 +33,7 @@ fn create_pool(server: &Managed, file: &Path, size: &str) -> Result<String> {
 /// Writes patterns to a volume, or reads and compares them, with QEMU.
 fn qemu_io(server: &Managed, volume: &str, commands: &[&str]) -> Result<()> {
     let mut qemu = Command::new("qemu-io");
-    qemu.args(["-f", "raw", "-t", "writeback"]);
+    qemu.args(["-f", "raw", "-t", "writeback", "-d", "unmap"]);
     if commands.iter().all(|command| command.starts_with("read")) {
         qemu.arg("-r");
     }
@@ -88,8 +88,8 @@ fn volumes_snapshots_and_clones_have_what_was_written_before_them() -> Result<()
         server.stop()?;
     }
     let server = start(folder.path())?;
-    let refused = server.refused(FAILED, &["snapshot", "delete", "vm1@golden"])?;
-    ensure!(refused.contains("in use"), "a volume serves it: {refused}");
+    let refused = server.refused(CONFLICT, &["snapshot", "delete", "vm1@golden"])?;
+    ensure!(refused.contains("delete the volume that serves it first"), "{refused}");
     server.run(&["volume", "delete", "old", "--cascade"])?;
     let refused = server.refused(USAGE, &["snapshot", "rollback", "vm1@golden"])?;
     ensure!(refused.contains("--destroy"), "{refused}");
@@ -97,9 +97,27 @@ fn volumes_snapshots_and_clones_have_what_was_written_before_them() -> Result<()
     qemu_io(&server, "vm1", &["read -P 0x11 0 8M", "read -P 0 8M 56M"])?;
     let listed = server.json(&["snapshot", "list", "vm1"])?;
     ensure!(listed["snapshots"][0]["clones"] == serde_json::json!(["vm2"]), "{listed}");
+    server.run(&["snapshot", "create", "vm1@later"])?;
+    let ranges = |arguments: &[&str]| {
+        let found = server.json(&[&["snapshot", "diff"], arguments].concat())?;
+        anyhow::Ok(found["changes"].clone())
+    };
+    ensure!(ranges(&["vm1@later", "--since", "vm1@golden"])? == serde_json::json!([]));
+    let all = serde_json::json!([{ "offset": 0, "length": 8 << 20, "is_hole": false }]);
+    ensure!(ranges(&["vm1@later"])? == all);
+    qemu_io(&server, "vm1", &["write -P 0x44 1M 64k", "discard 2M 1M", "write -P 0x55 63M 4k"])?;
+    server.run(&["snapshot", "create", "vm1@latest"])?;
+    let changed = serde_json::json!([
+        { "offset": 1 << 20, "length": 64 << 10, "is_hole": false },
+        { "offset": 2 << 20, "length": 1 << 20, "is_hole": true },
+        { "offset": 63 << 20, "length": 4096, "is_hole": false },
+    ]);
+    let found = ranges(&["vm1@latest", "--since", "vm1@later"])?;
+    ensure!(found == changed, "{found}");
+    server.run(&["snapshot", "delete", "vm1@later", "vm1@latest"])?;
     server.run(&["snapshot", "protect", "vm1@golden"])?;
-    let refused = server.refused(FAILED, &["snapshot", "delete", "vm1@golden"])?;
-    ensure!(refused.contains("protected"), "{refused}");
+    let refused = server.refused(CONFLICT, &["snapshot", "delete", "vm1@golden"])?;
+    ensure!(refused.contains("sarsen snapshot unprotect"), "{refused}");
     server.run(&["snapshot", "unprotect", "vm1@golden"])?;
     server.run(&["snapshot", "delete", "vm1@golden"])?;
     server.refused(NOT_FOUND, &["snapshot", "delete", "vm1@golden"])?;
@@ -122,7 +140,7 @@ fn a_deleted_volume_remains_in_its_pool_until_it_is_erased() -> Result<()> {
     server.run(&["volume", "create", "a", "64MiB", "--pool", "tank", "--export"])?;
     qemu_io(&server, "a", &["write -P 0x11 0 16M", "flush"])?;
     let refused = server.refused(CONFLICT, &["pool", "delete", "tank"])?;
-    ensure!(refused.contains("the pool of volume a: delete its volumes first"), "{refused}");
+    ensure!(refused.contains("used by volume a: delete its volumes first"), "{refused}");
     // A new name keeps the data, and its snapshots follow.
     server.run(&["snapshot", "create", "a@s"])?;
     server.run(&["volume", "rename", "a", "b"])?;
@@ -364,8 +382,8 @@ fn snapshots_of_several_volumes_are_of_one_moment_and_schedules_create_theirs() 
     }
     server.run(&["volume", "create", "plain", "8MiB"])?;
     server.run(&["snapshot", "create", "data@m", "log@m"])?;
-    let refused = server.refused(FAILED, &["snapshot", "create", "data@n", "log@m"])?;
-    ensure!(refused.contains("another volume or snapshot of this name"), "{refused}");
+    let refused = server.refused(CONFLICT, &["snapshot", "create", "data@n", "log@m"])?;
+    ensure!(refused.contains("one of the snapshots data@n, log@m exists already"), "{refused}");
     let refused = server.refused(USAGE, &["snapshot", "create", "plain@m"])?;
     ensure!(refused.contains("only volumes in pools"), "{refused}");
     server.refused(NOT_FOUND, &["snapshot", "create", "none@m"])?;

@@ -113,9 +113,14 @@ fn takes_direct(path: &Path) -> bool {
 
 /// Fills a file, so that reads do not hit holes and do not wait for earlier writes.
 pub(super) fn fill(path: &Path) -> Result<()> {
+    fill_to(path, BYTE_COUNT, 0x5a)
+}
+
+/// Fills a file of this length with this byte.
+pub(super) fn fill_to(path: &Path, byte_count: u64, byte: u8) -> Result<()> {
     let mut file = File::create(path)?;
-    let piece = vec![0x5a; PIECE];
-    for _ in 0..BYTE_COUNT / PIECE as u64 {
+    let piece = vec![byte; PIECE];
+    for _ in 0..byte_count / PIECE as u64 {
         file.write_all(&piece)?;
     }
     file.sync_all()?;

@@ -22,8 +22,8 @@ pub(super) const QEMU: &str = "qemu-storage-daemon";
 /// Returns the arguments of a server, for its address and its file.
 type Arguments = fn(&str, &str) -> Vec<String>;
 
-const TMPFS: &str = "/dev/shm";
-const READY_LIMIT: Duration = Duration::from_secs(20);
+pub(super) const TMPFS: &str = "/dev/shm";
+pub(super) const READY_LIMIT: Duration = Duration::from_secs(20);
 
 /// Starts all of them.
 pub(super) fn start(program: &Path, options: &Options) -> Result<Field> {
@@ -68,12 +68,12 @@ pub(super) fn start(program: &Path, options: &Options) -> Result<Field> {
     Ok(field)
 }
 
-fn participant(name: &str, url: &str, pids: Vec<u32>) -> Result<Participant> {
+pub(super) fn participant(name: &str, url: &str, pids: Vec<u32>) -> Result<Participant> {
     let endpoint = Endpoint::Nbd(url.parse()?);
     Ok(Participant::new(name, MeasureMode::Load { endpoint, pids }))
 }
 
-fn free_address() -> Result<String> {
+pub(super) fn free_address() -> Result<String> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
 }
 

@@ -23,6 +23,8 @@ pub(super) enum Group {
     Neighbours,
     /// A file by NBD and by iSCSI, beside other NBD servers.
     Nbd,
+    /// Volumes of a pool, beside a file without a pool, and qcow2.
+    Pools,
     /// The time to start with ten thousand logical units.
     StartUp,
     /// Low depths where a wake-up costs as much as on a virtual machine whose host is busy.
@@ -41,6 +43,7 @@ impl Group {
             Self::Idle => "Idle sessions",
             Self::Neighbours => "Neighbours",
             Self::Nbd => "NBD",
+            Self::Pools => "Pools",
             Self::StartUp => "Start-up",
             Self::SlowWakeUps => "Slow wake-ups",
         }
@@ -126,7 +129,7 @@ pub(super) fn of(group: Group) -> Vec<Point> {
             points.push(Point::new(LARGE_WRITES, 512 * KIB, 0, 0, 32));
             points.into_iter().flat_map(without_and_with_digests).collect()
         }
-        Group::Files => reads_and_writes(),
+        Group::Files | Group::Pools => reads_and_writes(),
         Group::Luns | Group::Idle => vec![Point::new(READS, 4 * KIB, 100, 100, 32)],
         Group::Neighbours => {
             let point = Point::new(STEADY, 4 * KIB, 100, 100, 16);

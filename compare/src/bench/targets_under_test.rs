@@ -23,7 +23,8 @@ use sarsen_proof::program::{self, Profile};
 use tempfile::TempDir;
 
 use super::points::Group;
-use super::{Options, files, nbd, neighbours};
+use super::pools::Preparation;
+use super::{Options, files, nbd, neighbours, pools};
 
 pub(super) const SARSEN: &str = "sarsen";
 /// This project's program when it never spins.
@@ -70,6 +71,8 @@ pub(super) struct Participant {
     pub(super) is_peer: bool,
     /// The volume must be filled first, so that reads do not hit holes.
     pub(super) is_empty: bool,
+    /// The state in which each run finds the volume.
+    pub(super) preparation: Option<Preparation>,
     /// A volume that runs at full load meanwhile.
     pub(super) neighbour: Option<Url>,
 }
@@ -85,8 +88,8 @@ pub(super) enum MeasureMode {
 impl Participant {
     pub(super) fn new(name: impl Into<String>, way: MeasureMode) -> Self {
         let name = name.into();
-        let (idle, restless, neighbour) = (0, None, None);
-        Self { name, way, idle, restless, is_peer: false, is_empty: false, neighbour }
+        let (idle, restless, preparation, neighbour) = (0, None, None, None);
+        Self { name, way, idle, restless, is_peer: false, is_empty: false, preparation, neighbour }
     }
 
     /// Creates a target for a volume of a running program.
@@ -179,6 +182,7 @@ pub(super) fn start(group: Group, program: &Path, options: &Options) -> Result<F
         Group::Idle => crowd(program),
         Group::Neighbours => neighbours::start(program),
         Group::Nbd => nbd::start(program, options),
+        Group::Pools => pools::start(program, options),
         Group::StartUp => Ok(Field::default()),
         Group::SlowWakeUps => slow_wake_ups(options),
     }

@@ -11,6 +11,7 @@ use super::points::{
     self, DEPTHS, Group, LARGE_READS, LARGE_WRITES, Point, READ_STREAM, READS, SINGLE_READS,
     STEADY, WITH_DIGESTS, WRITE_STREAM, WRITES, small_name,
 };
+use super::pools::{FILE, FIRST, MANY, POOL, QCOW2, SNAPSHOT};
 use super::results::{CPU, Figure, IOPS, P99, Results, median, ratio};
 use super::start_up::Changes;
 use super::targets_under_test::{
@@ -114,6 +115,7 @@ pub(super) fn all(results: &Results) -> Vec<Verdict> {
     requirements.extend(of_files());
     requirements.extend(against_itself());
     requirements.extend(of_nbd());
+    requirements.extend(of_pools());
     requirements.extend(of_slow_wake_ups());
     let mut verdicts: Vec<_> =
         requirements.into_iter().map(|requirement| requirement.verdict(results)).collect();
@@ -279,6 +281,25 @@ fn of_nbd<'a>() -> Vec<Requirement<'a>> {
             bound: Bound::AtLeast(0.9),
             pairs: vec![pair(SINGLE_READS, NBD, ISCSI)],
         },
+    ]
+}
+
+/// Returns the requirements for volumes of a pool, compared with a file without a pool, and with qcow2.
+fn of_pools<'a>() -> Vec<Requirement<'a>> {
+    let requirement = |what: &str, minimum, point: &str, over, under| Requirement {
+        what: format!("pool, {what}"),
+        group: Group::Pools,
+        figure: IOPS,
+        bound: Bound::AtLeast(minimum),
+        pairs: vec![((point.to_owned(), over), (point.to_owned(), under))],
+    };
+    vec![
+        requirement("overwrites: IOPS × no pool", 0.95, WRITES, POOL, FILE),
+        requirement("reads: IOPS × no pool", 0.95, READS, POOL, FILE),
+        requirement("first writes: IOPS × no pool", 0.7, WRITES, FIRST, FILE),
+        requirement("writes after a snapshot: IOPS × no pool", 0.6, WRITES, SNAPSHOT, FILE),
+        requirement("reads with 100 snapshots: IOPS × none", 0.98, READS, MANY, POOL),
+        requirement("overwrites: IOPS × qcow2", 1.0, WRITES, POOL, QCOW2),
     ]
 }
 

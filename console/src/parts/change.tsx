@@ -76,6 +76,42 @@ export function ConfirmChange(props: {
   );
 }
 
+/** Sends a request when the reader confirms it. With `canForce`, it offers to log out the sessions that prevent it. */
+export function ConfirmRequest(props: {
+  title: string;
+  verb: string;
+  send: (force: boolean) => Promise<unknown>;
+  canForce?: boolean;
+  children: ComponentChildren;
+  onDone: () => void;
+  onClose: () => void;
+}) {
+  const [error, setError] = useState<Refused | null>(null);
+  const [busy, setBusy] = useState(false);
+  const force = props.canForce === true && error?.code === "in_use";
+  const confirm = async () => {
+    setBusy(true);
+    try {
+      await props.send(force);
+      props.onDone();
+    } catch (refused) {
+      setError(refused as Refused);
+      setBusy(false);
+    }
+  };
+  return (
+    <Dialog title={props.title} onClose={props.onClose}>
+      {props.children}
+      {busy && <p role="status">The server is working on it.</p>}
+      {!busy && <Trouble error={error} />}
+      <div class="actions">
+        <button type="button" onClick={props.onClose}>Cancel</button>
+        <button type="button" class="danger" disabled={busy} onClick={confirm}>{force ? `${props.verb}, and log them out` : props.verb}</button>
+      </div>
+    </Dialog>
+  );
+}
+
 function Plan(props: { plan: Changed }) {
   const { steps, interrupts, interrupted_sessions: sessions, needs_restart, warnings = [] } = props.plan;
   return (

@@ -1,7 +1,8 @@
 // A volume, and all that it takes to use it, on one form.
 
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
-import { type Account, type Changed, type Document, Refused, type Rule, ask, author } from "../api";
+import { type Account, type Changed, type Document, type PoolStatus, Refused, type Rule, type Volume, ask, author, useResource } from "../api";
+import * as format from "../format";
 import { useInventory } from "../inventory";
 import { Copy, Field, Heading, Trouble } from "../parts/basics";
 import { TARGET_PREFIX } from "../parts/export";
@@ -13,6 +14,7 @@ interface Form {
   name: string;
   size: string;
   store: string;
+  pool: string;
   exported: boolean;
   /** As the reader wrote it; else it follows the volume's name. */
   target: string | null;
@@ -32,15 +34,45 @@ interface Made {
 }
 
 const EMPTY: Form = {
-  name: "", size: "10GiB", store: "file", exported: true, target: null, chap: true, account: null, initiators: "", hosts: [], portal: "",
+  name: "", size: "10GiB", store: "file", pool: "", exported: true, target: null, chap: true, account: null, initiators: "", hosts: [], portal: "",
 };
 
+/** The snapshot whose data a new volume gets, or which it serves. */
+interface Source {
+  key: "clone-of" | "snapshot";
+  snapshot: string;
+}
+
+/** What the link that led here asks for: a volume in a pool, or of a snapshot. */
+function asked(): { form: Form; source: Source | null } {
+  const query = new URLSearchParams(location.search);
+  const pool = query.get("pool");
+  if (pool === null) return { form: EMPTY, source: null };
+  const form = { ...EMPTY, store: "pool", pool };
+  for (const key of ["clone-of", "snapshot"] as const) {
+    const snapshot = query.get(key);
+    if (snapshot !== null) return { form, source: { key, snapshot } };
+  }
+  return { form, source: null };
+}
+
+/** The volume that a form asks for. */
+function volumeOf(form: Form, source: Source | null): Volume {
+  const { store, pool } = form;
+  return {
+    name: form.name.trim(),
+    store,
+    ...(source ? { [source.key]: source.snapshot } : { size: form.size.trim() }),
+    ...(store === "pool" && { pool }),
+  };
+}
+
 /** What a form asks for. */
-function documentOf(form: Form, accounts: Account[]): { document: Document; secret: string | null; target: string; account: string } {
+function documentOf(form: Form, source: Source | null, accounts: Account[]): { document: Document; secret: string | null; target: string; account: string } {
   const name = form.name.trim();
   const target = (form.target ?? `${TARGET_PREFIX}${name}`).trim();
   const account = (form.account ?? name).trim();
-  const document: Document = { volume: [{ name, size: form.size.trim(), store: form.store }] };
+  const document: Document = { volume: [volumeOf(form, source)] };
   let secret = null;
   if (form.exported) {
     const initiators = form.initiators.split(/[\s,]+/).filter(Boolean);
@@ -60,7 +92,10 @@ function fieldOf(error: Refused | null, document: Document | null): keyof Form |
   const field = error?.field;
   if (!field || !document) return null;
   const target = document.target?.[0]?.name;
-  if (field.startsWith("volume/")) return field.endsWith(".size") ? "size" : field.endsWith(".store") ? "store" : "name";
+  if (field.startsWith("volume/")) {
+    if (/\.(clone-of|snapshot)$/.test(field)) return null;
+    return (["size", "store", "pool"] as const).find((key) => field.endsWith(`.${key}`)) ?? "name";
+  }
   if (field.startsWith("account/")) return "account";
   if (field.startsWith("portal/")) return "portal";
   if (target !== undefined && field.startsWith(`target/${target}`)) {
@@ -72,7 +107,9 @@ function fieldOf(error: Refused | null, document: Document | null): keyof Form |
 
 export function Create() {
   const inventory = useInventory();
-  const [form, setForm] = useState(EMPTY);
+  const [{ form: begun, source }] = useState(asked);
+  const [form, setForm] = useState(begun);
+  const { data: pools } = useResource<{ pools: PoolStatus[] }>("/pools", 30000);
   const [sent, setSent] = useState<Document | null>(null);
   const [error, setError] = useState<Refused | null>(null);
   const [busy, setBusy] = useState(false);
@@ -83,16 +120,19 @@ export function Create() {
   useLayoutEffect(() => {
     if (wrong) place.current?.querySelector<HTMLElement>("[aria-invalid=true]")?.focus();
   }, [error]);
-  if (made) return <Done made={made} onAnother={() => { setMade(null); setForm(EMPTY); }} />;
+  if (made) return <Done made={made} onAnother={() => { setMade(null); setForm(begun); }} />;
   const set = (change: Partial<Form>) => setForm({ ...form, ...change });
   const at = (field: keyof Form) => (wrong === field ? error!.message : null);
   const accounts = inventory.document?.account ?? [];
   const hosts = inventory.document?.host ?? [];
   const account = form.account ?? form.name;
+  const choices = pools?.pools ?? [];
+  const store = (store: string) => set({ store, pool: form.pool || (choices[0]?.name ?? "") });
+  const title = source === null ? "Create a volume" : source.key === "snapshot" ? `Serve ${source.snapshot} read-only` : `Clone ${source.snapshot}`;
   const submit = async (event: Event) => {
     event.preventDefault();
     setBusy(true);
-    const { document, secret, target, account } = documentOf(form, accounts);
+    const { document, secret, target, account } = documentOf(form, source, accounts);
     setSent(document);
     try {
       const changed = await ask<Changed>("POST", "/config/apply", { document, create: true, author: author() });
@@ -107,23 +147,41 @@ export function Create() {
   };
   return (
     <form class="narrow" ref={place} onSubmit={submit} noValidate aria-busy={busy}>
-      <Heading title="Create a volume">Create a volume</Heading>
+      <Heading title={title}>{title}</Heading>
+      {source && <p class="note name">{source.key === "snapshot"
+        ? "The new volume serves the snapshot. Initiators can read it, and cannot write."
+        : "The new volume begins with the data of the snapshot. It needs space only for data that differs."}</p>}
       <Unmanaged shown={!inventory.managed} />
       <Field label="Name" error={at("name")} hint="Lower-case letters, digits, dots and hyphens.">
         {(attributes) => <input {...attributes} name="name" autocomplete="off" spellcheck={false} autoCapitalize="none" value={form.name} onInput={(event) => set({ name: event.currentTarget.value })} />}
       </Field>
-      <Field label="Size" error={at("size")} hint="Such as 500MiB, 10GiB or 2TiB. The volume can grow later.">
-        {(attributes) => <input {...attributes} name="size" autocomplete="off" value={form.size} onInput={(event) => set({ size: event.currentTarget.value })} />}
-      </Field>
-      <Field label="Storage" error={at("store")}>
-        {(attributes) => (
-          <select {...attributes} name="store" value={form.store} onChange={(event) => set({ store: event.currentTarget.value })}>
-            <option value="file">in a file on the server's disk</option>
-            <option value="ram">in memory, until the server ends</option>
-            <option value="null">nowhere: for measurements</option>
-          </select>
-        )}
-      </Field>
+      {!source && (
+        <>
+          <Field label="Size" error={at("size")} hint="Such as 500MiB, 10GiB or 2TiB. The volume can grow later.">
+            {(attributes) => <input {...attributes} name="size" autocomplete="off" value={form.size} onInput={(event) => set({ size: event.currentTarget.value })} />}
+          </Field>
+          <Field label="Storage" error={at("store")}>
+            {(attributes) => (
+              <select {...attributes} name="store" value={form.store} onChange={(event) => store(event.currentTarget.value)}>
+                <option value="file">in a file on the server's disk</option>
+                {(choices.length > 0 || form.store === "pool") && <option value="pool">in a pool</option>}
+                <option value="ram">in memory, until the server ends</option>
+                <option value="null">nowhere: for measurements</option>
+              </select>
+            )}
+          </Field>
+        </>
+      )}
+      {!source && form.store === "pool" && (
+        <Field label="Pool" error={at("pool")} hint="The volume gets space in the pool when it is written, and can have snapshots.">
+          {(attributes) => (
+            <select {...attributes} name="pool" value={form.pool} onChange={(event) => set({ pool: event.currentTarget.value })}>
+              {!choices.some(({ name }) => name === form.pool) && <option value={form.pool}>{form.pool}</option>}
+              {choices.map(({ name, is_open, free_bytes }) => <option key={name} value={name}>{name}, {is_open ? `${format.size(free_bytes)} free` : "not open"}</option>)}
+            </select>
+          )}
+        </Field>
+      )}
       <label class="check">
         <input type="checkbox" name="exported" checked={form.exported} onChange={(event) => set({ exported: event.currentTarget.checked })} />
         Export it, so that clients can use it

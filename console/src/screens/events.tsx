@@ -54,13 +54,14 @@ const words = (kind: string) => kind.replaceAll("_", " ");
 
 function One(props: { entry: Entry }) {
   const { severity, unix_ms, kind, message, remedy, subject } = props.entry;
-  const { volume } = subject;
+  const { volume, pool } = subject;
   return (
     <li class={severity}>
       <p class="quiet"><time dateTime={new Date(unix_ms).toISOString()}>{format.moment(unix_ms / 1000)}</time> {words(kind)}{severity === "info" ? "" : `, ${severity}`}</p>
       <p class="name">{message}</p>
       {remedy && <p class="remedy name"><strong>What to do:</strong> {remedy}</p>}
       {volume && <p><a href={`/volumes/${segment(volume)}`}>To volume {volume}</a></p>}
+      {pool && <p><a href={`/pools/${segment(pool)}`}>To pool {pool}</a></p>}
     </li>
   );
 }

@@ -1,9 +1,23 @@
-// Files in the server's folder of volumes that belong to no volume, and their removal.
+// Files in the server's folder of volumes, and volumes and snapshots in pools, that belong to no volume of the server,
+// and their removal.
 
 import { useState } from "preact/hooks";
-import { type Orphan, type Refused, ask, segment, useResource } from "../api";
+import { type Orphan, ask, segment, useResource } from "../api";
 import * as format from "../format";
-import { Dialog, Trouble } from "../parts/basics";
+import { ConfirmRequest } from "../parts/change";
+
+/** The part of an orphan's name that it has in its pool, if it is in one: file names have no slash. */
+function inPool({ name }: Orphan): string | null {
+  const slash = name.indexOf("/");
+  return slash < 0 ? null : name.slice(slash + 1);
+}
+
+/** What an orphan is, and where. */
+function inWords(orphan: Orphan): string {
+  const name = inPool(orphan);
+  if (name === null) return orphan.path;
+  return `${name.includes("@") ? "snapshot" : "volume"} ${name} in ${orphan.path}`;
+}
 
 /** The list of orphans. Shows nothing where there are none. */
 export function Orphans() {
@@ -14,14 +28,14 @@ export function Orphans() {
   return (
     <section aria-labelledby="orphans">
       <h2 id="orphans">Orphans</h2>
-      <p class="quiet">No volume uses these files. Their volumes were deleted without their data, or the server was killed while it created them.</p>
+      <p class="quiet">No volume of the server uses this data. Volumes were deleted without their data, or the server was killed while it created them.</p>
       <div class="scroll">
         <table class="stack">
-          <thead><tr><th scope="col">File</th><th scope="col" class="number">Size</th><th scope="col" class="number">Allocated</th><th scope="col"><span class="hidden">Remove</span></th></tr></thead>
+          <thead><tr><th scope="col">Data</th><th scope="col" class="number">Size</th><th scope="col" class="number">Allocated</th><th scope="col"><span class="hidden">Remove</span></th></tr></thead>
           <tbody>
             {orphans.map((orphan) => (
               <tr key={orphan.name}>
-                <th scope="row" class="name">{orphan.path}</th>
+                <th scope="row" class="name">{inWords(orphan)}</th>
                 <td class="number" data-label="Size">{format.size(orphan.size_bytes)}</td>
                 <td class="number" data-label="Allocated">{format.size(orphan.allocated_bytes)}</td>
                 <td><button type="button" class="danger" onClick={() => setRemoving(orphan)} aria-label={`Remove orphan ${orphan.name}`}>Remove</button></td>
@@ -39,27 +53,10 @@ export function Orphans() {
 }
 
 function Removal(props: { orphan: Orphan; onClose: () => void; onDone: () => void }) {
-  const { orphan } = props;
-  const [error, setError] = useState<Refused | null>(null);
-  const [busy, setBusy] = useState(false);
-  const remove = async () => {
-    setBusy(true);
-    try {
-      await ask("DELETE", `/orphans/${segment(orphan.name)}`);
-      props.onDone();
-    } catch (refused) {
-      setError(refused as Refused);
-      setBusy(false);
-    }
-  };
+  const { orphan, onClose, onDone } = props;
   return (
-    <Dialog title={`Remove orphan ${orphan.name}`} onClose={props.onClose}>
-      <p>The server removes {orphan.path}{orphan.has_state && " and the folder of its volume's records"}. The data in it is lost.</p>
-      <Trouble error={error} />
-      <div class="actions">
-        <button type="button" onClick={props.onClose}>Cancel</button>
-        <button type="button" class="danger" disabled={busy} onClick={remove}>Remove</button>
-      </div>
-    </Dialog>
+    <ConfirmRequest title={`Remove orphan ${orphan.name}`} verb="Remove" send={() => ask("DELETE", `/orphans/${segment(orphan.name)}`)} onClose={onClose} onDone={onDone}>
+      <p>The server removes {inWords(orphan)}{orphan.has_state && " and the folder of its volume's records"}. The data in it is lost.</p>
+    </ConfirmRequest>
   );
 }

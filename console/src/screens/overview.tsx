@@ -1,11 +1,12 @@
 // One sentence of health, and what the server does now.
 
-import { type LiveTarget, type Problem, type Session, useResource } from "../api";
+import { type LiveTarget, type PoolStatus, type Problem, type Session, segment, useResource } from "../api";
 import * as format from "../format";
 import { type Shown, useInventory } from "../inventory";
 import { type Entry, type Live, type Point, useLive } from "../live";
 import { Figure, Heading, Trouble } from "../parts/basics";
 import { Chart } from "../parts/chart";
+import { UsedSpace } from "../parts/space";
 import { useLog } from "./events";
 
 export function Overview() {
@@ -30,7 +31,7 @@ export function Overview() {
       <Trouble error={error} />
       {loaded && (
         <p class={worries.length > 0 ? "health worried" : "health"} role="status">
-          {worries.length > 0 ? <>{sentence(worries.join("; "))} <a href="/events">View events</a></> : "No problems."}{" "}
+          {worries.length > 0 ? <><Worries of={worries} /> <a href="/events">View events</a></> : "No problems."}{" "}
           <span class="quiet">{things}.</span>
         </p>
       )}
@@ -39,6 +40,7 @@ export function Overview() {
         <p><a class="button primary" href="/create">Create the first volume</a></p>
       )}
       <Space volumes={inventory.volumes} />
+      <PoolSpace />
       <Now point={last} />
       <Charts points={points} />
       <Busiest live={live} />
@@ -49,21 +51,63 @@ export function Overview() {
 /** How long an event is a worry. */
 const LATELY_MS = 15 * 60 * 1000;
 
+interface Worry {
+  text: string;
+  /** The page where more about it is. */
+  href?: string;
+}
+
 /** What a person should look at. */
-function worriesOf(problems: Problem[], targets: LiveTarget[], live: Live, entries: Entry[]): string[] {
+function worriesOf(problems: Problem[], targets: LiveTarget[], live: Live, entries: Entry[]): Worry[] {
   const out = targets.filter(({ state }) => state === "draining" || state === "drained");
-  const worries = [];
-  if (live.link === "lost") worries.push("The server does not answer");
-  worries.push(...problems.map(({ problem }) => problem));
-  if (out.length === 1) worries.push(`Target ${out[0]!.name} is out of service`);
-  if (out.length > 1) worries.push(`${format.count(out.length)} targets are out of service`);
+  const worries: Worry[] = [];
+  if (live.link === "lost") worries.push({ text: "The server does not answer" });
+  worries.push(...problems.map(({ kind, name, problem }) => ({ text: problem, ...(kind === "pool" && { href: `/pools/${segment(name)}` }) })));
+  if (out.length === 1) worries.push({ text: `Target ${out[0]!.name} is out of service` });
+  if (out.length > 1) worries.push({ text: `${format.count(out.length)} targets are out of service` });
   // What is a problem still has been named, and what is none any more is no worry.
   const late = entries.filter(({ kind, unix_ms }) => kind !== "problem" && unix_ms > Date.now() - LATELY_MS);
-  if (late.length > 0) worries.push(late[0]!.message);
+  if (late.length > 0) worries.push({ text: late[0]!.message });
   return worries;
 }
 
-const sentence = (text: string) => `${text[0]!.toUpperCase()}${text.slice(1)}.`;
+/** All of them as one sentence. */
+function Worries(props: { of: Worry[] }) {
+  return (
+    <>
+      {props.of.map(({ text, href }, index) => {
+        const words = index === 0 ? `${text[0]!.toUpperCase()}${text.slice(1)}` : text;
+        return <span class="name">{index > 0 && "; "}{href ? <a href={href}>{words}</a> : words}</span>;
+      })}.
+    </>
+  );
+}
+
+/** The pools with their used space. Shows nothing where there are none. */
+function PoolSpace() {
+  const { data } = useResource<{ pools: PoolStatus[] }>("/pools");
+  const pools = data?.pools ?? [];
+  if (pools.length === 0) return null;
+  return (
+    <section>
+      <h2>Pools</h2>
+      <div class="scroll">
+        <table class="stack">
+          <thead><tr><th scope="col">Pool</th><th scope="col">Used</th><th scope="col" class="number">Free</th></tr></thead>
+          <tbody>
+            {pools.map((pool) => (
+              <tr key={pool.name}>
+                <th scope="row" class="name"><a href={`/pools/${segment(pool.name)}`}>{pool.name}</a></th>
+                <td data-label="Used">{pool.is_open ? <UsedSpace pool={pool} /> : <strong class="over">not open</strong>}</td>
+                <td class="number" data-label="Free">{pool.is_open ? format.size(pool.free_bytes) : "–"}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </section>
+  );
+}
 
 /** Allocated part of all volumes, and the volume with the least free space. Volumes may share a file system, so their free bytes must not be added. */
 function Space(props: { volumes: Shown[] }) {

@@ -12,6 +12,7 @@ import { LimitsForm, limitsOf } from "../parts/limits";
 import { Lines } from "../parts/lines";
 import { navigate } from "../router";
 import { Charts, Now } from "./overview";
+import { Snapshots } from "./snapshots";
 
 export function VolumeDetail(props: { name: string }) {
   const inventory = useInventory();
@@ -52,10 +53,13 @@ function Detail(props: { volume: Shown; inventory: Inventory }) {
         <dl class="facts">
           <dt>Size</dt><dd>{volume.sizeBytes === null ? "that of its file" : format.size(volume.sizeBytes)}</dd>
           {volume.allocatedBytes !== null && <><dt>Allocated</dt><dd>{format.size(volume.allocatedBytes)}</dd></>}
-          {volume.freeBytes !== null && <><dt>Free on its file system</dt><dd>{format.size(volume.freeBytes)}</dd></>}
+          {volume.freeBytes !== null && <><dt>{config?.pool ? "Free in its pool" : "Free on its file system"}</dt><dd>{format.size(volume.freeBytes)}</dd></>}
           <dt>Targets</dt>
           <dd class="name">{volume.target ? <>{volume.target}, LUN {volume.lun} <Copy text={volume.target} what="the target's name" /></> : "It is not exported."}</dd>
-          {config && <><dt>Store</dt><dd>{config.store}{config.encrypted && ", encrypted"}{config["read-only"] && ", read-only"}</dd></>}
+          {config && <><dt>Store</dt><dd>{config.store}{config.encrypted && ", encrypted"}{(config["read-only"] || config.snapshot) && ", read-only"}</dd></>}
+          {config?.pool && <><dt>Pool</dt><dd class="name"><a href={`/pools/${segment(config.pool)}`}>{config.pool}</a></dd></>}
+          {config?.["clone-of"] && <><dt>Clone of</dt><dd class="name">{config["clone-of"]}</dd></>}
+          {config?.snapshot && <><dt>Snapshot</dt><dd class="name">{config.snapshot}</dd></>}
           {config?.path && <><dt>File</dt><dd class="name">{config.path}</dd></>}
           {config?.serial && <><dt>Serial number</dt><dd class="name">{config.serial} <Copy text={config.serial} what="the serial number" /></dd></>}
           {config?.naa && <><dt>NAA identifier</dt><dd class="name">{config.naa} <Copy text={config.naa} what="the NAA identifier" /></dd></>}
@@ -68,6 +72,7 @@ function Detail(props: { volume: Shown; inventory: Inventory }) {
           inventory.reload();
         }} />
       )}
+      {config?.pool && !config.snapshot && <Snapshots config={config} document={inventory.document} onDone={inventory.reload} />}
       {inventory.managed && config && <Changes volume={volume} config={config} point={points.at(-1)} onDone={inventory.reload} />}
     </>
   );
@@ -165,12 +170,14 @@ function Changes(props: { volume: Shown; config: Volume; point: Point | undefine
       <section>
         <h2>Settings</h2>
         <p role="status">{said}</p>
-        <form class="line" onSubmit={grow} noValidate>
-          <Field label="New size" hint="The new size, such as 20GiB. A volume can only grow.">
-            {(attributes) => <input {...attributes} autocomplete="off" value={size} onInput={(event) => setSize(event.currentTarget.value)} />}
-          </Field>
-          <button disabled={!size.trim()}>Grow</button>
-        </form>
+        {!config.snapshot && (
+          <form class="line" onSubmit={grow} noValidate>
+            <Field label="New size" hint="The new size, such as 20GiB. A volume can only grow.">
+              {(attributes) => <input {...attributes} autocomplete="off" value={size} onInput={(event) => setSize(event.currentTarget.value)} />}
+            </Field>
+            <button disabled={!size.trim()}>Grow</button>
+          </form>
+        )}
         <form class="line" onSubmit={rename} noValidate>
           <Field label="New name" hint="Initiators are not interrupted. The target keeps its name.">
             {(attributes) => <input {...attributes} autocomplete="off" spellcheck={false} autoCapitalize="none" value={name} onInput={(event) => setName(event.currentTarget.value)} />}
@@ -178,7 +185,9 @@ function Changes(props: { volume: Shown; config: Volume; point: Point | undefine
           <button disabled={!name.trim()}>Rename</button>
         </form>
         <p><button type="button" class="danger" onClick={remove}>Delete this volume</button></p>
-        {config.store === "ram" ? <p class="hint">Deletion loses the data of this volume.</p> : config.path !== undefined && <p class="hint">Deletion keeps the volume's file or device.</p>}
+        {config.store === "ram" && <p class="hint">Deletion loses the data of this volume.</p>}
+        {config.path !== undefined && <p class="hint">Deletion keeps the volume's file or device.</p>}
+        {config.pool !== undefined && <p class="hint">{config.snapshot ? "Deletion keeps the snapshot." : "Deletion keeps the volume's data and snapshots in its pool."}</p>}
       </section>
       {pending && (
         <ConfirmChange title={pending.title} verb={pending.verb} edit={pending.edit} onClose={() => setPending(null)}
@@ -195,8 +204,10 @@ function Changes(props: { volume: Shown; config: Volume; point: Point | undefine
 
 /** What is left of a volume that is deleted. */
 function Left(props: { config: Volume }) {
-  const { store, path } = props.config;
+  const { store, path, pool, snapshot } = props.config;
   if (store === "ram") return <p>The data of the volume is lost.</p>;
+  if (snapshot !== undefined) return <p>The snapshot {snapshot} stays in pool {pool}.</p>;
+  if (pool !== undefined) return <p>The data and the snapshots of the volume stay in pool {pool}. The Volumes screen lists the volume as an orphan, and can remove it.</p>;
   if (path === undefined) return null;
   return <p>The volume's file or device stays on the server with its data: <code class="name">{path}</code></p>;
 }

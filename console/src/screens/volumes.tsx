@@ -9,7 +9,7 @@ import { Orphans } from "./orphans";
 export function Volumes() {
   const inventory = useInventory();
   const { statistics } = useLive();
-  const of = useFiltered(inventory.volumes, ({ name, target, store }) => `${name} ${target ?? ""} ${store ?? ""}`);
+  const of = useFiltered(inventory.volumes, ({ name, target, store, config }) => `${name} ${target ?? ""} ${store ?? ""} ${config?.pool ?? ""}`);
   const used = new Map(statistics?.volumes.map((volume) => [volume.volume, volume]));
   const rate = (name: string) => {
     const volume = used.get(name);
@@ -35,7 +35,7 @@ export function Volumes() {
                     <td class="number" data-label="Size">{volume.sizeBytes === null ? "–" : format.size(volume.sizeBytes)}</td>
                     <td class="number" data-label="Allocated">{volume.allocatedBytes === null ? "–" : format.size(volume.allocatedBytes)}</td>
                     <td class="number" data-label="Free">{volume.freeBytes === null ? "–" : format.size(volume.freeBytes)}</td>
-                    <td data-label="Store">{volume.store ?? "–"}</td>
+                    <td data-label="Store">{volume.config?.pool ? <a class="name" href={`/pools/${encodeURIComponent(volume.config.pool)}`}>pool {volume.config.pool}</a> : volume.store ?? "–"}</td>
                     <td class="name" data-label="Targets">{volume.target ? `${volume.target}, LUN ${volume.lun}` : <span class="quiet">not exported</span>}</td>
                     <td class="number" data-label="IOPS">{format.iops(rate(volume.name))}</td>
                   </tr>

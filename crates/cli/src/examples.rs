@@ -90,6 +90,13 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     ),
     ("snapshot list", &[("List the snapshots of a volume", "sarsen snapshot list vm1")]),
     (
+        "snapshot diff",
+        &[(
+            "List what changed between two snapshots",
+            "sarsen snapshot diff vm1@tuesday --since vm1@monday --json",
+        )],
+    ),
+    (
         "snapshot rollback",
         &[("Undo all writes since a snapshot", "sarsen snapshot rollback vm1@before-upgrade")],
     ),

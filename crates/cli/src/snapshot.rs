@@ -6,7 +6,8 @@ use clap::Subcommand;
 use sarsen_node::control::path_segment;
 use sarsen_node::model::{SnapshotName, render_rounded};
 use sarsen_node::schema::pools::{
-    ChangeSnapshot, CreateSnapshots, RollBack, RolledBack, Snapshot, SnapshotList,
+    ChangeSnapshot, ChangedRange, CreateSnapshots, RollBack, RolledBack, Snapshot, SnapshotChanges,
+    SnapshotList,
 };
 
 use crate::control::{ServerOptions, table, utc};
@@ -32,6 +33,17 @@ pub(crate) enum Verb {
     List {
         /// The name of the volume.
         volume: Option<String>,
+        #[command(flatten)]
+        options: ServerOptions,
+    },
+    /// List where a snapshot may differ from an older one: what an incremental backup copies.
+    Diff {
+        /// The snapshot: VOLUME@NAME.
+        #[arg(value_name = "VOLUME@NAME")]
+        name: SnapshotName,
+        /// The older snapshot. Default: an empty volume, so that all data is listed.
+        #[arg(long, value_name = "VOLUME@NAME")]
+        since: Option<SnapshotName>,
         #[command(flatten)]
         options: ServerOptions,
     },
@@ -90,6 +102,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             report("created", &created, &options)
         }
         Verb::List { volume, options } => list(volume.as_deref(), &options),
+        Verb::Diff { name, since, options } => diff(&name, since.as_ref(), &options),
         Verb::Rollback { name, destroy, force, grace, options } => {
             roll_back(&name, destroy, RollBack { force, grace_seconds: Some(grace) }, &options)
         }
@@ -152,6 +165,48 @@ fn list(volume: Option<&str>, options: &ServerOptions) -> anyhow::Result<()> {
     };
     let rows: Vec<_> = list.snapshots.iter().map(row).collect();
     print_line(&table(["SNAPSHOT", "SIZE", "REFERENCED", "CREATED", "POOL", ""], &rows))
+}
+
+fn diff(
+    name: &SnapshotName,
+    since: Option<&SnapshotName>,
+    options: &ServerOptions,
+) -> anyhow::Result<()> {
+    let client = options.client()?;
+    let since = since.map_or_else(String::new, |since| {
+        format!("&since_snapshot={}", path_segment(&since.to_string()))
+    });
+    let mut whole: Option<SnapshotChanges> = None;
+    loop {
+        let offset = whole.as_ref().and_then(|whole| whole.next_offset).unwrap_or(0);
+        let path = format!("{}/changes?offset={offset}{since}", path(name));
+        let part: SnapshotChanges = on_a_core(async { Ok(client.get(&path).await?) })?;
+        match &mut whole {
+            None => whole = Some(part),
+            Some(whole) => {
+                whole.next_offset = part.next_offset;
+                whole.changes.extend(part.changes);
+            }
+        }
+        if whole.as_ref().is_none_or(|whole| whole.next_offset.is_none()) {
+            break;
+        }
+    }
+    let Some(whole) = whole else { return Ok(()) };
+    if options.json {
+        return print_line(&serde_json::to_string(&whole)?);
+    }
+    let row = |range: &ChangedRange| {
+        let kind = if range.is_hole { "hole" } else { "data" };
+        [range.offset.to_string(), range.length.to_string(), kind.to_owned()]
+    };
+    let rows: Vec<_> = whole.changes.iter().map(row).collect();
+    print_line(&table(["OFFSET", "LENGTH", "KIND"], &rows))?;
+    let bytes = |is_hole| {
+        let ranges = whole.changes.iter().filter(move |range| range.is_hole == is_hole);
+        render_rounded(ranges.map(|range| range.length).sum())
+    };
+    print_line(&format!("{} of data, and {} of holes", bytes(false), bytes(true)))
 }
 
 fn roll_back(

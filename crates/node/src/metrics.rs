@@ -16,7 +16,7 @@ use sarsen_proto::iscsi::target::RefusalReason;
 use sarsen_volume::statistics::Statistics;
 
 use self::process::ProcessMetrics;
-pub(crate) use self::process::VolumeSpace;
+pub(crate) use self::process::{PoolUsage, VolumeSpace};
 use self::statistics::Exposition;
 use crate::refusal::ApiRefusal;
 use crate::refusal::Full;
@@ -169,9 +169,9 @@ impl Metrics {
         self.problems.set(i64::try_from(problems).unwrap_or(i64::MAX));
     }
 
-    /// Sets the open volumes.
-    pub(crate) fn show_volumes(&self, volumes: Vec<VolumeSpace>) {
-        self.process.show(volumes);
+    /// Sets the open volumes and pools.
+    pub(crate) fn show_space(&self, volumes: Vec<VolumeSpace>, pools: Vec<PoolUsage>) {
+        self.process.show(volumes, pools);
     }
 
     /// Returns all metrics, with the values of this moment.
@@ -282,11 +282,9 @@ mod tests {
         meter.begin();
         meter.end(OperationKind::Read, 1, 1, 1);
         meter.limited();
-        metrics.show_volumes(vec![VolumeSpace {
-            name: "data".into(),
-            size: 8192,
-            allocated: Some(4096),
-        }]);
+        let volume = VolumeSpace { name: "data".into(), size: 8192, allocated: Some(4096) };
+        let pool = PoolUsage { name: "tank".into(), size: 16384, free: 4096, provisioned: 65536 };
+        metrics.show_space(vec![volume], vec![pool]);
         let text = text::of_open_metrics(&metrics.render(MetricsSnapshot::default()));
         let kinds: BTreeMap<&str, &str> =
             text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
@@ -310,6 +308,9 @@ mod tests {
             format!("sarsen_build_info{{version=\"{version}\"}} 1"),
             "sarsen_volume_size_bytes{volume=\"data\"} 8192".to_owned(),
             "sarsen_volume_allocated_bytes{volume=\"data\"} 4096".to_owned(),
+            "sarsen_pool_size_bytes{pool=\"tank\"} 16384".to_owned(),
+            "sarsen_pool_free_bytes{pool=\"tank\"} 4096".to_owned(),
+            "sarsen_pool_provisioned_bytes{pool=\"tank\"} 65536".to_owned(),
             "# TYPE process_cpu_seconds_total counter".to_owned(),
         ] {
             assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");

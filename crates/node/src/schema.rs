@@ -151,6 +151,9 @@ pub struct ServedVolume {
     pub target: Option<String>,
     /// The LUN of the volume in this target.
     pub lun: Option<u16>,
+    /// The pool of the volume, if it is in one.
+    #[serde(default)]
+    pub pool: Option<String>,
     /// URLs for libiscsi and QEMU, one for each portal. Only sarsen's own initiator can use URLs with TLS.
     pub urls: Vec<String>,
     /// Bytes that are allocated to it, by its file system or in memory. Missing for a device of another machine.

@@ -41,6 +41,12 @@ pub enum PoolError {
     /// Another volume or snapshot has the name.
     #[error("the pool has another volume or snapshot of this name")]
     Exists,
+    /// It is open, so it cannot be deleted or rolled back.
+    #[error("it is in use")]
+    InUse,
+    /// It is protected from deletion.
+    #[error("it is protected from deletion")]
+    Protected,
     /// The request contradicts the properties of its object.
     #[error("{0}")]
     Invalid(&'static str),
@@ -102,6 +108,8 @@ impl From<PoolError> for BlockError {
             | PoolError::Unfit { .. }
             | PoolError::Damaged { .. }
             | PoolError::Exists
+            | PoolError::InUse
+            | PoolError::Protected
             | PoolError::Invalid(_) => StopCause::OutOfService.into(),
         }
     }

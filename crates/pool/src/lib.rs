@@ -12,9 +12,11 @@
 //! * `shared`, `checkpoint`, `opening`: from memory to the devices, and back.
 //! * `request`, `write`, `unmap`, `volume`: the requests of clients to a volume.
 //! * `pool`: operations on volumes and snapshots.
+//! * `changes`: the differences between two snapshots.
 //! * `check`: the check of a pool that is not in use.
 
 mod catalogue;
+mod changes;
 mod check;
 mod checkpoint;
 mod devices;
@@ -40,6 +42,7 @@ mod write;
 #[cfg(test)]
 mod tests;
 
+pub use changes::{Change, Changes};
 pub use check::{Finding, check};
 pub use error::{PoolError, PoolProblem};
 pub use opening::{DeviceLabel, identify};

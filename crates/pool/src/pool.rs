@@ -239,7 +239,7 @@ impl Pool {
         let wanted = |state: &mut State| {
             let mut row = self.closed(state, id)?;
             if row.flags & PROTECTED != 0 {
-                return Err(PoolError::Invalid("it is protected from deletion"));
+                return Err(PoolError::Protected);
             }
             row.flags |= DELETING;
             row.name = [0; NAME_MAX + 1];
@@ -349,7 +349,7 @@ impl Pool {
         let row = live(state, id)?;
         let opened = self.shared.opened.lock();
         match opened.get(&id.0).and_then(Weak::upgrade) {
-            Some(_) => Err(PoolError::Invalid("it is in use")),
+            Some(_) => Err(PoolError::InUse),
             None => Ok(row),
         }
     }
@@ -420,7 +420,7 @@ fn landing(state: &State, id: VolumeId) -> Option<oneshot::Receiver<()>> {
     Some(state.objects.get(&id.0)?.shared_in.upgrade()?.end())
 }
 
-fn live(state: &State, id: VolumeId) -> Result<VolumeRow, PoolError> {
+pub(crate) fn live(state: &State, id: VolumeId) -> Result<VolumeRow, PoolError> {
     let object = state.objects.get(&id.0).filter(|object| !object.is_deleting());
     Ok(object.ok_or(PoolError::NotFound)?.row)
 }

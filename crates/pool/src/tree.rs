@@ -28,7 +28,7 @@ pub(crate) struct Reached<'a> {
 }
 
 /// Returns the number of the child that leads to a chunk, in a branch of this level.
-const fn child_of(chunk: u64, level: u8) -> usize {
+pub(crate) const fn child_of(chunk: u64, level: u8) -> usize {
     (chunk >> (8 * level as u32) & 0xff) as usize
 }
 
@@ -96,7 +96,7 @@ impl State {
     }
 
     /// Returns the reason why a page is not in memory.
-    fn missing_page(&self, address: u64) -> Blocked {
+    pub(crate) fn missing_page(&self, address: u64) -> Blocked {
         match self.space.count(Unit::of_page(address)) {
             Some(0) => damaged(address, "is used, and its reference count denies that"),
             _ => Blocked::Missing(vec![Load::Page(address)]),

@@ -556,7 +556,7 @@ fn parse_kind(word: &str) -> Result<ObjectKind, ApiError> {
     found.ok_or_else(|| ApiError::not_found(format!("there is no /v1/config/{word}")))
 }
 
-fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+pub(super) fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     from_json(body).map_err(|misfit| wrong_body(body, None, &misfit))
 }
 

@@ -23,10 +23,10 @@ const PAGE: &str = "index.html";
 /// The folder of files whose names change with their content.
 const ASSETS: &str = "assets/";
 /// The first parts of the console's own paths: its screens.
-const SCREENS: [&str; 8] =
-    ["", "volumes", "access", "sessions", "events", "history", "lab", "create"];
+const SCREENS: [&str; 9] =
+    ["", "volumes", "pools", "access", "sessions", "events", "history", "lab", "create"];
 /// Screens that show one object. The rest of the path is its name.
-const SCREENS_OF_ONE: [&str; 2] = ["volumes", "lab"];
+const SCREENS_OF_ONE: [&str; 3] = ["volumes", "pools", "lab"];
 /// The page loads only its own files and connects only to its own server. No page may show it in a frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";

@@ -80,6 +80,7 @@ pub(super) enum Failures {
         super::pools::snapshot,
         super::pools::change_snapshot,
         super::pools::delete_snapshot,
+        super::pools::changes,
         super::pools::roll_back,
         super::routes::targets,
         super::routes::problems,

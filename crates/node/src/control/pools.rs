@@ -10,7 +10,7 @@ use axum::http::HeaderMap;
 use axum::routing::{get, post};
 use sarsen_block::Store as _;
 use sarsen_io::threads;
-use sarsen_pool::{VolumeId, VolumeInfo, VolumeKind};
+use sarsen_pool::{Change, VolumeId, VolumeInfo, VolumeKind};
 use serde::Deserialize;
 
 use super::Api;
@@ -20,13 +20,13 @@ use super::error::ApiError;
 use super::openapi::Failures;
 use super::routes::{Answer, Json, parse};
 use crate::config::PoolConfig;
-use crate::desired::{Change, ChangeRefused, Changed, Edit};
+use crate::desired::{Change as ConfigChange, ChangeRefused, Changed, Edit};
 use crate::engine::SnapshotError;
 use crate::events::Occurrence;
 use crate::model::{CacheMode, Object, SnapshotName, Textual as _};
 use crate::schema::pools::{
-    ChangeSnapshot, CreatePool, CreateSnapshots, PoolContents, PoolDevice, PoolList, PoolStatus,
-    RollBack, RolledBack, Snapshot, SnapshotList, StoredVolume,
+    ChangeSnapshot, ChangedRange, CreatePool, CreateSnapshots, PoolContents, PoolDevice, PoolList,
+    PoolStatus, RollBack, RolledBack, Snapshot, SnapshotChanges, SnapshotList, StoredVolume,
 };
 use crate::stores::pool::{self, serial_of};
 use crate::stores::{OpenPool, PoolPlan, StoreError};
@@ -40,6 +40,7 @@ pub(super) fn router() -> Router<Api> {
         .route("/pools/{name}", get(contents))
         .route("/snapshots", get(snapshots).post(create_snapshots))
         .route("/snapshots/{name}", get(snapshot).patch(change_snapshot).delete(delete_snapshot))
+        .route("/snapshots/{name}/changes", get(changes))
         .route("/snapshots/{name}/rollback", post(roll_back))
 }
 
@@ -142,7 +143,7 @@ pub(super) async fn create(
     body: Received,
 ) -> Answer<Changed> {
     let CreatePool { name, devices, chunk_size, cache, import, force, author } =
-        parse(body.bytes())?;
+        super::config::json(body.bytes())?;
     drop(body);
     let desired = desired(&api)?;
     if !api.is_trusted {
@@ -168,7 +169,7 @@ pub(super) async fn create(
     let engine = api.engine.clone();
     // It ends even if its client disconnects meanwhile.
     let creating = threads::aside(async move {
-        let change = || Change {
+        let change = || ConfigChange {
             edits: vec![Edit::Add(Object::Pool(config.clone()))],
             expected: None,
             author: author.clone(),
@@ -240,16 +241,16 @@ pub(super) async fn snapshots(
         volume: Option<String>,
     }
     let Wanted { volume } = parse_query(query)?;
-    if let Some(name) = &volume
-        && !api.engine.desired().volumes.iter().any(|one| one.name == *name)
-    {
-        let message = format!("volume {name} does not exist; see `sarsen volume list`");
-        return Err(ApiError::not_found(message));
-    }
-    let mut snapshots: Vec<_> = api.engine.pools.all().iter().flat_map(snapshots_in).collect();
-    if volume.is_some() {
-        snapshots.retain(|one| one.volume == volume);
-    }
+    // An error says why the snapshots of a volume are not known, such as that its pool is not open.
+    let of_volume = volume.map(|name| api.engine.volume_in_pool(&name)).transpose()?;
+    let snapshots = match of_volume {
+        Some((open, found)) => {
+            let mut snapshots = snapshots_in(&open);
+            snapshots.retain(|one| one.volume.as_ref() == Some(&found.label.name));
+            snapshots
+        }
+        None => api.engine.pools.all().iter().flat_map(snapshots_in).collect(),
+    };
     Ok(Json(SnapshotList { snapshots }))
 }
 
@@ -340,6 +341,50 @@ pub(super) async fn delete_snapshot(
     api.engine.delete_snapshot(&name).await?;
     api.front.access.events.tell(&Occurrence::SnapshotDeleted { name: name.to_string() });
     Ok(deleted)
+}
+
+/// Returns where a snapshot may differ from an older one, or from an empty volume.
+#[utoipa::path(
+    get,
+    tag = "server",
+    path = "/v1/snapshots/{name}/changes",
+    params(
+        ("name" = String, Path, description = "Its name: VOLUME@NAME"),
+        ("since_snapshot" = Option<String>, Query, description = "The older snapshot: VOLUME@NAME"),
+        ("offset" = Option<u64>, Query, description = "The first byte to compare"),
+    ),
+    responses((status = 200, body = SnapshotChanges), Failures)
+)]
+pub(super) async fn changes(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Answer<SnapshotChanges> {
+    #[derive(Default, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    struct Wanted {
+        since_snapshot: Option<String>,
+        offset: u64,
+    }
+    let Wanted { since_snapshot, offset } = parse_query(query)?;
+    let name = parse_name(&name)?;
+    let since = since_snapshot.as_deref().map(|name| {
+        name.parse().map_err(|message| ApiError::invalid(Some("since_snapshot"), message))
+    });
+    let since: Option<SnapshotName> = since.transpose()?;
+    let (size_bytes, found) = api.engine.changes(&name, since.as_ref(), offset).await?;
+    let range = |change: Change| ChangedRange {
+        offset: change.offset,
+        length: change.length,
+        is_hole: change.is_hole,
+    };
+    Ok(Json(SnapshotChanges {
+        snapshot: name.to_string(),
+        since: since.map(|since| since.to_string()),
+        size_bytes,
+        changes: found.changes.into_iter().map(range).collect(),
+        next_offset: found.next,
+    }))
 }
 
 /// Gives a volume the contents of one of its snapshots. What was written since then is lost.

@@ -192,6 +192,9 @@ pub(super) async fn volumes(State(api): State<Api>) -> Json<VolumeList> {
     let usage: BTreeMap<String, Usage> = api.engine.volume_usage().into_iter().collect();
     let mut exports: BTreeMap<String, Export> =
         exports.map(|export| (export.volume.clone(), export)).collect();
+    let config = api.engine.config();
+    let mut pools: BTreeMap<String, String> =
+        config.volumes.into_iter().filter_map(|volume| Some((volume.name, volume.pool?))).collect();
     let volume = |(name, geometry): (String, Geometry)| {
         let export = exports.remove(&name);
         let (target, lun, urls) = match export {
@@ -205,6 +208,7 @@ pub(super) async fn volumes(State(api): State<Api>) -> Json<VolumeList> {
             block_size,
             target,
             lun,
+            pool: pools.remove(&name),
             urls,
             allocated_bytes: usage.and_then(|usage| usage.allocated),
             free_bytes: usage.and_then(|usage| usage.free),

@@ -99,8 +99,8 @@ fn not_removed(error: OrphanError) -> ApiError {
     let message = error.to_string();
     match error {
         OrphanError::NotFound(_) => ApiError::not_found(message),
-        OrphanError::InUse(_) => ApiError::in_use(message),
-        OrphanError::Pool { .. }
+        OrphanError::InUse(_) | OrphanError::HasSnapshots(_) => ApiError::in_use(message),
+        OrphanError::Pool(_)
         | OrphanError::HasOtherFiles(_)
         | OrphanError::OtherFile { .. }
         | OrphanError::System { .. } => ApiError::unable(message),

@@ -159,7 +159,8 @@ fn complete(volume: &mut Volume, folder: &VolumeFolder<'_>) {
         volume.naa.get_or_insert_with(naa);
     }
     if volume.store == StoreKind::Pool && volume.state.is_none() && !volume.is_read_only() {
-        volume.state = Some(folder.records(&volume.name).display().to_string().into());
+        let serial = volume.serial.as_deref().unwrap_or_default();
+        volume.state = Some(folder.records(serial).display().to_string().into());
     }
     if volume.store == StoreKind::File && volume.path.is_none() {
         // A document is text.
@@ -182,9 +183,10 @@ impl<'a> VolumeFolder<'a> {
         Self { path, taken, before, used: OnceCell::new() }
     }
 
-    /// Returns the folder for the records of a new volume in a pool. No other volume had it.
-    fn records(&self, name: &str) -> PathBuf {
-        self.path.join(format!("{name}-{:016x}.{RECORDS}", random::number()))
+    /// Returns the folder for the records of a volume in a pool, which has this serial number.
+    fn records(&self, serial: &str) -> PathBuf {
+        let name = records_name(serial);
+        self.path.join(name.unwrap_or_else(|| format!("{:016x}.{RECORDS}", random::number())))
     }
 
     /// Returns the file of a new volume with this name. A renamed volume keeps the file of its earlier name.
@@ -203,6 +205,13 @@ impl<'a> VolumeFolder<'a> {
             path
         }
     }
+}
+
+/// Returns the name of the folder for the records of a volume in a pool, if its serial number can be a part of it.
+pub(super) fn records_name(serial: &str) -> Option<String> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    let fits = !serial.is_empty() && serial.bytes().all(is_plain);
+    fits.then(|| format!("{serial}.{RECORDS}"))
 }
 
 /// Keeps the identity, the path and the sizes of a volume where the new version omits them.

@@ -420,8 +420,15 @@ impl Desired {
     pub(crate) fn orphans(&self) -> Result<Vec<Orphan>, OrphanError> {
         let engine = self.document.lock().engine();
         let objects = self.current().objects;
-        let mut found = orphans::find(&self.folder.join(VOLUMES), &objects)?;
-        found.extend(engine.pools.all().iter().flat_map(|pool| orphans::in_pool(pool, &objects)));
+        let folder = self.folder.join(VOLUMES);
+        let mut found = orphans::find(&folder, &objects)?;
+        for pool in engine.pools.all() {
+            for one in orphans::in_pool(&pool, &folder, &objects) {
+                // Its records are deleted with it.
+                found.retain(|file| one.records.as_deref() != Some(Path::new(&file.path)));
+                found.push(one.orphan);
+            }
+        }
         Ok(found)
     }
 
@@ -432,8 +439,8 @@ impl Desired {
         if let Some((pool, volume)) = name.split_once('/') {
             let not_found = || OrphanError::NotFound(name.to_owned());
             let pool = engine.pools.get(pool).ok_or_else(not_found)?;
-            let _turn = self.turns.acquire().await;
-            return orphans::remove_in_pool(&pool, volume, || self.current().objects).await;
+            let objects = self.current().objects;
+            return orphans::remove_in_pool(&pool, volume, &folder, &objects).await;
         }
         let removed = engine.with_file(&folder.join(name), || {
             // A change that was stored before has put its objects here under the same lock.

@@ -13,8 +13,10 @@ use std::time::Duration;
 use sarsen_io::file::{FileIdentity, lock_within};
 use sarsen_pool::{VolumeId, VolumeInfo, VolumeKind};
 
+use super::edit::records_name;
 use crate::metadata;
 use crate::model::{Object, Objects, Orphan, metadata_folder};
+use crate::stores::pool::serial_of;
 use crate::stores::{OpenPool, StoreError};
 
 /// The unit of st_blocks (stat(2)).
@@ -47,14 +49,12 @@ pub enum OrphanError {
         "{0}: this stays, because it is a link or has other files than records; delete it if nothing needs them"
     )]
     HasOtherFiles(String),
+    /// It is a volume with snapshots.
+    #[error("orphan {0}: it has snapshots; delete them first with `sarsen snapshot delete`")]
+    HasSnapshots(String),
     /// The pool did not delete it.
-    #[error("orphan {name}: {source}")]
-    Pool {
-        /// Its name.
-        name: String,
-        /// The reason.
-        source: StoreError,
-    },
+    #[error(transparent)]
+    Pool(StoreError),
     /// A call to the system failed.
     #[error("{path}: {source}")]
     System {
@@ -93,8 +93,18 @@ fn owned(objects: &Objects) -> HashSet<FileIdentity> {
     owned
 }
 
-/// Returns the volumes of a pool that no object is, and the snapshots of deleted volumes.
-pub(super) fn in_pool(pool: &OpenPool, objects: &Objects) -> Vec<Orphan> {
+/// A volume in a pool that no object is, or a snapshot of a deleted volume.
+pub(super) struct PoolOrphan {
+    pub(super) orphan: Orphan,
+    id: VolumeId,
+    /// The folder of its records.
+    pub(super) records: Option<PathBuf>,
+    /// Number of snapshots, which are found by the volume.
+    snapshots: usize,
+}
+
+/// Returns the orphans in a pool. `folder` has the records.
+pub(super) fn in_pool(pool: &OpenPool, folder: &Path, objects: &Objects) -> Vec<PoolOrphan> {
     let name = pool.config().name;
     let of_pool = objects.values().filter_map(|object| match &**object {
         Object::Volume(volume) if volume.pool.as_ref() == Some(&name) => Some(volume),
@@ -110,28 +120,53 @@ pub(super) fn in_pool(pool: &OpenPool, objects: &Objects) -> Vec<Orphan> {
         VolumeKind::Volume => !owned.contains(&one.id),
         VolumeKind::Snapshot => one.origin.is_none_or(|origin| !ids.contains(&origin)),
     };
-    let orphan = |one: &VolumeInfo| Orphan {
-        name: format!("{name}/{}", one.label.name),
-        path: format!("pool {name}"),
-        size_bytes: one.size,
-        allocated_bytes: one.referenced_bytes,
-        has_state: false,
+    let orphan = |one: &VolumeInfo| {
+        let is_snapshot = |other: &&VolumeInfo| {
+            other.kind == VolumeKind::Snapshot && other.origin == Some(one.id)
+        };
+        let serial = serial_of(&one.label.identifier).filter(|_| one.kind == VolumeKind::Volume);
+        let records = serial.and_then(|serial| records_name(&serial));
+        let records = records.map(|name| folder.join(name)).filter(|path| path.is_dir());
+        PoolOrphan {
+            orphan: Orphan {
+                name: format!("{name}/{}", one.label.name),
+                path: format!("pool {name}"),
+                size_bytes: one.size,
+                allocated_bytes: one.referenced_bytes,
+                has_state: records.is_some(),
+            },
+            id: one.id,
+            records,
+            snapshots: all.iter().filter(is_snapshot).count(),
+        }
     };
     all.iter().filter(is_orphan).map(orphan).collect()
 }
 
-/// Deletes one of them. `objects` are looked at last.
+/// Deletes one of them, and its records.
 pub(super) async fn remove_in_pool(
     pool: &Arc<OpenPool>,
     volume: &str,
-    objects: impl Fn() -> Arc<Objects>,
+    folder: &Path,
+    objects: &Objects,
 ) -> Result<Orphan, OrphanError> {
     let name = format!("{}/{volume}", pool.config().name);
-    let found = in_pool(pool, &objects()).into_iter().find(|orphan| orphan.name == name);
-    let id = pool.pool.find(|one| one.label.name == volume).map(|one| one.id);
-    let (Some(orphan), Some(id)) = (found, id) else { return Err(OrphanError::NotFound(name)) };
-    let deleted = pool.operate(move |pool| async move { pool.delete(id).await }).await;
-    deleted.map_err(|source| OrphanError::Pool { name, source }).map(|()| orphan)
+    let found = in_pool(pool, folder, objects).into_iter().find(|one| one.orphan.name == name);
+    let Some(PoolOrphan { orphan, id, records, snapshots }) = found else {
+        return Err(OrphanError::NotFound(name));
+    };
+    if snapshots > 0 {
+        return Err(OrphanError::HasSnapshots(name));
+    }
+    let object = format!("orphan {name}");
+    let deleted = pool.operate_on(&object, move |pool| async move { pool.delete(id).await }).await;
+    deleted.map_err(OrphanError::Pool)?;
+    if let Some(records) = records
+        && !metadata::erase(&records, Duration::ZERO).map_err(system(&records))?
+    {
+        return Err(OrphanError::HasOtherFiles(records.display().to_string()));
+    }
+    Ok(orphan)
 }
 
 /// Returns the orphans in a folder, by name. An open file is not an orphan yet: a change in progress has created it, or

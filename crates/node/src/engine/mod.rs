@@ -191,7 +191,8 @@ impl std::fmt::Display for Listed<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (index, Interruption { object, sessions }) in self.0.iter().enumerate() {
             let separator = if index == 0 { "" } else { ", " };
-            write!(f, "{separator}{object} ({} sessions)", sessions.len())?;
+            let plural = if sessions.len() == 1 { "" } else { "s" };
+            write!(f, "{separator}{object} ({} session{plural})", sessions.len())?;
         }
         f.write_str(if self.0.len() == 1 { " is" } else { " are" })
     }
@@ -522,7 +523,8 @@ impl Engine {
             size,
             allocated,
         });
-        self.front.access.metrics.show_volumes(spaces.collect());
+        let pools = self.pools.all().into_iter().map(|open| open.usage());
+        self.front.access.metrics.show_space(spaces.collect(), pools.collect());
         self.front.metrics()
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sarsen_io::time;
-use sarsen_pool::{VolumeId, VolumeInfo, VolumeKind};
+use sarsen_pool::{Changes, VolumeId, VolumeInfo, VolumeKind};
 use tracing::{error, info};
 
 use super::{ChangeError, Engine};
@@ -34,7 +34,10 @@ pub(crate) enum SnapshotError {
 
 impl Engine {
     /// Returns the pool of a volume, and the volume in the catalogue of the pool.
-    fn volume_in_pool(&self, name: &str) -> Result<(Arc<OpenPool>, VolumeInfo), SnapshotError> {
+    pub(crate) fn volume_in_pool(
+        &self,
+        name: &str,
+    ) -> Result<(Arc<OpenPool>, VolumeInfo), SnapshotError> {
         let desired = self.desired();
         let config = desired.volumes.iter().find(|volume| volume.name == name);
         let config = config.ok_or_else(|| {
@@ -103,7 +106,8 @@ impl Engine {
     /// Deletes a snapshot. Its space becomes free in the background.
     pub(crate) async fn delete_snapshot(&self, name: &SnapshotName) -> Result<(), SnapshotError> {
         let (pool, found) = self.find_snapshot(name)?;
-        pool.operate(move |pool| async move { pool.delete(found.id).await }).await?;
+        let object = format!("snapshot {name}");
+        pool.operate_on(&object, move |pool| async move { pool.delete(found.id).await }).await?;
         info!(snapshot = %name, "the snapshot is deleted");
         Ok(())
     }
@@ -117,6 +121,22 @@ impl Engine {
         let (pool, found) = self.find_snapshot(name)?;
         pool.operate(move |pool| async move { pool.protect(found.id, protect).await }).await?;
         Ok(())
+    }
+
+    /// Returns a part of the differences between a snapshot and an older one of the same pool, or an empty volume. Also
+    /// returns the size of the snapshot.
+    pub(crate) async fn changes(
+        &self,
+        name: &SnapshotName,
+        since: Option<&SnapshotName>,
+        offset: u64,
+    ) -> Result<(u64, Changes), SnapshotError> {
+        let (pool, found) = self.find_snapshot(name)?;
+        let older = since.map(|since| pool.find_snapshot(since)).transpose()?;
+        let older = older.map(|older| older.id);
+        let changes =
+            pool.operate(move |pool| async move { pool.changes(older, found.id, offset).await });
+        Ok((found.size, changes.await?))
     }
 
     /// Gives a volume the contents of one of its snapshots. The volume is closed meanwhile: its sessions have `grace` to log

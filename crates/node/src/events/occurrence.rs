@@ -251,7 +251,7 @@ impl Occurrence {
             Self::VolumeError { .. } => ("volume_error", Severity::Error),
             Self::SnapshotsCreated { .. } => ("snapshots_created", Severity::Info),
             Self::SnapshotDeleted { .. } => ("snapshot_deleted", Severity::Info),
-            Self::VolumeRolledBack { .. } => ("volume_rolled_back", Severity::Warning),
+            Self::VolumeRolledBack { .. } => ("volume_rolled_back", Severity::Info),
             Self::ScheduledSnapshotFailed { .. } => ("scheduled_snapshot_failed", Severity::Error),
             Self::ProblemFound(_) => ("problem", Severity::Error),
             Self::ProblemSolved(_) => ("problem_solved", Severity::Info),
@@ -499,7 +499,12 @@ impl Occurrence {
                 add("snapshot", Some(snapshot.clone()));
             }
             Self::ScheduledSnapshotFailed { volume, .. } => add("volume", Some(volume.clone())),
-            Self::SnapshotsCreated { .. } => {}
+            Self::SnapshotsCreated { names } => {
+                if let [name] = names.as_slice() {
+                    add("snapshot", Some(name.clone()));
+                    add("volume", name.split_once('@').map(|(volume, _)| volume.to_owned()));
+                }
+            }
             Self::ProblemFound(Problem { lacking, .. }) | Self::ProblemSolved(lacking) => {
                 let Key { kind, name } = lacking.key();
                 add(kind.word(), Some(name));

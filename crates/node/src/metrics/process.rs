@@ -1,4 +1,4 @@
-//! The server's version, the resources that its process uses, and the space of its volumes.
+//! The server's version, the resources that its process uses, and the space of its volumes and pools.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,16 +19,30 @@ pub(crate) struct VolumeSpace {
     pub(crate) allocated: Option<u64>,
 }
 
+/// The space of an open pool.
+#[derive(Clone, Debug)]
+pub(crate) struct PoolUsage {
+    pub(crate) name: String,
+    /// Bytes of all chunks.
+    pub(crate) size: u64,
+    /// Bytes that new data can use.
+    pub(crate) free: u64,
+    /// The sum of the sizes of its volumes.
+    pub(crate) provisioned: u64,
+}
+
 /// See the module. These names have no prefix: all programs use the same names for their process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ProcessMetrics {
     volumes: Arc<Mutex<Vec<VolumeSpace>>>,
+    pools: Arc<Mutex<Vec<PoolUsage>>>,
 }
 
 impl ProcessMetrics {
-    /// Sets the current volumes.
-    pub(super) fn show(&self, volumes: Vec<VolumeSpace>) {
+    /// Sets the current volumes and pools.
+    pub(super) fn show(&self, volumes: Vec<VolumeSpace>, pools: Vec<PoolUsage>) {
         *self.volumes.lock() = volumes;
+        *self.pools.lock() = pools;
     }
 }
 
@@ -43,10 +57,24 @@ impl Collector for ProcessMetrics {
         let volumes = self.volumes.lock().clone();
         let help = "Size of a volume as initiators see it, in bytes";
         let name = "sarsen_volume_size_bytes";
-        of_volumes(&mut encoder, &volumes, name, help, |volume| Some(volume.size))?;
+        let label = |volume: &VolumeSpace| ("volume", volume.name.clone());
+        of_each(&mut encoder, &volumes, label, name, help, |volume| Some(volume.size))?;
         let help = "Bytes that are allocated to a volume: by its file system, or in memory";
         let name = "sarsen_volume_allocated_bytes";
-        of_volumes(&mut encoder, &volumes, name, help, |volume| volume.allocated)
+        of_each(&mut encoder, &volumes, label, name, help, |volume| volume.allocated)?;
+        let pools = self.pools.lock().clone();
+        let label = |pool: &PoolUsage| ("pool", pool.name.clone());
+        let help = "Bytes of all chunks of a pool";
+        of_each(&mut encoder, &pools, label, "sarsen_pool_size_bytes", help, |pool| {
+            Some(pool.size)
+        })?;
+        let help = "Bytes of a pool that new data can use";
+        of_each(&mut encoder, &pools, label, "sarsen_pool_free_bytes", help, |pool| {
+            Some(pool.free)
+        })?;
+        let help = "The sum of the sizes of the volumes in a pool, in bytes";
+        let name = "sarsen_pool_provisioned_bytes";
+        of_each(&mut encoder, &pools, label, name, help, |pool| Some(pool.provisioned))
     }
 }
 
@@ -79,17 +107,19 @@ fn gauge(
     encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
 }
 
-fn of_volumes(
+/// Writes a gauge of each object that has a value.
+fn of_each<T>(
     encoder: &mut DescriptorEncoder<'_>,
-    volumes: &[VolumeSpace],
+    objects: &[T],
+    label: impl Fn(&T) -> (&'static str, String),
     name: &str,
     help: &str,
-    bytes: impl Fn(&VolumeSpace) -> Option<u64>,
+    bytes: impl Fn(&T) -> Option<u64>,
 ) -> fmt::Result {
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-    for volume in volumes {
-        if let Some(bytes) = bytes(volume) {
-            metric.encode_family(&[("volume", volume.name.as_str())])?.encode_gauge(&bytes)?;
+    for object in objects {
+        if let Some(bytes) = bytes(object) {
+            metric.encode_family(&[label(object)])?.encode_gauge(&bytes)?;
         }
     }
     Ok(())

@@ -74,12 +74,15 @@ pub(crate) fn referred(objects: &Objects, gone: &BTreeSet<Key>) -> Option<(Key, 
             let Some(key) = gone.get(&Key::new(kind, name)) else { continue };
             found.entry(key.clone()).or_default().push(match role {
                 Role::Lun(lun) => format!("LUN {lun} of {}", of.name),
-                Role::Pool => format!("the pool of {}", reported(of)),
+                Role::Pool => reported(of),
                 Role::In(field) => format!("in {field} of {}", reported(of)),
             });
         }
     }
     let (key, mut by) = found.pop_first()?;
+    if key.kind == ObjectKind::Pool {
+        by[0] = format!("used by {}", by[0]);
+    }
     if by.len() > REPORTED_MAX {
         let more = by.len() - REPORTED_MAX;
         by.truncate(REPORTED_MAX);
@@ -144,7 +147,7 @@ mod tests {
                 "in account of host web, in chap of iqn.x:a, in chap of iqn.x:b, 1 more",
             ),
             (ObjectKind::Host, "web", "in allow of iqn.x:a"),
-            (ObjectKind::Pool, "p", "the pool of volume a"),
+            (ObjectKind::Pool, "p", "used by volume a"),
         ] {
             assert_eq!(referred_of(kind, name).as_deref(), Some(by));
         }

@@ -188,3 +188,29 @@ pub struct RolledBack {
     /// The snapshot.
     pub snapshot: String,
 }
+
+/// `GET /v1/snapshots/{name}/changes`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SnapshotChanges {
+    /// The snapshot.
+    pub snapshot: String,
+    /// The older snapshot with which it was compared; none for an empty volume.
+    pub since: Option<String>,
+    /// Size of the snapshot in bytes.
+    pub size_bytes: u64,
+    /// The ranges in which they may differ, in order. Data that was written again counts as different.
+    pub changes: Vec<ChangedRange>,
+    /// Where the next request goes on, if there may be more.
+    pub next_offset: Option<u64>,
+}
+
+/// A range in which two snapshots may differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ChangedRange {
+    /// Its first byte.
+    pub offset: u64,
+    /// Its bytes.
+    pub length: u64,
+    /// The snapshot has no data there: it reads as zeroes.
+    pub is_hole: bool,
+}

@@ -179,6 +179,12 @@ pub enum StoreError {
         /// The problem and its remedy.
         problem: String,
     },
+    /// A volume or a snapshot in a pool prevents the operation.
+    #[error("{problem}")]
+    PoolObjectInUse {
+        /// Its name, the problem and the remedy.
+        problem: String,
+    },
     /// A device of a pool cannot be opened.
     #[error("pool {pool}: {source}")]
     Device {
@@ -238,7 +244,7 @@ impl StoreError {
     pub fn is_in_use(&self) -> bool {
         match self {
             Self::Device { source, .. } => source.is_in_use(),
-            other => matches!(other, Self::InUse { .. }),
+            other => matches!(other, Self::InUse { .. } | Self::PoolObjectInUse { .. }),
         }
     }
 

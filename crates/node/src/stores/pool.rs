@@ -24,6 +24,7 @@ pub use self::creation::{PoolPlan, create};
 use super::file::{FileOptions, FileStore};
 use super::{MarkRule, OpenMode, StoreError};
 use crate::config::{PoolConfig, VolumeConfig, render_size};
+use crate::metrics::PoolUsage;
 use crate::model::{ByteSize, SnapshotName, render_rounded};
 
 /// The cores on which operations on pools run.
@@ -271,9 +272,38 @@ impl OpenPool {
         T: Send + 'static,
         F: Future<Output = Result<T, PoolError>> + 'static,
     {
+        self.operate_on("", operation).await
+    }
+
+    /// Does the same. An error about a volume or a snapshot names `object`.
+    pub(crate) async fn operate_on<T, F>(
+        self: &Arc<Self>,
+        object: &str,
+        operation: impl FnOnce(Pool) -> F + Send + 'static,
+    ) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, PoolError>> + 'static,
+    {
+        let object = object.to_owned();
         let answer = self.begin(|open| {
             let operation = operation(open.pool.clone());
-            async move { operation.await.map_err(|error| open.failed(error)) }
+            async move {
+                operation.await.map_err(|error| match error {
+                    PoolError::InUse => StoreError::PoolObjectInUse {
+                        problem: format!("{object} is in use: delete the volume that serves it first"),
+                    },
+                    PoolError::Protected => StoreError::PoolObjectInUse {
+                        problem: format!(
+                            "{object} is protected from deletion: end that first with `sarsen snapshot unprotect`"
+                        ),
+                    },
+                    PoolError::Exists => StoreError::PoolObjectInUse {
+                        problem: format!("{object} exists already: choose another name, or delete it first"),
+                    },
+                    other => open.failed(other),
+                })
+            }
         });
         answer.await.unwrap_or(Err(StoreError::ServerEnds))
     }
@@ -479,11 +509,16 @@ impl OpenPool {
         of: Vec<(VolumeId, SnapshotName)>,
         protect: bool,
     ) -> Result<(), StoreError> {
+        let names: Vec<_> = of.iter().map(|(_, name)| name.to_string()).collect();
+        let object = match names.as_slice() {
+            [name] => format!("snapshot {name}"),
+            names => format!("one of the snapshots {}", names.join(", ")),
+        };
         let of: Vec<_> = of
             .into_iter()
             .map(|(volume, name)| (volume, label(name.to_string(), new_identifier())))
             .collect();
-        self.operate(move |pool| async move {
+        self.operate_on(&object, move |pool| async move {
             let created = pool.snapshot(&of).await?;
             for id in created.into_iter().filter(|_| protect) {
                 pool.protect(id, true).await?;
@@ -491,6 +526,19 @@ impl OpenPool {
             Ok(())
         })
         .await
+    }
+
+    /// Returns its space, for metrics.
+    pub(crate) fn usage(&self) -> PoolUsage {
+        let space = self.pool.space();
+        let volumes = self.pool.volumes().into_iter();
+        let volumes = volumes.filter(|one| one.kind == VolumeKind::Volume);
+        PoolUsage {
+            name: self.config().name,
+            size: space.size_bytes,
+            free: space.free_bytes,
+            provisioned: volumes.map(|one| one.size).sum(),
+        }
     }
 
     /// Returns the problem of the pool, if it has one.
@@ -516,8 +564,8 @@ impl OpenPool {
         (percent >= config.alert_percent()).then(|| {
             // A problem whose text changes is not a new problem.
             format!(
-                "is nearly full: {percent} % of {} is used. When it is full, writes of new data fail. Delete snapshots or \
-                 volumes (--erase)",
+                "is nearly full: {percent} % of {} is used. When it is full, writes of new data fail. Delete snapshots, or \
+                 erase volumes",
                 render_rounded(space.size_bytes),
             )
         })

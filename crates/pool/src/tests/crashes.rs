@@ -366,7 +366,7 @@ impl History {
         drop(volumes);
         for object in pool.volumes() {
             // A request that lost its caller may still use it.
-            while let Err(PoolError::Invalid(_)) = pool.delete(object.id).await {
+            while let Err(PoolError::InUse) = pool.delete(object.id).await {
                 tokio::task::yield_now().await;
             }
         }
@@ -520,7 +520,7 @@ async fn delete_snapshot(model: Shared, pool: Pool, name: String) {
     note(format_args!("snapshot {name} is deleted"));
     match pool.delete(id).await {
         // Another client reads it.
-        Err(PoolError::Invalid(_)) => {}
+        Err(PoolError::InUse | PoolError::Protected | PoolError::Invalid(_)) => {}
         deleted => {
             expected(deleted).await;
             model.borrow_mut().snapshots.remove(&name);
@@ -556,7 +556,13 @@ async fn replace(model: Shared, pool: Pool, name: String, snapshot: Option<Strin
     let done = match result {
         Ok(()) => true,
         // A flush has it open, the snapshot is gone, or there is no space.
-        Err(PoolError::Invalid(_) | PoolError::NotFound | PoolError::NoSpace) => false,
+        Err(
+            PoolError::InUse
+            | PoolError::Protected
+            | PoolError::Invalid(_)
+            | PoolError::NotFound
+            | PoolError::NoSpace,
+        ) => false,
         Err(error) => return expected(Err(error)).await,
     };
     if done && to.is_none() {

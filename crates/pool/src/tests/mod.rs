@@ -1,5 +1,6 @@
 //! Tests of whole pools on simulated devices.
 
+mod changes;
 mod crashes;
 mod damage;
 mod device;
@@ -187,11 +188,11 @@ fn objects_have_unique_names_and_protection() {
         assert!(matches!(pool.rename(&[(snapshot, "v".into())]).await, Err(PoolError::Exists)));
         pool.rename(&[(snapshot, "t".into())]).await.expect("renamed");
         pool.protect(snapshot, true).await.expect("protected");
-        assert!(matches!(pool.delete(snapshot).await, Err(PoolError::Invalid(_))));
+        assert!(matches!(pool.delete(snapshot).await, Err(PoolError::Protected)));
         assert!(matches!(pool.clone_of(id, &label("c")).await, Err(PoolError::Invalid(_))));
         let clone = pool.clone_of(snapshot, &label("c")).await.expect("created");
         let open = pool.open_volume(clone).await.expect("opened");
-        assert!(matches!(pool.delete(clone).await, Err(PoolError::Invalid(_))), "it is in use");
+        assert!(matches!(pool.delete(clone).await, Err(PoolError::InUse)));
         drop(open);
         pool.protect(snapshot, false).await.expect("not protected");
         pool.delete(snapshot).await.expect("deleted, although it has a clone");

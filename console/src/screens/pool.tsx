@@ -1,0 +1,158 @@
+// One pool: its devices and settings, and the volumes and snapshots that use its space.
+
+import { useState } from "preact/hooks";
+import { type Edit, type Pool, type PoolStatus, type StoredVolume, segment, useResource } from "../api";
+import * as format from "../format";
+import { type Inventory, useInventory } from "../inventory";
+import { Filter, Heading, Pages, Trouble, useFiltered } from "../parts/basics";
+import { ConfirmChange } from "../parts/change";
+import { type Setting, SettingsForm } from "../parts/settings";
+import { PoolState, Provisioned, UsedSpace } from "../parts/space";
+import { navigate } from "../router";
+
+export function PoolDetail(props: { name: string }) {
+  const { name } = props;
+  const inventory = useInventory();
+  const { data, error } = useResource<{ pool: PoolStatus; contents: StoredVolume[] }>(`/pools/${segment(name)}`);
+  const config = inventory.document?.pool?.find((pool) => pool.name === name);
+  return (
+    <>
+      <Heading title={name} actions={data?.pool.is_open && config && <a class="button primary" href={`/create?pool=${segment(name)}`}>Create a volume in this pool</a>}>{name}</Heading>
+      <Trouble error={error ?? inventory.error} />
+      {error?.status === 404 && <p><a href="/pools">Go to pools</a></p>}
+      {!data && !error && <p class="quiet" role="status">Loading the pool.</p>}
+      {data && (
+        <>
+          <Details pool={data.pool} />
+          {data.pool.is_open && <Contents pool={name} contents={data.contents} inventory={inventory} />}
+        </>
+      )}
+      {data && config && <Settings config={config} onDone={inventory.reload} />}
+    </>
+  );
+}
+
+function Details(props: { pool: PoolStatus }) {
+  const { pool } = props;
+  return (
+    <section>
+      <h2>Details</h2>
+      <dl class="facts">
+        <dt>State</dt><dd class="name"><PoolState pool={pool} /></dd>
+        <dt>Used</dt><dd><UsedSpace pool={pool} /></dd>
+        {pool.is_open && (
+          <>
+            <dt>Free</dt><dd>{format.size(pool.free_bytes)}{pool.is_freeing && ". The space of deleted volumes and snapshots is being freed."}</dd>
+            <dt>Provisioned</dt><dd><Provisioned pool={pool} /></dd>
+            <dt>Chunk size</dt><dd>{format.size(pool.chunk_bytes)}</dd>
+          </>
+        )}
+        <dt>Devices</dt>
+        <dd class="name">{pool.devices.map(({ path, size_bytes }) => <div key={path}>{path}{size_bytes !== null && `, ${format.size(size_bytes)}`}</div>)}</dd>
+      </dl>
+    </section>
+  );
+}
+
+/** The volumes and snapshots by the space to which they refer. */
+function Contents(props: { pool: string; contents: StoredVolume[]; inventory: Inventory }) {
+  const { pool, inventory } = props;
+  const contents = props.contents.toSorted((a, b) => b.referenced_bytes - a.referenced_bytes || (a.name < b.name ? -1 : 1));
+  const of = useFiltered(contents, ({ name, origin }) => `${name} ${origin ?? ""}`);
+  const served = inventory.volumes.filter(({ config }) => config?.pool === pool && config.snapshot === undefined);
+  // The serial number joins a volume and its data. Without a state there may be none.
+  const bySerial = new Map(served.flatMap(({ name, config }) => (config?.serial ? [[config.serial, name] as const] : [])));
+  const isKnown = inventory.document !== null;
+  const volumeOf = (stored: StoredVolume): string | null => {
+    if (!stored.is_snapshot) {
+      // Without a state, the server does not say which volumes are in pools.
+      if (!isKnown) return inventory.volumes.some(({ name }) => name === stored.name) ? stored.name : null;
+      const found = stored.serial === null ? undefined : bySerial.get(stored.serial);
+      return found ?? served.find(({ name, config }) => name === stored.name && !config?.serial)?.name ?? null;
+    }
+    const origin = props.contents.find(({ name, is_snapshot }) => !is_snapshot && name === stored.origin);
+    return origin ? volumeOf(origin) : null;
+  };
+  const kindOf = ({ is_snapshot, origin }: StoredVolume) => (is_snapshot ? "snapshot" : origin === null ? "volume" : `volume, clone of ${origin}`);
+  return (
+    <section aria-labelledby="contents">
+      <h2 id="contents">Volumes and snapshots</h2>
+      {contents.length === 0 && <p class="quiet">The pool has no volumes and no snapshots.</p>}
+      {contents.length > 0 && (
+        <>
+          <p class="quiet">The list begins with those that refer to most data. Volumes, snapshots and clones can refer to the same data.</p>
+          <Filter of={of} what="object" />
+          <div class="scroll">
+            <table class="stack">
+              <thead><tr><th scope="col">Name</th><th scope="col">Kind</th><th scope="col" class="number">Referenced</th><th scope="col" class="number">Size</th><th scope="col">Created</th><th scope="col">Protected</th></tr></thead>
+              <tbody>
+                {of.shown.map((stored) => {
+                  const volume = volumeOf(stored);
+                  return (
+                    <tr key={stored.name}>
+                      <th scope="row" class="name">
+                        {volume === null
+                          ? <>{stored.name}{isKnown && <>, <a href="/volumes">{stored.is_snapshot ? "of a deleted volume" : "an orphan"}</a></>}</>
+                          : <a href={`/volumes/${segment(volume)}`}>{stored.name}</a>}
+                      </th>
+                      <td class="name" data-label="Kind">{kindOf(stored)}</td>
+                      <td class="number" data-label="Referenced">{format.size(stored.referenced_bytes)}</td>
+                      <td class="number" data-label="Size">{format.size(stored.size_bytes)}</td>
+                      <td data-label="Created"><time dateTime={new Date(stored.created_unix_seconds * 1000).toISOString()}>{format.moment(stored.created_unix_seconds)}</time></td>
+                      <td data-label="Protected">{stored.is_snapshot ? (stored.is_protected ? "yes" : "no") : "–"}</td>
+                    </tr>
+                  );
+                })}
+              </tbody>
+            </table>
+          </div>
+          <Pages of={of} />
+        </>
+      )}
+    </section>
+  );
+}
+
+const FIELDS: Setting[] = [
+  { key: "alert-percent", label: "Alert at (percent)", hint: "The used part of the space that is reported as a problem. Default: 80.", isNumber: true },
+  { key: "memory", label: "Memory", hint: "The maximum for the maps of its volumes, such as 2GiB. Default: 1GiB.", isNumber: false },
+];
+
+type Pending = { title: string; verb: string; edit: Edit; after: () => void };
+
+function Settings(props: { config: Pool; onDone: () => void }) {
+  const { config } = props;
+  const [pending, setPending] = useState<Pending | null>(null);
+  const [said, setSaid] = useState("");
+  const path = `/config/pool/${segment(config.name)}`;
+  const change = (edit: Edit) => {
+    setSaid("");
+    setPending({ title: `Settings of pool ${config.name}`, verb: "Change", edit, after: () => {
+      setSaid("The new settings are in force.");
+      props.onDone();
+    } });
+  };
+  const remove = () => setPending({ title: `Delete pool ${config.name}`, verb: "Delete", edit: { method: "DELETE", path }, after: () => navigate("/pools") });
+  return (
+    <section>
+      <h2>Settings</h2>
+      <p role="status">{said}</p>
+      <SettingsForm fields={FIELDS} values={{ "alert-percent": config["alert-percent"], memory: config.memory }} path={path} onPlanned={change} />
+      <p class="apart"><button type="button" class="danger" onClick={remove}>Delete this pool</button></p>
+      <p class="hint">Deletion keeps the data on the devices. A pool that has volumes is not deleted: delete its volumes first.</p>
+      {pending && (
+        <ConfirmChange title={pending.title} verb={pending.verb} edit={pending.edit} onClose={() => setPending(null)} onDone={() => {
+          setPending(null);
+          pending.after();
+        }}>
+          {pending.edit.method === "DELETE" && (
+            <>
+              <p>The data stays on the devices of the pool. To use it again, import the pool.</p>
+              <ul>{config.devices.map((device) => <li key={device}><code class="name">{device}</code></li>)}</ul>
+            </>
+          )}
+        </ConfirmChange>
+      )}
+    </section>
+  );
+}
