@@ -147,7 +147,7 @@ fn a_deleted_volume_remains_in_its_pool_until_it_is_erased() -> Result<()> {
     let listed = server.json(&["snapshot", "list", "b"])?;
     ensure!(listed["snapshots"][0]["name"] == "b@s", "{listed}");
     let refused = server.refused(FAILED, &["volume", "delete", "b", "--cascade", "--erase"])?;
-    ensure!(refused.contains("it has 1 snapshots"), "{refused}");
+    ensure!(refused.contains("it has 1 snapshot:"), "{refused}");
     server.run(&["snapshot", "delete", "b@s"])?;
     let serial =
         server.json(&["volume", "show", "b"])?["serial"].as_str().context("one")?.to_owned();
@@ -156,8 +156,9 @@ fn a_deleted_volume_remains_in_its_pool_until_it_is_erased() -> Result<()> {
     let orphans = server.run(&["volume", "orphan", "list"])?;
     ensure!(orphans.contains("tank/b"), "{orphans}");
     // A new volume with the same name does not get its data; one with its serial number does.
-    let refused = server.refused(FAILED, &["volume", "create", "b", "64MiB", "--pool", "tank"])?;
-    ensure!(refused.contains(&format!("serial = \"{serial}\"")), "{refused}");
+    server.run(&["volume", "create", "b", "64MiB", "--pool", "tank", "--export"])?;
+    qemu_io(&server, "b", &["read -P 0 0 64M"])?;
+    server.run(&["volume", "delete", "b", "--cascade", "--erase"])?;
     server.run(&["volume", "create", "c", "--pool", "tank", "--serial", &serial, "--export"])?;
     qemu_io(&server, "c", &["read -P 0x11 0 16M"])?;
     server.run(&["volume", "delete", "c", "--cascade"])?;
@@ -183,6 +184,54 @@ fn a_deleted_volume_remains_in_its_pool_until_it_is_erased() -> Result<()> {
     ensure!(refused.contains("sarsen pool import"), "{refused}");
     server.run(&["pool", "import", "tank", "--device", device])?;
     ensure!(server.run(&["volume", "orphan", "list"])?.contains("tank/e"));
+    server.stop()
+}
+
+#[test]
+fn snapshots_belong_to_their_volume_whatever_its_name() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = start(folder.path())?;
+    create_pool(&server, &folder.path().join("tank.pool"), "256MiB")?;
+    let create = |name: &str, pattern: &str| {
+        server.run(&["volume", "create", name, "16MiB", "--pool", "tank", "--export"])?;
+        qemu_io(&server, name, &[&format!("write -P {pattern} 0 1M")])?;
+        server.run(&["snapshot", "create", &format!("{name}@k")])
+    };
+    // A volume gets the name of an orphan, which has a snapshot of the same name.
+    create("old", "0x11")?;
+    server.run(&["volume", "delete", "old", "--cascade"])?;
+    create("new", "0x22")?;
+    qemu_io(&server, "new", &["write -P 0x33 0 1M"])?;
+    server.run(&["volume", "rename", "new", "old"])?;
+    server.run(&["snapshot", "rollback", "old@k", "--destroy"])?;
+    let read = |target: &str, pattern: &str| {
+        qemu_io(&server, target, &[&format!("read -P {pattern} 0 1M")])
+    };
+    read("new", "0x22")?;
+    server.run(&["snapshot", "delete", "old@k"])?;
+    let listed = server.run(&["snapshot", "list", "old"])?;
+    ensure!(listed == "no snapshots\n", "{listed}");
+    let refused =
+        server.refused(CONFLICT, &["volume", "orphan", "remove", "tank/old", "--destroy"])?;
+    ensure!(refused.contains("it has snapshots"), "the orphan's is still there: {refused}");
+    // Two volumes exchange their names.
+    create("p", "1")?;
+    create("q", "2")?;
+    let exported = server.run(&["export"])?;
+    let exchanged = exported.replace("name = \"p\"", "name = \"x\"");
+    let exchanged = exchanged.replace("name = \"q\"", "name = \"p\"");
+    server.applied(&exchanged.replace("name = \"x\"", "name = \"q\""), &[])?;
+    qemu_io(&server, "p", &["read -P 2 0 1M", "write -P 9 0 1M"])?;
+    server.run(&["snapshot", "rollback", "p@k", "--destroy"])?;
+    read("p", "2")?;
+    read("q", "1")?;
+    let refused = server.refused(USAGE, &["snapshot", "create", "p@daily-mine"])?;
+    ensure!(refused.contains("those of schedules"), "{refused}");
+    let refused = server.refused(FAILED, &["volume", "set", "p", "serial=other"])?;
+    ensure!(refused.contains("leave serial as it is"), "{refused}");
+    // Devices can be changed only to the pool's own.
+    let refused = server.refused(FAILED, &["pool", "set", "tank", "devices=[\"/etc/passwd\"]"])?;
+    ensure!(!refused.is_empty());
     server.stop()
 }
 
@@ -403,6 +452,6 @@ fn snapshots_of_several_volumes_are_of_one_moment_and_schedules_create_theirs() 
         Ok(listed.contains("data@hourly-") && listed.contains("data@daily-"))
     })?;
     let events = server.run(&["event", "list"])?;
-    ensure!(events.contains("snapshot data@m and 1 others were created"), "{events}");
+    ensure!(events.contains("snapshots data@m and log@m were created"), "{events}");
     server.stop()
 }

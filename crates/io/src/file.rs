@@ -460,7 +460,13 @@ impl File {
         let file =
             std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         let allocated = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, length);
-        if let Err(error) = allocated.map_err(io::Error::from).and_then(|()| file.sync_all()) {
+        let durable = || {
+            file.sync_all()?;
+            // Its name is durable with its folder (fsync(2)).
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            std::fs::File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+        };
+        if let Err(error) = allocated.map_err(io::Error::from).and_then(|()| durable()) {
             // The error of the allocation is the one to report.
             let _ = std::fs::remove_file(path);
             return Err(error);

@@ -38,8 +38,8 @@ pub enum PoolError {
     /// There is no such volume or snapshot.
     #[error("there is no such volume or snapshot in the pool")]
     NotFound,
-    /// Another volume or snapshot has the name.
-    #[error("the pool has another volume or snapshot of this name")]
+    /// The volume has another snapshot of this name.
+    #[error("the volume has another snapshot of this name")]
     Exists,
     /// It is open, so it cannot be deleted or rolled back.
     #[error("it is in use")]
@@ -81,6 +81,16 @@ pub enum PoolProblem {
         expected: usize,
         /// Number of devices that were given.
         found: usize,
+    },
+    /// It was not in use with the others: it is an older copy.
+    #[error(
+        "it is an older copy of a device of the pool (checkpoint {generation} of {newest}): use the device itself"
+    )]
+    Stale {
+        /// The number of its last checkpoint.
+        generation: u64,
+        /// The number of the last checkpoint of the pool.
+        newest: u64,
     },
     /// The device is shorter than it was.
     #[error("it has {actual} bytes of the {expected} that it had")]

@@ -266,6 +266,11 @@ pub(crate) async fn find_devices(
         if actual < expected {
             return Err(unfit(device, PoolProblem::Short { expected, actual }));
         }
+        // A crash leaves some devices with the checkpoint before the last one.
+        let (generation, last) = (superblocks[device].generation.get(), newest.generation.get());
+        if generation + 1 < last {
+            return Err(unfit(device, PoolProblem::Stale { generation, newest: last }));
+        }
         if superblocks[device].generation != newest.generation {
             behind.push(number);
         }

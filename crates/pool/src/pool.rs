@@ -25,7 +25,7 @@ pub struct VolumeId(pub u32);
 /// The name of a new object, and what identifies it elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// Unique in the pool; 1 to 127 bytes.
+    /// 1 to 127 bytes. Each snapshot of a volume has another one; volumes may have the same.
     pub name: String,
     /// A number that no other object has.
     pub identifier: [u8; 16],
@@ -122,8 +122,7 @@ impl Pool {
         let is_deleting = state.objects.values().any(|object| object.is_deleting());
         PoolSpace {
             size_bytes: state.space.chunks() << state.shape().chunk_shift,
-            free_bytes: (state.space.free_chunks() + state.space.returning_chunks())
-                << state.shape().chunk_shift,
+            free_bytes: state.usable_chunks() << state.shape().chunk_shift,
             is_deleting,
         }
     }
@@ -154,7 +153,18 @@ impl Pool {
 
     /// Creates snapshots of several volumes at one moment. They are durable when this returns.
     pub async fn snapshot(&self, of: &[(VolumeId, Label)]) -> Result<Vec<VolumeId>, PoolError> {
-        let rows = of.iter().map(|(volume, label)| (volume.0, row_of(label, IS_SNAPSHOT)));
+        self.snapshot_with(of, false).await
+    }
+
+    /// Does the same, and protects the snapshots from deletion if `protect` is set.
+    pub async fn snapshot_with(
+        &self,
+        of: &[(VolumeId, Label)],
+        protect: bool,
+    ) -> Result<Vec<VolumeId>, PoolError> {
+        let flags = if protect { PROTECTED } else { 0 };
+        let row = |label| VolumeRow { flags, ..row_of(label, IS_SNAPSHOT) };
+        let rows = of.iter().map(|(volume, label)| (volume.0, row(label)));
         self.add_objects(&rows.collect::<Vec<_>>()).await
     }
 
@@ -179,13 +189,11 @@ impl Pool {
         let shared = &self.shared;
         let (mut ids, mut landed) = (Vec::new(), None);
         let completed = |state: &mut State| {
-            let mut names: Vec<_> = new.iter().map(|(_, row)| row.name).collect();
-            names.sort_unstable();
-            let is_twice = names.windows(2).any(|pair| pair[0] == pair[1]);
-            let is_taken = |name: &[u8; NAME_MAX + 1]| {
-                state.objects.values().any(|other| !other.is_deleting() && other.row.name == *name)
-            };
-            if is_twice || names.iter().any(is_taken) {
+            let snapshots = new.iter().filter(|(_, row)| row.kind == IS_SNAPSHOT);
+            let mut names: HashSet<_> = HashSet::new();
+            if !snapshots.clone().all(|(source, row)| names.insert((*source, row.name)))
+                || snapshots.clone().any(|(source, row)| has_snapshot(state, *source, &row.name))
+            {
                 return Err(PoolError::Exists);
             }
             // All of them are created, or none.
@@ -260,27 +268,22 @@ impl Pool {
         self.change_row(wanted).await
     }
 
-    /// Renames volumes and snapshots. Names can be exchanged.
+    /// Renames volumes.
     pub async fn rename(&self, names: &[(VolumeId, String)]) -> Result<(), PoolError> {
         let wanted = |state: &mut State| {
             let mut rows = Vec::with_capacity(names.len());
             for (id, name) in names {
                 let mut row = live(state, *id)?;
                 row.name = checked_name(name);
+                if row.kind != IS_VOLUME {
+                    return Err(PoolError::Invalid("a snapshot keeps its name"));
+                }
                 if row.name[0] == 0 {
                     return Err(PoolError::Invalid("a name has 1 to 127 bytes"));
                 }
                 rows.push(row);
             }
-            let ids: HashSet<u32> = rows.iter().map(|row| row.id.get()).collect();
-            let others = state.objects.values().filter(|one| !one.is_deleting());
-            let others = others.filter(|one| !ids.contains(&one.row.id.get()));
-            let mut used: HashSet<_> = others.map(|other| other.row.name).collect();
-            if rows.iter().all(|row| used.insert(row.name)) {
-                Ok(rows)
-            } else {
-                Err(PoolError::Exists)
-            }
+            Ok(rows)
         };
         let perform = |state: &mut State, rows: Vec<VolumeRow>| {
             // Only another size could need what is not there.
@@ -423,6 +426,15 @@ fn landing(state: &State, id: VolumeId) -> Option<oneshot::Receiver<()>> {
 pub(crate) fn live(state: &State, id: VolumeId) -> Result<VolumeRow, PoolError> {
     let object = state.objects.get(&id.0).filter(|object| !object.is_deleting());
     Ok(object.ok_or(PoolError::NotFound)?.row)
+}
+
+/// Returns whether a volume has a snapshot of this name.
+fn has_snapshot(state: &State, volume: u32, name: &[u8; NAME_MAX + 1]) -> bool {
+    state.objects.values().any(|other| {
+        let row = &other.row;
+        let is_its = row.kind == IS_SNAPSHOT && row.origin.get() == volume;
+        is_its && !other.is_deleting() && row.name == *name
+    })
 }
 
 /// Returns a padded name, which is empty if the name is too long.

@@ -461,6 +461,11 @@ impl Space {
             + slots as u64 * u64::from(self.shape.usable(SlabKind::Pages))
     }
 
+    /// Returns the number of free pages in slabs.
+    pub(crate) const fn free_pages(&self) -> u64 {
+        self.free_units[at(SlabKind::Pages)]
+    }
+
     /// Returns the number of chunks if all slots were used for data.
     pub(crate) fn chunks(&self) -> u64 {
         let slots: u64 = self.layouts.iter().map(|layout| u64::from(layout.slots)).sum();

@@ -9,7 +9,7 @@ use crate::format::{CATALOGUE_HEIGHT, DELETING, FAN_OUT, IS_VOLUME, PageKind, VO
 use crate::grace::Period;
 use crate::pages::{Cached, Page, PageMap};
 use crate::records::Record;
-use crate::shape::Shape;
+use crate::shape::{Shape, SlabKind};
 use crate::space::{Assigned, Space};
 
 /// A tree of pages.
@@ -135,6 +135,15 @@ impl State {
 
     pub(crate) const fn catalogue(&self) -> u64 {
         self.catalogue.root
+    }
+
+    /// Returns the number of chunks that new data can use, now or when units that were given back are free.
+    pub(crate) fn usable_chunks(&self) -> u64 {
+        let chunks = self.space.free_chunks() + self.space.returning_chunks();
+        // Slots that pages may need get no data.
+        let missing = self.reserve().saturating_sub(self.space.free_pages());
+        let slots = missing.div_ceil(u64::from(self.shape().usable(SlabKind::Pages)));
+        chunks.saturating_sub(slots * u64::from(self.shape().usable(SlabKind::Data)))
     }
 
     /// Returns the number of pages that changes without new data need at most: every page of the map of every volume once,

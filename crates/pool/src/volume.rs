@@ -162,7 +162,7 @@ impl Store for PoolVolume {
         let used = state.objects.get(&self.id).map_or(0, |object| object.row.chunks.get());
         Io::Ready(Ok(Space {
             used_blocks: used << shift,
-            available_blocks: (state.space.free_chunks() + state.space.returning_chunks()) << shift,
+            available_blocks: state.usable_chunks() << shift,
         }))
     }
 

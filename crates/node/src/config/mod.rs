@@ -307,10 +307,18 @@ impl Config {
         Ok(self)
     }
 
-    /// Returns the pool of a volume, if it has one.
-    pub(crate) fn pool_of(&self, volume: &VolumeConfig) -> Option<&PoolConfig> {
+    /// Returns the pool of a volume, if it has one, and the serial number of the volume whose snapshot it is, or begins with.
+    pub(crate) fn pool_of(&self, volume: &VolumeConfig) -> Option<(PoolConfig, Option<String>)> {
         let name = volume.pool.as_ref()?;
-        self.pools.iter().find(|pool| pool.name == *name)
+        let pool = self.pools.iter().find(|pool| pool.name == *name)?;
+        let snapshot = volume.snapshot.as_ref().or(volume.clone_of.as_ref());
+        let origin = snapshot.and_then(|snapshot| self.serial_of(&snapshot.volume));
+        Some((pool.clone(), origin.map(str::to_owned)))
+    }
+
+    /// Returns the serial number of a volume.
+    pub(crate) fn serial_of(&self, volume: &str) -> Option<&str> {
+        self.volumes.iter().find(|one| one.name == volume)?.serial.as_deref()
     }
 
     /// Checks that pools have different names and devices, and that the pools of volumes exist.

@@ -1,7 +1,6 @@
 //! Requests for pools and snapshots.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use axum::Router;
@@ -20,7 +19,7 @@ use super::error::ApiError;
 use super::openapi::Failures;
 use super::routes::{Answer, Json, parse};
 use crate::config::PoolConfig;
-use crate::desired::{Change as ConfigChange, ChangeRefused, Changed, Edit};
+use crate::desired::{Change as ConfigChange, ChangeRefused, Changed, Edit, reattach};
 use crate::engine::SnapshotError;
 use crate::events::Occurrence;
 use crate::model::{CacheMode, Object, SnapshotName, Textual as _};
@@ -105,12 +104,14 @@ pub(super) async fn contents(
     Path(name): Path<String>,
 ) -> Answer<PoolContents> {
     let config = find_pool(&api, &name)?;
-    let objects = api.engine.pools.get(&name).map_or_else(Vec::new, |open| open.pool.volumes());
-    let names = names_of(&objects);
+    let open = api.engine.pools.get(&name);
+    let objects = open.as_ref().map_or_else(Vec::new, |open| open.pool.volumes());
+    let own = open.as_ref().map(|open| api.engine.names_in_pool(open)).unwrap_or_default();
+    let names = names_of(&objects, &own);
     let stored = |one: &VolumeInfo| {
         let is_snapshot = one.kind == VolumeKind::Snapshot;
         StoredVolume {
-            name: one.label.name.clone(),
+            name: names.get(&one.id).cloned().unwrap_or_default(),
             is_snapshot,
             size_bytes: one.size,
             referenced_bytes: one.referenced_bytes,
@@ -124,8 +125,18 @@ pub(super) async fn contents(
     Ok(Json(PoolContents { pool: status(&api, &config), contents }))
 }
 
-fn names_of(objects: &[VolumeInfo]) -> HashMap<VolumeId, String> {
-    objects.iter().map(|one| (one.id, one.label.name.clone())).collect()
+/// Returns the names of volumes and snapshots. A volume of this server has its name there, others that of the catalogue.
+fn names_of(objects: &[VolumeInfo], own: &HashMap<VolumeId, String>) -> HashMap<VolumeId, String> {
+    let mut names: HashMap<VolumeId, String> = HashMap::new();
+    for one in objects.iter().filter(|one| one.kind == VolumeKind::Volume) {
+        names.insert(one.id, own.get(&one.id).unwrap_or(&one.label.name).clone());
+    }
+    for one in objects.iter().filter(|one| one.kind == VolumeKind::Snapshot) {
+        let volume = one.origin.and_then(|origin| names.get(&origin));
+        let volume = volume.map_or("", String::as_str);
+        names.insert(one.id, format!("{volume}@{}", one.label.name));
+    }
+    names
 }
 
 /// Creates a pool on devices, or adds the pool that they have.
@@ -133,7 +144,7 @@ fn names_of(objects: &[VolumeInfo]) -> HashMap<VolumeId, String> {
     post,
     tag = "state",
     path = "/v1/pools",
-    params(("sarsen-author" = Option<String>, Header, description = "Who makes it")),
+    params(("sarsen-author" = Option<String>, Header, description = "The author of the change")),
     request_body = CreatePool,
     responses((status = 200, body = Changed), Failures)
 )]
@@ -185,14 +196,12 @@ pub(super) async fn create(
         desired.check(change()).await?;
         let cores = engine.pools.cores.clone();
         let format = move || pool::format(&cores, &plan, force);
-        let first = config.devices[0].clone();
-        let formatted = engine.run_on_disk(&first, format).await.map_err(ChangeRefused::from)??;
+        let formatted =
+            engine.run_on_pool(&config.name, format).await.map_err(ChangeRefused::from)??;
         let changed = desired.change(|_| Ok::<_, ApiError>(change())).await;
         if changed.is_err() {
-            engine
-                .run_on_disk(&first, move || formatted.undo())
-                .await
-                .map_err(ChangeRefused::from)?;
+            let undo = move || formatted.undo();
+            engine.run_on_pool(&config.name, undo).await.map_err(ChangeRefused::from)?;
         }
         changed
     });
@@ -201,26 +210,29 @@ pub(super) async fn create(
     changed.map_err(aborted)?.map(Json)
 }
 
-fn snapshots_in(open: &Arc<OpenPool>) -> Vec<Snapshot> {
+/// Returns the snapshots in a pool, with their identities.
+fn snapshots_in(api: &Api, open: &OpenPool) -> Vec<(VolumeInfo, Snapshot)> {
     let objects = open.pool.volumes();
-    let (names, pool) = (names_of(&objects), open.config().name);
+    let (own, pool) = (api.engine.names_in_pool(open), open.config().name);
+    let names = names_of(&objects, &own);
     let mut clones: HashMap<VolumeId, Vec<String>> = HashMap::new();
     for one in objects.iter().filter(|one| one.kind == VolumeKind::Volume) {
-        if let Some(origin) = one.origin {
-            clones.entry(origin).or_default().push(one.label.name.clone());
+        if let (Some(origin), Some(name)) = (one.origin, names.get(&one.id)) {
+            clones.entry(origin).or_default().push(name.clone());
         }
     }
     let snapshot = |one: &VolumeInfo| Snapshot {
-        name: one.label.name.clone(),
+        name: names.get(&one.id).cloned().unwrap_or_default(),
         pool: pool.clone(),
-        volume: one.origin.and_then(|origin| names.get(&origin).cloned()),
+        volume: one.origin.and_then(|origin| own.get(&origin).cloned()),
         size_bytes: one.size,
         referenced_bytes: one.referenced_bytes,
         created_unix_seconds: one.label.created,
         is_protected: one.is_protected,
         clones: clones.get(&one.id).cloned().unwrap_or_default(),
     };
-    objects.iter().filter(|one| one.kind == VolumeKind::Snapshot).map(snapshot).collect()
+    let snapshots = objects.iter().filter(|one| one.kind == VolumeKind::Snapshot);
+    snapshots.map(|one| (one.clone(), snapshot(one))).collect()
 }
 
 /// Returns the snapshots, of all volumes or of one.
@@ -243,15 +255,30 @@ pub(super) async fn snapshots(
     let Wanted { volume } = parse_query(query)?;
     // An error says why the snapshots of a volume are not known, such as that its pool is not open.
     let of_volume = volume.map(|name| api.engine.volume_in_pool(&name)).transpose()?;
-    let snapshots = match of_volume {
-        Some((open, found)) => {
-            let mut snapshots = snapshots_in(&open);
-            snapshots.retain(|one| one.volume.as_ref() == Some(&found.label.name));
-            snapshots
+    let mut all: Vec<(VolumeInfo, Snapshot)> = match &of_volume {
+        Some((open, _)) => snapshots_in(&api, open),
+        None => {
+            let pools = api.engine.pools.open_pools();
+            pools.iter().flat_map(|open| snapshots_in(&api, open)).collect()
         }
-        None => api.engine.pools.all().iter().flat_map(snapshots_in).collect(),
     };
+    if let Some((_, found)) = of_volume {
+        all.retain(|(one, _)| one.origin == Some(found.id));
+    }
+    let snapshots = all.into_iter().map(|(_, snapshot)| snapshot).collect();
     Ok(Json(SnapshotList { snapshots }))
+}
+
+/// Refuses an operation that loses data to a client that has not authenticated.
+fn check_loss(api: &Api, operation: &str) -> Result<(), ApiError> {
+    if api.is_trusted {
+        return Ok(());
+    }
+    let message = format!(
+        "snapshot: its {operation} is permitted only at the control socket, or with the token of the API (token-file of \
+         [api]); use one of them"
+    );
+    Err(ApiError::forbidden(message))
 }
 
 fn parse_name(name: &str) -> Result<SnapshotName, ApiError> {
@@ -259,10 +286,10 @@ fn parse_name(name: &str) -> Result<SnapshotName, ApiError> {
 }
 
 fn shown(api: &Api, name: &SnapshotName) -> Answer<Snapshot> {
-    let (open, _) = api.engine.find_snapshot(name)?;
-    let text = name.to_string();
-    let found = snapshots_in(&open).into_iter().find(|one| one.name == text);
-    found.map(Json).ok_or_else(|| ApiError::not_found(format!("snapshot {name} was deleted")))
+    let (open, found) = api.engine.find_snapshot(name)?;
+    let shown = snapshots_in(api, &open).into_iter().find(|(one, _)| one.id == found.id);
+    let shown = shown.map(|(_, snapshot)| Json(snapshot));
+    shown.ok_or_else(|| ApiError::not_found(format!("snapshot {name} was deleted")))
 }
 
 /// Returns a snapshot.
@@ -299,8 +326,12 @@ pub(super) async fn create_snapshots(
         snapshots.iter().map(|name| parse_name(name)).collect::<Result<_, _>>()?;
     api.engine.create_snapshots(names.clone(), protect).await?;
     api.front.access.events.tell(&Occurrence::SnapshotsCreated { names: snapshots });
-    let created = names.iter().map(|name| Ok(shown(&api, name)?.0));
-    Ok(Json(SnapshotList { snapshots: created.collect::<Result<_, ApiError>>()? }))
+    // All of them are in one pool.
+    let (open, _) = api.engine.volume_in_pool(&names[0].volume)?;
+    let wanted: HashSet<String> = names.iter().map(ToString::to_string).collect();
+    let mut created = snapshots_in(&api, &open);
+    created.retain(|(_, snapshot)| wanted.contains(&snapshot.name));
+    Ok(Json(SnapshotList { snapshots: created.into_iter().map(|(_, one)| one).collect() }))
 }
 
 /// Protects a snapshot from deletion, or ends that.
@@ -337,6 +368,7 @@ pub(super) async fn delete_snapshot(
     Path(name): Path<String>,
 ) -> Answer<Snapshot> {
     let name = parse_name(&name)?;
+    check_loss(&api, "deletion")?;
     let deleted = shown(&api, &name)?;
     api.engine.delete_snapshot(&name).await?;
     api.front.access.events.tell(&Occurrence::SnapshotDeleted { name: name.to_string() });
@@ -404,21 +436,38 @@ pub(super) async fn roll_back(
     let name = parse_name(&name)?;
     let RollBack { force, grace_seconds } = parse(body.bytes())?;
     drop(body);
+    check_loss(&api, "roll-back")?;
     let grace = grace_seconds.unwrap_or(GRACE);
     if grace > LONGEST_GRACE {
         let message = format!("grace_seconds: the maximum is {LONGEST_GRACE}");
         return Err(ApiError::invalid(Some("grace_seconds"), message));
     }
     let grace = force.then_some(Duration::from_secs(grace.into()));
-    let (engine, rolled_back) = (api.engine.clone(), name.clone());
-    let done = threads::aside(async move { engine.roll_back(&rolled_back, grace).await }).await;
-    done.map_err(|_| ApiError::internal("the roll-back was aborted; see the log"))??;
-    let (volume, snapshot) = (name.volume.clone(), name.to_string());
-    api.front
-        .access
-        .events
-        .tell(&Occurrence::VolumeRolledBack { volume: volume.clone(), snapshot: snapshot.clone() });
-    Ok(Json(RolledBack { volume, snapshot }))
+    let pending = api.engine.begin_roll_back(&name)?;
+    let Api { engine, desired, .. } = api;
+    let (reattaching, rolled_back) = (engine.clone(), name.clone());
+    // It ends even if its client disconnects meanwhile.
+    let done = threads::aside(async move {
+        let reattached = reattach(reattaching, desired, rolled_back.volume.clone(), grace).await;
+        match pending.result() {
+            Some(result) => {
+                result?;
+                engine.report_roll_back(&rolled_back);
+                reattached.map(drop).map_err(ApiError::from)
+            }
+            None => {
+                reattached?;
+                let message = format!(
+                    "volume {} was not rolled back: another change closed or opened it meanwhile; try again",
+                    rolled_back.volume
+                );
+                Err(ApiError::conflict(message))
+            }
+        }
+    });
+    let aborted = |_| ApiError::internal("the roll-back was aborted; see the log");
+    done.await.map_err(aborted)??;
+    Ok(Json(RolledBack { volume: name.volume.clone(), snapshot: name.to_string() }))
 }
 
 impl From<SnapshotError> for ApiError {

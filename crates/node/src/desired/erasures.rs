@@ -84,8 +84,9 @@ fn erasure_in_pool(volume: &Volume, pool: &str, pools: &Pools) -> Result<Erasure
     if let Some(id) = id {
         let snapshots = open.snapshots_of(id).len();
         if snapshots > 0 {
+            let plural = if snapshots == 1 { "" } else { "s" };
             return Err(format!(
-                "it has {snapshots} snapshots: delete them first with `sarsen snapshot delete`, or delete the volume \
+                "it has {snapshots} snapshot{plural}: delete them first with `sarsen snapshot delete`, or delete the volume \
                  without --erase"
             ));
         }

@@ -422,7 +422,7 @@ impl Desired {
         let objects = self.current().objects;
         let folder = self.folder.join(VOLUMES);
         let mut found = orphans::find(&folder, &objects)?;
-        for pool in engine.pools.all() {
+        for pool in engine.pools.open_pools() {
             for one in orphans::in_pool(&pool, &folder, &objects) {
                 // Its records are deleted with it.
                 found.retain(|file| one.records.as_deref() != Some(Path::new(&file.path)));

@@ -2,7 +2,7 @@
 //! leaves them, or the administrator keeps the file of a deleted volume. The server lists them, and deletes them one by
 //! one by name.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt as _;
@@ -140,7 +140,15 @@ pub(super) fn in_pool(pool: &OpenPool, folder: &Path, objects: &Objects) -> Vec<
             snapshots: all.iter().filter(is_snapshot).count(),
         }
     };
-    all.iter().filter(is_orphan).map(orphan).collect()
+    let mut found: Vec<PoolOrphan> = all.iter().filter(is_orphan).map(orphan).collect();
+    let mut names: HashMap<String, usize> = HashMap::new();
+    found.iter().for_each(|one| *names.entry(one.orphan.name.clone()).or_default() += 1);
+    for PoolOrphan { orphan, id, .. } in &mut found {
+        if names.get(&orphan.name).is_some_and(|count| *count > 1) {
+            orphan.name += &format!("#{}", id.0);
+        }
+    }
+    found
 }
 
 /// Deletes one of them, and its records.

@@ -240,7 +240,7 @@ impl Shown {
 impl Engine {
     /// Starts checks of the backings of volumes, and reports the results so far.
     pub(crate) fn look_at_backings(&self, looks: &mut BackingChecks) {
-        let (volumes, pools) = (self.shown().volumes, self.pools.all());
+        let (volumes, pools) = (self.shown().volumes, self.pools.open_pools());
         let files = volumes.values().filter_map(|volume| volume.file.upgrade());
         let devices = pools.iter().flat_map(|pool| pool.devices()).cloned();
         looks.begin(files.chain(devices));

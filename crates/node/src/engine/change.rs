@@ -26,7 +26,7 @@ use crate::config::{Config, Portal as PortalConfig, VolumeConfig, target_port_gr
 use crate::model::ByteSize;
 use crate::portal::Portal;
 use crate::sessions::SessionInfo;
-use crate::stores::OpenMode;
+use crate::stores::{OpenMode, OpenPool};
 
 /// Maximum time to open a volume, and to check or flush one, before a change is stored.
 pub(super) const OPEN_LIMIT: Duration = Duration::from_secs(30);
@@ -49,8 +49,8 @@ pub struct Prepared {
     /// The policy to which `policy` fits.
     policy_before: Arc<Policy>,
     opened: BTreeMap<String, Opening>,
-    /// Pools were opened that may not be desired.
-    pub(super) new_pools: Option<NewPools>,
+    /// The pools that were opened for it, until it is in force.
+    pools: Vec<Arc<OpenPool>>,
     /// The files that were created for volumes that are opened later, and the claims on them.
     new_files: Vec<(NewFiles, Option<Claim>)>,
     /// The lengths of the files of new volumes that are opened later, by the names of the volumes.
@@ -61,16 +61,6 @@ pub struct Prepared {
     is_unflushed: bool,
     interrupts: Vec<Interruption>,
     warnings: Vec<String>,
-}
-
-/// The pools that were opened for a change. Those that are not desired are closed when this is dropped.
-pub(super) struct NewPools(Arc<Engine>);
-
-impl Drop for NewPools {
-    fn drop(&mut self) {
-        let desired = self.0.desired();
-        self.0.pools.apply(&desired.pools);
-    }
 }
 
 /// The result of a change.
@@ -225,7 +215,7 @@ impl Engine {
             policy,
             policy_before,
             opened: BTreeMap::new(),
-            new_pools: None,
+            pools: Vec::new(),
             new_files: Vec::new(),
             late_lengths: BTreeMap::new(),
             failed: BTreeMap::new(),
@@ -314,7 +304,7 @@ impl Prepared {
         )?;
         let plan = |config: &VolumeConfig| OpenPlan {
             config: config.clone(),
-            pool: desired.pool_of(config).cloned(),
+            pool: desired.pool_of(config),
             scope: different.scope(running, config).map(str::to_owned),
             open_mode: if Some(config) == self.again() {
                 known.reattachment(config)

@@ -13,7 +13,7 @@ use super::{ChangeError, Running};
 use crate::access::{Object, TargetLoss};
 use crate::config::{Config, Different, StoreKind, TargetConfig, VolumeConfig, render_size};
 use crate::model::ByteSize;
-use crate::stores::{MarkRule, OpenMode};
+use crate::stores::{MarkRule, OpenMode, PoolBacking};
 
 /// A volume that stays open.
 pub(super) struct RetainedVolume {
@@ -46,6 +46,7 @@ enum VolumeTransition {
 pub(super) struct Differences<'a> {
     pub(super) volumes: Different<'a, VolumeConfig>,
     pub(super) targets: Different<'a, TargetConfig>,
+    desired: &'a Config,
     /// The new names of pools, by their current names.
     pools: HashMap<&'a str, &'a str>,
     /// The new targets of volumes in changed targets; `None` for a volume that left its target.
@@ -69,7 +70,7 @@ impl<'a> Differences<'a> {
             let same = desired.pools.iter().find(|desired| is_same_pool(pool, desired));
             pools.extend(same.map(|same| (pool.name.as_str(), same.name.as_str())));
         }
-        Self { volumes, targets, pools, scopes }
+        Self { volumes, targets, desired, pools, scopes }
     }
 
     /// Returns the target from which a volume's identity is derived, if it has no serial number.
@@ -277,6 +278,7 @@ impl VolumeSteps {
             known.refuse_other_blocks(volume)?;
             if let Some(old) = left.get(volume.name.as_str()) {
                 refuse_loss_of_memory(old, volume)?;
+                refuse_other_serial(old, volume)?;
             }
         }
         steps.closes.extend(left.into_keys().map(str::to_owned));
@@ -341,7 +343,7 @@ impl VolumeSteps {
             );
             return Err(ChangeError::impossible(&desired.name, why));
         }
-        match fate(old, desired, has_other_identity)? {
+        match fate(old, desired, different, has_other_identity)? {
             VolumeTransition::Stays(grows_to) => self.stays.push(RetainedVolume {
                 running: old.config.name.clone(),
                 desired: desired.clone(),
@@ -415,6 +417,27 @@ fn with_live_part_of(config: &VolumeConfig, other: &VolumeConfig) -> VolumeConfi
     }
 }
 
+/// Returns whether a volume that serves a snapshot serves the same one, whose volume perhaps gets another name.
+fn is_same_snapshot(old: &Volume, desired: &VolumeConfig, config: &Config) -> bool {
+    let (Some(after), Some(PoolBacking { pool, id, .. })) = (&desired.snapshot, &old.backing.pool)
+    else {
+        return false;
+    };
+    let volume = pool.find_volume(&after.volume, config.serial_of(&after.volume));
+    let snapshot = volume.and_then(|volume| pool.find_snapshot(volume.id, &after.snapshot));
+    snapshot.is_some_and(|snapshot| snapshot.id == *id)
+}
+
+/// Refuses another serial number for a volume in a pool, which the pool knows by it.
+fn refuse_other_serial(old: &Volume, desired: &VolumeConfig) -> Result<(), ChangeError> {
+    if old.config.pool.is_none() || old.config.pool != desired.pool || old.config.snapshot.is_some()
+    {
+        return Ok(());
+    }
+    let why = "is known by its serial number in its pool: leave serial as it is";
+    Err(ChangeError::impossible(&desired.name, why))
+}
+
 /// Refuses a change that would lose the data of a volume in memory, such as its replacement by another volume with its
 /// name.
 fn refuse_loss_of_memory(old: &Volume, desired: &VolumeConfig) -> Result<(), ChangeError> {
@@ -428,6 +451,7 @@ fn refuse_loss_of_memory(old: &Volume, desired: &VolumeConfig) -> Result<(), Cha
 fn fate(
     old: &Volume,
     desired: &VolumeConfig,
+    different: &Differences<'_>,
     has_other_identity: bool,
 ) -> Result<VolumeTransition, ChangeError> {
     let refuse = |why| Err(ChangeError::impossible(&desired.name, why));
@@ -445,7 +469,11 @@ fn fate(
     if is_same_place && !in_memory {
         refuse_other_format(&old.config, desired)?;
     }
-    let stays_open = with_live_part_of(&old.config, desired) == *desired;
+    let mut kept = with_live_part_of(&old.config, desired);
+    if is_same_snapshot(old, desired, different.desired) {
+        kept.snapshot.clone_from(&desired.snapshot);
+    }
+    let stays_open = kept == *desired;
     if !stays_open || has_other_identity {
         refuse_loss_of_memory(old, desired)?;
         return Ok(VolumeTransition::Replaced);

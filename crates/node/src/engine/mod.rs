@@ -214,6 +214,8 @@ pub(crate) struct Engine {
     claims: Arc<Claims>,
     disk_permits: Arc<DiskPermits>,
     pub(crate) pools: Arc<Pools>,
+    /// The volumes whose schedules of snapshots failed the last time, with the reasons.
+    failed_schedules: Mutex<BTreeMap<String, String>>,
 }
 
 /// The running objects.
@@ -328,8 +330,18 @@ impl Engine {
             is_ending: watch::Sender::default(),
             claims: Arc::default(),
             disk_permits: Arc::default(),
+            failed_schedules: Mutex::default(),
             pools: Arc::new(Pools::new(PoolCores(Arc::downgrade(cores)))),
         })
+    }
+
+    /// Runs work that may hang on a thread of a pool.
+    pub(crate) async fn run_on_pool<T: Send + 'static>(
+        &self,
+        name: &str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ChangeError> {
+        run_blocking(&self.disk_permits, &Disk::of_pool(name), move || Ok(work())).await
     }
 
     /// Runs work that may hang on a thread of the disk with this path.
@@ -369,9 +381,8 @@ impl Engine {
 
     /// Replaces the reported problems. Each new problem is an event, and so is its end.
     fn publish(&self, change: impl FnOnce(&mut Shown)) {
-        let pools = Arc::new(self.pools.problems());
         let mut shown = self.shown.lock();
-        shown.pools = pools;
+        shown.pools = Arc::new(self.pools.problems());
         change(&mut shown);
         let problems = Arc::new(shown.problems_now());
         let before = std::mem::replace(&mut shown.problems, problems.clone());
@@ -485,7 +496,7 @@ impl Engine {
                 let config = &missing.config;
                 plans.push(OpenPlan {
                     config: config.clone(),
-                    pool: desired.pool_of(config).cloned(),
+                    pool: desired.pool_of(config),
                     scope: different.scope(&running, config).map(str::to_owned),
                     open_mode: missing.open_mode,
                 });
@@ -523,7 +534,7 @@ impl Engine {
             size,
             allocated,
         });
-        let pools = self.pools.all().into_iter().map(|open| open.usage());
+        let pools = self.pools.open_pools().into_iter().map(|open| open.usage());
         self.front.access.metrics.show_space(spaces.collect(), pools.collect());
         self.front.metrics()
     }

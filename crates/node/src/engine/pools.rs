@@ -1,11 +1,12 @@
-//! The open pools. A pool is opened once, by the first volume or change that needs it, and all of its volumes share it.
+//! The open pools. A pool is opened once, by the first volume or change that needs it, and all of its volumes share it. It is
+//! known by its devices, because a change may give it another name.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use sarsen_io::{threads, time};
 use tracing::{error, info};
 
@@ -13,167 +14,211 @@ use crate::config::PoolConfig;
 use crate::problem::MissingObject;
 use crate::stores::{OpenPool, PoolCores, StoreError};
 
-/// The time for which an attempt to open a pool counts for all of its volumes.
-const FAILED_FOR: Duration = Duration::from_secs(5);
+/// After a failed attempt, a pool is not opened again for this time: all of its volumes get the same answer.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+
+/// The devices of a pool, in order.
+type DeviceSet = Vec<PathBuf>;
 
 /// The pools of a server.
 pub(crate) struct Pools {
     pub(crate) cores: PoolCores,
-    entries: Mutex<BTreeMap<String, Entry>>,
+    state: Mutex<State>,
     /// An opening has ended.
     opened: Condvar,
 }
 
-enum Entry {
-    /// It is being opened.
-    Opening,
-    Open(Arc<OpenPool>),
-    /// It could not be opened, for this reason, at this time.
-    Failed(String, Instant),
+#[derive(Default)]
+struct State {
+    /// The desired pools, by name.
+    desired: BTreeMap<String, PoolConfig>,
+    /// Those of them that are open. A pool that is not desired is open until its last volume is closed.
+    held: BTreeMap<DeviceSet, Arc<OpenPool>>,
+    attempts: BTreeMap<DeviceSet, Attempt>,
+}
+
+/// The last attempt to open a pool.
+enum Attempt {
+    UnderWay,
+    Open(Weak<OpenPool>),
+    Failed { why: String, at: Instant },
+}
+
+fn devices_of(config: &PoolConfig) -> DeviceSet {
+    let mut devices = config.devices.clone();
+    devices.sort();
+    devices
 }
 
 /// Returns whether two configurations are of the same pool, whatever its name.
 pub(super) fn is_same_pool(one: &PoolConfig, other: &PoolConfig) -> bool {
-    let devices = |config: &PoolConfig| {
-        let mut devices: Vec<PathBuf> = config.devices.clone();
-        devices.sort();
-        devices
-    };
-    devices(one) == devices(other)
+    devices_of(one) == devices_of(other)
+}
+
+/// An attempt to open a pool. If it ends by a panic, it has failed.
+struct Opening<'a> {
+    pools: &'a Pools,
+    devices: DeviceSet,
+}
+
+impl Opening<'_> {
+    fn end(&self, attempt: Attempt) {
+        let mut state = self.pools.state();
+        if let Attempt::Open(open) = &attempt
+            && let Some(open) = open.upgrade()
+            && let Some(config) = state.desired.values().find(|one| devices_of(one) == self.devices)
+        {
+            open.adopt(config);
+            state.held.insert(self.devices.clone(), open);
+        }
+        state.attempts.insert(self.devices.clone(), attempt);
+        drop(state);
+        self.pools.opened.notify_all();
+    }
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        if matches!(self.pools.state().attempts.get(&self.devices), Some(Attempt::UnderWay)) {
+            let why = "its opening was interrupted; see the log".to_owned();
+            self.end(Attempt::Failed { why, at: time::now() });
+        }
+    }
 }
 
 impl Pools {
     pub(super) fn new(cores: PoolCores) -> Self {
-        Self { cores, entries: Mutex::default(), opened: Condvar::new() }
+        Self { cores, state: Mutex::default(), opened: Condvar::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
     }
 
     /// Returns the pool, which is opened if it is not open. Blocks the thread, which must not be a core.
     pub(super) fn open(&self, config: &PoolConfig) -> Result<Arc<OpenPool>, StoreError> {
-        let mut entries = self.entries.lock();
+        let devices = devices_of(config);
+        let mut state = self.state();
+        // Dropped without the lock: the last use of a device may wait for its disk.
+        let mut stopped = None;
         loop {
-            match entries.get(&config.name) {
-                Some(Entry::Opening) => self.opened.wait(&mut entries),
-                // A pool that has stopped is opened again when its last volume has been closed.
-                Some(Entry::Open(open)) if open.pool.is_stopped() => {
-                    entries.remove(&config.name);
-                }
-                Some(Entry::Open(open)) if is_same_pool(&open.config(), config) => {
-                    return Ok(open.clone());
-                }
-                Some(Entry::Open(_)) => {
-                    let problem =
-                        "it is open with other devices: restart the server to change them";
-                    return Err(StoreError::pool(&config.name, problem));
-                }
-                Some(Entry::Failed(why, at)) if time::now() < *at + FAILED_FOR => {
+            match state.attempts.get(&devices) {
+                Some(Attempt::UnderWay) => self.opened.wait(&mut state),
+                Some(Attempt::Open(open)) => match open.upgrade() {
+                    Some(open) if !open.pool.is_stopped() => return Ok(open),
+                    // A pool that has stopped is opened again when its last volume has been closed.
+                    _ => {
+                        stopped = state.held.remove(&devices);
+                        break;
+                    }
+                },
+                Some(Attempt::Failed { why, at }) if time::now() < *at + RETRY_AFTER => {
                     return Err(StoreError::pool(&config.name, why.clone()));
                 }
-                Some(Entry::Failed(..)) | None => break,
+                Some(Attempt::Failed { .. }) | None => break,
             }
         }
-        // It may have another name now.
-        let renamed = entries.iter().find_map(|(name, entry)| match entry {
-            Entry::Open(open) if is_same_pool(&open.config(), config) => Some(name.clone()),
-            _ => None,
-        });
-        if let Some(Entry::Open(open)) = renamed.and_then(|name| entries.remove(&name)) {
-            entries.insert(config.name.clone(), Entry::Open(open.clone()));
-            return Ok(open);
-        }
-        entries.insert(config.name.clone(), Entry::Opening);
-        drop(entries);
+        state.attempts.insert(devices.clone(), Attempt::UnderWay);
+        drop(state);
+        drop(stopped);
+        let opening = Opening { pools: self, devices };
         let opened = OpenPool::open(&self.cores, config);
-        let entry = match &opened {
-            Ok(open) => Entry::Open(open.clone()),
+        opening.end(match &opened {
+            Ok(open) => Attempt::Open(Arc::downgrade(open)),
             Err(error) => {
                 let why = error.to_string();
                 let prefix = format!("pool {}: ", config.name);
                 let why = why.strip_prefix(&prefix).unwrap_or(&why).to_owned();
-                Entry::Failed(why, time::now())
+                Attempt::Failed { why, at: time::now() }
             }
-        };
-        self.entries.lock().insert(config.name.clone(), entry);
-        self.opened.notify_all();
+        });
         opened
     }
 
-    /// Returns an open pool.
+    /// Returns a desired pool that is open.
     pub(crate) fn get(&self, name: &str) -> Option<Arc<OpenPool>> {
-        match self.entries.lock().get(name) {
-            Some(Entry::Open(open)) => Some(open.clone()),
+        let state = self.state();
+        state.held.get(&devices_of(state.desired.get(name)?)).cloned()
+    }
+
+    /// Returns whether the pool with these devices is open, whatever its name.
+    pub(super) fn is_open(&self, config: &PoolConfig) -> bool {
+        let state = self.state();
+        matches!(state.attempts.get(&devices_of(config)), Some(Attempt::Open(open)) if open.strong_count() > 0)
+    }
+
+    /// Returns the reason why a desired pool is not open.
+    pub(crate) fn reason_not_open(&self, name: &str) -> Option<String> {
+        let state = self.state();
+        match state.attempts.get(&devices_of(state.desired.get(name)?)) {
+            Some(Attempt::Failed { why, .. }) => Some(why.clone()),
             _ => None,
         }
     }
 
-    /// Returns the reason why a pool is not open.
-    pub(crate) fn failure(&self, name: &str) -> Option<String> {
-        match self.entries.lock().get(name) {
-            Some(Entry::Failed(why, _)) => Some(why.clone()),
-            _ => None,
-        }
+    /// Returns the desired pools that are open.
+    pub(crate) fn open_pools(&self) -> Vec<Arc<OpenPool>> {
+        self.state().held.values().cloned().collect()
     }
 
-    /// Returns the open pools.
-    pub(crate) fn all(&self) -> Vec<Arc<OpenPool>> {
-        let entries = self.entries.lock();
-        let open = entries.values().filter_map(|entry| match entry {
-            Entry::Open(open) => Some(open.clone()),
-            Entry::Opening | Entry::Failed(..) => None,
-        });
-        open.collect()
-    }
-
-    /// Applies what is desired: opens missing pools, on threads of their own, and forgets those that are not desired. A
-    /// pool is closed when its last volume is.
+    /// Applies what is desired: opens missing pools, on threads of their own, and releases those that are not desired.
     pub(super) fn apply(self: &Arc<Self>, desired: &[PoolConfig]) {
-        let mut entries = self.entries.lock();
-        let is_desired = |name: &str| desired.iter().any(|config| config.name == name);
-        let mut unused = Vec::new();
-        entries.retain(|name, entry| {
-            let stays = is_desired(name) || matches!(entry, Entry::Opening);
-            if let (false, Entry::Open(open)) = (stays, &*entry) {
-                unused.push((name.clone(), open.clone()));
-            }
-            stays
+        let mut state = self.state();
+        state.desired = desired.iter().map(|one| (one.name.clone(), one.clone())).collect();
+        let sets: BTreeMap<DeviceSet, &PoolConfig> =
+            desired.iter().map(|config| (devices_of(config), config)).collect();
+        let held = std::mem::take(&mut state.held);
+        let (held, released) =
+            held.into_iter().partition(|(devices, _)| sets.contains_key(devices));
+        let released: BTreeMap<DeviceSet, Arc<OpenPool>> = released;
+        state.held = held;
+        state.attempts.retain(|devices, attempt| match attempt {
+            Attempt::UnderWay => true,
+            Attempt::Open(open) => open.strong_count() > 0,
+            Attempt::Failed { .. } => sets.contains_key(devices),
         });
-        for config in desired {
-            match entries.get(&config.name) {
-                Some(Entry::Open(open)) => open.adopt(config),
-                Some(Entry::Opening) => {}
-                Some(Entry::Failed(..)) | None => {
-                    let renamed =
-                        unused.iter().position(|(_, open)| is_same_pool(&open.config(), config));
-                    if let Some((_, open)) = renamed.map(|place| unused.remove(place)) {
-                        open.adopt(config);
-                        entries.insert(config.name.clone(), Entry::Open(open));
-                        continue;
-                    }
-                    let (pools, config) = (self.clone(), config.clone());
-                    let thread = threads::spawn("opening", move || drop(pools.open(&config)));
-                    if let Err(error) = thread {
-                        error!(%error, "no thread could be started to open a pool");
-                    }
-                }
+        for (devices, config) in sets {
+            let open = match state.attempts.get(&devices) {
+                Some(Attempt::UnderWay) => continue,
+                Some(Attempt::Open(open)) => open.upgrade(),
+                Some(Attempt::Failed { .. }) | None => None,
+            };
+            if let Some(open) = open {
+                open.adopt(config);
+                state.held.insert(devices, open);
+                continue;
+            }
+            let (pools, config) = (self.clone(), config.clone());
+            let thread = threads::spawn("opening", move || drop(pools.open(&config)));
+            if let Err(error) = thread {
+                error!(%error, "no thread could be started to open a pool");
             }
         }
-        drop(entries);
-        for (name, open) in unused {
-            info!(pool = name, "the pool is closed when its last volume is");
-            drop(open);
+        drop(state);
+        if released.is_empty() {
+            return;
+        }
+        for open in released.values() {
+            info!(pool = open.config().name, "the pool is closed when its last volume is");
+        }
+        // The last use of a device may wait for its disk.
+        if let Err(error) = threads::spawn("closing", move || drop(released)) {
+            error!(%error, "no thread could be started to close a pool");
         }
     }
 
     /// Returns the pools with problems.
     pub(super) fn problems(&self) -> Vec<(MissingObject, String)> {
-        let entries = self.entries.lock();
-        let problem = |(name, entry): (&String, &Entry)| {
-            let why = match entry {
-                Entry::Opening => None,
-                Entry::Open(open) => open.problem().map(|problem| format!("pool {name} {problem}")),
-                Entry::Failed(why, _) => Some(format!("pool {name}: {why}")),
+        let state = self.state();
+        let problem = |(name, config): (&String, &PoolConfig)| {
+            let devices = devices_of(config);
+            let why = match (state.held.get(&devices), state.attempts.get(&devices)) {
+                (Some(open), _) => format!("pool {name} {}", open.problem()?),
+                (None, Some(Attempt::Failed { why, .. })) => format!("pool {name}: {why}"),
+                (None, _) => return None,
             };
-            Some((MissingObject::Pool(name.clone()), why?))
+            Some((MissingObject::Pool(name.clone()), why))
         };
-        entries.iter().filter_map(problem).collect()
+        state.desired.iter().filter_map(problem).collect()
     }
 }

@@ -1,8 +1,10 @@
 //! Snapshots of volumes in pools, and the schedules that create and delete them.
 
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use futures_util::future::join_all;
 use sarsen_io::time;
 use sarsen_pool::{Changes, VolumeId, VolumeInfo, VolumeKind};
 use tracing::{error, info};
@@ -11,9 +13,11 @@ use super::{ChangeError, Engine};
 use crate::config::VolumeConfig;
 use crate::events::Occurrence;
 use crate::model::{SnapshotName, SnapshotPeriod};
-use crate::stores::{OpenPool, StoreError};
+use crate::stores::{OpenPool, PendingRollBack, StoreError};
 
 const DAY: u64 = 24 * 60 * 60;
+/// Maximum time that a schedule waits for its pool.
+const SCHEDULE_LIMIT: Duration = Duration::from_secs(50);
 
 /// The reason why an operation on snapshots failed.
 #[derive(Debug, thiserror::Error)]
@@ -52,7 +56,8 @@ impl Engine {
             return Err(SnapshotError::Unfit(message));
         };
         let open = self.pools.get(pool).ok_or_else(|| {
-            let why = self.pools.failure(pool).unwrap_or_else(|| "it is not open yet".to_owned());
+            let why =
+                self.pools.reason_not_open(pool).unwrap_or_else(|| "it is not open yet".to_owned());
             StoreError::pool(pool, why)
         })?;
         let found = open.find_volume(&config.name, config.serial.as_deref()).ok_or_else(|| {
@@ -61,24 +66,54 @@ impl Engine {
         Ok((open, found))
     }
 
-    /// Returns the pool of a snapshot, and the snapshot.
+    /// Returns the names of the volumes of this server in a pool.
+    pub(crate) fn names_in_pool(&self, pool: &OpenPool) -> HashMap<VolumeId, String> {
+        let (desired, name) = (self.desired(), pool.config().name);
+        let own = desired
+            .volumes
+            .iter()
+            .filter(|volume| volume.pool.as_ref() == Some(&name) && volume.snapshot.is_none());
+        let found = own.filter_map(|volume| {
+            let found = pool.find_volume(&volume.name, volume.serial.as_deref())?;
+            Some((found.id, volume.name.clone()))
+        });
+        found.collect()
+    }
+
+    /// Returns the pool of a snapshot, and the snapshot. If the server has no volume of this name, it may be a snapshot of an
+    /// orphan.
     pub(crate) fn find_snapshot(
         &self,
         name: &SnapshotName,
     ) -> Result<(Arc<OpenPool>, VolumeInfo), SnapshotError> {
-        let text = name.to_string();
-        let of_pool = |open: Arc<OpenPool>| {
-            let found =
-                open.pool.find(|one| one.kind == VolumeKind::Snapshot && one.label.name == text)?;
-            Some((open, found))
+        let not_found = || {
+            let message = format!("there is no snapshot {name}; `sarsen snapshot list` shows them");
+            SnapshotError::NotFound(message)
         };
-        // The volume of a snapshot may have been deleted.
-        let own = self.volume_in_pool(&name.volume).ok().and_then(|(open, _)| of_pool(open));
-        own.or_else(|| self.pools.all().into_iter().find_map(of_pool)).ok_or_else(|| {
-            SnapshotError::NotFound(format!(
-                "there is no snapshot {name}; `sarsen snapshot list` shows them"
-            ))
-        })
+        if self.desired().volumes.iter().any(|volume| volume.name == name.volume) {
+            let (open, volume) = self.volume_in_pool(&name.volume)?;
+            let found = open.find_snapshot(volume.id, &name.snapshot);
+            return found.map(|found| (open, found)).ok_or_else(not_found);
+        }
+        let mut all = Vec::new();
+        for open in self.pools.open_pools() {
+            let own = self.names_in_pool(&open);
+            let orphans = open.pool.volumes().into_iter().filter(|one| {
+                one.kind == VolumeKind::Volume
+                    && one.label.name == name.volume
+                    && !own.contains_key(&one.id)
+            });
+            let found = orphans.filter_map(|orphan| open.find_snapshot(orphan.id, &name.snapshot));
+            all.extend(found.map(|found| (open.clone(), found)));
+        }
+        if all.len() > 1 {
+            let message = format!(
+                "snapshot {name}: several orphans have it; serve the right one first, with `sarsen volume create \
+                 --pool --serial`"
+            );
+            return Err(SnapshotError::Unfit(message));
+        }
+        all.pop().ok_or_else(not_found)
     }
 
     /// Creates snapshots at one moment. Their volumes must be in one pool.
@@ -90,9 +125,16 @@ impl Engine {
         let mut of: Vec<(VolumeId, SnapshotName)> = Vec::with_capacity(names.len());
         let mut pool: Option<Arc<OpenPool>> = None;
         for name in &names {
+            if let Some(period) = SnapshotPeriod::of_name(&name.snapshot) {
+                let message = format!(
+                    "snapshot {name}: names that begin with {}- are those of schedules; choose another name",
+                    period.word()
+                );
+                return Err(SnapshotError::Unfit(message));
+            }
             let (open, found) = self.volume_in_pool(&name.volume)?;
             if pool.as_ref().is_some_and(|pool| !Arc::ptr_eq(pool, &open)) {
-                let message = "snapshots of one moment are of volumes of one pool: create those of each pool separately";
+                let message = "snapshots: the volumes are in different pools; create the snapshots of each pool separately";
                 return Err(SnapshotError::Unfit(message.into()));
             }
             of.push((found.id, name.clone()));
@@ -132,60 +174,70 @@ impl Engine {
         offset: u64,
     ) -> Result<(u64, Changes), SnapshotError> {
         let (pool, found) = self.find_snapshot(name)?;
-        let older = since.map(|since| pool.find_snapshot(since)).transpose()?;
-        let older = older.map(|older| older.id);
+        let older = since.map(|since| self.find_snapshot(since)).transpose()?;
+        if older.as_ref().is_some_and(|(other, _)| !Arc::ptr_eq(other, &pool)) {
+            let message = "the snapshots are in different pools; name two of the same volume";
+            return Err(SnapshotError::Unfit(message.to_owned()));
+        }
+        let older = older.map(|(_, older)| older.id);
         let changes =
             pool.operate(move |pool| async move { pool.changes(older, found.id, offset).await });
         Ok((found.size, changes.await?))
     }
 
-    /// Gives a volume the contents of one of its snapshots. The volume is closed meanwhile: its sessions have `grace` to log
-    /// out; without `grace` the call is refused while it has sessions. Blocks the thread, which must not be a core.
-    pub(crate) async fn roll_back(
-        self: &Arc<Self>,
+    /// Begins to give a volume the contents of one of its snapshots, which happens when the volume is closed and opened
+    /// again.
+    pub(crate) fn begin_roll_back(
+        &self,
         name: &SnapshotName,
-        grace: Option<Duration>,
-    ) -> Result<(), SnapshotError> {
+    ) -> Result<PendingRollBack, SnapshotError> {
         let (pool, volume) = self.volume_in_pool(&name.volume)?;
-        let snapshot = pool.find_snapshot(name)?;
-        let wanted = self
-            .desired()
-            .volumes
-            .iter()
-            .find(|one| one.name == name.volume)
-            .and_then(|one| one.size);
-        if wanted.is_some_and(|wanted| wanted.get() != snapshot.size) {
+        let (_, snapshot) = self.find_snapshot(name)?;
+        if snapshot.size != volume.size {
             let message = format!(
                 "volume {} has another size than its snapshot had: clone the snapshot with `sarsen volume clone` instead",
                 name.volume
             );
             return Err(SnapshotError::Unfit(message));
         }
-        let done = pool.prepare_roll_back(volume.id, snapshot.id);
-        let reattached = self.reattach(&name.volume, grace).await;
-        pool.forget_roll_back(volume.id);
-        match done.await {
-            Ok(rolled_back) => rolled_back?,
-            // The volume was not opened.
-            Err(_) => drop(reattached?),
-        }
-        info!(volume = name.volume, snapshot = %name, "the volume is rolled back");
-        Ok(())
+        Ok(pool.begin_roll_back(volume.id, snapshot.id)?)
     }
 
-    /// Creates the snapshots of schedules that are due, and deletes those that are too many.
+    /// Reports a roll-back that has happened.
+    pub(crate) fn report_roll_back(&self, name: &SnapshotName) {
+        let (volume, snapshot) = (name.volume.clone(), name.to_string());
+        info!(volume, snapshot, "the volume is rolled back");
+        self.front.access.events.tell(&Occurrence::VolumeRolledBack { volume, snapshot });
+    }
+
+    /// Creates the snapshots of schedules that are due, and deletes those that are too many. A pool whose disk hangs does not
+    /// delay the snapshots of others.
     pub(crate) async fn run_snapshot_schedules(&self) {
-        let desired = self.desired();
-        for volume in &desired.volumes {
-            if volume.snapshot_schedule.is_none() {
-                continue;
-            }
-            if let Err(why) = self.run_schedule(volume, time::wall_clock()).await {
-                error!(volume = volume.name, %why, "a scheduled snapshot was not created");
-                let (volume, why) = (volume.name.clone(), why.to_string());
-                self.front.access.events.tell(&Occurrence::ScheduledSnapshotFailed { volume, why });
-            }
+        let (desired, now) = (self.desired(), time::wall_clock());
+        let scheduled = desired.volumes.iter().filter(|volume| volume.snapshot_schedule.is_some());
+        let all = join_all(scheduled.map(|config| self.try_schedule(config, now))).await;
+        let failed: BTreeMap<String, String> = all.into_iter().flatten().collect();
+        let before = std::mem::replace(&mut *self.failed_schedules.lock(), failed.clone());
+        // Each failure is reported once, until the schedule works again.
+        for (volume, why) in failed.into_iter().filter(|(volume, _)| !before.contains_key(volume)) {
+            error!(volume, why, "the snapshots of a schedule are not up to date");
+            self.front.access.events.tell(&Occurrence::ScheduledSnapshotFailed { volume, why });
         }
+    }
+
+    /// Runs the schedule of a volume. Returns the name of the volume and the reason, if it failed.
+    async fn try_schedule(
+        &self,
+        config: &VolumeConfig,
+        now: SystemTime,
+    ) -> Option<(String, String)> {
+        let why = tokio::select! {
+            ran = self.run_schedule(config, now) => ran.err()?.to_string(),
+            () = time::sleep_until(time::now() + SCHEDULE_LIMIT) => {
+                "the disk of its pool does not respond".to_owned()
+            }
+        };
+        Some((config.name.clone(), why))
     }
 
     async fn run_schedule(
@@ -193,38 +245,63 @@ impl Engine {
         config: &VolumeConfig,
         now: SystemTime,
     ) -> Result<(), SnapshotError> {
+        // A pool that is not open has a problem of its own.
+        let is_open = config.pool.as_ref().is_some_and(|pool| self.pools.get(pool).is_some());
+        if !is_open {
+            return Ok(());
+        }
         let (pool, volume) = self.volume_in_pool(&config.name)?;
         let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let mut result = Ok(());
         for &(period, count) in config.snapshot_schedule.iter().flat_map(|schedule| &schedule.kept)
         {
-            let prefix = format!("{}-", period.word());
-            let is_of_period = |one: &VolumeInfo| {
-                one.label.name.split_once('@').is_some_and(|(_, own)| own.starts_with(&prefix))
-            };
-            let mut known = pool.snapshots_of(volume.id);
-            known.retain(is_of_period);
-            let begin = begin_of(period, seconds);
-            if known.iter().all(|one| one.label.created < begin) {
-                let at = humantime::format_rfc3339_seconds(now).to_string();
-                // Without seconds and the time zone.
-                let own = format!("{prefix}{}", at.get(..16).unwrap_or(&at));
-                let name = SnapshotName { volume: config.name.clone(), snapshot: own };
-                pool.snapshot(vec![(volume.id, name.clone())], false).await?;
-                info!(snapshot = %name, "a scheduled snapshot is created");
-            }
-            let mut kept = pool.snapshots_of(volume.id);
-            kept.retain(|one| is_of_period(one) && !one.is_protected);
-            let too_many = kept.len().saturating_sub(count.into());
-            for old in kept.into_iter().take(too_many) {
-                pool.operate(move |pool| async move { pool.delete(old.id).await }).await?;
-                info!(
-                    snapshot = old.label.name,
-                    "a scheduled snapshot is deleted, because newer ones exist"
-                );
-            }
+            let done =
+                keep_snapshots(&pool, &volume, config, (period, count), (now, seconds)).await;
+            // The other periods do not wait for this one.
+            result = result.and(done);
         }
-        Ok(())
+        result
     }
+}
+
+/// Creates the snapshot of a period, if it is due, and deletes the oldest ones.
+async fn keep_snapshots(
+    pool: &Arc<OpenPool>,
+    volume: &VolumeInfo,
+    config: &VolumeConfig,
+    (period, count): (SnapshotPeriod, u16),
+    (now, seconds): (SystemTime, u64),
+) -> Result<(), SnapshotError> {
+    let of_period = || {
+        let mut known = pool.snapshots_of(volume.id);
+        known.retain(|one| SnapshotPeriod::of_name(&one.label.name) == Some(period));
+        known
+    };
+    let begin = begin_of(period, seconds);
+    if of_period().iter().all(|one| one.label.created < begin) {
+        let at = humantime::format_rfc3339_seconds(now).to_string();
+        // Without seconds and the time zone.
+        let own = format!("{}-{}", period.word(), at.get(..16).unwrap_or(&at));
+        let name = SnapshotName { volume: config.name.clone(), snapshot: own };
+        pool.snapshot(vec![(volume.id, name.clone())], false).await?;
+        info!(snapshot = %name, "a scheduled snapshot is created");
+    }
+    let mut kept = of_period();
+    kept.retain(|one| !one.is_protected);
+    let too_many = kept.len().saturating_sub(count.into());
+    for old in kept.into_iter().take(too_many) {
+        let name = format!("{}@{}", config.name, old.label.name);
+        let deleted = pool.operate_on(&name, move |pool| async move { pool.delete(old.id).await });
+        match deleted.await {
+            Ok(()) => {
+                info!(snapshot = name, "a scheduled snapshot is deleted, because newer ones exist");
+            }
+            // A volume serves it. It is deleted when that ends.
+            Err(error) if error.is_in_use() => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 /// Returns the beginning of the period that contains a time, both in seconds since 1970 (UTC).

@@ -15,6 +15,7 @@ use sarsen_block::Store;
 use sarsen_io::cores::Cores;
 use sarsen_io::file::FileIdentity;
 use sarsen_io::{threads, time};
+use sarsen_pool::VolumeId;
 use tokio::sync::mpsc;
 use tracing::{error, info};
 
@@ -28,6 +29,7 @@ use super::{ChangeError, DeferredGain, Engine, not_in_force, not_opened};
 use crate::config::VolumeConfig;
 use crate::drain::{send_away, wait_until_ended};
 use crate::mailbox::Mailbox;
+use crate::stores::{OpenPool, PoolRename};
 
 /// Maximum time that the answer to a change waits for its tasks, after its clients have left.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
@@ -46,6 +48,8 @@ pub(super) enum Part {
     Volume(String),
     /// A removed volume is closed.
     Closing(String),
+    /// Volumes get other names in the catalogue of this pool.
+    Renames(String),
     /// The data of a deleted volume is erased.
     Erasure { volume: String, what: String },
 }
@@ -59,6 +63,9 @@ impl Part {
             Self::Volume(name) => not_in_force(&format!("volume {name}")),
             Self::Closing(name) => {
                 format!("volume {name} is removed, but not closed yet: it waits for its disk")
+            }
+            Self::Renames(pool) => {
+                format!("the new names of volumes are not in the catalogue of pool {pool} yet")
             }
             Self::Erasure { volume, what } => {
                 format!("{what}: not erased yet: it is erased when volume {volume} is closed")
@@ -100,12 +107,33 @@ pub(super) enum Task {
     Complete(Box<Opening>),
     /// A volume grows to its desired size in bytes.
     Grow { volume: String, store: Arc<dyn Store>, grown: Grown },
+    /// Volumes get other names in the catalogue of their pool.
+    Rename { pool: Arc<OpenPool>, names: NewNames },
     /// The file of a volume that was not open is erased.
     Erase { erasure: Erasure, claim: Claim },
     /// The addresses of closed portals become free for others.
     ClosePortals(Vec<Served>),
     /// Sessions that lose something log out, or are terminated.
     Leave { sessions: Vec<Vec<Mailbox>>, grace: Duration },
+}
+
+/// The new names of volumes.
+type NewNames = Vec<(VolumeId, String)>;
+
+impl Task {
+    /// Returns one task for each pool.
+    pub(super) fn renames(renames: Vec<PoolRename>) -> Vec<(Part, Self)> {
+        let mut by_pool: BTreeMap<String, (Arc<OpenPool>, NewNames)> = BTreeMap::new();
+        for PoolRename { pool, id, name } in renames {
+            if pool.pool.find(|one| one.id == id).is_none_or(|one| one.label.name == name) {
+                continue;
+            }
+            let of_pool = by_pool.entry(pool.config().name).or_insert_with(|| (pool, Vec::new()));
+            of_pool.1.push((id, name));
+        }
+        let task = |(name, (pool, names))| (Part::Renames(name), Self::Rename { pool, names });
+        by_pool.into_iter().map(task).collect()
+    }
 }
 
 /// The end of a growth.
@@ -267,6 +295,10 @@ impl Engine {
                     Err(why) => Err(ChangeError::NotGrown(not_grown(&volume, &why))),
                 }
             }
+            Task::Rename { pool, names } => {
+                let renamed = pool.rename(names).await;
+                renamed.map_err(|error| ChangeError::Pending(error.to_string()))
+            }
             Task::Erase { erasure, claim } => {
                 let is_exclusive = self.claims.wait_until_exclusive(&claim).await;
                 is_exclusive.map_err(ChangeError::NotErased)?;
@@ -382,6 +414,7 @@ impl Engine {
             )
         };
         self.begin_tasks(plans.into_iter().map(task).collect(), reports);
+        self.pools.apply(&self.desired().pools);
         let is_pending = {
             let running = self.running();
             let waits = |(_, why): &(_, Option<String>)| why.is_none();

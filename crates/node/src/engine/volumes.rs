@@ -23,8 +23,8 @@ use crate::metadata;
 use crate::model::ByteSize;
 use crate::stores::encrypted::NewKey;
 use crate::stores::{
-    self, FileStore, MarkRule, NewPoolVolume, OpenMode, OpenPool, Opened, PoolBacking, RamStore,
-    StoreError,
+    self, FileStore, MarkRule, NewPoolVolume, OpenMode, Opened, PoolBacking, RamStore, StoreError,
+    VolumePool,
 };
 
 /// The time without writes after which a file that was missing is served.
@@ -67,7 +67,7 @@ impl Volume {
         machine: &str,
         layer: &Layer,
         open_mode: OpenMode,
-        pool: Option<&Arc<OpenPool>>,
+        pool: Option<&VolumePool>,
     ) -> Result<Self, StoreError> {
         let mut opened = stores::open(config, open_mode, pool)?;
         opened.store = layer(&config.name, opened.store);
@@ -183,7 +183,7 @@ impl Volume {
     ) -> impl Future<Output = Result<(), String>> + Send + 'static {
         let (done, answer) = oneshot::channel();
         let store = self.store.clone();
-        let block_count = bytes >> self.config.block_size().shift();
+        let block_count = bytes >> self.store.geometry().block_size.shift();
         if let Some(cores) = cores.upgrade() {
             cores.spawn_on(0, move || async move {
                 let grown = store.resize(block_count).wait().await;
@@ -223,8 +223,10 @@ impl Opening {
         claim: Claim,
     ) -> Result<Self, ResourceError> {
         let OpenPlan { config, pool, scope, open_mode } = plan;
-        let pool = pool.as_ref().map(|pool| engine.pools.open(pool)).transpose();
-        let pool = pool.map_err(not_opened(&config.name))?;
+        let open = |(pool, origin): &(PoolConfig, Option<String>)| {
+            Ok(VolumePool { open: engine.pools.open(pool)?, origin: origin.clone() })
+        };
+        let pool = pool.as_ref().map(open).transpose().map_err(not_opened(&config.name))?;
         let mut new_files = NewFiles::missing_of(config, *open_mode);
         let (machine, layer, pool) = (&engine.machine, &*engine.layer, pool.as_ref());
         let opened = Volume::open(config, scope.as_deref(), machine, layer, *open_mode, pool);
@@ -273,8 +275,8 @@ impl Opening {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct OpenPlan {
     pub(super) config: VolumeConfig,
-    /// Its pool, if it has one.
-    pub(super) pool: Option<PoolConfig>,
+    /// Its pool, if it has one, and the serial number of the volume whose snapshot it is, or begins with.
+    pub(super) pool: Option<(PoolConfig, Option<String>)>,
     /// The target from which its identity is derived, if it has no serial number.
     pub(super) scope: Option<String>,
     pub(super) open_mode: OpenMode,

@@ -323,6 +323,7 @@ impl Occurrence {
             }
             Self::SnapshotsCreated { names } => match names.as_slice() {
                 [name] => format!("snapshot {name} was created"),
+                [first, second] => format!("snapshots {first} and {second} were created"),
                 [first, others @ ..] => {
                     format!("snapshot {first} and {} others were created", others.len())
                 }

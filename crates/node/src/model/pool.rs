@@ -21,7 +21,7 @@ use utoipa::ToSchema;
 use super::cache_mode::CacheMode;
 use super::invalid::FieldError;
 use super::names::check_pool_name;
-use super::quantity::{ByteSize, Number};
+use super::quantity::{Number, Size};
 use super::{document, words};
 
 /// The default of `alert-percent`.
@@ -44,11 +44,11 @@ pub struct Pool {
     #[serde(default, skip_serializing_if = "Option::is_none", with = "words::option")]
     #[schema(value_type = Option<String>)]
     pub cache: Option<CacheMode>,
-    /// Memory for the maps of its volumes, of which each TiB with data has 290 MiB. Default: 1GiB.
+    /// Maximum memory for the maps of its volumes, 16MiB or more. 1 TiB of data needs about 290 MiB. Default: 1GiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<document::Size>)]
-    pub memory: Option<ByteSize>,
-    /// The part of its space whose use is reported as a problem, in percent.
+    pub memory: Option<Size<{ 16 << 20 }>>,
+    /// The server reports the pool as nearly full from this use on, in percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u8>)]
     pub alert_percent: Option<Number<1, 100>>,
@@ -77,7 +77,7 @@ impl Pool {
 
     /// Returns the memory of its maps in bytes.
     pub fn memory(&self) -> u64 {
-        self.memory.map_or(DEFAULT_MEMORY, ByteSize::get)
+        self.memory.map_or(DEFAULT_MEMORY, Size::get)
     }
 
     /// Returns the used part of its space that is reported, in percent.

@@ -49,13 +49,13 @@ written_as_text!(SnapshotName);
 /// The period of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SnapshotPeriod {
-    /// Each full hour.
+    /// One in each hour.
     Hourly,
-    /// Each midnight.
+    /// One on each day (UTC).
     Daily,
-    /// The midnight that begins a Monday.
+    /// One in each week, which begins on Monday.
     Weekly,
-    /// The midnight that begins a month.
+    /// One in each month.
     Monthly,
 }
 
@@ -71,6 +71,12 @@ impl SnapshotPeriod {
             Self::Weekly => "weekly",
             Self::Monthly => "monthly",
         }
+    }
+
+    /// Returns the period of a scheduled snapshot with this name of its own.
+    pub fn of_name(name: &str) -> Option<Self> {
+        let (word, _) = name.split_once('-')?;
+        Self::ALL.into_iter().find(|period| period.word() == word)
     }
 }
 

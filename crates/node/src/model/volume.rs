@@ -295,7 +295,9 @@ impl Volume {
         let refused = [
             (
                 "state",
-                self.state.is_some() && (!(is_file || is_in_pool) || self.is_read_only()),
+                self.state.is_some()
+                    && (!is_file || is_read_only_file)
+                    && (!is_in_pool || self.snapshot.is_some()),
                 "only a writable volume in a file or a pool has a state folder; remove the key",
             ),
             (
@@ -374,7 +376,8 @@ impl Volume {
     pub(crate) fn complete(&mut self) {
         self.read_only = self.is_read_only();
         self.removable = self.is_removable();
-        if !self.is_device() {
+        // A volume in a pool has the blocks with which it was created.
+        if !self.is_device() && self.store != StoreKind::Pool {
             self.block_size = Some(self.block_size());
         }
         if self.store == StoreKind::File {

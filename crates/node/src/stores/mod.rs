@@ -27,7 +27,9 @@ pub(crate) use self::file::BackingSpace;
 pub(crate) use self::file::check_growth;
 pub use self::file::{FileOptions, FileStore};
 pub use self::null::NullStore;
-pub(crate) use self::pool::{NewPoolVolume, OpenPool, PoolBacking, PoolCores};
+pub(crate) use self::pool::{
+    NewPoolVolume, OpenPool, PendingRollBack, PoolBacking, PoolCores, PoolRename,
+};
 pub use self::pool::{PoolPlan, check as check_pool, create as create_pool};
 pub use self::ram::RamStore;
 pub use self::slow::SlowStore;
@@ -262,6 +264,13 @@ fn pool_prefix(pool: &str) -> String {
     if pool.is_empty() { String::new() } else { format!("pool {pool}: ") }
 }
 
+/// The pool of a volume that is opened.
+pub(crate) struct VolumePool {
+    pub(crate) open: Arc<OpenPool>,
+    /// The serial number of the volume whose snapshot it is, or begins with.
+    pub(crate) origin: Option<String>,
+}
+
 /// An open store.
 pub(crate) struct Opened {
     pub(crate) store: Arc<dyn Store>,
@@ -281,7 +290,7 @@ pub(crate) struct Opened {
 pub(crate) fn open(
     volume: &VolumeConfig,
     open_mode: OpenMode,
-    pool: Option<&Arc<OpenPool>>,
+    pool: Option<&VolumePool>,
 ) -> Result<Opened, StoreError> {
     let block_size = volume.block_size();
     // A volume that was checked has a size or a path if its store needs it.
@@ -323,7 +332,8 @@ pub(crate) fn open(
         }
         StoreKind::Pool => {
             let pool = pool.ok_or_else(|| StoreError::pool("", "the pool is not open"))?;
-            let backing = pool.open_volume(volume, open_mode)?;
+            let VolumePool { open, origin } = pool;
+            let backing = open.open_volume(volume, origin.as_deref(), open_mode)?;
             let store = backing.volume.clone();
             pool_backing = Some(backing);
             store

@@ -3,7 +3,9 @@
 mod creation;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak, mpsc};
 use std::time::UNIX_EPOCH;
 
@@ -26,6 +28,9 @@ use super::{MarkRule, OpenMode, StoreError};
 use crate::config::{PoolConfig, VolumeConfig, render_size};
 use crate::metrics::PoolUsage;
 use crate::model::{ByteSize, SnapshotName, render_rounded};
+
+/// The end of a report of a pool that is nearly full: so many percent below the threshold.
+const ALERT_MARGIN: u64 = 2;
 
 /// The cores on which operations on pools run.
 #[derive(Clone)]
@@ -52,9 +57,9 @@ impl PoolCores {
         F: Future<Output = Result<T, StoreError>> + 'static,
     {
         let (done, answer) = mpsc::channel();
-        if let Some(cores) = self.0.upgrade() {
-            cores.spawn_on(0, move || async move { drop(done.send(operation().await)) });
-        }
+        let Some(cores) = self.0.upgrade() else { return Err(StoreError::ServerEnds) };
+        cores.spawn_on(0, move || async move { drop(done.send(operation().await)) });
+        drop(cores);
         answer.recv().unwrap_or(Err(StoreError::ServerEnds))
     }
 }
@@ -154,6 +159,8 @@ pub(crate) struct OpenPool {
     config: Mutex<PoolConfig>,
     devices: Vec<Arc<FileStore>>,
     cores: PoolCores,
+    /// Its use was above the threshold, and has not been clearly below it since.
+    is_nearly_full: AtomicBool,
     /// Volumes that are to be rolled back before they are opened again.
     roll_backs: Mutex<HashMap<VolumeId, RollBack>>,
 }
@@ -164,6 +171,26 @@ struct RollBack {
     done: oneshot::Sender<Result<(), StoreError>>,
 }
 
+/// A roll-back that was begun. If the volume has not been opened when this is dropped, it does not happen.
+pub(crate) struct PendingRollBack {
+    pool: Arc<OpenPool>,
+    volume: VolumeId,
+    answer: oneshot::Receiver<Result<(), StoreError>>,
+}
+
+impl PendingRollBack {
+    /// Returns its result, or `None` if the volume was not opened.
+    pub(crate) fn result(mut self) -> Option<Result<(), StoreError>> {
+        self.answer.try_recv().ok()
+    }
+}
+
+impl Drop for PendingRollBack {
+    fn drop(&mut self) {
+        self.pool.roll_backs.lock().remove(&self.volume);
+    }
+}
+
 /// An open volume of a pool.
 pub(crate) struct PoolBacking {
     pub(crate) pool: Arc<OpenPool>,
@@ -171,6 +198,20 @@ pub(crate) struct PoolBacking {
     pub(crate) id: VolumeId,
     /// The volume, if it was created for this opening.
     pub(crate) new: Option<NewPoolVolume>,
+}
+
+/// The name that a volume has from now on in the catalogue of its pool.
+pub(crate) struct PoolRename {
+    pub(crate) pool: Arc<OpenPool>,
+    pub(crate) id: VolumeId,
+    pub(crate) name: String,
+}
+
+impl PoolBacking {
+    /// Returns the change of its name in the catalogue.
+    pub(crate) fn renamed(&self, name: &str) -> PoolRename {
+        PoolRename { pool: self.pool.clone(), id: self.id, name: name.to_owned() }
+    }
 }
 
 /// A volume that was created for a change. If the change is not stored, it is deleted when this is dropped.
@@ -223,6 +264,7 @@ impl OpenPool {
             config: Mutex::new(config.clone()),
             devices,
             cores: cores.clone(),
+            is_nearly_full: AtomicBool::new(false),
             roll_backs: Mutex::default(),
         };
         open.adopt(config);
@@ -333,7 +375,7 @@ impl OpenPool {
         failed(&self.config.lock().name, &[], error)
     }
 
-    /// Returns the volume of the catalogue that an object is.
+    /// Returns the volume with this serial number, or, without one, with this name.
     pub(crate) fn find_volume(&self, name: &str, serial: Option<&str>) -> Option<VolumeInfo> {
         self.pool.find(|one| {
             one.kind == VolumeKind::Volume
@@ -344,77 +386,90 @@ impl OpenPool {
         })
     }
 
-    /// Returns a snapshot by its name.
-    pub(crate) fn find_snapshot(&self, name: &SnapshotName) -> Result<VolumeInfo, StoreError> {
-        let text = name.to_string();
-        let found =
-            self.pool.find(|one| one.kind == VolumeKind::Snapshot && one.label.name == text);
+    /// Returns a snapshot of a volume by its own name.
+    pub(crate) fn find_snapshot(&self, volume: VolumeId, own: &str) -> Option<VolumeInfo> {
+        self.pool.find(|one| {
+            let is_its = one.kind == VolumeKind::Snapshot && one.origin == Some(volume);
+            is_its && one.label.name == own
+        })
+    }
+
+    /// Returns a snapshot that the configuration of a volume names. `of` is the serial number of its volume, if the server
+    /// has that volume.
+    fn named_snapshot(
+        &self,
+        name: &SnapshotName,
+        of: Option<&str>,
+    ) -> Result<VolumeInfo, StoreError> {
+        let volume = self.find_volume(&name.volume, of);
+        let found = volume.and_then(|volume| self.find_snapshot(volume.id, &name.snapshot));
         found.ok_or_else(|| {
             self.error(format!("there is no snapshot {name}; `sarsen snapshot list` shows them"))
         })
     }
 
-    /// Opens a volume, and creates it if `open_mode` permits that. Blocks the thread, which must not be a core.
+    /// Opens a volume, and creates it if `open_mode` permits that. `origin` is the serial number of the volume whose snapshot
+    /// it is, or begins with. Blocks the thread, which must not be a core.
     pub(crate) fn open_volume(
         self: &Arc<Self>,
         volume: &VolumeConfig,
+        origin: Option<&str>,
         open_mode: OpenMode,
     ) -> Result<PoolBacking, StoreError> {
-        let config = volume.clone();
-        let open = self.clone();
-        self.cores.run(move || async move { open.open_or_create(&config, open_mode).await })
+        let (config, origin, open) = (volume.clone(), origin.map(str::to_owned), self.clone());
+        let operation =
+            async move || open.open_or_create(&config, origin.as_deref(), open_mode).await;
+        self.cores.run(operation)
     }
 
     async fn open_or_create(
         self: &Arc<Self>,
         config: &VolumeConfig,
+        origin: Option<&str>,
         open_mode: OpenMode,
     ) -> Result<PoolBacking, StoreError> {
+        let is_known = matches!(open_mode, OpenMode::Existing { .. });
         let mut new = None;
         let found = match &config.snapshot {
-            Some(snapshot) => self.find_snapshot(snapshot)?,
+            Some(snapshot) => self.named_snapshot(snapshot, origin)?,
             None => match self.find_volume(&config.name, config.serial.as_deref()) {
-                Some(found) => {
-                    self.rename(&found, &config.name).await;
-                    found
-                }
-                None if matches!(open_mode, OpenMode::Existing { .. }) => {
+                Some(found) => found,
+                None if is_known => {
                     return Err(self.error(format!(
                         "it has no volume {} with this serial number, and no empty one is created in its place",
                         config.name
                     )));
                 }
                 None => {
-                    let created = self.create(config).await?;
+                    let created = self.create(config, origin).await?;
                     new = Some(NewPoolVolume { pool: self.clone(), id: Some(created.id) });
                     created
                 }
             },
         };
-        if found.block_shift != config.block_size().shift() as u8 {
+        let name = &config.name;
+        if let Some(block_size) = config.block_size
+            && found.block_shift != block_size.shift() as u8
+        {
             let bytes = 1u32 << found.block_shift;
-            return Err(self.error(format!(
-                "volume {} has blocks of {bytes} bytes: set block-size = {bytes}",
-                config.name
-            )));
+            let problem =
+                format!("volume {name} has blocks of {bytes} bytes: leave out block-size");
+            return Err(self.error(problem));
         }
         self.roll_back_now(found.id).await;
         let opened = self.pool.open_volume(found.id).await;
         let volume = opened.map_err(|error| self.failed(error))?;
         let (size, wanted) = (volume.geometry().byte_count(), config.size.map(ByteSize::get));
         match wanted {
-            Some(wanted) if wanted < size => {
-                return Err(self.error(format!(
-                    "volume {} has {}: set size = \"{}\" or more",
-                    config.name,
-                    render_size(size),
-                    render_size(size)
-                )));
-            }
-            // The growth was stored and not carried out.
-            Some(wanted) if wanted > size => {
+            // The growth was stored and not carried out, or it is a new clone.
+            Some(wanted) if wanted > size && (is_known || new.is_some()) => {
                 let grown = volume.resize(wanted >> found.block_shift).wait().await;
                 grown.map_err(|error| self.error(error.to_string()))?;
+            }
+            Some(wanted) if wanted != size => {
+                let size = render_size(size);
+                let problem = format!("volume {name} has {size}: leave out size, or write {size}");
+                return Err(self.error(problem));
             }
             Some(_) | None => {}
         }
@@ -422,76 +477,58 @@ impl OpenPool {
     }
 
     /// Creates a volume, empty or with the contents of a snapshot.
-    async fn create(&self, config: &VolumeConfig) -> Result<VolumeInfo, StoreError> {
+    async fn create(
+        &self,
+        config: &VolumeConfig,
+        origin: Option<&str>,
+    ) -> Result<VolumeInfo, StoreError> {
         let identifier = config.serial.as_deref().map_or_else(new_identifier, identifier_of);
         let label = label(config.name.clone(), identifier);
         let created = match (&config.clone_of, config.size) {
             (Some(snapshot), _) => {
-                self.pool.clone_of(self.find_snapshot(snapshot)?.id, &label).await
+                self.pool.clone_of(self.named_snapshot(snapshot, origin)?.id, &label).await
             }
             (None, Some(size)) => {
                 let (size, block_size) = (size.get(), config.block_size());
                 self.pool.create_volume(&NewVolume { label, size, block_size }).await
             }
             (None, None) => {
-                return Err(self.error(format!("volume {} is new: give it a size", config.name)));
+                let named = self.find_volume(&config.name, None);
+                let serial = named.and_then(|named| serial_of(&named.label.identifier));
+                let hint = serial.map_or_else(String::new, |serial| {
+                    format!("; to serve the data of the deleted volume of this name, give serial = {serial:?}")
+                });
+                let problem = format!("volume {} is new: give it a size{hint}", config.name);
+                return Err(self.error(problem));
             }
         };
-        let id = created.map_err(|error| match error {
-            PoolError::Exists => {
-                let other = self.pool.find(|one| one.label.name == config.name);
-                let serial = other.and_then(|other| serial_of(&other.label.identifier));
-                let serial = serial.map_or_else(String::new, |serial| format!(" with serial = {serial:?}"));
-                self.error(format!(
-                    "it has a volume {} already, of an object that was deleted: create the volume{serial} to serve it, \
-                     or delete it with `sarsen volume orphan remove`",
-                    config.name
-                ))
-            }
-            other => self.failed(other),
-        })?;
+        let id = created.map_err(|error| self.failed(error))?;
         self.pool.find(|one| one.id == id).ok_or_else(|| self.failed(PoolError::NotFound))
     }
 
-    /// Gives a volume in the catalogue, and its snapshots, the name of its object.
-    pub(crate) async fn rename(&self, volume: &VolumeInfo, name: &str) {
-        if volume.label.name == name {
-            return;
-        }
-        let mut names = vec![(volume.id, name.to_owned())];
-        names.extend(self.snapshots_of(volume.id).into_iter().filter_map(|one| {
-            let (_, own) = one.label.name.split_once('@')?;
-            Some((one.id, format!("{name}@{own}")))
-        }));
-        // The serial number joins it to its object as before.
-        if let Err(error) = self.pool.rename(&names).await {
-            warn!(volume = name, %error, "a volume has its old name in its pool");
-        }
-    }
-
-    /// Does the same for a volume that is open.
-    pub(crate) fn begin_rename(self: &Arc<Self>, id: VolumeId, name: String) {
-        drop(self.begin(move |open| async move {
-            if let Some(volume) = open.pool.find(|one| one.id == id) {
-                open.rename(&volume, &name).await;
-            }
-        }));
+    /// Gives volumes in the catalogue the names of their objects.
+    pub(crate) async fn rename(
+        self: &Arc<Self>,
+        names: Vec<(VolumeId, String)>,
+    ) -> Result<(), StoreError> {
+        self.operate(move |pool| async move { pool.rename(&names).await }).await
     }
 
     /// Begins to roll a volume back, which happens when the volume is opened the next time.
-    pub(crate) fn prepare_roll_back(
-        &self,
+    pub(crate) fn begin_roll_back(
+        self: &Arc<Self>,
         volume: VolumeId,
         snapshot: VolumeId,
-    ) -> oneshot::Receiver<Result<(), StoreError>> {
+    ) -> Result<PendingRollBack, StoreError> {
         let (done, answer) = oneshot::channel();
-        self.roll_backs.lock().insert(volume, RollBack { snapshot, done });
-        answer
-    }
-
-    /// Forgets a roll-back that has not happened.
-    pub(crate) fn forget_roll_back(&self, volume: VolumeId) {
-        self.roll_backs.lock().remove(&volume);
+        match self.roll_backs.lock().entry(volume) {
+            Entry::Occupied(_) => {
+                let problem = "the volume is being rolled back already; try again later".to_owned();
+                return Err(StoreError::PoolObjectInUse { problem });
+            }
+            Entry::Vacant(vacant) => drop(vacant.insert(RollBack { snapshot, done })),
+        }
+        Ok(PendingRollBack { pool: self.clone(), volume, answer })
     }
 
     async fn roll_back_now(&self, volume: VolumeId) {
@@ -516,14 +553,10 @@ impl OpenPool {
         };
         let of: Vec<_> = of
             .into_iter()
-            .map(|(volume, name)| (volume, label(name.to_string(), new_identifier())))
+            .map(|(volume, name)| (volume, label(name.snapshot, new_identifier())))
             .collect();
         self.operate_on(&object, move |pool| async move {
-            let created = pool.snapshot(&of).await?;
-            for id in created.into_iter().filter(|_| protect) {
-                pool.protect(id, true).await?;
-            }
-            Ok(())
+            pool.snapshot_with(&of, protect).await.map(drop)
         })
         .await
     }
@@ -561,8 +594,17 @@ impl OpenPool {
         let space = self.pool.space();
         let used = space.size_bytes.saturating_sub(space.free_bytes);
         let percent = used * 100 / space.size_bytes.max(1);
-        (percent >= config.alert_percent()).then(|| {
+        let margin = if self.is_nearly_full.load(Ordering::Relaxed) { ALERT_MARGIN } else { 0 };
+        let is_nearly_full = percent + margin >= config.alert_percent();
+        self.is_nearly_full.store(is_nearly_full, Ordering::Relaxed);
+        is_nearly_full.then(|| {
             // A problem whose text changes is not a new problem.
+            if space.free_bytes == 0 {
+                return format!(
+                    "is full: {} are used. Writes of new data fail. Delete snapshots, or erase volumes",
+                    render_rounded(used)
+                );
+            }
             format!(
                 "is nearly full: {percent} % of {} is used. When it is full, writes of new data fail. Delete snapshots, or \
                  erase volumes",

@@ -174,19 +174,25 @@ fn full_pool_is_emptied_and_filled_again() {
 }
 
 #[test]
-fn objects_have_unique_names_and_protection() {
+fn snapshots_of_a_volume_have_different_names_and_protection() {
     let devices = [SimulatedDevice::new(24 << 20, 1)];
     run(&devices, async {
         let pool = Pool::create(&new_pool(&devices, 64 << 10), LocalTasks::shared()).await;
         let pool = pool.expect("a pool");
         let new = volume("v", 1 << 20, BlockSize::B512);
         let id = pool.create_volume(&new).await.expect("created");
-        assert!(matches!(pool.create_volume(&new).await, Err(PoolError::Exists)));
+        let other = pool.create_volume(&new).await.expect("volumes may have the same name");
+        pool.delete(other).await.expect("deleted");
         let nameless = volume("", 1 << 20, BlockSize::B512);
         assert!(matches!(pool.create_volume(&nameless).await, Err(PoolError::Invalid(_))));
         let snapshot = pool.snapshot(&[(id, label("s"))]).await.expect("created")[0];
-        assert!(matches!(pool.rename(&[(snapshot, "v".into())]).await, Err(PoolError::Exists)));
-        pool.rename(&[(snapshot, "t".into())]).await.expect("renamed");
+        let again = pool.snapshot(&[(id, label("s"))]).await;
+        assert!(matches!(again, Err(PoolError::Exists)));
+        let twice = pool.snapshot(&[(id, label("t")), (id, label("t"))]).await;
+        assert!(matches!(twice, Err(PoolError::Exists)));
+        let refused = pool.rename(&[(snapshot, "t".into())]).await;
+        assert!(matches!(refused, Err(PoolError::Invalid(_))));
+        pool.rename(&[(id, "w".into())]).await.expect("renamed");
         pool.protect(snapshot, true).await.expect("protected");
         assert!(matches!(pool.delete(snapshot).await, Err(PoolError::Protected)));
         assert!(matches!(pool.clone_of(id, &label("c")).await, Err(PoolError::Invalid(_))));
@@ -200,7 +206,7 @@ fn objects_have_unique_names_and_protection() {
         drop(pool);
         let pool = Pool::open(stores(&devices), LocalTasks::shared()).await.expect("opened");
         let names: Vec<_> = pool.volumes().into_iter().map(|volume| volume.label.name).collect();
-        assert_eq!(names, ["v", "c"]);
+        assert_eq!(names, ["w", "c"]);
         assert_eq!(pool.volumes()[1].origin, Some(snapshot));
     });
 }

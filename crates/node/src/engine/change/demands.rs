@@ -8,7 +8,7 @@ use super::super::disk_threads::{Disk, DiskThread};
 use super::super::pools::is_same_pool;
 use super::super::volumes::{Growth, NewFiles, OpenPlan, Opening, Volume};
 use super::super::{ChangeError, ResourceError, Running, not_opened};
-use super::{NewPools, OPEN_LIMIT, Prepared};
+use super::{OPEN_LIMIT, Prepared};
 use crate::config::{PoolConfig, VolumeConfig};
 use crate::model::{Key, ObjectKind};
 use crate::stores::{self, OpenMode, StoreError};
@@ -35,7 +35,7 @@ impl Prepared {
         let pools = self.desired.pools.iter();
         let is_known =
             |pool: &PoolConfig| running.desired.pools.iter().any(|one| is_same_pool(one, pool));
-        let missing = pools.filter(|pool| self.engine.pools.get(&pool.name).is_none());
+        let missing = pools.filter(|pool| !self.engine.pools.is_open(pool));
         demands.pools =
             missing.map(|pool| (pool.clone(), self.is_managed_start || is_known(pool))).collect();
         for stay in &volumes.stays {
@@ -80,16 +80,15 @@ impl Prepared {
             if may_be_missing && !self.is_managed_start {
                 continue;
             }
-            self.new_pools.get_or_insert_with(|| NewPools(engine.clone()));
             let hangs = || ChangeError::Hangs(Key::new(ObjectKind::Pool, &pool.name));
             let (pools, config) = (engine.pools.clone(), pool.clone());
-            let open = move || {
-                pools.open(&config).map(drop).map_err(|error| ResourceError::Pool(error).into())
-            };
+            let open =
+                move || pools.open(&config).map_err(|error| ResourceError::Pool(error).into());
             let opened = thread.run_on(&Disk::of_pool(&pool.name), OPEN_LIMIT, hangs, open);
             match opened {
+                Ok(open) => self.pools.push(open),
                 Err(error) if !may_be_missing => return Err(error),
-                Ok(()) | Err(_) => {}
+                Err(_) => {}
             }
         }
         for (volume, check) in demands.checks {

@@ -16,7 +16,7 @@ use super::super::volumes::{Growth, Opening};
 use super::super::{Engine, Running, target_ports};
 use super::{Affected, ChangeOutcome, Force, Prepared, Steps};
 use crate::config::{Config, Rates, TargetConfig, VolumeConfig};
-use crate::stores::PoolBacking;
+use crate::stores::PoolRename;
 use crate::targets::Target;
 
 impl Prepared {
@@ -74,8 +74,10 @@ impl Prepared {
             .collect();
         let are_names_gone = !steps.volumes.closes.is_empty()
             || steps.volumes.stays.iter().any(|stay| stay.running != stay.desired.name);
-        tasks.extend(self.keep_volumes(running, &mut steps, &mut pending));
-        let opened = self.take_opened(running, &steps.taken, &mut tasks);
+        let mut renames = Vec::new();
+        tasks.extend(self.keep_volumes(running, &mut steps, &mut pending, &mut renames));
+        let opened = self.take_opened(running, &steps.taken, &mut tasks, &mut renames);
+        tasks.extend(Task::renames(renames));
         tasks.extend(std::mem::take(&mut steps.late).into_iter().map(|plan| {
             (
                 Part::Volume(plan.config.name.clone()),
@@ -171,6 +173,7 @@ impl Prepared {
         running: &mut Running,
         steps: &mut Steps,
         pending: &mut BTreeSet<Part>,
+        renames: &mut Vec<PoolRename>,
     ) -> Vec<(Part, Task)> {
         let stays = std::mem::take(&mut steps.volumes.stays).into_iter();
         let renamed: Vec<_> =
@@ -179,9 +182,7 @@ impl Prepared {
         for (mut volume, RetainedVolume { running: old, desired, grows_to }) in renamed {
             if old != desired.name {
                 info!(volume = old, new_name = desired.name, "the volume is renamed");
-                if let Some(PoolBacking { pool, id, .. }) = &volume.backing.pool {
-                    pool.begin_rename(*id, desired.name.clone());
-                }
+                renames.extend(volume.backing.pool.as_ref().map(|one| one.renamed(&desired.name)));
             }
             volume.unit.volume().rename(&desired.name);
             volume.config = desired;
@@ -215,6 +216,7 @@ impl Prepared {
         running: &mut Running,
         taken: &HashSet<String>,
         tasks: &mut Vec<(Part, Task)>,
+        renames: &mut Vec<PoolRename>,
     ) -> HashSet<String> {
         let mut serials = HashSet::new();
         for (name, mut opening) in std::mem::take(&mut self.opened) {
@@ -228,6 +230,9 @@ impl Prepared {
                     volume.adopt_actual_size();
                 }
                 serials.extend(volume.config.serial.clone());
+                let in_pool = volume.backing.pool.as_ref();
+                let in_pool = in_pool.filter(|_| volume.config.snapshot.is_none());
+                renames.extend(in_pool.map(|one| one.renamed(&name)));
                 running.volumes.insert(name, volume);
             } else {
                 opening.new_files.keep();

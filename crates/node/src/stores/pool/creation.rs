@@ -10,7 +10,7 @@ use sarsen_block::{BlockError, Buffer, Durability, Extent, Store as _};
 use sarsen_io::cores::{Cores, FileEngine};
 use sarsen_io::file::File;
 use sarsen_io::spin::Spin;
-use sarsen_pool::{NewPool, Pool};
+use sarsen_pool::{NewPool, Pool, PoolError};
 use tracing::warn;
 
 use super::super::StoreError;
@@ -69,7 +69,7 @@ impl PoolPlan {
     }
 }
 
-/// What formatting a pool has changed. [`Formatted::undo`] takes it back.
+/// A pool that was created, until the server has it. [`Formatted::undo`] makes its devices empty.
 pub(crate) struct Formatted {
     created: Vec<PathBuf>,
     config: PoolConfig,
@@ -135,15 +135,30 @@ pub(crate) fn format(
                 identifier: new_identifier(),
                 name: config.name.clone(),
                 chunk_size,
-                devices: stores.into_iter().map(|store| (store as _, new_identifier())).collect(),
+                devices: stores
+                    .iter()
+                    .map(|store| (store.clone() as _, new_identifier()))
+                    .collect(),
             };
-            Pool::create(&new, Arc::new(CoreTasks)).await.map(drop).map_err(failed)
+            match Pool::create(&new, Arc::new(CoreTasks)).await {
+                Ok(_) => Ok(()),
+                // Nothing was written.
+                Err(error @ (PoolError::Unfit { .. } | PoolError::Invalid(_))) => {
+                    Err(failed(error))
+                }
+                Err(error) => {
+                    for store in stores {
+                        // The error of the device is the one to report.
+                        let _ = wipe(&store).await;
+                    }
+                    Err(failed(error))
+                }
+            }
         })
     })();
     match done {
         Ok(()) => Ok(formatted),
         Err(error) => {
-            // The devices had been empty, or they are unchanged.
             for path in formatted.created {
                 let _ = fs::remove_file(path);
             }
@@ -168,7 +183,7 @@ async fn refuse_if_used(device: &Arc<FileStore>, path: &Path) -> Result<(), Stor
         let read =
             read.map_err(|error| StoreError::unfit(path, format!("cannot be read: {error}")))?;
         if read.into_buffer().iter().any(|byte| *byte != 0) {
-            let problem = "has data: `sarsen disk info` shows what; choose another device, or give --force to lose it";
+            let problem = "has data: choose another device, or give --force to lose it";
             return Err(StoreError::unfit(path, problem));
         }
     }
