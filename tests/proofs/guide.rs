@@ -297,7 +297,12 @@ fn pools() -> Result<()> {
     reader.follow("pools.md")?;
     let listed = reader.run("sarsen snapshot list vm1")?;
     ensure!(listed.contains("clones: vm2"), "{listed}");
-    server.stop()
+    server.stop()?;
+    let document = reader.own(&blocks("pools.md", "toml")?.concat());
+    let volume = "serial = \"none-in-the-pool\"";
+    let document = document.replace("[\"/dev/sdb\"]", &format!("[{device:?}]"));
+    reader.write("sarsen.toml", &format!("{document}{volume}\n"))?;
+    reader.serve("sarsen serve --config sarsen.toml")
 }
 
 #[test]

@@ -101,7 +101,9 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
             }
             "pool" => config.pools = source.objects(value, name)?,
             "volume" => {
-                config.volumes = source.objects(value, name)?;
+                let volumes: Vec<VolumeConfig> = source.objects(value, name)?;
+                config.volumes =
+                    volumes.into_iter().map(VolumeConfig::with_implied_store).collect();
                 for (volume, table) in config.volumes.iter().zip(source.array(value, name)?) {
                     source.check_device_keys(volume, table)?;
                 }

@@ -157,7 +157,10 @@ impl Object {
             ObjectKind::Account => Self::Account(from_json(text)?),
             ObjectKind::Host => Self::Host(from_json(text)?),
             ObjectKind::Pool => Self::Pool(from_json(text)?),
-            ObjectKind::Volume => Self::Volume(from_json(text)?),
+            ObjectKind::Volume => {
+                let volume: Volume = from_json(text)?;
+                Self::Volume(volume.with_implied_store())
+            }
             ObjectKind::Target => Self::Target(from_json(text)?),
             ObjectKind::Discovery => Self::Discovery(from_json(text)?),
             ObjectKind::Limits => Self::Limits(from_json(text)?),
@@ -225,7 +228,8 @@ impl Document {
         let things = things.chain(account.into_iter().map(Object::Account));
         let things = things.chain(host.into_iter().map(Object::Host));
         let things = things.chain(pool.into_iter().map(Object::Pool));
-        let things = things.chain(volume.into_iter().map(Object::Volume));
+        let volume = volume.into_iter().map(Volume::with_implied_store);
+        let things = things.chain(volume.map(Object::Volume));
         let things = things.chain(target.into_iter().map(Object::Target));
         things.chain(discovery.map(Object::Discovery)).chain(limits.map(Object::Limits))
     }

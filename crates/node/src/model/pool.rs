@@ -7,7 +7,6 @@
 //!
 //! [[volume]]
 //! name = "vm1"
-//! store = "pool"
 //! pool = "tank"
 //! size = "100GiB"
 //! snapshot-schedule = "hourly=24,daily=7"

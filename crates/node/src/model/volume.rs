@@ -76,7 +76,7 @@ pub struct Volume {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub path: Option<PathBuf>,
-    /// The pool of a volume with `store = "pool"`.
+    /// The pool from which the volume gets its space. It implies `store = "pool"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
     /// The snapshot that a new volume begins with: `VOLUME@NAME`.
@@ -383,6 +383,14 @@ impl Volume {
         if self.store == StoreKind::File {
             self.cache = Some(self.cache());
         }
+    }
+
+    /// Returns the volume with the store that its keys imply, if they name none: a volume with a pool is in that.
+    pub(crate) fn with_implied_store(mut self) -> Self {
+        if self.pool.is_some() && self.store == StoreKind::File && self.path.is_none() {
+            self.store = StoreKind::Pool;
+        }
+        self
     }
 
     /// Returns whether it is a real device or a CD, which has properties of its own.
