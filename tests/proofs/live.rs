@@ -396,7 +396,7 @@ fn reload_applies_unless_removed_objects_are_in_use() -> Result<()> {
         let server = Server::start(config(add_target_b)?)?;
         let session = connect(&server, B, 0).await?;
         let refused = server.reload(config(|_| {})?).await.err().context("it is in use")?;
-        let words = format!("target {B} (1 sessions) is in use: log its initiators out first");
+        let words = format!("target {B} (1 session) is in use: log its initiators out first");
         ensure!(refused.to_string().contains(&words), "{refused}");
         ensure!(reported(&session).await?.is_none(), "it was touched");
 
