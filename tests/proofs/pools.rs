@@ -286,6 +286,21 @@ fn a_pool_is_created_only_on_devices_without_data() -> Result<()> {
 }
 
 #[test]
+fn another_cache_mode_of_a_pool_is_said_to_wait_for_the_next_start() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = start(folder.path())?;
+    create_pool(&server, &folder.path().join("tank.pool"), "128MiB")?;
+    let before = server.run(&["export"])?;
+    let after = before.replace("name = \"tank\"", "name = \"tank\"\ncache = \"directsync\"");
+    ensure!(after != before, "{before}");
+    let said = server.applied(&after, &[])?;
+    ensure!(said.contains("pool.cache: with the next start"), "{said}");
+    let said = server.applied(&before, &[])?;
+    ensure!(!said.contains("with the next start"), "{said}");
+    server.stop()
+}
+
+#[test]
 fn a_missing_copied_or_short_device_is_refused_by_name_and_served_when_it_is_back() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = start(folder.path())?;

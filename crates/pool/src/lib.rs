@@ -45,7 +45,7 @@ mod tests;
 pub use changes::{Change, Changes};
 pub use check::{Finding, check};
 pub use error::{PoolError, PoolProblem};
-pub use opening::{DeviceLabel, identify};
+pub use opening::identify;
 pub use pool::{Label, NewPool, NewVolume, Pool, PoolSpace, VolumeId, VolumeInfo, VolumeKind};
 pub use shared::Tasks;
 pub use volume::PoolVolume;

@@ -27,26 +27,11 @@ const fn unfit(device: usize, problem: PoolProblem) -> PoolError {
     PoolError::Unfit { device, problem }
 }
 
-/// What a device says of its pool.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceLabel {
-    /// The number of the pool.
-    pub pool: [u8; 16],
-    /// The name with which the pool was created.
-    pub name: String,
-    /// Number of devices of the pool.
-    pub device_count: usize,
-}
-
-/// Returns what a device says of its pool. Nothing else is checked.
-pub async fn identify(store: Arc<dyn Store>) -> Result<DeviceLabel, PoolError> {
+/// Returns the name with which the pool of a device was created. Nothing else is checked.
+pub async fn identify(store: Arc<dyn Store>) -> Result<String, PoolError> {
     let layout = Layout { slots: 0, journal: 0, slabs: 0 };
     let superblock = read_superblock(&Devices(vec![Device { store, layout }]), 0).await?;
-    Ok(DeviceLabel {
-        pool: superblock.pool,
-        name: unpadded(&superblock.name),
-        device_count: superblock.device_count.get().into(),
-    })
+    Ok(unpadded(&superblock.name))
 }
 
 impl Pool {

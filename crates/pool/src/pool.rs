@@ -151,13 +151,9 @@ impl Pool {
         Ok(ids[0])
     }
 
-    /// Creates snapshots of several volumes at one moment. They are durable when this returns.
-    pub async fn snapshot(&self, of: &[(VolumeId, Label)]) -> Result<Vec<VolumeId>, PoolError> {
-        self.snapshot_with(of, false).await
-    }
-
-    /// Does the same, and protects the snapshots from deletion if `protect` is set.
-    pub async fn snapshot_with(
+    /// Creates snapshots of several volumes at one moment, protected from deletion if `protect` is set. They are durable when
+    /// this returns.
+    pub async fn snapshot(
         &self,
         of: &[(VolumeId, Label)],
         protect: bool,
@@ -296,7 +292,10 @@ impl Pool {
 
     /// Returns the first volume or snapshot that fits.
     pub fn find(&self, fits: impl Fn(&VolumeInfo) -> bool) -> Option<VolumeInfo> {
-        self.volumes().into_iter().find(fits)
+        let state = self.shared.state.read();
+        let chunk_shift = state.shape().chunk_shift;
+        let mut live = state.objects.values().filter(|object| !object.is_deleting());
+        live.find_map(|object| Some(info(&object.row, chunk_shift)).filter(&fits))
     }
 
     /// Returns the bytes of a chunk.
@@ -381,15 +380,26 @@ impl Pool {
         Ok(Arc::new(PoolVolume::new(self.shared.clone(), &row, status)?))
     }
 
-    /// Deletes what is to be deleted, and writes checkpoints before they are urgent, until the pool is closed or a device
-    /// fails. Run it beside the requests. It does not keep the pool open.
-    pub fn maintain(&self) -> impl Future<Output = Result<(), PoolError>> + 'static {
+    /// Deletes what is to be deleted, and writes checkpoints before they are urgent, until the pool is closed or has stopped.
+    /// After another error, which `report` gets, it tries again when there is more work. Run it beside the requests. It does
+    /// not keep the pool open.
+    pub fn maintain(
+        &self,
+        report: impl Fn(&PoolError) + 'static,
+    ) -> impl Future<Output = ()> + 'static {
         let (pool, work) = (Arc::downgrade(&self.shared), self.shared.work.clone());
         async move {
             loop {
                 let next = work.notified();
-                let Some(shared) = pool.upgrade() else { return Ok(()) };
-                Self { shared }.maintain_once().await?;
+                let Some(shared) = pool.upgrade() else { return };
+                let pool = Self { shared };
+                if let Err(error) = pool.maintain_once().await {
+                    report(&error);
+                    if pool.is_stopped() {
+                        return;
+                    }
+                }
+                drop(pool);
                 next.await;
             }
         }

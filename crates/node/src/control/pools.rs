@@ -28,7 +28,7 @@ use crate::schema::pools::{
     PoolStatus, RollBack, RolledBack, Snapshot, SnapshotChanges, SnapshotList, StoredVolume,
 };
 use crate::stores::pool::{self, serial_of};
-use crate::stores::{OpenPool, PoolPlan, StoreError};
+use crate::stores::{OpenPool, PoolPlan, RollBackEnd, StoreError};
 
 /// Maximum number of snapshots that a request creates.
 const SNAPSHOTS_AT_ONCE: usize = 1024;
@@ -449,13 +449,21 @@ pub(super) async fn roll_back(
     // It ends even if its client disconnects meanwhile.
     let done = threads::aside(async move {
         let reattached = reattach(reattaching, desired, rolled_back.volume.clone(), grace).await;
-        match pending.result() {
-            Some(result) => {
+        match pending.end() {
+            RollBackEnd::Done(result) => {
                 result?;
                 engine.report_roll_back(&rolled_back);
                 reattached.map(drop).map_err(ApiError::from)
             }
-            None => {
+            RollBackEnd::UnderWay => {
+                let message = format!(
+                    "volume {} is still being rolled back, because the disk of its pool does not respond; the log has the \
+                     result",
+                    rolled_back.volume
+                );
+                Err(ApiError::unable(message))
+            }
+            RollBackEnd::NotBegun => {
                 reattached?;
                 let message = format!(
                     "volume {} was not rolled back: another change closed or opened it meanwhile; try again",
@@ -477,7 +485,6 @@ impl From<SnapshotError> for ApiError {
             SnapshotError::NotFound(_) => Self::not_found(message),
             SnapshotError::Unfit(_) => Self::invalid(None, message),
             SnapshotError::Pool(error) => error.into(),
-            SnapshotError::Change(error) => ChangeRefused::from(error).into(),
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Orphans: files in the state's folder of volumes, and volumes in pools, that belong to no volume. A server that was killed during a change
-//! leaves them, or the administrator keeps the file of a deleted volume. The server lists them, and deletes them one by
-//! one by name.
+//! Orphans: files in the state's folder of volumes, and volumes in pools, that belong to no volume. A server that was
+//! killed during a change leaves them, or the administrator keeps the data of a deleted volume. The server lists them, and
+//! deletes them one by one by name.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -81,14 +81,12 @@ pub(super) fn places(object: &Object) -> Option<(PathBuf, PathBuf)> {
 fn owned(objects: &Objects) -> HashSet<FileIdentity> {
     let mut owned = HashSet::new();
     for object in objects.values() {
-        if let Some((path, state)) = places(object) {
-            owned.extend([path, state].iter().filter_map(|path| FileIdentity::of_path(path)));
-        }
-        let state = match &**object {
-            Object::Volume(volume) => volume.state.as_ref(),
-            _ => None,
+        let Object::Volume(volume) = &**object else { continue };
+        let (path, state) = match places(object) {
+            Some((path, state)) => (Some(path), Some(state)),
+            None => (None, volume.state.clone()),
         };
-        owned.extend(state.and_then(|state| FileIdentity::of_path(state)));
+        owned.extend([path, state].iter().flatten().filter_map(|path| FileIdentity::of_path(path)));
     }
     owned
 }
@@ -107,23 +105,25 @@ pub(super) struct PoolOrphan {
 pub(super) fn in_pool(pool: &OpenPool, folder: &Path, objects: &Objects) -> Vec<PoolOrphan> {
     let name = pool.config().name;
     let of_pool = objects.values().filter_map(|object| match &**object {
-        Object::Volume(volume) if volume.pool.as_ref() == Some(&name) => Some(volume),
+        Object::Volume(volume) if volume.pool.as_ref() == Some(&name) => {
+            Some((volume.name.as_str(), volume.serial.as_deref()))
+        }
         _ => None,
     });
-    let owned: HashSet<VolumeId> = of_pool
-        .filter_map(|volume| pool.find_volume(&volume.name, volume.serial.as_deref()))
-        .map(|found| found.id)
-        .collect();
+    let owned = pool.find_volumes(of_pool);
     let all = pool.pool.volumes();
     let ids: HashSet<VolumeId> = all.iter().map(|one| one.id).collect();
+    let mut snapshots: HashMap<VolumeId, usize> = HashMap::new();
+    for origin in
+        all.iter().filter(|one| one.kind == VolumeKind::Snapshot).filter_map(|one| one.origin)
+    {
+        *snapshots.entry(origin).or_default() += 1;
+    }
     let is_orphan = |one: &&VolumeInfo| match one.kind {
-        VolumeKind::Volume => !owned.contains(&one.id),
+        VolumeKind::Volume => !owned.contains_key(&one.id),
         VolumeKind::Snapshot => one.origin.is_none_or(|origin| !ids.contains(&origin)),
     };
     let orphan = |one: &VolumeInfo| {
-        let is_snapshot = |other: &&VolumeInfo| {
-            other.kind == VolumeKind::Snapshot && other.origin == Some(one.id)
-        };
         let serial = serial_of(&one.label.identifier).filter(|_| one.kind == VolumeKind::Volume);
         let records = serial.and_then(|serial| records_name(&serial));
         let records = records.map(|name| folder.join(name)).filter(|path| path.is_dir());
@@ -137,7 +137,7 @@ pub(super) fn in_pool(pool: &OpenPool, folder: &Path, objects: &Objects) -> Vec<
             },
             id: one.id,
             records,
-            snapshots: all.iter().filter(is_snapshot).count(),
+            snapshots: snapshots.get(&one.id).copied().unwrap_or(0),
         }
     };
     let mut found: Vec<PoolOrphan> = all.iter().filter(is_orphan).map(orphan).collect();
@@ -167,7 +167,7 @@ pub(super) async fn remove_in_pool(
         return Err(OrphanError::HasSnapshots(name));
     }
     let object = format!("orphan {name}");
-    let deleted = pool.operate_on(&object, move |pool| async move { pool.delete(id).await }).await;
+    let deleted = pool.operate(&object, move |pool| async move { pool.delete(id).await }).await;
     deleted.map_err(OrphanError::Pool)?;
     if let Some(records) = records
         && !metadata::erase(&records, Duration::ZERO).map_err(system(&records))?

@@ -147,6 +147,15 @@ impl Pools {
         matches!(state.attempts.get(&devices_of(config)), Some(Attempt::Open(open)) if open.strong_count() > 0)
     }
 
+    /// Returns whether an open pool has another cache mode than is desired. It keeps that until it is closed.
+    pub(super) fn has_other_cache(&self, desired: &[PoolConfig]) -> bool {
+        let state = self.state();
+        desired.iter().any(|config| {
+            let open = state.held.get(&devices_of(config));
+            open.is_some_and(|open| open.cache() != config.cache())
+        })
+    }
+
     /// Returns the reason why a desired pool is not open.
     pub(crate) fn reason_not_open(&self, name: &str) -> Option<String> {
         let state = self.state();

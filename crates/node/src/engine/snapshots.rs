@@ -9,7 +9,7 @@ use sarsen_io::time;
 use sarsen_pool::{Changes, VolumeId, VolumeInfo, VolumeKind};
 use tracing::{error, info};
 
-use super::{ChangeError, Engine};
+use super::Engine;
 use crate::config::VolumeConfig;
 use crate::events::Occurrence;
 use crate::model::{SnapshotName, SnapshotPeriod};
@@ -31,9 +31,6 @@ pub(crate) enum SnapshotError {
     /// The pool refused it.
     #[error(transparent)]
     Pool(#[from] StoreError),
-    /// The volume could not be closed and opened.
-    #[error(transparent)]
-    Change(#[from] ChangeError),
 }
 
 impl Engine {
@@ -73,11 +70,8 @@ impl Engine {
             .volumes
             .iter()
             .filter(|volume| volume.pool.as_ref() == Some(&name) && volume.snapshot.is_none());
-        let found = own.filter_map(|volume| {
-            let found = pool.find_volume(&volume.name, volume.serial.as_deref())?;
-            Some((found.id, volume.name.clone()))
-        });
-        found.collect()
+        let own = own.map(|volume| (volume.name.as_str(), volume.serial.as_deref()));
+        pool.find_volumes(own).into_iter().map(|(id, name)| (id, name.to_owned())).collect()
     }
 
     /// Returns the pool of a snapshot, and the snapshot. If the server has no volume of this name, it may be a snapshot of an
@@ -149,7 +143,7 @@ impl Engine {
     pub(crate) async fn delete_snapshot(&self, name: &SnapshotName) -> Result<(), SnapshotError> {
         let (pool, found) = self.find_snapshot(name)?;
         let object = format!("snapshot {name}");
-        pool.operate_on(&object, move |pool| async move { pool.delete(found.id).await }).await?;
+        pool.operate(&object, move |pool| async move { pool.delete(found.id).await }).await?;
         info!(snapshot = %name, "the snapshot is deleted");
         Ok(())
     }
@@ -161,8 +155,10 @@ impl Engine {
         protect: bool,
     ) -> Result<(), SnapshotError> {
         let (pool, found) = self.find_snapshot(name)?;
-        pool.operate(move |pool| async move { pool.protect(found.id, protect).await }).await?;
-        Ok(())
+        let object = format!("snapshot {name}");
+        let protected =
+            pool.operate(&object, move |pool| async move { pool.protect(found.id, protect).await });
+        Ok(protected.await?)
     }
 
     /// Returns a part of the differences between a snapshot and an older one of the same pool, or an empty volume. Also
@@ -180,8 +176,10 @@ impl Engine {
             return Err(SnapshotError::Unfit(message.to_owned()));
         }
         let older = older.map(|(_, older)| older.id);
-        let changes =
-            pool.operate(move |pool| async move { pool.changes(older, found.id, offset).await });
+        let object = format!("snapshot {name}");
+        let changes = pool.operate(&object, move |pool| async move {
+            pool.changes(older, found.id, offset).await
+        });
         Ok((found.size, changes.await?))
     }
 
@@ -206,7 +204,6 @@ impl Engine {
     /// Reports a roll-back that has happened.
     pub(crate) fn report_roll_back(&self, name: &SnapshotName) {
         let (volume, snapshot) = (name.volume.clone(), name.to_string());
-        info!(volume, snapshot, "the volume is rolled back");
         self.front.access.events.tell(&Occurrence::VolumeRolledBack { volume, snapshot });
     }
 
@@ -291,7 +288,7 @@ async fn keep_snapshots(
     let too_many = kept.len().saturating_sub(count.into());
     for old in kept.into_iter().take(too_many) {
         let name = format!("{}@{}", config.name, old.label.name);
-        let deleted = pool.operate_on(&name, move |pool| async move { pool.delete(old.id).await });
+        let deleted = pool.operate(&name, move |pool| async move { pool.delete(old.id).await });
         match deleted.await {
             Ok(()) => {
                 info!(snapshot = name, "a scheduled snapshot is deleted, because newer ones exist");

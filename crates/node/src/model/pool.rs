@@ -39,7 +39,7 @@ pub struct Pool {
     /// The block devices or files of the pool, 1 to 32 of them, in any order.
     #[schema(value_type = Vec<String>)]
     pub devices: Vec<PathBuf>,
-    /// The cache mode of its devices, with the names and meanings of QEMU.
+    /// The cache mode of its devices, with the names and meanings of QEMU. Another one takes effect with the next start.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "words::option")]
     #[schema(value_type = Option<String>)]
     pub cache: Option<CacheMode>,

@@ -4,7 +4,7 @@ mod creation;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak, mpsc};
 use std::time::UNIX_EPOCH;
@@ -25,7 +25,7 @@ pub(crate) use self::creation::format;
 pub use self::creation::{PoolPlan, create};
 use super::file::{FileOptions, FileStore};
 use super::{MarkRule, OpenMode, StoreError};
-use crate::config::{PoolConfig, VolumeConfig, render_size};
+use crate::config::{CacheMode, PoolConfig, VolumeConfig, render_size};
 use crate::metrics::PoolUsage;
 use crate::model::{ByteSize, SnapshotName, render_rounded};
 
@@ -73,35 +73,44 @@ impl Tasks for CoreTasks {
     }
 }
 
-/// Opens a device, with the smallest blocks that it has.
-fn open_device(path: &Path, config: &PoolConfig) -> Result<Arc<FileStore>, StoreError> {
+/// Opens the devices of a pool with `open`, each with the smallest blocks that it has.
+fn open_devices_with(
+    config: &PoolConfig,
+    read_only: bool,
+    open: impl Fn(&FileOptions) -> Result<FileStore, StoreError>,
+) -> Result<Vec<Arc<FileStore>>, StoreError> {
+    let device = |path: &PathBuf| {
+        let with_blocks = |block_size| {
+            open(&FileOptions {
+                path: path.clone(),
+                size: None,
+                block_size,
+                cache: config.cache(),
+                read_only,
+                serial: None,
+            })
+        };
+        let opened = match with_blocks(BlockSize::B512) {
+            Err(StoreError::Unfit { .. }) => with_blocks(BlockSize::B4096),
+            opened => opened,
+        };
+        opened.map(Arc::new)
+    };
+    config.devices.iter().map(device).collect()
+}
+
+fn open_devices(config: &PoolConfig) -> Result<Vec<Arc<FileStore>>, StoreError> {
     let open_mode = OpenMode::Existing {
         length_before_growth: None,
         has_state: true,
         had: None,
         mark: MarkRule::Ignore,
     };
-    let with_blocks = |block_size| FileOptions {
-        path: path.to_owned(),
-        size: None,
-        block_size,
-        cache: config.cache(),
-        read_only: false,
-        serial: None,
-    };
-    let opened = FileStore::prepare(&with_blocks(BlockSize::B512), open_mode);
-    let opened = match opened {
-        Err(StoreError::Unfit { .. }) => {
-            FileStore::prepare(&with_blocks(BlockSize::B4096), open_mode)
-        }
-        opened => opened,
-    }?;
-    opened.settle()?;
-    Ok(Arc::new(opened))
-}
-
-fn open_devices(config: &PoolConfig) -> Result<Vec<Arc<FileStore>>, StoreError> {
-    config.devices.iter().map(|path| open_device(path, config)).collect()
+    open_devices_with(config, false, |options| {
+        let opened = FileStore::prepare(options, open_mode)?;
+        opened.settle()?;
+        Ok(opened)
+    })
 }
 
 fn as_stores(devices: &[Arc<FileStore>]) -> Vec<Arc<dyn Store>> {
@@ -157,37 +166,63 @@ fn label(name: String, identifier: [u8; 16]) -> Label {
 pub(crate) struct OpenPool {
     pub(crate) pool: Pool,
     config: Mutex<PoolConfig>,
+    /// The cache mode with which its devices are open.
+    cache: CacheMode,
     devices: Vec<Arc<FileStore>>,
     cores: PoolCores,
     /// Its use was above the threshold, and has not been clearly below it since.
     is_nearly_full: AtomicBool,
     /// Volumes that are to be rolled back before they are opened again.
-    roll_backs: Mutex<HashMap<VolumeId, RollBack>>,
+    roll_backs: Mutex<HashMap<VolumeId, Arc<RollBack>>>,
 }
 
-/// A roll-back that waits until its volume is opened again, and where its result is awaited.
+/// A roll-back that is carried out when its volume is opened again.
 struct RollBack {
     snapshot: VolumeId,
-    done: oneshot::Sender<Result<(), StoreError>>,
+    result: Mutex<Option<Result<(), StoreError>>>,
 }
 
-/// A roll-back that was begun. If the volume has not been opened when this is dropped, it does not happen.
+/// A roll-back that waits for the opening of its volume. If that has not begun when this is dropped, it does not happen.
 pub(crate) struct PendingRollBack {
     pool: Arc<OpenPool>,
     volume: VolumeId,
-    answer: oneshot::Receiver<Result<(), StoreError>>,
+    roll_back: Arc<RollBack>,
+}
+
+/// What became of a roll-back.
+pub(crate) enum RollBackEnd {
+    Done(Result<(), StoreError>),
+    /// The disk of the pool has not completed it yet.
+    UnderWay,
+    /// The volume was not opened, so it does not happen.
+    NotBegun,
 }
 
 impl PendingRollBack {
-    /// Returns its result, or `None` if the volume was not opened.
-    pub(crate) fn result(mut self) -> Option<Result<(), StoreError>> {
-        self.answer.try_recv().ok()
+    /// Prevents the roll-back, and returns `true`, if it has not begun.
+    fn withdraw(&self) -> bool {
+        let mut waiting = self.pool.roll_backs.lock();
+        let is_waiting =
+            waiting.get(&self.volume).is_some_and(|one| Arc::ptr_eq(one, &self.roll_back));
+        if is_waiting {
+            waiting.remove(&self.volume);
+        }
+        is_waiting
+    }
+
+    /// Ends the wait.
+    pub(crate) fn end(self) -> RollBackEnd {
+        if self.withdraw() {
+            return RollBackEnd::NotBegun;
+        }
+        let result = self.roll_back.result.lock().take();
+        result.map_or(RollBackEnd::UnderWay, RollBackEnd::Done)
     }
 }
 
 impl Drop for PendingRollBack {
     fn drop(&mut self) {
-        self.pool.roll_backs.lock().remove(&self.volume);
+        self.withdraw();
     }
 }
 
@@ -250,18 +285,16 @@ impl OpenPool {
         let pool = cores.run(move || async move {
             let opened = Pool::open(stores, Arc::new(CoreTasks)).await;
             let pool = opened.map_err(|error| failed(&name, &paths, error))?;
-            let maintenance = pool.maintain();
-            tokio::task::spawn_local(async move {
-                if let Err(error) = maintenance.await {
-                    error!(pool = name, %error, "the pool's maintenance has ended: it writes no checkpoints any more");
-                }
-            });
+            tokio::task::spawn_local(pool.maintain(move |error| {
+                error!(pool = name, %error, "the maintenance of the pool failed, and is tried again later");
+            }));
             Ok(pool)
         })?;
         info!(pool = config.name, "the pool is open");
         let open = Self {
             pool,
             config: Mutex::new(config.clone()),
+            cache: config.cache(),
             devices,
             cores: cores.clone(),
             is_nearly_full: AtomicBool::new(false),
@@ -274,6 +307,11 @@ impl OpenPool {
     /// Returns its configuration.
     pub(crate) fn config(&self) -> PoolConfig {
         self.config.lock().clone()
+    }
+
+    /// Returns the cache mode with which its devices are open.
+    pub(crate) fn cache(&self) -> CacheMode {
+        self.cache
     }
 
     /// Returns its devices.
@@ -292,33 +330,8 @@ impl OpenPool {
         StoreError::pool(&self.config.lock().name, problem)
     }
 
-    /// Starts an operation on the pool.
-    pub(crate) fn begin<T, F>(
-        self: &Arc<Self>,
-        operation: impl FnOnce(Arc<Self>) -> F + Send + 'static,
-    ) -> oneshot::Receiver<T>
-    where
-        T: Send + 'static,
-        F: Future<Output = T> + 'static,
-    {
-        let pool = self.clone();
-        self.cores.begin(move || operation(pool))
-    }
-
-    /// Carries out an operation on the pool. It ends even if the caller does not wait.
+    /// Carries out an operation on an object of the pool, which an error names. It ends even if the caller does not wait.
     pub(crate) async fn operate<T, F>(
-        self: &Arc<Self>,
-        operation: impl FnOnce(Pool) -> F + Send + 'static,
-    ) -> Result<T, StoreError>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T, PoolError>> + 'static,
-    {
-        self.operate_on("", operation).await
-    }
-
-    /// Does the same. An error about a volume or a snapshot names `object`.
-    pub(crate) async fn operate_on<T, F>(
         self: &Arc<Self>,
         object: &str,
         operation: impl FnOnce(Pool) -> F + Send + 'static,
@@ -328,7 +341,8 @@ impl OpenPool {
         F: Future<Output = Result<T, PoolError>> + 'static,
     {
         let object = object.to_owned();
-        let answer = self.begin(|open| {
+        let open = self.clone();
+        let answer = self.cores.begin(|| {
             let operation = operation(open.pool.clone());
             async move {
                 operation.await.map_err(|error| match error {
@@ -350,7 +364,7 @@ impl OpenPool {
         answer.await.unwrap_or(Err(StoreError::ServerEnds))
     }
 
-    /// Does the same, and blocks the thread, which must not be a core.
+    /// Carries out an operation on the pool. Blocks the thread, which must not be a core.
     pub(crate) fn run<T, F>(
         &self,
         operation: impl FnOnce(Pool) -> F + Send + 'static,
@@ -384,6 +398,29 @@ impl OpenPool {
                     None => one.label.name == name,
                 }
         })
+    }
+
+    /// Returns the names of volumes by their numbers in the catalogue. They are given with their serial numbers, and found
+    /// like those of [`Self::find_volume`], all at once.
+    pub(crate) fn find_volumes<'a>(
+        &self,
+        wanted: impl Iterator<Item = (&'a str, Option<&'a str>)>,
+    ) -> HashMap<VolumeId, &'a str> {
+        let all = self.pool.volumes();
+        let volumes = || all.iter().filter(|one| one.kind == VolumeKind::Volume);
+        let by_identifier: HashMap<_, _> =
+            volumes().map(|one| (one.label.identifier, one.id)).collect();
+        // The first one of a name.
+        let by_name: HashMap<_, _> =
+            volumes().rev().map(|one| (one.label.name.as_str(), one.id)).collect();
+        let found = wanted.filter_map(|(name, serial)| {
+            let id = match serial {
+                Some(serial) => by_identifier.get(&identifier_of(serial)),
+                None => by_name.get(name),
+            };
+            Some((*id?, name))
+        });
+        found.collect()
     }
 
     /// Returns a snapshot of a volume by its own name.
@@ -456,7 +493,7 @@ impl OpenPool {
                 format!("volume {name} has blocks of {bytes} bytes: leave out block-size");
             return Err(self.error(problem));
         }
-        self.roll_back_now(found.id).await;
+        self.roll_back_now(name, found.id).await;
         let opened = self.pool.open_volume(found.id).await;
         let volume = opened.map_err(|error| self.failed(error))?;
         let (size, wanted) = (volume.geometry().byte_count(), config.size.map(ByteSize::get));
@@ -511,7 +548,11 @@ impl OpenPool {
         self: &Arc<Self>,
         names: Vec<(VolumeId, String)>,
     ) -> Result<(), StoreError> {
-        self.operate(move |pool| async move { pool.rename(&names).await }).await
+        let object = match names.as_slice() {
+            [(_, name)] => format!("volume {name}"),
+            _ => "one of the renamed volumes".to_owned(),
+        };
+        self.operate(&object, move |pool| async move { pool.rename(&names).await }).await
     }
 
     /// Begins to roll a volume back, which happens when the volume is opened the next time.
@@ -520,24 +561,28 @@ impl OpenPool {
         volume: VolumeId,
         snapshot: VolumeId,
     ) -> Result<PendingRollBack, StoreError> {
-        let (done, answer) = oneshot::channel();
+        let roll_back = Arc::new(RollBack { snapshot, result: Mutex::default() });
         match self.roll_backs.lock().entry(volume) {
             Entry::Occupied(_) => {
                 let problem = "the volume is being rolled back already; try again later".to_owned();
                 return Err(StoreError::PoolObjectInUse { problem });
             }
-            Entry::Vacant(vacant) => drop(vacant.insert(RollBack { snapshot, done })),
+            Entry::Vacant(vacant) => drop(vacant.insert(roll_back.clone())),
         }
-        Ok(PendingRollBack { pool: self.clone(), volume, answer })
+        Ok(PendingRollBack { pool: self.clone(), volume, roll_back })
     }
 
-    async fn roll_back_now(&self, volume: VolumeId) {
-        let Some(RollBack { snapshot, done }) = self.roll_backs.lock().remove(&volume) else {
-            return;
-        };
-        let rolled_back = self.pool.roll_back(volume, snapshot).await;
-        // The caller may have given up.
-        let _ = done.send(rolled_back.map_err(|error| self.failed(error)));
+    async fn roll_back_now(&self, name: &str, volume: VolumeId) {
+        let Some(roll_back) = self.roll_backs.lock().remove(&volume) else { return };
+        let name_of = |snapshot: VolumeInfo| format!("{name}@{}", snapshot.label.name);
+        let snapshot = self.pool.find(|one| one.id == roll_back.snapshot).map(name_of);
+        let result = self.pool.roll_back(volume, roll_back.snapshot).await;
+        match &result {
+            Ok(()) => info!(volume = name, snapshot, "the volume is rolled back"),
+            Err(error) => error!(volume = name, snapshot, %error, "the volume was not rolled back"),
+        }
+        // Whoever asked for it may have given up.
+        *roll_back.result.lock() = Some(result.map_err(|error| self.failed(error)));
     }
 
     /// Creates snapshots of volumes of this pool at one moment.
@@ -555,9 +600,10 @@ impl OpenPool {
             .into_iter()
             .map(|(volume, name)| (volume, label(name.snapshot, new_identifier())))
             .collect();
-        self.operate_on(&object, move |pool| async move {
-            pool.snapshot_with(&of, protect).await.map(drop)
-        })
+        self.operate(
+            &object,
+            move |pool| async move { pool.snapshot(&of, protect).await.map(drop) },
+        )
         .await
     }
 
@@ -617,24 +663,7 @@ impl OpenPool {
 /// Checks a pool that no server uses. Blocks the thread, which must not be a core.
 pub fn check(paths: &[PathBuf]) -> Result<Vec<String>, StoreError> {
     let config = PoolConfig { devices: paths.to_vec(), ..PoolConfig::default() };
-    let stores = paths.iter().map(|path| {
-        let options = |block_size| FileOptions {
-            path: path.clone(),
-            size: None,
-            block_size,
-            cache: config.cache(),
-            read_only: true,
-            serial: None,
-        };
-        let open = |block_size| FileStore::open(&options(block_size));
-        let opened = open(BlockSize::B512);
-        match opened {
-            Err(StoreError::Unfit { .. }) => open(BlockSize::B4096),
-            opened => opened,
-        }
-    });
-    let stores: Vec<Arc<dyn Store>> =
-        stores.map(|store| store.map(|store| Arc::new(store) as _)).collect::<Result<_, _>>()?;
+    let stores = as_stores(&open_devices_with(&config, true, FileStore::open)?);
     let checked = sarsen_io::cores::block_on(sarsen_io::cores::FileEngine::Pool, async move {
         sarsen_pool::check(stores).await
     });

@@ -63,7 +63,7 @@ fn all_that_differs_is_reported_and_nothing_that_was_not_touched() {
                     pool.checkpoint().await.expect("written");
                 }
                 let name = label(&format!("s{round}"));
-                snapshots.extend(pool.snapshot(&[(id, name)]).await.expect("created"));
+                snapshots.extend(pool.snapshot(&[(id, name)], false).await.expect("created"));
                 touched.push(own);
             }
             for newer in 0..snapshots.len() {

@@ -464,7 +464,7 @@ async fn snapshot(model: Shared, pool: Pool, volume: String) {
         (name, id)
     };
     note(format_args!("{volume}: snapshot {name}"));
-    let created = tolerate(pool.snapshot(&[(id, label(&name))]).await).await;
+    let created = tolerate(pool.snapshot(&[(id, label(&name))], false).await).await;
     let Some(id) = created.map(|ids| ids[0]) else {
         model.borrow_mut().beginning.remove(&name);
         return;

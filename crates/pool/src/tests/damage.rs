@@ -33,7 +33,7 @@ fn pool_with_everything() -> Arc<SimulatedDevice> {
                 write.wait().await.expect("written");
             }
             let name = format!("s{round}");
-            origin = pool.snapshot(&[(id, label(&name))]).await.expect("created")[0];
+            origin = pool.snapshot(&[(id, label(&name))], false).await.expect("created")[0];
         }
         pool.clone_of(origin, &label("c")).await.expect("created");
         pool.checkpoint().await.expect("written");
@@ -60,7 +60,7 @@ fn use_damaged(device: &SimulatedDevice) {
             let extent = Extent::new(500, 2048);
             let _written = store.write(extent, data.into(), Durability::Durable).wait().await;
             drop(store);
-            let _snapshot = pool.snapshot(&[(object.id, label("another"))]).await;
+            let _snapshot = pool.snapshot(&[(object.id, label("another"))], false).await;
             let _deleted = pool.delete(object.id).await;
         }
         let _maintained = pool.maintain_once().await;

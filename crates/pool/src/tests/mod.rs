@@ -7,12 +7,14 @@ mod device;
 mod ownership;
 mod runner;
 
+use std::cell::Cell;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use sarsen_block::{BlockSize, Store, conformance};
 
 use self::device::SimulatedDevice;
-use self::runner::{LocalTasks, abandon, end_all, run};
+use self::runner::{LocalTasks, abandon, end_all, poll_once, run};
 use crate::{Label, NewPool, NewVolume, Pool, PoolError, check};
 
 fn label(name: &str) -> Label {
@@ -61,7 +63,7 @@ fn volumes_pass_the_conformance_suite() {
             pool.checkpoint().await.expect("written");
             is_clean(&devices).await;
             // The same volume, with a snapshot: every write goes to another place now.
-            pool.snapshot(&[(id, label("s"))]).await.expect("created");
+            pool.snapshot(&[(id, label("s"))], false).await.expect("created");
             let extent = sarsen_block::Extent::new(0, store.geometry().block_count);
             store.unmap(extent).wait().await.expect("unmapped");
             conformance::check(&*store, seed + 10).await;
@@ -147,7 +149,7 @@ fn full_pool_is_emptied_and_filled_again() {
             let data = sarsen_block::Buffer::copy_of(&[9; 4096]);
             let write = store.write(extent, data.into(), sarsen_block::Durability::Durable);
             write.wait().await.expect("it needs no space");
-            let snapshot = pool.snapshot(&[(id, label("s"))]).await.expect("created")[0];
+            let snapshot = pool.snapshot(&[(id, label("s"))], false).await.expect("created")[0];
             let data = sarsen_block::Buffer::copy_of(&[8; 4096]);
             let write = store.write(extent, data.into(), sarsen_block::Durability::Volatile);
             let full = write.wait().await;
@@ -185,10 +187,10 @@ fn snapshots_of_a_volume_have_different_names_and_protection() {
         pool.delete(other).await.expect("deleted");
         let nameless = volume("", 1 << 20, BlockSize::B512);
         assert!(matches!(pool.create_volume(&nameless).await, Err(PoolError::Invalid(_))));
-        let snapshot = pool.snapshot(&[(id, label("s"))]).await.expect("created")[0];
-        let again = pool.snapshot(&[(id, label("s"))]).await;
+        let snapshot = pool.snapshot(&[(id, label("s"))], false).await.expect("created")[0];
+        let again = pool.snapshot(&[(id, label("s"))], false).await;
         assert!(matches!(again, Err(PoolError::Exists)));
-        let twice = pool.snapshot(&[(id, label("t")), (id, label("t"))]).await;
+        let twice = pool.snapshot(&[(id, label("t")), (id, label("t"))], false).await;
         assert!(matches!(twice, Err(PoolError::Exists)));
         let refused = pool.rename(&[(snapshot, "t".into())]).await;
         assert!(matches!(refused, Err(PoolError::Invalid(_))));
@@ -208,6 +210,50 @@ fn snapshots_of_a_volume_have_different_names_and_protection() {
         let names: Vec<_> = pool.volumes().into_iter().map(|volume| volume.label.name).collect();
         assert_eq!(names, ["w", "c"]);
         assert_eq!(pool.volumes()[1].origin, Some(snapshot));
+    });
+}
+
+#[test]
+fn maintenance_tries_again_after_a_failed_read() {
+    let devices = [SimulatedDevice::new(24 << 20, 1)];
+    let ids = run(&devices, async {
+        let pool = Pool::create(&new_pool(&devices, 64 << 10), LocalTasks::shared()).await;
+        let pool = pool.expect("a pool");
+        let mut ids = Vec::new();
+        for _ in 0..2 {
+            let new = volume("v", 1 << 20, BlockSize::B512);
+            let id = pool.create_volume(&new).await.expect("created");
+            let store = pool.open_volume(id).await.expect("opened");
+            let data = sarsen_block::Buffer::copy_of(&[7; 512]);
+            let extent = sarsen_block::Extent::new(0, 1);
+            let write = store.write(extent, data.into(), sarsen_block::Durability::Durable);
+            write.wait().await.expect("written");
+            ids.push(id);
+        }
+        pool.checkpoint().await.expect("written");
+        ids
+    });
+    run(&devices, async {
+        let pool = Pool::open(stores(&devices), LocalTasks::shared()).await.expect("opened");
+        let errors = Rc::new(Cell::new(0));
+        let counted = errors.clone();
+        let mut maintenance = Box::pin(pool.maintain(move |_| counted.set(counted.get() + 1)));
+        let mut maintain_until = async |is_done: &dyn Fn() -> bool| {
+            loop {
+                assert!(poll_once(&mut maintenance).is_pending(), "it goes on");
+                if is_done() {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        pool.delete(ids[0]).await.expect("deleted");
+        devices[0].fail_one_of(1);
+        maintain_until(&|| errors.get() > 0).await;
+        devices[0].fail_one_of(0);
+        pool.delete(ids[1]).await.expect("deleted");
+        maintain_until(&|| !pool.space().is_deleting).await;
+        assert_eq!(errors.get(), 1);
     });
 }
 

@@ -43,7 +43,7 @@ fn chunk_that_a_clone_has_left_is_not_overwritten_before_that_is_durable() {
         let devices = [SimulatedDevice::new(32 << 20, 1)];
         let (volume, clone) = run(&devices, async {
             let (pool, volume) = pool_with_volume(&devices).await;
-            let snapshot = pool.snapshot(&[(volume, label("s"))]).await.expect("created")[0];
+            let snapshot = pool.snapshot(&[(volume, label("s"))], false).await.expect("created")[0];
             let clone = pool.clone_of(snapshot, &label("c")).await.expect("created");
             pool.delete(snapshot).await.expect("deleted");
             pool.maintain_once().await.expect("deleted");
@@ -71,7 +71,7 @@ fn chunk_of_a_deleted_snapshot_is_not_overwritten_before_the_deletion_is_durable
     let devices = [SimulatedDevice::new(32 << 20, 1)];
     let (volume, snapshot) = run(&devices, async {
         let (pool, volume) = pool_with_volume(&devices).await;
-        let snapshot = pool.snapshot(&[(volume, label("s"))]).await.expect("created")[0];
+        let snapshot = pool.snapshot(&[(volume, label("s"))], false).await.expect("created")[0];
         pool.checkpoint().await.expect("written");
         // The deletion, without the frame that makes it durable.
         {
@@ -104,7 +104,7 @@ fn ownership_comes_with_a_checkpoint() {
     let devices = [SimulatedDevice::new(32 << 20, 1)];
     run(&devices, async {
         let (pool, volume) = pool_with_volume(&devices).await;
-        let snapshot = pool.snapshot(&[(volume, label("s"))]).await.expect("created")[0];
+        let snapshot = pool.snapshot(&[(volume, label("s"))], false).await.expect("created")[0];
         pool.delete(snapshot).await.expect("deleted");
         pool.maintain_once().await.expect("deleted");
         let is_owned = || pool.shared.state.read().find(volume.0, 0).expect("found").is_owned;
@@ -135,7 +135,7 @@ fn request_without_a_caller_keeps_its_volume_in_use() {
     let devices = [SimulatedDevice::new(32 << 20, 1)];
     run(&devices, async {
         let (pool, volume) = pool_with_volume(&devices).await;
-        let snapshot = pool.snapshot(&[(volume, label("s"))]).await.expect("created")[0];
+        let snapshot = pool.snapshot(&[(volume, label("s"))], false).await.expect("created")[0];
         let store = pool.open_volume(volume).await.expect("opened");
         drop(store.unmap(Extent::new(0, 2048)));
         drop(store);

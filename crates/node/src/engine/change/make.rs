@@ -96,7 +96,10 @@ impl Prepared {
                 Growth::Failed(_) | Growth::UnderWay(_) => config.clone_from(&volume.config),
             }
         }
-        let needs_restart = keep_what_was_started(&running.config, &mut steps.ready);
+        let mut needs_restart = keep_what_was_started(&running.config, &mut steps.ready);
+        if engine.pools.has_other_cache(&self.desired.pools) {
+            needs_restart.push("pool.cache");
+        }
         if steps.ready.limits != running.config.limits {
             front.set_limits(&steps.ready.limits);
         }

@@ -1,4 +1,4 @@
-//! The creation of pools. Only a command does this: a configuration with a wrong path must not cost a disk.
+//! The creation of pools. Only a command does this: a configuration with a wrong path must not overwrite a disk.
 
 use std::fs;
 use std::num::NonZeroUsize;
@@ -169,10 +169,9 @@ pub(crate) fn format(
 
 /// Refuses a device that has data.
 async fn refuse_if_used(device: &Arc<FileStore>, path: &Path) -> Result<(), StoreError> {
-    if let Ok(label) = sarsen_pool::identify(device.clone()).await {
+    if let Ok(name) = sarsen_pool::identify(device.clone()).await {
         let problem = format!(
-            "is a device of pool {}: add that pool with `sarsen pool import`, or give --force to lose its data",
-            label.name
+            "is a device of pool {name}: add that pool with `sarsen pool import`, or give --force to lose its data"
         );
         return Err(StoreError::unfit(path, problem));
     }
@@ -201,7 +200,7 @@ async fn wipe(device: &FileStore) -> Result<(), BlockError> {
 /// Creates a pool without a server. Blocks the thread, which must not be a core.
 pub fn create(plan: &PoolPlan, force: bool) -> Result<(), StoreError> {
     let cores = Cores::start(NonZeroUsize::new(1), FileEngine::Pool, Spin::Never);
-    let failed = StoreError::system(&plan.config.devices[0], "start a thread to write it");
-    let cores = Arc::new(cores.map_err(failed)?);
+    let not_started = StoreError::system(&plan.config.devices[0], "start a thread to write it");
+    let cores = Arc::new(cores.map_err(not_started)?);
     format(&PoolCores(Arc::downgrade(&cores)), plan, force).map(drop)
 }
