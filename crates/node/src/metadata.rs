@@ -58,26 +58,15 @@ pub(crate) fn open(
     volume: &VolumeConfig,
     open_mode: OpenMode,
 ) -> Result<Option<Arc<dyn MetadataStore>>, StoreError> {
-    let path = match volume.store {
-        StoreKind::Pool if volume.state.is_none() => {
-            info!(
-                volume = volume.name,
-                "reservations and saved pages end with the server: give the volume state = FOLDER to keep them"
-            );
-            return Ok(None);
-        }
-        StoreKind::Pool => Path::new(""),
-        _ => match volume.file() {
-            Some(path) => path,
-            None => return Ok(None),
-        },
-    };
+    let path = volume.file();
     // Several servers may serve a read-only file at once.
-    if volume.is_read_only() {
+    if volume.is_read_only() || (path.is_none() && volume.store != StoreKind::Pool) {
         return Ok(None);
     }
-    let folder = match &volume.state {
-        Some(folder) => {
+    let is_beside =
+        |path: &&Path| !fs::metadata(path).is_ok_and(|file| file.file_type().is_block_device());
+    let folder = match (&volume.state, path.filter(is_beside)) {
+        (Some(folder), _) => {
             match open_mode {
                 // Missing reservations and keys mean that their file system is unavailable, not that they were deleted.
                 OpenMode::Existing { has_state: true, .. } if !folder.exists() => {
@@ -87,14 +76,14 @@ pub(crate) fn open(
             }
             folder.clone()
         }
-        None if fs::metadata(path).is_ok_and(|file| file.file_type().is_block_device()) => {
+        (None, Some(path)) => metadata_folder(path),
+        (None, None) => {
             info!(
                 volume = volume.name,
                 "reservations and saved pages end with the server: give the volume state = FOLDER to keep them"
             );
             return Ok(None);
         }
-        None => metadata_folder(path),
     };
     Ok(Some(Arc::new(Records::open(&folder)?)))
 }

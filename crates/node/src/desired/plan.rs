@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -100,17 +101,24 @@ pub(super) fn remaining_files(
     after: &Objects,
     is_erased: impl Fn(&str) -> bool,
 ) -> Option<String> {
-    let place_of = |object: &Arc<Object>| match &**object {
-        Object::Volume(volume) if volume.store == StoreKind::File => {
-            volume.path.as_ref().map(|path| path.display().to_string())
+    #[derive(PartialEq, Eq, Hash)]
+    enum Place<'a> {
+        File(&'a Path),
+        Pool { pool: &'a str, serial: &'a str },
+    }
+    fn place_of(object: &Arc<Object>) -> Option<Place<'_>> {
+        match &**object {
+            Object::Volume(volume) if volume.store == StoreKind::File => {
+                volume.path.as_deref().map(Place::File)
+            }
+            Object::Volume(volume) if volume.snapshot.is_none() => {
+                // A renamed volume has its serial number.
+                let (pool, serial) = (volume.pool.as_deref()?, volume.serial.as_deref()?);
+                Some(Place::Pool { pool, serial })
+            }
+            _ => None,
         }
-        Object::Volume(volume) if volume.snapshot.is_none() => {
-            // A renamed volume has its serial number.
-            let pool = volume.pool.as_ref()?;
-            Some(format!("in pool {pool}, with serial {}", volume.serial.as_deref()?))
-        }
-        _ => None,
-    };
+    }
     let deleted: Vec<_> = differences(before, after)
         .filter_map(|one| {
             let before = one.before.filter(|_| one.after.is_none())?;
@@ -126,18 +134,25 @@ pub(super) fn remaining_files(
     let mut remaining = deleted.into_iter().filter(|(_, place)| !used.contains(place));
     let (name, place) = remaining.next()?;
     let others = remaining.count();
-    if place.starts_with("in pool") {
-        return Some(match others {
-            0 => format!("the data of volume {name} remains {place}"),
-            others => {
-                format!("the data of volume {name} remains {place}, and that of {others} others")
+    Some(match place {
+        Place::Pool { pool, serial } => {
+            let data =
+                format!("the data of volume {name} remains in pool {pool}, with serial {serial}");
+            match others {
+                0 => data,
+                others => format!("{data}, and that of {others} others"),
             }
-        });
-    }
-    Some(match others {
-        0 => format!("the file of volume {name} remains: {place}"),
-        1 => format!("the files of volume {name} ({place}) and of another one remain"),
-        others => format!("the files of volume {name} ({place}) and of {others} others remain"),
+        }
+        Place::File(path) => {
+            let path = path.display();
+            match others {
+                0 => format!("the file of volume {name} remains: {path}"),
+                1 => format!("the files of volume {name} ({path}) and of another one remain"),
+                others => {
+                    format!("the files of volume {name} ({path}) and of {others} others remain")
+                }
+            }
+        }
     })
 }
 

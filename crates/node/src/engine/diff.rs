@@ -234,19 +234,14 @@ impl VolumeSteps {
             .iter()
             .filter_map(|old| Some((old.name.as_str(), running.volumes.get(&old.name)?)))
             .collect();
+        let scope = |volume| different.scope(running, volume);
         let mut unmatched = Vec::new();
         for (_, volume) in &different.volumes.new {
             let found = left.get(volume.name.as_str()).copied();
             match found.filter(|old| old.config.serial == volume.serial) {
                 Some(old) => {
                     left.remove(volume.name.as_str());
-                    steps.take(
-                        old,
-                        volume,
-                        different,
-                        different.scope(running, volume),
-                        machine,
-                    )?;
+                    steps.take(old, volume, different, scope(volume), machine)?;
                 }
                 None => unmatched.push(*volume),
             }
@@ -263,13 +258,7 @@ impl VolumeSteps {
                 Some(old) => {
                     by_serial.remove(serial.unwrap_or_default());
                     left.remove(old.config.name.as_str());
-                    steps.take(
-                        old,
-                        volume,
-                        different,
-                        different.scope(running, volume),
-                        machine,
-                    )?;
+                    steps.take(old, volume, different, scope(volume), machine)?;
                 }
                 None => steps.opens.push(volume.clone()),
             }

@@ -65,6 +65,15 @@ written_as_text!(NamePattern);
 
 /// Checks the name of a volume. The name becomes part of an iSCSI name: the ASCII characters that RFC 3722 permits.
 pub(crate) fn check_volume_name(name: &str) -> Result<(), String> {
+    check_object_name("volume", name)
+}
+
+/// Checks the name of a pool, which has the form of a volume's.
+pub(super) fn check_pool_name(name: &str) -> Result<(), String> {
+    check_object_name("pool", name)
+}
+
+fn check_object_name(kind: &str, name: &str) -> Result<(), String> {
     let valid = !name.is_empty()
         && name.len() <= 64
         && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b));
@@ -73,13 +82,8 @@ pub(crate) fn check_volume_name(name: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "volume name {name:?}: use 1 to 64 lower-case letters, digits, dots and hyphens, not . or .. alone"
+        "{kind} name {name:?}: use 1 to 64 lower-case letters, digits, dots and hyphens, not . or .. alone"
     ))
-}
-
-/// Checks the name of a pool, which has the form of a volume's.
-pub(super) fn check_pool_name(name: &str) -> Result<(), String> {
-    check_volume_name(name).map_err(|message| message.replacen("volume", "pool", 1))
 }
 
 /// Checks that the name is an iqn, eui or naa name (RFC 7143 §4.2.7).
