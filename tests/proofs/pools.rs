@@ -13,6 +13,7 @@ use sarsen_proof::managed::Managed;
 use sarsen_proof::{process, program};
 
 use crate::client;
+use crate::hung_disk::FileSystem;
 
 const CONFLICT: i32 = 4;
 const NOT_FOUND: i32 = 3;
@@ -468,5 +469,24 @@ fn snapshots_of_several_volumes_are_of_one_moment_and_schedules_create_theirs() 
     })?;
     let events = server.run(&["event", "list"])?;
     ensure!(events.contains("snapshots data@m and log@m were created"), "{events}");
+    server.stop()
+}
+
+#[test]
+fn a_roll_back_on_a_disk_that_hangs_is_said_to_be_under_way_and_happens() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let Some(disk) = FileSystem::mount(folder.path())? else { return Ok(()) };
+    let server = start(folder.path())?;
+    create_pool(&server, &disk.path("tank.pool"), "128MiB")?;
+    server.run(&["volume", "create", "v", "8MiB", "--pool", "tank", "--export"])?;
+    qemu_io(&server, "v", &["write -P 0x11 0 1M", "flush"])?;
+    server.run(&["snapshot", "create", "v@before"])?;
+    qemu_io(&server, "v", &["write -P 0x22 0 1M", "flush"])?;
+    let frozen = disk.freeze()?;
+    let said = server.refused(FAILED, &["snapshot", "rollback", "v@before", "--destroy"])?;
+    ensure!(said.contains("is still being rolled back"), "{said}");
+    drop(frozen);
+    wait_until(|| Ok(server.log().contains("the volume is rolled back")))?;
+    wait_until(|| Ok(qemu_io(&server, "v", &["read -P 0x11 0 1M"]).is_ok()))?;
     server.stop()
 }
