@@ -9,8 +9,8 @@ use sarsen_node::config::{DEFAULT_TARGET_PREFIX, NamePattern, parse_size, render
 use sarsen_node::control::path_segment;
 use sarsen_node::model::document::{Account, Luns, Rule, Target, Volume};
 use sarsen_node::model::{
-    ByteSize, CacheMode, Document, Key, ObjectKind, Orphan, SnapshotName, SnapshotSchedule,
-    StoreKind, Textual as _,
+    ByteSize, CacheMode, Document, Key, Mirror, ObjectKind, Orphan, SnapshotName, SnapshotSchedule,
+    StoreKind, Stripes, Textual as _,
 };
 use sarsen_node::schema::pools::Snapshot;
 use sarsen_node::schema::{Apply, OrphanList, Reattach, Reattached};
@@ -107,6 +107,12 @@ pub(crate) struct Create {
     /// hourly=24,daily=7,weekly=4,monthly=12.
     #[arg(long, value_name = "SCHEDULE")]
     snapshot_schedule: Option<SnapshotSchedule>,
+    /// With --pool: the number of copies of the data, each on another device: 1 to 3.
+    #[arg(long, value_name = "COPIES")]
+    mirror: Option<Mirror>,
+    /// With --pool: the number of devices over which the data is spread: 1 to 16.
+    #[arg(long, value_name = "DEVICES")]
+    stripes: Option<Stripes>,
     /// With --pool: serve this snapshot, read-only, instead of a volume of its own.
     #[arg(long, value_name = "VOLUME@NAME", conflicts_with = "size")]
     snapshot: Option<SnapshotName>,
@@ -345,6 +351,8 @@ impl Create {
             pool: self.pool.clone(),
             snapshot: self.snapshot.clone().map(Box::new),
             snapshot_schedule: self.snapshot_schedule.clone(),
+            mirror: self.mirror,
+            stripes: self.stripes,
             path: self.path.as_deref().map(absolute),
             size: self.size,
             block_size: self.block_size,

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 
 use zerocopy::FromZeros as _;
 
+use crate::copies::{MIRROR_MAX, STRIPES_MAX};
 use crate::error::Blocked;
 use crate::format::{
     CATALOGUE_HEIGHT, DELETING, FAN_OUT, IS_SNAPSHOT, IS_VOLUME, VOLUMES, VolumeRow, VolumesPage,
@@ -23,7 +24,9 @@ fn check_row(row: &VolumeRow) -> Result<(), Blocked> {
         && row.size.get() <= SIZE_MAX
         && matches!(row.block_shift, 9 | 11 | 12)
         && row.id.get() < u32::MAX
-        && matches!(row.kind, IS_VOLUME | IS_SNAPSHOT);
+        && matches!(row.kind, IS_VOLUME | IS_SNAPSHOT)
+        && (1..=MIRROR_MAX).contains(&row.copies)
+        && (1..=STRIPES_MAX).contains(&row.stripes);
     if is_possible {
         Ok(())
     } else {
@@ -117,6 +120,8 @@ impl State {
         match record {
             // These were carried out before all others.
             Record::Assign(_) => {}
+            // The server was interrupted: nothing else carries it out.
+            &Record::Dirty { slab, region } => self.space.suspect(slab, region),
             &Record::Run { volume, first, count, own } => {
                 if count as usize > FAN_OUT || own >> CHUNK_ADDRESS_BITS != 0 {
                     return Err(Blocked::Damaged("a record has impossible entries".into()));

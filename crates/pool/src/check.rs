@@ -8,9 +8,10 @@ use sarsen_block::Store;
 
 use crate::PoolError;
 use crate::checkpoint::counts_page;
+use crate::copies::Place;
 use crate::devices::Devices;
 use crate::format::{CATALOGUE_HEIGHT, FAN_OUT, IS_SNAPSHOT, IS_VOLUME, PAGE, VOLUMES, unpadded};
-use crate::opening::{find_devices, read_state};
+use crate::opening::{Found, find_devices, read_state};
 use crate::pages::Page;
 use crate::shape::{SlabKind, Unit};
 use crate::state::State;
@@ -28,16 +29,20 @@ impl fmt::Display for Finding {
 /// Checks the last checkpoint of a pool, and returns what is inconsistent. Nothing is written. What the journal has since
 /// then is not checked: opening the pool carries it out.
 pub async fn check(stores: Vec<Arc<dyn Store>>) -> Result<Vec<Finding>, PoolError> {
-    let (devices, superblock, _) = find_devices(stores).await?;
-    let state = match read_state(&devices, &superblock).await {
+    let mut found = find_devices(stores).await?;
+    let (state, absent) = match read_state(&mut found).await {
         Ok(state) => state,
         Err(PoolError::Damaged { what }) => return Ok(vec![Finding(what)]),
         Err(error) => return Err(error),
     };
+    let of_absent = |(device, reason): (u8, String)| {
+        Finding(format!("device {device} of the pool is left out: {reason}"))
+    };
+    let Found { devices, superblock, .. } = found;
     let mut check = Check {
         devices: &devices,
         state: &state,
-        findings: Vec::new(),
+        findings: absent.into_iter().map(of_absent).collect(),
         pages: BTreeMap::new(),
         chunks: BTreeMap::new(),
     };
@@ -61,6 +66,23 @@ impl Check<'_> {
         self.findings.push(Finding(what.into()));
     }
 
+    /// Reads a page from each of its complete copies. Returns it if `parse` accepts all of them.
+    async fn read<T>(
+        &mut self,
+        place: Place,
+        parse: impl Fn(&[u8]) -> Result<T, String>,
+    ) -> Result<Result<T, String>, PoolError> {
+        let mut result = Err("no device that has it is there".to_owned());
+        for slot in place.sources() {
+            let at = self.devices.at(slot, place.offset);
+            result = parse(&self.devices.read_metadata(at, PAGE).await?);
+            if let Err(what) = result {
+                return Ok(Err(format!("on device {}: {what}", slot.device)));
+            }
+        }
+        Ok(result)
+    }
+
     /// Reads a page of a tree. Returns it the first time, unless it is damaged.
     async fn page(&mut self, address: u64, level: u8) -> Result<Option<Page>, PoolError> {
         let (references, known) = self.pages.entry(address).or_insert((0, level));
@@ -75,8 +97,8 @@ impl Check<'_> {
             self.find(format!("page {address:#x} is in no slab of pages"));
             return Ok(None);
         };
-        let bytes = self.devices.read_metadata(place, PAGE).await?;
-        match Page::parse(&bytes, self.state.pool, address) {
+        let pool = self.state.pool;
+        match self.read(place, |bytes| Page::parse(bytes, pool, address)).await? {
             Ok(page) if page.header().level != level => {
                 self.find(format!(
                     "page {address:#x} has another level than its place in its tree"
@@ -206,8 +228,9 @@ impl Check<'_> {
                 let mut counts = Vec::new();
                 for (number, place) in self.state.space.counts_places(slab).into_iter().enumerate()
                 {
-                    let bytes = self.devices.read_metadata(place, PAGE).await?;
-                    match counts_page(&bytes, self.state.pool, slab, number as u32) {
+                    let pool = self.state.pool;
+                    let parse = |bytes: &[u8]| counts_page(bytes, pool, slab, number as u32);
+                    match self.read(place, parse).await? {
                         Ok(page) => counts.extend(page.counts.iter().map(|count| count.get())),
                         Err(what) => self.find(what),
                     }

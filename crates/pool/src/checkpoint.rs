@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use sarsen_block::Durability;
 use zerocopy::FromBytes as _;
 
 use crate::PoolError;
-use crate::devices::Place;
+use crate::copies::Standing;
 use crate::error::{Blocked, Load};
-use crate::format::{CountsPage, PAGE, PageHeader, Sealed as _};
+use crate::format::{ALL_STALE, CountsPage, KEEPER, LEFT_OUT, PAGE, PageHeader, Sealed as _};
 use crate::grace::Period;
-use crate::journal::{COPIES, Ring};
+use crate::journal::Ring;
 use crate::pages::{Cached, Page};
+use crate::records::Record;
 use crate::shape::{SlabKind, Unit};
 use crate::shared::{Shared, Writer};
 use crate::state::State;
@@ -31,34 +31,37 @@ impl Shared {
             if state.is_stopped {
                 return Err(PoolError::Stopped);
             }
-            if state.durable >= recorded {
+            if state.durable >= recorded && !state.space.has_unsaid() {
                 return Ok(false);
             }
             (std::mem::take(&mut state.records), state.recorded)
         };
-        let Some((offset, frame)) = writer.ring.frame(&records) else {
+        let is_unsaid = self.state.read().space.has_unsaid();
+        let frame = if is_unsaid { None } else { writer.ring.frame(&records) };
+        let Some(frame) = frame else {
             // The state has these changes already.
             self.write_checkpoint(&mut writer).await?;
             return Ok(true);
         };
         let written = async {
             // The data of the records is durable before they are.
-            self.devices.flush().await?;
-            let mut frame = sarsen_block::Payload::from(frame);
-            let devices = self.devices.0.iter().enumerate().take(COPIES);
-            let writes = devices.map(|(device, one)| {
-                let place = Place { device, offset: one.layout.journal + offset };
-                (device, self.devices.write(place, frame.share(), Durability::Durable))
-            });
-            let writes: Vec<_> = writes.collect();
-            for (device, write) in writes {
-                write.wait().await.map_err(|source| PoolError::Device { device, source })?;
-            }
-            Ok(())
+            let keepers = writer.superblock.keepers();
+            Ok(self.flush_written().await? || self.write_frame(frame, keepers).await?)
         };
-        self.stop_if_failed(written.await)?;
-        self.state.write().durable = up_to;
+        let left = self.stop_if_failed(written.await)?;
+        if left || self.state.read().space.has_unsaid() {
+            // A device was left out: a checkpoint says so, before anything is acknowledged that the device lacks.
+            self.write_checkpoint(&mut writer).await?;
+        } else {
+            self.state.write().durable = up_to;
+        }
         Ok(true)
+    }
+
+    /// Flushes the devices, without records.
+    pub(crate) async fn flush_devices(self: &Arc<Self>) -> Result<(), PoolError> {
+        self.stop_if_failed(self.flush_written().await)?;
+        self.say_absences().await
     }
 
     /// Writes a checkpoint, unless one was written while this waited.
@@ -89,13 +92,20 @@ impl Shared {
         written.wait().await
     }
 
-    async fn write_checkpoint(&self, writer: &mut Writer) -> Result<(), PoolError> {
-        let written = self.try_checkpoint(writer).await;
-        self.stop_if_failed(written)
+    pub(crate) async fn write_checkpoint(&self, writer: &mut Writer) -> Result<(), PoolError> {
+        let written = async {
+            // If a device fails meanwhile, the next checkpoint says what it lacks.
+            while self.try_checkpoint(writer).await? {}
+            Ok(())
+        };
+        self.stop_if_failed(written.await)
     }
 
-    async fn try_checkpoint(&self, writer: &mut Writer) -> Result<(), PoolError> {
-        let (pages, mut writes, freed, unassigned, up_to);
+    /// Writes a checkpoint. Returns whether a device was left out meanwhile.
+    async fn try_checkpoint(&self, writer: &mut Writer) -> Result<bool, PoolError> {
+        let (mut pages, rows, freed, unassigned, up_to, dirty);
+        // The last one stays until this one is on the devices.
+        let mut superblock = writer.superblock.clone();
         {
             let mut state = self.state.write();
             if state.is_stopped {
@@ -119,44 +129,82 @@ impl Shared {
                 let place = state.space.place(SlabKind::Pages, unit);
                 places.push((place.expect("a page is in a slab of pages"), page.clone()));
             }
-            pages = places;
-            writes = state.space.capture(state.pool, generation);
+            for (place, _) in &places {
+                state.space.note_write(place.slab, place.offset, PAGE as u64);
+            }
+            (pages, rows) = state.space.capture(state.pool, generation);
+            pages.extend(places.into_iter().map(|(place, page)| (place, page.sealed())));
             freed = state.space.take_freed();
             unassigned = state.space.take_unassigned();
             up_to = state.recorded;
             state.records.clear();
             state.generation += 1;
-            let superblock = &mut writer.superblock;
             superblock.generation = generation.into();
             superblock.catalogue = state.catalogue().into();
             superblock.next_volume = state.next_object.into();
-            for (device, row) in
-                superblock.devices.iter_mut().enumerate().take(self.devices.0.len())
-            {
-                row.places.copy_from_slice(state.space.row_places(device));
+            superblock.places.copy_from_slice(state.space.row_places());
+            superblock.row_count = state.space.row_count().into();
+            let keepers = state.space.keepers();
+            for (number, row) in (0_u8..).zip(&mut superblock.devices) {
+                let Some(member) = state.space.members.get_mut(usize::from(number)) else { break };
+                // The rows of slabs have everything that was stale until now.
+                member.is_all_stale = false;
+                *row = member.to_row();
+                row.flags |= if keepers.contains(&number) { KEEPER } else { 0 };
+            }
+            dirty = state.space.mirrors.settle();
+        }
+        // It is a part of the next journal, and of this one.
+        (superblock.frame, superblock.frame_offset) =
+            (writer.ring.number.into(), writer.ring.offset.into());
+        superblock.run = writer.ring.run.into();
+        let keepers = superblock.keepers();
+        let mut left = self.write_metadata(pages, rows, &keepers).await?;
+        let used = writer.ring.used;
+        if !dirty.is_empty() {
+            let mut records = Vec::new();
+            for (slab, region) in dirty {
+                Record::Dirty { slab, region }.write(&mut records);
+            }
+            let frame = writer.ring.last_frame(&records).ok_or(PoolError::NoSpace)?;
+            let mut all = writer.superblock.keepers();
+            all.extend(
+                keepers.iter().filter(|&keeper| !writer.superblock.keepers().contains(keeper)),
+            );
+            left |= self.write_frame(frame, all).await?;
+        }
+        writer.ring.used -= used;
+        // This includes the data of all changes that the checkpoint has.
+        left |= self.flush_written().await?;
+        {
+            // What a device lacks that failed meanwhile is not in the rows.
+            let mut state = self.state.write();
+            let generation = state.generation;
+            let members = state.space.members.iter_mut();
+            for (member, row) in members.zip(&mut superblock.devices) {
+                if member.is_there() && member.standing == Standing::LeftOut {
+                    member.is_all_stale |= member.since == generation;
+                    row.flags |= LEFT_OUT | if member.is_all_stale { ALL_STALE } else { 0 };
+                    row.absences = member.absences.into();
+                }
             }
         }
-        writer.ring.used = 0;
-        let ring = writer.ring;
-        let superblock = &mut writer.superblock;
-        superblock.frame = ring.number.into();
-        superblock.frame_offset = ring.offset.into();
-        superblock.run = ring.run.into();
-        writes.extend(pages.into_iter().map(|(place, page)| (place, page.sealed())));
-        self.devices.write_metadata(writes, Durability::Volatile).await?;
-        // This includes the data of all changes that the checkpoint has.
-        self.devices.flush().await?;
-        self.devices.write_superblock(superblock, 0..self.devices.0.len()).await?;
+        left |= self.write_superblocks(&superblock).await?;
         let mut state = self.state.write();
+        for (member, row) in state.space.members.iter_mut().zip(&superblock.devices) {
+            member.is_unsaid &= row.flags & LEFT_OUT == 0;
+        }
+        writer.superblock = superblock;
         state.durable = state.durable.max(up_to);
+        state.space.mirrors.settled();
         state.space.reuse(unassigned);
         drop(Period::rotate(&mut state.period, freed));
         state.evict();
-        Ok(())
+        Ok(left)
     }
 
     /// After a failed write of metadata, the devices may have any of it: nothing more is acknowledged.
-    pub(crate) fn stop_if_failed(&self, written: Result<(), PoolError>) -> Result<(), PoolError> {
+    pub(crate) fn stop_if_failed<T>(&self, written: Result<T, PoolError>) -> Result<T, PoolError> {
         if written.is_err() {
             self.stop();
         }
@@ -185,6 +233,14 @@ impl Shared {
                 let generation = self.state.read().generation;
                 self.checkpoint(generation).await
             }
+            Blocked::Copying => {
+                let ended = self.state.write().space.mirrors.window_end();
+                if let Some(ended) = ended {
+                    let _ended = ended.await;
+                }
+                Ok(())
+            }
+            Blocked::Unmarked(place, length) => self.mark(&place, length).await,
             Blocked::NoSpace => Err(PoolError::NoSpace),
             Blocked::NoBase => Err(PoolError::Invalid("a leaf has too many bases")),
             Blocked::NotFound => Err(PoolError::NotFound),
@@ -193,7 +249,7 @@ impl Shared {
     }
 
     /// Reads a page or the counts of a slab, unless they are in memory.
-    async fn load(&self, load: Load) -> Result<(), PoolError> {
+    async fn load(self: &Arc<Self>, load: Load) -> Result<(), PoolError> {
         let damaged = |what: String| PoolError::Damaged { what };
         match load {
             Load::Page(address) => {
@@ -209,9 +265,11 @@ impl Shared {
                 };
                 let place =
                     place.ok_or_else(|| damaged(format!("page {address:#x} does not exist")))?;
-                let bytes = self.devices.read_metadata(place, PAGE).await?;
-                let page = Page::parse(&bytes, pool, address);
-                let page = page.map_err(|what| damaged(format!("page {address:#x}: {what}")))?;
+                let parse = |bytes: &[u8]| {
+                    let page = Page::parse(bytes, pool, address);
+                    page.map_err(|what| format!("page {address:#x}: {what}"))
+                };
+                let page = self.read_page(place, parse).await?;
                 let mut state = self.state.write();
                 // The page may have been given back and created again meanwhile.
                 let count = state.space.count(Unit::of_page(address)).unwrap_or(0);
@@ -233,8 +291,8 @@ impl Shared {
                 };
                 let mut pages = Vec::with_capacity(places.len());
                 for (number, place) in places.into_iter().enumerate() {
-                    let bytes = self.devices.read_metadata(place, PAGE).await?;
-                    pages.push(counts_page(&bytes, pool, slab, number as u32).map_err(damaged)?);
+                    let parse = |bytes: &[u8]| counts_page(bytes, pool, slab, number as u32);
+                    pages.push(self.read_page(place, parse).await?);
                 }
                 self.state.write().space.load_counts(slab, &pages).map_err(damaged)
             }

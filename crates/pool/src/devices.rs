@@ -1,108 +1,195 @@
 //! The devices of a pool: bytes at an offset.
 
+use std::future::Future;
 use std::sync::Arc;
 
-use futures_util::future::try_join_all;
-use sarsen_block::{Buffer, Data, Durability, Extent, Payload, Reply, Store};
+use futures_util::future::{Either, select};
+use parking_lot::RwLock;
+use sarsen_block::{BlockError, Buffer, Data, Durability, Extent, Payload, Reply, Store};
+use tokio::sync::watch;
 use zerocopy::IntoBytes as _;
 
 use crate::PoolError;
-use crate::format::{SUPERBLOCKS, Sealed as _, Superblock};
-use crate::shape::Layout;
+use crate::copies::{DevicePlace, Slot};
+use crate::format::{Sealed as _, Superblock};
+use crate::shape::{Layout, Shape};
+use crate::tasks::Tasks;
 
 /// A device of the pool.
+#[derive(Clone)]
 pub(crate) struct Device {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) layout: Layout,
+    /// Set when nothing waits for its requests any more.
+    given_up: watch::Sender<bool>,
+    /// Shared by each request that nothing waits for.
+    abandoned: Arc<()>,
 }
 
-/// A range of bytes on a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) device: usize,
-    pub(crate) offset: u64,
+impl Device {
+    pub(crate) fn new(store: Arc<dyn Store>, layout: Layout) -> Self {
+        Self { store, layout, given_up: watch::Sender::new(false), abandoned: Arc::default() }
+    }
+
+    fn extent(&self, offset: u64, length: u64) -> Extent {
+        let shift = self.store.geometry().block_size.shift();
+        debug_assert!((offset | length) & ((1 << shift) - 1) == 0, "not whole blocks");
+        Extent::new(offset >> shift, length >> shift)
+    }
 }
 
-/// All devices, in the order of the pool.
-pub(crate) struct Devices(pub(crate) Vec<Device>);
+/// All devices, by their numbers. A device that is missing has none.
+pub(crate) struct Devices {
+    list: RwLock<Vec<Option<Device>>>,
+    shape: Shape,
+}
 
 /// Maximum number of writes of metadata in flight together.
-const TOGETHER: usize = 32;
+pub(crate) const TOGETHER: usize = 32;
+
+fn missing() -> BlockError {
+    BlockError::Unreachable(std::io::Error::other("no device with this data is online"))
+}
 
 impl Devices {
-    fn extent(&self, place: Place, length: u64) -> (&Arc<dyn Store>, Extent) {
-        let store = &self.0[place.device].store;
-        let shift = store.geometry().block_size.shift();
-        debug_assert!((place.offset | length) & ((1 << shift) - 1) == 0, "not whole blocks");
-        (store, Extent::new(place.offset >> shift, length >> shift))
+    pub(crate) fn new(list: Vec<Option<Device>>, shape: Shape) -> Self {
+        Self { list: RwLock::new(list), shape }
     }
 
-    /// Starts a read.
-    pub(crate) fn read(&self, place: Place, length: u64) -> Reply<Data> {
-        let (store, extent) = self.extent(place, length);
-        store.read(extent)
+    pub(crate) fn get(&self, device: u8) -> Option<Device> {
+        self.list.read().get(usize::from(device))?.clone()
     }
 
-    /// Starts a write.
-    pub(crate) fn write(&self, place: Place, data: Payload, durability: Durability) -> Reply<()> {
-        let (store, extent) = self.extent(place, data.len() as u64);
-        store.write(extent, data, durability)
+    /// Returns whether all devices that are there fulfil a condition.
+    pub(crate) fn all(&self, mut condition: impl FnMut(&dyn Store) -> bool) -> bool {
+        self.list.read().iter().flatten().all(|device| condition(&*device.store))
     }
 
-    /// Reads metadata.
-    pub(crate) async fn read_metadata(
-        &self,
-        place: Place,
-        length: usize,
-    ) -> Result<Buffer, PoolError> {
-        let read = self.read(place, length as u64).wait().await;
-        let failed = |source| PoolError::Device { device: place.device, source };
-        Ok(read.map_err(failed)?.into_buffer())
+    /// Replaces a device, or removes it.
+    pub(crate) fn set(&self, device: u8, new: Option<Device>) {
+        let mut list = self.list.write();
+        if list.len() <= usize::from(device) {
+            list.resize(usize::from(device) + 1, None);
+        }
+        list[usize::from(device)] = new;
     }
 
-    /// Writes metadata to many places.
-    pub(crate) async fn write_metadata(
-        &self,
-        writes: Vec<(Place, Buffer)>,
-        durability: Durability,
-    ) -> Result<(), PoolError> {
-        let mut writes = writes.into_iter();
-        loop {
-            let some: Vec<_> = writes.by_ref().take(TOGETHER).collect();
-            if some.is_empty() {
-                return Ok(());
-            }
-            try_join_all(some.into_iter().map(|(place, data)| async move {
-                let written = self.write(place, data.into(), durability).wait().await;
-                written.map_err(|source| PoolError::Device { device: place.device, source })
-            }))
-            .await?;
+    /// Ends the waiting for requests of a device that is left out.
+    pub(crate) fn give_up(&self, device: u8) {
+        if let Some(device) = self.get(device) {
+            device.given_up.send_replace(true);
         }
     }
 
-    /// Writes a superblock to some devices, durably.
-    pub(crate) async fn write_superblock(
-        &self,
-        superblock: &Superblock,
-        devices: impl Iterator<Item = usize>,
-    ) -> Result<(), PoolError> {
-        let offset = SUPERBLOCKS[(superblock.generation.get() & 1) as usize];
-        let mut own = superblock.clone();
-        let writes = devices.map(|device| {
-            own.device = (device as u16).into();
-            own.seal();
-            (Place { device, offset }, Buffer::copy_of(own.as_bytes()))
-        });
-        self.write_metadata(writes.collect(), Durability::Durable).await
+    /// Returns whether a device may still carry out requests that nothing waits for.
+    pub(crate) fn has_abandoned(&self, device: u8) -> bool {
+        let list = self.list.read();
+        let device = list.get(usize::from(device)).and_then(Option::as_ref);
+        device.is_some_and(|device| Arc::strong_count(&device.abandoned) > 1)
     }
 
-    /// Makes everything durable that was written before.
-    pub(crate) async fn flush(&self) -> Result<(), PoolError> {
-        try_join_all(self.0.iter().enumerate().map(|(device, one)| async move {
-            let flushed = one.store.flush().wait().await;
-            flushed.map_err(|source| PoolError::Device { device, source })
-        }))
-        .await?;
-        Ok(())
+    /// Returns the place on a device of a place in a slab.
+    pub(crate) fn at(&self, slot: Slot, offset: u64) -> DevicePlace {
+        let list = self.list.read();
+        let layout = list[usize::from(slot.device)].as_ref().map(|device| device.layout);
+        let start = layout.map_or(0, |layout| layout.slab(&self.shape, slot.number));
+        DevicePlace { device: slot.device, offset: start + offset }
+    }
+
+    /// Starts a read of a device.
+    pub(crate) fn read(&self, place: DevicePlace, length: u64) -> Reply<Data> {
+        match &self.list.read()[usize::from(place.device)] {
+            Some(device) => device.store.read(device.extent(place.offset, length)),
+            None => Reply::Ready(Err(missing())),
+        }
+    }
+
+    /// Starts a write to a device.
+    pub(crate) fn write(
+        &self,
+        place: DevicePlace,
+        data: Payload,
+        durability: Durability,
+    ) -> Reply<()> {
+        match &self.list.read()[usize::from(place.device)] {
+            Some(device) => {
+                let extent = device.extent(place.offset, data.len() as u64);
+                device.store.write(extent, data, durability)
+            }
+            None => Reply::Ready(Err(missing())),
+        }
+    }
+
+    /// Starts a flush of a device.
+    pub(crate) fn flush(&self, device: u8) -> Reply<()> {
+        match &self.list.read()[usize::from(device)] {
+            Some(device) => device.store.flush(),
+            None => Reply::Ready(Err(missing())),
+        }
+    }
+
+    /// Waits for the end of a request of a device, or until the device is given up. Then the request continues in `tasks`.
+    pub(crate) fn wait<T: 'static>(
+        &self,
+        device: u8,
+        reply: Reply<T>,
+        tasks: &Arc<dyn Tasks>,
+    ) -> impl Future<Output = Result<T, BlockError>> + use<T> {
+        let known = self.get(device);
+        let tasks = tasks.clone();
+        async move {
+            let (pending, known) = match (reply, known) {
+                (Reply::Ready(result), _) => return result,
+                (Reply::Pending(pending), None) => return pending.await,
+                (Reply::Pending(pending), Some(known)) => (pending, known),
+            };
+            let mut given_up = known.given_up.subscribe();
+            let gone = Box::pin(async move { drop(given_up.wait_for(|gone| *gone).await) });
+            match select(pending, gone).await {
+                Either::Left((result, _)) => result,
+                Either::Right(((), pending)) => {
+                    tasks.finish(Box::pin(async move {
+                        drop(pending.await);
+                        drop(known.abandoned);
+                    }));
+                    Err(missing())
+                }
+            }
+        }
+    }
+
+    /// Reads from a device whose data has no copy in the pool, or whose copy the caller knows.
+    pub(crate) async fn read_metadata(
+        &self,
+        place: DevicePlace,
+        length: usize,
+    ) -> Result<Buffer, PoolError> {
+        let read = self.read(place, length as u64).wait().await;
+        let failed = |source| PoolError::Device { device: place.device.into(), source };
+        Ok(read.map_err(failed)?.into_buffer())
+    }
+
+    /// Writes to a device that is not a part of the pool yet.
+    pub(crate) async fn prepare(
+        &self,
+        place: DevicePlace,
+        data: Buffer,
+        durability: Durability,
+    ) -> Result<(), PoolError> {
+        let written = self.write(place, data.into(), durability).wait().await;
+        written.map_err(|source| PoolError::Device { device: place.device.into(), source })
+    }
+
+    /// Starts writing a superblock to a device, durably.
+    pub(crate) fn write_superblock(
+        &self,
+        superblock: &Superblock,
+        place: DevicePlace,
+    ) -> Reply<()> {
+        let mut own = superblock.clone();
+        own.device = u16::from(place.device).into();
+        own.seal();
+        let data = Buffer::copy_of(own.as_bytes());
+        self.write(place, data.into(), Durability::Durable)
     }
 }

@@ -82,6 +82,11 @@ pub enum PoolProblem {
         /// Number of devices that were given.
         found: usize,
     },
+    /// It was used without the other devices while they were used without it.
+    #[error(
+        "it was used without the other devices, and has other data now: if that is not needed, replace it in the pool"
+    )]
+    Diverged,
     /// It was not in use with the others: it is an older copy.
     #[error(
         "it is an older copy of a device of the pool (checkpoint {generation} of {newest}): use the device itself"
@@ -134,6 +139,10 @@ pub(crate) enum Blocked {
     Checkpoint,
     /// There is no space.
     NoSpace,
+    /// Copies are made of what would be written: the caller waits until that has ended.
+    Copying,
+    /// A region must be recorded before it is overwritten.
+    Unmarked(crate::copies::Place, u64),
     /// No other entry of the leaf can have a base: the caller copies what the base would have.
     NoBase,
     /// The volume does not exist.

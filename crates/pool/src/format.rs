@@ -4,6 +4,8 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::copies::COPIES_MAX;
+
 /// Bytes of a page, of a superblock, and of the unit of all metadata.
 pub(crate) const PAGE: usize = 4096;
 /// Children of a branch, and entries of a leaf.
@@ -13,15 +15,15 @@ pub(crate) const BASES: usize = 252;
 /// Reference counts in a page.
 pub(crate) const COUNTS: usize = 2032;
 /// Rows of slabs in a page.
-pub(crate) const ROWS: usize = 127;
+pub(crate) const ROWS: usize = 63;
 /// Rows of volumes in a page.
 pub(crate) const VOLUMES: usize = 15;
 /// Levels of the tree that has the rows of volumes.
 pub(crate) const CATALOGUE_HEIGHT: u8 = 3;
 /// Maximum number of devices of a pool.
 pub(crate) const DEVICES_MAX: usize = 32;
-/// Maximum number of pages with rows of one device.
-pub(crate) const ROW_PAGES_MAX: usize = 512;
+/// Maximum number of pages with rows of slabs.
+pub(crate) const ROW_PAGES_MAX: usize = 1 << 14;
 /// Places of a device's two superblocks.
 pub(crate) const SUPERBLOCKS: [u64; 2] = [0, 64 << 10];
 /// Place of the first page of rows.
@@ -77,8 +79,7 @@ pub(crate) struct PageHeader {
     pub(crate) reserved: U16,
     /// The first eight bytes of the pool's identifier.
     pub(crate) pool: U64,
-    /// Its own address. A page of counts has the number of its slab and its own number in it; a page of rows has the number
-    /// of its device and its own number in it.
+    /// Its own address. A page of counts has the number of its slab and its own number in it; a page of rows has its number.
     pub(crate) address: U64,
     /// Generation of the checkpoint that wrote it.
     pub(crate) generation: U64,
@@ -144,7 +145,11 @@ pub(crate) struct VolumeRow {
     pub(crate) name: [u8; NAME_MAX + 1],
     /// References of its map to chunks.
     pub(crate) chunks: U64,
-    pub(crate) reserved: [u8; 64],
+    /// Number of copies of its data, on as many devices.
+    pub(crate) copies: u8,
+    /// Number of slabs, on as many devices if there are, over which consecutive chunks are spread.
+    pub(crate) stripes: u8,
+    pub(crate) reserved: [u8; 62],
 }
 
 pub(crate) const IS_VOLUME: u8 = 1;
@@ -160,30 +165,44 @@ pub(crate) struct CountsPage {
     pub(crate) counts: [U16; COUNTS],
 }
 
-/// Rows of the slabs on one device.
+/// Rows of slabs with consecutive numbers.
 #[derive(Clone, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct RowsPage {
     pub(crate) header: PageHeader,
     pub(crate) rows: [SlabRow; ROWS],
+    pub(crate) reserved: [u8; PAGE - 32 - ROWS * 64],
 }
 
-/// A slab, or an unused slot of a device.
+/// A slab.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct SlabRow {
-    /// Number of the slab, from 1. 0: the slot is unused.
-    pub(crate) slab: U32,
-    /// 1: chunks of data, 2: pages.
+    /// 0: no slab has this number, 1: chunks of data, 2: pages.
     pub(crate) kind: u8,
-    /// Number of this copy of the slab, and number of its copies.
-    pub(crate) copy: u8,
+    /// Number of copies that its volumes want.
+    pub(crate) wanted: u8,
+    /// Number of its copies.
     pub(crate) copies: u8,
-    pub(crate) reserved: u8,
+    /// One bit for each copy that lacks something.
+    pub(crate) stale: u8,
     /// Units with a reference count above 0.
     pub(crate) used: U32,
     /// For each page of counts, the valid one of its two places.
     pub(crate) places: [u8; 20],
+    /// The slots of the copies.
+    pub(crate) slots: [SlotRow; COPIES_MAX],
+    /// One bit for each 64th part of the slab of which a stale copy may have something else.
+    pub(crate) regions: U64,
+    pub(crate) reserved: [u8; 8],
+}
+
+/// A slot of a device.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct SlotRow {
+    pub(crate) number: U32,
+    pub(crate) device: u8,
 }
 
 /// The state of a pool, in two places on each device.
@@ -205,9 +224,9 @@ pub(crate) struct Superblock {
     pub(crate) frame_offset: U64,
     /// Number of the next volume or snapshot.
     pub(crate) next_volume: U32,
-    /// This device.
+    /// The number of this device.
     pub(crate) device: U16,
-    pub(crate) device_count: U16,
+    pub(crate) reserved_count: U16,
     pub(crate) chunk_shift: u8,
     pub(crate) slab_shift: u8,
     pub(crate) reserved: [u8; 6],
@@ -215,9 +234,14 @@ pub(crate) struct Superblock {
     pub(crate) journal: U64,
     /// UTF-8, padded with zeroes.
     pub(crate) name: [u8; NAME_MAX + 1],
-    pub(crate) unused: [u8; PAGE - 96 - (NAME_MAX + 1) - DEVICES_MAX * 88 - 8],
     pub(crate) devices: [DeviceRow; DEVICES_MAX],
-    pub(crate) end: U64,
+    /// For each page of rows of slabs, the valid one of its two places.
+    pub(crate) places: [u8; ROW_PAGES_MAX / 8],
+    /// Number of pages for rows of slabs, on each device.
+    pub(crate) row_pages: U32,
+    /// Number of rows of slabs that may be in use. The pages behind them were never written.
+    pub(crate) row_count: U32,
+    pub(crate) unused: [u8; PAGE - 96 - (NAME_MAX + 1) - DEVICES_MAX * 32 - ROW_PAGES_MAX / 8 - 8],
 }
 
 /// A device, in each superblock of the pool.
@@ -225,12 +249,21 @@ pub(crate) struct Superblock {
 #[repr(C)]
 pub(crate) struct DeviceRow {
     pub(crate) identifier: [u8; 16],
-    /// Number of slabs that fit on it.
+    /// Number of slabs that fit on it. 0: no device has this number.
     pub(crate) slots: U32,
-    pub(crate) reserved: U32,
-    /// For each page of rows, the valid one of its two places.
-    pub(crate) places: [u8; ROW_PAGES_MAX / 8],
+    /// Bit 0: it is left out. Bit 1: everything on it is stale. Bit 2: it is to be removed. Bit 3: it is a keeper.
+    pub(crate) flags: u8,
+    pub(crate) reserved: u8,
+    /// How often it was left out, modulo 65,536.
+    pub(crate) absences: U16,
+    /// Generation of the last checkpoint that it is known to have.
+    pub(crate) last: U64,
 }
+
+pub(crate) const LEFT_OUT: u8 = 1;
+pub(crate) const ALL_STALE: u8 = 2;
+pub(crate) const LEAVING: u8 = 4;
+pub(crate) const KEEPER: u8 = 8;
 
 /// The beginning of a frame of the journal. Records follow.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -249,6 +282,14 @@ pub(crate) struct FrameHeader {
 
 pub(crate) const FRAME_MAGIC: [u8; 8] = *b"sarsen\x1aj";
 
+impl Superblock {
+    /// Returns the devices that have the rows of slabs and the journal, and are not left out.
+    pub(crate) fn keepers(&self) -> Vec<u8> {
+        let is_keeper = |(_, row): &(u8, &DeviceRow)| row.flags & (KEEPER | LEFT_OUT) == KEEPER;
+        (0..).zip(&self.devices).filter(is_keeper).map(|(device, _)| device).collect()
+    }
+}
+
 impl Sealed for BranchPage {}
 impl Sealed for LeafPage {}
 impl Sealed for VolumesPage {}
@@ -263,9 +304,9 @@ const _: () = {
     assert!(size_of::<VolumeRow>() == 256);
     assert!(size_of::<VolumesPage>() == PAGE);
     assert!(size_of::<CountsPage>() == PAGE);
-    assert!(size_of::<SlabRow>() == 32);
+    assert!(size_of::<SlabRow>() == 64);
     assert!(size_of::<RowsPage>() == PAGE);
-    assert!(size_of::<DeviceRow>() == 88);
+    assert!(size_of::<DeviceRow>() == 32);
     assert!(size_of::<Superblock>() == PAGE);
     assert!(size_of::<FrameHeader>() == 40);
 };

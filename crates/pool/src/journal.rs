@@ -1,4 +1,4 @@
-//! The journal: a ring of frames on the first devices of a pool. Each frame has the records since the frame before.
+//! The journal: a ring of frames on the first online devices of a pool. Each frame has the records since the frame before.
 
 use sarsen_block::Buffer;
 use zerocopy::{FromBytes as _, IntoBytes as _};
@@ -8,6 +8,8 @@ use crate::records::Record;
 
 /// Maximum number of devices that have the journal.
 pub(crate) const COPIES: usize = 3;
+/// Bytes of the ring that are kept for the frame that a checkpoint writes.
+const RESERVE: u64 = 48 << 10;
 
 /// Where the next frame is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,11 +39,21 @@ impl Ring {
     /// Returns a frame with these records, and its offset. Returns `None` if there is no room for it before the next
     /// checkpoint.
     pub(crate) fn frame(&mut self, records: &[u8]) -> Option<(u64, Buffer)> {
+        self.frame_within(records, self.length - RESERVE)
+    }
+
+    /// Returns the frame that a checkpoint writes before its superblock. It is the first one after this checkpoint, and the
+    /// last one after the checkpoint before.
+    pub(crate) fn last_frame(&mut self, records: &[u8]) -> Option<(u64, Buffer)> {
+        self.frame_within(records, self.length)
+    }
+
+    fn frame_within(&mut self, records: &[u8], limit: u64) -> Option<(u64, Buffer)> {
         let length = frame_length(records.len()) as u64;
         // A frame does not continue at the beginning of the ring.
         let wraps = self.offset + length > self.length;
         let skipped = if wraps { self.length - self.offset } else { 0 };
-        if self.used + skipped + length > self.length {
+        if self.used + skipped + length > limit {
             return None;
         }
         let offset = if wraps { 0 } else { self.offset };
@@ -117,9 +129,9 @@ mod tests {
     #[test]
     fn frames_are_read_again_around_the_end_of_the_ring() {
         let mut ring =
-            Ring { length: 64 << 10, number: 7, offset: 40 << 10, used: 0, run: 3, pool: 9 };
+            Ring { length: 128 << 10, number: 7, offset: 104 << 10, used: 0, run: 3, pool: 9 };
         let start = ring;
-        let mut bytes = vec![0; 64 << 10];
+        let mut bytes = vec![0; 128 << 10];
         let record = |volume| Record::Replace { volume, source: 1 };
         let mut written = Vec::new();
         for volume in 0..12 {
@@ -133,13 +145,14 @@ mod tests {
             bytes[offset as usize..][..frame.len()].copy_from_slice(&frame);
             written.extend((0..300).map(|_| record(volume)));
         }
-        assert_eq!(written.len(), 300 * 8, "the ring is full: 3 before the end, 5 after it");
+        assert_eq!(written.len(), 300 * 10, "80 KiB: 3 frames before the end, 7 behind it");
+        assert!({ ring }.last_frame(&[0; 1 << 10]).is_some(), "there is a reserve");
         assert!(ring.is_half_full());
         let mut again = start;
         assert_eq!(again.replay(&bytes).expect("intact"), written);
         assert_eq!(again, ring);
         // A frame that is damaged, or that another run wrote, ends the replay.
-        bytes[44 << 10] ^= 1;
+        bytes[108 << 10] ^= 1;
         let mut again = start;
         assert!(again.replay(&bytes).expect("intact").is_empty());
         let mut other = Ring { run: 4, ..start };

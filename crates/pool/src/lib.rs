@@ -5,13 +5,17 @@
 //! and `docs/pool-format.md` the format on the devices.
 //!
 //! * `format`, `shape`: the layout of a device, and the sizes of a pool.
-//! * `space`: slabs, reference counts, and which units are free.
+//! * `members`, `space`, `slots`: devices, slabs, reference counts, which units are free, and on which devices slabs are.
+//! * `copies`, `regions`: the copies of a slab, and what may differ between them.
 //! * `pages`: the pages of maps in memory.
 //! * `records`, `journal`: changes of maps, and the ring of frames that makes them durable.
 //! * `state`, `tree`, `catalogue`: all of this together, changed only under one lock.
 //! * `shared`, `checkpoint`, `opening`: from memory to the devices, and back.
+//! * `devices`, `mirror`: reads and writes of devices, of all copies, and devices that fail.
+//! * `passes`: copies that are made, completed, moved and compared.
 //! * `request`, `write`, `unmap`, `volume`: the requests of clients to a volume.
 //! * `pool`: operations on volumes and snapshots.
+//! * `membership`: operations on devices.
 //! * `changes`: the differences between two snapshots.
 //! * `check`: the check of a pool that is not in use.
 
@@ -19,21 +23,29 @@ mod catalogue;
 mod changes;
 mod check;
 mod checkpoint;
+mod copies;
 mod devices;
 mod error;
 mod format;
 mod grace;
 mod journal;
 mod locks;
+mod members;
+mod membership;
+mod mirror;
 mod opening;
 mod pages;
+mod passes;
 mod pool;
 mod records;
+mod regions;
 mod request;
 mod shape;
 mod shared;
+mod slots;
 mod space;
 mod state;
+mod tasks;
 mod tree;
 mod unmap;
 mod volume;
@@ -45,7 +57,9 @@ mod tests;
 pub use changes::{Change, Changes};
 pub use check::{Finding, check};
 pub use error::{PoolError, PoolProblem};
+pub use membership::{DeviceInfo, DeviceState};
 pub use opening::identify;
+pub use passes::Scrubbed;
 pub use pool::{Label, NewPool, NewVolume, Pool, PoolSpace, VolumeId, VolumeInfo, VolumeKind};
-pub use shared::Tasks;
+pub use tasks::Tasks;
 pub use volume::PoolVolume;

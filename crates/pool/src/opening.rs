@@ -2,22 +2,26 @@
 
 use std::sync::Arc;
 
-use sarsen_block::{Buffer, Durability, Store};
-use zerocopy::{FromBytes as _, FromZeros as _, IntoBytes as _};
+use sarsen_block::{Buffer, Durability, Extent, Store};
+use zerocopy::{FromBytes as _, FromZeros as _};
 
-use crate::devices::{Device, Devices, Place};
+use crate::copies::DevicePlace;
+use crate::copies::Standing;
+use crate::devices::{Device, Devices};
 use crate::error::Blocked;
 use crate::format::{
-    DEVICES_MAX, DeviceRow, MAGIC, NAME_MAX, PAGE, PageHeader, PageKind, ROW_PAGES_MAX, RowsPage,
-    SUPERBLOCKS, Sealed as _, Superblock, VERSION, bit, padded, unpadded,
+    DEVICES_MAX, DeviceRow, KEEPER, LEFT_OUT, MAGIC, NAME_MAX, PAGE, PageHeader, PageKind, ROWS,
+    RowsPage, SUPERBLOCKS, Sealed as _, Superblock, VERSION, bit, padded, unpadded,
 };
 use crate::journal::Ring;
+use crate::members::Member;
 use crate::pool::{NewPool, Pool};
 use crate::records::Record;
 use crate::shape::{Layout, Shape, SlabKind};
-use crate::shared::{Shared, Tasks, Writer};
+use crate::shared::{Shared, Writer};
 use crate::space::Space;
 use crate::state::State;
+use crate::tasks::Tasks;
 use crate::{PoolError, PoolProblem};
 
 /// Minimum number of slabs of a pool: one for pages, one for data, and some that pages may need.
@@ -27,11 +31,25 @@ const fn unfit(device: usize, problem: PoolProblem) -> PoolError {
     PoolError::Unfit { device, problem }
 }
 
+/// Returns a device for a pool of these sizes, without slabs.
+pub(crate) fn new_member(
+    shape: &Shape,
+    store: &dyn Store,
+    identifier: [u8; 16],
+) -> Result<Member, PoolProblem> {
+    if store.geometry().block_size.bytes() > PAGE {
+        return Err(PoolProblem::LargeBlocks);
+    }
+    let layout = Layout::of_bytes(shape, store.geometry().byte_count());
+    if layout.slots < SLABS_MIN {
+        return Err(PoolProblem::TooSmall(Layout::of_slots(shape, SLABS_MIN).end(shape)));
+    }
+    Ok(Member::new(identifier, layout.slots))
+}
+
 /// Returns the name with which the pool of a device was created. Nothing else is checked.
 pub async fn identify(store: Arc<dyn Store>) -> Result<String, PoolError> {
-    let layout = Layout { slots: 0, journal: 0, slabs: 0 };
-    let superblock = read_superblock(&Devices(vec![Device { store, layout }]), 0).await?;
-    Ok(unpadded(&superblock.name))
+    Ok(unpadded(&read_superblock(&*store).await?.0.name))
 }
 
 impl Pool {
@@ -50,71 +68,91 @@ impl Pool {
         }
         let sizes = || new.devices.iter().map(|(store, _)| store.geometry().byte_count());
         let smallest = sizes().min().unwrap_or(0);
-        let shape =
-            Shape::for_size(smallest.max(sizes().sum::<u64>() / 64), new.chunk_size.ilog2() as u8);
+        let shape = Shape::for_size(sizes().sum(), smallest, new.chunk_size.ilog2() as u8);
         let mut superblock = Box::new(Superblock::new_zeroed());
         superblock.version = VERSION.into();
         superblock.magic = MAGIC;
         superblock.pool = new.identifier;
-        superblock.device_count = (new.devices.len() as u16).into();
         superblock.chunk_shift = shape.chunk_shift;
         superblock.slab_shift = shape.slab_shift;
         superblock.journal = shape.journal.into();
+        superblock.row_pages = shape.row_pages.into();
         superblock.name = padded(&new.name);
         superblock.next_volume = 1.into();
-        let mut devices = Vec::with_capacity(new.devices.len());
+        let (mut devices, mut slots) = (Vec::with_capacity(new.devices.len()), 0);
         for (number, (store, identifier)) in new.devices.iter().enumerate() {
-            if store.geometry().block_size.bytes() > PAGE {
-                return Err(unfit(number, PoolProblem::LargeBlocks));
+            let member = new_member(&shape, &**store, *identifier);
+            let member = member.map_err(|problem| unfit(number, problem))?;
+            slots += u64::from(member.slots);
+            superblock.devices[number] = member.to_row();
+            if number < crate::journal::COPIES {
+                superblock.devices[number].flags |= KEEPER;
             }
-            let layout = Layout::of_bytes(&shape, store.geometry().byte_count());
-            if layout.slots < SLABS_MIN {
-                let needed = Layout::of_slots(&shape, SLABS_MIN).end(&shape);
-                return Err(unfit(number, PoolProblem::TooSmall(needed)));
-            }
-            if Layout::pages(layout.slots) as usize > ROW_PAGES_MAX {
-                return Err(PoolError::Invalid("a device is too large for a pool of this size"));
-            }
-            let row = &mut superblock.devices[number];
-            (row.identifier, row.slots) = (*identifier, layout.slots.into());
-            devices.push(Device { store: store.clone(), layout });
+            let layout = Layout::of_slots(&shape, member.slots);
+            devices.push(Some(Device::new(store.clone(), layout)));
         }
-        let devices = Devices(devices);
+        if slots > u64::from(shape.slabs_max()) {
+            return Err(PoolError::Invalid("a device is too large for a pool of this size"));
+        }
+        let count = devices.len() as u8;
+        let devices = Devices::new(devices, shape);
         // Both superblocks are invalid until everything else is there.
-        let both = |bytes: &[u8]| {
-            let place = |device| SUPERBLOCKS.map(|offset| Place { device, offset });
-            let places = (0..devices.0.len()).flat_map(place);
-            places.map(|place| (place, Buffer::copy_of(bytes))).collect::<Vec<_>>()
-        };
-        devices.write_metadata(both(&[0; PAGE]), Durability::Durable).await?;
-        let mut writes = Vec::new();
-        for (number, device) in devices.0.iter().enumerate() {
-            for page in 0..Layout::pages(device.layout.slots) {
-                let mut rows = RowsPage::new_zeroed();
-                rows.header = rows_header(pool_number(&new.identifier), number, page);
-                rows.seal();
-                let place = Place { device: number, offset: device.layout.rows(page, false) };
-                writes.push((place, Buffer::copy_of(rows.as_bytes())));
+        for device in 0..count {
+            for offset in SUPERBLOCKS {
+                let place = DevicePlace { device, offset };
+                devices.prepare(place, Buffer::zeroed(PAGE), Durability::Durable).await?;
             }
+            clear_journal(&devices, device, &shape).await?;
         }
-        devices.write_metadata(writes, Durability::Volatile).await?;
-        clear_journals(&devices, shape.journal).await?;
-        devices.flush().await?;
-        devices.write_superblock(&superblock, 0..devices.0.len()).await?;
-        let stores = devices.0.into_iter().map(|device| device.store).collect();
+        for device in 0..count {
+            let flushed = devices.flush(device).wait().await;
+            flushed.map_err(|source| PoolError::Device { device: device.into(), source })?;
+        }
+        for device in 0..count {
+            write_superblock(&devices, &superblock, device, SUPERBLOCKS[0]).await?;
+        }
+        let stores = new.devices.iter().map(|(store, _)| store.clone()).collect();
         Self::open(stores, tasks).await
     }
 
     /// Opens a pool, and makes everything that was acknowledged a part of a new checkpoint. The devices can have any order.
-    /// They are in use until this future has ended, and later until the pool and all of its requests have.
+    /// They are in use until this future has ended, and later until the pool and all of its requests have. Devices may be
+    /// missing, or not fit, if everything on them has a copy on others: they are left out.
     pub async fn open(
         stores: Vec<Arc<dyn Store>>,
         tasks: Arc<dyn Tasks>,
     ) -> Result<Self, PoolError> {
-        let (devices, superblock, behind) = find_devices(stores).await?;
-        // The next checkpoint overwrites the older superblock, which is the only one of these devices.
-        devices.write_superblock(&superblock, behind.into_iter()).await?;
-        let mut state = read_state(&devices, &superblock).await?;
+        let mut found = find_devices(stores).await?;
+        let (state, reasons) = read_state(&mut found).await?;
+        let absent = std::mem::take(&mut found.absent).into_iter().next();
+        match Self::open_found(found, (state, reasons), tasks).await {
+            // What the journal has may be only on a device that is missing.
+            Err(PoolError::Damaged { what }) => {
+                Err(absent.map_or(PoolError::Damaged { what }, |(_, error)| error))
+            }
+            opened => opened,
+        }
+    }
+
+    async fn open_found(
+        found: Found,
+        (mut state, mut reasons): (State, Vec<(u8, String)>),
+        tasks: Arc<dyn Tasks>,
+    ) -> Result<Self, PoolError> {
+        let Found { devices, superblock, behind, .. } = found;
+        for (device, free) in behind {
+            // The next checkpoint may overwrite the only superblock of these devices.
+            if state.space.is_written(device)
+                && let Err(error) = write_superblock(&devices, &superblock, device, free).await
+            {
+                if !state.space.may_leave_out(device) {
+                    return Err(error);
+                }
+                let generation = state.generation;
+                state.space.leave_out(device, generation);
+                reasons.push((device, error.to_string()));
+            }
+        }
         let pool = state.pool;
         let ring = Ring {
             length: superblock.journal.get(),
@@ -124,7 +162,7 @@ impl Pool {
             run: superblock.run.get(),
             pool,
         };
-        let (records, mut ring) = read_journal(&devices, ring).await?;
+        let (records, mut ring) = read_journal(&devices, &superblock.keepers(), ring).await?;
         for record in &records {
             if let Record::Assign(assigned) = record {
                 let carried_out = state.space.carry_out(*assigned);
@@ -135,12 +173,29 @@ impl Pool {
         ring.run = state.generation;
         let generation = state.generation;
         let shared = Arc::new(Shared::new(devices, state, Writer { ring, superblock }, tasks));
+        shared.left_out.lock().extend(reasons);
         shared.load_space().await?;
         shared.carry_out_again(&records).await?;
+        if let Some(slab) = shared.state.read().space.lost_slab() {
+            return Err(damaged(format!("slab {slab} is only on devices that are missing")));
+        }
+        shared.state.write().space.end_unreachable();
         shared.checkpoint(generation).await?;
         shared.work.notify_one();
         Ok(Self { shared })
     }
+}
+
+/// Writes a superblock to a device, durably.
+pub(crate) async fn write_superblock(
+    devices: &Devices,
+    superblock: &Superblock,
+    device: u8,
+    offset: u64,
+) -> Result<(), PoolError> {
+    let place = DevicePlace { device, offset };
+    let written = devices.write_superblock(superblock, place).wait().await;
+    written.map_err(|source| PoolError::Device { device: device.into(), source })
 }
 
 fn damaged(what: impl Into<String>) -> PoolError {
@@ -152,116 +207,186 @@ pub(crate) fn pool_number(identifier: &[u8; 16]) -> u64 {
     u64::from_le_bytes(*identifier.first_chunk().expect("16 bytes have 8"))
 }
 
-fn rows_header(pool: u64, device: usize, page: u32) -> PageHeader {
-    PageHeader {
-        kind: PageKind::Rows as u8,
-        pool: pool.into(),
-        address: ((device as u64) << 32 | u64::from(page)).into(),
-        ..PageHeader::new_zeroed()
-    }
-}
-
-/// Overwrites the beginning of each place where a frame of an earlier pool could be found.
-async fn clear_journals(devices: &Devices, length: u64) -> Result<(), PoolError> {
-    for (device, one) in devices.0.iter().enumerate() {
-        let step = 1 << 20;
-        let mut offset = 0;
-        while offset < length {
-            let bytes = step.min(length - offset);
-            let place = Place { device, offset: one.layout.journal + offset };
-            let write = (place, Buffer::zeroed(bytes as usize));
-            devices.write_metadata(vec![write], Durability::Volatile).await?;
-            offset += bytes;
-        }
+/// Overwrites each place of the journal where a frame of an earlier pool could be found.
+pub(crate) async fn clear_journal(
+    devices: &Devices,
+    device: u8,
+    shape: &Shape,
+) -> Result<(), PoolError> {
+    let (start, step) = (Layout::of_slots(shape, 0).journal, 1 << 20);
+    let mut offset = 0;
+    while offset < shape.journal {
+        let bytes = step.min(shape.journal - offset);
+        let place = DevicePlace { device, offset: start + offset };
+        devices.prepare(place, Buffer::zeroed(bytes as usize), Durability::Volatile).await?;
+        offset += bytes;
     }
     Ok(())
 }
 
-/// Reads the valid superblock with the highest generation of a device.
-async fn read_superblock(devices: &Devices, device: usize) -> Result<Box<Superblock>, PoolError> {
-    let (mut best, mut problem) = (None::<Box<Superblock>>, PoolProblem::NoPool);
+/// Reads the valid superblock with the highest generation of a device, and returns it with the offset of the other one. An
+/// error calls the device number 0.
+pub(crate) async fn read_superblock(
+    store: &dyn Store,
+) -> Result<(Box<Superblock>, u64), PoolError> {
+    let (mut best, mut problem) = (None::<(Box<Superblock>, u64)>, PoolProblem::NoPool);
+    let (shift, bytes) = (store.geometry().block_size.shift(), store.geometry().byte_count());
     for offset in SUPERBLOCKS {
-        let end = offset + PAGE as u64;
-        if devices.0[device].store.geometry().byte_count() < end {
+        if bytes < offset + PAGE as u64 {
             continue;
         }
-        let bytes = devices.read_metadata(Place { device, offset }, PAGE).await?;
-        let Ok(superblock) = Superblock::read_from_bytes(&bytes) else { continue };
+        let extent = Extent::new(offset >> shift, (PAGE as u64) >> shift);
+        let read = store.read(extent).wait().await;
+        let read = read.map_err(|source| PoolError::Device { device: 0, source })?.into_buffer();
+        let Ok(superblock) = Superblock::read_from_bytes(&read) else { continue };
         if superblock.magic != MAGIC {
             continue;
         }
         if superblock.version.get() != VERSION {
             problem = PoolProblem::Version(superblock.version.get());
-        } else if !superblock.is_intact() {
+        } else if !superblock.is_intact() || usize::from(superblock.device.get()) >= DEVICES_MAX {
             if problem == PoolProblem::NoPool {
                 problem = PoolProblem::Damaged;
             }
-        } else if best.as_ref().is_none_or(|best| best.generation < superblock.generation) {
-            best = Some(Box::new(superblock));
+        } else if best.as_ref().is_none_or(|(best, _)| best.generation < superblock.generation) {
+            let other = SUPERBLOCKS[usize::from(offset == SUPERBLOCKS[0])];
+            best = Some((Box::new(superblock), other));
         }
     }
-    best.ok_or_else(|| unfit(device, problem))
+    best.ok_or_else(|| unfit(0, problem))
 }
 
-/// Reads the superblocks of devices, and puts the devices in the order of the pool. Returns the newest superblock, and the
-/// devices that do not have it.
-pub(crate) async fn find_devices(
-    stores: Vec<Arc<dyn Store>>,
-) -> Result<(Devices, Box<Superblock>, Vec<usize>), PoolError> {
+/// The devices of a pool that were found.
+pub(crate) struct Found {
+    pub(crate) devices: Devices,
+    /// The newest superblock.
+    pub(crate) superblock: Box<Superblock>,
+    /// The devices that do not have it, and the offset at which it replaces none that is valid.
+    behind: Vec<(u8, u64)>,
+    /// The devices that are left out until now, and are there again.
+    returning: Vec<u8>,
+    /// The devices that cannot be used, with the reason.
+    absent: Vec<(u8, PoolError)>,
+}
+
+/// Returns an error with another number of a device.
+fn renumbered(error: PoolError, device: usize) -> PoolError {
+    match error {
+        PoolError::Unfit { problem, .. } => unfit(device, problem),
+        PoolError::Device { source, .. } => PoolError::Device { device, source },
+        other => other,
+    }
+}
+
+/// Refuses a device that was left out, and is not as the pool left it.
+pub(crate) fn returning(
+    own: &Superblock,
+    newest: &Superblock,
+    number: u8,
+) -> Result<(), PoolProblem> {
+    if own.pool != newest.pool {
+        return Err(PoolProblem::Foreign);
+    }
+    let (generation, last) = (own.generation.get(), newest.devices[usize::from(number)].last.get());
+    if generation < last {
+        return Err(PoolProblem::Stale { generation, newest: newest.generation.get() });
+    }
+    // A checkpoint that a power failure stopped may be only here. But it left out no device more often than the newest one.
+    let more = |(own, newest): (&DeviceRow, &DeviceRow)| {
+        own.identifier == newest.identifier
+            && own.absences.get().wrapping_sub(newest.absences.get()) as i16 > 0
+    };
+    if own.devices.iter().zip(&newest.devices).any(more) {
+        return Err(PoolProblem::Diverged);
+    }
+    Ok(())
+}
+
+/// Reads the superblocks of devices, and puts the devices in the order of the pool.
+pub(crate) async fn find_devices(stores: Vec<Arc<dyn Store>>) -> Result<Found, PoolError> {
     if stores.is_empty() {
         return Err(PoolError::Invalid("a pool has 1 to 32 devices"));
     }
-    let unknown = Layout { slots: 0, journal: 0, slabs: 0 };
-    let given = stores.into_iter().map(|store| Device { store, layout: unknown });
-    let given = Devices(given.collect());
-    let mut superblocks = Vec::with_capacity(given.0.len());
-    for device in 0..given.0.len() {
-        superblocks.push(read_superblock(&given, device).await?);
-    }
-    let pool = superblocks[0].pool;
-    if let Some(device) = superblocks.iter().position(|superblock| superblock.pool != pool) {
-        return Err(unfit(device, PoolProblem::Foreign));
-    }
-    let newest = superblocks.iter().max_by_key(|superblock| superblock.generation.get());
-    let newest = newest.expect("at least one device").clone();
-    let expected = usize::from(newest.device_count.get());
-    let shape = shape_of(&newest)?;
-    let mut order: Vec<Option<usize>> = vec![None; expected];
-    for (device, superblock) in superblocks.iter().enumerate() {
-        let number = usize::from(superblock.device.get());
-        let Some(slot) = order.get_mut(number) else {
-            return Err(unfit(device, PoolProblem::Foreign));
-        };
-        if superblock.devices[number].identifier != newest.devices[number].identifier {
-            return Err(unfit(device, PoolProblem::Foreign));
+    let given = stores.len();
+    let (mut superblocks, mut unknown) = (Vec::with_capacity(given), Vec::new());
+    for (device, store) in stores.into_iter().enumerate() {
+        match read_superblock(&*store).await {
+            Ok((superblock, free)) => superblocks.push((device, store, superblock, free)),
+            Err(error) => unknown.push(renumbered(error, device)),
         }
-        if slot.replace(device).is_some() {
+    }
+    let version = |error: &PoolError| {
+        matches!(error, PoolError::Unfit { problem: PoolProblem::Version(_), .. })
+    };
+    if superblocks.is_empty() || unknown.iter().any(version) {
+        let first = unknown.iter().position(version).unwrap_or(0);
+        return Err(unknown.swap_remove(first));
+    }
+    let pool = superblocks[0].2.pool;
+    if let Some((device, ..)) = superblocks.iter().find(|(.., one, _)| one.pool != pool) {
+        return Err(unfit(*device, PoolProblem::Foreign));
+    }
+    let is_member =
+        |one: &Superblock| one.devices[usize::from(one.device.get())].flags & LEFT_OUT == 0;
+    let newest = superblocks.iter().map(|(.., one, _)| one);
+    let newest = newest.max_by_key(|one| (one.generation.get(), is_member(one)));
+    let newest = newest.expect("at least one device").clone();
+    let shape = shape_of(&newest)?;
+    let mut devices: Vec<Option<Device>> = newest.devices.iter().map(|_| None).collect();
+    let (mut seen, mut behind, mut came_back, mut absent) =
+        (0_u32, Vec::new(), Vec::new(), Vec::new());
+    for (device, store, superblock, free) in superblocks {
+        let number = superblock.device.get() as u8;
+        let (row, own) =
+            (newest.devices[usize::from(number)], superblock.devices[usize::from(number)]);
+        if row.slots.get() == 0 || own.identifier != row.identifier {
+            // It was removed, or has just been added when the power failed.
+            continue;
+        }
+        if seen >> number & 1 == 1 {
             return Err(unfit(device, PoolProblem::Duplicate));
         }
-    }
-    if order.iter().any(Option::is_none) {
-        let problem = PoolProblem::Missing { expected, found: given.0.len() };
-        return Err(unfit(0, problem));
-    }
-    let (mut devices, mut behind) = (Vec::with_capacity(expected), Vec::new());
-    for (number, device) in order.into_iter().flatten().enumerate() {
-        let store = given.0[device].store.clone();
-        let layout = Layout::of_slots(&shape, newest.devices[number].slots.get());
+        seen |= 1 << number;
+        let layout = Layout::of_slots(&shape, row.slots.get());
         let (expected, actual) = (layout.end(&shape), store.geometry().byte_count());
-        if actual < expected {
-            return Err(unfit(device, PoolProblem::Short { expected, actual }));
-        }
         // A crash leaves some devices with the checkpoint before the last one.
-        let (generation, last) = (superblocks[device].generation.get(), newest.generation.get());
-        if generation + 1 < last {
-            return Err(unfit(device, PoolProblem::Stale { generation, newest: last }));
+        let (generation, last) = (superblock.generation.get(), newest.generation.get());
+        let problem = if actual < expected {
+            Some(PoolProblem::Short { expected, actual })
+        } else if row.flags & LEFT_OUT != 0 {
+            returning(&superblock, &newest, number).err()
+        } else if generation + 1 < last {
+            Some(PoolProblem::Stale { generation, newest: last })
+        } else {
+            None
+        };
+        if let Some(problem) = problem {
+            absent.push((number, unfit(device, problem)));
+            continue;
         }
-        if superblocks[device].generation != newest.generation {
-            behind.push(number);
+        if row.flags & LEFT_OUT != 0 {
+            came_back.push(number);
         }
-        devices.push(Device { store, layout });
+        if generation != last {
+            behind.push((number, free));
+        }
+        devices[usize::from(number)] = Some(Device::new(store, layout));
     }
-    Ok((Devices(devices), newest, behind))
+    let expected = newest.devices.iter().filter(|row| row.slots.get() > 0).count();
+    let missing = (0_u8..)
+        .zip(&newest.devices)
+        .filter(|(number, row)| row.slots.get() > 0 && seen >> number & 1 == 0);
+    for (number, _) in missing {
+        let known = (!unknown.is_empty()).then(|| unknown.remove(0));
+        let missing = || unfit(0, PoolProblem::Missing { expected, found: given });
+        absent.push((number, known.unwrap_or_else(missing)));
+    }
+    // There are devices that no pool has.
+    if let Some(error) = unknown.pop() {
+        return Err(error);
+    }
+    let devices = Devices::new(devices, shape);
+    Ok(Found { devices, superblock: newest, behind, returning: came_back, absent })
 }
 
 fn shape_of(superblock: &Superblock) -> Result<Shape, PoolError> {
@@ -269,64 +394,124 @@ fn shape_of(superblock: &Superblock) -> Result<Shape, PoolError> {
         chunk_shift: superblock.chunk_shift,
         slab_shift: superblock.slab_shift,
         journal: superblock.journal.get(),
+        row_pages: superblock.row_pages.get(),
     };
-    let rows = |row: &DeviceRow| Layout::pages(row.slots.get()) as usize <= ROW_PAGES_MAX;
-    let count = usize::from(superblock.device_count.get());
+    let slots: u64 = superblock.devices.iter().map(|row| u64::from(row.slots.get())).sum();
     let is_valid = shape.is_valid()
-        && (1..=DEVICES_MAX).contains(&count)
-        && superblock.devices.iter().all(rows)
+        && (1..=u64::from(shape.slabs_max())).contains(&slots)
+        && superblock.row_count.get() <= shape.slabs_max() + 1
         && superblock.frame_offset.get() <= shape.journal
         && superblock.frame_offset.get().is_multiple_of(PAGE as u64);
     if is_valid { Ok(shape) } else { Err(damaged("the superblock has impossible sizes")) }
 }
 
-/// Reads the rows of all slabs.
-pub(crate) async fn read_state(
-    devices: &Devices,
-    superblock: &Superblock,
-) -> Result<State, PoolError> {
+/// Reads the rows of all slabs, and leaves out the devices that are absent. Returns the reasons for that, too.
+pub(crate) async fn read_state(found: &mut Found) -> Result<(State, Vec<(u8, String)>), PoolError> {
+    let (superblock, devices) = (&found.superblock, &found.devices);
     let shape = shape_of(superblock)?;
-    let layouts: Vec<Layout> = devices.0.iter().map(|device| device.layout).collect();
     let pool = pool_number(&superblock.pool);
-    let mut space = Space::new(shape, layouts);
-    for (number, device) in devices.0.iter().enumerate() {
-        let places = superblock.devices[number].places;
-        space.set_row_places(number, &places);
-        for page in 0..Layout::pages(device.layout.slots) {
-            let offset = device.layout.rows(page, bit(&places, page as usize));
-            let bytes = devices.read_metadata(Place { device: number, offset }, PAGE).await?;
-            let rows = RowsPage::read_from_bytes(&bytes);
-            let rows = rows.ok().filter(|rows| {
-                let header = rows_header(pool, number, page);
-                let found = &rows.header;
-                rows.is_intact() && found.pool == header.pool && found.address == header.address
-            });
-            let rows = rows.ok_or_else(|| {
-                damaged(format!("page {page} of the rows of slabs of device {number} is damaged"))
-            })?;
-            space.load_rows(number as u16, page, &rows).map_err(damaged)?;
-        }
+    let mut space = Space::new(shape, superblock.devices.iter().map(Member::of_row).collect());
+    space.set_row_places(&superblock.places);
+    let mut keepers = superblock.keepers();
+    keepers.retain(|&keeper| devices.get(keeper).is_some());
+    if keepers.is_empty() {
+        let first = found.absent.drain(..).next().map(|(_, error)| error);
+        return Err(first.unwrap_or_else(|| damaged("all devices that are there were left out")));
+    }
+    for page in 0..superblock.row_count.get().div_ceil(ROWS as u32) {
+        let rows = read_rows(devices, &keepers, superblock, page).await?;
+        space.load_rows(page, &rows).map_err(damaged)?;
     }
     space.loaded_rows();
     let generation = superblock.generation.get() + 1;
+    let mut reasons = Vec::new();
+    for device in 0..DEVICES_MAX as u8 {
+        if space.member(device).is_some_and(|member| member.is_all_stale) {
+            space.lack_all(device);
+        }
+        if found.returning.contains(&device) {
+            space.members[usize::from(device)].standing = Standing::Returning;
+        }
+        let Some(at) = found.absent.iter().position(|(number, _)| *number == device) else {
+            continue;
+        };
+        if space.is_written(device) {
+            if !space.may_leave_out(device) {
+                return Err(found.absent.swap_remove(at).1);
+            }
+            space.leave_out(device, generation);
+        }
+        let reason = match &found.absent[at].1 {
+            PoolError::Unfit { problem: PoolProblem::Missing { .. }, .. } => "it is missing".into(),
+            PoolError::Unfit { problem, .. } => problem.to_string(),
+            other => other.to_string(),
+        };
+        reasons.push((device, reason));
+    }
     let mut state = State::new(pool, generation, space, superblock.catalogue.get());
     state.next_object = superblock.next_volume.get();
-    Ok(state)
+    Ok((state, reasons))
+}
+
+/// Reads a page of rows of slabs from one of the devices that have it.
+async fn read_rows(
+    devices: &Devices,
+    keepers: &[u8],
+    superblock: &Superblock,
+    page: u32,
+) -> Result<RowsPage, PoolError> {
+    let offset = Layout::rows(page, bit(&superblock.places, page as usize));
+    let mut problem = damaged(format!("page {page} of the rows of slabs is damaged"));
+    for &device in keepers {
+        match devices.read_metadata(DevicePlace { device, offset }, PAGE).await {
+            Ok(bytes) => {
+                let rows = RowsPage::read_from_bytes(&bytes);
+                let rows = rows.ok().filter(|rows| {
+                    let PageHeader { kind, pool, address, .. } = rows.header;
+                    kind == PageKind::Rows as u8
+                        && pool.get() == pool_number(&superblock.pool)
+                        && address.get() == u64::from(page)
+                        && rows.is_intact()
+                });
+                if let Some(rows) = rows {
+                    return Ok(rows);
+                }
+            }
+            Err(error) => problem = error,
+        }
+    }
+    Err(problem)
 }
 
 /// Reads the journal of each device that has it, and returns the longest one.
-async fn read_journal(devices: &Devices, ring: Ring) -> Result<(Vec<Record>, Ring), PoolError> {
-    let (mut best, mut longest) = (Vec::new(), ring);
-    for (device, one) in devices.0.iter().enumerate().take(crate::journal::COPIES) {
-        let place = Place { device, offset: one.layout.journal };
-        let bytes = devices.read_metadata(place, ring.length as usize).await?;
+async fn read_journal(
+    devices: &Devices,
+    keepers: &[u8],
+    ring: Ring,
+) -> Result<(Vec<Record>, Ring), PoolError> {
+    let (mut best, mut longest, mut problem) = (None, ring, None);
+    for &device in keepers {
+        let Some(known) = devices.get(device) else { continue };
+        let place = DevicePlace { device, offset: known.layout.journal };
+        let bytes = match devices.read_metadata(place, ring.length as usize).await {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                problem = Some(error);
+                continue;
+            }
+        };
         let mut read = ring;
         let records = read.replay(&bytes).map_err(damaged)?;
-        if read.number > longest.number {
-            (best, longest) = (records, read);
+        if best.is_none() || read.number > longest.number {
+            (best, longest) = (Some(records), read);
         }
     }
-    Ok((best, longest))
+    // Each device that had the journal has all frames that were acknowledged.
+    match (best, problem) {
+        (Some(records), _) => Ok((records, longest)),
+        (None, Some(error)) => Err(error),
+        (None, None) => Err(damaged("no device that has the journal is there")),
+    }
 }
 
 impl Shared {

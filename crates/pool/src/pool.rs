@@ -8,6 +8,7 @@ use sarsen_block::{BlockSize, Store, StoreStatus, Usability};
 use tokio::sync::oneshot;
 use zerocopy::FromZeros as _;
 
+use crate::copies::{MIRROR_MAX, STRIPES_MAX};
 use crate::format::{
     DELETING, IS_SNAPSHOT, IS_VOLUME, NAME_MAX, PROTECTED, VolumeRow, padded, unpadded,
 };
@@ -42,6 +43,10 @@ pub struct NewVolume {
     pub size: u64,
     /// Size of a logical block. It is not smaller than that of any device.
     pub block_size: BlockSize,
+    /// Number of copies of its data, 1 to 3, each on another device.
+    pub copies: u8,
+    /// Number of devices over which consecutive chunks are spread, if there are so many: 1 to 16.
+    pub stripes: u8,
 }
 
 /// A pool to be created.
@@ -84,6 +89,10 @@ pub struct VolumeInfo {
     pub referenced_bytes: u64,
     /// Whether it is protected from deletion.
     pub is_protected: bool,
+    /// Number of copies of its data.
+    pub copies: u8,
+    /// Number of devices over which consecutive chunks are spread.
+    pub stripes: u8,
 }
 
 /// The space of a pool.
@@ -91,7 +100,7 @@ pub struct VolumeInfo {
 pub struct PoolSpace {
     /// Bytes of all chunks, if every slab had data.
     pub size_bytes: u64,
-    /// Bytes for data that nothing uses.
+    /// Bytes for data with one copy that nothing uses.
     pub free_bytes: u64,
     /// Whether objects are being deleted, whose bytes become free.
     pub is_deleting: bool,
@@ -122,7 +131,7 @@ impl Pool {
         let is_deleting = state.objects.values().any(|object| object.is_deleting());
         PoolSpace {
             size_bytes: state.space.chunks() << state.shape().chunk_shift,
-            free_bytes: state.usable_chunks() << state.shape().chunk_shift,
+            free_bytes: state.usable_chunks(1) << state.shape().chunk_shift,
             is_deleting,
         }
     }
@@ -134,8 +143,9 @@ impl Pool {
 
     /// Creates a volume. It is durable when this returns.
     pub async fn create_volume(&self, new: &NewVolume) -> Result<VolumeId, PoolError> {
-        let smallest = self.shared.devices.0.iter().map(|one| one.store.geometry().block_size);
-        if smallest.clone().any(|size| size.bytes() > new.block_size.bytes()) {
+        let fits =
+            |store: &dyn Store| store.geometry().block_size.bytes() <= new.block_size.bytes();
+        if !self.shared.devices.all(fits) {
             return Err(PoolError::Invalid("the blocks of a device are larger than its blocks"));
         }
         if new.size == 0 || !new.size.is_multiple_of(new.block_size.bytes() as u64) {
@@ -144,7 +154,20 @@ impl Pool {
         if new.size > SIZE_MAX {
             return Err(PoolError::Invalid("a volume has at most 64 PiB"));
         }
+        if !(1..=STRIPES_MAX).contains(&new.stripes) {
+            return Err(PoolError::Invalid("a volume has 1 to 16 stripes"));
+        }
+        if !(1..=MIRROR_MAX).contains(&new.copies) {
+            return Err(PoolError::Invalid("a volume has 1 to 3 copies"));
+        }
+        // Pages have as many copies as there are devices for, up to this number.
+        if self.shared.state.read().space.page_copies() < new.copies {
+            return Err(PoolError::Invalid(
+                "the pool has fewer devices than the volume has copies",
+            ));
+        }
         let mut row = row_of(&new.label, IS_VOLUME);
+        (row.copies, row.stripes) = (new.copies, new.stripes);
         row.block_shift = new.block_size.shift() as u8;
         row.size = new.size.into();
         let ids = self.add_objects(&[(0, row)]).await?;
@@ -208,6 +231,7 @@ impl Pool {
                     let from = state.objects.get(source).filter(|from| !from.is_deleting());
                     let from = from.ok_or(PoolError::NotFound)?.row;
                     (row.size, row.block_shift) = (from.size, from.block_shift);
+                    (row.copies, row.stripes) = (from.copies, from.stripes);
                     row.origin = from.id;
                 }
                 row.id = number.into();
@@ -233,7 +257,7 @@ impl Pool {
         }
         if !shared.commit(recorded).await? {
             // The record became durable with others, maybe before these writes.
-            shared.stop_if_failed(shared.devices.flush().await)?;
+            shared.flush_devices().await?;
         }
         Ok(ids)
     }
@@ -380,7 +404,7 @@ impl Pool {
         Ok(Arc::new(PoolVolume::new(self.shared.clone(), &row, status)?))
     }
 
-    /// Deletes what is to be deleted, and writes checkpoints before they are urgent, until the pool is closed or has stopped.
+    /// Deletes what is to be deleted, completes and moves copies, and writes checkpoints before they are urgent, until the pool is closed or has stopped.
     /// After another error, which `report` gets, it tries again when there is more work. Run it beside the requests. It does
     /// not keep the pool open.
     pub fn maintain(
@@ -418,12 +442,19 @@ impl Pool {
             self.shared.checkpoint_if_due().await?;
             tokio::task::yield_now().await;
         }
+        while self.shared.tend_copies().await? {
+            self.shared.checkpoint_if_due().await?;
+        }
         self.shared.checkpoint_if_due().await
     }
 
     /// Writes a checkpoint, so that the next opening has nothing to carry out again.
     pub async fn checkpoint(&self) -> Result<(), PoolError> {
-        let generation = self.shared.state.read().generation;
+        let generation = {
+            let state = self.shared.state.read();
+            state.space.mirrors.cool();
+            state.generation
+        };
         self.shared.checkpoint(generation).await
     }
 }
@@ -476,5 +507,7 @@ fn info(row: &VolumeRow, chunk_shift: u8) -> VolumeInfo {
         origin: Some(row.origin.get()).filter(|&origin| origin != 0).map(VolumeId),
         referenced_bytes: row.chunks.get() << chunk_shift,
         is_protected: row.flags & PROTECTED != 0,
+        copies: row.copies,
+        stripes: row.stripes,
     }
 }

@@ -3,16 +3,19 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::copies::{Copies, MIRROR_MAX, Slot};
 use crate::format::VolumeRow;
 use crate::pages::Mapping;
 use crate::shape::SlabKind;
-use crate::space::Assigned;
+use crate::space::{Assigned, Class};
 
 /// A change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
-    /// A slab has got a slot.
+    /// A slab has got slots.
     Assign(Assigned),
+    /// A region of a slab with several copies may be overwritten from now on.
+    Dirty { slab: u32, region: u8 },
     /// Entries of consecutive chunks, all in one leaf. All pieces are valid, and the chunks follow each other on the device.
     Run { volume: u32, first: u64, count: u32, own: u64 },
     /// One entry.
@@ -33,7 +36,7 @@ pub(crate) enum Record {
 struct Head {
     kind: u8,
     small: u8,
-    device: U16,
+    other: U16,
     /// A volume, or a slab.
     object: U32,
     /// A chunk, a slot or a source.
@@ -47,16 +50,17 @@ const CLEAR: u8 = 4;
 const CREATE: u8 = 5;
 const CHANGE: u8 = 6;
 const REPLACE: u8 = 7;
+const DIRTY: u8 = 8;
 
 impl Record {
     /// Appends the record in its form on the device.
     pub(crate) fn write(&self, into: &mut Vec<u8>) {
         let mut put =
-            |kind: u8, (small, device): (u8, u16), object: u32, place: u64, rest: &[u8]| {
+            |kind: u8, (small, other): (u8, u16), object: u32, place: u64, rest: &[u8]| {
                 let head = Head {
                     kind,
                     small,
-                    device: device.into(),
+                    other: other.into(),
                     object: object.into(),
                     place: place.into(),
                 };
@@ -65,9 +69,19 @@ impl Record {
             };
         let none = (0, 0);
         match self {
-            Self::Assign(Assigned { slab, kind, device, slot }) => {
-                put(ASSIGN, (*kind as u8, *device), *slab, (*slot).into(), &[]);
+            Self::Assign(Assigned { slab, class, copies }) => {
+                let wanted = match class {
+                    Class::Data(copies) => *copies,
+                    Class::Pages => 1,
+                };
+                let slots = copies.iter().map(|(slot, _)| {
+                    U64::from(u64::from(slot.device) << 32 | u64::from(slot.number))
+                });
+                let slots: Vec<_> = slots.collect();
+                let small = (class.kind() as u8, wanted.into());
+                put(ASSIGN, small, *slab, slots.len() as u64, slots.as_bytes());
             }
+            Self::Dirty { slab, region } => put(DIRTY, (*region, 0), *slab, 0, &[]),
             Self::Run { volume, first, count, own } => {
                 let rest = [U64::from(*own), U64::from(u64::from(*count))];
                 put(RUN, none, *volume, *first, rest.as_bytes());
@@ -97,10 +111,24 @@ impl Record {
         Some(match head.kind {
             ASSIGN => {
                 let kind = SlabKind::of(head.small)?;
-                let slot = u32::try_from(place).ok()?;
-                let device = head.device.get();
-                (Self::Assign(Assigned { slab: object, kind, device, slot }), rest)
+                let wanted = u8::try_from(head.other.get()).ok()?;
+                let class = Class::of(kind, wanted);
+                let mut copies = Copies::default();
+                let mut rest = rest;
+                for _ in 0..place {
+                    let slot;
+                    (slot, rest) = U64::read_from_prefix(rest).ok()?;
+                    let device = u8::try_from(slot.get() >> 32).ok()?;
+                    if copies.has(device) || copies.len() == usize::from(MIRROR_MAX) {
+                        return None;
+                    }
+                    copies.push(Slot { device, number: slot.get() as u32 }, false);
+                }
+                let is_possible = (1..=MIRROR_MAX).contains(&wanted) && copies.len() > 0;
+                is_possible
+                    .then_some((Self::Assign(Assigned { slab: object, class, copies }), rest))?
             }
+            DIRTY if head.small < 64 => (Self::Dirty { slab: object, region: head.small }, rest),
             RUN => {
                 let ([own, count], rest) = <[U64; 2]>::read_from_prefix(rest).ok()?;
                 let (own, count) = (own.get(), u32::try_from(count.get()).ok()?);
@@ -140,9 +168,13 @@ mod tests {
         let mut row = VolumeRow::new_zeroed();
         (row.id, row.name[3]) = (9.into(), 7);
         let mapping = Mapping { own: (1 << 40) - 1, valid: 0x8001, base: 77, base_pieces: 0x7ffe };
-        let assigned = Assigned { slab: 5, kind: SlabKind::Pages, device: 31, slot: 1 << 20 };
+        let mut copies = Copies::default();
+        copies.push(Slot { device: 31, number: 1 << 20 }, false);
+        copies.push(Slot { device: 0, number: 3 }, false);
+        let assigned = Assigned { slab: 5, class: Class::Data(2), copies };
         let records = [
             Record::Assign(assigned),
+            Record::Dirty { slab: 9, region: 63 },
             Record::Run { volume: 1, first: 1 << 40, count: 256, own: 3 },
             Record::Entry { volume: 2, chunk: 8, mapping },
             Record::Clear { volume: 3, first: 4, count: 5 },

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use futures_util::future::try_join_all;
 use sarsen_block::{
     Allocation, BlockError, Buffer, Data, Io, Lba, MediumProblem, Reply, StopCause,
 };
 
 use crate::PoolError;
-use crate::devices::Place;
+use crate::copies::Place;
 use crate::error::Blocked;
 use crate::shape::{SlabKind, Unit};
 use crate::shared::Shared;
@@ -69,7 +68,7 @@ impl Segment {
         let continues = match (self.source, next.source) {
             (None, None) => true,
             (Some(own), Some(other)) => {
-                own.device == other.device && own.offset + self.length == other.offset
+                own.slab == other.slab && own.offset + self.length == other.offset
             }
             _ => false,
         };
@@ -87,7 +86,7 @@ impl State {
         let place = place.ok_or_else(|| {
             Blocked::Damaged(format!("an entry names chunk {chunk:#x}, which does not exist"))
         })?;
-        Ok(Place { offset: place.offset + within, ..place })
+        Ok(place.at(within))
     }
 
     /// Returns the first bytes of a range that have one source and are in one chunk.
@@ -145,7 +144,7 @@ impl Shared {
                 Io::Ready(Ok(Data::Zeroes(length as usize)))
             }
             Ok(Segment { source: Some(place), length }) if length == bytes.length() => {
-                match self.devices.read(place, length) {
+                match self.read_place(place, length) {
                     // Memory of a store may have other data when it is sent.
                     Io::Ready(read) => Io::Ready(
                         read.map(|data| data.into_buffer().into())
@@ -194,7 +193,7 @@ impl Shared {
         let reads: Vec<_> = segments
             .into_iter()
             .filter_map(|(start, segment)| {
-                Some((start, self.devices.read(segment.source?, segment.length)))
+                Some((start, self.read_place(segment.source?, segment.length)))
             })
             .collect();
         // All of them end before the period does.
@@ -210,15 +209,6 @@ impl Shared {
         Ok(buffer.into())
     }
 
-    /// Flushes the devices, without records.
-    pub(crate) async fn flush_devices(&self) -> Result<(), BlockError> {
-        let flushed = try_join_all(self.devices.0.iter().map(|one| one.store.flush().wait())).await;
-        if flushed.is_err() {
-            self.stop();
-        }
-        flushed.map(drop)
-    }
-
     /// Makes everything durable that was acknowledged.
     pub(crate) async fn flush(self: &Arc<Self>) -> Result<(), BlockError> {
         let (recorded, is_durable) = {
@@ -229,7 +219,7 @@ impl Shared {
             (state.recorded, state.durable >= state.recorded)
         };
         let flushed = !is_durable && self.commit(recorded).await?;
-        if flushed { Ok(()) } else { self.flush_devices().await }
+        if flushed { Ok(()) } else { Ok(self.flush_devices().await?) }
     }
 
     /// Returns the number of bytes from the beginning of a range that have one state, and the state.

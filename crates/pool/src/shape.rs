@@ -1,6 +1,6 @@
 //! The sizes of a pool, and where things are on a device.
 
-use crate::format::{COUNTS, PAGE, ROWS, ROWS_OFFSET};
+use crate::format::{COUNTS, PAGE, ROW_PAGES_MAX, ROWS, ROWS_OFFSET};
 
 /// A unit of a slab: a chunk of data, or a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -73,6 +73,8 @@ pub(crate) struct Shape {
     pub(crate) slab_shift: u8,
     /// Bytes of the journal's ring.
     pub(crate) journal: u64,
+    /// Number of pages for rows of slabs.
+    pub(crate) row_pages: u32,
 }
 
 /// Maximum number of references to a unit.
@@ -83,17 +85,25 @@ pub(crate) const HEIGHT_MAX: u8 = 7;
 pub(crate) const SIZE_MAX: u64 = 1 << 56;
 /// Maximum number of pieces of a chunk.
 const PIECES_MAX: u8 = 16;
+/// Maximum number of regions of a slab.
+const REGIONS_MAX: u32 = 64;
 
 impl Shape {
     pub(crate) const CHUNK_SHIFTS: std::ops::RangeInclusive<u8> = 14..=20;
     pub(crate) const SLAB_SHIFTS: std::ops::RangeInclusive<u8> = 20..=30;
 
-    /// Returns the sizes for a new pool of this many bytes: some hundred slabs at least, none larger than 1 GiB.
-    pub(crate) fn for_size(bytes: u64, chunk_shift: u8) -> Self {
+    /// Returns the sizes for a new pool of so many bytes in all, whose smallest device has `smallest`: some hundred slabs at
+    /// least, none larger than 1 GiB.
+    pub(crate) fn for_size(all: u64, smallest: u64, chunk_shift: u8) -> Self {
+        let bytes = smallest.max(all / 64);
         let slab_shift = (bytes / 512).max(1).ilog2().clamp(20, 30) as u8;
         let slab_shift = slab_shift.max(chunk_shift + 4);
         let journal = (bytes / 64).next_power_of_two().clamp(256 << 10, 16 << 20);
-        Self { chunk_shift, slab_shift, journal }
+        // More than the slabs of now: the pool can grow.
+        let slabs = (all >> slab_shift) / ROWS as u64;
+        let row_pages = (4 * slabs).max(bytes / 512 / (2 * PAGE as u64));
+        let row_pages = row_pages.clamp(8, ROW_PAGES_MAX as u64) as u32;
+        Self { chunk_shift, slab_shift, journal, row_pages }
     }
 
     /// Returns whether sizes from a superblock can be true.
@@ -106,6 +116,7 @@ impl Shape {
             && self.journal >= 64 << 10
             && self.journal <= 1 << 30
             && self.journal.is_multiple_of(PAGE as u64)
+            && (1..=ROW_PAGES_MAX as u32).contains(&self.row_pages)
     }
 
     /// Returns log2 of the bytes of a piece.
@@ -160,6 +171,33 @@ impl Shape {
         self.units(kind) - self.first_unit(kind)
     }
 
+    /// Returns the highest number of a slab.
+    pub(crate) const fn slabs_max(&self) -> u32 {
+        self.row_pages * ROWS as u32 - 1
+    }
+
+    /// Returns log2 of the bytes of a region: a part of a slab, for which one bit says whether copies are stale.
+    pub(crate) const fn region_shift(&self) -> u8 {
+        let smallest = self.slab_shift - REGIONS_MAX.ilog2() as u8;
+        if self.chunk_shift > smallest { self.chunk_shift } else { smallest }
+    }
+
+    /// Returns one bit for each region that a range of bytes of a slab touches. The range is not empty.
+    pub(crate) const fn regions_of(&self, start: u64, end: u64) -> u64 {
+        let (first, last) = (start >> self.region_shift(), (end - 1) >> self.region_shift());
+        (u64::MAX << first) & (u64::MAX >> (REGIONS_MAX as u64 - 1 - last))
+    }
+
+    /// Returns one bit for each region of a slab.
+    pub(crate) const fn all_regions(&self) -> u64 {
+        self.regions_of(0, 1 << self.slab_shift)
+    }
+
+    /// Returns the bytes of a slab before its first unit, which have the reference counts.
+    pub(crate) const fn head(&self, kind: SlabKind) -> u64 {
+        (self.first_unit(kind) as u64) << self.unit_shift(kind)
+    }
+
     /// Returns the number of levels of the map of a volume of this many bytes.
     pub(crate) fn height(&self, bytes: u64) -> u8 {
         let chunks = bytes.div_ceil(1 << self.chunk_shift).max(1);
@@ -181,25 +219,19 @@ pub(crate) struct Layout {
 impl Layout {
     /// Returns the layout of a device with this many slabs.
     pub(crate) const fn of_slots(shape: &Shape, slots: u32) -> Self {
-        let rows = 2 * Self::pages(slots) as u64 * PAGE as u64;
+        let rows = 2 * shape.row_pages as u64 * PAGE as u64;
         let journal = (ROWS_OFFSET + rows).next_multiple_of(64 << 10);
         Self { slots, journal, slabs: (journal + shape.journal).next_multiple_of(1 << 20) }
     }
 
     /// Returns the layout of a device of this many bytes. It may have no slab.
     pub(crate) fn of_bytes(shape: &Shape, bytes: u64) -> Self {
-        let most = u32::try_from(bytes >> shape.slab_shift).unwrap_or(u32::MAX);
-        let fitting = bytes.saturating_sub(Self::of_slots(shape, most).slabs) >> shape.slab_shift;
-        Self::of_slots(shape, fitting as u32)
-    }
-
-    /// Returns the number of pages of rows for this many slabs.
-    pub(crate) const fn pages(slots: u32) -> u32 {
-        slots.div_ceil(ROWS as u32)
+        let slabs = bytes.saturating_sub(Self::of_slots(shape, 0).slabs) >> shape.slab_shift;
+        Self::of_slots(shape, u32::try_from(slabs).unwrap_or(u32::MAX))
     }
 
     /// Returns the offset of a place of a page of rows.
-    pub(crate) const fn rows(&self, page: u32, place: bool) -> u64 {
+    pub(crate) const fn rows(page: u32, place: bool) -> u64 {
         ROWS_OFFSET + (2 * page as u64 + place as u64) * PAGE as u64
     }
 

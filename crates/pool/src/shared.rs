@@ -1,6 +1,6 @@
 //! The part that all volumes of a pool share: changes of objects, room, deletions, requests that lost their caller.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -18,13 +18,7 @@ use crate::grace::{Freed, Period};
 use crate::journal::Ring;
 use crate::locks::ChunkLocks;
 use crate::state::State;
-
-/// Continues requests that lost their caller.
-pub trait Tasks: Send + Sync {
-    /// Runs a future on this core until it ends. A request that its caller dropped continues here, because a device may
-    /// still carry it out.
-    fn finish(&self, future: LocalFuture<()>);
-}
+use crate::tasks::Tasks;
 
 /// The part of a pool that only one task at a time writes.
 pub(crate) struct Writer {
@@ -45,6 +39,10 @@ pub(crate) struct Shared {
     pub(crate) opened: Mutex<HashMap<u32, Weak<StoreStatus>>>,
     /// Held while the size of a volume changes.
     pub(crate) resizing: tokio::sync::Mutex<()>,
+    /// Held while copies are made or compared, or devices come and go.
+    pub(crate) copying: tokio::sync::Mutex<()>,
+    /// Why devices were left out since the pool was opened.
+    pub(crate) left_out: Mutex<BTreeMap<u8, String>>,
 }
 
 /// Parts of maps that are deleted without a pause for others.
@@ -66,6 +64,8 @@ impl Shared {
             work: Arc::default(),
             opened: Mutex::default(),
             resizing: tokio::sync::Mutex::default(),
+            copying: tokio::sync::Mutex::default(),
+            left_out: Mutex::default(),
         }
     }
 
@@ -134,6 +134,18 @@ impl Shared {
     pub(crate) async fn end_period(&self) {
         let ended = Period::rotate(&mut self.state.write().period, Freed::default());
         let _ended = ended.await;
+    }
+
+    /// Waits until all writes have ended that began before, and their entries have changed.
+    pub(crate) async fn end_writes(&self) {
+        let ended = {
+            let mut state = self.state.write();
+            let mapped = Period::rotate(&mut state.mapping, Freed::default());
+            [Period::rotate(&mut state.period, Freed::default()), mapped]
+        };
+        for ended in ended {
+            let _ended = ended.await;
+        }
     }
 
     /// Deletes some of what is left of deleted objects. Returns whether there was anything.

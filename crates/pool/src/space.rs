@@ -1,37 +1,84 @@
 //! The space of a pool: slabs, the reference counts of their units, and which units are free.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use sarsen_block::Buffer;
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
-use crate::devices::Place;
-use crate::error::{Blocked, Load};
+use crate::copies::Place;
+use crate::copies::{COPIES_MAX, Copies, MIRROR_MAX, Slot};
+use crate::error::Blocked;
 use crate::format::{
-    COUNTS, CountsPage, PAGE, PageHeader, PageKind, ROWS, RowsPage, Sealed as _, SlabRow, bit, flip,
+    COUNTS, CountsPage, PAGE, PageHeader, PageKind, ROW_PAGES_MAX, ROWS, RowsPage, Sealed as _,
+    SlabRow, SlotRow, bit, flip,
 };
 use crate::grace::Freed;
+use crate::members::Member;
+use crate::regions::Regions;
 use crate::shape::{Layout, Shape, SlabKind, Unit};
+
+/// The offset of a page of rows on the devices that have it, and its bytes.
+pub(crate) type RowsWrite = (u64, Buffer);
 
 /// A slab that has units in use, or that had some.
 pub(crate) struct Slab {
-    part: SlabPart,
+    pub(crate) part: SlabPart,
     /// The reference counts, if they are in memory.
     counts: Option<Counts>,
 }
 
 /// The part of a slab that is always in memory.
 pub(crate) struct SlabPart {
-    pub(crate) kind: SlabKind,
-    pub(crate) device: u16,
-    pub(crate) slot: u32,
+    pub(crate) class: Class,
+    pub(crate) copies: Copies,
+    /// One bit for each region of which a stale copy may have something else.
+    pub(crate) regions: u64,
+    /// The device whose copy the next checkpoint does not have any more. Until then it is written, and not read.
+    pub(crate) dropping: Option<u8>,
     /// Units that are free.
-    free: u32,
+    pub(crate) free: u32,
     /// The valid place of each page of counts.
     places: [u8; 20],
 }
+
+/// What a slab is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Class {
+    /// Chunks of volumes that want this number of copies.
+    Data(u8),
+    /// Pages.
+    Pages,
+}
+
+impl Class {
+    pub(crate) const fn kind(self) -> SlabKind {
+        match self {
+            Self::Data(_) => SlabKind::Data,
+            Self::Pages => SlabKind::Pages,
+        }
+    }
+
+    pub(crate) const fn of(kind: SlabKind, copies: u8) -> Self {
+        match kind {
+            SlabKind::Data => Self::Data(copies),
+            SlabKind::Pages => Self::Pages,
+        }
+    }
+
+    /// Returns its number, from 0 on.
+    pub(crate) const fn index(self) -> usize {
+        match self {
+            Self::Pages => 0,
+            Self::Data(copies) => copies as usize,
+        }
+    }
+}
+
+/// Number of classes of slabs.
+const CLASSES: usize = 1 + MIRROR_MAX as usize;
 
 struct Counts {
     counts: Vec<u16>,
@@ -80,28 +127,27 @@ impl Counts {
 /// See the module.
 pub(crate) struct Space {
     pub(crate) shape: Shape,
-    pub(crate) layouts: Vec<Layout>,
+    /// The devices, by their numbers.
+    pub(crate) members: Vec<Member>,
     /// By number. Number 0 is never used.
-    slabs: Vec<Option<Slab>>,
+    pub(crate) slabs: Vec<Option<Slab>>,
     /// Numbers of slabs that can be used again.
-    free_numbers: BTreeSet<u32>,
-    /// Slots without a slab, by device.
-    free_slots: Vec<BTreeSet<u32>>,
-    /// Pages of rows that have changed since the last checkpoint, by device.
-    changed_rows: BTreeSet<(u16, u32)>,
-    /// The valid place of each page of rows, by device.
-    row_places: Vec<Vec<u8>>,
-    /// Slabs that ended since the last checkpoint: number, device, slot.
-    unassigned: Vec<(u32, u16, u32)>,
-    /// The slab in which the search for each kind of unit begins.
-    current: [u32; 2],
-    free_units: [u64; 2],
+    pub(crate) free_numbers: BTreeSet<u32>,
+    /// Pages of rows that have changed since the last checkpoint.
+    pub(crate) changed_rows: BTreeSet<u32>,
+    /// The valid place of each page of rows.
+    row_places: Vec<u8>,
+    /// Slabs that ended, and copies that moved, since the last checkpoint: the number that is free then, and the slots.
+    pub(crate) unassigned: Vec<(u32, Vec<Slot>)>,
+    /// The slab in which the search for a unit begins, by class and stripe.
+    pub(crate) current: BTreeMap<(Class, u8), u32>,
+    pub(crate) free_units: [u64; CLASSES],
     /// Units that were given back since the last checkpoint.
     freed: Vec<(SlabKind, Unit)>,
     /// Units that are free when a checkpoint is complete and its period has ended.
     pub(crate) returned: Arc<Mutex<Freed>>,
     /// Units that were given back, and are not free yet.
-    waiting: [u64; 2],
+    pub(crate) waiting: [u64; CLASSES],
     contradiction: Option<String>,
     /// Units that one reference has alone since the last checkpoint, each with the number of this event. An interruption
     /// may bring the other reference back, and requests that began before may still use it, so nothing is overwritten in
@@ -109,15 +155,16 @@ pub(crate) struct Space {
     contested: [HashMap<Unit, u64>; 2],
     contests: u64,
     left: Vec<(SlabKind, Unit, u64)>,
+    /// The regions that are being written, and what is copied to stale copies.
+    pub(crate) mirrors: Regions,
 }
 
-/// A slab that was assigned to a slot, which the journal must know.
+/// A slab that was assigned to slots, which the journal must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Assigned {
     pub(crate) slab: u32,
-    pub(crate) kind: SlabKind,
-    pub(crate) device: u16,
-    pub(crate) slot: u32,
+    pub(crate) class: Class,
+    pub(crate) copies: Copies,
 }
 
 /// Returns a slab whose counts are in memory.
@@ -132,38 +179,32 @@ const fn at(kind: SlabKind) -> usize {
 
 impl Space {
     /// Creates the space of devices without slabs.
-    pub(crate) fn new(shape: Shape, layouts: Vec<Layout>) -> Self {
+    pub(crate) fn new(shape: Shape, members: Vec<Member>) -> Self {
         Self {
             shape,
+            members,
             slabs: vec![None],
             free_numbers: BTreeSet::new(),
-            free_slots: layouts.iter().map(|layout| (0..layout.slots).collect()).collect(),
             changed_rows: BTreeSet::new(),
-            row_places: layouts.iter().map(|_| vec![0; crate::format::ROW_PAGES_MAX / 8]).collect(),
-            layouts,
+            row_places: vec![0; ROW_PAGES_MAX / 8],
             unassigned: Vec::new(),
-            current: [0; 2],
-            free_units: [0; 2],
+            current: BTreeMap::new(),
+            free_units: [0; CLASSES],
             freed: Vec::new(),
             returned: Arc::default(),
-            waiting: [0; 2],
+            waiting: [0; CLASSES],
             contradiction: None,
             contested: Default::default(),
             contests: 0,
             left: Vec::new(),
+            mirrors: Regions::default(),
         }
     }
 
     /// Adds the slabs of a page of rows that was read from a device.
-    pub(crate) fn load_rows(
-        &mut self,
-        device: u16,
-        page: u32,
-        rows: &RowsPage,
-    ) -> Result<(), String> {
-        for (slot, row) in (page * ROWS as u32..).zip(&rows.rows) {
-            let number = row.slab.get();
-            if number == 0 {
+    pub(crate) fn load_rows(&mut self, page: u32, rows: &RowsPage) -> Result<(), String> {
+        for (number, row) in (page * ROWS as u32..).zip(&rows.rows) {
+            if row.kind == 0 {
                 continue;
             }
             let kind =
@@ -171,29 +212,42 @@ impl Space {
             let usable = self.shape.usable(kind);
             let free = usable.checked_sub(row.used.get());
             let free = free.ok_or_else(|| format!("slab {number} uses more than it has"))?;
-            if number > self.numbers_max() || row.copies != 1 || row.copy != 0 {
+            let is_possible = number != 0
+                && (1..=COPIES_MAX as u8).contains(&row.copies)
+                && (1..=MIRROR_MAX).contains(&row.wanted)
+                && row.stale >> row.copies == 0
+                && row.stale != (1 << row.copies) - 1
+                && (row.stale == 0) == (row.regions.get() == 0)
+                && row.regions.get() & !self.shape.all_regions() == 0;
+            if !is_possible {
                 return Err(format!("slab {number} has a number or copies that it cannot have"));
             }
-            if !self.free_slots[usize::from(device)].remove(&slot) {
-                return Err(format!("slab {number} is outside of its device"));
+            let mut copies = Copies::default();
+            for (at, slot) in row.slots[..usize::from(row.copies)].iter().enumerate() {
+                let slot = Slot { device: slot.device, number: slot.number.get() };
+                if copies.has(slot.device) {
+                    return Err(format!("two copies of slab {number} are on one device"));
+                }
+                let member = self.members.get_mut(usize::from(slot.device));
+                if !member.is_some_and(|member| member.free_slots.remove(&slot.number)) {
+                    return Err(format!(
+                        "slab {number} is outside of its device, or in the slot of another one"
+                    ));
+                }
+                copies.push(slot, row.stale >> at & 1 == 1);
             }
-            let number = number as usize;
-            if self.slabs.len() <= number {
-                self.slabs.resize_with(number + 1, || None);
+            let at = number as usize;
+            if self.slabs.len() <= at {
+                self.slabs.resize_with(at + 1, || None);
             }
-            if self.slabs[number].is_some() {
-                return Err(format!("slab {number} is in two slots"));
-            }
-            let part = SlabPart { kind, device, slot, free, places: row.places };
-            self.slabs[number] = Some(Slab { part, counts: None });
-            self.free_units[at(kind)] += u64::from(free);
+            let class = Class::of(kind, row.wanted);
+            let regions = row.regions.get();
+            let part =
+                SlabPart { class, copies, regions, dropping: None, free, places: row.places };
+            self.slabs[at] = Some(Slab { part, counts: None });
+            self.free_units[class.index()] += u64::from(free);
         }
         Ok(())
-    }
-
-    /// Returns the highest number of a slab: the lowest free one is used.
-    fn numbers_max(&self) -> u32 {
-        self.layouts.iter().map(|layout| layout.slots).sum()
     }
 
     /// Ends the loading of rows.
@@ -202,18 +256,19 @@ impl Space {
         self.free_numbers = (1..self.slabs.len() as u32).filter(unused).collect();
     }
 
-    pub(crate) fn set_row_places(&mut self, device: usize, places: &[u8]) {
-        self.row_places[device].copy_from_slice(places);
+    pub(crate) fn set_row_places(&mut self, places: &[u8]) {
+        self.row_places.copy_from_slice(places);
     }
 
-    pub(crate) fn row_places(&self, device: usize) -> &[u8] {
-        &self.row_places[device]
+    pub(crate) fn row_places(&self) -> &[u8] {
+        &self.row_places
     }
 
     /// Returns the numbers of all slabs of a kind.
     pub(crate) fn slabs_of(&self, kind: SlabKind) -> Vec<u32> {
         let numbers = 1..self.slabs.len() as u32;
-        numbers.filter(|&number| self.slab(number).is_some_and(|slab| slab.kind == kind)).collect()
+        let is_wanted = |&number: &u32| self.slab(number).is_some_and(|slab| slab.kind() == kind);
+        numbers.filter(is_wanted).collect()
     }
 
     #[inline]
@@ -224,18 +279,21 @@ impl Space {
     /// Returns the places of the pages of counts of a slab.
     pub(crate) fn counts_places(&self, number: u32) -> Vec<Place> {
         let Some(slab) = self.slab(number) else { return Vec::new() };
-        let pages = 0..self.shape.counts_pages(slab.kind);
-        pages.map(|page| self.counts_place(slab, page)).collect()
+        let pages = 0..self.shape.counts_pages(slab.kind());
+        pages.map(|page| self.counts_place(number, slab, page)).collect()
     }
 
-    fn counts_place(&self, slab: &SlabPart, page: u32) -> Place {
+    fn counts_place(&self, number: u32, slab: &SlabPart, page: u32) -> Place {
         let place = bit(&slab.places, page as usize);
-        let offset = (2 * u64::from(page) + u64::from(place)) * PAGE as u64;
-        Place { device: slab.device.into(), offset: self.slab_offset(slab) + offset }
+        self.place_in(number, slab, (2 * u64::from(page) + u64::from(place)) * PAGE as u64)
     }
 
-    fn slab_offset(&self, slab: &SlabPart) -> u64 {
-        self.layouts[usize::from(slab.device)].slab(&self.shape, slab.slot)
+    /// Returns the place at an offset in a slab.
+    #[inline]
+    pub(crate) fn place_in(&self, number: u32, slab: &SlabPart, offset: u64) -> Place {
+        let written = slab.copies.iter().filter(|(slot, _)| self.is_written(slot.device));
+        let written = written.fold(0, |written, (slot, _)| written | 1 << slot.device);
+        Place { slab: number, offset, copies: slab.copies, written }
     }
 
     /// Adds the counts that were read from a device.
@@ -246,7 +304,7 @@ impl Space {
         if slab.counts.is_some() {
             return Ok(());
         }
-        let mut counts = Counts::new(&shape, slab.part.kind);
+        let mut counts = Counts::new(&shape, slab.part.kind());
         let read = pages.iter().flat_map(|page| page.counts.iter().map(|count| count.get()));
         for (count, read) in counts.counts.iter_mut().zip(read) {
             *count = read;
@@ -273,16 +331,15 @@ impl Space {
     /// Returns the place of a unit.
     #[inline]
     pub(crate) fn place(&self, kind: SlabKind, unit: Unit) -> Option<Place> {
-        let slab = self.slab(unit.slab).filter(|slab| slab.kind == kind)?;
-        let offset =
-            self.slab_offset(slab) + (u64::from(unit.index) << self.shape.unit_shift(kind));
-        Some(Place { device: slab.device.into(), offset })
+        let slab = self.slab(unit.slab).filter(|slab| slab.kind() == kind)?;
+        let offset = u64::from(unit.index) << self.shape.unit_shift(kind);
+        Some(self.place_in(unit.slab, slab, offset))
     }
 
     /// Returns the number of units of a slab that are not free.
     #[cfg(test)]
     pub(crate) fn used(&self, number: u32) -> u32 {
-        self.slab(number).map_or(0, |slab| self.shape.usable(slab.kind) - slab.free)
+        self.slab(number).map_or(0, |slab| self.shape.usable(slab.kind()) - slab.free)
     }
 
     /// Returns the reference count of a unit, if it is in memory.
@@ -301,12 +358,11 @@ impl Space {
         *count = more;
         counts.set_held(unit.index, false);
         counts.changed.insert(unit.index / COUNTS as u32);
-        let (kind, row) = (slab.kind, (slab.device, slab.slot / ROWS as u32));
         if was_free {
             slab.free -= 1;
-            self.free_units[at(kind)] -= 1;
+            self.free_units[slab.class.index()] -= 1;
         }
-        self.changed_rows.insert(row);
+        self.changed_rows.insert(unit.slab / ROWS as u32);
     }
 
     /// Removes one reference. Returns whether it was the last one: then the unit is given back.
@@ -319,14 +375,15 @@ impl Space {
         };
         *count = fewer;
         counts.changed.insert(unit.index / COUNTS as u32);
-        let (kind, row) = (slab.kind, (slab.device, slab.slot / ROWS as u32));
+        let class = slab.class;
+        let kind = class.kind();
         let is_last = fewer == 0;
         if is_last {
             counts.set_held(unit.index, true);
             self.freed.push((kind, unit));
-            self.waiting[at(kind)] += 1;
+            self.waiting[class.index()] += 1;
         }
-        self.changed_rows.insert(row);
+        self.changed_rows.insert(unit.slab / ROWS as u32);
         if fewer == 1 {
             self.contest(kind, unit);
         }
@@ -345,7 +402,7 @@ impl Space {
         let shape = self.shape;
         let is_unit = self.has_counts(unit.slab)
             && self.slab(unit.slab).is_some_and(|slab| {
-                (shape.first_unit(slab.kind)..shape.units(slab.kind)).contains(&unit.index)
+                (shape.first_unit(slab.kind())..shape.units(slab.kind())).contains(&unit.index)
             });
         if !is_unit {
             self.contradict(unit);
@@ -366,14 +423,15 @@ impl Space {
         self.contradiction.as_deref()
     }
 
-    /// Takes free chunks that follow each other: at least one, and as many as there are, up to `most`. `pages` is the number
-    /// of pages that must stay available.
+    /// Takes free chunks that follow each other for volumes with this number of copies: at least one, and as many as there
+    /// are, up to `most`. `pages` is the number of pages that must stay available.
     pub(crate) fn take_chunks(
         &mut self,
+        (copies, stripe): (u8, u8),
         most: u32,
         pages: u64,
     ) -> Result<(Unit, u32, Option<Assigned>), Blocked> {
-        let (slab, assigned) = self.slab_with_free(SlabKind::Data, pages)?;
+        let (slab, assigned) = self.slab_with_free((Class::Data(copies), stripe), pages)?;
         let first = self.take_in(slab);
         let (part, counts) = loaded(&mut self.slabs, slab);
         let mut count = 1;
@@ -387,13 +445,13 @@ impl Space {
             count += 1;
         }
         counts.cursor = first + count;
-        self.free_units[at(SlabKind::Data)] -= u64::from(count - 1);
+        self.free_units[part.class.index()] -= u64::from(count - 1);
         Ok((Unit { slab, index: first }, count, assigned))
     }
 
     /// Takes a free page.
     pub(crate) fn take_page(&mut self) -> Result<(Unit, Option<Assigned>), Blocked> {
-        let (slab, assigned) = self.slab_with_free(SlabKind::Pages, 0)?;
+        let (slab, assigned) = self.slab_with_free((Class::Pages, 0), 0)?;
         let index = self.take_in(slab);
         Ok((Unit { slab, index }, assigned))
     }
@@ -403,91 +461,21 @@ impl Space {
         let index = counts.find().expect("the slab has a free unit");
         counts.set_held(index, true);
         part.free -= 1;
-        let kind = part.kind;
-        self.free_units[at(kind)] -= 1;
+        self.free_units[part.class.index()] -= 1;
         index
     }
 
     /// Returns units that were taken and got no reference. No request to them is in flight.
-    pub(crate) fn untake(&mut self, kind: SlabKind, unit: Unit) {
+    pub(crate) fn untake(&mut self, unit: Unit) {
         let (part, counts) = loaded(&mut self.slabs, unit.slab);
         counts.set_held(unit.index, false);
         part.free += 1;
-        self.free_units[at(kind)] += 1;
-    }
-
-    /// Returns a slab with free units, and its assignment if it is new.
-    fn slab_with_free(
-        &mut self,
-        kind: SlabKind,
-        pages: u64,
-    ) -> Result<(u32, Option<Assigned>), Blocked> {
-        self.reclaim();
-        let current = self.current[at(kind)];
-        if self.slab(current).is_some_and(|slab| slab.kind == kind && slab.free > 0) {
-            return Ok((current, None));
-        }
-        let with_free = (1..self.slabs.len() as u32).filter_map(|number| {
-            let slab = self.slab(number).filter(|slab| slab.kind == kind && slab.free > 0)?;
-            Some((slab.free, number))
-        });
-        let best = with_free.max();
-        let is_roomy = best.is_some_and(|(free, _)| free >= self.shape.usable(kind) / 8);
-        let may_assign = match kind {
-            SlabKind::Pages => true,
-            SlabKind::Data => {
-                self.available_pages() >= pages + u64::from(self.shape.usable(SlabKind::Pages))
-            }
-        };
-        if !is_roomy
-            && may_assign
-            && let Some(assigned) = self.assign(kind)
-        {
-            self.current[at(kind)] = assigned.slab;
-            return Ok((assigned.slab, Some(assigned)));
-        }
-        let (_, number) = best.ok_or(Blocked::NoSpace)?;
-        if !self.has_counts(number) {
-            return Err(Blocked::Missing(vec![Load::Counts(number)]));
-        }
-        self.current[at(kind)] = number;
-        Ok((number, None))
-    }
-
-    /// Returns the number of pages that could be used: free ones, and those of slots without a slab.
-    pub(crate) fn available_pages(&self) -> u64 {
-        let slots: usize = self.free_slots.iter().map(BTreeSet::len).sum();
-        self.free_units[at(SlabKind::Pages)]
-            + slots as u64 * u64::from(self.shape.usable(SlabKind::Pages))
-    }
-
-    /// Returns the number of free pages in slabs.
-    pub(crate) const fn free_pages(&self) -> u64 {
-        self.free_units[at(SlabKind::Pages)]
-    }
-
-    /// Returns the number of chunks if all slots were used for data.
-    pub(crate) fn chunks(&self) -> u64 {
-        let slots: u64 = self.layouts.iter().map(|layout| u64::from(layout.slots)).sum();
-        slots * u64::from(self.shape.usable(SlabKind::Data))
-    }
-
-    /// Returns the number of chunks that are free or could be, if all slots without a slab were used for data.
-    pub(crate) fn free_chunks(&self) -> u64 {
-        let slots: usize = self.free_slots.iter().map(BTreeSet::len).sum();
-        self.free_units[at(SlabKind::Data)]
-            + slots as u64 * u64::from(self.shape.usable(SlabKind::Data))
-    }
-
-    /// Returns the number of chunks that were given back and are not free yet. A writer that needs them waits for that.
-    pub(crate) fn returning_chunks(&self) -> u64 {
-        let slots = self.unassigned.len() as u64;
-        self.waiting[at(SlabKind::Data)] + slots * u64::from(self.shape.usable(SlabKind::Data))
+        self.free_units[part.class.index()] += 1;
     }
 
     /// Returns whether units or slots were given back that are not free yet.
     pub(crate) fn is_returning(&self) -> bool {
-        self.waiting != [0; 2] || !self.unassigned.is_empty()
+        self.waiting != [0; CLASSES] || !self.unassigned.is_empty()
     }
 
     /// Returns whether a checkpoint makes units free, or units that can be overwritten.
@@ -502,64 +490,23 @@ impl Space {
         !contested.is_empty() && contested.contains_key(&unit)
     }
 
-    /// Assigns a slab to a slot of the device that has the most unused ones.
-    fn assign(&mut self, kind: SlabKind) -> Option<Assigned> {
-        let devices = self.free_slots.iter().enumerate();
-        let (device, slots) = devices.rev().max_by_key(|(_, slots)| slots.len())?;
-        let slot = *slots.first()?;
-        let slab = self.free_numbers.first().copied().unwrap_or(self.slabs.len() as u32);
-        let assigned = Assigned { slab, kind, device: device as u16, slot };
-        self.carry_out(assigned).ok()?;
-        Some(assigned)
-    }
-
-    /// Carries out an assignment.
-    pub(crate) fn carry_out(&mut self, assigned: Assigned) -> Result<(), Blocked> {
-        let Assigned { slab: number, kind, device, slot } = assigned;
-        if self.slab(number).is_some() {
-            return Err(Blocked::Damaged(format!("slab {number} is assigned twice")));
+    /// Creates a slab in slots that are not free any more.
+    pub(crate) fn insert_slab(&mut self, number: u32, class: Class, copies: Copies) {
+        let at = number as usize;
+        if self.slabs.len() <= at {
+            self.free_numbers.extend(self.slabs.len() as u32..number);
+            self.slabs.resize_with(at + 1, || None);
         }
-        let numbers_max = self.numbers_max();
-        let slots = self.free_slots.get_mut(usize::from(device));
-        if number == 0 || number > numbers_max || !slots.is_some_and(|slots| slots.remove(&slot)) {
-            return Err(Blocked::Damaged(format!("slab {number} is assigned to a used slot")));
-        }
-        let number = number as usize;
-        if self.slabs.len() <= number {
-            self.free_numbers.extend(self.slabs.len() as u32..number as u32);
-            self.slabs.resize_with(number + 1, || None);
-        }
-        self.free_numbers.remove(&(number as u32));
+        self.free_numbers.remove(&number);
+        let kind = class.kind();
         let mut counts = Counts::new(&self.shape, kind);
         counts.changed = (0..self.shape.counts_pages(kind)).collect();
         let free = self.shape.usable(kind);
-        let part = SlabPart { kind, device, slot, free, places: [0; 20] };
-        self.slabs[number] = Some(Slab { part, counts: Some(counts) });
-        self.free_units[at(kind)] += u64::from(free);
-        self.changed_rows.insert((device, slot / ROWS as u32));
-        Ok(())
-    }
-
-    /// Ends a slab without used units. Its slot and its number can be used again after the next checkpoint: until then, the
-    /// last one has its row, and its counts must stay valid.
-    fn unassign(&mut self, number: u32) {
-        let Some(Slab { part, .. }) = self.slabs[number as usize].take() else { return };
-        self.unassigned.push((number, part.device, part.slot));
-        self.free_units[at(part.kind)] -= u64::from(part.free);
-        self.changed_rows.insert((part.device, part.slot / ROWS as u32));
-    }
-
-    /// Returns the slabs that ended since the last checkpoint.
-    pub(crate) fn take_unassigned(&mut self) -> Vec<(u32, u16, u32)> {
-        std::mem::take(&mut self.unassigned)
-    }
-
-    /// Makes the slots and numbers of ended slabs usable.
-    pub(crate) fn reuse(&mut self, unassigned: Vec<(u32, u16, u32)>) {
-        for (number, device, slot) in unassigned {
-            self.free_numbers.insert(number);
-            self.free_slots[usize::from(device)].insert(slot);
-        }
+        let regions = if copies.stale() == 0 { 0 } else { 1 };
+        let part = SlabPart { class, copies, regions, dropping: None, free, places: [0; 20] };
+        self.slabs[at] = Some(Slab { part, counts: Some(counts) });
+        self.free_units[class.index()] += u64::from(free);
+        self.changed_rows.insert(number / ROWS as u32);
     }
 
     /// Makes units free whose periods have ended.
@@ -573,11 +520,12 @@ impl Space {
             }
         }
         for (kind, unit) in units {
-            self.untake(kind, unit);
-            self.waiting[at(kind)] -= 1;
-            let is_unused =
-                self.slab(unit.slab).is_some_and(|slab| slab.free == self.shape.usable(kind));
-            if is_unused && self.current[at(kind)] != unit.slab {
+            self.untake(unit);
+            let Some(slab) = self.slab(unit.slab) else { continue };
+            let (class, is_unused) = (slab.class, slab.free == self.shape.usable(kind));
+            self.waiting[class.index()] -= 1;
+            let is_current = self.current.values().any(|&current| current == unit.slab);
+            if is_unused && !is_current && !self.mirrors.has_pass(unit.slab) {
                 self.unassign(unit.slab);
             }
         }
@@ -588,9 +536,13 @@ impl Space {
         Freed { units: std::mem::take(&mut self.freed), alone: std::mem::take(&mut self.left) }
     }
 
-    /// Returns everything that a checkpoint must write, each to the place that is not valid now. From now on, these places
-    /// are the valid ones.
-    pub(crate) fn capture(&mut self, pool: u64, generation: u64) -> Vec<(Place, Buffer)> {
+    /// Returns everything that a checkpoint must write, each to the place that is not valid now: pages of counts, and pages
+    /// of rows of slabs with their offsets. From now on, these places are the valid ones.
+    pub(crate) fn capture(
+        &mut self,
+        pool: u64,
+        generation: u64,
+    ) -> (Vec<(Place, Buffer)>, Vec<RowsWrite>) {
         let mut writes = Vec::new();
         let header = |kind: PageKind, object: u64, page: u32| PageHeader {
             kind: kind as u8,
@@ -599,8 +551,8 @@ impl Space {
             generation: generation.into(),
             ..PageHeader::new_zeroed()
         };
-        for number in 1..self.slabs.len() {
-            let Some(slab) = &mut self.slabs[number] else { continue };
+        for number in 1..self.slabs.len() as u32 {
+            let Some(slab) = &mut self.slabs[number as usize] else { continue };
             let Some(counts) = &mut slab.counts else { continue };
             let changed = std::mem::take(&mut counts.changed);
             if changed.is_empty() {
@@ -609,7 +561,7 @@ impl Space {
             let mut pages = Vec::new();
             for page in changed {
                 let mut bytes = CountsPage::new_zeroed();
-                bytes.header = header(PageKind::Counts, number as u64, page);
+                bytes.header = header(PageKind::Counts, number.into(), page);
                 let counts = counts.counts.iter().skip(page as usize * COUNTS);
                 for (to, count) in bytes.counts.iter_mut().zip(counts) {
                     *to = (*count).into();
@@ -618,47 +570,108 @@ impl Space {
                 flip(&mut slab.part.places, page as usize);
                 pages.push((page, Buffer::copy_of(bytes.as_bytes())));
             }
-            self.changed_rows.insert((slab.part.device, slab.part.slot / ROWS as u32));
-            let slab = &self.slabs[number].as_ref().expect("it was there").part;
-            writes.extend(
-                pages.into_iter().map(|(page, bytes)| (self.counts_place(slab, page), bytes)),
-            );
+            self.changed_rows.insert(number / ROWS as u32);
+            let slab = &self.slabs[number as usize].as_ref().expect("it was there").part;
+            let pages = pages.into_iter();
+            writes
+                .extend(pages.map(|(page, bytes)| (self.counts_place(number, slab, page), bytes)));
         }
-        let mut by_page: std::collections::BTreeMap<(u16, u32), RowsPage> = Default::default();
-        for &(device, page) in &self.changed_rows {
+        for (place, _) in &writes {
+            self.note_write(place.slab, place.offset, PAGE as u64);
+        }
+        let changed = std::mem::take(&mut self.changed_rows);
+        let rows = changed.into_iter().map(|page| {
             let mut bytes = RowsPage::new_zeroed();
-            bytes.header = header(PageKind::Rows, device.into(), page);
-            by_page.insert((device, page), bytes);
-        }
-        for (number, slab) in self.slabs.iter().enumerate() {
-            let Some(slab) = slab else { continue };
-            let part = &slab.part;
-            let Some(page) = by_page.get_mut(&(part.device, part.slot / ROWS as u32)) else {
-                continue;
-            };
-            // Units that are held have no reference, and are free after an interruption.
-            let used = match &slab.counts {
-                Some(counts) => counts.counts.iter().filter(|&&count| count > 0).count() as u32,
-                None => self.shape.usable(part.kind) - part.free,
-            };
-            page.rows[part.slot as usize % ROWS] = SlabRow {
-                slab: (number as u32).into(),
-                kind: part.kind as u8,
-                copy: 0,
-                copies: 1,
-                reserved: 0,
-                used: used.into(),
-                places: part.places,
-            };
-        }
-        self.changed_rows.clear();
-        for ((device, page), mut bytes) in by_page {
+            bytes.header = header(PageKind::Rows, 0, page);
+            for (number, row) in (page * ROWS as u32..).zip(&mut bytes.rows) {
+                let slab = self.slabs.get(number as usize).and_then(Option::as_ref);
+                if let Some(slab) = slab {
+                    *row = self.row(slab);
+                }
+            }
             bytes.seal();
-            let place = flip(&mut self.row_places[usize::from(device)], page as usize);
-            let offset = self.layouts[usize::from(device)].rows(page, place);
-            let place = Place { device: device.into(), offset };
-            writes.push((place, Buffer::copy_of(bytes.as_bytes())));
+            let place = flip(&mut self.row_places, page as usize);
+            (Layout::rows(page, place), Buffer::copy_of(bytes.as_bytes()))
+        });
+        let rows = rows.collect();
+        (writes, rows)
+    }
+
+    fn row(&self, Slab { part, counts }: &Slab) -> SlabRow {
+        // Units that are held have no reference, and are free after an interruption.
+        let used = match counts {
+            Some(counts) => counts.counts.iter().filter(|&&count| count > 0).count() as u32,
+            None => self.shape.usable(part.kind()) - part.free,
+        };
+        let mut copies = part.copies;
+        if let Some(device) = part.dropping {
+            copies.remove(device);
         }
-        writes
+        let mut slots = [SlotRow::new_zeroed(); COPIES_MAX];
+        for (row, (slot, _)) in slots.iter_mut().zip(copies.iter()) {
+            *row = SlotRow { number: slot.number.into(), device: slot.device };
+        }
+        SlabRow {
+            kind: part.kind() as u8,
+            wanted: match part.class {
+                Class::Data(copies) => copies,
+                Class::Pages => 1,
+            },
+            copies: copies.len() as u8,
+            stale: copies.stale(),
+            used: used.into(),
+            places: part.places,
+            slots,
+            regions: if copies.stale() == 0 { 0 } else { part.regions }.into(),
+            reserved: [0; 8],
+        }
+    }
+
+    /// Notes that all pages of rows must be written.
+    pub(crate) fn change_all_rows(&mut self) {
+        self.changed_rows.extend(0..self.row_count().div_ceil(ROWS as u32));
+    }
+
+    /// Returns the number of rows of slabs that may be in use.
+    pub(crate) const fn row_count(&self) -> u32 {
+        // Number 0 is never used. Before the first slab, no page was written.
+        if self.slabs.len() > 1 { self.slabs.len() as u32 } else { 0 }
+    }
+
+    /// Returns the pages of counts of a slab that the last checkpoint has, as ranges of bytes.
+    pub(crate) fn written_counts(&self, number: u32) -> Vec<Range<u64>> {
+        let slab = self.slabs.get(number as usize).and_then(Option::as_ref);
+        let Some(Slab { part, counts: Some(counts) }) = slab else { return Vec::new() };
+        let pages = 0..self.shape.counts_pages(part.kind());
+        let written = pages.filter(|page| !counts.changed.contains(page));
+        let places = written.map(|page| self.counts_place(number, part, page).offset);
+        places.map(|offset| offset..offset + PAGE as u64).collect()
+    }
+
+    /// Returns the units of a slab in a range of its bytes that have references, as ranges of bytes. Its counts are in memory.
+    pub(crate) fn used_in(&self, number: u32, window: Range<u64>) -> Vec<Range<u64>> {
+        let slab = self.slabs.get(number as usize).and_then(Option::as_ref);
+        let Some(Slab { part, counts: Some(counts) }) = slab else { return Vec::new() };
+        let shift = self.shape.unit_shift(part.kind());
+        let first = (window.start >> shift).max(self.shape.first_unit(part.kind()).into());
+        let mut used: Vec<Range<u64>> = Vec::new();
+        for index in first..window.end.div_ceil(1 << shift) {
+            if counts.counts.get(index as usize).is_none_or(|&count| count == 0) {
+                continue;
+            }
+            let (start, end) = (index << shift, (index + 1) << shift);
+            match used.last_mut() {
+                Some(last) if last.end == start => last.end = end,
+                _ => used.push(start..end),
+            }
+        }
+        used
+    }
+}
+
+impl SlabPart {
+    #[inline]
+    pub(crate) const fn kind(&self) -> SlabKind {
+        self.class.kind()
     }
 }

@@ -9,7 +9,7 @@ use crate::format::{CATALOGUE_HEIGHT, DELETING, FAN_OUT, IS_VOLUME, PageKind, VO
 use crate::grace::Period;
 use crate::pages::{Cached, Page, PageMap};
 use crate::records::Record;
-use crate::shape::{Shape, SlabKind};
+use crate::shape::Shape;
 use crate::space::{Assigned, Space};
 
 /// A tree of pages.
@@ -74,6 +74,8 @@ pub(crate) struct State {
     /// Pages of the maps of all volumes. Each of them may differ from all snapshots one day.
     pub(crate) map_pages: u64,
     pub(crate) period: Arc<Period>,
+    /// Held by each write of new data until its entries have changed, which is after its period.
+    pub(crate) mapping: Arc<Period>,
     /// Chunks of volumes of which a write copies pieces. Deleting a snapshot may leave such a chunk to its volume alone; a
     /// write in place would be lost then.
     pub(crate) copying: BTreeSet<(u32, u64)>,
@@ -98,9 +100,10 @@ pub(crate) fn reserved_pages(row: &VolumeRow) -> u64 {
 
 impl State {
     pub(crate) fn new(pool: u64, generation: u64, space: Space, catalogue: u64) -> Self {
-        let bytes: u64 = space.layouts.iter().map(|one| u64::from(one.slots)).sum::<u64>()
-            << space.shape.slab_shift;
+        let slots = space.members.iter().map(|member| u64::from(member.slots));
+        let bytes = slots.sum::<u64>() << space.shape.slab_shift;
         let period = Period::new(space.returned.clone());
+        let mapping = Period::new(Arc::default());
         Self {
             pool,
             generation,
@@ -119,6 +122,7 @@ impl State {
             cleared_rows: Vec::new(),
             map_pages: 0,
             period,
+            mapping,
             copying: BTreeSet::new(),
             records: Vec::new(),
             recorded: 0,
@@ -137,13 +141,10 @@ impl State {
         self.catalogue.root
     }
 
-    /// Returns the number of chunks that new data can use, now or when units that were given back are free.
-    pub(crate) fn usable_chunks(&self) -> u64 {
-        let chunks = self.space.free_chunks() + self.space.returning_chunks();
+    /// Returns the number of chunks that new data with so many copies can use, now or when units that were given back are free.
+    pub(crate) fn usable_chunks(&self, copies: u8) -> u64 {
         // Slots that pages may need get no data.
-        let missing = self.reserve().saturating_sub(self.space.free_pages());
-        let slots = missing.div_ceil(u64::from(self.shape().usable(SlabKind::Pages)));
-        chunks.saturating_sub(slots * u64::from(self.shape().usable(SlabKind::Data)))
+        self.space.free_chunks(copies, self.reserve())
     }
 
     /// Returns the number of pages that changes without new data need at most: every page of the map of every volume once,

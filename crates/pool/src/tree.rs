@@ -213,7 +213,7 @@ impl State {
                 }
                 Err(blocked) => {
                     for unit in taken {
-                        self.space.untake(SlabKind::Pages, unit);
+                        self.space.untake(unit);
                     }
                     return Err(blocked);
                 }
@@ -338,6 +338,11 @@ impl State {
             let page = Arc::make_mut(page);
             let had = page.mapping(index);
             page.set(index, *mapping);
+            if mapping.own != 0 {
+                let unit = Unit::of_chunk(mapping.own);
+                let shift = self.space.shape.chunk_shift;
+                self.space.note_write(unit.slab, u64::from(unit.index) << shift, 1 << shift);
+            }
             // A reference that stays is not touched: its chunk would count as contested.
             let had_alone = had.chunks().filter(|&chunk| !mapping.refers_to(chunk));
             let new_alone = mapping.chunks().filter(|&chunk| !had.refers_to(chunk));

@@ -36,7 +36,7 @@ impl PoolVolume {
             what: format!("volume {} has blocks of an unknown size", row.id),
         })?;
         let piece_shift = shared.state.read().shape().piece_shift();
-        let is_lasting = shared.devices.0.iter().all(|one| one.store.characteristics().is_lasting);
+        let is_lasting = shared.devices.all(|store| store.characteristics().is_lasting);
         let characteristics = Characteristics {
             volatile_cache: true,
             read_only: row.kind == IS_SNAPSHOT,
@@ -159,10 +159,11 @@ impl Store for PoolVolume {
     fn space(&self) -> Reply<Space> {
         let state = self.shared.state.read();
         let shift = u32::from(state.shape().chunk_shift) - self.block_size.shift();
-        let used = state.objects.get(&self.id).map_or(0, |object| object.row.chunks.get());
+        let row = state.objects.get(&self.id).map(|object| object.row);
+        let (used, copies) = row.map_or((0, 1), |row| (row.chunks.get(), row.copies));
         Io::Ready(Ok(Space {
             used_blocks: used << shift,
-            available_blocks: state.usable_chunks() << shift,
+            available_blocks: state.usable_chunks(copies) << shift,
         }))
     }
 

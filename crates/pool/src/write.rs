@@ -10,12 +10,13 @@ use sarsen_block::{
     BlockError, Buffer, Data, Durability, Io, Payload, Reply, StopCause, StoreStatus,
 };
 
-use crate::devices::Place;
+use crate::copies::Place;
 use crate::error::Blocked;
 use crate::format::FAN_OUT;
 use crate::grace::Period;
 use crate::pages::Mapping;
 use crate::records::Record;
+use crate::regions::Region;
 use crate::request::{Bytes, Segment};
 use crate::shape::{SlabKind, Unit};
 use crate::shared::Shared;
@@ -66,26 +67,28 @@ impl Shared {
         durability: Durability,
         open: &Arc<StoreStatus>,
     ) -> Reply<()> {
-        let (place, period, recorded) = {
+        let (place, regions, period, recorded) = {
             let state = self.state.read();
             if state.is_stopped {
                 return Io::Ready(Err(StopCause::FlushFailed.into()));
             }
+            let place = state.in_place(bytes).ok().flatten();
+            let regions = place.and_then(|place| state.hold(&place, bytes.length()));
             // A write is only as durable as the entry that leads to it.
             let is_pending = durability == Durability::Durable && state.durable < state.recorded;
             let recorded = is_pending.then_some(state.recorded);
-            (state.in_place(bytes), state.period.clone(), recorded)
+            (place, regions, state.period.clone(), recorded)
         };
-        if let Ok(Some(place)) = place {
+        if let (Some(place), Some(regions)) = (place, regions) {
             let failed = move |error| bytes.error(bytes.start, error);
-            let written = self.devices.write(place, data, durability);
+            let written = self.write_place(place, data, durability);
             return match (written, recorded) {
                 (Io::Ready(written), None) => Io::Ready(written.map_err(failed)),
                 (written, recorded) => {
                     let shared = self.clone();
                     self.finishing(async move {
                         let written = written.wait().await;
-                        drop(period);
+                        drop((period, regions));
                         written.map_err(failed)?;
                         match recorded {
                             Some(recorded) => shared.persist(bytes, recorded, durability).await,
@@ -154,15 +157,22 @@ impl Shared {
                     return Err(StopCause::FlushFailed.into());
                 }
                 let parts = state.plan(bytes, fill_all);
-                parts.map(|parts| {
+                let parts = parts.and_then(|parts| match state.hold_parts(&parts) {
+                    Ok(regions) => Ok((parts, regions)),
+                    Err(blocked) => {
+                        state.untake(parts.iter().filter_map(|part| part.taken));
+                        Err(blocked)
+                    }
+                });
+                parts.map(|(parts, regions)| {
                     let copied = parts.iter().filter(|part| part.has_copies());
                     state.copying.extend(copied.map(|part| (bytes.volume, part.chunk)));
                     let landing = state.objects.get(&bytes.volume);
                     let landing = landing.and_then(|object| object.shared_in.upgrade());
-                    (parts, landing, state.period.clone())
+                    (parts, landing, (state.period.clone(), regions), state.mapping.clone())
                 })
             };
-            let (parts, landing, period) = match planned {
+            let (parts, landing, period, mapping) = match planned {
                 Ok(planned) => planned,
                 Err(blocked) => {
                     let resolved = self.resolve_or_make_room(blocked).await;
@@ -194,6 +204,7 @@ impl Shared {
                     return Err(bytes.pool_error(error));
                 }
             }
+            drop(mapping);
             if done == parts.len() {
                 let recorded = {
                     let state = self.state.read();
@@ -216,21 +227,19 @@ impl Shared {
         for part in &parts[from..] {
             state.copying.remove(&(bytes.volume, part.chunk));
         }
-        for unit in parts[from..].iter().filter_map(|part| part.taken) {
-            state.space.untake(SlabKind::Data, unit);
-        }
+        state.untake(parts[from..].iter().filter_map(|part| part.taken));
     }
 
     /// Returns bytes that a write adds to its data.
-    async fn fill(&self, bytes: Bytes, fill: Fill) -> Result<Buffer, BlockError> {
+    async fn fill(self: &Arc<Self>, bytes: Bytes, fill: Fill) -> Result<Buffer, BlockError> {
         let Some(place) = fill.source else { return Ok(Buffer::zeroed(fill.length as usize)) };
-        let read = self.devices.read(place, fill.length).wait().await;
+        let read = self.read_place(place, fill.length).wait().await;
         read.map(Data::into_buffer).map_err(|error| bytes.error(bytes.start, error))
     }
 
     /// Puts the data of a write in place.
     async fn write_data(
-        &self,
+        self: &Arc<Self>,
         bytes: Bytes,
         data: &[u8],
         parts: &[Part],
@@ -250,9 +259,8 @@ impl Shared {
             for &(from, to, length) in &part.copies {
                 writes.push((to, self.fill(bytes, Fill { length, source: Some(from) }).await?));
             }
-            let end =
-                run_place.map(|place| Place { offset: place.offset + run.len() as u64, ..place });
-            if end != Some(part.place) {
+            let end = run_place.map(|place| (place.slab, place.offset + run.len() as u64));
+            if end != Some((part.place.slab, part.place.offset)) {
                 writes.extend(run_place.map(|place| (place, Buffer::copy_of(&run))));
                 run.clear();
                 run_place = Some(part.place);
@@ -263,9 +271,9 @@ impl Shared {
         }
         writes.extend(run_place.map(|place| (place, Buffer::copy_of(&run))));
         // All of them end before their chunks may be used for something else.
-        let writes = writes.into_iter().map(|(place, data)| {
-            self.devices.write(place, data.into(), Durability::Volatile).wait()
-        });
+        let writes = writes
+            .into_iter()
+            .map(|(place, data)| self.write_place(place, data.into(), Durability::Volatile).wait());
         let written = futures_util::future::join_all(writes).await;
         written.into_iter().collect::<Result<Vec<()>, _>>().map_err(failed)?;
         Ok(())
@@ -289,6 +297,9 @@ impl State {
             }
             let source = Some(self.place_of(found.mapping.own, within)?);
             let next = Segment { source, length: end - within };
+            if source.is_some_and(|place| self.space.mirrors.is_in_window(&place, end - within)) {
+                return Err(Blocked::Copying);
+            }
             let whole = whole.get_or_insert(Segment { length: 0, ..next });
             if !whole.join(next) {
                 return Ok(None);
@@ -312,8 +323,9 @@ impl State {
             founds.push((chunk, start..end, found));
             start = end;
         }
-        let needed = founds.iter().filter(|(.., found)| !found.is_owned).count() as u32;
-        let mut units = self.take(needed)?.into_iter();
+        let needed = founds.iter().filter(|(.., found)| !found.is_owned);
+        let needed: Vec<u64> = needed.map(|(chunk, ..)| *chunk).collect();
+        let mut units = self.take(bytes.volume, &needed)?.into_iter();
         for (chunk, range, found) in founds {
             let offset = chunk << shape.chunk_shift;
             let taken = if found.is_owned { None } else { units.next() };
@@ -323,9 +335,7 @@ impl State {
                 Ok(part) => parts.push(part),
                 Err(blocked) => {
                     let others = parts.iter().filter_map(|part| part.taken);
-                    for unit in others.chain(taken).chain(units).collect::<Vec<_>>() {
-                        self.space.untake(SlabKind::Data, unit);
-                    }
+                    self.untake(others.chain(taken).chain(units));
                     return Err(blocked);
                 }
             }
@@ -333,21 +343,50 @@ impl State {
         Ok(parts)
     }
 
-    /// Takes chunks, as many of them in a row as possible.
-    fn take(&mut self, needed: u32) -> Result<Vec<Unit>, Blocked> {
-        let mut units = Vec::with_capacity(needed as usize);
-        while (units.len() as u32) < needed {
+    /// Returns units that were taken for parts that are not mapped.
+    fn untake(&mut self, units: impl Iterator<Item = Unit>) {
+        units.for_each(|unit| self.space.untake(unit));
+    }
+
+    /// Returns the regions that the parts of a write overwrite.
+    fn hold_parts(&self, parts: &[Part]) -> Result<Vec<Arc<Region>>, Blocked> {
+        let shape = self.shape();
+        let mut regions = Vec::new();
+        for part in parts {
+            let length = part.before.length + part.data.len() as u64 + part.after.length;
+            let unit = Unit::of_chunk(part.new.own);
+            let chunk = self.space.place(SlabKind::Data, unit);
+            let is_copied = |place| self.space.mirrors.is_in_window(&place, 1 << shape.chunk_shift);
+            if chunk.is_some_and(is_copied) {
+                return Err(Blocked::Copying);
+            }
+            // A chunk that was taken is overwritten by nothing else, and nobody reads it after an interruption.
+            if part.taken.is_none() {
+                match self.hold(&part.place, length) {
+                    Some(held) => regions.extend(held),
+                    None => return Err(Blocked::Unmarked(part.place, length)),
+                }
+            }
+        }
+        Ok(regions)
+    }
+
+    /// Takes chunks for the chunks of a volume, as many of them in a row as possible.
+    fn take(&mut self, volume: u32, needed: &[u64]) -> Result<Vec<Unit>, Blocked> {
+        let row = self.object(volume)?.row;
+        let mut units = Vec::with_capacity(needed.len());
+        while units.len() < needed.len() {
             let reserve = self.reserve();
-            match self.space.take_chunks(needed - units.len() as u32, reserve) {
+            let stripe = (needed[units.len()] % u64::from(row.stripes)) as u8;
+            let most = if row.stripes == 1 { needed.len() - units.len() } else { 1 };
+            match self.space.take_chunks((row.copies, stripe), most as u32, reserve) {
                 Ok((first, count, assigned)) => {
                     self.record_assigned(assigned);
                     let indices = first.index..first.index + count;
                     units.extend(indices.map(|index| Unit { index, ..first }));
                 }
                 Err(blocked) => {
-                    for unit in units {
-                        self.space.untake(SlabKind::Data, unit);
-                    }
+                    self.untake(units.into_iter());
                     return Err(blocked);
                 }
             }

@@ -223,6 +223,8 @@ fn keep_identity(volume: &mut Volume, before: &Volume) {
     keep(&mut volume.pool, &before.pool);
     keep(&mut volume.clone_of, &before.clone_of);
     keep(&mut volume.snapshot, &before.snapshot);
+    keep(&mut volume.mirror, &before.mirror);
+    keep(&mut volume.stripes, &before.stripes);
     keep(&mut volume.serial, &before.serial);
     keep(&mut volume.naa, &before.naa);
     keep(&mut volume.state, &before.state);

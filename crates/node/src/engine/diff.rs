@@ -396,6 +396,8 @@ fn with_live_part_of(config: &VolumeConfig, other: &VolumeConfig) -> VolumeConfi
         pool: other.pool.clone(),
         clone_of: other.clone_of.clone(),
         snapshot_schedule: other.snapshot_schedule.clone(),
+        mirror: other.mirror,
+        stripes: other.stripes,
         size,
         iops,
         bandwidth,
@@ -425,6 +427,21 @@ fn refuse_other_serial(old: &Volume, desired: &VolumeConfig) -> Result<(), Chang
     }
     let why = "is known by its serial number in its pool: leave serial as it is";
     Err(ChangeError::impossible(&desired.name, why))
+}
+
+/// Refuses another number of copies or stripes for a volume in a pool, which has its data in those with which it was created.
+fn refuse_other_layout(old: &Volume, desired: &VolumeConfig) -> Result<(), ChangeError> {
+    let Some(PoolBacking { pool, id, .. }) = &old.backing.pool else { return Ok(()) };
+    let Some(known) = pool.pool.find(|one| one.id == *id) else { return Ok(()) };
+    match desired.other_layout(known.copies, known.stripes) {
+        None => Ok(()),
+        Some((key, has)) => {
+            let why = format!(
+                "was created with {key} = {has}: leave {key} as it is, or copy its data to a new volume"
+            );
+            Err(ChangeError::impossible(&desired.name, why))
+        }
+    }
 }
 
 /// Refuses a change that would lose the data of a volume in memory, such as its replacement by another volume with its
@@ -458,6 +475,7 @@ fn fate(
     if is_same_place && !in_memory {
         refuse_other_format(&old.config, desired)?;
     }
+    refuse_other_layout(old, desired)?;
     let mut kept = with_live_part_of(&old.config, desired);
     if is_same_snapshot(old, desired, different.desired) {
         kept.snapshot.clone_from(&desired.snapshot);

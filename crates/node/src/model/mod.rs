@@ -52,8 +52,8 @@ pub use self::portal::{DEFAULT_GROUP, parse_nbd_portal, parse_portal};
 pub use self::qos::{BurstWindow, DEFAULT_WEIGHT, Rates, Weight};
 pub(crate) use self::quantity::DURATION_PATTERN;
 pub use self::quantity::{
-    Bandwidth, ByteSize, Bytes, Count, GroupTag, Milliseconds, Number, Quantity, Rate, Size, Span,
-    Unit,
+    Bandwidth, ByteSize, Bytes, Count, GroupTag, Milliseconds, Mirror, Number, Quantity, Rate,
+    Size, Span, Stripes, Unit,
 };
 pub(crate) use self::redirect::parse_host_and_port;
 pub use self::redirect::parse_redirect_address;

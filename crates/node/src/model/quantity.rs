@@ -104,6 +104,10 @@ pub type Rate = Number<1>;
 pub type Bandwidth = Size<1>;
 /// Any number of bytes.
 pub type ByteSize = Size;
+/// Number of copies of the data of a volume in a pool.
+pub type Mirror = Number<1, 3>;
+/// Number of devices over which the data of a volume in a pool is spread.
+pub type Stripes = Number<1, 16>;
 /// The tag of a portal group (RFC 7143 §13.9). SPC-4 reserves 0 for no port.
 pub type GroupTag = Number<1, 0xffff>;
 

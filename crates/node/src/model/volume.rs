@@ -38,7 +38,7 @@ use super::fault::FaultConfig;
 use super::invalid::FieldError;
 use super::names::check_volume_name;
 use super::qos::{self, BurstWindow, Rates, Weight};
-use super::quantity::{Bandwidth, ByteSize, Rate, Span};
+use super::quantity::{Bandwidth, ByteSize, Mirror, Rate, Span, Stripes};
 use super::snapshot::{SnapshotName, SnapshotSchedule};
 use super::values::is_false;
 use super::{document, text, words};
@@ -91,6 +91,14 @@ pub struct Volume {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub snapshot_schedule: Option<SnapshotSchedule>,
+    /// Number of copies of the data of a new volume in a pool, each on another device: 1 to 3. Default: 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u8>)]
+    pub mirror: Option<Mirror>,
+    /// Number of devices of its pool over which the data of a new volume is spread, if there are so many: 1 to 16. Default: 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u8>)]
+    pub stripes: Option<Stripes>,
     /// The size of the volume. Default for a file or device that exists: its own size. A smaller file grows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<document::Size>)]
@@ -292,6 +300,7 @@ impl Volume {
         let (is_file, is_null) = (self.store == StoreKind::File, self.store == StoreKind::Null);
         let is_read_only_file = is_file && self.is_read_only();
         let is_in_pool = self.store == StoreKind::Pool;
+        let has_own_layout = is_in_pool && self.clone_of.is_none() && self.snapshot.is_none();
         let refused = [
             (
                 "state",
@@ -319,6 +328,16 @@ impl Volume {
                 "snapshot-schedule",
                 self.snapshot_schedule.is_some() && (!is_in_pool || self.snapshot.is_some()),
                 "only a volume of its own in a pool has a schedule of snapshots; remove the key",
+            ),
+            (
+                "mirror",
+                self.mirror.is_some() && !has_own_layout,
+                "mirror: only a volume in a pool has copies, and a clone or a snapshot has those of its volume; remove the key",
+            ),
+            (
+                "stripes",
+                self.stripes.is_some() && !has_own_layout,
+                "stripes: only a volume in a pool has them, and a clone or a snapshot has those of its volume; remove the key",
             ),
             (
                 "protection",
@@ -391,6 +410,25 @@ impl Volume {
             self.store = StoreKind::Pool;
         }
         self
+    }
+
+    /// Returns the number of copies of the data of a new volume in a pool.
+    pub(crate) fn mirror(&self) -> u8 {
+        self.mirror.map_or(1, |copies| copies.get() as u8)
+    }
+
+    /// Returns the number of devices over which the data of a new volume in a pool is spread.
+    pub(crate) fn stripes(&self) -> u8 {
+        self.stripes.map_or(1, |stripes| stripes.get() as u8)
+    }
+
+    /// Returns the first key that wants another layout than data has, and what it has.
+    pub(crate) fn other_layout(&self, copies: u8, stripes: u8) -> Option<(&'static str, u8)> {
+        let differs = |is_wanted: bool, wanted: u8, has: u8| is_wanted && wanted != has;
+        if differs(self.mirror.is_some(), self.mirror(), copies) {
+            return Some(("mirror", copies));
+        }
+        differs(self.stripes.is_some(), self.stripes(), stripes).then_some(("stripes", stripes))
     }
 
     /// Returns whether it is a real device or a CD, which has properties of its own.

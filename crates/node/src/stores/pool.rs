@@ -493,6 +493,11 @@ impl OpenPool {
                 format!("volume {name} has blocks of {bytes} bytes: leave out block-size");
             return Err(self.error(problem));
         }
+        if let Some((key, has)) = config.other_layout(found.copies, found.stripes) {
+            let problem =
+                format!("volume {name} has {key} = {has}: leave out {key}, or write {has}");
+            return Err(self.error(problem));
+        }
         self.roll_back_now(name, found.id).await;
         let opened = self.pool.open_volume(found.id).await;
         let volume = opened.map_err(|error| self.failed(error))?;
@@ -527,7 +532,9 @@ impl OpenPool {
             }
             (None, Some(size)) => {
                 let (size, block_size) = (size.get(), config.block_size());
-                self.pool.create_volume(&NewVolume { label, size, block_size }).await
+                let (copies, stripes) = (config.mirror(), config.stripes());
+                let new = NewVolume { label, size, block_size, copies, stripes };
+                self.pool.create_volume(&new).await
             }
             (None, None) => {
                 let named = self.find_volume(&config.name, None);

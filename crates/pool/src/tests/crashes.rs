@@ -14,8 +14,10 @@ use sarsen_block::{BlockError, BlockSize, Buffer, Durability, Extent, Io, Rng, S
 
 use super::device::SimulatedDevice;
 use super::runner::{LocalTasks, abandon, end_all, poll_once, run, run_until};
-use super::{is_clean, label, new_pool, stores, volume};
-use crate::{Pool, PoolError, PoolVolume, VolumeId, VolumeKind};
+use super::{label, new_pool, stores, volume};
+use crate::format::{LEFT_OUT, Superblock};
+use crate::opening::read_superblock;
+use crate::{Finding, NewVolume, Pool, PoolError, PoolVolume, VolumeId, VolumeKind, check};
 
 const SECTOR: usize = 512;
 /// Sectors of each volume.
@@ -115,6 +117,8 @@ struct History {
     seed: u64,
     rng: Rng,
     devices: Vec<Arc<SimulatedDevice>>,
+    /// The devices with which the pool is created.
+    members: usize,
     model: Shared,
 }
 
@@ -123,17 +127,105 @@ type Step = LocalBoxFuture<'static, ()>;
 impl History {
     fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
-        let count = 1 + rng.below(2);
-        let devices = (0..count).map(|number| {
+        let members = 1 + rng.below(3) as usize;
+        // One more may be added later.
+        let devices = (0..members as u64 + 1).map(|number| {
             SimulatedDevice::new((12 << 20) + (rng.below(4) << 19) as usize, seed * 8 + number)
         });
         let devices = devices.collect();
-        Self { seed, rng, devices, model: Shared::default() }
+        Self { seed, rng, devices, members, model: Shared::default() }
+    }
+
+    /// Returns the devices that are a part of the pool, and the numbers of those that have everything.
+    async fn parts(&self) -> (Vec<Arc<SimulatedDevice>>, Vec<usize>) {
+        let mut found = Vec::new();
+        for device in &self.devices {
+            if let Ok((superblock, _)) = read_superblock(&**device).await {
+                found.push((device.clone(), superblock));
+            }
+        }
+        let newest = found.iter().map(|(_, superblock)| superblock);
+        let newest = newest.max_by_key(|superblock| superblock.generation.get()).expect("a pool");
+        let has_all = |(_, (_, superblock)): &(usize, &(_, Box<Superblock>))| {
+            let number = usize::from(superblock.device.get());
+            let row = &newest.devices[number];
+            row.flags & LEFT_OUT == 0
+                && superblock.devices[number].identifier == row.identifier
+                && superblock.generation.get() + 1 >= newest.generation.get()
+        };
+        let complete = found.iter().enumerate().filter(has_all).map(|(at, _)| at).collect();
+        (found.iter().map(|(device, _)| device.clone()).collect(), complete)
+    }
+
+    /// Opens the pool. Sometimes a device is missing: then it is opened without it, or refused.
+    async fn open(&mut self, is_last: bool) -> Pool {
+        let (all, complete) = self.parts().await;
+        let missing = self.rng.below(all.len() as u64) as usize;
+        let may_miss = complete.iter().any(|&at| at != missing);
+        if may_miss && !is_last && self.rng.chance(25) {
+            let mut some = all.clone();
+            some.remove(missing);
+            match Pool::open(stores(&some), LocalTasks::shared()).await {
+                Ok(pool) => return pool,
+                Err(error) => note(format_args!("not opened without a device: {error}")),
+            }
+        }
+        let pool = Pool::open(stores(&all), LocalTasks::shared()).await;
+        pool.unwrap_or_else(|error| panic!("seed {}: {error}", self.seed))
+    }
+
+    /// Begins something that concerns the devices of the pool.
+    fn tend(&mut self, pool: Pool) -> Step {
+        let chosen = self.rng.below(self.devices.len() as u64) as usize;
+        let device = self.devices[chosen].clone();
+        let kind = self.rng.below(10);
+        let identifier = [self.rng.below(200) as u8 + 40; 16];
+        let numbers: Vec<u8> = pool.devices().iter().map(|device| device.number).collect();
+        let number = numbers[self.rng.below(numbers.len() as u64) as usize];
+        let has_superblock = pool.shared.state.read().space.members[usize::from(number)].last > 0;
+        Box::pin(async move {
+            // Most of this is refused, by right.
+            let result = match kind {
+                // Before that, it would be missing at the next start.
+                0 if has_superblock => {
+                    note(format_args!("device {number} is left out"));
+                    pool.leave_out_device(number, "for a test").await
+                }
+                1..3 => pool.return_device(device).await.map(|number| {
+                    note(format_args!("device {number} comes back"));
+                }),
+                3 if read_superblock(&*device).await.is_err() => {
+                    note(format_args!("a device is added"));
+                    pool.add_device(device, identifier).await.map(drop)
+                }
+                4 => {
+                    note(format_args!("device {number} is removed"));
+                    pool.remove_device(number).await
+                }
+                5 => pool.keep_device(number).await,
+                6 => pool.scrub(|_, _| {}).await.map(|scrubbed| {
+                    note(format_args!("{scrubbed:?}"));
+                    let is_good = scrubbed.repaired_bytes + scrubbed.lost_bytes == 0;
+                    assert!(IS_FAILING.get() || is_good, "{scrubbed:?}");
+                }),
+                _ => pool.maintain_once().await,
+            };
+            match result {
+                Err(
+                    PoolError::Invalid(_)
+                    | PoolError::NoSpace
+                    | PoolError::NotFound
+                    | PoolError::Unfit { .. }
+                    | PoolError::Device { .. },
+                ) => {}
+                result => expected(result).await,
+            }
+        })
     }
 
     fn run(&mut self) {
         let chunk_size = [16 << 10, 64 << 10][self.rng.below(2) as usize];
-        let new = new_pool(&self.devices, chunk_size);
+        let new = new_pool(&self.devices[..self.members], chunk_size);
         run(&self.devices, async {
             drop(Pool::create(&new, LocalTasks::shared()).await.expect("created"))
         });
@@ -155,14 +247,20 @@ impl History {
             }
         }
         let devices = self.devices.clone();
-        run(&devices, is_clean(&devices));
+        let (parts, _) = run(&devices, self.parts());
+        // The only checkpoint that left out a device can be that of a device that was missing after it. A device that failed
+        // while it was added has no superblock.
+        let findings = run(&devices, check(stores(&parts))).expect("it can be checked");
+        let others = findings.iter().filter(|Finding(what)| {
+            !what.contains("without the other") && !what.contains("it is missing")
+        });
+        assert_eq!(others.count(), 0, "seed {}: {findings:#?}", self.seed);
     }
 
     /// Opens the pool, compares everything with the model, and carries out steps of clients.
     async fn live(&mut self, steps: u64, is_last: bool) {
         note(format_args!("the pool is opened"));
-        let pool = Pool::open(stores(&self.devices), LocalTasks::shared()).await;
-        let pool = pool.unwrap_or_else(|error| panic!("seed {}: {error}", self.seed));
+        let pool = self.open(is_last).await;
         if self.rng.chance(30) {
             pool.set_memory(0);
         }
@@ -277,9 +375,13 @@ impl History {
             let names = model.snapshots.keys().filter(|name| !model.deleting.contains(name));
             names.cloned().collect()
         };
+        if self.rng.chance(6) {
+            return Some(self.tend(pool));
+        }
+        let of_rng = self.rng.below(6);
         match self.rng.below(100) {
-            0..4 if idle.len() < 4 => Some(Box::pin(create(model, pool))),
-            _ if idle.is_empty() => Some(Box::pin(create(model, pool))),
+            0..4 if idle.len() < 4 => Some(Box::pin(create(model, pool, of_rng))),
+            _ if idle.is_empty() => Some(Box::pin(create(model, pool, of_rng))),
             4..9 => {
                 let name = pick(&mut self.rng, idle)?;
                 Some(Box::pin(snapshot(model, pool, name)))
@@ -440,10 +542,18 @@ async fn tolerate<T>(result: Result<T, PoolError>) -> Option<T> {
     }
 }
 
-async fn create(model: Shared, pool: Pool) {
+async fn create(model: Shared, pool: Pool, kind: u64) {
     let name = model.borrow_mut().name("v");
-    let new = volume(&name, SECTORS * SECTOR as u64, BlockSize::B512);
-    let Some(id) = tolerate(pool.create_volume(&new).await).await else { return };
+    let devices = pool.devices().iter().filter(|device| !device.is_leaving).count() as u8;
+    let (copies, stripes) = ((1 + kind as u8 % 3).min(devices), 1 + kind as u8 / 3);
+    let size = SECTORS * SECTOR as u64;
+    let new = NewVolume { copies, stripes, ..volume(&name, size, BlockSize::B512) };
+    let created = match pool.create_volume(&new).await {
+        // Devices have left meanwhile.
+        Err(PoolError::Invalid(_)) => return,
+        created => tolerate(created).await,
+    };
+    let Some(id) = created else { return };
     let mut known = Known::new(id, &vec![0; SECTORS as usize]);
     known.store = Some(expected(pool.open_volume(id).await).await);
     model.borrow_mut().volumes.insert(name, known);
@@ -710,6 +820,7 @@ fn run_seeds(seeds: Range<u64>) {
     for seed in seeds {
         let ended = std::panic::catch_unwind(|| History::new(seed).run());
         if let Err(panic) = ended {
+            end_all(());
             eprintln!("SARSEN_SEED={seed}");
             std::panic::resume_unwind(panic);
         }

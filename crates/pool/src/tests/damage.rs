@@ -139,13 +139,16 @@ fn change(page: &mut [u8], rng: &mut Rng) -> bool {
             true
         }),
         5 => with::<RowsPage>(page, |page| {
-            let used = (0..127).filter(|&at| page.rows[at].slab.get() != 0).collect();
+            let used = (0..63).filter(|&at| page.rows[at].kind != 0).collect();
             let Some(at) = pick(used) else { return false };
             let row = &mut page.rows[at];
-            match chosen % 4 {
-                0 => row.slab = 0.into(),
+            match chosen % 7 {
+                0 => row.kind = 0,
                 1 => row.kind ^= 3,
-                2 => row.slab = (row.slab.get() + 1).into(),
+                2 => row.slots[0].number = (row.slots[0].number.get() + 1).into(),
+                3 => row.slots[0].device = 1,
+                4 => row.copies = 2,
+                5 => row.stale = 1,
                 _ => row.places[0] ^= 1,
             }
             true

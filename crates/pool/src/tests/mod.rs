@@ -4,6 +4,7 @@ mod changes;
 mod crashes;
 mod damage;
 mod device;
+mod mirrors;
 mod ownership;
 mod runner;
 
@@ -38,7 +39,7 @@ fn stores(devices: &[Arc<SimulatedDevice>]) -> Vec<Arc<dyn Store>> {
 }
 
 fn volume(name: &str, size: u64, block_size: BlockSize) -> NewVolume {
-    NewVolume { label: label(name), size, block_size }
+    NewVolume { label: label(name), size, block_size, copies: 1, stripes: 1 }
 }
 
 async fn is_clean(devices: &[Arc<SimulatedDevice>]) {
@@ -78,7 +79,16 @@ fn devices_that_do_not_fit_are_refused_by_name() {
     let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
     let other = [SimulatedDevice::new(32 << 20, 3)];
     run(&devices, async {
-        Pool::create(&new_pool(&devices, 64 << 10), LocalTasks::shared()).await.expect("a pool");
+        let pool = Pool::create(&new_pool(&devices, 64 << 10), LocalTasks::shared()).await;
+        let pool = pool.expect("a pool");
+        let new = NewVolume { stripes: 2, ..volume("v", 1 << 20, BlockSize::B512) };
+        let id = pool.create_volume(&new).await.expect("created");
+        let store = pool.open_volume(id).await.expect("opened");
+        let data = sarsen_block::Buffer::copy_of(&[1; 256 << 10]);
+        let extent = sarsen_block::Extent::new(0, 512);
+        let write = store.write(extent, data.into(), sarsen_block::Durability::Volatile);
+        write.wait().await.expect("written to both of them");
+        pool.checkpoint().await.expect("written");
     });
     run(&other, async {
         let mut new = new_pool(&other, 64 << 10);

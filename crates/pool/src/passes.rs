@@ -1,0 +1,333 @@
+//! Copies of slabs that are made, completed, moved and compared, beside the requests of clients.
+//!
+//! A pass goes through a slab in windows. Nothing is written in the window, because requests that began before have ended, and
+//! later ones wait. So a window is copied or compared as it is.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use sarsen_block::{Buffer, Durability, Payload};
+
+use crate::PoolError;
+use crate::copies::Place;
+use crate::copies::{Slot, Standing};
+use crate::error::{Blocked, Load};
+use crate::format::PAGE;
+use crate::shape::{SlabKind, Unit};
+use crate::shared::Shared;
+use crate::state::State;
+
+/// Bytes of a slab that are copied together.
+const WINDOW: u64 = 1 << 20;
+
+/// What a scrub has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Scrubbed {
+    /// Bytes that were read, of all copies.
+    pub read_bytes: u64,
+    /// Bytes of copies that could not be read, or of metadata with a wrong checksum, which were written again.
+    pub repaired_bytes: u64,
+    /// Bytes of data that differed from another copy, and are equal now. Parts of chunks that no volume has written may
+    /// differ.
+    pub differing_bytes: u64,
+    /// Bytes of which no copy could be read.
+    pub lost_bytes: u64,
+}
+
+impl State {
+    /// Returns the pages of a slab that the last checkpoint has, as ranges of bytes.
+    fn written_pages(&self, number: u32, window: Range<u64>) -> Vec<Range<u64>> {
+        let used = self.space.used_in(number, window).into_iter();
+        let pages = used.flat_map(|range| range.step_by(PAGE));
+        let is_written = |start: &u64| {
+            let unit = Unit { slab: number, index: (start / PAGE as u64) as u32 };
+            let page = self.pages.get(&unit.to_page());
+            page.is_none_or(|one| one.page.header().generation.get() < self.generation)
+        };
+        pages.filter(is_written).map(|start| start..start + PAGE as u64).collect()
+    }
+}
+
+impl Shared {
+    /// Does one thing of those that the copies of slabs need. Returns whether there was any.
+    pub(crate) async fn tend_copies(self: &Arc<Self>) -> Result<bool, PoolError> {
+        let _copying = self.copying.lock().await;
+        if self.welcome().await? {
+            return Ok(true);
+        }
+        let stale = self.state.read().space.next_stale();
+        if let Some((slab, targets)) = stale {
+            return self.complete_slab(slab, targets).await.map(|()| true);
+        }
+        if self.state.write().space.add_copy().is_some() {
+            return Ok(true);
+        }
+        let (drops, generation) = {
+            let mut state = self.state.write();
+            (state.space.begin_drops(), state.generation)
+        };
+        if drops.is_empty() {
+            return self.remove_empty().await;
+        }
+        // Until a checkpoint does not have these copies, an interruption brings them back.
+        self.checkpoint(generation).await?;
+        let slots = self.state.write().space.end_drops(&drops);
+        // Requests that began before may still write there.
+        self.end_writes().await;
+        self.state.write().space.unassigned.push((0, slots));
+        Ok(true)
+    }
+
+    /// Makes devices that came back a part of the pool, when all requests have ended that do not write them.
+    async fn welcome(self: &Arc<Self>) -> Result<bool, PoolError> {
+        let returning: Vec<u8> = {
+            let state = self.state.read();
+            let returning = state.space.present();
+            let returning = returning.filter(|(_, one)| one.standing == Standing::Returning);
+            returning.map(|(device, _)| device).collect()
+        };
+        if returning.is_empty() {
+            return Ok(false);
+        }
+        self.end_writes().await;
+        let generation = {
+            let mut state = self.state.write();
+            for device in returning {
+                let member = &mut state.space.members[usize::from(device)];
+                // It may have failed meanwhile.
+                if member.standing == Standing::Returning {
+                    member.standing = Standing::Online;
+                    self.left_out.lock().remove(&device);
+                }
+            }
+            state.space.change_all_rows();
+            state.generation
+        };
+        self.checkpoint(generation).await?;
+        Ok(true)
+    }
+
+    /// Copies to stale copies of a slab what they lack.
+    async fn complete_slab(self: &Arc<Self>, number: u32, targets: u32) -> Result<(), PoolError> {
+        if !self.state.read().space.has_counts(number) {
+            self.resolve(Blocked::Missing(vec![Load::Counts(number)])).await?;
+        }
+        self.state.write().space.mirrors.begin_pass(number, targets);
+        let copied = async {
+            // What is written from now on is written to the targets, too.
+            self.end_writes().await;
+            let windows = self.windows(number, true);
+            for window in windows {
+                self.copy_window(number, targets, window).await?;
+                tokio::task::yield_now().await;
+            }
+            Ok(())
+        };
+        let copied = copied.await;
+        let mut state = self.state.write();
+        state.space.mirrors.set_window(None);
+        let is_complete = state.space.mirrors.end_pass();
+        if is_complete && copied.is_ok() {
+            state.space.complete(number, targets);
+        }
+        copied
+    }
+
+    /// Returns the parts of a slab, or of what stale copies lack of it. Reference counts are a part of their own.
+    fn windows(&self, number: u32, stale_only: bool) -> Vec<Range<u64>> {
+        let state = self.state.read();
+        let Some(slab) = state.space.slab(number) else { return Vec::new() };
+        let shape = state.shape();
+        let (head, end) = (shape.head(slab.kind()), 1 << shape.slab_shift);
+        let mut windows: Vec<_> = std::iter::once(0..head).collect();
+        let mut start = head;
+        while start < end {
+            let next = ((start / WINDOW + 1) * WINDOW).min(end);
+            if !stale_only || slab.regions & shape.regions_of(start, next) != 0 {
+                windows.push(start..next);
+            }
+            start = next;
+        }
+        windows
+    }
+
+    /// Carries out `work` while nothing is written in a window of a slab. It gets the ranges that are in use.
+    async fn in_window<T>(
+        self: &Arc<Self>,
+        number: u32,
+        window: Range<u64>,
+        work: impl AsyncFnOnce(Vec<Range<u64>>) -> Result<T, PoolError>,
+    ) -> Result<T, PoolError> {
+        let (head, kind) = {
+            let state = self.state.read();
+            let kind = state.space.slab(number).map_or(SlabKind::Data, |slab| slab.kind());
+            (state.shape().head(kind), kind)
+        };
+        if window.start < head || kind == SlabKind::Pages {
+            // Only checkpoints write there.
+            let _writer = self.writer.lock().await;
+            let written = if window.start < head {
+                self.state.read().space.written_counts(number)
+            } else {
+                self.state.read().written_pages(number, window)
+            };
+            return work(written).await;
+        }
+        self.state.write().space.mirrors.set_window(Some(window.clone()));
+        self.end_writes().await;
+        let used = self.state.read().space.used_in(number, window);
+        let result = work(used).await;
+        self.state.write().space.mirrors.set_window(None);
+        result
+    }
+
+    fn place_at(&self, number: u32, offset: u64) -> Option<Place> {
+        let state = self.state.read();
+        Some(state.space.place_in(number, state.space.slab(number)?, offset))
+    }
+
+    async fn copy_window(
+        self: &Arc<Self>,
+        number: u32,
+        targets: u32,
+        window: Range<u64>,
+    ) -> Result<(), PoolError> {
+        self.in_window(number, window, async |used| {
+            for range in used {
+                let Some(place) = self.place_at(number, range.start) else { return Ok(()) };
+                let Some(source) = place.sources().next() else { return Ok(()) };
+                let read = self.read_place(place, range.end - range.start).wait().await;
+                let failed =
+                    |error| PoolError::Device { device: source.device.into(), source: error };
+                let mut data = Payload::from(read.map_err(failed)?.into_buffer());
+                for slot in place.targets().filter(|slot| targets >> slot.device & 1 == 1) {
+                    self.write_copy(slot, range.start, data.share()).await?;
+                }
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Writes one copy. A device that fails is left out.
+    async fn write_copy(&self, slot: Slot, offset: u64, data: Payload) -> Result<(), PoolError> {
+        let write = self.devices.write(self.devices.at(slot, offset), data, Durability::Volatile);
+        if let Err(error) = self.devices.wait(slot.device, write, &self.tasks).await {
+            let failed = |source| PoolError::Device { device: slot.device.into(), source };
+            self.exclude(slot.device, error).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Reads everything that is in use, compares the copies, and writes those again that differ from the first one or cannot be
+    /// read.
+    pub(crate) async fn scrub(
+        self: &Arc<Self>,
+        progress: &mut impl FnMut(u64, u64),
+    ) -> Result<Scrubbed, PoolError> {
+        let mut scrubbed = Scrubbed::default();
+        let count = self.state.read().space.row_count();
+        for number in 1..count {
+            progress(number.into(), count.into());
+            let _copying = self.copying.lock().await;
+            if self.state.read().space.slab(number).is_none() {
+                continue;
+            }
+            if !self.state.read().space.has_counts(number) {
+                self.resolve(Blocked::Missing(vec![Load::Counts(number)])).await?;
+            }
+            self.state.write().space.mirrors.begin_pass(number, 0);
+            let compared = self.scrub_slab(number, &mut scrubbed).await;
+            let mut state = self.state.write();
+            state.space.mirrors.set_window(None);
+            state.space.mirrors.end_pass();
+            compared?;
+        }
+        Ok(scrubbed)
+    }
+
+    async fn scrub_slab(
+        self: &Arc<Self>,
+        number: u32,
+        scrubbed: &mut Scrubbed,
+    ) -> Result<(), PoolError> {
+        for window in self.windows(number, false) {
+            let compare = async |used: Vec<Range<u64>>| {
+                for range in used {
+                    self.compare(number, range, scrubbed).await?;
+                }
+                Ok(())
+            };
+            self.in_window(number, window, compare).await?;
+            tokio::task::yield_now().await;
+        }
+        Ok(())
+    }
+
+    async fn compare(
+        self: &Arc<Self>,
+        number: u32,
+        range: Range<u64>,
+        scrubbed: &mut Scrubbed,
+    ) -> Result<(), PoolError> {
+        let Some(place) = self.place_at(number, range.start) else { return Ok(()) };
+        let length = range.end - range.start;
+        let is_page = {
+            let state = self.state.read();
+            let slab = state.space.slab(number);
+            slab.is_some_and(|slab| {
+                slab.kind() == SlabKind::Pages || range.start < state.shape().head(slab.kind())
+            })
+        };
+        let reads = place.sources().map(|slot| {
+            let read = self.devices.read(self.devices.at(slot, range.start), length);
+            let ended = self.devices.wait(slot.device, read, &self.tasks);
+            async move { (slot, ended.await.map(|data| data.into_buffer())) }
+        });
+        let mut copies = join_all(reads.collect::<Vec<_>>()).await;
+        // A device may have been left out meanwhile.
+        copies.retain(|(slot, _)| self.state.read().space.is_written(slot.device));
+        scrubbed.read_bytes += length * copies.len() as u64;
+        let piece = if is_page { PAGE as u64 } else { length };
+        for start in (0..length).step_by(piece as usize) {
+            let of = |data: &[u8]| data[start as usize..(start + piece) as usize].to_vec();
+            let read: Vec<(Slot, Option<Vec<u8>>)> = copies
+                .iter()
+                .map(|(slot, data)| (*slot, data.as_ref().ok().map(|data| of(data))))
+                .collect();
+            // A page says whether it is intact. Otherwise the value that most copies have counts, or the first one.
+            let is_good = |data: &Vec<u8>| !is_page || is_intact(data);
+            let votes = |data: &Vec<u8>| {
+                read.iter().filter(|(_, other)| other.as_ref() == Some(data)).count()
+            };
+            let mut best: Option<&Vec<u8>> = None;
+            for data in read.iter().filter_map(|(_, data)| data.as_ref()) {
+                let rank = |data: &Vec<u8>| (is_good(data), votes(data));
+                if best.is_none_or(|best| rank(data) > rank(best)) {
+                    best = Some(data);
+                }
+            }
+            let Some(best) = best else {
+                scrubbed.lost_bytes += piece;
+                continue;
+            };
+            for (slot, data) in &read {
+                if data.as_ref() != Some(best) {
+                    let good = Payload::from(Buffer::copy_of(best));
+                    self.write_copy(*slot, range.start + start, good).await?;
+                    match data {
+                        Some(data) if is_good(data) => scrubbed.differing_bytes += piece,
+                        _ => scrubbed.repaired_bytes += piece,
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns whether a page has the checksum that it says. A place that was never used has only zeroes.
+fn is_intact(page: &[u8]) -> bool {
+    page[..4] == crate::format::checksum_of(page).to_le_bytes()
+}

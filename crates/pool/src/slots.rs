@@ -1,0 +1,577 @@
+//! The devices of a pool in its space: their slots, to which slabs are assigned, and which copies are complete.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+use crate::copies::{Copies, MIRROR_MAX, Slot, Standing};
+use crate::error::{Blocked, Load};
+use crate::format::ROWS;
+use crate::members::Member;
+use crate::shape::SlabKind;
+use crate::space::{Assigned, Class, Slab, SlabPart, Space};
+
+/// The free slots of the devices that take slabs.
+#[derive(Clone, Debug)]
+struct FreeSlots(Vec<FreeOn>);
+
+/// The free slots of a device.
+#[derive(Clone, Copy, Debug)]
+struct FreeOn {
+    device: u8,
+    is_online: bool,
+    slots: u64,
+}
+
+impl FreeSlots {
+    /// Returns the number of slabs with so many copies that fit, each on different devices, of which one is online.
+    fn slabs(&self, copies: u64) -> u64 {
+        let fits = |slabs: u64| {
+            let slots: u64 = self.0.iter().map(|one| one.slots.min(slabs)).sum();
+            slots >= copies * slabs
+        };
+        let online: u64 = self.0.iter().filter(|one| one.is_online).map(|one| one.slots).sum();
+        let (mut low, mut high) = (0, online);
+        while low < high {
+            let middle = (low + high).div_ceil(2);
+            if fits(middle) {
+                low = middle;
+            } else {
+                high = middle - 1;
+            }
+        }
+        low
+    }
+
+    /// Takes the slots for a slab with so many copies: of the devices that have most of them.
+    fn take(&mut self, copies: usize) {
+        self.0.sort_by_key(|one| Reverse(one.slots));
+        self.0.iter_mut().take(copies).for_each(|one| one.slots = one.slots.saturating_sub(1));
+    }
+}
+
+/// Maximum number of copies that one checkpoint takes from slabs.
+const DROPS: usize = 64;
+
+impl Space {
+    pub(crate) fn member(&self, device: u8) -> Option<&Member> {
+        self.members.get(usize::from(device)).filter(|member| member.is_there())
+    }
+
+    /// Returns the devices and their numbers.
+    pub(crate) fn present(&self) -> impl Iterator<Item = (u8, &Member)> {
+        let members = self.members.iter().enumerate();
+        members.filter(|(_, member)| member.is_there()).map(|(at, member)| (at as u8, member))
+    }
+
+    /// Returns whether writes go to a device.
+    #[inline]
+    pub(crate) fn is_written(&self, device: u8) -> bool {
+        self.members.get(usize::from(device)).is_some_and(|one| one.standing != Standing::LeftOut)
+    }
+
+    pub(crate) fn is_online(&self, device: u8) -> bool {
+        self.member(device).is_some_and(|member| member.standing == Standing::Online)
+    }
+
+    /// Returns the devices to which writes go.
+    pub(crate) fn written(&self) -> Vec<u8> {
+        let written = self.present().filter(|(_, member)| member.standing != Standing::LeftOut);
+        written.map(|(device, _)| device).collect()
+    }
+
+    /// Returns whether a device is left out, and no superblock says that yet. Until then, nothing is durable that the device
+    /// lacks.
+    pub(crate) fn has_unsaid(&self) -> bool {
+        self.members.iter().any(|member| member.is_unsaid)
+    }
+
+    /// Returns the devices that the next checkpoint gives the rows of slabs and the journal.
+    pub(crate) fn keepers(&self) -> Vec<u8> {
+        let online = self.present().filter(|(_, member)| member.standing == Standing::Online);
+        online.map(|(device, _)| device).take(crate::journal::COPIES).collect()
+    }
+
+    /// Returns the number of copies that pages have: no volume has more.
+    pub(crate) fn page_copies(&self) -> u8 {
+        let count = self.members.iter().filter(|member| member.takes_slabs()).count();
+        count.clamp(1, usize::from(MIRROR_MAX)) as u8
+    }
+
+    /// Returns the number of copies that a slab should have.
+    pub(crate) fn wanted(&self, class: Class) -> u8 {
+        match class {
+            Class::Data(copies) => copies,
+            Class::Pages => self.page_copies(),
+        }
+    }
+
+    /// Returns whether a device is there and is not to be removed.
+    fn stays(&self, device: u8) -> bool {
+        self.member(device).is_some_and(Member::takes_slabs)
+    }
+
+    fn free_slots(&self) -> FreeSlots {
+        let takers = self.present().filter(|(_, member)| member.takes_slabs());
+        let free = takers.map(|(device, member)| FreeOn {
+            device,
+            is_online: member.standing == Standing::Online,
+            slots: member.free_slots.len() as u64,
+        });
+        FreeSlots(free.collect())
+    }
+
+    /// Returns a slab with free units, and its assignment if it is new.
+    pub(crate) fn slab_with_free(
+        &mut self,
+        key: (Class, u8),
+        pages: u64,
+    ) -> Result<(u32, Option<Assigned>), Blocked> {
+        self.reclaim();
+        let class = key.0;
+        let is_usable = |space: &Self, slab: &SlabPart| {
+            let is_reached =
+                slab.copies.iter().any(|(slot, stale)| !stale && space.is_written(slot.device));
+            slab.class == class && slab.free > 0 && is_reached
+        };
+        if let Some(&current) = self.current.get(&key)
+            && self.slab(current).is_some_and(|slab| is_usable(self, slab))
+        {
+            return Ok((current, None));
+        }
+        let others: BTreeSet<u32> = {
+            let others = self.current.iter().filter(|(other, _)| **other != key);
+            others.map(|(_, &slab)| slab).collect()
+        };
+        let with_free = (1..self.slabs.len() as u32).filter_map(|number| {
+            let slab = self.slab(number).filter(|slab| is_usable(self, slab))?;
+            Some((!others.contains(&number), slab.free, number))
+        });
+        let best = with_free.max();
+        let is_roomy = best.is_some_and(|(is_unused, free, _)| {
+            is_unused && free >= self.shape.usable(class.kind()) / 8
+        });
+        if !is_roomy && let Some(assigned) = self.assign(key, pages) {
+            self.current.insert(key, assigned.slab);
+            return Ok((assigned.slab, Some(assigned)));
+        }
+        let (.., number) = best.ok_or(Blocked::NoSpace)?;
+        if !self.has_counts(number) {
+            return Err(Blocked::Missing(vec![Load::Counts(number)]));
+        }
+        self.current.insert(key, number);
+        Ok((number, None))
+    }
+
+    /// Returns the number of pages that could be used: free ones, and those of slots without a slab.
+    pub(crate) fn available_pages(&self) -> u64 {
+        self.pages_in(&self.free_slots())
+    }
+
+    fn pages_in(&self, free: &FreeSlots) -> u64 {
+        let slabs = free.slabs(self.page_copies().into());
+        self.free_units[Class::Pages.index()]
+            + slabs * u64::from(self.shape.usable(SlabKind::Pages))
+    }
+
+    /// Returns the number of chunks if all slots were used for data with one copy.
+    pub(crate) fn chunks(&self) -> u64 {
+        let takers = self.members.iter().filter(|member| member.takes_slabs());
+        let slots: u64 = takers.map(|member| u64::from(member.slots)).sum();
+        slots * u64::from(self.shape.usable(SlabKind::Data))
+    }
+
+    /// Returns the number of chunks with so many copies that are free, or will be, or could be if slots without a slab were
+    /// used for them. Slots for `pages` pages stay.
+    pub(crate) fn free_chunks(&self, copies: u8, pages: u64) -> u64 {
+        let mut free = self.free_slots();
+        let missing = pages.saturating_sub(self.free_units[Class::Pages.index()]);
+        for _ in 0..missing.div_ceil(self.shape.usable(SlabKind::Pages).into()) {
+            free.take(self.page_copies().into());
+        }
+        for slot in self.unassigned.iter().flat_map(|(_, slots)| slots) {
+            let known = free.0.iter_mut().find(|one| one.device == slot.device);
+            known.into_iter().for_each(|one| one.slots += 1);
+        }
+        let class = Class::Data(copies);
+        self.free_units[class.index()]
+            + self.waiting[class.index()]
+            + free.slabs(copies.into()) * u64::from(self.shape.usable(SlabKind::Data))
+    }
+
+    /// Assigns a slab to slots of different devices, if slots for `pages` pages stay.
+    fn assign(&mut self, key: (Class, u8), pages: u64) -> Option<Assigned> {
+        let class = key.0;
+        let others = self.current.iter().filter(|((other, _), _)| *other == class);
+        let others = others.filter(|(other, _)| **other != key);
+        let busy: Vec<u8> = others
+            .filter_map(|(_, &slab)| Some(self.slab(slab)?.copies))
+            .flat_map(|copies| copies.iter().map(|(slot, _)| slot.device).collect::<Vec<_>>())
+            .collect();
+        let wanted = usize::from(self.wanted(class));
+        let copies = self.targets(wanted, &Copies::default(), &busy)?;
+        if class.kind() == SlabKind::Data {
+            let mut free = self.free_slots();
+            for one in free.0.iter_mut().filter(|one| copies.has(one.device)) {
+                one.slots -= 1;
+            }
+            if self.pages_in(&free) < pages {
+                return None;
+            }
+        }
+        let slab = self.free_numbers.first().copied().unwrap_or(self.slabs.len() as u32);
+        let assigned = Assigned { slab, class, copies };
+        self.carry_out(assigned).ok()?;
+        Some(assigned)
+    }
+
+    /// Chooses free slots for copies of a slab that has some already. The devices come last to which other stripes are written,
+    /// and then those with fewer free slots.
+    fn targets(&self, count: usize, has: &Copies, busy: &[u8]) -> Option<Copies> {
+        let mut candidates: Vec<_> = self
+            .present()
+            .filter(|(device, member)| member.takes_slabs() && !has.has(*device))
+            .filter_map(|(device, member)| {
+                let slot = Slot { device, number: *member.free_slots.first()? };
+                let writers = busy.iter().filter(|&&other| other == device).count();
+                let is_absent = member.standing != Standing::Online;
+                Some(((is_absent, writers, Reverse(member.free_slots.len()), device), slot))
+            })
+            .collect();
+        candidates.sort_unstable();
+        if candidates.len() < count || has.len() == 0 && candidates.first()?.0.0 {
+            return None;
+        }
+        let mut copies = Copies::default();
+        candidates.iter().take(count).for_each(|(_, slot)| copies.push(*slot, false));
+        Some(copies)
+    }
+
+    /// Carries out an assignment.
+    pub(crate) fn carry_out(&mut self, assigned: Assigned) -> Result<(), Blocked> {
+        let Assigned { slab: number, class, copies } = assigned;
+        if self.slab(number).is_some() {
+            return Err(Blocked::Damaged(format!("slab {number} is assigned twice")));
+        }
+        let is_free = |slot: Slot| {
+            self.member(slot.device).is_some_and(|member| member.free_slots.contains(&slot.number))
+        };
+        if number == 0
+            || number > self.shape.slabs_max()
+            || copies.len() == 0
+            || !copies.iter().all(|(slot, _)| is_free(slot))
+        {
+            return Err(Blocked::Damaged(format!("slab {number} is assigned to a used slot")));
+        }
+        let mut now = Copies::default();
+        for (slot, _) in copies.iter() {
+            let member = &mut self.members[usize::from(slot.device)];
+            member.free_slots.remove(&slot.number);
+            now.push(slot, member.standing != Standing::Online);
+        }
+        self.insert_slab(number, class, now);
+        Ok(())
+    }
+
+    /// Ends a slab without used units. Its slots and its number can be used again after the next checkpoint: until then, the
+    /// last one has its row, and its counts must stay valid.
+    pub(crate) fn unassign(&mut self, number: u32) {
+        let Some(Slab { part, .. }) = self.slabs[number as usize].take() else { return };
+        let slots = part.copies.iter().map(|(slot, _)| slot).collect();
+        self.unassigned.push((number, slots));
+        self.free_units[part.class.index()] -= u64::from(part.free);
+        self.changed_rows.insert(number / ROWS as u32);
+    }
+
+    /// Returns the slabs that ended since the last checkpoint, and the slots that copies left.
+    pub(crate) fn take_unassigned(&mut self) -> Vec<(u32, Vec<Slot>)> {
+        std::mem::take(&mut self.unassigned)
+    }
+
+    /// Makes the slots and numbers of ended slabs usable.
+    pub(crate) fn reuse(&mut self, unassigned: Vec<(u32, Vec<Slot>)>) {
+        for (number, slots) in unassigned {
+            if number != 0 {
+                self.free_numbers.insert(number);
+            }
+            for slot in slots {
+                self.members[usize::from(slot.device)].free_slots.insert(slot.number);
+            }
+        }
+    }
+
+    /// Notes that bytes of a slab were or will be written to all devices that are written now.
+    pub(crate) fn note_write(&mut self, number: u32, offset: u64, length: u64) {
+        let Some(slab) = self.slab(number) else { return };
+        if slab.copies.len() < 2 {
+            return;
+        }
+        let regions = self.shape.regions_of(offset, offset + length);
+        let slots: Vec<_> = slab.copies.iter().map(|(slot, _)| slot.device).collect();
+        self.mirrors.add_fresh(number, regions);
+        for device in slots {
+            if self.members[usize::from(device)].standing != Standing::Online {
+                self.lack(number, regions, device);
+            }
+        }
+    }
+
+    /// Notes that the copy of a slab on a device lacks something of these regions.
+    pub(crate) fn lack(&mut self, number: u32, regions: u64, device: u8) {
+        let Some(Some(Slab { part, .. })) = self.slabs.get_mut(number as usize) else { return };
+        if regions == 0 || !part.copies.has(device) {
+            return;
+        }
+        part.copies.set_stale(device, true);
+        part.regions |= regions;
+        self.mirrors.spoil(number, device);
+        self.changed_rows.insert(number / ROWS as u32);
+    }
+
+    /// Notes that an interruption may have left copies of a region different: the first complete one counts.
+    pub(crate) fn suspect(&mut self, number: u32, region: u8) {
+        let Some(slab) = self.slab(number) else { return };
+        let is_complete =
+            |&(slot, is_stale): &(Slot, bool)| !is_stale && self.is_online(slot.device);
+        let first = slab.copies.iter().find(is_complete).map(|(slot, _)| slot.device);
+        let devices: Vec<u8> = slab.copies.iter().map(|(slot, _)| slot.device).collect();
+        for device in devices.into_iter().filter(|&device| Some(device) != first) {
+            self.lack(number, 1 << region, device);
+        }
+    }
+
+    /// Returns whether each slab that is in use has a complete copy without this device.
+    pub(crate) fn may_leave_out(&self, device: u8) -> bool {
+        let is_safe = |number: u32| {
+            self.slab(number).is_none_or(|slab| {
+                !slab.copies.has(device)
+                    || slab.free == self.shape.usable(slab.kind())
+                    || self.is_elsewhere(number, device)
+            })
+        };
+        let is_last = !self.keepers().iter().any(|&keeper| keeper != device);
+        !is_last && (1..self.slabs.len() as u32).all(is_safe)
+    }
+
+    /// Returns whether a slab has a complete copy on another device.
+    pub(crate) fn is_elsewhere(&self, number: u32, device: u8) -> bool {
+        self.slab(number).is_some_and(|slab| {
+            slab.copies.iter().any(|(slot, is_stale)| {
+                slot.device != device && !is_stale && self.is_online(slot.device)
+            })
+        })
+    }
+
+    /// Returns a slab in use of which no complete copy is there.
+    pub(crate) fn lost_slab(&self) -> Option<u32> {
+        (1..self.slabs.len() as u32).find(|&number| {
+            self.slab(number).is_some_and(|slab| {
+                slab.free < self.shape.usable(slab.kind())
+                    && self.place_in(number, slab, 0).sources().next().is_none()
+            })
+        })
+    }
+
+    /// Returns whether one of some devices has a complete copy of a slab.
+    pub(crate) fn is_complete(&self, number: u32, devices: u32) -> bool {
+        self.slab(number).is_some_and(|slab| {
+            self.place_in(number, slab, 0).sources().any(|slot| devices >> slot.device & 1 == 1)
+        })
+    }
+
+    /// Leaves out a device that is written, if [`Self::may_leave_out`]: it is not read and not written from now on.
+    pub(crate) fn leave_out(&mut self, device: u8, since: u64) {
+        let member = &mut self.members[usize::from(device)];
+        if member.standing == Standing::Online {
+            member.absences = member.absences.wrapping_add(1);
+            member.is_unsaid = true;
+        }
+        (member.standing, member.since) = (Standing::LeftOut, since);
+        self.change_all_rows();
+        for (slab, regions) in self.mirrors.unsettled() {
+            self.lack(slab, regions, device);
+        }
+        self.end_unreachable();
+    }
+
+    /// Ends the slabs that have no complete copy. Nothing uses them.
+    pub(crate) fn end_unreachable(&mut self) {
+        for number in 1..self.slabs.len() as u32 {
+            let is_unreachable = self
+                .slab(number)
+                .is_some_and(|slab| self.place_in(number, slab, 0).sources().next().is_none());
+            if is_unreachable {
+                self.current.retain(|_, slab| *slab != number);
+                self.unassign(number);
+            }
+        }
+    }
+
+    /// Notes that everything on a device is stale.
+    pub(crate) fn lack_all(&mut self, device: u8) {
+        for number in 1..self.slabs.len() as u32 {
+            self.lack(number, self.shape.all_regions(), device);
+        }
+    }
+
+    /// Returns a slab whose stale copies on online devices can be completed, and these devices.
+    pub(crate) fn next_stale(&self) -> Option<(u32, u32)> {
+        (1..self.slabs.len() as u32).find_map(|number| {
+            let slab = self.slab(number).filter(|slab| slab.copies.stale() != 0)?;
+            let targets = slab.copies.iter().filter(|&(slot, is_stale)| {
+                is_stale && self.is_online(slot.device) && slab.dropping != Some(slot.device)
+            });
+            let targets = targets.fold(0_u32, |targets, (slot, _)| targets | 1 << slot.device);
+            (targets != 0 && self.place_in(number, slab, 0).sources().next().is_some())
+                .then_some((number, targets))
+        })
+    }
+
+    /// Notes that copies have everything that a pass copied to them.
+    pub(crate) fn complete(&mut self, number: u32, targets: u32) {
+        let Some(Some(Slab { part, .. })) = self.slabs.get_mut(number as usize) else { return };
+        // What was copied is not durable before the next checkpoint.
+        self.mirrors.add_fresh(number, part.regions);
+        for device in (0..32).filter(|device| targets >> device & 1 == 1) {
+            part.copies.set_stale(device, false);
+        }
+        if part.copies.stale() == 0 {
+            part.regions = 0;
+        }
+        self.changed_rows.insert(number / ROWS as u32);
+    }
+
+    /// Gives a slab that has fewer good copies than it should one more, which is stale. Returns whether there was such a slab.
+    pub(crate) fn add_copy(&mut self) -> Option<u32> {
+        let (number, slot) = (1..self.slabs.len() as u32).find_map(|number| {
+            let slab = self.slab(number).filter(|slab| !slab.copies.is_full())?;
+            let staying = slab.copies.iter().filter(|(slot, _)| self.stays(slot.device)).count();
+            if staying >= usize::from(self.wanted(slab.class)) {
+                return None;
+            }
+            let target = self.targets(1, &slab.copies, &[])?;
+            let (slot, _) = target.iter().next()?;
+            Some((number, slot))
+        })?;
+        self.members[usize::from(slot.device)].free_slots.remove(&slot.number);
+        let regions = self.shape.all_regions();
+        if let Some(Some(Slab { part, .. })) = self.slabs.get_mut(number as usize) {
+            part.copies.push(slot, true);
+            part.regions = regions;
+        }
+        self.changed_rows.insert(number / ROWS as u32);
+        Some(number)
+    }
+
+    /// Begins to take copies from slabs that do not need them: those of devices that leave, if the other copies are complete
+    /// and enough. They are not read any more. Returns the slabs and devices.
+    pub(crate) fn begin_drops(&mut self) -> Vec<(u32, u8)> {
+        let mut drops = Vec::new();
+        while drops.len() < DROPS
+            && let Some((number, device)) = self.begin_drop()
+        {
+            drops.push((number, device));
+        }
+        drops
+    }
+
+    fn begin_drop(&mut self) -> Option<(u32, u8)> {
+        let (number, device) = (1..self.slabs.len() as u32).find_map(|number| {
+            let slab = self.slab(number).filter(|slab| slab.dropping.is_none())?;
+            let good = slab.copies.iter().filter(|(slot, is_stale)| {
+                !is_stale && self.is_online(slot.device) && self.stays(slot.device)
+            });
+            if good.count() < usize::from(self.wanted(slab.class)) {
+                return None;
+            }
+            let mut devices = slab.copies.iter().map(|(slot, _)| slot.device);
+            Some((number, devices.find(|&device| !self.stays(device))?))
+        })?;
+        let Some(Some(Slab { part, .. })) = self.slabs.get_mut(number as usize) else {
+            return None;
+        };
+        part.copies.set_stale(device, true);
+        part.dropping = Some(device);
+        self.changed_rows.insert(number / ROWS as u32);
+        Some((number, device))
+    }
+
+    /// Takes copies from slabs, after the checkpoint that does not have them. Returns their slots.
+    pub(crate) fn end_drops(&mut self, drops: &[(u32, u8)]) -> Vec<Slot> {
+        let mut slots = Vec::with_capacity(drops.len());
+        for &(number, device) in drops {
+            let slab = self.slabs.get_mut(number as usize).and_then(Option::as_mut);
+            let Some(part) = slab.map(|slab| &mut slab.part) else { continue };
+            if part.dropping == Some(device) {
+                part.dropping = None;
+                slots.extend(part.copies.remove(device));
+                if part.copies.stale() == 0 {
+                    part.regions = 0;
+                }
+            }
+        }
+        slots
+    }
+
+    /// Returns whether the slabs of a device that leaves fit on the others, beside so many pages.
+    pub(crate) fn has_room_without(&self, device: u8, pages: u64) -> bool {
+        let mut free = self.free_slots();
+        free.0.retain(|one| one.is_online);
+        for Slab { part, .. } in self.slabs.iter().flatten() {
+            let staying = part.copies.iter().filter(|(slot, _)| self.stays(slot.device)).count();
+            if !part.copies.has(device) || staying >= usize::from(self.wanted(part.class)) {
+                continue;
+            }
+            let others = free.0.iter_mut().filter(|one| !part.copies.has(one.device));
+            match others.max_by_key(|one| one.slots) {
+                Some(most) if most.slots > 0 => most.slots -= 1,
+                _ => return false,
+            }
+        }
+        self.pages_in(&free) >= pages
+    }
+
+    /// Returns a device that leaves and has no slab any more.
+    pub(crate) fn empty_leaver(&self) -> Option<u8> {
+        let has_slabs =
+            |device| self.slabs.iter().flatten().any(|Slab { part, .. }| part.copies.has(device));
+        let leavers = self.present().filter(|(_, member)| member.is_leaving);
+        leavers.map(|(device, _)| device).find(|&device| !has_slabs(device))
+    }
+
+    /// Returns the bytes of a device that slabs have, and those that its copies may lack.
+    pub(crate) fn use_of(&self, device: u8) -> (u64, u64) {
+        let (mut used, mut stale) = (0, 0);
+        for Slab { part, .. } in self.slabs.iter().flatten() {
+            for (slot, is_stale) in part.copies.iter().filter(|(slot, _)| slot.device == device) {
+                debug_assert_eq!(slot.device, device);
+                used += 1 << self.shape.slab_shift;
+                if is_stale {
+                    stale += u64::from(part.regions.count_ones()) << self.shape.region_shift();
+                }
+            }
+        }
+        (used, stale)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slabs_need_slots_on_different_devices() {
+        let slabs = |slots: &[u64], copies| {
+            let one = |slots| FreeOn { device: 0, is_online: true, slots };
+            FreeSlots(slots.iter().copied().map(one).collect()).slabs(copies)
+        };
+        assert_eq!(slabs(&[10, 10], 2), 10);
+        assert_eq!(slabs(&[10, 1], 2), 1);
+        assert_eq!(slabs(&[5, 5, 5], 2), 7);
+        assert_eq!(slabs(&[5, 5, 5], 3), 5);
+        assert_eq!((slabs(&[7], 1), slabs(&[7], 2), slabs(&[], 1)), (7, 0, 0));
+        let absent = FreeOn { device: 1, is_online: false, slots: 9 };
+        let online = FreeOn { device: 0, is_online: true, slots: 3 };
+        assert_eq!(FreeSlots(vec![absent, online]).slabs(1), 3);
+        assert_eq!(FreeSlots(vec![absent]).slabs(1), 0);
+    }
+}

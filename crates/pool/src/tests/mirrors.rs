@@ -1,0 +1,313 @@
+//! Copies on several devices: devices that fail, come back, are added, replaced and removed, and what a scrub repairs.
+
+use std::sync::Arc;
+
+use sarsen_block::{BlockSize, Buffer, Durability, Extent, Store as _};
+
+use super::device::SimulatedDevice;
+use super::runner::{LocalTasks, end_all, run};
+use super::{is_clean, label, new_pool, stores, volume};
+use crate::{DeviceState, NewVolume, Pool, PoolError, PoolVolume, VolumeId, check};
+
+const SIZE: u64 = 4 << 20;
+
+fn mirrored(copies: u8, stripes: u8) -> NewVolume {
+    NewVolume { copies, stripes, ..volume("v", SIZE, BlockSize::B512) }
+}
+
+async fn pool_with(devices: &[Arc<SimulatedDevice>], new: &NewVolume) -> (Pool, VolumeId) {
+    let pool = Pool::create(&new_pool(devices, 64 << 10), LocalTasks::shared()).await;
+    let pool = pool.expect("a pool");
+    let id = pool.create_volume(new).await.expect("created");
+    (pool, id)
+}
+
+async fn open(devices: &[Arc<SimulatedDevice>]) -> Pool {
+    Pool::open(stores(devices), LocalTasks::shared()).await.expect("opened")
+}
+
+async fn write(store: &PoolVolume, at: u64, length: usize, value: u8, durability: Durability) {
+    let data = Buffer::copy_of(&vec![value; length]);
+    let extent = Extent::new(at >> 9, (length >> 9) as u64);
+    store.write(extent, data.into(), durability).wait().await.expect("written");
+}
+
+async fn fill(store: &PoolVolume, value: u8) {
+    write(store, 0, SIZE as usize, value, Durability::Durable).await;
+}
+
+/// Reads everything, and compares it with one value.
+async fn has_only(pool: &Pool, id: VolumeId, value: u8) {
+    let store = pool.open_volume(id).await.expect("opened");
+    let read = store.read(Extent::new(0, SIZE >> 9)).wait().await.expect("read").into_buffer();
+    assert!(read.iter().all(|&byte| byte == value));
+}
+
+fn states(pool: &Pool) -> Vec<bool> {
+    pool.devices().iter().map(|device| device.state == DeviceState::Online).collect()
+}
+
+fn stale(pool: &Pool) -> u64 {
+    pool.devices().iter().map(|device| device.stale_bytes).sum()
+}
+
+#[test]
+fn device_that_fails_is_left_out_and_gets_what_it_lacks_when_it_is_back() {
+    let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
+    run(&devices, async {
+        let (pool, id) = pool_with(&devices, &mirrored(2, 1)).await;
+        let store = pool.open_volume(id).await.expect("opened");
+        fill(&store, 1).await;
+        devices[0].fail_one_of(1);
+        write(&store, 0, 512, 1, Durability::Durable).await;
+        assert_eq!(states(&pool), [false, true]);
+        let devices_now = pool.devices();
+        let DeviceState::LeftOut { reason } = &devices_now[0].state else { panic!("left out") };
+        assert!(reason.contains("the device failed"), "{reason}");
+        fill(&store, 2).await;
+        // Without the other one, nothing is left.
+        let refused = pool.leave_out_device(1, "for a test").await;
+        assert!(matches!(refused, Err(PoolError::Device { .. })), "{refused:?}");
+        devices[0].fail_one_of(0);
+        pool.return_device(devices[0].clone()).await.expect("it is back");
+        pool.maintain_once().await.expect("copied");
+        assert_eq!((states(&pool), stale(&pool)), (vec![true, true], 0));
+        // Now the other one fails.
+        devices[1].fail_one_of(1);
+        write(&store, 0, 512, 2, Durability::Durable).await;
+        assert_eq!(states(&pool), [true, false]);
+        has_only(&pool, id, 2).await;
+    });
+}
+
+#[test]
+fn pool_starts_without_a_device_and_says_so() {
+    let devices = [1, 2, 3].map(|seed| SimulatedDevice::new(32 << 20, seed));
+    let id = run(&devices, async {
+        let (pool, id) = pool_with(&devices, &mirrored(2, 1)).await;
+        fill(&pool.open_volume(id).await.expect("opened"), 1).await;
+        pool.checkpoint().await.expect("written");
+        id
+    });
+    for missing in 0..3 {
+        let mut some = devices.to_vec();
+        let back = some.remove(missing);
+        run(&devices, async {
+            let pool = open(&some).await;
+            let reason = pool.devices()[missing].state.clone();
+            assert_eq!(reason, DeviceState::LeftOut { reason: "it is missing".into() });
+            has_only(&pool, id, 1 + missing as u8).await;
+            let store = pool.open_volume(id).await.expect("opened");
+            fill(&store, 2 + missing as u8).await;
+            pool.return_device(back).await.expect("it is back");
+            pool.maintain_once().await.expect("copied");
+            assert_eq!((states(&pool), stale(&pool)), (vec![true; 3], 0));
+            has_only(&pool, id, 2 + missing as u8).await;
+            drop(store);
+            pool.checkpoint().await.expect("written");
+            is_clean(&devices).await;
+        });
+    }
+    // Two of them are too many.
+    run(&devices, async {
+        let refused = Pool::open(stores(&devices[..1]), LocalTasks::shared()).await;
+        let error = refused.map(drop).expect_err("refused").to_string();
+        assert!(error.contains("one of 3 devices of the pool, and 1 were given"), "{error}");
+    });
+}
+
+#[test]
+fn devices_that_were_used_apart_are_not_mixed() {
+    let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
+    let id = run(&devices, async {
+        let (pool, id) = pool_with(&devices, &mirrored(2, 1)).await;
+        fill(&pool.open_volume(id).await.expect("opened"), 1).await;
+        id
+    });
+    for (alone, value) in [(0, 2), (1, 3), (1, 3)] {
+        run(&devices, async {
+            let pool = open(&devices[alone..=alone]).await;
+            fill(&pool.open_volume(id).await.expect("opened"), value).await;
+            pool.checkpoint().await.expect("written");
+        });
+    }
+    run(&devices, async {
+        let findings = check(stores(&devices)).await.expect("it can be checked");
+        assert!(findings[0].0.contains("used without the other devices"), "{findings:?}");
+        let pool = open(&devices).await;
+        has_only(&pool, id, 3).await;
+        let refused = pool.return_device(devices[0].clone()).await;
+        assert!(refused.is_err_and(|error| error.to_string().contains("replace it")));
+        // As a new device it is of use.
+        pool.remove_device(0).await.expect_err("there is no room for the second copies");
+        let number = pool.add_device(devices[0].clone(), [9; 16]).await.expect("added");
+        pool.remove_device(0).await.expect("its copies go to the new one");
+        pool.maintain_once().await.expect("copied");
+        assert_eq!(pool.devices().iter().map(|one| one.number).collect::<Vec<_>>(), [1, number]);
+        assert_eq!((states(&pool), stale(&pool)), (vec![true, true], 0));
+        is_clean(&devices).await;
+    });
+}
+
+#[test]
+fn interruption_leaves_only_what_was_overwritten_to_be_copied() {
+    let devices = [1, 2].map(|seed| SimulatedDevice::new(64 << 20, seed));
+    let id = run(&devices, async {
+        let (pool, id) = pool_with(&devices, &mirrored(2, 1)).await;
+        let store = pool.open_volume(id).await.expect("opened");
+        fill(&store, 1).await;
+        pool.checkpoint().await.expect("written");
+        write(&store, 1 << 20, 4096, 2, Durability::Volatile).await;
+        write(&store, 3 << 20, 4096, 2, Durability::Volatile).await;
+        id
+    });
+    end_all(());
+    // One device has them, and the other one has not.
+    devices[0].crash_with(0);
+    devices[1].crash_with(100);
+    run(&devices, async {
+        let pool = open(&devices).await;
+        let region = 1_u64 << pool.shared.state.read().shape().region_shift();
+        assert!(stale(&pool) > 0 && stale(&pool) <= 4 * region, "{} of {region}", stale(&pool));
+        let store = pool.open_volume(id).await.expect("opened");
+        let first = async |at: u64| {
+            let read = store.read(Extent::new(at >> 9, 1)).wait().await.expect("read");
+            read.into_buffer()[0]
+        };
+        let before = [first(1 << 20).await, first(3 << 20).await];
+        pool.maintain_once().await.expect("copied");
+        assert_eq!(stale(&pool), 0);
+        pool.leave_out_device(0, "for a test").await.expect("left out");
+        assert_eq!([first(1 << 20).await, first(3 << 20).await], before, "both have the same");
+    });
+}
+
+#[test]
+fn scrub_repairs_what_cannot_be_read_from_the_other_copy() {
+    let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
+    run(&devices, async {
+        let (pool, id) = pool_with(&devices, &mirrored(2, 1)).await;
+        fill(&pool.open_volume(id).await.expect("opened"), 1).await;
+        pool.checkpoint().await.expect("written");
+        let scrubbed = pool.scrub(|_, _| {}).await.expect("read");
+        assert_eq!((scrubbed.repaired_bytes, scrubbed.lost_bytes), (0, 0));
+        assert!(scrubbed.read_bytes > 2 * SIZE);
+        // Every page and every chunk of one device is damaged.
+        let slabs = pool.shared.devices.get(0).expect("it is there").layout.slabs as usize;
+        for offset in (slabs..32 << 20).step_by(4096) {
+            devices[0].flip(offset + 17);
+        }
+        let mut parts = Vec::new();
+        let scrubbed = pool.scrub(|done, all| parts.push((done, all))).await.expect("read");
+        assert!(scrubbed.repaired_bytes > 0 && scrubbed.lost_bytes == 0, "{scrubbed:?}");
+        assert!(parts.is_sorted() && parts.len() > 2);
+        let again = pool.scrub(|_, _| {}).await.expect("read");
+        assert_eq!((again.repaired_bytes, again.differing_bytes), (0, 0));
+        is_clean(&devices).await;
+        // Metadata has a checksum. Without one, the first copy of data counts.
+        pool.leave_out_device(1, "for a test").await.expect("left out");
+        pool.open_volume(id).await.expect("opened");
+    });
+}
+
+#[test]
+fn damaged_page_is_read_from_another_copy() {
+    let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
+    let id = run(&devices, async {
+        let (pool, id) = pool_with(&devices, &mirrored(2, 1)).await;
+        fill(&pool.open_volume(id).await.expect("opened"), 1).await;
+        pool.checkpoint().await.expect("written");
+        id
+    });
+    devices[0].take_reads();
+    run(&devices, async { has_only(&open(&devices).await, id, 1).await });
+    let pages = devices[0].take_reads().into_iter().filter(|&(_, length)| length == 4096);
+    for (offset, _) in pages.filter(|&(offset, _)| offset > 64 << 10) {
+        devices[0].flip(offset + 99);
+    }
+    run(&devices, async {
+        let pool = open(&devices).await;
+        has_only(&pool, id, 1).await;
+        pool.maintain_once().await.expect("written again");
+        pool.checkpoint().await.expect("written");
+        is_clean(&devices).await;
+    });
+}
+
+#[test]
+fn devices_are_added_and_removed_while_the_volume_is_written() {
+    for copies in 1..=2 {
+        let devices = [1, 2, 3, 4].map(|seed| SimulatedDevice::new(24 << 20, seed));
+        run(&devices, async {
+            let (pool, id) = pool_with(&devices[..2], &mirrored(copies, 2)).await;
+            let store = pool.open_volume(id).await.expect("opened");
+            fill(&store, 1).await;
+            let before = pool.space().size_bytes;
+            for (number, device) in (2..).zip(&devices[2..]) {
+                let added = pool.add_device(device.clone(), [number + 9; 16]).await;
+                assert_eq!(added.expect("added"), number);
+            }
+            assert_eq!(pool.space().size_bytes, 2 * before);
+            for number in 0..2 {
+                pool.remove_device(number).await.expect("there is room");
+            }
+            let writes = async {
+                for round in 0..40 {
+                    write(&store, (round * 7 % 64) << 16, 64 << 10, 1, Durability::Volatile).await;
+                }
+            };
+            let (moved, ()) = futures_util::future::join(pool.maintain_once(), writes).await;
+            moved.expect("moved");
+            pool.maintain_once().await.expect("removed");
+            assert_eq!(pool.devices().len(), 2, "{:?}", pool.devices());
+            has_only(&pool, id, 1).await;
+            pool.checkpoint().await.expect("written");
+            is_clean(&devices[2..]).await;
+            // The old devices are no devices of a pool any more.
+            for device in &devices[..2] {
+                let error = crate::identify(device.clone()).await.expect_err("it is empty");
+                assert!(error.to_string().contains("no device of a pool"), "{error}");
+            }
+            let refused = pool.remove_device(2).await;
+            if copies == 2 {
+                assert!(matches!(refused, Err(PoolError::NoSpace)), "{refused:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn consecutive_chunks_are_on_different_devices() {
+    let devices = [1, 2, 3].map(|seed| SimulatedDevice::new(24 << 20, seed));
+    run(&devices, async {
+        let (pool, id) = pool_with(&devices, &mirrored(1, 3)).await;
+        fill(&pool.open_volume(id).await.expect("opened"), 1).await;
+        let state = pool.shared.state.read();
+        let device_of = |chunk| {
+            let mapping = state.find(id.0, chunk).expect("found").mapping;
+            let place = state.place_of(mapping.own, 0).expect("a place");
+            place.targets().next().expect("a copy").device
+        };
+        for chunk in 0..SIZE >> 16 {
+            assert_eq!(device_of(chunk), device_of(chunk % 3), "chunk {chunk}");
+        }
+        let first: std::collections::BTreeSet<_> = (0..3).map(device_of).collect();
+        assert_eq!(first.len(), 3);
+    });
+}
+
+#[test]
+fn volume_needs_as_many_devices_as_copies() {
+    let devices = [1, 2].map(|seed| SimulatedDevice::new(24 << 20, seed));
+    run(&devices, async {
+        let (pool, id) = pool_with(&devices, &mirrored(2, 1)).await;
+        for new in [mirrored(3, 1), mirrored(0, 1), mirrored(4, 1), mirrored(1, 0), mirrored(1, 17)]
+        {
+            assert!(matches!(pool.create_volume(&new).await, Err(PoolError::Invalid(_))));
+        }
+        let snapshot = pool.snapshot(&[(id, label("s"))], false).await.expect("created")[0];
+        let clone = pool.clone_of(snapshot, &label("c")).await.expect("created");
+        let info = pool.find(|one| one.id == clone).expect("it is there");
+        assert_eq!((info.copies, info.stripes), (2, 1));
+    });
+}
