@@ -86,8 +86,10 @@ impl Pool {
             return Err(PoolError::Invalid("the device is in use already"));
         }
         let shape = shared.state.read().shape();
-        let member = new_member(&shape, &*store, identifier)
+        let mut member = new_member(&shape, &*store, identifier)
             .map_err(|problem| PoolError::Unfit { device: 0, problem })?;
+        // The journal names no slot that the last checkpoint does not have.
+        let free_slots = std::mem::take(&mut member.free_slots);
         let device = Device::new(store, Layout::of_slots(&shape, member.slots));
         let number = {
             let state = shared.state.read();
@@ -134,14 +136,15 @@ impl Pool {
             state.generation
         };
         shared.checkpoint(generation).await?;
-        shared.work.notify_one();
         let has_failed = {
             let mut state = shared.state.write();
             let member = &mut state.space.members[usize::from(number)];
             let has_failed = member.standing == Standing::LeftOut;
             member.is_leaving |= has_failed;
+            member.free_slots = free_slots;
             has_failed
         };
+        shared.work.notify_one();
         if has_failed {
             let reason = shared.left_out.lock().get(&number).cloned().unwrap_or_default();
             let source = BlockError::Unreachable(std::io::Error::other(reason));
@@ -246,12 +249,12 @@ impl Pool {
     pub async fn grow(&self) -> Result<bool, PoolError> {
         let shared = &self.shared;
         let _copying = shared.copying.lock().await;
+        let mut grown = Vec::new();
         let generation = {
             let mut state = shared.state.write();
             let shape = state.shape();
             let mut room = shape.slabs_max();
             room -= state.space.members.iter().map(|member| member.slots).sum::<u32>().min(room);
-            let mut has_grown = false;
             for number in 0..state.space.members.len() as u8 {
                 let Some(device) = shared.devices.get(number) else { continue };
                 let bytes = device.store.geometry().byte_count();
@@ -259,18 +262,22 @@ impl Pool {
                 let member = &mut state.space.members[usize::from(number)];
                 let more = fitting.saturating_sub(member.slots).min(room);
                 if more > 0 && member.standing == Standing::Online {
-                    member.free_slots.extend(member.slots..member.slots + more);
+                    grown.push((number, member.slots..member.slots + more));
                     member.slots += more;
                     room -= more;
-                    has_grown = true;
                 }
             }
-            if !has_grown {
+            if grown.is_empty() {
                 return Ok(false);
             }
             state.generation
         };
+        // The journal names no slot that the last checkpoint does not have.
         shared.checkpoint(generation).await?;
+        let mut state = shared.state.write();
+        for (number, slots) in grown {
+            state.space.members[usize::from(number)].free_slots.extend(slots);
+        }
         Ok(true)
     }
 
