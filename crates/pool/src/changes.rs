@@ -1,5 +1,7 @@
 //! The differences between two snapshots, found in their maps: what both of them share has one address.
 
+use std::ops::Range;
+
 use crate::error::Blocked;
 use crate::pages::{Cached, Mapping, Page};
 use crate::pool::live;
@@ -40,9 +42,22 @@ impl Pool {
         snapshot: VolumeId,
         offset: u64,
     ) -> Result<Changes, PoolError> {
-        let mut found = Changes { changes: Vec::new(), next: Some(offset) };
+        self.changes_within(since, snapshot, offset..u64::MAX, CHANGES_MAX).await
+    }
+
+    /// Returns where a snapshot may differ from an older one, or from an empty volume, within a range of bytes. It
+    /// stops when it has found `enough` changes, and returns up to 15 more. [`Changes::next`] is `None` if it has
+    /// compared the whole range.
+    pub async fn changes_within(
+        &self,
+        since: Option<VolumeId>,
+        snapshot: VolumeId,
+        range: Range<u64>,
+        enough: usize,
+    ) -> Result<Changes, PoolError> {
+        let mut found = Changes { changes: Vec::new(), next: Some(range.start) };
         while let Some(next) = found.next
-            && found.changes.len() < CHANGES_MAX
+            && found.changes.len() < enough
         {
             let blocked = {
                 let state = self.shared.state.read();
@@ -55,7 +70,8 @@ impl Pool {
                 let none = Tree { root: 0, height: 0, lowest: crate::format::PageKind::Leaf };
                 let trees = (since.map_or(Ok(none), tree), tree(snapshot));
                 let (Ok(older), Ok(newer_tree)) = trees else { return Err(PoolError::NotFound) };
-                state.compare(&[older, newer_tree], next, newer.size.get(), &mut found)
+                let rest = next..range.end.min(newer.size.get());
+                state.compare(&[older, newer_tree], rest, enough, &mut found)
             };
             match blocked {
                 Ok(()) => tokio::task::yield_now().await,
@@ -80,15 +96,16 @@ impl State {
     fn compare(
         &self,
         trees: &[Tree; 2],
-        from: u64,
-        size: u64,
+        range: Range<u64>,
+        enough: usize,
         found: &mut Changes,
     ) -> Result<(), Blocked> {
+        let Range { start: from, end } = range;
         let (shift, piece_shift) = (self.shape().chunk_shift, self.shape().piece_shift());
         let mut chunk = from >> shift;
         for _ in 0..STEPS {
             let start = chunk << shift;
-            if start >= size {
+            if start.max(from) >= end {
                 found.next = None;
                 return Ok(());
             }
@@ -107,12 +124,12 @@ impl State {
             for number in 0..1 << (shift - piece_shift) {
                 let (piece, length) = (1_u16 << number, 1_u64 << piece_shift);
                 let offset = start + (number << piece_shift);
-                let is_after = offset + length > from && offset < size;
-                if !is_after || source(older, piece) == source(newer, piece) {
+                let (offset, after) = (offset.max(from), (offset + length).min(end));
+                if offset >= after || source(older, piece) == source(newer, piece) {
                     continue;
                 }
                 let is_hole = source(newer, piece).is_none();
-                let length = length.min(size - offset);
+                let length = after - offset;
                 match found.changes.last_mut() {
                     Some(last)
                         if last.offset + last.length == offset && last.is_hole == is_hole =>
@@ -124,11 +141,11 @@ impl State {
             }
             chunk += 1;
             found.next = Some(chunk << shift);
-            if found.changes.len() >= CHANGES_MAX {
+            if found.changes.len() >= enough {
                 break;
             }
         }
-        if chunk << shift >= size {
+        if chunk << shift >= end {
             found.next = None;
         }
         Ok(())

@@ -1,5 +1,7 @@
 //! The differences between snapshots: all that differs is reported, and nothing that was not touched.
 
+use std::ops::Range;
+
 use sarsen_block::{BlockSize, Buffer, Durability, Extent, Rng, Store as _};
 
 use super::device::SimulatedDevice;
@@ -71,10 +73,39 @@ fn all_that_differs_is_reported_and_nothing_that_was_not_touched() {
                     let since = older.checked_sub(1).map(|older| snapshots[older]);
                     let found = changes(&pool, since, snapshots[newer]).await;
                     verify(&pool, since, snapshots[newer], &found, &touched[older..=newer]).await;
+                    for _ in 0..4 {
+                        let end = rng.below(2 * size / 512) * 512;
+                        let range = rng.below(1 + end / 512) * 512..end;
+                        let enough = 1 + rng.below(9) as usize;
+                        verify_within(&pool, (since, snapshots[newer]), range, enough, &found)
+                            .await;
+                    }
                 }
             }
         });
     }
+}
+
+/// Verifies that the changes within a range are the part of all changes that is within it, as far as it was compared.
+async fn verify_within(
+    pool: &Pool,
+    (since, snapshot): (Option<VolumeId>, VolumeId),
+    range: Range<u64>,
+    enough: usize,
+    all: &[Change],
+) {
+    let found = pool.changes_within(since, snapshot, range.clone(), enough).await;
+    let found = found.expect("compared");
+    assert!(found.changes.len() < enough + 16, "{} changes", found.changes.len());
+    assert!(found.changes.len() >= enough || found.next.is_none(), "more was asked for");
+    let end = found.next.unwrap_or(range.end);
+    let clipped = all.iter().filter_map(|change| {
+        let offset = change.offset.max(range.start);
+        let after = (change.offset + change.length).min(end).min(range.end);
+        let length = after.checked_sub(offset).filter(|length| *length > 0)?;
+        Some(Change { offset, length, is_hole: change.is_hole })
+    });
+    assert_eq!(found.changes, clipped.collect::<Vec<_>>(), "{range:?}");
 }
 
 async fn verify(
