@@ -6,8 +6,8 @@
 use libfuzzer_sys::fuzz_target;
 use sarsen_block::{Buffer, Data, Piece};
 use sarsen_proto::nbd::server::{
-    Event, Export, Exports, ListedExport, MAXIMUM_EXTENTS, Operation, Outcome, Refusal, Server,
-    Settings, StatusExtent, Tls,
+    Event, Export, Exports, ListedExport, Operation, Outcome, Refusal, Server, Settings,
+    StatusExtent, Tls,
 };
 use sarsen_wire::nbd::ErrorCode;
 
@@ -28,7 +28,8 @@ const SIMPLE: &[u8] = b"\0\0\0\x03\
     IHAVEOPT\0\0\0\x07\0\0\0\x06\0\0\0\0\0\0";
 const STRUCTURED: &[u8] = b"\0\0\0\x03\
     IHAVEOPT\0\0\0\x08\0\0\0\0\
-    IHAVEOPT\0\0\0\x0a\0\0\0\x1b\0\0\0\0\0\0\0\x01\0\0\0\x0fbase:allocation\
+    IHAVEOPT\0\0\0\x0a\0\0\0\x32\0\0\0\0\0\0\0\x02\0\0\0\x0fbase:allocation\
+    \0\0\0\x13qemu:dirty-bitmap:a\
     IHAVEOPT\0\0\0\x07\0\0\0\x06\0\0\0\0\0\0";
 const EXTENDED: &[u8] = b"\0\0\0\x03\
     IHAVEOPT\0\0\0\x0b\0\0\0\0\
@@ -42,7 +43,10 @@ impl Exports for Disks {
         let export =
             Export { reports_allocation: true, can_trim: true, ..Export::new(name, BYTES) };
         match name {
-            "" => Ok(Export { can_cache: true, can_fast_zero: true, ..export }),
+            "" => {
+                let dirty_bitmaps = vec!["a".to_owned(), "b".to_owned()];
+                Ok(Export { can_cache: true, can_fast_zero: true, dirty_bitmaps, ..export })
+            }
             "r" => Ok(Export { read_only: true, ..export }),
             "b" => Ok(Export { minimum_block: 512, ..export }),
             "t" => Err(Refusal::TlsRequired),
@@ -116,8 +120,8 @@ impl Driver {
         let bound = if self.is_selected {
             SETTINGS.maximum_memory + Buffer::memory_for(SETTINGS.maximum_payload as usize) + 4096
         } else {
-            // An option, a name, and replies.
-            (16 + 4 + 8) * 1024
+            // An option, contexts with the name of their export, and replies.
+            (16 + 16 + 8) * 1024
         };
         assert!(self.server.memory() <= bound, "{} bytes", self.server.memory());
         let open = self.open.iter().map(|(_, operation)| match operation {
@@ -192,10 +196,10 @@ fn execute(operation: Operation) -> Result<Outcome, ErrorCode> {
             data.fill(FILLER);
             Ok(Outcome::Data(data.into()))
         }
-        Operation::BlockStatus { length, .. } => {
-            let extents = (0..length.min(2 * MAXIMUM_EXTENTS as u64))
+        Operation::BlockStatus { length, contexts, maximum_extents, .. } => {
+            let extents = (0..length.min(2 * maximum_extents as u64))
                 .map(|index| StatusExtent { length: 1 + index % 5, flags: index as u32 % 3 });
-            Ok(Outcome::Status(extents.collect()))
+            Ok(Outcome::Status(vec![extents.collect(); contexts.len()]))
         }
         Operation::WriteZeroes { fast: true, .. } => Err(ErrorCode::NotSupported),
         Operation::Trim { .. } => Err(ErrorCode::Io),
@@ -203,7 +207,8 @@ fn execute(operation: Operation) -> Result<Outcome, ErrorCode> {
     }
 }
 
-/// Returns the number of replies, each of which is one message. Replies to options may precede them.
+/// Returns the number of replies. Only those with the status of several contexts have several chunks. Replies to
+/// options may precede them.
 fn count_replies(mut bytes: &[u8]) -> usize {
     let number = |bytes: &[u8]| bytes.iter().fold(0, |sum, &byte| sum << 8 | usize::from(byte));
     let mut count = 0;
@@ -218,13 +223,11 @@ fn count_replies(mut bytes: &[u8]) -> usize {
                 16 + data.count()
             }
             [0x66, 0x8e, 0x33, 0xef] => {
-                assert_eq!(bytes[4..6], [0, 1], "the last chunk");
-                count += 1;
+                count += last_chunk(bytes);
                 20 + number(&bytes[16..20])
             }
             [0x6e, 0x8a, 0x27, 0x8c] => {
-                assert_eq!(bytes[4..6], [0, 1], "the last chunk");
-                count += 1;
+                count += last_chunk(bytes);
                 32 + number(&bytes[24..32])
             }
             // The reply to NBD_OPT_EXPORT_NAME has no head; no request precedes it.
@@ -235,6 +238,15 @@ fn count_replies(mut bytes: &[u8]) -> usize {
     }
     assert!(bytes.is_empty() || count == 0, "bytes after the replies");
     count
+}
+
+/// Returns 1 for the last chunk of a reply, and 0 for another one, which has the status of a context.
+fn last_chunk(bytes: &[u8]) -> usize {
+    match (&bytes[4..6], &bytes[6..8]) {
+        ([0, 1], _) => 1,
+        ([0, 0], [0, 5 | 6]) => 0,
+        _ => panic!("neither the last chunk nor a status: {:?}", &bytes[..8]),
+    }
 }
 
 /// The requests in a stream.

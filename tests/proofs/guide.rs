@@ -287,14 +287,30 @@ fn changing_a_running_server() -> Result<()> {
 #[test]
 fn pools() -> Result<()> {
     let reader = Reader::new()?;
-    let server = Managed::start(reader.folder.path())?;
+    let server = Managed::start_with(reader.folder.path(), &["--listen-nbd", "127.0.0.1:0"])?;
+    let portal = server.announced()["portals"][1].as_str().context("the NBD portal")?;
     let (state, device) = (reader.path("another"), reader.path("tank.pool"));
     let reader = reader
         .replace("/srv/san", &state)
         .replace("0.0.0.0:3260", "127.0.0.1:0")
         .replace("/srv/tank.pool,size=100GiB", &format!("{device},size=128MiB"))
-        .replace("200GiB", "200MiB");
+        .replace("200GiB", "200MiB")
+        .replace("nbd://127.0.0.1/", &format!("nbd://{portal}/"))
+        .replace(
+            "file.host=127.0.0.1",
+            &format!("file.host={}", portal.replace(':', ",file.port=")),
+        )
+        // A reader's volume changes meanwhile.
+        .replace(
+            "sarsen snapshot create vm1@tuesday",
+            &format!(
+                "qemu-io -f raw -c 'write -P 7 1M 64k' -c 'write -P 8 9M 4k' nbd://{portal}/vm1; \
+                 sarsen snapshot create vm1@tuesday"
+            ),
+        );
     reader.follow("pools.md")?;
+    reader.run("nbdcopy nbd://127.0.0.1/vm1-tuesday whole; cmp whole vm1.backup")?;
+    ensure!(fs::read(reader.path("vm1.backup"))?[9 << 20] == 8, "nothing was written");
     let listed = reader.run("sarsen snapshot list vm1")?;
     ensure!(listed.contains("clones: vm2"), "{listed}");
     server.stop()?;

@@ -25,6 +25,7 @@ mod handover;
 mod hostile;
 mod hung_disk;
 mod import;
+mod incremental_backup;
 mod independence;
 mod isns;
 mod json_schema;

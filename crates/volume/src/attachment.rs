@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sarsen_block::{
-    AllocationRun, BlockError, Data, Durability, Extent, InvalidRequest, Io, Payload, Reply, Store,
+    AllocationRun, BlockError, Data, Durability, Extent, InvalidRequest, Io, Payload, Reply,
+    StopCause, Store, Usability,
 };
 
-use crate::Volume;
 use crate::reservations::{Permission, PermissionCell};
+use crate::{ChangeRun, Volume};
 
 /// The number of a client, unique in the program; 0 means none.
 pub type ClientId = u64;
@@ -103,6 +104,26 @@ impl Attachment {
         }
     }
 
+    /// Returns which blocks have changed since an earlier state: [`crate::ChangeHistory::changes`]. A volume without a
+    /// history answers [`InvalidRequest::Unsupported`].
+    pub fn changes(&self, since: &str, extent: Extent, maximum: usize) -> Reply<Vec<ChangeRun>> {
+        let refuse = |error: BlockError| Io::Ready(Err(error));
+        if matches!(self.permission.get(), Permission::Nothing | Permission::Held) {
+            return refuse(BlockError::Fenced);
+        }
+        if self.volume.health().usability() == Usability::OutOfService {
+            return refuse(StopCause::OutOfService.into());
+        }
+        let block_count = self.volume.geometry().block_count;
+        match self.volume.history() {
+            None => refuse(InvalidRequest::Unsupported.into()),
+            Some(_) if !extent.fits(block_count) => {
+                refuse(InvalidRequest::OutOfRange { extent, block_count }.into())
+            }
+            Some(history) => history.changes(since, extent, maximum),
+        }
+    }
+
     /// Submits one change behind the write gate. Its access is checked again there: a new reservation takes effect when
     /// the earlier changes have left the gate, and all later ones must find it.
     fn change(
@@ -165,12 +186,12 @@ mod tests {
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
 
-    use sarsen_block::{BlockSize, Buffer, MemoryStore, StopCause};
+    use sarsen_block::{BlockSize, Buffer, MemoryStore};
 
     use super::*;
     use crate::reservations::{Action, NexusName, Register, Type};
     use crate::testing::answer;
-    use crate::{Parts, Phase, Regions};
+    use crate::{Aspect, ChangeHistory, Parts, Phase, Regions, VolumeHealth};
 
     fn volume() -> Arc<Volume> {
         let store = Arc::new(MemoryStore::new(BlockSize::B512, 64));
@@ -236,6 +257,45 @@ mod tests {
             );
             assert!(matches!(write(&client), Some(Ok(()))));
         }
+    }
+
+    #[test]
+    fn changes_are_reported_to_a_client_that_may_read_a_volume_in_service() {
+        struct Unchanged;
+        impl ChangeHistory for Unchanged {
+            fn states(&self) -> Vec<String> {
+                vec!["before".into()]
+            }
+            fn changes(&self, _: &str, extent: Extent, _: usize) -> Reply<Vec<ChangeRun>> {
+                let run = ChangeRun { block_count: extent.block_count, is_changed: false };
+                Io::Ready(Ok(vec![run]))
+            }
+        }
+        let changes = |client: &Attachment| {
+            answer(client.changes("before", Extent::new(0, 8), 1)).expect("it does not wait")
+        };
+        let client = Attachment::new(volume(), false);
+        let unsupported = BlockError::from(InvalidRequest::Unsupported).to_string();
+        assert_eq!(changes(&client).unwrap_err().to_string(), unsupported);
+        let store = Arc::new(MemoryStore::new(BlockSize::B512, 64));
+        let parts = Parts { history: Some(Arc::new(Unchanged)), ..Parts::new("data", store) };
+        let volume = Volume::open(parts).expect("no records");
+        let client = Attachment::new(volume.clone(), true);
+        assert_eq!(changes(&client).unwrap(), [ChangeRun { block_count: 8, is_changed: false }]);
+        let behind = answer(client.changes("before", Extent::new(60, 8), 1));
+        let out_of_range =
+            InvalidRequest::OutOfRange { extent: Extent::new(60, 8), block_count: 64 };
+        let out_of_range = BlockError::from(out_of_range).to_string();
+        assert_eq!(behind.expect("it does not wait").unwrap_err().to_string(), out_of_range);
+        let holder = new_client();
+        let nexus = NexusName { initiator_port: "a".into(), target_port: 1 };
+        volume.attach(holder, Some(nexus.clone()), None);
+        assert!(volume.reserve_exclusively(holder, &nexus));
+        assert!(matches!(changes(&client), Err(BlockError::Fenced)));
+        volume.detach(holder);
+        let reason = "is out of service".to_owned();
+        volume.health().report(Aspect::Backing, VolumeHealth::OutOfService { reason });
+        assert!(matches!(changes(&client), Err(BlockError::Stopped(StopCause::OutOfService))));
     }
 
     #[test]

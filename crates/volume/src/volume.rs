@@ -11,6 +11,7 @@ use sarsen_block::{BlockError, Geometry, StopCause, Store};
 use crate::gate::{ExclusiveGuard, Regions, SharedGuard, WriteGate};
 use crate::guarded::{ChangeListener, GuardedStore};
 use crate::health::Health;
+use crate::history::ChangeHistory;
 use crate::phase::{MediumPhase, Phase};
 use crate::records::MetadataStore;
 use crate::reservations::Reservations;
@@ -25,6 +26,8 @@ pub struct Parts {
     pub health: Arc<Health>,
     /// The store of the records that outlive the program, if any.
     pub metadata: Option<Arc<dyn MetadataStore>>,
+    /// What has changed since earlier states, if that is known.
+    pub history: Option<Arc<dyn ChangeHistory>>,
     /// An object that is dropped with the volume, after its last request has ended and its last view was dropped.
     pub companion: Option<Box<dyn Any + Send + Sync>>,
 }
@@ -33,7 +36,8 @@ impl Parts {
     /// Returns the parts of a volume without records.
     pub fn new(name: &str, store: Arc<dyn Store>) -> Self {
         let health = Arc::new(Health::new(store.status().clone()));
-        Self { name: name.to_owned(), store, health, metadata: None, companion: None }
+        let (metadata, history, companion) = (None, None, None);
+        Self { name: name.to_owned(), store, health, metadata, history, companion }
     }
 }
 
@@ -45,6 +49,7 @@ pub struct Volume {
     /// The same store.
     store: Arc<dyn Store>,
     metadata: Option<Arc<dyn MetadataStore>>,
+    history: Option<Arc<dyn ChangeHistory>>,
     write_gate: WriteGate,
     medium_phase: MediumPhase,
     reservations: Reservations,
@@ -67,7 +72,7 @@ impl Volume {
     /// Creates a volume from these parts, with the state of its records. It blocks while it reads them. An error names
     /// the invalid record.
     pub fn open(parts: Parts) -> io::Result<Arc<Self>> {
-        let Parts { name, store, health, metadata, companion } = parts;
+        let Parts { name, store, health, metadata, history, companion } = parts;
         let reservations = Reservations::load(metadata.as_ref())?;
         let medium_phase = MediumPhase::load(metadata.as_deref())?;
         let guarded = Arc::new(GuardedStore::new(store, health.clone()));
@@ -77,6 +82,7 @@ impl Volume {
             store: guarded.clone(),
             guarded,
             metadata,
+            history,
             write_gate: WriteGate::default(),
             medium_phase,
             reservations,
@@ -120,6 +126,11 @@ impl Volume {
     /// Returns the store of the volume's records, if any.
     pub fn metadata(&self) -> Option<&Arc<dyn MetadataStore>> {
         self.metadata.as_ref()
+    }
+
+    /// Returns what has changed since earlier states, if that is known.
+    pub fn history(&self) -> Option<&Arc<dyn ChangeHistory>> {
+        self.history.as_ref()
     }
 
     /// Returns the gate that every write passes.

@@ -38,6 +38,10 @@ pub const MAX_MINIMUM_BLOCK: u32 = 64 * 1024;
 pub const MIN_PREFERRED_BLOCK: u32 = 512;
 /// The name of the metadata context that reports allocation ("`base:allocation` metadata context").
 pub const BASE_ALLOCATION: &str = "base:allocation";
+/// The names of QEMU's metadata contexts begin with this namespace (QEMU, docs/interop/nbd.txt).
+pub const QEMU_NAMESPACE: &str = "qemu:";
+/// The beginning of the name of a metadata context that reports changes. The name of the dirty bitmap follows.
+pub const QEMU_DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 
 macro_rules! layout {
     ($(#[$doc:meta])* $name:ident: $length:literal
@@ -292,6 +296,12 @@ pub mod allocation {
     pub const HOLE: u32 = 1 << 0;
     /// The extent reads as zeroes.
     pub const ZERO: u32 = 1 << 1;
+}
+
+/// The status flags of the contexts whose names begin with [`QEMU_DIRTY_BITMAP`].
+pub mod dirty_bitmap {
+    /// The extent has changed.
+    pub const DIRTY: u32 = 1 << 0;
 }
 
 /// The properties of an export: its sixteen transmission flags.

@@ -71,10 +71,10 @@ impl Volume {
     ) -> Result<Self, StoreError> {
         let mut opened = stores::open(config, open_mode, pool)?;
         opened.store = layer(&config.name, opened.store);
-        let pool = opened.pool.take();
-        let backing = Backing { memory: opened.memory.clone(), file: opened.file.clone(), pool };
         let (companion, ended) = oneshot::channel::<()>();
-        let (unit, new_key) = logical_unit(config, scope, machine, opened, companion, open_mode)?;
+        let (unit, new_key) = logical_unit(config, scope, machine, &opened, companion, open_mode)?;
+        let Opened { memory, file, pool, .. } = opened;
+        let backing = Backing { memory, file, pool };
         let store = unit.volume().store().clone();
         let scope = scope.filter(|_| config.serial.is_none()).map(str::to_owned);
         let (config, growth) = (config.clone(), Growth::None);
@@ -419,16 +419,20 @@ fn logical_unit(
     volume: &VolumeConfig,
     scope: Option<&str>,
     machine: &str,
-    opened: Opened,
+    opened: &Opened,
     companion: oneshot::Sender<()>,
     open_mode: OpenMode,
 ) -> Result<(Arc<LogicalUnit>, Option<NewKey>), StoreError> {
-    let Opened { store, health, .. } = opened;
+    let Opened { store, health, pool, .. } = opened;
+    let history = pool.as_ref().and_then(|pool| pool.history.clone());
     let metadata_store = metadata::open(volume, open_mode)?;
-    let encrypted = stores::encrypted::open(volume, &store, metadata_store.as_ref())?;
+    let encrypted = stores::encrypted::open(volume, store, metadata_store.as_ref())?;
     let (encrypted, new_key) = encrypted.map(|one| (one.store, one.new_key)).unzip();
     let eraser = encrypted.clone().map(|store| store as _);
-    let store = encrypted.map_or(store, |encrypted| encrypted);
+    let store: Arc<dyn Store> = match encrypted {
+        Some(encrypted) => encrypted,
+        None => store.clone(),
+    };
     // The delay is above all reads during the opening, because they cannot wait.
     let store: Arc<dyn Store> = match volume.delay {
         Some(delay) => Arc::new(stores::SlowStore::new(store, delay.duration())),
@@ -440,8 +444,9 @@ fn logical_unit(
     let opened = sarsen_volume::Volume::open(sarsen_volume::Parts {
         name: volume.name.clone(),
         store,
-        health,
+        health: health.clone(),
         metadata: metadata_store,
+        history: history.map(|history| history as _),
         companion: Some(Box::new(companion)),
     });
     let parts = Parts {

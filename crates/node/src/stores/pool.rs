@@ -1,6 +1,7 @@
 //! Pools: their devices, and the volumes in them. Files are read and written by cores, so operations on a pool run there.
 
 mod creation;
+mod history;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -23,6 +24,7 @@ use tracing::{error, info, warn};
 
 pub(crate) use self::creation::format;
 pub use self::creation::{PoolPlan, create};
+use self::history::SnapshotHistory;
 use super::file::{FileOptions, FileStore};
 use super::{MarkRule, OpenMode, StoreError};
 use crate::config::{CacheMode, PoolConfig, VolumeConfig, render_size};
@@ -231,6 +233,8 @@ pub(crate) struct PoolBacking {
     pub(crate) pool: Arc<OpenPool>,
     pub(crate) volume: Arc<PoolVolume>,
     pub(crate) id: VolumeId,
+    /// What has changed in a snapshot since older ones.
+    pub(crate) history: Option<Arc<SnapshotHistory>>,
     /// The volume, if it was created for this opening.
     pub(crate) new: Option<NewPoolVolume>,
 }
@@ -515,7 +519,8 @@ impl OpenPool {
             }
             Some(_) | None => {}
         }
-        Ok(PoolBacking { pool: self.clone(), volume, id: found.id, new })
+        let history = SnapshotHistory::of(&self.pool, &found).map(Arc::new);
+        Ok(PoolBacking { pool: self.clone(), volume, id: found.id, history, new })
     }
 
     /// Creates a volume, empty or with the contents of a snapshot.

@@ -21,20 +21,27 @@ mod replies;
 mod tests;
 mod transmission;
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use sarsen_block::{Buffer, Data};
-use sarsen_wire::nbd::{DEFAULT_MAX_PAYLOAD, ErrorCode, transmission as flag};
+use sarsen_wire::nbd::{
+    BASE_ALLOCATION, DEFAULT_MAX_PAYLOAD, ErrorCode, QEMU_DIRTY_BITMAP, dirty_bitmap,
+    transmission as flag,
+};
 
 use super::Output;
 use handshake::{Context, Handshake, Step};
 use replies::Headers;
 use transmission::{Flow, Transmission};
 
-/// Maximum number of extents in one reply to [`Operation::BlockStatus`]. The server omits further extents, and clients
-/// request the status of the rest ("`NBD_CMD_BLOCK_STATUS`"). A chunk with this number of extents fits the smallest
-/// permitted maximum payload.
+/// Maximum number of extents in one reply to [`Operation::BlockStatus`], of all contexts together. The server omits
+/// further extents, and clients request the status of the rest ("`NBD_CMD_BLOCK_STATUS`"). A chunk with this number of
+/// extents fits the smallest permitted maximum payload.
 pub const MAXIMUM_EXTENTS: usize = 4096;
+/// Maximum number of metadata contexts that a client may select.
+pub const MAXIMUM_CONTEXTS: usize = 16;
 /// The smallest maximum payload: servers must support unfragmented reads of this length ("`NBD_CMD_READ`").
 pub const SMALLEST_MAXIMUM_PAYLOAD: u32 = 64 * 1024;
 /// While this number of bytes of replies waits to be sent, the server handles no further option. A client that sends
@@ -104,9 +111,12 @@ pub struct Export {
     pub can_multi_conn: bool,
     /// Whether [`Operation::Cache`] has an effect.
     pub can_cache: bool,
-    /// Whether [`Operation::BlockStatus`] is supported (`base:allocation`). If so, a write to space that is reported as
+    /// Whether the export has the context [`StatusContext::Allocation`]. If so, a write to space that is reported as
     /// allocated must not fail for lack of space ("`base:allocation` metadata context").
     pub reports_allocation: bool,
+    /// The names of the dirty bitmaps, each for one context [`StatusContext::DirtyBitmap`]. A name has a maximum of
+    /// 4078 bytes.
+    pub dirty_bitmaps: Vec<String>,
 }
 
 impl Export {
@@ -125,7 +135,15 @@ impl Export {
             can_multi_conn: false,
             can_cache: false,
             reports_allocation: false,
+            dirty_bitmaps: Vec::new(),
         }
+    }
+
+    /// Returns the metadata contexts that clients may select.
+    fn contexts(&self) -> impl Iterator<Item = StatusContext> {
+        let allocation = self.reports_allocation.then_some(StatusContext::Allocation);
+        let bitmaps = self.dirty_bitmaps.iter().cloned().map(StatusContext::DirtyBitmap);
+        allocation.into_iter().chain(bitmaps)
     }
 
     /// Returns the transmission flags of a connection with these headers.
@@ -233,23 +251,52 @@ pub enum Operation {
         /// Number of bytes, not 0.
         length: u64,
     },
-    /// Return the allocation of a range; complete with [`Outcome::Status`].
+    /// Return the status of a range; complete with [`Outcome::Status`].
     BlockStatus {
         /// First byte.
         offset: u64,
         /// Number of bytes, not 0.
         length: u64,
-        /// Whether the reply contains one extent only.
-        one: bool,
+        /// The contexts whose status the client requests: at least one, and a maximum of [`MAXIMUM_CONTEXTS`].
+        contexts: Arc<[StatusContext]>,
+        /// Maximum number of extents that the reply has for each context, at least 1.
+        maximum_extents: usize,
     },
 }
 
-/// An extent of the export with the same allocation.
+/// A metadata context: what a status describes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StatusContext {
+    /// The allocation (`base:allocation`).
+    Allocation,
+    /// The changes in the dirty bitmap of this name (`qemu:dirty-bitmap:NAME`).
+    DirtyBitmap(String),
+}
+
+impl StatusContext {
+    /// Returns its name with its namespace.
+    fn name(&self) -> Cow<'static, str> {
+        match self {
+            Self::Allocation => BASE_ALLOCATION.into(),
+            Self::DirtyBitmap(name) => format!("{QEMU_DIRTY_BITMAP}{name}").into(),
+        }
+    }
+
+    /// Returns the flags that are right for every range: it is allocated, and has perhaps changed.
+    const fn safe_flags(&self) -> u32 {
+        match self {
+            Self::Allocation => 0,
+            Self::DirtyBitmap(_) => dirty_bitmap::DIRTY,
+        }
+    }
+}
+
+/// An extent of the export with the same status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusExtent {
     /// Number of bytes: a multiple of the minimum block size, except at the end of the export.
     pub length: u64,
-    /// Flags of `sarsen_wire::nbd::allocation`.
+    /// Flags of `sarsen_wire::nbd::allocation` or `sarsen_wire::nbd::dirty_bitmap`, as the context requires.
     pub flags: u32,
 }
 
@@ -260,9 +307,10 @@ pub enum Outcome {
     Done,
     /// The data of a read: exactly the requested length.
     Data(Data),
-    /// The consecutive extents from the requested offset. The server merges equal neighbours and omits what exceeds the
-    /// request or [`MAXIMUM_EXTENTS`]. Without extents it reports the whole range as allocated.
-    Status(Vec<StatusExtent>),
+    /// For each context of the request, in their order, the consecutive extents from the requested offset. The server
+    /// merges equal neighbours and omits what exceeds the request or its maximum. For a context without extents it
+    /// reports that the whole range is allocated, or has changed.
+    Status(Vec<Vec<StatusExtent>>),
 }
 
 /// An event for the driver.
@@ -377,9 +425,10 @@ impl Server {
     /// Returns the bytes of memory that the connection uses: for the payloads of open requests, for output, and for an
     /// incomplete message. Data in a store and the entries of queues do not count.
     ///
-    /// During the handshake, the maximum is 16 KiB for an option, 4 KiB for a name, 4 KiB of replies, and the replies to
-    /// one more option (which may be the list of all exports). Afterwards it is [`Settings::maximum_memory`], plus the
-    /// buffer of one request of [`Settings::maximum_payload`], plus 4 KiB.
+    /// During the handshake, the maximum is 16 KiB for an option, 16 KiB for the name of an export and its selected
+    /// contexts, 4 KiB of replies, and the replies to one more option (which may be the list of all exports).
+    /// Afterwards it is [`Settings::maximum_memory`], plus the buffer of one request of [`Settings::maximum_payload`],
+    /// plus 4 KiB.
     pub fn memory(&self) -> usize {
         let charged = match &self.phase {
             Phase::Handshake(handshake) | Phase::StartTls(handshake) => handshake.memory(),

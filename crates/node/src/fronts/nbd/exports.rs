@@ -169,6 +169,7 @@ impl Exports for VisibleExports {
             can_multi_conn: true,
             can_cache: true,
             reports_allocation: characteristics.unmap.is_some(),
+            dirty_bitmaps: volume.history().map_or_else(Vec::new, |history| history.states()),
             ..Export::new(&volume.name(), geometry.byte_count())
         })
     }

@@ -9,11 +9,11 @@ use sarsen_block::{
     Allocation, BlockError, BlockSize, Data, Durability, Extent, InvalidRequest, Io, LocalFuture,
     StopCause,
 };
-use sarsen_proto::nbd::server::{MAXIMUM_EXTENTS, Operation, Outcome, StatusExtent};
+use sarsen_proto::nbd::server::{Operation, Outcome, StatusContext, StatusExtent};
 use sarsen_volume::qos::{Admit, Cost, Queue};
 use sarsen_volume::statistics::Failure;
 use sarsen_volume::{self as volume, Attachment, OperationKind};
-use sarsen_wire::nbd::{ErrorCode, allocation};
+use sarsen_wire::nbd::{ErrorCode, allocation, dirty_bitmap};
 use tokio::sync::watch;
 
 use super::exports::TargetPath;
@@ -26,8 +26,10 @@ use crate::sessions::Client;
 /// or a store for too long.
 const ZERO_PIECE: u64 = 32 << 20;
 const UNMAP_PIECE: u64 = 1 << 30;
-/// Maximum number of queries to the store for one request for the allocation of a range.
+/// Maximum number of queries to the volume for the status of a range in one context.
 const STATUS_QUERIES: usize = 1024;
+/// Maximum length of the range of one query for changes, in bytes.
+const CHANGES_PIECE: u64 = 1 << 30;
 
 /// Whether the session of a request has ended.
 type Cancelled = watch::Receiver<bool>;
@@ -274,9 +276,24 @@ fn execute(
         }
         // As PRE-FETCH of SCSI: stores have caches of their own.
         Operation::Cache { .. } => Io::Ready(Ok(Outcome::Done)),
-        Operation::BlockStatus { offset, length, one } => {
-            let queries = if one { 1 } else { STATUS_QUERIES };
-            Io::pending(status(volume.clone(), extent(offset, length), shift, queries))
+        Operation::BlockStatus { offset, length, contexts, maximum_extents } => {
+            let volume = volume.clone();
+            let (extent, cancelled) = (extent(offset, length), cancelled());
+            Io::pending(async move {
+                let mut status = Vec::with_capacity(contexts.len());
+                for context in &*contexts {
+                    status.push(match context {
+                        StatusContext::Allocation => {
+                            allocation(&volume, extent, shift, maximum_extents).await?
+                        }
+                        StatusContext::DirtyBitmap(name) => {
+                            let maximum = (maximum_extents, &cancelled);
+                            changes(&volume, name, extent, shift, maximum).await?
+                        }
+                    });
+                }
+                Ok(Outcome::Status(status))
+            })
         }
     }
 }
@@ -329,14 +346,15 @@ async fn zero(
     Ok(Outcome::Done)
 }
 
-async fn status(
-    volume: Arc<Attachment>,
+/// Returns the allocation of the blocks from the extent's first one.
+async fn allocation(
+    volume: &Attachment,
     mut rest: Extent,
     shift: u32,
-    queries: usize,
-) -> Result<Outcome, RequestError> {
+    maximum: usize,
+) -> Result<Vec<StatusExtent>, RequestError> {
     let mut extents: Vec<StatusExtent> = Vec::new();
-    for _ in 0..queries {
+    for _ in 0..maximum.min(STATUS_QUERIES) {
         let run = volume.allocation(rest).wait().await?;
         let flags = match run.allocation {
             Allocation::Mapped => 0,
@@ -344,12 +362,43 @@ async fn status(
             Allocation::Deallocated => allocation::HOLE | allocation::ZERO,
         };
         extents.push(StatusExtent { length: run.block_count << shift, flags });
-        rest = Extent::new(rest.lba.0 + run.block_count, rest.block_count - run.block_count);
-        if rest.block_count == 0 || extents.len() == MAXIMUM_EXTENTS {
+        rest = after(rest, run.block_count);
+        if rest.block_count == 0 {
             break;
         }
     }
-    Ok(Outcome::Status(extents))
+    Ok(extents)
+}
+
+/// Returns which blocks from the extent's first one have changed since an earlier state of the volume.
+async fn changes(
+    volume: &Attachment,
+    since: &str,
+    mut rest: Extent,
+    shift: u32,
+    (maximum, cancelled): (usize, &Cancelled),
+) -> Result<Vec<StatusExtent>, RequestError> {
+    let mut extents: Vec<StatusExtent> = Vec::new();
+    for _ in 0..STATUS_QUERIES {
+        check_session(cancelled)?;
+        let piece = Extent::new(rest.lba.0, rest.block_count.min(CHANGES_PIECE >> shift));
+        let runs = volume.changes(since, piece, maximum - extents.len()).wait().await?;
+        let count = runs.iter().map(|run| run.block_count).sum();
+        extents.extend(runs.iter().map(|run| StatusExtent {
+            length: run.block_count << shift,
+            flags: if run.is_changed { dirty_bitmap::DIRTY } else { 0 },
+        }));
+        rest = after(rest, count);
+        if count == 0 || rest.block_count == 0 || extents.len() >= maximum {
+            break;
+        }
+    }
+    Ok(extents)
+}
+
+/// Returns the part of an extent behind its first blocks.
+const fn after(extent: Extent, block_count: u64) -> Extent {
+    Extent::new(extent.lba.0 + block_count, extent.block_count - block_count)
 }
 
 #[cfg(test)]

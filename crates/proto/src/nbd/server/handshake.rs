@@ -1,10 +1,12 @@
 //! The fixed newstyle negotiation until the client selects an export.
 
+use std::collections::BTreeSet;
+
 use sarsen_wire::nbd::{
-    BASE_ALLOCATION, BlockSizeInfo, ClientFlags, EXPORT_NAME_PADDING, ExportInfo, ExportNameReply,
-    FIXED_NEWSTYLE, GREETING_MAGIC, Greeting, InfoCode, MAX_MINIMUM_BLOCK, MAX_NAME_LENGTH,
-    MIN_PREFERRED_BLOCK, NO_ZEROES, OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionCode, OptionReply,
-    OptionRequest, ReplyCode,
+    BlockSizeInfo, ClientFlags, EXPORT_NAME_PADDING, ExportInfo, ExportNameReply, FIXED_NEWSTYLE,
+    GREETING_MAGIC, Greeting, InfoCode, MAX_MINIMUM_BLOCK, MAX_NAME_LENGTH, MIN_PREFERRED_BLOCK,
+    NO_ZEROES, OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionCode, OptionReply, OptionRequest,
+    QEMU_DIRTY_BITMAP, QEMU_NAMESPACE, ReplyCode,
 };
 use zerocopy::byteorder::big_endian::{U16, U32};
 use zerocopy::{FromBytes, IntoBytes};
@@ -12,8 +14,10 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::super::Output;
 use super::super::partial::collect;
 use super::options::{ContextRequest, InfoRequest, valid_string};
-use super::replies::{ALLOCATION_CONTEXT, Headers};
-use super::{Export, Exports, Refusal, ServerError, Settings, Tls};
+use super::replies::{Headers, context_id};
+use super::{
+    Export, Exports, MAXIMUM_CONTEXTS, Refusal, ServerError, Settings, StatusContext, Tls,
+};
 
 /// Maximum length of an option's data. It contains a name and two queries of maximum length, or hundreds of queries of
 /// usual length. Longer data is skipped.
@@ -22,6 +26,9 @@ const OPTION_LIMIT: u32 = 16 * 1024;
 const OPTIONS_LIMIT: u32 = 16 * 1024;
 /// Capacity of the memory for incomplete messages that is kept between options.
 const PARTIAL_KEPT: usize = 1024;
+/// Queries that match each context whose name begins with them, in a list only ("`base:` metadata namespace"; QEMU,
+/// docs/interop/nbd.txt).
+const WILDCARDS: [&str; 3] = ["base:", QEMU_NAMESPACE, QEMU_DIRTY_BITMAP];
 
 /// An error in reply to an option, and its message to the user.
 #[derive(Clone, Copy)]
@@ -57,8 +64,16 @@ pub(super) struct Handshake {
     tls: bool,
     options: u32,
     headers: Headers,
-    /// Name of the export for which the client selected `base:allocation`.
-    context: Option<String>,
+    /// The contexts that the client selected.
+    contexts: Option<SelectedContexts>,
+}
+
+/// The metadata contexts that a client selected for an export.
+struct SelectedContexts {
+    /// Name of the export.
+    export: String,
+    /// The contexts, not empty.
+    contexts: Vec<StatusContext>,
 }
 
 /// The part of the server that the negotiation uses.
@@ -73,8 +88,8 @@ pub(super) struct Context<'a> {
 pub(super) struct Selection {
     pub(super) export: Export,
     pub(super) headers: Headers,
-    /// Whether the client selected `base:allocation` for this export.
-    pub(super) reports_status: bool,
+    /// The contexts that the client selected for this export.
+    pub(super) contexts: Vec<StatusContext>,
 }
 
 /// The next step of the negotiation.
@@ -107,18 +122,24 @@ impl Handshake {
             tls: false,
             options: 0,
             headers: Headers::Simple,
-            context: None,
+            contexts: None,
         }
     }
 
     /// Returns the negotiation that continues with TLS.
     pub(super) fn with_tls(self) -> Self {
-        Self { state: State::Head, tls: true, headers: Headers::Simple, context: None, ..self }
+        Self { state: State::Head, tls: true, headers: Headers::Simple, contexts: None, ..self }
     }
 
-    /// Returns the bytes of memory of the name that the client selected a context for.
+    /// Returns the bytes of memory of the selected contexts and the name of their export.
     pub(super) fn memory(&self) -> usize {
-        self.context.as_ref().map_or(0, String::capacity)
+        let name = |context: &StatusContext| match context {
+            StatusContext::Allocation => 0,
+            StatusContext::DirtyBitmap(name) => name.capacity(),
+        };
+        self.contexts.as_ref().map_or(0, |SelectedContexts { export, contexts }| {
+            export.capacity() + contexts.iter().map(name).sum::<usize>()
+        })
     }
 
     /// Handles the next message, or a part of it.
@@ -206,7 +227,7 @@ impl Handshake {
         }
         if option == OptionCode::SetMetaContext {
             // It replaces the previous contexts even if it fails.
-            self.context = None;
+            self.contexts = None;
         }
         let needs_tls = context.settings.tls == Tls::Required && !self.tls;
         let refuse = |code, message| Ok(Plan::Refuse(Refused(code, message)));
@@ -386,17 +407,32 @@ impl Handshake {
             .find(request.name)
             .map_err(|refusal| self.refused(refusal, Tls::Unavailable))?;
         let lists = option == OptionCode::ListMetaContext;
-        // "`base:` metadata namespace": the empty leaf-name is a wildcard for a list only.
-        let matches = |query: &&str| *query == BASE_ALLOCATION || (lists && *query == "base:");
-        let all = lists && request.queries.is_empty();
-        if export.reports_allocation && (all || request.queries.iter().any(matches)) {
+        let queries: BTreeSet<&str> = request.queries.iter().copied().collect();
+        let matches_all = lists && queries.is_empty();
+        let mut wildcards = WILDCARDS.to_vec();
+        wildcards.retain(|wildcard| lists && queries.contains(wildcard));
+        let is_queried = |context: &StatusContext| {
+            let name = context.name();
+            let begins = |wildcard: &&str| name.starts_with(wildcard);
+            matches_all || queries.contains(&*name) || wildcards.iter().any(begins)
+        };
+        let contexts: Vec<_> = export.contexts().filter(is_queried).collect();
+        if !lists && contexts.len() > MAXIMUM_CONTEXTS {
+            return Err(Refused(
+                ReplyCode::TooBig,
+                "the client selects too many metadata contexts",
+            ));
+        }
+        for (index, context) in contexts.iter().enumerate() {
             // "The metadata context ID in these replies is reserved" in a list.
-            let id = U32::new(if lists { 0 } else { ALLOCATION_CONTEXT });
-            let parts = [id.as_bytes(), BASE_ALLOCATION.as_bytes()];
+            let id = U32::new(if lists { 0 } else { context_id(index) });
+            let name = context.name();
+            let parts = [id.as_bytes(), name.as_bytes()];
             push_reply(output, option, ReplyCode::MetaContext, &parts);
-            if !lists {
-                self.context = Some(request.name.to_owned());
-            }
+        }
+        if !lists && !contexts.is_empty() {
+            let export = request.name.to_owned();
+            self.contexts = Some(SelectedContexts { export, contexts });
         }
         Ok(())
     }
@@ -407,10 +443,12 @@ impl Handshake {
             "the minimum block size is not a power of two"
         );
         assert!(export.minimum_block <= MAX_MINIMUM_BLOCK, "the minimum block size exceeds 64 KiB");
-        let reports_status = self.headers != Headers::Simple
-            && self.context.as_deref() == Some(name)
-            && export.reports_allocation;
-        Selection { export, headers: self.headers, reports_status }
+        // A context that the export no longer has stays selected: its requests fail.
+        let selected = self.contexts.as_ref();
+        let selected =
+            selected.filter(|selected| self.headers != Headers::Simple && selected.export == name);
+        let contexts = selected.map_or_else(Vec::new, |selected| selected.contexts.clone());
+        Selection { export, headers: self.headers, contexts }
     }
 
     /// Returns the error for a refused export. Only with [`Tls::Optional`] does it report that the export requires TLS

@@ -10,10 +10,12 @@ use zerocopy::IntoBytes;
 use zerocopy::byteorder::big_endian::{U32, U64};
 
 use super::super::Output;
-use super::{MAXIMUM_EXTENTS, StatusExtent};
+use super::{StatusContext, StatusExtent};
 
-/// The identifier of the context `base:allocation`, the only one that the server has.
-pub(super) const ALLOCATION_CONTEXT: u32 = 1;
+/// Returns the identifier of a context by its index in the list of those that a client selected.
+pub(super) const fn context_id(index: usize) -> u32 {
+    index as u32 + 1
+}
 
 /// The format of the messages of the transmission phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +46,7 @@ impl ReplyTo {
         if self.headers == Headers::Simple || (self.headers == Headers::Structured && !is_read) {
             self.push_simple(ErrorCode::None, output);
         } else {
-            self.push_chunk(ChunkType::None, &[], 0, output);
+            self.push_last_chunk(ChunkType::None, &[], 0, output);
         }
     }
 
@@ -55,7 +57,7 @@ impl ReplyTo {
         }
         let head =
             ErrorChunk { error: error.0.into(), message_length: (message.len() as u16).into() };
-        self.push_chunk(ChunkType::Error, &[head.as_bytes(), message.as_bytes()], 0, output);
+        self.push_last_chunk(ChunkType::Error, &[head.as_bytes(), message.as_bytes()], 0, output);
     }
 
     /// Returns the data of a read. Zeroes are a hole, unless the format has none. Structured replies have one content
@@ -68,26 +70,34 @@ impl ReplyTo {
         let offset = U64::new(self.offset);
         if let Data::Zeroes(length) = data {
             let hole = HoleChunk { offset, length: (length as u32).into() };
-            return self.push_chunk(ChunkType::OffsetHole, &[hole.as_bytes()], 0, output);
+            return self.push_last_chunk(ChunkType::OffsetHole, &[hole.as_bytes()], 0, output);
         }
-        self.push_chunk(ChunkType::OffsetData, &[offset.as_bytes()], data.len(), output);
+        self.push_last_chunk(ChunkType::OffsetData, &[offset.as_bytes()], data.len(), output);
         output.push_payload(data);
     }
 
-    /// Returns the status of the first `length` bytes of a request for status, in at most `limit` extents.
+    /// Returns the status of the first `length` bytes of a request for status: a chunk for each context, with up to
+    /// `limit` extents.
     pub(super) fn push_status(
         self,
-        extents: Vec<StatusExtent>,
+        contexts: &[StatusContext],
+        status: Vec<Vec<StatusExtent>>,
         length: u64,
         limit: usize,
         output: &mut Output,
     ) {
-        let extents = merge(extents, length, limit);
+        assert!(status.len() == contexts.len(), "each context has its status");
+        for (index, (context, extents)) in contexts.iter().zip(status).enumerate() {
+            let flags = if index + 1 == contexts.len() { REPLY_DONE } else { 0 };
+            let safe = StatusExtent { length, flags: context.safe_flags() };
+            self.push_context(flags, context_id(index), &merge(extents, safe, limit), output);
+        }
+    }
+
+    /// Appends the chunk of one context.
+    fn push_context(self, flags: u16, id: u32, extents: &[StatusExtent], output: &mut Output) {
         if self.headers == Headers::Extended {
-            let head = ExtendedStatus {
-                context: ALLOCATION_CONTEXT.into(),
-                count: (extents.len() as u32).into(),
-            };
+            let head = ExtendedStatus { context: id.into(), count: (extents.len() as u32).into() };
             let descriptors: Vec<_> = extents
                 .iter()
                 .map(|extent| ExtendedStatusDescriptor {
@@ -96,7 +106,7 @@ impl ReplyTo {
                 })
                 .collect();
             let parts = [head.as_bytes(), descriptors.as_bytes()];
-            return self.push_chunk(ChunkType::BlockStatusExt, &parts, 0, output);
+            return self.push_chunk(flags, ChunkType::BlockStatusExt, &parts, 0, output);
         }
         let descriptors: Vec<_> = extents
             .iter()
@@ -106,9 +116,9 @@ impl ReplyTo {
                 flags: extent.flags.into(),
             })
             .collect();
-        let context = U32::new(ALLOCATION_CONTEXT);
-        let parts = [context.as_bytes(), descriptors.as_bytes()];
-        self.push_chunk(ChunkType::BlockStatus, &parts, 0, output);
+        let id = U32::new(id);
+        let parts = [id.as_bytes(), descriptors.as_bytes()];
+        self.push_chunk(flags, ChunkType::BlockStatus, &parts, 0, output);
     }
 
     fn push_simple(self, error: ErrorCode, output: &mut Output) {
@@ -120,10 +130,28 @@ impl ReplyTo {
         output.push(reply.as_bytes());
     }
 
-    /// Appends the only chunk of a reply. `following` bytes of its payload follow the parts.
-    fn push_chunk(self, chunk: ChunkType, parts: &[&[u8]], following: usize, output: &mut Output) {
+    /// Appends the only chunk of a reply.
+    fn push_last_chunk(
+        self,
+        chunk: ChunkType,
+        parts: &[&[u8]],
+        following: usize,
+        output: &mut Output,
+    ) {
+        self.push_chunk(REPLY_DONE, chunk, parts, following, output);
+    }
+
+    /// Appends a chunk. `following` bytes of its payload follow the parts.
+    fn push_chunk(
+        self,
+        flags: u16,
+        chunk: ChunkType,
+        parts: &[&[u8]],
+        following: usize,
+        output: &mut Output,
+    ) {
         let length = parts.iter().map(|part| part.len()).sum::<usize>() + following;
-        let (flags, chunk, cookie) = (REPLY_DONE.into(), chunk.0.into(), self.cookie.into());
+        let (flags, chunk, cookie) = (flags.into(), chunk.0.into(), self.cookie.into());
         if self.headers == Headers::Extended {
             let (offset, length) = (self.offset.into(), (length as u64).into());
             let magic = EXTENDED_REPLY_MAGIC.into();
@@ -139,12 +167,11 @@ impl ReplyTo {
     }
 }
 
-/// Merges equal neighbours, and omits what exceeds `length` or `limit` extents.
-///
-/// Without extents, the whole range has the status 0, which a server may always report ("`NBD_CMD_BLOCK_STATUS`").
-fn merge(extents: Vec<StatusExtent>, mut length: u64, limit: usize) -> Vec<StatusExtent> {
-    let whole = StatusExtent { length, flags: 0 };
-    let mut merged: Vec<StatusExtent> = Vec::with_capacity(extents.len().min(MAXIMUM_EXTENTS));
+/// Merges equal neighbours, and omits what exceeds the length of `safe`, or `limit` extents. Without extents, the
+/// result is `safe`.
+fn merge(extents: Vec<StatusExtent>, safe: StatusExtent, limit: usize) -> Vec<StatusExtent> {
+    let mut length = safe.length;
+    let mut merged: Vec<StatusExtent> = Vec::with_capacity(extents.len().min(limit));
     for extent in extents {
         let covered = extent.length.min(length);
         if covered == 0 {
@@ -159,7 +186,7 @@ fn merge(extents: Vec<StatusExtent>, mut length: u64, limit: usize) -> Vec<Statu
         length -= covered;
     }
     if merged.is_empty() {
-        merged.push(whole);
+        merged.push(safe);
     }
     merged
 }

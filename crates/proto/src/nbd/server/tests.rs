@@ -36,6 +36,11 @@ impl Exports for Disks {
             }),
             "plain" => Ok(Export { reports_allocation: false, ..export }),
             "read-only" => Ok(Export { read_only: true, can_trim: true, ..export }),
+            "snapshot" => Ok(Export { read_only: true, dirty_bitmaps: bitmaps(2), ..export }),
+            "snapshots" => {
+                let dirty_bitmaps = bitmaps(MAXIMUM_CONTEXTS);
+                Ok(Export { read_only: true, dirty_bitmaps, ..export })
+            }
             "blocks" => Ok(Export { minimum_block: 512, can_trim: true, ..export }),
             "tls-only" => Err(Refusal::TlsRequired),
             "secret" => Err(Refusal::Policy),
@@ -51,6 +56,11 @@ impl Exports for Disks {
         };
         vec![export("disk", "a disk"), export("plain", "")]
     }
+}
+
+/// Returns the names `s1`, `s2` and so on.
+fn bitmaps(count: usize) -> Vec<String> {
+    (1..=count).map(|number| format!("s{number}")).collect()
 }
 
 fn sent(server: &mut Server) -> Vec<u8> {
@@ -219,6 +229,12 @@ fn next_request(server: &mut Server) -> (u64, Operation) {
 fn simple_reply(cookie: u64, error: ErrorCode) -> Vec<u8> {
     let parts = [0x6744_6698_u32.to_be_bytes(), error.0.to_be_bytes()].concat();
     [&parts[..], &cookie.to_be_bytes()].concat()
+}
+
+/// Returns a chunk, in either format, as one that is not the last of its reply.
+fn not_last(mut chunk: Vec<u8>) -> Vec<u8> {
+    chunk[5] = 0;
+    chunk
 }
 
 /// Returns the bytes of a structured chunk that is the last of its reply.

@@ -1,6 +1,7 @@
 //! The transmission phase: requests are checked, their payloads received, and their replies sent.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use sarsen_block::Buffer;
 use sarsen_wire::nbd::{
@@ -14,19 +15,20 @@ use super::super::partial::collect;
 use super::super::slots::Slots;
 use super::handshake::Selection;
 use super::replies::{Headers, ReplyTo};
-use super::{Event, Export, MAXIMUM_EXTENTS, Operation, Outcome, ServerError, Settings};
+use super::{
+    Event, Export, MAXIMUM_EXTENTS, Operation, Outcome, ServerError, Settings, StatusContext,
+};
 
 /// Minimum remaining length of a payload that is received directly into its buffer.
 const LANDING_LENGTH: usize = 16 * 1024;
-/// Memory of the reply to a request for status: its extents and heads.
-const STATUS_MEMORY: usize = 16 * MAXIMUM_EXTENTS + 64;
 
 /// What a request was, for its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Read,
     Status {
-        one: bool,
+        /// Maximum number of extents for each context.
+        maximum_extents: usize,
     },
     /// A request to write zeroes that must fail if it is slow.
     FastZero,
@@ -104,8 +106,8 @@ pub(super) enum Flow {
 pub(super) struct Transmission {
     export: Export,
     headers: Headers,
-    /// Whether the client selected `base:allocation`.
-    reports_status: bool,
+    /// The metadata contexts that the client selected.
+    contexts: Arc<[StatusContext]>,
     maximum_payload: u32,
     state: State,
     tasks: Slots<Task>,
@@ -117,11 +119,11 @@ pub(super) struct Transmission {
 
 impl Transmission {
     pub(super) fn new(selection: Selection, maximum_payload: u32) -> Self {
-        let Selection { export, headers, reports_status } = selection;
+        let Selection { export, headers, contexts } = selection;
         Self {
             export,
             headers,
-            reports_status,
+            contexts: contexts.into(),
             maximum_payload,
             state: State::Head,
             tasks: Slots::default(),
@@ -160,11 +162,23 @@ impl Transmission {
             {
                 Buffer::memory_for(head.length as usize)
             }
-            CommandCode::BlockStatus if head.flags & REQ_ONE == 0 => STATUS_MEMORY,
+            CommandCode::BlockStatus if head.flags & REQ_ONE == 0 => {
+                self.status_memory(self.maximum_extents(head.flags))
+            }
             _ => 0,
         };
         let used = self.memory.saturating_add(output.memory());
         needed == 0 || used.saturating_add(needed) <= self.allowance
+    }
+
+    /// Returns the maximum number of extents in a status for each context.
+    fn maximum_extents(&self, flags: u16) -> usize {
+        if flags & REQ_ONE != 0 { 1 } else { MAXIMUM_EXTENTS / self.contexts.len().max(1) }
+    }
+
+    /// Returns the memory of the reply to a request for status: its extents and heads.
+    fn status_memory(&self, maximum_extents: usize) -> usize {
+        self.contexts.len() * (16 * maximum_extents + 64)
     }
 
     /// Returns the bytes of memory that open requests use, and the payload that is being received.
@@ -340,8 +354,8 @@ impl Transmission {
             Ok(Checked::Operation(operation, kind)) => {
                 let memory = match kind {
                     Kind::Read => Buffer::memory_for(head.length as usize),
-                    Kind::Status { one: false } => STATUS_MEMORY,
-                    Kind::Status { one: true } | Kind::FastZero | Kind::Other => 0,
+                    Kind::Status { maximum_extents } => self.status_memory(maximum_extents),
+                    Kind::FastZero | Kind::Other => 0,
                 };
                 let task = self.open(&head, kind, memory);
                 events.push_back(Event::Request { task, operation });
@@ -408,16 +422,18 @@ impl Transmission {
                 let operation = Operation::WriteZeroes { offset, length, durable, may_punch, fast };
                 Checked::Operation(operation, kind)
             }
-            CommandCode::BlockStatus if !self.reports_status => {
+            CommandCode::BlockStatus if self.contexts.is_empty() => {
                 return invalid("block status: the client has selected no metadata context");
             }
             CommandCode::BlockStatus if length == 0 => {
                 return invalid("block status: the length must not be 0");
             }
             CommandCode::BlockStatus => {
-                let one = flags & REQ_ONE != 0;
-                let operation = Operation::BlockStatus { offset, length, one };
-                Checked::Operation(operation, Kind::Status { one })
+                let contexts = self.contexts.clone();
+                let maximum_extents = self.maximum_extents(flags);
+                let operation =
+                    Operation::BlockStatus { offset, length, contexts, maximum_extents };
+                Checked::Operation(operation, Kind::Status { maximum_extents })
             }
             _ => return invalid("the export does not support the request"),
         };
@@ -497,14 +513,13 @@ impl Transmission {
                 );
                 reply.push_data(data, output);
             }
-            (Ok(Outcome::Status(extents)), Kind::Status { one }) => {
-                let limit = if one { 1 } else { MAXIMUM_EXTENTS };
-                reply.push_status(extents, length, limit, output);
+            (Ok(Outcome::Status(status)), Kind::Status { maximum_extents }) => {
+                reply.push_status(&self.contexts, status, length, maximum_extents, output);
             }
             (Ok(outcome), _) => panic!("{outcome:?} does not belong to the request: {kind:?}"),
             (Err(error), _) => {
                 let error = permitted(error, kind);
-                reply.push_error(error, message(error), output);
+                reply.push_error(error, message(error, kind), output);
             }
         }
     }
@@ -520,7 +535,7 @@ fn permitted(error: ErrorCode, kind: Kind) -> ErrorCode {
 }
 
 /// Returns a message to the user.
-const fn message(error: ErrorCode) -> &'static str {
+const fn message(error: ErrorCode, kind: Kind) -> &'static str {
     match error {
         ErrorCode::NotPermitted => "the client is not permitted to make the request",
         ErrorCode::Io => "the medium failed",
@@ -528,6 +543,9 @@ const fn message(error: ErrorCode) -> &'static str {
         ErrorCode::NoSpace => "the volume is out of space",
         ErrorCode::NotSupported => "writing zeroes would not be faster than writing data",
         ErrorCode::Shutdown => "the server is shutting down",
+        _ if matches!(kind, Kind::Status { .. }) => {
+            "the status is unknown: a selected dirty bitmap does not exist any more"
+        }
         _ => "the request is invalid",
     }
 }

@@ -31,7 +31,7 @@ impl Disk {
                 self.0[Self::range(offset, length)].fill(0);
             }
             Operation::BlockStatus { length, .. } => {
-                return Ok(Outcome::Status(vec![StatusExtent { length, flags: 0 }]));
+                return Ok(Outcome::Status(vec![vec![StatusExtent { length, flags: 0 }]]));
             }
             Operation::Flush | Operation::Cache { .. } => {}
         }

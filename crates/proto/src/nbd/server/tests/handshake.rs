@@ -366,6 +366,66 @@ fn metadata_contexts_are_listed() {
     assert_eq!(codes(&negotiate(&mut server, &list("unknown", &[]))), [ReplyCode::Unknown]);
 }
 
+/// Returns the names and identifiers of the contexts in the replies to an option, which succeeds.
+fn contexts(replies: &[(ReplyCode, Vec<u8>)]) -> Vec<(u32, String)> {
+    let ((code, _), found) = replies.split_last().unwrap();
+    assert_eq!(*code, ReplyCode::Ack);
+    let context = |(code, data): &(ReplyCode, Vec<u8>)| {
+        assert_eq!(*code, ReplyCode::MetaContext);
+        let (id, name) = data.split_first_chunk().unwrap();
+        (u32::from_be_bytes(*id), String::from_utf8(name.to_vec()).unwrap())
+    };
+    found.iter().map(context).collect()
+}
+
+#[test]
+fn dirty_bitmaps_are_listed() {
+    let mut server = greeted(Tls::Unavailable);
+    negotiate(&mut server, &option(OptionCode::StructuredReply, &[]));
+    let base = "base:allocation";
+    let [first, second] = ["qemu:dirty-bitmap:s1", "qemu:dirty-bitmap:s2"];
+    let cases: [(&[&str], &[&str]); 9] = [
+        (&[], &[base, first, second]),
+        (&["qemu:"], &[first, second]),
+        (&["qemu:dirty-bitmap:"], &[first, second]),
+        (&["qemu:", "base:", first], &[base, first, second]),
+        (&[second, second], &[second]),
+        (&[second, base, first], &[base, first, second]),
+        (&["qemu:dirty-bitmap", "qemu:dirty-bitmap:s"], &[]),
+        (&["qemu:allocation-depth", "qemu:dirty-bitmap:S1", "QEMU:"], &[]),
+        (&["base:"], &[base]),
+    ];
+    for (queries, wanted) in cases {
+        let data = context_data("snapshot", queries);
+        let replies = negotiate(&mut server, &option(OptionCode::ListMetaContext, &data));
+        let wanted: Vec<_> = wanted.iter().map(|&name| (0, name.to_owned())).collect();
+        assert_eq!(contexts(&replies), wanted, "{queries:?}");
+    }
+}
+
+#[test]
+fn several_metadata_contexts_are_selected_with_identifiers_of_their_own() {
+    let mut server = greeted(Tls::Unavailable);
+    negotiate(&mut server, &option(OptionCode::StructuredReply, &[]));
+    let mut set = |name: &str, queries: &[&str]| {
+        let data = context_data(name, queries);
+        negotiate(&mut server, &option(OptionCode::SetMetaContext, &data))
+    };
+    let queries = ["qemu:dirty-bitmap:s2", "base:allocation", "qemu:dirty-bitmap:none"];
+    let wanted = [(1, "base:allocation".to_owned()), (2, "qemu:dirty-bitmap:s2".to_owned())];
+    assert_eq!(contexts(&set("snapshot", &queries)), wanted);
+    // Only a list has wildcards.
+    assert_eq!(contexts(&set("snapshot", &["qemu:", "qemu:dirty-bitmap:"])), []);
+    let names: Vec<_> =
+        bitmaps(MAXIMUM_CONTEXTS).iter().map(|name| format!("qemu:dirty-bitmap:{name}")).collect();
+    let mut queries: Vec<&str> = names.iter().map(String::as_str).collect();
+    assert_eq!(contexts(&set("snapshots", &queries)).len(), MAXIMUM_CONTEXTS);
+    queries.push("base:allocation");
+    assert_eq!(codes(&set("snapshots", &queries)), [ReplyCode::TooBig]);
+    let list = option(OptionCode::ListMetaContext, &context_data("snapshots", &queries));
+    assert_eq!(contexts(&negotiate(&mut server, &list)).len(), MAXIMUM_CONTEXTS + 1);
+}
+
 #[test]
 fn metadata_context_belongs_to_the_export_and_to_the_last_request() {
     let set = |name: &str, queries: &[&str]| {

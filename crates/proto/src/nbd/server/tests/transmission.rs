@@ -1,7 +1,9 @@
 use std::sync::Arc;
 
 use sarsen_block::SharedMemory;
-use sarsen_wire::nbd::{DF, FAST_ZERO, FUA, NO_HOLE, PAYLOAD_LEN, REQ_ONE, allocation};
+use sarsen_wire::nbd::{
+    DF, FAST_ZERO, FUA, NO_HOLE, PAYLOAD_LEN, REQ_ONE, allocation, dirty_bitmap,
+};
 
 use super::*;
 
@@ -258,11 +260,96 @@ fn status(is_extended: bool, flags: u16, length: u32, extents: &[(u64, u32)]) ->
     receive(&mut server, &bytes).unwrap();
     let (task, operation) = next_request(&mut server);
     let is_one = flags & REQ_ONE != 0;
-    assert!(matches!(operation, Operation::BlockStatus { offset: 512, one, .. } if one == is_one));
-    let extents = extents.iter().map(|&(length, flags)| StatusExtent { length, flags }).collect();
-    server.complete(task, Ok(Outcome::Status(extents)));
+    let Operation::BlockStatus { offset: 512, contexts, maximum_extents, .. } = operation else {
+        panic!("{operation:?}")
+    };
+    assert_eq!(*contexts, [StatusContext::Allocation]);
+    assert_eq!(maximum_extents, if is_one { 1 } else { MAXIMUM_EXTENTS });
+    server.complete(task, Ok(Outcome::Status(vec![status_extents(extents)])));
     assert_eq!(server.open_requests(), 0);
     sent(&mut server)
+}
+
+fn status_extents(extents: &[(u64, u32)]) -> Vec<StatusExtent> {
+    extents.iter().map(|&(length, flags)| StatusExtent { length, flags }).collect()
+}
+
+#[test]
+fn block_status_has_one_chunk_for_each_selected_context() {
+    let queries = ["base:allocation", "qemu:dirty-bitmap:s1", "qemu:dirty-bitmap:s2"];
+    let set = option(OptionCode::SetMetaContext, &context_data("snapshot", &queries));
+    let (hole, dirty) = (allocation::HOLE | allocation::ZERO, dirty_bitmap::DIRTY);
+    for (is_extended, is_one) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (command, flags) = (CommandCode::BlockStatus, if is_one { REQ_ONE } else { 0 });
+        let (headers, head) = if is_extended {
+            (OptionCode::ExtendedHeaders, extended_request(command, flags, 7, 512, 2048))
+        } else {
+            (OptionCode::StructuredReply, request(command, flags, 7, 512, 2048))
+        };
+        let options = [option(headers, &[]), set.clone()];
+        let mut server = selected("snapshot", &options, Settings::default());
+        receive(&mut server, &head).unwrap();
+        let (task, operation) = next_request(&mut server);
+        let Operation::BlockStatus { contexts, maximum_extents, .. } = operation else { panic!() };
+        let bitmap = |name: &str| StatusContext::DirtyBitmap(name.to_owned());
+        assert_eq!(*contexts, [StatusContext::Allocation, bitmap("s1"), bitmap("s2")]);
+        assert_eq!(maximum_extents, if is_one { 1 } else { MAXIMUM_EXTENTS / 3 });
+        // Nothing is known of the changes since `s2`.
+        let status = [&[(4096, hole)][..], &[(512, 0), (512, dirty), (512, dirty), (512, 0)], &[]];
+        let status = status.map(status_extents).to_vec();
+        server.complete(task, Ok(Outcome::Status(status)));
+        let payload = |id: u32, extents: &[(u32, u32)]| {
+            let mut payload = id.to_be_bytes().to_vec();
+            if is_extended {
+                payload.extend((extents.len() as u32).to_be_bytes());
+            }
+            for &(length, flags) in extents {
+                if is_extended {
+                    payload.extend(u64::from(length).to_be_bytes());
+                    payload.extend(u64::from(flags).to_be_bytes());
+                } else {
+                    payload.extend([length.to_be_bytes(), flags.to_be_bytes()].concat());
+                }
+            }
+            if is_extended {
+                extended_chunk(7, 6, 512, &[&payload])
+            } else {
+                chunk(7, 5, &[&payload])
+            }
+        };
+        let changes = [(512, 0), (1024, dirty), (512, 0)];
+        let changes = if is_one { &changes[..1] } else { &changes };
+        let wanted = [
+            not_last(payload(1, &[(2048, hole)])),
+            not_last(payload(2, changes)),
+            payload(3, &[(2048, dirty)]),
+        ];
+        assert_eq!(sent(&mut server), wanted.concat(), "{is_extended} {is_one}");
+        // The error of one context is that of the request, not of the connection.
+        receive(&mut server, &head).unwrap();
+        let task = next_request(&mut server).0;
+        server.complete(task, Err(ErrorCode::Invalid));
+        assert_eq!(refused(&mut server), ErrorCode::Invalid);
+    }
+}
+
+#[test]
+fn all_contexts_together_have_a_maximum_of_extents() {
+    let names = bitmaps(MAXIMUM_CONTEXTS);
+    let queries: Vec<_> = names.iter().map(|name| format!("qemu:dirty-bitmap:{name}")).collect();
+    let queries: Vec<_> = queries.iter().map(String::as_str).collect();
+    let set = option(OptionCode::SetMetaContext, &context_data("snapshots", &queries));
+    let options = [option(OptionCode::ExtendedHeaders, &[]), set];
+    let mut server = selected("snapshots", &options, Settings::default());
+    receive(&mut server, &extended_request(CommandCode::BlockStatus, 0, 7, 0, BYTES)).unwrap();
+    let before = server.memory();
+    let task = next_request(&mut server).0;
+    let extents: Vec<_> = (0..10_000).map(|index| (1, index % 2)).collect();
+    let status = vec![status_extents(&extents); MAXIMUM_CONTEXTS];
+    server.complete(task, Ok(Outcome::Status(status)));
+    let reply = sent(&mut server);
+    assert_eq!(reply.len(), 40 * MAXIMUM_CONTEXTS + 16 * MAXIMUM_EXTENTS);
+    assert!(before >= reply.len(), "{before} bytes");
 }
 
 #[test]
