@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::future::{Either, select};
 use parking_lot::RwLock;
@@ -24,11 +25,42 @@ pub(crate) struct Device {
     given_up: watch::Sender<bool>,
     /// Shared by each request that nothing waits for.
     abandoned: Arc<()>,
+    requests: Arc<Requests>,
+}
+
+/// The numbers of requests of a device that were awaited: reads and writes of copies and of metadata, and flushes.
+#[derive(Default)]
+pub(crate) struct Requests {
+    pending: AtomicU64,
+    ended: AtomicU64,
+}
+
+/// A request that has not ended.
+struct Pending(Arc<Requests>);
+
+impl Pending {
+    fn new(requests: &Arc<Requests>) -> Self {
+        requests.pending.fetch_add(1, Ordering::Relaxed);
+        Self(requests.clone())
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.0.ended.fetch_add(1, Ordering::Relaxed);
+        self.0.pending.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Device {
     pub(crate) fn new(store: Arc<dyn Store>, layout: Layout) -> Self {
-        Self { store, layout, given_up: watch::Sender::new(false), abandoned: Arc::default() }
+        Self {
+            store,
+            layout,
+            given_up: watch::Sender::new(false),
+            abandoned: Arc::default(),
+            requests: Arc::default(),
+        }
     }
 
     fn extent(&self, offset: u64, length: u64) -> Extent {
@@ -88,6 +120,12 @@ impl Devices {
         device.is_some_and(|device| Arc::strong_count(&device.abandoned) > 1)
     }
 
+    /// Returns the numbers of requests of a device that have not ended, and that have.
+    pub(crate) fn requests(&self, device: u8) -> (u64, u64) {
+        let Some(Device { requests, .. }) = self.get(device) else { return (0, 0) };
+        (requests.pending.load(Ordering::Relaxed), requests.ended.load(Ordering::Relaxed))
+    }
+
     /// Returns the place on a device of a place in a slab.
     pub(crate) fn at(&self, slot: Slot, offset: u64) -> DevicePlace {
         let list = self.list.read();
@@ -143,6 +181,7 @@ impl Devices {
                 (Reply::Pending(pending), None) => return pending.await,
                 (Reply::Pending(pending), Some(known)) => (pending, known),
             };
+            let _counted = Pending::new(&known.requests);
             let mut given_up = known.given_up.subscribe();
             let gone = Box::pin(async move { drop(given_up.wait_for(|gone| *gone).await) });
             match select(pending, gone).await {

@@ -58,7 +58,7 @@ pub use changes::{Change, Changes};
 pub use check::{Finding, check};
 pub use error::{PoolError, PoolProblem};
 pub use membership::{DeviceInfo, DeviceState};
-pub use opening::identify;
+pub use opening::{DeviceIdentity, identify};
 pub use passes::Scrubbed;
 pub use pool::{Label, NewPool, NewVolume, Pool, PoolSpace, VolumeId, VolumeInfo, VolumeKind};
 pub use tasks::Tasks;

@@ -13,6 +13,8 @@ pub(crate) struct Member {
     pub(crate) standing: Standing,
     /// It is to be removed: it gets no slabs, and those that it has move.
     pub(crate) is_leaving: bool,
+    /// No checkpoint has it yet, so that the journal cannot name its slots.
+    pub(crate) is_new: bool,
     /// Generation of the first checkpoint that leaves it out.
     pub(crate) since: u64,
     /// No superblock says yet that it is left out.
@@ -35,6 +37,7 @@ impl Member {
             slots,
             standing: Standing::Online,
             is_leaving: false,
+            is_new: false,
             since: 0,
             is_unsaid: false,
             absences: 0,
@@ -76,6 +79,6 @@ impl Member {
     }
 
     pub(crate) fn takes_slabs(&self) -> bool {
-        self.is_there() && !self.is_leaving
+        self.is_there() && !self.is_leaving && !self.is_new
     }
 }

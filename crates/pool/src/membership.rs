@@ -45,6 +45,10 @@ pub struct DeviceInfo {
     pub used_bytes: u64,
     /// Bytes that must be copied to it at most, before it has everything.
     pub stale_bytes: u64,
+    /// Number of its requests that have not ended, of those whose data has copies.
+    pub pending_requests: u64,
+    /// Number of those that have ended.
+    pub ended_requests: u64,
 }
 
 impl Pool {
@@ -58,6 +62,7 @@ impl Pool {
                 known.unwrap_or_else(|| "it was left out before the pool was opened".into())
             };
             let (used_bytes, stale_bytes) = state.space.use_of(number);
+            let (pending_requests, ended_requests) = self.shared.devices.requests(number);
             DeviceInfo {
                 number,
                 identifier: member.identifier,
@@ -69,6 +74,8 @@ impl Pool {
                 size_bytes: u64::from(member.slots) << state.shape().slab_shift,
                 used_bytes,
                 stale_bytes,
+                pending_requests,
+                ended_requests,
             }
         };
         state.space.present().map(info).collect()
@@ -88,8 +95,7 @@ impl Pool {
         let shape = shared.state.read().shape();
         let mut member = new_member(&shape, &*store, identifier)
             .map_err(|problem| PoolError::Unfit { device: 0, problem })?;
-        // The journal names no slot that the last checkpoint does not have.
-        let free_slots = std::mem::take(&mut member.free_slots);
+        member.is_new = true;
         let device = Device::new(store, Layout::of_slots(&shape, member.slots));
         let number = {
             let state = shared.state.read();
@@ -141,7 +147,7 @@ impl Pool {
             let member = &mut state.space.members[usize::from(number)];
             let has_failed = member.standing == Standing::LeftOut;
             member.is_leaving |= has_failed;
-            member.free_slots = free_slots;
+            member.is_new = false;
             has_failed
         };
         shared.work.notify_one();
@@ -209,6 +215,20 @@ impl Pool {
         let failed = |source| PoolError::Device { device: number.into(), source };
         let generation = self.shared.exclude(number, error).map_err(failed)?;
         self.shared.checkpoint(generation).await
+    }
+
+    /// Lets go of the store of a device that was left out, so that it can be opened again. Returns whether nothing of the pool
+    /// uses it any more.
+    pub async fn release_device(&self, number: u8) -> bool {
+        let _copying = self.shared.copying.lock().await;
+        let state = self.shared.state.read();
+        let member = state.space.member(number);
+        let is_out = member.is_some_and(|member| member.standing == Standing::LeftOut);
+        if is_out && !self.shared.devices.has_abandoned(number) {
+            self.shared.devices.set(number, None);
+            return true;
+        }
+        false
     }
 
     /// Takes a device that was left out into use again. What it lacks is copied to it by the maintenance. Returns its number.

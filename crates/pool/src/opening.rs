@@ -47,9 +47,25 @@ pub(crate) fn new_member(
     Ok(Member::new(identifier, layout.slots))
 }
 
-/// Returns the name with which the pool of a device was created. Nothing else is checked.
-pub async fn identify(store: Arc<dyn Store>) -> Result<String, PoolError> {
-    Ok(unpadded(&read_superblock(&*store).await?.0.name))
+/// What a device says about itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceIdentity {
+    /// The identifier of its pool.
+    pub pool: [u8; 16],
+    /// The name with which its pool was created.
+    pub pool_name: String,
+    /// Its own identifier.
+    pub device: [u8; 16],
+}
+
+/// Returns what a device of a pool says about itself. Nothing else is checked.
+pub async fn identify(store: Arc<dyn Store>) -> Result<DeviceIdentity, PoolError> {
+    let (superblock, _) = read_superblock(&*store).await?;
+    Ok(DeviceIdentity {
+        pool: superblock.pool,
+        pool_name: unpadded(&superblock.name),
+        device: superblock.devices[usize::from(superblock.device.get())].identifier,
+    })
 }
 
 impl Pool {

@@ -97,6 +97,11 @@ impl Space {
         count.clamp(1, usize::from(MIRROR_MAX)) as u8
     }
 
+    /// Returns the number of copies that pages have at least, even if a device is full.
+    fn page_copies_min(&self) -> u8 {
+        self.page_copies().min(2)
+    }
+
     /// Returns the number of copies that a slab should have.
     pub(crate) fn wanted(&self, class: Class) -> u8 {
         match class {
@@ -168,7 +173,7 @@ impl Space {
     }
 
     fn pages_in(&self, free: &FreeSlots) -> u64 {
-        let slabs = free.slabs(self.page_copies().into());
+        let slabs = free.slabs(self.page_copies_min().into());
         self.free_units[Class::Pages.index()]
             + slabs * u64::from(self.shape.usable(SlabKind::Pages))
     }
@@ -186,7 +191,7 @@ impl Space {
         let mut free = self.free_slots();
         let missing = pages.saturating_sub(self.free_units[Class::Pages.index()]);
         for _ in 0..missing.div_ceil(self.shape.usable(SlabKind::Pages).into()) {
-            free.take(self.page_copies().into());
+            free.take(self.page_copies_min().into());
         }
         for slot in self.unassigned.iter().flat_map(|(_, slots)| slots) {
             let known = free.0.iter_mut().find(|one| one.device == slot.device);
@@ -207,8 +212,13 @@ impl Space {
             .filter_map(|(_, &slab)| Some(self.slab(slab)?.copies))
             .flat_map(|copies| copies.iter().map(|(slot, _)| slot.device).collect::<Vec<_>>())
             .collect();
-        let wanted = usize::from(self.wanted(class));
-        let copies = self.targets(wanted, &Copies::default(), &busy)?;
+        let least = match class {
+            Class::Data(copies) => copies,
+            Class::Pages => self.page_copies_min(),
+        };
+        let mut counts = (least..=self.wanted(class)).rev();
+        let copies =
+            counts.find_map(|count| self.targets(count.into(), &Copies::default(), &busy))?;
         if class.kind() == SlabKind::Data {
             let mut free = self.free_slots();
             for one in free.0.iter_mut().filter(|one| copies.has(one.device)) {

@@ -169,7 +169,8 @@ pub(crate) fn format(
 
 /// Refuses a device that has data.
 async fn refuse_if_used(device: &Arc<FileStore>, path: &Path) -> Result<(), StoreError> {
-    if let Ok(name) = sarsen_pool::identify(device.clone()).await {
+    if let Ok(identity) = sarsen_pool::identify(device.clone()).await {
+        let name = identity.pool_name;
         let problem = format!(
             "is a device of pool {name}: add that pool with `sarsen pool import`, or give --force to lose its data"
         );
