@@ -35,6 +35,22 @@ pub struct Scrubbed {
     pub lost_bytes: u64,
 }
 
+/// A pass through a slab. It ends when this is dropped, so that no write waits for a pass that lost its caller.
+struct PassGuard<'a>(&'a Shared);
+
+impl<'a> PassGuard<'a> {
+    fn begin(shared: &'a Shared, slab: u32, targets: u32) -> Self {
+        shared.state.write().space.mirrors.begin_pass(slab, targets);
+        Self(shared)
+    }
+}
+
+impl Drop for PassGuard<'_> {
+    fn drop(&mut self) {
+        self.0.state.write().space.mirrors.end_pass();
+    }
+}
+
 impl State {
     /// Returns the pages of a slab that the last checkpoint has, as ranges of bytes.
     fn written_pages(&self, number: u32, window: Range<u64>) -> Vec<Range<u64>> {
@@ -113,25 +129,18 @@ impl Shared {
         if !self.state.read().space.has_counts(number) {
             self.resolve(Blocked::Missing(vec![Load::Counts(number)])).await?;
         }
-        self.state.write().space.mirrors.begin_pass(number, targets);
-        let copied = async {
-            // What is written from now on is written to the targets, too.
-            self.end_writes().await;
-            let windows = self.windows(number, true);
-            for window in windows {
-                self.copy_window(number, targets, window).await?;
-                tokio::task::yield_now().await;
-            }
-            Ok(())
-        };
-        let copied = copied.await;
+        let _pass = PassGuard::begin(self, number, targets);
+        // What is written from now on is written to the targets, too.
+        self.end_writes().await;
+        for window in self.windows(number, true) {
+            self.copy_window(number, targets, window).await?;
+            tokio::task::yield_now().await;
+        }
         let mut state = self.state.write();
-        state.space.mirrors.set_window(None);
-        let is_complete = state.space.mirrors.end_pass();
-        if is_complete && copied.is_ok() {
+        if state.space.mirrors.is_complete() {
             state.space.complete(number, targets);
         }
-        copied
+        Ok(())
     }
 
     /// Returns the parts of a slab, or of what stale copies lack of it. Reference counts are a part of their own.
@@ -237,12 +246,8 @@ impl Shared {
             if !self.state.read().space.has_counts(number) {
                 self.resolve(Blocked::Missing(vec![Load::Counts(number)])).await?;
             }
-            self.state.write().space.mirrors.begin_pass(number, 0);
-            let compared = self.scrub_slab(number, &mut scrubbed).await;
-            let mut state = self.state.write();
-            state.space.mirrors.set_window(None);
-            state.space.mirrors.end_pass();
-            compared?;
+            let _pass = PassGuard::begin(self, number, 0);
+            self.scrub_slab(number, &mut scrubbed).await?;
         }
         Ok(scrubbed)
     }

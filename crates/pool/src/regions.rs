@@ -141,9 +141,14 @@ impl Regions {
         self.pass = Some(Pass { slab, targets, ..Pass::default() });
     }
 
-    /// Ends the pass. Returns whether its targets lack nothing.
-    pub(crate) fn end_pass(&mut self) -> bool {
-        self.pass.take().is_some_and(|pass| !pass.is_spoiled)
+    /// Returns whether the targets of the pass lack nothing of what it has copied.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.pass.as_ref().is_some_and(|pass| !pass.is_spoiled)
+    }
+
+    /// Ends the pass, and its window.
+    pub(crate) fn end_pass(&mut self) {
+        self.pass = None;
     }
 
     /// Moves the window in which nothing is written, and wakes who waits for it.
