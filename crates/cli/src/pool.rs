@@ -8,7 +8,8 @@ use sarsen_node::control::path_segment;
 use sarsen_node::desired::Changed;
 use sarsen_node::model::{ByteSize, CacheMode, ObjectKind, Textual as _, render_rounded};
 use sarsen_node::schema::pools::{
-    CreatePool, NewPoolDevice, PoolContents, PoolList, PoolStatus, StoredVolume,
+    AddPoolDevice, ChangePoolDevice, CreatePool, NewPoolDevice, PoolContents, PoolDevice, PoolList,
+    PoolScrub, PoolStatus, StoredVolume,
 };
 use sarsen_node::stores::{PoolPlan, check_pool, create_pool};
 
@@ -43,6 +44,58 @@ pub(crate) enum Verb {
     Status {
         /// The name of the pool.
         name: String,
+        #[command(flatten)]
+        options: ServerOptions,
+    },
+    /// Add a device to a pool. Its space is usable at once.
+    Add {
+        /// The name of the pool.
+        name: String,
+        /// A block device, or a file; with a size, a file is created.
+        #[arg(value_name = "PATH[,size=SIZE]")]
+        device: DeviceArgument,
+        /// Overwrite a device that has data. The data is lost.
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        options: ServerOptions,
+    },
+    /// Remove a device from a pool. Its data moves to the other devices, while volumes are in use.
+    Remove {
+        /// The name of the pool.
+        name: String,
+        /// The device, or its number if `sarsen pool status` shows no path.
+        #[arg(value_name = "PATH")]
+        device: PathBuf,
+        /// Keep a device that is being removed.
+        #[arg(long)]
+        cancel: bool,
+        #[command(flatten)]
+        options: ServerOptions,
+    },
+    /// Replace a device by another one: copies of its data are made on that, while volumes are in use.
+    Replace {
+        /// The name of the pool.
+        name: String,
+        /// The device that leaves, or its number if `sarsen pool status` shows no path.
+        #[arg(value_name = "OLD")]
+        old: PathBuf,
+        /// The block device or file that takes its place; with a size, a file is created.
+        #[arg(value_name = "NEW[,size=SIZE]")]
+        device: DeviceArgument,
+        /// Overwrite a device that has data. The data is lost.
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        options: ServerOptions,
+    },
+    /// Read everything in a pool, and repair what cannot be read or has a wrong checksum from other copies.
+    Scrub {
+        /// The name of the pool.
+        name: String,
+        /// End a scrub that is under way.
+        #[arg(long)]
+        stop: bool,
         #[command(flatten)]
         options: ServerOptions,
     },
@@ -85,7 +138,7 @@ pub(crate) struct Create {
 
 /// A device, and the size of a file that is created.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct DeviceArgument {
+pub(crate) struct DeviceArgument {
     path: PathBuf,
     size: Option<ByteSize>,
 }
@@ -137,6 +190,30 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
         }
         Verb::List { options } => list(&options),
         Verb::Status { name, options } => status(&name, &options),
+        Verb::Add { name, device, force, options } => {
+            change_devices(&name, &device, None, force, &options)
+        }
+        Verb::Replace { name, old, device, force, options } => {
+            change_devices(&name, &device, Some(&old), force, &options)
+        }
+        Verb::Remove { name, device, cancel, options } => {
+            let body = ChangePoolDevice { path: device_name(&device), is_leaving: !cancel };
+            let client = options.client()?.with_author(state::author());
+            let path = format!("/pools/{}/devices", path_segment(&name));
+            show(&on_a_core(async { Ok(client.patch(&path, &body).await?) })?, options.json)
+        }
+        Verb::Scrub { name, stop, options } => {
+            let client = options.client()?;
+            let path = format!("/pools/{}/scrub", path_segment(&name));
+            let status: PoolContents = on_a_core(async {
+                if stop {
+                    Ok(client.delete(&path).await?)
+                } else {
+                    Ok(client.post(&path, &()).await?)
+                }
+            })?;
+            show(&status, options.json)
+        }
         Verb::Check { devices, json } => check(&devices, json),
         Verb::One(verb) => state::run_one(ObjectKind::Pool, verb),
     }
@@ -156,6 +233,28 @@ fn add(request: &CreatePool, options: &ServerOptions) -> anyhow::Result<()> {
     let path = format!("/pools/{}", path_segment(&request.name));
     let created: PoolContents = on_a_core(async { Ok(client.get(&path).await?) })?;
     print_line(&summary(&created.pool))
+}
+
+/// Returns the path of a device, or the number of one whose path is not known.
+fn device_name(device: &Path) -> String {
+    match device.to_str().filter(|text| text.parse::<u8>().is_ok()) {
+        Some(number) => number.to_owned(),
+        None => absolute(device).display().to_string(),
+    }
+}
+
+fn change_devices(
+    name: &str,
+    device: &DeviceArgument,
+    old: Option<&Path>,
+    force: bool,
+    options: &ServerOptions,
+) -> anyhow::Result<()> {
+    let NewPoolDevice { path, size } = new_device(&device.path, device.size);
+    let body = AddPoolDevice { path, size, replaces: old.map(device_name), force, author: None };
+    let client = options.client()?.with_author(state::author());
+    let path = format!("/pools/{}/devices", path_segment(name));
+    show(&on_a_core(async { Ok(client.post(&path, &body).await?) })?, options.json)
 }
 
 fn summary(pool: &PoolStatus) -> String {
@@ -210,12 +309,15 @@ fn row(pool: &PoolStatus) -> [String; 8] {
 fn status(name: &str, options: &ServerOptions) -> anyhow::Result<()> {
     let client = options.client()?;
     let path = format!("/pools/{}", path_segment(name));
-    let status: PoolContents = on_a_core(async { Ok(client.get(&path).await?) })?;
-    if options.json {
-        return print_line(&serde_json::to_string(&status)?);
+    show(&on_a_core(async { Ok(client.get(&path).await?) })?, options.json)
+}
+
+fn show(status: &PoolContents, json: bool) -> anyhow::Result<()> {
+    if json {
+        return print_line(&serde_json::to_string(status)?);
     }
     let PoolContents { pool, contents } = status;
-    let mut lines = vec![summary(&pool)];
+    let mut lines = vec![summary(pool)];
     lines
         .extend(pool.problem.iter().filter(|_| pool.is_open).map(|problem| format!("! {problem}")));
     if pool.is_open {
@@ -228,22 +330,59 @@ fn status(name: &str, options: &ServerOptions) -> anyhow::Result<()> {
     if pool.is_freeing {
         lines.push("  more space becomes free: deleted objects are being removed".to_owned());
     }
-    for device in &pool.devices {
-        let size = device.size_bytes.map_or_else(|| "not open".to_owned(), render_rounded);
-        lines.push(format!("  device {} ({size})", device.path));
-    }
+    lines.extend(pool.devices.iter().map(device_line));
+    lines.extend(scrub_line(&pool.scrub));
     if !contents.is_empty() {
         let rows: Vec<_> = contents.iter().map(content_row).collect();
-        lines.push(table(["NAME", "SIZE", "REFERENCED", "CREATED", "ORIGIN", ""], &rows));
+        lines.push(table(["NAME", "SIZE", "REFERENCED", "COPIES", "CREATED", "ORIGIN", ""], &rows));
     }
     print_line(&lines.join("\n"))
 }
 
-fn content_row(stored: &StoredVolume) -> [String; 6] {
+/// Returns a device with its state: `device /dev/sdb (1 TiB): 200 GiB in use, 3 GiB to be copied to it`.
+fn device_line(device: &PoolDevice) -> String {
+    let size = device.size_bytes.map_or_else(|| "not open".to_owned(), render_rounded);
+    let mut states = Vec::new();
+    if device.is_online {
+        states.push(format!("{} in use", render_rounded(device.used_bytes)));
+    }
+    if device.is_leaving {
+        states.push("is being removed: its data moves to others".to_owned());
+    }
+    if device.stale_bytes > 0 {
+        states.push(format!("{} to be copied to it", render_rounded(device.stale_bytes)));
+    }
+    states.extend(device.problem.iter().map(|problem| format!("not in use: {problem}")));
+    let states = if states.is_empty() { String::new() } else { format!(": {}", states.join(", ")) };
+    format!("  device {} ({size}){states}", device.path)
+}
+
+fn scrub_line(scrub: &PoolScrub) -> Option<String> {
+    if scrub.is_running {
+        return Some(format!("  scrub: {} % done", scrub.percent));
+    }
+    if let Some(problem) = &scrub.problem {
+        return Some(format!("  the last scrub ended early: {problem}"));
+    }
+    let last = scrub.last.as_ref()?;
+    let lost = match last.lost_bytes {
+        0 => String::new(),
+        bytes => format!(", {} lost", render_rounded(bytes)),
+    };
+    Some(format!(
+        "  last scrub {}: {} read, {} repaired{lost}",
+        utc(last.ended_unix_seconds),
+        render_rounded(last.read_bytes),
+        render_rounded(last.repaired_bytes)
+    ))
+}
+
+fn content_row(stored: &StoredVolume) -> [String; 7] {
     [
         stored.name.clone(),
         render_rounded(stored.size_bytes),
         render_rounded(stored.referenced_bytes),
+        stored.copies.to_string(),
         utc(stored.created_unix_seconds),
         stored.origin.clone().unwrap_or_else(|| "-".to_owned()),
         if stored.is_protected { "protected".to_owned() } else { String::new() },

@@ -253,7 +253,11 @@ impl Server {
             self.engine.look_at_backings(&mut looks);
             for _ in 0..HEALTH_SHOWN_EACH_LOOK {
                 time::sleep_until(time::now() + HEALTH_INTERVAL).await;
+                self.engine.pools.watch();
                 self.engine.show_health();
+            }
+            if let Some(desired) = self.desired.clone() {
+                desired.forget_removed_devices().await;
             }
         }
     }

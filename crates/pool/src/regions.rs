@@ -125,10 +125,11 @@ impl Regions {
         self.dirty.values().for_each(|region| region.is_touched.store(false, Ordering::Relaxed));
     }
 
-    /// Notes that a copy lacks something of a slab.
-    pub(crate) fn spoil(&mut self, slab: u32, device: u8) {
+    /// Notes that a copy lacks something of a slab, or that the device of a copy is left out, whatever the slab.
+    pub(crate) fn spoil(&mut self, slab: Option<u32>, device: u8) {
         if let Some(pass) = &mut self.pass {
-            pass.is_spoiled |= pass.slab == slab && pass.targets >> device & 1 == 1;
+            let is_meant = slab.is_none_or(|slab| slab == pass.slab);
+            pass.is_spoiled |= is_meant && pass.targets >> device & 1 == 1;
         }
     }
 

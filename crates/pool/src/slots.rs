@@ -333,7 +333,7 @@ impl Space {
         }
         part.copies.set_stale(device, true);
         part.regions |= regions;
-        self.mirrors.spoil(number, device);
+        self.mirrors.spoil(Some(number), device);
         self.changed_rows.insert(number / ROWS as u32);
     }
 
@@ -397,6 +397,8 @@ impl Space {
         }
         (member.standing, member.since) = (Standing::LeftOut, since);
         self.change_all_rows();
+        // What a pass copies to it from now on is lost.
+        self.mirrors.spoil(None, device);
         for (slab, regions) in self.mirrors.unsettled() {
             self.lack(slab, regions, device);
         }

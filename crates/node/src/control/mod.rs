@@ -13,6 +13,7 @@ mod file_access;
 mod initiator_lines;
 mod lab;
 mod openapi;
+mod pool_devices;
 mod pools;
 mod routes;
 mod statistics;

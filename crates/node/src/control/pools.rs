@@ -7,7 +7,6 @@ use axum::Router;
 use axum::extract::{Path, RawQuery, State};
 use axum::http::HeaderMap;
 use axum::routing::{get, post};
-use sarsen_block::Store as _;
 use sarsen_io::threads;
 use sarsen_pool::{Change, VolumeId, VolumeInfo, VolumeKind};
 use serde::Deserialize;
@@ -17,6 +16,7 @@ use super::capacity::Received;
 use super::config::{AUTHOR, GRACE, LONGEST_GRACE, checked_author, desired, parse_query};
 use super::error::ApiError;
 use super::openapi::Failures;
+use super::pool_devices;
 use super::routes::{Answer, Json, parse};
 use crate::config::PoolConfig;
 use crate::desired::{Change as ConfigChange, ChangeRefused, Changed, Edit, reattach};
@@ -24,8 +24,8 @@ use crate::engine::SnapshotError;
 use crate::events::Occurrence;
 use crate::model::{CacheMode, Object, SnapshotName, Textual as _};
 use crate::schema::pools::{
-    ChangeSnapshot, ChangedRange, CreatePool, CreateSnapshots, PoolContents, PoolDevice, PoolList,
-    PoolStatus, RollBack, RolledBack, Snapshot, SnapshotChanges, SnapshotList, StoredVolume,
+    ChangeSnapshot, ChangedRange, CreatePool, CreateSnapshots, PoolContents, PoolList, PoolStatus,
+    RollBack, RolledBack, Snapshot, SnapshotChanges, SnapshotList, StoredVolume,
 };
 use crate::stores::pool::{self, serial_of};
 use crate::stores::{OpenPool, PoolPlan, RollBackEnd, StoreError};
@@ -50,11 +50,6 @@ fn status(api: &Api, config: &PoolConfig) -> PoolStatus {
         key.kind == crate::model::ObjectKind::Pool && key.name == config.name
     });
     let open = api.engine.pools.get(&config.name);
-    let sizes = open.as_ref().map(|open| open.devices());
-    let devices = config.devices.iter().enumerate().map(|(index, path)| PoolDevice {
-        path: path.display().to_string(),
-        size_bytes: sizes.and_then(|sizes| Some(sizes.get(index)?.geometry().byte_count())),
-    });
     let space = open.as_ref().map(|open| open.pool.space());
     let objects = open.as_ref().map_or_else(Vec::new, |open| open.pool.volumes());
     let (size_bytes, free_bytes) =
@@ -64,7 +59,8 @@ fn status(api: &Api, config: &PoolConfig) -> PoolStatus {
         name: config.name.clone(),
         is_open: open.is_some(),
         problem: problem.map(|problem| problem.why.clone()),
-        devices: devices.collect(),
+        devices: pool_devices::devices(config, open.as_ref()),
+        scrub: pool_devices::scrub_of(open.as_ref()),
         chunk_bytes: open.as_ref().map_or(0, |open| open.pool.chunk_size()),
         size_bytes,
         used_bytes: size_bytes.saturating_sub(free_bytes),
@@ -83,7 +79,7 @@ pub(super) async fn pools(State(api): State<Api>) -> Json<PoolList> {
     Json(PoolList { pools: desired.pools.iter().map(|config| status(&api, config)).collect() })
 }
 
-fn find_pool(api: &Api, name: &str) -> Result<PoolConfig, ApiError> {
+pub(super) fn find_pool(api: &Api, name: &str) -> Result<PoolConfig, ApiError> {
     let desired = api.engine.desired();
     let found = desired.pools.iter().find(|pool| pool.name == name).cloned();
     found.ok_or_else(|| {
@@ -103,8 +99,13 @@ pub(super) async fn contents(
     State(api): State<Api>,
     Path(name): Path<String>,
 ) -> Answer<PoolContents> {
-    let config = find_pool(&api, &name)?;
-    let open = api.engine.pools.get(&name);
+    Ok(Json(contents_of(&api, &name)?))
+}
+
+/// Returns a pool as it is now, and what is in it.
+pub(super) fn contents_of(api: &Api, name: &str) -> Result<PoolContents, ApiError> {
+    let config = find_pool(api, name)?;
+    let open = api.engine.pools.get(name);
     let objects = open.as_ref().map_or_else(Vec::new, |open| open.pool.volumes());
     let own = open.as_ref().map(|open| api.engine.names_in_pool(open)).unwrap_or_default();
     let names = names_of(&objects, &own);
@@ -118,11 +119,13 @@ pub(super) async fn contents(
             created_unix_seconds: one.label.created,
             origin: one.origin.and_then(|origin| names.get(&origin).cloned()),
             is_protected: one.is_protected,
+            copies: one.copies,
+            stripes: one.stripes,
             serial: serial_of(&one.label.identifier).filter(|_| !is_snapshot),
         }
     };
     let contents = objects.iter().map(stored).collect();
-    Ok(Json(PoolContents { pool: status(&api, &config), contents }))
+    Ok(PoolContents { pool: status(api, &config), contents })
 }
 
 /// Returns the names of volumes and snapshots. A volume of this server has its name there, others that of the catalogue.

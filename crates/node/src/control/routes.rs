@@ -20,7 +20,8 @@ use super::capacity::Received;
 use super::error::ApiError;
 use super::openapi::{self, Failures};
 use super::{
-    Api, VERSION, config, events, initiator_lines, lab, pools, statistics, trace, volumes,
+    Api, VERSION, config, events, initiator_lines, lab, pool_devices, pools, statistics, trace,
+    volumes,
 };
 use crate::config::{Portal, Redirect, parse_redirect_address};
 use crate::drain::{AlreadyDraining, Outcome, Service, send_away};
@@ -81,6 +82,7 @@ pub(super) fn router(api: Api) -> Router {
         .route("/targets/{name}/undrain", post(undrain_target))
         .merge(volumes::router())
         .merge(pools::router())
+        .merge(pool_devices::router())
         .merge(config::router());
     Router::new()
         .nest(VERSION, v1)

@@ -66,6 +66,22 @@ pub struct Change {
     pub erase: bool,
 }
 
+impl Change {
+    /// Returns the change that gives a pool these devices.
+    pub(crate) fn of_pool_devices(pool: &str, devices: &[PathBuf], author: &str) -> Self {
+        let key = Key::new(ObjectKind::Pool, pool);
+        Self {
+            edits: vec![Edit::Patch(key, serde_json::json!({ "devices": devices }))],
+            expected: None,
+            author: author.to_owned(),
+            force: false,
+            grace: Duration::ZERO,
+            dry_run: false,
+            erase: false,
+        }
+    }
+}
+
 /// The result of a change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Changed {
@@ -364,6 +380,19 @@ impl Desired {
         let engine = self.document.lock().engine();
         engine.retry();
         self.store_lengths();
+    }
+
+    /// Removes the paths of devices that pools do not have any more.
+    pub(crate) async fn forget_removed_devices(&self) {
+        let engine = self.document.lock().engine();
+        for open in engine.pools.open_pools() {
+            let Some(devices) = open.remaining_devices() else { continue };
+            let author = "the server: a device was removed from the pool";
+            let change = || Change::of_pool_devices(&open.config().name, &devices, author);
+            if let Err(error) = self.change(|_| Ok::<_, ChangeRefused>(change())).await {
+                warn!(%error, "a device that was removed from its pool is still in the state");
+            }
+        }
     }
 
     fn store_lengths(&self) {

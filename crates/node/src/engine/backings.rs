@@ -242,7 +242,7 @@ impl Engine {
     pub(crate) fn look_at_backings(&self, looks: &mut BackingChecks) {
         let (volumes, pools) = (self.shown().volumes, self.pools.open_pools());
         let files = volumes.values().filter_map(|volume| volume.file.upgrade());
-        let devices = pools.iter().flat_map(|pool| pool.devices()).cloned();
+        let devices = pools.iter().flat_map(|pool| pool.files());
         looks.begin(files.chain(devices));
     }
 

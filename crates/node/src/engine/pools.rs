@@ -50,9 +50,38 @@ fn devices_of(config: &PoolConfig) -> DeviceSet {
     devices
 }
 
-/// Returns whether two configurations are of the same pool, whatever its name.
+/// Returns whether two configurations are of the same pool, whatever its name: they share a device. No two pools of a
+/// configuration do.
 pub(super) fn is_same_pool(one: &PoolConfig, other: &PoolConfig) -> bool {
-    devices_of(one) == devices_of(other)
+    is_of(&one.devices, other)
+}
+
+fn is_of(devices: &[PathBuf], config: &PoolConfig) -> bool {
+    devices.iter().any(|device| config.devices.contains(device))
+}
+
+impl State {
+    /// Returns the devices with which the pool of a configuration is known. It may have got others since then.
+    fn key(&self, config: &PoolConfig) -> DeviceSet {
+        let mut known = self.attempts.keys().chain(self.held.keys());
+        known.find(|devices| is_of(devices, config)).cloned().unwrap_or_else(|| devices_of(config))
+    }
+
+    /// Notes the devices that pools have now.
+    fn rename_keys(&mut self, desired: &[PoolConfig]) {
+        for config in desired {
+            let (old, new) = (self.key(config), devices_of(config));
+            if old == new || matches!(self.attempts.get(&old), Some(Attempt::UnderWay)) {
+                continue;
+            }
+            if let Some(attempt) = self.attempts.remove(&old) {
+                self.attempts.insert(new.clone(), attempt);
+            }
+            if let Some(open) = self.held.remove(&old) {
+                self.held.insert(new, open);
+            }
+        }
+    }
 }
 
 /// An attempt to open a pool. If it ends by a panic, it has failed.
@@ -66,7 +95,7 @@ impl Opening<'_> {
         let mut state = self.pools.state();
         if let Attempt::Open(open) = &attempt
             && let Some(open) = open.upgrade()
-            && let Some(config) = state.desired.values().find(|one| devices_of(one) == self.devices)
+            && let Some(config) = state.desired.values().find(|one| is_of(&self.devices, one))
         {
             open.adopt(config);
             state.held.insert(self.devices.clone(), open);
@@ -97,8 +126,8 @@ impl Pools {
 
     /// Returns the pool, which is opened if it is not open. Blocks the thread, which must not be a core.
     pub(super) fn open(&self, config: &PoolConfig) -> Result<Arc<OpenPool>, StoreError> {
-        let devices = devices_of(config);
         let mut state = self.state();
+        let devices = state.key(config);
         // Dropped without the lock: the last use of a device may wait for its disk.
         let mut stopped = None;
         loop {
@@ -138,20 +167,26 @@ impl Pools {
     /// Returns a desired pool that is open.
     pub(crate) fn get(&self, name: &str) -> Option<Arc<OpenPool>> {
         let state = self.state();
-        state.held.get(&devices_of(state.desired.get(name)?)).cloned()
+        state.held.get(&state.key(state.desired.get(name)?)).cloned()
+    }
+
+    /// Returns the pool of a configuration, if it is open, whatever its name.
+    pub(super) fn of(&self, config: &PoolConfig) -> Option<Arc<OpenPool>> {
+        let state = self.state();
+        state.held.get(&state.key(config)).cloned()
     }
 
     /// Returns whether the pool with these devices is open, whatever its name.
     pub(super) fn is_open(&self, config: &PoolConfig) -> bool {
         let state = self.state();
-        matches!(state.attempts.get(&devices_of(config)), Some(Attempt::Open(open)) if open.strong_count() > 0)
+        matches!(state.attempts.get(&state.key(config)), Some(Attempt::Open(open)) if open.strong_count() > 0)
     }
 
     /// Returns whether an open pool has another cache mode than is desired. It keeps that until it is closed.
     pub(super) fn has_other_cache(&self, desired: &[PoolConfig]) -> bool {
         let state = self.state();
         desired.iter().any(|config| {
-            let open = state.held.get(&devices_of(config));
+            let open = state.held.get(&state.key(config));
             open.is_some_and(|open| open.cache() != config.cache())
         })
     }
@@ -159,7 +194,7 @@ impl Pools {
     /// Returns the reason why a desired pool is not open.
     pub(crate) fn reason_not_open(&self, name: &str) -> Option<String> {
         let state = self.state();
-        match state.attempts.get(&devices_of(state.desired.get(name)?)) {
+        match state.attempts.get(&state.key(state.desired.get(name)?)) {
             Some(Attempt::Failed { why, .. }) => Some(why.clone()),
             _ => None,
         }
@@ -174,8 +209,9 @@ impl Pools {
     pub(super) fn apply(self: &Arc<Self>, desired: &[PoolConfig]) {
         let mut state = self.state();
         state.desired = desired.iter().map(|one| (one.name.clone(), one.clone())).collect();
+        state.rename_keys(desired);
         let sets: BTreeMap<DeviceSet, &PoolConfig> =
-            desired.iter().map(|config| (devices_of(config), config)).collect();
+            desired.iter().map(|config| (state.key(config), config)).collect();
         let held = std::mem::take(&mut state.held);
         let (held, released) =
             held.into_iter().partition(|(devices, _)| sets.contains_key(devices));
@@ -216,11 +252,22 @@ impl Pools {
         }
     }
 
+    /// Leaves out devices of pools that do not respond, and tries those again that were left out. Each pool has a thread.
+    pub(crate) fn watch(&self) {
+        for open in self.open_pools().into_iter().filter(|open| open.begin_watch()) {
+            let name = open.config().name;
+            let watched = threads::spawn("devices", move || open.watch_devices());
+            if let Err(error) = watched {
+                error!(pool = name, %error, "no thread could be started to watch the devices of a pool");
+            }
+        }
+    }
+
     /// Returns the pools with problems.
     pub(super) fn problems(&self) -> Vec<(MissingObject, String)> {
         let state = self.state();
         let problem = |(name, config): (&String, &PoolConfig)| {
-            let devices = devices_of(config);
+            let devices = state.key(config);
             let why = match (state.held.get(&devices), state.attempts.get(&devices)) {
                 (Some(open), _) => format!("pool {name} {}", open.problem()?),
                 (None, Some(Attempt::Failed { why, .. })) => format!("pool {name}: {why}"),

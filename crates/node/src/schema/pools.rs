@@ -23,13 +23,15 @@ pub struct PoolStatus {
     pub problem: Option<String>,
     /// Its devices.
     pub devices: Vec<PoolDevice>,
+    /// Its scrub.
+    pub scrub: PoolScrub,
     /// Bytes in which it gives space to volumes.
     pub chunk_bytes: u32,
     /// Bytes of all chunks.
     pub size_bytes: u64,
     /// Bytes of the chunks in use, and of metadata.
     pub used_bytes: u64,
-    /// Bytes that new data can use.
+    /// Bytes that new data with one copy can use.
     pub free_bytes: u64,
     /// Whether more bytes become free by themselves: deleted objects are being removed.
     pub is_freeing: bool,
@@ -41,13 +43,51 @@ pub struct PoolStatus {
     pub snapshot_count: usize,
 }
 
-/// A device of a pool.
+/// A device of a pool, or a path that the configuration names and that is none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PoolDevice {
-    /// Its path.
+    /// Its path. For a device that is missing and whose path is not known: its number.
     pub path: String,
-    /// Size in bytes, if the pool is open.
+    /// Size in bytes, if it is open.
     pub size_bytes: Option<u64>,
+    /// Whether it is read and written.
+    pub is_online: bool,
+    /// Whether its data moves to other devices, after which it is removed.
+    pub is_leaving: bool,
+    /// Bytes that are in use for volumes and metadata, in steps of some hundredths of the device.
+    pub used_bytes: u64,
+    /// Bytes that must be copied to it at most, before it has everything.
+    pub stale_bytes: u64,
+    /// Why it is not in use.
+    pub problem: Option<String>,
+}
+
+/// The scrub of a pool: it reads everything, and repairs copies.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PoolScrub {
+    /// Whether one is under way.
+    pub is_running: bool,
+    /// The part of it that is done, in percent.
+    pub percent: u8,
+    /// The result of the last one since the start of the server.
+    pub last: Option<ScrubResult>,
+    /// Why the last one ended early.
+    pub problem: Option<String>,
+}
+
+/// The result of a scrub.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ScrubResult {
+    /// Its end, in seconds since 1970.
+    pub ended_unix_seconds: u64,
+    /// Bytes that were read, of all copies.
+    pub read_bytes: u64,
+    /// Bytes that could not be read, or metadata with a wrong checksum, that were written again from another copy.
+    pub repaired_bytes: u64,
+    /// Bytes of data that differed from another copy, and are equal now. Parts that no volume has written may differ.
+    pub differing_bytes: u64,
+    /// Bytes of which no copy could be read.
+    pub lost_bytes: u64,
 }
 
 /// `GET /v1/pools/{name}`.
@@ -76,6 +116,10 @@ pub struct StoredVolume {
     pub origin: Option<String>,
     /// Whether it is protected from deletion.
     pub is_protected: bool,
+    /// Number of copies of its data, each on another device.
+    pub copies: u8,
+    /// Number of devices over which its data is spread, if there are so many.
+    pub stripes: u8,
     /// The serial number of a volume. A new volume with this serial number serves its data.
     pub serial: Option<String>,
 }
@@ -118,6 +162,38 @@ pub struct NewPoolDevice {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<document::Size>)]
     pub size: Option<crate::model::ByteSize>,
+}
+
+/// The body of `POST /v1/pools/{name}/devices`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AddPoolDevice {
+    /// The path of a block device, or of a file.
+    #[serde(default)]
+    pub path: String,
+    /// Create a file of this size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<document::Size>)]
+    pub size: Option<crate::model::ByteSize>,
+    /// Let this device leave, when the new one is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaces: Option<String>,
+    /// Overwrite a device that has data.
+    #[serde(default)]
+    pub force: bool,
+    /// The author of the change.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub author: Option<String>,
+}
+
+/// The body of `PATCH /v1/pools/{name}/devices`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ChangePoolDevice {
+    /// The path of the device.
+    pub path: String,
+    /// Whether it leaves: its data moves to other devices, and then it is removed.
+    pub is_leaving: bool,
 }
 
 /// `GET /v1/snapshots`.

@@ -1,6 +1,7 @@
 //! Pools: their devices, and the volumes in them. Files are read and written by cores, so operations on a pool run there.
 
 mod creation;
+mod devices;
 mod history;
 
 use std::collections::HashMap;
@@ -11,7 +12,7 @@ use std::sync::{Arc, Weak, mpsc};
 use std::time::UNIX_EPOCH;
 
 use parking_lot::Mutex;
-use sarsen_block::{BlockSize, LocalFuture, Store};
+use sarsen_block::{LocalFuture, Store};
 use sarsen_io::cores::Cores;
 use sarsen_io::{random, time};
 use sarsen_pool::{
@@ -24,9 +25,11 @@ use tracing::{error, info, warn};
 
 pub(crate) use self::creation::format;
 pub use self::creation::{PoolPlan, create};
+pub(crate) use self::devices::ReportedDevice;
+use self::devices::{NamedDevices, Scrub, identify_all, open_with};
 use self::history::SnapshotHistory;
-use super::file::{FileOptions, FileStore};
-use super::{MarkRule, OpenMode, StoreError};
+use super::file::FileStore;
+use super::{OpenMode, StoreError};
 use crate::config::{CacheMode, PoolConfig, VolumeConfig, render_size};
 use crate::metrics::PoolUsage;
 use crate::model::{ByteSize, SnapshotName, render_rounded};
@@ -73,50 +76,6 @@ impl Tasks for CoreTasks {
     fn finish(&self, future: LocalFuture<()>) {
         tokio::task::spawn_local(future);
     }
-}
-
-/// Opens the devices of a pool with `open`, each with the smallest blocks that it has.
-fn open_devices_with(
-    config: &PoolConfig,
-    read_only: bool,
-    open: impl Fn(&FileOptions) -> Result<FileStore, StoreError>,
-) -> Result<Vec<Arc<FileStore>>, StoreError> {
-    let device = |path: &PathBuf| {
-        let with_blocks = |block_size| {
-            open(&FileOptions {
-                path: path.clone(),
-                size: None,
-                block_size,
-                cache: config.cache(),
-                read_only,
-                serial: None,
-            })
-        };
-        let opened = match with_blocks(BlockSize::B512) {
-            Err(StoreError::Unfit { .. }) => with_blocks(BlockSize::B4096),
-            opened => opened,
-        };
-        opened.map(Arc::new)
-    };
-    config.devices.iter().map(device).collect()
-}
-
-fn open_devices(config: &PoolConfig) -> Result<Vec<Arc<FileStore>>, StoreError> {
-    let open_mode = OpenMode::Existing {
-        length_before_growth: None,
-        has_state: true,
-        had: None,
-        mark: MarkRule::Ignore,
-    };
-    open_devices_with(config, false, |options| {
-        let opened = FileStore::prepare(options, open_mode)?;
-        opened.settle()?;
-        Ok(opened)
-    })
-}
-
-fn as_stores(devices: &[Arc<FileStore>]) -> Vec<Arc<dyn Store>> {
-    devices.iter().map(|device| Arc::clone(device) as _).collect()
 }
 
 /// Returns the error of a pool, with the path of the device that it concerns.
@@ -170,8 +129,11 @@ pub(crate) struct OpenPool {
     config: Mutex<PoolConfig>,
     /// The cache mode with which its devices are open.
     cache: CacheMode,
-    devices: Vec<Arc<FileStore>>,
+    devices: NamedDevices,
     cores: PoolCores,
+    pub(crate) scrub: Mutex<Scrub>,
+    /// A thread watches the devices.
+    is_watched: AtomicBool,
     /// Its use was above the threshold, and has not been clearly below it since.
     is_nearly_full: AtomicBool,
     /// Volumes that are to be rolled back before they are opened again.
@@ -280,19 +242,40 @@ impl Drop for NewPoolVolume {
 impl OpenPool {
     /// Opens a pool. Blocks the thread, which must not be a core.
     pub(crate) fn open(cores: &PoolCores, config: &PoolConfig) -> Result<Arc<Self>, StoreError> {
-        let devices = open_devices(config).map_err(|error| match error {
+        let devices = NamedDevices::open(config).map_err(|error| match error {
             StoreError::Pool { .. } => error,
             other => StoreError::Device { pool: config.name.clone(), source: Box::new(other) },
         })?;
-        let (stores, name, paths) =
-            (as_stores(&devices), config.name.clone(), config.devices.clone());
-        let pool = cores.run(move || async move {
+        let (given, name) = (devices.stores(), config.name.clone());
+        let (opened, identities) = cores.run(move || async move {
+            let identities = identify_all(&given).await;
+            // A device of no pool is not given to it: the pool may do without.
+            let is_part = |path: &PathBuf| {
+                identities.iter().any(|(other, identity)| other == path && identity.is_ok())
+            };
+            let mut parts: Vec<_> = given.iter().filter(|(path, _)| is_part(path)).collect();
+            if parts.is_empty() {
+                parts = given.iter().collect();
+            }
+            let stores = parts.iter().map(|(_, store)| Arc::clone(store) as _).collect();
+            let paths: Vec<_> = parts.iter().map(|(path, _)| path.clone()).collect();
             let opened = Pool::open(stores, Arc::new(CoreTasks)).await;
-            let pool = opened.map_err(|error| failed(&name, &paths, error))?;
-            tokio::task::spawn_local(pool.maintain(move |error| {
-                error!(pool = name, %error, "the maintenance of the pool failed, and is tried again later");
-            }));
-            Ok(pool)
+            if let Ok(pool) = &opened {
+                if let Err(error) = pool.grow().await {
+                    error!(pool = name, %error, "the bytes that devices have got are not in use");
+                }
+                let name = name.clone();
+                tokio::task::spawn_local(pool.maintain(move |error| {
+                    error!(pool = name, %error, "the maintenance of the pool failed, and is tried again later");
+                }));
+            }
+            Ok((opened.map_err(|error| failed(&name, &paths, error)), identities))
+        })?;
+        devices.identified(identities);
+        let pool = opened.map_err(|error| match devices.first_problem() {
+            // The devices that are there are not enough.
+            Some(problem) => StoreError::pool(&config.name, problem),
+            None => error,
         })?;
         info!(pool = config.name, "the pool is open");
         let open = Self {
@@ -303,6 +286,8 @@ impl OpenPool {
             cores: cores.clone(),
             is_nearly_full: AtomicBool::new(false),
             roll_backs: Mutex::default(),
+            scrub: Mutex::default(),
+            is_watched: AtomicBool::new(false),
         };
         open.adopt(config);
         Ok(Arc::new(open))
@@ -316,11 +301,6 @@ impl OpenPool {
     /// Returns the cache mode with which its devices are open.
     pub(crate) fn cache(&self) -> CacheMode {
         self.cache
-    }
-
-    /// Returns its devices.
-    pub(crate) fn devices(&self) -> &[Arc<FileStore>] {
-        &self.devices
     }
 
     /// Applies the settings that can change while it is open.
@@ -642,7 +622,10 @@ impl OpenPool {
                     .to_owned(),
             );
         }
-        for device in &self.devices {
+        if let Some(problem) = self.device_problem() {
+            return Some(problem);
+        }
+        for device in self.files() {
             if let VolumeHealth::Degraded { reason } | VolumeHealth::OutOfService { reason } =
                 device.health().current()
             {
@@ -675,7 +658,10 @@ impl OpenPool {
 /// Checks a pool that no server uses. Blocks the thread, which must not be a core.
 pub fn check(paths: &[PathBuf]) -> Result<Vec<String>, StoreError> {
     let config = PoolConfig { devices: paths.to_vec(), ..PoolConfig::default() };
-    let stores = as_stores(&open_devices_with(&config, true, FileStore::open)?);
+    let open = |path: &PathBuf| -> Result<Arc<dyn Store>, StoreError> {
+        Ok(open_with(&config, path, true, FileStore::open)?)
+    };
+    let stores = paths.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     let checked = sarsen_io::cores::block_on(sarsen_io::cores::FileEngine::Pool, async move {
         sarsen_pool::check(stores).await
     });

@@ -32,6 +32,11 @@ impl Prepared {
     pub(super) fn demands(&self, running: &Running) -> Result<Demands, ChangeError> {
         let (_, volumes, opens, late) = self.volume_steps(running, &self.desired)?;
         let mut demands = Demands::default();
+        for pool in &self.desired.pools {
+            if let Some(open) = self.engine.pools.of(pool) {
+                open.check_devices(pool).map_err(ResourceError::Pool)?;
+            }
+        }
         let pools = self.desired.pools.iter();
         let is_known =
             |pool: &PoolConfig| running.desired.pools.iter().any(|one| is_same_pool(one, pool));

@@ -15,7 +15,8 @@ use tracing::warn;
 
 use super::super::StoreError;
 use super::super::file::FileStore;
-use super::{CoreTasks, PoolCores, failed, new_identifier, open_devices};
+use super::devices::open_device;
+use super::{CoreTasks, PoolCores, failed, new_identifier};
 use crate::config::{CacheMode, PoolConfig};
 use crate::model::{ByteSize, Invalid, Key, ObjectKind};
 
@@ -79,7 +80,7 @@ pub(crate) struct Formatted {
 impl Formatted {
     /// Makes the devices empty again, and deletes the files that were created. Blocks the thread.
     pub(crate) fn undo(self) {
-        let wiped = open_devices(&self.config).and_then(|devices| {
+        let wiped = open_all(&self.config).and_then(|devices| {
             self.cores.run(move || async move {
                 for device in devices {
                     wipe(&device).await.map_err(|error| StoreError::pool("", error.to_string()))?;
@@ -98,6 +99,10 @@ impl Formatted {
     }
 }
 
+fn open_all(config: &PoolConfig) -> Result<Vec<Arc<FileStore>>, StoreError> {
+    config.devices.iter().map(|path| open_device(config, path)).collect()
+}
+
 /// Creates a pool on devices that are empty, or with `force` on any. Blocks the thread, which must not be a core.
 pub(crate) fn format(
     cores: &PoolCores,
@@ -110,16 +115,10 @@ pub(crate) fn format(
         Formatted { created: Vec::new(), config: config.clone(), cores: cores.clone() };
     let done = (|| {
         for (path, size) in files {
-            match File::create_allocated(path, *size) {
-                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-                    let problem = "exists already: leave out its size to use it as it is";
-                    return Err(StoreError::unfit(path, problem));
-                }
-                created => created.map_err(StoreError::system(path, "create it"))?,
-            }
+            create_file(path, *size)?;
             formatted.created.push(path.clone());
         }
-        let stores = open_devices(config).map_err(|error| match error {
+        let stores = open_all(config).map_err(|error| match error {
             StoreError::Gone { path } => StoreError::NotFound { path },
             other => other,
         })?;
@@ -167,8 +166,19 @@ pub(crate) fn format(
     }
 }
 
+/// Creates a file for a pool.
+pub(super) fn create_file(path: &Path, size: u64) -> Result<(), StoreError> {
+    match File::create_allocated(path, size) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            let problem = "exists already: leave out its size to use it as it is";
+            Err(StoreError::unfit(path, problem))
+        }
+        created => created.map_err(StoreError::system(path, "create it")),
+    }
+}
+
 /// Refuses a device that has data.
-async fn refuse_if_used(device: &Arc<FileStore>, path: &Path) -> Result<(), StoreError> {
+pub(super) async fn refuse_if_used(device: &Arc<FileStore>, path: &Path) -> Result<(), StoreError> {
     if let Ok(identity) = sarsen_pool::identify(device.clone()).await {
         let name = identity.pool_name;
         let problem = format!(

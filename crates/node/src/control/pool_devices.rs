@@ -1,0 +1,239 @@
+//! Requests for the devices of pools, and for their scrubs.
+
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
+use std::time::UNIX_EPOCH;
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::http::HeaderMap;
+use axum::routing::post;
+use sarsen_io::threads;
+use sarsen_pool::DeviceState;
+
+use super::Api;
+use super::capacity::Received;
+use super::config::{AUTHOR, checked_author};
+use super::error::ApiError;
+use super::openapi::Failures;
+use super::pools::{contents_of, find_pool};
+use super::routes::{Answer, Json, parse};
+use crate::config::PoolConfig;
+use crate::desired::{Change, ChangeRefused};
+use crate::schema::pools::{
+    AddPoolDevice, ChangePoolDevice, PoolContents, PoolDevice, PoolScrub, ScrubResult,
+};
+use crate::stores::{OpenPool, StoreError};
+
+pub(super) fn router() -> Router<Api> {
+    Router::new()
+        .route("/pools/{name}/devices", post(add).patch(change))
+        .route("/pools/{name}/scrub", post(scrub).delete(stop_scrub))
+}
+
+/// Returns the devices of a pool as they are now.
+pub(super) fn devices(config: &PoolConfig, open: Option<&Arc<OpenPool>>) -> Vec<PoolDevice> {
+    let Some(open) = open else {
+        let closed = |path: &PathBuf| PoolDevice {
+            path: path.display().to_string(),
+            size_bytes: None,
+            is_online: false,
+            is_leaving: false,
+            used_bytes: 0,
+            stale_bytes: 0,
+            problem: None,
+        };
+        return config.devices.iter().map(closed).collect();
+    };
+    let device = |one: crate::stores::ReportedDevice| {
+        let info = one.info.as_ref();
+        PoolDevice {
+            path: match (&one.path, info) {
+                (Some(path), _) => path.display().to_string(),
+                (None, info) => info.map_or(0, |info| info.number).to_string(),
+            },
+            size_bytes: one.size,
+            is_online: info.is_some_and(|info| info.state == DeviceState::Online),
+            is_leaving: info.is_some_and(|info| info.is_leaving),
+            used_bytes: info.map_or(0, |info| info.used_bytes),
+            stale_bytes: info.map_or(0, |info| info.stale_bytes),
+            problem: one.problem,
+        }
+    };
+    open.reported_devices().into_iter().map(device).collect()
+}
+
+/// Returns the scrub of a pool.
+pub(super) fn scrub_of(open: Option<&Arc<OpenPool>>) -> PoolScrub {
+    let Some(open) = open else { return PoolScrub::default() };
+    let scrub = open.scrub.lock();
+    let (done, all) = scrub.done;
+    let (last, problem) = match &scrub.last {
+        Some(Ok((scrubbed, ended))) => {
+            let ended = ended.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+            let last = ScrubResult {
+                ended_unix_seconds: ended,
+                read_bytes: scrubbed.read_bytes,
+                repaired_bytes: scrubbed.repaired_bytes,
+                differing_bytes: scrubbed.differing_bytes,
+                lost_bytes: scrubbed.lost_bytes,
+            };
+            (Some(last), None)
+        }
+        Some(Err(problem)) => (None, Some(problem.clone())),
+        None => (None, None),
+    };
+    let percent = (done * 100).checked_div(all).unwrap_or(0) as u8;
+    PoolScrub { is_running: scrub.is_running(), percent, last, problem }
+}
+
+/// Returns an open pool, for a client that may change its devices.
+fn open_pool(api: &Api, name: &str) -> Result<(PoolConfig, Arc<OpenPool>), ApiError> {
+    let config = find_pool(api, name)?;
+    if !api.is_trusted {
+        return Err(ApiError::forbidden(
+            "pool: a change of its devices is permitted only at the control socket, or with the token of the API; use one \
+             of them",
+        ));
+    }
+    let open = api.engine.pools.get(name).ok_or_else(|| {
+        let why = api.engine.pools.reason_not_open(name).unwrap_or_else(|| "it is not open".into());
+        ApiError::unable(format!("pool {name}: {why}"))
+    })?;
+    Ok((config, open))
+}
+
+/// Adds a device, and lets another one leave if it replaces that.
+#[utoipa::path(
+    post,
+    tag = "state",
+    path = "/v1/pools/{name}/devices",
+    params(
+        ("name" = String, Path, description = "The name of the pool"),
+        ("sarsen-author" = Option<String>, Header, description = "The author of the change"),
+    ),
+    request_body = AddPoolDevice,
+    responses((status = 200, body = PoolContents), Failures)
+)]
+pub(super) async fn add(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+    body: Received,
+) -> Answer<PoolContents> {
+    let AddPoolDevice { path, size, replaces, force, author } = super::config::json(body.bytes())?;
+    drop(body);
+    let (config, open) = open_pool(&api, &name)?;
+    let author = author
+        .as_deref()
+        .or_else(|| headers.get(AUTHOR).map(|value| value.to_str().unwrap_or_default()));
+    let author = checked_author(author)?.to_owned();
+    let path = PathBuf::from(path);
+    if path.is_relative() {
+        let message = format!("path: {}: write an absolute path", path.display());
+        return Err(ApiError::invalid(Some("path"), message));
+    }
+    let is_listed = config.devices.contains(&path);
+    if api.desired.is_none() && !is_listed {
+        let message = format!(
+            "path: the server runs by a configuration file or flags: write {} there into devices of pool {name}, and repeat \
+             this after a restart",
+            path.display()
+        );
+        return Err(ApiError::invalid(Some("path"), message));
+    }
+    let replaces = replaces.map(PathBuf::from);
+    if let Some(old) = &replaces {
+        open.find_device(old)?;
+    }
+    let (engine, desired, pool) = (api.engine.clone(), api.desired.clone(), name.clone());
+    // It ends even if its client disconnects meanwhile.
+    let adding = threads::aside(async move {
+        open.expect_device(&path);
+        // The configuration names it first: a device that nobody finds is worse than one that is none.
+        if let Some(desired) = desired.as_ref().filter(|_| !is_listed) {
+            let mut devices = config.devices.clone();
+            devices.push(path.clone());
+            desired
+                .change(|_| {
+                    Ok::<_, ChangeRefused>(Change::of_pool_devices(&pool, &devices, &author))
+                })
+                .await?;
+        }
+        let (adding, new) = (open.clone(), path.clone());
+        let add = move || adding.add_device(&new, size.map(|size| size.get()), force);
+        let added = engine.run_on_pool(&pool, add).await.map_err(ChangeRefused::from)?;
+        if let Err(error) = added {
+            if let Some(desired) = desired.as_ref().filter(|_| !is_listed) {
+                let change = || Change::of_pool_devices(&pool, &config.devices, &author);
+                desired.change(|_| Ok::<_, ChangeRefused>(change())).await?;
+            }
+            return Err(ApiError::from(error));
+        }
+        if let Some(old) = replaces {
+            let leave = move || open.remove_device(&old);
+            engine.run_on_pool(&pool, leave).await.map_err(ChangeRefused::from)??;
+        }
+        Ok(())
+    });
+    let aborted = |_| ApiError::internal("the device: its addition was aborted; see the log");
+    adding.await.map_err(aborted)??;
+    Ok(Json(contents_of(&api, &name)?))
+}
+
+/// Lets a device leave, or keeps it.
+#[utoipa::path(
+    patch,
+    tag = "server",
+    path = "/v1/pools/{name}/devices",
+    params(("name" = String, Path, description = "The name of the pool")),
+    request_body = ChangePoolDevice,
+    responses((status = 200, body = PoolContents), Failures)
+)]
+pub(super) async fn change(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+    body: Received,
+) -> Answer<PoolContents> {
+    let ChangePoolDevice { path, is_leaving } = parse(body.bytes())?;
+    drop(body);
+    let (_, open) = open_pool(&api, &name)?;
+    let change = move || -> Result<(), StoreError> {
+        let path = FilePath::new(&path);
+        if is_leaving { open.remove_device(path) } else { open.keep_device(path) }
+    };
+    api.engine.run_on_pool(&name, change).await.map_err(ChangeRefused::from)??;
+    Ok(Json(contents_of(&api, &name)?))
+}
+
+/// Begins a scrub, which reads everything in a pool and repairs copies, unless one is under way.
+#[utoipa::path(
+    post,
+    tag = "server",
+    path = "/v1/pools/{name}/scrub",
+    params(("name" = String, Path, description = "The name of the pool")),
+    responses((status = 200, body = PoolContents), Failures)
+)]
+pub(super) async fn scrub(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+) -> Answer<PoolContents> {
+    open_pool(&api, &name)?.1.begin_scrub();
+    Ok(Json(contents_of(&api, &name)?))
+}
+
+/// Ends a scrub early.
+#[utoipa::path(
+    delete,
+    tag = "server",
+    path = "/v1/pools/{name}/scrub",
+    params(("name" = String, Path, description = "The name of the pool")),
+    responses((status = 200, body = PoolContents), Failures)
+)]
+pub(super) async fn stop_scrub(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+) -> Answer<PoolContents> {
+    open_pool(&api, &name)?.1.stop_scrub();
+    Ok(Json(contents_of(&api, &name)?))
+}

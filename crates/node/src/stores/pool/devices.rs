@@ -1,0 +1,577 @@
+//! The devices of an open pool: where they are, and those that are missing, fail, come back, arrive and leave.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime};
+
+use parking_lot::Mutex;
+use sarsen_block::{BlockSize, Store as _};
+use sarsen_io::time;
+use sarsen_pool::{DeviceInfo, DeviceState, PoolError, Scrubbed, identify};
+use tokio::sync::oneshot;
+use tracing::{info, warn};
+
+use super::super::file::{FileOptions, FileStore};
+use super::super::{MarkRule, OpenMode, StoreError};
+use super::creation::{create_file, refuse_if_used};
+use super::{OpenPool, failed, new_identifier};
+use crate::config::PoolConfig;
+
+/// A device with requests of which none has ended for this time does not respond.
+const SILENCE: Duration = Duration::from_secs(10);
+/// The time after which a device that was left out is tried again. It doubles with each absence.
+const FIRST_RETRY: Duration = Duration::from_secs(5);
+const LONGEST_RETRY: Duration = Duration::from_secs(3600);
+
+/// Opens a device with the smallest blocks that it has.
+pub(super) fn open_with(
+    config: &PoolConfig,
+    path: &Path,
+    read_only: bool,
+    open: impl Fn(&FileOptions) -> Result<FileStore, StoreError>,
+) -> Result<Arc<FileStore>, StoreError> {
+    let with_blocks = |block_size| {
+        open(&FileOptions {
+            path: path.to_owned(),
+            size: None,
+            block_size,
+            cache: config.cache(),
+            read_only,
+            serial: None,
+        })
+    };
+    let opened = match with_blocks(BlockSize::B512) {
+        Err(StoreError::Unfit { .. }) => with_blocks(BlockSize::B4096),
+        opened => opened,
+    };
+    opened.map(Arc::new)
+}
+
+/// Opens a device for use in a pool.
+pub(super) fn open_device(config: &PoolConfig, path: &Path) -> Result<Arc<FileStore>, StoreError> {
+    let open_mode = OpenMode::Existing {
+        length_before_growth: None,
+        has_state: true,
+        had: None,
+        mark: MarkRule::Ignore,
+    };
+    open_with(config, path, false, |options| {
+        let opened = FileStore::prepare(options, open_mode)?;
+        opened.settle()?;
+        Ok(opened)
+    })
+}
+
+/// A path that the configuration of a pool names.
+struct NamedDevice {
+    path: PathBuf,
+    file: Option<Arc<FileStore>>,
+    /// The identifier of the device of the pool that is there, or that was.
+    identifier: Option<[u8; 16]>,
+    /// Why the path cannot be used.
+    problem: Option<String>,
+    is_out: bool,
+    /// It was a device of the pool, and was removed.
+    is_removed: bool,
+    retry_at: Instant,
+    absences: u32,
+    /// The number of requests that had ended, and when it was seen first while others had not.
+    progress: Option<(u64, Instant)>,
+}
+
+impl NamedDevice {
+    fn new(path: &Path, opened: Result<Arc<FileStore>, StoreError>) -> Self {
+        let (file, problem) = match opened {
+            Ok(file) => (Some(file), None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        Self {
+            path: path.to_owned(),
+            file,
+            identifier: None,
+            problem,
+            is_out: false,
+            is_removed: false,
+            retry_at: time::now() + FIRST_RETRY,
+            absences: 0,
+            progress: None,
+        }
+    }
+
+    /// Sets when it is tried again.
+    fn wait(&mut self, now: Instant) {
+        let wait = FIRST_RETRY.saturating_mul(1 << self.absences.min(16));
+        self.absences += 1;
+        self.retry_at = now + wait.min(LONGEST_RETRY);
+    }
+
+    /// Returns whether it has requests of which none has ended for some time.
+    fn is_silent(&mut self, info: &DeviceInfo, now: Instant) -> bool {
+        match self.progress {
+            _ if info.pending_requests == 0 => self.progress = None,
+            Some((ended, since)) if ended == info.ended_requests => return now >= since + SILENCE,
+            _ => self.progress = Some((info.ended_requests, now)),
+        }
+        false
+    }
+}
+
+/// A device of a pool, or a path that is none, for reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ReportedDevice {
+    /// Its path, if it is known.
+    pub(crate) path: Option<PathBuf>,
+    /// Bytes of the device, if it is open.
+    pub(crate) size: Option<u64>,
+    /// The device in its pool.
+    pub(crate) info: Option<DeviceInfo>,
+    /// Why it is not in use.
+    pub(crate) problem: Option<String>,
+}
+
+/// The paths of a pool.
+pub(super) struct NamedDevices(Mutex<Vec<NamedDevice>>);
+
+impl NamedDevices {
+    /// Opens the devices of a pool. Fails if none can be opened.
+    pub(super) fn open(config: &PoolConfig) -> Result<Self, StoreError> {
+        let opened = config.devices.iter().map(|path| (path, open_device(config, path)));
+        let mut opened: Vec<_> = opened.collect();
+        if opened.iter().all(|(_, opened)| opened.is_err())
+            && let Some((_, Err(error))) = opened.drain(..).next()
+        {
+            return Err(error);
+        }
+        let named = opened.into_iter().map(|(path, opened)| NamedDevice::new(path, opened));
+        Ok(Self(Mutex::new(named.collect())))
+    }
+
+    /// Returns the stores that are open, with their paths.
+    pub(super) fn stores(&self) -> Vec<(PathBuf, Arc<FileStore>)> {
+        let named = self.0.lock();
+        named.iter().filter_map(|one| Some((one.path.clone(), one.file.clone()?))).collect()
+    }
+
+    /// Notes what the devices say about themselves.
+    pub(super) fn identified(&self, identities: Vec<(PathBuf, Result<[u8; 16], String>)>) {
+        let mut named = self.0.lock();
+        for (path, identity) in identities {
+            let Some(one) = named.iter_mut().find(|one| one.path == path) else { continue };
+            match identity {
+                Ok(identifier) => one.identifier = Some(identifier),
+                Err(problem) => (one.file, one.problem) = (None, Some(problem)),
+            }
+        }
+    }
+
+    /// Returns the problem of the first path that cannot be used.
+    pub(super) fn first_problem(&self) -> Option<String> {
+        let named = self.0.lock();
+        let with_problem = |one: &NamedDevice| {
+            let problem = one.problem.as_ref()?;
+            let path = one.path.display().to_string();
+            // Most errors name the path.
+            Some(if problem.contains(&path) {
+                problem.clone()
+            } else {
+                format!("{path} {problem}")
+            })
+        };
+        named.iter().find_map(with_problem)
+    }
+}
+
+/// Returns which of these devices belong to pools, with their identifiers.
+pub(super) async fn identify_all(
+    devices: &[(PathBuf, Arc<FileStore>)],
+) -> Vec<(PathBuf, Result<[u8; 16], String>)> {
+    let mut identities = Vec::with_capacity(devices.len());
+    for (path, store) in devices {
+        let identity = match identify(store.clone()).await {
+            Ok(identity) => Ok(identity.device),
+            Err(PoolError::Unfit { problem, .. }) => Err(problem.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        identities.push((path.clone(), identity));
+    }
+    identities
+}
+
+fn is_online(info: &DeviceInfo) -> bool {
+    info.state == DeviceState::Online
+}
+
+impl OpenPool {
+    /// Returns the files of its devices that are open.
+    pub(crate) fn files(&self) -> Vec<Arc<FileStore>> {
+        self.devices.0.lock().iter().filter_map(|one| one.file.clone()).collect()
+    }
+
+    /// Returns its devices, and the paths that are none.
+    pub(crate) fn reported_devices(&self) -> Vec<ReportedDevice> {
+        let mut infos = self.pool.devices();
+        let named = self.devices.0.lock();
+        let mut reported: Vec<ReportedDevice> = Vec::with_capacity(named.len());
+        for one in named.iter() {
+            let at = infos.iter().position(|info| Some(info.identifier) == one.identifier);
+            let info = at.map(|at| infos.remove(at));
+            let reason = info.as_ref().and_then(|info| match &info.state {
+                DeviceState::LeftOut { reason } => Some(reason.clone()),
+                DeviceState::Online => None,
+            });
+            let size = one.file.as_ref().map(|file| file.geometry().byte_count());
+            let problem = reason.or_else(|| one.problem.clone());
+            reported.push(ReportedDevice { path: Some(one.path.clone()), size, info, problem });
+        }
+        // A path that cannot be used is that of a device that is missing, if there is only one of both.
+        let mut unknown = reported.iter_mut().filter(|one| one.info.is_none());
+        if let (Some(one), None, 1) = (unknown.next(), unknown.next(), infos.len()) {
+            one.info = infos.pop();
+        }
+        reported.extend(infos.into_iter().map(|info| ReportedDevice {
+            path: None,
+            size: None,
+            problem: match &info.state {
+                DeviceState::LeftOut { reason } => Some(reason.clone()),
+                DeviceState::Online => None,
+            },
+            info: Some(info),
+        }));
+        reported
+    }
+
+    /// Returns a sentence about devices that are not in use.
+    pub(super) fn device_problem(&self) -> Option<String> {
+        let reported = self.reported_devices();
+        let name = |one: &ReportedDevice| match (&one.path, &one.info) {
+            (Some(path), _) => path.display().to_string(),
+            (None, Some(info)) => format!("device {}", info.number),
+            (None, None) => "a device".to_owned(),
+        };
+        let left_out =
+            |one: &&ReportedDevice| one.info.as_ref().is_some_and(|info| !is_online(info));
+        let missing: Vec<_> = reported.iter().filter(left_out).collect();
+        if !missing.is_empty() {
+            let each: Vec<_> = missing
+                .iter()
+                .map(|one| {
+                    format!("{}: {}", name(one), one.problem.as_deref().unwrap_or("missing"))
+                })
+                .collect();
+            return Some(format!(
+                "is degraded: it serves its volumes without {} ({}). Repair that, or replace it with `sarsen pool \
+                 replace`",
+                if missing.len() == 1 { "a device" } else { "some of its devices" },
+                each.join("; ")
+            ));
+        }
+        let stray = reported.iter().find(|one| one.info.is_none())?;
+        Some(format!(
+            "does not use {}: {}. Add it with `sarsen pool add`, or remove it from devices",
+            name(stray),
+            stray.problem.as_deref().unwrap_or("it is no device of the pool")
+        ))
+    }
+
+    /// Returns whether nothing watches the devices, and notes that something will.
+    pub(crate) fn begin_watch(&self) -> bool {
+        !self.is_watched.swap(true, Ordering::AcqRel)
+    }
+
+    /// Leaves out devices that do not respond, and tries those again that were left out. Blocks the thread, which must not be a
+    /// core, and ends what [`Self::begin_watch`] began.
+    pub(crate) fn watch_devices(self: &Arc<Self>) {
+        self.watch_once();
+        self.is_watched.store(false, Ordering::Release);
+    }
+
+    fn watch_once(self: &Arc<Self>) {
+        let (now, config) = (time::now(), self.config());
+        let infos = self.pool.devices();
+        let (mut silent, mut due) = (Vec::new(), Vec::new());
+        {
+            let mut named = self.devices.0.lock();
+            for path in &config.devices {
+                if !named.iter().any(|one| one.path == *path) {
+                    named.push(NamedDevice::new(
+                        path,
+                        Err(StoreError::NotFound { path: path.clone() }),
+                    ));
+                }
+            }
+            for one in named.iter_mut() {
+                let info = infos.iter().find(|info| Some(info.identifier) == one.identifier);
+                match info {
+                    Some(info) if is_online(info) => {
+                        (one.is_out, one.problem) = (false, None);
+                        if one.is_silent(info, now) {
+                            silent.push(info.number);
+                        }
+                        continue;
+                    }
+                    Some(_) if !one.is_out => {
+                        one.is_out = true;
+                        one.wait(now);
+                    }
+                    None if one.identifier.is_some() => {
+                        // It was removed.
+                        (one.identifier, one.file, one.is_removed) = (None, None, true);
+                        one.problem = Some("it was removed from the pool".to_owned());
+                    }
+                    Some(_) | None => {}
+                }
+                if one.retry_at <= now {
+                    due.push((one.path.clone(), info.map(|info| info.number)));
+                }
+            }
+            named.retain(|one| one.file.is_some() || config.devices.contains(&one.path));
+        }
+        for number in silent {
+            let reason = format!("it has ended no request for {} seconds", SILENCE.as_secs());
+            let left =
+                self.run(move |pool| async move { pool.leave_out_device(number, &reason).await });
+            if let Err(error) = left {
+                warn!(pool = config.name, number, %error, "a device does not respond, and is needed");
+            }
+        }
+        for (path, number) in due {
+            let tried = self.try_again(&config, &path, number);
+            let mut named = self.devices.0.lock();
+            let Some(one) = named.iter_mut().find(|one| one.path == path) else { continue };
+            match tried {
+                Ok((file, identifier)) => {
+                    info!(pool = config.name, path = %path.display(), "a device is in use again");
+                    (one.file, one.identifier, one.problem) = (Some(file), Some(identifier), None);
+                }
+                Err(problem) => {
+                    one.problem = Some(problem);
+                    one.wait(now);
+                }
+            }
+        }
+    }
+
+    /// Takes a device that was left out into use again.
+    fn try_again(
+        self: &Arc<Self>,
+        config: &PoolConfig,
+        path: &Path,
+        number: Option<u8>,
+    ) -> Result<(Arc<FileStore>, [u8; 16]), String> {
+        if let Some(number) = number {
+            let released =
+                self.run(move |pool| async move { Ok(pool.release_device(number).await) });
+            if !released.unwrap_or(false) {
+                return Err("it has requests that have not ended".to_owned());
+            }
+            let mut named = self.devices.0.lock();
+            named.iter_mut().filter(|one| one.path == path).for_each(|one| one.file = None);
+        }
+        let file = open_device(config, path).map_err(|error| error.to_string())?;
+        let (pool, store) = (self.pool.clone(), file.clone());
+        let returned = self.cores.run(move || async move {
+            let returned = async {
+                let identity = identify(store.clone()).await?;
+                pool.return_device(store).await.map(|_| identity.device)
+            };
+            Ok(returned.await)
+        });
+        match returned {
+            Ok(Ok(identifier)) => Ok((file, identifier)),
+            Ok(Err(PoolError::Unfit { problem, .. })) => Err(problem.to_string()),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Notes that a device is to be added, so that it is not tried before.
+    pub(crate) fn expect_device(&self, path: &Path) {
+        let mut named = self.devices.0.lock();
+        if !named.iter().any(|one| one.path == path) {
+            let missing = StoreError::NotFound { path: path.to_owned() };
+            named.push(NamedDevice::new(path, Err(missing)));
+        }
+        for one in named.iter_mut().filter(|one| one.path == path) {
+            one.retry_at = time::now() + LONGEST_RETRY;
+        }
+    }
+
+    /// Returns the paths that stay when those of removed devices are gone, if there are any.
+    pub(crate) fn remaining_devices(&self) -> Option<Vec<PathBuf>> {
+        let named = self.devices.0.lock();
+        let is_removed =
+            |path: &PathBuf| named.iter().any(|one| one.is_removed && one.path == *path);
+        let mut paths = self.config().devices;
+        let before = paths.len();
+        paths.retain(|path| !is_removed(path));
+        (paths.len() < before && !paths.is_empty()).then_some(paths)
+    }
+
+    /// Refuses a configuration that does not name a device in use.
+    pub(crate) fn check_devices(&self, desired: &PoolConfig) -> Result<(), StoreError> {
+        let named = self.devices.0.lock();
+        let is_dropped =
+            |one: &&NamedDevice| one.identifier.is_some() && !desired.devices.contains(&one.path);
+        match named.iter().find(is_dropped) {
+            None => Ok(()),
+            Some(one) => Err(StoreError::PoolObjectInUse {
+                problem: format!(
+                    "devices: {} is in use by pool {}: remove it with `sarsen pool remove`, which moves its data",
+                    one.path.display(),
+                    desired.name
+                ),
+            }),
+        }
+    }
+
+    /// Adds a device that is empty, or with `force` any. With a size, a file is created. Blocks the thread, which must not be a
+    /// core.
+    pub(crate) fn add_device(
+        self: &Arc<Self>,
+        path: &Path,
+        size: Option<u64>,
+        force: bool,
+    ) -> Result<(), StoreError> {
+        let config = self.config();
+        let is_used = |one: &NamedDevice| one.path == path && one.identifier.is_some();
+        if self.devices.0.lock().iter().any(is_used) {
+            return Err(self.error(format!("{} is one of its devices already", path.display())));
+        }
+        let created = size.map(|size| create_file(path, size)).transpose()?;
+        let added = self.add_opened(&config, path, force);
+        if added.is_err()
+            && created.is_some()
+            && let Err(error) = fs::remove_file(path)
+        {
+            warn!(path = %path.display(), %error, "a file that was created for a pool remains");
+        }
+        added
+    }
+
+    fn add_opened(
+        self: &Arc<Self>,
+        config: &PoolConfig,
+        path: &Path,
+        force: bool,
+    ) -> Result<(), StoreError> {
+        let file = open_device(config, path)?;
+        let (open, store, own, identifier) =
+            (self.clone(), file.clone(), path.to_owned(), new_identifier());
+        self.cores.run(move || async move {
+            if !force {
+                refuse_if_used(&store, &own).await?;
+            }
+            let added = open.pool.add_device(store, identifier).await;
+            added.map_err(|error| failed(&open.config().name, &[own], error))
+        })?;
+        info!(pool = config.name, path = %path.display(), "a device is added");
+        let mut named = self.devices.0.lock();
+        named.retain(|one| one.path != path);
+        named
+            .push(NamedDevice { identifier: Some(identifier), ..NamedDevice::new(path, Ok(file)) });
+        Ok(())
+    }
+
+    /// Returns the number of the device with this path, or with this number if its path is not known.
+    pub(crate) fn find_device(&self, path: &Path) -> Result<u8, StoreError> {
+        let reported = self.reported_devices();
+        let own = |one: &ReportedDevice| {
+            let info = one.info.as_ref()?;
+            let is_meant = match &one.path {
+                Some(known) => known == path,
+                None => path.to_str() == Some(&info.number.to_string()),
+            };
+            is_meant.then_some(info.number)
+        };
+        reported.iter().find_map(own).ok_or_else(|| {
+            self.error(format!(
+                "{} is no device of the pool; `sarsen pool status` shows them",
+                path.display()
+            ))
+        })
+    }
+
+    /// Lets a device leave: its data moves to others. Blocks the thread, which must not be a core.
+    pub(crate) fn remove_device(self: &Arc<Self>, path: &Path) -> Result<(), StoreError> {
+        let number = self.find_device(path)?;
+        let removed = self.cores.run({
+            let pool = self.pool.clone();
+            move || async move { Ok(pool.remove_device(number).await) }
+        })?;
+        removed.map_err(|error| match error {
+            PoolError::NoSpace => self.error(format!(
+                "the other devices have no room for the data of {}, or are too few for its copies: add a device first",
+                path.display()
+            )),
+            other => self.failed(other),
+        })?;
+        info!(pool = self.config().name, path = %path.display(), "a device leaves: its data moves to others");
+        Ok(())
+    }
+
+    /// Keeps a device that leaves. Blocks the thread, which must not be a core.
+    pub(crate) fn keep_device(self: &Arc<Self>, path: &Path) -> Result<(), StoreError> {
+        let number = self.find_device(path)?;
+        self.run(move |pool| async move { pool.keep_device(number).await })
+    }
+
+    /// Begins a scrub, unless one is under way.
+    pub(crate) fn begin_scrub(self: &Arc<Self>) {
+        let stop = {
+            let mut scrub = self.scrub.lock();
+            if scrub.stop.is_some() {
+                return;
+            }
+            let (sender, stop) = oneshot::channel::<()>();
+            (scrub.stop, scrub.done) = (Some(sender), (0, 0));
+            stop
+        };
+        let open = self.clone();
+        let ended = self.cores.begin(move || async move {
+            let progress = |done, all| open.scrub.lock().done = (done, all);
+            let result = tokio::select! {
+                result = open.pool.scrub(progress) => Some(result),
+                _ = stop => None,
+            };
+            let name = open.config().name;
+            let mut scrub = open.scrub.lock();
+            scrub.stop = None;
+            scrub.last = match result {
+                Some(Ok(scrubbed)) => {
+                    info!(pool = name, ?scrubbed, "the scrub is complete");
+                    Some(Ok((scrubbed, time::wall_clock())))
+                }
+                Some(Err(error)) => {
+                    warn!(pool = name, %error, "the scrub ended early");
+                    Some(Err(error.to_string()))
+                }
+                None => None,
+            };
+        });
+        drop(ended);
+    }
+
+    /// Ends a scrub.
+    pub(crate) fn stop_scrub(&self) {
+        drop(self.scrub.lock().stop.take());
+    }
+}
+
+/// The scrub of a pool that is under way, and the last one.
+#[derive(Default)]
+pub(crate) struct Scrub {
+    /// Dropped to stop it.
+    stop: Option<oneshot::Sender<()>>,
+    /// The part that is done, and the whole.
+    pub(crate) done: (u64, u64),
+    /// Its result, and its end.
+    pub(crate) last: Option<Result<(Scrubbed, SystemTime), String>>,
+}
+
+impl Scrub {
+    pub(crate) const fn is_running(&self) -> bool {
+        self.stop.is_some()
+    }
+}
