@@ -290,11 +290,18 @@ fn pools() -> Result<()> {
     let server = Managed::start_with(reader.folder.path(), &["--listen-nbd", "127.0.0.1:0"])?;
     let portal = server.announced()["portals"][1].as_str().context("the NBD portal")?;
     let (state, device) = (reader.path("another"), reader.path("tank.pool"));
+    let mirrors = ["a", "b", "c", "d"].map(|name| reader.path(&format!("{name}.pool")));
     let reader = reader
         .replace("/srv/san", &state)
         .replace("0.0.0.0:3260", "127.0.0.1:0")
         .replace("/srv/tank.pool,size=100GiB", &format!("{device},size=128MiB"))
         .replace("200GiB", "200MiB")
+        .replace("20GiB", "20MiB")
+        .replace("size=10GiB", "size=64MiB")
+        .replace("/srv/a.pool", &mirrors[0])
+        .replace("/srv/b.pool", &mirrors[1])
+        .replace("/srv/c.pool", &mirrors[2])
+        .replace("/srv/d.pool", &mirrors[3])
         .replace("nbd://127.0.0.1/", &format!("nbd://{portal}/"))
         .replace(
             "file.host=127.0.0.1",

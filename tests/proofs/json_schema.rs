@@ -19,6 +19,7 @@ use sarsen_proof::program;
 use serde_json::Value;
 
 use crate::client::run;
+use crate::pools::wait_until;
 
 const COMMITTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.md");
 const OPENAPI: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.json");
@@ -502,7 +503,17 @@ fn pools(asking: &mut Asking<'_>) -> Result<()> {
     asking.ask(SNAPSHOTS, "snapshot list")?;
     asking.ask("`snapshot diff`", "snapshot diff thin@s")?;
     asking.ask("`pool list`", "pool list")?;
-    asking.ask("`pool status`", "pool status tank")?;
+    const DEVICES: &str = "`pool add`, `pool remove`, `pool replace`, `pool scrub`, `pool status`";
+    asking.ask(DEVICES, "pool add tank FOLDER/more.pool,size=64MiB")?;
+    asking.ask(DEVICES, "pool replace tank FOLDER/more.pool FOLDER/other.pool,size=64MiB")?;
+    asking.ask(DEVICES, "pool scrub tank")?;
+    asking.ask(DEVICES, "pool remove tank FOLDER/other.pool")?;
+    // The server removes both of them by itself.
+    wait_until(|| {
+        let status = asking.ask(DEVICES, "pool status tank")?;
+        let is_done = status["pool"]["scrub"]["last"].is_object();
+        Ok(is_done && status["pool"]["devices"].as_array().is_some_and(|all| all.len() == 1))
+    })?;
     asking.ask("`snapshot rollback`", "snapshot rollback thin@s --destroy")?;
     asking.ask(SNAPSHOTS, "snapshot delete thin@s")?;
     asking.change("volume delete clone --erase")?;

@@ -42,6 +42,7 @@ mod own_output;
 mod package;
 mod pass_through;
 mod policy_in_force;
+mod pool_devices;
 mod pools;
 mod portal_groups;
 mod portals;

@@ -21,7 +21,7 @@ const USAGE: i32 = 2;
 const FAILED: i32 = 1;
 const LIMIT: Duration = Duration::from_secs(60);
 
-fn start(folder: &Path) -> Result<Managed> {
+pub(crate) fn start(folder: &Path) -> Result<Managed> {
     Managed::start_with(folder, &["--listen-nbd", "127.0.0.1:0"])
 }
 
@@ -32,7 +32,7 @@ fn create_pool(server: &Managed, file: &Path, size: &str) -> Result<String> {
 }
 
 /// Writes patterns to a volume, or reads and compares them, with QEMU.
-fn qemu_io(server: &Managed, volume: &str, commands: &[&str]) -> Result<()> {
+pub(crate) fn qemu_io(server: &Managed, volume: &str, commands: &[&str]) -> Result<()> {
     let mut qemu = Command::new("qemu-io");
     qemu.args(["-f", "raw", "-t", "writeback", "-d", "unmap"]);
     if commands.iter().all(|command| command.starts_with("read")) {
@@ -237,7 +237,7 @@ fn snapshots_belong_to_their_volume_whatever_its_name() -> Result<()> {
 }
 
 /// Waits until a condition holds that the server brings about by itself.
-fn wait_until(mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
+pub(crate) fn wait_until(mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
     let deadline = sarsen_io::time::now() + LIMIT;
     while !holds()? {
         ensure!(sarsen_io::time::now() < deadline, "it does not happen");

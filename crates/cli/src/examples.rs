@@ -36,6 +36,10 @@ const EXAMPLES: &[(&str, &[Example])] = &[
                 "sarsen volume create vm1 100GiB --pool tank --snapshot-schedule hourly=24,daily=7 --export",
             ),
             (
+                "Create a volume whose data is on two disks",
+                "sarsen volume create vm2 100GiB --pool tank --mirror 2 --export",
+            ),
+            (
                 "Use a device of the server",
                 "sarsen volume create fast --path /dev/nvme0n1 --cache none",
             ),
@@ -47,6 +51,11 @@ const EXAMPLES: &[(&str, &[Example])] = &[
             "Create and export a volume with the contents of a snapshot",
             "sarsen volume clone vm1@golden vm2 --export",
         )],
+    ),
+    ("pool add", &[("Give a pool one more disk", "sarsen pool add tank /dev/sdd")]),
+    (
+        "pool replace",
+        &[("Replace a disk that fails", "sarsen pool replace tank /dev/sdb /dev/sde")],
     ),
     (
         "pool create",

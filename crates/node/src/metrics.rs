@@ -283,7 +283,15 @@ mod tests {
         meter.end(OperationKind::Read, 1, 1, 1);
         meter.limited();
         let volume = VolumeSpace { name: "data".into(), size: 8192, allocated: Some(4096) };
-        let pool = PoolUsage { name: "tank".into(), size: 16384, free: 4096, provisioned: 65536 };
+        let (free, provisioned) = (4096, 65536);
+        let pool = PoolUsage {
+            name: "tank".into(),
+            size: 16384,
+            free,
+            provisioned,
+            left_out: 1,
+            stale: 8192,
+        };
         metrics.show_space(vec![volume], vec![pool]);
         let text = text::of_open_metrics(&metrics.render(MetricsSnapshot::default()));
         let kinds: BTreeMap<&str, &str> =
@@ -311,6 +319,8 @@ mod tests {
             "sarsen_pool_size_bytes{pool=\"tank\"} 16384".to_owned(),
             "sarsen_pool_free_bytes{pool=\"tank\"} 4096".to_owned(),
             "sarsen_pool_provisioned_bytes{pool=\"tank\"} 65536".to_owned(),
+            "sarsen_pool_devices_left_out{pool=\"tank\"} 1".to_owned(),
+            "sarsen_pool_stale_bytes{pool=\"tank\"} 8192".to_owned(),
             "# TYPE process_cpu_seconds_total counter".to_owned(),
         ] {
             assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");

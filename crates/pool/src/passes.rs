@@ -84,7 +84,15 @@ impl Shared {
             (state.space.begin_drops(), state.generation)
         };
         if drops.is_empty() {
-            return self.remove_empty().await;
+            if self.remove_empty().await? {
+                return Ok(true);
+            }
+            // Another failure must not find complete copies that nobody knows.
+            let is_due = self.state.read().space.mirrors.has_completed();
+            if is_due {
+                self.checkpoint(generation).await?;
+            }
+            return Ok(is_due);
         }
         // Until a checkpoint does not have these copies, an interruption brings them back.
         self.checkpoint(generation).await?;

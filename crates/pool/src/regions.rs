@@ -43,6 +43,8 @@ pub(crate) struct Regions {
     fresh: BTreeMap<u32, u64>,
     /// Regions that a checkpoint flushes now.
     settling: BTreeMap<u32, u64>,
+    /// Bytes of copies that are complete, which no checkpoint says yet, by device.
+    completed: BTreeMap<u8, u64>,
     pass: Option<Pass>,
 }
 
@@ -106,6 +108,7 @@ impl Regions {
     /// that stay.
     pub(crate) fn settle(&mut self) -> Vec<(u32, u8)> {
         self.settling = self.unsettled();
+        self.completed.clear();
         self.fresh.clear();
         let keep = self.dirty.len() < DIRTY_MAX / 2;
         self.dirty.retain(|_, region| {
@@ -113,6 +116,20 @@ impl Regions {
             Arc::strong_count(region) > 1 || keep && was_touched
         });
         self.dirty.keys().copied().collect()
+    }
+
+    /// Notes that a copy is complete.
+    pub(crate) fn add_completed(&mut self, device: u8, bytes: u64) {
+        *self.completed.entry(device).or_default() += bytes;
+    }
+
+    /// Returns the bytes of a device that would be copied again after an interruption.
+    pub(crate) fn completed(&self, device: u8) -> u64 {
+        self.completed.get(&device).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn has_completed(&self) -> bool {
+        !self.completed.is_empty()
     }
 
     /// Notes that the checkpoint is complete.

@@ -443,8 +443,10 @@ impl Space {
         let Some(Some(Slab { part, .. })) = self.slabs.get_mut(number as usize) else { return };
         // What was copied is not durable before the next checkpoint.
         self.mirrors.add_fresh(number, part.regions);
+        let bytes = u64::from(part.regions.count_ones()) << self.shape.region_shift();
         for device in (0..32).filter(|device| targets >> device & 1 == 1) {
             part.copies.set_stale(device, false);
+            self.mirrors.add_completed(device, bytes);
         }
         if part.copies.stale() == 0 {
             part.regions = 0;
@@ -552,7 +554,7 @@ impl Space {
 
     /// Returns the bytes of a device that slabs have, and those that its copies may lack.
     pub(crate) fn use_of(&self, device: u8) -> (u64, u64) {
-        let (mut used, mut stale) = (0, 0);
+        let (mut used, mut stale) = (0, self.mirrors.completed(device));
         for Slab { part, .. } in self.slabs.iter().flatten() {
             for (slot, is_stale) in part.copies.iter().filter(|(slot, _)| slot.device == device) {
                 debug_assert_eq!(slot.device, device);

@@ -29,6 +29,10 @@ pub(crate) struct PoolUsage {
     pub(crate) free: u64,
     /// The sum of the sizes of its volumes.
     pub(crate) provisioned: u64,
+    /// Number of its devices that are neither read nor written.
+    pub(crate) left_out: u64,
+    /// Bytes that must be copied to its devices at most, before each copy is complete.
+    pub(crate) stale: u64,
 }
 
 /// See the module. These names have no prefix: all programs use the same names for their process.
@@ -74,7 +78,13 @@ impl Collector for ProcessMetrics {
         })?;
         let help = "The sum of the sizes of the volumes in a pool, in bytes";
         let name = "sarsen_pool_provisioned_bytes";
-        of_each(&mut encoder, &pools, label, name, help, |pool| Some(pool.provisioned))
+        of_each(&mut encoder, &pools, label, name, help, |pool| Some(pool.provisioned))?;
+        let help = "Devices of a pool that are left out: they are neither read nor written";
+        let name = "sarsen_pool_devices_left_out";
+        of_each(&mut encoder, &pools, label, name, help, |pool| Some(pool.left_out))?;
+        let help = "Bytes that must be copied to the devices of a pool at most, before each copy is complete";
+        let name = "sarsen_pool_stale_bytes";
+        of_each(&mut encoder, &pools, label, name, help, |pool| Some(pool.stale))
     }
 }
 

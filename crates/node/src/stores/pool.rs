@@ -16,7 +16,8 @@ use sarsen_block::{LocalFuture, Store};
 use sarsen_io::cores::Cores;
 use sarsen_io::{random, time};
 use sarsen_pool::{
-    Label, NewVolume, Pool, PoolError, PoolVolume, Tasks, VolumeId, VolumeInfo, VolumeKind,
+    DeviceState, Label, NewVolume, Pool, PoolError, PoolVolume, Tasks, VolumeId, VolumeInfo,
+    VolumeKind,
 };
 use sarsen_volume::VolumeHealth;
 use sha2::{Digest as _, Sha256};
@@ -604,11 +605,14 @@ impl OpenPool {
         let space = self.pool.space();
         let volumes = self.pool.volumes().into_iter();
         let volumes = volumes.filter(|one| one.kind == VolumeKind::Volume);
+        let devices = self.pool.devices();
         PoolUsage {
             name: self.config().name,
             size: space.size_bytes,
             free: space.free_bytes,
             provisioned: volumes.map(|one| one.size).sum(),
+            left_out: devices.iter().filter(|one| one.state != DeviceState::Online).count() as u64,
+            stale: devices.iter().map(|one| one.stale_bytes).sum(),
         }
     }
 

@@ -73,9 +73,11 @@ impl SimulatedDevice {
         })
     }
 
-    /// Returns another device with the first bytes of this one.
+    /// Returns another device with the first bytes of this one, and zeroes behind them.
     pub(super) fn copy(&self, bytes: usize) -> Arc<Self> {
-        Self::with(self.inner.lock().image[..bytes].to_vec(), 0)
+        let mut image = self.inner.lock().image.clone();
+        image.resize(bytes, 0);
+        Self::with(image, 0)
     }
 
     /// Damages a byte.

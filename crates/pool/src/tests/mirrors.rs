@@ -311,3 +311,37 @@ fn volume_needs_as_many_devices_as_copies() {
         assert_eq!((info.copies, info.stripes), (2, 1));
     });
 }
+
+#[test]
+fn pool_uses_what_its_devices_have_grown_by() {
+    let devices = [SimulatedDevice::new(24 << 20, 1)];
+    let id = run(&devices, async {
+        let (pool, id) = pool_with(&devices, &mirrored(1, 1)).await;
+        fill(&pool.open_volume(id).await.expect("opened"), 1).await;
+        assert!(!pool.grow().await.expect("nothing has changed"));
+        pool.checkpoint().await.expect("written");
+        id
+    });
+    let grown = [devices[0].copy(48 << 20)];
+    run(&grown, async {
+        let pool = open(&grown).await;
+        let before = pool.space();
+        assert!(pool.grow().await.expect("grown"));
+        let after = pool.space();
+        assert!(after.size_bytes > 2 * before.size_bytes && after.free_bytes > before.size_bytes);
+        // All of it can be written.
+        let new = volume("w", before.size_bytes, BlockSize::B512);
+        let large = pool.create_volume(&new).await.expect("created");
+        let store = pool.open_volume(large).await.expect("opened");
+        for at in (0..new.size >> 20 << 20).step_by(1 << 20) {
+            write(&store, at, 1 << 20, 2, Durability::Volatile).await;
+        }
+        has_only(&pool, id, 1).await;
+        pool.checkpoint().await.expect("written");
+        is_clean(&grown).await;
+    });
+    // The device cannot become smaller again.
+    let small = [grown[0].copy(24 << 20)];
+    let refused = run(&small, Pool::open(stores(&small), LocalTasks::shared()));
+    assert!(refused.is_err_and(|error| error.to_string().contains("bytes of the")));
+}

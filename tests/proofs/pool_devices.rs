@@ -1,0 +1,189 @@
+//! The devices of pools, as users see them: mirrors that serve without a device, devices that come back, arrive, are
+//! replaced, hang, and what a scrub repairs.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use sarsen_proof::managed::Managed;
+use serde_json::Value;
+
+use crate::hung_disk::FileSystem;
+use crate::pools::{qemu_io, start, wait_until};
+
+const CONFLICT: i32 = 4;
+const FAILED: i32 = 1;
+
+fn device(path: &Path) -> String {
+    format!("{},size=128MiB", path.display())
+}
+
+/// Creates a pool in new files, and a volume of 64 MiB with so many copies.
+fn create(server: &Managed, files: &[PathBuf], copies: &str) -> Result<()> {
+    let mut arguments = vec!["pool".to_owned(), "create".to_owned(), "tank".to_owned()];
+    arguments.extend(files.iter().flat_map(|path| ["--device".to_owned(), device(path)]));
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    server.run(&arguments)?;
+    let create = ["volume", "create", "v", "64MiB", "--pool", "tank", "--export", "--mirror"];
+    server.run(&[&create[..], &[copies]].concat())?;
+    Ok(())
+}
+
+fn status(server: &Managed) -> Result<Value> {
+    Ok(server.json(&["pool", "status", "tank"])?["pool"].clone())
+}
+
+fn devices(server: &Managed) -> Result<Vec<Value>> {
+    Ok(status(server)?["devices"].as_array().context("devices")?.clone())
+}
+
+/// Returns whether so many devices are online and have everything, and there are no others.
+fn are_whole(server: &Managed, count: usize) -> Result<bool> {
+    let devices = devices(server)?;
+    let is_whole = |device: &Value| device["is_online"] == true && device["stale_bytes"] == 0;
+    Ok(devices.len() == count && devices.iter().all(is_whole))
+}
+
+fn files<const N: usize>(folder: &Path) -> [PathBuf; N] {
+    std::array::from_fn(|number| folder.join(format!("device-{number}")))
+}
+
+#[test]
+fn a_mirrored_volume_is_served_without_a_device_which_gets_what_it_lacks() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = start(folder.path())?;
+    let [first, second] = files(folder.path());
+    let away = folder.path().join("away");
+    create(&server, &[first.clone(), second.clone()], "2")?;
+    qemu_io(&server, "v", &["write -P 0x11 0 32M", "flush"])?;
+    server.stop()?;
+    // Each of the devices is missing once.
+    for (missing, old, new) in [(&second, "0x11", "0x22"), (&first, "0x22", "0x33")] {
+        fs::rename(missing, &away)?;
+        let server = start(folder.path())?;
+        let status = status(&server)?;
+        let problem = status["problem"].as_str().context("a problem")?;
+        let path = missing.display().to_string();
+        ensure!(problem.contains("is degraded") && problem.contains(&path), "{problem}");
+        let shown = server.run(&["pool", "status", "tank"])?;
+        ensure!(shown.contains("not in use"), "{shown}");
+        qemu_io(&server, "v", &[&format!("read -P {old} 0 32M")])?;
+        qemu_io(&server, "v", &[&format!("write -P {new} 0 32M"), "flush"])?;
+        server.kill()?;
+        let server = start(folder.path())?;
+        qemu_io(&server, "v", &[&format!("read -P {new} 0 32M")])?;
+        fs::rename(&away, missing)?;
+        wait_until(|| are_whole(&server, 2))?;
+        ensure!(server.run(&["event", "list"])?.contains("is degraded"));
+        server.stop()?;
+    }
+    let paths = [first, second].map(|path| path.display().to_string());
+    let other = tempfile::tempdir()?;
+    let server = start(other.path())?;
+    let said = server.run(&["pool", "check", &paths[0], &paths[1]])?;
+    ensure!(said.contains("no inconsistencies"), "{said}");
+    server.stop()
+}
+
+#[test]
+fn devices_are_added_replaced_and_removed_while_a_volume_is_used() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = start(folder.path())?;
+    let all: [PathBuf; 4] = files(folder.path());
+    let paths = all.each_ref().map(|path| path.display().to_string());
+    create(&server, &all[..1], "1")?;
+    qemu_io(&server, "v", &["write -P 0x11 0 48M", "flush"])?;
+    let mirrored =
+        ["volume", "create", "w", "32MiB", "--pool", "tank", "--mirror", "2", "--export"];
+    let refused = server.refused(FAILED, &mirrored)?;
+    ensure!(refused.contains("fewer devices"), "{refused}");
+    let said = server.run(&["pool", "add", "tank", &device(&all[1])])?;
+    ensure!(said.contains(&paths[1]), "{said}");
+    server.run(&mirrored)?;
+    qemu_io(&server, "w", &["write -P 0x22 0 32M", "flush"])?;
+    let again = server.refused(FAILED, &["pool", "add", "tank", &paths[1]])?;
+    ensure!(again.contains("one of its devices already"), "{again}");
+    let refused = server.refused(FAILED, &["pool", "remove", "tank", &paths[1]])?;
+    ensure!(refused.contains("add a device first"), "{refused}");
+    // No document takes a device away that has data.
+    let document = server.run(&["export"])?;
+    let without = document.replace(&format!(", {:?}", paths[1]), "");
+    ensure!(without != document, "{document}");
+    let refused = server.apply(&without, &[])?;
+    let refused = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(refused.contains("sarsen pool remove"), "{refused}");
+    // Both devices are replaced.
+    for (old, new) in [(0, 2), (1, 3)] {
+        server.run(&["pool", "replace", "tank", &paths[old], &device(&all[new])])?;
+        qemu_io(&server, "v", &["write -P 0x33 48M 16M", "flush"])?;
+        wait_until(|| are_whole(&server, 2))?;
+    }
+    wait_until(|| Ok(!server.run(&["export"])?.contains("device-1")))?;
+    let used = File::open(&all[0])?;
+    let mut beginning = [0; 4096];
+    used.read_exact_at(&mut beginning, 0)?;
+    ensure!(beginning == [0; 4096], "an old device is no device of the pool any more");
+    server.kill()?;
+    fs::remove_file(&all[0])?;
+    fs::remove_file(&all[1])?;
+    let server = start(folder.path())?;
+    qemu_io(&server, "v", &["read -P 0x11 0 48M", "read -P 0x33 48M 16M"])?;
+    qemu_io(&server, "w", &["read -P 0x22 0 32M"])?;
+    ensure!(status(&server)?["problem"] == Value::Null);
+    let refused = server.refused(FAILED, &["volume", "set", "w", "mirror=3"])?;
+    ensure!(refused.contains("created with mirror = 2"), "{refused}");
+    let refused = server.refused(CONFLICT, &["pool", "delete", "tank"])?;
+    ensure!(!refused.is_empty());
+    server.stop()
+}
+
+#[test]
+fn a_device_that_does_not_respond_is_left_out_and_taken_back() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let Some(disk) = FileSystem::mount(folder.path())? else { return Ok(()) };
+    let server = start(folder.path())?;
+    let [file] = files(folder.path());
+    create(&server, &[file, disk.path("device")], "2")?;
+    qemu_io(&server, "v", &["write -P 0x11 0 8M", "flush"])?;
+    let frozen = disk.freeze()?;
+    // It takes some seconds until the server stops waiting for the disk.
+    qemu_io(&server, "v", &["write -P 0x22 0 8M", "flush", "read -P 0x22 0 8M"])?;
+    let problem = || Ok::<_, anyhow::Error>(status(&server)?["problem"].to_string());
+    wait_until(|| Ok(problem()?.contains("it has ended no request")))?;
+    drop(frozen);
+    wait_until(|| are_whole(&server, 2))?;
+    server.stop()
+}
+
+#[test]
+fn a_scrub_repairs_what_is_damaged_on_one_of_two_devices() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = start(folder.path())?;
+    let both: [PathBuf; 2] = files(folder.path());
+    create(&server, &both, "2")?;
+    qemu_io(&server, "v", &["write -P 0x11 0 16M", "flush"])?;
+    server.stop()?;
+    // Everything behind the journal is damaged: a byte of each page.
+    let damaged = File::options().read(true).write(true).open(&both[1])?;
+    for offset in (4 << 20..128 << 20).step_by(4096) {
+        let mut byte = [0];
+        damaged.read_exact_at(&mut byte, offset + 100)?;
+        damaged.write_all_at(&[byte[0] ^ 1], offset + 100)?;
+    }
+    let server = start(folder.path())?;
+    let begun = server.run(&["pool", "scrub", "tank"])?;
+    ensure!(begun.contains("scrub"), "{begun}");
+    wait_until(|| Ok(status(&server)?["scrub"]["last"] != Value::Null))?;
+    let last = status(&server)?["scrub"]["last"].clone();
+    let bytes = |field: &str| last[field].as_u64().context("a number of bytes");
+    ensure!(bytes("differing_bytes")? >= 8 << 20, "data that differs is made equal: {last}");
+    ensure!(bytes("lost_bytes")? == 0 && bytes("read_bytes")? >= 32 << 20, "{last}");
+    let shown = server.run(&["pool", "status", "tank"])?;
+    ensure!(shown.contains("last scrub"), "{shown}");
+    server.stop()?;
+    fs::rename(&both[0], folder.path().join("away"))?;
+    let server = start(folder.path())?;
+    qemu_io(&server, "v", &["read -P 0x11 0 16M"])?;
+    server.stop()
+}
