@@ -535,20 +535,21 @@ impl OpenPool {
                 result = open.pool.scrub(progress) => Some(result),
                 _ = stop => None,
             };
+            // One that was stopped has no result. Another one may have begun since.
+            let Some(result) = result else { return };
             let name = open.config().name;
             let mut scrub = open.scrub.lock();
             scrub.stop = None;
-            scrub.last = match result {
-                Some(Ok(scrubbed)) => {
+            scrub.last = Some(match result {
+                Ok(scrubbed) => {
                     info!(pool = name, ?scrubbed, "the scrub is complete");
-                    Some(Ok((scrubbed, time::wall_clock())))
+                    Ok((scrubbed, time::wall_clock()))
                 }
-                Some(Err(error)) => {
+                Err(error) => {
                     warn!(pool = name, %error, "the scrub ended early");
-                    Some(Err(error.to_string()))
+                    Err(error.to_string())
                 }
-                None => None,
-            };
+            });
         });
         drop(ended);
     }
