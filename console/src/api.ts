@@ -22,6 +22,9 @@ export interface Volume extends Limits {
   /** The snapshot that the volume serves, read-only. */
   snapshot?: string;
   "snapshot-schedule"?: string;
+  /** Copies of the data of a volume in a pool, and the devices over which it is spread. */
+  mirror?: number;
+  stripes?: number;
   size?: string;
   "block-size"?: number;
   "read-only"?: boolean;
@@ -152,12 +155,44 @@ export interface Problem {
   since_unix_seconds: number;
 }
 
+/** A device of a pool, or a path that the state names and that is none. */
+export interface PoolDevice {
+  /** For a device that is missing and whose path is not known: its number. */
+  path: string;
+  size_bytes: number | null;
+  is_online: boolean;
+  /** Its data moves to other devices, after which it is removed. */
+  is_leaving: boolean;
+  used_bytes: number;
+  /** What must be copied to it at most, before it has everything. */
+  stale_bytes: number;
+  problem: string | null;
+}
+
+export interface ScrubResult {
+  ended_unix_seconds: number;
+  read_bytes: number;
+  repaired_bytes: number;
+  differing_bytes: number;
+  lost_bytes: number;
+}
+
+export interface PoolScrub {
+  is_running: boolean;
+  percent: number;
+  /** Since the start of the server. */
+  last: ScrubResult | null;
+  /** Why the last one ended early. */
+  problem: string | null;
+}
+
 /** A pool as it is now. */
 export interface PoolStatus {
   name: string;
   is_open: boolean;
   problem: string | null;
-  devices: { path: string; size_bytes: number | null }[];
+  devices: PoolDevice[];
+  scrub: PoolScrub;
   chunk_bytes: number;
   size_bytes: number;
   used_bytes: number;
@@ -179,7 +214,15 @@ export interface StoredVolume {
   /** The volume of a snapshot, or the snapshot of a clone. */
   origin: string | null;
   is_protected: boolean;
+  copies: number;
+  stripes: number;
   serial: string | null;
+}
+
+/** A pool, and the volumes and snapshots in it. */
+export interface PoolContents {
+  pool: PoolStatus;
+  contents: StoredVolume[];
 }
 
 export interface Snapshot {
@@ -368,9 +411,9 @@ export function useResource<T>(path: string | null, everyMs = 5000): Resource<T>
   return { data: current ? state.data : null, error: current ? state.error : null, reload };
 }
 
-/** What is wrong with a key of a thing, where it is that key: `volume/data.size` is about `size`. */
+/** What is wrong with a key of a thing, where it is that key: `volume/data.size` is about `size`, and so is `size`. */
 export function wrongWith(error: Refused | null, key: string): string | null {
-  return error?.field?.endsWith(`.${key}`) ? error.message : null;
+  return error?.field === key || error?.field?.endsWith(`.${key}`) ? error.message : null;
 }
 
 /** A server that runs by its flags and file alone has nothing to be changed. */

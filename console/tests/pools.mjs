@@ -164,7 +164,7 @@ await withPage({ ignoreHTTPSErrors: true, viewport: { width: 1200, height: 900 }
   // A clone has the data of its snapshot. It is not exported.
   await page.getByRole("link", { name: "Clone vm@first" }).click();
   await heading("Clone vm@first");
-  assert.equal(await page.getByLabel("Size").count(), 0);
+  for (const label of ["Size", "Copies", "Stripes"]) assert.equal(await page.getByLabel(label).count(), 0);
   await page.getByLabel("Name", { exact: true }).fill("copy");
   await page.getByLabel("Export it, so that clients can use it").uncheck();
   await page.getByRole("button", { name: "Create", exact: true }).click();
@@ -187,6 +187,7 @@ await withPage({ ignoreHTTPSErrors: true, viewport: { width: 1200, height: 900 }
   await page.getByRole("link", { name: "Go to volume" }).click();
   await heading("backup");
   await page.getByText("pool, read-only").waitFor();
+  for (const term of ["Copies", "Stripes"]) await page.getByRole("term").filter({ hasText: term }).waitFor();
   assert.equal(await page.getByLabel("Snapshot name").count(), 0);
 
   // Rolling back: not while an initiator uses the volume, unless it is logged out.

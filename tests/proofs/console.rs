@@ -262,9 +262,8 @@ fn where_a_token_is_wanted_nothing_is_shown_without_it() -> Result<()> {
     server.stop()
 }
 
-#[test]
-#[ignore = "starts a browser"]
-fn pools_snapshots_and_clones_are_created_and_deleted_in_the_console() -> Result<()> {
+/// Follows a script that needs a folder for the devices of pools, and the program for volumes.
+fn follow_with_devices(script: &str) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = with_token(folder.path())?;
     let devices = tempfile::tempdir()?;
@@ -272,6 +271,18 @@ fn pools_snapshots_and_clones_are_created_and_deleted_in_the_console() -> Result
     let program = program.display().to_string();
     let environment =
         [("SARSEN_TOKEN", TOKEN), ("SARSEN_FOLDER", &devices), ("SARSEN_PROGRAM", &program)];
-    follow("pools.mjs", &console(&server)?, &environment)?;
+    follow(script, &console(&server)?, &environment)?;
     server.stop()
+}
+
+#[test]
+#[ignore = "starts a browser"]
+fn pools_snapshots_and_clones_are_created_and_deleted_in_the_console() -> Result<()> {
+    follow_with_devices("pools.mjs")
+}
+
+#[test]
+#[ignore = "starts a browser"]
+fn devices_of_pools_are_added_replaced_removed_and_scrubbed_in_the_console() -> Result<()> {
+    follow_with_devices("devices.mjs")
 }

@@ -1,4 +1,4 @@
-// The space of a pool, as a bar and in words.
+// The space of a pool, as a bar and in words, and its state.
 
 import type { PoolStatus } from "../api";
 import * as format from "../format";
@@ -23,8 +23,9 @@ export function Provisioned(props: { pool: PoolStatus }) {
   return <>{format.size(provisioned_bytes)}{provisioned_bytes > size_bytes && <>, <strong class="over">more than its size</strong></>}</>;
 }
 
-/** Whether a pool is open, and its problem. */
+/** Whether a pool is open and complete, and its problem. A path that is no device of the pool does not make it degraded. */
 export function PoolState(props: { pool: PoolStatus }) {
-  const { is_open, problem } = props.pool;
-  return <>{is_open ? "open" : <strong class="over">not open</strong>}{problem && <div class="over">{problem}</div>}</>;
+  const { name, is_open, problem } = props.pool;
+  const bad = !is_open ? "not open" : problem?.startsWith(`pool ${name} is degraded`) ? "degraded" : null;
+  return <>{bad === null ? "open" : <strong class="over">{bad}</strong>}{problem && <div class="over">{problem}</div>}</>;
 }

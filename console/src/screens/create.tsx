@@ -15,6 +15,8 @@ interface Form {
   size: string;
   store: string;
   pool: string;
+  mirror: string;
+  stripes: string;
   exported: boolean;
   /** As the reader wrote it; else it follows the volume's name. */
   target: string | null;
@@ -34,7 +36,7 @@ interface Made {
 }
 
 const EMPTY: Form = {
-  name: "", size: "10GiB", store: "file", pool: "", exported: true, target: null, chap: true, account: null, initiators: "", hosts: [], portal: "",
+  name: "", size: "10GiB", store: "file", pool: "", mirror: "1", stripes: "1", exported: true, target: null, chap: true, account: null, initiators: "", hosts: [], portal: "",
 };
 
 /** The snapshot whose data a new volume gets, or which it serves. */
@@ -56,6 +58,13 @@ function asked(): { form: Form; source: Source | null } {
   return { form, source: null };
 }
 
+/** Copies or stripes in a document. One is the default, and the server refuses what is no number. */
+function layout(key: "mirror" | "stripes", text: string): { mirror?: number; stripes?: number } {
+  const number = text.trim();
+  if (number === "" || number === "1") return {};
+  return { [key]: /^\d{1,15}$/.test(number) ? Number(number) : number };
+}
+
 /** The volume that a form asks for. */
 function volumeOf(form: Form, source: Source | null): Volume {
   const { store, pool } = form;
@@ -64,6 +73,8 @@ function volumeOf(form: Form, source: Source | null): Volume {
     store,
     ...(source ? { [source.key]: source.snapshot } : { size: form.size.trim() }),
     ...(store === "pool" && { pool }),
+    // A clone has the copies and stripes of its snapshot.
+    ...(store === "pool" && !source && { ...layout("mirror", form.mirror), ...layout("stripes", form.stripes) }),
   };
 }
 
@@ -94,7 +105,7 @@ function fieldOf(error: Refused | null, document: Document | null): keyof Form |
   const target = document.target?.[0]?.name;
   if (field.startsWith("volume/")) {
     if (/\.(clone-of|snapshot)$/.test(field)) return null;
-    return (["size", "store", "pool"] as const).find((key) => field.endsWith(`.${key}`)) ?? "name";
+    return (["size", "store", "pool", "mirror", "stripes"] as const).find((key) => field.endsWith(`.${key}`)) ?? "name";
   }
   if (field.startsWith("account/")) return "account";
   if (field.startsWith("portal/")) return "portal";
@@ -127,6 +138,8 @@ export function Create() {
   const hosts = inventory.document?.host ?? [];
   const account = form.account ?? form.name;
   const choices = pools?.pools ?? [];
+  const chosen = choices.find(({ name }) => name === form.pool);
+  const online = chosen?.is_open ? ` Devices of the pool that are online: ${chosen.devices.filter(({ is_online }) => is_online).length}.` : "";
   const store = (store: string) => set({ store, pool: form.pool || (choices[0]?.name ?? "") });
   const title = source === null ? "Create a volume" : source.key === "snapshot" ? `Serve ${source.snapshot} read-only` : `Clone ${source.snapshot}`;
   const submit = async (event: Event) => {
@@ -181,6 +194,16 @@ export function Create() {
             </select>
           )}
         </Field>
+      )}
+      {!source && form.store === "pool" && (
+        <div class="grid">
+          <Field label="Copies" error={at("mirror")} hint={`Copies of the data, each on another device: 1 to 3. Default: 1.${online}`}>
+            {(attributes) => <input {...attributes} name="mirror" autocomplete="off" inputMode="numeric" value={form.mirror} onInput={(event) => set({ mirror: event.currentTarget.value })} />}
+          </Field>
+          <Field label="Stripes" error={at("stripes")} hint="Devices over which the data is spread: 1 to 16. Default: 1.">
+            {(attributes) => <input {...attributes} name="stripes" autocomplete="off" inputMode="numeric" value={form.stripes} onInput={(event) => set({ stripes: event.currentTarget.value })} />}
+          </Field>
+        </div>
       )}
       <label class="check">
         <input type="checkbox" name="exported" checked={form.exported} onChange={(event) => set({ exported: event.currentTarget.checked })} />
@@ -245,10 +268,11 @@ export function Create() {
   );
 }
 
-/** What is wrong with a name is told without a field: the name is what makes one. */
+/** What is wrong with a name is told without a field: the name is what makes one. So is what a pool cannot do. */
 function guess(error: Refused | null): keyof Form | null {
   if (!error || error.field) return null;
   if (error.message.startsWith("volume name") || /^there is a volume /.test(error.message)) return "name";
+  if (error.message.endsWith("fewer devices than the volume has copies")) return "mirror";
   if (/^there is a target /.test(error.message)) return "target";
   if (/^there is a portal /.test(error.message)) return "portal";
   return null;

@@ -1,7 +1,7 @@
 // One pool: its devices and settings, and the volumes and snapshots that use its space.
 
-import { useState } from "preact/hooks";
-import { type Edit, type Pool, type PoolStatus, type StoredVolume, segment, useResource } from "../api";
+import { useEffect, useState } from "preact/hooks";
+import { type Edit, type Pool, type PoolContents, type PoolStatus, type StoredVolume, segment, useResource } from "../api";
 import * as format from "../format";
 import { type Inventory, useInventory } from "../inventory";
 import { Filter, Heading, Pages, Trouble, useFiltered } from "../parts/basics";
@@ -9,11 +9,22 @@ import { ConfirmChange } from "../parts/change";
 import { type Setting, SettingsForm } from "../parts/settings";
 import { PoolState, Provisioned, UsedSpace } from "../parts/space";
 import { navigate } from "../router";
+import { Devices, Scrub } from "./devices";
+
+/** How often a pool is asked for while data moves in it, or a scrub runs. */
+const BUSY_MS = 1000;
+const IDLE_MS = 5000;
+
+function isBusy({ devices, scrub }: PoolStatus): boolean {
+  return scrub.is_running || devices.some(({ is_leaving, stale_bytes }) => is_leaving || stale_bytes > 0);
+}
 
 export function PoolDetail(props: { name: string }) {
   const { name } = props;
   const inventory = useInventory();
-  const { data, error } = useResource<{ pool: PoolStatus; contents: StoredVolume[] }>(`/pools/${segment(name)}`);
+  const [busy, setBusy] = useState(false);
+  const { data, error, reload } = useResource<PoolContents>(`/pools/${segment(name)}`, busy ? BUSY_MS : IDLE_MS);
+  useEffect(() => setBusy(data !== null && isBusy(data.pool)), [data]);
   const config = inventory.document?.pool?.find((pool) => pool.name === name);
   return (
     <>
@@ -24,6 +35,8 @@ export function PoolDetail(props: { name: string }) {
       {data && (
         <>
           <Details pool={data.pool} />
+          <Devices pool={data.pool} onDone={reload} />
+          {data.pool.is_open && <Scrub pool={data.pool} onDone={reload} />}
           {data.pool.is_open && <Contents pool={name} contents={data.contents} inventory={inventory} />}
         </>
       )}
@@ -47,8 +60,6 @@ function Details(props: { pool: PoolStatus }) {
             <dt>Chunk size</dt><dd>{format.size(pool.chunk_bytes)}</dd>
           </>
         )}
-        <dt>Devices</dt>
-        <dd class="name">{pool.devices.map(({ path, size_bytes }) => <div key={path}>{path}{size_bytes !== null && `, ${format.size(size_bytes)}`}</div>)}</dd>
       </dl>
     </section>
   );
@@ -84,7 +95,7 @@ function Contents(props: { pool: string; contents: StoredVolume[]; inventory: In
           <Filter of={of} what="object" />
           <div class="scroll">
             <table class="stack">
-              <thead><tr><th scope="col">Name</th><th scope="col">Kind</th><th scope="col" class="number">Referenced</th><th scope="col" class="number">Size</th><th scope="col">Created</th><th scope="col">Protected</th></tr></thead>
+              <thead><tr><th scope="col">Name</th><th scope="col">Kind</th><th scope="col" class="number">Referenced</th><th scope="col" class="number">Size</th><th scope="col" class="number">Copies</th><th scope="col" class="number">Stripes</th><th scope="col">Created</th><th scope="col">Protected</th></tr></thead>
               <tbody>
                 {of.shown.map((stored) => {
                   const volume = volumeOf(stored);
@@ -98,6 +109,8 @@ function Contents(props: { pool: string; contents: StoredVolume[]; inventory: In
                       <td class="name" data-label="Kind">{kindOf(stored)}</td>
                       <td class="number" data-label="Referenced">{format.size(stored.referenced_bytes)}</td>
                       <td class="number" data-label="Size">{format.size(stored.size_bytes)}</td>
+                      <td class="number" data-label="Copies">{stored.copies}</td>
+                      <td class="number" data-label="Stripes">{stored.stripes}</td>
                       <td data-label="Created"><time dateTime={new Date(stored.created_unix_seconds * 1000).toISOString()}>{format.moment(stored.created_unix_seconds)}</time></td>
                       <td data-label="Protected">{stored.is_snapshot ? (stored.is_protected ? "yes" : "no") : "–"}</td>
                     </tr>

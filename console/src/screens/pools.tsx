@@ -6,6 +6,7 @@ import * as format from "../format";
 import { useInventory } from "../inventory";
 import { Field, Filter, Heading, Pages, Trouble, useFiltered } from "../parts/basics";
 import { PoolState, Provisioned, UsedSpace } from "../parts/space";
+import { deviceName } from "./devices";
 import { Unmanaged } from "./volumes";
 
 export function Pools() {
@@ -41,7 +42,7 @@ export function Pools() {
                     <td data-label="Provisioned"><Provisioned pool={pool} /></td>
                     <td class="number" data-label="Volumes">{pool.is_open ? format.count(pool.volume_count) : "–"}</td>
                     <td class="number" data-label="Snapshots">{pool.is_open ? format.count(pool.snapshot_count) : "–"}</td>
-                    <td class="name" data-label="Devices">{pool.devices.map(({ path }) => <div key={path}>{path}</div>)}</td>
+                    <td class="name" data-label="Devices">{pool.devices.map((device) => <div key={device.path}>{deviceName(device)}{pool.is_open && !device.is_online && <span class="over">, not in use</span>}</div>)}</td>
                   </tr>
                 ))}
               </tbody>

@@ -1,7 +1,7 @@
 // One volume: what it is, what it does, and what can be done to it.
 
 import { useState } from "preact/hooks";
-import { type Changed, type Edit, type Volume, segment } from "../api";
+import { type Changed, type Edit, type PoolContents, type Volume, segment, useResource } from "../api";
 import * as format from "../format";
 import { type Inventory, type Shown, exportOf, useInventory } from "../inventory";
 import { type Point, useLive, useVolumePoints } from "../live";
@@ -59,6 +59,7 @@ function Detail(props: { volume: Shown; inventory: Inventory }) {
           {config && <><dt>Store</dt><dd>{config.store}{config.encrypted && ", encrypted"}{(config["read-only"] || config.snapshot) && ", read-only"}</dd></>}
           {config?.pool && <><dt>Pool</dt><dd class="name"><a href={`/pools/${segment(config.pool)}`}>{config.pool}</a></dd></>}
           {config?.["clone-of"] && <><dt>Clone of</dt><dd class="name">{config["clone-of"]}</dd></>}
+          {config?.pool && <Layout config={config} pool={config.pool} />}
           {config?.snapshot && <><dt>Snapshot</dt><dd class="name">{config.snapshot}</dd></>}
           {config?.path && <><dt>File</dt><dd class="name">{config.path}</dd></>}
           {config?.serial && <><dt>Serial number</dt><dd class="name">{config.serial} <Copy text={config.serial} what="the serial number" /></dd></>}
@@ -74,6 +75,21 @@ function Detail(props: { volume: Shown; inventory: Inventory }) {
       )}
       {config?.pool && !config.snapshot && <Snapshots config={config} document={inventory.document} onDone={inventory.reload} />}
       {inventory.managed && config && <Changes volume={volume} config={config} point={points.at(-1)} onDone={inventory.reload} />}
+    </>
+  );
+}
+
+/** The copies and stripes of a volume in a pool. Those of a clone or a snapshot are known to the pool alone. */
+function Layout(props: { config: Volume; pool: string }) {
+  const { name, serial, snapshot } = props.config;
+  const { data } = useResource<PoolContents>(`/pools/${segment(props.pool)}`, 60000);
+  const stored = data?.contents.find((one) =>
+    snapshot !== undefined ? one.name === snapshot : !one.is_snapshot && (serial ? one.serial === serial : one.name === name));
+  if (!stored) return null;
+  return (
+    <>
+      <dt>Copies</dt><dd>{stored.copies}</dd>
+      <dt>Stripes</dt><dd>{stored.stripes}</dd>
     </>
   );
 }
