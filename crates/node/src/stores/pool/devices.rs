@@ -73,6 +73,8 @@ struct NamedDevice {
     /// Why the path cannot be used.
     problem: Option<String>,
     is_out: bool,
+    /// It is being added, and may not be there yet.
+    is_expected: bool,
     /// It was a device of the pool, and was removed.
     is_removed: bool,
     retry_at: Instant,
@@ -93,6 +95,7 @@ impl NamedDevice {
             identifier: None,
             problem,
             is_out: false,
+            is_expected: false,
             is_removed: false,
             retry_at: time::now() + FIRST_RETRY,
             absences: 0,
@@ -214,7 +217,7 @@ impl OpenPool {
         let mut infos = self.pool.devices();
         let named = self.devices.0.lock();
         let mut reported: Vec<ReportedDevice> = Vec::with_capacity(named.len());
-        for one in named.iter() {
+        for one in named.iter().filter(|one| !one.is_expected && !one.is_removed) {
             let at = infos.iter().position(|info| Some(info.identifier) == one.identifier);
             let info = at.map(|at| infos.remove(at));
             let reason = info.as_ref().and_then(|info| match &info.state {
@@ -322,7 +325,7 @@ impl OpenPool {
                     }
                     Some(_) | None => {}
                 }
-                if one.retry_at <= now {
+                if one.retry_at <= now && !one.is_expected {
                     due.push((one.path.clone(), info.map(|info| info.number)));
                 }
             }
@@ -394,8 +397,13 @@ impl OpenPool {
             named.push(NamedDevice::new(path, Err(missing)));
         }
         for one in named.iter_mut().filter(|one| one.path == path) {
-            one.retry_at = time::now() + LONGEST_RETRY;
+            one.is_expected = true;
         }
+    }
+
+    /// Notes that a device was not added.
+    fn forget_device(&self, path: &Path) {
+        self.devices.0.lock().retain(|one| one.path != path || !one.is_expected);
     }
 
     /// Returns the paths that stay when those of removed devices are gone, if there are any.
@@ -439,13 +447,17 @@ impl OpenPool {
         if self.devices.0.lock().iter().any(is_used) {
             return Err(self.error(format!("{} is one of its devices already", path.display())));
         }
-        let created = size.map(|size| create_file(path, size)).transpose()?;
-        let added = self.add_opened(&config, path, force);
-        if added.is_err()
-            && created.is_some()
-            && let Err(error) = fs::remove_file(path)
-        {
-            warn!(path = %path.display(), %error, "a file that was created for a pool remains");
+        let created = size.map(|size| create_file(path, size));
+        let was_created = matches!(created, Some(Ok(())));
+        let added = match created {
+            Some(Err(error)) => Err(error),
+            Some(Ok(())) | None => self.add_opened(&config, path, force),
+        };
+        if added.is_err() {
+            self.forget_device(path);
+            if was_created && let Err(error) = fs::remove_file(path) {
+                warn!(path = %path.display(), %error, "a file that was created for a pool remains");
+            }
         }
         added
     }
