@@ -133,6 +133,36 @@ fn volumes_snapshots_and_clones_have_what_was_written_before_them() -> Result<()
 }
 
 #[test]
+fn clients_see_the_chunks_and_stripes_of_a_volume() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = start(folder.path())?;
+    let device = |name| format!("{},size=64MiB", folder.path().join(name).display());
+    let devices = ["a", "b", "c"].map(device);
+    let devices = devices.iter().flat_map(|device| ["--device", device]);
+    let create: Vec<&str> = ["pool", "create", "tank"].into_iter().chain(devices).collect();
+    server.run(&create)?;
+    let nbd = server.announced()["portals"][1].as_str().context("the NBD portal")?;
+    // Chunks of 64 KiB on one device, on three, and on three of three although more were requested.
+    for (volume, stripes, length) in [("one", "1", 128), ("three", "3", 384), ("more", "5", 384)] {
+        let create = ["volume", "create", volume, "16MiB", "--pool", "tank", "--export"];
+        server.run(&[&create[..], &["--stripes", stripes]].concat())?;
+        let mut page = Command::new("iscsi-inq");
+        page.args(["--evpd", "1", "--pagecode", "176"]);
+        page.arg(format!("iscsi://{}/iqn.2026-11.io.sarsen:{volume}/0", server.portal()?));
+        let page = process::output(&mut page, LIMIT)?;
+        let length = format!("optimal transfer length:{length}");
+        for line in ["optimal transfer length granularity:128", &length] {
+            ensure!(page.lines().any(|reported| reported == line), "no {line} in\n{page}");
+        }
+        let url = format!("nbd://{nbd}/{volume}");
+        let info = process::output(Command::new("nbdinfo").args(["--json", &url]), LIMIT)?;
+        let info: serde_json::Value = serde_json::from_str(&info)?;
+        ensure!(info["exports"][0]["block_size_preferred"] == 64 << 10, "{info}");
+    }
+    server.stop()
+}
+
+#[test]
 fn a_deleted_volume_remains_in_its_pool_until_it_is_erased() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = start(folder.path())?;

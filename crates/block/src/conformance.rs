@@ -72,7 +72,12 @@ async fn shape_and_borders(store: &dyn Store) {
     let count = store.geometry().block_count;
     assert_eq!(store.status().usability(), Usability::Usable);
     assert!(count >= BLOCKS_MIN, "{count} blocks are too few to be checked");
-    assert!(!matches!(store.characteristics().unmap, Some(unmap) if unmap.granularity_blocks == 0));
+    let characteristics = store.characteristics();
+    assert!(!matches!(characteristics.unmap, Some(unmap) if unmap.granularity_blocks == 0));
+    if let Some(optimal) = characteristics.optimal_transfer {
+        assert!(optimal.granularity_blocks > 0 && optimal.length_blocks > 0, "{optimal:?}");
+        assert!(optimal.length_blocks.is_multiple_of(optimal.granularity_blocks), "{optimal:?}");
+    }
     for extent in [
         Extent::new(count, 1),
         Extent::new(count - 1, 2),
@@ -550,7 +555,9 @@ mod tests {
     use crate::layers::{
         EncryptedStore, Faults, FaultyStore, KEY_BYTES, Key, KeyStore, ProtectedStore, ReadOnly,
     };
-    use crate::{BlockSize, Characteristics, Geometry, MemoryStore, StoreStatus};
+    use crate::{
+        BlockSize, Characteristics, Geometry, Layer, MemoryStore, OptimalTransfer, StoreStatus,
+    };
 
     fn run<T>(future: impl Future<Output = T>) -> T {
         match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
@@ -584,6 +591,56 @@ mod tests {
             run(check(&EncryptedStore::new(below, Key::new([7; KEY_BYTES]), Arc::new(Same)), seed));
         }
         run(check_read_only(&ReadOnly::new(memory())));
+    }
+
+    /// A layer with optimal transfers: a granularity of 4 blocks, and this length.
+    struct Aligned(Arc<dyn Store>, u32);
+
+    impl Layer for Aligned {
+        fn inner(&self) -> &Arc<dyn Store> {
+            &self.0
+        }
+
+        fn adapt(&self, inner: Characteristics) -> Characteristics {
+            let optimal = OptimalTransfer { granularity_blocks: 4, length_blocks: self.1 };
+            Characteristics { optimal_transfer: Some(optimal), ..inner }
+        }
+
+        fn handle<T: 'static>(
+            &self,
+            _: Request,
+            submit: impl FnOnce(&dyn Store) -> Reply<T> + 'static,
+        ) -> Reply<T> {
+            submit(&*self.0)
+        }
+    }
+
+    fn aligned(length_blocks: u32) -> Arc<Aligned> {
+        let below = Arc::new(MemoryStore::new(BlockSize::B512, 1000));
+        Arc::new(Aligned(below, length_blocks))
+    }
+
+    #[test]
+    fn the_layers_keep_optimal_transfers_where_their_blocks_are_aligned() {
+        let below = aligned(12);
+        let optimal = below.characteristics().optimal_transfer;
+        run(check(&*below, 9));
+        let kept: [Arc<dyn Store>; 3] = [
+            Arc::new(FaultyStore::new(below.clone(), Faults::default())),
+            Arc::new(EncryptedStore::new(below.clone(), Key::new([7; KEY_BYTES]), Arc::new(Same))),
+            Arc::new(ReadOnly::new(below.clone())),
+        ];
+        for store in kept {
+            assert_eq!(store.characteristics().optimal_transfer, optimal);
+        }
+        let protected = ProtectedStore::new(below, BlockSize::B4096).expect("it can be protected");
+        assert_eq!(protected.characteristics().optimal_transfer, None);
+    }
+
+    #[test]
+    #[should_panic(expected = "length_blocks: 6")]
+    fn a_store_with_an_optimal_length_between_its_granularity_fails() {
+        run(check(&*aligned(6), 1));
     }
 
     #[test]

@@ -30,4 +30,4 @@ pub use request::{
 };
 pub use rng::Rng;
 pub use status::{StatusListener, StoreStatus, Usability};
-pub use store::{Characteristics, Geometry, Reply, Store, UnmapSupport};
+pub use store::{Characteristics, Geometry, OptimalTransfer, Reply, Store, UnmapSupport};

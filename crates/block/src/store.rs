@@ -39,6 +39,16 @@ pub struct UnmapSupport {
     pub tells_space: bool,
 }
 
+/// The transfers with which a store is fastest: they begin at a multiple of the granularity, and have a multiple of it
+/// as their length. Both numbers are at least 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OptimalTransfer {
+    /// OPTIMAL TRANSFER LENGTH GRANULARITY (SBC-3 6.6.4).
+    pub granularity_blocks: u32,
+    /// OPTIMAL TRANSFER LENGTH, a multiple of the granularity.
+    pub length_blocks: u32,
+}
+
 /// Properties of a store, which are fixed while it is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Characteristics {
@@ -50,6 +60,8 @@ pub struct Characteristics {
     pub unmap: Option<UnmapSupport>,
     /// log2 of the number of logical blocks in a physical block.
     pub physical_block_exponent: u8,
+    /// The optimal transfer. `None` if the store has no alignment beyond its physical blocks.
+    pub optimal_transfer: Option<OptimalTransfer>,
     /// Whether each block has protection information (see [`Store::read_protected`]).
     pub protection: bool,
     /// Whether written data outlives the program that wrote it.

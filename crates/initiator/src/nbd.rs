@@ -401,6 +401,7 @@ impl Store for NbdStore {
                 tells_space: false,
             }),
             physical_block_exponent: preferred.checked_ilog2().unwrap_or(0) as u8,
+            optimal_transfer: None,
             protection: false,
             is_lasting: true,
         }

@@ -91,10 +91,19 @@ impl Space {
         online.map(|(device, _)| device).take(crate::journal::COPIES).collect()
     }
 
+    /// Returns the number of devices that take slabs.
+    fn taker_count(&self) -> usize {
+        self.members.iter().filter(|member| member.takes_slabs()).count()
+    }
+
     /// Returns the number of copies that pages have: no volume has more.
     pub(crate) fn page_copies(&self) -> u8 {
-        let count = self.members.iter().filter(|member| member.takes_slabs()).count();
-        count.clamp(1, usize::from(MIRROR_MAX)) as u8
+        self.taker_count().clamp(1, usize::from(MIRROR_MAX)) as u8
+    }
+
+    /// Returns over how many devices the chunks of a volume with so many stripes are spread.
+    pub(crate) fn stripe_width(&self, stripes: u8) -> u32 {
+        self.taker_count().clamp(1, usize::from(stripes)) as u32
     }
 
     /// Returns the number of copies that pages have at least, even if a device is full.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sarsen_block::{
     Allocation, AllocationRun, BlockSize, Characteristics, Data, Durability, Extent, Geometry,
-    InvalidRequest, Io, Payload, Reply, Space, Store, StoreStatus, UnmapSupport,
+    InvalidRequest, Io, OptimalTransfer, Payload, Reply, Space, Store, StoreStatus, UnmapSupport,
 };
 
 use crate::PoolError;
@@ -35,17 +35,27 @@ impl PoolVolume {
         let block_size = block_size.ok_or_else(|| PoolError::Damaged {
             what: format!("volume {} has blocks of an unknown size", row.id),
         })?;
-        let piece_shift = shared.state.read().shape().piece_shift();
+        let (shape, stripe_width) = {
+            let state = shared.state.read();
+            (state.shape(), state.space.stripe_width(row.stripes))
+        };
+        let blocks = |shift: u8| 1_u32 << (u32::from(shift) - block_size.shift());
+        let chunk = blocks(shape.chunk_shift);
         let is_lasting = shared.devices.all(|store| store.characteristics().is_lasting);
         let characteristics = Characteristics {
             volatile_cache: true,
             read_only: row.kind == IS_SNAPSHOT,
             unmap: Some(UnmapSupport {
-                granularity_blocks: 1 << (u32::from(piece_shift) - block_size.shift()),
+                granularity_blocks: blocks(shape.piece_shift()),
                 anchors: false,
                 tells_space: true,
             }),
             physical_block_exponent: (PAGE.ilog2() - block_size.shift()) as u8,
+            // Devices that are added later count when the volume is opened again.
+            optimal_transfer: Some(OptimalTransfer {
+                granularity_blocks: chunk,
+                length_blocks: chunk * stripe_width,
+            }),
             protection: false,
             is_lasting,
         };

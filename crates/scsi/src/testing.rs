@@ -41,6 +41,7 @@ impl TestStore {
             read_only: false,
             unmap: Some(UnmapSupport { granularity_blocks: 1, anchors: true, tells_space: true }),
             physical_block_exponent: 0,
+            optimal_transfer: None,
             protection: false,
             is_lasting: true,
         };

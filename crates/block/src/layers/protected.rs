@@ -306,6 +306,8 @@ impl Store for ProtectedStore {
                 0 => inner.physical_block_exponent.saturating_sub(1),
                 _ => 0,
             },
+            // The first block begins behind a page: blocks are aligned to nothing larger.
+            optimal_transfer: None,
             protection: true,
             ..inner
         }

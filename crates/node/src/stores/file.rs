@@ -151,6 +151,7 @@ impl FileStore {
                     tells_space: device.is_none(),
                 }),
                 physical_block_exponent: exponent,
+                optimal_transfer: None,
                 protection: false,
                 is_lasting: true,
             },

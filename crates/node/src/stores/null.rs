@@ -35,6 +35,7 @@ impl Store for NullStore {
             read_only: false,
             unmap: Some(UnmapSupport { granularity_blocks: 1, anchors: false, tells_space: false }),
             physical_block_exponent: 0,
+            optimal_transfer: None,
             protection: false,
             is_lasting: false,
         }

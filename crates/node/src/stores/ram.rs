@@ -153,6 +153,7 @@ impl Store for RamStore {
             }),
             // The physical block is a page.
             physical_block_exponent: (PAGE.ilog2() - self.block_size.shift()) as u8,
+            optimal_transfer: None,
             protection: false,
             is_lasting: false,
         }

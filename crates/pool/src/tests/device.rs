@@ -210,6 +210,7 @@ impl Store for SimulatedDevice {
             read_only: false,
             unmap: None,
             physical_block_exponent: 3,
+            optimal_transfer: None,
             protection: false,
             is_lasting: true,
         }

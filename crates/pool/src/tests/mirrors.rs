@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sarsen_block::{BlockSize, Buffer, Durability, Extent, Store as _};
+use sarsen_block::{BlockSize, Buffer, Durability, Extent, OptimalTransfer, Store as _};
 
 use super::device::SimulatedDevice;
 use super::runner::{LocalTasks, end_all, run};
@@ -293,6 +293,27 @@ fn consecutive_chunks_are_on_different_devices() {
         }
         let first: std::collections::BTreeSet<_> = (0..3).map(device_of).collect();
         assert_eq!(first.len(), 3);
+    });
+}
+
+#[test]
+fn optimal_transfers_are_chunks_on_each_device_that_a_volume_uses() {
+    let devices = [1, 2, 3].map(|seed| SimulatedDevice::new(24 << 20, seed));
+    run(&devices, async {
+        let (pool, _) = pool_with(&devices, &mirrored(1, 1)).await;
+        for (stripes, block_size, chunk, width) in [
+            (1, BlockSize::B512, 128, 1),
+            (3, BlockSize::B512, 128, 3),
+            (16, BlockSize::B512, 128, 3),
+            (3, BlockSize::B4096, 16, 3),
+        ] {
+            let new = NewVolume { stripes, ..volume("w", SIZE, block_size) };
+            let id = pool.create_volume(&new).await.expect("created");
+            let store = pool.open_volume(id).await.expect("opened");
+            let optimal =
+                OptimalTransfer { granularity_blocks: chunk, length_blocks: chunk * width };
+            assert_eq!(store.characteristics().optimal_transfer, Some(optimal), "{stripes}");
+        }
     });
 }
 

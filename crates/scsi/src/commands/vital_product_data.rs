@@ -112,20 +112,35 @@ fn reported_unmap_granularity(unit: &LogicalUnit, unmap: UnmapSupport) -> Option
     (unit.geometry().block_size == BlockSize::B512).then_some(unmap.granularity_blocks)
 }
 
+/// Returns OPTIMAL TRANSFER LENGTH GRANULARITY and OPTIMAL TRANSFER LENGTH in blocks: those of the store, or the
+/// physical block and the unit's own length.
+fn optimal_transfer(unit: &LogicalUnit) -> (u16, u32) {
+    let (limits, characteristics) = (unit.limits(), unit.characteristics());
+    let of_store = characteristics.optimal_transfer.and_then(|optimal| {
+        let granularity = u16::try_from(optimal.granularity_blocks).ok()?;
+        // SBC-3 6.6.4: commands above MAXIMUM TRANSFER LENGTH are terminated.
+        let maximum = limits.maximum_transfer_blocks;
+        let longest = maximum - maximum % u32::from(granularity);
+        (longest > 0).then_some((granularity, optimal.length_blocks.min(longest)))
+    });
+    let physical_block = 1 << characteristics.physical_block_exponent.min(15);
+    of_store.unwrap_or((physical_block, limits.optimal_transfer_blocks))
+}
+
 fn block_limits(task: &Task<'_>) -> Vec<u8> {
     let unit = task.unit;
     let limits = unit.limits();
     let characteristics = unit.characteristics();
-    let granularity = 1u16 << characteristics.physical_block_exponent.min(15);
+    let (optimal_granularity, optimal_length) = optimal_transfer(unit);
     let unmap = characteristics.unmap;
     let unmap_granularity = unmap.and_then(|unmap| reported_unmap_granularity(unit, unmap));
     let atomic_blocks = if has_atomic_writes(unit) { limits.maximum_atomic_blocks } else { 0 };
     page::BlockLimits {
         flags: 0,
         maximum_compare_and_write_length: limits.maximum_compare_and_write_blocks,
-        optimal_transfer_length_granularity: granularity.into(),
+        optimal_transfer_length_granularity: optimal_granularity.into(),
         maximum_transfer_length: limits.maximum_transfer_blocks.into(),
-        optimal_transfer_length: limits.optimal_transfer_blocks.into(),
+        optimal_transfer_length: optimal_length.into(),
         maximum_prefetch_length: 0.into(),
         maximum_unmap_lba_count: unmap.map_or(0, |_| limits.maximum_unmap_blocks).into(),
         maximum_unmap_block_descriptor_count: unmap

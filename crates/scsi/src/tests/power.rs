@@ -145,6 +145,7 @@ impl Store for Disk {
             read_only: false,
             unmap: Some(UnmapSupport { granularity_blocks: 1, anchors: false, tells_space: false }),
             physical_block_exponent: 0,
+            optimal_transfer: None,
             protection: false,
             is_lasting: true,
         }

@@ -3,8 +3,8 @@
 use crate::testing::*;
 use crate::{Lun, Status};
 use sarsen_block::{
-    AllocationRun, BlockSize, Characteristics, Data, Durability, Extent, Geometry, Io, Payload,
-    Reply, Space, Store, StoreStatus,
+    AllocationRun, BlockSize, Characteristics, Data, Durability, Extent, Geometry, Io,
+    OptimalTransfer, Payload, Reply, Space, Store, StoreStatus,
 };
 use std::sync::Arc;
 
@@ -134,6 +134,34 @@ fn sbc3_6_6_4_unmap_granularity_is_reported_for_512_byte_blocks_alone() {
         assert_ne!(limits[20..28], [0; 8], "{size:?}: UNMAP has limits");
         assert_eq!(limits[28..32], u32::to_be_bytes(granularity), "{size:?}");
         assert_eq!(limits[32..36], [alignment, 0, 0, 0], "{size:?}: UGAVALID");
+    }
+}
+
+#[test]
+fn sbc3_6_6_4_optimal_transfers_are_those_of_the_store_within_the_limits() {
+    let of_store = |granularity_blocks, length_blocks| {
+        Some(OptimalTransfer { granularity_blocks, length_blocks })
+    };
+    for (optimal_transfer, granularity, length) in [
+        // The physical block and 1 MiB.
+        (None, 8, 2048),
+        (of_store(128, 128), 128, 128),
+        (of_store(128, 3 * 128), 128, 3 * 128),
+        // MAXIMUM TRANSFER LENGTH is 32768 blocks.
+        (of_store(2048, 16 * 2048), 2048, 32768),
+        (of_store(3000, 6 * 3000), 3000, 6 * 3000),
+        (of_store(3000, 12 * 3000), 3000, 10 * 3000),
+        // A granularity that the page cannot report.
+        (of_store(40000, 40000), 8, 2048),
+        (of_store(65536, 65536), 8, 2048),
+    ] {
+        let mut store = TestStore::new(BlockSize::B512);
+        store.characteristics.physical_block_exponent = 3;
+        store.characteristics.optimal_transfer = optimal_transfer;
+        let limits = bytes(Fixture::over(store).run(&[0x12, 1, 0xb0, 0, 64, 0], &[]));
+        assert_eq!(limits[6..8], u16::to_be_bytes(granularity), "{optimal_transfer:?}");
+        assert_eq!(limits[8..12], u32::to_be_bytes(32768));
+        assert_eq!(limits[12..16], u32::to_be_bytes(length), "{optimal_transfer:?}");
     }
 }
 

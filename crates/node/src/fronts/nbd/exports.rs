@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use sarsen_block::Characteristics;
 use sarsen_proto::iscsi::target::RefusalReason;
 use sarsen_proto::nbd::server::{Export, Exports, ListedExport, Refusal};
 use sarsen_scsi::{AccessState, LogicalUnit, Lun, LunView, TargetDevice};
@@ -10,6 +11,7 @@ use tracing::warn;
 
 use crate::events::{Occurrence, Subject};
 use crate::fronts::Front;
+use crate::fronts::nbd::memory::maximum_payload;
 use crate::sessions::{Login, Origin};
 use crate::targets::Target;
 
@@ -142,6 +144,15 @@ impl VisibleExports {
     }
 }
 
+/// Returns the preferred block size in bytes: the granularity of the store's optimal transfers if NBD can report it
+/// ("Size constraints"), or else the physical block.
+fn preferred_block(block: u32, characteristics: &Characteristics, maximum_payload: u32) -> u32 {
+    let optimal = characteristics.optimal_transfer;
+    let granularity = optimal.and_then(|optimal| block.checked_mul(optimal.granularity_blocks));
+    let reported = granularity.filter(|bytes| bytes.is_power_of_two() && *bytes <= maximum_payload);
+    reported.unwrap_or(block << characteristics.physical_block_exponent.min(8))
+}
+
 impl Exports for VisibleExports {
     fn find(&mut self, name: &str) -> Result<Export, Refusal> {
         let Some(ChosenExport { path, volume, view, .. }) = self.choose(name) else {
@@ -158,11 +169,12 @@ impl Exports for VisibleExports {
         let store = volume.store();
         let (geometry, characteristics) = (store.geometry(), store.characteristics());
         let block = geometry.block_size.bytes() as u32;
+        let maximum = maximum_payload(&self.front.settings().budget);
         Ok(Export {
             description: path.target().to_owned(),
             read_only: view.read_only || characteristics.read_only,
             minimum_block: block,
-            preferred_block: block << characteristics.physical_block_exponent.min(8),
+            preferred_block: preferred_block(block, &characteristics, maximum),
             can_trim: characteristics.unmap.is_some(),
             can_fast_zero: characteristics.unmap.is_some(),
             // A flush covers the writes of all clients.
@@ -180,5 +192,36 @@ impl Exports for VisibleExports {
             description: path.target().to_owned(),
         };
         self.those(|_| true).map(listed).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sarsen_block::{BlockSize, MemoryStore, OptimalTransfer, Store as _};
+
+    use super::*;
+
+    #[test]
+    fn preferred_block_is_the_granularity_if_nbd_can_report_it() {
+        for (granularity, preferred) in [
+            (None, 4096),
+            (Some(128), 64 << 10),
+            (Some(2048), 1 << 20),
+            (Some(4096), 4096),
+            (Some(129), 4096),
+            (Some(1 << 23), 4096),
+        ] {
+            let with = |granularity_blocks| OptimalTransfer {
+                granularity_blocks,
+                length_blocks: granularity_blocks,
+            };
+            let characteristics = Characteristics {
+                physical_block_exponent: 3,
+                optimal_transfer: granularity.map(with),
+                ..MemoryStore::new(BlockSize::B512, 8).characteristics()
+            };
+            let found = preferred_block(512, &characteristics, 1 << 20);
+            assert_eq!(found, preferred, "{granularity:?}");
+        }
     }
 }
