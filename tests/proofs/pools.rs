@@ -143,7 +143,7 @@ fn clients_see_the_chunks_and_stripes_of_a_volume() -> Result<()> {
     server.run(&create)?;
     let nbd = server.announced()["portals"][1].as_str().context("the NBD portal")?;
     // Chunks of 64 KiB on one device, on three, and on three of three although more were requested.
-    for (volume, stripes, length) in [("one", "1", 128), ("three", "3", 384), ("more", "5", 384)] {
+    for (volume, stripes, length) in [("one", "1", 2048), ("three", "3", 384), ("more", "5", 384)] {
         let create = ["volume", "create", volume, "16MiB", "--pool", "tank", "--export"];
         server.run(&[&create[..], &["--stripes", stripes]].concat())?;
         let mut page = Command::new("iscsi-inq");

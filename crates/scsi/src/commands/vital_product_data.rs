@@ -121,7 +121,13 @@ fn optimal_transfer(unit: &LogicalUnit) -> (u16, u32) {
         // SBC-3 6.6.4: commands above MAXIMUM TRANSFER LENGTH are terminated.
         let maximum = limits.maximum_transfer_blocks;
         let longest = maximum - maximum % u32::from(granularity);
-        (longest > 0).then_some((granularity, optimal.length_blocks.min(longest)))
+        // Without stripes, the length is the unit's own: Linux before 6.11 sends no longer commands than this.
+        let length = if optimal.length_blocks == optimal.granularity_blocks {
+            limits.optimal_transfer_blocks.next_multiple_of(granularity.into())
+        } else {
+            optimal.length_blocks
+        };
+        (longest > 0).then_some((granularity, length.min(longest)))
     });
     let physical_block = 1 << characteristics.physical_block_exponent.min(15);
     of_store.unwrap_or((physical_block, limits.optimal_transfer_blocks))

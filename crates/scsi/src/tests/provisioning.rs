@@ -145,7 +145,8 @@ fn sbc3_6_6_4_optimal_transfers_are_those_of_the_store_within_the_limits() {
     for (optimal_transfer, granularity, length) in [
         // The physical block and 1 MiB.
         (None, 8, 2048),
-        (of_store(128, 128), 128, 128),
+        (of_store(128, 128), 128, 2048),
+        (of_store(4096, 4096), 4096, 4096),
         (of_store(128, 3 * 128), 128, 3 * 128),
         // MAXIMUM TRANSFER LENGTH is 32768 blocks.
         (of_store(2048, 16 * 2048), 2048, 32768),
