@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use sarsen_block::Buffer;
 use sarsen_block::Rng;
 use sarsen_initiator::{Session, SessionError};
-use sarsen_proof::{Backing, Serving, Volume, pool_in};
+use sarsen_proof::{Backing, Serving, Volume, pool_in, pool_on};
 
 use crate::client;
 
@@ -287,6 +287,26 @@ fn kill_9_loses_nothing_acknowledged_in_a_pool() -> Result<()> {
     let ledger = RefCell::new(Ledger::new());
     survive("pool", Promise::WhenAsked, &ledger, || {
         let volume = Volume::new("data", Backing::Pool("tank".into()), 1 << 20);
+        Serving::start_with(&[volume], &["--cores", "2", "--pool", &pool])
+    })
+}
+
+/// One of two devices is missing at some starts, and back at the next one.
+#[test]
+fn kill_9_loses_nothing_acknowledged_on_a_mirror_whose_device_comes_and_goes() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let [stays, goes, away] = ["stays", "goes", "away"].map(|name| folder.path().join(name));
+    let pool = pool_on(&[stays, goes.clone()], 64 << 20)?;
+    let ledger = RefCell::new(Ledger::new());
+    let mut starts = 0;
+    survive("mirror", Promise::WhenAsked, &ledger, || {
+        starts += 1;
+        match starts % 3 {
+            2 => std::fs::rename(&goes, &away)?,
+            0 => std::fs::rename(&away, &goes)?,
+            _ => {}
+        }
+        let volume = Volume::new("data", Backing::Pool("tank".into()), 1 << 20).option("mirror=2");
         Serving::start_with(&[volume], &["--cores", "2", "--pool", &pool])
     })
 }

@@ -22,4 +22,4 @@ pub mod serving;
 
 pub use accounts::Accounts;
 pub use sarsen_lab::process;
-pub use serving::{Backing, Serving, Volume, pool_in};
+pub use serving::{Backing, Serving, Volume, pool_in, pool_on};

@@ -52,12 +52,20 @@ pub enum Backing {
 
 /// Creates a pool `tank` in a file of the folder, and returns the argument of `--pool` for it.
 pub fn pool_in(folder: &Path, byte_count: u64) -> Result<String> {
-    let file = folder.join("tank.pool");
-    std::fs::File::create(&file)?.set_len(byte_count)?;
+    pool_on(&[folder.join("tank.pool")], byte_count)
+}
+
+/// Creates the pool `tank` in new files of this size, and returns the value of `--pool`.
+pub fn pool_on(files: &[PathBuf], byte_count: u64) -> Result<String> {
     let mut create = Command::new(program::path()?);
-    create.args(["pool", "create", "tank", "--offline", "--device"]).arg(&file);
+    create.args(["pool", "create", "tank", "--offline"]);
+    for file in files {
+        std::fs::File::create(file)?.set_len(byte_count)?;
+        create.arg("--device").arg(file);
+    }
     process::output(&mut create, Duration::from_secs(60))?;
-    Ok(format!("tank={}", file.display()))
+    let paths: Vec<_> = files.iter().map(|file| file.display().to_string()).collect();
+    Ok(format!("tank={}", paths.join(",devices=")))
 }
 
 /// A volume to serve.

@@ -390,10 +390,13 @@ impl Space {
         })
     }
 
-    /// Returns whether one of some devices has a complete copy of a slab.
+    /// Returns whether one of some devices is online and has a complete copy of a slab. One that returns lacks what is written
+    /// now: so its copy is stale soon.
     pub(crate) fn is_complete(&self, number: u32, devices: u32) -> bool {
         self.slab(number).is_some_and(|slab| {
-            self.place_in(number, slab, 0).sources().any(|slot| devices >> slot.device & 1 == 1)
+            slab.copies.iter().any(|(slot, is_stale)| {
+                !is_stale && devices >> slot.device & 1 == 1 && self.is_online(slot.device)
+            })
         })
     }
 

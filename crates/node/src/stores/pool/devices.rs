@@ -19,8 +19,8 @@ use super::creation::{create_file, refuse_if_used};
 use super::{OpenPool, failed, new_identifier};
 use crate::config::PoolConfig;
 
-/// A device with requests of which none has ended for this time does not respond.
-const SILENCE: Duration = Duration::from_secs(10);
+/// A device with requests of which none has ended for this time does not respond. A flush of much data takes some seconds.
+const SILENCE: Duration = Duration::from_secs(30);
 /// The time after which a device that was left out is tried again. It doubles with each absence.
 const FIRST_RETRY: Duration = Duration::from_secs(5);
 const LONGEST_RETRY: Duration = Duration::from_secs(3600);
