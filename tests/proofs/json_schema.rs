@@ -362,6 +362,8 @@ store = "pool"
 pool = "tank"
 size = "1MiB"
 snapshot-schedule = "daily=7"
+mirror = 1
+stripes = 2
 [[volume]]
 name = "b"
 store = "ram"

@@ -139,6 +139,41 @@ fn devices_are_added_replaced_and_removed_while_a_volume_is_used() -> Result<()>
 }
 
 #[test]
+fn a_device_that_was_used_apart_is_refused_and_can_be_added_again() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = start(folder.path())?;
+    let [first, second] = files(folder.path());
+    let away = folder.path().join("away");
+    create(&server, &[first.clone(), second.clone()], "2")?;
+    qemu_io(&server, "v", &["write -P 0x11 0 32M", "flush"])?;
+    server.stop()?;
+    // Each of them without the other one. The second is used longer, and counts.
+    for (other, writes, value) in [(&second, 1, "0x22"), (&first, 2, "0x33")] {
+        fs::rename(other, &away)?;
+        for _ in 0..writes {
+            let server = start(folder.path())?;
+            qemu_io(&server, "v", &[&format!("write -P {value} 0 32M"), "flush"])?;
+            server.stop()?;
+        }
+        fs::rename(&away, other)?;
+    }
+    let server = start(folder.path())?;
+    qemu_io(&server, "v", &["read -P 0x33 0 32M"])?;
+    let problem = status(&server)?["problem"].to_string();
+    let path = first.display().to_string();
+    ensure!(problem.contains(&path) && problem.contains("without the other"), "{problem}");
+    let refused = server.refused(FAILED, &["pool", "replace", "tank", &path, &path])?;
+    ensure!(refused.contains("--force"), "{refused}");
+    server.run(&["pool", "replace", "tank", &path, &path, "--force"])?;
+    wait_until(|| are_whole(&server, 2))?;
+    server.stop()?;
+    fs::rename(&second, &away)?;
+    let server = start(folder.path())?;
+    qemu_io(&server, "v", &["read -P 0x33 0 32M"])?;
+    server.stop()
+}
+
+#[test]
 fn a_device_that_does_not_respond_is_left_out_and_taken_back() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let Some(disk) = FileSystem::mount(folder.path())? else { return Ok(()) };

@@ -73,7 +73,8 @@ pub(crate) enum Verb {
         #[command(flatten)]
         options: ServerOptions,
     },
-    /// Replace a device by another one: copies of its data are made on that, while volumes are in use.
+    /// Add a device, move the data of another one to the devices of the pool, and then remove that one. Volumes are in use
+    /// meanwhile.
     Replace {
         /// The name of the pool.
         name: String,
@@ -365,10 +366,11 @@ fn scrub_line(scrub: &PoolScrub) -> Option<String> {
         return Some(format!("  the last scrub ended early: {problem}"));
     }
     let last = scrub.last.as_ref()?;
-    let lost = match last.lost_bytes {
+    let of = |bytes: u64, what: &str| match bytes {
         0 => String::new(),
-        bytes => format!(", {} lost", render_rounded(bytes)),
+        bytes => format!(", {} {what}", render_rounded(bytes)),
     };
+    let lost = of(last.differing_bytes, "made equal") + &of(last.lost_bytes, "lost");
     Some(format!(
         "  last scrub {}: {} read, {} repaired{lost}",
         utc(last.ended_unix_seconds),
@@ -389,21 +391,19 @@ fn content_row(stored: &StoredVolume) -> [String; 7] {
     ]
 }
 
-/// The result of a check.
-#[derive(serde::Serialize)]
-struct Checked {
-    findings: Vec<String>,
-}
-
 fn check(devices: &[PathBuf], json: bool) -> anyhow::Result<()> {
-    let findings = check_pool(devices)?;
-    let count = findings.len();
+    let checked = check_pool(devices)?;
+    let count = checked.findings.len();
     if json {
-        print_line(&serde_json::to_string(&Checked { findings })?)?;
-    } else if findings.is_empty() {
-        print_line("no inconsistencies")?;
+        print_line(&serde_json::to_string(&checked)?)?;
     } else {
-        print_line(&findings.join("\n"))?;
+        let mut lines: Vec<String> =
+            checked.left_out.iter().map(|one| format!("! {one}")).collect();
+        if count == 0 {
+            lines.push("no inconsistencies".to_owned());
+        }
+        lines.extend(checked.findings);
+        print_line(&lines.join("\n"))?;
     }
     match count {
         0 => Ok(()),

@@ -26,29 +26,37 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Checks the last checkpoint of a pool, and returns what is inconsistent. Nothing is written. What the journal has since
-/// then is not checked: opening the pool carries it out.
-pub async fn check(stores: Vec<Arc<dyn Store>>) -> Result<Vec<Finding>, PoolError> {
+/// The result of a check.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// What is inconsistent.
+    pub findings: Vec<Finding>,
+    /// Devices that are not in use, which the pool does without: their numbers, and the reasons.
+    pub left_out: Vec<(u8, String)>,
+}
+
+/// Checks the last checkpoint of a pool. Nothing is written. What the journal has since then is not checked: opening the
+/// pool carries it out.
+pub async fn check(stores: Vec<Arc<dyn Store>>) -> Result<Checked, PoolError> {
     let mut found = find_devices(stores).await?;
-    let (state, absent) = match read_state(&mut found).await {
+    let (state, left_out) = match read_state(&mut found).await {
         Ok(state) => state,
-        Err(PoolError::Damaged { what }) => return Ok(vec![Finding(what)]),
+        Err(PoolError::Damaged { what }) => {
+            return Ok(Checked { findings: vec![Finding(what)], left_out: Vec::new() });
+        }
         Err(error) => return Err(error),
-    };
-    let of_absent = |(device, reason): (u8, String)| {
-        Finding(format!("device {device} of the pool is left out: {reason}"))
     };
     let Found { devices, superblock, .. } = found;
     let mut check = Check {
         devices: &devices,
         state: &state,
-        findings: absent.into_iter().map(of_absent).collect(),
+        findings: Vec::new(),
         pages: BTreeMap::new(),
         chunks: BTreeMap::new(),
     };
     check.catalogue(superblock.catalogue.get(), superblock.next_volume.get()).await?;
     check.counts().await?;
-    Ok(check.findings)
+    Ok(Checked { findings: check.findings, left_out })
 }
 
 struct Check<'a> {

@@ -38,6 +38,9 @@ pub enum PoolError {
     /// There is no such volume or snapshot.
     #[error("there is no such volume or snapshot in the pool")]
     NotFound,
+    /// There is no such device.
+    #[error("the pool has no such device; `sarsen pool status` shows them")]
+    NoDevice,
     /// The volume has another snapshot of this name.
     #[error("the volume has another snapshot of this name")]
     Exists,
@@ -120,6 +123,7 @@ impl From<PoolError> for BlockError {
             PoolError::NoSpace => Self::NoSpace { lba: sarsen_block::Lba(0) },
             PoolError::Stopped => StopCause::FlushFailed.into(),
             PoolError::NotFound
+            | PoolError::NoDevice
             | PoolError::Unfit { .. }
             | PoolError::Damaged { .. }
             | PoolError::Exists

@@ -55,7 +55,7 @@ mod write;
 mod tests;
 
 pub use changes::{Change, Changes};
-pub use check::{Finding, check};
+pub use check::{Checked, Finding, check};
 pub use error::{PoolError, PoolProblem};
 pub use membership::{DeviceInfo, DeviceState};
 pub use opening::{DeviceIdentity, identify};

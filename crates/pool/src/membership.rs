@@ -108,7 +108,9 @@ impl Pool {
             let vacant = state.space.members.iter().position(|member| !member.is_there());
             let number = vacant.unwrap_or(state.space.members.len());
             if number >= DEVICES_MAX {
-                return Err(PoolError::Invalid("a pool has 1 to 32 devices"));
+                return Err(PoolError::Invalid(
+                    "the pool has 32 devices, which is the maximum: replace one of them, or create another pool",
+                ));
             }
             number as u8
         };
@@ -169,14 +171,16 @@ impl Pool {
             if state.is_stopped {
                 return Err(PoolError::Stopped);
             }
-            let Some(member) = state.space.member(number) else { return Err(PoolError::NotFound) };
+            let Some(member) = state.space.member(number) else { return Err(PoolError::NoDevice) };
             if member.is_leaving {
                 return Ok(());
             }
             let is_only_there =
                 member.standing == Standing::LeftOut && !state.space.may_leave_out(number);
             if is_only_there {
-                return Err(PoolError::Invalid("it has data that no other device has"));
+                return Err(PoolError::Invalid(
+                    "the device is missing, and has the only copy of some data: connect it again first",
+                ));
             }
             state.space.members[usize::from(number)].is_leaving = true;
             let pages = state.reserve();
@@ -198,7 +202,7 @@ impl Pool {
         let generation = {
             let mut state = shared.state.write();
             if state.space.member(number).is_none() {
-                return Err(PoolError::NotFound);
+                return Err(PoolError::NoDevice);
             }
             state.space.members[usize::from(number)].is_leaving = false;
             state.generation
@@ -209,7 +213,7 @@ impl Pool {
     /// Leaves out a device, for example because it does not answer. Fails if it has the only copy of something.
     pub async fn leave_out_device(&self, number: u8, reason: &str) -> Result<(), PoolError> {
         if self.shared.state.read().space.member(number).is_none() {
-            return Err(PoolError::NotFound);
+            return Err(PoolError::NoDevice);
         }
         let error = BlockError::Unreachable(std::io::Error::other(reason.to_owned()));
         let failed = |source| PoolError::Device { device: number.into(), source };
@@ -246,7 +250,9 @@ impl Pool {
         let row = row.filter(|row| row.slots.get() > 0).ok_or(unfit(PoolProblem::Foreign))?;
         returning(&superblock, &newest, number).map_err(unfit)?;
         if shared.devices.has_abandoned(number) {
-            return Err(PoolError::Invalid("it has requests that have not ended"));
+            return Err(PoolError::Invalid(
+                "the device has requests that have not ended: wait until its disk responds",
+            ));
         }
         let layout = Layout::of_slots(&shape, row.slots.get());
         let (expected, actual) = (layout.end(&shape), store.geometry().byte_count());
@@ -265,7 +271,7 @@ impl Pool {
         Ok(number)
     }
 
-    /// Takes the bytes that devices have got into use. Returns whether there were any.
+    /// Uses the space by which devices have grown. Returns whether there was any.
     pub async fn grow(&self) -> Result<bool, PoolError> {
         let shared = &self.shared;
         let _copying = shared.copying.lock().await;

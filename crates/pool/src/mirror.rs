@@ -110,7 +110,7 @@ impl Shared {
                     Ok(()) => written |= 1 << device,
                     Err(error) => {
                         if let Err(error) = shared.exclude(device, error) {
-                            // It has the only copy of something. Of this, there may be another one.
+                            // The device has the only copy of other data, so it stays. This data may have another copy.
                             shared.repair(&place, length, device);
                             problem = Some(error);
                         }
@@ -144,7 +144,7 @@ impl Shared {
         self.checkpoint(generation).await
     }
 
-    /// Leaves out a device, until a checkpoint says so only in memory. Returns the generation of that checkpoint.
+    /// Leaves out a device in memory. The next checkpoint makes that durable: its generation is returned.
     pub(crate) fn exclude(&self, device: u8, error: BlockError) -> Result<u64, BlockError> {
         let mut state = self.state.write();
         let generation = state.generation;
@@ -163,7 +163,7 @@ impl Shared {
         Ok(generation)
     }
 
-    /// Makes regions durable as such that may be overwritten.
+    /// Records durably that regions may be overwritten.
     pub(crate) async fn mark(
         self: &Arc<Self>,
         place: &Place,

@@ -108,7 +108,9 @@ impl Pool {
             devices.push(Some(Device::new(store.clone(), layout)));
         }
         if slots > u64::from(shape.slabs_max()) {
-            return Err(PoolError::Invalid("a device is too large for a pool of this size"));
+            return Err(PoolError::Invalid(
+                "the devices have more space than a pool can use: take fewer or smaller ones",
+            ));
         }
         let count = devices.len() as u8;
         let devices = Devices::new(devices, shape);

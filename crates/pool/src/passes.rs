@@ -31,7 +31,7 @@ pub struct Scrubbed {
     /// Bytes of data that differed from another copy, and are equal now. Parts of chunks that no volume has written may
     /// differ.
     pub differing_bytes: u64,
-    /// Bytes of which no copy could be read.
+    /// Bytes of which no copy could be read, or no copy of metadata has its checksum.
     pub lost_bytes: u64,
 }
 
@@ -66,7 +66,7 @@ impl State {
 }
 
 impl Shared {
-    /// Does one thing of those that the copies of slabs need. Returns whether there was any.
+    /// Carries out one step of the maintenance of copies. Returns whether there was one.
     pub(crate) async fn tend_copies(self: &Arc<Self>) -> Result<bool, PoolError> {
         let _copying = self.copying.lock().await;
         if self.welcome().await? {
@@ -76,7 +76,7 @@ impl Shared {
         if let Some((slab, targets)) = stale {
             return self.complete_slab(slab, targets).await.map(|()| true);
         }
-        if self.state.write().space.add_copy().is_some() {
+        if self.state.write().space.add_copy() {
             return Ok(true);
         }
         let (drops, generation) = {
@@ -321,7 +321,7 @@ impl Shared {
                     best = Some(data);
                 }
             }
-            let Some(best) = best else {
+            let Some(best) = best.filter(|best| is_good(best)) else {
                 scrubbed.lost_bytes += piece;
                 continue;
             };
@@ -340,7 +340,7 @@ impl Shared {
     }
 }
 
-/// Returns whether a page has the checksum that it says. A place that was never used has only zeroes.
+/// Returns whether a page has its checksum, whatever its kind.
 fn is_intact(page: &[u8]) -> bool {
     page[..4] == crate::format::checksum_of(page).to_le_bytes()
 }

@@ -119,8 +119,8 @@ impl Space {
         }
     }
 
-    /// Returns whether a device is there and is not to be removed.
-    fn stays(&self, device: u8) -> bool {
+    /// Returns whether a device takes slabs: it is not new, and not to be removed.
+    fn takes_slabs(&self, device: u8) -> bool {
         self.member(device).is_some_and(Member::takes_slabs)
     }
 
@@ -467,17 +467,19 @@ impl Space {
     }
 
     /// Gives a slab that has fewer good copies than it should one more, which is stale. Returns whether there was such a slab.
-    pub(crate) fn add_copy(&mut self) -> Option<u32> {
-        let (number, slot) = (1..self.slabs.len() as u32).find_map(|number| {
+    pub(crate) fn add_copy(&mut self) -> bool {
+        let found = (1..self.slabs.len() as u32).find_map(|number| {
             let slab = self.slab(number).filter(|slab| !slab.copies.is_full())?;
-            let staying = slab.copies.iter().filter(|(slot, _)| self.stays(slot.device)).count();
+            let staying =
+                slab.copies.iter().filter(|(slot, _)| self.takes_slabs(slot.device)).count();
             if staying >= usize::from(self.wanted(slab.class)) {
                 return None;
             }
             let target = self.targets(1, &slab.copies, &[])?;
             let (slot, _) = target.iter().next()?;
             Some((number, slot))
-        })?;
+        });
+        let Some((number, slot)) = found else { return false };
         self.members[usize::from(slot.device)].free_slots.remove(&slot.number);
         let regions = self.shape.all_regions();
         if let Some(Some(Slab { part, .. })) = self.slabs.get_mut(number as usize) {
@@ -485,7 +487,7 @@ impl Space {
             part.regions = regions;
         }
         self.changed_rows.insert(number / ROWS as u32);
-        Some(number)
+        true
     }
 
     /// Begins to take copies from slabs that do not need them: those of devices that leave, if the other copies are complete
@@ -504,13 +506,13 @@ impl Space {
         let (number, device) = (1..self.slabs.len() as u32).find_map(|number| {
             let slab = self.slab(number).filter(|slab| slab.dropping.is_none())?;
             let good = slab.copies.iter().filter(|(slot, is_stale)| {
-                !is_stale && self.is_online(slot.device) && self.stays(slot.device)
+                !is_stale && self.is_online(slot.device) && self.takes_slabs(slot.device)
             });
             if good.count() < usize::from(self.wanted(slab.class)) {
                 return None;
             }
             let mut devices = slab.copies.iter().map(|(slot, _)| slot.device);
-            Some((number, devices.find(|&device| !self.stays(device))?))
+            Some((number, devices.find(|&device| !self.takes_slabs(device))?))
         })?;
         let Some(Some(Slab { part, .. })) = self.slabs.get_mut(number as usize) else {
             return None;
@@ -543,7 +545,8 @@ impl Space {
         let mut free = self.free_slots();
         free.0.retain(|one| one.is_online);
         for Slab { part, .. } in self.slabs.iter().flatten() {
-            let staying = part.copies.iter().filter(|(slot, _)| self.stays(slot.device)).count();
+            let staying =
+                part.copies.iter().filter(|(slot, _)| self.takes_slabs(slot.device)).count();
             if !part.copies.has(device) || staying >= usize::from(self.wanted(part.class)) {
                 continue;
             }
@@ -568,8 +571,7 @@ impl Space {
     pub(crate) fn use_of(&self, device: u8) -> (u64, u64) {
         let (mut used, mut stale) = (0, self.mirrors.completed(device));
         for Slab { part, .. } in self.slabs.iter().flatten() {
-            for (slot, is_stale) in part.copies.iter().filter(|(slot, _)| slot.device == device) {
-                debug_assert_eq!(slot.device, device);
+            for (_, is_stale) in part.copies.iter().filter(|(slot, _)| slot.device == device) {
                 used += 1 << self.shape.slab_shift;
                 if is_stale {
                     stale += u64::from(part.regions.count_ones()) << self.shape.region_shift();

@@ -142,15 +142,18 @@ pub(super) async fn add(
         );
         return Err(ApiError::invalid(Some("path"), message));
     }
+    // The new device may have the path of the old one.
     let replaces = replaces.map(PathBuf::from);
-    if let Some(old) = &replaces {
-        open.find_device(old)?;
-    }
+    let replaces = match replaces {
+        Some(old) => Some((open.find_device(&old)?, old)),
+        None => None,
+    };
     let (engine, desired, pool) = (api.engine.clone(), api.desired.clone(), name.clone());
     // It ends even if its client disconnects meanwhile.
     let adding = threads::aside(async move {
         open.expect_device(&path);
-        // The configuration names it first: a device that nobody finds is worse than one that is none.
+        // The state names the path first: if the server stops in between, it reports a path that is no device. In the other
+        // order, it would not find a device of the pool.
         if let Some(desired) = desired.as_ref().filter(|_| !is_listed) {
             let mut devices = config.devices.clone();
             devices.push(path.clone());
@@ -170,9 +173,13 @@ pub(super) async fn add(
             }
             return Err(ApiError::from(error));
         }
-        if let Some(old) = replaces {
-            let leave = move || open.remove_device(&old);
-            engine.run_on_pool(&pool, leave).await.map_err(ChangeRefused::from)??;
+        if let Some((number, old)) = replaces {
+            let leave = move || open.remove_device(number, &old);
+            let left = engine.run_on_pool(&pool, leave).await.map_err(ChangeRefused::from)?;
+            left.map_err(|error| {
+                let path = path.display();
+                ApiError::conflict(format!("{path} was added, and the other device stays: {error}"))
+            })?;
         }
         Ok(())
     });
@@ -200,7 +207,8 @@ pub(super) async fn change(
     let (_, open) = open_pool(&api, &name)?;
     let change = move || -> Result<(), StoreError> {
         let path = FilePath::new(&path);
-        if is_leaving { open.remove_device(path) } else { open.keep_device(path) }
+        let number = open.find_device(path)?;
+        if is_leaving { open.remove_device(number, path) } else { open.keep_device(number) }
     };
     api.engine.run_on_pool(&name, change).await.map_err(ChangeRefused::from)??;
     Ok(Json(contents_of(&api, &name)?))

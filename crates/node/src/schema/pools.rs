@@ -54,7 +54,7 @@ pub struct PoolDevice {
     pub is_online: bool,
     /// Whether its data moves to other devices, after which it is removed.
     pub is_leaving: bool,
-    /// Bytes that are in use for volumes and metadata, in steps of some hundredths of the device.
+    /// Bytes that are in use for volumes and metadata, in whole slabs of a maximum of 1 GiB.
     pub used_bytes: u64,
     /// Bytes that must be copied to it at most, before it has everything.
     pub stale_bytes: u64,

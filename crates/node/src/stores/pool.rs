@@ -659,8 +659,17 @@ impl OpenPool {
     }
 }
 
+/// The result of the check of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct CheckedPool {
+    /// What is inconsistent.
+    pub findings: Vec<String>,
+    /// The devices without which the pool can be used.
+    pub left_out: Vec<String>,
+}
+
 /// Checks a pool that no server uses. Blocks the thread, which must not be a core.
-pub fn check(paths: &[PathBuf]) -> Result<Vec<String>, StoreError> {
+pub fn check(paths: &[PathBuf]) -> Result<CheckedPool, StoreError> {
     let config = PoolConfig { devices: paths.to_vec(), ..PoolConfig::default() };
     let open = |path: &PathBuf| -> Result<Arc<dyn Store>, StoreError> {
         Ok(open_with(&config, path, true, FileStore::open)?)
@@ -670,6 +679,13 @@ pub fn check(paths: &[PathBuf]) -> Result<Vec<String>, StoreError> {
         sarsen_pool::check(stores).await
     });
     let checked = checked.map_err(StoreError::system(&paths[0], "read it"))?;
-    let findings = checked.map_err(|error| failed("", paths, error))?;
-    Ok(findings.into_iter().map(|finding| finding.to_string()).collect())
+    let checked = checked.map_err(|error| failed("", paths, error))?;
+    Ok(CheckedPool {
+        findings: checked.findings.iter().map(ToString::to_string).collect(),
+        left_out: checked
+            .left_out
+            .iter()
+            .map(|(device, reason)| format!("device {device} is not in use: {reason}"))
+            .collect(),
+    })
 }

@@ -44,7 +44,7 @@ fn pool_with_everything() -> Arc<SimulatedDevice> {
 /// Returns whether the check finds something.
 fn is_found(device: &Arc<SimulatedDevice>) -> bool {
     let found = run(std::slice::from_ref(device), check(stores(std::slice::from_ref(device))));
-    found.is_err() || found.is_ok_and(|findings| !findings.is_empty())
+    found.is_err() || found.is_ok_and(|checked| !checked.findings.is_empty())
 }
 
 /// Uses a damaged pool, and ignores all errors: it must not panic.

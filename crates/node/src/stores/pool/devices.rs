@@ -21,7 +21,7 @@ use crate::config::PoolConfig;
 
 /// A device with requests of which none has ended for this time does not respond. A flush of much data takes some seconds.
 const SILENCE: Duration = Duration::from_secs(30);
-/// The time after which a device that was left out is tried again. It doubles with each absence.
+/// The time after which a device that was left out is tried again. It doubles with each failed try.
 const FIRST_RETRY: Duration = Duration::from_secs(5);
 const LONGEST_RETRY: Duration = Duration::from_secs(3600);
 
@@ -78,7 +78,7 @@ struct NamedDevice {
     /// It was a device of the pool, and was removed.
     is_removed: bool,
     retry_at: Instant,
-    absences: u32,
+    failed_tries: u32,
     /// The number of requests that had ended, and when it was seen first while others had not.
     progress: Option<(u64, Instant)>,
 }
@@ -98,15 +98,21 @@ impl NamedDevice {
             is_expected: false,
             is_removed: false,
             retry_at: time::now() + FIRST_RETRY,
-            absences: 0,
+            failed_tries: 0,
             progress: None,
         }
     }
 
+    /// Returns a path that was not tried yet.
+    fn untried(path: &Path) -> Self {
+        let missing = StoreError::NotFound { path: path.to_owned() };
+        Self { problem: None, ..Self::new(path, Err(missing)) }
+    }
+
     /// Sets when it is tried again.
     fn wait(&mut self, now: Instant) {
-        let wait = FIRST_RETRY.saturating_mul(1 << self.absences.min(16));
-        self.absences += 1;
+        let wait = FIRST_RETRY.saturating_mul(1 << self.failed_tries.min(16));
+        self.failed_tries += 1;
         self.retry_at = now + wait.min(LONGEST_RETRY);
     }
 
@@ -264,17 +270,19 @@ impl OpenPool {
                 })
                 .collect();
             return Some(format!(
-                "is degraded: it serves its volumes without {} ({}). Repair that, or replace it with `sarsen pool \
-                 replace`",
+                "is degraded: it serves its volumes without {} ({}). Repair the device, or replace it with \
+                 `sarsen pool replace {} OLD NEW`",
                 if missing.len() == 1 { "a device" } else { "some of its devices" },
-                each.join("; ")
+                each.join("; "),
+                self.config().name
             ));
         }
-        let stray = reported.iter().find(|one| one.info.is_none())?;
+        let stray = reported.iter().find(|one| one.info.is_none() && one.problem.is_some())?;
+        let path = name(stray);
         Some(format!(
-            "does not use {}: {}. Add it with `sarsen pool add`, or remove it from devices",
-            name(stray),
-            stray.problem.as_deref().unwrap_or("it is no device of the pool")
+            "does not use {path}: {}. Add it with `sarsen pool add {} {path}`, or remove it from devices of the pool",
+            stray.problem.as_deref().unwrap_or("it was not tried yet"),
+            self.config().name
         ))
     }
 
@@ -298,17 +306,14 @@ impl OpenPool {
             let mut named = self.devices.0.lock();
             for path in &config.devices {
                 if !named.iter().any(|one| one.path == *path) {
-                    named.push(NamedDevice::new(
-                        path,
-                        Err(StoreError::NotFound { path: path.clone() }),
-                    ));
+                    named.push(NamedDevice::untried(path));
                 }
             }
             for one in named.iter_mut() {
                 let info = infos.iter().find(|info| Some(info.identifier) == one.identifier);
                 match info {
                     Some(info) if is_online(info) => {
-                        (one.is_out, one.problem) = (false, None);
+                        (one.is_out, one.problem, one.failed_tries) = (false, None, 0);
                         if one.is_silent(info, now) {
                             silent.push(info.number);
                         }
@@ -356,6 +361,17 @@ impl OpenPool {
         }
     }
 
+    /// Closes a device that was left out, so that it can be opened again.
+    fn release(&self, path: &Path, number: u8) -> Result<(), String> {
+        let released = self.run(move |pool| async move { Ok(pool.release_device(number).await) });
+        if !released.unwrap_or(false) {
+            return Err(format!("{} has requests that have not ended", path.display()));
+        }
+        let mut named = self.devices.0.lock();
+        named.iter_mut().filter(|one| one.path == path).for_each(|one| one.file = None);
+        Ok(())
+    }
+
     /// Takes a device that was left out into use again.
     fn try_again(
         self: &Arc<Self>,
@@ -364,13 +380,7 @@ impl OpenPool {
         number: Option<u8>,
     ) -> Result<(Arc<FileStore>, [u8; 16]), String> {
         if let Some(number) = number {
-            let released =
-                self.run(move |pool| async move { Ok(pool.release_device(number).await) });
-            if !released.unwrap_or(false) {
-                return Err("it has requests that have not ended".to_owned());
-            }
-            let mut named = self.devices.0.lock();
-            named.iter_mut().filter(|one| one.path == path).for_each(|one| one.file = None);
+            self.release(path, number)?;
         }
         let file = open_device(config, path).map_err(|error| error.to_string())?;
         let (pool, store) = (self.pool.clone(), file.clone());
@@ -392,18 +402,21 @@ impl OpenPool {
     /// Notes that a device is to be added, so that it is not tried before.
     pub(crate) fn expect_device(&self, path: &Path) {
         let mut named = self.devices.0.lock();
-        if !named.iter().any(|one| one.path == path) {
-            let missing = StoreError::NotFound { path: path.to_owned() };
-            named.push(NamedDevice::new(path, Err(missing)));
-        }
-        for one in named.iter_mut().filter(|one| one.path == path) {
-            one.is_expected = true;
+        match named.iter_mut().find(|one| one.path == path) {
+            // It is a device of the pool, perhaps one that was left out.
+            Some(one) if one.identifier.is_some() => one.retry_at = time::now() + LONGEST_RETRY,
+            Some(one) => one.is_expected = true,
+            None => {
+                named.push(NamedDevice { is_expected: true, ..NamedDevice::untried(path) });
+            }
         }
     }
 
     /// Notes that a device was not added.
     fn forget_device(&self, path: &Path) {
-        self.devices.0.lock().retain(|one| one.path != path || !one.is_expected);
+        let mut named = self.devices.0.lock();
+        named.retain(|one| one.path != path || !one.is_expected);
+        named.iter_mut().filter(|one| one.path == path).for_each(|one| one.wait(time::now()));
     }
 
     /// Returns the paths that stay when those of removed devices are gone, if there are any.
@@ -443,9 +456,17 @@ impl OpenPool {
         force: bool,
     ) -> Result<(), StoreError> {
         let config = self.config();
-        let is_used = |one: &NamedDevice| one.path == path && one.identifier.is_some();
-        if self.devices.0.lock().iter().any(is_used) {
-            return Err(self.error(format!("{} is one of its devices already", path.display())));
+        let reported = self.reported_devices();
+        let known = reported.into_iter().find(|one| one.path.as_deref() == Some(path));
+        match known.and_then(|one| one.info) {
+            Some(info) if is_online(&info) => {
+                self.forget_device(path);
+                let problem = format!("{} is one of its devices already", path.display());
+                return Err(self.error(problem));
+            }
+            // It becomes a new device: the pool does not read what it has.
+            Some(info) => self.release(path, info.number).map_err(|problem| self.error(problem))?,
+            None => {}
         }
         let created = size.map(|size| create_file(path, size));
         let was_created = matches!(created, Some(Ok(())));
@@ -505,9 +526,13 @@ impl OpenPool {
         })
     }
 
-    /// Lets a device leave: its data moves to others. Blocks the thread, which must not be a core.
-    pub(crate) fn remove_device(self: &Arc<Self>, path: &Path) -> Result<(), StoreError> {
-        let number = self.find_device(path)?;
+    /// Lets a device with this number leave, which a message calls by its path: its data moves to others. Blocks the thread,
+    /// which must not be a core.
+    pub(crate) fn remove_device(
+        self: &Arc<Self>,
+        number: u8,
+        path: &Path,
+    ) -> Result<(), StoreError> {
         let removed = self.cores.run({
             let pool = self.pool.clone();
             move || async move { Ok(pool.remove_device(number).await) }
@@ -524,8 +549,7 @@ impl OpenPool {
     }
 
     /// Keeps a device that leaves. Blocks the thread, which must not be a core.
-    pub(crate) fn keep_device(self: &Arc<Self>, path: &Path) -> Result<(), StoreError> {
-        let number = self.find_device(path)?;
+    pub(crate) fn keep_device(&self, number: u8) -> Result<(), StoreError> {
         self.run(move |pool| async move { pool.keep_device(number).await })
     }
 
