@@ -67,7 +67,10 @@ impl Pool {
                 number,
                 identifier: member.identifier,
                 state: match member.standing {
-                    Standing::Online | Standing::Returning => DeviceState::Online,
+                    Standing::Online => DeviceState::Online,
+                    Standing::Returning => DeviceState::LeftOut {
+                        reason: "it is back, and is being taken into use".to_owned(),
+                    },
                     Standing::LeftOut => DeviceState::LeftOut { reason: reason() },
                 },
                 is_leaving: member.is_leaving,

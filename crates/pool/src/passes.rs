@@ -122,6 +122,8 @@ impl Shared {
                 // It may have failed meanwhile.
                 if member.standing == Standing::Returning {
                     member.standing = Standing::Online;
+                    // Until a checkpoint says it, an interruption leaves it out again.
+                    state.space.mirrors.add_completed(device, 1);
                     self.left_out.lock().remove(&device);
                 }
             }

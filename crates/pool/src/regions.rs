@@ -43,8 +43,10 @@ pub(crate) struct Regions {
     fresh: BTreeMap<u32, u64>,
     /// Regions that a checkpoint flushes now.
     settling: BTreeMap<u32, u64>,
-    /// Bytes of copies that are complete, which no checkpoint says yet, by device.
+    /// Bytes of copies that are complete, which no checkpoint says yet, by device; and those that one says that is written
+    /// now.
     completed: BTreeMap<u8, u64>,
+    completing: BTreeMap<u8, u64>,
     pass: Option<Pass>,
 }
 
@@ -108,7 +110,7 @@ impl Regions {
     /// that stay.
     pub(crate) fn settle(&mut self) -> Vec<(u32, u8)> {
         self.settling = self.unsettled();
-        self.completed.clear();
+        self.completing = std::mem::take(&mut self.completed);
         self.fresh.clear();
         let keep = self.dirty.len() < DIRTY_MAX / 2;
         self.dirty.retain(|_, region| {
@@ -125,7 +127,8 @@ impl Regions {
 
     /// Returns the bytes of a device that would be copied again after an interruption.
     pub(crate) fn completed(&self, device: u8) -> u64 {
-        self.completed.get(&device).copied().unwrap_or(0)
+        let of = |bytes: &BTreeMap<u8, u64>| bytes.get(&device).copied().unwrap_or(0);
+        of(&self.completed) + of(&self.completing)
     }
 
     pub(crate) fn has_completed(&self) -> bool {
@@ -135,6 +138,7 @@ impl Regions {
     /// Notes that the checkpoint is complete.
     pub(crate) fn settled(&mut self) {
         self.settling.clear();
+        self.completing.clear();
     }
 
     /// Lets the next checkpoint remove all regions that nothing overwrites then.

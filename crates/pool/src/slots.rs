@@ -490,8 +490,8 @@ impl Space {
         true
     }
 
-    /// Begins to take copies from slabs that do not need them: those of devices that leave, if the other copies are complete
-    /// and enough. They are not read any more. Returns the slabs and devices.
+    /// Begins to take copies from slabs that do not need them: those of devices that leave, if enough other copies are
+    /// complete. They are not read any more. Returns the slabs and devices.
     pub(crate) fn begin_drops(&mut self) -> Vec<(u32, u8)> {
         let mut drops = Vec::new();
         while drops.len() < DROPS
@@ -505,14 +505,13 @@ impl Space {
     fn begin_drop(&mut self) -> Option<(u32, u8)> {
         let (number, device) = (1..self.slabs.len() as u32).find_map(|number| {
             let slab = self.slab(number).filter(|slab| slab.dropping.is_none())?;
-            let good = slab.copies.iter().filter(|(slot, is_stale)| {
-                !is_stale && self.is_online(slot.device) && self.takes_slabs(slot.device)
-            });
-            if good.count() < usize::from(self.wanted(slab.class)) {
-                return None;
-            }
             let mut devices = slab.copies.iter().map(|(slot, _)| slot.device);
-            Some((number, devices.find(|&device| !self.takes_slabs(device))?))
+            let device = devices.find(|&device| !self.takes_slabs(device))?;
+            // Copies on other devices that leave count until it is their turn: a slab has room for one more copy only.
+            let others = slab.copies.iter().filter(|(slot, is_stale)| {
+                slot.device != device && !is_stale && self.is_online(slot.device)
+            });
+            (others.count() >= usize::from(self.wanted(slab.class))).then_some((number, device))
         })?;
         let Some(Some(Slab { part, .. })) = self.slabs.get_mut(number as usize) else {
             return None;

@@ -19,7 +19,8 @@ use super::openapi::Failures;
 use super::pools::{contents_of, find_pool};
 use super::routes::{Answer, Json, parse};
 use crate::config::PoolConfig;
-use crate::desired::{Change, ChangeRefused};
+use crate::desired::{Change, ChangeRefused, Desired};
+use crate::model::Objects;
 use crate::schema::pools::{
     AddPoolDevice, ChangePoolDevice, PoolContents, PoolDevice, PoolScrub, ScrubResult,
 };
@@ -155,21 +156,22 @@ pub(super) async fn add(
         // The state names the path first: if the server stops in between, it reports a path that is no device. In the other
         // order, it would not find a device of the pool.
         if let Some(desired) = desired.as_ref().filter(|_| !is_listed) {
-            let mut devices = config.devices.clone();
-            devices.push(path.clone());
-            desired
-                .change(|_| {
-                    Ok::<_, ChangeRefused>(Change::of_pool_devices(&pool, &devices, &author))
-                })
-                .await?;
+            let add = |devices: &mut Vec<PathBuf>| {
+                if !devices.contains(&path) {
+                    devices.push(path.clone());
+                }
+            };
+            let change = |objects: &Objects| {
+                Ok::<_, ChangeRefused>(Change::of_pool_devices(objects, &pool, add, &author))
+            };
+            desired.change(change).await?;
         }
         let (adding, new) = (open.clone(), path.clone());
         let add = move || adding.add_device(&new, size.map(|size| size.get()), force);
         let added = engine.run_on_pool(&pool, add).await.map_err(ChangeRefused::from)?;
         if let Err(error) = added {
             if let Some(desired) = desired.as_ref().filter(|_| !is_listed) {
-                let change = || Change::of_pool_devices(&pool, &config.devices, &author);
-                desired.change(|_| Ok::<_, ChangeRefused>(change())).await?;
+                forget(desired, &pool, &path, &author).await?;
             }
             return Err(ApiError::from(error));
         }
@@ -186,6 +188,18 @@ pub(super) async fn add(
     let aborted = |_| ApiError::internal("the device: its addition was aborted; see the log");
     adding.await.map_err(aborted)??;
     Ok(Json(contents_of(&api, &name)?))
+}
+
+/// Removes a path from the devices of a pool in the state.
+async fn forget(
+    desired: &Desired,
+    pool: &str,
+    path: &FilePath,
+    author: &str,
+) -> Result<(), ChangeRefused> {
+    let forget = |devices: &mut Vec<PathBuf>| devices.retain(|one| one != path);
+    let change = |objects: &Objects| Ok(Change::of_pool_devices(objects, pool, forget, author));
+    desired.change::<ChangeRefused>(change).await.map(drop)
 }
 
 /// Lets a device leave, or keeps it.
@@ -205,6 +219,12 @@ pub(super) async fn change(
     let ChangePoolDevice { path, is_leaving } = parse(body.bytes())?;
     drop(body);
     let (_, open) = open_pool(&api, &name)?;
+    if let Some(desired) = api.desired.as_ref().filter(|_| is_leaving)
+        && open.is_stray(FilePath::new(&path))
+    {
+        forget(desired, &name, FilePath::new(&path), "").await?;
+        return Ok(Json(contents_of(&api, &name)?));
+    }
     let change = move || -> Result<(), StoreError> {
         let path = FilePath::new(&path);
         let number = open.find_device(path)?;

@@ -38,7 +38,7 @@ use crate::engine::{
 };
 use crate::events::{EventLog, Occurrence};
 pub use crate::model::Invalid;
-use crate::model::{Key, ObjectKind, Objects, Orphan, Revision, differences, referred};
+use crate::model::{Key, Object, ObjectKind, Objects, Orphan, Revision, differences, referred};
 use crate::private::VOLUMES;
 
 /// Maximum time for a look at a file that a change names.
@@ -67,9 +67,20 @@ pub struct Change {
 }
 
 impl Change {
-    /// Returns the change that gives a pool these devices.
-    pub(crate) fn of_pool_devices(pool: &str, devices: &[PathBuf], author: &str) -> Self {
+    /// Returns a change of the devices that a pool has now: others may have changed them meanwhile.
+    pub(crate) fn of_pool_devices(
+        objects: &Objects,
+        pool: &str,
+        change: impl FnOnce(&mut Vec<PathBuf>),
+        author: &str,
+    ) -> Self {
         let key = Key::new(ObjectKind::Pool, pool);
+        let mut devices = match objects.get(&key).map(|object| &**object) {
+            Some(Object::Pool(pool)) => pool.devices.clone(),
+            // The change is refused: there is no such pool.
+            _ => Vec::new(),
+        };
+        change(&mut devices);
         Self {
             edits: vec![Edit::Patch(key, serde_json::json!({ "devices": devices }))],
             expected: None,
@@ -386,10 +397,16 @@ impl Desired {
     pub(crate) async fn forget_removed_devices(&self) {
         let engine = self.document.lock().engine();
         for open in engine.pools.open_pools() {
-            let Some(devices) = open.remaining_devices() else { continue };
+            let (removed, pool) = (open.removed_devices(), open.config().name);
+            if removed.is_empty() {
+                continue;
+            }
             let author = "the server: a device was removed from the pool";
-            let change = || Change::of_pool_devices(&open.config().name, &devices, author);
-            if let Err(error) = self.change(|_| Ok::<_, ChangeRefused>(change())).await {
+            let forget = |devices: &mut Vec<PathBuf>| devices.retain(|one| !removed.contains(one));
+            let change = |objects: &Objects| {
+                Ok::<_, ChangeRefused>(Change::of_pool_devices(objects, &pool, forget, author))
+            };
+            if let Err(error) = self.change(change).await {
                 warn!(%error, "a device that was removed from its pool is still in the state");
             }
         }

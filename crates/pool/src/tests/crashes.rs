@@ -214,7 +214,7 @@ impl History {
                 Err(
                     PoolError::Invalid(_)
                     | PoolError::NoSpace
-                    | PoolError::NotFound
+                    | PoolError::NoDevice
                     | PoolError::Unfit { .. }
                     | PoolError::Device { .. },
                 ) => {}

@@ -367,3 +367,25 @@ fn pool_uses_what_its_devices_have_grown_by() {
     let refused = run(&small, Pool::open(stores(&small), LocalTasks::shared()));
     assert!(refused.is_err_and(|error| error.to_string().contains("bytes of the")));
 }
+
+#[test]
+fn several_devices_leave_at_once() {
+    let devices = [1, 2, 3, 4, 5, 6].map(|seed| SimulatedDevice::new(24 << 20, seed));
+    run(&devices, async {
+        let (pool, id) = pool_with(&devices[..3], &mirrored(3, 1)).await;
+        fill(&pool.open_volume(id).await.expect("opened"), 1).await;
+        for (number, device) in (3..).zip(&devices[3..]) {
+            let added = pool.add_device(device.clone(), [number + 9; 16]).await;
+            assert_eq!(added.expect("added"), number);
+        }
+        for number in 0..3 {
+            pool.remove_device(number).await.expect("there is room");
+        }
+        pool.maintain_once().await.expect("moved");
+        let left: Vec<_> = pool.devices().iter().map(|one| one.number).collect();
+        assert_eq!((left, stale(&pool)), (vec![3, 4, 5], 0));
+        has_only(&pool, id, 1).await;
+        pool.checkpoint().await.expect("written");
+        is_clean(&devices[3..]).await;
+    });
+}

@@ -280,7 +280,8 @@ impl OpenPool {
         let stray = reported.iter().find(|one| one.info.is_none() && one.problem.is_some())?;
         let path = name(stray);
         Some(format!(
-            "does not use {path}: {}. Add it with `sarsen pool add {} {path}`, or remove it from devices of the pool",
+            "does not use {path}: {}. Add it with `sarsen pool add`, or take it \
+             out of devices with `sarsen pool remove {} {path}`",
             stray.problem.as_deref().unwrap_or("it was not tried yet"),
             self.config().name
         ))
@@ -419,15 +420,18 @@ impl OpenPool {
         named.iter_mut().filter(|one| one.path == path).for_each(|one| one.wait(time::now()));
     }
 
-    /// Returns the paths that stay when those of removed devices are gone, if there are any.
-    pub(crate) fn remaining_devices(&self) -> Option<Vec<PathBuf>> {
+    /// Returns the paths of devices that were removed, and that the configuration still names.
+    pub(crate) fn removed_devices(&self) -> Vec<PathBuf> {
+        let configured = self.config().devices;
         let named = self.devices.0.lock();
-        let is_removed =
-            |path: &PathBuf| named.iter().any(|one| one.is_removed && one.path == *path);
-        let mut paths = self.config().devices;
-        let before = paths.len();
-        paths.retain(|path| !is_removed(path));
-        (paths.len() < before && !paths.is_empty()).then_some(paths)
+        let removed = named.iter().filter(|one| one.is_removed && configured.contains(&one.path));
+        removed.map(|one| one.path.clone()).collect()
+    }
+
+    /// Returns whether a path is that of no device of the pool.
+    pub(crate) fn is_stray(&self, path: &Path) -> bool {
+        let reported = self.reported_devices();
+        reported.iter().any(|one| one.path.as_deref() == Some(path) && one.info.is_none())
     }
 
     /// Refuses a configuration that does not name a device in use.
