@@ -409,6 +409,12 @@ impl Space {
         }
         (member.standing, member.since) = (Standing::LeftOut, since);
         self.change_all_rows();
+        // A device that leaves stays if there is no other one for new slabs.
+        let is_online = |member: &Member| member.standing == Standing::Online;
+        if !self.members.iter().any(|member| is_online(member) && member.takes_slabs()) {
+            let online = self.members.iter_mut().filter(|member| is_online(member));
+            online.for_each(|member| member.is_leaving = false);
+        }
         // What a pass copies to it from now on is lost.
         self.mirrors.spoil(None, device);
         for (slab, regions) in self.mirrors.unsettled() {
