@@ -54,6 +54,11 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     ),
     ("pool add", &[("Give a pool one more disk", "sarsen pool add tank /dev/sdd")]),
     (
+        "pool remove",
+        &[("Move the data of a disk to the others", "sarsen pool remove tank /dev/sdd")],
+    ),
+    ("pool scrub", &[("Read everything, and repair copies", "sarsen pool scrub tank")]),
+    (
         "pool replace",
         &[("Replace a disk that fails", "sarsen pool replace tank /dev/sdb /dev/sde")],
     ),
