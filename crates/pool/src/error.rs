@@ -66,7 +66,8 @@ pub enum PoolProblem {
     Damaged,
     /// The format has another version.
     #[error(
-        "its format has version {0}, and this program knows version 1: use a program of that version"
+        "its format has version {0}, and this program knows version {version}: use a program of that version",
+        version = crate::format::VERSION
     )]
     Version(u32),
     /// It is a device of another pool.

@@ -1,4 +1,4 @@
-//! The layout of a pool on its devices, version 1. All numbers are little-endian. `docs/pool-format.md` describes it for
+//! The layout of a pool on its devices, version 2. All numbers are little-endian. `docs/pool-format.md` describes it for
 //! other programs.
 
 use zerocopy::little_endian::{U16, U32, U64};
@@ -32,7 +32,7 @@ pub(crate) const ROWS_OFFSET: u64 = 128 << 10;
 pub(crate) const NAME_MAX: usize = 127;
 
 pub(crate) const MAGIC: [u8; 8] = *b"sarsen\x1ap";
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// Returns the CRC32C of a page whose first four bytes, which hold it, count as zero.
 pub(crate) fn checksum_of(page: &[u8]) -> u32 {

@@ -127,6 +127,11 @@ fn devices_that_do_not_fit_are_refused_by_name() {
         assert!(damaged.contains("both of its superblocks are damaged"), "{damaged}");
         devices[0].flip(40);
         assert_eq!(refused(&[first, second]).await, "opened", "one is enough");
+        for offset in [0, 64 << 10] {
+            devices[1].edit(offset + 4, 1, |version| version[0] = 1);
+        }
+        let older = refused(&[first, second]).await;
+        assert!(older.contains("device 1: its format has version 1"), "{older}");
     });
 }
 
