@@ -353,8 +353,10 @@ impl Space {
             |&(slot, is_stale): &(Slot, bool)| !is_stale && self.is_online(slot.device);
         let first = slab.copies.iter().find(is_complete).map(|(slot, _)| slot.device);
         let devices: Vec<u8> = slab.copies.iter().map(|(slot, _)| slot.device).collect();
+        // A journal may be crafted.
+        let regions = 1 << region & self.shape.all_regions();
         for device in devices.into_iter().filter(|&device| Some(device) != first) {
-            self.lack(number, 1 << region, device);
+            self.lack(number, regions, device);
         }
     }
 

@@ -184,6 +184,21 @@ fn interruption_leaves_only_what_was_overwritten_to_be_copied() {
 }
 
 #[test]
+fn journal_that_names_a_region_behind_a_slab_damages_nothing() {
+    let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
+    run(&devices, async {
+        let (pool, id) = pool_with(&devices, &mirrored(2, 1)).await;
+        fill(&pool.open_volume(id).await.expect("opened"), 1).await;
+        let slabs = pool.shared.state.read().space.slabs_of(crate::shape::SlabKind::Data);
+        for slab in slabs {
+            pool.shared.state.write().space.suspect(slab, 63);
+        }
+        pool.checkpoint().await.expect("written");
+        is_clean(&devices).await;
+    });
+}
+
+#[test]
 fn scrub_repairs_what_cannot_be_read_from_the_other_copy() {
     let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
     run(&devices, async {
