@@ -93,11 +93,10 @@ impl ChangeOptions {
             let message = format!("grace_seconds: the maximum is {LONGEST_GRACE}");
             return Err(ApiError::invalid(Some("grace_seconds"), message));
         }
-        let author = headers.get(AUTHOR).map(|value| value.to_str().unwrap_or_default());
         Ok(Change {
             edits,
             expected: self.revision,
-            author: checked_author(author)?,
+            author: author_of(None, headers)?,
             force: self.force,
             grace: Duration::from_secs(grace.into()),
             dry_run: self.dry_run,
@@ -144,8 +143,10 @@ impl Removal {
     }
 }
 
-pub(super) fn checked_author(author: Option<&str>) -> Result<String, ApiError> {
-    let author = author.unwrap_or(ANONYMOUS);
+/// Returns the author of a change: the one that its body names, or its header.
+pub(super) fn author_of(named: Option<&str>, headers: &HeaderMap) -> Result<String, ApiError> {
+    let header = || headers.get(AUTHOR).map(|value| value.to_str().unwrap_or_default());
+    let author = named.or_else(header).unwrap_or(ANONYMOUS);
     if author.is_empty() || author.len() > AUTHOR_LENGTH || author.contains(char::is_control) {
         Err(ApiError::invalid(
             Some("author"),
@@ -227,11 +228,7 @@ pub(super) async fn apply(
         let options = ChangeOptions { revision, force, dry_run, grace_seconds };
         let edits = [edit].into_iter().chain(remove.into_iter().map(Edit::Remove)).collect();
         let change = options.change(edits, &headers)?;
-        let author = match author {
-            Some(author) => checked_author(Some(&author))?,
-            None => change.author,
-        };
-        Ok(Change { author, ..change })
+        Ok(Change { author: author_of(author.as_deref(), &headers)?, ..change })
     })
     .await;
     if length >= LARGE_BODY {

@@ -13,7 +13,7 @@ use sarsen_pool::DeviceState;
 
 use super::Api;
 use super::capacity::Received;
-use super::config::{AUTHOR, checked_author};
+use super::config::author_of;
 use super::error::ApiError;
 use super::openapi::Failures;
 use super::pools::{contents_of, find_pool};
@@ -125,10 +125,7 @@ pub(super) async fn add(
     let AddPoolDevice { path, size, replaces, force, author } = super::config::json(body.bytes())?;
     drop(body);
     let (config, open) = open_pool(&api, &name)?;
-    let author = author
-        .as_deref()
-        .or_else(|| headers.get(AUTHOR).map(|value| value.to_str().unwrap_or_default()));
-    let author = checked_author(author)?.to_owned();
+    let author = author_of(author.as_deref(), &headers)?;
     let path = PathBuf::from(path);
     if path.is_relative() {
         let message = format!("path: {}: write an absolute path", path.display());
@@ -185,9 +182,12 @@ pub(super) async fn add(
         }
         Ok(())
     });
-    let aborted = |_| ApiError::internal("the device: its addition was aborted; see the log");
-    adding.await.map_err(aborted)??;
+    adding.await.map_err(|_| aborted("addition"))??;
     Ok(Json(contents_of(&api, &name)?))
+}
+
+fn aborted(what: &str) -> ApiError {
+    ApiError::internal(format!("the device: its {what} was aborted; see the log"))
 }
 
 /// Removes a path from the devices of a pool in the state.
@@ -207,28 +207,36 @@ async fn forget(
     patch,
     tag = "server",
     path = "/v1/pools/{name}/devices",
-    params(("name" = String, Path, description = "The name of the pool")),
+    params(
+        ("name" = String, Path, description = "The name of the pool"),
+        ("sarsen-author" = Option<String>, Header, description = "The author of the change"),
+    ),
     request_body = ChangePoolDevice,
     responses((status = 200, body = PoolContents), Failures)
 )]
 pub(super) async fn change(
     State(api): State<Api>,
     Path(name): Path<String>,
+    headers: HeaderMap,
     body: Received,
 ) -> Answer<PoolContents> {
     let ChangePoolDevice { path, is_leaving } = parse(body.bytes())?;
     drop(body);
     let (_, open) = open_pool(&api, &name)?;
-    if let Some(desired) = api.desired.as_ref().filter(|_| is_leaving)
-        && open.is_stray(FilePath::new(&path))
+    let author = author_of(None, &headers)?;
+    let path = PathBuf::from(path);
+    if let Some(desired) = api.desired.clone().filter(|_| is_leaving)
+        && open.is_stray(&path)
     {
-        forget(desired, &name, FilePath::new(&path), "").await?;
+        let pool = name.clone();
+        // It ends even if its client disconnects meanwhile.
+        let removal = threads::aside(async move { forget(&desired, &pool, &path, &author).await });
+        removal.await.map_err(|_| aborted("removal"))??;
         return Ok(Json(contents_of(&api, &name)?));
     }
     let change = move || -> Result<(), StoreError> {
-        let path = FilePath::new(&path);
-        let number = open.find_device(path)?;
-        if is_leaving { open.remove_device(number, path) } else { open.keep_device(number) }
+        let number = open.find_device(&path)?;
+        if is_leaving { open.remove_device(number, &path) } else { open.keep_device(number) }
     };
     api.engine.run_on_pool(&name, change).await.map_err(ChangeRefused::from)??;
     Ok(Json(contents_of(&api, &name)?))

@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use super::Api;
 use super::capacity::Received;
-use super::config::{AUTHOR, GRACE, LONGEST_GRACE, checked_author, desired, parse_query};
+use super::config::{GRACE, LONGEST_GRACE, author_of, desired, parse_query};
 use super::error::ApiError;
 use super::openapi::Failures;
 use super::pool_devices;
@@ -165,10 +165,7 @@ pub(super) async fn create(
             "pool: creation is permitted only at the control socket, or with the token of the API; use one of them",
         ));
     }
-    let author = author
-        .as_deref()
-        .or_else(|| headers.get(AUTHOR).map(|value| value.to_str().unwrap_or_default()));
-    let author = checked_author(author)?;
+    let author = author_of(author.as_deref(), &headers)?;
     let cache = cache.as_deref().map(CacheMode::parse).transpose();
     let cache =
         cache.map_err(|message| ApiError::invalid(Some("cache"), format!("cache: {message}")))?;
