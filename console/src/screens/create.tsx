@@ -268,7 +268,7 @@ export function Create() {
   );
 }
 
-/** What is wrong with a name is told without a field: the name is what makes one. So is what a pool cannot do. */
+/** The server names no field in errors about the names of new objects, nor about the devices of a pool. */
 function guess(error: Refused | null): keyof Form | null {
   if (!error || error.field) return null;
   if (error.message.startsWith("volume name") || /^there is a volume /.test(error.message)) return "name";

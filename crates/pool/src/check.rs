@@ -9,7 +9,7 @@ use sarsen_block::Store;
 use crate::PoolError;
 use crate::checkpoint::counts_page;
 use crate::copies::Place;
-use crate::devices::Devices;
+use crate::devices::{Devices, NOT_ONLINE};
 use crate::format::{CATALOGUE_HEIGHT, FAN_OUT, IS_SNAPSHOT, IS_VOLUME, PAGE, VOLUMES, unpadded};
 use crate::opening::{Found, find_devices, read_state};
 use crate::pages::Page;
@@ -31,7 +31,7 @@ impl fmt::Display for Finding {
 pub struct Checked {
     /// What is inconsistent.
     pub findings: Vec<Finding>,
-    /// Devices that are not in use, which the pool does without: their numbers, and the reasons.
+    /// Devices that are left out: their numbers, and the reasons.
     pub left_out: Vec<(u8, String)>,
 }
 
@@ -80,7 +80,7 @@ impl Check<'_> {
         place: Place,
         parse: impl Fn(&[u8]) -> Result<T, String>,
     ) -> Result<Result<T, String>, PoolError> {
-        let mut result = Err("no device that has it is there".to_owned());
+        let mut result = Err(NOT_ONLINE.to_owned());
         for slot in place.sources() {
             let at = self.devices.at(slot, place.offset);
             result = parse(&self.devices.read_metadata(at, PAGE).await?);

@@ -79,8 +79,11 @@ pub(crate) struct Devices {
 /// Maximum number of writes of metadata in flight together.
 pub(crate) const TOGETHER: usize = 32;
 
-fn missing() -> BlockError {
-    BlockError::Unreachable(std::io::Error::other("no device with this data is online"))
+pub(crate) const NOT_ONLINE: &str = "no device with this data is online";
+
+/// Returns the error of a request for data of which no copy can be reached.
+pub(crate) fn not_online() -> BlockError {
+    BlockError::Unreachable(std::io::Error::other(NOT_ONLINE))
 }
 
 impl Devices {
@@ -138,7 +141,7 @@ impl Devices {
     pub(crate) fn read(&self, place: DevicePlace, length: u64) -> Reply<Data> {
         match &self.list.read()[usize::from(place.device)] {
             Some(device) => device.store.read(device.extent(place.offset, length)),
-            None => Reply::Ready(Err(missing())),
+            None => Reply::Ready(Err(not_online())),
         }
     }
 
@@ -154,7 +157,7 @@ impl Devices {
                 let extent = device.extent(place.offset, data.len() as u64);
                 device.store.write(extent, data, durability)
             }
-            None => Reply::Ready(Err(missing())),
+            None => Reply::Ready(Err(not_online())),
         }
     }
 
@@ -162,7 +165,7 @@ impl Devices {
     pub(crate) fn flush(&self, device: u8) -> Reply<()> {
         match &self.list.read()[usize::from(device)] {
             Some(device) => device.store.flush(),
-            None => Reply::Ready(Err(missing())),
+            None => Reply::Ready(Err(not_online())),
         }
     }
 
@@ -191,7 +194,7 @@ impl Devices {
                         drop(pending.await);
                         drop(known.abandoned);
                     }));
-                    Err(missing())
+                    Err(not_online())
                 }
             }
         }
@@ -208,7 +211,7 @@ impl Devices {
         Ok(read.map_err(failed)?.into_buffer())
     }
 
-    /// Writes to a device that is not a part of the pool yet.
+    /// Writes to a device that is not a part of the pool: not yet, or not any more.
     pub(crate) async fn prepare(
         &self,
         place: DevicePlace,

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use sarsen_block::{BlockError, Buffer, Durability, Store};
 
-use crate::copies::DevicePlace;
-use crate::copies::Standing;
+use crate::copies::{DevicePlace, Standing};
 use crate::devices::Device;
 use crate::format::{DEVICES_MAX, PAGE, SUPERBLOCKS};
 use crate::members::Member;

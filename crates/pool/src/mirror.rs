@@ -1,7 +1,8 @@
 //! Reads and writes of data that has copies, and devices that fail: they are left out.
 //!
 //! A write ends when it is in all copies of devices that are written. A device that fails is left out if everything on it has
-//! another copy. A checkpoint says so before the write is acknowledged: after an interruption, nobody reads what it lacks.
+//! another copy. A checkpoint says so before anything is acknowledged as durable that the device lacks. So the copies of the
+//! device are stale after an interruption, too, and reads do not use them.
 
 use std::sync::Arc;
 
@@ -9,19 +10,14 @@ use futures_util::future::join_all;
 use sarsen_block::{BlockError, Buffer, Data, Durability, Io, Payload, Reply};
 
 use crate::PoolError;
-use crate::copies::{DevicePlace, Place};
-use crate::copies::{Slot, Standing};
-use crate::devices::TOGETHER;
+use crate::copies::{DevicePlace, Place, Slot, Standing};
+use crate::devices::{NOT_ONLINE, TOGETHER, not_online};
 use crate::format::{SUPERBLOCKS, Superblock};
 use crate::records::Record;
 use crate::regions::Region;
 use crate::shared::Shared;
 use crate::space::RowsWrite;
 use crate::state::State;
-
-fn no_copy() -> BlockError {
-    BlockError::Unreachable(std::io::Error::other("no device that has this data is online"))
-}
 
 impl State {
     /// Returns the regions that a request overwrites, or `None` if they must be recorded first.
@@ -41,7 +37,7 @@ impl Shared {
 
     /// Reads data. If a copy cannot be read, reads another one, and the first one is written again.
     pub(crate) fn read_place(self: &Arc<Self>, place: Place, length: u64) -> Reply<Data> {
-        let Some(first) = place.sources().next() else { return Io::Ready(Err(no_copy())) };
+        let Some(first) = place.sources().next() else { return Io::Ready(Err(not_online())) };
         let read = self.read_slot(first, place.offset, length);
         if !place.is_mirrored() || matches!(read, Io::Ready(Ok(_))) {
             return read;
@@ -91,7 +87,7 @@ impl Shared {
         durability: Durability,
     ) -> Reply<()> {
         let mut targets = place.targets();
-        let Some(first) = targets.next() else { return Io::Ready(Err(no_copy())) };
+        let Some(first) = targets.next() else { return Io::Ready(Err(not_online())) };
         if !place.is_mirrored() {
             return self.devices.write(self.devices.at(first, place.offset), data, durability);
         }
@@ -302,7 +298,7 @@ impl Shared {
         place: Place,
         parse: impl Fn(&[u8]) -> Result<T, String>,
     ) -> Result<T, PoolError> {
-        let mut problem = PoolError::Damaged { what: "no device that has it is online".into() };
+        let mut problem = PoolError::Damaged { what: NOT_ONLINE.into() };
         let mut damaged = Vec::new();
         for slot in place.sources() {
             let at = self.devices.at(slot, place.offset);

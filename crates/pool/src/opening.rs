@@ -5,8 +5,7 @@ use std::sync::Arc;
 use sarsen_block::{Buffer, Durability, Extent, Store};
 use zerocopy::{FromBytes as _, FromZeros as _};
 
-use crate::copies::DevicePlace;
-use crate::copies::Standing;
+use crate::copies::{DevicePlace, Standing};
 use crate::devices::{Device, Devices};
 use crate::error::Blocked;
 use crate::format::{
@@ -50,8 +49,6 @@ pub(crate) fn new_member(
 /// What a device says about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceIdentity {
-    /// The identifier of its pool.
-    pub pool: [u8; 16],
     /// The name with which its pool was created.
     pub pool_name: String,
     /// Its own identifier.
@@ -62,7 +59,6 @@ pub struct DeviceIdentity {
 pub async fn identify(store: Arc<dyn Store>) -> Result<DeviceIdentity, PoolError> {
     let (superblock, _) = read_superblock(&*store).await?;
     Ok(DeviceIdentity {
-        pool: superblock.pool,
         pool_name: unpadded(&superblock.name),
         device: superblock.devices[usize::from(superblock.device.get())].identifier,
     })

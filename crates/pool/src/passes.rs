@@ -10,8 +10,7 @@ use futures_util::future::join_all;
 use sarsen_block::{Buffer, Durability, Payload};
 
 use crate::PoolError;
-use crate::copies::Place;
-use crate::copies::{Slot, Standing};
+use crate::copies::{Place, Slot, Standing};
 use crate::error::{Blocked, Load};
 use crate::format::PAGE;
 use crate::shape::{SlabKind, Unit};
@@ -87,7 +86,7 @@ impl Shared {
             if self.remove_empty().await? {
                 return Ok(true);
             }
-            // Another failure must not find complete copies that nobody knows.
+            // Until a checkpoint calls the copies complete, a failure of another device cannot be survived.
             let is_due = self.state.read().space.mirrors.has_completed();
             if is_due {
                 self.checkpoint(generation).await?;

@@ -22,11 +22,11 @@ pub(crate) struct Region {
     is_touched: AtomicBool,
 }
 
-/// The copying of what the stale copies of a slab lack.
+/// A pass through a slab: its stale copies are completed, or its copies are compared.
 #[derive(Default)]
 pub(crate) struct Pass {
     pub(crate) slab: u32,
-    /// One bit for each device whose copy becomes complete.
+    /// One bit for each device whose copy becomes complete. None when copies are compared.
     pub(crate) targets: u32,
     /// A copy lacks something again.
     pub(crate) is_spoiled: bool,
@@ -43,9 +43,9 @@ pub(crate) struct Regions {
     fresh: BTreeMap<u32, u64>,
     /// Regions that a checkpoint flushes now.
     settling: BTreeMap<u32, u64>,
-    /// Bytes of copies that are complete, which no checkpoint says yet, by device; and those that one says that is written
-    /// now.
+    /// Bytes of copies that were completed since the last checkpoint, by device.
     completed: BTreeMap<u8, u64>,
+    /// The same of the checkpoint that is written now.
     completing: BTreeMap<u8, u64>,
     pass: Option<Pass>,
 }
@@ -173,7 +173,7 @@ impl Regions {
         self.pass = None;
     }
 
-    /// Moves the window in which nothing is written, and wakes who waits for it.
+    /// Moves the window in which nothing is written. Writes that waited for it continue.
     pub(crate) fn set_window(&mut self, window: Option<Range<u64>>) {
         if let Some(pass) = &mut self.pass {
             pass.window = window;

@@ -461,7 +461,7 @@ impl Space {
     /// Notes that copies have everything that a pass copied to them.
     pub(crate) fn complete(&mut self, number: u32, targets: u32) {
         let Some(Some(Slab { part, .. })) = self.slabs.get_mut(number as usize) else { return };
-        // What was copied is not durable before the next checkpoint.
+        // The next checkpoint makes durable what was copied.
         self.mirrors.add_fresh(number, part.regions);
         let bytes = u64::from(part.regions.count_ones()) << self.shape.region_shift();
         for device in (0..32).filter(|device| targets >> device & 1 == 1) {

@@ -8,8 +8,7 @@ use parking_lot::Mutex;
 use sarsen_block::Buffer;
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
-use crate::copies::Place;
-use crate::copies::{COPIES_MAX, Copies, MIRROR_MAX, Slot};
+use crate::copies::{COPIES_MAX, Copies, MIRROR_MAX, Place, Slot};
 use crate::error::Blocked;
 use crate::format::{
     COUNTS, CountsPage, PAGE, PageHeader, PageKind, ROW_PAGES_MAX, ROWS, RowsPage, Sealed as _,

@@ -360,7 +360,7 @@ impl State {
             if chunk.is_some_and(is_copied) {
                 return Err(Blocked::Copying);
             }
-            // A chunk that was taken is overwritten by nothing else, and nobody reads it after an interruption.
+            // A chunk that was taken has no older data, and after an interruption no map refers to it.
             if part.taken.is_none() {
                 match self.hold(&part.place, length) {
                     Some(held) => regions.extend(held),

@@ -422,7 +422,7 @@ impl Volume {
         self.stripes.map_or(1, |stripes| stripes.get() as u8)
     }
 
-    /// Returns the first key that wants another layout than data has, and what it has.
+    /// Returns the first key with another layout than the data of a volume, and the value that the data has.
     pub(crate) fn other_layout(&self, copies: u8, stripes: u8) -> Option<(&'static str, u8)> {
         let differs = |is_wanted: bool, wanted: u8, has: u8| is_wanted && wanted != has;
         if differs(self.mirror.is_some(), self.mirror(), copies) {

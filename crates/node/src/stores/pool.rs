@@ -574,7 +574,7 @@ impl OpenPool {
             Ok(()) => info!(volume = name, snapshot, "the volume is rolled back"),
             Err(error) => error!(volume = name, snapshot, %error, "the volume was not rolled back"),
         }
-        // Whoever asked for it may have given up.
+        // The request that waited for this may have ended.
         *roll_back.result.lock() = Some(result.map_err(|error| self.failed(error)));
     }
 

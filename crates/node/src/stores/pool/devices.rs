@@ -212,6 +212,14 @@ fn is_online(info: &DeviceInfo) -> bool {
     info.state == DeviceState::Online
 }
 
+/// Returns why a device is left out.
+fn reason(info: &DeviceInfo) -> Option<String> {
+    match &info.state {
+        DeviceState::LeftOut { reason } => Some(reason.clone()),
+        DeviceState::Online => None,
+    }
+}
+
 impl OpenPool {
     /// Returns the files of its devices that are open.
     pub(crate) fn files(&self) -> Vec<Arc<FileStore>> {
@@ -226,12 +234,8 @@ impl OpenPool {
         for one in named.iter().filter(|one| !one.is_expected && !one.is_removed) {
             let at = infos.iter().position(|info| Some(info.identifier) == one.identifier);
             let info = at.map(|at| infos.remove(at));
-            let reason = info.as_ref().and_then(|info| match &info.state {
-                DeviceState::LeftOut { reason } => Some(reason.clone()),
-                DeviceState::Online => None,
-            });
             let size = one.file.as_ref().map(|file| file.geometry().byte_count());
-            let problem = reason.or_else(|| one.problem.clone());
+            let problem = info.as_ref().and_then(reason).or_else(|| one.problem.clone());
             reported.push(ReportedDevice { path: Some(one.path.clone()), size, info, problem });
         }
         // A path that cannot be used is that of a device that is missing, if there is only one of both.
@@ -242,10 +246,7 @@ impl OpenPool {
         reported.extend(infos.into_iter().map(|info| ReportedDevice {
             path: None,
             size: None,
-            problem: match &info.state {
-                DeviceState::LeftOut { reason } => Some(reason.clone()),
-                DeviceState::Online => None,
-            },
+            problem: reason(&info),
             info: Some(info),
         }));
         reported
@@ -254,35 +255,30 @@ impl OpenPool {
     /// Returns a sentence about devices that are not in use.
     pub(super) fn device_problem(&self) -> Option<String> {
         let reported = self.reported_devices();
-        let name = |one: &ReportedDevice| match (&one.path, &one.info) {
-            (Some(path), _) => path.display().to_string(),
-            (None, Some(info)) => format!("device {}", info.number),
-            (None, None) => "a device".to_owned(),
+        let left_out = |one: &ReportedDevice| {
+            let info = one.info.as_ref().filter(|info| !is_online(info))?;
+            let problem = one.problem.clone().or_else(|| reason(info))?;
+            let number = || format!("device {}", info.number);
+            let name = one.path.as_ref().map_or_else(number, |path| path.display().to_string());
+            Some(format!("{name}: {problem}"))
         };
-        let left_out =
-            |one: &&ReportedDevice| one.info.as_ref().is_some_and(|info| !is_online(info));
-        let missing: Vec<_> = reported.iter().filter(left_out).collect();
-        if !missing.is_empty() {
-            let each: Vec<_> = missing
-                .iter()
-                .map(|one| {
-                    format!("{}: {}", name(one), one.problem.as_deref().unwrap_or("missing"))
-                })
-                .collect();
+        let left_out: Vec<_> = reported.iter().filter_map(left_out).collect();
+        if !left_out.is_empty() {
             return Some(format!(
                 "is degraded: it serves its volumes without {} ({}). Repair the device, or replace it with \
                  `sarsen pool replace {} OLD NEW`",
-                if missing.len() == 1 { "a device" } else { "some of its devices" },
-                each.join("; "),
+                if left_out.len() == 1 { "a device" } else { "some of its devices" },
+                left_out.join("; "),
                 self.config().name
             ));
         }
-        let stray = reported.iter().find(|one| one.info.is_none() && one.problem.is_some())?;
-        let path = name(stray);
+        let strays = reported.iter().filter(|one| one.info.is_none());
+        let (path, problem) =
+            strays.filter_map(|one| Some((one.path.as_ref()?, one.problem.as_ref()?))).next()?;
+        let path = path.display();
         Some(format!(
-            "does not use {path}: {}. Add it with `sarsen pool add`, or take it \
+            "does not use {path}: {problem}. Add it with `sarsen pool add`, or take it \
              out of devices with `sarsen pool remove {} {path}`",
-            stray.problem.as_deref().unwrap_or("it was not tried yet"),
             self.config().name
         ))
     }
