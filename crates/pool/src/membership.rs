@@ -317,7 +317,7 @@ impl Pool {
 }
 
 impl Shared {
-    /// Removes a device that leaves and has no slabs any more. Returns whether there was one.
+    /// Removes a device that leaves and has no slabs any more, unless it must stay. Returns whether there was one.
     pub(crate) async fn remove_empty(self: &Arc<Self>) -> Result<bool, PoolError> {
         let (number, generation) = {
             let state = self.state.read();
@@ -328,6 +328,10 @@ impl Shared {
         self.checkpoint(generation).await?;
         let generation = {
             let mut state = self.state.write();
+            // Meanwhile, it may have become the last one, which stays.
+            if !state.space.members[usize::from(number)].is_leaving {
+                return Ok(true);
+            }
             state.space.members[usize::from(number)] = Member::new([0; 16], 0);
             state.space.change_all_rows();
             state.generation
