@@ -295,14 +295,11 @@ impl Space {
         Place { slab: number, offset, copies: slab.copies, written }
     }
 
-    /// Adds the counts that were read from a device.
+    /// Adds the counts that were read from a device, unless the slab has ended meanwhile.
     pub(crate) fn load_counts(&mut self, number: u32, pages: &[CountsPage]) -> Result<(), String> {
         let shape = self.shape;
         let slab = self.slabs.get_mut(number as usize).and_then(Option::as_mut);
-        let slab = slab.ok_or_else(|| format!("slab {number} does not exist"))?;
-        if slab.counts.is_some() {
-            return Ok(());
-        }
+        let Some(slab) = slab.filter(|slab| slab.counts.is_none()) else { return Ok(()) };
         let mut counts = Counts::new(&shape, slab.part.kind());
         let read = pages.iter().flat_map(|page| page.counts.iter().map(|count| count.get()));
         for (count, read) in counts.counts.iter_mut().zip(read) {
@@ -317,6 +314,11 @@ impl Space {
         }
         slab.counts = Some(counts);
         Ok(())
+    }
+
+    /// Returns whether a slab exists, and its counts are not in memory.
+    pub(crate) fn lacks_counts(&self, number: u32) -> bool {
+        self.slab(number).is_some() && !self.has_counts(number)
     }
 
     /// Returns whether the counts of a slab are in memory.

@@ -57,10 +57,10 @@ impl State {
             match self.space.count(unit) {
                 Some(0) => return Err(damaged_chunk(mapping.own)),
                 Some(count) => count == 1 && !self.space.is_contested(SlabKind::Data, unit),
-                None if self.space.has_counts(unit.slab) => {
-                    return Err(damaged_chunk(mapping.own));
+                None if self.space.lacks_counts(unit.slab) => {
+                    return Err(Blocked::Missing(vec![Load::Counts(unit.slab)]));
                 }
-                None => return Err(Blocked::Missing(vec![Load::Counts(unit.slab)])),
+                None => return Err(damaged_chunk(mapping.own)),
             }
         };
         Ok(Found { mapping, is_owned })
@@ -146,11 +146,12 @@ impl State {
     /// Returns an error unless the counts of these chunks are in memory, and another reference can be added to each.
     fn require_counts(&self, chunks: impl Iterator<Item = u64>) -> Result<(), Blocked> {
         let mut missing = Vec::new();
-        for unit in chunks.map(Unit::of_chunk) {
+        for (chunk, unit) in chunks.map(|chunk| (chunk, Unit::of_chunk(chunk))) {
             match self.space.count(unit) {
                 Some(count) if count >= COUNT_MAX => return Err(Blocked::NoSpace),
                 Some(_) => {}
-                None => missing.push(Load::Counts(unit.slab)),
+                None if self.space.lacks_counts(unit.slab) => missing.push(Load::Counts(unit.slab)),
+                None => return Err(damaged_chunk(chunk)),
             }
         }
         missing.sort_unstable();
