@@ -151,8 +151,9 @@ impl Check<'_> {
             if id >= next_volume || !ids.insert(id) {
                 self.find(format!("volume {id} ({name}) has an impossible number"));
             }
-            if !name.is_empty() && !names.insert(name.clone()) {
-                self.find(format!("two volumes have the name {name}"));
+            let is_snapshot = row.kind == IS_SNAPSHOT && !name.is_empty();
+            if is_snapshot && !names.insert((row.origin.get(), name.clone())) {
+                self.find(format!("volume {} has two snapshots with the name {name}", row.origin));
             }
             if !matches!(row.kind, IS_VOLUME | IS_SNAPSHOT) {
                 self.find(format!("volume {id} ({name}) has an unknown kind"));
