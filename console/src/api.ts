@@ -234,6 +234,9 @@ export interface Snapshot {
   created_unix_seconds: number;
   is_protected: boolean;
   clones: string[];
+  identifier: string;
+  /** The byte up to which it has been received, while it is not complete. */
+  received_bytes: number | null;
 }
 
 /** A file in the server's folder of volumes, or a volume or snapshot in a pool, that belongs to no volume of the server. */

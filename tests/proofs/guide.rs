@@ -290,6 +290,11 @@ fn pools() -> Result<()> {
     let server = Managed::start_with(reader.folder.path(), &["--listen-nbd", "127.0.0.1:0"])?;
     let portal = server.announced()["portals"][1].as_str().context("the NBD portal")?;
     let (state, device) = (reader.path("another"), reader.path("tank.pool"));
+    let backup = tempfile::tempdir()?;
+    let other = Managed::start(backup.path())?;
+    let other_device = format!("{},size=128MiB", backup.path().join("tank.pool").display());
+    other.run(&["pool", "create", "tank", "--device", &other_device])?;
+    let socket = sarsen_proof::managed::socket(backup.path());
     let mirrors = ["a", "b", "c", "d"].map(|name| reader.path(&format!("{name}.pool")));
     let reader = reader
         .replace("/srv/san", &state)
@@ -302,6 +307,7 @@ fn pools() -> Result<()> {
         .replace("/srv/b.pool", &mirrors[1])
         .replace("/srv/c.pool", &mirrors[2])
         .replace("/srv/d.pool", &mirrors[3])
+        .replace("ssh backup.example", &format!("SARSEN_CONTROL={}", socket.display()))
         .replace("nbd://127.0.0.1/", &format!("nbd://{portal}/"))
         .replace(
             "file.host=127.0.0.1",
@@ -320,6 +326,9 @@ fn pools() -> Result<()> {
     ensure!(fs::read(reader.path("vm1.backup"))?[9 << 20] == 8, "nothing was written");
     let listed = reader.run("sarsen snapshot list vm1")?;
     ensure!(listed.contains("clones: vm2"), "{listed}");
+    let listed = other.run(&["snapshot", "list", "vm1"])?;
+    ensure!(listed.contains("vm1@thursday") && !listed.contains("incomplete"), "{listed}");
+    other.stop()?;
     server.stop()?;
     let document = reader.own(&blocks("pools.md", "toml")?.concat());
     let volume = "serial = \"none-in-the-pool\"";

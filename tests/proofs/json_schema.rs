@@ -504,6 +504,13 @@ fn pools(asking: &mut Asking<'_>) -> Result<()> {
     asking.change("volume clone thin@s clone")?;
     asking.ask(SNAPSHOTS, "snapshot list")?;
     asking.ask("`snapshot diff`", "snapshot diff thin@s")?;
+    let stream = asking.folder.join("stream");
+    let mut send = asking.server.command(&["snapshot", "send", "thin@s"])?;
+    ensure!(send.stdout(fs::File::create(&stream)?).status()?.success());
+    let mut receive = asking.server.command(&["snapshot", "receive", "thin@copy"])?;
+    receive.stdin(fs::File::open(&stream)?);
+    asking.shapes.ask("`snapshot receive`", receive, 0, 1)?;
+    asking.ask(SNAPSHOTS, "snapshot delete thin@copy")?;
     asking.ask("`pool list`", "pool list")?;
     const DEVICES: &str = "`pool add`, `pool remove`, `pool replace`, `pool scrub`, `pool status`";
     asking.ask(DEVICES, "pool add tank FOLDER/more.pool,size=64MiB")?;

@@ -56,6 +56,7 @@ mod reservations;
 mod secrets;
 mod session;
 mod shutdown;
+mod snapshot_streams;
 mod state;
 mod study;
 mod study_failures;

@@ -159,7 +159,7 @@ impl Drop for User {
 }
 
 /// Returns the path of the control socket of the server in this folder.
-fn socket(folder: &Path) -> PathBuf {
+pub fn socket(folder: &Path) -> PathBuf {
     folder.join("control.sock")
 }
 

@@ -62,10 +62,14 @@ export function Snapshots(props: { config: Volume; document: Document | null; on
               </thead>
               <tbody>
                 {of.shown.map((snapshot) => {
-                  const { name, created_unix_seconds, referenced_bytes, is_protected } = snapshot;
+                  const { name, created_unix_seconds, referenced_bytes, is_protected, size_bytes, received_bytes } = snapshot;
+                  const isComplete = received_bytes === null;
                   return (
                     <tr key={name}>
-                      <th scope="row" class="name">{name}</th>
+                      <th scope="row" class="name">
+                        {name}
+                        {!isComplete && <div class="quiet">Incomplete: received up to {format.size(received_bytes)} of {format.size(size_bytes)}</div>}
+                      </th>
                       <td data-label="Created"><time dateTime={new Date(created_unix_seconds * 1000).toISOString()}>{format.moment(created_unix_seconds)}</time></td>
                       <td class="number" data-label="Referenced">{format.size(referenced_bytes)}</td>
                       <td data-label="Protected">{is_protected ? "yes" : "no"}</td>
@@ -75,10 +79,10 @@ export function Snapshots(props: { config: Volume; document: Document | null; on
                       </td>
                       <td>
                         <div class="row-actions">
-                          {document && <a class="button" href={create("clone-of", snapshot)} aria-label={`Clone ${name}`}>Clone</a>}
-                          {document && <a class="button" href={create("snapshot", snapshot)} aria-label={`Serve ${name} read-only`}>Serve read-only</a>}
+                          {document && isComplete && <a class="button" href={create("clone-of", snapshot)} aria-label={`Clone ${name}`}>Clone</a>}
+                          {document && isComplete && <a class="button" href={create("snapshot", snapshot)} aria-label={`Serve ${name} read-only`}>Serve read-only</a>}
                           <button type="button" onClick={() => protect(snapshot)} aria-label={`${is_protected ? "Unprotect" : "Protect"} ${name}`}>{is_protected ? "Unprotect" : "Protect"}</button>
-                          <button type="button" class="danger" onClick={() => setConfirming({ snapshot, rollsBack: true })} aria-label={`Roll back to ${name}`}>Roll back</button>
+                          {isComplete && <button type="button" class="danger" onClick={() => setConfirming({ snapshot, rollsBack: true })} aria-label={`Roll back to ${name}`}>Roll back</button>}
                           <button type="button" class="danger" onClick={() => setConfirming({ snapshot, rollsBack: false })} aria-label={`Delete ${name}`}>Delete</button>
                         </div>
                       </td>

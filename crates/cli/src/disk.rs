@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use crate::exit::UsageError;
 use crate::output::{ask, note, print_line};
-use progress::Bar;
+pub(crate) use progress::Bar;
 
 /// How long a target may be unreachable before a verb fails: a restart takes less.
 const RECONNECT_LIMIT: Duration = Duration::from_secs(60);

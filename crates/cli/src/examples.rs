@@ -111,6 +111,29 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         )],
     ),
     (
+        "snapshot send",
+        &[
+            (
+                "Send what changed since an older snapshot to another server",
+                "sarsen snapshot send vm1@tuesday --since vm1@monday | ssh backup.example sarsen snapshot receive vm1",
+            ),
+            (
+                "Keep a snapshot as a compressed file",
+                "sarsen snapshot send vm1@monday | zstd > vm1-monday.zst",
+            ),
+        ],
+    ),
+    (
+        "snapshot receive",
+        &[
+            (
+                "Receive a snapshot from a file",
+                "zstd -dc vm1-monday.zst | sarsen snapshot receive vm1",
+            ),
+            ("Give it another name", "sarsen snapshot receive vm1@restored < vm1-monday"),
+        ],
+    ),
+    (
         "snapshot rollback",
         &[("Undo all writes since a snapshot", "sarsen snapshot rollback vm1@before-upgrade")],
     ),

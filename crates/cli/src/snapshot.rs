@@ -1,5 +1,7 @@
 //! `sarsen snapshot`.
 
+mod stream;
+
 use std::io::IsTerminal as _;
 
 use clap::Subcommand;
@@ -44,6 +46,30 @@ pub(crate) enum Verb {
         /// The older snapshot. Default: an empty volume, so that all data is listed.
         #[arg(long, value_name = "VOLUME@NAME")]
         since: Option<SnapshotName>,
+        #[command(flatten)]
+        options: ServerOptions,
+    },
+    /// Write a snapshot to standard output as a stream for `sarsen snapshot receive`: all of its data, or what has changed
+    /// since an older snapshot.
+    Send {
+        /// The snapshot: VOLUME@NAME.
+        #[arg(value_name = "VOLUME@NAME")]
+        name: SnapshotName,
+        /// The older snapshot, which the receiver must have. Default: send all data.
+        #[arg(long, value_name = "VOLUME@NAME")]
+        since: Option<SnapshotName>,
+        /// Go on at this byte of the snapshot, after an interruption.
+        #[arg(long, value_name = "BYTES", default_value_t = 0)]
+        offset: u64,
+        #[command(flatten)]
+        options: ServerOptions,
+    },
+    /// Read streams of snapshots from standard input, and put them into new snapshots of a volume in a pool. The volume
+    /// itself does not change.
+    Receive {
+        /// The volume, or VOLUME@NAME to give the first snapshot another name than it has in the stream.
+        #[arg(value_name = "VOLUME[@NAME]")]
+        name: String,
         #[command(flatten)]
         options: ServerOptions,
     },
@@ -106,6 +132,16 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Rollback { name, destroy, force, grace, options } => {
             roll_back(&name, destroy, RollBack { force, grace_seconds: Some(grace) }, &options)
         }
+        Verb::Send { name, since, offset, options } => {
+            stream::send(&name, since.as_ref(), offset, &options)
+        }
+        Verb::Receive { name, options } => {
+            let (volume, own) = match name.split_once('@') {
+                Some((volume, own)) => (volume, Some(own)),
+                None => (name.as_str(), None),
+            };
+            stream::receive(volume, own, &options)
+        }
         Verb::Delete { names, options } => {
             let client = options.client()?;
             let mut snapshots = Vec::new();
@@ -145,6 +181,9 @@ fn list(volume: Option<&str>, options: &ServerOptions) -> anyhow::Result<()> {
     }
     let row = |one: &Snapshot| {
         let mut notes: Vec<String> = Vec::new();
+        if let Some(received) = one.received_bytes {
+            notes.push(format!("incomplete: received up to byte {received}"));
+        }
         if one.is_protected {
             notes.push("protected".to_owned());
         }

@@ -8,7 +8,8 @@ use zerocopy::FromZeros as _;
 use crate::copies::{MIRROR_MAX, STRIPES_MAX};
 use crate::error::Blocked;
 use crate::format::{
-    CATALOGUE_HEIGHT, DELETING, FAN_OUT, IS_SNAPSHOT, IS_VOLUME, VOLUMES, VolumeRow, VolumesPage,
+    CATALOGUE_HEIGHT, DELETING, FAN_OUT, IS_SNAPSHOT, IS_VOLUME, PROTECTED, RECEIVING, VOLUMES,
+    VolumeRow, VolumesPage,
 };
 use crate::pages::{Cached, Mapping, Page};
 use crate::records::Record;
@@ -25,6 +26,8 @@ fn check_row(row: &VolumeRow) -> Result<(), Blocked> {
         && matches!(row.block_shift, 9 | 11 | 12)
         && row.id.get() < u32::MAX
         && matches!(row.kind, IS_VOLUME | IS_SNAPSHOT)
+        && row.flags & !(DELETING | PROTECTED | RECEIVING) == 0
+        && (row.flags & RECEIVING == 0 || row.kind == IS_SNAPSHOT)
         && (1..=MIRROR_MAX).contains(&row.copies)
         && (1..=STRIPES_MAX).contains(&row.stripes);
     if is_possible {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::error::Blocked;
 use crate::pages::{Cached, Mapping, Page};
-use crate::pool::live;
+use crate::pool::complete;
 use crate::state::{State, Tree};
 use crate::{Pool, PoolError, VolumeId};
 
@@ -61,8 +61,8 @@ impl Pool {
         {
             let blocked = {
                 let state = self.shared.state.read();
-                let older = since.map(|since| live(&state, since)).transpose()?;
-                let newer = live(&state, snapshot)?;
+                let older = since.map(|since| complete(&state, since)).transpose()?;
+                let newer = complete(&state, snapshot)?;
                 if older.is_some_and(|older| older.block_shift != newer.block_shift) {
                     return Err(PoolError::Invalid("the snapshots have blocks of different sizes"));
                 }

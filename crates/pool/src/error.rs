@@ -2,6 +2,8 @@
 
 use sarsen_block::{BlockError, StopCause};
 
+use crate::parts::StreamProblem;
+
 /// The failure of an operation on a pool.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
@@ -50,6 +52,19 @@ pub enum PoolError {
     /// It is protected from deletion.
     #[error("it is protected from deletion")]
     Protected,
+    /// It is a snapshot of which parts have not been received yet.
+    #[error("the snapshot is not complete: receive the rest of it first")]
+    Incomplete,
+    /// A part of a stream does not fit.
+    #[error(transparent)]
+    Stream(#[from] StreamProblem),
+    /// A volume or a snapshot could not be read or written.
+    #[error("{source}")]
+    Volume {
+        /// Its error.
+        #[source]
+        source: BlockError,
+    },
     /// The request contradicts the properties of its object.
     #[error("{0}")]
     Invalid(&'static str),
@@ -120,7 +135,7 @@ pub enum PoolProblem {
 impl From<PoolError> for BlockError {
     fn from(error: PoolError) -> Self {
         match error {
-            PoolError::Device { source, .. } => source,
+            PoolError::Device { source, .. } | PoolError::Volume { source } => source,
             PoolError::NoSpace => Self::NoSpace { lba: sarsen_block::Lba(0) },
             PoolError::Stopped => StopCause::FlushFailed.into(),
             PoolError::NotFound
@@ -130,6 +145,8 @@ impl From<PoolError> for BlockError {
             | PoolError::Exists
             | PoolError::InUse
             | PoolError::Protected
+            | PoolError::Incomplete
+            | PoolError::Stream(_)
             | PoolError::Invalid(_) => StopCause::OutOfService.into(),
         }
     }

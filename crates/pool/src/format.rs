@@ -124,7 +124,7 @@ pub(crate) struct VolumeRow {
     pub(crate) id: U32,
     /// 1: volume, 2: snapshot.
     pub(crate) kind: u8,
-    /// Bit 0: it is being deleted. Bit 1: it is protected from deletion.
+    /// Bit 0: it is being deleted. Bit 1: it is protected from deletion. Bit 2: it is a snapshot that is being received.
     pub(crate) flags: u8,
     /// Levels of its map.
     pub(crate) height: u8,
@@ -149,13 +149,18 @@ pub(crate) struct VolumeRow {
     pub(crate) copies: u8,
     /// Number of slabs, on as many devices if there are, over which consecutive chunks are spread.
     pub(crate) stripes: u8,
-    pub(crate) reserved: [u8; 62],
+    /// Of a snapshot that is being received: the identifier of the one that it was compared with, or zeroes.
+    pub(crate) base: [u8; 16],
+    /// And the byte up to which it was received.
+    pub(crate) received: U64,
+    pub(crate) reserved: [u8; 38],
 }
 
 pub(crate) const IS_VOLUME: u8 = 1;
 pub(crate) const IS_SNAPSHOT: u8 = 2;
 pub(crate) const DELETING: u8 = 1;
 pub(crate) const PROTECTED: u8 = 2;
+pub(crate) const RECEIVING: u8 = 4;
 
 /// Reference counts of consecutive units of a slab.
 #[derive(Clone, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

@@ -17,6 +17,7 @@
 //! * `pool`: operations on volumes and snapshots.
 //! * `membership`: operations on devices.
 //! * `changes`: the differences between two snapshots.
+//! * `parts`, `stream`: snapshots that are sent to another pool.
 //! * `check`: the check of a pool that is not in use.
 
 mod catalogue;
@@ -35,6 +36,7 @@ mod membership;
 mod mirror;
 mod opening;
 mod pages;
+mod parts;
 mod passes;
 mod pool;
 mod records;
@@ -45,6 +47,7 @@ mod shared;
 mod slots;
 mod space;
 mod state;
+mod stream;
 mod tasks;
 mod tree;
 mod unmap;
@@ -59,7 +62,9 @@ pub use check::{Checked, Finding, check};
 pub use error::{PoolError, PoolProblem};
 pub use membership::{DeviceInfo, DeviceState};
 pub use opening::{DeviceIdentity, identify};
+pub use parts::{PART_BYTES_MAX, PART_HEADER_BYTES, PartInfo, StreamProblem};
 pub use passes::Scrubbed;
 pub use pool::{Label, NewPool, NewVolume, Pool, PoolSpace, VolumeId, VolumeInfo, VolumeKind};
+pub use stream::Received;
 pub use tasks::Tasks;
 pub use volume::PoolVolume;

@@ -10,7 +10,7 @@ use zerocopy::FromZeros as _;
 
 use crate::copies::{MIRROR_MAX, STRIPES_MAX};
 use crate::format::{
-    DELETING, IS_SNAPSHOT, IS_VOLUME, NAME_MAX, PROTECTED, VolumeRow, padded, unpadded,
+    DELETING, IS_SNAPSHOT, IS_VOLUME, NAME_MAX, PROTECTED, RECEIVING, VolumeRow, padded, unpadded,
 };
 use crate::grace::{Freed, Period};
 use crate::records::Record;
@@ -93,6 +93,8 @@ pub struct VolumeInfo {
     pub copies: u8,
     /// Number of devices over which consecutive chunks are spread.
     pub stripes: u8,
+    /// The byte up to which it has been received, if it is a snapshot that is not complete yet.
+    pub received: Option<u64>,
 }
 
 /// The space of a pool.
@@ -191,7 +193,7 @@ impl Pool {
     pub async fn clone_of(&self, snapshot: VolumeId, label: &Label) -> Result<VolumeId, PoolError> {
         let landing = {
             let state = self.shared.state.read();
-            if live(&state, snapshot)?.kind != IS_SNAPSHOT {
+            if complete(&state, snapshot)?.kind != IS_SNAPSHOT {
                 return Err(PoolError::Invalid("only a snapshot can be cloned"));
             }
             landing(&state, snapshot)
@@ -339,7 +341,7 @@ impl Pool {
             let _ended = landing.await;
         }
         let wanted = |state: &mut State| {
-            let (to, from) = (self.closed(state, volume)?, live(state, snapshot)?);
+            let (to, from) = (self.closed(state, volume)?, complete(state, snapshot)?);
             if to.kind != IS_VOLUME || from.kind != IS_SNAPSHOT {
                 return Err(PoolError::Invalid("only a volume can be set back, to a snapshot"));
             }
@@ -371,7 +373,7 @@ impl Pool {
         Ok(())
     }
 
-    fn closed(&self, state: &State, id: VolumeId) -> Result<VolumeRow, PoolError> {
+    pub(crate) fn closed(&self, state: &State, id: VolumeId) -> Result<VolumeRow, PoolError> {
         let row = live(state, id)?;
         let opened = self.shared.opened.lock();
         match opened.get(&id.0).and_then(Weak::upgrade) {
@@ -382,6 +384,11 @@ impl Pool {
 
     /// Opens a volume or a snapshot. All that are open have one status.
     pub async fn open_volume(&self, id: VolumeId) -> Result<Arc<PoolVolume>, PoolError> {
+        complete(&self.shared.state.read(), id)?;
+        self.open_object(id).await
+    }
+
+    pub(crate) async fn open_object(&self, id: VolumeId) -> Result<Arc<PoolVolume>, PoolError> {
         let (row, status, landing) = {
             let state = self.shared.state.read();
             let row = live(&state, id)?;
@@ -460,7 +467,7 @@ impl Pool {
 }
 
 /// Returns the end of the writes from before the map of an object was last shared, if they have not ended.
-fn landing(state: &State, id: VolumeId) -> Option<oneshot::Receiver<()>> {
+pub(crate) fn landing(state: &State, id: VolumeId) -> Option<oneshot::Receiver<()>> {
     Some(state.objects.get(&id.0)?.shared_in.upgrade()?.end())
 }
 
@@ -469,8 +476,14 @@ pub(crate) fn live(state: &State, id: VolumeId) -> Result<VolumeRow, PoolError> 
     Ok(object.ok_or(PoolError::NotFound)?.row)
 }
 
+/// Returns an object, unless it is a snapshot that is being received.
+pub(crate) fn complete(state: &State, id: VolumeId) -> Result<VolumeRow, PoolError> {
+    let row = live(state, id)?;
+    if row.flags & RECEIVING == 0 { Ok(row) } else { Err(PoolError::Incomplete) }
+}
+
 /// Returns whether a volume has a snapshot of this name.
-fn has_snapshot(state: &State, volume: u32, name: &[u8; NAME_MAX + 1]) -> bool {
+pub(crate) fn has_snapshot(state: &State, volume: u32, name: &[u8; NAME_MAX + 1]) -> bool {
     state.objects.values().any(|other| {
         let row = &other.row;
         let is_its = row.kind == IS_SNAPSHOT && row.origin.get() == volume;
@@ -483,7 +496,7 @@ fn checked_name(name: &str) -> [u8; NAME_MAX + 1] {
     if name.len() > NAME_MAX || name.contains('\0') { padded("") } else { padded(name) }
 }
 
-fn row_of(label: &Label, kind: u8) -> VolumeRow {
+pub(crate) fn row_of(label: &Label, kind: u8) -> VolumeRow {
     VolumeRow {
         kind,
         created: label.created.into(),
@@ -509,5 +522,6 @@ fn info(row: &VolumeRow, chunk_shift: u8) -> VolumeInfo {
         is_protected: row.flags & PROTECTED != 0,
         copies: row.copies,
         stripes: row.stripes,
+        received: (row.flags & RECEIVING != 0).then_some(row.received.get()),
     }
 }

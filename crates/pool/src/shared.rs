@@ -41,6 +41,8 @@ pub(crate) struct Shared {
     pub(crate) resizing: tokio::sync::Mutex<()>,
     /// Held while copies are made or compared, or devices come and go.
     pub(crate) copying: tokio::sync::Mutex<()>,
+    /// Held while a part of a stream is received.
+    pub(crate) receiving: tokio::sync::Mutex<()>,
     /// Why devices were left out since the pool was opened.
     pub(crate) left_out: Mutex<BTreeMap<u8, String>>,
 }
@@ -65,6 +67,7 @@ impl Shared {
             opened: Mutex::default(),
             resizing: tokio::sync::Mutex::default(),
             copying: tokio::sync::Mutex::default(),
+            receiving: tokio::sync::Mutex::default(),
             left_out: Mutex::default(),
         }
     }

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 
 use crate::error::Blocked;
-use crate::format::{CATALOGUE_HEIGHT, DELETING, FAN_OUT, IS_VOLUME, PageKind, VOLUMES, VolumeRow};
+use crate::format::{
+    CATALOGUE_HEIGHT, DELETING, FAN_OUT, IS_VOLUME, PageKind, RECEIVING, VOLUMES, VolumeRow,
+};
 use crate::grace::Period;
 use crate::pages::{Cached, Page, PageMap};
 use crate::records::Record;
@@ -94,7 +96,8 @@ pub(crate) struct State {
 
 /// Returns the number of pages that an object may need when it becomes different from its snapshots in every page.
 pub(crate) fn reserved_pages(row: &VolumeRow) -> u64 {
-    let is_live = row.kind == IS_VOLUME && row.flags & DELETING == 0;
+    let is_written = row.kind == IS_VOLUME || row.flags & RECEIVING != 0;
+    let is_live = is_written && row.flags & DELETING == 0;
     if is_live { row.pages.get().into() } else { 0 }
 }
 

@@ -8,7 +8,7 @@ use sarsen_block::{
 };
 
 use crate::PoolError;
-use crate::format::{IS_SNAPSHOT, PAGE, VolumeRow};
+use crate::format::{IS_SNAPSHOT, PAGE, RECEIVING, VolumeRow};
 use crate::records::Record;
 use crate::request::Bytes;
 use crate::shape::SIZE_MAX;
@@ -44,7 +44,7 @@ impl PoolVolume {
         let is_lasting = shared.devices.all(|store| store.characteristics().is_lasting);
         let characteristics = Characteristics {
             volatile_cache: true,
-            read_only: row.kind == IS_SNAPSHOT,
+            read_only: row.kind == IS_SNAPSHOT && row.flags & RECEIVING == 0,
             unmap: Some(UnmapSupport {
                 granularity_blocks: blocks(shape.piece_shift()),
                 anchors: false,

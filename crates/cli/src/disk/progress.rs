@@ -9,11 +9,11 @@ const UNKNOWN: &str = "{spinner} {binary_bytes} {binary_bytes_per_sec}";
 
 /// The progress bar of a transfer. Clones are the same bar.
 #[derive(Clone)]
-pub(super) struct Bar(ProgressBar);
+pub(crate) struct Bar(ProgressBar);
 
 impl Bar {
     /// Creates a bar for a number of bytes, or an unknown number.
-    pub(super) fn new(length: Option<u64>) -> Self {
+    pub(crate) fn new(length: Option<u64>) -> Self {
         if !std::io::stderr().is_terminal() {
             return Self(ProgressBar::hidden());
         }
@@ -29,12 +29,12 @@ impl Bar {
     }
 
     /// Advances the bar by a number of bytes.
-    pub(super) fn tell(&self, done: u64) {
+    pub(crate) fn tell(&self, done: u64) {
         self.0.set_position(done);
     }
 
     /// Removes the bar: the result replaces it.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.0.finish_and_clear();
     }
 }

@@ -9,6 +9,7 @@ use axum::extract::{FromRequest, Request};
 use axum::http::header;
 use futures_util::StreamExt as _;
 use sarsen_io::time;
+use sarsen_pool::PART_BYTES_MAX;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use zeroize::Zeroizing;
@@ -29,6 +30,8 @@ const DOCUMENTS_AT_ONCE: usize = DOCUMENT_LIMIT;
 const OBJECT_LIMIT: usize = 100_000;
 /// Maximum number of numbers and texts in a document.
 const VALUE_LIMIT: usize = 1_000_000;
+/// Maximum number of bytes of all parts of streams of snapshots at one time.
+const PARTS_AT_ONCE: usize = 16 * PART_BYTES_MAX;
 /// Maximum time that a request waits for memory.
 const ROOM_TIME: Duration = Duration::from_secs(10);
 /// Maximum number of open streams (`GET /v1/live`).
@@ -39,6 +42,7 @@ const STREAMS: usize = 64;
 pub(crate) struct Capacity {
     bodies: Arc<Semaphore>,
     documents: Arc<Semaphore>,
+    parts: Arc<Semaphore>,
     streams: Arc<Semaphore>,
 }
 
@@ -48,6 +52,7 @@ impl Default for Capacity {
         Self {
             bodies: room(BODIES_AT_ONCE),
             documents: room(DOCUMENTS_AT_ONCE),
+            parts: room(PARTS_AT_ONCE),
             streams: room(STREAMS),
         }
     }
@@ -77,11 +82,28 @@ impl Received {
     }
 }
 
+impl AsRef<[u8]> for Received {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
 impl FromRequest<Api> for Received {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, api: &Api) -> Result<Self, ApiError> {
         receive(request, &api.capacity.bodies, BODY_LIMIT).await
+    }
+}
+
+/// The body of a request that has a part of a stream of a snapshot.
+pub(super) struct ReceivedPart(pub(super) Received);
+
+impl FromRequest<Api> for ReceivedPart {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, api: &Api) -> Result<Self, ApiError> {
+        Ok(Self(receive(request, &api.capacity.parts, PART_BYTES_MAX).await?))
     }
 }
 

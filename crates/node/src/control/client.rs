@@ -174,6 +174,20 @@ impl Client {
         String::from_utf8(body.to_vec()).map_err(broken)
     }
 
+    /// Sends a `GET` request whose response is no text.
+    pub async fn get_bytes(&self, path: &str) -> Result<Bytes, ClientError> {
+        self.exchange(Method::GET, path, Bytes::new()).await
+    }
+
+    /// Sends a `POST` request with a body that is no JSON.
+    pub async fn post_bytes<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: Vec<u8>,
+    ) -> Result<T, ClientError> {
+        self.ask(Method::POST, path, body.into()).await
+    }
+
     /// Sends a `POST` request to a path below the version.
     pub async fn post<T: DeserializeOwned>(
         &self,

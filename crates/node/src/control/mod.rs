@@ -46,6 +46,7 @@ pub(crate) use self::web::{OpenPort, Web};
 use crate::desired::Desired;
 use crate::engine::Engine;
 use crate::fronts::Front;
+pub use sarsen_pool::{PART_HEADER_BYTES, PartInfo};
 
 /// The environment variable with the socket or the URL. A flag has priority.
 pub const ADDRESS_VARIABLE: &str = "SARSEN_CONTROL";

@@ -86,6 +86,8 @@ pub(super) enum Failures {
         super::pools::delete_snapshot,
         super::pools::changes,
         super::pools::roll_back,
+        super::pools::send,
+        super::pools::receive,
         super::routes::targets,
         super::routes::problems,
         super::initiator_lines::lines,

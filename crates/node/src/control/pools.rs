@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Path, RawQuery, State};
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, header};
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use sarsen_io::threads;
-use sarsen_pool::{Change, VolumeId, VolumeInfo, VolumeKind};
+use sarsen_pool::{Change, StreamProblem, VolumeId, VolumeInfo, VolumeKind};
 use serde::Deserialize;
 
 use super::Api;
-use super::capacity::Received;
+use super::capacity::{Received, ReceivedPart};
 use super::config::{GRACE, LONGEST_GRACE, author_of, desired, parse_query};
 use super::error::ApiError;
 use super::openapi::Failures;
@@ -25,7 +26,7 @@ use crate::events::Occurrence;
 use crate::model::{CacheMode, Object, SnapshotName, Textual as _};
 use crate::schema::pools::{
     ChangeSnapshot, ChangedRange, CreatePool, CreateSnapshots, PoolContents, PoolList, PoolStatus,
-    RollBack, RolledBack, Snapshot, SnapshotChanges, SnapshotList, StoredVolume,
+    ReceivedSnapshot, RollBack, RolledBack, Snapshot, SnapshotChanges, SnapshotList, StoredVolume,
 };
 use crate::stores::pool::{self, serial_of};
 use crate::stores::{OpenPool, PoolPlan, RollBackEnd, StoreError};
@@ -41,6 +42,7 @@ pub(super) fn router() -> Router<Api> {
         .route("/snapshots/{name}", get(snapshot).patch(change_snapshot).delete(delete_snapshot))
         .route("/snapshots/{name}/changes", get(changes))
         .route("/snapshots/{name}/rollback", post(roll_back))
+        .route("/snapshots/{name}/stream", get(send).post(receive))
 }
 
 fn status(api: &Api, config: &PoolConfig) -> PoolStatus {
@@ -230,6 +232,8 @@ fn snapshots_in(api: &Api, open: &OpenPool) -> Vec<(VolumeInfo, Snapshot)> {
         created_unix_seconds: one.label.created,
         is_protected: one.is_protected,
         clones: clones.get(&one.id).cloned().unwrap_or_default(),
+        identifier: format!("{:032x}", u128::from_be_bytes(one.label.identifier)),
+        received_bytes: one.received,
     };
     let snapshots = objects.iter().filter(|one| one.kind == VolumeKind::Snapshot);
     snapshots.map(|one| (one.clone(), snapshot(one))).collect()
@@ -269,14 +273,13 @@ pub(super) async fn snapshots(
     Ok(Json(SnapshotList { snapshots }))
 }
 
-/// Refuses an operation that loses data to a client that has not authenticated.
-fn check_loss(api: &Api, operation: &str) -> Result<(), ApiError> {
+/// Refuses an operation that loses or shows data to a client that has not authenticated.
+fn check_trusted(api: &Api, operation: &str) -> Result<(), ApiError> {
     if api.is_trusted {
         return Ok(());
     }
     let message = format!(
-        "snapshot: its {operation} is permitted only at the control socket, or with the token of the API (token-file of \
-         [api]); use one of them"
+        "snapshot: {operation} at the control socket, or with the token of the API (token-file of [api]); use one of them"
     );
     Err(ApiError::forbidden(message))
 }
@@ -368,11 +371,29 @@ pub(super) async fn delete_snapshot(
     Path(name): Path<String>,
 ) -> Answer<Snapshot> {
     let name = parse_name(&name)?;
-    check_loss(&api, "deletion")?;
+    check_trusted(&api, "its deletion is permitted only")?;
     let deleted = shown(&api, &name)?;
     api.engine.delete_snapshot(&name).await?;
     api.front.access.events.tell(&Occurrence::SnapshotDeleted { name: name.to_string() });
     Ok(deleted)
+}
+
+/// Parses the name of a snapshot, and a query with an older one and an offset.
+fn parse_comparison(
+    name: &str,
+    query: Option<String>,
+) -> Result<(SnapshotName, Option<SnapshotName>, u64), ApiError> {
+    #[derive(Default, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    struct Wanted {
+        since_snapshot: Option<String>,
+        offset: u64,
+    }
+    let Wanted { since_snapshot, offset } = parse_query(query)?;
+    let since = since_snapshot.as_deref().map(|name| {
+        name.parse().map_err(|message| ApiError::invalid(Some("since_snapshot"), message))
+    });
+    Ok((parse_name(name)?, since.transpose()?, offset))
 }
 
 /// Returns where a snapshot may differ from an older one, or from an empty volume.
@@ -392,18 +413,7 @@ pub(super) async fn changes(
     Path(name): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Answer<SnapshotChanges> {
-    #[derive(Default, Deserialize)]
-    #[serde(deny_unknown_fields, default)]
-    struct Wanted {
-        since_snapshot: Option<String>,
-        offset: u64,
-    }
-    let Wanted { since_snapshot, offset } = parse_query(query)?;
-    let name = parse_name(&name)?;
-    let since = since_snapshot.as_deref().map(|name| {
-        name.parse().map_err(|message| ApiError::invalid(Some("since_snapshot"), message))
-    });
-    let since: Option<SnapshotName> = since.transpose()?;
+    let (name, since, offset) = parse_comparison(&name, query)?;
     let (size_bytes, found) = api.engine.changes(&name, since.as_ref(), offset).await?;
     let range = |change: Change| ChangedRange {
         offset: change.offset,
@@ -416,6 +426,58 @@ pub(super) async fn changes(
         size_bytes,
         changes: found.changes.into_iter().map(range).collect(),
         next_offset: found.next,
+    }))
+}
+
+/// Returns a part of the stream of a snapshot: what differs from an older one, or all of its data, from a byte on.
+#[utoipa::path(
+    get,
+    tag = "server",
+    path = "/v1/snapshots/{name}/stream",
+    params(
+        ("name" = String, Path, description = "Its name: VOLUME@NAME"),
+        ("since_snapshot" = Option<String>, Query, description = "The older snapshot: VOLUME@NAME"),
+        ("offset" = Option<u64>, Query, description = "The first byte of the part"),
+    ),
+    responses((status = 200, content_type = "application/octet-stream", body = Vec<u8>), Failures)
+)]
+pub(super) async fn send(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, ApiError> {
+    let (name, since, offset) = parse_comparison(&name, query)?;
+    check_trusted(&api, "its data is sent only")?;
+    let part = api.engine.send_snapshot(&name, since.as_ref(), offset).await?;
+    Ok(([(header::CONTENT_TYPE, "application/octet-stream")], part).into_response())
+}
+
+/// Puts a part of a stream into a new snapshot, which can be used when it is complete.
+#[utoipa::path(
+    post,
+    tag = "server",
+    path = "/v1/snapshots/{name}/stream",
+    params(("name" = String, Path, description = "Its name: VOLUME@NAME")),
+    request_body(content = Vec<u8>, content_type = "application/octet-stream"),
+    responses((status = 200, body = ReceivedSnapshot), Failures)
+)]
+pub(super) async fn receive(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+    ReceivedPart(body): ReceivedPart,
+) -> Answer<ReceivedSnapshot> {
+    let name = parse_name(&name)?;
+    check_trusted(&api, "its data is received only")?;
+    let (info, received) = api.engine.receive_snapshot(&name, body).await?;
+    if received.is_complete {
+        let names = vec![name.to_string()];
+        api.front.access.events.tell(&Occurrence::SnapshotsCreated { names });
+    }
+    Ok(Json(ReceivedSnapshot {
+        name: name.to_string(),
+        size_bytes: info.size,
+        received_bytes: received.bytes,
+        is_complete: received.is_complete,
     }))
 }
 
@@ -436,7 +498,7 @@ pub(super) async fn roll_back(
     let name = parse_name(&name)?;
     let RollBack { force, grace_seconds } = parse(body.bytes())?;
     drop(body);
-    check_loss(&api, "roll-back")?;
+    check_trusted(&api, "its roll-back is permitted only")?;
     let grace = grace_seconds.unwrap_or(GRACE);
     if grace > LONGEST_GRACE {
         let message = format!("grace_seconds: the maximum is {LONGEST_GRACE}");
@@ -492,6 +554,17 @@ impl From<SnapshotError> for ApiError {
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         let message = error.to_string();
+        if let StoreError::SnapshotStream { problem, .. } = error {
+            return match problem {
+                StreamProblem::NoPart | StreamProblem::Version(_) | StreamProblem::Damaged => {
+                    Self::invalid(None, message)
+                }
+                StreamProblem::Gap(_)
+                | StreamProblem::NoBase
+                | StreamProblem::Other
+                | StreamProblem::BlockSize => Self::conflict(message),
+            };
+        }
         match (error.is_in_use(), error.is_not_found()) {
             (true, _) => Self::conflict(message),
             (_, true) => Self::not_found(message),

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
 use sarsen_io::time;
-use sarsen_pool::{Changes, VolumeId, VolumeInfo, VolumeKind};
+use sarsen_pool::{Changes, PartInfo, Received, VolumeId, VolumeInfo, VolumeKind};
 use tracing::{error, info};
 
 use super::Engine;
@@ -169,18 +169,60 @@ impl Engine {
         since: Option<&SnapshotName>,
         offset: u64,
     ) -> Result<(u64, Changes), SnapshotError> {
+        let (pool, found, older) = self.find_compared(name, since)?;
+        let object = format!("snapshot {name}");
+        let changes = pool.operate(&object, move |pool| async move {
+            pool.changes(older, found.id, offset).await
+        });
+        Ok((found.size, changes.await?))
+    }
+
+    /// Returns the pool of a snapshot, the snapshot, and an older one with which it is compared.
+    fn find_compared(
+        &self,
+        name: &SnapshotName,
+        since: Option<&SnapshotName>,
+    ) -> Result<(Arc<OpenPool>, VolumeInfo, Option<VolumeId>), SnapshotError> {
         let (pool, found) = self.find_snapshot(name)?;
         let older = since.map(|since| self.find_snapshot(since)).transpose()?;
         if older.as_ref().is_some_and(|(other, _)| !Arc::ptr_eq(other, &pool)) {
             let message = "the snapshots are in different pools; name two of the same volume";
             return Err(SnapshotError::Unfit(message.to_owned()));
         }
-        let older = older.map(|(_, older)| older.id);
+        Ok((pool, found, older.map(|(_, older)| older.id)))
+    }
+
+    /// Returns the part of the stream of a snapshot that begins at a byte.
+    pub(crate) async fn send_snapshot(
+        &self,
+        name: &SnapshotName,
+        since: Option<&SnapshotName>,
+        offset: u64,
+    ) -> Result<Vec<u8>, SnapshotError> {
+        let (pool, found, older) = self.find_compared(name, since)?;
         let object = format!("snapshot {name}");
-        let changes = pool.operate(&object, move |pool| async move {
-            pool.changes(older, found.id, offset).await
+        let sent = pool
+            .operate(&object, move |pool| async move { pool.send(older, found.id, offset).await });
+        Ok(sent.await?)
+    }
+
+    /// Puts a part of a stream into a new snapshot of a volume.
+    pub(crate) async fn receive_snapshot(
+        &self,
+        name: &SnapshotName,
+        part: impl AsRef<[u8]> + Send + 'static,
+    ) -> Result<(PartInfo, Received), SnapshotError> {
+        let (pool, volume) = self.volume_in_pool(&name.volume)?;
+        let (object, own) = (format!("snapshot {name}"), name.snapshot.clone());
+        let received = pool.operate(&object, move |pool| async move {
+            let info = PartInfo::read(part.as_ref())?;
+            Ok((info, pool.receive(volume.id, &own, part.as_ref()).await?))
         });
-        Ok((found.size, changes.await?))
+        let (info, received) = received.await?;
+        if received.is_complete {
+            info!(snapshot = %name, "the snapshot is received");
+        }
+        Ok((info, received))
     }
 
     /// Begins to give a volume the contents of one of its snapshots, which happens when the volume is closed and opened

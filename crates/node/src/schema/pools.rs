@@ -222,6 +222,23 @@ pub struct Snapshot {
     pub is_protected: bool,
     /// The volumes that were created with its contents.
     pub clones: Vec<String>,
+    /// What identifies it on all servers that have it: 32 hexadecimal digits.
+    pub identifier: String,
+    /// The byte up to which it has been received, while it is not complete and cannot be used.
+    pub received_bytes: Option<u64>,
+}
+
+/// The result of `POST /v1/snapshots/{name}/stream`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ReceivedSnapshot {
+    /// The snapshot.
+    pub name: String,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// The byte up to which it has been received.
+    pub received_bytes: u64,
+    /// Whether it is complete, and can be used.
+    pub is_complete: bool,
 }
 
 /// The body of `POST /v1/snapshots`.

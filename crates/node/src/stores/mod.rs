@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use sarsen_block::layers::{Faults, FaultyStore, ReadOnly};
 use sarsen_block::{Lba, Store};
+use sarsen_pool::StreamProblem;
 use sarsen_volume::Health;
 use tracing::warn;
 
@@ -181,6 +182,15 @@ pub enum StoreError {
         pool: String,
         /// The problem and its remedy.
         problem: String,
+    },
+    /// A part of a stream does not fit to the snapshot that receives it.
+    #[error("{object}: {problem}")]
+    SnapshotStream {
+        /// The snapshot.
+        object: String,
+        /// What does not fit.
+        #[source]
+        problem: StreamProblem,
     },
     /// A volume or a snapshot in a pool prevents the operation.
     #[error("{problem}")]

@@ -342,6 +342,10 @@ impl OpenPool {
                     PoolError::Exists => StoreError::PoolObjectInUse {
                         problem: format!("{object} exists already: choose another name, or delete it first"),
                     },
+                    PoolError::Incomplete => StoreError::PoolObjectInUse {
+                        problem: format!("{object} is not complete: receive the rest of it first"),
+                    },
+                    PoolError::Stream(problem) => StoreError::SnapshotStream { object, problem },
                     other => open.failed(other),
                 })
             }
@@ -364,10 +368,13 @@ impl OpenPool {
         })
     }
 
-    /// Returns the snapshots of a volume, in the order of their creation.
+    /// Returns the snapshots of a volume that are complete, in the order of their creation.
     pub(crate) fn snapshots_of(&self, volume: VolumeId) -> Vec<VolumeInfo> {
         let all = self.pool.volumes().into_iter();
-        all.filter(|one| one.kind == VolumeKind::Snapshot && one.origin == Some(volume)).collect()
+        let is_its = |one: &VolumeInfo| {
+            one.kind == VolumeKind::Snapshot && one.origin == Some(volume) && one.received.is_none()
+        };
+        all.filter(is_its).collect()
     }
 
     fn failed(&self, error: PoolError) -> StoreError {

@@ -15,8 +15,8 @@ use futures_util::stream::FuturesUnordered;
 use sarsen_block::Rng;
 
 use self::clients::{
-    IS_FAILING, Write, change, clone, create, delete_snapshot, expected, flush, note, read,
-    read_all, replace, snapshot, tolerate,
+    IS_FAILING, Write, begin_transfer, change, clone, create, delete_snapshot, expected, flush,
+    note, read, read_all, replace, snapshot, tolerate, transfer,
 };
 use self::model::{Known, SECTORS, Sector, Shared};
 use super::device::SimulatedDevice;
@@ -222,6 +222,21 @@ impl History {
                 model.volumes.insert(name, Known::new(object.id, &content));
             }
         }
+        for (name, mut receiving) in std::mem::take(&mut model.receiving) {
+            match found.get(&name) {
+                None => {}
+                Some(object) if object.received.is_none() => {
+                    model.snapshots.insert(name, (object.id, receiving.content));
+                }
+                Some(object) => {
+                    let incomplete = pool.open_volume(object.id).await.err();
+                    assert!(matches!(incomplete, Some(PoolError::Incomplete)), "{incomplete:?}");
+                    found.remove(&name);
+                    receiving.is_busy = false;
+                    model.receiving.insert(name, receiving);
+                }
+            }
+        }
         for name in std::mem::take(&mut model.deleting) {
             if !found.contains_key(&name) {
                 model.volumes.remove(&name);
@@ -292,6 +307,19 @@ impl History {
         };
         if self.rng.chance(6) {
             return Some(self.tend(pool));
+        }
+        if self.rng.chance(5) {
+            let begun: Vec<String> = model.borrow().receiving.keys().cloned().collect();
+            let name = match pick(&mut self.rng, begun) {
+                Some(name) if self.rng.chance(50) => name,
+                _ => {
+                    let names = (pick(&mut self.rng, snapshots)?, pick(&mut self.rng, idle)?);
+                    let chosen = self.rng.below(4);
+                    begin_transfer(&model, &pool, (&names.0, &names.1), chosen)?
+                }
+            };
+            let (parts, size) = (1 + self.rng.below(6), 8 << self.rng.below(8));
+            return Some(Box::pin(transfer(model, pool, name, parts, size)));
         }
         let of_rng = self.rng.below(6);
         match self.rng.below(100) {

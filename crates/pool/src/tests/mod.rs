@@ -7,6 +7,7 @@ mod device;
 mod mirrors;
 mod ownership;
 mod runner;
+mod stream;
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -19,7 +20,9 @@ use self::runner::{LocalTasks, abandon, end_all, poll_once, run};
 use crate::{Checked, Label, NewPool, NewVolume, Pool, PoolError, check};
 
 fn label(name: &str) -> Label {
-    Label { name: name.to_owned(), identifier: [7; 16], created: 1_700_000_000 }
+    let mut identifier = [7; 16];
+    identifier.iter_mut().zip(name.bytes()).for_each(|(to, byte)| *to = byte);
+    Label { name: name.to_owned(), identifier, created: 1_700_000_000 }
 }
 
 fn new_pool(devices: &[Arc<SimulatedDevice>], chunk_size: u32) -> NewPool {
@@ -199,7 +202,6 @@ fn snapshots_of_a_volume_have_different_names_and_protection() {
         let new = volume("v", 1 << 20, BlockSize::B512);
         let id = pool.create_volume(&new).await.expect("created");
         let other = pool.create_volume(&new).await.expect("volumes may have the same name");
-        pool.delete(other).await.expect("deleted");
         let nameless = volume("", 1 << 20, BlockSize::B512);
         assert!(matches!(pool.create_volume(&nameless).await, Err(PoolError::Invalid(_))));
         let snapshot = pool.snapshot(&[(id, label("s"))], false).await.expect("created")[0];
@@ -207,6 +209,12 @@ fn snapshots_of_a_volume_have_different_names_and_protection() {
         assert!(matches!(again, Err(PoolError::Exists)));
         let twice = pool.snapshot(&[(id, label("t")), (id, label("t"))], false).await;
         assert!(matches!(twice, Err(PoolError::Exists)));
+        let same = pool.snapshot(&[(other, label("s"))], false).await.expect("of another volume");
+        pool.checkpoint().await.expect("written");
+        is_clean(&devices).await;
+        for id in [other, same[0]] {
+            pool.delete(id).await.expect("deleted");
+        }
         let refused = pool.rename(&[(snapshot, "t".into())]).await;
         assert!(matches!(refused, Err(PoolError::Invalid(_))));
         pool.rename(&[(id, "w".into())]).await.expect("renamed");

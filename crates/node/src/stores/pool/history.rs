@@ -28,6 +28,7 @@ impl SnapshotHistory {
     fn is_older(&self, other: &VolumeInfo) -> bool {
         // Numbers ascend, and are not used again.
         other.kind == VolumeKind::Snapshot
+            && other.received.is_none()
             && other.origin == Some(self.volume)
             && other.id < self.snapshot
     }

@@ -9,8 +9,8 @@ use sarsen_block::{BlockError, BlockSize, Buffer, Durability, Extent, Io, Store 
 
 use super::super::runner::poll_once;
 use super::super::{label, volume};
-use super::model::{Known, SECTOR, SECTORS, Sector, Shared};
-use crate::{NewVolume, Pool, PoolError, PoolVolume};
+use super::model::{Known, Receiving, SECTOR, SECTORS, Sector, Shared};
+use crate::{NewVolume, Pool, PoolError, PoolVolume, Received, VolumeId, VolumeKind};
 
 /// Prints an event of a history, if one seed is repeated.
 pub(super) fn note(event: std::fmt::Arguments<'_>) {
@@ -160,6 +160,85 @@ pub(super) async fn delete_snapshot(model: Shared, pool: Pool, name: String) {
         }
     }
     model.borrow_mut().deleting.retain(|other| *other != name);
+}
+
+/// Begins to send a snapshot to a volume: all of it, or what differs from a snapshot that the volume has.
+pub(super) fn begin_transfer(
+    model: &Shared,
+    pool: &Pool,
+    (snapshot, volume): (&str, &str),
+    chosen: u64,
+) -> Option<String> {
+    let mut model = model.borrow_mut();
+    let (source, content) = model.snapshots.get(snapshot).cloned()?;
+    let volume = model.volumes.get(volume).filter(|known| !known.is_locked)?.id;
+    let is_base = |one: &VolumeId| {
+        let of = |info: &crate::VolumeInfo| info.id == *one && info.origin == Some(volume);
+        pool.find(of).is_some_and(|info| info.kind == VolumeKind::Snapshot)
+    };
+    let mut bases: Vec<_> = model.snapshots.values().map(|(id, _)| *id).filter(is_base).collect();
+    bases.sort_unstable();
+    let since = bases.get(chosen as usize).copied();
+    let name = model.name("r");
+    note(format_args!("{snapshot} since {since:?} is sent to {volume:?} as {name}"));
+    let receiving = Receiving { volume, source, since, content, is_busy: false };
+    model.receiving.insert(name.clone(), receiving);
+    Some(name)
+}
+
+/// Sends some parts of a snapshot, from the first one that is missing on.
+pub(super) async fn transfer(model: Shared, pool: Pool, name: String, parts: u64, size: u64) {
+    let Some(Receiving { volume, source, since, content, .. }) =
+        model.borrow_mut().receiving.get_mut(&name).filter(|one| !one.is_busy).map(|one| {
+            one.is_busy = true;
+            one.clone()
+        })
+    else {
+        return;
+    };
+    let incomplete = || pool.find(|one| one.label.name == name);
+    let mut from = incomplete().and_then(|one| one.received).unwrap_or(0);
+    let mut result = Ok(None);
+    for _ in 0..parts {
+        result = match pool.send_part(since, source, from, size * SECTOR as u64).await {
+            Ok(part) => pool.receive(volume, &name, &part).await.map(Some),
+            Err(error) => Err(error),
+        };
+        match &result {
+            Ok(Some(Received { bytes, is_complete: false, .. })) => from = *bytes,
+            _ => break,
+        }
+    }
+    note(format_args!("{name}: received: {result:?}"));
+    let received = match result {
+        // It is continued later.
+        Ok(Some(Received { is_complete: false, .. }) | None) => {
+            if let Some(one) = model.borrow_mut().receiving.get_mut(&name) {
+                one.is_busy = false;
+            }
+            return;
+        }
+        Ok(Some(received)) => received,
+        // The volume or a snapshot was deleted, or there is no space.
+        Err(PoolError::NoSpace | PoolError::NotFound | PoolError::Stream(_)) => {
+            if let Some(one) = incomplete() {
+                let mut deleted = pool.delete(one.id).await;
+                while let Err(PoolError::InUse) = deleted {
+                    tokio::task::yield_now().await;
+                    deleted = pool.delete(one.id).await;
+                }
+                expected(deleted).await;
+            }
+            model.borrow_mut().receiving.remove(&name);
+            return;
+        }
+        Err(error) => return expected(Err(error)).await,
+    };
+    let store = expected(pool.open_volume(received.snapshot).await).await;
+    assert_eq!(read_all(&store).await, *content, "{name} has what was sent");
+    let mut model = model.borrow_mut();
+    model.receiving.remove(&name);
+    model.snapshots.insert(name, (received.snapshot, content));
 }
 
 /// Deletes a volume, or sets it back to a snapshot.

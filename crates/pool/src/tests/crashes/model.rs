@@ -73,6 +73,19 @@ impl Known {
     }
 }
 
+/// A snapshot that is being received.
+#[derive(Clone)]
+pub(super) struct Receiving {
+    /// The volume that receives it.
+    pub(super) volume: VolumeId,
+    /// The snapshot that is sent, and the one that it is compared with.
+    pub(super) source: VolumeId,
+    pub(super) since: Option<VolumeId>,
+    pub(super) content: Rc<Vec<u64>>,
+    /// A client works on it.
+    pub(super) is_busy: bool,
+}
+
 /// What a snapshot may have, until it is complete.
 pub(super) type Allowed = Vec<Vec<u64>>;
 
@@ -84,6 +97,7 @@ pub(super) struct Model {
     pub(super) beginning: BTreeMap<String, (String, Allowed)>,
     /// Clones that were not answered.
     pub(super) cloning: BTreeMap<String, Rc<Vec<u64>>>,
+    pub(super) receiving: BTreeMap<String, Receiving>,
     /// Objects whose deletion was not answered.
     pub(super) deleting: Vec<String>,
     /// The last value that was written, and the last number of a name.
