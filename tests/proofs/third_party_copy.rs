@@ -2,9 +2,11 @@
 
 use std::fs;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use sarsen_proof::qemu;
 use sarsen_proof::{Backing, Serving, Volume};
+
+use crate::pools::{self, qemu_io};
 
 const BYTE_COUNT: u64 = 64 << 20;
 
@@ -36,6 +38,55 @@ fn qemu_img_has_a_volume_copied_to_another_by_the_target() -> Result<()> {
         fs::remove_file(&copy)?;
         serving.stop()?;
     }
+    Ok(())
+}
+
+/// Volumes of one pool share what the target copies between them. Later writes of one do not change the other.
+#[test]
+fn copies_within_a_pool_take_no_space() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = pools::start(folder.path())?;
+    for (verb, name) in [("create", "a"), ("add", "b")] {
+        let device = format!("{},size=192MiB", folder.path().join(name).display());
+        let flag: &[&str] = if verb == "create" { &["--device"] } else { &[] };
+        server.run(&[&["pool", verb, "tank"], flag, &[&device]].concat())?;
+    }
+    for (name, copies) in [("first", "1"), ("second", "1"), ("mirrored", "2")] {
+        let size = ["volume", "create", name, "64MiB", "--pool", "tank", "--export"];
+        server.run(&[&size[..], &["--mirror", copies]].concat())?;
+    }
+    let used = || -> Result<u64> {
+        server.json(&["pool", "list"])?["pools"][0]["used_bytes"].as_u64().context("used bytes")
+    };
+    let url = |volume: &str| -> Result<sarsen_initiator::Url> {
+        let portal = server.portal()?;
+        Ok(format!("iscsi://{portal}/iqn.2026-11.io.sarsen:{volume}/0").parse()?)
+    };
+    qemu_io(&server, "first", &["write -P 0x11 0 24M", "write -P 0x22 40M 5000k", "flush"])?;
+    let before = used()?;
+    qemu::copy_within(&url("first")?.into(), &url("second")?.into())?;
+    let after = used()?;
+    assert!(after - before < 2 << 20, "the copy takes {} bytes", after - before);
+    qemu_io(&server, "first", &["write -P 0x33 1M 100k", "write -P 0x44 40M 512", "flush"])?;
+    qemu_io(&server, "second", &["write -P 0x55 3M 100k", "discard 8M 1M", "flush"])?;
+    let (first, second) = (
+        ["read -P 0x33 1M 100k", "read -P 0x11 3M 21M", "read -P 0x44 40M 512"],
+        ["read -P 0x11 0 3M", "read -P 0x55 3M 100k", "read -P 0x22 40M 5000k"],
+    );
+    qemu_io(&server, "first", &first)?;
+    qemu_io(&server, "second", &second)?;
+    qemu_io(&server, "second", &["read -P 0 8M 1M", "read -P 0x11 9M 15M", "read -P 0 24M 16M"])?;
+    // A volume with two copies gets two: nothing is shared with one that has one.
+    let before = used()?;
+    qemu::copy_within(&url("second")?.into(), &url("mirrored")?.into())?;
+    let after = used()?;
+    assert!(after - before > 48 << 20, "the copy takes {} bytes", after - before);
+    qemu_io(&server, "mirrored", &second)?;
+    server.stop()?;
+    let devices = ["a", "b"].map(|name| folder.path().join(name).display().to_string());
+    let check = ["pool", "check", &devices[0], &devices[1]];
+    let checked = sarsen_proof::managed::command(folder.path(), &check)?.output()?;
+    ensure!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
     Ok(())
 }
 

@@ -14,8 +14,9 @@ use std::task::Poll;
 
 pub use self::errors::check_errors;
 use crate::{
-    Allocation, AllocationRun, BlockError, Buffer, Data, Durability, Extent, InvalidRequest, Io,
-    Payload, Reply, Request, Rng, StatusListener, Store, Usability,
+    Allocation, AllocationRun, BlockError, Buffer, Data, Durability, Extent, Geometry,
+    InvalidRequest, Io, MemoryStore, Payload, Reply, Request, Rng, StatusListener, Store,
+    Usability,
 };
 
 /// Minimum number of blocks of a store under test.
@@ -135,6 +136,11 @@ fn submit(store: &dyn Store, request: Request, data: Buffer) -> Reply<Outcome> {
             store.write_zeroes(extent, durability).map(done)
         }
         Request::Unmap(extent) => store.unmap(extent).map(done),
+        Request::Share(extent) => {
+            let Geometry { block_size, block_count } = store.geometry();
+            let source: Arc<dyn Store> = Arc::new(MemoryStore::new(block_size, block_count));
+            store.share(&source, extent, extent.lba).map(|shared| shared.map(|_| Outcome::Done))
+        }
         Request::Flush => store.flush().map(done),
         Request::Resize { block_count } => store.resize(block_count).map(done),
         Request::Allocation(extent) => store.allocation(extent).map(|run| run.map(Outcome::Run)),

@@ -1,10 +1,11 @@
 //! Layers: stores over one other store that decide on requests and leave their data alone.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use crate::{
-    AllocationRun, Characteristics, Data, Durability, Extent, Geometry, Payload, Reply, Request,
-    Space, Store, StoreStatus,
+    AllocationRun, Characteristics, Data, Durability, Extent, Geometry, Lba, Payload, Reply,
+    Request, Space, Store, StoreStatus,
 };
 
 /// A store over another one that passes each request on unchanged, refuses it, or delays it. Every layer is a
@@ -76,6 +77,15 @@ impl<L: Layer> Store for L {
 
     fn allocation(&self, extent: Extent) -> Reply<AllocationRun> {
         self.handle(Request::Allocation(extent), move |inner| inner.allocation(extent))
+    }
+
+    fn shareable(&self) -> Option<&dyn Any> {
+        self.inner().shareable()
+    }
+
+    fn share(&self, source: &Arc<dyn Store>, extent: Extent, to: Lba) -> Reply<u64> {
+        let (source, request) = (source.clone(), Request::Share(Extent { lba: to, ..extent }));
+        self.handle(request, move |inner| inner.share(&source, extent, to))
     }
 
     fn space(&self) -> Reply<Space> {

@@ -132,6 +132,8 @@ pub enum Request {
         /// The condition for the acknowledgement.
         durability: Durability,
     },
+    /// [`crate::Store::share`], with the extent that gets other contents.
+    Share(Extent),
     /// [`crate::Store::allocation`].
     Allocation(Extent),
     /// [`crate::Store::space`].
@@ -154,13 +156,14 @@ impl Request {
         }
     }
 
-    /// Returns the blocks that the request writes, zeroes or unmaps.
+    /// Returns the blocks that the request writes, zeroes, unmaps or shares.
     pub const fn written_extent(self) -> Option<Extent> {
         match self {
             Self::Write { extent, .. }
             | Self::WriteProtected { extent, .. }
             | Self::WriteZeroes { extent, .. }
-            | Self::Unmap(extent) => Some(extent),
+            | Self::Unmap(extent)
+            | Self::Share(extent) => Some(extent),
             _ => None,
         }
     }
@@ -172,6 +175,7 @@ impl Request {
             | Self::WriteProtected { .. }
             | Self::WriteZeroes { .. }
             | Self::Unmap(_)
+            | Self::Share(_)
             | Self::Resize { .. } => true,
             Self::Read(_)
             | Self::ReadProtected(_)

@@ -1,10 +1,11 @@
 //! The trait that every store and every layer implements.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use crate::{
-    AllocationRun, BlockError, BlockSize, Data, Durability, Extent, InvalidRequest, Io, Payload,
-    Space, StoreStatus,
+    AllocationRun, BlockError, BlockSize, Data, Durability, Extent, InvalidRequest, Io, Lba,
+    Payload, Space, StoreStatus,
 };
 
 /// The reply of a store to one request: the result, or a future of it.
@@ -122,6 +123,20 @@ pub trait Store: Send + Sync {
     /// Returns the allocation of the blocks from the extent's first one: the longest run of blocks in one state. The run
     /// ends at the extent's end at the latest.
     fn allocation(&self, extent: Extent) -> Reply<AllocationRun>;
+
+    /// Returns what other stores know to share its space ([`Store::share`]). A store over another one that changes data does
+    /// not have this.
+    fn shareable(&self) -> Option<&dyn Any> {
+        None
+    }
+
+    /// Gives the blocks from `to` on the contents of an extent of another store by sharing their space. Returns the number of
+    /// blocks from the first one on for which that was possible, often 0: the caller copies the next ones. It is durable
+    /// after a flush, like a write.
+    fn share(&self, source: &Arc<dyn Store>, extent: Extent, to: Lba) -> Reply<u64> {
+        let _ = (source, extent, to);
+        Io::Ready(Ok(0))
+    }
 
     /// Returns the used and available space. A store answers Unsupported if it does not know it (see
     /// [`UnmapSupport::tells_space`]).

@@ -13,7 +13,7 @@
 //! * `shared`, `checkpoint`, `opening`: from memory to the devices, and back.
 //! * `devices`, `mirror`: reads and writes of devices, of all copies, and devices that fail.
 //! * `passes`: copies that are made, completed, moved and compared.
-//! * `request`, `write`, `unmap`, `volume`: the requests of clients to a volume.
+//! * `request`, `write`, `unmap`, `share`, `volume`: the requests of clients to a volume.
 //! * `pool`: operations on volumes and snapshots.
 //! * `membership`: operations on devices.
 //! * `changes`: the differences between two snapshots.
@@ -43,6 +43,7 @@ mod records;
 mod regions;
 mod request;
 mod shape;
+mod share;
 mod shared;
 mod slots;
 mod space;

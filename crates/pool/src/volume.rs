@@ -1,10 +1,12 @@
 //! A volume of a pool as a store.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use sarsen_block::{
     Allocation, AllocationRun, BlockSize, Characteristics, Data, Durability, Extent, Geometry,
-    InvalidRequest, Io, OptimalTransfer, Payload, Reply, Space, Store, StoreStatus, UnmapSupport,
+    InvalidRequest, Io, Lba, OptimalTransfer, Payload, Reply, Space, Store, StoreStatus,
+    UnmapSupport,
 };
 
 use crate::PoolError;
@@ -163,6 +165,33 @@ impl Store for PoolVolume {
         self.shared.finishing(async move {
             let (length, allocation) = shared.allocation(bytes).await?;
             Ok(AllocationRun { block_count: length >> shift, allocation })
+        })
+    }
+
+    fn shareable(&self) -> Option<&dyn Any> {
+        Some(self)
+    }
+
+    fn share(&self, source: &Arc<dyn Store>, extent: Extent, to: Lba) -> Reply<u64> {
+        let source = source.shareable().and_then(|source| source.downcast_ref::<Self>());
+        let is_own = |source: &&Self| {
+            Arc::ptr_eq(&source.shared, &self.shared) && source.block_size == self.block_size
+        };
+        let Some(source) = source.filter(is_own) else { return Io::Ready(Ok(0)) };
+        if let Err(error) = extent.check(source.status.block_count()) {
+            return Io::Ready(Err(error));
+        }
+        let target = match self.changed(Extent::new(to.0, extent.block_count)) {
+            Ok(target) => target,
+            Err(reply) => return Io::pending(async move { reply.wait().await.map(|()| 0) }),
+        };
+        let (from, shift) = (source.bytes(extent), self.block_size.shift());
+        let open = [self.status.clone(), source.status.clone()];
+        let shared = self.shared.clone();
+        self.shared.finishing(async move {
+            let _open = open;
+            let shared = shared.share(from, (target.volume, target.start)).await?;
+            Ok(shared >> shift)
         })
     }
 

@@ -16,7 +16,7 @@ use sarsen_block::Rng;
 
 use self::clients::{
     IS_FAILING, Write, begin_transfer, change, clone, create, delete_snapshot, expected, flush,
-    note, read, read_all, replace, snapshot, tolerate, transfer,
+    note, read, read_all, replace, share, snapshot, tolerate, transfer,
 };
 use self::model::{Known, SECTORS, Sector, Shared};
 use super::device::SimulatedDevice;
@@ -25,6 +25,9 @@ use super::{new_pool, stores};
 use crate::format::{LEFT_OUT, Superblock};
 use crate::opening::read_superblock;
 use crate::{Pool, PoolError, VolumeKind, check};
+
+/// Sectors of the largest chunk.
+const CHUNK: u64 = 128;
 
 /// The history of one seed.
 struct History {
@@ -222,6 +225,7 @@ impl History {
                 model.volumes.insert(name, Known::new(object.id, &content));
             }
         }
+        model.sharing.clear();
         for (name, mut receiving) in std::mem::take(&mut model.receiving) {
             match found.get(&name) {
                 None => {}
@@ -321,6 +325,14 @@ impl History {
             let (parts, size) = (1 + self.rng.below(6), 8 << self.rng.below(8));
             return Some(Box::pin(transfer(model, pool, name, parts, size)));
         }
+        if self.rng.chance(6) {
+            let (from, to) = (pick(&mut self.rng, idle.clone())?, pick(&mut self.rng, idle)?);
+            let chunks = 1 + self.rng.below(6);
+            let first = |rng: &mut Rng| rng.below(16 - chunks + 1) * CHUNK;
+            let [first, second] = [first(&mut self.rng), first(&mut self.rng)];
+            let range = self.hold(second..second + chunks * CHUNK, &to)?;
+            return Some(Box::pin(share(model, (from, first), (to, range))));
+        }
         let of_rng = self.rng.below(6);
         match self.rng.below(100) {
             0..4 if idle.len() < 4 => Some(Box::pin(create(model, pool, of_rng))),
@@ -395,7 +407,11 @@ impl History {
             // Often whole pieces, and often the same ones.
             first &= !63;
         }
-        let range = first..first + length;
+        self.hold(first..first + length, name)
+    }
+
+    /// Returns the range if no other request has a part of it. It has it from now on.
+    fn hold(&self, range: Range<u64>, name: &str) -> Option<Range<u64>> {
         let mut model = self.model.borrow_mut();
         let known = model.volumes.get_mut(name)?;
         if known.busy.iter().any(|busy| busy.start < range.end && range.start < busy.end) {

@@ -233,6 +233,36 @@ impl Transfer<'_> {
         Ok(data)
     }
 
+    /// Lets the destination share the space of the source, from byte `done` of the transfer on, if its store can do that.
+    /// Returns for how many bytes.
+    async fn share(
+        &self,
+        done: u64,
+        length: u64,
+        supervisor: &PieceChecks<'_>,
+    ) -> Result<u64, Failure> {
+        let source = self.source.unit;
+        if source.store().shareable().is_none() || source.medium_phase().guards_reads() {
+            return Ok(0);
+        }
+        let located = self.source.locate(self.source_offset + done);
+        let (extent, within) = located.map_err(|error| Failure::Source(error.into()))?;
+        let block = source.byte_count(1) as u64;
+        let length = length.min(extent.byte_count(source.geometry().block_size) - within);
+        if !within.is_multiple_of(block) || length < block {
+            return Ok(0);
+        }
+        let from = Extent::new(extent.lba.0 + within / block, length / block);
+        supervisor.after_read()?;
+        let place = self.destination_offset + done;
+        let shared = share(supervisor.destination, place, source, from).await;
+        let shared = shared.map_err(Failure::Destination)?;
+        // The source may have changed meanwhile.
+        supervisor.after_read()?;
+        // A part of an atomic write may have been shared: the blocks are copied.
+        Ok(if source.medium_phase().guards_reads() { 0 } else { shared })
+    }
+
     /// Copies one piece from byte `done` of the transfer. Returns its length.
     async fn forward(&self, done: u64, supervisor: &PieceChecks<'_>) -> Result<u64, Failure> {
         let failed = Failure::Destination;
@@ -261,11 +291,27 @@ impl Transfer<'_> {
             clear(destination, place, length).await.map_err(failed)?;
             return Ok(length);
         }
+        let shared = self.share(done, whole.min(run), supervisor).await?;
+        if shared > 0 {
+            return Ok(shared);
+        }
         let length = whole.min(PIECE_BYTES).min(run.max(1).next_multiple_of(block));
+        // The next piece begins where the destination may share space.
+        let length = length.min(to_granule(&destination.unit, place));
         let data = self.read(done, length, supervisor).await?;
         write(destination, place, data).await.map_err(failed)?;
         Ok(length)
     }
+}
+
+/// Returns the number of bytes up to the next multiple of the unit's optimal granularity.
+fn to_granule(unit: &LogicalUnit, offset: u64) -> u64 {
+    let optimal = unit.characteristics().optimal_transfer;
+    let granule = optimal.map(|optimal| unit.byte_count(optimal.granularity_blocks.into()) as u64);
+    granule.map_or(u64::MAX, |granule| match offset % granule {
+        0 => u64::MAX,
+        within => granule - within,
+    })
 }
 
 /// Returns the whole blocks of a unit from byte `offset`.
@@ -296,6 +342,25 @@ async fn write(destination: &Reached, offset: u64, data: Data) -> Result<(), Fau
         None => unit.store().write_zeroes(extent, durability).wait().await?,
     }
     Ok(())
+}
+
+/// Lets whole blocks of a unit share the space of an extent of another one. Returns for how many bytes that was possible.
+async fn share(
+    destination: &Reached,
+    offset: u64,
+    source: &LogicalUnit,
+    from: Extent,
+) -> Result<u64, Fault> {
+    let unit = &*destination.unit;
+    let length = from.byte_count(source.geometry().block_size);
+    let extent = blocks(unit, offset, length);
+    let _guard = unit.lock_writes_shared(extent).await?;
+    admit_behind_gate(destination)?;
+    let shared = unit.store().share(source.store(), from, extent.lba).wait().await?;
+    if shared > 0 && unit.durability(false) == Durability::Durable {
+        unit.store().flush().wait().await?;
+    }
+    Ok(shared << unit.geometry().block_size.shift())
 }
 
 /// Makes whole blocks read as zeroes, without allocated space if the store can do that.

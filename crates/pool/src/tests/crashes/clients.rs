@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use sarsen_block::{BlockError, BlockSize, Buffer, Durability, Extent, Io, Store as _};
+use sarsen_block::{BlockError, BlockSize, Buffer, Durability, Extent, Io, Lba, Store};
 
 use super::super::runner::poll_once;
 use super::super::{label, volume};
@@ -338,6 +338,61 @@ pub(super) async fn read(model: Shared, name: String, range: Range<u64>) {
     release(known, &range);
 }
 
+/// Lets a range of a volume share the space of a range of another one, or of itself, to which other clients write meanwhile.
+pub(super) async fn share(model: Shared, from: (String, u64), to: (String, Range<u64>)) {
+    let length = to.1.end - to.1.start;
+    let stores = [&from.0, &to.0].map(|name| store_of(&model, name));
+    let [Some(source), Some(store)] = stores else { return };
+    let source: Arc<dyn Store> = source;
+    let (number, before) = {
+        let model = &mut *model.borrow_mut();
+        model.stamp += 1;
+        let of = |at: u64| {
+            let sector = &model.volumes[&from.0].sectors[(from.1 + at) as usize];
+            let others = sector.writing.iter().chain(&sector.failed).copied();
+            std::iter::once(sector.now()).chain(others).collect::<Vec<_>>()
+        };
+        let candidates: Vec<_> = (0..length).map(of).collect();
+        model.sharing.insert(model.stamp, (from.clone(), to.clone()));
+        for (at, candidates) in candidates.iter().enumerate() {
+            for &value in candidates {
+                model.may_get(&to.0, to.1.start + at as u64, value);
+            }
+        }
+        let sectors = &model.volumes[&to.0].sectors;
+        let before = to.1.clone().map(|lba| sectors[lba as usize].clone());
+        (model.stamp, before.collect::<Vec<_>>())
+    };
+    note(format_args!("{} {:?} gets {} {}", to.0, to.1, from.0, from.1));
+    let extent = Extent::new(from.1, length);
+    let shared = store.share(&source, extent, Lba(to.1.start)).wait().await;
+    note(format_args!("{} {:?} got {} {}: {shared:?}", to.0, to.1, from.0, from.1));
+    let shared = expected(shared).await;
+    let read = store.read(Extent::new(to.1.start, length)).wait().await;
+    let found = values_of(&expected(read).await.into_buffer());
+    drop((store, source));
+    let model = &mut *model.borrow_mut();
+    model.sharing.remove(&number);
+    let known = model.volumes.get_mut(&to.0).expect("it is there");
+    for (at, (lba, value)) in to.1.clone().zip(found).enumerate() {
+        let sector = &mut known.sectors[lba as usize];
+        let (candidates, is_shared) = (&sector.failed, (at as u64) < shared);
+        let may_be =
+            if is_shared { candidates.contains(&value) } else { before[at].may_be_now(value) };
+        assert!(
+            may_be,
+            "sector {lba} of {} has {value} (shared: {is_shared}), not {sector:?}",
+            to.0
+        );
+        if is_shared {
+            let candidates = sector.failed.drain(..).map(|value| (number, value));
+            sector.values.extend(candidates);
+            sector.values.push((number, value));
+        }
+    }
+    release(known, &to.1);
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Write {
     Volatile,
@@ -362,13 +417,7 @@ pub(super) async fn change(model: Shared, name: String, range: Range<u64>, write
         for sector in &mut known.sectors[range.start as usize..range.end as usize] {
             sector.writing = Some(value);
         }
-        // A snapshot that is being created may have it or not.
-        for (volume, allowed) in model.beginning.values_mut() {
-            if *volume == name {
-                let allowed = &mut allowed[range.start as usize..range.end as usize];
-                allowed.iter_mut().for_each(|allowed| allowed.push(value));
-            }
-        }
+        model.note_write(&name, &range, value);
         (number, value)
     };
     note(format_args!("{name}: {range:?} = {value} by {write:?}"));

@@ -100,12 +100,54 @@ pub(super) struct Model {
     pub(super) receiving: BTreeMap<String, Receiving>,
     /// Objects whose deletion was not answered.
     pub(super) deleting: Vec<String>,
+    /// Ranges that get what others have, by the number of the request: the first sector of the source, and the target.
+    pub(super) sharing: BTreeMap<u64, ((String, u64), (String, Range<u64>))>,
     /// The last value that was written, and the last number of a name.
     pub(super) stamp: u64,
     pub(super) name: u64,
 }
 
 impl Model {
+    /// Notes that a write has begun. What gets the contents of its volume now may have it or not.
+    pub(super) fn note_write(&mut self, name: &str, range: &Range<u64>, value: u64) {
+        self.may_have(name, range, value);
+        for lba in range.clone() {
+            self.pass_on(name, lba, value);
+        }
+    }
+
+    /// Notes that a sector may get a value, and all sectors that get what this one has.
+    pub(super) fn may_get(&mut self, name: &str, lba: u64, value: u64) {
+        let Some(known) = self.volumes.get_mut(name) else { return };
+        let candidates = &mut known.sectors[lba as usize].failed;
+        if candidates.contains(&value) {
+            return;
+        }
+        candidates.push(value);
+        self.may_have(name, &(lba..lba + 1), value);
+        self.pass_on(name, lba, value);
+    }
+
+    fn pass_on(&mut self, name: &str, lba: u64, value: u64) {
+        let getting = self.sharing.values().filter_map(|((source, first), (target, place))| {
+            let at = lba.checked_sub(*first).filter(|at| *at < place.end - place.start)?;
+            (source == name).then(|| (target.clone(), place.start + at))
+        });
+        for (target, lba) in getting.collect::<Vec<_>>() {
+            self.may_get(&target, lba, value);
+        }
+    }
+
+    /// A snapshot that is being created may have a value or not.
+    fn may_have(&mut self, name: &str, range: &Range<u64>, value: u64) {
+        for (volume, allowed) in self.beginning.values_mut() {
+            if volume == name {
+                let allowed = &mut allowed[range.start as usize..range.end as usize];
+                allowed.iter_mut().for_each(|allowed| allowed.push(value));
+            }
+        }
+    }
+
     pub(super) fn name(&mut self, kind: &str) -> String {
         self.name += 1;
         format!("{kind}{}", self.name)
