@@ -3,7 +3,9 @@
 //!
 //! Must run on a core (`sarsen_io::cores::block_on`), as sessions and files do.
 
+mod disk;
 mod ends;
+mod stream;
 
 use std::io;
 
@@ -15,7 +17,9 @@ use sha2::{Digest, Sha256};
 use crate::error::SessionError;
 use crate::signature::Occupied;
 
-pub use ends::{Disk, DiskFile, Sink, Source, Stream};
+pub use disk::Disk;
+pub use ends::{DiskFile, Sink, Source};
+pub use stream::Stream;
 
 /// Bytes of a piece, before it is rounded down to a multiple of the blocks.
 const PIECE_LENGTH: u64 = 1 << 20;

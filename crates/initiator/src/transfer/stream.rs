@@ -1,0 +1,95 @@
+//! A stream, as a source or a sink of a transfer.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileTypeExt as _;
+use std::sync::Arc;
+
+use sarsen_block::Buffer;
+use tokio::net::unix::pipe;
+
+use super::TransferError;
+use super::ends::file_failed;
+
+/// A pipe, a terminal, or another file that supports only sequential access.
+pub struct Stream {
+    file: Arc<fs::File>,
+    /// The reading end of a pipe, which needs no thread to wait: a thread that waits for a silent writer would delay
+    /// the end of the program.
+    pipe: Option<pipe::Receiver>,
+    place: String,
+}
+
+impl Stream {
+    /// Creates a stream to read; `place` is its name in messages. A pipe becomes non-blocking.
+    pub fn reading(file: fs::File, place: &str) -> Result<Self, TransferError> {
+        let failed = file_failed(place, "read");
+        let is_pipe = file.metadata().map_err(&failed)?.file_type().is_fifo();
+        let pipe = if is_pipe {
+            let file = file.try_clone().map_err(&failed)?;
+            Some(pipe::Receiver::from_file(file).map_err(failed)?)
+        } else {
+            None
+        };
+        Ok(Self { file: Arc::new(file), pipe, place: place.to_owned() })
+    }
+
+    /// Creates a stream to write; `place` is its name in messages.
+    pub fn writing(file: fs::File, place: &str) -> Self {
+        Self { file: Arc::new(file), pipe: None, place: place.to_owned() }
+    }
+
+    /// Returns its name in messages.
+    pub(super) fn place(&self) -> &str {
+        &self.place
+    }
+
+    /// Reads until it has `length` bytes or the stream ends.
+    pub(super) async fn read(&self, length: usize) -> Result<Buffer, TransferError> {
+        let failed = file_failed(&self.place, "read");
+        let mut buffer = Buffer::for_overwrite(length);
+        let Some(pipe) = &self.pipe else {
+            let file = self.file.clone();
+            let read = move || fill(buffer, |into| (&*file).read(into));
+            let read = tokio::task::spawn_blocking(read).await;
+            return read.unwrap_or_else(|error| Err(error.into())).map_err(failed);
+        };
+        let mut done = 0;
+        while done < length {
+            pipe.readable().await.map_err(&failed)?;
+            match pipe.try_read(&mut buffer[done..]) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        buffer.truncate(done);
+        Ok(buffer)
+    }
+
+    /// Writes all bytes, on a thread that may wait for the reader.
+    pub(super) async fn write(&self, data: Buffer) -> Result<(), TransferError> {
+        let file = self.file.clone();
+        let written = tokio::task::spawn_blocking(move || (&*file).write_all(&data)).await;
+        written.unwrap_or_else(|error| Err(error.into())).map_err(file_failed(&self.place, "write"))
+    }
+}
+
+/// Fills a buffer up to its length or the end of the data.
+fn fill(
+    mut buffer: Buffer,
+    mut read: impl FnMut(&mut [u8]) -> io::Result<usize>,
+) -> io::Result<Buffer> {
+    let mut done = 0;
+    while done < buffer.len() {
+        match read(&mut buffer[done..]) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    buffer.truncate(done);
+    Ok(buffer)
+}
