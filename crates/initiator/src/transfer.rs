@@ -5,20 +5,17 @@
 
 mod disk;
 mod ends;
+mod error;
 mod stream;
-
-use std::io;
 
 use futures_util::StreamExt;
 use futures_util::future::try_join;
 use futures_util::stream::{FuturesOrdered, FuturesUnordered};
 use sha2::{Digest, Sha256};
 
-use crate::error::SessionError;
-use crate::signature::Occupied;
-
 pub use disk::Disk;
 pub use ends::{DiskFile, Sink, Source};
+pub use error::TransferError;
 pub use stream::Stream;
 
 /// Bytes of a piece, before it is rounded down to a multiple of the blocks.
@@ -31,110 +28,6 @@ const ERASE_LENGTH: u64 = 16 << 20;
 const UNMAP_LENGTH: u64 = 1 << 30;
 /// Maximum steps of an erasure at once.
 const ERASES_IN_FLIGHT: usize = 8;
-
-/// The reason why a transfer failed.
-#[derive(Debug, thiserror::Error)]
-pub enum TransferError {
-    /// The session with a disk could not be opened.
-    #[error("cannot open {place}: {source}")]
-    Open {
-        /// The disk's URL.
-        place: String,
-        /// The session's error.
-        #[source]
-        source: SessionError,
-    },
-    /// The logout failed; the data that was moved is safe.
-    #[error("cannot log out of {place}: {source}")]
-    Close {
-        /// The disk's URL.
-        place: String,
-        /// The session's error.
-        #[source]
-        source: SessionError,
-    },
-    /// A command failed.
-    #[error("cannot {verb} {length} bytes at byte {offset} of {place}: {source}")]
-    Disk {
-        /// The disk's URL.
-        place: String,
-        /// The operation.
-        verb: &'static str,
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        length: u64,
-        /// The session's error.
-        #[source]
-        source: SessionError,
-    },
-    /// A file or a stream failed.
-    #[error("cannot {verb} {place}: {source}")]
-    File {
-        /// Its name.
-        place: String,
-        /// The operation.
-        verb: &'static str,
-        /// The system's error.
-        #[source]
-        source: io::Error,
-    },
-    /// Another process uses the file.
-    #[error("{place} is in use by another process; end that process first")]
-    InUse {
-        /// Its name.
-        place: String,
-    },
-    /// The range is beyond the end of the source or of the sink.
-    #[error("{length} bytes from byte {offset} on do not fit {place}, which has {size} bytes")]
-    BeyondEnd {
-        /// The disk or file that is too small.
-        place: String,
-        /// Its size in bytes.
-        size: u64,
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        length: u64,
-    },
-    /// A write does not begin at the start of a block.
-    #[error(
-        "byte {offset} of {place} is not where a block begins: its blocks have {block_length} bytes, \
-         take a multiple"
-    )]
-    Unaligned {
-        /// The disk's URL.
-        place: String,
-        /// The byte.
-        offset: u64,
-        /// Bytes of a block.
-        block_length: u64,
-    },
-    /// No piece has whole blocks of both disks.
-    #[error(
-        "the blocks of {source_place} ({source_length} bytes) and {sink_place} ({sink_length} \
-         bytes) do not fit together: copy by way of a file"
-    )]
-    BlockLengths {
-        /// The source.
-        source_place: String,
-        /// Bytes of its blocks.
-        source_length: u64,
-        /// The sink.
-        sink_place: String,
-        /// Bytes of its blocks.
-        sink_length: u64,
-    },
-    /// The disk does not support UNMAP.
-    #[error("{place} does not support UNMAP; write zeroes instead")]
-    UnmapUnsupported {
-        /// The disk's URL.
-        place: String,
-    },
-    /// The disk holds data, and the caller did not permit overwriting it.
-    #[error(transparent)]
-    Occupied(#[from] Occupied),
-}
 
 /// The result of a transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -360,6 +253,7 @@ pub async fn erase(
 mod tests {
     use std::cell::Cell;
     use std::fs;
+    use std::io;
     use std::os::fd::OwnedFd;
     use std::os::unix::fs::MetadataExt;
     use std::path::Path;
