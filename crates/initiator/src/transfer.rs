@@ -6,6 +6,7 @@
 mod disk;
 mod ends;
 mod error;
+mod runs;
 mod stream;
 
 use futures_util::StreamExt;

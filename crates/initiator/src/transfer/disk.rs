@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use sarsen_block::Buffer;
 
+use super::runs::{HOLE_LENGTH, is_zero, runs};
 use super::{PIECE_LENGTH, TransferError};
 use crate::error::{SenseKey, SessionError};
 use crate::info::{BlockLimits, Provisioning};
@@ -165,18 +166,39 @@ impl Disk {
             self.session.write(lba + length / block, last, false).await.map_err(&failed)?;
             data.truncate(whole);
         }
-        let blocks = data.len() as u64 / block;
-        if blocks == 0 {
-            return Ok(());
+        if data.is_empty() || is_zero(&data) {
+            return self.zero(lba, data.len() as u64 / block, self.zeroes_by_unmap()).await;
         }
-        if is_zero(&data) {
-            return self.zero(lba, blocks, self.zeroes_by_unmap()).await;
+        if !self.zeroes_by_unmap() {
+            return self.write_blocks(lba, data).await;
         }
-        if blocks <= self.piece_blocks() {
+        // Zeroes between the data use no space either.
+        let grain = (HOLE_LENGTH / block as usize).max(1) * block as usize;
+        match &runs(offset, &data, grain)[..] {
+            [_] => self.write_blocks(lba, data).await,
+            runs => {
+                for run in runs {
+                    let lba = lba + run.range.start as u64 / block;
+                    if run.zero {
+                        self.zero(lba, run.range.len() as u64 / block, true).await?;
+                    } else {
+                        self.write_blocks(lba, Buffer::copy_of(&data[run.range.clone()])).await?;
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes whole blocks.
+    async fn write_blocks(&self, mut lba: u64, data: Buffer) -> Result<(), TransferError> {
+        let block = self.block_length;
+        let failed = self.failed("write", lba * block, data.len() as u64);
+        let piece = self.piece_blocks() * block;
+        if data.len() as u64 <= piece {
             return self.session.write(lba, data, false).await.map_err(failed);
         }
-        let mut lba = lba;
-        for piece in data.chunks((self.piece_blocks() * block) as usize) {
+        for piece in data.chunks(piece as usize) {
             self.session.write(lba, Buffer::copy_of(piece), false).await.map_err(&failed)?;
             lba += piece.len() as u64 / block;
         }
@@ -262,10 +284,4 @@ pub(super) fn check_room(
         Some(end) if end <= size => Ok(()),
         _ => Err(TransferError::BeyondEnd { place: place.to_owned(), size, offset, length }),
     }
-}
-
-/// Returns whether all bytes are zero.
-pub(super) fn is_zero(bytes: &[u8]) -> bool {
-    // The compiler vectorises these pieces.
-    bytes.chunks(256).all(|piece| piece.iter().fold(0, |all, byte| all | byte) == 0)
 }

@@ -9,11 +9,9 @@ use sarsen_block::Buffer;
 use sarsen_io::file::{File, OpenOptions};
 
 use super::TransferError;
-use super::disk::{Disk, check_room, is_zero};
+use super::disk::{Disk, check_room};
+use super::runs::{HOLE_LENGTH, runs};
 use super::stream::Stream;
-
-/// A run of zeroes of this length becomes a hole in a file.
-const HOLE_LENGTH: usize = 64 * 1024;
 
 /// A regular file or a block device.
 pub struct DiskFile {
@@ -221,19 +219,20 @@ impl Sink<'_> {
 async fn write_sparsely(file: &DiskFile, offset: u64, data: Buffer) -> Result<(), TransferError> {
     let failed = file.failed("write");
     let device = file.file.is_block_device();
-    if data.chunks(HOLE_LENGTH).all(|piece| !is_zero(piece)) {
+    let runs = runs(offset, &data, HOLE_LENGTH);
+    if let [run] = &runs[..]
+        && !run.zero
+    {
         return file.file.write_at(offset, data.into(), false).wait().await.map_err(failed);
     }
-    let mut place = offset;
-    for run in data.chunks(HOLE_LENGTH) {
-        let length = run.len() as u64;
-        if !is_zero(run) {
-            let run = Buffer::copy_of(run);
+    for run in runs {
+        let (place, length) = (offset + run.range.start as u64, run.range.len() as u64);
+        if !run.zero {
+            let run = Buffer::copy_of(&data[run.range]);
             file.file.write_at(place, run.into(), false).wait().await.map_err(&failed)?;
         } else if device {
             file.file.zero_range(place, length).wait().await.map_err(&failed)?;
         }
-        place += length;
     }
     Ok(())
 }
