@@ -100,10 +100,27 @@ pub struct NbdStore {
 impl NbdStore {
     /// Connects and selects the export, all within `limit`.
     pub async fn connect(url: &NbdUrl, limit: Duration) -> Result<Self, NbdError> {
+        Self::establish(socket(url), url, limit).await
+    }
+
+    /// Does the same over a connection to a socket of this machine. Errors name it by `url`.
+    pub async fn connect_over(
+        stream: LocalStream,
+        url: &NbdUrl,
+        limit: Duration,
+    ) -> Result<Self, NbdError> {
+        Self::establish(async { Ok(driver::Socket::Local(stream)) }, url, limit).await
+    }
+
+    async fn establish(
+        socket: impl Future<Output = Result<driver::Socket, NbdError>>,
+        url: &NbdUrl,
+        limit: Duration,
+    ) -> Result<Self, NbdError> {
         let deadline = sarsen_io::time::now() + limit;
         let timed_out = || NbdError::TimedOut { place: url.to_string(), limit };
         let established = async {
-            let mut link = Link::new(socket(url).await?);
+            let mut link = Link::new(socket.await?);
             let client = client::Client::new(&url.export)?;
             let (client, export) = link.shake_hands(client).await?;
             Ok::<_, NbdError>((link, client, export))

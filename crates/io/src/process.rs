@@ -2,10 +2,12 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use rustix::fs::Mode;
-use rustix::process::{DumpableBehavior, Resource};
+use rustix::process::{DumpableBehavior, Resource, Signal};
 
 /// Excludes this process's memory from core dumps, and denies other processes of the same user access to it
 /// (PR_SET_DUMPABLE of prctl(2)). It holds until this process executes another program.
@@ -16,6 +18,18 @@ pub fn keep_memory_private() -> io::Result<()> {
 /// Makes all files and folders that are created from here on private to their owner (umask(2)).
 pub fn keep_files_private() {
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
+}
+
+/// Starts a program that the kernel ends when the calling thread ends, however that happens (PR_SET_PDEATHSIG of
+/// prctl(2)).
+pub fn spawn_dependent(command: &mut Command) -> io::Result<Child> {
+    let set = || Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?);
+    // SAFETY: between fork and exec, `set` only makes a system call: it allocates nothing and takes no lock.
+    #[allow(unsafe_code)]
+    unsafe {
+        command.pre_exec(set);
+    }
+    command.spawn()
 }
 
 /// The resources that this process uses.
