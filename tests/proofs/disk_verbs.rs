@@ -13,13 +13,13 @@ use serde_json::Value;
 const MIB: usize = 1 << 20;
 /// Not a multiple of the piece size, of 512, or of 4096 bytes.
 const SAMPLE_LENGTH: usize = 20 * MIB + 1234;
-const FAILED: i32 = 1;
-const USAGE: i32 = 2;
+pub(crate) const FAILED: i32 = 1;
+pub(crate) const USAGE: i32 = 2;
 const NOT_FOUND: i32 = 3;
 const CONFLICT: i32 = 4;
 const UNREACHABLE: i32 = 6;
 
-fn command(arguments: &[&str]) -> Result<Command> {
+pub(crate) fn command(arguments: &[&str]) -> Result<Command> {
     // `timeout` ends a command that hangs.
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", "60"]).arg(program::path()?).args(arguments);
@@ -27,15 +27,15 @@ fn command(arguments: &[&str]) -> Result<Command> {
     Ok(command)
 }
 
-fn run(arguments: &[&str]) -> Result<Output> {
+pub(crate) fn run(arguments: &[&str]) -> Result<Output> {
     Ok(command(arguments)?.output()?)
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn succeed(arguments: &[&str]) -> Result<String> {
+pub(crate) fn succeed(arguments: &[&str]) -> Result<String> {
     let output = run(arguments)?;
     ensure!(output.status.success(), "{arguments:?}: {}\n{}", output.status, text(&output.stderr));
     Ok(text(&output.stdout))
@@ -47,7 +47,7 @@ fn succeed_json(arguments: &[&str]) -> Result<Value> {
 }
 
 /// Runs a command that must end with `code`; returns its error message.
-fn fail(code: i32, arguments: &[&str]) -> Result<String> {
+pub(crate) fn fail(code: i32, arguments: &[&str]) -> Result<String> {
     let output = run(arguments)?;
     let said = text(&output.stderr);
     ensure!(output.status.code() == Some(code), "{arguments:?}: {}\n{said}", output.status);

@@ -24,6 +24,7 @@ mod guide;
 mod handover;
 mod hostile;
 mod hung_disk;
+mod images;
 mod import;
 mod incremental_backup;
 mod independence;

@@ -1,5 +1,6 @@
 //! `sarsen disk`: verbs for a disk of any iSCSI target, without attaching it.
 
+mod image;
 mod info;
 mod progress;
 
@@ -33,15 +34,15 @@ const RECONNECT_LIMIT: Duration = Duration::from_secs(60);
 pub(crate) enum Verb {
     /// Show the properties of a disk and the negotiated parameters.
     Info(InfoArguments),
-    /// Copy a disk, or a part of it, to a file. Long runs of zeroes become holes.
+    /// Copy a disk, or a part of it, to a file or a qcow2 image. Long runs of zeroes use no space.
     Read(ReadArguments),
-    /// Copy a file to a disk, which overwrites its data. A disk with a file system or the like is only overwritten
-    /// with --destroy.
+    /// Copy a file or the content of a disk image to a disk, which overwrites its data. A disk with a file system or
+    /// the like is only overwritten with --destroy.
     Write(WriteArguments),
     /// Copy a disk to another disk of the same or another server, which overwrites its data. A disk with a file
     /// system or the like is only overwritten with --destroy.
     Copy(CopyArguments),
-    /// Compare a disk with a file or another disk, and report the first byte that differs.
+    /// Compare a disk with a file, a disk image or another disk, and report the first byte that differs.
     Verify(VerifyArguments),
     /// Erase a whole disk: its data is lost, and it reads as zeroes. If the disk guarantees zeroes for
     /// unmapped blocks, they are unmapped; otherwise zeroes are written. This is no secure wipe: the medium may still
@@ -108,6 +109,9 @@ pub(crate) struct ReadArguments {
     /// Number of bytes. Default: to the end of the disk.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     length: Option<u64>,
+    /// Format of the file.
+    #[arg(long, default_value = "raw")]
+    format: image::NewFormat,
     #[command(flatten)]
     options: DiskOptions,
 }
@@ -124,6 +128,8 @@ pub(crate) struct WriteArguments {
     /// Overwrite the disk even if it has a file system, a partition table, swap or the like.
     #[arg(long)]
     destroy: bool,
+    #[command(flatten)]
+    image: image::ImageOptions,
     #[command(flatten)]
     options: DiskOptions,
 }
@@ -151,6 +157,8 @@ pub(crate) struct VerifyArguments {
     /// the first disk or of the other disk are ignored.
     #[arg(value_name = "FILE|URL")]
     other: String,
+    #[command(flatten)]
+    image: image::ImageOptions,
     #[command(flatten)]
     options: DiskOptions,
 }
@@ -229,7 +237,13 @@ async fn read(arguments: ReadArguments) -> anyhow::Result<()> {
     };
     // Checked before the file is created, so that a mistake leaves no file.
     source.check_range(arguments.offset, length)?;
-    let sink = if to_stdout {
+    let sink = if arguments.format == image::NewFormat::Qcow2 {
+        if to_stdout {
+            let message = "a qcow2 image needs a file, not standard output; name one";
+            return Err(UsageError(message.into()).into());
+        }
+        transfer::create_qcow2(&arguments.file, length).await?
+    } else if to_stdout {
         let stdout = std::io::stdout().as_fd().try_clone_to_owned()?;
         Sink::Stream(Stream::writing(stdout.into(), "standard output"))
     } else {
@@ -247,9 +261,11 @@ async fn write(arguments: WriteArguments) -> anyhow::Result<()> {
     let url = parse(&arguments.url)?;
     let source = if is_dash(&arguments.file) {
         let stdin = std::io::stdin().as_fd().try_clone_to_owned()?;
-        Source::Stream(Stream::reading(stdin.into(), "standard input")?)
+        let stream = Source::Stream(Stream::reading(stdin.into(), "standard input")?);
+        arguments.image.check(&stream).await?;
+        stream
     } else {
-        Source::open(&arguments.file)?
+        arguments.image.open(&arguments.file).await?
     };
     let disk = Disk::open(&url, &arguments.options.options()).await?;
     if !arguments.destroy {
@@ -302,7 +318,12 @@ struct Verified {
 
 async fn verify(arguments: VerifyArguments) -> anyhow::Result<()> {
     let (left, other) = (parse(&arguments.url)?, &arguments.other);
-    let file = if is_url(other) { None } else { Some(Source::open(other.as_ref())?) };
+    let file = if is_url(other) {
+        arguments.image.check_unused()?;
+        None
+    } else {
+        Some(arguments.image.open(other.as_ref()).await?)
+    };
     let left = Disk::open(&left, &arguments.options.options()).await?;
     let second = match file {
         Some(_) => None,

@@ -314,17 +314,29 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     ),
     (
         "disk read",
-        &[(
-            "Copy a disk to a file",
-            "sarsen disk read iscsi://san.example/iqn.2026-11.example:vm/0 disk.img",
-        )],
+        &[
+            (
+                "Copy a disk to a file",
+                "sarsen disk read iscsi://san.example/iqn.2026-11.example:vm/0 disk.img",
+            ),
+            (
+                "Copy a disk to a qcow2 image",
+                "sarsen disk read iscsi://san.example/iqn.2026-11.example:vm/0 vm.qcow2 --format qcow2",
+            ),
+        ],
     ),
     (
         "disk write",
-        &[(
-            "Copy a file to a disk",
-            "sarsen disk write disk.img iscsi://san.example/iqn.2026-11.example:vm/0",
-        )],
+        &[
+            (
+                "Copy a file to a disk",
+                "sarsen disk write disk.img iscsi://san.example/iqn.2026-11.example:vm/0",
+            ),
+            (
+                "Copy the disk in a VMDK image to a disk",
+                "sarsen disk write vm.vmdk iscsi://san.example/iqn.2026-11.example:vm/0 --format vmdk",
+            ),
+        ],
     ),
     (
         "disk copy",
@@ -335,10 +347,16 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     ),
     (
         "disk verify",
-        &[(
-            "Compare a disk with a file",
-            "sarsen disk verify iscsi://san.example/iqn.2026-11.example:vm/0 disk.img",
-        )],
+        &[
+            (
+                "Compare a disk with a file",
+                "sarsen disk verify iscsi://san.example/iqn.2026-11.example:vm/0 disk.img",
+            ),
+            (
+                "Compare a disk with a qcow2 image",
+                "sarsen disk verify iscsi://san.example/iqn.2026-11.example:vm/0 vm.qcow2 --format qcow2",
+            ),
+        ],
     ),
     (
         "disk erase",

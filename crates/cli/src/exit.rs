@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind};
 use std::process::ExitCode;
 
-use sarsen_initiator::transfer::TransferError;
+use sarsen_initiator::transfer::{ImageError, TransferError};
 use sarsen_initiator::{
     AuthenticationError, ConnectionError, LoginError, LoginStatus, Sense, SenseKey, SessionError,
     TlsError,
@@ -161,7 +161,9 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
     }
     let code = match error.downcast_ref::<TransferError>() {
         Some(TransferError::InUse { .. }) => CONFLICT,
-        Some(TransferError::Unaligned { .. }) => USAGE,
+        Some(
+            TransferError::Unaligned { .. } | TransferError::Image(ImageError::NotAFile { .. }),
+        ) => USAGE,
         Some(TransferError::File { source, .. }) if source.kind() == ErrorKind::NotFound => {
             NOT_FOUND
         }

@@ -1,11 +1,12 @@
-//! Copies whole disks and files: a pipeline of reads and writes with a bounded number of pieces in flight. It uses
-//! neither terminal nor clock; a caller that shows progress passes a function.
+//! Copies whole disks, files and disk images: a pipeline of reads and writes with a bounded number of pieces in flight.
+//! It uses neither terminal nor clock; a caller that shows progress passes a function.
 //!
 //! Must run on a core (`sarsen_io::cores::block_on`), as sessions and files do.
 
 mod disk;
 mod ends;
 mod error;
+mod images;
 mod runs;
 mod stream;
 
@@ -17,6 +18,9 @@ use sha2::{Digest, Sha256};
 pub use disk::Disk;
 pub use ends::{DiskFile, Sink, Source};
 pub use error::TransferError;
+pub use images::{
+    Image, ImageError, ImageFormat, NewImage, References, check_format, create_qcow2, open_image,
+};
 pub use stream::Stream;
 
 /// Bytes of a piece, before it is rounded down to a multiple of the blocks.
@@ -90,7 +94,7 @@ fn fitting_piece(
 
 /// Copies `length` bytes (or all that exist) from byte `from` of `source` to byte `to` of `sink`, and flushes. On a
 /// disk `to` must be the beginning of a block. The end may be anywhere, and the rest of the last block keeps its data.
-/// Zeroes become holes in a file, and WRITE SAME on a disk.
+/// Zeroes become holes in a file, unallocated clusters in an image, and WRITE SAME on a disk.
 ///
 /// If the future is dropped, the sink has some of the pieces.
 pub async fn copy(

@@ -10,14 +10,15 @@ use sarsen_io::file::{File, OpenOptions};
 
 use super::TransferError;
 use super::disk::{Disk, check_room};
+use super::images::{Image, NewImage};
 use super::runs::{HOLE_LENGTH, runs};
 use super::stream::Stream;
 
 /// A regular file or a block device.
 pub struct DiskFile {
-    file: File,
-    place: String,
-    length: u64,
+    pub(super) file: File,
+    pub(super) place: String,
+    pub(super) length: u64,
 }
 
 impl DiskFile {
@@ -48,6 +49,8 @@ pub enum Source<'a> {
     File(DiskFile),
     /// A stream.
     Stream(Stream),
+    /// The disk in an image.
+    Image(Image),
 }
 
 impl Source<'_> {
@@ -74,6 +77,7 @@ impl Source<'_> {
             Self::Disk(disk) => disk.place(),
             Self::File(file) => &file.place,
             Self::Stream(stream) => stream.place(),
+            Self::Image(image) => image.place(),
         }
     }
 
@@ -83,13 +87,14 @@ impl Source<'_> {
             Self::Disk(disk) => Some(disk.length()),
             Self::File(file) => Some(file.length),
             Self::Stream(_) => None,
+            Self::Image(image) => Some(image.length()),
         }
     }
 
     pub(super) const fn block_length(&self) -> u64 {
         match self {
             Self::Disk(disk) => disk.block_length(),
-            Self::File(_) | Self::Stream(_) => 1,
+            Self::File(_) | Self::Stream(_) | Self::Image(_) => 1,
         }
     }
 
@@ -112,6 +117,7 @@ impl Source<'_> {
                 file.file.read_at(offset, length).wait().await.map_err(file.failed("read"))
             }
             Self::Stream(stream) => stream.read(length).await,
+            Self::Image(image) => image.read(offset, length).await,
         }
     }
 }
@@ -124,6 +130,8 @@ pub enum Sink<'a> {
     File(DiskFile),
     /// A stream.
     Stream(Stream),
+    /// A new image.
+    Image(NewImage),
 }
 
 impl Sink<'_> {
@@ -165,19 +173,21 @@ impl Sink<'_> {
             Self::Disk(disk) => disk.place(),
             Self::File(file) => &file.place,
             Self::Stream(stream) => stream.place(),
+            Self::Image(image) => image.place(),
         }
     }
 
     pub(super) const fn block_length(&self) -> u64 {
         match self {
             Self::Disk(disk) => disk.block_length(),
-            Self::File(_) | Self::Stream(_) => 1,
+            Self::File(_) | Self::Stream(_) | Self::Image(_) => 1,
         }
     }
 
     /// Returns whether writes must be in order.
     pub(super) const fn is_ordered(&self) -> bool {
-        matches!(self, Self::Stream(_))
+        // Clusters of an image are allocated in the order of the disk.
+        matches!(self, Self::Stream(_) | Self::Image(_))
     }
 
     /// Checks that this range can be written.
@@ -188,6 +198,7 @@ impl Sink<'_> {
                 disk.check_range(offset, length)
             }
             Self::File(file) => check_room(&file.place, file.length, offset, length),
+            Self::Image(image) => check_room(image.place(), image.length(), offset, length),
             Self::Stream(_) => Ok(()),
         }
     }
@@ -197,6 +208,7 @@ impl Sink<'_> {
             Self::Disk(disk) => disk.write(offset, data).await,
             Self::File(file) => write_sparsely(file, offset, data).await,
             Self::Stream(stream) => stream.write(data).await,
+            Self::Image(image) => image.write(offset, data).await,
         }
     }
 
@@ -210,6 +222,7 @@ impl Sink<'_> {
                 }
                 file.file.sync_data().wait().await.map_err(file.failed("flush"))
             }
+            Self::Image(image) => image.finish().await,
             Self::Stream(_) => Ok(()),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use super::images::ImageError;
 use crate::error::SessionError;
 use crate::signature::Occupied;
 
@@ -107,4 +108,7 @@ pub enum TransferError {
     /// The disk holds data, and the caller did not permit overwriting it.
     #[error(transparent)]
     Occupied(#[from] Occupied),
+    /// A disk image cannot be used.
+    #[error(transparent)]
+    Image(#[from] ImageError),
 }

@@ -1,5 +1,6 @@
 //! A stream, as a source or a sink of a transfer.
 
+use std::cell::Cell;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileTypeExt as _;
@@ -17,6 +18,8 @@ pub struct Stream {
     /// The reading end of a pipe, which needs no thread to wait: a thread that waits for a silent writer would delay
     /// the end of the program.
     pipe: Option<pipe::Receiver>,
+    /// Bytes that were read ahead.
+    ahead: Cell<Option<Buffer>>,
     place: String,
 }
 
@@ -31,12 +34,12 @@ impl Stream {
         } else {
             None
         };
-        Ok(Self { file: Arc::new(file), pipe, place: place.to_owned() })
+        Ok(Self { file: Arc::new(file), pipe, ahead: Cell::default(), place: place.to_owned() })
     }
 
     /// Creates a stream to write; `place` is its name in messages.
     pub fn writing(file: fs::File, place: &str) -> Self {
-        Self { file: Arc::new(file), pipe: None, place: place.to_owned() }
+        Self { file: Arc::new(file), pipe: None, ahead: Cell::default(), place: place.to_owned() }
     }
 
     /// Returns its name in messages.
@@ -44,17 +47,31 @@ impl Stream {
         &self.place
     }
 
+    /// Returns up to `length` bytes that the next read returns as well; fewer at the end of the stream.
+    pub(super) async fn peek(&self, length: usize) -> Result<Vec<u8>, TransferError> {
+        let ahead = self.read(length).await?;
+        let bytes = ahead.to_vec();
+        self.ahead.set(Some(ahead));
+        Ok(bytes)
+    }
+
     /// Reads until it has `length` bytes or the stream ends.
     pub(super) async fn read(&self, length: usize) -> Result<Buffer, TransferError> {
         let failed = file_failed(&self.place, "read");
         let mut buffer = Buffer::for_overwrite(length);
+        let mut done = 0;
+        if let Some(ahead) = self.ahead.take() {
+            done = ahead.len().min(length);
+            buffer[..done].copy_from_slice(&ahead[..done]);
+            let rest = &ahead[done..];
+            self.ahead.set((!rest.is_empty()).then(|| Buffer::copy_of(rest)));
+        }
         let Some(pipe) = &self.pipe else {
             let file = self.file.clone();
-            let read = move || fill(buffer, |into| (&*file).read(into));
+            let read = move || fill(buffer, done, |into| (&*file).read(into));
             let read = tokio::task::spawn_blocking(read).await;
             return read.unwrap_or_else(|error| Err(error.into())).map_err(failed);
         };
-        let mut done = 0;
         while done < length {
             pipe.readable().await.map_err(&failed)?;
             match pipe.try_read(&mut buffer[done..]) {
@@ -76,12 +93,12 @@ impl Stream {
     }
 }
 
-/// Fills a buffer up to its length or the end of the data.
+/// Fills a buffer from byte `done` on, up to its length or the end of the data.
 fn fill(
     mut buffer: Buffer,
+    mut done: usize,
     mut read: impl FnMut(&mut [u8]) -> io::Result<usize>,
 ) -> io::Result<Buffer> {
-    let mut done = 0;
     while done < buffer.len() {
         match read(&mut buffer[done..]) {
             Ok(0) => break,
