@@ -110,7 +110,10 @@ fn render_drain(drained: &Drained) -> String {
 
 /// Formats seconds since 1970 as RFC 3339 does.
 pub(crate) fn utc(unix_seconds: u64) -> String {
-    let moment = std::time::UNIX_EPOCH + std::time::Duration::from_secs(unix_seconds);
+    /// The end of the year 9999: later times have no such form.
+    const LAST: u64 = 253_402_300_799;
+    let seconds = std::time::Duration::from_secs(unix_seconds.min(LAST));
+    let moment = std::time::UNIX_EPOCH + seconds;
     humantime::format_rfc3339_seconds(moment).to_string()
 }
 

@@ -2,8 +2,6 @@
 
 mod stream;
 
-use std::io::IsTerminal as _;
-
 use clap::Subcommand;
 use sarsen_node::control::path_segment;
 use sarsen_node::model::{SnapshotName, render_rounded};
@@ -13,8 +11,8 @@ use sarsen_node::schema::pools::{
 };
 
 use crate::control::{ServerOptions, table, utc};
-use crate::disk::{confirmed, on_a_core};
-use crate::exit::UsageError;
+use crate::disk::{confirm_loss, on_a_core};
+use crate::exit::PartialError;
 use crate::output::print_line;
 
 /// Verbs of `sarsen snapshot`.
@@ -145,11 +143,27 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Delete { names, options } => {
             let client = options.client()?;
             let mut snapshots = Vec::new();
+            let mut failed = None;
             for name in &names {
-                let deleted: Snapshot = on_a_core(async { Ok(client.delete(&path(name)).await?) })?;
-                snapshots.push(deleted);
+                let deleted =
+                    on_a_core(async { Ok(client.delete::<Snapshot>(&path(name)).await?) });
+                match deleted {
+                    Ok(deleted) => snapshots.push(deleted),
+                    Err(error) => {
+                        failed = Some(error);
+                        break;
+                    }
+                }
             }
-            report("deleted", &SnapshotList { snapshots }, &options)
+            let is_partial = !snapshots.is_empty();
+            if is_partial || failed.is_none() {
+                report("deleted", &SnapshotList { snapshots }, &options)?;
+            }
+            match failed {
+                None => Ok(()),
+                Some(error) if is_partial => Err(PartialError(format!("{error:#}")).into()),
+                Some(error) => Err(error),
+            }
         }
         Verb::Protect { names, options } => protect(&names, true, &options),
         Verb::Unprotect { names, options } => protect(&names, false, &options),
@@ -256,16 +270,8 @@ fn roll_back(
 ) -> anyhow::Result<()> {
     let client = options.client()?;
     if !destroy {
-        if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
-            let message =
-                "the data that was written since the snapshot is lost; confirm with --destroy";
-            return Err(UsageError(message.into()).into());
-        }
         let loss = "the data that was written since this snapshot will be lost";
-        let what = format!("what volume {} has now", name.volume);
-        if !confirmed(loss, &what)? {
-            return Err(anyhow::anyhow!("nothing was changed"));
-        }
+        confirm_loss(loss, &format!("what volume {} has now", name.volume))?;
     }
     let path = format!("{}/rollback", path(name));
     let done: RolledBack = on_a_core(async { Ok(client.post(&path, &request).await?) })?;

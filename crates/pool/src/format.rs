@@ -151,9 +151,11 @@ pub(crate) struct VolumeRow {
     pub(crate) stripes: u8,
     /// Of a snapshot that is being received: the identifier of the one that it was compared with, or zeroes.
     pub(crate) base: [u8; 16],
-    /// And the byte up to which it was received.
+    /// The byte up to which it was received.
     pub(crate) received: U64,
-    pub(crate) reserved: [u8; 38],
+    /// And the size that it gets, in bytes.
+    pub(crate) size_to_be: U64,
+    pub(crate) reserved: [u8; 30],
 }
 
 pub(crate) const IS_VOLUME: u8 = 1;

@@ -15,6 +15,8 @@ const MAGIC: [u8; 8] = *b"sarsen\x1as";
 const VERSION: u32 = 1;
 /// The part is the last one of its snapshot.
 pub(crate) const LAST: u8 = 1;
+/// Maximum time of a creation: the year 9999.
+const CREATED_MAX: u64 = 253_402_300_799;
 /// The identifier of no snapshot.
 pub(crate) const NONE: [u8; 16] = [0; 16];
 
@@ -142,12 +144,31 @@ impl PartHeader {
             && matches!(header.block_shift, 9 | 11 | 12)
             && (1..=SIZE_MAX).contains(&size)
             && size.trailing_zeros() >= header.block_shift.into()
-            && header.from <= header.until
-            && header.until <= header.size
-            && (header.flags & LAST == 0 || header.until == header.size)
-            && header.name[0] != 0
-            && header.snapshot != NONE;
+            && header.created.get() <= CREATED_MAX
+            && header.has_possible_range()
+            && header.flags & !LAST == 0
+            && header.reserved == [0; 6]
+            && header.snapshot != NONE
+            && header.has_possible_name();
         if is_possible { Ok(header) } else { Err(StreamProblem::Damaged) }
+    }
+
+    fn has_possible_name(&self) -> bool {
+        let end = self.name.iter().position(|&byte| byte == 0).unwrap_or(self.name.len());
+        let (name, rest) = self.name.split_at(end);
+        !name.is_empty()
+            && str::from_utf8(name).is_ok()
+            && !rest.is_empty()
+            && rest.iter().all(|&byte| byte == 0)
+    }
+
+    /// Returns whether it covers whole blocks of the snapshot, and reaches its end if it is the last part.
+    fn has_possible_range(&self) -> bool {
+        let (from, until) = (self.from.get(), self.until.get());
+        let is_last = self.flags & LAST != 0;
+        (from | until) & ((1 << self.block_shift) - 1) == 0
+            && until <= self.size.get()
+            && if is_last { from <= until && until == self.size.get() } else { from < until }
     }
 }
 

@@ -33,6 +33,8 @@ pub struct Received {
     pub bytes: u64,
     /// It is complete: it can be used.
     pub is_complete: bool,
+    /// It was complete before: the part was not needed.
+    pub was_complete: bool,
 }
 
 /// A part that is being put together.
@@ -149,7 +151,7 @@ impl Pool {
         let (snapshot, received) = match self.find_received(volume, name, &part.header)? {
             Found::Complete(snapshot) => {
                 let bytes = part.header.size.get();
-                return Ok(Received { snapshot, bytes, is_complete: true });
+                return Ok(Received { snapshot, bytes, is_complete: true, was_complete: true });
             }
             Found::Incomplete(snapshot, received) => (snapshot, received),
             Found::Absent => (VolumeId(0), 0),
@@ -166,7 +168,7 @@ impl Pool {
         let bytes = part.header.until.get().max(received);
         let becomes_durable = is_complete || bytes / DURABLE_AFTER != received / DURABLE_AFTER;
         self.note_received(snapshot, bytes, (is_complete, becomes_durable)).await?;
-        Ok(Received { snapshot, bytes, is_complete })
+        Ok(Received { snapshot, bytes, is_complete, was_complete: false })
     }
 
     /// Finds the snapshot of a volume to which a part belongs.
@@ -194,7 +196,12 @@ impl Pool {
         match row.flags & RECEIVING != 0 {
             _ if row.identifier != header.snapshot => Err(StreamProblem::Other.into()),
             false => Ok(Found::Complete(id)),
-            true if row.base != header.base => Err(StreamProblem::Other.into()),
+            // Parts of different streams are not mixed.
+            true if (row.base, row.size_to_be, row.created)
+                != (header.base, header.size, header.created) =>
+            {
+                Err(StreamProblem::Other.into())
+            }
             true => Ok(Found::Incomplete(id, row.received.get())),
         }
     }
@@ -239,6 +246,7 @@ impl Pool {
                 origin: volume.0.into(),
                 base: header.base,
                 size: header.size,
+                size_to_be: header.size,
                 block_shift: header.block_shift,
                 copies: of.copies,
                 stripes: of.stripes,

@@ -77,8 +77,9 @@ pub(super) fn receive(
             let snapshot = own.filter(|_| received == 0).unwrap_or(&info.name).to_owned();
             let name = SnapshotName { volume: volume.to_owned(), snapshot };
             let answer = put(&client, &name, &info, part).await?;
-            incomplete = (!answer.is_complete).then_some(name);
-            if answer.is_complete {
+            // A snapshot that is there already is complete from its first part on.
+            incomplete = (!info.is_last).then_some(name);
+            if info.is_last {
                 received += 1;
                 report(&answer, options)?;
             }
@@ -95,13 +96,16 @@ fn report(answer: &ReceivedSnapshot, options: &ServerOptions) -> anyhow::Result<
     if options.json {
         return print_line(&serde_json::to_string(answer)?);
     }
+    if answer.was_complete {
+        return print_line(&format!("{} is complete already", answer.name));
+    }
     print_line(&format!("received {} ({})", answer.name, render_rounded(answer.size_bytes)))
 }
 
 fn ended_early(name: &SnapshotName) -> anyhow::Error {
     anyhow!(
         "standard input: the stream ended before {name} was complete; `sarsen snapshot list {}` shows how much was received, and \
-         `sarsen snapshot send --offset` goes on there",
+         `sarsen snapshot send --offset` goes on there, with the same --since",
         name.volume
     )
 }

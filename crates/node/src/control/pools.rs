@@ -469,7 +469,7 @@ pub(super) async fn receive(
     let name = parse_name(&name)?;
     check_trusted(&api, "its data is received only")?;
     let (info, received) = api.engine.receive_snapshot(&name, body).await?;
-    if received.is_complete {
+    if received.is_complete && !received.was_complete {
         let names = vec![name.to_string()];
         api.front.access.events.tell(&Occurrence::SnapshotsCreated { names });
     }
@@ -478,6 +478,7 @@ pub(super) async fn receive(
         size_bytes: info.size,
         received_bytes: received.bytes,
         is_complete: received.is_complete,
+        was_complete: received.was_complete,
     }))
 }
 

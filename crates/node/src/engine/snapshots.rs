@@ -189,6 +189,10 @@ impl Engine {
             let message = "the snapshots are in different pools; name two of the same volume";
             return Err(SnapshotError::Unfit(message.to_owned()));
         }
+        check_complete(name, &found)?;
+        if let (Some(since), Some((_, older))) = (since, &older) {
+            check_complete(since, older)?;
+        }
         Ok((pool, found, older.map(|(_, older)| older.id)))
     }
 
@@ -219,7 +223,7 @@ impl Engine {
             Ok((info, pool.receive(volume.id, &own, part.as_ref()).await?))
         });
         let (info, received) = received.await?;
-        if received.is_complete {
+        if received.is_complete && !received.was_complete {
             info!(snapshot = %name, "the snapshot is received");
         }
         Ok((info, received))
@@ -233,6 +237,7 @@ impl Engine {
     ) -> Result<PendingRollBack, SnapshotError> {
         let (pool, volume) = self.volume_in_pool(&name.volume)?;
         let (_, snapshot) = self.find_snapshot(name)?;
+        check_complete(name, &snapshot)?;
         if snapshot.size != volume.size {
             let message = format!(
                 "volume {} has another size than its snapshot had: clone the snapshot with `sarsen volume clone` instead",
@@ -301,6 +306,15 @@ impl Engine {
         }
         result
     }
+}
+
+/// Refuses a snapshot that is being received.
+fn check_complete(name: &SnapshotName, snapshot: &VolumeInfo) -> Result<(), SnapshotError> {
+    if snapshot.received.is_none() {
+        return Ok(());
+    }
+    let problem = format!("snapshot {name} is not complete: receive the rest of it first");
+    Err(StoreError::PoolObjectInUse { problem }.into())
 }
 
 /// Creates the snapshot of a period, if it is due, and deletes the oldest ones.

@@ -239,6 +239,8 @@ pub struct ReceivedSnapshot {
     pub received_bytes: u64,
     /// Whether it is complete, and can be used.
     pub is_complete: bool,
+    /// Whether it was complete before, so that the part was not needed.
+    pub was_complete: bool,
 }
 
 /// The body of `POST /v1/snapshots`.

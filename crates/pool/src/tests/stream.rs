@@ -158,7 +158,7 @@ fn a_stream_goes_on_after_an_interruption_and_parts_may_repeat() {
         assert!(last.is_complete && last.snapshot == begun.id);
         // The answer to the last part was lost.
         let again = to.receive(target, "s", &parts[parts.len() - 1]).await.expect("received");
-        assert_eq!(again, last);
+        assert_eq!(again, Received { was_complete: true, ..last });
         assert_eq!(contents(&to, last.snapshot).await, whole);
     });
 }
@@ -197,7 +197,36 @@ fn streams_that_do_not_fit_are_refused() {
             damaged[rng.below(part.len() as u64) as usize] ^= 1 << rng.below(8);
             assert!(to.receive(target, "s", &damaged).await.is_err());
         }
+        type Change = dyn Fn(&mut [u8]);
+        // Headers with a correct checksum that no server writes: flags, reserved bytes, a time after the year 9999, ranges that
+        // end within a block or have nothing, and names.
+        let sealed = |change: &Change| {
+            let mut crafted = part.clone();
+            change(&mut crafted);
+            let checksum = crate::format::checksum_of(&crafted);
+            crafted[..4].copy_from_slice(&checksum.to_le_bytes());
+            crafted
+        };
+        let crafted: [&Change; 7] = [
+            &|part| part[89] |= 2,
+            &|part| part[90] = 1,
+            &|part| part[87] = 1,
+            &|part| part[72] |= 1,
+            &|part| part[64..80].fill(0),
+            &|part| part[96..224].fill(0xff),
+            &|part| part[100] = b'x',
+        ];
+        for change in crafted {
+            let refused = problem(to.receive(target, "s", &sealed(change)).await);
+            assert_eq!(refused, StreamProblem::Damaged);
+        }
         assert!(to.find(|one| one.received.is_some()).is_none(), "nothing was begun");
+        // The second half of another snapshot with the same identifier.
+        let half = from.send_part(Some(first), second, 0, PIECE).await.expect("sent");
+        to.receive(target, "s", &half).await.expect("received");
+        let larger = sealed(&|part| part[80] ^= 1);
+        let other = problem(to.receive(target, "s", &larger).await);
+        assert_eq!(other, StreamProblem::Other, "it was created at another time");
     });
 }
 

@@ -9,7 +9,7 @@ use sarsen_block::{BlockError, BlockSize, Buffer, Durability, Extent, Io, Lba, S
 
 use super::super::runner::poll_once;
 use super::super::{label, volume};
-use super::model::{Known, Receiving, SECTOR, SECTORS, Sector, Shared};
+use super::model::{Known, Receiving, SECTOR, SECTORS, Sector, Shared, Sharing};
 use crate::{NewVolume, Pool, PoolError, PoolVolume, Received, VolumeId, VolumeKind};
 
 /// Prints an event of a history, if one seed is repeated.
@@ -353,7 +353,8 @@ pub(super) async fn share(model: Shared, from: (String, u64), to: (String, Range
             std::iter::once(sector.now()).chain(others).collect::<Vec<_>>()
         };
         let candidates: Vec<_> = (0..length).map(of).collect();
-        model.sharing.insert(model.stamp, (from.clone(), to.clone()));
+        let ((source, first), (target, place)) = (from.clone(), to.clone());
+        model.sharing.insert(model.stamp, Sharing { source, first, target, place });
         for (at, candidates) in candidates.iter().enumerate() {
             for &value in candidates {
                 model.may_get(&to.0, to.1.start + at as u64, value);

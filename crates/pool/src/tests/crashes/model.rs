@@ -86,6 +86,16 @@ pub(super) struct Receiving {
     pub(super) is_busy: bool,
 }
 
+/// A range of a volume that gets what another one has.
+#[derive(Clone)]
+pub(super) struct Sharing {
+    pub(super) source: String,
+    /// The first sector of the source.
+    pub(super) first: u64,
+    pub(super) target: String,
+    pub(super) place: Range<u64>,
+}
+
 /// What a snapshot may have, until it is complete.
 pub(super) type Allowed = Vec<Vec<u64>>;
 
@@ -100,8 +110,8 @@ pub(super) struct Model {
     pub(super) receiving: BTreeMap<String, Receiving>,
     /// Objects whose deletion was not answered.
     pub(super) deleting: Vec<String>,
-    /// Ranges that get what others have, by the number of the request: the first sector of the source, and the target.
-    pub(super) sharing: BTreeMap<u64, ((String, u64), (String, Range<u64>))>,
+    /// By the number of the request.
+    pub(super) sharing: BTreeMap<u64, Sharing>,
     /// The last value that was written, and the last number of a name.
     pub(super) stamp: u64,
     pub(super) name: u64,
@@ -129,10 +139,11 @@ impl Model {
     }
 
     fn pass_on(&mut self, name: &str, lba: u64, value: u64) {
-        let getting = self.sharing.values().filter_map(|((source, first), (target, place))| {
-            let at = lba.checked_sub(*first).filter(|at| *at < place.end - place.start)?;
-            (source == name).then(|| (target.clone(), place.start + at))
-        });
+        let getting =
+            self.sharing.values().filter_map(|Sharing { source, first, target, place }| {
+                let at = lba.checked_sub(*first).filter(|at| *at < place.end - place.start)?;
+                (source == name).then(|| (target.clone(), place.start + at))
+            });
         for (target, lba) in getting.collect::<Vec<_>>() {
             self.may_get(&target, lba, value);
         }
