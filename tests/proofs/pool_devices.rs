@@ -87,6 +87,48 @@ fn a_mirrored_volume_is_served_without_a_device_which_gets_what_it_lacks() -> Re
 }
 
 #[test]
+fn a_device_that_was_left_out_is_not_taken_for_the_pool() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = start(folder.path())?;
+    let [first, second] = files(folder.path());
+    let [one, other] = ["one", "other"].map(|name| folder.path().join(name));
+    create(&server, &[first.clone(), second.clone()], "2")?;
+    qemu_io(&server, "v", &["write -P 0x11 0 8M", "flush"])?;
+    server.stop()?;
+    // The second one is left out, and lacks what is written then.
+    let write_to_first = |pattern: &str| -> Result<()> {
+        fs::rename(&second, &other)?;
+        let server = start(folder.path())?;
+        qemu_io(&server, "v", &[&format!("write -P {pattern} 0 8M"), "flush"])?;
+        server.stop()?;
+        fs::rename(&first, &one)?;
+        Ok(fs::rename(&other, &second)?)
+    };
+    write_to_first("0x22")?;
+    let server = start(folder.path())?;
+    let problem = status(&server)?["problem"].as_str().context("a problem")?.to_owned();
+    ensure!(problem.contains("older data") && problem.contains("pool recover tank"), "{problem}");
+    server.refused(FAILED, &["snapshot", "list", "v"])?;
+    fs::rename(&one, &first)?;
+    wait_until(|| Ok(status(&server)?["is_open"] == true && are_whole(&server, 2)?))?;
+    qemu_io(&server, "v", &["read -P 0x22 0 8M"])?;
+    let said = server.refused(CONFLICT, &["pool", "recover", "tank", "--destroy"])?;
+    ensure!(said.contains("nothing is to be recovered"), "{said}");
+    server.stop()?;
+    // The first one is lost for ever.
+    write_to_first("0x33")?;
+    let server = start(folder.path())?;
+    let said = server.refused(2, &["pool", "recover", "tank"])?;
+    ensure!(said.contains("confirm with --destroy"), "{said}");
+    server.run(&["pool", "recover", "tank", "--destroy"])?;
+    wait_until(|| Ok(qemu_io(&server, "v", &["read -P 0x22 0 8M"]).is_ok()))?;
+    server.stop()?;
+    let server = start(folder.path())?;
+    qemu_io(&server, "v", &["read -P 0x22 0 8M"])?;
+    server.stop()
+}
+
+#[test]
 fn devices_are_added_replaced_and_removed_while_a_volume_is_used() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = start(folder.path())?;
@@ -195,8 +237,13 @@ fn a_device_that_was_used_apart_is_refused_and_can_be_added_again() -> Result<()
     // Each of them without the other one. The second is used longer, and counts.
     for (other, writes, value) in [(&second, 1, "0x22"), (&first, 2, "0x33")] {
         fs::rename(other, &away)?;
-        for _ in 0..writes {
+        for write in 0..writes {
             let server = start(folder.path())?;
+            if other == &first && write == 0 {
+                // The server remembers that the second one was left out.
+                server.run(&["pool", "recover", "tank", "--destroy"])?;
+                wait_until(|| Ok(qemu_io(&server, "v", &["read -P 0x11 0 32M"]).is_ok()))?;
+            }
             qemu_io(&server, "v", &[&format!("write -P {value} 0 32M"), "flush"])?;
             server.stop()?;
         }
@@ -265,5 +312,33 @@ fn a_scrub_repairs_what_is_damaged_on_one_of_two_devices() -> Result<()> {
     fs::rename(&both[0], folder.path().join("away"))?;
     let server = start(folder.path())?;
     qemu_io(&server, "v", &["read -P 0x11 0 16M"])?;
+    server.stop()
+}
+
+#[test]
+fn a_pool_can_do_without_a_device_whose_only_data_was_erased() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = start(folder.path())?;
+    let [first, second] = files(folder.path());
+    let away = folder.path().join("away");
+    create(&server, &[first.clone(), second.clone()], "2")?;
+    let single = ["volume", "create", "single", "64MiB", "--pool", "tank", "--export"];
+    server.run(&single)?;
+    qemu_io(&server, "v", &["write -P 0x11 0 8M", "flush"])?;
+    qemu_io(&server, "single", &["write -P 0x22 0 32M", "flush"])?;
+    // Each device is needed now.
+    server.stop()?;
+    fs::rename(&second, &away)?;
+    let server = start(folder.path())?;
+    let problem = status(&server)?["problem"].as_str().context("a problem")?.to_owned();
+    ensure!(problem.contains("has its only copy there"), "{problem}");
+    fs::rename(&away, &second)?;
+    wait_until(|| Ok(status(&server)?["is_open"] == true))?;
+    wait_until(|| Ok(server.run(&["volume", "delete", "single", "--cascade", "--erase"]).is_ok()))?;
+    wait_until(|| Ok(server.json(&["pool", "list"])?["pools"][0]["is_freeing"] == false))?;
+    server.kill()?;
+    fs::rename(&second, &away)?;
+    let server = start(folder.path())?;
+    qemu_io(&server, "v", &["read -P 0x11 0 8M"])?;
     server.stop()
 }

@@ -432,6 +432,17 @@ fn erase(arguments: &EraseArguments) -> anyhow::Result<()> {
     print_line(&format!("{} {done} in {}", render_size(bytes), rate(bytes, elapsed)))
 }
 
+/// Asks for confirmation of a loss of data at the terminal. Without a terminal, --destroy confirms it.
+pub(crate) fn confirm_loss(loss: &str, what: &str) -> anyhow::Result<()> {
+    if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
+        return Err(UsageError(format!("{loss}; confirm with --destroy")).into());
+    }
+    if !confirmed(loss, &what)? {
+        return Err(anyhow!("nothing was changed"));
+    }
+    Ok(())
+}
+
 /// Asks for confirmation at the terminal.
 pub(crate) fn confirmed(description: &str, what: &dyn Display) -> anyhow::Result<bool> {
     note(format_args!("This erases {what}\n  {description}"));

@@ -57,6 +57,13 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         "pool remove",
         &[("Move the data of a disk to the others", "sarsen pool remove tank /dev/sdd")],
     ),
+    (
+        "pool recover",
+        &[(
+            "Use the older data of a mirror whose other device is lost",
+            "sarsen pool recover tank",
+        )],
+    ),
     ("pool scrub", &[("Read everything, and repair copies", "sarsen pool scrub tank")]),
     (
         "pool replace",

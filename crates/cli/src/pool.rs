@@ -14,7 +14,7 @@ use sarsen_node::schema::pools::{
 use sarsen_node::stores::{PoolPlan, check_pool, create_pool};
 
 use crate::control::{ServerOptions, table, utc};
-use crate::disk::on_a_core;
+use crate::disk::{confirm_loss, on_a_core};
 use crate::exit::UsageError;
 use crate::output::print_line;
 use crate::state;
@@ -87,6 +87,17 @@ pub(crate) enum Verb {
         /// Overwrite a device that has data. The data is lost.
         #[arg(long)]
         force: bool,
+        #[command(flatten)]
+        options: ServerOptions,
+    },
+    /// Open a pool with devices that have older data than the server has used. Do this only if the device with the newer data
+    /// is lost: what was written since then is lost, too.
+    Recover {
+        /// The name of the pool.
+        name: String,
+        /// Do not ask for confirmation.
+        #[arg(long)]
+        destroy: bool,
         #[command(flatten)]
         options: ServerOptions,
     },
@@ -202,6 +213,15 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             let client = options.client()?.with_author(state::author());
             let path = format!("/pools/{}/devices", path_segment(&name));
             show(&on_a_core(async { Ok(client.patch(&path, &body).await?) })?, options.json)
+        }
+        Verb::Recover { name, destroy, options } => {
+            if !destroy {
+                let loss = "what was written after these devices were left out will be lost";
+                confirm_loss(loss, &format!("the newer data of pool {name}"))?;
+            }
+            let client = options.client()?;
+            let path = format!("/pools/{}/recover", path_segment(&name));
+            show(&on_a_core(async { Ok(client.post(&path, &()).await?) })?, options.json)
         }
         Verb::Scrub { name, stop, options } => {
             let client = options.client()?;

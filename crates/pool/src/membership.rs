@@ -44,6 +44,8 @@ pub struct DeviceInfo {
     pub used_bytes: u64,
     /// Bytes that must be copied to it at most, before it has everything.
     pub stale_bytes: u64,
+    /// How often it was left out, modulo 65,536.
+    pub absences: u16,
     /// Number of its requests that have not ended, of those whose data has copies.
     pub pending_requests: u64,
     /// Number of those that have ended.
@@ -76,6 +78,7 @@ impl Pool {
                 size_bytes: u64::from(member.slots) << state.shape().slab_shift,
                 used_bytes,
                 stale_bytes,
+                absences: member.absences,
                 pending_requests,
                 ended_requests,
             }
@@ -221,6 +224,14 @@ impl Pool {
         let failed = |source| PoolError::Device { device: number.into(), source };
         let generation = self.shared.exclude(number, error).map_err(failed)?;
         self.shared.checkpoint(generation).await
+    }
+
+    /// Returns the identifier of the pool, and the number of the last checkpoint if that names all devices which are left out
+    /// now. A device that was left out before has an older one.
+    pub async fn last_checkpoint(&self) -> ([u8; 16], Option<u64>) {
+        let writer = self.shared.writer.lock().await;
+        let names_all = !self.shared.state.read().space.has_unsaid();
+        (writer.superblock.pool, names_all.then_some(writer.superblock.generation.get()))
     }
 
     /// Lets go of the store of a device that was left out, so that it can be opened again. Returns whether nothing of the pool

@@ -51,6 +51,10 @@ pub(crate) fn new_member(
 pub struct DeviceIdentity {
     /// The name with which its pool was created.
     pub pool_name: String,
+    /// The identifier of its pool.
+    pub pool: [u8; 16],
+    /// The number of its last checkpoint.
+    pub checkpoint: u64,
     /// Its own identifier.
     pub device: [u8; 16],
 }
@@ -60,6 +64,8 @@ pub async fn identify(store: Arc<dyn Store>) -> Result<DeviceIdentity, PoolError
     let (superblock, _) = read_superblock(&*store).await?;
     Ok(DeviceIdentity {
         pool_name: unpadded(&superblock.name),
+        pool: superblock.pool,
+        checkpoint: superblock.generation.get(),
         device: superblock.devices[usize::from(superblock.device.get())].identifier,
     })
 }

@@ -438,9 +438,10 @@ impl Pool {
 
     /// Does what [`Self::maintain`] has to do now.
     pub async fn maintain_once(&self) -> Result<(), PoolError> {
+        let mut has_deleted = false;
         loop {
             match self.shared.delete_parts().await {
-                Ok(true) => {}
+                Ok(true) => has_deleted = true,
                 Ok(false) => break,
                 // Requests hold what is needed; the next one that ends makes it free.
                 Err(PoolError::NoSpace) => break,
@@ -448,6 +449,10 @@ impl Pool {
             }
             self.shared.checkpoint_if_due().await?;
             tokio::task::yield_now().await;
+        }
+        if has_deleted {
+            // Until then, a device is needed for what was deleted.
+            self.checkpoint().await?;
         }
         while self.shared.tend_copies().await? {
             self.shared.checkpoint_if_due().await?;

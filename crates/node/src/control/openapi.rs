@@ -77,6 +77,7 @@ pub(super) enum Failures {
         super::pools::contents,
         super::pool_devices::add,
         super::pool_devices::change,
+        super::pool_devices::recover,
         super::pool_devices::scrub,
         super::pool_devices::stop_scrub,
         super::pools::snapshots,

@@ -29,6 +29,7 @@ use crate::stores::{OpenPool, StoreError};
 pub(super) fn router() -> Router<Api> {
     Router::new()
         .route("/pools/{name}/devices", post(add).patch(change))
+        .route("/pools/{name}/recover", post(recover))
         .route("/pools/{name}/scrub", post(scrub).delete(stop_scrub))
 }
 
@@ -255,6 +256,33 @@ pub(super) async fn scrub(
     Path(name): Path<String>,
 ) -> Answer<PoolContents> {
     open_pool(&api, &name)?.1.begin_scrub();
+    Ok(Json(contents_of(&api, &name)?))
+}
+
+/// Opens a pool with devices that have older data than the server has used, because the device with the newer data is lost.
+#[utoipa::path(
+    post,
+    tag = "server",
+    path = "/v1/pools/{name}/recover",
+    params(("name" = String, Path, description = "The name of the pool")),
+    responses((status = 200, body = PoolContents), Failures)
+)]
+pub(super) async fn recover(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+) -> Answer<PoolContents> {
+    let config = find_pool(&api, &name)?;
+    if !api.is_trusted {
+        return Err(ApiError::forbidden(
+            "pool: its recovery is permitted only at the control socket, or with the token of the API; use one of them",
+        ));
+    }
+    if api.engine.pools.get(&name).is_some() {
+        return Err(ApiError::conflict(format!("pool {name} is open: nothing is to be recovered")));
+    }
+    let pools = api.engine.pools.clone();
+    let recover = move || pools.recover(&config);
+    api.engine.run_on_pool(&name, recover).await.map_err(ChangeRefused::from)??;
     Ok(Json(contents_of(&api, &name)?))
 }
 

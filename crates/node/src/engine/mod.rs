@@ -57,7 +57,7 @@ use crate::fronts::Front;
 use crate::fronts::acceptor::Acceptor;
 use crate::metrics::VolumeSpace;
 use crate::problem::{MissingObject, Problem};
-use crate::stores::{PoolCores, StoreError};
+use crate::stores::{PoolCores, PoolMemory, StoreError};
 
 /// Maximum number of attempts to make a change that others overtake.
 const ATTEMPTS: usize = 64;
@@ -196,6 +196,8 @@ impl Engine {
     ) -> Arc<Self> {
         let events = config.state.as_deref().map_or_else(EventLog::default, EventLog::open);
         let front = Arc::new(Front::new(&config.limits, events));
+        let memory = PoolMemory::within(config.state.as_deref());
+        let pools = Pools::new(PoolCores(Arc::downgrade(cores)), memory);
         let config = Arc::new(in_force_at_start(config));
         Arc::new(Self {
             acceptor: Acceptor::new(front.clone(), cores),
@@ -210,7 +212,7 @@ impl Engine {
             claims: Arc::default(),
             disk_permits: Arc::default(),
             failed_schedules: Mutex::default(),
-            pools: Arc::new(Pools::new(PoolCores(Arc::downgrade(cores)))),
+            pools: Arc::new(pools),
         })
     }
 

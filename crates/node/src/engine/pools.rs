@@ -12,7 +12,7 @@ use tracing::{error, info};
 
 use crate::config::PoolConfig;
 use crate::problem::MissingObject;
-use crate::stores::{OpenPool, PoolCores, StoreError};
+use crate::stores::{self, OpenPool, PoolCores, PoolMemory, StoreError};
 
 /// After a failed attempt, a pool is not opened again for this time: all of its volumes get the same answer.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -23,6 +23,7 @@ type DeviceSet = Vec<PathBuf>;
 /// The pools of a server.
 pub(crate) struct Pools {
     pub(crate) cores: PoolCores,
+    memory: PoolMemory,
     state: Mutex<State>,
     /// An opening has ended.
     opened: Condvar,
@@ -116,8 +117,8 @@ impl Drop for Opening<'_> {
 }
 
 impl Pools {
-    pub(super) fn new(cores: PoolCores) -> Self {
-        Self { cores, state: Mutex::default(), opened: Condvar::new() }
+    pub(super) fn new(cores: PoolCores, memory: PoolMemory) -> Self {
+        Self { cores, memory, state: Mutex::default(), opened: Condvar::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -141,7 +142,10 @@ impl Pools {
                         break;
                     }
                 },
-                Some(Attempt::Failed { why, at }) if time::now() < *at + RETRY_AFTER => {
+                // With other devices, it may succeed.
+                Some(Attempt::Failed { why, at })
+                    if time::now() < *at + RETRY_AFTER && devices == devices_of(config) =>
+                {
                     return Err(StoreError::pool(&config.name, why.clone()));
                 }
                 Some(Attempt::Failed { .. }) | None => break,
@@ -151,7 +155,7 @@ impl Pools {
         drop(state);
         drop(stopped);
         let opening = Opening { pools: self, devices };
-        let opened = OpenPool::open(&self.cores, config);
+        let opened = OpenPool::open(&self.cores, config, &self.memory);
         opening.end(match &opened {
             Ok(open) => Attempt::Open(Arc::downgrade(open)),
             Err(error) => {
@@ -162,6 +166,20 @@ impl Pools {
             }
         });
         opened
+    }
+
+    /// Opens a pool even if its devices have older data than the server has used. Blocks the thread, which must not be a core.
+    pub(crate) fn recover(&self, config: &PoolConfig) -> Result<(), StoreError> {
+        stores::forget_pool(&self.cores, config, &self.memory)?;
+        {
+            let mut state = self.state();
+            let devices = state.key(config);
+            // The last attempt has an answer that is not valid any more.
+            if matches!(state.attempts.get(&devices), Some(Attempt::Failed { .. })) {
+                state.attempts.remove(&devices);
+            }
+        }
+        self.open(config).map(drop)
     }
 
     /// Returns a desired pool that is open.

@@ -29,8 +29,8 @@ pub(crate) use self::file::check_growth;
 pub use self::file::{FileOptions, FileStore};
 pub use self::null::NullStore;
 pub(crate) use self::pool::{
-    NewPoolVolume, OpenPool, PendingRollBack, PoolBacking, PoolCores, PoolRename, ReportedDevice,
-    RollBackEnd,
+    NewPoolVolume, OpenPool, PendingRollBack, PoolBacking, PoolCores, PoolMemory, PoolRename,
+    ReportedDevice, RollBackEnd, forget as forget_pool,
 };
 pub use self::pool::{PoolPlan, check as check_pool, create as create_pool};
 pub use self::ram::RamStore;

@@ -3,9 +3,10 @@
 mod creation;
 mod devices;
 mod history;
+mod memory;
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak, mpsc};
@@ -27,8 +28,10 @@ use tracing::{error, info, warn};
 pub(crate) use self::creation::format;
 pub use self::creation::{PoolPlan, create};
 pub(crate) use self::devices::ReportedDevice;
-use self::devices::{NamedDevices, Scrub, identify_all, open_with};
+pub(crate) use self::devices::forget;
+use self::devices::{NamedDevices, Scrub, identify_all, open_with, refuse_older};
 use self::history::SnapshotHistory;
+pub(crate) use self::memory::PoolMemory;
 use super::file::FileStore;
 use super::{OpenMode, StoreError};
 use crate::config::{CacheMode, PoolConfig, VolumeConfig, render_size};
@@ -131,6 +134,9 @@ pub(crate) struct OpenPool {
     /// The cache mode with which its devices are open.
     cache: CacheMode,
     devices: NamedDevices,
+    memory: PoolMemory,
+    /// The devices that are left out, with the number of their absences, as the server remembers them.
+    remembered: Mutex<BTreeMap<[u8; 16], u16>>,
     cores: PoolCores,
     pub(crate) scrub: Mutex<Scrub>,
     /// A thread watches the devices.
@@ -242,14 +248,20 @@ impl Drop for NewPoolVolume {
 
 impl OpenPool {
     /// Opens a pool. Blocks the thread, which must not be a core.
-    pub(crate) fn open(cores: &PoolCores, config: &PoolConfig) -> Result<Arc<Self>, StoreError> {
-        let devices = NamedDevices::open(config).map_err(|error| match error {
-            StoreError::Pool { .. } => error,
-            other => StoreError::Device { pool: config.name.clone(), source: Box::new(other) },
-        })?;
-        let (given, name) = (devices.stores(), config.name.clone());
-        let (opened, identities) = cores.run(move || async move {
+    pub(crate) fn open(
+        cores: &PoolCores,
+        config: &PoolConfig,
+        memory: &PoolMemory,
+    ) -> Result<Arc<Self>, StoreError> {
+        let devices = NamedDevices::open_for(config)?;
+        let given = devices.stores();
+        let (given, identities) = cores.run(move || async move {
             let identities = identify_all(&given).await;
+            Ok((given, identities))
+        })?;
+        refuse_older(config, memory, &identities)?;
+        let name = config.name.clone();
+        let (opened, identities) = cores.run(move || async move {
             // A device of no pool is not given to it: the pool may do without.
             let is_part = |path: &PathBuf| {
                 identities.iter().any(|(other, identity)| other == path && identity.is_ok())
@@ -275,7 +287,10 @@ impl OpenPool {
         devices.identified(identities);
         let pool = opened.map_err(|error| match devices.first_problem() {
             // The devices that are there are not enough.
-            Some(problem) => StoreError::pool(&config.name, problem),
+            Some(problem) => StoreError::pool(
+                &config.name,
+                format!("{problem}; some data has its only copy there, so the pool is not opened without it"),
+            ),
             None => error,
         })?;
         info!(pool = config.name, "the pool is open");
@@ -289,9 +304,40 @@ impl OpenPool {
             roll_backs: Mutex::default(),
             scrub: Mutex::default(),
             is_watched: AtomicBool::new(false),
+            memory: memory.clone(),
+            remembered: Mutex::default(),
         };
         open.adopt(config);
+        open.remember_absences();
         Ok(Arc::new(open))
+    }
+
+    /// Remembers the devices that are left out, so that none of them is taken for the pool later. Blocks the thread, which must
+    /// not be a core.
+    fn remember_absences(&self) {
+        let infos = self.pool.devices();
+        let left_out = infos.iter().filter(|info| info.state != DeviceState::Online);
+        let left_out: BTreeMap<_, _> =
+            left_out.map(|info| (info.identifier, info.absences)).collect();
+        if left_out.is_empty() || *self.remembered.lock() == left_out {
+            return;
+        }
+        let (pool, memory) = (self.pool.clone(), self.memory.clone());
+        let remembered = self.cores.run(move || async move {
+            let (identifier, checkpoint) = pool.last_checkpoint().await;
+            let Some(checkpoint) = checkpoint else { return Ok(false) };
+            let set = memory.set(identifier, Some(checkpoint)).await;
+            set.map(|()| true).map_err(|error| StoreError::pool("", error.to_string()))
+        });
+        match remembered {
+            Ok(true) => *self.remembered.lock() = left_out,
+            // The checkpoint comes soon.
+            Ok(false) => {}
+            Err(error) => {
+                let pool = self.config().name;
+                error!(pool, %error, "the server cannot remember which devices of the pool are left out");
+            }
+        }
     }
 
     /// Returns its configuration.
@@ -653,13 +699,14 @@ impl OpenPool {
             // A problem whose text changes is not a new problem.
             if space.free_bytes == 0 {
                 return format!(
-                    "is full: {} are used. Writes of new data fail. Delete snapshots, or erase volumes",
+                    "is full: {} are used. Writes of new data fail. Delete snapshots, erase volumes, or add a device with \
+                     `sarsen pool add`",
                     render_rounded(used)
                 );
             }
             format!(
-                "is nearly full: {percent} % of {} is used. When it is full, writes of new data fail. Delete snapshots, or \
-                 erase volumes",
+                "is nearly full: {percent} % of {} is used. When it is full, writes of new data fail. Delete snapshots, erase \
+                 volumes, or add a device with `sarsen pool add`",
                 render_rounded(space.size_bytes),
             )
         })

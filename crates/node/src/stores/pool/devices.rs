@@ -9,14 +9,14 @@ use std::time::{Duration, Instant, SystemTime};
 use parking_lot::Mutex;
 use sarsen_block::{BlockSize, Store as _};
 use sarsen_io::time;
-use sarsen_pool::{DeviceInfo, DeviceState, PoolError, Scrubbed, identify};
+use sarsen_pool::{DeviceIdentity, DeviceInfo, DeviceState, PoolError, Scrubbed, identify};
 use tokio::sync::oneshot;
 use tracing::{info, warn};
 
 use super::super::file::{FileOptions, FileStore};
 use super::super::{MarkRule, OpenMode, StoreError};
 use super::creation::{create_file, refuse_if_used};
-use super::{OpenPool, failed, new_identifier};
+use super::{OpenPool, PoolCores, PoolMemory, failed, new_identifier};
 use crate::config::PoolConfig;
 
 /// A device with requests of which none has ended for this time does not respond. A flush of much data takes some seconds.
@@ -144,8 +144,15 @@ pub(crate) struct ReportedDevice {
 pub(super) struct NamedDevices(Mutex<Vec<NamedDevice>>);
 
 impl NamedDevices {
-    /// Opens the devices of a pool. Fails if none can be opened.
-    pub(super) fn open(config: &PoolConfig) -> Result<Self, StoreError> {
+    /// Opens the devices of a pool, which an error names. Fails if none can be opened.
+    pub(super) fn open_for(config: &PoolConfig) -> Result<Self, StoreError> {
+        Self::open(config).map_err(|error| match error {
+            StoreError::Pool { .. } => error,
+            other => StoreError::Device { pool: config.name.clone(), source: Box::new(other) },
+        })
+    }
+
+    fn open(config: &PoolConfig) -> Result<Self, StoreError> {
         let opened = config.devices.iter().map(|path| (path, open_device(config, path)));
         let mut opened: Vec<_> = opened.collect();
         if opened.iter().all(|(_, opened)| opened.is_err())
@@ -164,12 +171,12 @@ impl NamedDevices {
     }
 
     /// Notes what the devices say about themselves.
-    pub(super) fn identified(&self, identities: Vec<(PathBuf, Result<[u8; 16], String>)>) {
+    pub(super) fn identified(&self, identities: Identities) {
         let mut named = self.0.lock();
         for (path, identity) in identities {
             let Some(one) = named.iter_mut().find(|one| one.path == path) else { continue };
             match identity {
-                Ok(identifier) => one.identifier = Some(identifier),
+                Ok(identity) => one.identifier = Some(identity.device),
                 Err(problem) => (one.file, one.problem) = (None, Some(problem)),
             }
         }
@@ -192,14 +199,60 @@ impl NamedDevices {
     }
 }
 
-/// Returns which of these devices belong to pools, with their identifiers.
-pub(super) async fn identify_all(
-    devices: &[(PathBuf, Arc<FileStore>)],
-) -> Vec<(PathBuf, Result<[u8; 16], String>)> {
+/// What devices say about themselves, or why not, by their paths.
+pub(super) type Identities = Vec<(PathBuf, Result<DeviceIdentity, String>)>;
+
+/// Refuses devices that have an older state of their pool than the server has used: they were left out, and the device with
+/// the newer one is missing. Blocks the thread.
+pub(super) fn refuse_older(
+    config: &PoolConfig,
+    memory: &PoolMemory,
+    identities: &Identities,
+) -> Result<(), StoreError> {
+    let known = || identities.iter().filter_map(|(_, identity)| identity.as_ref().ok());
+    let Some(pool) = known().map(|identity| identity.pool).next() else { return Ok(()) };
+    let of_pool = known().filter(|identity| identity.pool == pool);
+    let newest = of_pool.map(|identity| identity.checkpoint).max().unwrap_or(0);
+    let least = memory.checkpoint(pool);
+    let least = least.map_err(|error| StoreError::pool(&config.name, error.to_string()))?;
+    if newest >= least {
+        return Ok(());
+    }
+    let problem = format!(
+        "its devices have older data (checkpoint {newest}) than the server has used (checkpoint {least}): they were left out \
+         before, and a device with newer data is missing. Connect that device. If it is lost, use the older data: \
+         `sarsen pool recover {}`",
+        config.name
+    );
+    Err(StoreError::pool(&config.name, problem))
+}
+
+/// Forgets which data of a pool the server has used, so that the pool can be opened with older data. Blocks the thread, which
+/// must not be a core.
+pub(crate) fn forget(
+    cores: &PoolCores,
+    config: &PoolConfig,
+    memory: &PoolMemory,
+) -> Result<(), StoreError> {
+    let (given, memory) = (NamedDevices::open_for(config)?.stores(), memory.clone());
+    let name = config.name.clone();
+    cores.run(move || async move {
+        for (_, identity) in identify_all(&given).await {
+            if let Ok(identity) = identity {
+                let forgotten = memory.set(identity.pool, None).await;
+                forgotten.map_err(|error| StoreError::pool(&name, error.to_string()))?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Returns which of these devices belong to pools, and what they say.
+pub(super) async fn identify_all(devices: &[(PathBuf, Arc<FileStore>)]) -> Identities {
     let mut identities = Vec::with_capacity(devices.len());
     for (path, store) in devices {
         let identity = match identify(store.clone()).await {
-            Ok(identity) => Ok(identity.device),
+            Ok(identity) => Ok(identity),
             Err(PoolError::Unfit { problem, .. }) => Err(problem.to_string()),
             Err(error) => Err(error.to_string()),
         };
@@ -296,6 +349,7 @@ impl OpenPool {
     }
 
     fn watch_once(self: &Arc<Self>) {
+        self.remember_absences();
         let (now, config) = (time::now(), self.config());
         let infos = self.pool.devices();
         let (mut silent, mut due) = (Vec::new(), Vec::new());
@@ -545,6 +599,14 @@ impl OpenPool {
             other => self.failed(other),
         })?;
         info!(pool = self.config().name, path = %path.display(), "a device leaves: its data moves to others");
+        // If it was missing from the start on, only the pool knows its identifier. Its path leaves with it.
+        let identifier = self.pool.devices().into_iter().find(|info| info.number == number);
+        let mut named = self.devices.0.lock();
+        if let (Some(info), Some(one)) =
+            (identifier, named.iter_mut().find(|one| one.path == path && one.identifier.is_none()))
+        {
+            one.identifier = Some(info.identifier);
+        }
         Ok(())
     }
 

@@ -1,0 +1,79 @@
+//! What the server remembers of pools: the checkpoint that named all devices which are left out. A device that was left out
+//! does not know that. Without the others it would be taken for the pool, and its old data for the last.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use sarsen_io::record::AtomicFile;
+
+/// Maximum length of a file.
+const LENGTH_MAX: usize = 64;
+
+/// A folder with one file for each pool.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PoolMemory {
+    /// `None`: the server has no state.
+    folder: Option<PathBuf>,
+}
+
+impl PoolMemory {
+    /// Returns the memory in the folder of a state.
+    pub(crate) fn within(state: Option<&Path>) -> Self {
+        Self { folder: state.map(|state| state.join("pools")) }
+    }
+
+    fn file(&self, pool: [u8; 16]) -> Option<AtomicFile> {
+        let name = format!("{:032x}", u128::from_be_bytes(pool));
+        Some(AtomicFile::new(self.folder.as_ref()?.join(name)))
+    }
+
+    /// Returns the checkpoint that a pool must have at least. Blocks the thread.
+    pub(super) fn checkpoint(&self, pool: [u8; 16]) -> io::Result<u64> {
+        let Some(file) = self.file(pool) else { return Ok(0) };
+        let Some(content) = file.read_now(LENGTH_MAX)? else { return Ok(0) };
+        let number = str::from_utf8(&content).ok().and_then(|text| text.trim().parse().ok());
+        let damaged = || {
+            let problem = format!("{} has no number of a checkpoint", file.path().display());
+            io::Error::new(io::ErrorKind::InvalidData, problem)
+        };
+        number.ok_or_else(damaged)
+    }
+
+    /// Remembers the checkpoint of a pool, durably, or forgets it.
+    pub(super) async fn set(&self, pool: [u8; 16], checkpoint: Option<u64>) -> io::Result<()> {
+        let Some(file) = self.file(pool) else { return Ok(()) };
+        let content = checkpoint.map(|checkpoint| format!("{checkpoint}\n").into_bytes());
+        file.replace(content).wait().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sarsen_io::cores::{FileEngine, block_on};
+
+    use super::*;
+
+    #[test]
+    fn it_has_the_last_checkpoint_until_it_forgets_the_pool() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let memory = PoolMemory::within(Some(folder.path()));
+        let set = |checkpoint| {
+            let memory = memory.clone();
+            block_on(FileEngine::Pool, async move { memory.set([7; 16], checkpoint).await })
+                .expect("a core")
+                .expect("written");
+        };
+        assert_eq!(memory.checkpoint([7; 16]).expect("read"), 0);
+        set(Some(12));
+        set(Some(u64::MAX));
+        assert_eq!(memory.checkpoint([7; 16]).expect("read"), u64::MAX);
+        assert_eq!(memory.checkpoint([8; 16]).expect("read"), 0, "another pool");
+        let file = memory.file([7; 16]).expect("a file");
+        std::fs::write(file.path(), "no number").expect("written");
+        assert!(memory.checkpoint([7; 16]).is_err());
+        set(None);
+        set(None);
+        assert_eq!(memory.checkpoint([7; 16]).expect("read"), 0);
+        assert_eq!(PoolMemory::within(None).checkpoint([7; 16]).expect("read"), 0);
+    }
+}
