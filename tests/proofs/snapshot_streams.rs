@@ -195,7 +195,7 @@ fn streams_that_cannot_be_received_are_refused_with_a_remedy() -> Result<()> {
     let [whole, later, broken] = ["whole", "later", "broken"].map(|name| folder.path().join(name));
     send(&from, &["v@s1"], &whole)?;
     send(&from, &["v@s2", "--since", "v@s1"], &later)?;
-    refused(&receive(&to, &["v"], &later)?, CONFLICT, "send it first")?;
+    refused(&receive(&to, &["v"], &later)?, CONFLICT, "send that one first")?;
     refused(&receive(&to, &["w"], &whole)?, NOT_FOUND, "sarsen volume create w 67108864")?;
     fs::write(&broken, b"")?;
     refused(&receive(&to, &["v"], &broken)?, FAILED, "the stream is empty")?;

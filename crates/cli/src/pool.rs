@@ -90,8 +90,8 @@ pub(crate) enum Verb {
         #[command(flatten)]
         options: ServerOptions,
     },
-    /// Open a pool with devices that have older data than the server has used. Do this only if the device with the newer data
-    /// is lost: what was written since then is lost, too.
+    /// Open a pool with the old data of devices that were left out. All writes since then are lost. Do this only if the
+    /// devices with the newer data are lost.
     Recover {
         /// The name of the pool.
         name: String,
@@ -216,7 +216,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
         }
         Verb::Recover { name, destroy, options } => {
             if !destroy {
-                let loss = "what was written after these devices were left out will be lost";
+                let loss = "the available devices have old data; all writes since they were left out will be lost";
                 confirm_loss(loss, &format!("the newer data of pool {name}"))?;
             }
             let client = options.client()?;

@@ -53,10 +53,10 @@ pub(crate) enum Verb {
         /// The snapshot: VOLUME@NAME.
         #[arg(value_name = "VOLUME@NAME")]
         name: SnapshotName,
-        /// The older snapshot, which the receiver must have. Default: send all data.
+        /// Send only what has changed since this older snapshot, which the receiving volume must have. Default: send all data.
         #[arg(long, value_name = "VOLUME@NAME")]
         since: Option<SnapshotName>,
-        /// Go on at this byte of the snapshot, after an interruption.
+        /// Resume at this byte of the snapshot after an interruption, with the same --since.
         #[arg(long, value_name = "BYTES", default_value_t = 0)]
         offset: u64,
         #[command(flatten)]
@@ -65,7 +65,8 @@ pub(crate) enum Verb {
     /// Read streams of snapshots from standard input, and put them into new snapshots of a volume in a pool. The volume
     /// itself does not change.
     Receive {
-        /// The volume, or VOLUME@NAME to give the first snapshot another name than it has in the stream.
+        /// The volume, or VOLUME@NAME to give the first snapshot another name than it has in the stream. An interrupted stream
+        /// is resumed under the same name.
         #[arg(value_name = "VOLUME[@NAME]")]
         name: String,
         #[command(flatten)]

@@ -96,33 +96,41 @@ pub struct PartInfo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamProblem {
     /// It does not begin like a part.
-    #[error("this is no stream of a snapshot")]
+    #[error("this is no stream of a snapshot; use the output of `sarsen snapshot send`")]
     NoPart,
     /// The format has another version.
     #[error(
-        "its format has version {0}, and this program knows version {VERSION}: use a program of that version"
+        "version {0} of the stream's format is not supported, but {VERSION}; use the same version of sarsen on both servers"
     )]
     Version(u32),
     /// The checksum is wrong, or the part contradicts itself.
-    #[error("the stream is damaged: send it again")]
+    #[error(
+        "the stream is damaged; send it again from the byte that `sarsen snapshot list` shows on"
+    )]
     Damaged,
     /// A part before it was not received.
-    #[error("a part is missing: send the stream again from byte {0} on")]
+    #[error(
+        "what comes before this part was not received; send it from byte {0} on (--offset {0}), and receive it under the same \
+         name"
+    )]
     Gap(u64),
     /// The volume has no snapshot with which the sent one was compared.
     #[error(
-        "the volume does not have the older snapshot from which the stream goes on: send it first, or send all of the snapshot"
+        "the volume does not have the older snapshot (--since) of this stream; send that one first, or send without --since"
     )]
     NoBase,
-    /// The name belongs to another snapshot, or to one that is received from another stream.
+    /// The name belongs to another snapshot.
+    #[error("the volume has another snapshot of this name; receive it as VOLUME@OTHERNAME")]
+    NameInUse,
+    /// The snapshot is being received from another stream.
     #[error(
-        "the volume has another snapshot of this name, or receives one from another stream: choose another name, or delete it \
-         first"
+        "another stream of this snapshot was received in part; resume with the same --since, or delete the incomplete \
+         snapshot first"
     )]
-    Other,
+    OtherStream,
     /// The volume has blocks of another size.
     #[error(
-        "the volume has blocks of another size: receive the snapshot into a volume with the same block size"
+        "the volume has blocks of another size; receive the snapshot into a volume with the same block size"
     )]
     BlockSize,
 }
@@ -173,7 +181,7 @@ impl PartHeader {
 }
 
 /// Puts a part together, of a header in which lengths and checksum are missing, ranges, and their data.
-pub(crate) fn sealed(header: &PartHeader, ranges: &[Range], data: &[u8]) -> Vec<u8> {
+pub(crate) fn encode(header: &PartHeader, ranges: &[Range], data: &[u8]) -> Vec<u8> {
     let length = PART_HEADER_BYTES + size_of_val(ranges) + data.len();
     let header = PartHeader {
         version: VERSION.into(),

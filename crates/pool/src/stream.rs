@@ -12,7 +12,7 @@ use zerocopy::FromZeros as _;
 use crate::format::{IS_SNAPSHOT, IS_VOLUME, NAME_MAX, RECEIVING, VolumeRow, padded};
 use crate::grace::{Freed, Period};
 use crate::parts::{
-    DATA_MAX, LAST, NONE, Part, PartHeader, RANGES_MAX, Range, StreamProblem, sealed,
+    DATA_MAX, LAST, NONE, Part, PartHeader, RANGES_MAX, Range, StreamProblem, encode,
 };
 use crate::pool::{Label, complete, has_snapshot, landing, live, row_of};
 use crate::records::Record;
@@ -38,13 +38,13 @@ pub struct Received {
 }
 
 /// A part that is being put together.
-struct Writer {
+struct PartBuilder {
     ranges: Vec<Change>,
     data: u64,
     data_max: u64,
 }
 
-impl Writer {
+impl PartBuilder {
     fn is_full(&self) -> bool {
         self.data >= self.data_max || self.ranges.len() >= RANGES_MAX
     }
@@ -65,7 +65,7 @@ impl Writer {
 
 impl Pool {
     /// Returns the part of a stream that begins at a byte of a snapshot: what differs from an older snapshot, or all of its
-    /// data. [`PartInfo`] says where the next part begins.
+    /// data. [`crate::PartInfo`] says where the next part begins.
     pub async fn send(
         &self,
         since: Option<VolumeId>,
@@ -91,9 +91,12 @@ impl Pool {
         };
         let size = row.size.get();
         if from > size || !from.is_multiple_of(1 << row.block_shift) {
-            return Err(PoolError::Invalid("the offset is behind the end, or is none of a block"));
+            return Err(PoolError::Invalid(
+                "the offset is larger than the snapshot, or no multiple of the block size; use the byte that `sarsen \
+                 snapshot list` shows",
+            ));
         }
-        let mut part = Writer { ranges: Vec::new(), data: 0, data_max };
+        let mut part = PartBuilder { ranges: Vec::new(), data: 0, data_max };
         let (mut until, mut window) = (from, WINDOW);
         while until < size && !part.is_full() {
             let range = until..until.saturating_add(window).min(size);
@@ -135,7 +138,7 @@ impl Pool {
             name: row.name,
             ..PartHeader::new_zeroed()
         };
-        Ok(sealed(&header, &ranges.collect::<Vec<_>>(), &data))
+        Ok(encode(&header, &ranges.collect::<Vec<_>>(), &data))
     }
 
     /// Puts a part of a stream into a new snapshot of a volume, which gets the name if it does not exist yet. The snapshot can be
@@ -194,13 +197,13 @@ impl Pool {
         };
         let id = VolumeId(row.id.get());
         match row.flags & RECEIVING != 0 {
-            _ if row.identifier != header.snapshot => Err(StreamProblem::Other.into()),
+            false if row.identifier != header.snapshot => Err(StreamProblem::NameInUse.into()),
             false => Ok(Found::Complete(id)),
             // Parts of different streams are not mixed.
-            true if (row.base, row.size_to_be, row.created)
-                != (header.base, header.size, header.created) =>
+            true if (row.identifier, row.base, row.size_to_be, row.created)
+                != (header.snapshot, header.base, header.size, header.created) =>
             {
-                Err(StreamProblem::Other.into())
+                Err(StreamProblem::OtherStream.into())
             }
             true => Ok(Found::Incomplete(id, row.received.get())),
         }

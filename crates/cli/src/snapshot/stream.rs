@@ -41,8 +41,8 @@ pub(super) fn send(
             let written = out.write_all(&part).and_then(|()| out.flush());
             written.with_context(|| {
                 format!(
-                    "standard output: the stream of {name} ended at byte {offset} of {}",
-                    info.size
+                    "standard output: the stream of {name} is not complete; `sarsen snapshot list` on the receiving server \
+                     shows the byte for --offset"
                 )
             })?;
             bar.get_or_insert_with(|| Bar::new(Some(info.size))).tell(info.until);
@@ -86,7 +86,9 @@ pub(super) fn receive(
         }
         match (incomplete, received) {
             (Some(name), _) => Err(ended_early(&name)),
-            (None, 0) => Err(anyhow!("standard input: the stream is empty")),
+            (None, 0) => Err(anyhow!(
+                "standard input: the stream is empty; see the error of `sarsen snapshot send`"
+            )),
             (None, _) => Ok(()),
         }
     })
@@ -127,7 +129,7 @@ fn next_part(
     let count = input.by_ref().take(rest).read_to_end(&mut part).map_err(failed)?;
     if (count as u64) < rest {
         return Err(incomplete.map_or_else(
-            || anyhow!("standard input: the stream ended within its first part"),
+            || anyhow!("standard input: the stream ended within its first part; send it again"),
             ended_early,
         ));
     }

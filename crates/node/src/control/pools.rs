@@ -562,7 +562,8 @@ impl From<StoreError> for ApiError {
                 }
                 StreamProblem::Gap(_)
                 | StreamProblem::NoBase
-                | StreamProblem::Other
+                | StreamProblem::NameInUse
+                | StreamProblem::OtherStream
                 | StreamProblem::BlockSize => Self::conflict(message),
             };
         }

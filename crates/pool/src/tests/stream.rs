@@ -182,7 +182,7 @@ fn streams_that_do_not_fit_are_refused() {
         assert_eq!(problem(to.receive(target, "s", &part).await), StreamProblem::NoBase);
         transfer((&from, None, first), (&to, target, "first"), 1 << 20).await.expect("received");
         let other = problem(to.receive(target, "first", &part).await);
-        assert_eq!(other, StreamProblem::Other);
+        assert_eq!(other, StreamProblem::NameInUse);
         let other = to.create_volume(&volume("w", SIZE, BlockSize::B4096)).await.expect("created");
         assert_eq!(problem(to.receive(other, "s", &part).await), StreamProblem::BlockSize);
         assert_eq!(problem(to.receive(target, "s", b"text").await), StreamProblem::NoPart);
@@ -226,7 +226,7 @@ fn streams_that_do_not_fit_are_refused() {
         to.receive(target, "s", &half).await.expect("received");
         let larger = sealed(&|part| part[80] ^= 1);
         let other = problem(to.receive(target, "s", &larger).await);
-        assert_eq!(other, StreamProblem::Other, "it was created at another time");
+        assert_eq!(other, StreamProblem::OtherStream, "it was created at another time");
     });
 }
 

@@ -1,5 +1,5 @@
-//! What the server remembers of pools: the checkpoint that named all devices which are left out. A device that was left out
-//! does not know that. Without the others it would be taken for the pool, and its old data for the last.
+//! What the state has of each degraded pool: the number of the oldest checkpoint with which it may be opened. Devices that
+//! were left out have older ones. Without this number, the server could open them alone, and serve old data.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,10 @@ impl PoolMemory {
         let Some(content) = file.read_now(LENGTH_MAX)? else { return Ok(0) };
         let number = str::from_utf8(&content).ok().and_then(|text| text.trim().parse().ok());
         let damaged = || {
-            let problem = format!("{} has no number of a checkpoint", file.path().display());
+            let problem = format!(
+                "{}: the file is damaged; delete it only if all devices of the pool are there",
+                file.path().display()
+            );
             io::Error::new(io::ErrorKind::InvalidData, problem)
         };
         number.ok_or_else(damaged)
