@@ -79,6 +79,17 @@ pub(crate) struct Api {
 }
 
 impl Api {
+    /// Refuses an operation that loses or shows data to a client that has not authenticated.
+    fn check_trusted(&self, operation: &str) -> Result<(), ApiError> {
+        if self.is_trusted {
+            return Ok(());
+        }
+        Err(ApiError::forbidden(format!(
+            "{operation} is permitted only at the control socket, or with the token of the API (token-file of [api]); use one \
+             of them"
+        )))
+    }
+
     /// Refuses a request for secrets if the client may not read them.
     fn check_secrets(&self, wanted: bool) -> Result<(), ApiError> {
         if wanted && !self.is_trusted {

@@ -92,12 +92,7 @@ pub(super) fn scrub_of(open: Option<&Arc<OpenPool>>) -> PoolScrub {
 /// Returns an open pool, for a client that may change its devices.
 fn open_pool(api: &Api, name: &str) -> Result<(PoolConfig, Arc<OpenPool>), ApiError> {
     let config = find_pool(api, name)?;
-    if !api.is_trusted {
-        return Err(ApiError::forbidden(
-            "pool: a change of its devices is permitted only at the control socket, or with the token of the API; use one \
-             of them",
-        ));
-    }
+    api.check_trusted("pool: a change of its devices")?;
     let open = api.engine.pools.get(name).ok_or_else(|| {
         let why = api.engine.pools.reason_not_open(name).unwrap_or_else(|| "it is not open".into());
         ApiError::unable(format!("pool {name}: {why}"))
@@ -272,11 +267,7 @@ pub(super) async fn recover(
     Path(name): Path<String>,
 ) -> Answer<PoolContents> {
     let config = find_pool(&api, &name)?;
-    if !api.is_trusted {
-        return Err(ApiError::forbidden(
-            "pool: its recovery is permitted only at the control socket, or with the token of the API; use one of them",
-        ));
-    }
+    api.check_trusted("pool: its recovery")?;
     if api.engine.pools.get(&name).is_some() {
         return Err(ApiError::conflict(format!("pool {name} is open: nothing is to be recovered")));
     }

@@ -162,11 +162,7 @@ pub(super) async fn create(
         super::config::json(body.bytes())?;
     drop(body);
     let desired = desired(&api)?;
-    if !api.is_trusted {
-        return Err(ApiError::forbidden(
-            "pool: creation is permitted only at the control socket, or with the token of the API; use one of them",
-        ));
-    }
+    api.check_trusted("pool: its creation")?;
     let author = author_of(author.as_deref(), &headers)?;
     let cache = cache.as_deref().map(CacheMode::parse).transpose();
     let cache =
@@ -273,17 +269,6 @@ pub(super) async fn snapshots(
     Ok(Json(SnapshotList { snapshots }))
 }
 
-/// Refuses an operation that loses or shows data to a client that has not authenticated.
-fn check_trusted(api: &Api, operation: &str) -> Result<(), ApiError> {
-    if api.is_trusted {
-        return Ok(());
-    }
-    let message = format!(
-        "snapshot: {operation} at the control socket, or with the token of the API (token-file of [api]); use one of them"
-    );
-    Err(ApiError::forbidden(message))
-}
-
 fn parse_name(name: &str) -> Result<SnapshotName, ApiError> {
     name.parse().map_err(|message| ApiError::invalid(Some("name"), message))
 }
@@ -371,7 +356,7 @@ pub(super) async fn delete_snapshot(
     Path(name): Path<String>,
 ) -> Answer<Snapshot> {
     let name = parse_name(&name)?;
-    check_trusted(&api, "its deletion is permitted only")?;
+    api.check_trusted("snapshot: its deletion")?;
     let deleted = shown(&api, &name)?;
     api.engine.delete_snapshot(&name).await?;
     api.front.access.events.tell(&Occurrence::SnapshotDeleted { name: name.to_string() });
@@ -447,7 +432,7 @@ pub(super) async fn send(
     RawQuery(query): RawQuery,
 ) -> Result<Response, ApiError> {
     let (name, since, offset) = parse_comparison(&name, query)?;
-    check_trusted(&api, "its data is sent only")?;
+    api.check_trusted("snapshot: the transfer of its data")?;
     let part = api.engine.send_snapshot(&name, since.as_ref(), offset).await?;
     Ok(([(header::CONTENT_TYPE, "application/octet-stream")], part).into_response())
 }
@@ -467,7 +452,7 @@ pub(super) async fn receive(
     ReceivedPart(body): ReceivedPart,
 ) -> Answer<ReceivedSnapshot> {
     let name = parse_name(&name)?;
-    check_trusted(&api, "its data is received only")?;
+    api.check_trusted("snapshot: the transfer of its data")?;
     let (info, received) = api.engine.receive_snapshot(&name, body).await?;
     if received.is_complete && !received.was_complete {
         let names = vec![name.to_string()];
@@ -499,7 +484,7 @@ pub(super) async fn roll_back(
     let name = parse_name(&name)?;
     let RollBack { force, grace_seconds } = parse(body.bytes())?;
     drop(body);
-    check_trusted(&api, "its roll-back is permitted only")?;
+    api.check_trusted("snapshot: its roll-back")?;
     let grace = grace_seconds.unwrap_or(GRACE);
     if grace > LONGEST_GRACE {
         let message = format!("grace_seconds: the maximum is {LONGEST_GRACE}");

@@ -84,11 +84,7 @@ pub(super) async fn remove_orphan(
     Path(name): Path<String>,
 ) -> Answer<Orphan> {
     let desired = desired(&api)?;
-    if !api.is_trusted {
-        return Err(ApiError::forbidden(
-            "orphan: deletion is permitted only at the control socket, or with the token of the API; use one of them",
-        ));
-    }
+    api.check_trusted("orphan: its deletion")?;
     let removed = threads::aside(async move { desired.remove_orphan(&name).await }).await;
     let removed = removed
         .map_err(|_| ApiError::internal("orphan: its removal was interrupted; see the log"))?;
