@@ -226,12 +226,13 @@ impl Pool {
         self.shared.checkpoint(generation).await
     }
 
-    /// Returns the identifier of the pool, and the number of the last checkpoint if that names all devices which are left out
-    /// now. A device that was left out before has an older one.
-    pub async fn last_checkpoint(&self) -> ([u8; 16], Option<u64>) {
-        let writer = self.shared.writer.lock().await;
+    /// Returns the identifier of the pool, and the number of the last checkpoint, if that names all devices which are left out
+    /// now, and none is being written. A device that is left out has an older one.
+    pub fn last_checkpoint(&self) -> Option<([u8; 16], u64)> {
+        // A device that hangs may keep a checkpoint from its end.
+        let writer = self.shared.writer.try_lock().ok()?;
         let names_all = !self.shared.state.read().space.has_unsaid();
-        (writer.superblock.pool, names_all.then_some(writer.superblock.generation.get()))
+        names_all.then(|| (writer.superblock.pool, writer.superblock.generation.get()))
     }
 
     /// Lets go of the store of a device that was left out, so that it can be opened again. Returns whether nothing of the pool

@@ -452,7 +452,8 @@ impl Pool {
         }
         if has_deleted {
             // Until then, a device is needed for what was deleted.
-            self.checkpoint().await?;
+            let generation = self.shared.state.read().generation;
+            self.shared.checkpoint(generation).await?;
         }
         while self.shared.tend_copies().await? {
             self.shared.checkpoint_if_due().await?;

@@ -4,9 +4,9 @@ mod creation;
 mod devices;
 mod history;
 mod memory;
+mod roll_back;
 
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak, mpsc};
@@ -32,6 +32,9 @@ pub(crate) use self::devices::forget;
 use self::devices::{NamedDevices, Scrub, identify_all, open_with, refuse_older};
 use self::history::SnapshotHistory;
 pub(crate) use self::memory::PoolMemory;
+use self::memory::Remembered;
+use self::roll_back::RollBacks;
+pub(crate) use self::roll_back::{PendingRollBack, RollBackEnd};
 use super::file::FileStore;
 use super::{OpenMode, StoreError};
 use crate::config::{CacheMode, PoolConfig, VolumeConfig, render_size};
@@ -135,66 +138,14 @@ pub(crate) struct OpenPool {
     cache: CacheMode,
     devices: NamedDevices,
     memory: PoolMemory,
-    /// The devices that are left out, with the number of their absences, as the server remembers them.
-    remembered: Mutex<BTreeMap<[u8; 16], u16>>,
+    remembered: Remembered,
     cores: PoolCores,
     pub(crate) scrub: Mutex<Scrub>,
     /// A thread watches the devices.
     is_watched: AtomicBool,
     /// Its use was above the threshold, and has not been clearly below it since.
     is_nearly_full: AtomicBool,
-    /// Volumes that are to be rolled back before they are opened again.
-    roll_backs: Mutex<HashMap<VolumeId, Arc<RollBack>>>,
-}
-
-/// A roll-back that is carried out when its volume is opened again.
-struct RollBack {
-    snapshot: VolumeId,
-    result: Mutex<Option<Result<(), StoreError>>>,
-}
-
-/// A roll-back that waits for the opening of its volume. If that has not begun when this is dropped, it does not happen.
-pub(crate) struct PendingRollBack {
-    pool: Arc<OpenPool>,
-    volume: VolumeId,
-    roll_back: Arc<RollBack>,
-}
-
-/// What became of a roll-back.
-pub(crate) enum RollBackEnd {
-    Done(Result<(), StoreError>),
-    /// The disk of the pool has not completed it yet.
-    UnderWay,
-    /// The volume was not opened, so it does not happen.
-    NotBegun,
-}
-
-impl PendingRollBack {
-    /// Prevents the roll-back, and returns `true`, if it has not begun.
-    fn withdraw(&self) -> bool {
-        let mut waiting = self.pool.roll_backs.lock();
-        let is_waiting =
-            waiting.get(&self.volume).is_some_and(|one| Arc::ptr_eq(one, &self.roll_back));
-        if is_waiting {
-            waiting.remove(&self.volume);
-        }
-        is_waiting
-    }
-
-    /// Ends the wait.
-    pub(crate) fn end(self) -> RollBackEnd {
-        if self.withdraw() {
-            return RollBackEnd::NotBegun;
-        }
-        let result = self.roll_back.result.lock().take();
-        result.map_or(RollBackEnd::UnderWay, RollBackEnd::Done)
-    }
-}
-
-impl Drop for PendingRollBack {
-    fn drop(&mut self) {
-        self.withdraw();
-    }
+    roll_backs: RollBacks,
 }
 
 /// An open volume of a pool.
@@ -301,43 +252,16 @@ impl OpenPool {
             devices,
             cores: cores.clone(),
             is_nearly_full: AtomicBool::new(false),
-            roll_backs: Mutex::default(),
+            roll_backs: RollBacks::default(),
             scrub: Mutex::default(),
             is_watched: AtomicBool::new(false),
             memory: memory.clone(),
-            remembered: Mutex::default(),
+            remembered: Remembered::default(),
         };
         open.adopt(config);
+        let open = Arc::new(open);
         open.remember_absences();
-        Ok(Arc::new(open))
-    }
-
-    /// Remembers the devices that are left out, so that none of them is taken for the pool later. Blocks the thread, which must
-    /// not be a core.
-    fn remember_absences(&self) {
-        let infos = self.pool.devices();
-        let left_out = infos.iter().filter(|info| info.state != DeviceState::Online);
-        let left_out: BTreeMap<_, _> =
-            left_out.map(|info| (info.identifier, info.absences)).collect();
-        if left_out.is_empty() || *self.remembered.lock() == left_out {
-            return;
-        }
-        let (pool, memory) = (self.pool.clone(), self.memory.clone());
-        let remembered = self.cores.run(move || async move {
-            let (identifier, checkpoint) = pool.last_checkpoint().await;
-            let Some(checkpoint) = checkpoint else { return Ok(false) };
-            let set = memory.set(identifier, Some(checkpoint)).await;
-            set.map(|()| true).map_err(|error| StoreError::pool("", error.to_string()))
-        });
-        match remembered {
-            Ok(true) => *self.remembered.lock() = left_out,
-            // The checkpoint comes soon.
-            Ok(false) => {}
-            Err(error) => {
-                let pool = self.config().name;
-                error!(pool, %error, "the server cannot remember which devices of the pool are left out");
-            }
-        }
+        Ok(open)
     }
 
     /// Returns its configuration.
@@ -599,36 +523,6 @@ impl OpenPool {
             _ => "one of the renamed volumes".to_owned(),
         };
         self.operate(&object, move |pool| async move { pool.rename(&names).await }).await
-    }
-
-    /// Begins to roll a volume back, which happens when the volume is opened the next time.
-    pub(crate) fn begin_roll_back(
-        self: &Arc<Self>,
-        volume: VolumeId,
-        snapshot: VolumeId,
-    ) -> Result<PendingRollBack, StoreError> {
-        let roll_back = Arc::new(RollBack { snapshot, result: Mutex::default() });
-        match self.roll_backs.lock().entry(volume) {
-            Entry::Occupied(_) => {
-                let problem = "the volume is being rolled back already; try again later".to_owned();
-                return Err(StoreError::PoolObjectInUse { problem });
-            }
-            Entry::Vacant(vacant) => drop(vacant.insert(roll_back.clone())),
-        }
-        Ok(PendingRollBack { pool: self.clone(), volume, roll_back })
-    }
-
-    async fn roll_back_now(&self, name: &str, volume: VolumeId) {
-        let Some(roll_back) = self.roll_backs.lock().remove(&volume) else { return };
-        let name_of = |snapshot: VolumeInfo| format!("{name}@{}", snapshot.label.name);
-        let snapshot = self.pool.find(|one| one.id == roll_back.snapshot).map(name_of);
-        let result = self.pool.roll_back(volume, roll_back.snapshot).await;
-        match &result {
-            Ok(()) => info!(volume = name, snapshot, "the volume is rolled back"),
-            Err(error) => error!(volume = name, snapshot, %error, "the volume was not rolled back"),
-        }
-        // The request that waited for this may have ended.
-        *roll_back.result.lock() = Some(result.map_err(|error| self.failed(error)));
     }
 
     /// Creates snapshots of volumes of this pool at one moment.

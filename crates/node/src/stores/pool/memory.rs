@@ -1,10 +1,18 @@
 //! What the state has of each degraded pool: the number of the oldest checkpoint with which it may be opened. Devices that
 //! were left out have older ones. Without this number, the server could open them alone, and serve old data.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use parking_lot::Mutex;
 use sarsen_io::record::AtomicFile;
+use sarsen_pool::DeviceState;
+use tracing::error;
+
+use super::OpenPool;
 
 /// Maximum length of a file.
 const LENGTH_MAX: usize = 64;
@@ -47,6 +55,49 @@ impl PoolMemory {
         let Some(file) = self.file(pool) else { return Ok(()) };
         let content = checkpoint.map(|checkpoint| format!("{checkpoint}\n").into_bytes());
         file.replace(content).wait().await
+    }
+}
+
+/// What a server has remembered of an open pool.
+#[derive(Default)]
+pub(super) struct Remembered {
+    /// The devices that are left out, with the number of their absences.
+    left_out: Mutex<BTreeMap<[u8; 16], u16>>,
+    is_writing: AtomicBool,
+    /// The last attempt failed, and was reported.
+    has_failed: AtomicBool,
+}
+
+impl OpenPool {
+    /// Begins to remember the devices that are left out, unless that was done. It waits for no disk.
+    pub(super) fn remember_absences(self: &Arc<Self>) {
+        let infos = self.pool.devices();
+        let left_out = infos.iter().filter(|info| info.state != DeviceState::Online);
+        let left_out: BTreeMap<_, _> =
+            left_out.map(|info| (info.identifier, info.absences)).collect();
+        if left_out.is_empty() || *self.remembered.left_out.lock() == left_out {
+            return;
+        }
+        // If a checkpoint is to name them first, it is tried again soon.
+        let Some((identifier, checkpoint)) = self.pool.last_checkpoint() else { return };
+        if self.remembered.is_writing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let open = self.clone();
+        drop(self.cores.begin(move || async move {
+            let set = open.memory.set(identifier, Some(checkpoint)).await;
+            let remembered = &open.remembered;
+            let had_failed = remembered.has_failed.swap(set.is_err(), Ordering::AcqRel);
+            match set {
+                Ok(()) => *remembered.left_out.lock() = left_out,
+                Err(error) if !had_failed => {
+                    let pool = open.config().name;
+                    error!(pool, %error, "the server cannot remember which devices of the pool are left out");
+                }
+                Err(_) => {}
+            }
+            remembered.is_writing.store(false, Ordering::Release);
+        }));
     }
 }
 
