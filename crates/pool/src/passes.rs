@@ -38,8 +38,9 @@ pub struct Scrubbed {
 struct PassGuard<'a>(&'a Shared);
 
 impl<'a> PassGuard<'a> {
-    fn begin(shared: &'a Shared, slab: u32, targets: u32) -> Self {
-        shared.state.write().space.mirrors.begin_pass(slab, targets);
+    /// Begins to compare the copies of a slab.
+    fn begin(shared: &'a Shared, slab: u32) -> Self {
+        shared.state.write().space.mirrors.begin_pass(slab, 0);
         Self(shared)
     }
 }
@@ -71,8 +72,14 @@ impl Shared {
         if self.welcome().await? {
             return Ok(true);
         }
-        let stale = self.state.read().space.next_stale();
+        let stale = {
+            let mut state = self.state.write();
+            let stale = state.space.next_stale();
+            // A target that is left out from now on spoils the pass.
+            stale.inspect(|&(slab, targets)| state.space.mirrors.begin_pass(slab, targets))
+        };
         if let Some((slab, targets)) = stale {
+            let _pass = PassGuard(self);
             return self.complete_slab(slab, targets).await.map(|()| true);
         }
         if self.state.write().space.add_copy() {
@@ -133,12 +140,11 @@ impl Shared {
         Ok(true)
     }
 
-    /// Copies to stale copies of a slab what they lack.
+    /// Copies to stale copies of a slab what they lack, in a pass that has begun.
     async fn complete_slab(self: &Arc<Self>, number: u32, targets: u32) -> Result<(), PoolError> {
         if !self.state.read().space.has_counts(number) {
             self.resolve(Blocked::Missing(vec![Load::Counts(number)])).await?;
         }
-        let _pass = PassGuard::begin(self, number, targets);
         // What is written from now on is written to the targets, too.
         self.end_writes().await;
         for window in self.windows(number, true) {
@@ -255,7 +261,7 @@ impl Shared {
             if !self.state.read().space.has_counts(number) {
                 self.resolve(Blocked::Missing(vec![Load::Counts(number)])).await?;
             }
-            let _pass = PassGuard::begin(self, number, 0);
+            let _pass = PassGuard::begin(self, number);
             self.scrub_slab(number, &mut scrubbed).await?;
         }
         Ok(scrubbed)

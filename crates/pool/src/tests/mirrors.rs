@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use sarsen_block::{BlockSize, Buffer, Durability, Extent, OptimalTransfer, Store as _};
+use sarsen_block::{
+    BlockError, BlockSize, Buffer, Durability, Extent, OptimalTransfer, Store as _,
+};
 
 use super::device::SimulatedDevice;
-use super::runner::{LocalTasks, end_all, run};
+use super::runner::{LocalTasks, end_all, poll_once, run};
 use super::{is_clean, label, new_pool, stores, volume};
 use crate::{DeviceState, NewVolume, Pool, PoolError, PoolVolume, VolumeId, check};
 
@@ -181,6 +183,57 @@ fn interruption_leaves_only_what_was_overwritten_to_be_copied() {
         pool.leave_out_device(0, "for a test").await.expect("left out");
         assert_eq!([first(1 << 20).await, first(3 << 20).await], before, "both have the same");
     });
+}
+
+#[test]
+fn copy_is_stale_whose_device_was_left_out_at_any_time_before_it_was_complete() {
+    let devices = [1, 2].map(|seed| SimulatedDevice::new(20 << 20, seed));
+    let id = run(&devices, async {
+        let (pool, id) = pool_with(&devices, &mirrored(2, 1)).await;
+        fill(&pool.open_volume(id).await.expect("opened"), 1).await;
+        pool.checkpoint().await.expect("written");
+        id
+    });
+    run(&devices, async {
+        let pool = open(&devices[1..]).await;
+        fill(&pool.open_volume(id).await.expect("opened"), 2).await;
+        pool.checkpoint().await.expect("written");
+    });
+    let mut polls = 0;
+    loop {
+        let devices = devices.each_ref().map(|device| device.copy(20 << 20));
+        let is_complete = run(&devices, async {
+            // Nothing of the slabs is in memory.
+            let pool = open(&devices).await;
+            let mut tending = Box::pin(pool.maintain_once());
+            let mut is_complete = false;
+            for _ in 0..polls {
+                is_complete = poll_once(&mut tending).is_ready();
+                if is_complete {
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+            let failure = BlockError::Unreachable(std::io::Error::other("for a test"));
+            pool.shared.exclude(0, failure).expect("left out");
+            if !is_complete {
+                tending.await.expect("the other one is there");
+            }
+            pool.checkpoint().await.expect("written");
+            pool.return_device(devices[0].clone()).await.expect("it is back");
+            pool.maintain_once().await.expect("copied");
+            assert_eq!((states(&pool), stale(&pool)), (vec![true, true], 0));
+            is_clean(&devices).await;
+            pool.leave_out_device(1, "for a test").await.expect("left out");
+            has_only(&pool, id, 2).await;
+            is_complete
+        });
+        if is_complete {
+            assert!(polls > 10, "it was complete after {polls} polls");
+            break;
+        }
+        polls += 1;
+    }
 }
 
 #[test]
