@@ -1,5 +1,5 @@
-//! The base of every guest: Debian's kernel, and an archive with busybox, open-iscsi, nbd-client, e2fsprogs, eject,
-//! sg3-utils, bonnie++, rtslib and the necessary modules. apt downloads it into a private state, so that nothing is installed and
+//! The base of every guest: Debian's kernel, and an archive with busybox, open-iscsi, nbd-client, e2fsprogs,
+//! xfsprogs, dmsetup, eject, sg3-utils, bonnie++, rtslib and the necessary modules. apt downloads it into a private state, so that nothing is installed and
 //! root is not necessary. The result is kept until the recipe changes.
 
 use std::fs::{self, File};
@@ -10,19 +10,20 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 
 use super::archive::Archive;
-use super::modules::Modules;
+use super::modules::{self, Modules};
 use crate::process;
 
 /// Increase this number when this file processes the lists below differently.
-const RECIPE_VERSION: u32 = 1;
+const RECIPE_VERSION: u32 = 2;
 
-/// Debian's name for its newest stable kernel; it depends on the package with the kernel.
-const KERNEL: &str = "linux-image-amd64";
+/// Debian's name for its newest kernel of this release; it depends on the package with the kernel.
+const KERNEL: &str = "linux-image-6.12-amd64";
 
 /// Packages that scenarios use; Debian's dependencies add their libraries.
 const PACKAGES: &[&str] = &[
     "bonnie++",
     "busybox-static",
+    "dmsetup",
     "e2fsprogs",
     "eject",
     "libc-bin",
@@ -30,6 +31,8 @@ const PACKAGES: &[&str] = &[
     "open-iscsi",
     "python3-rtslib-fb",
     "sg3-utils",
+    "thin-provisioning-tools",
+    "xfsprogs",
 ];
 
 /// Dependencies that are never used: package management, perl, udev (the kernel's devtmpfs names the disks).
@@ -38,6 +41,7 @@ const UNUSED_PACKAGES: &[&str] = &[
     "debconf",
     "dpkg",
     "init-system-helpers",
+    "libicu",
     "libfile-find",
     "libgdbm",
     "libnumber",
@@ -61,6 +65,7 @@ const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_net",
     "virtio_scsi",
+    "virtio_blk",
     "crc32c_generic",
     "sd_mod",
     "sg",
@@ -72,7 +77,10 @@ const MODULES: &[&str] = &[
     "target_core_file",
     "target_core_iblock",
     "ext4",
+    "xfs",
     "isofs",
+    "dm_log_writes",
+    "dm_thin_pool",
 ];
 
 const APT_LIMIT: Duration = Duration::from_secs(600);
@@ -136,8 +144,8 @@ fn write_archive(path: &Path, root: &Path, modules: &[PathBuf]) -> Result<()> {
     for (index, module) in modules.iter().enumerate() {
         let name = module.file_name().unwrap_or_default().to_string_lossy();
         // The numbers make the shell's order of names equal to the load order.
-        let name = format!("modules/{index:03}-{name}");
-        archive.file(&name, 0o644, &fs::read(module)?)?;
+        let name = format!("modules/{index:03}-{}", name.trim_end_matches(".xz"));
+        archive.file(&name, 0o644, &modules::image(module)?)?;
         order += &format!("/{name}\n");
     }
     archive.file("modules/order", 0o644, order.as_bytes())?;

@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 /// The modules of one kernel.
 pub(super) struct Modules {
@@ -48,13 +49,25 @@ impl Visit<'_> {
         let Some(path) = self.modules.paths.get(&name) else {
             bail!("this kernel has no module {name}");
         };
-        let image = fs::read(path).with_context(|| path.display().to_string())?;
+        let image = image(path)?;
         for needed in dependencies(&image) {
             self.module(&needed).with_context(|| format!("which {name} needs"))?;
         }
         self.order.push(path.clone());
         Ok(())
     }
+}
+
+/// Returns a module as the kernel loads it; its file may be compressed.
+pub(super) fn image(path: &Path) -> Result<Vec<u8>> {
+    if path.extension().is_none_or(|extension| extension != "xz") {
+        return fs::read(path).with_context(|| path.display().to_string());
+    }
+    let mut unpack = Command::new("xz");
+    unpack.args(["--decompress", "--stdout"]).arg(path);
+    let unpacked = unpack.output().context("xz")?;
+    ensure!(unpacked.status.success(), "xz cannot unpack {}", path.display());
+    Ok(unpacked.stdout)
 }
 
 fn collect(folder: &Path, paths: &mut BTreeMap<String, PathBuf>) -> Result<()> {
@@ -69,9 +82,9 @@ fn collect(folder: &Path, paths: &mut BTreeMap<String, PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Returns `crc32c_generic` for `kernel/crypto/crc32c-generic.ko`.
+/// Returns `crc32c_generic` for `kernel/crypto/crc32c-generic.ko` and for `crc32c-generic.ko.xz`.
 fn module_name(path: &Path) -> Option<String> {
-    let name = path.file_name()?.to_str()?.strip_suffix(".ko")?;
+    let name = path.file_name()?.to_str()?.trim_end_matches(".xz").strip_suffix(".ko")?;
     Some(name.replace('-', "_"))
 }
 
