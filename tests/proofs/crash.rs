@@ -166,7 +166,7 @@ async fn check_all(session: &Session, ledger: &RefCell<Ledger>) -> Result<()> {
     Ok(())
 }
 
-fn number(variable: &str) -> Result<Option<u64>> {
+pub(crate) fn number(variable: &str) -> Result<Option<u64>> {
     let Ok(text) = std::env::var(variable) else { return Ok(None) };
     Ok(Some(text.parse().with_context(|| format!("{variable}={text}"))?))
 }

@@ -43,6 +43,7 @@ mod own_output;
 mod package;
 mod pass_through;
 mod policy_in_force;
+mod pool_crash;
 mod pool_devices;
 mod pools;
 mod portal_groups;
