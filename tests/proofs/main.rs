@@ -45,6 +45,7 @@ mod pass_through;
 mod policy_in_force;
 mod pool_crash;
 mod pool_devices;
+mod pool_full;
 mod pools;
 mod portal_groups;
 mod portals;
