@@ -46,6 +46,7 @@ mod policy_in_force;
 mod pool_crash;
 mod pool_devices;
 mod pool_full;
+mod pool_write_log;
 mod pools;
 mod portal_groups;
 mod portals;

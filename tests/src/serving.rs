@@ -125,6 +125,8 @@ impl Volume {
         let mebibytes = self.byte_count / MIB;
         let mut argument = match &self.backing {
             Backing::Ram => format!("{}=ram:{mebibytes}MiB", self.name),
+            // A served snapshot has the size of its volume.
+            Backing::Pool(pool) if mebibytes == 0 => format!("{}=pool:{pool}", self.name),
             Backing::Pool(pool) => format!("{}=pool:{pool},size={mebibytes}MiB", self.name),
             Backing::Null => format!("{}=null:{mebibytes}MiB", self.name),
             Backing::Iso(path) => format!("{}=iso:{}", self.name, path.display()),
