@@ -110,6 +110,16 @@ impl Place {
         sources().skip(first).chain(sources().take(first))
     }
 
+    /// Returns the only slot, if it has everything and is written.
+    #[inline]
+    pub(crate) fn only_slot(&self) -> Option<Slot> {
+        let slot = self.copies.slots[0];
+        let is_usable = self.copies.count == 1
+            && self.copies.stale == 0
+            && self.written >> slot.device & 1 == 1;
+        is_usable.then_some(slot)
+    }
+
     pub(crate) const fn is_mirrored(&self) -> bool {
         self.copies.len() > 1
     }

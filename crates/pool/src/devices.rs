@@ -21,6 +21,7 @@ use crate::tasks::Tasks;
 pub(crate) struct Device {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) layout: Layout,
+    block_shift: u32,
     /// Set when nothing waits for its requests any more.
     given_up: watch::Sender<bool>,
     /// Shared by each request that nothing waits for.
@@ -55,6 +56,7 @@ impl Drop for Pending {
 impl Device {
     pub(crate) fn new(store: Arc<dyn Store>, layout: Layout) -> Self {
         Self {
+            block_shift: store.geometry().block_size.shift(),
             store,
             layout,
             given_up: watch::Sender::new(false),
@@ -64,7 +66,7 @@ impl Device {
     }
 
     fn extent(&self, offset: u64, length: u64) -> Extent {
-        let shift = self.store.geometry().block_size.shift();
+        let shift = self.block_shift;
         debug_assert!((offset | length) & ((1 << shift) - 1) == 0, "not whole blocks");
         Extent::new(offset >> shift, length >> shift)
     }
@@ -155,6 +157,37 @@ impl Devices {
         match &self.list.read()[usize::from(place.device)] {
             Some(device) => {
                 let extent = device.extent(place.offset, data.len() as u64);
+                device.store.write(extent, data, durability)
+            }
+            None => Reply::Ready(Err(not_online())),
+        }
+    }
+
+    /// Starts a read at an offset in a slot.
+    #[inline]
+    pub(crate) fn read_slot(&self, slot: Slot, offset: u64, length: u64) -> Reply<Data> {
+        match &self.list.read()[usize::from(slot.device)] {
+            Some(device) => {
+                let start = device.layout.slab(&self.shape, slot.number);
+                device.store.read(device.extent(start + offset, length))
+            }
+            None => Reply::Ready(Err(not_online())),
+        }
+    }
+
+    /// Starts a write at an offset in a slot.
+    #[inline]
+    pub(crate) fn write_slot(
+        &self,
+        slot: Slot,
+        offset: u64,
+        data: Payload,
+        durability: Durability,
+    ) -> Reply<()> {
+        match &self.list.read()[usize::from(slot.device)] {
+            Some(device) => {
+                let start = device.layout.slab(&self.shape, slot.number);
+                let extent = device.extent(start + offset, data.len() as u64);
                 device.store.write(extent, data, durability)
             }
             None => Reply::Ready(Err(not_online())),

@@ -31,14 +31,18 @@ impl State {
 }
 
 impl Shared {
-    fn read_slot(self: &Arc<Self>, slot: Slot, offset: u64, length: u64) -> Reply<Data> {
-        self.devices.read(self.devices.at(slot, offset), length)
+    /// Reads data. If a copy cannot be read, reads another one, and the first one is written again.
+    #[inline]
+    pub(crate) fn read_place(self: &Arc<Self>, place: Place, length: u64) -> Reply<Data> {
+        if let Some(slot) = place.only_slot() {
+            return self.devices.read_slot(slot, place.offset, length);
+        }
+        self.read_mirrored(place, length)
     }
 
-    /// Reads data. If a copy cannot be read, reads another one, and the first one is written again.
-    pub(crate) fn read_place(self: &Arc<Self>, place: Place, length: u64) -> Reply<Data> {
+    fn read_mirrored(self: &Arc<Self>, place: Place, length: u64) -> Reply<Data> {
         let Some(first) = place.sources().next() else { return Io::Ready(Err(not_online())) };
-        let read = self.read_slot(first, place.offset, length);
+        let read = self.devices.read_slot(first, place.offset, length);
         if !place.is_mirrored() || matches!(read, Io::Ready(Ok(_))) {
             return read;
         }
@@ -64,7 +68,7 @@ impl Shared {
                     now.and_then(|now| now.sources().find(|one| !failed.contains(&one.device)))
                 };
                 let Some(next) = next else { return Err(error) };
-                (slot, read) = (next, shared.read_slot(next, place.offset, length));
+                (slot, read) = (next, shared.devices.read_slot(next, place.offset, length));
             }
         })
     }
@@ -80,7 +84,20 @@ impl Shared {
     }
 
     /// Writes data to all copies.
+    #[inline]
     pub(crate) fn write_place(
+        self: &Arc<Self>,
+        place: Place,
+        data: Payload,
+        durability: Durability,
+    ) -> Reply<()> {
+        if let Some(slot) = place.only_slot() {
+            return self.devices.write_slot(slot, place.offset, data, durability);
+        }
+        self.write_mirrored(place, data, durability)
+    }
+
+    fn write_mirrored(
         self: &Arc<Self>,
         place: Place,
         mut data: Payload,
@@ -89,11 +106,10 @@ impl Shared {
         let mut targets = place.targets();
         let Some(first) = targets.next() else { return Io::Ready(Err(not_online())) };
         if !place.is_mirrored() {
-            return self.devices.write(self.devices.at(first, place.offset), data, durability);
+            return self.devices.write_slot(first, place.offset, data, durability);
         }
         let mut write = |slot: Slot| {
-            let written =
-                self.devices.write(self.devices.at(slot, place.offset), data.share(), durability);
+            let written = self.devices.write_slot(slot, place.offset, data.share(), durability);
             let ended = self.devices.wait(slot.device, written, &self.tasks);
             async move { (slot.device, ended.await) }
         };

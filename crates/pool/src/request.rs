@@ -96,7 +96,7 @@ impl State {
         let chunk = bytes.start >> shape.chunk_shift;
         let within = bytes.start & ((1 << shape.chunk_shift) - 1);
         let end = (within + bytes.length()).min(1 << shape.chunk_shift);
-        let mapping = self.find(bytes.volume, chunk)?.mapping;
+        let mapping = self.mapping(bytes.volume, chunk)?;
         let first = within >> shape.piece_shift();
         let pieces = shape.pieces_of(within, end);
         let source = |piece: u64| match 1_u16 << piece {

@@ -43,6 +43,14 @@ fn damaged(address: u64, what: &str) -> Blocked {
 }
 
 impl State {
+    /// Returns where the pieces of a chunk are. This needs no reference counts.
+    #[inline]
+    pub(crate) fn mapping(&self, id: u32, chunk: u64) -> Result<Mapping, Blocked> {
+        let tree = self.object(id)?.tree();
+        let leaf = self.leaf(&tree, chunk)?;
+        Ok(leaf.map(|(leaf, _)| leaf.mapping((chunk & 0xff) as usize)).unwrap_or_default())
+    }
+
     /// Returns the entry of a chunk.
     #[inline]
     pub(crate) fn find(&self, id: u32, chunk: u64) -> Result<Found, Blocked> {
