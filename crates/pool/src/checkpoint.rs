@@ -2,18 +2,20 @@
 
 use std::sync::Arc;
 
+use futures_util::future::join_all;
 use zerocopy::FromBytes as _;
 
 use crate::PoolError;
 use crate::copies::Standing;
+use crate::devices::TOGETHER;
 use crate::error::{Blocked, Load};
 use crate::format::{ALL_STALE, CountsPage, KEEPER, LEFT_OUT, PAGE, PageHeader, Sealed as _};
 use crate::grace::Period;
 use crate::journal::Ring;
-use crate::pages::{Cached, Page};
+use crate::pages::{Cached, Page, Unsealed};
 use crate::records::Record;
 use crate::shape::{SlabKind, Unit};
-use crate::shared::{Shared, Writer};
+use crate::shared::{Journal, Shared, Writer};
 use crate::state::State;
 
 impl Shared {
@@ -25,37 +27,60 @@ impl Shared {
     }
 
     async fn commit_now(&self, recorded: u64) -> Result<bool, PoolError> {
-        let mut writer = self.writer.lock().await;
-        let (records, up_to) = {
+        let mut journal = self.journal.lock().await;
+        let taken = {
             let mut state = self.state.write();
             if state.is_stopped {
                 return Err(PoolError::Stopped);
             }
-            if state.durable >= recorded && !state.space.has_unsaid() {
+            let is_unsaid = state.space.has_unsaid();
+            if state.durable >= recorded && !is_unsaid {
                 return Ok(false);
             }
-            (std::mem::take(&mut state.records), state.recorded)
+            let has_room =
+                !is_unsaid && !journal.is_behind && journal.ring.has_room(state.records.len());
+            has_room.then(|| (std::mem::take(&mut state.records), state.recorded))
         };
-        let is_unsaid = self.state.read().space.has_unsaid();
-        let frame = if is_unsaid { None } else { writer.ring.frame(&records) };
-        let Some(frame) = frame else {
-            // The state has these changes already.
-            self.write_checkpoint(&mut writer).await?;
-            return Ok(true);
-        };
-        let written = async {
-            // The data of the records is durable before they are.
-            let keepers = writer.superblock.keepers();
-            Ok(self.flush_written().await? || self.write_frame(frame, keepers).await?)
-        };
-        let left = self.stop_if_failed(written.await)?;
-        if left || self.state.read().space.has_unsaid() {
-            // A device was left out: a checkpoint says so, before anything is acknowledged that the device lacks.
-            self.write_checkpoint(&mut writer).await?;
-        } else {
-            self.state.write().durable = up_to;
+        if let Some((records, up_to)) = taken {
+            let written = self.write_records(&mut journal, &records);
+            if self.stop_if_failed(written.await)? {
+                self.note_durable(up_to);
+                return Ok(true);
+            }
         }
-        Ok(true)
+        drop(journal);
+        // There is no room, or a device was left out: a checkpoint says so, before anything is acknowledged that the device
+        // lacks. The state has these changes already.
+        let mut writer = self.writer.lock().await;
+        let is_done = {
+            let state = self.state.read();
+            state.durable >= recorded && !state.space.has_unsaid()
+        };
+        if !is_done {
+            self.write_checkpoint(&mut writer).await?;
+        }
+        Ok(!is_done)
+    }
+
+    /// Writes a frame with these records, for which there is room. Returns whether they are durable now: no device was left
+    /// out meanwhile.
+    async fn write_records(
+        &self,
+        journal: &mut Journal,
+        records: &[u8],
+    ) -> Result<bool, PoolError> {
+        let frame = journal.ring.frame(records).ok_or(PoolError::NoSpace)?;
+        // The data of the records is durable before they are. The frame is written in any case: others may follow it.
+        let left = self.flush_written().await?
+            | self.write_frame(frame, journal.keepers.clone()).await?
+            | self.state.read().space.has_unsaid();
+        journal.is_behind |= left;
+        Ok(!left)
+    }
+
+    fn note_durable(&self, recorded: u64) {
+        let mut state = self.state.write();
+        state.durable = state.durable.max(recorded);
     }
 
     /// Flushes the devices, without records.
@@ -71,9 +96,7 @@ impl Shared {
 
     /// Writes a checkpoint if the journal or the memory for changed pages is half full.
     pub(crate) async fn checkpoint_if_due(self: &Arc<Self>) -> Result<(), PoolError> {
-        let is_due = |state: &State, ring: &Ring| {
-            ring.is_half_full() || state.created.len() > state.created_max / 2
-        };
+        let is_due = |state: &State, ring: &Ring| ring.is_half_full() || state.is_crowded();
         self.checkpoint_if(is_due).await
     }
 
@@ -86,7 +109,8 @@ impl Shared {
         let shared = self.clone();
         let written = self.finishing(async move {
             let mut writer = shared.writer.lock().await;
-            let is_wanted = condition(&shared.state.read(), &writer.ring);
+            let ring = shared.journal.lock().await.ring;
+            let is_wanted = condition(&shared.state.read(), &ring);
             if is_wanted { shared.write_checkpoint(&mut writer).await } else { Ok(()) }
         });
         written.wait().await
@@ -103,9 +127,10 @@ impl Shared {
 
     /// Writes a checkpoint. Returns whether a device was left out meanwhile.
     async fn try_checkpoint(&self, writer: &mut Writer) -> Result<bool, PoolError> {
-        let (mut pages, rows, freed, unassigned, up_to, dirty);
+        let (mut pages, rows, freed, unassigned, up_to, dirty, records, was_unsaid);
         // The last one stays until this one is on the devices.
         let mut superblock = writer.superblock.clone();
+        let mut journal = self.journal.lock().await;
         {
             let mut state = self.state.write();
             if state.is_stopped {
@@ -133,11 +158,12 @@ impl Shared {
                 state.space.note_write(place.slab, place.offset, PAGE as u64);
             }
             (pages, rows) = state.space.capture(state.pool, generation);
-            pages.extend(places.into_iter().map(|(place, page)| (place, page.sealed())));
+            pages.extend(places.into_iter().map(|(place, page)| (place, Unsealed::Page(page))));
             freed = state.space.take_freed();
             unassigned = state.space.take_unassigned();
             up_to = state.recorded;
-            state.records.clear();
+            records = std::mem::take(&mut state.records);
+            was_unsaid = state.space.has_unsaid();
             state.generation += 1;
             superblock.generation = generation.into();
             superblock.catalogue = state.catalogue().into();
@@ -154,26 +180,43 @@ impl Shared {
             }
             dirty = state.space.mirrors.settle();
         }
-        // It is a part of the next journal, and of this one.
-        (superblock.frame, superblock.frame_offset) =
-            (writer.ring.number.into(), writer.ring.offset.into());
-        superblock.run = writer.ring.run.into();
         let keepers = superblock.keepers();
+        // If the journal has all of this, too, it can go on meanwhile. Otherwise it would lack these records.
+        let mut goes_on = !was_unsaid
+            && !journal.is_behind
+            && keepers == journal.keepers
+            && journal.ring.has_room(records.len());
+        if goes_on && !records.is_empty() {
+            goes_on = self.write_records(&mut journal, &records).await?;
+            if goes_on {
+                self.note_durable(up_to);
+            }
+        }
+        (superblock.frame, superblock.frame_offset) =
+            (journal.ring.number.into(), journal.ring.offset.into());
+        superblock.run = journal.ring.run.into();
+        let used = journal.ring.used;
+        let mut held = Some(journal);
+        if goes_on {
+            held = None;
+        }
         let mut left = self.write_metadata(pages, rows, &keepers).await?;
-        let used = writer.ring.used;
         if !dirty.is_empty() {
             let mut records = Vec::new();
             for (slab, region) in dirty {
                 Record::Dirty { slab, region }.write(&mut records);
             }
-            let frame = writer.ring.last_frame(&records).ok_or(PoolError::NoSpace)?;
-            let mut all = writer.superblock.keepers();
-            all.extend(
-                keepers.iter().filter(|&keeper| !writer.superblock.keepers().contains(keeper)),
-            );
+            let mut now = None;
+            let journal = match &mut held {
+                Some(journal) => journal,
+                None => now.insert(self.journal.lock().await),
+            };
+            // It is a part of the next journal, and of this one.
+            let frame = journal.ring.last_frame(&records).ok_or(PoolError::NoSpace)?;
+            let mut all = journal.keepers.clone();
+            all.extend(keepers.iter().filter(|&keeper| !journal.keepers.contains(keeper)));
             left |= self.write_frame(frame, all).await?;
         }
-        writer.ring.used -= used;
         // This includes the data of all changes that the checkpoint has.
         left |= self.flush_written().await?;
         {
@@ -190,16 +233,26 @@ impl Shared {
             }
         }
         left |= self.write_superblocks(&superblock).await?;
+        let mut journal = match held {
+            Some(journal) => journal,
+            None => self.journal.lock().await,
+        };
+        journal.ring.used -= used;
+        journal.keepers = keepers;
+        journal.is_behind &= goes_on;
+        drop(journal);
         let mut state = self.state.write();
         for (member, row) in state.space.members.iter_mut().zip(&superblock.devices) {
             member.is_unsaid &= row.flags & LEFT_OUT == 0;
         }
+        let completed = superblock.generation.get();
         writer.superblock = superblock;
         state.durable = state.durable.max(up_to);
+        state.completed = completed;
         state.space.mirrors.settled();
         state.space.reuse(unassigned);
         drop(Period::rotate(&mut state.period, freed));
-        state.evict();
+        state.evict(true);
         Ok(left)
     }
 
@@ -249,7 +302,7 @@ impl Shared {
     }
 
     /// Reads a page or the counts of a slab, unless they are in memory.
-    async fn load(self: &Arc<Self>, load: Load) -> Result<(), PoolError> {
+    pub(crate) async fn load(self: &Arc<Self>, load: Load) -> Result<(), PoolError> {
         let damaged = |what: String| PoolError::Damaged { what };
         match load {
             Load::Page(address) => {
@@ -273,28 +326,42 @@ impl Shared {
                 let mut state = self.state.write();
                 // The page may have been given back and created again meanwhile.
                 let count = state.space.count(Unit::of_page(address)).unwrap_or(0);
-                if state.pages.len() > state.pages_max.saturating_mul(2) {
-                    state.evict();
-                }
+                state.evict(false);
                 if count > 0 {
                     state.pages.entry(address).or_insert(Cached { page, is_single: count == 1 });
                 }
                 Ok(())
             }
             Load::Counts(slab) => {
-                let (places, pool) = {
+                let (places, pool, evictions) = {
                     let state = self.state.read();
                     if state.space.has_counts(slab) {
                         return Ok(());
                     }
-                    (state.space.counts_places(slab), state.pool)
+                    (state.space.counts_places(slab), state.pool, state.space.evictions)
                 };
                 let mut pages = Vec::with_capacity(places.len());
-                for (number, place) in places.into_iter().enumerate() {
-                    let parse = |bytes: &[u8]| counts_page(bytes, pool, slab, number as u32);
-                    pages.push(self.read_page(place, parse).await?);
+                let mut places = (0..).zip(places);
+                loop {
+                    let some: Vec<_> = places.by_ref().take(TOGETHER).collect();
+                    if some.is_empty() {
+                        break;
+                    }
+                    let reads = some.into_iter().map(async |(number, place)| {
+                        let parse = |bytes: &[u8]| counts_page(bytes, pool, slab, number);
+                        self.read_page(place, parse).await
+                    });
+                    for page in join_all(reads).await {
+                        pages.push(page?);
+                    }
                 }
-                self.state.write().space.load_counts(slab, &pages).map_err(damaged)
+                let mut state = self.state.write();
+                // They may have changed since, and left the memory again. Then the operation lacks them, and tries again.
+                if state.space.evictions == evictions {
+                    state.space.load_counts(slab, &pages).map_err(damaged)?;
+                    state.evict(false);
+                }
+                Ok(())
             }
         }
     }

@@ -48,15 +48,24 @@ impl Ring {
         self.frame_within(records, self.length)
     }
 
-    fn frame_within(&mut self, records: &[u8], limit: u64) -> Option<(u64, Buffer)> {
-        let length = frame_length(records.len()) as u64;
+    /// Returns whether there is room for a frame with records of this length before the next checkpoint.
+    pub(crate) const fn has_room(&self, records: usize) -> bool {
+        self.skipped_for(records, self.length - RESERVE).is_some()
+    }
+
+    /// Returns the bytes at the end of the ring that a frame does not use, or `None` if there is no room for it.
+    const fn skipped_for(&self, records: usize, limit: u64) -> Option<u64> {
+        let length = frame_length(records) as u64;
         // A frame does not continue at the beginning of the ring.
         let wraps = self.offset + length > self.length;
         let skipped = if wraps { self.length - self.offset } else { 0 };
-        if self.used + skipped + length > limit {
-            return None;
-        }
-        let offset = if wraps { 0 } else { self.offset };
+        if self.used + skipped + length > limit { None } else { Some(skipped) }
+    }
+
+    fn frame_within(&mut self, records: &[u8], limit: u64) -> Option<(u64, Buffer)> {
+        let skipped = self.skipped_for(records.len(), limit)?;
+        let length = frame_length(records.len()) as u64;
+        let offset = if self.offset + length > self.length { 0 } else { self.offset };
         let header = FrameHeader {
             checksum: 0.into(),
             length: (records.len() as u32).into(),

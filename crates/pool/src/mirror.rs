@@ -13,6 +13,7 @@ use crate::PoolError;
 use crate::copies::{DevicePlace, Place, Slot, Standing};
 use crate::devices::{NOT_ONLINE, TOGETHER, not_online};
 use crate::format::{SUPERBLOCKS, Superblock};
+use crate::pages::Unsealed;
 use crate::records::Record;
 use crate::regions::Region;
 use crate::shared::Shared;
@@ -233,12 +234,12 @@ impl Shared {
     /// Writes metadata to all copies of its places, and to keepers. Returns whether a device was left out.
     pub(crate) async fn write_metadata(
         &self,
-        pages: Vec<(Place, Buffer)>,
+        pages: Vec<(Place, Unsealed)>,
         rows: Vec<RowsWrite>,
         keepers: &[u8],
     ) -> Result<bool, PoolError> {
-        let of_page = |(place, data): (Place, Buffer)| {
-            let mut data = Payload::from(data);
+        let of_page = |(place, page): (Place, Unsealed)| {
+            let mut data = Payload::from(page.sealed());
             let slots: Vec<_> = place.targets().collect();
             let at = |slot| self.devices.at(slot, place.offset);
             slots.into_iter().map(|slot| (at(slot), data.share())).collect::<Vec<_>>()
@@ -260,16 +261,21 @@ impl Shared {
                 (place.device, self.devices.write(place, data, Durability::Volatile))
             };
             left |= self.all_of(some.into_iter().map(write)).await?;
+            // A device in memory does not let others run.
+            tokio::task::yield_now().await;
         }
     }
 
-    /// Writes a frame of the journal to keepers, durably. Returns whether a device was left out.
+    /// Writes a frame of the journal to keepers, durably. Returns whether a device was left out, or all keepers were before.
     pub(crate) async fn write_frame(
         &self,
         (offset, frame): (u64, Buffer),
         mut keepers: Vec<u8>,
     ) -> Result<bool, PoolError> {
         keepers.retain(|&device| self.state.read().space.is_written(device));
+        if keepers.is_empty() {
+            return Ok(true);
+        }
         let mut frame = Payload::from(frame);
         let write = |device| {
             let journal = self.devices.get(device).map_or(0, |known| known.layout.journal);

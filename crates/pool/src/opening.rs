@@ -1,23 +1,26 @@
 //! Creating and opening pools: from devices into memory.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use futures_util::future::join_all;
 use sarsen_block::{Buffer, Durability, Extent, Store};
 use zerocopy::{FromBytes as _, FromZeros as _};
 
 use crate::copies::{DevicePlace, Standing};
-use crate::devices::{Device, Devices};
-use crate::error::Blocked;
+use crate::devices::{Device, Devices, TOGETHER};
+use crate::error::{Blocked, Load};
 use crate::format::{
     DEVICES_MAX, DeviceRow, KEEPER, LEFT_OUT, MAGIC, NAME_MAX, PAGE, PageHeader, PageKind, ROWS,
     RowsPage, SUPERBLOCKS, Sealed as _, Superblock, VERSION, bit, padded, unpadded,
 };
 use crate::journal::Ring;
 use crate::members::Member;
+use crate::pages::Mapping;
 use crate::pool::{NewPool, Pool};
 use crate::records::Record;
-use crate::shape::{Layout, Shape, SlabKind};
-use crate::shared::{Shared, Writer};
+use crate::shape::{HEIGHT_MAX, Layout, Shape, SlabKind};
+use crate::shared::Shared;
 use crate::space::Space;
 use crate::state::State;
 use crate::tasks::Tasks;
@@ -25,6 +28,8 @@ use crate::{PoolError, PoolProblem};
 
 /// Minimum number of slabs of a pool: one for pages, one for data, and some that pages may need.
 const SLABS_MIN: u32 = 8;
+/// Number of records whose metadata is loaded together.
+const AHEAD: usize = 4096;
 
 const fn unfit(device: usize, problem: PoolProblem) -> PoolError {
     PoolError::Unfit { device, problem }
@@ -192,7 +197,7 @@ impl Pool {
         // From now on, frames have another run: those of the one before are carried out only once.
         ring.run = state.generation;
         let generation = state.generation;
-        let shared = Arc::new(Shared::new(devices, state, Writer { ring, superblock }, tasks));
+        let shared = Arc::new(Shared::new(devices, state, superblock, ring, tasks));
         shared.left_out.lock().extend(reasons);
         shared.load_space().await?;
         shared.carry_out_again(&records).await?;
@@ -539,7 +544,7 @@ impl Shared {
     pub(crate) async fn load_space(self: &Arc<Self>) -> Result<(), PoolError> {
         let slabs = self.state.read().space.slabs_of(SlabKind::Pages);
         for slab in slabs {
-            self.resolve(Blocked::Missing(vec![crate::error::Load::Counts(slab)])).await?;
+            self.resolve(Blocked::Missing(vec![Load::Counts(slab)])).await?;
         }
         loop {
             let loaded = self.state.write().load_catalogue();
@@ -550,10 +555,46 @@ impl Shared {
         }
     }
 
+    /// Loads metadata that these records need, many pages at once. What it does not find is loaded later.
+    async fn load_for(self: &Arc<Self>, records: &[Record]) {
+        // At most one level of a map each time, and then the counts.
+        for _ in 0..=HEIGHT_MAX {
+            let lacks: BTreeSet<Load> = {
+                let state = self.state.read();
+                let lacks = records.iter().flat_map(|record| match *record {
+                    Record::Entry { volume, chunk, mapping } => state.lacks(volume, chunk, mapping),
+                    Record::Run { volume, first, own, .. } => {
+                        state.lacks(volume, first, Mapping { own, ..Mapping::default() })
+                    }
+                    Record::Clear { volume, first, .. } => {
+                        state.lacks(volume, first, Mapping::default())
+                    }
+                    _ => Vec::new(),
+                });
+                lacks.collect()
+            };
+            if lacks.is_empty() {
+                return;
+            }
+            let mut lacks = lacks.into_iter();
+            loop {
+                let some: Vec<_> = lacks.by_ref().take(TOGETHER).collect();
+                if some.is_empty() {
+                    break;
+                }
+                // The record that needs it reports an error.
+                drop(join_all(some.into_iter().map(|load| self.load(load))).await);
+            }
+        }
+    }
+
     /// Carries out records that are newer than the last checkpoint.
     async fn carry_out_again(self: &Arc<Self>, records: &[Record]) -> Result<(), PoolError> {
         self.state.write().is_replaying = true;
-        for record in records {
+        for (number, record) in records.iter().enumerate() {
+            if number % AHEAD == 0 {
+                self.load_for(&records[number..records.len().min(number + AHEAD)]).await;
+            }
             loop {
                 let carried_out = self.state.write().carry_out(record);
                 match carried_out {

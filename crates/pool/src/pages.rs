@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-use zerocopy::{FromBytes, FromZeros as _};
+use sarsen_block::Buffer;
+use zerocopy::{FromBytes, FromZeros as _, IntoBytes as _};
 
 use crate::format::{
-    BASES, BranchPage, FAN_OUT, LeafPage, PAGE, PageHeader, PageKind, Sealed, VolumesPage,
+    BASES, BranchPage, CountsPage, FAN_OUT, LeafPage, PageHeader, PageKind, Sealed, VolumesPage,
 };
 use crate::shape::CHUNK_ADDRESS_BITS;
 
@@ -17,6 +18,25 @@ pub(crate) enum Page {
     Branch(Arc<BranchPage>),
     Leaf(Arc<LeafPage>),
     Volumes(Arc<VolumesPage>),
+}
+
+/// A page that a checkpoint writes, without its checksum.
+pub(crate) enum Unsealed {
+    Page(Page),
+    Counts(Box<CountsPage>),
+}
+
+impl Unsealed {
+    /// Returns the bytes of the page with its checksum.
+    pub(crate) fn sealed(self) -> Buffer {
+        match self {
+            Self::Page(page) => page.sealed(),
+            Self::Counts(mut page) => {
+                page.seal();
+                Buffer::copy_of(page.as_bytes())
+            }
+        }
+    }
 }
 
 /// Addresses are spread well enough by a multiplication.
@@ -112,13 +132,11 @@ impl Page {
     }
 
     /// Returns the bytes of the page with its checksum.
-    pub(crate) fn sealed(&self) -> sarsen_block::Buffer {
-        fn seal<P: Sealed + Clone>(page: &Arc<P>) -> sarsen_block::Buffer {
+    fn sealed(&self) -> Buffer {
+        fn seal<P: Sealed + Clone>(page: &Arc<P>) -> Buffer {
             let mut page = (**page).clone();
             page.seal();
-            let mut buffer = sarsen_block::Buffer::for_overwrite(PAGE);
-            buffer.copy_from_slice(page.as_bytes());
-            buffer
+            Buffer::copy_of(page.as_bytes())
         }
         match self {
             Self::Branch(page) => seal(page),

@@ -142,7 +142,7 @@ impl Shared {
 
     /// Copies to stale copies of a slab what they lack, in a pass that has begun.
     async fn complete_slab(self: &Arc<Self>, number: u32, targets: u32) -> Result<(), PoolError> {
-        if !self.state.read().space.has_counts(number) {
+        while !self.state.read().space.has_counts(number) {
             self.resolve(Blocked::Missing(vec![Load::Counts(number)])).await?;
         }
         // What is written from now on is written to the targets, too.
@@ -258,7 +258,7 @@ impl Shared {
             if self.state.read().space.slab(number).is_none() {
                 continue;
             }
-            if !self.state.read().space.has_counts(number) {
+            while !self.state.read().space.has_counts(number) {
                 self.resolve(Blocked::Missing(vec![Load::Counts(number)])).await?;
             }
             let _pass = PassGuard::begin(self, number);

@@ -140,7 +140,9 @@ impl Pool {
 
     /// Sets the memory that maps may use.
     pub fn set_memory(&self, bytes: usize) {
-        self.shared.state.write().pages_max = (bytes / crate::format::PAGE).max(16);
+        let mut state = self.shared.state.write();
+        state.pages_max = (bytes / crate::format::PAGE).max(16);
+        state.evict(true);
     }
 
     /// Creates a volume. It is durable when this returns.

@@ -20,10 +20,19 @@ use crate::locks::ChunkLocks;
 use crate::state::State;
 use crate::tasks::Tasks;
 
-/// The part of a pool that only one task at a time writes.
+/// The last checkpoint. A checkpoint holds this from its beginning to its end.
 pub(crate) struct Writer {
-    pub(crate) ring: Ring,
     pub(crate) superblock: Box<Superblock>,
+}
+
+/// The journal. A checkpoint holds this only until everything that it contains is in frames; then others can write frames
+/// while the checkpoint is written. The writer is locked before the journal.
+pub(crate) struct Journal {
+    pub(crate) ring: Ring,
+    /// The devices that have it.
+    pub(crate) keepers: Vec<u8>,
+    /// A device was left out while a frame was written: only a checkpoint that begins after that makes changes durable.
+    pub(crate) is_behind: bool,
 }
 
 /// The part that all volumes of a pool share.
@@ -31,6 +40,7 @@ pub(crate) struct Shared {
     pub(crate) devices: Devices,
     pub(crate) state: RwLock<State>,
     pub(crate) writer: tokio::sync::Mutex<Writer>,
+    pub(crate) journal: tokio::sync::Mutex<Journal>,
     pub(crate) locks: Arc<ChunkLocks>,
     pub(crate) tasks: Arc<dyn Tasks>,
     /// There is something to delete, or a checkpoint is due.
@@ -54,13 +64,16 @@ impl Shared {
     pub(crate) fn new(
         devices: Devices,
         state: State,
-        writer: Writer,
+        superblock: Box<Superblock>,
+        ring: Ring,
         tasks: Arc<dyn Tasks>,
     ) -> Self {
+        let journal = Journal { ring, keepers: superblock.keepers(), is_behind: false };
         Self {
             devices,
             state: RwLock::new(state),
-            writer: tokio::sync::Mutex::new(writer),
+            writer: tokio::sync::Mutex::new(Writer { superblock }),
+            journal: tokio::sync::Mutex::new(journal),
             locks: Arc::default(),
             tasks,
             work: Arc::default(),

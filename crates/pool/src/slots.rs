@@ -294,7 +294,9 @@ impl Space {
     /// Ends a slab without used units. Its slots and its number can be used again after the next checkpoint: until then, the
     /// last one has its row, and its counts must stay valid.
     pub(crate) fn unassign(&mut self, number: u32) {
-        let Some(Slab { part, .. }) = self.slabs[number as usize].take() else { return };
+        let Some(slab) = self.slabs[number as usize].take() else { return };
+        self.forget_counts(&slab);
+        let part = slab.part;
         let slots = part.copies.iter().map(|(slot, _)| slot).collect();
         self.unassigned.push((number, slots));
         self.free_units[part.class.index()] -= u64::from(part.free);

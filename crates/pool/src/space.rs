@@ -16,6 +16,7 @@ use crate::format::{
 };
 use crate::grace::Freed;
 use crate::members::Member;
+use crate::pages::Unsealed;
 use crate::regions::Regions;
 use crate::shape::{Layout, Shape, SlabKind, Unit};
 
@@ -88,6 +89,8 @@ struct Counts {
     changed: BTreeSet<u32>,
     /// Where the search for a free unit continues.
     cursor: u32,
+    /// Number of units with references.
+    used: u32,
 }
 
 impl Counts {
@@ -98,7 +101,12 @@ impl Counts {
             held[index as usize / 64] |= 1 << (index % 64);
         }
         let cursor = shape.first_unit(kind);
-        Self { counts: vec![0; units as usize], held, changed: BTreeSet::new(), cursor }
+        Self { counts: vec![0; units as usize], held, changed: BTreeSet::new(), cursor, used: 0 }
+    }
+
+    /// Returns its bytes in memory.
+    const fn byte_count(&self) -> usize {
+        self.counts.len() * size_of::<u16>() + self.held.len() * size_of::<u64>()
     }
 
     fn is_held(&self, index: u32) -> bool {
@@ -156,6 +164,10 @@ pub(crate) struct Space {
     left: Vec<(SlabKind, Unit, u64)>,
     /// The regions that are being written, and what is copied to stale copies.
     pub(crate) mirrors: Regions,
+    /// Bytes of the counts in memory.
+    pub(crate) counts_bytes: usize,
+    /// How often counts were removed from memory.
+    pub(crate) evictions: u64,
 }
 
 /// A slab that was assigned to slots, which the journal must know.
@@ -197,6 +209,8 @@ impl Space {
             contests: 0,
             left: Vec::new(),
             mirrors: Regions::default(),
+            counts_bytes: 0,
+            evictions: 0,
         }
     }
 
@@ -305,6 +319,7 @@ impl Space {
         for (count, read) in counts.counts.iter_mut().zip(read) {
             *count = read;
         }
+        counts.used = counts.counts.iter().filter(|&&count| count > 0).count() as u32;
         let free = (0..counts.counts.len() as u32).filter(|&index| counts.is_free(index)).count();
         let expected = slab.part.free;
         if free != expected as usize {
@@ -312,8 +327,42 @@ impl Space {
                 "slab {number} has {free} free units, and its row says {expected}"
             ));
         }
+        self.counts_bytes += counts.byte_count();
         slab.counts = Some(counts);
         Ok(())
+    }
+
+    /// Notes that a slab has ended, and its counts are no longer in memory.
+    pub(crate) fn forget_counts(&mut self, slab: &Slab) {
+        self.counts_bytes -= slab.counts.as_ref().map_or(0, Counts::byte_count);
+    }
+
+    /// Removes counts of data from memory that the last checkpoint has, until all counts have no more than these bytes.
+    pub(crate) fn evict_counts(&mut self, bytes: usize) {
+        let current: BTreeSet<u32> = self.current.values().copied().collect();
+        for number in 1..self.slabs.len() as u32 {
+            if self.counts_bytes <= bytes {
+                break;
+            }
+            if current.contains(&number) || self.mirrors.has_pass(number) {
+                continue;
+            }
+            let Some(Slab { part, counts }) = &mut self.slabs[number as usize] else { continue };
+            let usable = self.shape.usable(part.kind());
+            // No unit is taken or given back without being free.
+            let is_idle =
+                |counts: &Counts| counts.changed.is_empty() && counts.used + part.free == usable;
+            if part.kind() == SlabKind::Data && counts.as_ref().is_some_and(is_idle) {
+                self.counts_bytes -= counts.take().map_or(0, |counts| counts.byte_count());
+                self.evictions += 1;
+            }
+        }
+    }
+
+    /// Returns the bytes of the counts of so many slabs of data.
+    pub(crate) const fn bytes_of_counts(&self, slabs: usize) -> usize {
+        let units = self.shape.units(SlabKind::Data) as usize;
+        slabs * (units * size_of::<u16>() + units.div_ceil(8))
     }
 
     /// Returns whether a slab exists, and its counts are not in memory.
@@ -357,6 +406,7 @@ impl Space {
         let count = &mut counts.counts[unit.index as usize];
         let Some(more) = count.checked_add(1) else { return self.contradict(unit) };
         *count = more;
+        counts.used += u32::from(more == 1);
         counts.set_held(unit.index, false);
         counts.changed.insert(unit.index / COUNTS as u32);
         if was_free {
@@ -380,6 +430,7 @@ impl Space {
         let kind = class.kind();
         let is_last = fewer == 0;
         if is_last {
+            counts.used -= 1;
             counts.set_held(unit.index, true);
             self.freed.push((kind, unit));
             self.waiting[class.index()] += 1;
@@ -505,6 +556,7 @@ impl Space {
         let free = self.shape.usable(kind);
         let regions = if copies.stale() == 0 { 0 } else { 1 };
         let part = SlabPart { class, copies, regions, dropping: None, free, places: [0; 20] };
+        self.counts_bytes += counts.byte_count();
         self.slabs[at] = Some(Slab { part, counts: Some(counts) });
         self.free_units[class.index()] += u64::from(free);
         self.changed_rows.insert(number / ROWS as u32);
@@ -543,7 +595,7 @@ impl Space {
         &mut self,
         pool: u64,
         generation: u64,
-    ) -> (Vec<(Place, Buffer)>, Vec<RowsWrite>) {
+    ) -> (Vec<(Place, Unsealed)>, Vec<RowsWrite>) {
         let mut writes = Vec::new();
         let header = |kind: PageKind, object: u64, page: u32| PageHeader {
             kind: kind as u8,
@@ -561,15 +613,14 @@ impl Space {
             }
             let mut pages = Vec::new();
             for page in changed {
-                let mut bytes = CountsPage::new_zeroed();
+                let mut bytes = Box::new(CountsPage::new_zeroed());
                 bytes.header = header(PageKind::Counts, number.into(), page);
-                let counts = counts.counts.iter().skip(page as usize * COUNTS);
+                let counts = &counts.counts[page as usize * COUNTS..];
                 for (to, count) in bytes.counts.iter_mut().zip(counts) {
                     *to = (*count).into();
                 }
-                bytes.seal();
                 flip(&mut slab.part.places, page as usize);
-                pages.push((page, Buffer::copy_of(bytes.as_bytes())));
+                pages.push((page, Unsealed::Counts(bytes)));
             }
             self.changed_rows.insert(number / ROWS as u32);
             let slab = &self.slabs[number as usize].as_ref().expect("it was there").part;
@@ -601,7 +652,7 @@ impl Space {
     fn row(&self, Slab { part, counts }: &Slab) -> SlabRow {
         // Units that are held have no reference, and are free after an interruption.
         let used = match counts {
-            Some(counts) => counts.counts.iter().filter(|&&count| count > 0).count() as u32,
+            Some(counts) => counts.used,
             None => self.shape.usable(part.kind()) - part.free,
         };
         let mut copies = part.copies;

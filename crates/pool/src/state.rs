@@ -6,13 +6,19 @@ use std::sync::{Arc, Weak};
 
 use crate::error::Blocked;
 use crate::format::{
-    CATALOGUE_HEIGHT, DELETING, FAN_OUT, IS_VOLUME, PageKind, RECEIVING, VOLUMES, VolumeRow,
+    BASES, CATALOGUE_HEIGHT, DELETING, FAN_OUT, IS_VOLUME, PAGE, PageKind, RECEIVING, VOLUMES,
+    VolumeRow,
 };
 use crate::grace::Period;
 use crate::pages::{Cached, Page, PageMap};
 use crate::records::Record;
 use crate::shape::Shape;
 use crate::space::{Assigned, Space};
+
+/// Maximum number of slabs whose counts one operation needs: those of all chunks to which a leaf refers.
+const COUNTS_TOGETHER: usize = FAN_OUT + BASES;
+/// More pages than one operation needs.
+const PAGES_TOGETHER: usize = 16;
 
 /// A tree of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +68,8 @@ pub(crate) struct State {
     pub(crate) pool: u64,
     /// Generation of the checkpoint that will have the pages that are created now.
     pub(crate) generation: u64,
+    /// Generation of the last checkpoint that is complete. The devices may not have the pages of a later one yet.
+    pub(crate) completed: u64,
     pub(crate) space: Space,
     pub(crate) pages: PageMap,
     /// Pages that were created in this generation. Some of them may have been removed.
@@ -88,6 +96,8 @@ pub(crate) struct State {
     pub(crate) durable: u64,
     /// Maximum number of pages in memory.
     pub(crate) pages_max: usize,
+    /// No pages are removed from memory up to this number.
+    evict_above: usize,
     /// Records are being carried out again: they are not recorded a second time.
     pub(crate) is_replaying: bool,
     /// Set after a failed write of metadata or a failed flush.
@@ -110,6 +120,7 @@ impl State {
         Self {
             pool,
             generation,
+            completed: generation.saturating_sub(1),
             created_max: (bytes >> 18).clamp(128, 16 << 10) as usize,
             space,
             pages: PageMap::default(),
@@ -131,6 +142,7 @@ impl State {
             recorded: 0,
             durable: 0,
             pages_max: usize::MAX,
+            evict_above: 0,
             is_replaying: false,
             is_stopped: false,
         }
@@ -199,20 +211,49 @@ impl State {
         }
     }
 
-    /// Removes leaves from memory that the last checkpoint has, if there are too many.
-    pub(crate) fn evict(&mut self) {
-        let excess = self.pages.len().saturating_sub(self.pages_max);
-        if excess == 0 {
+    /// Returns whether a checkpoint should make changed pages removable from memory.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.created.len() > self.created_max.min(self.pages_max) / 2
+    }
+
+    /// Returns the number of pages that may be in memory beside the counts.
+    fn pages_limit(&self) -> usize {
+        let counts = self.space.counts_bytes / PAGE;
+        self.pages_max - counts.min(self.pages_max / 2)
+    }
+
+    /// Removes counts from memory until they have no more than these bytes, unless a checkpoint is being written: the devices
+    /// may not have what it captured.
+    pub(crate) fn evict_counts(&mut self, bytes: usize) {
+        if self.completed + 1 == self.generation {
+            self.space.evict_counts(bytes);
+        }
+    }
+
+    /// Removes metadata from memory that the last checkpoint has, if there is too much. `is_settled`: nothing was loaded for
+    /// an operation just now. Otherwise, some excess stays, so that an operation finds all that was loaded for it.
+    pub(crate) fn evict(&mut self, is_settled: bool) {
+        let counts_max = self.pages_max.saturating_mul(PAGE) / 4;
+        let slack = if is_settled { 0 } else { self.space.bytes_of_counts(COUNTS_TOGETHER) };
+        if self.space.counts_bytes > counts_max.saturating_add(slack) {
+            self.evict_counts(counts_max);
+        }
+        let limit = self.pages_limit();
+        let margin = (self.pages_max / 8).max(PAGES_TOGETHER);
+        let slack = if is_settled { 0 } else { margin };
+        if self.pages.len() <= limit.saturating_add(slack).max(self.evict_above) {
             return;
         }
-        let generation = self.generation;
+        let excess = self.pages.len() - limit.min(self.pages.len()) + margin;
+        let completed = self.completed;
         let leaves = self.pages.iter().filter(|(_, Cached { page, .. })| {
-            matches!(page, Page::Leaf(_)) && page.header().generation.get() < generation
+            matches!(page, Page::Leaf(_)) && page.header().generation.get() <= completed
         });
-        let evicted: Vec<u64> =
-            leaves.take(excess + self.pages_max / 8).map(|(&address, _)| address).collect();
+        let evicted: Vec<u64> = leaves.take(excess).map(|(&address, _)| address).collect();
         for address in evicted {
             self.pages.remove(&address);
         }
+        // The others cannot be removed now: they are not searched again at each page.
+        self.evict_above = if is_settled { 0 } else { self.pages.len() + margin };
     }
 }

@@ -167,6 +167,28 @@ impl State {
         if missing.is_empty() { Ok(()) } else { Err(Blocked::Missing(missing)) }
     }
 
+    /// Returns what is not in memory of that which a change of an entry needs next, if that is known.
+    pub(crate) fn lacks(&self, volume: u32, chunk: u64, new: Mapping) -> Vec<Load> {
+        let lacked = || {
+            let tree = self.object(volume)?.tree();
+            let mut had = Vec::new();
+            if let Some((leaf, _)) = self.leaf(&tree, chunk)?
+                && let Some(Reached { page, is_shared, .. }) = self.page(&tree, chunk, 0)?
+            {
+                if is_shared {
+                    had.extend(page.chunks());
+                } else {
+                    had.extend(leaf.mapping((chunk & 0xff) as usize).chunks());
+                }
+            }
+            self.require_counts(new.chunks().chain(had))
+        };
+        match lacked() {
+            Err(Blocked::Missing(loads)) => loads,
+            _ => Vec::new(),
+        }
+    }
+
     /// Makes the pages on the way to a chunk writable, down to a level, and creates missing ones. Returns their addresses,
     /// from the root on. If this fails, nothing has changed.
     pub(crate) fn writable(

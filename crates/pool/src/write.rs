@@ -208,7 +208,7 @@ impl Shared {
             if done == parts.len() {
                 let recorded = {
                     let state = self.state.read();
-                    if state.created.len() > state.created_max / 2 {
+                    if state.is_crowded() {
                         self.work.notify_one();
                     }
                     state.recorded

@@ -179,7 +179,8 @@ impl History {
     async fn live(&mut self, steps: u64, is_last: bool) {
         note(format_args!("the pool is opened"));
         let pool = self.open(is_last).await;
-        if self.rng.chance(30) {
+        let is_scarce = self.rng.chance(30);
+        if is_scarce {
             pool.set_memory(0);
         }
         self.compare(&pool).await;
@@ -193,6 +194,9 @@ impl History {
             }
             if let Some(step) = self.step(&pool) {
                 running.push(step);
+            }
+            if is_scarce && self.rng.chance(50) {
+                pool.shared.state.write().evict_counts(0);
             }
         }
         while running.next().await.is_some() {}

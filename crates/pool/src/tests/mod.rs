@@ -139,6 +139,51 @@ fn devices_that_do_not_fit_are_refused_by_name() {
 }
 
 #[test]
+fn maps_keep_to_their_memory() {
+    const LEAVES: u64 = 200;
+    const PAGES: usize = 64;
+    /// Blocks of a leaf.
+    const DISTANCE: u64 = 1024;
+    let devices = [SimulatedDevice::new(48 << 20, 1)];
+    run(&devices, async {
+        let pool = Pool::create(&new_pool(&devices, 16 << 10), LocalTasks::shared()).await;
+        let pool = pool.expect("a pool");
+        let id = pool.create_volume(&volume("v", 1 << 30, BlockSize::B4096)).await;
+        let store = pool.open_volume(id.expect("created")).await.expect("opened");
+        let write = async |leaf: u64, byte: u8| {
+            let data = sarsen_block::Buffer::copy_of(&[byte; 4096]);
+            let extent = sarsen_block::Extent::new(leaf * DISTANCE, 1);
+            let write = store.write(extent, data.into(), sarsen_block::Durability::Volatile);
+            write.wait().await.expect("written");
+        };
+        for leaf in 0..LEAVES {
+            write(leaf, leaf as u8).await;
+        }
+        pool.checkpoint().await.expect("written");
+        let in_memory = || pool.shared.state.read().pages.len();
+        assert!(in_memory() >= LEAVES as usize);
+        pool.set_memory(PAGES * 4096);
+        for leaf in (0..LEAVES).chain(0..LEAVES) {
+            let extent = sarsen_block::Extent::new(leaf * DISTANCE, 1);
+            let read = store.read(extent).wait().await.expect("read").into_buffer();
+            assert_eq!(read[..], [leaf as u8; 4096]);
+            assert!(in_memory() <= PAGES + PAGES / 2, "{}", in_memory());
+        }
+        let counts = || pool.shared.state.read().space.counts_bytes;
+        let before = counts();
+        pool.shared.state.write().evict_counts(0);
+        let after = counts();
+        assert!(after < before, "{after}");
+        for leaf in 0..LEAVES {
+            write(leaf, 1).await;
+        }
+        assert!(counts() > after, "overwrites need them");
+        pool.checkpoint().await.expect("written");
+        is_clean(&devices).await;
+    });
+}
+
+#[test]
 fn full_pool_is_emptied_and_filled_again() {
     let devices = [SimulatedDevice::new(24 << 20, 1)];
     run(&devices, async {
