@@ -2,8 +2,9 @@
 //! over a stream of prepared requests. `cargo xtask instructions` counts the instructions of two runs of different
 //! length. The difference is the cost of the I/Os.
 //!
-//! `instructions read 1024` reads 4 KiB 1024 times, `write` writes. The program fails unless the answers have the
-//! expected length; an error's answer does not.
+//! `instructions read 1024` reads 4 KiB 1024 times, `write` writes. `pool-read` and `pool-write` use a volume of 1 TiB in a
+//! pool, `device-read` and `device-write` the device of such a pool, without it. The program fails unless the answers
+//! have the expected length; an error's answer does not.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -13,11 +14,16 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use sarsen_block::{BlockSize, LocalFuture, Piece};
+use parking_lot::Mutex;
+use sarsen_block::{
+    Allocation, AllocationRun, BlockSize, Buffer, Characteristics, Data, Durability, Extent,
+    Geometry, InvalidRequest, Io, LocalFuture, Payload, Piece, Reply, Space, Store, StoreStatus,
+};
 use sarsen_io::net::Stream;
 use sarsen_io::simulation::{SimulatedStream, seed_randomness};
 use sarsen_node::SimulatedPortal;
 use sarsen_node::stores::RamStore;
+use sarsen_pool::{Label, NewPool, NewVolume, Pool, Tasks};
 use sarsen_proto::iscsi::target::Settings;
 use sarsen_scsi::{Host, Identity, LogicalUnit, Lun, Parts, Work};
 use sarsen_volume::{self as volume, Volume};
@@ -39,6 +45,14 @@ const LENGTH: usize = 4096;
 const DEPTH: usize = 32;
 /// Number of I/Os before the same blocks are used again.
 const PLACES: usize = 1024;
+/// Consecutive blocks of so many I/Os are in one chunk of a pool.
+const PLACES_PER_CHUNK: usize = 16;
+/// Bytes from the beginning of a chunk that is used to the next one: each is in another leaf of the map.
+const CHUNK_DISTANCE: usize = 16 << 30;
+/// Bytes of a volume in a pool. Its map has three levels.
+const POOL_VOLUME_BYTES: u64 = 1 << 40;
+/// Bytes of the device of a pool.
+const DEVICE_BYTES: usize = 32 << 20;
 /// Maximum number of commands that can receive a unit attention of a new nexus.
 const ATTENTIONS: usize = 8;
 
@@ -56,6 +70,148 @@ enum InstructionKind {
     Write,
 }
 
+/// What serves the requests.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Backing {
+    Ram,
+    Device,
+    Pool,
+}
+
+impl Backing {
+    /// Returns the first byte of an I/O.
+    const fn offset(self, place: usize) -> usize {
+        match self {
+            Self::Ram | Self::Device => place * LENGTH,
+            Self::Pool => {
+                place / PLACES_PER_CHUNK * CHUNK_DISTANCE + place % PLACES_PER_CHUNK * LENGTH
+            }
+        }
+    }
+
+    async fn open(self) -> io::Result<Arc<dyn Store>> {
+        match self {
+            Self::Ram => {
+                Ok(Arc::new(RamStore::new(BlockSize::B512, (PLACES * LENGTH / BLOCK) as u64)?))
+            }
+            Self::Device => Ok(Device::new()),
+            Self::Pool => open_pool().await.map_err(io::Error::other),
+        }
+    }
+}
+
+/// Creates a pool, and opens a volume in it.
+async fn open_pool() -> Result<Arc<dyn Store>, sarsen_pool::PoolError> {
+    let label = |name: &str| Label { name: name.into(), identifier: [2; 16], created: 0 };
+    let new = NewPool {
+        identifier: [1; 16],
+        name: "instructions".into(),
+        chunk_size: (PLACES_PER_CHUNK * LENGTH) as u32,
+        devices: vec![(Device::new(), [3; 16])],
+    };
+    let pool = Pool::create(&new, Arc::new(CallersTasks)).await?;
+    let new = NewVolume {
+        label: label("volume"),
+        size: POOL_VOLUME_BYTES,
+        block_size: BlockSize::B512,
+        copies: 1,
+        stripes: 1,
+    };
+    let id = pool.create_volume(&new).await?;
+    Ok(pool.open_volume(id).await?)
+}
+
+/// Continues requests of a pool on the only thread.
+struct CallersTasks;
+
+impl Tasks for CallersTasks {
+    fn finish(&self, future: LocalFuture<()>) {
+        tokio::task::spawn_local(future);
+    }
+}
+
+/// A device in memory that answers as a file on tmpfs does: each read has a buffer of its own.
+struct Device {
+    bytes: Mutex<Vec<u8>>,
+    status: Arc<StoreStatus>,
+}
+
+impl Device {
+    fn new() -> Arc<Self> {
+        let status = StoreStatus::new((DEVICE_BYTES / BLOCK) as u64);
+        Arc::new(Self { bytes: Mutex::new(vec![0; DEVICE_BYTES]), status })
+    }
+
+    fn within<T>(&self, extent: Extent, action: impl FnOnce(&mut [u8]) -> T) -> Reply<T> {
+        let start = extent.byte_offset(BlockSize::B512) as usize;
+        let end = start + extent.byte_count(BlockSize::B512) as usize;
+        Io::Ready(
+            extent
+                .check(self.status.block_count())
+                .map(|()| action(&mut self.bytes.lock()[start..end])),
+        )
+    }
+}
+
+impl Store for Device {
+    fn geometry(&self) -> Geometry {
+        Geometry { block_size: BlockSize::B512, block_count: self.status.block_count() }
+    }
+
+    fn characteristics(&self) -> Characteristics {
+        Characteristics {
+            volatile_cache: true,
+            read_only: false,
+            unmap: None,
+            physical_block_exponent: 3,
+            optimal_transfer: None,
+            protection: false,
+            is_lasting: true,
+        }
+    }
+
+    fn status(&self) -> &Arc<StoreStatus> {
+        &self.status
+    }
+
+    fn read(&self, extent: Extent) -> Reply<Data> {
+        self.within(extent, |bytes| Data::Buffer(Buffer::copy_of(bytes)))
+    }
+
+    fn write(&self, extent: Extent, data: Payload, _: Durability) -> Reply<()> {
+        self.within(extent, |bytes| bytes.copy_from_slice(&data))
+    }
+
+    fn flush(&self) -> Reply<()> {
+        Io::Ready(Ok(()))
+    }
+
+    fn unmap(&self, _: Extent) -> Reply<()> {
+        Io::Ready(Err(InvalidRequest::Unsupported.into()))
+    }
+
+    fn write_zeroes(&self, extent: Extent, _: Durability) -> Reply<()> {
+        self.within(extent, |bytes| bytes.fill(0))
+    }
+
+    fn allocation(&self, extent: Extent) -> Reply<AllocationRun> {
+        let run = |_: &mut [u8]| AllocationRun {
+            block_count: extent.block_count,
+            allocation: Allocation::Mapped,
+        };
+        self.within(extent, run)
+    }
+
+    fn space(&self) -> Reply<Space> {
+        let used_blocks = self.status.block_count();
+        Io::Ready(Ok(Space { used_blocks, available_blocks: 0 }))
+    }
+
+    fn resize(&self, _: u64) -> Reply<()> {
+        Io::Ready(Err(InvalidRequest::Unsupported.into()))
+    }
+}
+
 /// An initiator that sends and counts bytes only.
 struct Initiator {
     step: Step,
@@ -66,12 +222,13 @@ struct Initiator {
     cmd_sn: SerialNumber,
     exp_stat_sn: SerialNumber,
     place: usize,
+    backing: Backing,
     is_over: bool,
 }
 
 impl Initiator {
     /// Returns an initiator that logs in and then carries out the plan.
-    fn new(plan: Vec<(usize, InstructionKind)>) -> Self {
+    fn new(plan: Vec<(usize, InstructionKind)>, backing: Backing) -> Self {
         Self {
             step: Step { requests: login(), expected: None },
             taken: 0,
@@ -80,6 +237,7 @@ impl Initiator {
             cmd_sn: SerialNumber(1),
             exp_stat_sn: SerialNumber(0),
             place: 0,
+            backing,
             is_over: false,
         }
     }
@@ -123,7 +281,7 @@ impl Initiator {
         command.expected_data_transfer_length = (length as u32).into();
         command.data_segment_length = U24::new(data as u32);
         if length > 0 {
-            let lba = (self.place * LENGTH / BLOCK) as u64;
+            let lba = (self.backing.offset(self.place) / BLOCK) as u64;
             self.place = (self.place + 1) % PLACES;
             command.cdb = transmute!(Block16 {
                 operation_code,
@@ -255,22 +413,23 @@ impl Host for Nothing {
 }
 
 /// Carries out the plan. Returns whether all answers were as expected.
-fn run(plan: Vec<(usize, InstructionKind)>) -> io::Result<bool> {
+fn run(plan: Vec<(usize, InstructionKind)>, backing: Backing) -> io::Result<bool> {
     seed_randomness(1);
-    let store = RamStore::new(BlockSize::B512, (PLACES * LENGTH / BLOCK) as u64)?;
+    // The clock is paused, so that reading it is not a system call.
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_time().start_paused(true).build()?;
+    let tasks = LocalSet::new();
+    let store = tasks.block_on(&runtime, backing.open())?;
     let identity = Identity::new("instructions", "0");
-    let volume = Volume::open(volume::Parts::new("instructions", Arc::new(store)))?;
+    let volume = Volume::open(volume::Parts::new("instructions", store))?;
     let unit = LogicalUnit::of_parts(Parts::disk(identity, volume))?;
-    let initiator = Rc::new(RefCell::new(Initiator::new(plan)));
+    let initiator = Rc::new(RefCell::new(Initiator::new(plan, backing)));
     let requests = Requests(initiator.clone());
     let settings = Settings::default();
     let address = requests.local_addr();
     let units = BTreeMap::from([(Lun(0), unit)]);
     let portal = SimulatedPortal::new(settings, address, Arc::new(Nothing), TARGET, units);
-    // The clock is paused, so that reading it is not a system call.
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    let runtime = builder.enable_time().start_paused(true).build()?;
-    LocalSet::new().block_on(&runtime, portal.serve(Stream::simulated(requests)));
+    tasks.block_on(&runtime, portal.serve(Stream::simulated(requests)));
     let is_over = initiator.borrow().is_over;
     Ok(is_over)
 }
@@ -280,22 +439,32 @@ fn main() -> ExitCode {
     let asked = match &arguments[..] {
         [kind, count, ..] => {
             let times = count.parse().ok().map(|count: usize| count / DEPTH);
-            match (&**kind, times) {
-                ("read", Some(times @ 1..)) => Some((times, InstructionKind::Read)),
-                ("write", Some(times @ 1..)) => Some((times, InstructionKind::Write)),
+            let (backing, kind) = match kind.split_once('-') {
+                None => (Some(Backing::Ram), &**kind),
+                Some(("device", kind)) => (Some(Backing::Device), kind),
+                Some(("pool", kind)) => (Some(Backing::Pool), kind),
+                Some(_) => (None, ""),
+            };
+            let kind = match kind {
+                "read" => Some(InstructionKind::Read),
+                "write" => Some(InstructionKind::Write),
                 _ => None,
-            }
+            };
+            backing.zip(times.filter(|&times| times > 0)).zip(kind)
         }
         _ => None,
     };
-    let Some(asked) = asked else {
-        eprintln!("usage: instructions read|write COUNT, which is a multiple of {DEPTH}");
+    let Some(((backing, times), kind)) = asked else {
+        eprintln!(
+            "usage: instructions [device-|pool-]read|write COUNT, which is a multiple of {DEPTH}"
+        );
         return ExitCode::FAILURE;
     };
     // In reverse order: first the unit attentions of a new nexus, then one write to every page, then the measured I/Os.
+    let asked = (times, kind);
     let plan =
         vec![asked, (PLACES / DEPTH, InstructionKind::Write), (ATTENTIONS, InstructionKind::Ready)];
-    match run(plan) {
+    match run(plan, backing) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => {
             eprintln!("not everything was answered as expected");

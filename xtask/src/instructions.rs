@@ -21,7 +21,14 @@ use crate::shell;
 /// The accepted numbers, by architecture and I/O.
 const FILE: &str = "xtask/instructions.toml";
 /// The kinds of I/O: the harness's name, and the name in the file.
-const KINDS: [(&str, &str); 2] = [("read", "read-4k"), ("write", "write-4k")];
+const KINDS: [(&str, &str); 6] = [
+    ("read", "read-4k"),
+    ("write", "write-4k"),
+    ("device-read", "read-4k-without-pool"),
+    ("device-write", "write-4k-without-pool"),
+    ("pool-read", "read-4k-with-pool"),
+    ("pool-write", "write-4k-with-pool"),
+];
 /// Number of I/Os in each of the two runs.
 const COUNTS: [u64; 2] = [4096, 12_288];
 /// A count that exceeds the accepted number by more than this fraction fails; a lower count deserves a new number.
