@@ -4,6 +4,7 @@
 
 mod files;
 mod generator;
+mod large_pools;
 mod nbd;
 mod neighbours;
 mod points;
@@ -29,6 +30,7 @@ use serde_json::{Value, json};
 
 use neighbours::NoisyNeighbour;
 use points::{Group, Point};
+use pools::{PREPARED_SECONDS, PREPARED_WARM_UP};
 use results::{Figures, Results};
 use targets_under_test::{Field, MeasureMode, Participant, WAKE_UP_COST_US};
 
@@ -107,6 +109,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             results.changes = start_up::measure_changes(rounds)?;
             continue;
         }
+        if group == Group::LargePools && options.point.is_none() {
+            results.large_pools = large_pools::measure(&client, rounds)?;
+            continue;
+        }
         let points = options.points(group);
         if !points.is_empty() {
             let field = targets_under_test::start(group, &client, options)?;
@@ -115,7 +121,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             measure_group(client, group, &points, &field, (rounds, seconds), &mut results)?;
         }
     }
-    let has_any = !results.cells.is_empty() || !results.start_up.is_empty();
+    let has_any = !results.cells.is_empty()
+        || !results.start_up.is_empty()
+        || !results.large_pools.is_empty();
     ensure!(has_any, "no point's name contains {:?}", options.point);
     let verdicts = verdicts::all(&results);
     if let Some(path) = &options.json {
@@ -158,11 +166,14 @@ fn measure_group(
     for round in 0..rounds {
         for point in points {
             eprintln!("{}, round {} of {rounds}: {}", group.title(), round + 1, point.name);
+            let takes_part =
+                |entrant: &&Participant| entrant.only.is_none_or(|only| only == point.name);
+            let entrants: Vec<_> = entrants.iter().filter(takes_part).collect();
             let mut runs: Vec<Option<Figures>> = vec![None; entrants.len()];
             for turn in 0..entrants.len() {
                 // Each target under test begins equally often.
                 let index = (round + turn) % entrants.len();
-                let entrant = &entrants[index];
+                let entrant = entrants[index];
                 runs[index] = match measure(client, entrant, point, seconds) {
                     Ok(figures) => Some(figures),
                     Err(error) if entrant.is_peer => {
@@ -172,7 +183,7 @@ fn measure_group(
                     Err(error) => return Err(error),
                 };
             }
-            for (entrant, run) in entrants.iter().zip(runs) {
+            for (entrant, run) in entrants.into_iter().zip(runs) {
                 results.note(group, &point.name, &entrant.name, run);
             }
         }
@@ -197,12 +208,16 @@ fn measure(
                 }
                 _ => None,
             };
+            let (mut seconds, mut warm_up) = (seconds, None);
             if let Some(preparation) = &entrant.preparation {
                 preparation.prepare(client.program, endpoint).with_context(what)?;
+                seconds = seconds.min(PREPARED_SECONDS);
+                warm_up = Some(PREPARED_WARM_UP);
             }
             let neighbour = entrant.neighbour.as_ref();
             let noise = neighbour.map(|url| NoisyNeighbour::start(client.program, url, seconds));
-            let figures = load(client, endpoint, pids, point, seconds).with_context(what)?;
+            let figures = load(client, endpoint, pids, point, (seconds, warm_up));
+            let figures = figures.with_context(what)?;
             noise.map_or(Ok(()), NoisyNeighbour::end).with_context(what)?;
             Ok(figures)
         }
@@ -215,7 +230,7 @@ fn load(
     endpoint: &Endpoint,
     pids: &[u32],
     point: &Point,
-    seconds: f64,
+    (seconds, mut warm_up): (f64, Option<f64>),
 ) -> Result<Figures> {
     let mut command = Command::new(client.program);
     if client.is_slow {
@@ -238,7 +253,10 @@ fn load(
     if let Some(rate) = point.rate {
         // The time until a neighbour is at work.
         command.arg("--rate").arg(rate.to_string());
-        command.arg("--warm-up").arg(neighbours::AHEAD.as_secs_f64().to_string());
+        warm_up = Some(neighbours::AHEAD.as_secs_f64());
+    }
+    if let Some(warm_up) = warm_up {
+        command.arg("--warm-up").arg(warm_up.to_string());
     }
     for pid in pids {
         command.arg("--pid").arg(pid.to_string());

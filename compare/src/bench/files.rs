@@ -29,7 +29,7 @@ const MODES: [&str; 5] = ["writeback", "writethrough", "none", "directsync", "un
 /// The modes that are also measured with the pool.
 const POOL_MODES: [&str; 2] = ["writeback", "none"];
 /// One core, as fio has one job: the compared programs have the same number of threads.
-const ONE_CORE: [&str; 2] = ["--cores", "1"];
+pub(super) const ONE_CORE: [&str; 2] = ["--cores", "1"];
 /// Length of the pieces in which files are written.
 const PIECE: usize = 1 << 20;
 
@@ -106,7 +106,7 @@ fn is_direct(mode: &str) -> bool {
 }
 
 /// Returns whether the file system permits direct I/O.
-fn takes_direct(path: &Path) -> bool {
+pub(super) fn takes_direct(path: &Path) -> bool {
     let flags = OFlags::DIRECT.bits().cast_signed();
     OpenOptions::new().read(true).custom_flags(flags).open(path).is_ok()
 }

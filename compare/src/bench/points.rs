@@ -23,8 +23,14 @@ pub(super) enum Group {
     Neighbours,
     /// A file by NBD and by iSCSI, beside other NBD servers.
     Nbd,
-    /// Volumes of a pool, beside a file without a pool, and qcow2.
+    /// Volumes of a pool in memory, beside a file without a pool, and qcow2.
     Pools,
+    /// The same on disk, past the page cache, and beside fio.
+    PoolsOnDisk,
+    /// The same on loop devices.
+    PoolsOnLoop,
+    /// A pool of 10 TiB with 16 million chunks in use.
+    LargePools,
     /// The time to start with ten thousand logical units.
     StartUp,
     /// Low depths where a wake-up costs as much as on a virtual machine whose host is busy.
@@ -43,7 +49,10 @@ impl Group {
             Self::Idle => "Idle sessions",
             Self::Neighbours => "Neighbours",
             Self::Nbd => "NBD",
-            Self::Pools => "Pools",
+            Self::Pools => "Pools in memory",
+            Self::PoolsOnDisk => "Pools on disk",
+            Self::PoolsOnLoop => "Pools on loop devices",
+            Self::LargePools => "Large pools",
             Self::StartUp => "Start-up",
             Self::SlowWakeUps => "Slow wake-ups",
         }
@@ -129,7 +138,7 @@ pub(super) fn of(group: Group) -> Vec<Point> {
             points.push(Point::new(LARGE_WRITES, 512 * KIB, 0, 0, 32));
             points.into_iter().flat_map(without_and_with_digests).collect()
         }
-        Group::Files | Group::Pools => reads_and_writes(),
+        Group::Files | Group::Pools | Group::PoolsOnDisk | Group::PoolsOnLoop => reads_and_writes(),
         Group::Luns | Group::Idle => vec![Point::new(READS, 4 * KIB, 100, 100, 32)],
         Group::Neighbours => {
             let point = Point::new(STEADY, 4 * KIB, 100, 100, 16);
@@ -142,7 +151,7 @@ pub(super) fn of(group: Group) -> Vec<Point> {
             points.push(Point::new(WRITE_STREAM, KIB * KIB, 0, 0, 8));
             points
         }
-        Group::StartUp => Vec::new(),
+        Group::LargePools | Group::StartUp => Vec::new(),
         Group::SlowWakeUps => {
             let mut points = vec![Point::new("512 B read, depth 32", 512, 100, 0, 32)];
             points.extend([1, 4].map(|depth| Point::small(4 * KIB, true, depth, 1)));

@@ -1,22 +1,25 @@
-//! Volumes of a pool, compared with a file without a pool, and with qcow2 behind another NBD server. All of them are on tmpfs,
-//! so that the work of the programs decides.
+//! Volumes of a pool, compared with a file or a device without a pool, and with qcow2 behind another NBD server: in memory
+//! (tmpfs), so that the work of the programs decides; on disk past the page cache, beside fio; and on loop devices.
 
-use std::path::Path;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use sarsen_lab::load::Endpoint;
 use sarsen_lab::process::{Daemon, ProcessError};
 use sarsen_proof::process;
 use serde_json::Value;
+use tempfile::TempDir;
 
 use super::Options;
-use super::files::fill_to;
+use super::files::{ONE_CORE, fill_to, takes_direct};
 use super::nbd::{QEMU, READY_LIMIT, TMPFS, free_address, participant};
-use super::targets_under_test::{Field, MeasureMode, Participant, serve};
+use super::points::{READS, WRITES};
+use super::targets_under_test::{FIO, Field, MeasureMode, Participant, serve};
 
-pub(super) const FILE: &str = "file";
+pub(super) const FILE: &str = "no pool";
 pub(super) const POOL: &str = "pool";
 /// Every run begins with a volume without data.
 pub(super) const FIRST: &str = "pool, first writes";
@@ -27,9 +30,24 @@ pub(super) const MANY: &str = "pool, 100 snapshots";
 pub(super) const QCOW2: &str = "qcow2, qemu-storage-daemon";
 
 const VOLUME_BYTES: u64 = 256 << 20;
-const POOL_BYTES: u64 = 3 << 30;
+/// A run of first writes must not fill the volume, and then overwrite it.
+const LARGE_BYTES: u64 = 1 << 30;
+const POOL_BYTES: u64 = 6 << 30;
 const SNAPSHOTS: usize = 100;
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
+const BYTE: u8 = 0x5a;
+/// Maximum seconds of a run that begins with a volume in a certain state, and of the load before its measurement: most of
+/// its writes find their blocks in that state.
+pub(super) const PREPARED_SECONDS: f64 = 0.5;
+pub(super) const PREPARED_WARM_UP: f64 = 0.02;
+
+/// Where the pool is, and what it is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Medium {
+    Memory,
+    Disk,
+    Loop,
+}
 
 /// The state in which each run finds the volume of a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,102 +92,199 @@ impl Preparation {
     }
 }
 
+impl Medium {
+    /// Returns the end of the specification of a file or device, whose data is not cached twice.
+    const fn cache(self) -> &'static str {
+        match self {
+            Self::Memory => "",
+            Self::Disk | Self::Loop => ",cache=none",
+        }
+    }
+}
+
+/// A loop device, until this is dropped.
+pub(super) struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    fn new(file: &str) -> Result<Self> {
+        let mut command = Command::new("losetup");
+        let path = process::output(command.args(["--find", "--show", file]), LIMIT)?;
+        Ok(Self(path.trim().into()))
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let mut command = Command::new("losetup");
+        if let Err(error) = process::output(command.arg("--detach").arg(&self.0), LIMIT) {
+            eprintln!("{} remains: {error}", self.0.display());
+        }
+    }
+}
+
+/// The files or devices of a medium.
+struct Place {
+    medium: Medium,
+    folder: TempDir,
+    loops: Vec<LoopDevice>,
+}
+
+impl Place {
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    /// Returns a file or a device with data in all of it: the space is there before it is measured.
+    fn filled(&mut self, name: &str, bytes: u64, byte: u8) -> Result<String> {
+        let path = self.path(name);
+        fill_to(Path::new(&path), bytes, byte)?;
+        self.device(path)
+    }
+
+    fn device(&mut self, path: String) -> Result<String> {
+        if self.medium != Medium::Loop {
+            return Ok(path);
+        }
+        let device = LoopDevice::new(&path)?;
+        let path = device.0.display().to_string();
+        self.loops.push(device);
+        Ok(path)
+    }
+}
+
 /// Starts all of them.
-pub(super) fn start(program: &Path, options: &Options) -> Result<Field> {
+pub(super) fn start(program: &Path, medium: Medium, options: &Options) -> Result<Field> {
+    let parent = if medium == Medium::Disk { &*options.disk } else { Path::new(TMPFS) };
+    let folder = tempfile::Builder::new().prefix("sarsen-bench-").tempdir_in(parent)?;
+    let mut place = Place { medium, folder, loops: Vec::new() };
     let mut field = Field::default();
-    let folder = tempfile::Builder::new().prefix("sarsen-bench-").tempdir_in(TMPFS)?;
-    let path = |name: &str| folder.path().join(name).display().to_string();
-    fill_to(Path::new(&path(FILE)), VOLUME_BYTES, 0x5a)?;
-    // Its space is there before it is measured, as that of a device is.
-    fill_to(Path::new(&path("tank")), POOL_BYTES, 0)?;
+    let file = match place.filled("file", VOLUME_BYTES, BYTE) {
+        Ok(file) => file,
+        Err(error) if medium == Medium::Loop => {
+            eprintln!("loop devices cannot be used, and are left out: {error:#}");
+            return Ok(field);
+        }
+        Err(error) => return Err(error),
+    };
+    if medium == Medium::Disk && !takes_direct(Path::new(&file)) {
+        eprintln!("{} cannot be used past the page cache, and is left out", parent.display());
+        return Ok(field);
+    }
+    let tank = place.filled("tank", POOL_BYTES, 0)?;
+    let (pattern, large) = (place.path("pattern"), place.path("large pattern"));
+    fill_to(Path::new(&pattern), VOLUME_BYTES, BYTE)?;
+    fill_to(Path::new(&large), LARGE_BYTES, BYTE)?;
     let mut create = Command::new(program);
-    create.args(["pool", "create", "tank", "--offline", "--device", &path("tank")]);
+    create.args(["pool", "create", "tank", "--offline", "--force", "--device", &tank]);
     process::output(&mut create, LIMIT)?;
-    let socket = path("control.sock");
-    let mut arguments = vec![
-        "--control".to_owned(),
-        socket.clone(),
-        "--pool".into(),
-        format!("tank={}", path("tank")),
-        "--volume".into(),
-        format!("file=file:{}", path(FILE)),
+    let (socket, cache) = (place.path("control.sock"), medium.cache());
+    let mut arguments = vec!["--control".to_owned(), socket.clone()];
+    if medium == Medium::Disk {
+        // As many threads as fio has.
+        arguments.extend(ONE_CORE.map(Into::into));
+    }
+    arguments.extend(["--pool".into(), format!("tank={tank}{cache}")]);
+    arguments.extend(["--volume".into(), format!("file=file:{file}{cache}")]);
+    let volumes = [
+        ("own", POOL, VOLUME_BYTES),
+        ("first", FIRST, LARGE_BYTES),
+        ("snapshot", SNAPSHOT, LARGE_BYTES),
+        ("many", MANY, VOLUME_BYTES),
     ];
-    let volumes = [("own", POOL), ("first", FIRST), ("snapshot", SNAPSHOT), ("many", MANY)];
-    for (volume, _) in volumes {
-        let spec = format!("{volume}=pool:tank,size={VOLUME_BYTES}");
-        arguments.extend(["--volume".into(), spec]);
+    for (volume, _, bytes) in volumes {
+        arguments.extend(["--volume".into(), format!("{volume}=pool:tank,size={bytes}")]);
     }
     let running = serve(program, &arguments)?;
-    field.entrants.push(Participant::of(FILE, &running, FILE)?);
-    for (volume, name) in volumes {
-        let kind = match name {
-            FIRST => Some(Kind::Empty),
-            SNAPSHOT => Some(Kind::NewSnapshot),
-            _ => None,
+    field.entrants.push(Participant::of(FILE, &running, "file")?);
+    for (volume, name, bytes) in volumes {
+        let (kind, only) = match name {
+            FIRST => (Some(Kind::Empty), Some(WRITES)),
+            SNAPSHOT => (Some(Kind::NewSnapshot), Some(WRITES)),
+            MANY => (None, Some(READS)),
+            _ => (None, None),
         };
         let preparation =
             kind.map(|kind| Preparation { socket: socket.clone(), volume: volume.into(), kind });
         let entrant = Participant::of(name, &running, volume)?;
+        eprintln!("filling {name}");
+        fill_volume(program, if bytes == LARGE_BYTES { &large } else { &pattern }, &entrant)?;
         if name == MANY {
             take_snapshots(program, &socket, &entrant)?;
         }
-        field.entrants.push(Participant { is_empty: name != MANY, preparation, ..entrant });
+        field.entrants.push(Participant { preparation, only, ..entrant });
     }
     field.running.push(running);
     if options.takes(QCOW2) {
-        add_qcow2(&mut field, &path("qcow2"))?;
+        add_qcow2(&mut field, &mut place, &pattern)?;
     }
-    field.folders.push(folder);
+    if medium == Medium::Disk {
+        match process::find(Path::new("fio")) {
+            Some(_) => {
+                let entrant = Participant::new(FIO, MeasureMode::Fio { path: file.into() });
+                field.entrants.push(Participant { is_peer: true, ..entrant });
+            }
+            None => eprintln!("fio is not installed, and left out"),
+        }
+    }
+    ensure!(field.entrants.len() > 1, "there is nothing to compare with");
+    field.loops = place.loops;
+    field.folders.push(place.folder);
     Ok(field)
 }
 
-/// Fills a volume, and creates snapshots with some writes between them.
+fn url(entrant: &Participant) -> Result<String> {
+    match &entrant.way {
+        MeasureMode::Load { endpoint, .. } => Ok(endpoint.to_string()),
+        MeasureMode::Fio { .. } => bail!("{} has no URL", entrant.name),
+    }
+}
+
+/// Writes a file to the whole volume.
+fn fill_volume(program: &Path, file: &str, entrant: &Participant) -> Result<()> {
+    let mut command = Command::new(program);
+    command.args(["disk", "write", "--destroy", file, &url(entrant)?]);
+    process::output(&mut command, LIMIT).map(drop).context("filling the volume")
+}
+
+/// Creates snapshots of a volume with some writes between them.
 fn take_snapshots(program: &Path, socket: &str, entrant: &Participant) -> Result<()> {
-    let MeasureMode::Load { endpoint, .. } = &entrant.way else { return Ok(()) };
-    let url = endpoint.to_string();
+    let url = url(entrant)?;
     let run = |arguments: &[&str]| {
         let mut command = Command::new(program);
         process::output(command.args(arguments).env("SARSEN_CONTROL", socket), LIMIT)
     };
-    let write = |block, random, ios: &str| {
-        run(&[
-            "lab",
-            "load",
-            "--destroy",
-            "--read",
-            "0",
-            "--random",
-            random,
-            "--block-size",
-            block,
-            "--depth",
-            "8",
-            "--seconds",
-            ios,
-            &url,
-        ])
-    };
-    write("524288", "0", "2")?;
     for number in 0..SNAPSHOTS {
         run(&["snapshot", "create", &format!("many@{number}")])?;
-        write("4096", "100", "0.02")?;
+        // Some writes.
+        let load = "lab load --destroy --read 0 --random 100 --block-size 4096 --depth 8 --rate 2000 \
+                    --warm-up 0 --seconds 0.03";
+        run(&load.split(' ').chain([&*url]).collect::<Vec<_>>())?;
     }
     Ok(())
 }
 
 /// Starts qemu-storage-daemon with an image whose clusters all have data.
-fn add_qcow2(field: &mut Field, path: &str) -> Result<()> {
+fn add_qcow2(field: &mut Field, place: &mut Place, pattern: &str) -> Result<()> {
     if process::find(Path::new(QEMU)).is_none() {
         eprintln!("{QEMU} is not installed, and left out");
         return Ok(());
     }
+    let file = place.path("qcow2");
+    // With the clusters of metadata.
+    File::create(&file)?.set_len(VOLUME_BYTES + (16 << 20))?;
+    let path = place.device(file)?;
     let mut create = Command::new("qemu-img");
-    create.args(["create", "-f", "qcow2", path, &VOLUME_BYTES.to_string()]);
+    create.args(["create", "-f", "qcow2", &path, &VOLUME_BYTES.to_string()]);
     process::output(&mut create, LIMIT)?;
+    let driver = match place.medium {
+        Medium::Memory => "file",
+        Medium::Disk => "file,cache.direct=on,aio=native",
+        Medium::Loop => "host_device,cache.direct=on,aio=native",
+    };
     let address = free_address()?;
     let (host, port) = address.rsplit_once(':').context("an address")?;
     let daemon = Daemon::start(&[], Path::new(QEMU), |command: &mut Command| {
-        command.args(["--blockdev", &format!("driver=file,node-name=file,filename={path}")]);
+        command.args(["--blockdev", &format!("driver={driver},node-name=file,filename={path}")]);
         command.args(["--blockdev", "driver=qcow2,node-name=disk,file=file"]);
         let server = format!("addr.type=inet,addr.host={host},addr.port={port},max-connections=0");
         command.args(["--nbd-server", &server]);
@@ -178,8 +293,10 @@ fn add_qcow2(field: &mut Field, path: &str) -> Result<()> {
     let listens = || Ok::<_, ProcessError>(std::net::TcpStream::connect(&address).is_ok());
     daemon.wait_until(READY_LIMIT, listens)?;
     let entrant = participant(QCOW2, &format!("nbd://{address}/"), vec![daemon.pid()])?;
-    field.entrants.push(Participant { is_peer: true, is_empty: true, ..entrant });
+    let mut fill = Command::new("qemu-img");
+    fill.args(["convert", "-n", "-f", "raw", "-O", "raw", pattern]);
+    process::output(fill.arg(format!("nbd://{address}/")), LIMIT)?;
+    field.entrants.push(Participant { is_peer: true, ..entrant });
     field.daemons.push(daemon);
-    ensure!(field.entrants.len() > 1, "there is nothing to compare with");
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::large_pools::{BOUND, LargePool};
 use super::points::Group;
 use super::results::{CPU, Cell, IOPS, Results, median, ratio, spread_percent};
 use super::start_up::Changes;
@@ -50,6 +51,33 @@ pub(super) fn tables(results: &Results) -> String {
             of(|one| one.apply),
             of(|one| one.one_more),
             of(|one| one.restart),
+        );
+    }
+    text += &large_pools(&results.large_pools);
+    text
+}
+
+/// Returns a sentence for each round of a large pool.
+fn large_pools(rounds: &[LargePool]) -> String {
+    let mut text = String::new();
+    if !rounds.is_empty() {
+        let _ = write!(text, "\n### {}\n\n", Group::LargePools.title());
+    }
+    for round in rounds {
+        let longest = |all: &[f64]| all.iter().copied().fold(0.0, f64::max);
+        let LargePool { snapshots, clones, writes, map_mib, bounded_mib, opening } = round;
+        let _ = writeln!(
+            text,
+            "A snapshot takes {:.1} ms (at most {:.1}), a clone {:.1} ms (at most {:.1}), with {:.0} writes a second, \
+             whose p99 is {:.2} ms and whose p99.9 is {:.2} ms. The map of 1 TiB takes {map_mib:.0} MiB, \
+             {bounded_mib:.0} MiB with memory = {BOUND}MiB. A start after kill -9 takes {opening:.2} s.",
+            median(snapshots),
+            longest(snapshots),
+            median(clones),
+            longest(clones),
+            writes.iops,
+            writes.p99_us / 1e3,
+            writes.p999_us / 1e3,
         );
     }
     text

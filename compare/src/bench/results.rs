@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::large_pools::LargePool;
 use super::points::Group;
 use super::start_up::Changes;
 
@@ -49,6 +50,8 @@ pub(super) struct Results {
     pub(super) start_up: Vec<f64>,
     /// The times that a server with a state needs for changes.
     pub(super) changes: Vec<Changes>,
+    /// The rounds of a large pool.
+    pub(super) large_pools: Vec<LargePool>,
 }
 
 impl Results {

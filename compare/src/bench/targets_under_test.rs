@@ -23,7 +23,7 @@ use sarsen_proof::program::{self, Profile};
 use tempfile::TempDir;
 
 use super::points::Group;
-use super::pools::Preparation;
+use super::pools::{LoopDevice, Medium as PoolMedium, Preparation};
 use super::{Options, files, nbd, neighbours, pools};
 
 pub(super) const SARSEN: &str = "sarsen";
@@ -73,6 +73,8 @@ pub(super) struct Participant {
     pub(super) is_empty: bool,
     /// The state in which each run finds the volume.
     pub(super) preparation: Option<Preparation>,
+    /// The only point at which it is measured.
+    pub(super) only: Option<&'static str>,
     /// A volume that runs at full load meanwhile.
     pub(super) neighbour: Option<Url>,
 }
@@ -88,8 +90,17 @@ pub(super) enum MeasureMode {
 impl Participant {
     pub(super) fn new(name: impl Into<String>, way: MeasureMode) -> Self {
         let name = name.into();
-        let (idle, restless, preparation, neighbour) = (0, None, None, None);
-        Self { name, way, idle, restless, is_peer: false, is_empty: false, preparation, neighbour }
+        Self {
+            name,
+            way,
+            idle: 0,
+            restless: None,
+            is_peer: false,
+            is_empty: false,
+            preparation: None,
+            only: None,
+            neighbour: None,
+        }
     }
 
     /// Creates a target for a volume of a running program.
@@ -128,6 +139,8 @@ pub(super) struct Field {
     pub(super) running: Vec<Running>,
     limits: Vec<Limit>,
     pub(super) daemons: Vec<Daemon>,
+    // Before the folders: their files are in use until then.
+    pub(super) loops: Vec<LoopDevice>,
     pub(super) folders: Vec<TempDir>,
     /// The client whose wake-ups cost more.
     pub(super) slow_client: Option<PathBuf>,
@@ -182,8 +195,10 @@ pub(super) fn start(group: Group, program: &Path, options: &Options) -> Result<F
         Group::Idle => crowd(program),
         Group::Neighbours => neighbours::start(program),
         Group::Nbd => nbd::start(program, options),
-        Group::Pools => pools::start(program, options),
-        Group::StartUp => Ok(Field::default()),
+        Group::Pools => pools::start(program, PoolMedium::Memory, options),
+        Group::PoolsOnDisk => pools::start(program, PoolMedium::Disk, options),
+        Group::PoolsOnLoop => pools::start(program, PoolMedium::Loop, options),
+        Group::LargePools | Group::StartUp => Ok(Field::default()),
         Group::SlowWakeUps => slow_wake_ups(options),
     }
 }

@@ -1,10 +1,12 @@
 //! The requirements for the program, compared with other targets, with the limit and with itself, and their results.
 
 use std::fmt;
+use std::slice::from_ref;
 
 use serde::{Serialize, Serializer};
 
 use super::files;
+use super::large_pools::{BOUND, LargePool};
 use super::nbd::{ISCSI, NBD, NBDKIT, QEMU};
 use super::neighbours::{ALONE, BESIDE_LIMITED};
 use super::points::{
@@ -138,6 +140,7 @@ pub(super) fn all(results: &Results) -> Vec<Verdict> {
         let what = format!("seconds of {what}");
         verdicts.push(Verdict { what, bound: Bound::AtMost(most), measured, place: None });
     }
+    verdicts.extend(of_large_pools(&results.large_pools));
     verdicts
 }
 
@@ -284,22 +287,57 @@ fn of_nbd<'a>() -> Vec<Requirement<'a>> {
     ]
 }
 
-/// Returns the requirements for volumes of a pool, compared with a file without a pool, and with qcow2.
+/// Returns the requirements for volumes of a pool, compared with the same medium without a pool, with qcow2 and with fio.
 fn of_pools<'a>() -> Vec<Requirement<'a>> {
-    let requirement = |what: &str, minimum, point: &str, over, under| Requirement {
-        what: format!("pool, {what}"),
-        group: Group::Pools,
-        figure: IOPS,
-        bound: Bound::AtLeast(minimum),
-        pairs: vec![((point.to_owned(), over), (point.to_owned(), under))],
+    let mut requirements = Vec::new();
+    for group in [Group::Pools, Group::PoolsOnDisk, Group::PoolsOnLoop] {
+        let mut require = |what: &str, minimum, point: &str, over, under| {
+            requirements.push(Requirement {
+                what: format!("{}, {what}", group.title()),
+                group,
+                figure: IOPS,
+                bound: Bound::AtLeast(minimum),
+                pairs: vec![((point.to_owned(), over), (point.to_owned(), under))],
+            });
+        };
+        require("overwrites: IOPS × no pool", 0.95, WRITES, POOL, FILE);
+        require("reads: IOPS × no pool", 0.95, READS, POOL, FILE);
+        require("first writes: IOPS × no pool", 0.7, WRITES, FIRST, FILE);
+        require("writes after a snapshot: IOPS × no pool", 0.6, WRITES, SNAPSHOT, FILE);
+        require("reads with 100 snapshots: IOPS × none", 0.98, READS, MANY, POOL);
+        require("overwrites: IOPS × qcow2", 1.0, WRITES, POOL, QCOW2);
+        if group == Group::PoolsOnDisk {
+            require("reads at depth 32: IOPS × fio's io_uring", 0.85, READS, POOL, FIO);
+            require("overwrites at depth 32: IOPS × fio's io_uring", 0.85, WRITES, POOL, FIO);
+        }
+    }
+    requirements
+}
+
+/// Returns the requirements for a pool with many chunks.
+fn of_large_pools(rounds: &[LargePool]) -> Vec<Verdict> {
+    let of = |values: fn(&LargePool) -> &[f64]| {
+        let all: Vec<f64> = rounds.iter().flat_map(values).copied().collect();
+        (!all.is_empty()).then(|| median(&all))
     };
+    let verdict = |what: &str, most, measured| Verdict {
+        what: format!("{}, {what}", Group::LargePools.title()),
+        bound: Bound::AtMost(most),
+        measured,
+        place: None,
+    };
+    let p99: Vec<f64> = rounds.iter().map(|round| round.writes.p99_us / 1e3).collect();
     vec![
-        requirement("overwrites: IOPS × no pool", 0.95, WRITES, POOL, FILE),
-        requirement("reads: IOPS × no pool", 0.95, READS, POOL, FILE),
-        requirement("first writes: IOPS × no pool", 0.7, WRITES, FIRST, FILE),
-        requirement("writes after a snapshot: IOPS × no pool", 0.6, WRITES, SNAPSHOT, FILE),
-        requirement("reads with 100 snapshots: IOPS × none", 0.98, READS, MANY, POOL),
-        requirement("overwrites: IOPS × qcow2", 1.0, WRITES, POOL, QCOW2),
+        verdict("a snapshot under load: ms", 10.0, of(|round| &round.snapshots)),
+        verdict("a clone under load: ms", 10.0, of(|round| &round.clones)),
+        verdict("p99 of the writes: ms", 20.0, (!p99.is_empty()).then(|| median(&p99))),
+        verdict("MiB of its map for 1 TiB", 320.0, of(|round| from_ref(&round.map_mib))),
+        verdict(
+            &format!("MiB of its map with memory = {BOUND}MiB"),
+            BOUND as f64,
+            of(|round| from_ref(&round.bounded_mib)),
+        ),
+        verdict("seconds of a start after kill -9", 1.0, of(|round| from_ref(&round.opening))),
     ]
 }
 
