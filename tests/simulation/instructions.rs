@@ -51,8 +51,8 @@ const PLACES_PER_CHUNK: usize = 16;
 const CHUNK_DISTANCE: usize = 16 << 30;
 /// Bytes of a volume in a pool. Its map has three levels.
 const POOL_VOLUME_BYTES: u64 = 1 << 40;
-/// Bytes of the device of a pool.
-const DEVICE_BYTES: usize = 32 << 20;
+/// Bytes of the device of a pool: enough that the first writes need no checkpoint, for which the connection would wait.
+const DEVICE_BYTES: usize = 64 << 20;
 /// Maximum number of commands that can receive a unit attention of a new nexus.
 const ATTENTIONS: usize = 8;
 
