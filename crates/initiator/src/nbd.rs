@@ -20,12 +20,14 @@ use sarsen_block::{
 };
 use sarsen_io::local::LocalStream;
 use sarsen_io::net::Stream;
-use sarsen_proto::nbd::client::{self, Export};
+use sarsen_proto::nbd::client::{self, Answer, Export, RequestError};
 use sarsen_wire::nbd::{ErrorCode, transmission};
 
 pub use self::url::{NbdPlace, NbdUrl, NbdUrlError};
 use driver::{Failure, Link, Shared};
 pub use sarsen_proto::nbd::ClientError;
+pub use sarsen_proto::nbd::client::StatusExtent;
+pub use sarsen_wire::nbd::ReplyCode;
 
 /// Zeroes are written in pieces of this many bytes, so that one piece does not occupy a server for too long.
 const ZEROES_LENGTH: u64 = 1 << 30;
@@ -93,6 +95,8 @@ pub struct NbdStore {
     geometry: Geometry,
     status: Arc<StoreStatus>,
     export: Export,
+    /// The metadata contexts that the server has selected.
+    contexts: Vec<String>,
     /// A flush failed: see [`StopCause::FlushFailed`].
     stopped: Arc<AtomicBool>,
 }
@@ -100,7 +104,16 @@ pub struct NbdStore {
 impl NbdStore {
     /// Connects and selects the export, all within `limit`.
     pub async fn connect(url: &NbdUrl, limit: Duration) -> Result<Self, NbdError> {
-        Self::establish(socket(url), url, limit).await
+        Self::connect_with_contexts(url, &[], limit).await
+    }
+
+    /// Does the same, and selects those of these metadata contexts that the export has: [`Self::contexts`].
+    pub async fn connect_with_contexts(
+        url: &NbdUrl,
+        contexts: &[&str],
+        limit: Duration,
+    ) -> Result<Self, NbdError> {
+        Self::establish(socket(url), url, contexts, limit).await
     }
 
     /// Does the same over a connection to a socket of this machine. Errors name it by `url`.
@@ -109,19 +122,20 @@ impl NbdStore {
         url: &NbdUrl,
         limit: Duration,
     ) -> Result<Self, NbdError> {
-        Self::establish(async { Ok(driver::Socket::Local(stream)) }, url, limit).await
+        Self::establish(async { Ok(driver::Socket::Local(stream)) }, url, &[], limit).await
     }
 
     async fn establish(
         socket: impl Future<Output = Result<driver::Socket, NbdError>>,
         url: &NbdUrl,
+        contexts: &[&str],
         limit: Duration,
     ) -> Result<Self, NbdError> {
         let deadline = sarsen_io::time::now() + limit;
         let timed_out = || NbdError::TimedOut { place: url.to_string(), limit };
         let established = async {
             let mut link = Link::new(socket.await?);
-            let client = client::Client::new(&url.export)?;
+            let client = client::Client::with_contexts(&url.export, contexts)?;
             let (client, export) = link.shake_hands(client).await?;
             Ok::<_, NbdError>((link, client, export))
         };
@@ -131,6 +145,7 @@ impl NbdStore {
             () = sarsen_io::time::sleep_until(deadline) => return Err(timed_out()),
         };
         let geometry = geometry(url, &export)?;
+        let contexts = client.contexts().map(str::to_owned).collect();
         let shared = Arc::new(Shared::new(client));
         tokio::task::spawn_local(driver::serve(link, shared.clone()));
         Ok(Self {
@@ -138,6 +153,7 @@ impl NbdStore {
             geometry,
             status: StoreStatus::new(geometry.block_count),
             export,
+            contexts,
             stopped: Arc::default(),
         })
     }
@@ -145,6 +161,27 @@ impl NbdStore {
     /// Returns the server's description of the export.
     pub const fn export(&self) -> &Export {
         &self.export
+    }
+
+    /// Returns the names of the selected metadata contexts, in the order in which they were requested.
+    pub fn contexts(&self) -> &[String] {
+        &self.contexts
+    }
+
+    /// Returns the status of the blocks in each of [`Self::contexts`], of which there must be one or more: extents from
+    /// the first block on. They cover at least one byte, and perhaps not all blocks. The blocks must be less than 4 GiB.
+    pub async fn block_status(&self, extent: Extent) -> Result<Vec<Vec<StatusExtent>>, BlockError> {
+        self.check(extent)?;
+        let length = extent.byte_count(self.geometry.block_size);
+        let length = u32::try_from(length).ok().filter(|&length| length > 0);
+        let length = length.filter(|_| !self.contexts.is_empty());
+        let length = length.ok_or(InvalidRequest::Unsupported)?;
+        let offset = extent.byte_offset(self.geometry.block_size);
+        match self.shared.request(client::Request::Status { offset, length }).await {
+            Ok(Answer::Status(status)) => Ok(status),
+            Ok(Answer::Done | Answer::Data(_)) => unreachable!("the machine checks the answer"),
+            Err(failure) => Err(block_error(failure, extent, Direction::Read)),
+        }
     }
 
     /// Disconnects after all open requests are answered, and waits for the end, up to `limit`. Later requests fail.
@@ -193,9 +230,13 @@ impl NbdStore {
         let offset = extent.byte_offset(self.geometry.block_size);
         let answer = self.shared.request(client::Request::Read { offset, length });
         Ok(Io::pending(async move {
-            let data =
-                answer.await.map_err(|failure| block_error(failure, extent, Direction::Read));
-            Ok(Data::Buffer(data?))
+            match answer.await {
+                Ok(Answer::Data(data)) => Ok(Data::Buffer(data)),
+                Ok(Answer::Done | Answer::Status(_)) => {
+                    unreachable!("the machine checks the answer")
+                }
+                Err(failure) => Err(block_error(failure, extent, Direction::Read)),
+            }
         }))
     }
 
@@ -309,8 +350,8 @@ impl Flushing {
                 self.stopped.store(true, Ordering::Release);
                 // Whatever the reason, no later flush can make up for this one.
                 Err(match failure {
-                    Failure::Refused(code) => {
-                        BlockError::medium(Lba(0), Direction::Write, system_error(code))
+                    Failure::Refused(error) => {
+                        BlockError::medium(Lba(0), Direction::Write, system_error(&error))
                     }
                     Failure::Ended(error) => unreachable_server(&error),
                 })
@@ -363,20 +404,20 @@ fn geometry(url: &NbdUrl, export: &Export) -> Result<Geometry, NbdError> {
 
 fn block_error(failure: Failure, extent: Extent, direction: Direction) -> BlockError {
     let lba = extent.lba;
-    let code = match failure {
-        Failure::Refused(code) => code,
+    let error = match failure {
+        Failure::Refused(error) => error,
         Failure::Ended(error) => return unreachable_server(&error),
     };
-    match code {
-        ErrorCode::Io => BlockError::medium(lba, direction, system_error(code)),
+    match error.code {
+        ErrorCode::Io => BlockError::medium(lba, direction, system_error(&error)),
         ErrorCode::NoSpace => BlockError::NoSpace { lba },
-        ErrorCode::NoMemory => BlockError::Transient(system_error(code)),
-        ErrorCode::Shutdown => BlockError::Unreachable(system_error(code)),
+        ErrorCode::NoMemory => BlockError::Transient(system_error(&error)),
+        ErrorCode::Shutdown => BlockError::Unreachable(system_error(&error)),
         // The store does not send writes to a read-only export.
         ErrorCode::NotPermitted => BlockError::Fenced,
         ErrorCode::NotSupported => InvalidRequest::Unsupported.into(),
         // An unknown number is treated as EINVAL ("Error values").
-        code => InvalidRequest::Rejected(system_error(code)).into(),
+        _ => InvalidRequest::Rejected(system_error(&error)).into(),
     }
 }
 
@@ -385,7 +426,15 @@ fn unreachable_server(error: &NbdError) -> BlockError {
 }
 
 /// Returns an error of the server as one of the system. The numbers are those of Linux.
-fn system_error(code: ErrorCode) -> io::Error {
+fn system_error(error: &RequestError) -> io::Error {
+    let system = system_error_of(error.code);
+    if error.message.is_empty() {
+        return system;
+    }
+    io::Error::new(system.kind(), format!("the NBD server says {:?} ({system})", error.message))
+}
+
+fn system_error_of(code: ErrorCode) -> io::Error {
     match code {
         ErrorCode::NotPermitted
         | ErrorCode::Io

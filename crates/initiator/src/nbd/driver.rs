@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
-use sarsen_block::{Buffer, Piece};
+use sarsen_block::Piece;
 use sarsen_io::local::LocalStream;
 use sarsen_io::net::Stream;
-use sarsen_proto::nbd::client::{Client, Event, Export, Request};
-use sarsen_wire::nbd::ErrorCode;
+use sarsen_proto::nbd::client::{self, Client, Event, Export, Request, RequestError};
 use tokio::sync::{Notify, oneshot};
 
 use super::NbdError;
@@ -24,12 +23,12 @@ const PIECE_LIMIT: usize = 256;
 #[derive(Debug)]
 pub(super) enum Failure {
     /// The server returned an error.
-    Refused(ErrorCode),
+    Refused(RequestError),
     /// The connection has ended.
     Ended(NbdError),
 }
 
-type Answer = Result<Buffer, Failure>;
+type Answer = Result<client::Answer, Failure>;
 type Machine = Client<oneshot::Sender<Answer>>;
 
 /// The state that a store and its driver share.

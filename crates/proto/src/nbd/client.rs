@@ -2,10 +2,11 @@
 //!
 //! [`Client`] chooses an export in the fixed newstyle handshake. It then numbers requests, accepts replies in any
 //! order, and reports completions as [`Event`]s. The driver passes received bytes to it ([`Client::handle_input`], or
-//! directly into [`Client::landing`]) and sends the contents of [`Client::output`]. The client uses simple replies: it
-//! does not negotiate structured replies.
+//! directly into [`Client::landing`]) and sends the contents of [`Client::output`]. Replies are simple, unless the owner
+//! asks for metadata contexts ([`Client::with_contexts`]), which need structured replies.
 
 mod handshake;
+mod replies;
 #[cfg(test)]
 mod tests;
 
@@ -14,24 +15,27 @@ use std::collections::VecDeque;
 use sarsen_block::Buffer;
 use sarsen_wire::nbd::{
     self, CommandCode, DEFAULT_MAX_PAYLOAD, ErrorCode, FUA, NO_HOLE, REQUEST_MAGIC, ReplyCode,
-    SIMPLE_REPLY_MAGIC, SimpleReply, transmission,
+    transmission,
 };
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 use super::Output;
 use super::partial::collect;
 use super::slots::Slots;
 use handshake::{Handshake, Step};
+use replies::{Expected, Incoming, Task};
 
-/// Minimum remaining length of a read that is received directly into its buffer.
-const LANDING_LENGTH: usize = 16 * 1024;
+/// Maximum number of characters of a server's message that is shown.
+const MESSAGE_LIMIT: usize = 200;
 
 /// The reason why a connection ends. A connection cannot recover from any of these errors.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClientError {
-    /// The name of the export cannot be sent.
-    #[error("the name of the export has {length} bytes: the maximum is {limit}")]
+    /// The name of the export or of a context cannot be sent.
+    #[error("the name of the {what} has {length} bytes: the maximum is {limit}")]
     NameTooLong {
+        /// The kind of object with this name.
+        what: &'static str,
         /// Length of the name in bytes.
         length: usize,
         /// The limit.
@@ -157,6 +161,43 @@ pub enum Request {
         /// Whether the server may deallocate the space.
         may_punch: bool,
     },
+    /// Return the status of a range in each of [`Client::contexts`], of which there must be one or more.
+    Status {
+        /// Offset of the first byte.
+        offset: u64,
+        /// Number of bytes, not 0.
+        length: u32,
+    },
+}
+
+/// A range with one status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatusExtent {
+    /// Number of bytes, not 0.
+    pub length: u32,
+    /// The status that the context defines.
+    pub flags: u32,
+}
+
+/// The result of a successful request.
+#[derive(Debug)]
+pub enum Answer {
+    /// The request returns no data.
+    Done,
+    /// The data of a read, all of it.
+    Data(Buffer),
+    /// The status in each of [`Client::contexts`]: extents from the first byte of the range on. They cover at least one
+    /// byte, and perhaps not the whole range.
+    Status(Vec<Vec<StatusExtent>>),
+}
+
+/// The server's reason for not carrying out a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestError {
+    /// The error.
+    pub code: ErrorCode,
+    /// The server's message, without control characters, or an empty string.
+    pub message: String,
 }
 
 /// An event for the owner.
@@ -168,14 +209,14 @@ pub enum Event<T> {
     Completed {
         /// The owner's token of the request.
         token: T,
-        /// The data of a read (empty for other requests), or the error.
-        result: Result<Buffer, ErrorCode>,
+        /// The answer, or the error.
+        result: Result<Answer, RequestError>,
     },
 }
 
 enum Phase {
     Handshake(Handshake),
-    Transmission { reading: Option<Reading> },
+    Transmission(Incoming),
     Failed(ClientError),
 }
 
@@ -186,24 +227,11 @@ enum Received {
     Incomplete,
 }
 
-/// A read whose data is being received.
-struct Reading {
-    cookie: u64,
-    buffer: Buffer,
-    filled: usize,
-}
-
-/// The data of a successful reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ReplyData {
-    Nothing,
-    Data(u32),
-}
-
-/// A request without a reply.
-struct Task<T> {
-    token: T,
-    expected: ReplyData,
+/// A context that the server has selected for this connection.
+struct Context {
+    /// The server's identifier of the context.
+    id: u32,
+    name: String,
 }
 
 /// An NBD client. See the module. `T` is the owner's token, which identifies a request.
@@ -214,18 +242,34 @@ pub struct Client<T> {
     output: Output,
     events: VecDeque<Event<T>>,
     tasks: Slots<Task<T>>,
+    /// Structured replies were negotiated.
+    structured: bool,
+    contexts: Vec<Context>,
 }
 
 impl<T> Client<T> {
     /// Creates a connection that will choose the export with this name. The empty name is the server's default export.
     pub fn new(export: &str) -> Result<Self, ClientError> {
+        Self::with_contexts(export, &[])
+    }
+
+    /// Does the same, and asks for the metadata contexts with these names. The server selects those that it has:
+    /// [`Self::contexts`].
+    pub fn with_contexts(export: &str, contexts: &[&str]) -> Result<Self, ClientError> {
         Ok(Self {
-            phase: Phase::Handshake(Handshake::new(export)?),
+            phase: Phase::Handshake(Handshake::new(export, contexts)?),
             partial: Vec::new(),
             output: Output::default(),
             events: VecDeque::new(),
             tasks: Slots::default(),
+            structured: false,
+            contexts: Vec::new(),
         })
+    }
+
+    /// Returns the names of the selected contexts, in the order in which the owner asked for them.
+    pub fn contexts(&self) -> impl Iterator<Item = &str> {
+        self.contexts.iter().map(|context| context.name.as_str())
     }
 
     /// Returns the output to send.
@@ -251,13 +295,17 @@ impl<T> Client<T> {
 
     /// Sends a request to the export. Permitted only after [`Event::Ready`].
     pub fn request(&mut self, request: Request, token: T) {
-        let ready = matches!(self.phase, Phase::Transmission { .. } | Phase::Failed(_));
+        let ready = matches!(self.phase, Phase::Transmission(_) | Phase::Failed(_));
         assert!(ready, "a request before the handshake's end");
         let expected = match &request {
-            Request::Read { length, .. } => ReplyData::Data(*length),
-            _ => ReplyData::Nothing,
+            Request::Read { offset, length } => Expected::Data { offset: *offset, length: *length },
+            Request::Status { length, .. } => {
+                assert!(*length > 0 && !self.contexts.is_empty(), "a status without a context");
+                Expected::Status { length: *length }
+            }
+            _ => Expected::Nothing,
         };
-        let cookie = self.tasks.insert(Task { token, expected });
+        let cookie = self.tasks.insert(Task::new(token, expected));
         let durability = |durable: bool| if durable { FUA } else { 0 };
         let (command, flags, offset, length, data) = match request {
             Request::Read { offset, length } => (CommandCode::Read, 0, offset, length, None),
@@ -272,6 +320,9 @@ impl<T> Client<T> {
                 let flags = durability(durable) | if may_punch { 0 } else { NO_HOLE };
                 (CommandCode::WriteZeroes, flags, offset, length, None)
             }
+            Request::Status { offset, length } => {
+                (CommandCode::BlockStatus, 0, offset, length, None)
+            }
         };
         self.push_request(command, flags, cookie, offset, length);
         if let Some(data) = data {
@@ -281,7 +332,7 @@ impl<T> Client<T> {
 
     /// Requests a disconnect. The server closes the connection when it has answered the open requests.
     pub fn disconnect(&mut self) {
-        if matches!(self.phase, Phase::Transmission { .. }) {
+        if matches!(self.phase, Phase::Transmission(_)) {
             self.push_request(CommandCode::Disconnect, 0, 0, 0, 0);
         }
     }
@@ -305,47 +356,13 @@ impl<T> Client<T> {
         self.output.push(request.as_bytes());
     }
 
-    /// Returns memory into which the driver may receive the next bytes of the stream.
-    pub fn landing(&mut self) -> Option<&mut [u8]> {
-        match &mut self.phase {
-            Phase::Transmission { reading: Some(reading) }
-                if reading.buffer.len() - reading.filled >= LANDING_LENGTH =>
-            {
-                Some(&mut reading.buffer[reading.filled..])
-            }
-            _ => None,
-        }
-    }
-
-    /// Notes that `count` bytes were received into [`Self::landing`].
-    pub fn landed(&mut self, count: usize) {
-        if let Phase::Transmission { reading: Some(reading) } = &mut self.phase {
-            reading.filled += count;
-            assert!(
-                reading.filled <= reading.buffer.len(),
-                "more bytes were received than the buffer has room for"
-            );
-            self.finish_reading();
-        } else {
-            assert!(count == 0, "bytes were received into no buffer");
-        }
-    }
-
     /// Handles received bytes that follow those in [`Self::landing`]. An error is final.
     pub fn handle_input(&mut self, mut input: &[u8]) -> Result<(), ClientError> {
         loop {
             let received = match &mut self.phase {
                 Phase::Failed(error) => return Err(error.clone()),
                 Phase::Handshake(_) => self.shake_hands(&mut input),
-                Phase::Transmission { reading: Some(reading) } => {
-                    let count = input.len().min(reading.buffer.len() - reading.filled);
-                    let (head, rest) = input.split_at(count);
-                    reading.buffer[reading.filled..reading.filled + count].copy_from_slice(head);
-                    reading.filled += count;
-                    input = rest;
-                    Ok(self.finish_reading())
-                }
-                Phase::Transmission { reading: None } => self.take_reply(&mut input),
+                Phase::Transmission(_) => self.take_reply(&mut input),
             };
             match received {
                 Ok(Received::Complete) => {}
@@ -368,59 +385,17 @@ impl<T> Client<T> {
         let step = handshake.handle(message, &mut self.output)?;
         self.partial.clear();
         if let Step::Ready(export) = step {
-            self.phase = Phase::Transmission { reading: None };
+            self.structured = handshake.is_structured();
+            self.contexts = handshake.take_contexts();
+            self.phase = Phase::Transmission(Incoming::Head);
             self.events.push_back(Event::Ready(export));
         }
         Ok(Received::Complete)
     }
+}
 
-    /// Handles the head of a reply, and completes the request if no data follows.
-    fn take_reply(&mut self, input: &mut &[u8]) -> Result<Received, ClientError> {
-        const LENGTH: usize = size_of::<SimpleReply>();
-        let Some(bytes) = collect(&mut self.partial, input, LENGTH) else {
-            return Ok(Received::Incomplete);
-        };
-        let reply = SimpleReply::read_from_bytes(bytes).ok();
-        self.partial.clear();
-        let reply = reply.ok_or(ClientError::Malformed("reply"))?;
-        if reply.magic.get() != SIMPLE_REPLY_MAGIC {
-            let found = reply.magic.get().into();
-            return Err(ClientError::Magic { what: "a reply", found });
-        }
-        let (cookie, error) = (reply.cookie.get(), ErrorCode(reply.error.get()));
-        let task = self.tasks.find(cookie).ok_or(ClientError::UnknownCookie(cookie))?;
-        match task.expected {
-            ReplyData::Data(length) if error == ErrorCode::None && length > 0 => {
-                let buffer = Buffer::for_overwrite(length as usize);
-                let reading = Some(Reading { cookie, buffer, filled: 0 });
-                self.phase = Phase::Transmission { reading };
-            }
-            ReplyData::Data(_) | ReplyData::Nothing => {
-                let result = match error {
-                    ErrorCode::None => Ok(Buffer::for_overwrite(0)),
-                    error => Err(error),
-                };
-                self.complete(cookie, result);
-            }
-        }
-        Ok(Received::Complete)
-    }
-
-    /// Completes a read whose data is complete.
-    fn finish_reading(&mut self) -> Received {
-        let Phase::Transmission { reading } = &mut self.phase else { return Received::Incomplete };
-        let Some(Reading { cookie, buffer, .. }) =
-            reading.take_if(|reading| reading.filled == reading.buffer.len())
-        else {
-            return Received::Incomplete;
-        };
-        self.complete(cookie, Ok(buffer));
-        Received::Complete
-    }
-
-    fn complete(&mut self, cookie: u64, result: Result<Buffer, ErrorCode>) {
-        if let Some(Task { token, .. }) = self.tasks.remove(cookie) {
-            self.events.push_back(Event::Completed { token, result });
-        }
-    }
+/// Returns a server's message, without control characters.
+fn readable(data: &[u8]) -> String {
+    let text = String::from_utf8_lossy(data);
+    text.chars().filter(|c| !c.is_control()).take(MESSAGE_LIMIT).collect()
 }

@@ -42,8 +42,8 @@ impl<T> Slots<T> {
     }
 
     /// Returns the entry with this number.
-    pub(super) fn find(&mut self, number: u64) -> Option<&T> {
-        self.slot(number)?.entry.as_ref()
+    pub(super) fn find(&mut self, number: u64) -> Option<&mut T> {
+        self.slot(number)?.entry.as_mut()
     }
 
     /// Removes the entry with this number and returns it.

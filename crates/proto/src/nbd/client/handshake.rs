@@ -1,5 +1,6 @@
 //! The fixed newstyle negotiation: NBD_OPT_GO with block sizes, and NBD_OPT_EXPORT_NAME with
-//! servers that do not know it.
+//! servers that do not know it. If metadata contexts are wanted, structured replies and the
+//! contexts come first.
 
 use sarsen_wire::nbd::{
     BlockSizeInfo, ClientFlags, EXPORT_NAME_PADDING, ExportInfo, ExportNameReply, FIXED_NEWSTYLE,
@@ -10,21 +11,19 @@ use zerocopy::byteorder::big_endian::{U16, U32};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::Output;
-use super::{ClientError, Export};
+use super::{ClientError, Context, Export, readable};
 
 /// Maximum length of an answer's data, which can be a message to the user.
 const ANSWER_LIMIT: u32 = 64 * 1024;
 /// Maximum number of answers to one option.
 const ANSWERS_LIMIT: u32 = 64;
-/// Maximum number of characters of a server's message that is shown.
-const MESSAGE_LIMIT: usize = 200;
 /// The largest minimum block size that a server may require ("Block size constraints").
 const LARGEST_MINIMUM_BLOCK: u32 = 64 * 1024;
 
 enum HandshakeState {
     Greeting,
-    /// The client waits for the head of an answer to NBD_OPT_GO.
-    Head,
+    /// The client waits for the head of an answer to this option.
+    Head(OptionCode),
     /// The client waits for the data of this answer.
     Data(OptionReply),
     /// The client waits for the answer to NBD_OPT_EXPORT_NAME.
@@ -34,6 +33,9 @@ enum HandshakeState {
 /// The negotiation until an export is chosen.
 pub(super) struct Handshake {
     name: String,
+    /// The contexts that are wanted, with the identifiers of those that the server has selected.
+    wanted_contexts: Vec<(String, Option<u32>)>,
+    structured: bool,
     state: HandshakeState,
     no_zeroes: bool,
     answers: u32,
@@ -50,13 +52,13 @@ pub(super) enum Step {
 }
 
 impl Handshake {
-    pub(super) fn new(name: &str) -> Result<Self, ClientError> {
-        if name.len() > MAX_NAME_LENGTH {
-            let (length, limit) = (name.len(), MAX_NAME_LENGTH);
-            return Err(ClientError::NameTooLong { length, limit });
-        }
+    pub(super) fn new(name: &str, contexts: &[&str]) -> Result<Self, ClientError> {
+        check_name("export", name)?;
+        contexts.iter().try_for_each(|context| check_name("metadata context", context))?;
         Ok(Self {
             name: name.to_owned(),
+            wanted_contexts: contexts.iter().map(|&context| (context.to_owned(), None)).collect(),
+            structured: false,
             state: HandshakeState::Greeting,
             no_zeroes: false,
             answers: 0,
@@ -65,11 +67,22 @@ impl Handshake {
         })
     }
 
+    /// Returns whether structured replies were negotiated.
+    pub(super) const fn is_structured(&self) -> bool {
+        self.structured
+    }
+
+    /// Returns the contexts that the server has selected, in the order of the request.
+    pub(super) fn take_contexts(&mut self) -> Vec<Context> {
+        let wanted = self.wanted_contexts.drain(..);
+        wanted.filter_map(|(name, id)| Some(Context { id: id?, name })).collect()
+    }
+
     /// Returns the length of the next message.
     pub(super) fn wanted(&self) -> usize {
         match &self.state {
             HandshakeState::Greeting => size_of::<Greeting>(),
-            HandshakeState::Head => size_of::<OptionReply>(),
+            HandshakeState::Head(_) => size_of::<OptionReply>(),
             HandshakeState::Data(head) => head.length.get() as usize,
             HandshakeState::ExportName => {
                 let padding = if self.no_zeroes { 0 } else { EXPORT_NAME_PADDING };
@@ -86,7 +99,7 @@ impl Handshake {
     ) -> Result<Step, ClientError> {
         match self.state {
             HandshakeState::Greeting => self.greet(message, output),
-            HandshakeState::Head => self.take_head(message, output),
+            HandshakeState::Head(option) => self.take_head(option, message, output),
             HandshakeState::Data(head) => self.take_answer(head, message, output),
             HandshakeState::ExportName => {
                 let (reply, _) = ExportNameReply::read_from_prefix(message)
@@ -106,21 +119,38 @@ impl Handshake {
         let flags = greeting.flags.get() & (FIXED_NEWSTYLE | NO_ZEROES);
         self.no_zeroes = flags & NO_ZEROES != 0;
         output.push(ClientFlags { flags: U32::new(flags.into()) }.as_bytes());
-        if flags & FIXED_NEWSTYLE != 0 {
+        if flags & FIXED_NEWSTYLE == 0 {
+            self.ask_by_name(output);
+        } else if self.wanted_contexts.is_empty() {
             self.ask_to_go(output);
         } else {
-            self.ask_by_name(output);
+            self.ask(OptionCode::StructuredReply, &[], output);
         }
         Ok(Step::More)
     }
 
+    fn ask(&mut self, option: OptionCode, data: &[u8], output: &mut Output) {
+        push_option(output, option, data);
+        self.answers = 0;
+        self.state = HandshakeState::Head(option);
+    }
+
+    fn ask_for_contexts(&mut self, output: &mut Output) {
+        let mut data = Vec::new();
+        push_string(&mut data, &self.name);
+        data.extend_from_slice(U32::new(self.wanted_contexts.len() as u32).as_bytes());
+        for (context, _) in &self.wanted_contexts {
+            push_string(&mut data, context);
+        }
+        self.ask(OptionCode::SetMetaContext, &data, output);
+    }
+
     fn ask_to_go(&mut self, output: &mut Output) {
-        let mut data = U32::new(self.name.len() as u32).as_bytes().to_vec();
-        data.extend_from_slice(self.name.as_bytes());
+        let mut data = Vec::new();
+        push_string(&mut data, &self.name);
         data.extend_from_slice(U16::new(1).as_bytes());
         data.extend_from_slice(U16::new(InfoCode::BlockSize.0).as_bytes());
-        push_option(output, OptionCode::Go, &data);
-        self.state = HandshakeState::Head;
+        self.ask(OptionCode::Go, &data, output);
     }
 
     fn ask_by_name(&mut self, output: &mut Output) {
@@ -128,14 +158,19 @@ impl Handshake {
         self.state = HandshakeState::ExportName;
     }
 
-    fn take_head(&mut self, message: &[u8], output: &mut Output) -> Result<Step, ClientError> {
+    fn take_head(
+        &mut self,
+        asked: OptionCode,
+        message: &[u8],
+        output: &mut Output,
+    ) -> Result<Step, ClientError> {
         let head = OptionReply::read_from_bytes(message)
             .map_err(|_| ClientError::Malformed("answer to an option"))?;
         if head.magic.get() != OPTION_REPLY_MAGIC {
             let found = head.magic.get();
             return Err(ClientError::Magic { what: "an answer to an option", found });
         }
-        if head.option.get() != OptionCode::Go.0 {
+        if head.option.get() != asked.0 {
             return Err(ClientError::UnexpectedOption(head.option.get()));
         }
         let (length, limit) = (head.length.get(), ANSWER_LIMIT);
@@ -159,22 +194,57 @@ impl Handshake {
         data: &[u8],
         output: &mut Output,
     ) -> Result<Step, ClientError> {
-        self.state = HandshakeState::Head;
-        match ReplyCode(head.reply.get()) {
-            ReplyCode::Ack => self.ready(),
-            ReplyCode::Info => self.take_info(data),
-            ReplyCode::Unsupported => {
-                self.ask_by_name(output);
-                Ok(Step::More)
+        let (option, reply) = (OptionCode(head.option.get()), ReplyCode(head.reply.get()));
+        self.state = HandshakeState::Head(option);
+        match (option, reply) {
+            (OptionCode::StructuredReply, ReplyCode::Ack) => {
+                self.structured = true;
+                self.ask_for_contexts(output);
             }
-            reply if reply.is_error() => {
-                Err(ClientError::Refused { reply, message: readable(data) })
+            (OptionCode::SetMetaContext, ReplyCode::MetaContext) => self.take_context(data)?,
+            (OptionCode::SetMetaContext, ReplyCode::Ack) => self.ask_to_go(output),
+            // No context is selected. If the reason is the export, the server repeats it for NBD_OPT_GO.
+            (OptionCode::StructuredReply | OptionCode::SetMetaContext, reply)
+                if reply.is_error() =>
+            {
+                self.wanted_contexts.clear();
+                self.ask_to_go(output);
             }
-            _ => Err(ClientError::Malformed("answer to NBD_OPT_GO")),
+            (OptionCode::StructuredReply, _) => {
+                return Err(ClientError::Malformed("answer to NBD_OPT_STRUCTURED_REPLY"));
+            }
+            (OptionCode::SetMetaContext, _) => {
+                return Err(ClientError::Malformed("answer to NBD_OPT_SET_META_CONTEXT"));
+            }
+            (_, ReplyCode::Ack) => return self.ready(),
+            (_, ReplyCode::Info) => self.take_info(data)?,
+            (_, ReplyCode::Unsupported) => self.ask_by_name(output),
+            (_, reply) if reply.is_error() => {
+                let message = readable(data);
+                let message = if message.is_empty() { message } else { format!(": {message}") };
+                return Err(ClientError::Refused { reply, message });
+            }
+            _ => return Err(ClientError::Malformed("answer to NBD_OPT_GO")),
         }
+        Ok(Step::More)
     }
 
-    fn take_info(&mut self, data: &[u8]) -> Result<Step, ClientError> {
+    /// Notes that the server has selected a context.
+    fn take_context(&mut self, data: &[u8]) -> Result<(), ClientError> {
+        let malformed = ClientError::Malformed("metadata context");
+        let Ok((id, name)) = U32::read_from_prefix(data) else { return Err(malformed) };
+        let id = id.get();
+        // No query of the client matches several contexts.
+        let is_known = self.wanted_contexts.iter().any(|(_, known)| *known == Some(id));
+        let mut wanted = self.wanted_contexts.iter_mut();
+        match wanted.find(|(wanted, _)| wanted.as_bytes() == name) {
+            Some((_, selected @ None)) if !is_known => *selected = Some(id),
+            _ => return Err(malformed),
+        }
+        Ok(())
+    }
+
+    fn take_info(&mut self, data: &[u8]) -> Result<(), ClientError> {
         let Ok((info, _)) = U16::ref_from_prefix(data) else {
             return Err(ClientError::Malformed("information about the export"));
         };
@@ -202,7 +272,7 @@ impl Handshake {
             // Other information may arrive without a request. The client does not need it.
             _ => {}
         }
-        Ok(Step::More)
+        Ok(())
     }
 
     fn ready(&self) -> Result<Step, ClientError> {
@@ -226,9 +296,15 @@ fn push_option(output: &mut Output, option: OptionCode, data: &[u8]) {
     output.push(data);
 }
 
-/// Returns the server's message to the user after a colon, without control characters.
-fn readable(data: &[u8]) -> String {
-    let text = String::from_utf8_lossy(data);
-    let text: String = text.chars().filter(|c| !c.is_control()).take(MESSAGE_LIMIT).collect();
-    if text.is_empty() { text } else { format!(": {text}") }
+fn push_string(data: &mut Vec<u8>, string: &str) {
+    data.extend_from_slice(U32::new(string.len() as u32).as_bytes());
+    data.extend_from_slice(string.as_bytes());
+}
+
+fn check_name(what: &'static str, name: &str) -> Result<(), ClientError> {
+    let (length, limit) = (name.len(), MAX_NAME_LENGTH);
+    if length > limit {
+        return Err(ClientError::NameTooLong { what, length, limit });
+    }
+    Ok(())
 }

@@ -91,10 +91,12 @@ fn exchange(
 
 #[test]
 fn own_client_executes_all_requests() {
-    use client::{Event, Request};
-    for step in [1, 7, 4096, usize::MAX] {
+    use client::{Answer, Event, Request};
+    let steps = [1, 7, 4096, usize::MAX];
+    let contexts: [&[&str]; 2] = [&[], &["qemu:dirty-bitmap:none", BASE_ALLOCATION]];
+    for (step, contexts) in steps.into_iter().flat_map(|step| contexts.map(|of| (step, of))) {
         let mut disk = Disk(vec![1; BYTES as usize]);
-        let mut client = Client::new("disk").unwrap();
+        let mut client = Client::with_contexts("disk", contexts).unwrap();
         let mut server = Server::new(Settings::default());
         let events = exchange(&mut client, &mut server, &mut disk, step);
         let [Event::Ready(export)] = &events[..] else { panic!("not ready: {events:?}") };
@@ -118,7 +120,12 @@ fn own_client_executes_all_requests() {
         let mut results = Vec::new();
         for event in exchange(&mut client, &mut server, &mut disk, step) {
             let Event::Completed { token, result } = event else { panic!("ready twice") };
-            results.push((token, result.map(|data| data.to_vec())));
+            let result = result.map(|answer| match answer {
+                Answer::Done => Vec::new(),
+                Answer::Data(data) => data.to_vec(),
+                Answer::Status(status) => panic!("{status:?}"),
+            });
+            results.push((token, result.map_err(|error| error.code)));
         }
         let written = [&[1][..], &[7; 50_000], &[1]].concat();
         let zeroes = [vec![0; 601_000], vec![1]].concat();
@@ -134,6 +141,16 @@ fn own_client_executes_all_requests() {
         // The server refuses a request when it parses it, perhaps before the replies to earlier requests.
         results.sort_by_key(|(token, _)| *token);
         assert!(results == wanted, "step {step}");
+        if !contexts.is_empty() {
+            assert!(client.contexts().eq([BASE_ALLOCATION]), "the server has only this one");
+            client.request(Request::Status { offset: 0, length: 4096 }, 7);
+            let events = exchange(&mut client, &mut server, &mut disk, step);
+            let [Event::Completed { token: 7, result: Ok(Answer::Status(status)) }] = &events[..]
+            else {
+                panic!("{events:?}")
+            };
+            assert_eq!(status[..], [[client::StatusExtent { length: 4096, flags: 0 }]]);
+        }
         client.disconnect();
         exchange(&mut client, &mut server, &mut disk, step);
         assert!(matches!(server.phase, Phase::Closed));
