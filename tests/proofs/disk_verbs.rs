@@ -15,9 +15,9 @@ const MIB: usize = 1 << 20;
 const SAMPLE_LENGTH: usize = 20 * MIB + 1234;
 pub(crate) const FAILED: i32 = 1;
 pub(crate) const USAGE: i32 = 2;
-const NOT_FOUND: i32 = 3;
-const CONFLICT: i32 = 4;
-const UNREACHABLE: i32 = 6;
+pub(crate) const NOT_FOUND: i32 = 3;
+pub(crate) const CONFLICT: i32 = 4;
+pub(crate) const UNREACHABLE: i32 = 6;
 
 pub(crate) fn command(arguments: &[&str]) -> Result<Command> {
     // `timeout` ends a command that hangs.

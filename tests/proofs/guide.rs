@@ -291,7 +291,8 @@ fn pools() -> Result<()> {
     let portal = server.announced()["portals"][1].as_str().context("the NBD portal")?;
     let (state, device) = (reader.path("another"), reader.path("tank.pool"));
     let backup = tempfile::tempdir()?;
-    let other = Managed::start(backup.path())?;
+    let other = Managed::start_with(backup.path(), &["--listen-nbd", "127.0.0.1:0"])?;
+    let other_portal = other.announced()["portals"][1].as_str().context("the NBD portal")?;
     let other_device = format!("{},size=128MiB", backup.path().join("tank.pool").display());
     other.run(&["pool", "create", "tank", "--device", &other_device])?;
     let socket = sarsen_proof::managed::socket(backup.path());
@@ -309,6 +310,7 @@ fn pools() -> Result<()> {
         .replace("/srv/d.pool", &mirrors[3])
         .replace("ssh backup.example", &format!("SARSEN_CONTROL={}", socket.display()))
         .replace("nbd://127.0.0.1/", &format!("nbd://{portal}/"))
+        .replace("nbd://backup.example/", &format!("nbd://{other_portal}/"))
         .replace(
             "file.host=127.0.0.1",
             &format!("file.host={}", portal.replace(':', ",file.port=")),
@@ -323,6 +325,7 @@ fn pools() -> Result<()> {
         );
     reader.follow("pools.md")?;
     reader.run("nbdcopy nbd://127.0.0.1/vm1-tuesday whole; cmp whole vm1.backup")?;
+    reader.run("sarsen disk verify nbd://backup.example/vm1-copy whole")?;
     ensure!(fs::read(reader.path("vm1.backup"))?[9 << 20] == 8, "nothing was written");
     let listed = reader.run("sarsen snapshot list vm1")?;
     ensure!(listed.contains("clones: vm2"), "{listed}");

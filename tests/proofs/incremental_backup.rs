@@ -14,17 +14,18 @@ use sarsen_proof::process;
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(60);
-const MIB: u64 = 1 << 20;
-const KIB: u64 = 1 << 10;
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const KIB: u64 = 1 << 10;
 
 /// A server with a pool, and a volume `v` in it.
-struct Fixture {
-    server: Managed,
-    portal: String,
+pub(crate) struct Fixture {
+    pub(crate) server: Managed,
+    /// `address:port` of the NBD portal.
+    pub(crate) portal: String,
 }
 
 impl Fixture {
-    fn start(folder: &Path) -> Result<Self> {
+    pub(crate) fn start(folder: &Path) -> Result<Self> {
         let server = Managed::start_with(folder, &["--listen-nbd", "127.0.0.1:0"])?;
         let device = format!("{},size=256MiB", folder.join("tank.pool").display());
         server.run(&["pool", "create", "tank", "--device", &device])?;
@@ -33,12 +34,12 @@ impl Fixture {
         Ok(Self { server, portal })
     }
 
-    fn url(&self, export: &str) -> String {
+    pub(crate) fn url(&self, export: &str) -> String {
         format!("nbd://{}/{export}", self.portal)
     }
 
     /// Changes the volume with QEMU, and creates a snapshot that is served as a volume of its own: `v-NAME`.
-    fn change(&self, commands: &[&str], snapshot: &str) -> Result<()> {
+    pub(crate) fn change(&self, commands: &[&str], snapshot: &str) -> Result<()> {
         let mut qemu = Command::new("qemu-io");
         qemu.args(["-f", "raw", "-t", "writeback", "-d", "unmap"]);
         qemu.args(commands.iter().flat_map(|command| ["-c", command]));
@@ -67,8 +68,14 @@ impl Fixture {
         exports.map(export).collect()
     }
 
+    /// Returns the ranges with data of a snapshot.
+    pub(crate) fn data(&self, snapshot: &str) -> Result<Vec<(u64, u64)>> {
+        let listed = self.server.json(&["snapshot", "diff", snapshot])?;
+        ranges(&listed["changes"], "offset", |_| true)
+    }
+
     /// Returns the ranges that changed, as `sarsen snapshot diff` lists them.
-    fn difference(&self, since: &str, snapshot: &str) -> Result<Vec<(u64, u64)>> {
+    pub(crate) fn difference(&self, since: &str, snapshot: &str) -> Result<Vec<(u64, u64)>> {
         let arguments = ["snapshot", "diff", snapshot, "--since", since];
         ranges(&self.server.json(&arguments)?["changes"], "offset", |_| true)
     }

@@ -19,6 +19,7 @@ use sarsen_proof::program;
 use serde_json::Value;
 
 use crate::client::run;
+use crate::incremental_backup::Fixture;
 use crate::pools::wait_until;
 
 const COMMITTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.md");
@@ -481,6 +482,7 @@ fn disks(asking: &mut Asking<'_>, portal: &str) -> Result<()> {
     asking.ask(MOVED, &format!("disk read {data} FOLDER/read.img"))?;
     asking.ask(MOVED, &format!("disk write FOLDER/read.img {data}"))?;
     asking.ask(MOVED, &format!("disk copy {data} {other}"))?;
+    disk_changes(&mut asking.shapes)?;
     asking.ask("`disk verify`", &format!("disk verify {data} FOLDER/read.img"))?;
     fs::write(asking.folder.join("differs"), [7; 512])?;
     asking.ask_as("`disk verify`", &format!("disk verify {data} FOLDER/differs"), 1)?;
@@ -491,6 +493,19 @@ fn disks(asking: &mut Asking<'_>, portal: &str) -> Result<()> {
         asking.ask_as("`import`", &format!("import {sample} --dry-run"), DEGRADED)?;
     }
     Ok(())
+}
+
+fn disk_changes(shapes: &mut Shapes) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let fixture = Fixture::start(folder.path())?;
+    fixture.change(&["write 0 64k"], "old")?;
+    fixture.change(&["write 1M 64k"], "new")?;
+    fixture.server.run(&["volume", "create", "copy", "64MiB", "--pool", "tank", "--export"])?;
+    let [old, new, copy] = ["v-old", "v-new", "copy"].map(|name| fixture.url(name));
+    fixture.server.run(&["disk", "copy", &old, &copy])?;
+    let changes = ["disk", "copy", "--since", "v@old", &new, &copy];
+    shapes.ask("`disk copy --since`", fixture.server.command(&changes)?, 0, 1)?;
+    fixture.server.stop()
 }
 
 fn pools(asking: &mut Asking<'_>) -> Result<()> {

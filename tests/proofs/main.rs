@@ -19,6 +19,7 @@ mod corruption;
 mod crash;
 mod data_safety;
 mod destroy;
+mod disk_changes;
 mod disk_verbs;
 mod guide;
 mod handover;

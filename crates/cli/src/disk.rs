@@ -1,5 +1,6 @@
-//! `sarsen disk`: verbs for a disk of any iSCSI target, without attaching it.
+//! `sarsen disk`: verbs for a disk of any iSCSI target or NBD server, without attaching it.
 
+mod end;
 mod image;
 mod info;
 mod progress;
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use sarsen_initiator::transfer::{
-    self, Disk, Erasure, Sink, Source, Stream, TransferError, Transferred,
+    self, Changes, Disk, Erasure, NbdDisk, Sink, Source, Stream, TransferError, Transferred,
 };
 use sarsen_initiator::{DigestOffer, SessionOptions, Url};
 use sarsen_io::cores::{self, FileEngine};
@@ -22,6 +23,7 @@ use serde::Serialize;
 
 use crate::exit::UsageError;
 use crate::output::{ask, note, print_line};
+use end::EndUrl;
 pub(crate) use progress::Bar;
 
 /// How long a target may be unreachable before a verb fails: a restart takes less.
@@ -29,7 +31,8 @@ const RECONNECT_LIMIT: Duration = Duration::from_secs(60);
 
 /// Verbs for disks. A URL is `iscsi://[user[%secret]@]host[:port]/target/lun`. For mutual CHAP, add
 /// `?target_user=U&target_password=P`. Missing parts are taken from `LIBISCSI_CHAP_USERNAME`,
-/// `LIBISCSI_CHAP_PASSWORD`, `LIBISCSI_CHAP_TARGET_USERNAME` and `LIBISCSI_CHAP_TARGET_PASSWORD`.
+/// `LIBISCSI_CHAP_PASSWORD`, `LIBISCSI_CHAP_TARGET_USERNAME` and `LIBISCSI_CHAP_TARGET_PASSWORD`. `read`, `write`, `copy`
+/// and `verify` also take exports of NBD servers: `nbd://host[:port]/export` or `nbd+unix:///export?socket=PATH`.
 #[derive(clap::Subcommand)]
 pub(crate) enum Verb {
     /// Show the properties of a disk and the negotiated parameters.
@@ -40,7 +43,7 @@ pub(crate) enum Verb {
     /// the like is only overwritten with --destroy.
     Write(WriteArguments),
     /// Copy a disk to another disk of the same or another server, which overwrites its data. A disk with a file
-    /// system or the like is only overwritten with --destroy.
+    /// system or the like is only overwritten with --destroy. With --since, copy only what has changed.
     Copy(CopyArguments),
     /// Compare a disk with a file, a disk image or another disk, and report the first byte that differs.
     Verify(VerifyArguments),
@@ -143,8 +146,12 @@ pub(crate) struct CopyArguments {
     #[arg(value_name = "TO")]
     other: String,
     /// Overwrite the disk even if it has a file system, a partition table, swap or the like.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "since")]
     destroy: bool,
+    /// Copy only what has changed since this older snapshot of the volume, or in this dirty bitmap of QEMU. FROM is an
+    /// export of an NBD server, and TO has the contents of the older snapshot: it is compared at some places first.
+    #[arg(long, value_name = "SNAPSHOT")]
+    since: Option<String>,
     #[command(flatten)]
     options: DiskOptions,
 }
@@ -202,6 +209,11 @@ pub(crate) fn on_a_core<T>(future: impl Future<Output = anyhow::Result<T>>) -> a
 
 /// Parses a URL and completes it from the environment. The usage error does not repeat a secret.
 fn parse(url: &str) -> anyhow::Result<Url> {
+    if url.starts_with("nbd") && EndUrl::is_meant(url) {
+        let message =
+            format!("{url}: this verb needs a disk over iSCSI: iscsi://HOST[:PORT]/TARGET/LUN");
+        return Err(UsageError(message).into());
+    }
     let mut url: Url = url.parse().map_err(|error| {
         UsageError(format!("{error}; a disk is named iscsi://HOST[:PORT]/TARGET/LUN"))
     })?;
@@ -214,23 +226,19 @@ pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-fn is_url(text: &str) -> bool {
-    text.starts_with("iscsi://") || text.starts_with("iscsis://")
-}
-
 fn is_dash(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
 async fn read(arguments: ReadArguments) -> anyhow::Result<()> {
-    let url = parse(&arguments.url)?;
+    let url = EndUrl::parse(&arguments.url)?;
     let to_stdout = is_dash(&arguments.file);
     if to_stdout && arguments.options.json {
         let message = "standard output cannot have both the disk and --json; name a file";
         return Err(UsageError(message.into()).into());
     }
-    let disk = Disk::open(&url, &arguments.options.options()).await?;
-    let source = Source::Disk(&disk);
+    let disk = url.open(&arguments.options.options()).await?;
+    let source = disk.source();
     let length = match arguments.length {
         Some(length) => length,
         None => disk.length().saturating_sub(arguments.offset),
@@ -258,7 +266,7 @@ async fn read(arguments: ReadArguments) -> anyhow::Result<()> {
 }
 
 async fn write(arguments: WriteArguments) -> anyhow::Result<()> {
-    let url = parse(&arguments.url)?;
+    let url = EndUrl::parse(&arguments.url)?;
     let source = if is_dash(&arguments.file) {
         let stdin = std::io::stdin().as_fd().try_clone_to_owned()?;
         let stream = Source::Stream(Stream::reading(stdin.into(), "standard input")?);
@@ -267,11 +275,11 @@ async fn write(arguments: WriteArguments) -> anyhow::Result<()> {
     } else {
         arguments.image.open(&arguments.file).await?
     };
-    let disk = Disk::open(&url, &arguments.options.options()).await?;
+    let disk = url.open(&arguments.options.options()).await?;
     if !arguments.destroy {
         disk.check_vacant().await?;
     }
-    let sink = Sink::Disk(&disk);
+    let sink = disk.sink();
     let moved = timed(source.length(), |reported| async move {
         transfer::copy(&source, 0, None, &sink, arguments.offset, reported.as_ref()).await
     })
@@ -281,12 +289,15 @@ async fn write(arguments: WriteArguments) -> anyhow::Result<()> {
 }
 
 async fn copy(arguments: CopyArguments) -> anyhow::Result<()> {
-    let (from, to) = (parse(&arguments.url)?, parse(&arguments.other)?);
-    if (&from.portal, &from.target, from.lun) == (&to.portal, &to.target, to.lun) {
+    let (from, to) = (EndUrl::parse(&arguments.url)?, EndUrl::parse(&arguments.other)?);
+    if from.is_same(&to) {
         return Err(UsageError(format!("{from} cannot be copied to itself")).into());
     }
-    let from = Disk::open(&from, &arguments.options.options()).await?;
-    let to = Disk::open(&to, &arguments.options.options()).await?;
+    let options = arguments.options.options();
+    if let Some(older) = &arguments.since {
+        return copy_changes(&from, older, &to, &options, arguments.options.json).await;
+    }
+    let (from, to) = (from.open(&options).await?, to.open(&options).await?);
     if !arguments.destroy {
         to.check_vacant().await?;
     }
@@ -298,7 +309,7 @@ async fn copy(arguments: CopyArguments) -> anyhow::Result<()> {
             to.block_length()
         ));
     }
-    let (source, sink) = (Source::Disk(&from), Sink::Disk(&to));
+    let (source, sink) = (from.source(), to.sink());
     let moved = timed(source.length(), |reported| async move {
         transfer::copy(&source, 0, None, &sink, 0, reported.as_ref()).await
     })
@@ -306,6 +317,48 @@ async fn copy(arguments: CopyArguments) -> anyhow::Result<()> {
     from.close().await?;
     to.close().await?;
     moved.tell("copied", false, arguments.options.json)
+}
+
+#[derive(Serialize)]
+struct ChangesJson {
+    bytes: u64,
+    disk_bytes: u64,
+    seconds: f64,
+}
+
+/// Copies what has changed since an older snapshot.
+async fn copy_changes(
+    from: &EndUrl,
+    older: &str,
+    to: &EndUrl,
+    options: &SessionOptions,
+    json: bool,
+) -> anyhow::Result<()> {
+    let EndUrl::Nbd(from) = from else {
+        return Err(UsageError(format!(
+            "{from}: iSCSI does not report what has changed; serve the snapshot at an NBD portal (`sarsen portal create \
+             ADDRESS --protocol nbd`) and copy from nbd://HOST/VOLUME"
+        ))
+        .into());
+    };
+    let from = NbdDisk::open_with_changes(from, older).await?;
+    let to = to.open(options).await?;
+    let (copy, sink) = (to.source(), to.sink());
+    let source = &from;
+    let Moved { transferred: changes, elapsed } =
+        timed(Some(from.length()), |reported| async move {
+            transfer::copy_changes(source, &copy, &sink, reported.as_ref()).await
+        })
+        .await?;
+    from.close().await;
+    to.close().await?;
+    let Changes { bytes, disk_bytes } = changes;
+    if json {
+        let changes = ChangesJson { bytes, disk_bytes, seconds: elapsed.as_secs_f64() };
+        return print_line(&serde_json::to_string(&changes)?);
+    }
+    let (changed, whole) = (render_size(bytes), render_size(disk_bytes));
+    print_line(&format!("{changed} of {whole} had changed, copied in {}", rate(bytes, elapsed)))
 }
 
 #[derive(Serialize)]
@@ -317,22 +370,22 @@ struct Verified {
 }
 
 async fn verify(arguments: VerifyArguments) -> anyhow::Result<()> {
-    let (left, other) = (parse(&arguments.url)?, &arguments.other);
-    let file = if is_url(other) {
+    let (left, other) = (EndUrl::parse(&arguments.url)?, &arguments.other);
+    let file = if EndUrl::is_meant(other) {
         arguments.image.check_unused()?;
         None
     } else {
         Some(arguments.image.open(other.as_ref()).await?)
     };
-    let left = Disk::open(&left, &arguments.options.options()).await?;
+    let left = left.open(&arguments.options.options()).await?;
     let second = match file {
         Some(_) => None,
-        None => Some(Disk::open(&parse(other)?, &arguments.options.options()).await?),
+        None => Some(EndUrl::parse(other)?.open(&arguments.options.options()).await?),
     };
     // The compared length is that of the first disk, or of the file. The other side may be larger.
-    let left_source = Source::Disk(&left);
+    let left_source = left.source();
     let (right_source, wanted, room) = match (&second, file) {
-        (Some(disk), _) => (Source::Disk(disk), left.length(), disk.length()),
+        (Some(disk), _) => (disk.source(), left.length(), disk.length()),
         (None, Some(file)) => {
             let place = file.place().to_owned();
             let length = file.length().with_context(|| {
@@ -452,9 +505,9 @@ pub(crate) fn confirmed(description: &str, what: &dyn Display) -> anyhow::Result
     Ok(answer.trim() == "yes")
 }
 
-/// A transfer and its duration.
-struct Moved {
-    transferred: Transferred,
+/// The result of a transfer, and its duration.
+struct Moved<T = Transferred> {
+    transferred: T,
     elapsed: Duration,
 }
 
@@ -466,12 +519,12 @@ struct MovedJson {
 }
 
 /// Runs a transfer with a progress bar.
-async fn timed<F>(
+async fn timed<T, F>(
     length: Option<u64>,
     transfer: impl FnOnce(Box<dyn Fn(u64)>) -> F,
-) -> anyhow::Result<Moved>
+) -> anyhow::Result<Moved<T>>
 where
-    F: Future<Output = Result<Transferred, TransferError>>,
+    F: Future<Output = Result<T, TransferError>>,
 {
     let bar = Bar::new(length);
     let begun = time::now();

@@ -344,10 +344,16 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     ),
     (
         "disk copy",
-        &[(
-            "Copy a disk to another server",
-            "sarsen disk copy iscsi://old.example/iqn.2026-11.example:vm/0 iscsi://new.example/iqn.2026-11.example:vm/0",
-        )],
+        &[
+            (
+                "Copy a disk to another server",
+                "sarsen disk copy iscsi://old.example/iqn.2026-11.example:vm/0 iscsi://new.example/iqn.2026-11.example:vm/0",
+            ),
+            (
+                "Copy what has changed since the snapshot vm1@monday",
+                "sarsen disk copy --since vm1@monday nbd://san.example/vm1-tuesday nbd://backup.example/vm1",
+            ),
+        ],
     ),
     (
         "disk verify",

@@ -3,6 +3,7 @@
 use std::io::{self, ErrorKind};
 use std::process::ExitCode;
 
+use sarsen_initiator::nbd::{ClientError as NbdClientError, NbdError, ReplyCode};
 use sarsen_initiator::transfer::{ImageError, TransferError};
 use sarsen_initiator::{
     AuthenticationError, ConnectionError, LoginError, LoginStatus, Sense, SenseKey, SessionError,
@@ -159,6 +160,21 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
     if let Some(error) = error.chain().find_map(|cause| cause.downcast_ref::<SessionError>()) {
         return session(error);
     }
+    if let Some(TransferError::Nbd(source) | TransferError::OpenExport { source, .. }) =
+        error.downcast_ref()
+    {
+        return nbd(source);
+    }
+    match error.downcast_ref::<TransferError>() {
+        Some(TransferError::NoChanges { .. }) => {
+            let advice = "name an older snapshot of the same volume (`sarsen snapshot list`), or a bitmap of QEMU";
+            return (NOT_FOUND, Some(advice));
+        }
+        Some(TransferError::NoOlderCopy { .. }) => {
+            return (CONFLICT, Some("copy the whole disk, without --since"));
+        }
+        _ => {}
+    }
     let code = match error.downcast_ref::<TransferError>() {
         Some(TransferError::InUse { .. }) => CONFLICT,
         Some(
@@ -245,6 +261,24 @@ fn study(error: &RunError) -> Option<u8> {
         RunError::Folder { source, .. } if source.kind() == ErrorKind::NotFound => Some(NOT_FOUND),
         RunError::Archive(ArchiveError::Held { .. }) => Some(CONFLICT),
         RunError::Folder { .. } | RunError::Archive(_) => None,
+    }
+}
+
+fn nbd(error: &NbdError) -> (u8, Option<&'static str>) {
+    match error {
+        NbdError::Resolve { .. } | NbdError::Connect { .. } | NbdError::TimedOut { .. } => {
+            (UNREACHABLE, Some("check that the server runs, and the host and the port"))
+        }
+        NbdError::Lost(_) | NbdError::Closed => {
+            (UNREACHABLE, Some("check the logs of the server and the network, and run it again"))
+        }
+        NbdError::Client(NbdClientError::Refused { reply: ReplyCode::Unknown, .. }) => {
+            (NOT_FOUND, Some("check the name of the export"))
+        }
+        NbdError::Client(NbdClientError::Refused { reply: ReplyCode::TlsRequired, .. }) => {
+            (FAILED, Some("only servers without TLS are supported"))
+        }
+        NbdError::Client(_) | NbdError::Unfit { .. } => (FAILED, None),
     }
 }
 

@@ -7,12 +7,15 @@ mod disk;
 mod ends;
 mod error;
 mod images;
+mod nbd_disk;
+mod plan;
 mod runs;
 mod stream;
 
 use futures_util::StreamExt;
 use futures_util::future::try_join;
 use futures_util::stream::{FuturesOrdered, FuturesUnordered};
+use sarsen_block::Buffer;
 use sha2::{Digest, Sha256};
 
 pub use disk::Disk;
@@ -21,12 +24,20 @@ pub use error::TransferError;
 pub use images::{
     Image, ImageError, ImageFormat, NewImage, References, check_format, create_qcow2, open_image,
 };
+pub use nbd_disk::NbdDisk;
 pub use stream::Stream;
+
+use plan::{Content, Part, Plan};
+use runs::HOLE_LENGTH;
 
 /// Bytes of a piece, before it is rounded down to a multiple of the blocks.
 const PIECE_LENGTH: u64 = 1 << 20;
 /// Maximum of pieces in memory at once.
 const PIECES_IN_FLIGHT: usize = 16;
+/// The number of places at which a sink is compared with its source before changes are copied.
+const SAMPLES: u64 = 64;
+/// Bytes that are compared there.
+const SAMPLE_LENGTH: u64 = 64 * 1024;
 /// Bytes of one step of an erasure, by WRITE SAME or plain writes.
 const ERASE_LENGTH: u64 = 16 << 20;
 /// Maximum bytes of one UNMAP, so that progress is visible.
@@ -41,6 +52,15 @@ pub struct Transferred {
     pub bytes: u64,
     /// SHA-256 of the bytes, in order.
     pub sha256: [u8; 32],
+}
+
+/// The result of a copy of changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Changes {
+    /// Bytes that have changed, and were copied.
+    pub bytes: u64,
+    /// Bytes of the whole source.
+    pub disk_bytes: u64,
 }
 
 /// The result of a comparison.
@@ -70,14 +90,18 @@ pub enum Erasure {
 /// A function that receives the number of bytes done so far, each time it grows.
 pub type Progress<'a> = &'a dyn Fn(u64);
 
-/// Returns the bytes of a piece that has whole blocks of both sides; `None` if there is no such piece.
-fn piece_length(left: u64, right: u64) -> Option<u64> {
+/// Returns the smallest length that is a whole number of blocks of both sides; `None` if it is too long.
+fn common_block(left: u64, right: u64) -> Option<u64> {
     let (mut a, mut b) = (left, right);
     while b != 0 {
         (a, b) = (b, a % b);
     }
-    let unit = (left / a).checked_mul(right).filter(|&unit| unit <= PIECE_LENGTH)?;
-    Some(PIECE_LENGTH / unit * unit)
+    (left / a).checked_mul(right).filter(|&unit| unit <= PIECE_LENGTH)
+}
+
+/// Returns the bytes of a piece that has whole blocks of both sides; `None` if there is no such piece.
+fn piece_length(left: u64, right: u64) -> Option<u64> {
+    common_block(left, right).map(|unit| PIECE_LENGTH / unit * unit)
 }
 
 fn fitting_piece(
@@ -94,7 +118,8 @@ fn fitting_piece(
 
 /// Copies `length` bytes (or all that exist) from byte `from` of `source` to byte `to` of `sink`, and flushes. On a
 /// disk `to` must be the beginning of a block. The end may be anywhere, and the rest of the last block keeps its data.
-/// Zeroes become holes in a file, unallocated clusters in an image, and WRITE SAME on a disk.
+/// Zeroes become holes in a file, unallocated clusters in an image, WRITE SAME on a disk, and WRITE_ZEROES on an export.
+/// Ranges that an NBD server reports as zero are not read.
 ///
 /// If the future is dropped, the sink has some of the pieces.
 pub async fn copy(
@@ -108,55 +133,222 @@ pub async fn copy(
     let length = length.or_else(|| source.length().map(|length| length.saturating_sub(from)));
     source.check_range(from, length.unwrap_or(0))?;
     sink.check_range(to, length.unwrap_or(0))?;
-    let piece = fitting_piece(
-        (source.place(), source.block_length()),
-        (sink.place(), sink.block_length()),
-    )?;
-    let read_limit = if source.is_ordered() { 1 } else { PIECES_IN_FLIGHT };
-    let mut hash = Sha256::new();
-    let (mut reads, mut writes) = (FuturesOrdered::new(), FuturesUnordered::new());
-    let (mut asked, mut taken, mut done) = (0, 0, 0);
-    let mut end = length.unwrap_or(u64::MAX);
-    loop {
-        while asked < end
-            && reads.len() < read_limit
-            && reads.len() + writes.len() < PIECES_IN_FLIGHT
-        {
-            let count = piece.min(end - asked);
-            let offset = from + asked;
-            reads.push_back(async move { (count, source.read(offset, count as usize).await) });
-            asked += count;
-        }
-        let may_write = !sink.is_ordered() || writes.is_empty();
-        tokio::select! {
-            Some((wanted, data)) = reads.next(), if may_write && !reads.is_empty() => {
-                let data = data?;
-                let (offset, count) = (to + taken, data.len() as u64);
-                if count < wanted {
-                    // Only a stream ends early, and the pipeline has no read behind this one.
-                    end = taken + count;
-                }
-                hash.update(&*data);
-                taken += count;
-                if count > 0 {
-                    writes.push(async move { (count, sink.write(offset, data).await) });
-                }
-            }
-            Some((count, written)) = writes.next(), if !writes.is_empty() => {
-                written?;
-                done += count;
-                progress(done);
-            }
-            else => break,
-        }
-    }
+    let mut pipeline = Pipeline::new(source, sink)?;
+    let grain = HOLE_LENGTH as u64 / pipeline.unit * pipeline.unit;
+    let end = length.map_or(u64::MAX, |length| from + length);
+    let plan = Plan::new(source, from, end, grain.max(pipeline.unit));
+    pipeline.hash = Some(Sha256::new());
+    let Done { bytes, .. } = pipeline.run(plan, to, progress).await?;
     // The stream had fewer bytes than requested.
-    if let Some(length) = length.filter(|&length| length > done) {
+    if let Some(length) = length.filter(|&length| length > bytes) {
         let place = source.place().to_owned();
-        return Err(TransferError::BeyondEnd { place, size: from + done, offset: from, length });
+        return Err(TransferError::BeyondEnd { place, size: from + bytes, offset: from, length });
     }
-    sink.finish(to + done).await?;
-    Ok(Transferred { bytes: done, sha256: hash.finalize().into() })
+    sink.finish(to + bytes).await?;
+    let hash = pipeline.hash.take().unwrap_or_default();
+    Ok(Transferred { bytes, sha256: hash.finalize().into() })
+}
+
+/// Copies the ranges of an export that have changed ([`NbdDisk::open_with_changes`]) to `sink`, and flushes. The sink has
+/// the contents of the older snapshot before, and those of the export afterwards. `copy` is the sink as a source: it is
+/// compared with the export at some places that have not changed, before anything is written.
+///
+/// If the future is dropped, the sink has some of the changes. Then they can be copied again.
+pub async fn copy_changes(
+    source: &NbdDisk,
+    copy: &Source<'_>,
+    sink: &Sink<'_>,
+    progress: Progress<'_>,
+) -> Result<Changes, TransferError> {
+    let export = Source::Nbd(source);
+    let disk_bytes = source.length();
+    export.check_range(0, disk_bytes)?;
+    sink.check_range(0, disk_bytes)?;
+    let mut pipeline = Pipeline::new(&export, sink)?;
+    check_older_copy(source, copy).await?;
+    let plan = Plan::new(&export, 0, disk_bytes, pipeline.unit);
+    let Done { copied, .. } = pipeline.run(plan, 0, progress).await?;
+    sink.finish(disk_bytes).await?;
+    Ok(Changes { bytes: copied, disk_bytes })
+}
+
+/// Checks that a sink has the data of an export where that has not changed, at some places of the disk.
+async fn check_older_copy(source: &NbdDisk, copy: &Source<'_>) -> Result<(), TransferError> {
+    let block = source.block_length();
+    let step = (source.length() / SAMPLES / block).max(1) * block;
+    let mut begin = 0;
+    while begin < source.length() {
+        let mut at = begin;
+        for state in source.states(begin, step.min(source.length() - begin)).await? {
+            if !state.has_changed && !state.is_zero {
+                let length = state.length.min(SAMPLE_LENGTH) as usize;
+                let (ours, theirs) =
+                    try_join(source.read(at, length), copy.read(at, length)).await?;
+                if let Some(index) = first_difference(&ours, &theirs) {
+                    return Err(TransferError::NoOlderCopy {
+                        place: copy.place().to_owned(),
+                        source_place: source.place().to_owned(),
+                        offset: at + index as u64,
+                    });
+                }
+                break;
+            }
+            at += state.length;
+        }
+        begin += step;
+    }
+    Ok(())
+}
+
+/// What was done with a piece of the source.
+enum Piece {
+    /// It was read; this many bytes were requested.
+    Read {
+        wanted: u64,
+        data: Buffer,
+    },
+    Zero(u64),
+    Unchanged(u64),
+}
+
+/// The result of a pipeline.
+struct Done {
+    /// Bytes of the range, up to its end or that of a stream.
+    bytes: u64,
+    /// Bytes that were written.
+    copied: u64,
+}
+
+/// Reads and writes at once, with a bounded number of pieces in memory.
+struct Pipeline<'a> {
+    source: &'a Source<'a>,
+    sink: &'a Sink<'a>,
+    /// A whole number of blocks of both sides.
+    unit: u64,
+    /// The hash of all bytes in order, if it is wanted.
+    hash: Option<Sha256>,
+}
+
+impl<'a> Pipeline<'a> {
+    fn new(source: &'a Source<'a>, sink: &'a Sink<'a>) -> Result<Self, TransferError> {
+        let (left, right) = (source.block_length(), sink.block_length());
+        fitting_piece((source.place(), left), (sink.place(), right))?;
+        let unit = common_block(left, right).expect("a piece has whole blocks of both sides");
+        Ok(Self { source, sink, unit, hash: None })
+    }
+
+    /// Copies the parts of a plan to the sink, from byte `to` on.
+    async fn run(
+        &mut self,
+        mut plan: Plan<'_>,
+        to: u64,
+        progress: Progress<'_>,
+    ) -> Result<Done, TransferError> {
+        let (source, sink) = (self.source, self.sink);
+        let piece = PIECE_LENGTH / self.unit * self.unit;
+        let zero = sink.zero_limit().map_or(piece, |limit| limit / self.unit * self.unit);
+        let read_limit = if source.is_ordered() { 1 } else { PIECES_IN_FLIGHT };
+        let (mut reads, mut writes) = (FuturesOrdered::new(), FuturesUnordered::new());
+        let (mut taken, mut done, mut copied) = (0, 0, 0);
+        let mut rest = None;
+        let mut is_planned = false;
+        loop {
+            while !is_planned
+                && reads.len() < read_limit
+                && reads.len() + writes.len() < PIECES_IN_FLIGHT
+            {
+                if rest.is_none() {
+                    rest = plan.next().await?;
+                }
+                let Some(Part { offset, length, content }) = rest else {
+                    is_planned = true;
+                    break;
+                };
+                let count = match content {
+                    Content::Data => length.min(piece),
+                    Content::Zero => length.min(zero),
+                    Content::Unchanged => length,
+                };
+                let left = length - count;
+                rest = (left > 0).then_some(Part { offset: offset + count, length: left, content });
+                reads.push_back(async move {
+                    Ok::<_, TransferError>(match content {
+                        Content::Data => {
+                            let data = source.read(offset, count as usize).await?;
+                            Piece::Read { wanted: count, data }
+                        }
+                        Content::Zero => Piece::Zero(count),
+                        Content::Unchanged => Piece::Unchanged(count),
+                    })
+                });
+            }
+            let may_write = !sink.is_ordered() || writes.is_empty();
+            tokio::select! {
+                Some(piece) = reads.next(), if may_write && !reads.is_empty() => {
+                    let piece = piece?;
+                    let offset = to + taken;
+                    match &piece {
+                        Piece::Read { wanted, data } => {
+                            // Only a stream ends early, and the pipeline has no read behind this one.
+                            is_planned |= (data.len() as u64) < *wanted;
+                            self.hash(data);
+                        }
+                        Piece::Zero(count) => self.hash_zeroes(*count),
+                        Piece::Unchanged(_) => {}
+                    }
+                    taken += piece.length();
+                    if let Piece::Unchanged(count) = piece {
+                        done += count;
+                        progress(done);
+                    } else if piece.length() > 0 {
+                        writes.push(async move {
+                            let count = piece.length();
+                            let written = match piece {
+                                Piece::Read { data, .. } => sink.write(offset, data).await,
+                                Piece::Zero(_) | Piece::Unchanged(_) => {
+                                    sink.zero(offset, count).await
+                                }
+                            };
+                            written.map(|()| count)
+                        });
+                    }
+                }
+                Some(written) = writes.next(), if !writes.is_empty() => {
+                    let count = written?;
+                    done += count;
+                    copied += count;
+                    progress(done);
+                }
+                else => break,
+            }
+        }
+        debug_assert!(done == taken, "{done} of {taken} bytes are done");
+        Ok(Done { bytes: done, copied })
+    }
+
+    fn hash(&mut self, bytes: &[u8]) {
+        if let Some(hash) = &mut self.hash {
+            hash.update(bytes);
+        }
+    }
+
+    fn hash_zeroes(&mut self, mut count: u64) {
+        static ZEROES: [u8; 64 * 1024] = [0; 64 * 1024];
+        while self.hash.is_some() && count > 0 {
+            let length = count.min(ZEROES.len() as u64);
+            self.hash(&ZEROES[..length as usize]);
+            count -= length;
+        }
+    }
+}
+
+impl Piece {
+    fn length(&self) -> u64 {
+        match self {
+            Self::Read { data, .. } => data.len() as u64,
+            Self::Zero(count) | Self::Unchanged(count) => *count,
+        }
+    }
 }
 
 /// Compares the first `length` bytes of both sides.

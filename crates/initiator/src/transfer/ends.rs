@@ -8,11 +8,12 @@ use std::path::Path;
 use sarsen_block::Buffer;
 use sarsen_io::file::{File, OpenOptions};
 
-use super::TransferError;
 use super::disk::{Disk, check_room};
 use super::images::{Image, NewImage};
+use super::nbd_disk::NbdDisk;
 use super::runs::{HOLE_LENGTH, runs};
 use super::stream::Stream;
+use super::{ERASE_LENGTH, TransferError};
 
 /// A regular file or a block device.
 pub struct DiskFile {
@@ -45,6 +46,8 @@ fn is_disk_file(path: &Path) -> io::Result<bool> {
 pub enum Source<'a> {
     /// A disk.
     Disk(&'a Disk),
+    /// An export of an NBD server.
+    Nbd(&'a NbdDisk),
     /// A file.
     File(DiskFile),
     /// A stream.
@@ -75,6 +78,7 @@ impl Source<'_> {
     pub fn place(&self) -> &str {
         match self {
             Self::Disk(disk) => disk.place(),
+            Self::Nbd(disk) => disk.place(),
             Self::File(file) => &file.place,
             Self::Stream(stream) => stream.place(),
             Self::Image(image) => image.place(),
@@ -85,6 +89,7 @@ impl Source<'_> {
     pub fn length(&self) -> Option<u64> {
         match self {
             Self::Disk(disk) => Some(disk.length()),
+            Self::Nbd(disk) => Some(disk.length()),
             Self::File(file) => Some(file.length),
             Self::Stream(_) => None,
             Self::Image(image) => Some(image.length()),
@@ -94,6 +99,7 @@ impl Source<'_> {
     pub(super) const fn block_length(&self) -> u64 {
         match self {
             Self::Disk(disk) => disk.block_length(),
+            Self::Nbd(disk) => disk.block_length(),
             Self::File(_) | Self::Stream(_) | Self::Image(_) => 1,
         }
     }
@@ -105,6 +111,9 @@ impl Source<'_> {
 
     /// Checks that this range exists; for a stream the size is unknown.
     pub fn check_range(&self, offset: u64, length: u64) -> Result<(), TransferError> {
+        if let Self::Nbd(disk) = self {
+            disk.check_source()?;
+        }
         let size = self.length().unwrap_or(u64::MAX);
         check_room(self.place(), size, offset, length)
     }
@@ -113,6 +122,7 @@ impl Source<'_> {
     pub(super) async fn read(&self, offset: u64, length: usize) -> Result<Buffer, TransferError> {
         match self {
             Self::Disk(disk) => disk.read(offset, length).await,
+            Self::Nbd(disk) => disk.read(offset, length).await,
             Self::File(file) => {
                 file.file.read_at(offset, length).wait().await.map_err(file.failed("read"))
             }
@@ -126,6 +136,8 @@ impl Source<'_> {
 pub enum Sink<'a> {
     /// A disk.
     Disk(&'a Disk),
+    /// An export of an NBD server.
+    Nbd(&'a NbdDisk),
     /// A file, empty unless it is a device.
     File(DiskFile),
     /// A stream.
@@ -171,6 +183,7 @@ impl Sink<'_> {
     pub fn place(&self) -> &str {
         match self {
             Self::Disk(disk) => disk.place(),
+            Self::Nbd(disk) => disk.place(),
             Self::File(file) => &file.place,
             Self::Stream(stream) => stream.place(),
             Self::Image(image) => image.place(),
@@ -180,6 +193,7 @@ impl Sink<'_> {
     pub(super) const fn block_length(&self) -> u64 {
         match self {
             Self::Disk(disk) => disk.block_length(),
+            Self::Nbd(disk) => disk.block_length(),
             Self::File(_) | Self::Stream(_) | Self::Image(_) => 1,
         }
     }
@@ -197,6 +211,7 @@ impl Sink<'_> {
                 disk.check_aligned(offset)?;
                 disk.check_range(offset, length)
             }
+            Self::Nbd(disk) => disk.check_sink(offset, length),
             Self::File(file) => check_room(&file.place, file.length, offset, length),
             Self::Image(image) => check_room(image.place(), image.length(), offset, length),
             Self::Stream(_) => Ok(()),
@@ -206,16 +221,53 @@ impl Sink<'_> {
     pub(super) async fn write(&self, offset: u64, data: Buffer) -> Result<(), TransferError> {
         match self {
             Self::Disk(disk) => disk.write(offset, data).await,
+            Self::Nbd(disk) => disk.write(offset, data).await,
             Self::File(file) => write_sparsely(file, offset, data).await,
             Self::Stream(stream) => stream.write(data).await,
             Self::Image(image) => image.write(offset, data).await,
         }
     }
 
+    /// Returns the maximum length of [`Self::zero`], if zeroes need no bandwidth.
+    pub(super) const fn zero_limit(&self) -> Option<u64> {
+        match self {
+            Self::Disk(_) | Self::Nbd(_) | Self::File(_) => Some(ERASE_LENGTH),
+            Self::Stream(_) | Self::Image(_) => None,
+        }
+    }
+
+    /// Makes a range read as zeroes. It begins at the beginning of a block.
+    pub(super) async fn zero(&self, offset: u64, length: u64) -> Result<(), TransferError> {
+        let tail = length % self.block_length();
+        let whole = length - tail;
+        match self {
+            Self::Disk(disk) => {
+                let (lba, blocks) = (offset / disk.block_length(), whole / disk.block_length());
+                disk.zero(lba, blocks, disk.zeroes_by_unmap()).await?;
+            }
+            Self::Nbd(disk) if whole > 0 => disk.zero(offset, whole).await?,
+            Self::Nbd(_) => {}
+            Self::File(file) if file.file.is_block_device() => {
+                let zeroed = file.file.zero_range(offset, whole).wait().await;
+                zeroed.map_err(file.failed("write"))?;
+            }
+            // A regular file was empty before.
+            Self::File(_) => {}
+            Self::Stream(_) | Self::Image(_) => {
+                return self.write(offset, Buffer::zeroed(length as usize)).await;
+            }
+        }
+        if tail == 0 {
+            return Ok(());
+        }
+        self.write(offset + whole, Buffer::zeroed(tail as usize)).await
+    }
+
     /// Completes the transfer after the last write; `end` is the end of the data.
     pub(super) async fn finish(&self, end: u64) -> Result<(), TransferError> {
         match self {
             Self::Disk(disk) => disk.flush().await,
+            Self::Nbd(disk) => disk.flush().await,
             Self::File(file) => {
                 if !file.file.is_block_device() {
                     file.file.set_length(end).wait().await.map_err(file.failed("write"))?;

@@ -2,8 +2,11 @@
 
 use std::io;
 
+use sarsen_block::BlockError;
+
 use super::images::ImageError;
 use crate::error::SessionError;
+use crate::nbd::NbdError;
 use crate::signature::Occupied;
 
 /// The reason why a transfer failed.
@@ -41,6 +44,72 @@ pub enum TransferError {
         /// The session's error.
         #[source]
         source: SessionError,
+    },
+    /// An NBD server cannot be reached, or its export is no disk.
+    #[error(transparent)]
+    Nbd(NbdError),
+    /// An NBD server refuses its export, or violates the protocol.
+    #[error("cannot open {place}: {source}")]
+    OpenExport {
+        /// The export's URL.
+        place: String,
+        /// The connection's error.
+        #[source]
+        source: NbdError,
+    },
+    /// A request to an NBD server failed.
+    #[error("cannot {verb} {length} bytes at byte {offset} of {place}: {source}")]
+    Export {
+        /// The export's URL.
+        place: String,
+        /// The operation.
+        verb: &'static str,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+        /// The error.
+        #[source]
+        source: BlockError,
+    },
+    /// The export is read-only.
+    #[error("{place} is read-only")]
+    ReadOnly {
+        /// The export's URL.
+        place: String,
+    },
+    /// The end of the export is not the end of a block.
+    #[error("{place} has {size} bytes, which are not whole blocks of {block_length} bytes")]
+    PartialBlock {
+        /// The export's URL.
+        place: String,
+        /// Its size in bytes.
+        size: u64,
+        /// Bytes of a block.
+        block_length: u64,
+    },
+    /// The export has no dirty bitmap of this name.
+    #[error(
+        "{place} does not report what has changed since {older:?}: it has no such dirty bitmap"
+    )]
+    NoChanges {
+        /// The export's URL.
+        place: String,
+        /// The name of the older snapshot or of the bitmap.
+        older: String,
+    },
+    /// The sink does not have the contents of the older snapshot.
+    #[error(
+        "{place} is no copy of the older snapshot: it differs from {source_place} at byte {offset}, which has not \
+         changed since; nothing was written"
+    )]
+    NoOlderCopy {
+        /// The sink.
+        place: String,
+        /// The source.
+        source_place: String,
+        /// The first byte that was found to differ.
+        offset: u64,
     },
     /// A file or a stream failed.
     #[error("cannot {verb} {place}: {source}")]
