@@ -4,13 +4,17 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
+use sarsen_initiator::{Session, SessionOptions};
 use sarsen_proof::managed::Managed;
+use sarsen_proof::process;
 use serde_json::Value;
 
+use crate::client;
 use crate::hung_disk::FileSystem;
-use crate::pools::{qemu_io, start, wait_until};
+use crate::pools::{nbd_portal, qemu_io, start, wait_until};
 
 const CONFLICT: i32 = 4;
 const FAILED: i32 = 1;
@@ -340,5 +344,39 @@ fn a_pool_can_do_without_a_device_whose_only_data_was_erased() -> Result<()> {
     fs::rename(&second, &away)?;
     let server = start(folder.path())?;
     qemu_io(&server, "v", &["read -P 0x11 0 8M"])?;
+    server.stop()
+}
+
+#[test]
+fn sbc3_6_6_4_clients_of_a_striped_volume_see_its_chunks_and_stripes() -> Result<()> {
+    const CHUNK: u64 = 128 << 10;
+    const BLOCK_LIMITS: u8 = 0xb0;
+    let folder = tempfile::tempdir()?;
+    let server = start(folder.path())?;
+    let devices = files::<3>(folder.path()).map(|path| device(&path));
+    let devices = devices.iter().flat_map(|device| ["--device", device]);
+    let chunk = ["pool", "create", "tank", "--chunk-size", "128KiB"];
+    server.run(&chunk.into_iter().chain(devices).collect::<Vec<_>>())?;
+    let create = ["volume", "create", "v", "64MiB", "--pool", "tank", "--export", "--stripes", "3"];
+    server.run(&create)?;
+    let urls = server.run(&["target", "url"])?;
+    let iscsi = urls.split_whitespace().find(|word| word.starts_with("iscsi://"));
+    let iscsi = iscsi.with_context(|| urls.clone())?.parse()?;
+    let page = client::run(async {
+        let session = Session::connect(&iscsi, &SessionOptions::default()).await?;
+        let page = session.inquiry_data(Some(BLOCK_LIMITS)).await?;
+        session.logout().await?;
+        Ok(page)
+    })?;
+    // OPTIMAL TRANSFER LENGTH GRANULARITY and OPTIMAL TRANSFER LENGTH, in blocks of 512 bytes.
+    ensure!(page[6..8] == ((CHUNK / 512) as u16).to_be_bytes(), "{:?}", &page[..]);
+    ensure!(page[12..16] == ((3 * CHUNK / 512) as u32).to_be_bytes(), "{:?}", &page[..]);
+    let nbd = format!("nbd://{}/v", nbd_portal(&server)?);
+    let said = process::output(Command::new("nbdinfo").args(["--json", &nbd]), client::LIMIT)?;
+    let export = &serde_json::from_str::<Value>(&said)?["exports"][0];
+    ensure!(
+        export["block_size_preferred"] == CHUNK && export["block_size_minimum"] == 512,
+        "{said}"
+    );
     server.stop()
 }

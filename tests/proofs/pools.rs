@@ -460,7 +460,7 @@ fn a_full_pool_refuses_only_new_data_and_needs_no_repair() -> Result<()> {
 }
 
 /// Returns the address of the portal for NBD.
-fn nbd_portal(server: &Managed) -> Result<String> {
+pub(crate) fn nbd_portal(server: &Managed) -> Result<String> {
     let urls = server.run(&["target", "url", "--format", "nbd"])?;
     let url = urls.lines().next().context("a URL")?;
     let portal = url.strip_prefix("nbd://").and_then(|rest| rest.split('/').next());
