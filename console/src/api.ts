@@ -25,6 +25,7 @@ export interface Volume extends Limits {
   /** Copies of the data of a volume in a pool, and the devices over which it is spread. */
   mirror?: number;
   stripes?: number;
+  checksums?: boolean;
   size?: string;
   "block-size"?: number;
   "read-only"?: boolean;
@@ -166,6 +167,7 @@ export interface PoolDevice {
   used_bytes: number;
   /** What must be copied to it at most, before it has everything. */
   stale_bytes: number;
+  checksum_errors: number;
   problem: string | null;
 }
 
@@ -175,6 +177,7 @@ export interface ScrubResult {
   repaired_bytes: number;
   differing_bytes: number;
   lost_bytes: number;
+  summed_bytes: number;
 }
 
 export interface PoolScrub {
@@ -216,6 +219,7 @@ export interface StoredVolume {
   is_protected: boolean;
   copies: number;
   stripes: number;
+  has_checksums: boolean;
   serial: string | null;
 }
 

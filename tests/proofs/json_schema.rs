@@ -365,6 +365,7 @@ size = "1MiB"
 snapshot-schedule = "daily=7"
 mirror = 1
 stripes = 2
+checksums = true
 [[volume]]
 name = "b"
 store = "ram"

@@ -295,13 +295,7 @@ fn a_scrub_repairs_what_is_damaged_on_one_of_two_devices() -> Result<()> {
     create(&server, &both, "2")?;
     qemu_io(&server, "v", &["write -P 0x11 0 16M", "flush"])?;
     server.stop()?;
-    // Everything behind the journal is damaged: a byte of each page.
-    let damaged = File::options().read(true).write(true).open(&both[1])?;
-    for offset in (4 << 20..128 << 20).step_by(4096) {
-        let mut byte = [0];
-        damaged.read_exact_at(&mut byte, offset + 100)?;
-        damaged.write_all_at(&[byte[0] ^ 1], offset + 100)?;
-    }
+    damage(&both[1])?;
     let server = start(folder.path())?;
     let begun = server.run(&["pool", "scrub", "tank"])?;
     ensure!(begun.contains("scrub"), "{begun}");
@@ -316,6 +310,94 @@ fn a_scrub_repairs_what_is_damaged_on_one_of_two_devices() -> Result<()> {
     fs::rename(&both[0], folder.path().join("away"))?;
     let server = start(folder.path())?;
     qemu_io(&server, "v", &["read -P 0x11 0 16M"])?;
+    server.stop()
+}
+
+/// Damages a byte of each page of a device behind its journal.
+fn damage(path: &Path) -> Result<()> {
+    let damaged = File::options().read(true).write(true).open(path)?;
+    for offset in (4 << 20..128 << 20).step_by(4096) {
+        let mut byte = [0];
+        damaged.read_exact_at(&mut byte, offset + 100)?;
+        damaged.write_all_at(&[byte[0] ^ 1], offset + 100)?;
+    }
+    Ok(())
+}
+
+/// Damages every so many blocks of a device that have the same byte everywhere, and not zero, from the seventh on. Returns the
+/// number of such blocks.
+fn damage_data(path: &Path, every: usize) -> Result<usize> {
+    let damaged = File::options().read(true).write(true).open(path)?;
+    let mut blocks = 0;
+    for offset in (0..128 << 20).step_by(4096) {
+        let mut block = [0; 4096];
+        damaged.read_exact_at(&mut block, offset)?;
+        if block[0] != 0 && block.iter().all(|&byte| byte == block[0]) {
+            if blocks >= 6 && (blocks - 6) % every == 0 {
+                damaged.write_all_at(b"wrong", offset + 1000)?;
+            }
+            blocks += 1;
+        }
+    }
+    Ok(blocks)
+}
+
+#[test]
+fn data_with_checksums_is_read_from_the_copy_that_is_right() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = start(folder.path())?;
+    let both: [PathBuf; 2] = files(folder.path());
+    create(&server, &both, "2")?;
+    let create = ["volume", "create", "w", "64MiB", "--pool", "tank", "--export"];
+    server.run(&[&create[..], &["--mirror", "2", "--checksums"]].concat())?;
+    qemu_io(&server, "w", &["write -P 0x11 0 16M", "write -P 0x22 16M 1M", "flush"])?;
+    server.run(&["snapshot", "create", "w@s"])?;
+    qemu_io(&server, "w", &["write -P 0x33 16M 512k", "flush"])?;
+    server.stop()?;
+    let right = ["read -P 0x11 0 16M", "read -P 0x33 16M 512k", "read -P 0x22 16896k 512k"];
+    for (number, damaged) in both.iter().enumerate() {
+        damage_data(damaged, 1)?;
+        let server = start(folder.path())?;
+        qemu_io(&server, "w", &right)?;
+        server.run(&["pool", "scrub", "tank"])?;
+        wait_until(|| Ok(status(&server)?["scrub"]["last"] != Value::Null))?;
+        let last = status(&server)?["scrub"]["last"].clone();
+        ensure!(last["lost_bytes"] == 0, "{last}");
+        let errors: Vec<_> =
+            devices(&server)?.iter().map(|device| device["checksum_errors"].as_u64()).collect();
+        ensure!(errors[1 - number] == Some(0) && errors[number] > Some(4000), "{errors:?}");
+        wait_until(|| Ok(status(&server)?["problem"].to_string().contains("repaired data")))?;
+        server.stop()?;
+    }
+    fs::rename(&both[0], folder.path().join("away"))?;
+    let server = start(folder.path())?;
+    qemu_io(&server, "w", &right)?;
+    server.stop()
+}
+
+#[test]
+fn data_with_checksums_that_no_copy_has_is_not_returned() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = start(folder.path())?;
+    let one: [PathBuf; 1] = files(folder.path());
+    let path = device(&one[0]);
+    server.run(&["pool", "create", "tank", "--device", &path])?;
+    server.run(&["volume", "create", "w", "64MiB", "--pool", "tank", "--export", "--checksums"])?;
+    qemu_io(&server, "w", &["write -P 0x5a 0 8M", "flush"])?;
+    server.stop()?;
+    ensure!(damage_data(&one[0], 512)? == 2048, "the device has all blocks");
+    let server = start(folder.path())?;
+    qemu_io(&server, "w", &["read -P 0x5a 0 24k"])?;
+    let refused = qemu_io(&server, "w", &["read 24k 4k"]);
+    ensure!(refused.is_err(), "{refused:?}");
+    wait_until(|| Ok(server.run(&["event", "list"])?.contains("has lost data")))?;
+    let shown = server.run(&["pool", "status", "tank"])?;
+    ensure!(shown.contains("without their checksum"), "{shown}");
+    server.run(&["pool", "scrub", "tank"])?;
+    wait_until(|| Ok(status(&server)?["scrub"]["last"] != Value::Null))?;
+    let last = status(&server)?["scrub"]["last"].clone();
+    ensure!(last["lost_bytes"] == 4 * 4096, "{last}");
+    qemu_io(&server, "w", &["write -P 0x66 24k 4k", "read -P 0x66 24k 4k"])?;
     server.stop()
 }
 

@@ -116,6 +116,7 @@ async fn open_pool() -> Result<Arc<dyn Store>, sarsen_pool::PoolError> {
         block_size: BlockSize::B512,
         copies: 1,
         stripes: 1,
+        has_checksums: false,
     };
     let id = pool.create_volume(&new).await?;
     Ok(pool.open_volume(id).await?)

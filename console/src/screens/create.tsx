@@ -17,6 +17,7 @@ interface Form {
   pool: string;
   mirror: string;
   stripes: string;
+  checksums: boolean;
   exported: boolean;
   /** As the reader wrote it; else it follows the volume's name. */
   target: string | null;
@@ -36,7 +37,7 @@ interface Made {
 }
 
 const EMPTY: Form = {
-  name: "", size: "10GiB", store: "file", pool: "", mirror: "1", stripes: "1", exported: true, target: null, chap: true, account: null, initiators: "", hosts: [], portal: "",
+  name: "", size: "10GiB", store: "file", pool: "", mirror: "1", stripes: "1", checksums: false, exported: true, target: null, chap: true, account: null, initiators: "", hosts: [], portal: "",
 };
 
 /** The snapshot whose data a new volume gets, or which it serves. */
@@ -74,7 +75,7 @@ function volumeOf(form: Form, source: Source | null): Volume {
     ...(source ? { [source.key]: source.snapshot } : { size: form.size.trim() }),
     ...(store === "pool" && { pool }),
     // A clone has the copies and stripes of its snapshot.
-    ...(store === "pool" && !source && { ...layout("mirror", form.mirror), ...layout("stripes", form.stripes) }),
+    ...(store === "pool" && !source && { ...layout("mirror", form.mirror), ...layout("stripes", form.stripes), ...(form.checksums && { checksums: true }) }),
   };
 }
 
@@ -203,6 +204,10 @@ export function Create() {
           <Field label="Stripes" error={at("stripes")} hint="Devices over which the data is spread: 1 to 16. Default: 1.">
             {(attributes) => <input {...attributes} name="stripes" autocomplete="off" inputMode="numeric" value={form.stripes} onInput={(event) => set({ stripes: event.currentTarget.value })} />}
           </Field>
+          <label class="check">
+            <input type="checkbox" name="checksums" checked={form.checksums} onChange={(event) => set({ checksums: event.currentTarget.checked })} />
+            Keep checksums of the data, which every read verifies
+          </label>
         </div>
       )}
       <label class="check">

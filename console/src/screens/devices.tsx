@@ -102,12 +102,13 @@ export function Devices(props: { pool: PoolStatus; onDone: () => void }) {
 }
 
 function DeviceState(props: { device: PoolDevice; isOpen: boolean }) {
-  const { is_online, is_leaving, stale_bytes, problem } = props.device;
+  const { is_online, is_leaving, stale_bytes, checksum_errors, problem } = props.device;
   return (
     <>
       {is_online ? <div>online</div> : <div class="over">{props.isOpen ? "not in use" : "not open"}{problem !== null && `: ${problem}`}</div>}
       {is_leaving && <div>is being removed: its data moves to other devices</div>}
       {stale_bytes > 0 && <div>{format.size(stale_bytes)} to be copied to it</div>}
+      {checksum_errors > 0 && <div class="over">{checksum_errors} blocks without their checksum</div>}
     </>
   );
 }
@@ -211,7 +212,7 @@ export function Scrub(props: { pool: PoolStatus; onDone: () => void }) {
 }
 
 function Result(props: { last: ScrubResult }) {
-  const { ended_unix_seconds, read_bytes, repaired_bytes, differing_bytes, lost_bytes } = props.last;
+  const { ended_unix_seconds, read_bytes, repaired_bytes, differing_bytes, lost_bytes, summed_bytes } = props.last;
   return (
     <>
       <dl class="facts">
@@ -219,10 +220,11 @@ function Result(props: { last: ScrubResult }) {
         <dt>Read</dt><dd>{format.size(read_bytes)}</dd>
         <dt>Repaired</dt><dd>{format.size(repaired_bytes)}</dd>
         <dt>Differing</dt><dd>{format.size(differing_bytes)}</dd>
+        {summed_bytes > 0 && <><dt>Got checksums</dt><dd>{format.size(summed_bytes)}</dd></>}
         <dt>Lost</dt><dd class={lost_bytes > 0 ? "over" : undefined}>{format.size(lost_bytes)}</dd>
       </dl>
       {differing_bytes > 0 && <p class="hint">Copies that differed are equal now. Parts that no volume has written may differ.</p>}
-      {lost_bytes > 0 && <p class="trouble">No copy of the lost data could be read. Restore it from a backup.</p>}
+      {lost_bytes > 0 && <p class="trouble">No copy of the lost data could be read, or no copy had its checksum. Restore it from a backup.</p>}
     </>
   );
 }

@@ -95,7 +95,7 @@ function Contents(props: { pool: string; contents: StoredVolume[]; inventory: In
           <Filter of={of} what="object" />
           <div class="scroll">
             <table class="stack">
-              <thead><tr><th scope="col">Name</th><th scope="col">Kind</th><th scope="col" class="number">Referenced</th><th scope="col" class="number">Size</th><th scope="col" class="number">Copies</th><th scope="col" class="number">Stripes</th><th scope="col">Created</th><th scope="col">Protected</th></tr></thead>
+              <thead><tr><th scope="col">Name</th><th scope="col">Kind</th><th scope="col" class="number">Referenced</th><th scope="col" class="number">Size</th><th scope="col" class="number">Copies</th><th scope="col" class="number">Stripes</th><th scope="col">Checksums</th><th scope="col">Created</th><th scope="col">Protected</th></tr></thead>
               <tbody>
                 {of.shown.map((stored) => {
                   const volume = volumeOf(stored);
@@ -111,6 +111,7 @@ function Contents(props: { pool: string; contents: StoredVolume[]; inventory: In
                       <td class="number" data-label="Size">{format.size(stored.size_bytes)}</td>
                       <td class="number" data-label="Copies">{stored.copies}</td>
                       <td class="number" data-label="Stripes">{stored.stripes}</td>
+                      <td data-label="Checksums">{stored.has_checksums ? "yes" : "no"}</td>
                       <td data-label="Created"><time dateTime={new Date(stored.created_unix_seconds * 1000).toISOString()}>{format.moment(stored.created_unix_seconds)}</time></td>
                       <td data-label="Protected">{stored.is_snapshot ? (stored.is_protected ? "yes" : "no") : "–"}</td>
                     </tr>

@@ -79,7 +79,7 @@ function Detail(props: { volume: Shown; inventory: Inventory }) {
   );
 }
 
-/** The copies and stripes of a volume in a pool. Those of a clone or a snapshot are known to the pool alone. */
+/** The copies, stripes and checksums of a volume in a pool. Those of a clone or a snapshot are known to the pool alone. */
 function Layout(props: { config: Volume; pool: string }) {
   const { name, serial, snapshot } = props.config;
   const { data } = useResource<PoolContents>(`/pools/${segment(props.pool)}`, 60000);
@@ -90,6 +90,7 @@ function Layout(props: { config: Volume; pool: string }) {
     <>
       <dt>Copies</dt><dd>{stored.copies}</dd>
       <dt>Stripes</dt><dd>{stored.stripes}</dd>
+      <dt>Checksums</dt><dd>{stored.has_checksums ? "yes" : "no"}</dd>
     </>
   );
 }

@@ -373,6 +373,9 @@ fn device_line(device: &PoolDevice) -> String {
     if device.stale_bytes > 0 {
         states.push(format!("{} to be copied to it", render_rounded(device.stale_bytes)));
     }
+    if device.checksum_errors > 0 {
+        states.push(format!("{} blocks without their checksum", device.checksum_errors));
+    }
     states.extend(device.problem.iter().map(|problem| format!("not in use: {problem}")));
     let states = if states.is_empty() { String::new() } else { format!(": {}", states.join(", ")) };
     format!("  device {} ({size}){states}", device.path)
@@ -390,7 +393,9 @@ fn scrub_line(scrub: &PoolScrub) -> Option<String> {
         0 => String::new(),
         bytes => format!(", {} {what}", render_rounded(bytes)),
     };
-    let lost = of(last.differing_bytes, "made equal") + &of(last.lost_bytes, "lost");
+    let lost = of(last.differing_bytes, "made equal")
+        + &of(last.summed_bytes, "got checksums")
+        + &of(last.lost_bytes, "lost");
     Some(format!(
         "  last scrub {}: {} read, {} repaired{lost}",
         utc(last.ended_unix_seconds),

@@ -113,6 +113,9 @@ pub(crate) struct Create {
     /// With --pool: the number of devices over which the data is spread: 1 to 16.
     #[arg(long, value_name = "DEVICES")]
     stripes: Option<Stripes>,
+    /// With --pool: keep a checksum of each 4 KiB of the data, which every read verifies.
+    #[arg(long)]
+    checksums: bool,
     /// With --pool: serve this snapshot, read-only, instead of a volume of its own.
     #[arg(long, value_name = "VOLUME@NAME", conflicts_with = "size")]
     snapshot: Option<SnapshotName>,
@@ -353,6 +356,7 @@ impl Create {
             snapshot_schedule: self.snapshot_schedule.clone(),
             mirror: self.mirror,
             stripes: self.stripes,
+            checksums: self.checksums.then_some(true),
             path: self.path.as_deref().map(absolute),
             size: self.size,
             block_size: self.block_size,

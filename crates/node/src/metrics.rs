@@ -291,6 +291,7 @@ mod tests {
             provisioned,
             left_out: 1,
             stale: 8192,
+            checksum_errors: 3,
         };
         metrics.show_space(vec![volume], vec![pool]);
         let text = text::of_open_metrics(&metrics.render(MetricsSnapshot::default()));
@@ -321,6 +322,7 @@ mod tests {
             "sarsen_pool_provisioned_bytes{pool=\"tank\"} 65536".to_owned(),
             "sarsen_pool_devices_left_out{pool=\"tank\"} 1".to_owned(),
             "sarsen_pool_stale_bytes{pool=\"tank\"} 8192".to_owned(),
+            "sarsen_pool_checksum_errors{pool=\"tank\"} 3".to_owned(),
             "# TYPE process_cpu_seconds_total counter".to_owned(),
         ] {
             assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");

@@ -396,6 +396,9 @@ impl Server {
             // Operations of a disk that was not flushed will probably not end now.
             if is_flushed { left } else { left.min(FLUSH_LIMIT / 3) }
         };
+        if is_flushed && within(left(), self.engine.checkpoint_pools()).await.is_none() {
+            error!("a checkpoint of a pool does not end: the next start reads the journal");
+        }
         // The deregistration has had this time to finish.
         if let Some(isns) = self.isns.take() {
             let what = "the registration at the name server";

@@ -13,7 +13,7 @@ use crate::format::{
 };
 use crate::pages::{Cached, Mapping, Page};
 use crate::records::Record;
-use crate::shape::{CHUNK_ADDRESS_BITS, COUNT_MAX, HEIGHT_MAX, SIZE_MAX, Unit};
+use crate::shape::{CHUNK_ADDRESS_BITS, COUNT_MAX, HEIGHT_MAX, SIZE_MAX, SlabKind, Unit};
 use crate::state::{Object, Reserve, State, reserved_pages};
 
 /// Maximum number of volumes and snapshots.
@@ -29,7 +29,8 @@ fn check_row(row: &VolumeRow) -> Result<(), Blocked> {
         && row.flags & !(DELETING | PROTECTED | RECEIVING) == 0
         && (row.flags & RECEIVING == 0 || row.kind == IS_SNAPSHOT)
         && (1..=MIRROR_MAX).contains(&row.copies)
-        && (1..=STRIPES_MAX).contains(&row.stripes);
+        && (1..=STRIPES_MAX).contains(&row.stripes)
+        && row.checksums <= 1;
     if is_possible {
         Ok(())
     } else {
@@ -133,12 +134,14 @@ impl State {
                 let of = |own| Mapping { own, valid, base: 0, base_pieces: 0 };
                 let mappings: Vec<_> = (own..own + u64::from(count)).map(of).collect();
                 self.set(volume, first, &mappings)?;
+                (own..own + u64::from(count)).for_each(|chunk| self.doubt_chunk(chunk));
             }
             &Record::Entry { volume, chunk, mapping } => {
                 if !mapping.is_possible() {
                     return Err(Blocked::Damaged("a record has impossible entries".into()));
                 }
                 self.set(volume, chunk, &[mapping])?;
+                self.doubt_chunk(mapping.own);
             }
             &Record::Clear { volume, first, count } => self.clear(volume, first, count)?,
             Record::Create { source, row } => self.create(*source, **row)?,
@@ -146,6 +149,18 @@ impl State {
             &Record::Replace { volume, source } => self.replace(volume, source)?,
         }
         Ok(())
+    }
+
+    /// Notes that the data of a chunk may be newer than its checksums, if its entry is carried out again.
+    fn doubt_chunk(&mut self, chunk: u64) {
+        let unit = Unit::of_chunk(chunk);
+        if self.is_replaying
+            && chunk != 0
+            && let Some(place) = self.space.place(SlabKind::Data, unit)
+        {
+            let regions = self.shape().regions_of(place.offset, place.offset + 1);
+            self.space.doubt_checksums(unit.slab, regions);
+        }
     }
 
     /// Returns whether so many more pages can be reserved. Records that are carried out again had them.

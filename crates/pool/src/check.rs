@@ -228,12 +228,13 @@ impl Check<'_> {
                     let pages = self.pages.iter();
                     pages.map(|(&address, &(count, _))| (Unit::of_page(address), count)).collect()
                 }
-                SlabKind::Data => {
+                SlabKind::Data | SlabKind::Checked => {
                     let chunks = self.chunks.iter();
                     chunks.map(|(&address, &count)| (Unit::of_chunk(address), count)).collect()
                 }
             };
             for slab in self.state.space.slabs_of(kind) {
+                let kind = self.state.space.slab(slab).map_or(kind, |slab| slab.kind());
                 let mut counts = Vec::new();
                 for (number, place) in self.state.space.counts_places(slab).into_iter().enumerate()
                 {

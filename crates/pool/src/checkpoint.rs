@@ -9,7 +9,9 @@ use crate::PoolError;
 use crate::copies::Standing;
 use crate::devices::TOGETHER;
 use crate::error::{Blocked, Load};
-use crate::format::{ALL_STALE, CountsPage, KEEPER, LEFT_OUT, PAGE, PageHeader, Sealed as _};
+use crate::format::{
+    ALL_STALE, CountsPage, KEEPER, LEFT_OUT, PAGE, PageHeader, Sealed as _, VERSION,
+};
 use crate::grace::Period;
 use crate::journal::Ring;
 use crate::pages::{Cached, Page, Unsealed};
@@ -165,6 +167,7 @@ impl Shared {
             records = std::mem::take(&mut state.records);
             was_unsaid = state.space.has_unsaid();
             state.generation += 1;
+            superblock.version = VERSION.into();
             superblock.generation = generation.into();
             superblock.catalogue = state.catalogue().into();
             superblock.next_volume = state.next_object.into();
@@ -211,6 +214,10 @@ impl Shared {
                 Some(journal) => journal,
                 None => now.insert(self.journal.lock().await),
             };
+            if self.state.read().is_stopped {
+                // A frame was not written meanwhile. What follows it would not be found.
+                return Err(PoolError::Stopped);
+            }
             // It is a part of the next journal, and of this one.
             let frame = journal.ring.last_frame(&records).ok_or(PoolError::NoSpace)?;
             let mut all = journal.keepers.clone();
@@ -332,6 +339,7 @@ impl Shared {
                 }
                 Ok(())
             }
+            Load::Checksums(slab, page) => self.load_checksums(slab, page).await,
             Load::Counts(slab) => {
                 let (places, pool, evictions) = {
                     let state = self.state.read();

@@ -91,6 +91,8 @@ pub(crate) struct Place {
     pub(crate) copies: Copies,
     /// One bit for each device that is written.
     pub(crate) written: u32,
+    /// It is data with checksums.
+    pub(crate) has_checksums: bool,
 }
 
 impl Place {

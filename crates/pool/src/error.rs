@@ -180,4 +180,6 @@ pub(crate) enum Load {
     Page(u64),
     /// The reference counts of this slab.
     Counts(u32),
+    /// The checksums of this slab that are in the page with this number.
+    Checksums(u32, u32),
 }

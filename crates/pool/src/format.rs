@@ -1,4 +1,4 @@
-//! The layout of a pool on its devices, version 2. All numbers are little-endian. `docs/pool-format.md` describes it for
+//! The layout of a pool on its devices, version 3. All numbers are little-endian. `docs/pool-format.md` describes it for
 //! other programs.
 
 use zerocopy::little_endian::{U16, U32, U64};
@@ -14,6 +14,8 @@ pub(crate) const FAN_OUT: usize = 256;
 pub(crate) const BASES: usize = 252;
 /// Reference counts in a page.
 pub(crate) const COUNTS: usize = 2032;
+/// Checksums in a page.
+pub(crate) const CHECKSUMS: usize = 1016;
 /// Rows of slabs in a page.
 pub(crate) const ROWS: usize = 63;
 /// Rows of volumes in a page.
@@ -32,7 +34,9 @@ pub(crate) const ROWS_OFFSET: u64 = 128 << 10;
 pub(crate) const NAME_MAX: usize = 127;
 
 pub(crate) const MAGIC: [u8; 8] = *b"sarsen\x1ap";
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
+/// The oldest version that this program opens. It has no slabs with checksums.
+pub(crate) const VERSION_MIN: u32 = 2;
 
 /// Returns the CRC32C of a page whose first four bytes, which hold it, count as zero.
 pub(crate) fn checksum_of(page: &[u8]) -> u32 {
@@ -65,6 +69,7 @@ pub(crate) enum PageKind {
     Volumes = 3,
     Counts = 4,
     Rows = 5,
+    Checksums = 6,
 }
 
 /// The beginning of every page but the superblock.
@@ -79,7 +84,8 @@ pub(crate) struct PageHeader {
     pub(crate) reserved: U16,
     /// The first eight bytes of the pool's identifier.
     pub(crate) pool: U64,
-    /// Its own address. A page of counts has the number of its slab and its own number in it; a page of rows has its number.
+    /// Its own address. A page of counts or checksums has the number of its slab and its own number in it; a page of rows
+    /// has its number.
     pub(crate) address: U64,
     /// Generation of the checkpoint that wrote it.
     pub(crate) generation: U64,
@@ -155,7 +161,9 @@ pub(crate) struct VolumeRow {
     pub(crate) received: U64,
     /// And the size that it gets, in bytes.
     pub(crate) size_to_be: U64,
-    pub(crate) reserved: [u8; 30],
+    /// 1: its data has checksums.
+    pub(crate) checksums: u8,
+    pub(crate) reserved: [u8; 29],
 }
 
 pub(crate) const IS_VOLUME: u8 = 1;
@@ -172,6 +180,14 @@ pub(crate) struct CountsPage {
     pub(crate) counts: [U16; COUNTS],
 }
 
+/// Checksums of consecutive blocks of 4 KiB of a slab. 0: the block has none.
+#[derive(Clone, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct ChecksumsPage {
+    pub(crate) header: PageHeader,
+    pub(crate) checksums: [U32; CHECKSUMS],
+}
+
 /// Rows of slabs with consecutive numbers.
 #[derive(Clone, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -185,7 +201,7 @@ pub(crate) struct RowsPage {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct SlabRow {
-    /// 0: no slab has this number, 1: chunks of data, 2: pages.
+    /// 0: no slab has this number, 1: chunks of data, 2: pages, 3: chunks of data with checksums.
     pub(crate) kind: u8,
     /// Number of copies that its volumes want.
     pub(crate) wanted: u8,
@@ -301,6 +317,7 @@ impl Sealed for BranchPage {}
 impl Sealed for LeafPage {}
 impl Sealed for VolumesPage {}
 impl Sealed for CountsPage {}
+impl Sealed for ChecksumsPage {}
 impl Sealed for RowsPage {}
 impl Sealed for Superblock {}
 
@@ -312,6 +329,7 @@ const _: () = {
     assert!(size_of::<VolumesPage>() == PAGE);
     assert!(size_of::<CountsPage>() == PAGE);
     assert!(size_of::<SlabRow>() == 64);
+    assert!(size_of::<ChecksumsPage>() == PAGE);
     assert!(size_of::<RowsPage>() == PAGE);
     assert!(size_of::<DeviceRow>() == 32);
     assert!(size_of::<Superblock>() == PAGE);

@@ -12,6 +12,7 @@
 //! * `state`, `tree`, `catalogue`: all of this together, changed only under one lock.
 //! * `shared`, `checkpoint`, `opening`: from memory to the devices, and back.
 //! * `devices`, `mirror`: reads and writes of devices, of all copies, and devices that fail.
+//! * `checksums`, `checked`: checksums of data, and the reads and writes that compare and set them.
 //! * `passes`: copies that are made, completed, moved and compared.
 //! * `request`, `write`, `unmap`, `share`, `volume`: the requests of clients to a volume.
 //! * `pool`: operations on volumes and snapshots.
@@ -23,7 +24,9 @@
 mod catalogue;
 mod changes;
 mod check;
+mod checked;
 mod checkpoint;
+mod checksums;
 mod copies;
 mod devices;
 mod error;
@@ -60,6 +63,7 @@ mod tests;
 
 pub use changes::{Change, Changes};
 pub use check::{Checked, Finding, check};
+pub use checksums::ChecksumErrors;
 pub use error::{PoolError, PoolProblem};
 pub use membership::{DeviceInfo, DeviceState};
 pub use opening::{DeviceIdentity, identify};

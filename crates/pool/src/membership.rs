@@ -50,6 +50,8 @@ pub struct DeviceInfo {
     pub pending_requests: u64,
     /// Number of those that have ended.
     pub ended_requests: u64,
+    /// How often it returned a block without its checksum, since the pool was opened.
+    pub checksum_errors: u64,
 }
 
 impl Pool {
@@ -81,6 +83,7 @@ impl Pool {
                 absences: member.absences,
                 pending_requests,
                 ended_requests,
+                checksum_errors: self.shared.mismatches.of_device(number),
             }
         };
         state.space.present().map(info).collect()

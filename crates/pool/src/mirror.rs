@@ -24,7 +24,7 @@ impl State {
     /// Returns the regions that a request overwrites, or `None` if they must be recorded first.
     #[inline]
     pub(crate) fn hold(&self, place: &Place, length: u64) -> Option<Vec<Arc<Region>>> {
-        if !place.is_mirrored() {
+        if !place.is_mirrored() && !place.has_checksums {
             return Some(Vec::new());
         }
         self.space.mirrors.hold(&self.space.shape, place, length, self.durable)
@@ -34,7 +34,7 @@ impl State {
 impl Shared {
     /// Reads data. If a copy cannot be read, reads another one, and the first one is written again.
     #[inline]
-    pub(crate) fn read_place(self: &Arc<Self>, place: Place, length: u64) -> Reply<Data> {
+    pub(crate) fn read_unchecked(self: &Arc<Self>, place: Place, length: u64) -> Reply<Data> {
         if let Some(slot) = place.only_slot() {
             return self.devices.read_slot(slot, place.offset, length);
         }
@@ -86,7 +86,7 @@ impl Shared {
 
     /// Writes data to all copies.
     #[inline]
-    pub(crate) fn write_place(
+    pub(crate) fn write_unchecked(
         self: &Arc<Self>,
         place: Place,
         data: Payload,

@@ -12,7 +12,7 @@ use crate::devices::{Device, Devices, TOGETHER};
 use crate::error::{Blocked, Load};
 use crate::format::{
     DEVICES_MAX, DeviceRow, KEEPER, LEFT_OUT, MAGIC, NAME_MAX, PAGE, PageHeader, PageKind, ROWS,
-    RowsPage, SUPERBLOCKS, Sealed as _, Superblock, VERSION, bit, padded, unpadded,
+    RowsPage, SUPERBLOCKS, Sealed as _, Superblock, VERSION, VERSION_MIN, bit, padded, unpadded,
 };
 use crate::journal::Ring;
 use crate::members::Member;
@@ -201,6 +201,7 @@ impl Pool {
         shared.left_out.lock().extend(reasons);
         shared.load_space().await?;
         shared.carry_out_again(&records).await?;
+        shared.clear_doubted_checksums().await?;
         if let Some(slab) = shared.state.read().space.lost_slab() {
             return Err(damaged(format!("slab {slab} is only on devices that are missing")));
         }
@@ -267,7 +268,7 @@ pub(crate) async fn read_superblock(
         if superblock.magic != MAGIC {
             continue;
         }
-        if superblock.version.get() != VERSION {
+        if !(VERSION_MIN..=VERSION).contains(&superblock.version.get()) {
             problem = PoolProblem::Version(superblock.version.get());
         } else if !superblock.is_intact() || usize::from(superblock.device.get()) >= DEVICES_MAX {
             if problem == PoolProblem::NoPool {

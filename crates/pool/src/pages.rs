@@ -8,7 +8,8 @@ use sarsen_block::Buffer;
 use zerocopy::{FromBytes, FromZeros as _, IntoBytes as _};
 
 use crate::format::{
-    BASES, BranchPage, CountsPage, FAN_OUT, LeafPage, PageHeader, PageKind, Sealed, VolumesPage,
+    BASES, BranchPage, ChecksumsPage, CountsPage, FAN_OUT, LeafPage, PageHeader, PageKind, Sealed,
+    VolumesPage,
 };
 use crate::shape::CHUNK_ADDRESS_BITS;
 
@@ -24,6 +25,7 @@ pub(crate) enum Page {
 pub(crate) enum Unsealed {
     Page(Page),
     Counts(Box<CountsPage>),
+    Checksums(Box<ChecksumsPage>),
 }
 
 impl Unsealed {
@@ -32,6 +34,10 @@ impl Unsealed {
         match self {
             Self::Page(page) => page.sealed(),
             Self::Counts(mut page) => {
+                page.seal();
+                Buffer::copy_of(page.as_bytes())
+            }
+            Self::Checksums(mut page) => {
                 page.seal();
                 Buffer::copy_of(page.as_bytes())
             }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use sarsen_block::{Buffer, Durability, Payload};
+use sarsen_block::{BlockError, Buffer, Durability, Payload};
 
 use crate::PoolError;
 use crate::copies::{Place, Slot, Standing};
@@ -25,13 +25,15 @@ const WINDOW: u64 = 1 << 20;
 pub struct Scrubbed {
     /// Bytes that were read, of all copies.
     pub read_bytes: u64,
-    /// Bytes of copies that could not be read, or of metadata with a wrong checksum, which were written again.
+    /// Bytes of copies that could not be read, or did not have their checksum, which were written again.
     pub repaired_bytes: u64,
     /// Bytes of data that differed from another copy, and are equal now. Parts of chunks that no volume has written may
     /// differ.
     pub differing_bytes: u64,
-    /// Bytes of which no copy could be read, or no copy of metadata has its checksum.
+    /// Bytes of which no copy could be read, or no copy has its checksum.
     pub lost_bytes: u64,
+    /// Bytes of data that should have checksums, had none after an interruption, and have them now.
+    pub summed_bytes: u64,
 }
 
 /// A pass through a slab. It ends when this is dropped, so that no write waits for a pass that lost its caller.
@@ -206,7 +208,7 @@ impl Shared {
         result
     }
 
-    fn place_at(&self, number: u32, offset: u64) -> Option<Place> {
+    pub(crate) fn place_at(&self, number: u32, offset: u64) -> Option<Place> {
         let state = self.state.read();
         Some(state.space.place_in(number, state.space.slab(number)?, offset))
     }
@@ -217,14 +219,17 @@ impl Shared {
         targets: u32,
         window: Range<u64>,
     ) -> Result<(), PoolError> {
-        self.in_window(number, window, async |used| {
-            for range in used {
+        let checksums = self.state.read().space.checksums_range(number);
+        self.in_window(number, window.clone(), async |used| {
+            // Those in memory are newer; the next checkpoint writes them to all copies.
+            let checksums = checksums.filter(|range| window.contains(&range.start));
+            for range in used.into_iter().chain(checksums) {
                 let Some(place) = self.place_at(number, range.start) else { return Ok(()) };
                 let Some(source) = place.sources().next() else { return Ok(()) };
-                let read = self.read_place(place, range.end - range.start).wait().await;
+                let read = self.read_to_copy(place, range.end - range.start).await;
                 let failed =
                     |error| PoolError::Device { device: source.device.into(), source: error };
-                let mut data = Payload::from(read.map_err(failed)?.into_buffer());
+                let mut data = Payload::from(read.map_err(failed)?);
                 for slot in place.targets().filter(|slot| targets >> slot.device & 1 == 1) {
                     self.write_copy(slot, range.start, data.share()).await?;
                 }
@@ -234,8 +239,52 @@ impl Shared {
         .await
     }
 
+    /// Reads data, which nothing writes, to be copied. What is lost is copied as it is.
+    async fn read_to_copy(
+        self: &Arc<Self>,
+        place: Place,
+        length: u64,
+    ) -> Result<Buffer, BlockError> {
+        let mut data = self.read_unchecked(place, length).wait().await?.into_buffer();
+        if place.has_checksums {
+            let checksums = self.checksums(&place, length).await?;
+            self.mend_all(place, &mut data, &checksums).await;
+        }
+        Ok(data)
+    }
+
+    /// Calculates the checksums of a range of a slab that are missing.
+    pub(crate) async fn add_missing_checksums(
+        self: &Arc<Self>,
+        number: u32,
+        range: Range<u64>,
+    ) -> Result<(), PoolError> {
+        if self.state.read().space.lacks_counts(number) {
+            self.resolve(Blocked::Missing(vec![Load::Counts(number)])).await?;
+        }
+        let _pass = PassGuard::begin(self, number);
+        for start in range.clone().step_by(WINDOW as usize) {
+            let window = start..range.end.min(start + WINDOW);
+            let sum = async |used: Vec<Range<u64>>| {
+                for used in used {
+                    let Some(place) = self.place_at(number, used.start) else { return Ok(()) };
+                    self.sum(place, used.end - used.start).await?;
+                }
+                Ok(())
+            };
+            self.in_window(number, window, sum).await?;
+            tokio::task::yield_now().await;
+        }
+        Ok(())
+    }
+
     /// Writes one copy. A device that fails is left out.
-    async fn write_copy(&self, slot: Slot, offset: u64, data: Payload) -> Result<(), PoolError> {
+    pub(crate) async fn write_copy(
+        &self,
+        slot: Slot,
+        offset: u64,
+        data: Payload,
+    ) -> Result<(), PoolError> {
         let write = self.devices.write(self.devices.at(slot, offset), data, Durability::Volatile);
         if let Err(error) = self.devices.wait(slot.device, write, &self.tasks).await {
             let failed = |source| PoolError::Device { device: slot.device.into(), source };
@@ -306,18 +355,26 @@ impl Shared {
             async move { (slot, ended.await.map(|data| data.into_buffer())) }
         });
         let mut copies = join_all(reads.collect::<Vec<_>>()).await;
+        let mut checksums = None;
+        if place.has_checksums {
+            checksums = Some(self.checksums(&place, length).await?);
+        }
         // A device may have been left out meanwhile.
         copies.retain(|(slot, _)| self.state.read().space.is_written(slot.device));
         scrubbed.read_bytes += length * copies.len() as u64;
-        let piece = if is_page { PAGE as u64 } else { length };
+        let piece = if is_page || place.has_checksums { PAGE as u64 } else { length };
         for start in (0..length).step_by(piece as usize) {
             let of = |data: &[u8]| data[start as usize..(start + piece) as usize].to_vec();
             let read: Vec<(Slot, Option<Vec<u8>>)> = copies
                 .iter()
                 .map(|(slot, data)| (*slot, data.as_ref().ok().map(|data| of(data))))
                 .collect();
-            // A page says whether it is intact. Otherwise the value that most copies have counts, or the first one.
-            let is_good = |data: &Vec<u8>| !is_page || is_intact(data);
+            let number = (start / PAGE as u64) as usize;
+            // A page, or a checksum, says what is intact. Otherwise the value that most copies have counts, or the first one.
+            let is_good = |data: &Vec<u8>| {
+                (!is_page || is_intact(data))
+                    && checksums.as_ref().is_none_or(|checksums| checksums.allows(number, data))
+            };
             let votes = |data: &Vec<u8>| {
                 read.iter().filter(|(_, other)| other.as_ref() == Some(data)).count()
             };
@@ -328,8 +385,17 @@ impl Shared {
                     best = Some(data);
                 }
             }
+            if checksums.is_some() {
+                let bad = read
+                    .iter()
+                    .filter(|(_, data)| data.as_ref().is_some_and(|data| !is_good(data)));
+                bad.for_each(|(slot, _)| self.mismatches.find(slot.device));
+            }
             let Some(best) = best.filter(|best| is_good(best)) else {
                 scrubbed.lost_bytes += piece;
+                if checksums.is_some() {
+                    self.mismatches.lose();
+                }
                 continue;
             };
             for (slot, data) in &read {
@@ -338,9 +404,19 @@ impl Shared {
                     self.write_copy(*slot, range.start + start, good).await?;
                     match data {
                         Some(data) if is_good(data) => scrubbed.differing_bytes += piece,
-                        _ => scrubbed.repaired_bytes += piece,
+                        _ => {
+                            scrubbed.repaired_bytes += piece;
+                            if checksums.is_some() {
+                                self.mismatches.repair();
+                            }
+                        }
                     }
                 }
+            }
+            if let Some(checksums) = checksums.as_ref().filter(|one| one.get(number) == 0) {
+                let devices: Vec<u8> = read.iter().map(|(slot, _)| slot.device).collect();
+                self.set_missing(&place.at(start), (checksums, number), best, &devices);
+                scrubbed.summed_bytes += piece;
             }
         }
         Ok(())

@@ -16,8 +16,9 @@ use crate::grace::{Freed, Period};
 use crate::records::Record;
 use crate::shape::SIZE_MAX;
 use crate::shared::Shared;
+use crate::space::Class;
 use crate::state::State;
-use crate::{PoolError, PoolVolume};
+use crate::{ChecksumErrors, PoolError, PoolVolume};
 
 /// The number of a volume or a snapshot in its pool. It is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,6 +48,8 @@ pub struct NewVolume {
     pub copies: u8,
     /// Number of devices over which consecutive chunks are spread, if there are so many: 1 to 16.
     pub stripes: u8,
+    /// Whether each 4 KiB of its data has a checksum, which every read verifies.
+    pub has_checksums: bool,
 }
 
 /// A pool to be created.
@@ -93,6 +96,8 @@ pub struct VolumeInfo {
     pub copies: u8,
     /// Number of devices over which consecutive chunks are spread.
     pub stripes: u8,
+    /// Whether each 4 KiB of its data has a checksum.
+    pub has_checksums: bool,
     /// The byte up to which it has been received, if it is a snapshot that is not complete yet.
     pub received: Option<u64>,
 }
@@ -133,9 +138,14 @@ impl Pool {
         let is_deleting = state.objects.values().any(|object| object.is_deleting());
         PoolSpace {
             size_bytes: state.space.chunks() << state.shape().chunk_shift,
-            free_bytes: state.usable_chunks(1) << state.shape().chunk_shift,
+            free_bytes: state.usable_chunks(Class::Data(1)) << state.shape().chunk_shift,
             is_deleting,
         }
+    }
+
+    /// Returns how often data did not have its checksum since the pool was opened.
+    pub fn checksum_errors(&self) -> ChecksumErrors {
+        self.shared.mismatches.errors()
     }
 
     /// Sets the memory that maps may use.
@@ -172,6 +182,7 @@ impl Pool {
         }
         let mut row = row_of(&new.label, IS_VOLUME);
         (row.copies, row.stripes) = (new.copies, new.stripes);
+        row.checksums = new.has_checksums.into();
         row.block_shift = new.block_size.shift() as u8;
         row.size = new.size.into();
         let ids = self.add_objects(&[(0, row)]).await?;
@@ -236,6 +247,7 @@ impl Pool {
                     let from = from.ok_or(PoolError::NotFound)?.row;
                     (row.size, row.block_shift) = (from.size, from.block_shift);
                     (row.copies, row.stripes) = (from.copies, from.stripes);
+                    row.checksums = from.checksums;
                     row.origin = from.id;
                 }
                 row.id = number.into();
@@ -457,7 +469,7 @@ impl Pool {
             let generation = self.shared.state.read().generation;
             self.shared.checkpoint(generation).await?;
         }
-        while self.shared.tend_copies().await? {
+        while self.shared.tend_copies().await? || self.shared.tend_checksums().await? {
             self.shared.checkpoint_if_due().await?;
         }
         self.shared.checkpoint_if_due().await
@@ -530,6 +542,7 @@ fn info(row: &VolumeRow, chunk_shift: u8) -> VolumeInfo {
         is_protected: row.flags & PROTECTED != 0,
         copies: row.copies,
         stripes: row.stripes,
+        has_checksums: row.checksums != 0,
         received: (row.flags & RECEIVING != 0).then_some(row.received.get()),
     }
 }

@@ -70,10 +70,7 @@ impl Record {
         let none = (0, 0);
         match self {
             Self::Assign(Assigned { slab, class, copies }) => {
-                let wanted = match class {
-                    Class::Data(copies) => *copies,
-                    Class::Pages => 1,
-                };
+                let wanted = class.copies().unwrap_or(1);
                 let slots = copies.iter().map(|(slot, _)| {
                     U64::from(u64::from(slot.device) << 32 | u64::from(slot.number))
                 });
@@ -171,7 +168,7 @@ mod tests {
         let mut copies = Copies::default();
         copies.push(Slot { device: 31, number: 1 << 20 }, false);
         copies.push(Slot { device: 0, number: 3 }, false);
-        let assigned = Assigned { slab: 5, class: Class::Data(2), copies };
+        let assigned = Assigned { slab: 5, class: Class::Checked(2), copies };
         let records = [
             Record::Assign(assigned),
             Record::Dirty { slab: 9, region: 63 },

@@ -1,6 +1,6 @@
 //! The sizes of a pool, and where things are on a device.
 
-use crate::format::{COUNTS, PAGE, ROW_PAGES_MAX, ROWS, ROWS_OFFSET};
+use crate::format::{CHECKSUMS, COUNTS, PAGE, ROW_PAGES_MAX, ROWS, ROWS_OFFSET};
 
 /// A unit of a slab: a chunk of data, or a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -52,6 +52,8 @@ impl Unit {
 pub(crate) enum SlabKind {
     Data = 1,
     Pages = 2,
+    /// Chunks of data with checksums.
+    Checked = 3,
 }
 
 impl SlabKind {
@@ -59,8 +61,14 @@ impl SlabKind {
         match value {
             1 => Some(Self::Data),
             2 => Some(Self::Pages),
+            3 => Some(Self::Checked),
             _ => None,
         }
+    }
+
+    /// Returns whether the units are chunks.
+    pub(crate) const fn is_data(self) -> bool {
+        matches!(self, Self::Data | Self::Checked)
     }
 }
 
@@ -146,7 +154,7 @@ impl Shape {
     /// Returns log2 of the bytes of a unit.
     pub(crate) const fn unit_shift(&self, kind: SlabKind) -> u8 {
         match kind {
-            SlabKind::Data => self.chunk_shift,
+            SlabKind::Data | SlabKind::Checked => self.chunk_shift,
             SlabKind::Pages => PAGE.ilog2() as u8,
         }
     }
@@ -161,9 +169,25 @@ impl Shape {
         self.units(kind).div_ceil(COUNTS as u32)
     }
 
-    /// Returns the first unit behind the reference counts.
+    /// Returns the number of pages of checksums of a slab. They are behind those of reference counts.
+    pub(crate) const fn checksum_pages(&self, kind: SlabKind) -> u32 {
+        match kind {
+            SlabKind::Checked => {
+                (1_u32 << (self.slab_shift - PAGE.ilog2() as u8)).div_ceil(CHECKSUMS as u32)
+            }
+            SlabKind::Data | SlabKind::Pages => 0,
+        }
+    }
+
+    /// Returns the offset of the first page of checksums in a slab.
+    pub(crate) const fn checksums_offset(&self, kind: SlabKind) -> u64 {
+        2 * self.counts_pages(kind) as u64 * PAGE as u64
+    }
+
+    /// Returns the first unit behind the reference counts and checksums.
     pub(crate) const fn first_unit(&self, kind: SlabKind) -> u32 {
-        (2 * self.counts_pages(kind) * PAGE as u32).div_ceil(1 << self.unit_shift(kind))
+        let pages = 2 * self.counts_pages(kind) + self.checksum_pages(kind);
+        (pages * PAGE as u32).div_ceil(1 << self.unit_shift(kind))
     }
 
     /// Returns the number of units of a slab that can be used.
@@ -193,7 +217,7 @@ impl Shape {
         self.regions_of(0, 1 << self.slab_shift)
     }
 
-    /// Returns the bytes of a slab before its first unit, which have the reference counts.
+    /// Returns the bytes of a slab before its first unit, which have the reference counts and checksums.
     pub(crate) const fn head(&self, kind: SlabKind) -> u64 {
         (self.first_unit(kind) as u64) << self.unit_shift(kind)
     }

@@ -10,7 +10,7 @@ use crate::grace::{Freed, Period};
 use crate::pages::Mapping;
 use crate::records::Record;
 use crate::request::Bytes;
-use crate::shape::Unit;
+use crate::shape::{SlabKind, Unit};
 use crate::shared::Shared;
 use crate::space::Class;
 use crate::state::State;
@@ -104,11 +104,11 @@ impl State {
         chunks: Range<u64>,
         done: &mut u64,
     ) -> Result<bool, Blocked> {
-        let (volume, copies) = (route.to.0, self.object(route.to.0)?.row.copies);
+        let (volume, wanted) = (route.to.0, Class::of_volume(&self.object(route.to.0)?.row));
         for number in chunks {
             let chunk = route.to.1 + number;
             let mapping = self.find(route.from.0, route.from.1 + number)?.mapping;
-            if !mapping.chunks().all(|chunk| self.has_copies(chunk, copies)) {
+            if !mapping.chunks().all(|chunk| self.is_as_safe(chunk, wanted)) {
                 return Ok(false);
             }
             if self.find(volume, chunk)?.mapping != mapping {
@@ -124,10 +124,14 @@ impl State {
         Ok(true)
     }
 
-    /// Returns whether a chunk has as many copies as a volume wants.
-    fn has_copies(&self, chunk: u64, wanted: u8) -> bool {
+    /// Returns whether a chunk has as many copies as a volume wants, and checksums if it wants them.
+    fn is_as_safe(&self, chunk: u64, wanted: Class) -> bool {
         let slab = self.space.slab(Unit::of_chunk(chunk).slab);
-        slab.is_some_and(|slab| matches!(slab.class, Class::Data(copies) if copies >= wanted))
+        let has_checksums = |class: Class| class.kind() == SlabKind::Checked;
+        slab.is_some_and(|slab| {
+            slab.class.copies() >= wanted.copies()
+                && (has_checksums(slab.class) || !has_checksums(wanted))
+        })
     }
 
     /// Notes that volumes share chunks from now on. Returns the end of the writes that began before.

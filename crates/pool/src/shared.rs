@@ -11,6 +11,7 @@ use sarsen_block::{Io, LocalFuture, StoreStatus, Usability};
 use tokio::sync::Notify;
 
 use crate::PoolError;
+use crate::checksums::Mismatches;
 use crate::devices::Devices;
 use crate::error::Blocked;
 use crate::format::Superblock;
@@ -42,6 +43,11 @@ pub(crate) struct Shared {
     pub(crate) writer: tokio::sync::Mutex<Writer>,
     pub(crate) journal: tokio::sync::Mutex<Journal>,
     pub(crate) locks: Arc<ChunkLocks>,
+    /// Locks of blocks of slabs whose checksums change.
+    pub(crate) block_locks: Arc<ChunkLocks>,
+    /// Locks of pages of checksums that are being read.
+    pub(crate) checksum_loads: Arc<ChunkLocks>,
+    pub(crate) mismatches: Mismatches,
     pub(crate) tasks: Arc<dyn Tasks>,
     /// There is something to delete, or a checkpoint is due.
     pub(crate) work: Arc<Notify>,
@@ -75,6 +81,9 @@ impl Shared {
             writer: tokio::sync::Mutex::new(Writer { superblock }),
             journal: tokio::sync::Mutex::new(journal),
             locks: Arc::default(),
+            block_locks: Arc::default(),
+            checksum_loads: Arc::default(),
+            mismatches: Mismatches::default(),
             tasks,
             work: Arc::default(),
             opened: Mutex::default(),

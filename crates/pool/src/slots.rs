@@ -113,10 +113,7 @@ impl Space {
 
     /// Returns the number of copies that a slab should have.
     pub(crate) fn wanted(&self, class: Class) -> u8 {
-        match class {
-            Class::Data(copies) => copies,
-            Class::Pages => self.page_copies(),
-        }
+        class.copies().unwrap_or_else(|| self.page_copies())
     }
 
     /// Returns whether a device takes slabs: it is not new, and not to be removed.
@@ -194,9 +191,9 @@ impl Space {
         slots * u64::from(self.shape.usable(SlabKind::Data))
     }
 
-    /// Returns the number of chunks with so many copies that are free, or will be, or could be if slots without a slab were
+    /// Returns the number of chunks of a class that are free, or will be, or could be if slots without a slab were
     /// used for them. Slots for `pages` pages stay.
-    pub(crate) fn free_chunks(&self, copies: u8, pages: u64) -> u64 {
+    pub(crate) fn free_chunks(&self, class: Class, pages: u64) -> u64 {
         let mut free = self.free_slots();
         let missing = pages.saturating_sub(self.free_units[Class::Pages.index()]);
         for _ in 0..missing.div_ceil(self.shape.usable(SlabKind::Pages).into()) {
@@ -206,10 +203,10 @@ impl Space {
             let known = free.0.iter_mut().find(|one| one.device == slot.device);
             known.into_iter().for_each(|one| one.slots += 1);
         }
-        let class = Class::Data(copies);
+        let copies = class.copies().unwrap_or(1);
         self.free_units[class.index()]
             + self.waiting[class.index()]
-            + free.slabs(copies.into()) * u64::from(self.shape.usable(SlabKind::Data))
+            + free.slabs(copies.into()) * u64::from(self.shape.usable(class.kind()))
     }
 
     /// Assigns a slab to slots of different devices, if slots for `pages` pages stay.
@@ -221,14 +218,11 @@ impl Space {
             .filter_map(|(_, &slab)| Some(self.slab(slab)?.copies))
             .flat_map(|copies| copies.iter().map(|(slot, _)| slot.device).collect::<Vec<_>>())
             .collect();
-        let least = match class {
-            Class::Data(copies) => copies,
-            Class::Pages => self.page_copies_min(),
-        };
+        let least = class.copies().unwrap_or_else(|| self.page_copies_min());
         let mut counts = (least..=self.wanted(class)).rev();
         let copies =
             counts.find_map(|count| self.targets(count.into(), &Copies::default(), &busy))?;
-        if class.kind() == SlabKind::Data {
+        if class.kind().is_data() {
             let mut free = self.free_slots();
             for one in free.0.iter_mut().filter(|one| copies.has(one.device)) {
                 one.slots -= 1;
@@ -298,6 +292,7 @@ impl Space {
         self.forget_counts(&slab);
         let part = slab.part;
         let slots = part.copies.iter().map(|(slot, _)| slot).collect();
+        self.checksums.remove(number);
         self.unassigned.push((number, slots));
         self.free_units[part.class.index()] -= u64::from(part.free);
         self.changed_rows.insert(number / ROWS as u32);
@@ -357,6 +352,7 @@ impl Space {
         let devices: Vec<u8> = slab.copies.iter().map(|(slot, _)| slot.device).collect();
         // A journal may be crafted.
         let regions = 1 << region & self.shape.all_regions();
+        self.doubt_checksums(number, regions);
         for device in devices.into_iter().filter(|&device| Some(device) != first) {
             self.lack(number, regions, device);
         }

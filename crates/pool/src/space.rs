@@ -8,11 +8,12 @@ use parking_lot::Mutex;
 use sarsen_block::Buffer;
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
+use crate::checksums::Checksums;
 use crate::copies::{COPIES_MAX, Copies, MIRROR_MAX, Place, Slot};
 use crate::error::Blocked;
 use crate::format::{
     COUNTS, CountsPage, PAGE, PageHeader, PageKind, ROW_PAGES_MAX, ROWS, RowsPage, Sealed as _,
-    SlabRow, SlotRow, bit, flip,
+    SlabRow, SlotRow, VolumeRow, bit, flip,
 };
 use crate::grace::Freed;
 use crate::members::Member;
@@ -49,6 +50,8 @@ pub(crate) struct SlabPart {
 pub(crate) enum Class {
     /// Chunks of volumes that want this number of copies.
     Data(u8),
+    /// The same, with checksums.
+    Checked(u8),
     /// Pages.
     Pages,
 }
@@ -57,6 +60,7 @@ impl Class {
     pub(crate) const fn kind(self) -> SlabKind {
         match self {
             Self::Data(_) => SlabKind::Data,
+            Self::Checked(_) => SlabKind::Checked,
             Self::Pages => SlabKind::Pages,
         }
     }
@@ -64,7 +68,21 @@ impl Class {
     pub(crate) const fn of(kind: SlabKind, copies: u8) -> Self {
         match kind {
             SlabKind::Data => Self::Data(copies),
+            SlabKind::Checked => Self::Checked(copies),
             SlabKind::Pages => Self::Pages,
+        }
+    }
+
+    /// Returns the class of the chunks of a volume.
+    pub(crate) const fn of_volume(row: &VolumeRow) -> Self {
+        if row.checksums == 0 { Self::Data(row.copies) } else { Self::Checked(row.copies) }
+    }
+
+    /// Returns the number of copies that volumes want, if it is for their chunks.
+    pub(crate) const fn copies(self) -> Option<u8> {
+        match self {
+            Self::Data(copies) | Self::Checked(copies) => Some(copies),
+            Self::Pages => None,
         }
     }
 
@@ -73,12 +91,13 @@ impl Class {
         match self {
             Self::Pages => 0,
             Self::Data(copies) => copies as usize,
+            Self::Checked(copies) => MIRROR_MAX as usize + copies as usize,
         }
     }
 }
 
 /// Number of classes of slabs.
-const CLASSES: usize = 1 + MIRROR_MAX as usize;
+const CLASSES: usize = 1 + 2 * MIRROR_MAX as usize;
 
 struct Counts {
     counts: Vec<u16>,
@@ -168,6 +187,7 @@ pub(crate) struct Space {
     pub(crate) counts_bytes: usize,
     /// How often counts were removed from memory.
     pub(crate) evictions: u64,
+    pub(crate) checksums: Checksums,
 }
 
 /// A slab that was assigned to slots, which the journal must know.
@@ -185,7 +205,7 @@ fn loaded(slabs: &mut [Option<Slab>], number: u32) -> (&mut SlabPart, &mut Count
 }
 
 const fn at(kind: SlabKind) -> usize {
-    kind as usize - 1
+    kind.is_data() as usize
 }
 
 impl Space {
@@ -211,6 +231,7 @@ impl Space {
             mirrors: Regions::default(),
             counts_bytes: 0,
             evictions: 0,
+            checksums: Checksums::default(),
         }
     }
 
@@ -277,10 +298,12 @@ impl Space {
         &self.row_places
     }
 
-    /// Returns the numbers of all slabs of a kind.
+    /// Returns the numbers of all slabs of chunks, or of pages.
     pub(crate) fn slabs_of(&self, kind: SlabKind) -> Vec<u32> {
         let numbers = 1..self.slabs.len() as u32;
-        let is_wanted = |&number: &u32| self.slab(number).is_some_and(|slab| slab.kind() == kind);
+        let is_wanted = |&number: &u32| {
+            self.slab(number).is_some_and(|slab| slab.kind().is_data() == kind.is_data())
+        };
         numbers.filter(is_wanted).collect()
     }
 
@@ -306,7 +329,9 @@ impl Space {
     pub(crate) fn place_in(&self, number: u32, slab: &SlabPart, offset: u64) -> Place {
         let written = slab.copies.iter().filter(|(slot, _)| self.is_written(slot.device));
         let written = written.fold(0, |written, (slot, _)| written | 1 << slot.device);
-        Place { slab: number, offset, copies: slab.copies, written }
+        let has_checksums =
+            slab.kind() == SlabKind::Checked && offset >= self.shape.head(SlabKind::Checked);
+        Place { slab: number, offset, copies: slab.copies, written, has_checksums }
     }
 
     /// Adds the counts that were read from a device, unless the slab has ended meanwhile.
@@ -381,7 +406,7 @@ impl Space {
     /// Returns the place of a unit.
     #[inline]
     pub(crate) fn place(&self, kind: SlabKind, unit: Unit) -> Option<Place> {
-        let slab = self.slab(unit.slab).filter(|slab| slab.kind() == kind)?;
+        let slab = self.slab(unit.slab).filter(|slab| slab.kind().is_data() == kind.is_data())?;
         let offset = u64::from(unit.index) << self.shape.unit_shift(kind);
         Some(self.place_in(unit.slab, slab, offset))
     }
@@ -475,15 +500,15 @@ impl Space {
         self.contradiction.as_deref()
     }
 
-    /// Takes free chunks that follow each other for volumes with this number of copies: at least one, and as many as there
-    /// are, up to `most`. `pages` is the number of pages that must stay available.
+    /// Takes free chunks that follow each other for volumes of this class: at least one, and as many as there are, up to
+    /// `most`. `pages` is the number of pages that must stay available.
     pub(crate) fn take_chunks(
         &mut self,
-        (copies, stripe): (u8, u8),
+        (class, stripe): (Class, u8),
         most: u32,
         pages: u64,
     ) -> Result<(Unit, u32, Option<Assigned>), Blocked> {
-        let (slab, assigned) = self.slab_with_free((Class::Data(copies), stripe), pages)?;
+        let (slab, assigned) = self.slab_with_free((class, stripe), pages)?;
         let first = self.take_in(slab);
         let (part, counts) = loaded(&mut self.slabs, slab);
         let mut count = 1;
@@ -589,8 +614,8 @@ impl Space {
         Freed { units: std::mem::take(&mut self.freed), alone: std::mem::take(&mut self.left) }
     }
 
-    /// Returns everything that a checkpoint must write, each to the place that is not valid now: pages of counts, and pages
-    /// of rows of slabs with their offsets. From now on, these places are the valid ones.
+    /// Returns everything that a checkpoint must write: pages of counts, and pages of rows of slabs with their offsets, each to
+    /// the place that is not valid now, and pages of checksums. From now on, these places are the valid ones.
     pub(crate) fn capture(
         &mut self,
         pool: u64,
@@ -628,6 +653,7 @@ impl Space {
             writes
                 .extend(pages.map(|(page, bytes)| (self.counts_place(number, slab, page), bytes)));
         }
+        writes.extend(self.capture_checksums(pool, generation));
         for (place, _) in &writes {
             self.note_write(place.slab, place.offset, PAGE as u64);
         }
@@ -665,10 +691,7 @@ impl Space {
         }
         SlabRow {
             kind: part.kind() as u8,
-            wanted: match part.class {
-                Class::Data(copies) => copies,
-                Class::Pages => 1,
-            },
+            wanted: part.class.copies().unwrap_or(1),
             copies: copies.len() as u8,
             stale: copies.stale(),
             used: used.into(),

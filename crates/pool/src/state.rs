@@ -13,10 +13,12 @@ use crate::grace::Period;
 use crate::pages::{Cached, Page, PageMap};
 use crate::records::Record;
 use crate::shape::Shape;
-use crate::space::{Assigned, Space};
+use crate::space::{Assigned, Class, Space};
 
 /// Maximum number of slabs whose counts one operation needs: those of all chunks to which a leaf refers.
 const COUNTS_TOGETHER: usize = FAN_OUT + BASES;
+/// More pages of checksums than all requests that load some at the same time need, as a rule.
+const CHECKSUMS_TOGETHER: usize = 256;
 /// More pages than one operation needs.
 const PAGES_TOGETHER: usize = 16;
 
@@ -156,10 +158,10 @@ impl State {
         self.catalogue.root
     }
 
-    /// Returns the number of chunks that new data with so many copies can use, now or when units that were given back are free.
-    pub(crate) fn usable_chunks(&self, copies: u8) -> u64 {
+    /// Returns the number of chunks that new data of a class can use, now or when units that were given back are free.
+    pub(crate) fn usable_chunks(&self, class: Class) -> u64 {
         // Slots that pages may need get no data.
-        self.space.free_chunks(copies, self.reserve())
+        self.space.free_chunks(class, self.reserve())
     }
 
     /// Returns the number of pages that changes without new data need at most: every page of the map of every volume once,
@@ -214,12 +216,13 @@ impl State {
     /// Returns whether a checkpoint should make changed pages removable from memory.
     pub(crate) fn is_crowded(&self) -> bool {
         self.created.len() > self.created_max.min(self.pages_max) / 2
+            || self.space.checksums.is_crowded()
     }
 
-    /// Returns the number of pages that may be in memory beside the counts.
+    /// Returns the number of pages that may be in memory beside the counts and checksums.
     fn pages_limit(&self) -> usize {
-        let counts = self.space.counts_bytes / PAGE;
-        self.pages_max - counts.min(self.pages_max / 2)
+        let others = self.space.counts_bytes / PAGE + self.space.checksums.page_count();
+        self.pages_max - others.min(self.pages_max / 2)
     }
 
     /// Removes counts from memory until they have no more than these bytes, unless a checkpoint is being written: the devices
@@ -230,9 +233,20 @@ impl State {
         }
     }
 
+    /// Removes checksums from memory that the last checkpoint has, if there are too many, unless one is being written: the
+    /// devices may not have what it captured.
+    pub(crate) fn evict_checksums(&mut self, is_settled: bool) {
+        let slack = if is_settled { 0 } else { CHECKSUMS_TOGETHER };
+        let is_crowded = self.space.checksums.page_count() > self.pages_max / 4 + slack;
+        if is_crowded && self.completed + 1 == self.generation {
+            self.space.checksums.evict(self.pages_max / 4);
+        }
+    }
+
     /// Removes metadata from memory that the last checkpoint has, if there is too much. `is_settled`: nothing was loaded for
     /// an operation just now. Otherwise, some excess stays, so that an operation finds all that was loaded for it.
     pub(crate) fn evict(&mut self, is_settled: bool) {
+        self.evict_checksums(is_settled);
         let counts_max = self.pages_max.saturating_mul(PAGE) / 4;
         let slack = if is_settled { 0 } else { self.space.bytes_of_counts(COUNTS_TOGETHER) };
         if self.space.counts_bytes > counts_max.saturating_add(slack) {

@@ -253,6 +253,7 @@ impl Pool {
                 block_shift: header.block_shift,
                 copies: of.copies,
                 stripes: of.stripes,
+                checksums: of.checksums,
                 ..row_of(&label, IS_SNAPSHOT)
             };
             if has_snapshot(state, volume.0, &row.name) {

@@ -15,6 +15,7 @@ use crate::records::Record;
 use crate::request::Bytes;
 use crate::shape::SIZE_MAX;
 use crate::shared::Shared;
+use crate::space::Class;
 use crate::state::State;
 
 /// An open volume, or an open snapshot, which is read-only.
@@ -199,10 +200,11 @@ impl Store for PoolVolume {
         let state = self.shared.state.read();
         let shift = u32::from(state.shape().chunk_shift) - self.block_size.shift();
         let row = state.objects.get(&self.id).map(|object| object.row);
-        let (used, copies) = row.map_or((0, 1), |row| (row.chunks.get(), row.copies));
+        let (used, class) =
+            row.map_or((0, Class::Data(1)), |row| (row.chunks.get(), Class::of_volume(&row)));
         Io::Ready(Ok(Space {
             used_blocks: used << shift,
-            available_blocks: state.usable_chunks(copies) << shift,
+            available_blocks: state.usable_chunks(class) << shift,
         }))
     }
 

@@ -20,6 +20,7 @@ use crate::regions::Region;
 use crate::request::{Bytes, Segment};
 use crate::shape::{SlabKind, Unit};
 use crate::shared::Shared;
+use crate::space::Class;
 use crate::state::State;
 
 /// Maximum number of chunks that one step of a write changes.
@@ -252,6 +253,13 @@ impl Shared {
             let _ended = landing.await;
         }
         let failed = |error| bytes.error(bytes.start, error);
+        for part in parts.iter().filter(|part| part.taken.is_some() && part.place.has_checksums) {
+            // What the volume does not write there has no checksum.
+            let shape = self.state.read().shape();
+            let chunk = part.place.offset >> shape.chunk_shift << shape.chunk_shift;
+            let chunk = Place { offset: chunk, ..part.place };
+            self.clear_checksums(chunk, 1 << shape.chunk_shift).await.map_err(failed)?;
+        }
         let mut writes: Vec<(Place, Buffer)> = Vec::new();
         let mut run: Vec<u8> = Vec::new();
         let mut run_place: Option<Place> = None;
@@ -374,12 +382,13 @@ impl State {
     /// Takes chunks for the chunks of a volume, as many of them in a row as possible.
     fn take(&mut self, volume: u32, needed: &[u64]) -> Result<Vec<Unit>, Blocked> {
         let row = self.object(volume)?.row;
+        let class = Class::of_volume(&row);
         let mut units = Vec::with_capacity(needed.len());
         while units.len() < needed.len() {
             let reserve = self.reserve();
             let stripe = (needed[units.len()] % u64::from(row.stripes)) as u8;
             let most = if row.stripes == 1 { needed.len() - units.len() } else { 1 };
-            match self.space.take_chunks((row.copies, stripe), most as u32, reserve) {
+            match self.space.take_chunks((class, stripe), most as u32, reserve) {
                 Ok((first, count, assigned)) => {
                     self.record_assigned(assigned);
                     let indices = first.index..first.index + count;

@@ -43,6 +43,7 @@ pub(super) fn devices(config: &PoolConfig, open: Option<&Arc<OpenPool>>) -> Vec<
             is_leaving: false,
             used_bytes: 0,
             stale_bytes: 0,
+            checksum_errors: 0,
             problem: None,
         };
         return config.devices.iter().map(closed).collect();
@@ -59,6 +60,7 @@ pub(super) fn devices(config: &PoolConfig, open: Option<&Arc<OpenPool>>) -> Vec<
             is_leaving: info.is_some_and(|info| info.is_leaving),
             used_bytes: info.map_or(0, |info| info.used_bytes),
             stale_bytes: info.map_or(0, |info| info.stale_bytes),
+            checksum_errors: info.map_or(0, |info| info.checksum_errors),
             problem: one.problem,
         }
     };
@@ -79,6 +81,7 @@ pub(super) fn scrub_of(open: Option<&Arc<OpenPool>>) -> PoolScrub {
                 repaired_bytes: scrubbed.repaired_bytes,
                 differing_bytes: scrubbed.differing_bytes,
                 lost_bytes: scrubbed.lost_bytes,
+                summed_bytes: scrubbed.summed_bytes,
             };
             (Some(last), None)
         }

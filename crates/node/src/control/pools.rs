@@ -123,6 +123,7 @@ pub(super) fn contents_of(api: &Api, name: &str) -> Result<PoolContents, ApiErro
             is_protected: one.is_protected,
             copies: one.copies,
             stripes: one.stripes,
+            has_checksums: one.has_checksums,
             serial: serial_of(&one.label.identifier).filter(|_| !is_snapshot),
         }
     };

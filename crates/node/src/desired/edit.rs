@@ -225,6 +225,7 @@ fn keep_identity(volume: &mut Volume, before: &Volume) {
     keep(&mut volume.snapshot, &before.snapshot);
     keep(&mut volume.mirror, &before.mirror);
     keep(&mut volume.stripes, &before.stripes);
+    keep(&mut volume.checksums, &before.checksums);
     keep(&mut volume.serial, &before.serial);
     keep(&mut volume.naa, &before.naa);
     keep(&mut volume.state, &before.state);

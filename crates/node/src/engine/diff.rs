@@ -398,6 +398,7 @@ fn with_live_part_of(config: &VolumeConfig, other: &VolumeConfig) -> VolumeConfi
         snapshot_schedule: other.snapshot_schedule.clone(),
         mirror: other.mirror,
         stripes: other.stripes,
+        checksums: other.checksums,
         size,
         iops,
         bandwidth,
@@ -429,11 +430,11 @@ fn refuse_other_serial(old: &Volume, desired: &VolumeConfig) -> Result<(), Chang
     Err(ChangeError::impossible(&desired.name, why))
 }
 
-/// Refuses another number of copies or stripes for a volume in a pool, which has its data in those with which it was created.
+/// Refuses other copies, stripes or checksums for a volume in a pool, which has those with which it was created.
 fn refuse_other_layout(old: &Volume, desired: &VolumeConfig) -> Result<(), ChangeError> {
     let Some(PoolBacking { pool, id, .. }) = &old.backing.pool else { return Ok(()) };
     let Some(known) = pool.pool.find(|one| one.id == *id) else { return Ok(()) };
-    match desired.other_layout(known.copies, known.stripes) {
+    match desired.other_layout((known.copies, known.stripes, known.has_checksums)) {
         None => Ok(()),
         Some((key, has)) => {
             let why = format!(

@@ -33,6 +33,8 @@ pub(crate) struct PoolUsage {
     pub(crate) left_out: u64,
     /// Bytes that must be copied to its devices at most, before each copy is complete.
     pub(crate) stale: u64,
+    /// How often data did not have its checksum since the pool was opened.
+    pub(crate) checksum_errors: u64,
 }
 
 /// See the module. These names have no prefix: all programs use the same names for their process.
@@ -84,7 +86,10 @@ impl Collector for ProcessMetrics {
         of_each(&mut encoder, &pools, label, name, help, |pool| Some(pool.left_out))?;
         let help = "Bytes that must be copied to the devices of a pool at most, before each copy is complete";
         let name = "sarsen_pool_stale_bytes";
-        of_each(&mut encoder, &pools, label, name, help, |pool| Some(pool.stale))
+        of_each(&mut encoder, &pools, label, name, help, |pool| Some(pool.stale))?;
+        let help = "Blocks that devices of a pool returned without their checksum, since the pool was opened";
+        let name = "sarsen_pool_checksum_errors";
+        of_each(&mut encoder, &pools, label, name, help, |pool| Some(pool.checksum_errors))
     }
 }
 

@@ -99,6 +99,9 @@ pub struct Volume {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u8>)]
     pub stripes: Option<Stripes>,
+    /// Keep a checksum of each 4 KiB of a new volume in a pool. Every read verifies it. Default: false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checksums: Option<bool>,
     /// The size of the volume. Default for a file or device that exists: its own size. A smaller file grows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<document::Size>)]
@@ -340,6 +343,11 @@ impl Volume {
                 "stripes: only a volume in a pool has them, and a clone or a snapshot has those of its volume; remove the key",
             ),
             (
+                "checksums",
+                self.checksums.is_some() && !has_own_layout,
+                "checksums: only a volume in a pool has them, and a clone or a snapshot is like its volume; remove the key",
+            ),
+            (
                 "protection",
                 self.protection.is_some() && is_in_pool,
                 "a volume in a pool stores no protection information; remove the key",
@@ -422,13 +430,26 @@ impl Volume {
         self.stripes.map_or(1, |stripes| stripes.get() as u8)
     }
 
+    /// Returns whether the data of a new volume in a pool has checksums.
+    pub(crate) fn has_checksums(&self) -> bool {
+        self.checksums.unwrap_or(false)
+    }
+
     /// Returns the first key with another layout than the data of a volume, and the value that the data has.
-    pub(crate) fn other_layout(&self, copies: u8, stripes: u8) -> Option<(&'static str, u8)> {
-        let differs = |is_wanted: bool, wanted: u8, has: u8| is_wanted && wanted != has;
-        if differs(self.mirror.is_some(), self.mirror(), copies) {
-            return Some(("mirror", copies));
-        }
-        differs(self.stripes.is_some(), self.stripes(), stripes).then_some(("stripes", stripes))
+    pub(crate) fn other_layout(
+        &self,
+        (copies, stripes, has_checksums): (u8, u8, bool),
+    ) -> Option<(&'static str, String)> {
+        let keys = [
+            ("mirror", self.mirror.is_some() && self.mirror() != copies, copies.to_string()),
+            ("stripes", self.stripes.is_some() && self.stripes() != stripes, stripes.to_string()),
+            (
+                "checksums",
+                self.checksums.is_some_and(|wanted| wanted != has_checksums),
+                has_checksums.to_string(),
+            ),
+        ];
+        keys.into_iter().find_map(|(key, differs, has)| differs.then_some((key, has)))
     }
 
     /// Returns whether it is a real device or a CD, which has properties of its own.

@@ -58,6 +58,8 @@ pub struct PoolDevice {
     pub used_bytes: u64,
     /// Bytes that must be copied to it at most, before it has everything.
     pub stale_bytes: u64,
+    /// How often it returned data without its checksum, since the pool was opened.
+    pub checksum_errors: u64,
     /// Why it is not in use.
     pub problem: Option<String>,
 }
@@ -82,12 +84,14 @@ pub struct ScrubResult {
     pub ended_unix_seconds: u64,
     /// Bytes that were read, of all copies.
     pub read_bytes: u64,
-    /// Bytes that could not be read, or metadata with a wrong checksum, that were written again from another copy.
+    /// Bytes that could not be read, or did not have their checksum, and were written again from another copy.
     pub repaired_bytes: u64,
     /// Bytes of data that differed from another copy, and are equal now. Parts that no volume has written may differ.
     pub differing_bytes: u64,
-    /// Bytes of which no copy could be read.
+    /// Bytes of which no copy could be read, or no copy had its checksum.
     pub lost_bytes: u64,
+    /// Bytes of data that should have had checksums, had none after an interruption, and have them now.
+    pub summed_bytes: u64,
 }
 
 /// `GET /v1/pools/{name}`.
@@ -120,6 +124,8 @@ pub struct StoredVolume {
     pub copies: u8,
     /// Number of devices over which its data is spread, if there are so many.
     pub stripes: u8,
+    /// Whether each 4 KiB of its data has a checksum, which every read verifies.
+    pub has_checksums: bool,
     /// The serial number of a volume. A new volume with this serial number serves its data.
     pub serial: Option<String>,
 }

@@ -281,6 +281,16 @@ impl OpenPool {
         self.config.lock().clone_from(config);
     }
 
+    /// Begins to write a checkpoint.
+    pub(crate) fn checkpoint(&self) -> impl Future<Output = Result<(), StoreError>> + use<> {
+        let (pool, name) = (self.pool.clone(), self.config().name);
+        let written = self.cores.begin(move || async move { pool.checkpoint().await });
+        async move {
+            let written = written.await.map_err(|_| StoreError::ServerEnds)?;
+            written.map_err(|error| failed(&name, &[], error))
+        }
+    }
+
     fn error(&self, problem: impl Into<String>) -> StoreError {
         StoreError::pool(&self.config.lock().name, problem)
     }
@@ -455,7 +465,9 @@ impl OpenPool {
                 format!("volume {name} has blocks of {bytes} bytes: leave out block-size");
             return Err(self.error(problem));
         }
-        if let Some((key, has)) = config.other_layout(found.copies, found.stripes) {
+        if let Some((key, has)) =
+            config.other_layout((found.copies, found.stripes, found.has_checksums))
+        {
             let problem =
                 format!("volume {name} has {key} = {has}: leave out {key}, or write {has}");
             return Err(self.error(problem));
@@ -496,7 +508,8 @@ impl OpenPool {
             (None, Some(size)) => {
                 let (size, block_size) = (size.get(), config.block_size());
                 let (copies, stripes) = (config.mirror(), config.stripes());
-                let new = NewVolume { label, size, block_size, copies, stripes };
+                let has_checksums = config.has_checksums();
+                let new = NewVolume { label, size, block_size, copies, stripes, has_checksums };
                 self.pool.create_volume(&new).await
             }
             (None, None) => {
@@ -560,6 +573,7 @@ impl OpenPool {
             provisioned: volumes.map(|one| one.size).sum(),
             left_out: devices.iter().filter(|one| one.state != DeviceState::Online).count() as u64,
             stale: devices.iter().map(|one| one.stale_bytes).sum(),
+            checksum_errors: devices.iter().map(|one| one.checksum_errors).sum(),
         }
     }
 
@@ -582,6 +596,9 @@ impl OpenPool {
             {
                 return Some(reason);
             }
+        }
+        if let Some(problem) = self.checksum_problem() {
+            return Some(problem);
         }
         let space = self.pool.space();
         let used = space.size_bytes.saturating_sub(space.free_bytes);

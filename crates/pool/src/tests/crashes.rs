@@ -24,7 +24,7 @@ use super::runner::{LocalTasks, abandon, end_all, run, run_until};
 use super::{new_pool, stores};
 use crate::format::{LEFT_OUT, Superblock};
 use crate::opening::read_superblock;
-use crate::{Pool, PoolError, VolumeKind, check};
+use crate::{ChecksumErrors, Pool, PoolError, VolumeKind, check};
 
 /// Sectors of the largest chunk.
 const CHUNK: u64 = 128;
@@ -337,7 +337,7 @@ impl History {
             let range = self.hold(second..second + chunks * CHUNK, &to)?;
             return Some(Box::pin(share(model, (from, first), (to, range))));
         }
-        let of_rng = self.rng.below(6);
+        let of_rng = self.rng.below(12);
         match self.rng.below(100) {
             0..4 if idle.len() < 4 => Some(Box::pin(create(model, pool, of_rng))),
             _ if idle.is_empty() => Some(Box::pin(create(model, pool, of_rng))),
@@ -446,6 +446,8 @@ impl History {
             "seed {}",
             self.seed
         );
+        // All data was what was written, or had no checksum.
+        assert_eq!(pool.checksum_errors(), ChecksumErrors::default(), "seed {}", self.seed);
         let state = pool.shared.state.read();
         let data = state.space.slabs_of(crate::shape::SlabKind::Data);
         let used: u32 = data.iter().map(|&slab| state.space.used(slab)).sum();

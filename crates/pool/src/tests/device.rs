@@ -85,6 +85,11 @@ impl SimulatedDevice {
         self.edit(offset, 1, |byte| byte[0] ^= 1);
     }
 
+    /// Returns the number of its bytes.
+    pub(super) fn length(&self) -> usize {
+        self.inner.lock().image.len()
+    }
+
     /// Changes bytes.
     pub(super) fn edit(&self, offset: usize, length: usize, edit: impl FnOnce(&mut [u8])) {
         edit(&mut self.inner.lock().image[offset..offset + length]);

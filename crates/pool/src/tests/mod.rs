@@ -1,6 +1,7 @@
 //! Tests of whole pools on simulated devices.
 
 mod changes;
+mod checksums;
 mod crashes;
 mod damage;
 mod device;
@@ -42,7 +43,7 @@ fn stores(devices: &[Arc<SimulatedDevice>]) -> Vec<Arc<dyn Store>> {
 }
 
 fn volume(name: &str, size: u64, block_size: BlockSize) -> NewVolume {
-    NewVolume { label: label(name), size, block_size, copies: 1, stripes: 1 }
+    NewVolume { label: label(name), size, block_size, copies: 1, stripes: 1, has_checksums: false }
 }
 
 async fn is_clean(devices: &[Arc<SimulatedDevice>]) {

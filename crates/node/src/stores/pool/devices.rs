@@ -336,6 +336,31 @@ impl OpenPool {
         ))
     }
 
+    /// Returns the problem of data that did not have its checksum since the pool was opened, if there was any.
+    pub(super) fn checksum_problem(&self) -> Option<String> {
+        let found = |one: ReportedDevice| {
+            let info = one.info.filter(|info| info.checksum_errors > 0)?;
+            let number = || format!("device {}", info.number);
+            Some(one.path.map_or_else(number, |path| path.display().to_string()))
+        };
+        let devices: Vec<_> = self.reported_devices().into_iter().filter_map(found).collect();
+        if devices.is_empty() {
+            return None;
+        }
+        let devices = devices.join(", ");
+        let name = self.config().name;
+        if self.pool.checksum_errors().lost > 0 {
+            return Some(format!(
+                "has lost data: {devices} returned blocks without their checksum, and no other copy has them. Reads of \
+                 these blocks fail. Restore them from a backup; `sarsen pool scrub {name}` counts them. Replace the device"
+            ));
+        }
+        Some(format!(
+            "repaired data: {devices} returned blocks without their checksum. Another copy had them, and they were written \
+             again. Run `sarsen pool scrub {name}`, check the device, and replace it if that happens again"
+        ))
+    }
+
     /// Returns whether nothing watches the devices, and notes that something will.
     pub(crate) fn begin_watch(&self) -> bool {
         !self.is_watched.swap(true, Ordering::AcqRel)

@@ -68,9 +68,10 @@ pub(super) async fn read_all(store: &PoolVolume) -> Vec<u64> {
 pub(super) async fn create(model: Shared, pool: Pool, kind: u64) {
     let name = model.borrow_mut().name("v");
     let devices = pool.devices().iter().filter(|device| !device.is_leaving).count() as u8;
-    let (copies, stripes) = ((1 + kind as u8 % 3).min(devices), 1 + kind as u8 / 3);
+    let (copies, stripes) = ((1 + kind as u8 % 3).min(devices), 1 + kind as u8 / 3 % 2);
+    let has_checksums = kind >= 6;
     let size = SECTORS * SECTOR as u64;
-    let new = NewVolume { copies, stripes, ..volume(&name, size, BlockSize::B512) };
+    let new = NewVolume { copies, stripes, has_checksums, ..volume(&name, size, BlockSize::B512) };
     let created = match pool.create_volume(&new).await {
         // Devices have left meanwhile.
         Err(PoolError::Invalid(_)) => return,
