@@ -251,6 +251,7 @@ impl Shared {
         let mut state = self.state.write();
         for (member, row) in state.space.members.iter_mut().zip(&superblock.devices) {
             member.is_unsaid &= row.flags & LEFT_OUT == 0;
+            member.is_rejoining &= row.flags & LEFT_OUT != 0;
         }
         let completed = superblock.generation.get();
         writer.superblock = superblock;
@@ -360,6 +361,10 @@ impl Shared {
                         self.read_page(place, parse).await
                     });
                     for page in join_all(reads).await {
+                        if page.is_err() && self.state.read().space.slab(slab).is_none() {
+                            // Nothing used it, and it has ended with its device. The operation takes another one.
+                            return Ok(());
+                        }
                         pages.push(page?);
                     }
                 }

@@ -19,6 +19,9 @@ pub(crate) struct Member {
     pub(crate) since: u64,
     /// No superblock says yet that it is left out.
     pub(crate) is_unsaid: bool,
+    /// It takes part again, and no superblock says so yet: an interruption leaves it out again. So nothing gets its only
+    /// copy there.
+    pub(crate) is_rejoining: bool,
     /// How often it was left out.
     pub(crate) absences: u16,
     /// Generation of the last checkpoint that it is known to have.
@@ -40,6 +43,7 @@ impl Member {
             is_new: false,
             since: 0,
             is_unsaid: false,
+            is_rejoining: false,
             absences: 0,
             last: 0,
             is_all_stale: false,
@@ -76,6 +80,11 @@ impl Member {
 
     pub(crate) const fn is_there(&self) -> bool {
         self.slots > 0
+    }
+
+    /// Returns whether it has what is written now after an interruption.
+    pub(crate) fn keeps_writes(&self) -> bool {
+        self.standing == Standing::Online && !self.is_rejoining
     }
 
     pub(crate) fn takes_slabs(&self) -> bool {

@@ -1,5 +1,6 @@
 //! Creating and opening pools: from devices into memory.
 
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -318,14 +319,34 @@ pub(crate) fn returning(
         return Err(PoolProblem::Stale { generation, newest: newest.generation.get() });
     }
     // A checkpoint that a power failure stopped may be only here. But it left out no device more often than the newest one.
-    let more = |(own, newest): (&DeviceRow, &DeviceRow)| {
-        own.identifier == newest.identifier
-            && own.absences.get().wrapping_sub(newest.absences.get()) as i16 > 0
-    };
-    if own.devices.iter().zip(&newest.devices).any(more) {
+    if has_more_absences(own, newest) {
         return Err(PoolProblem::Diverged);
     }
     Ok(())
+}
+
+/// Returns whether a superblock has left out a device more often than another one.
+fn has_more_absences(one: &Superblock, other: &Superblock) -> bool {
+    let more = |(one, other): (&DeviceRow, &DeviceRow)| {
+        one.identifier == other.identifier
+            && one.absences.get().wrapping_sub(other.absences.get()) as i16 > 0
+    };
+    one.devices.iter().zip(&other.devices).any(more)
+}
+
+/// Compares the age of two superblocks. Two can have one generation: a power failure stopped the checkpoint of the first one,
+/// and the pool was opened without its device then. The second one counts that absence.
+fn compare_age(one: &Superblock, other: &Superblock) -> Ordering {
+    let age = |one: &Superblock| {
+        let is_member = one.devices[usize::from(one.device.get())].flags & LEFT_OUT == 0;
+        (one.generation.get(), is_member)
+    };
+    let more = (has_more_absences(one, other), has_more_absences(other, one));
+    age(one).cmp(&age(other)).then(match more {
+        (true, false) => Ordering::Greater,
+        (false, true) => Ordering::Less,
+        _ => Ordering::Equal,
+    })
 }
 
 /// Reads the superblocks of devices, and puts the devices in the order of the pool.
@@ -352,10 +373,8 @@ pub(crate) async fn find_devices(stores: Vec<Arc<dyn Store>>) -> Result<Found, P
     if let Some((device, ..)) = superblocks.iter().find(|(.., one, _)| one.pool != pool) {
         return Err(unfit(*device, PoolProblem::Foreign));
     }
-    let is_member =
-        |one: &Superblock| one.devices[usize::from(one.device.get())].flags & LEFT_OUT == 0;
     let newest = superblocks.iter().map(|(.., one, _)| one);
-    let newest = newest.max_by_key(|one| (one.generation.get(), is_member(one)));
+    let newest = newest.max_by(|one, other| compare_age(one, other));
     let newest = newest.expect("at least one device").clone();
     let shape = shape_of(&newest)?;
     let mut devices: Vec<Option<Device>> = newest.devices.iter().map(|_| None).collect();

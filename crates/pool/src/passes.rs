@@ -130,6 +130,7 @@ impl Shared {
                 // It may have failed meanwhile.
                 if member.standing == Standing::Returning {
                     member.standing = Standing::Online;
+                    member.is_rejoining = true;
                     // Until a checkpoint says it, an interruption leaves it out again.
                     state.space.mirrors.add_completed(device, 1);
                     self.left_out.lock().remove(&device);
@@ -392,6 +393,10 @@ impl Shared {
                 bad.for_each(|(slot, _)| self.mismatches.find(slot.device));
             }
             let Some(best) = best.filter(|best| is_good(best)) else {
+                if self.place_at(place.slab, range.start).is_none() {
+                    // Nothing used the slab, and it has ended with its device.
+                    return Ok(());
+                }
                 scrubbed.lost_bytes += piece;
                 if checksums.is_some() {
                     self.mismatches.lose();

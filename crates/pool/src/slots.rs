@@ -246,7 +246,7 @@ impl Space {
             .filter_map(|(device, member)| {
                 let slot = Slot { device, number: *member.free_slots.first()? };
                 let writers = busy.iter().filter(|&&other| other == device).count();
-                let is_absent = member.standing != Standing::Online;
+                let is_absent = !member.keeps_writes();
                 Some(((is_absent, writers, Reverse(member.free_slots.len()), device), slot))
             })
             .collect();
@@ -279,7 +279,7 @@ impl Space {
         for (slot, _) in copies.iter() {
             let member = &mut self.members[usize::from(slot.device)];
             member.free_slots.remove(&slot.number);
-            now.push(slot, member.standing != Standing::Online);
+            now.push(slot, !member.keeps_writes());
         }
         self.insert_slab(number, class, now);
         Ok(())
@@ -408,6 +408,7 @@ impl Space {
             member.is_unsaid = true;
         }
         (member.standing, member.since) = (Standing::LeftOut, since);
+        member.is_rejoining = false;
         self.change_all_rows();
         // A device that leaves stays if there is no other one for new slabs.
         let is_online = |member: &Member| member.standing == Standing::Online;

@@ -457,3 +457,40 @@ fn several_devices_leave_at_once() {
         is_clean(&devices[3..]).await;
     });
 }
+
+#[test]
+fn checkpoint_that_only_a_missing_device_has_does_not_replace_what_came_after_it() {
+    let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
+    let id = run(&devices, async {
+        let (pool, id) = pool_with(&devices, &mirrored(2, 1)).await;
+        write(&pool.open_volume(id).await.expect("opened"), 0, 1 << 20, 1, Durability::Durable)
+            .await;
+        pool.checkpoint().await.expect("written");
+        id
+    });
+    let both = run(&devices, async {
+        let pool = open(&devices).await;
+        let store = pool.open_volume(id).await.expect("opened");
+        let first = devices[0].copy(32 << 20);
+        write(&store, 2 << 20, 1 << 20, 3, Durability::Volatile).await;
+        // The power fails when the second device has the next checkpoint, and the first one does not.
+        pool.checkpoint().await.expect("written");
+        [first, devices[1].copy(32 << 20)]
+    });
+    run(&both, async {
+        let pool = open(&both[..1]).await;
+        let store = pool.open_volume(id).await.expect("opened");
+        write(&store, 3 << 20, 1 << 20, 2, Durability::Durable).await;
+    });
+    run(&both, async {
+        let pool = open(&both).await;
+        let store = pool.open_volume(id).await.expect("opened");
+        for (at, value) in [(0, 1), (2 << 20, 0), (3 << 20, 2)] {
+            let read = store.read(Extent::new(at >> 9, 2048)).wait().await.expect("read");
+            assert!(read.into_buffer().iter().all(|&byte| byte == value), "{at}");
+        }
+        pool.maintain_once().await.expect("it is back");
+        assert_eq!((states(&pool), stale(&pool)), (vec![true, true], 0));
+    });
+    run(&both, async { is_clean(&both).await });
+}
