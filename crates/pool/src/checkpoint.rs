@@ -71,11 +71,14 @@ impl Shared {
         journal: &mut Journal,
         records: &[u8],
     ) -> Result<bool, PoolError> {
-        let frame = journal.ring.frame(records).ok_or(PoolError::NoSpace)?;
-        // The data of the records is durable before they are. The frame is written in any case: others may follow it.
-        let left = self.flush_written().await?
-            | self.write_frame(frame, journal.keepers.clone()).await?
-            | self.state.read().space.has_unsaid();
+        // The data of the records is durable before they are. A device that failed lacks it: no frame names this data before a
+        // checkpoint says what the device lacks.
+        let mut left = self.flush_written().await? | self.state.read().space.has_unsaid();
+        if !left {
+            let frame = journal.ring.frame(records).ok_or(PoolError::NoSpace)?;
+            left = self.write_frame(frame, journal.keepers.clone()).await?
+                | self.state.read().space.has_unsaid();
+        }
         journal.is_behind |= left;
         Ok(!left)
     }

@@ -1,12 +1,13 @@
 //! Checksums of data in memory: the CRC32C of each 4 KiB, in slabs of volumes that want them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
 use crate::format::{CHECKSUMS, PAGE};
+use crate::pages::AddressMap;
 
 /// Number of changed pages from which on a checkpoint is due.
 const CHANGED_MAX: usize = 4096;
@@ -72,7 +73,7 @@ impl BlockChecksums {
 #[derive(Default)]
 pub(crate) struct Checksums {
     /// By slab and number.
-    pub(crate) pages: HashMap<(u32, u32), Arc<CachedPage>>,
+    pub(crate) pages: AddressMap<(u32, u32), Arc<CachedPage>>,
     /// The number of pages that the last checkpoint does not have.
     pub(crate) changed: Arc<AtomicUsize>,
     /// Regions of slabs whose checksums must be calculated again.

@@ -45,7 +45,8 @@ impl Unsealed {
     }
 }
 
-/// Addresses are spread well enough by a multiplication.
+/// Addresses are spread well enough by a multiplication. Maps have the same order each time, so that a history of the
+/// simulation can be repeated.
 #[derive(Default)]
 pub(crate) struct AddressHasher(u64);
 
@@ -55,14 +56,25 @@ impl Hasher for AddressHasher {
     }
 
     fn write(&mut self, _: &[u8]) {
-        unreachable!("keys are numbers of 64 bits");
+        unreachable!("keys are numbers");
     }
 
-    fn write_u64(&mut self, address: u64) {
-        let product = address.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    fn write_u64(&mut self, number: u64) {
+        let product = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.0 = product ^ product >> 32;
     }
+
+    fn write_u32(&mut self, number: u32) {
+        self.write_u64(self.0.rotate_left(32) ^ u64::from(number));
+    }
+
+    fn write_u8(&mut self, number: u8) {
+        self.write_u32(number.into());
+    }
 }
+
+/// A map whose keys are addresses.
+pub(crate) type AddressMap<K, V> = HashMap<K, V, BuildHasherDefault<AddressHasher>>;
 
 /// A page in memory.
 pub(crate) struct Cached {
@@ -72,7 +84,7 @@ pub(crate) struct Cached {
 }
 
 /// Pages in memory, by address.
-pub(crate) type PageMap = HashMap<u64, Cached, BuildHasherDefault<AddressHasher>>;
+pub(crate) type PageMap = AddressMap<u64, Cached>;
 
 impl Page {
     pub(crate) fn header(&self) -> &PageHeader {

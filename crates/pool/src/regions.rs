@@ -1,7 +1,7 @@
 //! Regions of slabs that have several copies: which ones are being overwritten, so that an interruption may leave their
 //! copies different, and which ones a pass copies now.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::oneshot;
 
 use crate::copies::Place;
+use crate::pages::AddressMap;
 use crate::shape::Shape;
 
 /// Maximum number of regions that may be overwritten at the same time. After an interruption, only these are copied.
@@ -38,7 +39,7 @@ pub(crate) struct Pass {
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Regions {
-    dirty: HashMap<(u32, u8), Arc<Region>>,
+    dirty: AddressMap<(u32, u8), Arc<Region>>,
     /// Regions with data that is new since the last checkpoint, by slab.
     fresh: BTreeMap<u32, u64>,
     /// Regions that a checkpoint flushes now.

@@ -1,6 +1,6 @@
 //! The space of a pool: slabs, the reference counts of their units, and which units are free.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::format::{
 };
 use crate::grace::Freed;
 use crate::members::Member;
-use crate::pages::Unsealed;
+use crate::pages::{AddressMap, Unsealed};
 use crate::regions::Regions;
 use crate::shape::{Layout, Shape, SlabKind, Unit};
 
@@ -178,7 +178,7 @@ pub(crate) struct Space {
     /// Units that one reference has alone since the last checkpoint, each with the number of this event. An interruption
     /// may bring the other reference back, and requests that began before may still use it, so nothing is overwritten in
     /// them.
-    contested: [HashMap<Unit, u64>; 2],
+    contested: [AddressMap<Unit, u64>; 2],
     contests: u64,
     left: Vec<(SlabKind, Unit, u64)>,
     /// The regions that are being written, and what is copied to stale copies.

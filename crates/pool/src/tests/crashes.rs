@@ -467,6 +467,23 @@ fn run_seeds(seeds: Range<u64>) {
 }
 
 #[test]
+fn a_seed_has_the_same_history_each_time() {
+    let images = |seed| {
+        let mut history = History::new(seed);
+        history.run();
+        let image = |device: &Arc<SimulatedDevice>| {
+            let mut image = Vec::new();
+            device.edit(0, device.length(), |bytes| image.extend_from_slice(bytes));
+            image
+        };
+        history.devices.iter().map(image).collect::<Vec<_>>()
+    };
+    for seed in 0..8 {
+        assert!(images(seed) == images(seed), "seed {seed}");
+    }
+}
+
+#[test]
 fn a_seed_loses_nothing_that_was_acknowledged() {
     let seeds = match std::env::var("SARSEN_SEED") {
         Ok(seeds) => {

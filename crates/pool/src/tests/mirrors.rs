@@ -7,7 +7,7 @@ use sarsen_block::{
 };
 
 use super::device::SimulatedDevice;
-use super::runner::{LocalTasks, end_all, poll_once, run};
+use super::runner::{LocalTasks, end_all, poll_once, run, run_until};
 use super::{is_clean, label, new_pool, stores, volume};
 use crate::{DeviceState, NewVolume, Pool, PoolError, PoolVolume, VolumeId, check};
 
@@ -493,4 +493,38 @@ fn checkpoint_that_only_a_missing_device_has_does_not_replace_what_came_after_it
         assert_eq!((states(&pool), stale(&pool)), (vec![true, true], 0));
     });
     run(&both, async { is_clean(&both).await });
+}
+
+#[test]
+fn no_frame_names_data_that_a_failed_device_lacks() {
+    for requests in 1..40 {
+        let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
+        let (pool, id, store) = run(&devices, async {
+            let (pool, id) = pool_with(&devices, &mirrored(2, 1)).await;
+            let store = pool.open_volume(id).await.expect("opened");
+            fill(&store, 1).await;
+            pool.snapshot(&[(id, label("s"))], false).await.expect("created");
+            pool.checkpoint().await.expect("written");
+            write(&store, 0, 64 << 10, 2, Durability::Volatile).await;
+            (pool, id, store)
+        });
+        // It fails before it makes the data durable that the next frame names.
+        devices[0].fail_one_of(1);
+        let flushed = run_until(&devices, requests, store.flush().wait());
+        end_all((pool, store));
+        devices[0].fail_one_of(0);
+        devices.iter().for_each(|device| device.crash_with(0));
+        run(&devices, async {
+            let pool = open(&devices).await;
+            let store = pool.open_volume(id).await.expect("opened");
+            let read = store.read(Extent::new(0, 128)).wait().await.expect("read").into_buffer();
+            let is_flushed = matches!(flushed, Some(Ok(())));
+            let is_allowed = |value: u8| value == 2 || value == 1 && !is_flushed;
+            let first = read[0];
+            assert!(
+                is_allowed(first) && read.iter().all(|&byte| byte == first),
+                "after {requests} requests, and {flushed:?}: {first}"
+            );
+        });
+    }
 }
