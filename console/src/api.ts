@@ -38,6 +38,10 @@ export interface Volume extends Limits {
 export interface Pool {
   name: string;
   devices: string[];
+  "fast-devices"?: string[];
+  "new-data"?: string;
+  "move-rate"?: string;
+  "repair-rate"?: string;
   cache?: string;
   memory?: string;
   "alert-percent"?: number;
@@ -164,11 +168,22 @@ export interface PoolDevice {
   is_online: boolean;
   /** Its data moves to other devices, after which it is removed. */
   is_leaving: boolean;
+  /** Data that is used most moves to it. */
+  is_fast: boolean;
   used_bytes: number;
   /** What must be copied to it at most, before it has everything. */
   stale_bytes: number;
   checksum_errors: number;
   problem: string | null;
+}
+
+/** The use of the fast or of the slow devices of a pool, since it was opened. */
+export interface PoolTier {
+  tier: "fast" | "slow";
+  size_bytes: number;
+  used_bytes: number;
+  requests: number;
+  moved_bytes: number;
 }
 
 export interface ScrubResult {
@@ -195,6 +210,8 @@ export interface PoolStatus {
   is_open: boolean;
   problem: string | null;
   devices: PoolDevice[];
+  /** Empty without fast and slow devices. */
+  tiers: PoolTier[];
   scrub: PoolScrub;
   chunk_bytes: number;
   size_bytes: number;

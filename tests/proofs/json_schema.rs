@@ -354,6 +354,10 @@ fault = ["lost-write@7"]
 [[pool]]
 name = "tank"
 devices = ["FOLDER/tank.pool"]
+fast-devices = ["FOLDER/tank.pool"]
+new-data = "fast"
+move-rate = "8MiB"
+repair-rate = "8MiB"
 cache = "writethrough"
 memory = "64MiB"
 alert-percent = 90

@@ -104,6 +104,7 @@ impl Backing {
 async fn open_pool() -> Result<Arc<dyn Store>, sarsen_pool::PoolError> {
     let label = |name: &str| Label { name: name.into(), identifier: [2; 16], created: 0 };
     let new = NewPool {
+        has_tiers: false,
         identifier: [1; 16],
         name: "instructions".into(),
         chunk_size: (PLACES_PER_CHUNK * LENGTH) as u32,

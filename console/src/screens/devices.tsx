@@ -102,10 +102,11 @@ export function Devices(props: { pool: PoolStatus; onDone: () => void }) {
 }
 
 function DeviceState(props: { device: PoolDevice; isOpen: boolean }) {
-  const { is_online, is_leaving, stale_bytes, checksum_errors, problem } = props.device;
+  const { is_online, is_leaving, is_fast, stale_bytes, checksum_errors, problem } = props.device;
   return (
     <>
       {is_online ? <div>online</div> : <div class="over">{props.isOpen ? "not in use" : "not open"}{problem !== null && `: ${problem}`}</div>}
+      {is_fast && <div>fast</div>}
       {is_leaving && <div>is being removed: its data moves to other devices</div>}
       {stale_bytes > 0 && <div>{format.size(stale_bytes)} to be copied to it</div>}
       {checksum_errors > 0 && <div class="over">{checksum_errors} blocks without their checksum</div>}
@@ -118,6 +119,7 @@ function DeviceForm(props: { path: string; replaces?: string; onDone: (path: str
   const { replaces, onClose } = props;
   const [path, setPath] = useState("");
   const [size, setSize] = useState("");
+  const [isFast, setIsFast] = useState(false);
   const [force, setForce] = useState(false);
   const [error, setError] = useState<Refused | null>(null);
   const [sent, setSent] = useState("");
@@ -133,11 +135,11 @@ function DeviceForm(props: { path: string; replaces?: string; onDone: (path: str
     setBusy(true);
     setError(null);
     setSent(path.trim());
-    const body = { path: path.trim(), ...(size.trim() && { size: size.trim() }), ...(replaces !== undefined && { replaces }), ...(force && { force }) };
+    const body = { path: path.trim(), ...(size.trim() && { size: size.trim() }), ...(isFast && { is_fast: true }), ...(replaces !== undefined && { replaces }), ...(force && { force }) };
     try {
       await ask("POST", props.path, body);
       [setPath, setSize].forEach((set) => set(""));
-      setForce(false);
+      [setIsFast, setForce].forEach((set) => set(false));
       props.onDone(body.path);
     } catch (refused) {
       setError(refused as Refused);
@@ -153,6 +155,10 @@ function DeviceForm(props: { path: string; replaces?: string; onDone: (path: str
       <Field label="Size of a new file" error={ofSize} hint="Such as 100GiB: the server creates a file of this size. Empty: the device or file exists.">
         {(attributes) => <input {...attributes} autocomplete="off" value={size} onInput={(event) => setSize(event.currentTarget.value)} />}
       </Field>
+      <label class="check">
+        <input type="checkbox" checked={isFast} onChange={(event) => setIsFast(event.currentTarget.checked)} />
+        The device is fast: the data that is used most moves to it
+      </label>
       <label class="check">
         <input type="checkbox" checked={force} onChange={(event) => setForce(event.currentTarget.checked)} />
         Overwrite data on the device

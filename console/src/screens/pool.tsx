@@ -1,7 +1,7 @@
 // One pool: its devices and settings, and the volumes and snapshots that use its space.
 
 import { useEffect, useState } from "preact/hooks";
-import { type Edit, type Pool, type PoolContents, type PoolStatus, type StoredVolume, segment, useResource } from "../api";
+import { type Edit, type Pool, type PoolContents, type PoolStatus, type PoolTier, type StoredVolume, segment, useResource } from "../api";
 import * as format from "../format";
 import { type Inventory, useInventory } from "../inventory";
 import { Filter, Heading, Pages, Trouble, useFiltered } from "../parts/basics";
@@ -45,8 +45,18 @@ export function PoolDetail(props: { name: string }) {
   );
 }
 
+/** What the fast devices are good for. */
+function hits(tiers: PoolTier[]): string {
+  const of = (name: string) => tiers.find(({ tier }) => tier === name);
+  const [fast, slow] = [of("fast")!, of("slow")!];
+  const all = fast.requests + slow.requests;
+  const part = all === 0 ? "No requests yet" : `${Math.floor((100 * fast.requests) / all)} % of ${format.count(all)} requests`;
+  return `${part}. ${format.size(fast.moved_bytes)} moved there, ${format.size(slow.moved_bytes)} back.`;
+}
+
 function Details(props: { pool: PoolStatus }) {
   const { pool } = props;
+  const { tiers } = pool;
   return (
     <section>
       <h2>Details</h2>
@@ -57,6 +67,7 @@ function Details(props: { pool: PoolStatus }) {
           <>
             <dt>Free</dt><dd>{format.size(pool.free_bytes)}{pool.is_freeing && ". The space of deleted volumes and snapshots is being freed."}</dd>
             <dt>Provisioned</dt><dd><Provisioned pool={pool} /></dd>
+            {tiers.length > 0 && <><dt>Fast devices</dt><dd>{hits(tiers)}</dd></>}
             <dt>Chunk size</dt><dd>{format.size(pool.chunk_bytes)}</dd>
           </>
         )}
@@ -127,9 +138,15 @@ function Contents(props: { pool: string; contents: StoredVolume[]; inventory: In
   );
 }
 
+const TIER_FIELDS: Setting[] = [
+  { key: "new-data", label: "New data", hint: "The devices to which it is written while they have room: slow or fast. Default: slow.", isNumber: false },
+  { key: "move-rate", label: "Move rate", hint: "The maximum that moves between fast and slow devices each second, such as 200MiB. Default: 64MiB.", isNumber: false },
+];
+
 const FIELDS: Setting[] = [
   { key: "alert-percent", label: "Alert at (percent)", hint: "The used part of the space that is reported as a problem. Default: 80.", isNumber: true },
   { key: "memory", label: "Memory", hint: "The maximum for the maps of its volumes, such as 2GiB. Default: 1GiB.", isNumber: false },
+  { key: "repair-rate", label: "Repair rate", hint: "The maximum that is copied each second to devices that came back or are new, such as 200MiB. Default: no maximum.", isNumber: false },
 ];
 
 type Pending = { title: string; verb: string; edit: Edit; after: () => void };
@@ -138,6 +155,14 @@ function Settings(props: { config: Pool; onDone: () => void }) {
   const { config } = props;
   const [pending, setPending] = useState<Pending | null>(null);
   const [said, setSaid] = useState("");
+  const fields = config["fast-devices"] ? [...FIELDS, ...TIER_FIELDS] : FIELDS;
+  const values = {
+    "alert-percent": config["alert-percent"],
+    memory: config.memory,
+    "new-data": config["new-data"],
+    "move-rate": config["move-rate"],
+    "repair-rate": config["repair-rate"],
+  };
   const path = `/config/pool/${segment(config.name)}`;
   const change = (edit: Edit) => {
     setSaid("");
@@ -151,7 +176,7 @@ function Settings(props: { config: Pool; onDone: () => void }) {
     <section>
       <h2>Settings</h2>
       <p role="status">{said}</p>
-      <SettingsForm fields={FIELDS} values={{ "alert-percent": config["alert-percent"], memory: config.memory }} path={path} onPlanned={change} />
+      <SettingsForm fields={fields} values={values} path={path} onPlanned={change} />
       <p class="apart"><button type="button" class="danger" onClick={remove}>Delete this pool</button></p>
       <p class="hint">Deletion keeps the data on the devices. A pool that has volumes is not deleted: delete its volumes first.</p>
       {pending && (

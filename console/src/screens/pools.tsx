@@ -62,9 +62,10 @@ export function Pools() {
 interface Device {
   path: string;
   size: string;
+  isFast: boolean;
 }
 
-const NO_DEVICE: Device = { path: "", size: "" };
+const NO_DEVICE: Device = { path: "", size: "", isFast: false };
 const DEVICES_MAX = 32;
 
 function CreatePool(props: { onDone: () => void }) {
@@ -92,9 +93,10 @@ function CreatePool(props: { onDone: () => void }) {
     setSaid("");
     const body = {
       name: name.trim(),
-      devices: devices.filter(({ path, size }) => path.trim() || size.trim()).map(({ path, size }) => ({
+      devices: devices.filter(({ path, size }) => path.trim() || size.trim()).map(({ path, size, isFast }) => ({
         path: path.trim(),
         ...(!imports && size.trim() && { size: size.trim() }),
+        ...(isFast && { is_fast: true }),
       })),
       ...(imports ? { import: true } : { ...(chunkSize.trim() && { chunk_size: chunkSize.trim() }), ...(force && { force }) }),
     };
@@ -141,6 +143,12 @@ function CreatePool(props: { onDone: () => void }) {
                 <Field label={`Size of new file ${index + 1}`} hint={index === 0 && "Such as 100GiB: the server creates a file of this size. Empty: the device or file exists."}>
                   {(attributes) => <input {...attributes} autocomplete="off" value={device.size} onInput={(event) => setDevice(index, { size: event.currentTarget.value })} />}
                 </Field>
+              )}
+              {devices.length > 1 && (
+                <label class="check">
+                  <input type="checkbox" checked={device.isFast} onChange={(event) => setDevice(index, { isFast: event.currentTarget.checked })} />
+                  Device {index + 1} is fast: the data that is used most moves to it
+                </label>
               )}
             </div>
           ))}

@@ -95,7 +95,13 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     ("pool show", &[("Show one as the server's document has it", "sarsen pool show tank")]),
     (
         "pool set",
-        &[("Report the pool as a problem at another use", "sarsen pool set tank alert-percent=90")],
+        &[
+            (
+                "Report the pool as a problem at another use",
+                "sarsen pool set tank alert-percent=90",
+            ),
+            ("Write new data to fast devices first", "sarsen pool set tank new-data=fast"),
+        ],
     ),
     ("pool rename", &[("Rename a pool", "sarsen pool rename tank fast")]),
     ("pool delete", &[("Remove a pool; its data stays on its devices", "sarsen pool delete tank")]),

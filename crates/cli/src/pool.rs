@@ -6,12 +6,12 @@ use std::str::FromStr;
 use clap::Subcommand;
 use sarsen_node::control::path_segment;
 use sarsen_node::desired::Changed;
-use sarsen_node::model::{ByteSize, CacheMode, ObjectKind, Textual as _, render_rounded};
+use sarsen_node::model::{ByteSize, CacheMode, ObjectKind, Textual as _, Tier, render_rounded};
 use sarsen_node::schema::pools::{
     AddPoolDevice, ChangePoolDevice, CreatePool, NewPoolDevice, PoolContents, PoolDevice, PoolList,
-    PoolScrub, PoolStatus, StoredVolume,
+    PoolScrub, PoolStatus, PoolTier, StoredVolume,
 };
-use sarsen_node::stores::{PoolPlan, check_pool, create_pool};
+use sarsen_node::stores::{PlannedDevice, PoolPlan, check_pool, create_pool};
 
 use crate::control::{ServerOptions, table, utc};
 use crate::disk::{confirm_loss, on_a_core};
@@ -47,12 +47,12 @@ pub(crate) enum Verb {
         #[command(flatten)]
         options: ServerOptions,
     },
-    /// Add a device to a pool. Its space is usable at once.
+    /// Add a device to a pool. Its space is usable at once. With `tier=fast`, the data that is used most moves to it.
     Add {
         /// The name of the pool.
         name: String,
         /// A block device, or a file; with a size, a file is created.
-        #[arg(value_name = "PATH[,size=SIZE]")]
+        #[arg(value_name = "PATH[,size=SIZE][,tier=fast]")]
         device: DeviceArgument,
         /// Overwrite a device that has data. The data is lost.
         #[arg(long)]
@@ -82,7 +82,7 @@ pub(crate) enum Verb {
         #[arg(value_name = "OLD")]
         old: PathBuf,
         /// The block device or file that takes its place; with a size, a file is created.
-        #[arg(value_name = "NEW[,size=SIZE]")]
+        #[arg(value_name = "NEW[,size=SIZE][,tier=fast]")]
         device: DeviceArgument,
         /// Overwrite a device that has data. The data is lost.
         #[arg(long)]
@@ -129,8 +129,9 @@ pub(crate) enum Verb {
 pub(crate) struct Create {
     /// The name: lower-case letters, digits, dots and hyphens.
     name: String,
-    /// A block device, or a file; with a size, a file is created. Several may be given.
-    #[arg(long = "device", value_name = "PATH[,size=SIZE]", required = true)]
+    /// A block device, or a file; with a size, a file is created. Several may be given. With `tier=fast`, the data that is used
+    /// most moves to it from the others.
+    #[arg(long = "device", value_name = "PATH[,size=SIZE][,tier=fast]", required = true)]
     devices: Vec<DeviceArgument>,
     /// Bytes in which volumes get space: 16KiB to 1MiB. Default: 64KiB.
     #[arg(long, value_name = "SIZE")]
@@ -148,29 +149,44 @@ pub(crate) struct Create {
     options: ServerOptions,
 }
 
-/// A device, and the size of a file that is created.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A device, the size of a file that is created, and its tier.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DeviceArgument {
     path: PathBuf,
     size: Option<ByteSize>,
+    is_fast: bool,
 }
 
 impl FromStr for DeviceArgument {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (path, size) = match text.rsplit_once(",size=") {
-            None => (text, None),
-            Some((path, size)) => {
-                let size = size.parse().map_err(|error| format!("size={size}: {error}"))?;
-                (path, Some(size))
+        let mut device = Self::default();
+        let mut path = text;
+        // A path may have commas.
+        while let Some((before, key, value)) = last_key(path) {
+            if key == "size" {
+                let size = value.parse().map_err(|error| format!("size={value}: {error}"))?;
+                device.size = Some(size);
+            } else {
+                let tier = Tier::parse(value).map_err(|error| format!("tier={error}"))?;
+                device.is_fast = tier == Tier::Fast;
             }
-        };
+            path = before;
+        }
         if path.is_empty() {
             return Err("write PATH, or PATH,size=SIZE to create a file".to_owned());
         }
-        Ok(Self { path: path.into(), size })
+        device.path = path.into();
+        Ok(device)
     }
+}
+
+/// Splits off the last key of a device, with its value.
+fn last_key(text: &str) -> Option<(&str, &str, &str)> {
+    let (before, last) = text.rsplit_once(',')?;
+    let (key, value) = last.split_once('=')?;
+    matches!(key, "size" | "tier").then_some((before, key, value))
 }
 
 pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
@@ -178,17 +194,18 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Create(create) => {
             let Create { name, devices, chunk_size, cache, force, offline, options } = create;
             if offline {
-                let devices =
-                    devices.into_iter().map(|device| (absolute(&device.path), device.size));
-                let plan = PoolPlan::new(&name, devices.collect(), chunk_size, cache);
+                let planned = |device: DeviceArgument| {
+                    let DeviceArgument { path, size, is_fast } = device;
+                    PlannedDevice { path: absolute(&path), size, is_fast }
+                };
+                let devices: Vec<_> = devices.into_iter().map(planned).collect();
+                let plan = PoolPlan::new(&name, &devices, chunk_size, cache);
                 create_pool(&plan.map_err(|error| UsageError(error.message))?, force)?;
                 return print_line(&format!("created pool {name}"));
             }
-            let devices = devices.into_iter();
-            let devices = devices.map(|DeviceArgument { path, size }| new_device(&path, size));
             let request = CreatePool {
                 name,
-                devices: devices.collect(),
+                devices: devices.iter().map(new_device).collect(),
                 chunk_size,
                 cache: cache.map(|cache| cache.render()),
                 force,
@@ -197,7 +214,8 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             add(&request, &options)
         }
         Verb::Import { name, devices, options } => {
-            let devices = devices.iter().map(|path| new_device(path, None)).collect();
+            let device = |path| new_device(&DeviceArgument { path, ..DeviceArgument::default() });
+            let devices = devices.into_iter().map(device).collect();
             add(&CreatePool { name, devices, import: true, ..CreatePool::default() }, &options)
         }
         Verb::List { options } => list(&options),
@@ -240,8 +258,10 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     }
 }
 
-fn new_device(path: &Path, size: Option<ByteSize>) -> NewPoolDevice {
-    NewPoolDevice { path: absolute(path).display().to_string(), size }
+fn new_device(device: &DeviceArgument) -> NewPoolDevice {
+    let DeviceArgument { path, size, is_fast } = device;
+    let path = absolute(path).display().to_string();
+    NewPoolDevice { path, size: *size, is_fast: *is_fast }
 }
 
 fn add(request: &CreatePool, options: &ServerOptions) -> anyhow::Result<()> {
@@ -271,8 +291,9 @@ fn change_devices(
     force: bool,
     options: &ServerOptions,
 ) -> anyhow::Result<()> {
-    let NewPoolDevice { path, size } = new_device(&device.path, device.size);
-    let body = AddPoolDevice { path, size, replaces: old.map(device_name), force, author: None };
+    let NewPoolDevice { path, size, is_fast } = new_device(device);
+    let replaces = old.map(device_name);
+    let body = AddPoolDevice { path, size, is_fast, replaces, force, author: None };
     let client = options.client()?.with_author(state::author());
     let path = format!("/pools/{}/devices", path_segment(name));
     show(&on_a_core(async { Ok(client.post(&path, &body).await?) })?, options.json)
@@ -352,6 +373,7 @@ fn show(status: &PoolContents, json: bool) -> anyhow::Result<()> {
         lines.push("  more space becomes free: deleted objects are being removed".to_owned());
     }
     lines.extend(pool.devices.iter().map(device_line));
+    lines.extend(tiers_line(&pool.tiers));
     lines.extend(scrub_line(&pool.scrub));
     if !contents.is_empty() {
         let rows: Vec<_> = contents.iter().map(content_row).collect();
@@ -364,6 +386,9 @@ fn show(status: &PoolContents, json: bool) -> anyhow::Result<()> {
 fn device_line(device: &PoolDevice) -> String {
     let size = device.size_bytes.map_or_else(|| "not open".to_owned(), render_rounded);
     let mut states = Vec::new();
+    if device.is_fast {
+        states.push("fast".to_owned());
+    }
     if device.is_online {
         states.push(format!("{} in use", render_rounded(device.used_bytes)));
     }
@@ -379,6 +404,20 @@ fn device_line(device: &PoolDevice) -> String {
     states.extend(device.problem.iter().map(|problem| format!("not in use: {problem}")));
     let states = if states.is_empty() { String::new() } else { format!(": {}", states.join(", ")) };
     format!("  device {} ({size}){states}", device.path)
+}
+
+/// Returns what the fast devices are good for: `tiers: 93 % of 5000 requests on fast devices, 3 GiB moved there, 1 GiB back`.
+fn tiers_line(tiers: &[PoolTier]) -> Option<String> {
+    let of = |name: &str| tiers.iter().find(|tier| tier.tier == name);
+    let (fast, slow) = (of("fast")?, of("slow")?);
+    let all = fast.requests + slow.requests;
+    let percent = (fast.requests * 100).checked_div(all);
+    let requests = percent.map_or_else(
+        || "no requests yet".to_owned(),
+        |percent| format!("{percent} % of {all} requests on fast devices"),
+    );
+    let moved = [fast.moved_bytes, slow.moved_bytes].map(render_rounded);
+    Some(format!("  tiers: {requests}, {} moved there, {} back", moved[0], moved[1]))
 }
 
 fn scrub_line(scrub: &PoolScrub) -> Option<String> {
@@ -449,11 +488,15 @@ mod tests {
     fn devices_may_have_the_size_of_a_new_file() {
         let parse = |text: &str| text.parse::<DeviceArgument>();
         let device = parse("/dev/sdb").expect("a device");
-        assert_eq!(device, DeviceArgument { path: "/dev/sdb".into(), size: None });
+        assert_eq!(device, DeviceArgument { path: "/dev/sdb".into(), ..DeviceArgument::default() });
         let file = parse("/srv/a,b.pool,size=10GiB").expect("a file");
         assert_eq!(file.path, PathBuf::from("/srv/a,b.pool"));
         assert_eq!(file.size.map(ByteSize::get), Some(10 << 30));
-        for text in ["", ",size=1GiB", "/a,size=much"] {
+        let fast = parse("/srv/f.pool,tier=fast,size=1GiB").expect("a fast device");
+        assert_eq!((fast.path, fast.is_fast), (PathBuf::from("/srv/f.pool"), true));
+        assert_eq!(fast.size.map(ByteSize::get), Some(1 << 30));
+        assert!(!parse("/srv/s,tier=slow").expect("a slow device").is_fast);
+        for text in ["", ",size=1GiB", "/a,size=much", "/a,tier=warm"] {
             assert!(parse(text).is_err(), "{text}");
         }
     }

@@ -196,6 +196,8 @@ impl Metrics {
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
+    use sarsen_pool::{Tier, TierUse};
+
     use super::*;
     use sarsen_volume::OperationKind;
     use sarsen_volume::statistics::Failure;
@@ -284,6 +286,7 @@ mod tests {
         meter.limited();
         let volume = VolumeSpace { name: "data".into(), size: 8192, allocated: Some(4096) };
         let (free, provisioned) = (4096, 65536);
+        let used = |requests| TierUse { requests, moved_bytes: 4096, ..TierUse::default() };
         let pool = PoolUsage {
             name: "tank".into(),
             size: 16384,
@@ -292,6 +295,7 @@ mod tests {
             left_out: 1,
             stale: 8192,
             checksum_errors: 3,
+            tiers: Some([(Tier::Fast, used(5)), (Tier::Slow, used(7))]),
         };
         metrics.show_space(vec![volume], vec![pool]);
         let text = text::of_open_metrics(&metrics.render(MetricsSnapshot::default()));
@@ -323,6 +327,9 @@ mod tests {
             "sarsen_pool_devices_left_out{pool=\"tank\"} 1".to_owned(),
             "sarsen_pool_stale_bytes{pool=\"tank\"} 8192".to_owned(),
             "sarsen_pool_checksum_errors{pool=\"tank\"} 3".to_owned(),
+            "sarsen_pool_tier_requests_total{pool=\"tank\",tier=\"fast\"} 5".to_owned(),
+            "sarsen_pool_tier_requests_total{pool=\"tank\",tier=\"slow\"} 7".to_owned(),
+            "sarsen_pool_tier_moved_bytes_total{pool=\"tank\",tier=\"slow\"} 4096".to_owned(),
             "# TYPE process_cpu_seconds_total counter".to_owned(),
         ] {
             assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");

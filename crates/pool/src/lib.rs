@@ -6,6 +6,7 @@
 //!
 //! * `format`, `shape`: the layout of a device, and the sizes of a pool.
 //! * `members`, `space`, `slots`: devices, slabs, reference counts, which units are free, and on which devices slabs are.
+//! * `tiers`, `balance`: fast and slow devices, and which slabs move between them.
 //! * `copies`, `regions`: the copies of a slab, and what may differ between them.
 //! * `pages`: the pages of maps in memory.
 //! * `records`, `journal`: changes of maps, and the ring of frames that makes them durable.
@@ -21,6 +22,7 @@
 //! * `parts`, `stream`: snapshots that are sent to another pool.
 //! * `check`: the check of a pool that is not in use.
 
+mod balance;
 mod catalogue;
 mod changes;
 mod check;
@@ -53,6 +55,7 @@ mod space;
 mod state;
 mod stream;
 mod tasks;
+mod tiers;
 mod tree;
 mod unmap;
 mod volume;
@@ -71,5 +74,6 @@ pub use parts::{PART_BYTES_MAX, PART_HEADER_BYTES, PartInfo, StreamProblem};
 pub use passes::Scrubbed;
 pub use pool::{Label, NewPool, NewVolume, Pool, PoolSpace, VolumeId, VolumeInfo, VolumeKind};
 pub use stream::Received;
-pub use tasks::Tasks;
+pub use tasks::{CopyReason, Tasks};
+pub use tiers::{Tier, TierUse, Tiers};
 pub use volume::PoolVolume;

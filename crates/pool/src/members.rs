@@ -28,6 +28,8 @@ pub(crate) struct Member {
     pub(crate) last: u64,
     /// The last checkpoint does not say what it lacks.
     pub(crate) is_all_stale: bool,
+    /// Data that is used most belongs on it.
+    pub(crate) is_fast: bool,
     /// Slots without a slab.
     pub(crate) free_slots: BTreeSet<u32>,
 }
@@ -47,6 +49,7 @@ impl Member {
             absences: 0,
             last: 0,
             is_all_stale: false,
+            is_fast: false,
             free_slots: (0..slots).collect(),
         }
     }

@@ -92,7 +92,8 @@ impl Pool {
         }
         let sizes = || new.devices.iter().map(|(store, _)| store.geometry().byte_count());
         let smallest = sizes().min().unwrap_or(0);
-        let shape = Shape::for_size(sizes().sum(), smallest, new.chunk_size.ilog2() as u8);
+        let chunk_shift = new.chunk_size.ilog2() as u8;
+        let shape = Shape::for_size(sizes().sum(), smallest, chunk_shift, new.has_tiers);
         let mut superblock = Box::new(Superblock::new_zeroed());
         superblock.version = VERSION.into();
         superblock.magic = MAGIC;

@@ -151,7 +151,9 @@ impl Shared {
         // What is written from now on is written to the targets, too.
         self.end_writes().await;
         for window in self.windows(number, true) {
-            self.copy_window(number, targets, window).await?;
+            let bytes = self.copy_window(number, targets, window).await?;
+            let reason = self.state.read().space.tiering.copy_reason(number);
+            self.tasks.pause(reason, bytes).await;
             tokio::task::yield_now().await;
         }
         let mut state = self.state.write();
@@ -214,19 +216,22 @@ impl Shared {
         Some(state.space.place_in(number, state.space.slab(number)?, offset))
     }
 
+    /// Copies what is in use of a window. Returns its bytes.
     async fn copy_window(
         self: &Arc<Self>,
         number: u32,
         targets: u32,
         window: Range<u64>,
-    ) -> Result<(), PoolError> {
+    ) -> Result<u64, PoolError> {
         let checksums = self.state.read().space.checksums_range(number);
         self.in_window(number, window.clone(), async |used| {
+            let mut bytes = 0;
             // Those in memory are newer; the next checkpoint writes them to all copies.
             let checksums = checksums.filter(|range| window.contains(&range.start));
             for range in used.into_iter().chain(checksums) {
-                let Some(place) = self.place_at(number, range.start) else { return Ok(()) };
-                let Some(source) = place.sources().next() else { return Ok(()) };
+                let Some(place) = self.place_at(number, range.start) else { return Ok(bytes) };
+                let Some(source) = place.sources().next() else { return Ok(bytes) };
+                bytes += range.end - range.start;
                 let read = self.read_to_copy(place, range.end - range.start).await;
                 let failed =
                     |error| PoolError::Device { device: source.device.into(), source: error };
@@ -235,7 +240,7 @@ impl Shared {
                     self.write_copy(slot, range.start, data.share()).await?;
                 }
             }
-            Ok(())
+            Ok(bytes)
         })
         .await
     }

@@ -60,6 +60,8 @@ pub struct NewPool {
     pub name: String,
     /// Size of a chunk in bytes: a power of two from 16 KiB to 1 MiB.
     pub chunk_size: u32,
+    /// Whether it gets fast and slow devices, between which slabs move: then they are smaller.
+    pub has_tiers: bool,
     /// The devices, each with a number that no other device has. Their data is lost.
     pub devices: Vec<(Arc<dyn Store>, [u8; 16])>,
 }

@@ -128,6 +128,9 @@ impl State {
                 break;
             }
         }
+        if let Some(place) = &segment.source {
+            self.space.count_request(place.slab);
+        }
         Ok(segment)
     }
 }

@@ -101,10 +101,11 @@ impl Shape {
     pub(crate) const SLAB_SHIFTS: std::ops::RangeInclusive<u8> = 20..=30;
 
     /// Returns the sizes for a new pool of so many bytes in all, whose smallest device has `smallest`: some hundred slabs at
-    /// least, none larger than 1 GiB.
-    pub(crate) fn for_size(all: u64, smallest: u64, chunk_shift: u8) -> Self {
+    /// least, none larger than 1 GiB. With tiers, there are four times as many, because slabs are what moves.
+    pub(crate) fn for_size(all: u64, smallest: u64, chunk_shift: u8, has_tiers: bool) -> Self {
         let bytes = smallest.max(all / 64);
-        let slab_shift = (bytes / 512).max(1).ilog2().clamp(20, 30) as u8;
+        let slabs = if has_tiers { 2048 } else { 512 };
+        let slab_shift = (bytes / slabs).max(1).ilog2().clamp(20, 30) as u8;
         let slab_shift = slab_shift.max(chunk_shift + 4);
         let journal = (bytes / 64).next_power_of_two().clamp(256 << 10, 16 << 20);
         // More than the slabs of now: the pool can grow.

@@ -9,6 +9,7 @@ use crate::format::ROWS;
 use crate::members::Member;
 use crate::shape::SlabKind;
 use crate::space::{Assigned, Class, Slab, SlabPart, Space};
+use crate::tiers::Tier;
 
 /// The free slots of the devices that take slabs.
 #[derive(Clone, Debug)]
@@ -117,7 +118,7 @@ impl Space {
     }
 
     /// Returns whether a device takes slabs: it is not new, and not to be removed.
-    fn takes_slabs(&self, device: u8) -> bool {
+    pub(crate) fn takes_slabs(&self, device: u8) -> bool {
         self.member(device).is_some_and(Member::takes_slabs)
     }
 
@@ -153,15 +154,21 @@ impl Space {
             let others = self.current.iter().filter(|(other, _)| **other != key);
             others.map(|(_, &slab)| slab).collect()
         };
+        let wanted = self.tier_of_new_data().filter(|_| class.kind().is_data());
         let with_free = (1..self.slabs.len() as u32).filter_map(|number| {
             let slab = self.slab(number).filter(|slab| is_usable(self, slab))?;
-            Some((!others.contains(&number), slab.free, number))
+            let is_wanted = wanted.is_none_or(|tier| self.tier_of(slab) == tier);
+            Some((!others.contains(&number), is_wanted, slab.free, number))
         });
         let best = with_free.max();
-        let is_roomy = best.is_some_and(|(is_unused, free, _)| {
+        let is_roomy = best.is_some_and(|(is_unused, _, free, _)| {
             is_unused && free >= self.shape.usable(class.kind()) / 8
         });
-        if !is_roomy && let Some(assigned) = self.assign(key, pages) {
+        let is_best = is_roomy && best.is_some_and(|(_, is_wanted, ..)| is_wanted);
+        // Another slab of the wanted tier comes before one of the other tier that has room, and that before a new one.
+        let tiers = [(!is_best).then_some(wanted), (!is_roomy).then_some(None)];
+        let assigned = tiers.into_iter().flatten().find_map(|tier| self.assign(key, pages, tier));
+        if let Some(assigned) = assigned {
             self.current.insert(key, assigned.slab);
             return Ok((assigned.slab, Some(assigned)));
         }
@@ -209,8 +216,8 @@ impl Space {
             + free.slabs(copies.into()) * u64::from(self.shape.usable(class.kind()))
     }
 
-    /// Assigns a slab to slots of different devices, if slots for `pages` pages stay.
-    fn assign(&mut self, key: (Class, u8), pages: u64) -> Option<Assigned> {
+    /// Assigns a slab to slots of different devices, all in one tier if one is given, if slots for `pages` pages stay.
+    fn assign(&mut self, key: (Class, u8), pages: u64, tier: Option<Tier>) -> Option<Assigned> {
         let class = key.0;
         let others = self.current.iter().filter(|((other, _), _)| *other == class);
         let others = others.filter(|(other, _)| **other != key);
@@ -221,7 +228,7 @@ impl Space {
         let least = class.copies().unwrap_or_else(|| self.page_copies_min());
         let mut counts = (least..=self.wanted(class)).rev();
         let copies =
-            counts.find_map(|count| self.targets(count.into(), &Copies::default(), &busy))?;
+            counts.find_map(|count| self.targets(count.into(), &Copies::default(), &busy, tier))?;
         if class.kind().is_data() {
             let mut free = self.free_slots();
             for one in free.0.iter_mut().filter(|one| copies.has(one.device)) {
@@ -237,12 +244,19 @@ impl Space {
         Some(assigned)
     }
 
-    /// Chooses free slots for copies of a slab that has some already. The devices come last to which other stripes are written,
-    /// and then those with fewer free slots.
-    fn targets(&self, count: usize, has: &Copies, busy: &[u8]) -> Option<Copies> {
+    /// Chooses free slots for copies of a slab that has some already, all in one tier if one is given. The devices come last to
+    /// which other stripes are written, and then those with fewer free slots.
+    pub(crate) fn targets(
+        &self,
+        count: usize,
+        has: &Copies,
+        busy: &[u8],
+        tier: Option<Tier>,
+    ) -> Option<Copies> {
         let mut candidates: Vec<_> = self
             .present()
             .filter(|(device, member)| member.takes_slabs() && !has.has(*device))
+            .filter(|&(device, _)| self.is_in(device, tier))
             .filter_map(|(device, member)| {
                 let slot = Slot { device, number: *member.free_slots.first()? };
                 let writers = busy.iter().filter(|&&other| other == device).count();
@@ -293,6 +307,7 @@ impl Space {
         let part = slab.part;
         let slots = part.copies.iter().map(|(slot, _)| slot).collect();
         self.checksums.remove(number);
+        self.tiering.end_move(number);
         self.unassigned.push((number, slots));
         self.free_units[part.class.index()] -= u64::from(part.free);
         self.changed_rows.insert(number / ROWS as u32);
@@ -416,6 +431,7 @@ impl Space {
             let online = self.members.iter_mut().filter(|member| is_online(member));
             online.for_each(|member| member.is_leaving = false);
         }
+        self.tiering.end_all_moves();
         // What a pass copies to it from now on is lost.
         self.mirrors.spoil(None, device);
         for (slab, regions) in self.mirrors.unsettled() {
@@ -473,20 +489,34 @@ impl Space {
         self.changed_rows.insert(number / ROWS as u32);
     }
 
-    /// Gives a slab that has fewer good copies than it should one more, which is stale. Returns whether there was such a slab.
+    /// Gives a slab that has fewer good copies than it should one more, which is stale. A move for which there is no slot any
+    /// more ends. Returns whether there was such a slab, or such a move.
     pub(crate) fn add_copy(&mut self) -> bool {
+        self.end_complete_moves();
+        let mut blocked = None;
         let found = (1..self.slabs.len() as u32).find_map(|number| {
             let slab = self.slab(number).filter(|slab| !slab.copies.is_full())?;
             let staying =
-                slab.copies.iter().filter(|(slot, _)| self.takes_slabs(slot.device)).count();
+                slab.copies.iter().filter(|(slot, _)| self.stays(number, slot.device)).count();
             if staying >= usize::from(self.wanted(slab.class)) {
                 return None;
             }
-            let target = self.targets(1, &slab.copies, &[])?;
-            let (slot, _) = target.iter().next()?;
+            let target = |tier| self.targets(1, &slab.copies, &[], tier);
+            let target = match self.tiering.destination(number) {
+                Some(tier) => {
+                    let target = target(Some(tier)).filter(|_| self.has_spare_slots());
+                    blocked = blocked.or(target.is_none().then_some(number));
+                    target
+                }
+                None => target(Some(self.tier_of(slab))).or_else(|| target(None)),
+            };
+            let (slot, _) = target?.iter().next()?;
             Some((number, slot))
         });
-        let Some((number, slot)) = found else { return false };
+        if let Some(number) = blocked {
+            self.tiering.end_move(number);
+        }
+        let Some((number, slot)) = found else { return blocked.is_some() };
         self.members[usize::from(slot.device)].free_slots.remove(&slot.number);
         let regions = self.shape.all_regions();
         if let Some(Some(Slab { part, .. })) = self.slabs.get_mut(number as usize) {
@@ -497,8 +527,8 @@ impl Space {
         true
     }
 
-    /// Begins to take copies from slabs that do not need them: those of devices that leave, if enough other copies are
-    /// complete. They are not read any more. Returns the slabs and devices.
+    /// Begins to take copies from slabs that do not need them, if enough other copies are complete: those of devices that leave,
+    /// of slabs that moved, and those that no volume wants. They are not read any more. Returns the slabs and devices.
     pub(crate) fn begin_drops(&mut self) -> Vec<(u32, u8)> {
         let mut drops = Vec::new();
         while drops.len() < DROPS
@@ -513,7 +543,8 @@ impl Space {
         let (number, device) = (1..self.slabs.len() as u32).find_map(|number| {
             let slab = self.slab(number).filter(|slab| slab.dropping.is_none())?;
             let mut devices = slab.copies.iter().map(|(slot, _)| slot.device);
-            let device = devices.find(|&device| !self.takes_slabs(device))?;
+            let leaving = devices.find(|&device| !self.stays(number, device));
+            let device = leaving.or_else(|| self.surplus(slab))?;
             // Copies on other devices that leave count until it is their turn: a slab has room for one more copy only.
             let others = slab.copies.iter().filter(|(slot, is_stale)| {
                 slot.device != device && !is_stale && self.is_online(slot.device)
@@ -527,6 +558,13 @@ impl Space {
         part.dropping = Some(device);
         self.changed_rows.insert(number / ROWS as u32);
         Some((number, device))
+    }
+
+    /// Returns the device of a copy that a slab does not need, a stale one first. An interrupted move leaves one.
+    fn surplus(&self, slab: &SlabPart) -> Option<u8> {
+        let is_surplus = slab.copies.len() > usize::from(self.wanted(slab.class));
+        let least = slab.copies.iter().max_by_key(|&(_, is_stale)| is_stale);
+        least.filter(|_| is_surplus).map(|(slot, _)| slot.device)
     }
 
     /// Takes copies from slabs, after the checkpoint that does not have them. Returns their slots.
@@ -544,6 +582,27 @@ impl Space {
             }
         }
         slots
+    }
+
+    /// Returns whether a slab may move from devices to others: slots for `pages` pages stay even while it has both, and no fewer
+    /// slabs fit, whatever the number of their copies.
+    pub(crate) fn may_move(&self, from: &Copies, to: &Copies, pages: u64) -> bool {
+        let before = self.free_slots();
+        let mut after = before.clone();
+        for one in after.0.iter_mut().filter(|one| to.has(one.device)) {
+            one.slots = one.slots.saturating_sub(1);
+        }
+        if self.pages_in(&after) < pages {
+            return false;
+        }
+        for one in after.0.iter_mut().filter(|one| from.has(one.device)) {
+            one.slots += 1;
+        }
+        let mut counts = (1..=MIRROR_MAX).filter(|&copies| {
+            let has_slabs = |slab: &Slab| slab.part.class.copies() == Some(copies);
+            self.slabs.iter().flatten().any(has_slabs)
+        });
+        counts.all(|copies| after.slabs(copies.into()) >= before.slabs(copies.into()))
     }
 
     /// Returns whether the slabs of a device that leaves fit on the others, beside so many pages.

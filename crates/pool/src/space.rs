@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use parking_lot::Mutex;
 use sarsen_block::Buffer;
@@ -20,6 +21,7 @@ use crate::members::Member;
 use crate::pages::{AddressMap, Unsealed};
 use crate::regions::Regions;
 use crate::shape::{Layout, Shape, SlabKind, Unit};
+use crate::tiers::Tiering;
 
 /// The offset of a page of rows on the devices that have it, and its bytes.
 pub(crate) type RowsWrite = (u64, Buffer);
@@ -43,6 +45,8 @@ pub(crate) struct SlabPart {
     pub(crate) free: u32,
     /// The valid place of each page of counts.
     places: [u8; 20],
+    /// Requests to it, of which older ones count less. 0 unless the pool has tiers.
+    pub(crate) heat: AtomicU32,
 }
 
 /// What a slab is for.
@@ -188,6 +192,7 @@ pub(crate) struct Space {
     /// How often counts were removed from memory.
     pub(crate) evictions: u64,
     pub(crate) checksums: Checksums,
+    pub(crate) tiering: Tiering,
 }
 
 /// A slab that was assigned to slots, which the journal must know.
@@ -232,6 +237,7 @@ impl Space {
             counts_bytes: 0,
             evictions: 0,
             checksums: Checksums::default(),
+            tiering: Tiering::default(),
         }
     }
 
@@ -276,8 +282,7 @@ impl Space {
             }
             let class = Class::of(kind, row.wanted);
             let regions = row.regions.get();
-            let part =
-                SlabPart { class, copies, regions, dropping: None, free, places: row.places };
+            let part = SlabPart::new(class, copies, regions, free, row.places);
             self.slabs[at] = Some(Slab { part, counts: None });
             self.free_units[class.index()] += u64::from(free);
         }
@@ -580,7 +585,7 @@ impl Space {
         counts.changed = (0..self.shape.counts_pages(kind)).collect();
         let free = self.shape.usable(kind);
         let regions = if copies.stale() == 0 { 0 } else { 1 };
-        let part = SlabPart { class, copies, regions, dropping: None, free, places: [0; 20] };
+        let part = SlabPart::new(class, copies, regions, free, [0; 20]);
         self.counts_bytes += counts.byte_count();
         self.slabs[at] = Some(Slab { part, counts: Some(counts) });
         self.free_units[class.index()] += u64::from(free);
@@ -745,6 +750,10 @@ impl Space {
 }
 
 impl SlabPart {
+    const fn new(class: Class, copies: Copies, regions: u64, free: u32, places: [u8; 20]) -> Self {
+        Self { class, copies, regions, dropping: None, free, places, heat: AtomicU32::new(0) }
+    }
+
     #[inline]
     pub(crate) const fn kind(&self) -> SlabKind {
         self.class.kind()

@@ -376,6 +376,9 @@ impl State {
                 }
             }
         }
+        for neighbours in parts.chunk_by(|one, other| one.place.slab == other.place.slab) {
+            self.space.count_request(neighbours[0].place.slab);
+        }
         Ok(regions)
     }
 

@@ -9,7 +9,7 @@ use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use axum::routing::post;
 use sarsen_io::threads;
-use sarsen_pool::DeviceState;
+use sarsen_pool::{DeviceState, Tier, TierUse};
 
 use super::Api;
 use super::capacity::Received;
@@ -20,11 +20,11 @@ use super::pools::{contents_of, find_pool};
 use super::routes::{Answer, Json, parse};
 use crate::config::PoolConfig;
 use crate::desired::{Change, ChangeRefused, Desired};
-use crate::model::Objects;
+use crate::model::{Objects, Textual as _};
 use crate::schema::pools::{
-    AddPoolDevice, ChangePoolDevice, PoolContents, PoolDevice, PoolScrub, ScrubResult,
+    AddPoolDevice, ChangePoolDevice, PoolContents, PoolDevice, PoolScrub, PoolTier, ScrubResult,
 };
-use crate::stores::{OpenPool, StoreError};
+use crate::stores::{self, OpenPool, StoreError};
 
 pub(super) fn router() -> Router<Api> {
     Router::new()
@@ -41,6 +41,7 @@ pub(super) fn devices(config: &PoolConfig, open: Option<&Arc<OpenPool>>) -> Vec<
             size_bytes: None,
             is_online: false,
             is_leaving: false,
+            is_fast: config.fast_devices.contains(path),
             used_bytes: 0,
             stale_bytes: 0,
             checksum_errors: 0,
@@ -58,6 +59,7 @@ pub(super) fn devices(config: &PoolConfig, open: Option<&Arc<OpenPool>>) -> Vec<
             size_bytes: one.size,
             is_online: info.is_some_and(|info| info.state == DeviceState::Online),
             is_leaving: info.is_some_and(|info| info.is_leaving),
+            is_fast: one.path.as_ref().is_some_and(|path| config.fast_devices.contains(path)),
             used_bytes: info.map_or(0, |info| info.used_bytes),
             stale_bytes: info.map_or(0, |info| info.stale_bytes),
             checksum_errors: info.map_or(0, |info| info.checksum_errors),
@@ -65,6 +67,19 @@ pub(super) fn devices(config: &PoolConfig, open: Option<&Arc<OpenPool>>) -> Vec<
         }
     };
     open.reported_devices().into_iter().map(device).collect()
+}
+
+/// Returns the fast and the slow devices of a pool, if it has both.
+pub(super) fn tiers_of(open: Option<&Arc<OpenPool>>) -> Vec<PoolTier> {
+    let tiers = open.and_then(|open| stores::tier_use_of(&open.pool)).into_iter().flatten();
+    let tier = |(tier, used): (Tier, TierUse)| PoolTier {
+        tier: tier.render(),
+        size_bytes: used.size_bytes,
+        used_bytes: used.used_bytes,
+        requests: used.requests,
+        moved_bytes: used.moved_bytes,
+    };
+    tiers.map(tier).collect()
 }
 
 /// Returns the scrub of a pool.
@@ -121,7 +136,8 @@ pub(super) async fn add(
     headers: HeaderMap,
     body: Received,
 ) -> Answer<PoolContents> {
-    let AddPoolDevice { path, size, replaces, force, author } = super::config::json(body.bytes())?;
+    let AddPoolDevice { path, size, is_fast, replaces, force, author } =
+        super::config::json(body.bytes())?;
     drop(body);
     let (config, open) = open_pool(&api, &name)?;
     let author = author_of(author.as_deref(), &headers)?;
@@ -145,18 +161,18 @@ pub(super) async fn add(
         Some(old) => Some((open.find_device(&old)?, old)),
         None => None,
     };
+    // What takes the place of a fast device is fast.
+    let is_fast =
+        is_fast || replaces.as_ref().is_some_and(|(_, old)| config.fast_devices.contains(old));
     let (engine, desired, pool) = (api.engine.clone(), api.desired.clone(), name.clone());
     // It ends even if its client disconnects meanwhile.
     let adding = threads::aside(async move {
         open.expect_device(&path);
         // The state names the path first: if the server stops in between, it reports a path that is no device. In the other
         // order, it would not find a device of the pool.
-        if let Some(desired) = desired.as_ref().filter(|_| !is_listed) {
-            let add = |devices: &mut Vec<PathBuf>| {
-                if !devices.contains(&path) {
-                    devices.push(path.clone());
-                }
-            };
+        let is_stored = is_listed && (!is_fast || config.fast_devices.contains(&path));
+        if let Some(desired) = desired.as_ref().filter(|_| !is_stored) {
+            let add = |pool: &mut PoolConfig| pool.add_device(&path, is_fast);
             let change = |objects: &Objects| {
                 Ok::<_, ChangeRefused>(Change::of_pool_devices(objects, &pool, add, &author))
             };
@@ -196,7 +212,7 @@ async fn forget(
     path: &FilePath,
     author: &str,
 ) -> Result<(), ChangeRefused> {
-    let forget = |devices: &mut Vec<PathBuf>| devices.retain(|one| one != path);
+    let forget = |pool: &mut PoolConfig| pool.remove_devices(&[path.to_owned()]);
     let change = |objects: &Objects| Ok(Change::of_pool_devices(objects, pool, forget, author));
     desired.change::<ChangeRefused>(change).await.map(drop)
 }

@@ -25,11 +25,12 @@ use crate::engine::SnapshotError;
 use crate::events::Occurrence;
 use crate::model::{CacheMode, Object, SnapshotName, Textual as _};
 use crate::schema::pools::{
-    ChangeSnapshot, ChangedRange, CreatePool, CreateSnapshots, PoolContents, PoolList, PoolStatus,
-    ReceivedSnapshot, RollBack, RolledBack, Snapshot, SnapshotChanges, SnapshotList, StoredVolume,
+    ChangeSnapshot, ChangedRange, CreatePool, CreateSnapshots, NewPoolDevice, PoolContents,
+    PoolList, PoolStatus, ReceivedSnapshot, RollBack, RolledBack, Snapshot, SnapshotChanges,
+    SnapshotList, StoredVolume,
 };
 use crate::stores::pool::{self, serial_of};
-use crate::stores::{OpenPool, PoolPlan, RollBackEnd, StoreError};
+use crate::stores::{OpenPool, PlannedDevice, PoolPlan, RollBackEnd, StoreError};
 
 /// Maximum number of snapshots that a request creates.
 const SNAPSHOTS_AT_ONCE: usize = 1024;
@@ -62,6 +63,7 @@ fn status(api: &Api, config: &PoolConfig) -> PoolStatus {
         is_open: open.is_some(),
         problem: problem.map(|problem| problem.why.clone()),
         devices: pool_devices::devices(config, open.as_ref()),
+        tiers: pool_devices::tiers_of(open.as_ref()),
         scrub: pool_devices::scrub_of(open.as_ref()),
         chunk_bytes: open.as_ref().map_or(0, |open| open.pool.chunk_size()),
         size_bytes,
@@ -168,8 +170,12 @@ pub(super) async fn create(
     let cache = cache.as_deref().map(CacheMode::parse).transpose();
     let cache =
         cache.map_err(|message| ApiError::invalid(Some("cache"), format!("cache: {message}")))?;
-    let devices = devices.into_iter().map(|device| (device.path.into(), device.size)).collect();
-    let plan = PoolPlan::new(&name, devices, chunk_size, cache).map_err(ChangeRefused::from)?;
+    let planned = |device: NewPoolDevice| {
+        let NewPoolDevice { path, size, is_fast } = device;
+        PlannedDevice { path: path.into(), size, is_fast }
+    };
+    let devices: Vec<_> = devices.into_iter().map(planned).collect();
+    let plan = PoolPlan::new(&name, &devices, chunk_size, cache).map_err(ChangeRefused::from)?;
     if import && (force || plan.creates_files()) {
         let message =
             "import: a pool that exists has its devices already; leave out force and size";

@@ -32,7 +32,7 @@ use self::plan::{default_portal, summary};
 pub use self::refused::{ChangeRefused, Interruption};
 pub use self::store::StateError;
 use self::store::{Contents, History, StateStore, Store, Writes};
-use crate::config::{Config, ConfigError, PortalRequirement};
+use crate::config::{Config, ConfigError, PoolConfig, PortalRequirement};
 use crate::engine::{
     Attempts, Begun, Cause, ChangeError, ChangeOutcome, Engine, Erasure, Force, Managed, Prepared,
 };
@@ -71,18 +71,20 @@ impl Change {
     pub(crate) fn of_pool_devices(
         objects: &Objects,
         pool: &str,
-        change: impl FnOnce(&mut Vec<PathBuf>),
+        change: impl FnOnce(&mut PoolConfig),
         author: &str,
     ) -> Self {
         let key = Key::new(ObjectKind::Pool, pool);
-        let mut devices = match objects.get(&key).map(|object| &**object) {
-            Some(Object::Pool(pool)) => pool.devices.clone(),
+        let mut pool = match objects.get(&key).map(|object| &**object) {
+            Some(Object::Pool(pool)) => pool.clone(),
             // The change is refused: there is no such pool.
-            _ => Vec::new(),
+            _ => PoolConfig::default(),
         };
-        change(&mut devices);
+        change(&mut pool);
+        let PoolConfig { devices, fast_devices, .. } = pool;
+        let devices = serde_json::json!({ "devices": devices, "fast-devices": fast_devices });
         Self {
-            edits: vec![Edit::Patch(key, serde_json::json!({ "devices": devices }))],
+            edits: vec![Edit::Patch(key, devices)],
             expected: None,
             author: author.to_owned(),
             force: false,
@@ -402,7 +404,7 @@ impl Desired {
                 continue;
             }
             let author = "the server: a device was removed from the pool";
-            let forget = |devices: &mut Vec<PathBuf>| devices.retain(|one| !removed.contains(one));
+            let forget = |pool: &mut PoolConfig| pool.remove_devices(&removed);
             let change = |objects: &Objects| {
                 Ok::<_, ChangeRefused>(Change::of_pool_devices(objects, &pool, forget, author))
             };

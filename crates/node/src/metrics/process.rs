@@ -8,6 +8,9 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use sarsen_io::process;
+use sarsen_pool::{Tier, TierUse};
+
+use crate::model::Textual as _;
 
 /// The space of an open volume.
 #[derive(Clone, Debug)]
@@ -35,6 +38,8 @@ pub(crate) struct PoolUsage {
     pub(crate) stale: u64,
     /// How often data did not have its checksum since the pool was opened.
     pub(crate) checksum_errors: u64,
+    /// The use of its fast and slow devices, if it has both.
+    pub(crate) tiers: Option<[(Tier, TierUse); 2]>,
 }
 
 /// See the module. These names have no prefix: all programs use the same names for their process.
@@ -89,7 +94,12 @@ impl Collector for ProcessMetrics {
         of_each(&mut encoder, &pools, label, name, help, |pool| Some(pool.stale))?;
         let help = "Blocks that devices of a pool returned without their checksum, since the pool was opened";
         let name = "sarsen_pool_checksum_errors";
-        of_each(&mut encoder, &pools, label, name, help, |pool| Some(pool.checksum_errors))
+        of_each(&mut encoder, &pools, label, name, help, |pool| Some(pool.checksum_errors))?;
+        let help = "Reads and writes of data on the fast or slow devices of a pool";
+        of_tiers(&mut encoder, &pools, "sarsen_pool_tier_requests", help, |tier| tier.requests)?;
+        let help = "Bytes of slabs that were moved to the fast or slow devices of a pool";
+        let name = "sarsen_pool_tier_moved_bytes";
+        of_tiers(&mut encoder, &pools, name, help, |tier| tier.moved_bytes)
     }
 }
 
@@ -123,6 +133,25 @@ fn gauge(
 }
 
 /// Writes a gauge of each object that has a value.
+/// Encodes a counter of each tier of pools that have two.
+fn of_tiers(
+    encoder: &mut DescriptorEncoder<'_>,
+    pools: &[PoolUsage],
+    name: &str,
+    help: &str,
+    count: impl Fn(&TierUse) -> u64,
+) -> fmt::Result {
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for pool in pools {
+        for (tier, used) in pool.tiers.iter().flatten() {
+            let labels = [("pool", pool.name.clone()), ("tier", tier.render())];
+            let mut metric = metric.encode_family(&labels)?;
+            metric.encode_counter::<NoLabelSet, _, u64>(&count(used), None)?;
+        }
+    }
+    Ok(())
+}
+
 fn of_each<T>(
     encoder: &mut DescriptorEncoder<'_>,
     objects: &[T],

@@ -66,3 +66,4 @@ pub use self::target::Login;
 pub use self::volume::StoreKind;
 pub(crate) use self::volume::metadata_folder;
 pub use self::words::{Textual, Words};
+pub use sarsen_pool::Tier;

@@ -12,21 +12,24 @@
 //! snapshot-schedule = "hourly=24,daily=7"
 //! ```
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use sarsen_pool::Tier;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::cache_mode::CacheMode;
 use super::invalid::FieldError;
 use super::names::check_pool_name;
-use super::quantity::{Number, Size};
+use super::quantity::{Bandwidth, Number, Size};
 use super::{document, words};
 
 /// The default of `alert-percent`.
 pub const DEFAULT_ALERT_PERCENT: u64 = 80;
 /// The default of `memory` in bytes.
 const DEFAULT_MEMORY: u64 = 1 << 30;
+/// The default of `move-rate` in bytes per second.
+const DEFAULT_MOVE_RATE: u64 = 64 << 20;
 /// Maximum number of devices.
 const DEVICES_MAX: usize = 32;
 
@@ -39,6 +42,24 @@ pub struct Pool {
     /// The block devices or files of the pool, 1 to 32 of them, in any order.
     #[schema(value_type = Vec<String>)]
     pub devices: Vec<PathBuf>,
+    /// Those of its devices that are fast, such as flash beside disks that rotate: the data that is used most moves to them. A
+    /// mirrored volume needs as many fast devices as it has copies. Default: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub fast_devices: Vec<PathBuf>,
+    /// With `fast-devices`: the devices to which new data is written, while they have room. Default: `slow`.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "words::option")]
+    #[schema(value_type = Option<String>)]
+    pub new_data: Option<Tier>,
+    /// With `fast-devices`: the maximum of bytes per second that move between fast and slow devices. Default: 64MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<document::Size>)]
+    pub move_rate: Option<Bandwidth>,
+    /// Maximum of bytes per second that are copied to devices that came back, are new, or take over from one that leaves.
+    /// Default: no maximum.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<document::Size>)]
+    pub repair_rate: Option<Bandwidth>,
     /// The cache mode of its devices, with the names and meanings of QEMU. Another one takes effect with the next start.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "words::option")]
     #[schema(value_type = Option<String>)]
@@ -66,7 +87,47 @@ impl Pool {
             let message = format!("devices: {} is listed twice; remove one", pair[0].display());
             return Err(FieldError::new("devices", message));
         }
+        if let Some(other) = self.fast_devices.iter().find(|path| !self.devices.contains(path)) {
+            let message = format!(
+                "fast-devices: {other} is not one of devices; add it with `sarsen pool add {} {other},tier=fast`",
+                self.name,
+                other = other.display()
+            );
+            return Err(FieldError::new("fast-devices", message));
+        }
         Ok(())
+    }
+
+    /// Returns where new data is written, if it has fast devices.
+    pub fn new_data(&self) -> Tier {
+        self.new_data.unwrap_or(Tier::Slow)
+    }
+
+    /// Returns the maximum of bytes per second that move between fast and slow devices.
+    pub fn move_rate(&self) -> u64 {
+        self.move_rate.map_or(DEFAULT_MOVE_RATE, Size::get)
+    }
+
+    /// Returns the maximum of bytes per second that are copied to complete copies.
+    pub fn repair_rate(&self) -> Option<u64> {
+        self.repair_rate.map(Size::get)
+    }
+
+    /// Adds a device.
+    pub(crate) fn add_device(&mut self, path: &Path, is_fast: bool) {
+        if !self.devices.iter().any(|one| one == path) {
+            self.devices.push(path.to_owned());
+        }
+        if is_fast && !self.fast_devices.iter().any(|one| one == path) {
+            self.fast_devices.push(path.to_owned());
+        }
+    }
+
+    /// Removes devices.
+    pub(crate) fn remove_devices(&mut self, paths: &[PathBuf]) {
+        for devices in [&mut self.devices, &mut self.fast_devices] {
+            devices.retain(|one| !paths.contains(one));
+        }
     }
 
     /// Returns the cache mode of its devices.

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use sarsen_block::BlockSize;
 use sarsen_io::cores::FileEngine;
 use sarsen_io::spin::Spin;
+use sarsen_pool::Tier;
 use sarsen_proto::iscsi::chap::Algorithm;
 use sarsen_scsi::{AccessState, Alua, Designator, Naa, ProtectionType};
 use serde::de::Error as _;
@@ -45,6 +46,10 @@ impl Words for StoreKind {
         ("sg", Self::Sg),
         ("pool", Self::Pool),
     ];
+}
+
+impl Words for Tier {
+    const WORDS: &'static [(&'static str, Self)] = &[("slow", Self::Slow), ("fast", Self::Fast)];
 }
 
 impl Words for CacheMode {

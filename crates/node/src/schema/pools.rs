@@ -23,6 +23,8 @@ pub struct PoolStatus {
     pub problem: Option<String>,
     /// Its devices.
     pub devices: Vec<PoolDevice>,
+    /// Its fast and its slow devices, if `fast-devices` names some and not all.
+    pub tiers: Vec<PoolTier>,
     /// Its scrub.
     pub scrub: PoolScrub,
     /// Bytes in which it gives space to volumes.
@@ -54,6 +56,8 @@ pub struct PoolDevice {
     pub is_online: bool,
     /// Whether its data moves to other devices, after which it is removed.
     pub is_leaving: bool,
+    /// Whether it is one of the fast devices, to which data moves that is used most.
+    pub is_fast: bool,
     /// Bytes that are in use for volumes and metadata, in whole slabs of a maximum of 1 GiB.
     pub used_bytes: u64,
     /// Bytes that must be copied to it at most, before it has everything.
@@ -62,6 +66,21 @@ pub struct PoolDevice {
     pub checksum_errors: u64,
     /// Why it is not in use.
     pub problem: Option<String>,
+}
+
+/// The use of the fast or of the slow devices of a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PoolTier {
+    /// `fast` or `slow`.
+    pub tier: String,
+    /// Bytes for volumes and metadata of its devices that are online.
+    pub size_bytes: u64,
+    /// Bytes of them that are in use, in whole slabs of a maximum of 1 GiB.
+    pub used_bytes: u64,
+    /// Reads and writes of data there, since the pool was opened.
+    pub requests: u64,
+    /// Bytes that were moved there, since the pool was opened.
+    pub moved_bytes: u64,
 }
 
 /// The scrub of a pool: it reads everything, and repairs copies.
@@ -168,6 +187,9 @@ pub struct NewPoolDevice {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<document::Size>)]
     pub size: Option<crate::model::ByteSize>,
+    /// It is one of the fast devices: data moves to it that is used most.
+    #[serde(default)]
+    pub is_fast: bool,
 }
 
 /// The body of `POST /v1/pools/{name}/devices`.
@@ -181,6 +203,9 @@ pub struct AddPoolDevice {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<document::Size>)]
     pub size: Option<crate::model::ByteSize>,
+    /// It is one of the fast devices: data moves to it that is used most. It is one in any case if it replaces one.
+    #[serde(default)]
+    pub is_fast: bool,
     /// Let this device leave, when the new one is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaces: Option<String>,

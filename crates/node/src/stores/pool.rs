@@ -5,6 +5,7 @@ mod devices;
 mod history;
 mod memory;
 mod roll_back;
+mod tiers;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -13,12 +14,11 @@ use std::sync::{Arc, Weak, mpsc};
 use std::time::UNIX_EPOCH;
 
 use parking_lot::Mutex;
-use sarsen_block::{LocalFuture, Store};
+use sarsen_block::Store;
 use sarsen_io::cores::Cores;
 use sarsen_io::{random, time};
 use sarsen_pool::{
-    DeviceState, Label, NewVolume, Pool, PoolError, PoolVolume, Tasks, VolumeId, VolumeInfo,
-    VolumeKind,
+    DeviceState, Label, NewVolume, Pool, PoolError, PoolVolume, VolumeId, VolumeInfo, VolumeKind,
 };
 use sarsen_volume::VolumeHealth;
 use sha2::{Digest as _, Sha256};
@@ -26,7 +26,7 @@ use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 
 pub(crate) use self::creation::format;
-pub use self::creation::{PoolPlan, create};
+pub use self::creation::{PlannedDevice, PoolPlan, create};
 pub(crate) use self::devices::ReportedDevice;
 pub(crate) use self::devices::forget;
 use self::devices::{NamedDevices, Scrub, identify_all, open_with, refuse_older};
@@ -35,6 +35,8 @@ pub(crate) use self::memory::PoolMemory;
 use self::memory::Remembered;
 use self::roll_back::RollBacks;
 pub(crate) use self::roll_back::{PendingRollBack, RollBackEnd};
+pub(crate) use self::tiers::use_of as tier_use_of;
+use self::tiers::{Balancing, PacedTasks};
 use super::file::FileStore;
 use super::{OpenMode, StoreError};
 use crate::config::{CacheMode, PoolConfig, VolumeConfig, render_size};
@@ -73,15 +75,6 @@ impl PoolCores {
         cores.spawn_on(0, move || async move { drop(done.send(operation().await)) });
         drop(cores);
         answer.recv().unwrap_or(Err(StoreError::ServerEnds))
-    }
-}
-
-/// Continues requests on the core of their caller.
-struct CoreTasks;
-
-impl Tasks for CoreTasks {
-    fn finish(&self, future: LocalFuture<()>) {
-        tokio::task::spawn_local(future);
     }
 }
 
@@ -140,6 +133,8 @@ pub(crate) struct OpenPool {
     memory: PoolMemory,
     remembered: Remembered,
     cores: PoolCores,
+    tasks: Arc<PacedTasks>,
+    balancing: Mutex<Balancing>,
     pub(crate) scrub: Mutex<Scrub>,
     /// A thread watches the devices.
     is_watched: AtomicBool,
@@ -212,6 +207,8 @@ impl OpenPool {
         })?;
         refuse_older(config, memory, &identities)?;
         let name = config.name.clone();
+        let tasks = Arc::<PacedTasks>::default();
+        let pacing = tasks.clone();
         let (opened, identities) = cores.run(move || async move {
             // A device of no pool is not given to it: the pool may do without.
             let is_part = |path: &PathBuf| {
@@ -223,7 +220,7 @@ impl OpenPool {
             }
             let stores = parts.iter().map(|(_, store)| Arc::clone(store) as _).collect();
             let paths: Vec<_> = parts.iter().map(|(path, _)| path.clone()).collect();
-            let opened = Pool::open(stores, Arc::new(CoreTasks)).await;
+            let opened = Pool::open(stores, pacing).await;
             if let Ok(pool) = &opened {
                 if let Err(error) = pool.grow().await {
                     error!(pool = name, %error, "the bytes that devices have got are not in use");
@@ -251,6 +248,8 @@ impl OpenPool {
             cache: config.cache(),
             devices,
             cores: cores.clone(),
+            tasks,
+            balancing: Mutex::new(Balancing::new()),
             is_nearly_full: AtomicBool::new(false),
             roll_backs: RollBacks::default(),
             scrub: Mutex::default(),
@@ -259,6 +258,7 @@ impl OpenPool {
             remembered: Remembered::default(),
         };
         open.adopt(config);
+        open.balancing.lock().balance(&open.pool, config, &open.devices);
         let open = Arc::new(open);
         open.remember_absences();
         Ok(open)
@@ -278,6 +278,7 @@ impl OpenPool {
     pub(crate) fn adopt(&self, config: &PoolConfig) {
         let memory = usize::try_from(config.memory()).unwrap_or(usize::MAX);
         self.pool.set_memory(memory);
+        self.tasks.adopt(config);
         self.config.lock().clone_from(config);
     }
 
@@ -574,6 +575,7 @@ impl OpenPool {
             left_out: devices.iter().filter(|one| one.state != DeviceState::Online).count() as u64,
             stale: devices.iter().map(|one| one.stale_bytes).sum(),
             checksum_errors: devices.iter().map(|one| one.checksum_errors).sum(),
+            tiers: tier_use_of(&self.pool),
         }
     }
 

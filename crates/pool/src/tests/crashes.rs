@@ -24,7 +24,7 @@ use super::runner::{LocalTasks, abandon, end_all, run, run_until};
 use super::{new_pool, stores};
 use crate::format::{LEFT_OUT, Superblock};
 use crate::opening::read_superblock;
-use crate::{ChecksumErrors, Pool, PoolError, VolumeKind, check};
+use crate::{ChecksumErrors, Pool, PoolError, Tier, Tiers, VolumeKind, check};
 
 /// Sectors of the largest chunk.
 const CHUNK: u64 = 128;
@@ -95,7 +95,8 @@ impl History {
     fn tend(&mut self, pool: Pool) -> Step {
         let chosen = self.rng.below(self.devices.len() as u64) as usize;
         let device = self.devices[chosen].clone();
-        let kind = self.rng.below(10);
+        let kind = self.rng.below(13);
+        let (slab, is_up) = (1 + self.rng.below(40) as u32, self.rng.chance(60));
         let identifier = [self.rng.below(200) as u8 + 40; 16];
         let numbers: Vec<u8> = pool.devices().iter().map(|device| device.number).collect();
         let number = numbers[self.rng.below(numbers.len() as u64) as usize];
@@ -125,6 +126,26 @@ impl History {
                     let is_good = scrubbed.repaired_bytes + scrubbed.lost_bytes == 0;
                     assert!(IS_FAILING.get() || is_good, "{scrubbed:?}");
                 }),
+                7..9 => {
+                    let tier = if is_up { Tier::Fast } else { Tier::Slow };
+                    let mut state = pool.shared.state.write();
+                    let pages = state.reserve();
+                    if state.space.begin_move(slab, tier, pages) {
+                        note(format_args!("slab {slab} moves to {tier:?}"));
+                    }
+                    drop(state);
+                    pool.maintain_once().await
+                }
+                9 => {
+                    pool.cool_tiers();
+                    pool.balance_tiers(2);
+                    pool.maintain_once().await
+                }
+                10 => {
+                    let new_data = if is_up { Tier::Fast } else { Tier::Slow };
+                    pool.set_tiers(&Tiers { fast: vec![number], new_data });
+                    Ok(())
+                }
                 _ => pool.maintain_once().await,
             };
             match result {
@@ -182,6 +203,11 @@ impl History {
         let is_scarce = self.rng.chance(30);
         if is_scarce {
             pool.set_memory(0);
+        }
+        let has_tiers = self.rng.chance(50);
+        if has_tiers {
+            let new_data = if self.rng.chance(50) { Tier::Fast } else { Tier::Slow };
+            pool.set_tiers(&Tiers { fast: vec![self.rng.below(3) as u8], new_data });
         }
         self.compare(&pool).await;
         if IS_FAILING.get() {

@@ -9,6 +9,7 @@ mod mirrors;
 mod ownership;
 mod runner;
 mod stream;
+mod tiers;
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -31,6 +32,7 @@ fn new_pool(devices: &[Arc<SimulatedDevice>], chunk_size: u32) -> NewPool {
         (device.clone() as Arc<dyn Store>, [number as u8 + 1; 16])
     };
     NewPool {
+        has_tiers: false,
         identifier: *b"a pool for tests",
         name: "tank".to_owned(),
         chunk_size,

@@ -1,6 +1,7 @@
 //! Facts about the server's input that the types do not express: permitted texts, lengths and numbers, and the object
 //! at each path.
 
+use sarsen_pool::Tier;
 use sarsen_proto::iscsi::chap::Algorithm;
 use sarsen_scsi::{AccessState, Alua};
 use serde_json::{Map, Value, json};
@@ -75,6 +76,7 @@ fn properties() -> Vec<(&'static str, &'static str, Value)> {
         ("Volume", "weight", weight()),
         ("Pool", "name", json!({ "minLength": 1, "maxLength": 64, "pattern": "^[a-z0-9.-]+$" })),
         ("Pool", "devices", json!({ "minItems": 1, "maxItems": 32 })),
+        ("Pool", "new-data", json!({ "enum": words(Tier::WORDS), "default": "slow" })),
         ("Pool", "cache", json!({ "enum": words(CacheMode::WORDS), "default": "writeback" })),
         (
             "Pool",

@@ -16,7 +16,7 @@ use tracing::warn;
 use super::super::StoreError;
 use super::super::file::FileStore;
 use super::devices::open_device;
-use super::{CoreTasks, PoolCores, failed, new_identifier};
+use super::{PacedTasks, PoolCores, failed, new_identifier};
 use crate::config::{CacheMode, PoolConfig};
 use crate::model::{ByteSize, Invalid, Key, ObjectKind};
 
@@ -26,6 +26,17 @@ const EMPTY_ENDS: u64 = 1 << 20;
 const DEFAULT_CHUNK_SIZE: u32 = 64 << 10;
 /// The sizes that a chunk can have, in bytes.
 const CHUNK_SIZES: RangeInclusive<u32> = 16 << 10..=1 << 20;
+
+/// A device of a pool that is to be created.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedDevice {
+    /// Its path.
+    pub path: PathBuf,
+    /// The size of a file that is created.
+    pub size: Option<ByteSize>,
+    /// Whether it is one of the fast devices.
+    pub is_fast: bool,
+}
 
 /// A pool that is to be created.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,19 +48,23 @@ pub struct PoolPlan {
 }
 
 impl PoolPlan {
-    /// Checks the properties of a pool. A device with a size is a file that is created.
+    /// Checks the properties of a pool.
     pub fn new(
         name: &str,
-        devices: Vec<(PathBuf, Option<ByteSize>)>,
+        planned: &[PlannedDevice],
         chunk_size: Option<ByteSize>,
         cache: Option<CacheMode>,
     ) -> Result<Self, Invalid> {
         let key = Key::new(ObjectKind::Pool, name);
         let files =
-            devices.iter().filter_map(|(path, size)| Some((path.clone(), size.as_ref()?.get())));
+            planned.iter().filter_map(|one| Some((one.path.clone(), one.size.as_ref()?.get())));
         let files = files.collect();
-        let devices: Vec<PathBuf> = devices.into_iter().map(|(path, _)| path).collect();
-        let config = PoolConfig { name: name.to_owned(), devices, cache, ..PoolConfig::default() };
+        let paths = |is_wanted: fn(&PlannedDevice) -> bool| {
+            planned.iter().filter(|one| is_wanted(one)).map(|one| one.path.clone()).collect()
+        };
+        let (devices, fast_devices) = (paths(|_| true), paths(|one| one.is_fast));
+        let name = name.to_owned();
+        let config = PoolConfig { name, devices, fast_devices, cache, ..PoolConfig::default() };
         config.check().map_err(|error| error.of(key.clone()))?;
         if let Some(relative) = config.devices.iter().find(|path| path.is_relative()) {
             let message = format!("devices: {}: write an absolute path", relative.display());
@@ -131,6 +146,7 @@ pub(crate) fn format(
                 }
             }
             let new = NewPool {
+                has_tiers: !config.fast_devices.is_empty(),
                 identifier: new_identifier(),
                 name: config.name.clone(),
                 chunk_size,
@@ -139,7 +155,7 @@ pub(crate) fn format(
                     .map(|store| (store.clone() as _, new_identifier()))
                     .collect(),
             };
-            match Pool::create(&new, Arc::new(CoreTasks)).await {
+            match Pool::create(&new, Arc::<PacedTasks>::default()).await {
                 Ok(_) => Ok(()),
                 // Nothing was written.
                 Err(error @ (PoolError::Unfit { .. } | PoolError::Invalid(_))) => {

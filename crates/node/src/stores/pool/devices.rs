@@ -170,6 +170,16 @@ impl NamedDevices {
         named.iter().filter_map(|one| Some((one.path.clone(), one.file.clone()?))).collect()
     }
 
+    /// Returns the identifiers of the devices with these paths.
+    pub(super) fn identifiers(&self, paths: &[PathBuf]) -> Vec<[u8; 16]> {
+        let named = self.0.lock();
+        named
+            .iter()
+            .filter(|one| paths.contains(&one.path))
+            .filter_map(|one| one.identifier)
+            .collect()
+    }
+
     /// Notes what the devices say about themselves.
     pub(super) fn identified(&self, identities: Identities) {
         let mut named = self.0.lock();
@@ -376,6 +386,7 @@ impl OpenPool {
     fn watch_once(self: &Arc<Self>) {
         self.remember_absences();
         let (now, config) = (time::now(), self.config());
+        self.balancing.lock().balance(&self.pool, &config, &self.devices);
         let infos = self.pool.devices();
         let (mut silent, mut due) = (Vec::new(), Vec::new());
         {
