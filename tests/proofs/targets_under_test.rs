@@ -1,8 +1,10 @@
 //! The lab's targets start, answer, and leave nothing behind, neither after a drop nor after a kill of the process that
 //! started them.
 
+use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::TcpListener;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -15,8 +17,9 @@ use sarsen_lab::access::AccessPattern;
 use sarsen_lab::load::{self, Endpoint, LoadOptions};
 use sarsen_lab::network::{LinkProfile, Network};
 use sarsen_lab::target_under_test::{
-    Medium, Running, TargetUnderTest, TargetUnderTestError, VolumeSpec,
+    Medium, Running, Striping, TargetUnderTest, TargetUnderTestError, VolumeSpec,
 };
+use sarsen_lab::trace::Request;
 use sarsen_node::stores::CacheMode;
 use sarsen_proof::{process, program};
 
@@ -29,6 +32,7 @@ fn volumes(cache: CacheMode) -> [VolumeSpec; 2] {
         medium,
         bytes: BYTE_COUNT,
         cache,
+        striping: None,
     })
 }
 
@@ -114,6 +118,55 @@ fn sarsen_comes_and_goes_in_every_cache_mode() -> Result<()> {
     use CacheMode::{DirectSync, None, Unsafe, WriteBack, WriteThrough};
     for cache in [WriteBack, WriteThrough, None, DirectSync, Unsafe] {
         comes_and_goes(&TargetUnderTest::Sarsen, cache).with_context(|| format!("{cache:?}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn striped_volume_is_spread_over_files_on_its_medium() -> Result<()> {
+    const CHUNK: u32 = 64 << 10;
+    const DEVICES: u8 = 4;
+    const MIB: u64 = 1 << 20;
+    let striping = Some(Striping { devices: DEVICES, chunk_bytes: CHUNK });
+    let network = Network::build(&[LinkProfile::loopback()]);
+    let link = network.links().first().context("loopback")?;
+    for (volume, place) in volumes(CacheMode::WriteBack).into_iter().zip([0, 1]) {
+        let folder = tempfile::tempdir()?;
+        let volume = VolumeSpec { striping, ..volume };
+        let sarsen = TargetUnderTest::Sarsen;
+        let volumes = std::slice::from_ref(&volume);
+        let running = sarsen.start_beside(&program::path()?, &network, volumes, folder.path())?;
+        let files = running.folders().nth(place).context("a folder")?.to_owned();
+        let allocated = || -> Result<Vec<u64>> {
+            let bytes = |number| {
+                let path = files.join(format!("{}.{number}.img", volume.name));
+                let file = File::open(&path).with_context(|| path.display().to_string())?;
+                file.sync_all()?;
+                Ok(file.metadata()?.blocks() * 512)
+            };
+            (0..DEVICES).map(bytes).collect()
+        };
+        let before = allocated()?;
+        let endpoint = running.endpoint(&volume.name, link)?;
+        // Half of the volume, chunk by chunk: two MiB for each device.
+        let chunks = (0..BYTE_COUNT / 2 / u64::from(CHUNK)).map(|index| {
+            let offset = index * u64::from(CHUNK);
+            Ok(Request { at: Duration::ZERO, reads: false, offset, length: CHUNK })
+        });
+        let access = AccessPattern {
+            block_bytes: CHUNK,
+            read_percent: 0,
+            random_percent: 0,
+            queue_depth: 4,
+        };
+        let options = LoadOptions::new(endpoint.clone(), access);
+        let written = load::replay(&options, Box::new(chunks), None)?;
+        ensure!(written.errors == 0, "{:?}", written.first_error);
+        for (before, after) in before.into_iter().zip(allocated()?) {
+            let grown = after - before;
+            ensure!((2 * MIB..3 * MIB).contains(&grown), "{}: {grown}", volume.name);
+        }
+        answers(&endpoint, running.pids()).with_context(|| running.log())?;
     }
     Ok(())
 }

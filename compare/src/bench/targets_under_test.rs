@@ -228,6 +228,7 @@ fn beside_peers(program: &Path, options: &Options) -> Result<Field> {
         medium: Medium::Ram,
         bytes: BYTE_COUNT,
         cache: CacheMode::WriteBack,
+        striping: None,
     };
     let mut field = Field::default();
     for (target_under_test, name, peer) in [

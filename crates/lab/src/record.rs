@@ -36,6 +36,18 @@ impl Labels {
         wanted.0.iter().all(|(dimension, value)| self.0.get(dimension) == Some(value))
     }
 
+    /// Returns the only dimension whose value differs; `None` if there is none or several, or if one of them has other
+    /// dimensions.
+    pub fn only_difference(&self, other: &Labels) -> Option<&str> {
+        if !self.0.keys().eq(other.0.keys()) {
+            return None;
+        }
+        let mut differing =
+            self.iter().filter(|(dimension, value)| other.value(dimension) != Some(value));
+        let (dimension, _) = differing.next()?;
+        differing.next().is_none().then_some(dimension)
+    }
+
     /// Returns all labels, sorted by dimension.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(dimension, value)| (dimension.as_str(), value.as_str()))
@@ -267,5 +279,22 @@ impl Run {
             }
         }
         values
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_difference_is_that_of_one_dimension() {
+        let labels = |target, size| Labels::new().with("target", target).with("size", size);
+        let first = labels("tgt", 1);
+        assert_eq!(first.only_difference(&labels("tgt", 2)), Some("size"));
+        assert_eq!(first.only_difference(&labels("istgt", 1)), Some("target"));
+        assert_eq!(first.only_difference(&labels("istgt", 2)), None);
+        assert_eq!(first.only_difference(&first), None);
+        assert_eq!(first.only_difference(&Labels::new().with("target", "istgt")), None);
+        assert_eq!(first.only_difference(&first.clone().with("mtu", 9000)), None);
     }
 }

@@ -71,6 +71,30 @@ pub struct VolumeSpec {
     pub bytes: u64,
     /// Its cache mode, if it is on disk.
     pub cache: CacheMode,
+    /// The stripes over which its blocks are spread; `None` if one file or one piece of memory has all of them.
+    pub striping: Option<Striping>,
+}
+
+/// The stripes of a volume: consecutive chunks are on different devices. Each device is a file on the volume's medium.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Striping {
+    /// Number of devices.
+    pub devices: u8,
+    /// Size of a chunk.
+    pub chunk_bytes: u32,
+}
+
+impl Striping {
+    /// Returns the size of a whole stripe: one chunk of each device.
+    pub const fn stripe_bytes(self) -> u32 {
+        self.devices as u32 * self.chunk_bytes
+    }
+}
+
+impl fmt::Display for Striping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "chunks of {} bytes on {} devices", self.chunk_bytes, self.devices)
+    }
 }
 
 /// The reason why a target under test is not measured.
@@ -109,6 +133,8 @@ pub struct Image {
     pub block_bytes: u32,
     /// The cache mode of a file.
     pub cache: CacheMode,
+    /// The stripes over which its blocks are spread.
+    pub striping: Option<Striping>,
 }
 
 /// The location of the blocks of an [`Image`].
@@ -121,9 +147,24 @@ pub enum Backing {
 }
 
 impl Image {
-    /// Creates an image with 512-byte blocks and cache mode write-back.
+    /// Creates an image with 512-byte blocks and cache mode write-back, without stripes.
     pub fn new(name: &str, backing: Backing, bytes: u64) -> Self {
-        Self { name: name.into(), backing, bytes, block_bytes: 512, cache: CacheMode::WriteBack }
+        Self {
+            name: name.into(),
+            backing,
+            bytes,
+            block_bytes: 512,
+            cache: CacheMode::WriteBack,
+            striping: None,
+        }
+    }
+
+    /// Checks that the image has no stripes, for a target that has none.
+    fn check_unstriped(&self) -> Result<(), TargetUnderTestError> {
+        match self.striping {
+            None => Ok(()),
+            Some(_) => Err(without_stripes()),
+        }
     }
 }
 
@@ -136,6 +177,11 @@ const fn all(_: &Image) -> Result<(), TargetUnderTestError> {
     Ok(())
 }
 
+/// Returns the reason why other targets than sarsen do not serve a striped volume.
+fn without_stripes() -> TargetUnderTestError {
+    TargetUnderTestError::Unable("the lab creates stripes in pools of sarsen only".into())
+}
+
 impl TargetUnderTest {
     /// Whether the lab starts it, so that it serves only volumes of the lab.
     pub fn is_started_here(&self) -> bool {
@@ -143,6 +189,11 @@ impl TargetUnderTest {
             Self::Sarsen | Self::Tgt | Self::Istgt | Self::Nbdkit | Self::Direct => true,
             Self::Iscsi(_) | Self::Nbd(_) | Self::DirectPath(_) => false,
         }
+    }
+
+    /// Whether the lab can start it with volumes that have [`Striping`].
+    pub fn has_stripes(&self) -> bool {
+        *self == Self::Sarsen
     }
 
     /// Whether initiators reach it only over the machine's own network.
@@ -198,10 +249,12 @@ impl TargetUnderTest {
             Self::Tgt => with_images(tgt::takes, &|images| tgt::start(network, images)),
             Self::Istgt => with_images(istgt::takes, &|images| istgt::start(network, images, None)),
             Self::Nbdkit => with_images(nbdkit::takes, &|images| nbdkit::start(network, images)),
-            Self::Direct => with_images(all, &direct::start),
-            Self::Iscsi(url) => self.elsewhere(volumes, Endpoint::Iscsi(url.clone())),
-            Self::Nbd(url) => self.elsewhere(volumes, Endpoint::Nbd(url.clone())),
-            Self::DirectPath(path) => self.elsewhere(volumes, direct::endpoint_of(path, volumes)),
+            Self::Direct => with_images(direct::takes, &direct::start),
+            Self::Iscsi(url) => self.elsewhere(volumes, |_| Endpoint::Iscsi(url.clone())),
+            Self::Nbd(url) => self.elsewhere(volumes, |_| Endpoint::Nbd(url.clone())),
+            Self::DirectPath(path) => {
+                self.elsewhere(volumes, |volume| direct::endpoint_of(path, volume))
+            }
         }
     }
 
@@ -209,14 +262,19 @@ impl TargetUnderTest {
     fn elsewhere(
         &self,
         volumes: &[VolumeSpec],
-        endpoint: Endpoint,
+        endpoint: impl FnOnce(&VolumeSpec) -> Endpoint,
     ) -> Result<Running, TargetUnderTestError> {
-        let [volume] = volumes else {
-            let what = format!("{self} has one volume, and the study needs {}", volumes.len());
+        let (whole, striped): (Vec<_>, Vec<_>) =
+            volumes.iter().partition(|volume| volume.striping.is_none());
+        let [volume] = whole[..] else {
+            let what = format!("{self} has one volume, and the study needs {}", whole.len());
             return Err(TargetUnderTestError::Unable(what));
         };
         let mut running = Running::new(self.to_string());
-        running.add_unit(&volume.name, VolumeEndpoint::Elsewhere(endpoint));
+        running.add_unit(&volume.name, VolumeEndpoint::Elsewhere(endpoint(volume)));
+        for volume in striped {
+            running.add_unit(&volume.name, VolumeEndpoint::Refused(without_stripes()));
+        }
         Ok(running)
     }
 }
@@ -230,7 +288,8 @@ impl VolumeSpec {
             }
             (Medium::Disk, None) | (Medium::Ram, _) => Backing::Memory,
         };
-        Image { cache: self.cache, ..Image::new(&self.name, backing, self.bytes) }
+        let (cache, striping) = (self.cache, self.striping);
+        Image { cache, striping, ..Image::new(&self.name, backing, self.bytes) }
     }
 }
 
@@ -303,7 +362,13 @@ mod tests {
     use crate::network::LinkProfile;
 
     fn volume(name: &str, bytes: u64) -> VolumeSpec {
-        VolumeSpec { name: name.into(), medium: Medium::Ram, bytes, cache: CacheMode::WriteBack }
+        let (medium, cache) = (Medium::Ram, CacheMode::WriteBack);
+        VolumeSpec { name: name.into(), medium, bytes, cache, striping: None }
+    }
+
+    fn striped(name: &str) -> VolumeSpec {
+        let striping = Some(Striping { devices: 4, chunk_bytes: 64 << 10 });
+        VolumeSpec { striping, ..volume(name, 1 << 20) }
     }
 
     fn start(
@@ -349,6 +414,21 @@ mod tests {
         for url in [url, "nbd://host/a"] {
             let several = start(url, &[volume("a", 512), volume("b", 512)]).unwrap_err();
             assert!(matches!(several, TargetUnderTestError::Unable(_)), "{several}");
+        }
+    }
+
+    #[test]
+    fn only_targets_with_stripes_get_striped_volumes() {
+        let link = Network::build(&[LinkProfile::loopback()]).links()[0].clone();
+        for other in ["tgt", "istgt", "nbdkit", "direct"] {
+            assert!(!other.parse::<TargetUnderTest>().unwrap().has_stripes(), "{other}");
+            assert_eq!(start(other, &[striped("a")]).unwrap_err(), without_stripes(), "{other}");
+        }
+        for other in ["direct", "nbd://host/a", "direct:/dev/vdb"] {
+            assert!(!other.parse::<TargetUnderTest>().unwrap().has_stripes(), "{other}");
+            let running = start(other, &[striped("a"), volume("b", 512)]).unwrap();
+            assert_eq!(running.endpoint("a", &link).unwrap_err(), without_stripes(), "{other}");
+            assert!(running.endpoint("b", &link).is_ok(), "{other}");
         }
     }
 

@@ -144,6 +144,7 @@ impl Study for Aravindan {
                     medium,
                     bytes,
                     cache,
+                    striping: None,
                 })
                 .to_vec(),
             targets_under_test,

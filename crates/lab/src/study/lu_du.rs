@@ -120,6 +120,7 @@ impl Study for LuDu {
                     Scale::Full => 1 << 30,
                 },
                 cache: CacheMode::None,
+                striping: None,
             }],
             targets_under_test,
             limits: true,

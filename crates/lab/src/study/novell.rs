@@ -138,7 +138,8 @@ const fn medium_name(medium: Medium) -> &'static str {
 
 /// Returns a volume that bypasses the page cache: otherwise the disk's figures would be those of memory.
 fn volume(medium: Medium, bytes: u64) -> VolumeSpec {
-    VolumeSpec { name: medium_name(medium).into(), medium, bytes, cache: CacheMode::None }
+    let name = medium_name(medium).into();
+    VolumeSpec { name, medium, bytes, cache: CacheMode::None, striping: None }
 }
 
 /// Returns the links of the comparison, the plain one first.

@@ -174,7 +174,7 @@ pub fn run(
     Ok(archive.run(id)?)
 }
 
-/// Returns the plan of a study with the selected cells.
+/// Returns the plan of a study with the selected cells, and only with the volumes that they need.
 fn plan(study: &dyn Study, choices: &Choices, settings: &Settings) -> Result<Plan, RunError> {
     let mut plan = study.plan(choices).ok_or(RunError::NoPlan { study: study.name() })?;
     let mut names = HashSet::new();
@@ -188,6 +188,7 @@ fn plan(study: &dyn Study, choices: &Choices, settings: &Settings) -> Result<Pla
         return Err(no_cell(&plan.points, &settings.only));
     }
     plan.points.retain(|point| is_wanted(&point.labels, &settings.only));
+    plan.volumes.retain(|volume| plan.points.iter().any(|point| point.volume == volume.name));
     Ok(plan)
 }
 
@@ -260,8 +261,9 @@ fn begin(
 /// Describes the planned measurements in texts that differ if the plans differ.
 fn facts(plan: &Plan, settings: &Settings) -> BTreeMap<String, String> {
     let volumes = plan.volumes.iter().map(|volume| {
-        let VolumeSpec { name, medium, bytes, cache } = volume;
-        format!("{name}: {bytes} bytes, {medium:?}, {cache:?}")
+        let VolumeSpec { name, medium, bytes, cache, striping } = volume;
+        let stripes = striping.map_or_else(String::new, |striping| format!(", {striping}"));
+        format!("{name}: {bytes} bytes, {medium:?}, {cache:?}{stripes}")
     });
     let links: Vec<_> = plan.links.iter().map(|link| link.name.as_str()).collect();
     let cells = format!("{} of {} repetitions each", plan.points.len(), plan.repetitions);
@@ -492,13 +494,29 @@ fn fill(endpoint: Endpoint, bytes: u64) -> Result<(), String> {
     }
 }
 
-/// Returns the points in the order of the plan. Within each group of points that differ only in the target under test,
-/// each repetition starts with another target.
+/// Returns the points in the order of the plan. Within each group of points that are compared with each other, each
+/// repetition starts with another one.
 fn in_turn(points: &[Point], repetition: u32) -> impl Iterator<Item = &Point> {
-    points.chunk_by(|a, b| a.target_under_test < b.target_under_test).flat_map(move |stretch| {
-        let first = (repetition as usize - 1) % stretch.len();
-        stretch[first..].iter().chain(&stretch[..first])
+    let mut left = points;
+    let groups = std::iter::from_fn(move || {
+        let group;
+        (group, left) = left.split_at(compared_count(left));
+        (!group.is_empty()).then_some(group)
+    });
+    groups.flat_map(move |group| {
+        let first = (repetition as usize - 1) % group.len();
+        group[first..].iter().chain(&group[..first])
     })
+}
+
+/// Returns the number of points at the start that differ in one label only, the same one for all of them.
+fn compared_count(points: &[Point]) -> usize {
+    let difference = |index: usize| {
+        let (first, other) = (points.first()?, points.get(index)?);
+        first.labels.only_difference(&other.labels)
+    };
+    let Some(dimension) = difference(1) else { return points.len().min(1) };
+    (1..points.len()).find(|&index| difference(index) != Some(dimension)).unwrap_or(points.len())
 }
 
 /// Whether a link has no rate limit, delay or loss.

@@ -88,6 +88,7 @@ impl Study for Trinkle {
                 medium: choices.medium.unwrap_or(Medium::Ram),
                 bytes,
                 cache: Default::default(),
+                striping: None,
             }],
             targets_under_test,
             limits: true,

@@ -6,6 +6,11 @@ use super::running::{Running, VolumeEndpoint};
 use super::{Backing, Image, TargetUnderTestError, VolumeSpec};
 use crate::load::{Endpoint, OpenStore};
 
+/// Returns whether a medium can be the image.
+pub(super) fn takes(image: &Image) -> Result<(), TargetUnderTestError> {
+    image.check_unstriped()
+}
+
 /// Opens each image in this process.
 pub(super) fn start(images: &[Image]) -> Result<Running, TargetUnderTestError> {
     let mut running = Running::new("direct");
@@ -28,9 +33,8 @@ pub(super) fn start(images: &[Image]) -> Result<Running, TargetUnderTestError> {
 }
 
 /// Returns the endpoint of a file or device, with the cache mode of the volume.
-pub(super) fn endpoint_of(path: &Path, volumes: &[VolumeSpec]) -> Endpoint {
-    let cache = volumes.first().map(|volume| volume.cache).unwrap_or_default();
-    Endpoint::File { path: path.to_owned(), cache }
+pub(super) fn endpoint_of(path: &Path, volume: &VolumeSpec) -> Endpoint {
+    Endpoint::File { path: path.to_owned(), cache: volume.cache }
 }
 
 #[cfg(test)]

@@ -35,6 +35,7 @@ pub fn start(
 
 /// Returns whether istgt supports the image.
 pub(super) fn takes(image: &Image) -> Result<(), TargetUnderTestError> {
+    image.check_unstriped()?;
     if image.block_bytes != 512 {
         return Err(TargetUnderTestError::Unable(
             "the lab starts istgt with 512-byte blocks only".into(),

@@ -59,6 +59,7 @@ fn is_on_disk(image: &Image) -> bool {
 
 /// Returns the arguments for the image, and the filter for its cache mode.
 fn plugin(image: &Image) -> Result<Vec<String>, TargetUnderTestError> {
+    image.check_unstriped()?;
     if image.block_bytes != 512 {
         return Err(TargetUnderTestError::Unable(
             "the lab starts nbdkit with 512-byte blocks only".into(),

@@ -39,6 +39,8 @@ pub struct Running {
     daemons: Vec<Daemon>,
     folders: Vec<PrivateFolder>,
     units: Vec<(String, VolumeEndpoint)>,
+    /// Number of bytes that its files have reserved and not allocated: in memory and on the disk.
+    promised: [u64; 2],
 }
 
 /// The endpoint of a volume.
@@ -64,6 +66,7 @@ impl Running {
             daemons: Vec::new(),
             folders: Vec::new(),
             units: Vec::new(),
+            promised: [0, 0],
         }
     }
 
@@ -261,16 +264,15 @@ impl Running {
 
     /// Opens the files of the images; creates those in memory in its own folder.
     pub(super) fn backing_files(
-        &self,
+        &mut self,
         images: &[Image],
     ) -> Result<Vec<PathBuf>, TargetUnderTestError> {
-        // Sizes that are reserved in memory and on the disk, and not yet allocated.
-        let mut promised = [0, 0];
         let files = images.iter().map(|image| {
-            let (path, promised) = match &image.backing {
-                Backing::Memory => (self.file(&format!("{}.img", image.name)), &mut promised[0]),
-                Backing::File(path) => (path.clone(), &mut promised[1]),
+            let (path, place) = match &image.backing {
+                Backing::Memory => (self.file(&format!("{}.img", image.name)), 0),
+                Backing::File(path) => (path.clone(), 1),
             };
+            let promised = &mut self.promised[place];
             // Each program treats different characters as the end of a path; these paths contain none of them.
             let foreign = |c: char| c.is_control() || "\",'\\".contains(c);
             if path.to_str().is_none_or(|text| text.contains(foreign)) {
@@ -401,7 +403,7 @@ mod tests {
 
     #[test]
     fn files_for_images_need_room_and_a_path_that_all_can_take() {
-        let running = Running::at_home("peer").unwrap();
+        let mut running = Running::at_home("peer").unwrap();
         let image = |name: &str, bytes| Image::new(name, Backing::Memory, bytes);
         let files = running.backing_files(&[image("a", 4096), image("b", 512)]).unwrap();
         let lengths = files.iter().map(|path| fs::metadata(path).unwrap().len());

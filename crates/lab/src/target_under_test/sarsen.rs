@@ -10,7 +10,7 @@ use sarsen_node::stores::CacheMode;
 use serde::Deserialize;
 
 use super::running::{READY_LIMIT, Running, VolumeEndpoint};
-use super::{Backing, Image, TargetUnderTestError};
+use super::{Backing, Image, Striping, TargetUnderTestError};
 use crate::network::Network;
 
 /// Environment variable with the path of another program than the running one.
@@ -18,6 +18,10 @@ const VARIABLE: &str = "SARSEN_BIN";
 
 /// Name of the file with its standard output, in its folder.
 const ANNOUNCEMENT: &str = "announcement";
+
+/// Size of a device for the metadata of its pool, besides a quarter of its share of the volume.
+const POOL_BYTES: u64 = 16 << 20;
+const MIB: u64 = 1 << 20;
 
 /// Returns the path of the running program, or of the one in `SARSEN_BIN`.
 pub fn own_program() -> Result<PathBuf, TargetUnderTestError> {
@@ -31,23 +35,93 @@ pub fn own_program() -> Result<PathBuf, TargetUnderTestError> {
     }
 }
 
-/// Serves each image as a volume with its own target.
+/// Serves each image as a volume with its own target. A striped image is a volume of its own pool; if the pool cannot be
+/// created, the others are served.
 pub(super) fn start(
     program: &Path,
     network: &Network,
     images: &[Image],
 ) -> Result<Running, TargetUnderTestError> {
-    let mut volumes = Vec::new();
-    for image in images {
-        volumes.extend(["--volume".into(), volume(image)]);
-    }
-    let prepare = |running: &Running| {
+    let mut refused = Vec::new();
+    let prepare = |running: &mut Running| {
         // Volumes in memory are sarsen's own; on a disk all targets under test get the same file.
-        let on_disk = |image: &&Image| image.backing != Backing::Memory;
-        let on_disk: Vec<_> = images.iter().filter(on_disk).cloned().collect();
-        running.backing_files(&on_disk).map(drop)
+        let has_file =
+            |image: &&Image| image.striping.is_none() && image.backing != Backing::Memory;
+        let files: Vec<_> = images.iter().filter(has_file).cloned().collect();
+        running.backing_files(&files)?;
+        let mut arguments = Vec::new();
+        for image in images {
+            if let Some(striping) = image.striping {
+                match create_pool(running, program, image, striping) {
+                    Ok(pool) => arguments.extend(["--pool".into(), pool]),
+                    Err(error) => {
+                        refused.push((image.name.clone(), error));
+                        continue;
+                    }
+                }
+            }
+            arguments.extend(["--volume".into(), volume(image)]);
+        }
+        match refused.first() {
+            Some((_, error)) if refused.len() == images.len() => Err(error.clone()),
+            _ => Ok(arguments),
+        }
     };
-    launch(program, network.target_command_prefix(), network.listen_address(), &volumes, prepare)
+    let (prefix, listen) = (network.target_command_prefix(), network.listen_address());
+    let mut running = launch(program, prefix, listen, prepare)?;
+    for (name, error) in refused {
+        running.add_unit(&name, VolumeEndpoint::Refused(error));
+    }
+    Ok(running)
+}
+
+/// Creates the pool of a striped image with its devices, and returns the value of `--pool`.
+fn create_pool(
+    running: &mut Running,
+    program: &Path,
+    image: &Image,
+    striping: Striping,
+) -> Result<String, TargetUnderTestError> {
+    let devices = running.backing_files(&devices(image, striping))?;
+    running.carry_out(pool_creation(program, image, striping, &devices))?;
+    Ok(pool(image, &devices))
+}
+
+/// Returns the devices of the pool of a striped image. The name of a volume has no dot, so those of its devices differ from
+/// those of all volumes.
+fn devices(image: &Image, striping: Striping) -> Vec<Image> {
+    let share = image.bytes.div_ceil(striping.devices.into());
+    let bytes = (share + share / 4 + POOL_BYTES).next_multiple_of(MIB);
+    let device = |number: u8| {
+        let backing = match &image.backing {
+            Backing::Memory => Backing::Memory,
+            Backing::File(path) => Backing::File(path.with_extension(format!("{number}.img"))),
+        };
+        Image::new(&format!("{}.{number}", image.name), backing, bytes)
+    };
+    (0..striping.devices).map(device).collect()
+}
+
+/// Returns the command that creates the pool of a striped image.
+fn pool_creation(
+    program: &Path,
+    image: &Image,
+    striping: Striping,
+    devices: &[PathBuf],
+) -> Command {
+    let mut command = Command::new(program);
+    command.args(["pool", "create", &image.name, "--offline"]);
+    command.args(["--chunk-size", &striping.chunk_bytes.to_string()]);
+    for device in devices {
+        command.arg("--device").arg(device);
+    }
+    command
+}
+
+/// Returns the value of `--pool`.
+fn pool(image: &Image, devices: &[PathBuf]) -> String {
+    let devices: Vec<_> = devices.iter().map(|device| device.display().to_string()).collect();
+    format!("{}={},cache={}", image.name, devices.join(",devices="), cache_name(image.cache))
 }
 
 /// Starts `program serve` with `arguments`, which contain the volumes, on a free port of `listen`. If `prefix` is not
@@ -58,18 +132,18 @@ pub fn serve(
     listen: IpAddr,
     arguments: &[String],
 ) -> Result<Running, TargetUnderTestError> {
-    launch(program, prefix, listen, arguments, |_| Ok(()))
+    launch(program, prefix, listen, |_| Ok(arguments.to_vec()))
 }
 
+/// Starts `program serve` with the arguments that `prepare` returns.
 fn launch(
     program: &Path,
     prefix: &[String],
     listen: IpAddr,
-    arguments: &[String],
-    prepare: impl FnOnce(&Running) -> Result<(), TargetUnderTestError>,
+    prepare: impl FnOnce(&mut Running) -> Result<Vec<String>, TargetUnderTestError>,
 ) -> Result<Running, TargetUnderTestError> {
     let mut running = Running::at_home("sarsen")?;
-    prepare(&running)?;
+    let arguments = prepare(&mut running)?;
     let path = running.file(ANNOUNCEMENT);
     let out = fs::File::create(&path);
     let out = out.map_err(|error| TargetUnderTestError::file("make", &path, &error))?;
@@ -97,24 +171,30 @@ fn launch(
 
 /// Returns the value of `--volume`.
 fn volume(image: &Image) -> String {
-    let Image { name, backing, bytes, block_bytes, cache } = image;
-    let mut text = match backing {
-        Backing::Memory => format!("{name}=ram:{bytes}"),
-        Backing::File(path) => {
-            let cache = match cache {
-                CacheMode::WriteBack => "writeback",
-                CacheMode::WriteThrough => "writethrough",
-                CacheMode::None => "none",
-                CacheMode::DirectSync => "directsync",
-                CacheMode::Unsafe => "unsafe",
-            };
-            format!("{name}=file:{},size={bytes},cache={cache}", path.display())
+    let Image { name, backing, bytes, block_bytes, cache, striping } = image;
+    let mut text = match (striping, backing) {
+        (Some(striping), _) => {
+            format!("{name}=pool:{name},size={bytes},stripes={}", striping.devices)
+        }
+        (None, Backing::Memory) => format!("{name}=ram:{bytes}"),
+        (None, Backing::File(path)) => {
+            format!("{name}=file:{},size={bytes},cache={}", path.display(), cache_name(*cache))
         }
     };
     if *block_bytes != 512 {
         text += &format!(",block-size={block_bytes}");
     }
     text
+}
+
+fn cache_name(cache: CacheMode) -> &'static str {
+    match cache {
+        CacheMode::WriteBack => "writeback",
+        CacheMode::WriteThrough => "writethrough",
+        CacheMode::None => "none",
+        CacheMode::DirectSync => "directsync",
+        CacheMode::Unsafe => "unsafe",
+    }
 }
 
 /// Returns the names and URLs from the announcement.
@@ -152,6 +232,34 @@ mod tests {
         file.block_bytes = 4096;
         let expected = "data=file:/srv/d.img,size=2097152,cache=directsync,block-size=4096";
         assert_eq!(volume(&file), expected);
+    }
+
+    #[test]
+    fn a_striped_volume_has_a_pool_whose_devices_are_on_its_medium() {
+        let striping = Striping { devices: 2, chunk_bytes: 32 << 10 };
+        let on = |backing| Image {
+            striping: Some(striping),
+            cache: CacheMode::None,
+            ..Image::new("raid", backing, 64 << 20)
+        };
+        let ram = on(Backing::Memory);
+        assert_eq!(volume(&ram), "raid=pool:raid,size=67108864,stripes=2");
+        let device = |name, backing| Image::new(name, backing, (32 + 8 + 16) << 20);
+        let expected = [device("raid.0", Backing::Memory), device("raid.1", Backing::Memory)];
+        assert_eq!(devices(&ram, striping), expected);
+        let file = |path: &str| Backing::File(path.into());
+        let disk = on(file("/srv/raid.img"));
+        let expected =
+            [device("raid.0", file("/srv/raid.0.img")), device("raid.1", file("/srv/raid.1.img"))];
+        assert_eq!(devices(&disk, striping), expected);
+
+        let paths = ["/srv/raid.0.img".into(), "/srv/raid.1.img".into()];
+        let wanted = "raid=/srv/raid.0.img,devices=/srv/raid.1.img,cache=none";
+        assert_eq!(pool(&disk, &paths), wanted);
+        let command = pool_creation(Path::new("sarsen"), &disk, striping, &paths);
+        let arguments: Vec<_> = command.get_args().collect();
+        let wanted = "pool create raid --offline --chunk-size 32768 --device /srv/raid.0.img --device /srv/raid.1.img";
+        assert_eq!(arguments.join(" ".as_ref()).to_str(), Some(wanted));
     }
 
     #[test]

@@ -31,6 +31,7 @@ pub fn start(network: &Network, images: &[Image]) -> Result<Running, TargetUnder
 
 /// Returns whether tgt supports the image.
 pub(super) fn takes(image: &Image) -> Result<(), TargetUnderTestError> {
+    image.check_unstriped()?;
     caching(image).map(drop)
 }
 

@@ -45,7 +45,13 @@ impl Study for Small {
         let cache = Default::default();
         Some(Plan {
             links: vec![LinkProfile::loopback()],
-            volumes: vec![VolumeSpec { name: "a".into(), medium, bytes: BYTES, cache }],
+            volumes: vec![VolumeSpec {
+                name: "a".into(),
+                medium,
+                bytes: BYTES,
+                cache,
+                striping: None,
+            }],
             targets_under_test: choices.targets_under_test.clone(),
             limits: false,
             points,
@@ -246,6 +252,25 @@ fn another_target_under_test_begins_each_repetition_and_tests_keep_their_order()
     assert_eq!(order(1), "a0 a1 a2 b0 b1 b2");
     assert_eq!(order(2), "a1 a2 a0 b1 b2 b0");
     assert_eq!(order(4), order(1));
+}
+
+#[test]
+fn points_that_differ_in_one_label_start_in_turn() {
+    let order = |points: &[Point], repetition| {
+        in_turn(points, repetition).map(short_name).collect::<Vec<_>>().join(" ")
+    };
+    let tests = points(1, &["a", "b", "c"]);
+    assert_eq!(order(&tests, 2), "b0 c0 a0");
+    // The last two points have another dimension.
+    let mut mixed = tests;
+    for name in ["d", "e"] {
+        let mut point = point(0, name);
+        point.labels = point.labels.with("size", "4K");
+        mixed.push(point);
+    }
+    assert_eq!(order(&mixed, 1), "a0 b0 c0 d0 e0");
+    assert_eq!(order(&mixed, 2), "b0 c0 a0 e0 d0");
+    assert_eq!(order(&[], 1), "");
 }
 
 #[test]
