@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use sarsen_io::time::now;
 use sarsen_lab::archive::Archive;
 use sarsen_lab::record::{Labels, Measures, Outcome, Sample, Scale, figure};
@@ -82,6 +82,49 @@ fn targets_are_measured_beside_each_other_and_nothing_is_left() -> Result<()> {
     assert_eq!(document["run"], run);
     ensure!(!homes(&run).is_empty(), "{}", run["setting"]);
     lab.is_clean_after(&run)
+}
+
+#[test]
+fn alignment_is_measured_on_stripes_beside_the_published_gain() -> Result<()> {
+    const ALIGNMENT: &str = "test=RAID alignment";
+    let lab = Laboratory::new()?;
+    let said = lab.say(&quick(&["--only", ALIGNMENT, "--report", "r.json"]))?.ended(0)?;
+    let document: Value = serde_json::from_str(&lab.read("r.json")?)?;
+    let run = &document["run"];
+    ensure!(samples(run, &[("target", "tgt")]).is_empty(), "only sarsen has stripes");
+    for size in ["64K", "256K"] {
+        for operation in ["read", "write"] {
+            for start in ["border of a stripe", "half a chunk", "sector 63"] {
+                let cell = [("size", size), ("operation", operation), ("start", start)];
+                let measured = samples(run, &cell);
+                assert_eq!(measured.len(), 3, "{cell:?}");
+                for sample in measured {
+                    let rate = sample["outcome"]["measured"]["figures"][figure::MB_PER_S].as_f64();
+                    ensure!(rate > Some(0.0), "{sample}");
+                }
+            }
+        }
+    }
+    let commands = run["setting"]["commands"].to_string();
+    for wanted in ["pool create raid", "--chunk-size 65536", "raid=pool:raid", "stripes=4"] {
+        ensure!(commands.contains(wanted), "{wanted}: {commands}");
+    }
+    ensure!(!commands.contains("lun="), "no other volume is needed: {commands}");
+
+    let heading = "Alignment with the stripes of a RAID";
+    ensure!(said.out.contains(heading), "{said}");
+    let sections = document["report"]["sections"].as_array().into_iter().flatten();
+    let section = sections.clone().find(|section| section["heading"] == heading);
+    let gains = &section.context("the section")?["blocks"][3]["table"];
+    let row = gains["rows"].as_array().and_then(|rows| rows.last()).context("a row")?;
+    assert_eq!(row[0]["text"], "256K");
+    assert_eq!(row[1]["text"], "write");
+    ensure!(row[3]["number"]["value"].as_f64() > Some(0.0), "the ratio: {row}");
+    assert_eq!(
+        [&row[6], &row[7]].map(|cell| cell["published"]["value"].as_f64()),
+        [Some(15.0), Some(20.0)]
+    );
+    lab.is_clean_after(run)
 }
 
 /// Waits until a run has `count` samples, and returns it.

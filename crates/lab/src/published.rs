@@ -19,8 +19,8 @@ pub use lu_du::{LU_DU_TRACE, LuDuRow, TraceFacts, lu_du, lu_du_value};
 pub use lunden::{LUNDEN_RUNS, LundenRow, lunden, lunden_row, lunden_setups};
 pub use novell::{NovellRow, novell, novell_mb_per_s};
 pub use trinkle::{
-    TRINKLE_LOCAL_MB_PER_S, TRINKLE_NETWORK_MB_PER_S, TrinkleRow, trinkle, trinkle_inconsistent,
-    trinkle_mean, trinkle_row,
+    AlignmentGain, TRINKLE_ALIGNMENT_GAINS, TRINKLE_LOCAL_MB_PER_S, TRINKLE_NETWORK_MB_PER_S,
+    TrinkleRow, trinkle, trinkle_inconsistent, trinkle_mean, trinkle_row,
 };
 
 /// A study by other authors.
@@ -55,7 +55,7 @@ pub const TRINKLE: Source = Source {
     title: "A Comparative Analysis of Open Source Storage Area Networks with ESXi 5.1",
     publisher: "Purdue University",
     year: Some(2013),
-    places: "tables 3.3 and G.1 to G.16",
+    places: "tables 3.3 and G.1 to G.16, sections 2.2 and 4.1",
 };
 
 /// Block sizes, cables and adapters: [`novell()`].

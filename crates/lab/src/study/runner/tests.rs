@@ -274,6 +274,19 @@ fn points_that_differ_in_one_label_start_in_turn() {
 }
 
 #[test]
+fn only_volumes_of_selected_cells_are_created() {
+    let mut fixture = RunnerFixture::new(vec![TargetUnderTest::Direct]);
+    let volumes = |fixture: &RunnerFixture| {
+        let plan = plan(&crate::study::trinkle::Trinkle, &fixture.choices, &fixture.settings);
+        plan.unwrap().volumes.into_iter().map(|volume| volume.name).collect::<Vec<_>>()
+    };
+    fixture.choices.targets_under_test = vec![TargetUnderTest::Sarsen];
+    assert_eq!(volumes(&fixture).len(), 2);
+    fixture.settings.only = vec![("test".into(), "Web Server".into())];
+    assert_eq!(volumes(&fixture), ["lun"]);
+}
+
+#[test]
 fn cells_are_chosen_by_any_of_the_values_of_every_dimension() {
     let points = points(2, &["a", "b", "c"]);
     let pair = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());

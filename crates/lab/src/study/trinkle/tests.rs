@@ -1,11 +1,13 @@
 use super::super::soundness;
 use super::*;
+use crate::record::{Measures, Outcome};
+use crate::report::Cell;
 
 #[test]
 fn the_plans_can_be_carried_out_and_the_quick_one_is_quick() {
     soundness::plans(&Trinkle);
     let plan = Trinkle.plan(&soundness::choices(Scale::Full)).unwrap();
-    assert_eq!(plan.points.len(), 10 * 3 * 2);
+    assert_eq!(plan.points.len(), 10 * 3 * 2 + 12);
     // The thesis ran five minutes three times.
     assert!(plan.time() > Duration::from_secs(60 * 3 * 300), "{:?}", plan.time());
 }
@@ -38,4 +40,93 @@ fn without_links_the_figures_stand_beside_those_with_standard_frames() {
     assert!(between_frames(&run).is_none());
     assert_eq!(published_mean("IET", AS_IT_IS, "Maximum IOPS"), Some(49157.36));
     assert!(report.summary[0].contains("the network as it is"), "{:?}", report.summary);
+}
+
+/// Returns a run of the alignment's cells only, whose throughputs depend on the start of the I/Os.
+fn alignment_run(mb_per_s: impl Fn(&str) -> f64) -> Run {
+    let mut run = soundness::run(&Trinkle, Scale::Quick, &[]);
+    run.samples.retain(|sample| sample.labels.value("start").is_some());
+    for sample in &mut run.samples {
+        let value = mb_per_s(sample.labels.value("start").unwrap()) + f64::from(sample.repetition);
+        let figures = [(figure::MB_PER_S.to_owned(), value)].into();
+        sample.outcome = Outcome::Measured(Measures { figures, ..Measures::default() });
+    }
+    run
+}
+
+#[test]
+fn alignment_is_measured_on_equal_volumes_of_targets_with_stripes() {
+    let plan = Trinkle.plan(&soundness::choices(Scale::Quick)).unwrap();
+    let [whole, striped] = ["lun", "raid"]
+        .map(|name| plan.volumes.iter().find(|volume| volume.name == name).unwrap().clone());
+    assert_eq!(striped.striping.map(|striping| striping.stripe_bytes()), Some(256 << 10));
+    assert_eq!(VolumeSpec { name: "lun".into(), striping: None, ..striped }, whole);
+    let cells = plan.points.iter().filter(|point| point.volume == "raid");
+    let cells: Vec<_> = cells.map(|point| (point.target_under_test, point.link.as_str())).collect();
+    // Two sizes, two operations, three starts.
+    assert_eq!(cells, [(0, "mtu-9000"); 12]);
+    assert_eq!(plan.targets_under_test[0], TargetUnderTest::Sarsen);
+
+    let others = Choices {
+        targets_under_test: vec![TargetUnderTest::Tgt],
+        ..soundness::choices(Scale::Quick)
+    };
+    assert_eq!(Trinkle.plan(&others).unwrap().volumes, [whole]);
+    let run = soundness::run_of(&Trinkle, &others, &[]);
+    assert_eq!((alignment::section(&run), alignment::summary(&run)), (None, Vec::new()));
+}
+
+#[test]
+fn gain_of_alignment_stands_beside_the_published_one() {
+    let throughput = |start: &str| match start {
+        "border of a stripe" => 198.0,
+        "sector 63" => 98.0,
+        _ => 197.5,
+    };
+    let run = alignment_run(throughput);
+    let report = soundness::report(&Trinkle, &run);
+    soundness::shows(&report, [20.0, 20.0, 15.0, 20.0].into_iter());
+    let section = alignment::section(&run).unwrap();
+    assert!(report.sections.contains(&section));
+    let tables = section.tables();
+    let gains = tables.last().unwrap();
+    let wanted = |row: &&Vec<Cell>| {
+        row[..3] == [layout::text("256K"), layout::text("write"), layout::text("sector 63")]
+    };
+    let row = gains.rows.iter().find(wanted).unwrap();
+    assert_eq!(row[3], Cell::Number { value: 2.0, decimals: 3 });
+    assert_eq!(row[4], Cell::Change { percent: 100.0, decimals: 1 });
+    assert_eq!(row[5], Cell::Number { value: 100.0, decimals: 1 });
+    assert_eq!(row[6], Cell::Published { value: 15.0, decimals: 0 });
+    // No gain of I/Os of one chunk was published.
+    let small: Vec<_> = gains.rows.iter().filter(|row| row[0] == layout::text("64K")).collect();
+    assert_eq!(small.len(), 4);
+    assert!(small.iter().all(|row| row[6] == Cell::Empty && row[7] == Cell::Empty));
+    let [summary] = &alignment::summary(&run)[..] else { panic!("one target") };
+    assert!(summary.contains("write against half a chunk 1.00, which is noise"), "{summary}");
+    assert!(summary.contains("read against sector 63 2.00;"), "{summary}");
+}
+
+#[test]
+fn a_run_of_the_alignment_only_has_no_empty_sections() {
+    let report = soundness::report(&Trinkle, &alignment_run(|_| 100.0));
+    let headings: Vec<_> = report.sections.iter().map(|section| &section.heading).collect();
+    let wanted = ["Alignment with the stripes of a RAID", "The thesis's tables (G.1 to G.16)"];
+    assert_eq!(headings, wanted);
+    assert!(report.summary[0].starts_with("Sequential I/Os"), "{:?}", report.summary);
+}
+
+#[test]
+fn misaligned_cells_that_failed_say_why() {
+    let failed = Labels::new().with("start", "sector 63");
+    let run = soundness::run(&Trinkle, Scale::Quick, &[(failed, "no space for the pool")]);
+    let report = soundness::report(&Trinkle, &run);
+    soundness::says(&report, "no space for the pool");
+    let section = alignment::section(&run).unwrap();
+    let tables = section.tables();
+    let gains = tables.last().unwrap();
+    let (failed, others): (Vec<_>, Vec<_>) =
+        gains.rows.iter().partition(|row| row[2] == layout::text("sector 63"));
+    assert!(failed.iter().all(|row| row[3..6] == [Cell::Empty, Cell::Empty, Cell::Empty]));
+    assert!(others.iter().all(|row| row[3] != Cell::Empty));
 }
