@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use sarsen_node::stores::CacheMode;
+
 use super::super::layout::{self, size_name};
 use super::super::{Point, Subject};
 use super::{NOISE, TARGET, TEST};
@@ -16,7 +18,7 @@ use crate::published::TRINKLE_ALIGNMENT_GAINS;
 use crate::record::{Labels, Run, figure};
 use crate::report::{Bars, Block, Cell, Section, Table};
 use crate::statistics::{Difference, Summary};
-use crate::target_under_test::{Striping, TargetUnderTest, VolumeSpec};
+use crate::target_under_test::{Medium, Striping, TargetUnderTest, VolumeSpec};
 
 /// Value of [`TEST`] of all cells here.
 const NAME: &str = "RAID alignment";
@@ -52,9 +54,14 @@ fn labels(target: &str, size: u32, operation: &str, start: &str) -> Labels {
         .with(START, start)
 }
 
-/// Returns the striped volume, which is otherwise equal to the volume of the other cells.
+/// Returns the striped volume, which has the medium and the size of the volume of the other cells. Its devices on a disk
+/// bypass the page cache, which would join and split their I/Os.
 pub(super) fn volume(whole: &VolumeSpec) -> VolumeSpec {
-    VolumeSpec { name: VOLUME.into(), striping: Some(STRIPING), ..whole.clone() }
+    let cache = match whole.medium {
+        Medium::Ram => whole.cache,
+        Medium::Disk => CacheMode::None,
+    };
+    VolumeSpec { name: VOLUME.into(), striping: Some(STRIPING), cache, ..whole.clone() }
 }
 
 /// Returns the cells of the targets that have stripes, on a volume of so many bytes.

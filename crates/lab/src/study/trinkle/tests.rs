@@ -1,3 +1,5 @@
+use sarsen_node::stores::CacheMode;
+
 use super::super::soundness;
 use super::*;
 use crate::record::{Measures, Outcome};
@@ -66,6 +68,11 @@ fn alignment_is_measured_on_equal_volumes_of_targets_with_stripes() {
     // Two sizes, two operations, three starts.
     assert_eq!(cells, [(0, "mtu-9000"); 12]);
     assert_eq!(plan.targets_under_test[0], TargetUnderTest::Sarsen);
+
+    let disk = Choices { medium: Some(Medium::Disk), ..soundness::choices(Scale::Quick) };
+    let plan = Trinkle.plan(&disk).unwrap();
+    let striped = plan.volumes.iter().find(|volume| volume.name == "raid").unwrap();
+    assert_eq!((striped.medium, striped.cache), (Medium::Disk, CacheMode::None));
 
     let others = Choices {
         targets_under_test: vec![TargetUnderTest::Tgt],
