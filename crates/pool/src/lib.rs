@@ -19,6 +19,7 @@
 //! * `pool`: operations on volumes and snapshots.
 //! * `membership`: operations on devices.
 //! * `changes`: the differences between two snapshots.
+//! * `usage`: what an object holds alone.
 //! * `parts`, `stream`: snapshots that are sent to another pool.
 //! * `check`: the check of a pool that is not in use.
 
@@ -58,6 +59,7 @@ mod tasks;
 mod tiers;
 mod tree;
 mod unmap;
+mod usage;
 mod volume;
 mod write;
 

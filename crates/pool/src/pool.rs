@@ -454,6 +454,15 @@ impl Pool {
 
     /// Does what [`Self::maintain`] has to do now.
     pub async fn maintain_once(&self) -> Result<(), PoolError> {
+        self.complete_deletions().await?;
+        while self.shared.tend_copies().await? || self.shared.tend_checksums().await? {
+            self.shared.checkpoint_if_due().await?;
+        }
+        self.shared.checkpoint_if_due().await
+    }
+
+    /// Deletes what is to be deleted, as far as no request holds what that needs.
+    pub(crate) async fn complete_deletions(&self) -> Result<(), PoolError> {
         let mut has_deleted = false;
         loop {
             match self.shared.delete_parts().await {
@@ -471,10 +480,7 @@ impl Pool {
             let generation = self.shared.state.read().generation;
             self.shared.checkpoint(generation).await?;
         }
-        while self.shared.tend_copies().await? || self.shared.tend_checksums().await? {
-            self.shared.checkpoint_if_due().await?;
-        }
-        self.shared.checkpoint_if_due().await
+        Ok(())
     }
 
     /// Writes a checkpoint, so that the next opening has nothing to carry out again.

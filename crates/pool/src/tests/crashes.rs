@@ -146,11 +146,21 @@ impl History {
                     pool.set_tiers(&Tiers { fast: vec![number], new_data });
                     Ok(())
                 }
+                11 => {
+                    let all = pool.volumes();
+                    match all.get(usize::from(identifier[0]) % all.len().max(1)) {
+                        Some(one) => pool.reclaimable_bytes(one.id).await.map(|bytes| {
+                            note(format_args!("{} holds {bytes} bytes alone", one.label.name));
+                        }),
+                        None => Ok(()),
+                    }
+                }
                 _ => pool.maintain_once().await,
             };
             match result {
                 Err(
                     PoolError::Invalid(_)
+                    | PoolError::NotFound
                     | PoolError::NoSpace
                     | PoolError::NoDevice
                     | PoolError::Unfit { .. }

@@ -10,6 +10,7 @@ mod ownership;
 mod runner;
 mod stream;
 mod tiers;
+mod usage;
 
 use std::cell::Cell;
 use std::rc::Rc;
