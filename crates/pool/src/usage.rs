@@ -196,3 +196,17 @@ impl Walk {
         is_last
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_so_many_chunks_are_remembered_until_all_of_their_references_are_found() {
+        let mut walk = Walk::default();
+        assert!((0..REPEATED_MAX as u64).all(|chunk| !walk.is_last_of(chunk, 2)));
+        assert!(!walk.is_last_of(u64::MAX, 2) && !walk.is_last_of(u64::MAX, 2), "no room");
+        assert!(walk.is_last_of(7, 2));
+        assert!(!walk.is_last_of(u64::MAX, 2) && walk.is_last_of(u64::MAX, 2), "room again");
+    }
+}

@@ -149,6 +149,12 @@ impl History {
                 11 => {
                     let all = pool.volumes();
                     match all.get(usize::from(identifier[0]) % all.len().max(1)) {
+                        // Its client disconnects.
+                        Some(one) if identifier[0] % 3 == 0 => {
+                            let polls = u64::from(identifier[0]) / 8;
+                            abandon(polls, pool.reclaimable_bytes(one.id)).await;
+                            Ok(())
+                        }
                         Some(one) => pool.reclaimable_bytes(one.id).await.map(|bytes| {
                             note(format_args!("{} holds {bytes} bytes alone", one.label.name));
                         }),
