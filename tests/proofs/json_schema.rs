@@ -523,6 +523,9 @@ fn pools(asking: &mut Asking<'_>) -> Result<()> {
     asking.ask(SNAPSHOTS, "snapshot unprotect thin@s")?;
     asking.change("volume clone thin@s clone")?;
     asking.ask(SNAPSHOTS, "snapshot list")?;
+    asking.ask(SNAPSHOTS, "snapshot list --reclaimable")?;
+    asking.ask("`snapshot show`", "snapshot show thin@s")?;
+    asking.ask("`volume usage`", "volume usage thin")?;
     asking.ask("`snapshot diff`", "snapshot diff thin@s")?;
     let stream = asking.folder.join("stream");
     let mut send = asking.server.command(&["snapshot", "send", "thin@s"])?;
@@ -539,7 +542,7 @@ fn pools(asking: &mut Asking<'_>) -> Result<()> {
     asking.ask(DEVICES, "pool remove tank FOLDER/other.pool")?;
     // The server removes both of them by itself.
     wait_until(|| {
-        let status = asking.ask(DEVICES, "pool status tank")?;
+        let status = asking.ask(DEVICES, "pool status tank --reclaimable")?;
         let is_done = status["pool"]["scrub"]["last"].is_object();
         Ok(is_done && status["pool"]["devices"].as_array().is_some_and(|all| all.len() == 1))
     })?;

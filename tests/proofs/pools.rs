@@ -468,6 +468,70 @@ pub(crate) fn nbd_portal(server: &Managed) -> Result<String> {
 }
 
 #[test]
+fn a_deletion_gives_back_what_was_reported_before() -> Result<()> {
+    const MIB: u64 = 1 << 20;
+    let folder = tempfile::tempdir()?;
+    let server = start(folder.path())?;
+    create_pool(&server, &folder.path().join("tank.pool"), "256MiB")?;
+    server.run(&["volume", "create", "vm1", "64MiB", "--pool", "tank", "--export"])?;
+    qemu_io(&server, "vm1", &["write -P 0x11 0 8M", "flush"])?;
+    server.run(&["snapshot", "create", "vm1@a"])?;
+    let list = || -> Result<Vec<(u64, Option<u64>)>> {
+        let listed = server.json(&["snapshot", "list", "vm1", "--reclaimable"])?;
+        let all = listed["snapshots"].as_array().context("snapshots")?.iter();
+        let numbers = all.map(|one| {
+            let referenced = one["referenced_bytes"].as_u64().context("a number")?;
+            Ok((referenced, one["reclaimable_bytes"].as_u64()))
+        });
+        numbers.collect()
+    };
+    let usage = |field: &str| -> Result<u64> {
+        server.json(&["volume", "usage", "vm1"])?[field].as_u64().context("a number of bytes")
+    };
+    ensure!(list()? == [(8 * MIB, Some(0))], "{:?}", list()?);
+    ensure!(usage("reclaimable_bytes")? == 0, "all of it is shared");
+    // Two of the 8 MiB have another content in the volume, and then in a second snapshot, too.
+    qemu_io(&server, "vm1", &["write -P 0x22 4M 2M", "flush"])?;
+    ensure!(list()? == [(8 * MIB, Some(2 * MIB))], "{:?}", list()?);
+    ensure!(usage("reclaimable_bytes")? == 2 * MIB && usage("referenced_bytes")? == 8 * MIB);
+    server.run(&["snapshot", "create", "vm1@b"])?;
+    qemu_io(&server, "vm1", &["discard 0 1M", "write -P 0x33 32M 3M", "flush"])?;
+    ensure!(usage("reclaimable_bytes")? == 3 * MIB && usage("snapshot_count")? == 2);
+    // The first MiB belongs to both snapshots, so neither deletion alone gives it back.
+    ensure!(list()? == [(8 * MIB, Some(2 * MIB)), (8 * MIB, Some(0))], "{:?}", list()?);
+    let unasked = server.json(&["snapshot", "list", "vm1"])?;
+    ensure!(unasked["snapshots"][0]["reclaimable_bytes"].is_null(), "{unasked}");
+    // A table with one space between its words.
+    let words = |command: &[&str]| -> Result<String> {
+        Ok(server.run(command)?.split_whitespace().collect::<Vec<_>>().join(" "))
+    };
+    let text = words(&["snapshot", "list", "vm1", "--reclaimable"])?;
+    let heads = "SIZE REFERENCED SHARED RECLAIMABLE";
+    let has_all = |text: &str, row: &str| text.contains(heads) && text.contains(row);
+    ensure!(has_all(&text, "vm1@a 64 MiB 8 MiB 6 MiB 2 MiB 20"), "{text}");
+    let text = words(&["pool", "status", "tank", "--reclaimable"])?;
+    ensure!(has_all(&text, "vm1 64 MiB 10 MiB 7 MiB 3 MiB 1 20"), "{text}");
+    let text = server.run(&["snapshot", "show", "vm1@a"])?;
+    ensure!(text.contains("reclaimable  2 MiB, which its deletion gives back"), "{text}");
+    let text = words(&["volume", "usage", "vm1"])?;
+    ensure!(has_all(&text, "vm1 64 MiB 10 MiB 7 MiB 3 MiB 2 tank"), "{text}");
+    server.refused(NOT_FOUND, &["snapshot", "show", "vm1@none"])?;
+    server.refused(NOT_FOUND, &["volume", "usage", "none"])?;
+    let (_, free) = space(&server)?;
+    let said = server.run(&["snapshot", "delete", "vm1@a"])?;
+    ensure!(said == "deleted vm1@a, which gives back 2 MiB\n", "{said}");
+    wait_until(|| Ok(space(&server)?.1 == free + 2 * MIB))?;
+    // Now the second snapshot has the first MiB alone.
+    let said = server.run(&["snapshot", "delete", "vm1@b"])?;
+    ensure!(said == "deleted vm1@b, which gives back 1 MiB\n", "{said}");
+    wait_until(|| Ok(space(&server)?.1 == free + 3 * MIB))?;
+    ensure!(usage("reclaimable_bytes")? == 10 * MIB, "nothing is shared any more");
+    let events = server.run(&["event", "list"])?;
+    ensure!(events.contains("snapshot vm1@a was deleted, which gives back 2 MiB"), "{events}");
+    server.stop()
+}
+
+#[test]
 fn snapshots_of_several_volumes_are_of_one_moment_and_schedules_create_theirs() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = start(folder.path())?;

@@ -90,7 +90,16 @@ const EXAMPLES: &[(&str, &[Example])] = &[
         )],
     ),
     ("pool list", &[("List the pools with their space", "sarsen pool list")]),
-    ("pool status", &[("Show what takes the space of a pool", "sarsen pool status tank")]),
+    (
+        "pool status",
+        &[
+            ("Show what takes the space of a pool", "sarsen pool status tank"),
+            (
+                "Also show what each deletion would give back",
+                "sarsen pool status tank --reclaimable",
+            ),
+        ],
+    ),
     ("pool check", &[("Check a pool that no server uses", "sarsen pool check /dev/sdb /dev/sdc")]),
     ("pool show", &[("Show one as the server's document has it", "sarsen pool show tank")]),
     (
@@ -115,7 +124,23 @@ const EXAMPLES: &[(&str, &[Example])] = &[
             ),
         ],
     ),
-    ("snapshot list", &[("List the snapshots of a volume", "sarsen snapshot list vm1")]),
+    (
+        "snapshot list",
+        &[
+            ("List the snapshots of a volume", "sarsen snapshot list vm1"),
+            (
+                "Also show what each deletion would give back",
+                "sarsen snapshot list vm1 --reclaimable",
+            ),
+        ],
+    ),
+    (
+        "snapshot show",
+        &[(
+            "Show what the deletion of a snapshot gives back",
+            "sarsen snapshot show vm1@before-upgrade",
+        )],
+    ),
     (
         "snapshot diff",
         &[(
@@ -160,6 +185,7 @@ const EXAMPLES: &[(&str, &[Example])] = &[
             ("Add to the size", "sarsen volume resize data +5GiB"),
         ],
     ),
+    ("volume usage", &[("Show what a volume takes of its pool", "sarsen volume usage vm1")]),
     (
         "volume reattach",
         &[("Open a backing file that is available again", "sarsen volume reattach data")],

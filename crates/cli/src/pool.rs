@@ -17,6 +17,7 @@ use crate::control::{ServerOptions, table, utc};
 use crate::disk::{confirm_loss, on_a_core};
 use crate::exit::UsageError;
 use crate::output::print_line;
+use crate::snapshot::sharing;
 use crate::state;
 use crate::volume::absolute;
 
@@ -44,6 +45,10 @@ pub(crate) enum Verb {
     Status {
         /// The name of the pool.
         name: String,
+        /// Also count, for each volume and snapshot, the bytes that its deletion alone gives back (RECLAIMABLE) and the
+        /// others, which other volumes or snapshots use as well (SHARED). This reads the pool, and may take a while.
+        #[arg(long)]
+        reclaimable: bool,
         #[command(flatten)]
         options: ServerOptions,
     },
@@ -219,7 +224,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             add(&CreatePool { name, devices, import: true, ..CreatePool::default() }, &options)
         }
         Verb::List { options } => list(&options),
-        Verb::Status { name, options } => status(&name, &options),
+        Verb::Status { name, reclaimable, options } => status(&name, reclaimable, &options),
         Verb::Add { name, device, force, options } => {
             change_devices(&name, &device, None, force, &options)
         }
@@ -348,9 +353,10 @@ fn row(pool: &PoolStatus) -> [String; 8] {
     ]
 }
 
-fn status(name: &str, options: &ServerOptions) -> anyhow::Result<()> {
+fn status(name: &str, reclaimable: bool, options: &ServerOptions) -> anyhow::Result<()> {
     let client = options.client()?;
-    let path = format!("/pools/{}", path_segment(name));
+    let query = if reclaimable { "?reclaimable=true" } else { "" };
+    let path = format!("/pools/{}{query}", path_segment(name));
     show(&on_a_core(async { Ok(client.get(&path).await?) })?, options.json)
 }
 
@@ -376,8 +382,7 @@ fn show(status: &PoolContents, json: bool) -> anyhow::Result<()> {
     lines.extend(tiers_line(&pool.tiers));
     lines.extend(scrub_line(&pool.scrub));
     if !contents.is_empty() {
-        let rows: Vec<_> = contents.iter().map(content_row).collect();
-        lines.push(table(["NAME", "SIZE", "REFERENCED", "COPIES", "CREATED", "ORIGIN", ""], &rows));
+        lines.push(content_table(contents));
     }
     print_line(&lines.join("\n"))
 }
@@ -441,6 +446,23 @@ fn scrub_line(scrub: &PoolScrub) -> Option<String> {
         render_rounded(last.read_bytes),
         render_rounded(last.repaired_bytes)
     ))
+}
+
+fn content_table(contents: &[StoredVolume]) -> String {
+    // All of them are counted, or none.
+    if contents.iter().all(|stored| stored.reclaimable_bytes.is_none()) {
+        let rows: Vec<_> = contents.iter().map(content_row).collect();
+        return table(["NAME", "SIZE", "REFERENCED", "COPIES", "CREATED", "ORIGIN", ""], &rows);
+    }
+    let row = |stored: &StoredVolume| {
+        let [name, size, referenced, copies, created, origin, notes] = content_row(stored);
+        let [shared, reclaimable] = sharing(stored.referenced_bytes, stored.reclaimable_bytes);
+        [name, size, referenced, shared, reclaimable, copies, created, origin, notes]
+    };
+    let rows: Vec<_> = contents.iter().map(row).collect();
+    let heads =
+        ["NAME", "SIZE", "REFERENCED", "SHARED", "RECLAIMABLE", "COPIES", "CREATED", "ORIGIN", ""];
+    table(heads, &rows)
 }
 
 fn content_row(stored: &StoredVolume) -> [String; 7] {

@@ -33,6 +33,18 @@ pub(crate) enum Verb {
     List {
         /// The name of the volume.
         volume: Option<String>,
+        /// Also count, for each snapshot, the bytes that its deletion alone gives back (RECLAIMABLE) and the others, which
+        /// volumes, clones or other snapshots use as well (SHARED). This reads the pool, and may take a while.
+        #[arg(long)]
+        reclaimable: bool,
+        #[command(flatten)]
+        options: ServerOptions,
+    },
+    /// Print the properties of a snapshot, and the bytes that its deletion gives back.
+    Show {
+        /// The snapshot: VOLUME@NAME.
+        #[arg(value_name = "VOLUME@NAME")]
+        name: SnapshotName,
         #[command(flatten)]
         options: ServerOptions,
     },
@@ -126,7 +138,10 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
                 on_a_core(async { Ok(client.post("/snapshots", &request).await?) })?;
             report("created", &created, &options)
         }
-        Verb::List { volume, options } => list(volume.as_deref(), &options),
+        Verb::List { volume, reclaimable, options } => {
+            list(volume.as_deref(), reclaimable, &options)
+        }
+        Verb::Show { name, options } => show(&name, &options),
         Verb::Diff { name, since, options } => diff(&name, since.as_ref(), &options),
         Verb::Rollback { name, destroy, force, grace, options } => {
             roll_back(&name, destroy, RollBack { force, grace_seconds: Some(grace) }, &options)
@@ -146,8 +161,8 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             let mut snapshots = Vec::new();
             let mut failed = None;
             for name in &names {
-                let deleted =
-                    on_a_core(async { Ok(client.delete::<Snapshot>(&path(name)).await?) });
+                let path = format!("{}?reclaimable=true", path(name));
+                let deleted = on_a_core(async { Ok(client.delete::<Snapshot>(&path).await?) });
                 match deleted {
                     Ok(deleted) => snapshots.push(deleted),
                     Err(error) => {
@@ -180,13 +195,46 @@ fn report(what: &str, list: &SnapshotList, options: &ServerOptions) -> anyhow::R
     if options.json {
         return print_line(&serde_json::to_string(list)?);
     }
-    list.snapshots.iter().try_for_each(|one| print_line(&format!("{what} {}", one.name)))
+    // Only a deletion counts them.
+    let freed = |one: &Snapshot| {
+        one.reclaimable_bytes.map_or_else(String::new, |bytes| {
+            format!(", which gives back {}", render_rounded(bytes))
+        })
+    };
+    let mut lines = list.snapshots.iter().map(|one| format!("{what} {}{}", one.name, freed(one)));
+    lines.try_for_each(|line| print_line(&line))
 }
 
-fn list(volume: Option<&str>, options: &ServerOptions) -> anyhow::Result<()> {
+/// Returns the cells `SHARED` and `RECLAIMABLE` of an object of a pool.
+pub(crate) fn sharing(referenced: u64, reclaimable: Option<u64>) -> [String; 2] {
+    let Some(reclaimable) = reclaimable else { return ["-", "-"].map(str::to_owned) };
+    [referenced.saturating_sub(reclaimable), reclaimable].map(render_rounded)
+}
+
+/// Returns what is to be said of a snapshot beside its numbers.
+fn notes(one: &Snapshot) -> String {
+    let mut notes: Vec<String> = Vec::new();
+    if let Some(received) = one.received_bytes {
+        notes.push(format!("incomplete: received up to byte {received}"));
+    }
+    if one.is_protected {
+        notes.push("protected".to_owned());
+    }
+    if one.volume.is_none() {
+        notes.push("its volume was deleted".to_owned());
+    }
+    if !one.clones.is_empty() {
+        notes.push(format!("clones: {}", one.clones.join(" ")));
+    }
+    notes.join(", ")
+}
+
+fn list(volume: Option<&str>, reclaimable: bool, options: &ServerOptions) -> anyhow::Result<()> {
     let client = options.client()?;
-    let query = volume.map_or_else(String::new, |name| format!("?volume={}", path_segment(name)));
-    let path = format!("/snapshots{query}");
+    let volume = volume.map(|name| format!("volume={}", path_segment(name)));
+    let counted = reclaimable.then(|| "reclaimable=true".to_owned());
+    let query = volume.into_iter().chain(counted).collect::<Vec<_>>().join("&");
+    let path = format!("/snapshots?{query}");
     let list: SnapshotList = on_a_core(async { Ok(client.get(&path).await?) })?;
     if options.json {
         return print_line(&serde_json::to_string(&list)?);
@@ -194,31 +242,52 @@ fn list(volume: Option<&str>, options: &ServerOptions) -> anyhow::Result<()> {
     if list.snapshots.is_empty() {
         return print_line("no snapshots");
     }
+    let name = |one: &Snapshot| {
+        [one.name.clone(), render_rounded(one.size_bytes), render_rounded(one.referenced_bytes)]
+    };
+    let rest = |one: &Snapshot| [utc(one.created_unix_seconds), one.pool.clone(), notes(one)];
+    if reclaimable {
+        let row = |one: &Snapshot| {
+            let ([name, size, referenced], [created, pool, notes]) = (name(one), rest(one));
+            let [shared, reclaimable] = sharing(one.referenced_bytes, one.reclaimable_bytes);
+            [name, size, referenced, shared, reclaimable, created, pool, notes]
+        };
+        let rows: Vec<_> = list.snapshots.iter().map(row).collect();
+        let heads =
+            ["SNAPSHOT", "SIZE", "REFERENCED", "SHARED", "RECLAIMABLE", "CREATED", "POOL", ""];
+        return print_line(&table(heads, &rows));
+    }
     let row = |one: &Snapshot| {
-        let mut notes: Vec<String> = Vec::new();
-        if let Some(received) = one.received_bytes {
-            notes.push(format!("incomplete: received up to byte {received}"));
-        }
-        if one.is_protected {
-            notes.push("protected".to_owned());
-        }
-        if one.volume.is_none() {
-            notes.push("its volume was deleted".to_owned());
-        }
-        if !one.clones.is_empty() {
-            notes.push(format!("clones: {}", one.clones.join(" ")));
-        }
-        [
-            one.name.clone(),
-            render_rounded(one.size_bytes),
-            render_rounded(one.referenced_bytes),
-            utc(one.created_unix_seconds),
-            one.pool.clone(),
-            notes.join(", "),
-        ]
+        let ([name, size, referenced], [created, pool, notes]) = (name(one), rest(one));
+        [name, size, referenced, created, pool, notes]
     };
     let rows: Vec<_> = list.snapshots.iter().map(row).collect();
     print_line(&table(["SNAPSHOT", "SIZE", "REFERENCED", "CREATED", "POOL", ""], &rows))
+}
+
+fn show(name: &SnapshotName, options: &ServerOptions) -> anyhow::Result<()> {
+    let client = options.client()?;
+    let path = format!("{}?reclaimable=true", path(name));
+    let one: Snapshot = on_a_core(async { Ok(client.get(&path).await?) })?;
+    if options.json {
+        return print_line(&serde_json::to_string(&one)?);
+    }
+    let [shared, reclaimable] = sharing(one.referenced_bytes, one.reclaimable_bytes);
+    let mut lines = vec![
+        format!("snapshot {}", one.name),
+        format!("  pool         {}", one.pool),
+        format!("  size         {}", render_rounded(one.size_bytes)),
+        format!("  referenced   {}", render_rounded(one.referenced_bytes)),
+        format!("  shared       {shared}, which others use as well"),
+        format!("  reclaimable  {reclaimable}, which its deletion gives back"),
+        format!("  created      {}", utc(one.created_unix_seconds)),
+        format!("  identifier   {}", one.identifier),
+    ];
+    let notes = notes(&one);
+    if !notes.is_empty() {
+        lines.push(format!("  notes        {notes}"));
+    }
+    print_line(&lines.join("\n"))
 }
 
 fn diff(

@@ -10,9 +10,9 @@ use sarsen_node::control::path_segment;
 use sarsen_node::model::document::{Account, Luns, Rule, Target, Volume};
 use sarsen_node::model::{
     ByteSize, CacheMode, Document, Key, Mirror, ObjectKind, Orphan, SnapshotName, SnapshotSchedule,
-    StoreKind, Stripes, Textual as _,
+    StoreKind, Stripes, Textual as _, render_rounded,
 };
-use sarsen_node::schema::pools::Snapshot;
+use sarsen_node::schema::pools::{Snapshot, VolumeUsage};
 use sarsen_node::schema::{Apply, OrphanList, Reattach, Reattached};
 
 use crate::account::{SecretArguments, SecretInput, tell_secret};
@@ -21,7 +21,7 @@ use crate::disk::{confirmed, on_a_core};
 use crate::exit::{NotFoundError, UsageError};
 use crate::output::print_line;
 use crate::portal::note_loopback;
-use crate::snapshot::path;
+use crate::snapshot::{path, sharing};
 use crate::state::{self, ChangeOptions};
 
 /// Verbs of `sarsen volume`.
@@ -46,6 +46,14 @@ pub(crate) enum Verb {
         size: String,
         #[command(flatten)]
         options: ChangeOptions,
+    },
+    /// Print what a volume takes of its pool, and the bytes that its deletion alone gives back: RECLAIMABLE. Its snapshots,
+    /// clones and copies use the others as well: SHARED.
+    Usage {
+        /// The volume's name.
+        name: String,
+        #[command(flatten)]
+        options: ServerOptions,
     },
     /// Close a volume and open it again, once its disk or file is repaired. A failed flush needs this, and so does a
     /// file that was deleted, replaced or truncated. Writes that were not flushed may be lost.
@@ -190,6 +198,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
                 }),
             }
         }
+        Verb::Usage { name, options } => usage(&name, &options),
         Verb::Reattach { name, force, grace, options } => reattach(&name, force, grace, &options),
         Verb::Orphan(OrphanVerb::List { options }) => list_orphans(&options),
         Verb::Orphan(OrphanVerb::Remove { names, destroy, options }) => {
@@ -213,6 +222,27 @@ fn grown(document: &Document, name: &str, growth: &str) -> anyhow::Result<u64> {
     let added = parse_size(growth).map_err(|error| wrong(format!("+{growth}: {error}")))?;
     let grown = size.checked_add(added);
     Ok(grown.ok_or_else(|| wrong(format!("+{growth}: too large for a volume; give less")))?)
+}
+
+fn usage(name: &str, options: &ServerOptions) -> anyhow::Result<()> {
+    let client = options.client()?;
+    let path = format!("/volumes/{}/usage", path_segment(name));
+    let usage: VolumeUsage = on_a_core(async { Ok(client.get(&path).await?) })?;
+    if options.json {
+        return print_line(&serde_json::to_string(&usage)?);
+    }
+    let [shared, reclaimable] = sharing(usage.referenced_bytes, Some(usage.reclaimable_bytes));
+    let row = [
+        usage.volume,
+        render_rounded(usage.size_bytes),
+        render_rounded(usage.referenced_bytes),
+        shared,
+        reclaimable,
+        usage.snapshot_count.to_string(),
+        usage.pool,
+    ];
+    let heads = ["VOLUME", "SIZE", "REFERENCED", "SHARED", "RECLAIMABLE", "SNAPSHOTS", "POOL"];
+    print_line(&table(heads, &[row]))
 }
 
 fn reattach(name: &str, force: bool, grace: u16, options: &ServerOptions) -> anyhow::Result<()> {

@@ -70,6 +70,7 @@ pub(super) enum Failures {
         super::routes::volumes,
         super::routes::portals,
         super::volumes::reattach,
+        super::volumes::usage,
         super::volumes::orphans,
         super::volumes::remove_orphan,
         super::pools::pools,

@@ -1,6 +1,7 @@
 //! Requests for pools and snapshots.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -11,6 +12,7 @@ use axum::routing::{get, post};
 use sarsen_io::threads;
 use sarsen_pool::{Change, StreamProblem, VolumeId, VolumeInfo, VolumeKind};
 use serde::Deserialize;
+use tracing::warn;
 
 use super::Api;
 use super::capacity::{Received, ReceivedPart};
@@ -96,18 +98,35 @@ pub(super) fn find_pool(api: &Api, name: &str) -> Result<PoolConfig, ApiError> {
     get,
     tag = "server",
     path = "/v1/pools/{name}",
-    params(("name" = String, Path, description = "Its name")),
+    params(
+        ("name" = String, Path, description = "Its name"),
+        ("reclaimable" = Option<bool>, Query, description = "Count the bytes that each of them holds alone, which reads maps"),
+    ),
     responses((status = 200, body = PoolContents), Failures)
 )]
 pub(super) async fn contents(
     State(api): State<Api>,
     Path(name): Path<String>,
+    RawQuery(query): RawQuery,
 ) -> Answer<PoolContents> {
-    Ok(Json(contents_of(&api, &name)?))
+    let Counted { reclaimable } = parse_query(query)?;
+    let (mut found, ids) = contents_with_ids(&api, &name)?;
+    if reclaimable && let Some(open) = api.engine.pools.get(&name) {
+        let counted = open.reclaimable_bytes(ids).await?;
+        for (stored, counted) in found.contents.iter_mut().zip(counted) {
+            stored.reclaimable_bytes = counted;
+        }
+    }
+    Ok(Json(found))
 }
 
 /// Returns a pool as it is now, and what is in it.
 pub(super) fn contents_of(api: &Api, name: &str) -> Result<PoolContents, ApiError> {
+    contents_with_ids(api, name).map(|(contents, _)| contents)
+}
+
+/// Returns a pool as it is now, what is in it, and the numbers of that in the same order.
+fn contents_with_ids(api: &Api, name: &str) -> Result<(PoolContents, Vec<VolumeId>), ApiError> {
     let config = find_pool(api, name)?;
     let open = api.engine.pools.get(name);
     let objects = open.as_ref().map_or_else(Vec::new, |open| open.pool.volumes());
@@ -120,6 +139,7 @@ pub(super) fn contents_of(api: &Api, name: &str) -> Result<PoolContents, ApiErro
             is_snapshot,
             size_bytes: one.size,
             referenced_bytes: one.referenced_bytes,
+            reclaimable_bytes: None,
             created_unix_seconds: one.label.created,
             origin: one.origin.and_then(|origin| names.get(&origin).cloned()),
             is_protected: one.is_protected,
@@ -130,7 +150,8 @@ pub(super) fn contents_of(api: &Api, name: &str) -> Result<PoolContents, ApiErro
         }
     };
     let contents = objects.iter().map(stored).collect();
-    Ok(PoolContents { pool: status(api, &config), contents })
+    let ids = objects.iter().map(|one| one.id).collect();
+    Ok((PoolContents { pool: status(api, &config), contents }, ids))
 }
 
 /// Returns the names of volumes and snapshots. A volume of this server has its name there, others that of the catalogue.
@@ -232,6 +253,7 @@ fn snapshots_in(api: &Api, open: &OpenPool) -> Vec<(VolumeInfo, Snapshot)> {
         volume: one.origin.and_then(|origin| own.get(&origin).cloned()),
         size_bytes: one.size,
         referenced_bytes: one.referenced_bytes,
+        reclaimable_bytes: None,
         created_unix_seconds: one.label.created,
         is_protected: one.is_protected,
         clones: clones.get(&one.id).cloned().unwrap_or_default(),
@@ -242,12 +264,35 @@ fn snapshots_in(api: &Api, open: &OpenPool) -> Vec<(VolumeInfo, Snapshot)> {
     snapshots.map(|one| (one.clone(), snapshot(one))).collect()
 }
 
+/// What a request wants to have counted.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Counted {
+    reclaimable: bool,
+}
+
+/// Counts the bytes that each of some snapshots of a pool holds alone.
+async fn count_reclaimable(
+    open: &Arc<OpenPool>,
+    snapshots: &mut [(VolumeInfo, Snapshot)],
+) -> Result<(), StoreError> {
+    let ids = snapshots.iter().map(|(one, _)| one.id).collect();
+    let counted = open.reclaimable_bytes(ids).await?;
+    for ((_, snapshot), counted) in snapshots.iter_mut().zip(counted) {
+        snapshot.reclaimable_bytes = counted;
+    }
+    Ok(())
+}
+
 /// Returns the snapshots, of all volumes or of one.
 #[utoipa::path(
     get,
     tag = "server",
     path = "/v1/snapshots",
-    params(("volume" = Option<String>, Query, description = "Only those of this volume")),
+    params(
+        ("volume" = Option<String>, Query, description = "Only those of this volume"),
+        ("reclaimable" = Option<bool>, Query, description = "Count the bytes that each of them holds alone, which reads maps"),
+    ),
     responses((status = 200, body = SnapshotList), Failures)
 )]
 pub(super) async fn snapshots(
@@ -258,21 +303,26 @@ pub(super) async fn snapshots(
     #[serde(deny_unknown_fields, default)]
     struct Wanted {
         volume: Option<String>,
+        reclaimable: bool,
     }
-    let Wanted { volume } = parse_query(query)?;
+    let Wanted { volume, reclaimable } = parse_query(query)?;
     // An error says why the snapshots of a volume are not known, such as that its pool is not open.
     let of_volume = volume.map(|name| api.engine.volume_in_pool(&name)).transpose()?;
-    let mut all: Vec<(VolumeInfo, Snapshot)> = match &of_volume {
-        Some((open, _)) => snapshots_in(&api, open),
-        None => {
-            let pools = api.engine.pools.open_pools();
-            pools.iter().flat_map(|open| snapshots_in(&api, open)).collect()
-        }
+    let pools = match &of_volume {
+        Some((open, _)) => vec![open.clone()],
+        None => api.engine.pools.open_pools(),
     };
-    if let Some((_, found)) = of_volume {
-        all.retain(|(one, _)| one.origin == Some(found.id));
+    let mut snapshots = Vec::new();
+    for open in pools {
+        let mut found = snapshots_in(&api, &open);
+        if let Some((_, volume)) = &of_volume {
+            found.retain(|(one, _)| one.origin == Some(volume.id));
+        }
+        if reclaimable {
+            count_reclaimable(&open, &mut found).await?;
+        }
+        snapshots.extend(found.into_iter().map(|(_, snapshot)| snapshot));
     }
-    let snapshots = all.into_iter().map(|(_, snapshot)| snapshot).collect();
     Ok(Json(SnapshotList { snapshots }))
 }
 
@@ -280,11 +330,19 @@ fn parse_name(name: &str) -> Result<SnapshotName, ApiError> {
     name.parse().map_err(|message| ApiError::invalid(Some("name"), message))
 }
 
-fn shown(api: &Api, name: &SnapshotName) -> Answer<Snapshot> {
+/// Returns a snapshot, with its pool and its identity.
+fn found(
+    api: &Api,
+    name: &SnapshotName,
+) -> Result<(Arc<OpenPool>, (VolumeInfo, Snapshot)), ApiError> {
     let (open, found) = api.engine.find_snapshot(name)?;
     let shown = snapshots_in(api, &open).into_iter().find(|(one, _)| one.id == found.id);
-    let shown = shown.map(|(_, snapshot)| Json(snapshot));
+    let shown = shown.map(|shown| (open, shown));
     shown.ok_or_else(|| ApiError::not_found(format!("snapshot {name} was deleted")))
+}
+
+fn shown(api: &Api, name: &SnapshotName) -> Answer<Snapshot> {
+    found(api, name).map(|(_, (_, snapshot))| Json(snapshot))
 }
 
 /// Returns a snapshot.
@@ -292,11 +350,23 @@ fn shown(api: &Api, name: &SnapshotName) -> Answer<Snapshot> {
     get,
     tag = "server",
     path = "/v1/snapshots/{name}",
-    params(("name" = String, Path, description = "Its name: VOLUME@NAME")),
+    params(
+        ("name" = String, Path, description = "Its name: VOLUME@NAME"),
+        ("reclaimable" = Option<bool>, Query, description = "Count the bytes that it holds alone, which reads its map"),
+    ),
     responses((status = 200, body = Snapshot), Failures)
 )]
-pub(super) async fn snapshot(State(api): State<Api>, Path(name): Path<String>) -> Answer<Snapshot> {
-    shown(&api, &parse_name(&name)?)
+pub(super) async fn snapshot(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Answer<Snapshot> {
+    let Counted { reclaimable } = parse_query(query)?;
+    let (open, mut shown) = found(&api, &parse_name(&name)?)?;
+    if reclaimable {
+        count_reclaimable(&open, std::slice::from_mut(&mut shown)).await?;
+    }
+    Ok(Json(shown.1))
 }
 
 /// Creates snapshots of volumes. Those of one request are of the same moment.
@@ -355,19 +425,34 @@ pub(super) async fn change_snapshot(
     delete,
     tag = "server",
     path = "/v1/snapshots/{name}",
-    params(("name" = String, Path, description = "Its name: VOLUME@NAME")),
+    params(
+        ("name" = String, Path, description = "Its name: VOLUME@NAME"),
+        ("reclaimable" = Option<bool>, Query, description = "First count the bytes that its deletion gives back"),
+    ),
     responses((status = 200, body = Snapshot), Failures)
 )]
 pub(super) async fn delete_snapshot(
     State(api): State<Api>,
     Path(name): Path<String>,
+    RawQuery(query): RawQuery,
 ) -> Answer<Snapshot> {
+    let Counted { reclaimable } = parse_query(query)?;
     let name = parse_name(&name)?;
     api.check_trusted("snapshot: its deletion")?;
-    let deleted = shown(&api, &name)?;
+    let (open, mut deleted) = found(&api, &name)?;
+    if reclaimable
+        && let Err(error) = count_reclaimable(&open, std::slice::from_mut(&mut deleted)).await
+    {
+        // What cannot be counted may be just what is to be deleted.
+        warn!(snapshot = %name, %error, "the bytes that only the snapshot holds could not be counted");
+    }
     api.engine.delete_snapshot(&name).await?;
-    api.front.access.events.tell(&Occurrence::SnapshotDeleted { name: name.to_string() });
-    Ok(deleted)
+    let (_, deleted) = deleted;
+    api.front.access.events.tell(&Occurrence::SnapshotDeleted {
+        name: name.to_string(),
+        reclaimed_bytes: deleted.reclaimable_bytes,
+    });
+    Ok(Json(deleted))
 }
 
 /// Parses the name of a snapshot, and a query with an older one and an offset.

@@ -15,11 +15,13 @@ use super::openapi::Failures;
 use super::routes::{Answer, Json, parse};
 use crate::desired::{OrphanError, reattach as reattach_volume};
 use crate::model::Orphan;
+use crate::schema::pools::VolumeUsage;
 use crate::schema::{OrphanList, Reattach, Reattached};
 
 pub(super) fn router() -> Router<Api> {
     Router::new()
         .route("/volumes/{name}/reattach", post(reattach))
+        .route("/volumes/{name}/usage", get(usage))
         .route("/orphans", get(orphans))
         .route("/orphans/{name}", delete(remove_orphan))
 }
@@ -54,6 +56,32 @@ pub(super) async fn reattach(
     let Api { engine, desired, .. } = api;
     let made = reattach_volume(engine, desired, name.clone(), grace).await?;
     Ok(Json(Reattached { volume: name, writes_may_be_lost: made.is_unflushed }))
+}
+
+/// Returns what a volume takes of its pool, and what the deletion of the volume alone gives back. This reads its map.
+#[utoipa::path(
+    get,
+    tag = "server",
+    path = "/v1/volumes/{name}/usage",
+    params(("name" = String, Path, description = "Its name")),
+    responses((status = 200, body = VolumeUsage), Failures)
+)]
+pub(super) async fn usage(State(api): State<Api>, Path(name): Path<String>) -> Answer<VolumeUsage> {
+    let (pool, found) = api.engine.volume_in_pool(&name)?;
+    let counted = pool.reclaimable_bytes(vec![found.id]).await?;
+    let reclaimable_bytes = counted
+        .into_iter()
+        .next()
+        .flatten()
+        .ok_or_else(|| ApiError::not_found(format!("volume {name} was deleted")))?;
+    Ok(Json(VolumeUsage {
+        pool: pool.config().name,
+        size_bytes: found.size,
+        referenced_bytes: found.referenced_bytes,
+        reclaimable_bytes,
+        snapshot_count: pool.snapshots_of(found.id).len(),
+        volume: name,
+    }))
 }
 
 /// Returns the files in the state's folder of volumes that belong to no volume.

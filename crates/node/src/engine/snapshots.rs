@@ -48,7 +48,8 @@ impl Engine {
         })?;
         let Some(pool) = config.pool.as_ref().filter(|_| config.snapshot.is_none()) else {
             let message = format!(
-                "volume {name} has no snapshots: only volumes in pools have them (`sarsen volume create --pool`)"
+                "volume {name} has no space of its own in a pool: only volumes in pools have snapshots (`sarsen volume create \
+                 --pool`)"
             );
             return Err(SnapshotError::Unfit(message));
         };

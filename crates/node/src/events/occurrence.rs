@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use sarsen_proto::iscsi::target::RefusalReason;
 use sarsen_wire::iscsi::LoginStatus;
 
-use crate::model::Key;
+use crate::model::{Key, render_rounded};
 use crate::problem::{MissingObject, Problem};
 use crate::schema::events::{Event, Severity};
 use crate::sessions::Login;
@@ -151,6 +151,8 @@ pub(crate) enum Occurrence {
     },
     SnapshotDeleted {
         name: String,
+        /// The bytes that become free, if they were counted.
+        reclaimed_bytes: Option<u64>,
     },
     VolumeRolledBack {
         volume: String,
@@ -329,7 +331,12 @@ impl Occurrence {
                 }
                 [] => String::new(),
             },
-            Self::SnapshotDeleted { name } => format!("snapshot {name} was deleted"),
+            Self::SnapshotDeleted { name, reclaimed_bytes: None } => {
+                format!("snapshot {name} was deleted")
+            }
+            Self::SnapshotDeleted { name, reclaimed_bytes: Some(bytes) } => {
+                format!("snapshot {name} was deleted, which gives back {}", render_rounded(*bytes))
+            }
             Self::VolumeRolledBack { volume, snapshot } => {
                 format!("volume {volume} was rolled back to snapshot {snapshot}")
             }
@@ -494,7 +501,7 @@ impl Occurrence {
                 add("initiator", Some(initiator.clone()));
                 add("error", Some(failure.name().to_owned()));
             }
-            Self::SnapshotDeleted { name } => add("snapshot", Some(name.clone())),
+            Self::SnapshotDeleted { name, .. } => add("snapshot", Some(name.clone())),
             Self::VolumeRolledBack { volume, snapshot } => {
                 add("volume", Some(volume.clone()));
                 add("snapshot", Some(snapshot.clone()));

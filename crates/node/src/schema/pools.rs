@@ -133,6 +133,9 @@ pub struct StoredVolume {
     pub size_bytes: u64,
     /// Bytes of all chunks to which it refers. Others may refer to the same chunks.
     pub referenced_bytes: u64,
+    /// Bytes of the chunks to which nothing else refers: the deletion of this object alone gives them back. Only if the
+    /// request asked for them.
+    pub reclaimable_bytes: Option<u64>,
     /// Its creation, in seconds since 1970.
     pub created_unix_seconds: u64,
     /// The volume of a snapshot, or the snapshot of a clone, if that exists.
@@ -147,6 +150,23 @@ pub struct StoredVolume {
     pub has_checksums: bool,
     /// The serial number of a volume. A new volume with this serial number serves its data.
     pub serial: Option<String>,
+}
+
+/// `GET /v1/volumes/{name}/usage`: what a volume takes of its pool, without its snapshots.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VolumeUsage {
+    /// The volume.
+    pub volume: String,
+    /// Its pool.
+    pub pool: String,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Bytes of all chunks to which it refers. Its snapshots and clones may refer to the same chunks.
+    pub referenced_bytes: u64,
+    /// Bytes of the chunks to which nothing else refers: the deletion of the volume alone gives them back.
+    pub reclaimable_bytes: u64,
+    /// Number of its snapshots.
+    pub snapshot_count: usize,
 }
 
 /// The body of `POST /v1/pools`.
@@ -247,6 +267,9 @@ pub struct Snapshot {
     pub size_bytes: u64,
     /// Bytes of all chunks to which it refers. Others may refer to the same chunks.
     pub referenced_bytes: u64,
+    /// Bytes of the chunks to which nothing else refers: the deletion of this snapshot alone gives them back. Only if the
+    /// request asked for them.
+    pub reclaimable_bytes: Option<u64>,
     /// Its creation, in seconds since 1970.
     pub created_unix_seconds: u64,
     /// Whether it is protected from deletion.

@@ -6,6 +6,7 @@ mod history;
 mod memory;
 mod roll_back;
 mod tiers;
+mod usage;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
