@@ -265,10 +265,10 @@ impl Shared {
         number: u32,
         range: Range<u64>,
     ) -> Result<(), PoolError> {
-        if self.state.read().space.lacks_counts(number) {
+        let _pass = PassGuard::begin(self, number);
+        while self.state.read().space.lacks_counts(number) {
             self.resolve(Blocked::Missing(vec![Load::Counts(number)])).await?;
         }
-        let _pass = PassGuard::begin(self, number);
         for start in range.clone().step_by(WINDOW as usize) {
             let window = start..range.end.min(start + WINDOW);
             let sum = async |used: Vec<Range<u64>>| {
@@ -313,10 +313,10 @@ impl Shared {
             if self.state.read().space.slab(number).is_none() {
                 continue;
             }
-            while !self.state.read().space.has_counts(number) {
+            let _pass = PassGuard::begin(self, number);
+            while self.state.read().space.lacks_counts(number) {
                 self.resolve(Blocked::Missing(vec![Load::Counts(number)])).await?;
             }
-            let _pass = PassGuard::begin(self, number);
             self.scrub_slab(number, &mut scrubbed).await?;
         }
         Ok(scrubbed)

@@ -367,7 +367,7 @@ impl Space {
         self.counts_bytes -= slab.counts.as_ref().map_or(0, Counts::byte_count);
     }
 
-    /// Removes counts of data from memory that the last checkpoint has, until all counts have no more than these bytes.
+    /// Removes counts of chunks from memory that the last checkpoint has, until all counts have no more than these bytes.
     pub(crate) fn evict_counts(&mut self, bytes: usize) {
         let current: BTreeSet<u32> = self.current.values().copied().collect();
         for number in 1..self.slabs.len() as u32 {
@@ -382,7 +382,7 @@ impl Space {
             // No unit is taken or given back without being free.
             let is_idle =
                 |counts: &Counts| counts.changed.is_empty() && counts.used + part.free == usable;
-            if part.kind() == SlabKind::Data && counts.as_ref().is_some_and(is_idle) {
+            if part.kind().is_data() && counts.as_ref().is_some_and(is_idle) {
                 self.counts_bytes -= counts.take().map_or(0, |counts| counts.byte_count());
                 self.evictions += 1;
             }
