@@ -252,6 +252,8 @@ export interface Snapshot {
   pool: string;
   size_bytes: number;
   referenced_bytes: number;
+  /** What its deletion alone gives back, if that was asked for. */
+  reclaimable_bytes: number | null;
   created_unix_seconds: number;
   is_protected: boolean;
   clones: string[];

@@ -8,11 +8,17 @@ import { Field, Filter, Pages, Trouble, useFiltered } from "../parts/basics";
 import { ConfirmChange, ConfirmRequest } from "../parts/change";
 import { type Setting, SettingsForm, type Values } from "../parts/settings";
 
+/** How often snapshots are asked for, and how often if the server counts what each holds alone. */
+const IDLE_MS = 5000;
+const COUNTING_MS = 60000;
+
 type Confirming = { snapshot: Snapshot; rollsBack: boolean };
 
 export function Snapshots(props: { config: Volume; document: Document | null; onDone: () => void }) {
   const { config, document } = props;
-  const { data, error, reload } = useResource<{ snapshots: Snapshot[] }>(`/snapshots?volume=${segment(config.name)}`);
+  // To count what each of them holds alone, the server reads maps: that is asked for, and not often.
+  const [counts, setCounts] = useState(false);
+  const { data, error, reload } = useResource<{ snapshots: Snapshot[] }>(`/snapshots?volume=${segment(config.name)}${counts ? "&reclaimable=true" : ""}`, counts ? COUNTING_MS : IDLE_MS);
   useEntries(reload);
   // A pool that is not open has snapshots, and lists none.
   const { data: pools } = useResource<{ pools: PoolStatus[] }>("/pools");
@@ -52,17 +58,22 @@ export function Snapshots(props: { config: Volume; document: Document | null; on
       {snapshots.length > 0 && (
         <>
           <Filter of={of} what="snapshot" />
+          <label class="check">
+            <input type="checkbox" checked={counts} onChange={(event) => setCounts(event.currentTarget.checked)} />
+            Show what the deletion of each snapshot alone gives back
+          </label>
           <div class="scroll">
             <table class="stack">
               <thead>
                 <tr>
-                  <th scope="col">Snapshot</th><th scope="col">Created</th><th scope="col" class="number">Referenced</th><th scope="col">Protected</th>
+                  <th scope="col">Snapshot</th><th scope="col">Created</th><th scope="col" class="number">Referenced</th>
+                  {counts && <th scope="col" class="number">Gives back</th>}<th scope="col">Protected</th>
                   <th scope="col">Used by</th><th scope="col"><span class="hidden">Actions</span></th>
                 </tr>
               </thead>
               <tbody>
                 {of.shown.map((snapshot) => {
-                  const { name, created_unix_seconds, referenced_bytes, is_protected, size_bytes, received_bytes } = snapshot;
+                  const { name, created_unix_seconds, referenced_bytes, reclaimable_bytes, is_protected, size_bytes, received_bytes } = snapshot;
                   const isComplete = received_bytes === null;
                   return (
                     <tr key={name}>
@@ -72,6 +83,7 @@ export function Snapshots(props: { config: Volume; document: Document | null; on
                       </th>
                       <td data-label="Created"><time dateTime={new Date(created_unix_seconds * 1000).toISOString()}>{format.moment(created_unix_seconds)}</time></td>
                       <td class="number" data-label="Referenced">{format.size(referenced_bytes)}</td>
+                      {counts && <td class="number" data-label="Gives back">{reclaimable_bytes === null ? "–" : format.size(reclaimable_bytes)}</td>}
                       <td data-label="Protected">{is_protected ? "yes" : "no"}</td>
                       <td data-label="Used by">
                         {users(snapshot).length === 0 && "–"}
@@ -103,7 +115,7 @@ export function Snapshots(props: { config: Volume; document: Document | null; on
             setConfirming(null);
             done(`Snapshot ${confirming.snapshot.name} was deleted.`);
           }}>
-          <p>The data that only this snapshot has is lost. Its space becomes free. The volume and its clones keep their data.</p>
+          <p>The data that only this snapshot has is lost<Alone name={confirming.snapshot.name} />. Its space becomes free. The volume and its clones keep their data.</p>
         </ConfirmRequest>
       )}
       {confirming?.rollsBack && (
@@ -122,6 +134,12 @@ export function Snapshots(props: { config: Volume; document: Document | null; on
       )}
     </section>
   );
+}
+
+/** The bytes that only a snapshot has, when the server has counted them. */
+function Alone(props: { name: string }) {
+  const { data } = useResource<Snapshot>(`/snapshots/${segment(props.name)}?reclaimable=true`, COUNTING_MS);
+  return <>{data && data.reclaimable_bytes !== null && `: ${format.size(data.reclaimable_bytes)}`}</>;
 }
 
 function CreateSnapshot(props: { volume: string; onDone: (said: string) => void }) {
