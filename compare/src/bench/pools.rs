@@ -27,6 +27,8 @@ pub(super) const FIRST: &str = "pool, first writes";
 pub(super) const SNAPSHOT: &str = "pool, new snapshot";
 /// The volume has many snapshots, each with data of its own.
 pub(super) const MANY: &str = "pool, 100 snapshots";
+/// Each 4 KiB of the volume has a checksum.
+pub(super) const CHECKED: &str = "pool, checksums";
 pub(super) const QCOW2: &str = "qcow2, qemu-storage-daemon";
 
 const VOLUME_BYTES: u64 = 256 << 20;
@@ -187,12 +189,14 @@ pub(super) fn start(program: &Path, medium: Medium, options: &Options) -> Result
     arguments.extend(["--volume".into(), format!("file=file:{file}{cache}")]);
     let volumes = [
         ("own", POOL, VOLUME_BYTES),
+        ("checked", CHECKED, VOLUME_BYTES),
         ("first", FIRST, LARGE_BYTES),
         ("snapshot", SNAPSHOT, LARGE_BYTES),
         ("many", MANY, VOLUME_BYTES),
     ];
-    for (volume, _, bytes) in volumes {
-        arguments.extend(["--volume".into(), format!("{volume}=pool:tank,size={bytes}")]);
+    for (volume, name, bytes) in volumes {
+        let keys = if name == CHECKED { ",checksums=true" } else { "" };
+        arguments.extend(["--volume".into(), format!("{volume}=pool:tank,size={bytes}{keys}")]);
     }
     let running = serve(program, &arguments)?;
     field.entrants.push(Participant::of(FILE, &running, "file")?);

@@ -13,7 +13,7 @@ use super::points::{
     self, DEPTHS, Group, LARGE_READS, LARGE_WRITES, Point, READ_STREAM, READS, SINGLE_READS,
     STEADY, WITH_DIGESTS, WRITE_STREAM, WRITES, small_name,
 };
-use super::pools::{FILE, FIRST, MANY, POOL, QCOW2, SNAPSHOT};
+use super::pools::{CHECKED, FILE, FIRST, MANY, POOL, QCOW2, SNAPSHOT};
 use super::results::{CPU, Figure, IOPS, P99, Results, median, ratio};
 use super::start_up::Changes;
 use super::targets_under_test::{
@@ -305,6 +305,8 @@ fn of_pools<'a>() -> Vec<Requirement<'a>> {
         require("first writes: IOPS × no pool", 0.7, WRITES, FIRST, FILE);
         require("writes after a snapshot: IOPS × no pool", 0.6, WRITES, SNAPSHOT, FILE);
         require("reads with 100 snapshots: IOPS × none", 0.98, READS, MANY, POOL);
+        require("overwrites with checksums: IOPS × without", 0.5, WRITES, CHECKED, POOL);
+        require("reads with checksums: IOPS × without", 0.5, READS, CHECKED, POOL);
         require("overwrites: IOPS × qcow2", 1.0, WRITES, POOL, QCOW2);
         if group == Group::PoolsOnDisk {
             require("reads at depth 32: IOPS × fio's io_uring", 0.85, READS, POOL, FIO);

@@ -389,7 +389,7 @@ impl Shared {
 
     /// Calculates the checksums of some data that has none after an interruption. Returns whether there was any.
     pub(crate) async fn tend_checksums(self: &Arc<Self>) -> Result<bool, PoolError> {
-        let _copying = self.copying.lock().await;
+        let _copying = self.copying.take().await;
         let Some((slab, regions)) = self.state.read().space.checksums.doubted().first().copied()
         else {
             return Ok(false);

@@ -1,11 +1,14 @@
-//! Locks of chunks, for requests that change their entries.
+//! Locks of chunks, for requests that change their entries, and the turns of those that copy slabs or change devices.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use futures_util::future::select;
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use sarsen_block::LocalFuture;
+use tokio::sync::{MutexGuard, Notify, oneshot};
 
 /// The locked ranges of chunks, by volume and first chunk, with their ends and waiters.
 type Ranges = BTreeMap<(u32, u64), (u64, Vec<oneshot::Sender<()>>)>;
@@ -50,5 +53,42 @@ impl Drop for ChunkGuard {
     fn drop(&mut self) {
         let released = self.locks.0.lock().remove(&self.key);
         drop(released);
+    }
+}
+
+/// One at a time copies or compares slabs, or changes devices.
+#[derive(Default)]
+pub(crate) struct Turns {
+    turn: tokio::sync::Mutex<()>,
+    waiting: AtomicUsize,
+    /// Another one waits.
+    arrival: Notify,
+}
+
+/// One that waits for its turn, until this is dropped.
+struct Waiting<'a>(&'a Turns);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Turns {
+    /// Waits for a turn, which lasts until the guard is dropped.
+    pub(crate) async fn take(&self) -> MutexGuard<'_, ()> {
+        self.waiting.fetch_add(1, Ordering::AcqRel);
+        let _waiting = Waiting(self);
+        self.arrival.notify_waiters();
+        self.turn.lock().await
+    }
+
+    /// Pauses, within a turn, until the pause ends or another one waits.
+    pub(crate) async fn pause(&self, pause: LocalFuture<()>) {
+        let mut arrival = Box::pin(self.arrival.notified());
+        arrival.as_mut().enable();
+        if self.waiting.load(Ordering::Acquire) == 0 {
+            select(pause, arrival).await;
+        }
     }
 }

@@ -96,7 +96,7 @@ impl Pool {
         identifier: [u8; 16],
     ) -> Result<u8, PoolError> {
         let shared = &self.shared;
-        let _copying = shared.copying.lock().await;
+        let _copying = shared.copying.take().await;
         if !shared.devices.all(|other| !std::ptr::addr_eq(other, Arc::as_ptr(&store))) {
             return Err(PoolError::Invalid("the device is in use already"));
         }
@@ -173,7 +173,7 @@ impl Pool {
     /// it.
     pub async fn remove_device(&self, number: u8) -> Result<(), PoolError> {
         let shared = &self.shared;
-        let _copying = shared.copying.lock().await;
+        let _copying = shared.copying.take().await;
         let generation = {
             let mut state = shared.state.write();
             if state.is_stopped {
@@ -206,7 +206,7 @@ impl Pool {
     /// Keeps a device that leaves.
     pub async fn keep_device(&self, number: u8) -> Result<(), PoolError> {
         let shared = &self.shared;
-        let _copying = shared.copying.lock().await;
+        let _copying = shared.copying.take().await;
         let generation = {
             let mut state = shared.state.write();
             if state.space.member(number).is_none() {
@@ -241,7 +241,7 @@ impl Pool {
     /// Lets go of the store of a device that was left out, so that it can be opened again. Returns whether nothing of the pool
     /// uses it any more.
     pub async fn release_device(&self, number: u8) -> bool {
-        let _copying = self.shared.copying.lock().await;
+        let _copying = self.shared.copying.take().await;
         let state = self.shared.state.read();
         let member = state.space.member(number);
         let is_out = member.is_some_and(|member| member.standing == Standing::LeftOut);
@@ -255,7 +255,7 @@ impl Pool {
     /// Takes a device that was left out into use again. What it lacks is copied to it by the maintenance. Returns its number.
     pub async fn return_device(&self, store: Arc<dyn Store>) -> Result<u8, PoolError> {
         let shared = &self.shared;
-        let _copying = shared.copying.lock().await;
+        let _copying = shared.copying.take().await;
         let unfit = |problem| PoolError::Unfit { device: 0, problem };
         let (superblock, free) = read_superblock(&*store).await?;
         let number = superblock.device.get() as u8;
@@ -291,7 +291,7 @@ impl Pool {
     /// Uses the space by which devices have grown. Returns whether there was any.
     pub async fn grow(&self) -> Result<bool, PoolError> {
         let shared = &self.shared;
-        let _copying = shared.copying.lock().await;
+        let _copying = shared.copying.take().await;
         let mut grown = Vec::new();
         let generation = {
             let mut state = shared.state.write();

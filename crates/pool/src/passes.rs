@@ -70,7 +70,7 @@ impl State {
 impl Shared {
     /// Carries out one step of the maintenance of copies. Returns whether there was one.
     pub(crate) async fn tend_copies(self: &Arc<Self>) -> Result<bool, PoolError> {
-        let _copying = self.copying.lock().await;
+        let _copying = self.copying.take().await;
         if self.welcome().await? {
             return Ok(true);
         }
@@ -153,7 +153,7 @@ impl Shared {
         for window in self.windows(number, true) {
             let bytes = self.copy_window(number, targets, window).await?;
             let reason = self.state.read().space.tiering.copy_reason(number);
-            self.tasks.pause(reason, bytes).await;
+            self.copying.pause(self.tasks.pause(reason, bytes)).await;
             tokio::task::yield_now().await;
         }
         let mut state = self.state.write();
@@ -309,7 +309,7 @@ impl Shared {
         let count = self.state.read().space.row_count();
         for number in 1..count {
             progress(number.into(), count.into());
-            let _copying = self.copying.lock().await;
+            let _copying = self.copying.take().await;
             if self.state.read().space.slab(number).is_none() {
                 continue;
             }

@@ -454,11 +454,14 @@ impl Pool {
 
     /// Does what [`Self::maintain`] has to do now.
     pub async fn maintain_once(&self) -> Result<(), PoolError> {
-        self.complete_deletions().await?;
-        while self.shared.tend_copies().await? || self.shared.tend_checksums().await? {
+        loop {
+            self.complete_deletions().await?;
+            let has_more = self.shared.tend_copies().await? || self.shared.tend_checksums().await?;
             self.shared.checkpoint_if_due().await?;
+            if !has_more {
+                return Ok(());
+            }
         }
-        self.shared.checkpoint_if_due().await
     }
 
     /// Deletes what is to be deleted, as far as no request holds what that needs.

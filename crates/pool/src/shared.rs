@@ -17,7 +17,7 @@ use crate::error::Blocked;
 use crate::format::Superblock;
 use crate::grace::{Freed, Period};
 use crate::journal::Ring;
-use crate::locks::ChunkLocks;
+use crate::locks::{ChunkLocks, Turns};
 use crate::state::State;
 use crate::tasks::Tasks;
 
@@ -56,7 +56,7 @@ pub(crate) struct Shared {
     /// Held while the size of a volume changes.
     pub(crate) resizing: tokio::sync::Mutex<()>,
     /// Held while copies are made or compared, or devices come and go.
-    pub(crate) copying: tokio::sync::Mutex<()>,
+    pub(crate) copying: Turns,
     /// Held while a part of a stream is received.
     pub(crate) receiving: tokio::sync::Mutex<()>,
     /// Why devices were left out since the pool was opened.
@@ -88,7 +88,7 @@ impl Shared {
             work: Arc::default(),
             opened: Mutex::default(),
             resizing: tokio::sync::Mutex::default(),
-            copying: tokio::sync::Mutex::default(),
+            copying: Turns::default(),
             receiving: tokio::sync::Mutex::default(),
             left_out: Mutex::default(),
         }

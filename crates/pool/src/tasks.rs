@@ -17,7 +17,8 @@ pub trait Tasks: Send + Sync {
     /// still carry it out.
     fn finish(&self, future: LocalFuture<()>);
 
-    /// Returns when more may be copied, after so many bytes were: by default at once. No request waits for that.
+    /// Returns when more may be copied, after so many bytes were: by default at once. No request waits for that. It is dropped
+    /// before its end if a change of devices waits for the copy.
     fn pause(&self, _reason: CopyReason, _bytes: u64) -> LocalFuture<()> {
         Box::pin(async {})
     }

@@ -21,7 +21,7 @@ use utoipa::ToSchema;
 use super::cache_mode::CacheMode;
 use super::invalid::FieldError;
 use super::names::check_pool_name;
-use super::quantity::{Bandwidth, Number, Size};
+use super::quantity::{Number, Size};
 use super::{document, words};
 
 /// The default of `alert-percent`.
@@ -51,15 +51,16 @@ pub struct Pool {
     #[serde(default, skip_serializing_if = "Option::is_none", with = "words::option")]
     #[schema(value_type = Option<String>)]
     pub new_data: Option<Tier>,
-    /// With `fast-devices`: the maximum of bytes per second that move between fast and slow devices. Default: 64MiB.
+    /// With `fast-devices`: the maximum of bytes per second that move between fast and slow devices, 1MiB or more. Default:
+    /// 64MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<document::Size>)]
-    pub move_rate: Option<Bandwidth>,
-    /// Maximum of bytes per second that are copied to devices that came back, are new, or take over from one that leaves.
-    /// Default: no maximum.
+    pub move_rate: Option<Size<{ 1 << 20 }>>,
+    /// Maximum of bytes per second that are copied to devices that came back, are new, or take over from one that leaves:
+    /// 1MiB or more. Default: no maximum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<document::Size>)]
-    pub repair_rate: Option<Bandwidth>,
+    pub repair_rate: Option<Size<{ 1 << 20 }>>,
     /// The cache mode of its devices, with the names and meanings of QEMU. Another one takes effect with the next start.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "words::option")]
     #[schema(value_type = Option<String>)]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use futures_util::future::{Either, select};
 use sarsen_block::{BlockSize, Buffer, Durability, Extent, LocalFuture, Store as _};
 
 use super::device::SimulatedDevice;
@@ -263,5 +264,41 @@ fn moves_and_repairs_pause_for_what_they_copy() {
         pool.maintain_once().await.expect("moved");
         assert!(count(&counter.repaired) > 0);
         assert_eq!((count(&counter.moved), pool.devices().len()), (0, 1));
+    });
+}
+
+/// Pauses for ever.
+struct Endless;
+
+impl Tasks for Endless {
+    fn finish(&self, future: LocalFuture<()>) {
+        LocalTasks.finish(future);
+    }
+
+    fn pause(&self, _reason: CopyReason, _bytes: u64) -> LocalFuture<()> {
+        Box::pin(std::future::pending())
+    }
+}
+
+#[test]
+fn change_of_devices_does_not_wait_for_the_pace_of_moves() {
+    let devices = [1, 2, 3].map(|seed| SimulatedDevice::new(32 << 20, seed));
+    run(&devices, async {
+        let (pool, store) = create(&devices[..2], Arc::new(Endless), Tier::Slow).await;
+        write(&store, 0..8).await;
+        read(&store, 1, 100).await;
+        assert!(pool.balance_tiers(1));
+        let moving = Box::pin(pool.maintain_once());
+        let adding = Box::pin(pool.add_device(devices[2].clone(), [9; 16]));
+        let Either::Right((added, moving)) = select(moving, adding).await else {
+            panic!("the move pauses")
+        };
+        added.expect("added");
+        drop(moving);
+        let before = used(&pool, Tier::Fast).moved_bytes;
+        assert_eq!(before, 0, "the move is not complete");
+        for mebibyte in 0..8 {
+            read(&store, mebibyte, 1).await;
+        }
     });
 }
