@@ -45,13 +45,13 @@ export function PoolDetail(props: { name: string }) {
   );
 }
 
-/** What the fast devices are good for. */
+/** The hit rate of the fast devices, and what has moved. */
 function hits(tiers: PoolTier[]): string {
   const of = (name: string) => tiers.find(({ tier }) => tier === name);
   const [fast, slow] = [of("fast")!, of("slow")!];
   const all = fast.requests + slow.requests;
   const part = all === 0 ? "No requests yet" : `${Math.floor((100 * fast.requests) / all)} % of ${format.count(all)} requests`;
-  return `${part}. ${format.size(fast.moved_bytes)} moved there, ${format.size(slow.moved_bytes)} back.`;
+  return `${part}. ${format.size(fast.moved_bytes)} moved to them, ${format.size(slow.moved_bytes)} from them.`;
 }
 
 function Details(props: { pool: PoolStatus }) {

@@ -411,7 +411,8 @@ fn device_line(device: &PoolDevice) -> String {
     format!("  device {} ({size}){states}", device.path)
 }
 
-/// Returns what the fast devices are good for: `tiers: 93 % of 5000 requests on fast devices, 3 GiB moved there, 1 GiB back`.
+/// Returns the hit rate of the fast devices, and what has moved: `tiers: 93 % of 5000 requests on fast devices, 3 GiB moved to
+/// them, 1 GiB from them`.
 fn tiers_line(tiers: &[PoolTier]) -> Option<String> {
     let of = |name: &str| tiers.iter().find(|tier| tier.tier == name);
     let (fast, slow) = (of("fast")?, of("slow")?);
@@ -422,7 +423,7 @@ fn tiers_line(tiers: &[PoolTier]) -> Option<String> {
         |percent| format!("{percent} % of {all} requests on fast devices"),
     );
     let moved = [fast.moved_bytes, slow.moved_bytes].map(render_rounded);
-    Some(format!("  tiers: {requests}, {} moved there, {} back", moved[0], moved[1]))
+    Some(format!("  tiers: {requests}, {} moved to them, {} from them", moved[0], moved[1]))
 }
 
 fn scrub_line(scrub: &PoolScrub) -> Option<String> {

@@ -1,21 +1,37 @@
 //! The balance of tiers: counts what is used, and chooses the slabs that move.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use crate::copies::Copies;
 use crate::members::Member;
 use crate::pool::Pool;
+use crate::shared::Shared;
 use crate::space::{Slab, SlabPart, Space};
 use crate::tiers::{Tier, TierUse, Tiers};
 
 /// A slab with less heat is not moved to a fast device.
 const HEAT_MIN: u32 = 16;
 /// The part of the slots of fast devices that is kept free for new data, if it goes there: an eighth.
-const LANDING_SHIFT: u32 = 3;
-/// The part of all slots that moves leave free: a 64th, and this number of slots.
-const SPARE_SHIFT: u32 = 6;
+const NEW_DATA_SHIFT: u32 = 3;
+/// Moves leave more free slots than this number and a 64th of all.
 const SPARE_MIN: u64 = 2;
+const SPARE_SHIFT: u32 = 6;
+/// The number of slabs of which the first is chosen that can move.
+const CANDIDATES: usize = 16;
+
+/// Slabs in the order in which they should move, with their heat.
+type Candidates = Vec<(u32, u32)>;
+
+/// Keeps the first ones, in order.
+fn first_of<K: Ord>(candidates: &mut Candidates, key: impl Fn(&(u32, u32)) -> K) {
+    if candidates.len() > CANDIDATES {
+        candidates.select_nth_unstable_by_key(CANDIDATES, &key);
+        candidates.truncate(CANDIDATES);
+    }
+    candidates.sort_unstable_by_key(key);
+}
 
 impl Space {
     fn tier(&self, device: u8) -> Tier {
@@ -23,7 +39,7 @@ impl Space {
         if is_fast { Tier::Fast } else { Tier::Slow }
     }
 
-    /// Returns whether a device is in a tier. All are in none.
+    /// Returns whether a device is in a tier, if one is given.
     pub(crate) fn is_in(&self, device: u8, tier: Option<Tier>) -> bool {
         tier.is_none_or(|tier| self.tier(device) == tier)
     }
@@ -34,16 +50,10 @@ impl Space {
         if devices.all(|device| self.tier(device) == Tier::Fast) { Tier::Fast } else { Tier::Slow }
     }
 
-    /// Returns the tier in which new data is written, if there are two.
-    pub(crate) fn tier_of_new_data(&self) -> Option<Tier> {
-        let tier = if self.tiering.is_new_data_fast { Tier::Fast } else { Tier::Slow };
-        self.tiering.is_on.then_some(tier)
-    }
-
     /// Counts a request for data in a slab.
     #[inline]
     pub(crate) fn count_request(&self, number: u32) {
-        if self.tiering.is_on
+        if self.tiering.is_on()
             && let Some(slab) = self.slab(number)
         {
             slab.heat.fetch_add(1, Ordering::Relaxed);
@@ -54,18 +64,22 @@ impl Space {
     fn set_tiers(&mut self, tiers: &Tiers) {
         let mut has = [false; 2];
         for (number, member) in self.members.iter_mut().enumerate() {
-            member.is_fast = tiers.fast.contains(&(number as u8));
-            has[usize::from(member.is_fast)] |= member.is_there();
+            let is_fast = tiers.fast.contains(&(number as u8));
+            if member.is_fast != is_fast {
+                member.is_fast = is_fast;
+                self.tiering.moving = None;
+            }
+            has[usize::from(is_fast)] |= member.is_there();
         }
-        self.tiering.is_on = has == [true; 2];
-        self.tiering.is_new_data_fast = tiers.new_data == Tier::Fast;
-        if !self.tiering.is_on {
-            self.tiering.moves.clear();
+        self.tiering.new_data = (has == [true; 2]).then_some(tiers.new_data);
+        if !self.tiering.is_on() {
+            self.tiering.moving = None;
+            self.slabs.iter_mut().flatten().for_each(|slab| *slab.part.heat.get_mut() = 0);
         }
     }
 
     /// Halves the heat of all slabs. Requests meanwhile may not be counted.
-    fn cool(&self) {
+    fn decay_heat(&self) {
         for Slab { part, .. } in self.slabs.iter().flatten() {
             part.heat.store(part.heat.load(Ordering::Relaxed) / 2, Ordering::Relaxed);
         }
@@ -95,76 +109,85 @@ impl Space {
 
     /// Begins to move a slab, if that is possible now, and slots for `pages` pages stay.
     pub(crate) fn begin_move(&mut self, number: u32, tier: Tier, pages: u64) -> bool {
-        let can_move = self.has_spare_slots()
-            && self.slab(number).is_some_and(|slab| {
-                let copies = &slab.copies;
-                let targets = self.targets(copies.len(), &Copies::default(), &[], Some(tier));
-                self.tiering.is_on
-                    && self.is_movable(number, slab)
-                    && self.tier_of(slab) != tier
-                    && targets.is_some_and(|targets| self.may_move(copies, &targets, pages))
-            });
+        let can_move = self.tiering.is_on()
+            && self.tiering.moving.is_none()
+            && self.slab(number).is_some_and(|slab| self.is_movable(slab))
+            && !self.current.values().any(|&current| current == number)
+            && self.can_move(number, tier, pages);
         if can_move {
-            self.tiering.moves.insert(number, tier);
+            self.tiering.moving = Some((number, tier));
         }
         can_move
     }
 
-    /// Returns the slab that should move most, and the tier to which it should.
-    fn next_move(&self) -> Option<(u32, Tier)> {
-        if !self.tiering.is_on {
-            return None;
-        }
-        let (fast, slow): (Vec<_>, Vec<_>) =
-            (self.takers_in(Tier::Fast).collect(), self.takers_in(Tier::Slow).collect());
-        let with_room =
-            |devices: &[&Member]| devices.iter().filter(|one| !one.free_slots.is_empty()).count();
-        let (fast_with_room, slow_with_room) = (with_room(&fast), with_room(&slow));
-        let heat = |slab: &SlabPart| slab.heat.load(Ordering::Relaxed);
-        let (mut hottest, mut coldest) = (None, None);
+    /// Returns whether a tier has a place for a slab that is not there.
+    fn can_move(&self, number: u32, tier: Tier, pages: u64) -> bool {
+        self.has_spare_slots()
+            && self.slab(number).is_some_and(|slab| {
+                let copies = &slab.copies;
+                let is_there = copies.iter().all(|(slot, _)| self.tier(slot.device) == tier);
+                let targets = self.targets(copies.len(), &Copies::default(), &[], Some(tier));
+                !is_there && targets.is_some_and(|targets| self.may_move(copies, &targets, pages))
+            })
+    }
+
+    /// Returns the slab that should move most, and the tier to which it should. Slots for `pages` pages stay.
+    fn next_move(&self, pages: u64) -> Option<(u32, Tier)> {
+        let new_data = self.tiering.new_data.filter(|_| self.tiering.moving.is_none())?;
+        let current: BTreeSet<u32> = self.current.values().copied().collect();
+        let (mut up, mut down) = (Candidates::new(), Candidates::new());
         for (number, slab) in (1..).zip(self.slabs.iter().skip(1)) {
-            let Some(slab) = slab.as_ref().map(|slab| &slab.part) else { continue };
-            if !self.is_movable(number, slab) {
+            let Some(Slab { part, .. }) = slab else { continue };
+            if !self.is_movable(part) || current.contains(&number) {
                 continue;
             }
-            let copies = slab.copies.len();
-            match self.tier_of(slab) {
-                Tier::Slow if copies <= fast.len() => {
-                    hottest = hottest.max(Some((heat(slab), number)));
-                }
-                Tier::Fast if copies <= slow_with_room => {
-                    coldest = coldest.max(Some(Reverse((heat(slab), number))));
-                }
-                Tier::Slow | Tier::Fast => {}
+            let heat = part.heat.load(Ordering::Relaxed);
+            if self.tier_of(part) == Tier::Slow && heat >= HEAT_MIN {
+                up.push((heat, number));
+            }
+            if part.copies.iter().any(|(slot, _)| self.tier(slot.device) == Tier::Fast) {
+                down.push((heat, number));
             }
         }
-        let coldest = coldest.map(|Reverse(coldest)| coldest);
+        first_of(&mut up, |&hot| Reverse(hot));
+        first_of(&mut down, |&cold| cold);
+        down.retain(|&(_, number)| self.can_move(number, Tier::Slow, pages));
         let (free, all) = self.slots_in(Tier::Fast);
-        // The copies of slabs that move up may not be there yet.
-        let arriving = self.tiering.moves.values().filter(|&&tier| tier == Tier::Fast).count();
-        let free = free.saturating_sub(arriving as u64);
-        let kept = if self.tiering.is_new_data_fast { (all >> LANDING_SHIFT).max(1) } else { 0 };
+        let kept = if new_data == Tier::Fast { (all >> NEW_DATA_SHIFT).max(1) } else { 0 };
         if free < kept {
-            return coldest.map(|(_, number)| (number, Tier::Slow));
+            return down.first().map(|&(_, number)| (number, Tier::Slow));
         }
-        let (hot, number) = hottest.filter(|&(hot, _)| hot >= HEAT_MIN)?;
-        let copies = self.slab(number)?.copies.len();
-        if copies <= fast_with_room && free >= kept + copies as u64 {
+        let fits = |number: u32| {
+            let copies = self.slab(number).map_or(0, |slab| slab.copies.len() as u64);
+            free >= kept + copies && self.can_move(number, Tier::Fast, pages)
+        };
+        if let Some(&(_, number)) = up.iter().find(|&&(_, number)| fits(number)) {
             return Some((number, Tier::Fast));
         }
-        let (cold, number) = coldest?;
+        // One that is clearly hotter needs a slot of a device without free ones.
+        let devices = self.takers_in(Tier::Fast).count();
+        let could_fit =
+            |number: u32| self.slab(number).is_some_and(|one| one.copies.len() <= devices);
+        let &(hot, _) = up.iter().find(|&&(_, number)| could_fit(number))?;
+        let makes_room = |number: u32| {
+            self.slab(number).is_some_and(|slab| {
+                slab.copies.iter().any(|(slot, _)| {
+                    let member = &self.members[usize::from(slot.device)];
+                    member.is_fast && (kept > 0 || member.free_slots.is_empty())
+                })
+            })
+        };
+        let &(cold, number) = down.iter().find(|&&(_, number)| makes_room(number))?;
         (hot / 2 > cold && hot - cold >= HEAT_MIN).then_some((number, Tier::Slow))
     }
 
-    /// Returns whether a slab can move now: it is complete, and no new data is written to it.
-    fn is_movable(&self, number: u32, slab: &SlabPart) -> bool {
+    /// Returns whether a slab has all of its copies, and no other ones, on devices that are online.
+    fn is_movable(&self, slab: &SlabPart) -> bool {
         slab.kind().is_data()
-            && self.tiering.destination(number).is_none()
             && slab.copies.stale() == 0
             && slab.dropping.is_none()
             && slab.copies.len() == usize::from(self.wanted(slab.class))
             && slab.copies.iter().all(|(slot, _)| self.is_online(slot.device))
-            && !self.current.values().any(|&current| current == number)
     }
 
     /// Returns whether a copy of a slab on a device stays there.
@@ -172,19 +195,41 @@ impl Space {
         self.takes_slabs(device) && self.is_in(device, self.tiering.destination(number))
     }
 
-    /// Notes the end of moves that are complete.
-    pub(crate) fn end_complete_moves(&mut self) {
-        let is_complete = |(&number, &tier): (&u32, &Tier)| {
-            self.slab(number).is_none_or(|slab| {
-                let is_there = slab.copies.iter().all(|(slot, _)| self.tier(slot.device) == tier);
-                is_there && slab.dropping.is_none() && slab.copies.stale() == 0
-            })
-        };
-        let complete = self.tiering.moves.iter().filter(|&one| is_complete(one));
-        for (number, tier) in complete.map(|(&number, &tier)| (number, tier)).collect::<Vec<_>>() {
-            self.tiering.moves.remove(&number);
+    /// Notes the end of a move that is complete.
+    pub(crate) fn end_complete_move(&mut self) {
+        let Some((number, tier)) = self.tiering.moving else { return };
+        let is_complete = self.slab(number).is_some_and(|slab| {
+            let is_there = slab.copies.iter().all(|(slot, _)| self.tier(slot.device) == tier);
+            is_there && slab.dropping.is_none() && slab.copies.stale() == 0
+        });
+        if is_complete {
+            self.tiering.moving = None;
             self.tiering.moved[tier.at()] += 1 << self.shape.slab_shift;
         }
+    }
+}
+
+impl Shared {
+    /// Begins to move the slab that should move most, if one may and none does. Returns whether one moves from now on.
+    pub(crate) fn begin_next_move(&self) -> bool {
+        // Requests go on while it is searched.
+        let next = {
+            let state = self.state.read();
+            if state.space.tiering.allowance == 0 {
+                return false;
+            }
+            state.space.next_move(state.reserve())
+        };
+        let Some((slab, tier)) = next else { return false };
+        let mut state = self.state.write();
+        let pages = state.reserve();
+        let has_begun = state.space.begin_move(slab, tier, pages);
+        if has_begun {
+            let bytes = 1 << state.shape().slab_shift;
+            let allowance = &mut state.space.tiering.allowance;
+            *allowance = allowance.saturating_sub(bytes);
+        }
+        has_begun
     }
 }
 
@@ -194,43 +239,25 @@ impl Pool {
         self.shared.state.write().space.set_tiers(tiers);
     }
 
-    /// Begins to move slabs to the tiers where they belong, until so many move. The maintenance carries that out. Returns whether
-    /// any moves.
-    pub fn balance_tiers(&self, most: usize) -> bool {
-        loop {
-            let next = {
-                let state = self.shared.state.read();
-                let has_all = state.space.tiering.moves.len() >= most;
-                if has_all { None } else { state.space.next_move() }
-            };
-            let mut state = self.shared.state.write();
-            let pages = state.reserve();
-            if !next.is_some_and(|(slab, tier)| state.space.begin_move(slab, tier, pages)) {
-                let has_moves = !state.space.tiering.moves.is_empty();
-                drop(state);
-                if has_moves {
-                    self.shared.work.notify_one();
-                }
-                return has_moves;
-            }
+    /// Lets the maintenance move slabs of so many bytes to the tiers where they belong, one after another, and one at least.
+    pub fn balance_tiers(&self, bytes: u64) {
+        let mut state = self.shared.state.write();
+        if state.space.tiering.is_on() {
+            state.space.tiering.allowance = bytes;
+            self.shared.work.notify_one();
         }
     }
 
-    /// Returns the bytes of a slab, which is what moves.
-    pub fn slab_size(&self) -> u64 {
-        1 << self.shared.state.read().shape().slab_shift
-    }
-
     /// Lets requests until now count half as much as those from now on.
-    pub fn cool_tiers(&self) {
-        self.shared.state.read().space.cool();
+    pub fn decay_heat(&self) {
+        self.shared.state.read().space.decay_heat();
     }
 
     /// Returns the use of a tier, if the pool has fast and slow devices.
     pub fn tier_use(&self, tier: Tier) -> Option<TierUse> {
         let state = self.shared.state.read();
         let space = &state.space;
-        if !space.tiering.is_on {
+        if !space.tiering.is_on() {
             return None;
         }
         let shift = state.shape().slab_shift;

@@ -75,11 +75,16 @@ impl Drop for Waiting<'_> {
 }
 
 impl Turns {
-    /// Waits for a turn, which lasts until the guard is dropped.
+    /// Waits for a turn, which lasts until the guard is dropped. Meanwhile, the others do not pause.
     pub(crate) async fn take(&self) -> MutexGuard<'_, ()> {
         self.waiting.fetch_add(1, Ordering::AcqRel);
         let _waiting = Waiting(self);
         self.arrival.notify_waiters();
+        self.turn.lock().await
+    }
+
+    /// The same, but the others may pause.
+    pub(crate) async fn take_patiently(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().await
     }
 

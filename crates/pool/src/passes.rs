@@ -16,6 +16,7 @@ use crate::format::PAGE;
 use crate::shape::{SlabKind, Unit};
 use crate::shared::Shared;
 use crate::state::State;
+use crate::tasks::CopyReason;
 
 /// Bytes of a slab that are copied together.
 const WINDOW: u64 = 1 << 20;
@@ -100,7 +101,7 @@ impl Shared {
             if is_due {
                 self.checkpoint(generation).await?;
             }
-            return Ok(is_due);
+            return Ok(is_due || self.begin_next_move());
         }
         // Until a checkpoint does not have these copies, an interruption brings them back.
         self.checkpoint(generation).await?;
@@ -150,11 +151,16 @@ impl Shared {
         }
         // What is written from now on is written to the targets, too.
         self.end_writes().await;
+        let moves = || self.state.read().space.tiering.destination(number).is_some();
+        let reason = if moves() { CopyReason::Move } else { CopyReason::Repair };
         for window in self.windows(number, true) {
             let bytes = self.copy_window(number, targets, window).await?;
-            let reason = self.state.read().space.tiering.copy_reason(number);
             self.copying.pause(self.tasks.pause(reason, bytes)).await;
             tokio::task::yield_now().await;
+            if reason == CopyReason::Move && !moves() {
+                // The copy is not needed any more.
+                return Ok(());
+            }
         }
         let mut state = self.state.write();
         if state.space.mirrors.is_complete() {
@@ -309,7 +315,7 @@ impl Shared {
         let count = self.state.read().space.row_count();
         for number in 1..count {
             progress(number.into(), count.into());
-            let _copying = self.copying.take().await;
+            let _copying = self.copying.take_patiently().await;
             if self.state.read().space.slab(number).is_none() {
                 continue;
             }

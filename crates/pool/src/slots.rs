@@ -154,25 +154,36 @@ impl Space {
             let others = self.current.iter().filter(|(other, _)| **other != key);
             others.map(|(_, &slab)| slab).collect()
         };
-        let wanted = self.tier_of_new_data().filter(|_| class.kind().is_data());
-        let with_free = (1..self.slabs.len() as u32).filter_map(|number| {
-            let slab = self.slab(number).filter(|slab| is_usable(self, slab))?;
-            let is_wanted = wanted.is_none_or(|tier| self.tier_of(slab) == tier);
-            Some((!others.contains(&number), is_wanted, slab.free, number))
-        });
-        let best = with_free.max();
-        let is_roomy = best.is_some_and(|(is_unused, _, free, _)| {
-            is_unused && free >= self.shape.usable(class.kind()) / 8
-        });
-        let is_best = is_roomy && best.is_some_and(|(_, is_wanted, ..)| is_wanted);
-        // Another slab of the wanted tier comes before one of the other tier that has room, and that before a new one.
-        let tiers = [(!is_best).then_some(wanted), (!is_roomy).then_some(None)];
-        let assigned = tiers.into_iter().flatten().find_map(|tier| self.assign(key, pages, tier));
-        if let Some(assigned) = assigned {
-            self.current.insert(key, assigned.slab);
-            return Ok((assigned.slab, Some(assigned)));
+        let wanted = self.tiering.new_data.filter(|_| class.kind().is_data());
+        // The best slab of the wanted tier, and the best one of any.
+        let (mut best_there, mut best) = (None, None);
+        for number in 1..self.slabs.len() as u32 {
+            let Some(slab) = self.slab(number).filter(|slab| is_usable(self, slab)) else {
+                continue;
+            };
+            let one = Some((!others.contains(&number), slab.free, number));
+            best = best.max(one);
+            if wanted.is_none_or(|tier| self.tier_of(slab) == tier) {
+                best_there = best_there.max(one);
+            }
         }
-        let (.., number) = best.ok_or(Blocked::NoSpace)?;
+        let least = self.shape.usable(class.kind()) / 8;
+        let roomy = |best: Option<(bool, u32, u32)>| {
+            best.filter(|&(is_unused, free, _)| is_unused && free >= least)
+        };
+        // One that has room, or else a new one: of the wanted tier, and then of any.
+        let mut chosen = None;
+        for (tier, best) in [(wanted, best_there), (None, best)] {
+            chosen = roomy(best);
+            if chosen.is_some() {
+                break;
+            }
+            if let Some(assigned) = self.assign(key, pages, tier) {
+                self.current.insert(key, assigned.slab);
+                return Ok((assigned.slab, Some(assigned)));
+            }
+        }
+        let (.., number) = chosen.or(best).ok_or(Blocked::NoSpace)?;
         if !self.has_counts(number) {
             return Err(Blocked::Missing(vec![Load::Counts(number)]));
         }
@@ -431,7 +442,7 @@ impl Space {
             let online = self.members.iter_mut().filter(|member| is_online(member));
             online.for_each(|member| member.is_leaving = false);
         }
-        self.tiering.end_all_moves();
+        self.tiering.moving = None;
         // What a pass copies to it from now on is lost.
         self.mirrors.spoil(None, device);
         for (slab, regions) in self.mirrors.unsettled() {
@@ -464,8 +475,13 @@ impl Space {
     pub(crate) fn next_stale(&self) -> Option<(u32, u32)> {
         (1..self.slabs.len() as u32).find_map(|number| {
             let slab = self.slab(number).filter(|slab| slab.copies.stale() != 0)?;
+            let moves = self.tiering.destination(number).is_some();
+            let surplus = self.surplus(slab).filter(|_| !moves);
             let targets = slab.copies.iter().filter(|&(slot, is_stale)| {
-                is_stale && self.is_online(slot.device) && slab.dropping != Some(slot.device)
+                is_stale
+                    && self.is_online(slot.device)
+                    && slab.dropping != Some(slot.device)
+                    && surplus != Some(slot.device)
             });
             let targets = targets.fold(0_u32, |targets, (slot, _)| targets | 1 << slot.device);
             (targets != 0 && self.place_in(number, slab, 0).sources().next().is_some())
@@ -492,7 +508,7 @@ impl Space {
     /// Gives a slab that has fewer good copies than it should one more, which is stale. A move for which there is no slot any
     /// more ends. Returns whether there was such a slab, or such a move.
     pub(crate) fn add_copy(&mut self) -> bool {
-        self.end_complete_moves();
+        self.end_complete_move();
         let mut blocked = None;
         let found = (1..self.slabs.len() as u32).find_map(|number| {
             let slab = self.slab(number).filter(|slab| !slab.copies.is_full())?;
@@ -546,10 +562,8 @@ impl Space {
             let leaving = devices.find(|&device| !self.stays(number, device));
             let device = leaving.or_else(|| self.surplus(slab))?;
             // Copies on other devices that leave count until it is their turn: a slab has room for one more copy only.
-            let others = slab.copies.iter().filter(|(slot, is_stale)| {
-                slot.device != device && !is_stale && self.is_online(slot.device)
-            });
-            (others.count() >= usize::from(self.wanted(slab.class))).then_some((number, device))
+            let others = self.complete_without(slab, device);
+            (others >= usize::from(self.wanted(slab.class))).then_some((number, device))
         })?;
         let Some(Some(Slab { part, .. })) = self.slabs.get_mut(number as usize) else {
             return None;
@@ -560,11 +574,27 @@ impl Space {
         Some((number, device))
     }
 
-    /// Returns the device of a copy that a slab does not need, a stale one first. An interrupted move leaves one.
+    /// Returns the device of a copy that a slab does not need, which an interrupted move leaves: a stale one, or else the one
+    /// that was added last.
     fn surplus(&self, slab: &SlabPart) -> Option<u8> {
-        let is_surplus = slab.copies.len() > usize::from(self.wanted(slab.class));
-        let least = slab.copies.iter().max_by_key(|&(_, is_stale)| is_stale);
-        least.filter(|_| is_surplus).map(|(slot, _)| slot.device)
+        let wanted = usize::from(self.wanted(slab.class));
+        let staying = slab.copies.iter().filter(|(slot, _)| self.takes_slabs(slot.device));
+        let mut copies: Vec<_> = staying.collect();
+        if copies.len() <= wanted {
+            return None;
+        }
+        copies.reverse();
+        copies.sort_by_key(|&(_, is_stale)| !is_stale);
+        let mut devices = copies.into_iter().map(|(slot, _)| slot.device);
+        devices.find(|&device| self.complete_without(slab, device) >= wanted)
+    }
+
+    /// Returns the number of complete copies on other devices that are online.
+    fn complete_without(&self, slab: &SlabPart, device: u8) -> usize {
+        let others = slab.copies.iter().filter(|(slot, is_stale)| {
+            slot.device != device && !is_stale && self.is_online(slot.device)
+        });
+        others.count()
     }
 
     /// Takes copies from slabs, after the checkpoint that does not have them. Returns their slots.

@@ -132,7 +132,6 @@ fn gauge(
     encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
 }
 
-/// Writes a gauge of each object that has a value.
 /// Encodes a counter of each tier of pools that have two.
 fn of_tiers(
     encoder: &mut DescriptorEncoder<'_>,
@@ -152,6 +151,7 @@ fn of_tiers(
     Ok(())
 }
 
+/// Writes a gauge of each object that has a value.
 fn of_each<T>(
     encoder: &mut DescriptorEncoder<'_>,
     objects: &[T],

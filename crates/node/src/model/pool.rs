@@ -42,7 +42,7 @@ pub struct Pool {
     /// The block devices or files of the pool, 1 to 32 of them, in any order.
     #[schema(value_type = Vec<String>)]
     pub devices: Vec<PathBuf>,
-    /// Those of its devices that are fast, such as flash beside disks that rotate: the data that is used most moves to them. A
+    /// Those of its devices that are fast, such as SSDs in a pool of hard disks: the data that is used most moves to them. A
     /// mirrored volume needs as many fast devices as it has copies. Default: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>)]
@@ -51,12 +51,12 @@ pub struct Pool {
     #[serde(default, skip_serializing_if = "Option::is_none", with = "words::option")]
     #[schema(value_type = Option<String>)]
     pub new_data: Option<Tier>,
-    /// With `fast-devices`: the maximum of bytes per second that move between fast and slow devices, 1MiB or more. Default:
+    /// With `fast-devices`: the maximum of what moves between fast and slow devices in a second, 1MiB or more. Default:
     /// 64MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<document::Size>)]
     pub move_rate: Option<Size<{ 1 << 20 }>>,
-    /// Maximum of bytes per second that are copied to devices that came back, are new, or take over from one that leaves:
+    /// The maximum of what is copied in a second to devices that came back, are new, or take over from one that leaves:
     /// 1MiB or more. Default: no maximum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<document::Size>)]
@@ -87,6 +87,13 @@ impl Pool {
         if let Some(pair) = devices.windows(2).find(|pair| pair[0] == pair[1]) {
             let message = format!("devices: {} is listed twice; remove one", pair[0].display());
             return Err(FieldError::new("devices", message));
+        }
+        let mut fast: Vec<_> = self.fast_devices.iter().collect();
+        fast.sort();
+        if let Some(pair) = fast.windows(2).find(|pair| pair[0] == pair[1]) {
+            let message =
+                format!("fast-devices: {} is listed twice; remove one", pair[0].display());
+            return Err(FieldError::new("fast-devices", message));
         }
         if let Some(other) = self.fast_devices.iter().find(|path| !self.devices.contains(path)) {
             let message = format!(

@@ -137,8 +137,8 @@ impl History {
                     pool.maintain_once().await
                 }
                 9 => {
-                    pool.cool_tiers();
-                    pool.balance_tiers(2);
+                    pool.decay_heat();
+                    pool.balance_tiers(2 << 20);
                     pool.maintain_once().await
                 }
                 10 => {

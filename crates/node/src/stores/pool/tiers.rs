@@ -12,8 +12,6 @@ use crate::config::PoolConfig;
 
 /// After this time, requests count half as much for what belongs on fast devices.
 const HALF_LIFE: Duration = Duration::from_mins(5);
-/// Maximum number of slabs that move at the same time.
-const MOVES_MAX: u64 = 16;
 
 /// A rate of copies: none may be ahead of it.
 #[derive(Default)]
@@ -70,15 +68,15 @@ impl Tasks for PacedTasks {
 /// What the server does for the tiers of a pool.
 pub(super) struct Balancing {
     has_tiers: bool,
-    cool_at: Instant,
+    decay_at: Instant,
 }
 
 impl Balancing {
     pub(super) fn new() -> Self {
-        Self { has_tiers: false, cool_at: time::now() + HALF_LIFE }
+        Self { has_tiers: false, decay_at: time::now() + HALF_LIFE }
     }
 
-    /// Lets slabs move where they belong.
+    /// Applies the settings, and lets slabs move where they belong.
     pub(super) fn balance(&mut self, pool: &Pool, config: &PoolConfig, devices: &NamedDevices) {
         if !self.has_tiers && config.fast_devices.is_empty() {
             return;
@@ -90,13 +88,12 @@ impl Balancing {
         let fast = fast.map(|info| info.number).collect();
         pool.set_tiers(&Tiers { fast, new_data: config.new_data() });
         let now = time::now();
-        if now >= self.cool_at {
-            self.cool_at = now + HALF_LIFE;
-            pool.cool_tiers();
+        if now >= self.decay_at {
+            self.decay_at = now + HALF_LIFE;
+            pool.decay_heat();
         }
-        // As many as can be moved before the next time.
-        let most = config.move_rate().div_ceil(pool.slab_size()).min(MOVES_MAX);
-        pool.balance_tiers(most as usize);
+        // What can be moved until the next time, in a second.
+        pool.balance_tiers(config.move_rate());
     }
 }
 
