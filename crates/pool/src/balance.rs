@@ -154,7 +154,7 @@ impl Space {
         down.retain(|&(_, number)| self.can_move(number, Tier::Slow, pages));
         let (free, all) = self.slots_in(Tier::Fast);
         let kept = if new_data == Tier::Fast { (all >> NEW_DATA_SHIFT).max(1) } else { 0 };
-        if free < kept {
+        if free < kept || self.available_pages() < pages {
             return down.first().map(|&(_, number)| (number, Tier::Slow));
         }
         let fits = |number: u32| {
@@ -218,11 +218,11 @@ impl Shared {
             if state.space.tiering.allowance == 0 {
                 return false;
             }
-            state.space.next_move(state.reserve())
+            state.space.next_move(state.reserve_for_all())
         };
         let Some((slab, tier)) = next else { return false };
         let mut state = self.state.write();
-        let pages = state.reserve();
+        let pages = state.reserve_for_all();
         let has_begun = state.space.begin_move(slab, tier, pages);
         if has_begun {
             let bytes = 1 << state.shape().slab_shift;

@@ -486,6 +486,19 @@ impl Pool {
         Ok(())
     }
 
+    /// Writes a checkpoint if the journal names regions that may be overwritten. Those that were not overwritten since the last
+    /// checkpoint are not copied after an interruption, and keep their checksums.
+    pub async fn settle_regions(&self) -> Result<(), PoolError> {
+        let generation = {
+            let state = self.shared.state.read();
+            if !state.space.mirrors.has_dirty() {
+                return Ok(());
+            }
+            state.generation
+        };
+        self.shared.checkpoint(generation).await
+    }
+
     /// Writes a checkpoint, so that the next opening has nothing to carry out again.
     pub async fn checkpoint(&self) -> Result<(), PoolError> {
         let generation = {

@@ -89,6 +89,11 @@ impl Regions {
         self.dirty.len() >= DIRTY_MAX
     }
 
+    /// Returns whether any region may be overwritten.
+    pub(crate) fn has_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
     /// Notes data that is new in regions of a slab.
     pub(crate) fn add_fresh(&mut self, slab: u32, regions: u64) {
         *self.fresh.entry(slab).or_default() |= regions;

@@ -614,15 +614,15 @@ impl Space {
         slots
     }
 
-    /// Returns whether a slab may move from devices to others: slots for `pages` pages stay even while it has both, and no fewer
-    /// slabs fit, whatever the number of their copies.
+    /// Returns whether a slab may move from devices to others: slots for `pages` pages stay even while it has both, or as many as
+    /// there are if they are not enough, and no fewer slabs fit, whatever the number of their copies.
     pub(crate) fn may_move(&self, from: &Copies, to: &Copies, pages: u64) -> bool {
         let before = self.free_slots();
         let mut after = before.clone();
         for one in after.0.iter_mut().filter(|one| to.has(one.device)) {
             one.slots = one.slots.saturating_sub(1);
         }
-        if self.pages_in(&after) < pages {
+        if self.pages_in(&after) < pages.min(self.pages_in(&before)) {
             return false;
         }
         for one in after.0.iter_mut().filter(|one| from.has(one.device)) {

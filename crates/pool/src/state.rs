@@ -170,6 +170,14 @@ impl State {
         self.map_pages + 4 * self.created_max as u64 + self.catalogue_pages()
     }
 
+    /// Returns the number of pages that would be needed if everything that is free had data: with it, that of the maps.
+    pub(crate) fn reserve_for_all(&self) -> u64 {
+        let reserve = self.reserve();
+        // One leaf for so many chunks, and one more that differs from a snapshot.
+        let leaves = self.space.free_chunks(Class::Data(1), reserve).div_ceil(FAN_OUT as u64 / 2);
+        reserve + leaves + leaves / FAN_OUT as u64
+    }
+
     /// Returns the number of pages that two checkpoints need for the catalogue at most. Nothing else uses the last pages.
     pub(crate) fn catalogue_pages(&self) -> u64 {
         let rows = (self.objects.len() + self.cleared_rows.len() + self.free_rows.len()) as u64;

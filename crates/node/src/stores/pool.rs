@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak, mpsc};
-use std::time::UNIX_EPOCH;
+use std::time::{Instant, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use sarsen_block::Store;
@@ -136,6 +136,7 @@ pub(crate) struct OpenPool {
     cores: PoolCores,
     tasks: Arc<PacedTasks>,
     balancing: Mutex<Balancing>,
+    settle_at: Mutex<Instant>,
     pub(crate) scrub: Mutex<Scrub>,
     /// A thread watches the devices.
     is_watched: AtomicBool,
@@ -251,6 +252,7 @@ impl OpenPool {
             cores: cores.clone(),
             tasks,
             balancing: Mutex::new(Balancing::new()),
+            settle_at: Mutex::new(time::now()),
             is_nearly_full: AtomicBool::new(false),
             roll_backs: RollBacks::default(),
             scrub: Mutex::default(),

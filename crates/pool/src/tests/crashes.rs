@@ -161,6 +161,7 @@ impl History {
                         None => Ok(()),
                     }
                 }
+                _ if is_up => pool.settle_regions().await,
                 _ => pool.maintain_once().await,
             };
             match result {

@@ -301,3 +301,34 @@ fn change_of_devices_does_not_wait_for_the_pace_of_moves() {
         }
     });
 }
+
+#[test]
+fn moves_leave_room_for_the_maps_of_everything_that_is_free() {
+    let devices = [(1, 64), (2, 32)].map(|(seed, mib)| SimulatedDevice::new(mib << 20, seed));
+    run(&devices, async {
+        let (pool, store) = create(&devices, LocalTasks::shared(), Tier::Slow).await;
+        let mut written = 0;
+        loop {
+            // All of it is hot.
+            for mebibyte in 0..written {
+                read(&store, mebibyte, 40).await;
+            }
+            balance(&pool).await;
+            let data = Buffer::copy_of(&vec![written as u8 + 1; MIB as usize]);
+            let extent = Extent::new(written << 11, 1 << 11);
+            match store.write(extent, data.into(), Durability::Volatile).wait().await {
+                Ok(()) => written += 1,
+                Err(error) => {
+                    assert!(matches!(error, sarsen_block::BlockError::NoSpace { .. }), "{error}");
+                    break;
+                }
+            }
+        }
+        assert!(used(&pool, Tier::Fast).moved_bytes > 8 * MIB);
+        let free = pool.space().free_bytes;
+        assert!(free < 2 * MIB, "{free} bytes are free, and cannot be used");
+        for mebibyte in 0..written {
+            read(&store, mebibyte, 1).await;
+        }
+    });
+}

@@ -24,6 +24,8 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// The time after which a device that was left out is tried again. It doubles with each failed try.
 const FIRST_RETRY: Duration = Duration::from_secs(5);
 const LONGEST_RETRY: Duration = Duration::from_secs(3600);
+/// What was not overwritten for two of these is not copied after a power failure, and keeps its checksums.
+const SETTLE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Opens a device with the smallest blocks that it has.
 pub(super) fn open_with(
@@ -387,6 +389,7 @@ impl OpenPool {
         self.remember_absences();
         let (now, config) = (time::now(), self.config());
         self.balancing.lock().balance(&self.pool, &config, &self.devices);
+        self.settle_regions(now);
         let infos = self.pool.devices();
         let (mut silent, mut due) = (Vec::new(), Vec::new());
         {
@@ -445,6 +448,20 @@ impl OpenPool {
                     one.wait(now);
                 }
             }
+        }
+    }
+
+    /// Lets regions that were overwritten some time ago count as settled.
+    fn settle_regions(&self, now: Instant) {
+        {
+            let mut settle_at = self.settle_at.lock();
+            if now < *settle_at {
+                return;
+            }
+            *settle_at = now + SETTLE_INTERVAL;
+        }
+        if let Err(error) = self.run(|pool| async move { pool.settle_regions().await }) {
+            warn!(pool = self.config().name, %error, "a checkpoint was not written");
         }
     }
 
