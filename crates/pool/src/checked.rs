@@ -207,21 +207,22 @@ impl Shared {
         checksums: &BlockChecksums,
     ) -> Result<Buffer, BlockError> {
         let mut data = self.read_unchecked(whole, length).wait().await?.into_buffer();
-        if self.mend_all(whole, &mut data, checksums).await { Ok(data) } else { Err(mismatch()) }
+        if self.mend_all(whole, 0, &mut data, checksums).await { Ok(data) } else { Err(mismatch()) }
     }
 
-    /// Replaces blocks that were read, and are not what was written, by what another copy has. Nothing writes them. Returns
-    /// whether all of them are what was written now.
+    /// Replaces blocks that were read, and are not what was written, by what another copy has, or the stale copies on these
+    /// devices. Nothing writes them. Returns whether all of them are what was written now.
     pub(crate) async fn mend_all(
         self: &Arc<Self>,
         whole: Place,
+        stale: u32,
         data: &mut [u8],
         checksums: &BlockChecksums,
     ) -> bool {
         let mut is_intact = true;
         for number in checksums.mismatches(data) {
             let at = number * PAGE;
-            match self.mend(whole.at(at as u64), checksums, number).await {
+            match self.mend(whole.at(at as u64), stale, checksums, number).await {
                 Some(good) => data[at..at + PAGE].copy_from_slice(&good),
                 None => is_intact = false,
             }
@@ -234,17 +235,22 @@ impl Shared {
     async fn mend(
         self: &Arc<Self>,
         place: Place,
+        stale: u32,
         checksums: &BlockChecksums,
         number: usize,
     ) -> Option<Buffer> {
         let (mut good, mut bad): (Option<Buffer>, Vec<Slot>) = (None, Vec::new());
-        for slot in place.sources() {
+        let is_stale = |slot: &Slot| stale >> slot.device & 1 == 1;
+        for slot in place.sources().chain(place.targets().filter(is_stale)) {
+            if is_stale(&slot) && good.is_some() {
+                break;
+            }
             let read = self.devices.read(self.devices.at(slot, place.offset), PAGE as u64);
             let read = self.devices.wait(slot.device, read, &self.tasks).await;
             let Ok(block) = read.map(Data::into_buffer) else { continue };
             if checksums.allows(number, &block) {
                 good.get_or_insert(block);
-            } else {
+            } else if !is_stale(&slot) {
                 self.mismatches.find(slot.device);
                 bad.push(slot);
             }

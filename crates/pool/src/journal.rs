@@ -1,5 +1,7 @@
 //! The journal: a ring of frames on the first online devices of a pool. Each frame has the records since the frame before.
 
+use std::ops::Deref;
+
 use sarsen_block::Buffer;
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
@@ -90,11 +92,17 @@ impl Ring {
         self.used > self.length / 2
     }
 
-    /// Reads the frames since the last checkpoint from a copy of the ring, and returns their records. Afterwards, the next
-    /// frame is written behind them.
-    pub(crate) fn replay(&mut self, ring: &[u8]) -> Result<Vec<Record>, String> {
+    /// Reads the frames since the last checkpoint from copies of the ring, each from one that has it intact, and returns their
+    /// records. Afterwards, the next frame is written behind them.
+    pub(crate) fn replay<R: Deref<Target = [u8]>>(
+        &mut self,
+        rings: &[R],
+    ) -> Result<Vec<Record>, String> {
         let mut records = Vec::new();
-        while let Some((offset, length)) = self.find(ring) {
+        let rings = || rings.iter().map(|ring| &**ring);
+        while let Some((ring, offset, length)) =
+            rings().find_map(|ring| self.find(ring).map(|(offset, length)| (ring, offset, length)))
+        {
             let frame = &ring[offset as usize..];
             let mut rest = &frame[size_of::<FrameHeader>()..][..length];
             while !rest.is_empty() {
@@ -158,13 +166,18 @@ mod tests {
         assert!({ ring }.last_frame(&[0; 1 << 10]).is_some(), "there is a reserve");
         assert!(ring.is_half_full());
         let mut again = start;
-        assert_eq!(again.replay(&bytes).expect("intact"), written);
+        assert_eq!(again.replay(&[&bytes[..]]).expect("intact"), written);
         assert_eq!(again, ring);
-        // A frame that is damaged, or that another run wrote, ends the replay.
-        bytes[108 << 10] ^= 1;
+        // A frame that is damaged, or that another run wrote, ends the replay, unless another copy has it.
+        let mut one = bytes.clone();
+        one[108 << 10] ^= 1;
         let mut again = start;
-        assert!(again.replay(&bytes).expect("intact").is_empty());
+        assert!(again.replay(&[&one[..]]).expect("intact").is_empty());
         let mut other = Ring { run: 4, ..start };
-        assert!(other.replay(&bytes).expect("intact").is_empty());
+        assert!(other.replay(&[&bytes[..]]).expect("intact").is_empty());
+        bytes[4 << 10] ^= 1;
+        let mut again = start;
+        assert_eq!(again.replay(&[one, bytes]).expect("intact"), written);
+        assert_eq!(again, ring);
     }
 }

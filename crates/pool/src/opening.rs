@@ -533,31 +533,24 @@ async fn read_rows(
 async fn read_journal(
     devices: &Devices,
     keepers: &[u8],
-    ring: Ring,
+    mut ring: Ring,
 ) -> Result<(Vec<Record>, Ring), PoolError> {
-    let (mut best, mut longest, mut problem) = (None, ring, None);
+    let (mut rings, mut problem) = (Vec::new(), None);
     for &device in keepers {
         let Some(known) = devices.get(device) else { continue };
         let place = DevicePlace { device, offset: known.layout.journal };
-        let bytes = match devices.read_metadata(place, ring.length as usize).await {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                problem = Some(error);
-                continue;
-            }
-        };
-        let mut read = ring;
-        let records = read.replay(&bytes).map_err(damaged)?;
-        if best.is_none() || read.number > longest.number {
-            (best, longest) = (Some(records), read);
+        match devices.read_metadata(place, ring.length as usize).await {
+            Ok(bytes) => rings.push(bytes),
+            Err(error) => problem = Some(error),
         }
     }
-    // Each device that had the journal has all frames that were acknowledged.
-    match (best, problem) {
-        (Some(records), _) => Ok((records, longest)),
-        (None, Some(error)) => Err(error),
-        (None, None) => Err(damaged("no device that has the journal is there")),
+    if rings.is_empty() {
+        let missing = || damaged("no device that has the journal is there");
+        return Err(problem.unwrap_or_else(missing));
     }
+    // Each device that had the journal has all frames that were acknowledged.
+    let records = ring.replay(&rings).map_err(damaged)?;
+    Ok((records, ring))
 }
 
 impl Shared {

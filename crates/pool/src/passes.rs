@@ -238,7 +238,7 @@ impl Shared {
                 let Some(place) = self.place_at(number, range.start) else { return Ok(bytes) };
                 let Some(source) = place.sources().next() else { return Ok(bytes) };
                 bytes += range.end - range.start;
-                let read = self.read_to_copy(place, range.end - range.start).await;
+                let read = self.read_to_copy(place, targets, range.end - range.start).await;
                 let failed =
                     |error| PoolError::Device { device: source.device.into(), source: error };
                 let mut data = Payload::from(read.map_err(failed)?);
@@ -251,16 +251,18 @@ impl Shared {
         .await
     }
 
-    /// Reads data, which nothing writes, to be copied. What is lost is copied as it is.
+    /// Reads data, which nothing writes, to be copied to these devices. What no copy has is copied as it is, unless one of the
+    /// devices still has it.
     async fn read_to_copy(
         self: &Arc<Self>,
         place: Place,
+        targets: u32,
         length: u64,
     ) -> Result<Buffer, BlockError> {
         let mut data = self.read_unchecked(place, length).wait().await?.into_buffer();
         if place.has_checksums {
             let checksums = self.checksums(&place, length).await?;
-            self.mend_all(place, &mut data, &checksums).await;
+            self.mend_all(place, targets, &mut data, &checksums).await;
         }
         Ok(data)
     }

@@ -215,3 +215,27 @@ fn checksums_are_kept_when_memory_is_short() {
         assert_eq!(pool.checksum_errors(), ChecksumErrors::default());
     });
 }
+
+#[test]
+fn device_that_comes_back_has_what_the_other_one_lost() {
+    let devices = [1, 2].map(|seed| SimulatedDevice::new(16 << 20, seed));
+    run(&devices, async {
+        let (pool, id) = pool_with(&devices, 2).await;
+        let store = pool.open_volume(id).await.expect("opened");
+        pool.leave_out_device(0, "for a test").await.expect("left out");
+        write(&store, 6 * BLOCK, &block(6, 2)).await.expect("written");
+        // Of the same chunk, it is copied, too.
+        devices[1].flip(place_of(&devices[1], 5, 1) + 9);
+        assert!(is_mismatch(&read(&store, 5 * BLOCK, BLOCK).await));
+        pool.return_device(devices[0].clone()).await.expect("it is back");
+        pool.maintain_once().await.expect("copied");
+        write(&store, 6 * BLOCK, &block(6, 1)).await.expect("written");
+        has_all(&store, 1).await;
+        for device in &devices {
+            place_of(device, 5, 1);
+        }
+        pool.checkpoint().await.expect("written");
+        drop(store);
+        is_clean(&devices).await;
+    });
+}
