@@ -128,12 +128,14 @@ impl History {
                 }),
                 7..9 => {
                     let tier = if is_up { Tier::Fast } else { Tier::Slow };
-                    let mut state = pool.shared.state.write();
-                    let pages = state.reserve();
-                    if state.space.begin_move(slab, tier, pages) {
+                    let has_begun = {
+                        let mut state = pool.shared.state.write();
+                        let pages = state.reserve();
+                        state.space.begin_move(slab, tier, pages)
+                    };
+                    if has_begun {
                         note(format_args!("slab {slab} moves to {tier:?}"));
                     }
-                    drop(state);
                     pool.maintain_once().await
                 }
                 9 => {
