@@ -29,6 +29,14 @@ pub(crate) struct CachedPage {
     pub(crate) changed: Arc<AtomicUsize>,
 }
 
+impl CachedPage {
+    fn change(&self) {
+        if !self.is_changed.swap(true, Ordering::Relaxed) {
+            self.changed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
 /// The checksums of consecutive blocks of a slab.
 pub(crate) struct BlockChecksums {
     pub(crate) pages: Vec<Arc<CachedPage>>,
@@ -48,9 +56,12 @@ impl BlockChecksums {
         let number = self.first + number;
         let page = &self.pages[number / CHECKSUMS];
         page.checksums[number % CHECKSUMS].store(checksum, Ordering::Relaxed);
-        if !page.is_changed.swap(true, Ordering::Relaxed) {
-            page.changed.fetch_add(1, Ordering::Relaxed);
-        }
+        page.change();
+    }
+
+    /// Lets the next checkpoint write their pages to all copies.
+    pub(crate) fn write_again(&self) {
+        self.pages.iter().for_each(|page| page.change());
     }
 
     /// Returns whether a block can be what was written.

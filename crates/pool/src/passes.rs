@@ -371,7 +371,10 @@ impl Shared {
         let mut copies = join_all(reads.collect::<Vec<_>>()).await;
         let mut checksums = None;
         if place.has_checksums {
-            checksums = Some(self.checksums(&place, length).await?);
+            let found = self.checksums(&place, length).await?;
+            // A copy of their pages may be damaged, and is not noticed while another one is intact.
+            found.write_again();
+            checksums = Some(found);
         }
         // A device may have been left out meanwhile.
         copies.retain(|(slot, _)| self.state.read().space.is_written(slot.device));

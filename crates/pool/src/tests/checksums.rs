@@ -239,3 +239,49 @@ fn device_that_comes_back_has_what_the_other_one_lost() {
         is_clean(&devices).await;
     });
 }
+
+/// Damages all pages of checksums of a device.
+fn damage_checksums(device: &SimulatedDevice) {
+    let mut pages = Vec::new();
+    device.edit(0, device.length(), |image| {
+        let starts = (0..image.len()).step_by(BLOCK);
+        // The kind of a page is behind its checksum.
+        pages = starts.filter(|&at| image[at + 4..at + 8] == [6, 0, 0, 0]).collect();
+    });
+    assert!(!pages.is_empty());
+    pages.iter().for_each(|page| device.flip(page + 99));
+}
+
+#[test]
+fn scrub_writes_damaged_checksums_again() {
+    for (first, second) in [(0, 1), (1, 0)] {
+        let devices = [1, 2].map(|seed| SimulatedDevice::new(16 << 20, seed));
+        let open = async || {
+            let pool = Pool::open(stores(&devices), LocalTasks::shared()).await.expect("opened");
+            let id = pool.volumes()[0].id;
+            let store = pool.open_volume(id).await.expect("opened");
+            (pool, store)
+        };
+        run(&devices, async {
+            let (pool, _) = pool_with(&devices, 2).await;
+            // What no volume has written gets checksums, too: the next scrub has nothing to add.
+            pool.scrub(|_, _| {}).await.expect("compared");
+            pool.checkpoint().await.expect("written");
+            drop(pool);
+            damage_checksums(&devices[first]);
+            let (pool, store) = open().await;
+            pool.scrub(|_, _| {}).await.expect("compared");
+            pool.maintain_once().await.expect("copied");
+            pool.checkpoint().await.expect("written");
+            drop((pool, store));
+            // Now the other device fails.
+            damage_checksums(&devices[second]);
+            devices[second].flip(place_of(&devices[second], 5, 1) + 9);
+            let (pool, store) = open().await;
+            has_all(&store, 1).await;
+            pool.checkpoint().await.expect("written");
+            drop(store);
+            is_clean(&devices).await;
+        });
+    }
+}
