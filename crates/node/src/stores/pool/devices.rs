@@ -460,9 +460,13 @@ impl OpenPool {
             }
             *settle_at = now + SETTLE_INTERVAL;
         }
-        if let Err(error) = self.run(|pool| async move { pool.settle_regions().await }) {
-            warn!(pool = self.config().name, %error, "a checkpoint was not written");
-        }
+        // Nothing waits for it: a device that does not respond is left out meanwhile.
+        let (pool, name) = (self.pool.clone(), self.config().name);
+        drop(self.cores.begin(move || async move {
+            if let Err(error) = pool.settle_regions().await {
+                warn!(pool = name, %error, "a checkpoint was not written");
+            }
+        }));
     }
 
     /// Closes a device that was left out, so that it can be opened again.
