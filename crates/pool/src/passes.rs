@@ -321,11 +321,15 @@ impl Shared {
             if self.state.read().space.slab(number).is_none() {
                 continue;
             }
-            let _pass = PassGuard::begin(self, number);
-            while self.state.read().space.lacks_counts(number) {
-                self.resolve(Blocked::Missing(vec![Load::Counts(number)])).await?;
+            {
+                let _pass = PassGuard::begin(self, number);
+                while self.state.read().space.lacks_counts(number) {
+                    self.resolve(Blocked::Missing(vec![Load::Counts(number)])).await?;
+                }
+                self.scrub_slab(number, &mut scrubbed).await?;
             }
-            self.scrub_slab(number, &mut scrubbed).await?;
+            // The pages of checksums that are to be written again stay in memory until then.
+            self.checkpoint_if_due().await?;
         }
         Ok(scrubbed)
     }
