@@ -71,8 +71,9 @@ impl Space {
             }
             has[usize::from(is_fast)] |= member.is_there();
         }
+        let was_on = self.tiering.is_on();
         self.tiering.new_data = (has == [true; 2]).then_some(tiers.new_data);
-        if !self.tiering.is_on() {
+        if was_on && !self.tiering.is_on() {
             self.tiering.moving = None;
             self.slabs.iter_mut().flatten().for_each(|slab| *slab.part.heat.get_mut() = 0);
         }
@@ -132,7 +133,7 @@ impl Space {
     }
 
     /// Returns the slab that should move most, and the tier to which it should. Slots for `pages` pages stay.
-    fn next_move(&self, pages: u64) -> Option<(u32, Tier)> {
+    pub(crate) fn next_move(&self, pages: u64) -> Option<(u32, Tier)> {
         let new_data = self.tiering.new_data.filter(|_| self.tiering.moving.is_none())?;
         let current: BTreeSet<u32> = self.current.values().copied().collect();
         let (mut up, mut down) = (Candidates::new(), Candidates::new());
@@ -154,8 +155,9 @@ impl Space {
         down.retain(|&(_, number)| self.can_move(number, Tier::Slow, pages));
         let (free, all) = self.slots_in(Tier::Fast);
         let kept = if new_data == Tier::Fast { (all >> NEW_DATA_SHIFT).max(1) } else { 0 };
-        if free < kept || self.available_pages() < pages {
-            return down.first().map(|&(_, number)| (number, Tier::Slow));
+        let is_short = free < kept || self.available_pages() < pages;
+        if let Some(&(_, number)) = down.first().filter(|_| is_short) {
+            return Some((number, Tier::Slow));
         }
         let fits = |number: u32| {
             let copies = self.slab(number).map_or(0, |slab| slab.copies.len() as u64);

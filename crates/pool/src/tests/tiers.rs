@@ -219,6 +219,30 @@ fn moves_leave_room_for_mirrors() {
     });
 }
 
+#[test]
+fn slabs_move_up_from_a_slow_device_that_is_full() {
+    let devices = [(1, 24), (2, 64)].map(|(seed, mib)| SimulatedDevice::new(mib << 20, seed));
+    run(&devices, async {
+        let (pool, store) = create(&devices, LocalTasks::shared(), Tier::Slow).await;
+        write(&store, 0..40).await;
+        for _ in 0..12 {
+            pool.decay_heat();
+        }
+        read(&store, 2, 200).await;
+        // Even if maps need more slots than there are: a move up takes none of the slow device.
+        let next = pool.shared.state.read().space.next_move(u64::MAX);
+        assert!(matches!(next, Some((_, Tier::Fast))), "{next:?}");
+        balance(&pool).await;
+        let before = used(&pool, Tier::Fast);
+        assert!(before.moved_bytes > 0, "{before:?}");
+        read(&store, 2, 100).await;
+        assert!(used(&pool, Tier::Fast).requests >= before.requests + 90);
+        for mebibyte in 0..40 {
+            read(&store, mebibyte, 1).await;
+        }
+    });
+}
+
 /// Counts what is copied.
 #[derive(Default)]
 struct Counter {
