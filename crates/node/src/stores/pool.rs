@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak, mpsc};
-use std::time::{Instant, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use parking_lot::Mutex;
 use sarsen_block::Store;
@@ -30,7 +30,7 @@ pub(crate) use self::creation::format;
 pub use self::creation::{PlannedDevice, PoolPlan, create};
 pub(crate) use self::devices::ReportedDevice;
 pub(crate) use self::devices::forget;
-use self::devices::{NamedDevices, Scrub, identify_all, open_with, refuse_older};
+use self::devices::{NamedDevices, Scrub, Settling, identify_all, open_with, refuse_older};
 use self::history::SnapshotHistory;
 pub(crate) use self::memory::PoolMemory;
 use self::memory::Remembered;
@@ -136,7 +136,7 @@ pub(crate) struct OpenPool {
     cores: PoolCores,
     tasks: Arc<PacedTasks>,
     balancing: Mutex<Balancing>,
-    settle_at: Mutex<Instant>,
+    settling: Mutex<Settling>,
     pub(crate) scrub: Mutex<Scrub>,
     /// A thread watches the devices.
     is_watched: AtomicBool,
@@ -252,7 +252,7 @@ impl OpenPool {
             cores: cores.clone(),
             tasks,
             balancing: Mutex::new(Balancing::new()),
-            settle_at: Mutex::new(time::now()),
+            settling: Mutex::new(Settling::new()),
             is_nearly_full: AtomicBool::new(false),
             roll_backs: RollBacks::default(),
             scrub: Mutex::default(),

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use sarsen_block::{BlockSize, Store as _};
 use sarsen_io::time;
 use sarsen_pool::{DeviceIdentity, DeviceInfo, DeviceState, PoolError, Scrubbed, identify};
-use tokio::sync::oneshot;
+use tokio::sync::oneshot::{self, error::TryRecvError};
 use tracing::{info, warn};
 
 use super::super::file::{FileOptions, FileStore};
@@ -451,18 +451,15 @@ impl OpenPool {
         }
     }
 
-    /// Lets regions that were overwritten some time ago count as settled.
+    /// Begins a checkpoint regularly for regions that were overwritten, unless the last one has not ended: a device may not respond.
     fn settle_regions(&self, now: Instant) {
-        {
-            let mut settle_at = self.settle_at.lock();
-            if now < *settle_at {
-                return;
-            }
-            *settle_at = now + SETTLE_INTERVAL;
+        let mut settling = self.settling.lock();
+        if now < settling.next || settling.is_running() {
+            return;
         }
-        // Nothing waits for it: a device that does not respond is left out meanwhile.
+        settling.next = now + SETTLE_INTERVAL;
         let (pool, name) = (self.pool.clone(), self.config().name);
-        drop(self.cores.begin(move || async move {
+        settling.running = Some(self.cores.begin(move || async move {
             if let Err(error) = pool.settle_regions().await {
                 warn!(pool = name, %error, "a checkpoint was not written");
             }
@@ -712,6 +709,23 @@ impl OpenPool {
     /// Ends a scrub.
     pub(crate) fn stop_scrub(&self) {
         drop(self.scrub.lock().stop.take());
+    }
+}
+
+/// The checkpoints for regions that were overwritten.
+pub(super) struct Settling {
+    next: Instant,
+    /// The end of the last one.
+    running: Option<oneshot::Receiver<()>>,
+}
+
+impl Settling {
+    pub(super) fn new() -> Self {
+        Self { next: time::now(), running: None }
+    }
+
+    fn is_running(&mut self) -> bool {
+        self.running.as_mut().is_some_and(|ended| ended.try_recv() == Err(TryRecvError::Empty))
     }
 }
 
