@@ -1,4 +1,4 @@
-//! Requests that lost their caller, and the pace of copies that nobody waits for.
+//! Requests that continue without their callers, and the rate at which the maintenance copies data.
 
 use sarsen_block::LocalFuture;
 
@@ -11,14 +11,14 @@ pub enum CopyReason {
     Move,
 }
 
-/// Continues requests that lost their caller, and sets the pace of copies.
+/// Continues requests without their callers, and sets the rate of copies.
 pub trait Tasks: Send + Sync {
     /// Runs a future on this core until it ends. A request that its caller dropped continues here, because a device may
     /// still carry it out.
     fn finish(&self, future: LocalFuture<()>);
 
-    /// Returns when more may be copied, after so many bytes were: by default at once. No request waits for that. It is dropped
-    /// before its end if a change of devices waits for the copy.
+    /// Ends when the maintenance may copy more, after it has copied so many bytes. By default, this ends at once. No request waits
+    /// for it. The caller drops it early if a change of devices waits for the copy.
     fn pause(&self, _reason: CopyReason, _bytes: u64) -> LocalFuture<()> {
         Box::pin(async {})
     }
