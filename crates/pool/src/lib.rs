@@ -5,7 +5,7 @@
 //! and `docs/pool-format.md` the format on the devices.
 //!
 //! * `format`, `shape`: the layout of a device, and the sizes of a pool.
-//! * `members`, `space`, `slots`: devices, slabs, reference counts, which units are free, and on which devices slabs are.
+//! * `members`, `counts`, `space`, `slots`: devices, slabs, reference counts, which units are free, and on which devices slabs are.
 //! * `tiers`, `balance`: fast and slow devices, and which slabs move between them.
 //! * `copies`, `regions`: the copies of a slab, and what may differ between them.
 //! * `pages`: the pages of maps in memory.
@@ -31,6 +31,7 @@ mod checked;
 mod checkpoint;
 mod checksums;
 mod copies;
+mod counts;
 mod devices;
 mod error;
 mod format;
