@@ -104,6 +104,7 @@ impl Reader {
     /// Runs a command of the guide, which must succeed.
     fn run(&self, command: &str) -> Result<String> {
         let command = self.own(command);
+        ensure!(!command.contains("/srv/"), "`{command}` leaves files behind on this machine");
         let Output { status, stdout, stderr } = self.bash(&command).output()?;
         let (out, error) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
         ensure!(status.success(), "`{command}` ends with {status}: {error}{out}");
@@ -289,14 +290,14 @@ fn pools() -> Result<()> {
     let reader = Reader::new()?;
     let server = Managed::start_with(reader.folder.path(), &["--listen-nbd", "127.0.0.1:0"])?;
     let portal = server.announced()["portals"][1].as_str().context("the NBD portal")?;
-    let (state, device) = (reader.path("another"), reader.path("tank.pool"));
+    let (state, device, folder) =
+        (reader.path("another"), reader.path("tank.pool"), reader.path(""));
     let backup = tempfile::tempdir()?;
     let other = Managed::start_with(backup.path(), &["--listen-nbd", "127.0.0.1:0"])?;
     let other_portal = other.announced()["portals"][1].as_str().context("the NBD portal")?;
     let other_device = format!("{},size=128MiB", backup.path().join("tank.pool").display());
     other.run(&["pool", "create", "tank", "--device", &other_device])?;
     let socket = sarsen_proof::managed::socket(backup.path());
-    let mirrors = ["a", "b", "c", "d"].map(|name| reader.path(&format!("{name}.pool")));
     let reader = reader
         .replace("/srv/san", &state)
         .replace("0.0.0.0:3260", "127.0.0.1:0")
@@ -304,10 +305,7 @@ fn pools() -> Result<()> {
         .replace("200GiB", "200MiB")
         .replace("20GiB", "20MiB")
         .replace("size=10GiB", "size=64MiB")
-        .replace("/srv/a.pool", &mirrors[0])
-        .replace("/srv/b.pool", &mirrors[1])
-        .replace("/srv/c.pool", &mirrors[2])
-        .replace("/srv/d.pool", &mirrors[3])
+        .replace("/srv/", &folder)
         .replace("ssh backup.example", &format!("SARSEN_CONTROL={}", socket.display()))
         .replace("nbd://127.0.0.1/", &format!("nbd://{portal}/"))
         .replace("nbd://backup.example/", &format!("nbd://{other_portal}/"))
