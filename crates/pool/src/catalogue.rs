@@ -125,7 +125,7 @@ impl State {
             // These were carried out before all others.
             Record::Assign(_) => {}
             // The server was interrupted: nothing else carries it out.
-            &Record::Dirty { slab, region } => self.space.suspect(slab, region),
+            &Record::Dirty { slab, region } => self.space.suspect(slab, 1 << region),
             &Record::Run { volume, first, count, own } => {
                 if count as usize > FAN_OUT || own >> CHUNK_ADDRESS_BITS != 0 {
                     return Err(Blocked::Damaged("a record has impossible entries".into()));

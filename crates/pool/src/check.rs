@@ -11,7 +11,8 @@ use crate::checkpoint::counts_page;
 use crate::copies::Place;
 use crate::devices::{Devices, NOT_ONLINE};
 use crate::format::{CATALOGUE_HEIGHT, FAN_OUT, IS_SNAPSHOT, IS_VOLUME, PAGE, VOLUMES, unpadded};
-use crate::opening::{Found, find_devices, read_state};
+use crate::journal::Replayed;
+use crate::opening::{Found, find_devices, read_journal, read_state};
 use crate::pages::Page;
 use crate::shape::{SlabKind, Unit};
 use crate::state::State;
@@ -35,8 +36,8 @@ pub struct Checked {
     pub left_out: Vec<(u8, String)>,
 }
 
-/// Checks the last checkpoint of a pool. Nothing is written. What the journal has since then is not checked: opening the
-/// pool carries it out.
+/// Checks the last checkpoint of a pool, and that its journal is whole. Nothing is written. Whether the journal fits the
+/// checkpoint is not checked: opening the pool carries it out.
 pub async fn check(stores: Vec<Arc<dyn Store>>) -> Result<Checked, PoolError> {
     let mut found = find_devices(stores).await?;
     let (state, left_out) = match read_state(&mut found).await {
@@ -54,6 +55,14 @@ pub async fn check(stores: Vec<Arc<dyn Store>>) -> Result<Checked, PoolError> {
         pages: BTreeMap::new(),
         chunks: BTreeMap::new(),
     };
+    match read_journal(&devices, &superblock).await {
+        Ok((Replayed { damaged: Some(frame), .. }, _)) => {
+            check.find(PoolError::DamagedJournal { frame }.to_string());
+        }
+        Ok(_) => {}
+        Err(PoolError::Damaged { what }) => check.find(what),
+        Err(error) => return Err(error),
+    }
     check.catalogue(superblock.catalogue.get(), superblock.next_volume.get()).await?;
     check.counts().await?;
     Ok(Checked { findings: check.findings, left_out })

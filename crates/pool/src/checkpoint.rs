@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
+use sarsen_block::Buffer;
 use zerocopy::FromBytes as _;
 
 use crate::PoolError;
@@ -75,12 +76,36 @@ impl Shared {
         // checkpoint says what the device lacks.
         let mut left = self.flush_written().await? | self.state.read().space.has_unsaid();
         if !left {
+            let before = journal.ring;
             let frame = journal.ring.frame(records).ok_or(PoolError::NoSpace)?;
-            left = self.write_frame(frame, journal.keepers.clone()).await?
+            left = self.append(journal, before, frame, &[]).await?
                 | self.state.read().space.has_unsaid();
         }
         journal.is_behind |= left;
         Ok(!left)
+    }
+
+    /// Writes a frame to the devices that have the journal, and to others. Returns whether a device was left out. If no device
+    /// has the frame, the next one takes its place `before`.
+    async fn append(
+        &self,
+        journal: &mut Journal,
+        before: Ring,
+        frame: (u64, Buffer),
+        others: &[u8],
+    ) -> Result<bool, PoolError> {
+        let mut all = journal.keepers.clone();
+        all.extend(others.iter().filter(|&other| !journal.keepers.contains(other)));
+        let left = self.write_frame(frame, all.clone()).await?;
+        if left {
+            // A device that failed may come back, and lacks this frame: it gets none that follows it.
+            let is_written = |device: &u8| self.state.read().space.is_written(*device);
+            journal.keepers.retain(is_written);
+            if !all.iter().any(is_written) {
+                journal.ring = before;
+            }
+        }
+        Ok(left)
     }
 
     fn note_durable(&self, recorded: u64) {
@@ -222,10 +247,9 @@ impl Shared {
                 return Err(PoolError::Stopped);
             }
             // It is a part of the next journal, and of this one.
+            let before = journal.ring;
             let frame = journal.ring.last_frame(&records).ok_or(PoolError::NoSpace)?;
-            let mut all = journal.keepers.clone();
-            all.extend(keepers.iter().filter(|&keeper| !journal.keepers.contains(keeper)));
-            left |= self.write_frame(frame, all).await?;
+            left |= self.append(journal, before, frame, &keepers).await?;
         }
         // This includes the data of all changes that the checkpoint has.
         left |= self.flush_written().await?;

@@ -31,6 +31,15 @@ pub enum PoolError {
         /// The first damage that was found.
         what: String,
     },
+    /// A frame of the journal is damaged, and later ones are not.
+    #[error(
+        "frame {frame} of its journal is damaged on all devices that have it, and later frames are not: what volumes wrote \
+         since then would be lost"
+    )]
+    DamagedJournal {
+        /// The number of the frame.
+        frame: u64,
+    },
     /// The pool has no space for the operation.
     #[error("the pool has no space left")]
     NoSpace,
@@ -142,6 +151,7 @@ impl From<PoolError> for BlockError {
             | PoolError::NoDevice
             | PoolError::Unfit { .. }
             | PoolError::Damaged { .. }
+            | PoolError::DamagedJournal { .. }
             | PoolError::Exists
             | PoolError::InUse
             | PoolError::Protected

@@ -349,6 +349,11 @@ pub(crate) fn unpadded(name: &[u8; NAME_MAX + 1]) -> String {
     String::from_utf8_lossy(&name[..end]).into_owned()
 }
 
+/// Returns the number of a pool that all its pages have.
+pub(crate) fn pool_number(identifier: &[u8; 16]) -> u64 {
+    u64::from_le_bytes(*identifier.first_chunk().expect("16 bytes have 8"))
+}
+
 /// Returns a bit of a bitmap.
 pub(crate) fn bit(bits: &[u8], index: usize) -> bool {
     bits[index / 8] >> (index % 8) & 1 == 1

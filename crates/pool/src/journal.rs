@@ -5,7 +5,7 @@ use std::ops::Deref;
 use sarsen_block::Buffer;
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
-use crate::format::{FRAME_MAGIC, FrameHeader, PAGE};
+use crate::format::{FRAME_MAGIC, FrameHeader, PAGE, Superblock, pool_number};
 use crate::records::Record;
 
 /// Maximum number of devices that have the journal.
@@ -37,7 +37,27 @@ const fn frame_length(records: usize) -> usize {
     (size_of::<FrameHeader>() + records).next_multiple_of(PAGE)
 }
 
+/// What the journal has since the last checkpoint.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Replayed {
+    pub(crate) records: Vec<Record>,
+    /// The number of a frame that no copy has intact, although later ones were written. The records end before it.
+    pub(crate) damaged: Option<u64>,
+}
+
 impl Ring {
+    /// Returns the place of the first frame that is newer than a checkpoint.
+    pub(crate) fn behind(superblock: &Superblock) -> Self {
+        Self {
+            length: superblock.journal.get(),
+            number: superblock.frame.get(),
+            offset: superblock.frame_offset.get(),
+            used: 0,
+            run: superblock.run.get(),
+            pool: pool_number(&superblock.pool),
+        }
+    }
+
     /// Returns a frame with these records, and its offset. Returns `None` if there is no room for it before the next
     /// checkpoint.
     pub(crate) fn frame(&mut self, records: &[u8]) -> Option<(u64, Buffer)> {
@@ -92,12 +112,12 @@ impl Ring {
         self.used > self.length / 2
     }
 
-    /// Reads the frames since the last checkpoint from copies of the ring, each from one that has it intact, and returns their
-    /// records. Afterwards, the next frame is written behind them.
+    /// Reads the frames since the last checkpoint from copies of the ring, each from one that has it intact. Afterwards, the next
+    /// frame is written behind them.
     pub(crate) fn replay<R: Deref<Target = [u8]>>(
         &mut self,
         rings: &[R],
-    ) -> Result<Vec<Record>, String> {
+    ) -> Result<Replayed, String> {
         let mut records = Vec::new();
         let rings = || rings.iter().map(|ring| &**ring);
         while let Some((ring, offset, length)) =
@@ -117,7 +137,9 @@ impl Ring {
             self.offset = offset + length;
             self.number += 1;
         }
-        Ok(records)
+        // A frame is written when the one before it is durable.
+        let is_damaged = rings().any(|ring| self.is_passed_by(ring));
+        Ok(Replayed { records, damaged: is_damaged.then_some(self.number) })
     }
 
     /// Returns the offset of the next frame and the length of its records. It is behind the one before, or at the
@@ -125,17 +147,29 @@ impl Ring {
     fn find(&self, ring: &[u8]) -> Option<(u64, usize)> {
         let wrapped = if self.offset == 0 { None } else { Some(0) };
         std::iter::once(self.offset).chain(wrapped).find_map(|offset| {
-            let frame = ring.get(offset as usize..)?;
-            let header = FrameHeader::read_from_prefix(frame).ok()?.0;
-            let length = header.length.get() as usize;
-            let frame = frame.get(..frame_length(length))?;
-            let is_next = header.magic == FRAME_MAGIC
-                && header.pool.get() == self.pool
-                && header.run.get() == self.run
-                && header.number.get() == self.number
-                && header.checksum.get() == checksum(frame);
-            is_next.then_some((offset, length))
+            let (number, length) = self.frame_at(ring, offset)?;
+            (number == self.number).then_some((offset, length))
         })
+    }
+
+    /// Returns whether a ring has a frame behind the next one.
+    fn is_passed_by(&self, ring: &[u8]) -> bool {
+        let places = (0..self.length).step_by(PAGE);
+        let mut frames = places.filter_map(|offset| self.frame_at(ring, offset));
+        frames.any(|(number, _)| number > self.number)
+    }
+
+    /// Returns the number of a frame of this run, and the length of its records, if there is one and it is intact.
+    fn frame_at(&self, ring: &[u8], offset: u64) -> Option<(u64, usize)> {
+        let frame = ring.get(offset as usize..)?;
+        let header = FrameHeader::read_from_prefix(frame).ok()?.0;
+        let is_own = header.magic == FRAME_MAGIC
+            && header.pool.get() == self.pool
+            && header.run.get() == self.run
+            && header.number.get() >= self.number;
+        let length = header.length.get() as usize;
+        let frame = frame.get(..frame_length(length)).filter(|_| is_own)?;
+        (header.checksum.get() == checksum(frame)).then(|| (header.number.get(), length))
     }
 }
 
@@ -166,18 +200,27 @@ mod tests {
         assert!({ ring }.last_frame(&[0; 1 << 10]).is_some(), "there is a reserve");
         assert!(ring.is_half_full());
         let mut again = start;
-        assert_eq!(again.replay(&[&bytes[..]]).expect("intact"), written);
+        let all = Replayed { records: written, damaged: None };
+        let none = Replayed { records: Vec::new(), damaged: None };
+        assert_eq!(again.replay(&[&bytes[..]]).expect("known records"), all);
         assert_eq!(again, ring);
         // A frame that is damaged, or that another run wrote, ends the replay, unless another copy has it.
         let mut one = bytes.clone();
         one[108 << 10] ^= 1;
         let mut again = start;
-        assert!(again.replay(&[&one[..]]).expect("intact").is_empty());
+        let damaged = Replayed { records: Vec::new(), damaged: Some(7) };
+        assert_eq!(again.replay(&[&one[..]]).expect("known records"), damaged);
         let mut other = Ring { run: 4, ..start };
-        assert!(other.replay(&[&bytes[..]]).expect("intact").is_empty());
+        assert_eq!(other.replay(&[&bytes[..]]).expect("known records"), none);
+        // The last frame may not have been completed.
+        let mut torn = bytes.clone();
+        torn[ring.offset as usize - 1] ^= 1;
+        let mut again = start;
+        let replayed = again.replay(&[&torn[..]]).expect("known records");
+        assert_eq!((replayed.records.len(), replayed.damaged), (300 * 9, None));
         bytes[4 << 10] ^= 1;
         let mut again = start;
-        assert_eq!(again.replay(&[one, bytes]).expect("intact"), written);
+        assert_eq!(again.replay(&[one, bytes]).expect("known records"), all);
         assert_eq!(again, ring);
     }
 }

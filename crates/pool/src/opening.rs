@@ -13,9 +13,10 @@ use crate::devices::{Device, Devices, TOGETHER};
 use crate::error::{Blocked, Load};
 use crate::format::{
     DEVICES_MAX, DeviceRow, KEEPER, LEFT_OUT, MAGIC, NAME_MAX, PAGE, PageHeader, PageKind, ROWS,
-    RowsPage, SUPERBLOCKS, Sealed as _, Superblock, VERSION, VERSION_MIN, bit, padded, unpadded,
+    RowsPage, SUPERBLOCKS, Sealed as _, Superblock, VERSION, VERSION_MIN, bit, padded, pool_number,
+    unpadded,
 };
-use crate::journal::Ring;
+use crate::journal::{Replayed, Ring};
 use crate::members::Member;
 use crate::pages::Mapping;
 use crate::pool::{NewPool, Pool};
@@ -50,6 +51,13 @@ pub(crate) fn new_member(
         return Err(PoolProblem::TooSmall(Layout::of_slots(shape, SLABS_MIN).end(shape)));
     }
     Ok(Member::new(identifier, layout.slots))
+}
+
+/// What a pool may lose so that it can be opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Losses {
+    /// Changes behind a frame of the journal that is damaged.
+    pub journal: bool,
 }
 
 /// What a device says about itself.
@@ -149,13 +157,22 @@ impl Pool {
         stores: Vec<Arc<dyn Store>>,
         tasks: Arc<dyn Tasks>,
     ) -> Result<Self, PoolError> {
+        Self::open_with_losses(stores, tasks, Losses::default()).await
+    }
+
+    /// Opens a pool like [`Self::open`], even if that loses data.
+    pub async fn open_with_losses(
+        stores: Vec<Arc<dyn Store>>,
+        tasks: Arc<dyn Tasks>,
+        losses: Losses,
+    ) -> Result<Self, PoolError> {
         let mut found = find_devices(stores).await?;
         let (state, reasons) = read_state(&mut found).await?;
         let absent = std::mem::take(&mut found.absent).into_iter().next();
-        match Self::open_found(found, (state, reasons), tasks).await {
+        match Self::open_found(found, (state, reasons), tasks, losses).await {
             // What the journal has may be only on a device that is missing.
-            Err(PoolError::Damaged { what }) => {
-                Err(absent.map_or(PoolError::Damaged { what }, |(_, error)| error))
+            Err(error @ (PoolError::Damaged { .. } | PoolError::DamagedJournal { .. })) => {
+                Err(absent.map_or(error, |(_, absence)| absence))
             }
             opened => opened,
         }
@@ -165,6 +182,7 @@ impl Pool {
         found: Found,
         (mut state, mut reasons): (State, Vec<(u8, String)>),
         tasks: Arc<dyn Tasks>,
+        losses: Losses,
     ) -> Result<Self, PoolError> {
         let Found { devices, superblock, behind, .. } = found;
         for (device, free) in behind {
@@ -180,16 +198,15 @@ impl Pool {
                 reasons.push((device, error.to_string()));
             }
         }
-        let pool = state.pool;
-        let ring = Ring {
-            length: superblock.journal.get(),
-            number: superblock.frame.get(),
-            offset: superblock.frame_offset.get(),
-            used: 0,
-            run: superblock.run.get(),
-            pool,
-        };
-        let (records, mut ring) = read_journal(&devices, &superblock.keepers(), ring).await?;
+        let (Replayed { records, damaged: lost }, mut ring) =
+            read_journal(&devices, &superblock).await?;
+        if let Some(frame) = lost {
+            if !losses.journal {
+                return Err(PoolError::DamagedJournal { frame });
+            }
+            // The lost frames may name any region as being overwritten.
+            state.space.suspect_all();
+        }
         for record in &records {
             if let Record::Assign(assigned) = record {
                 let carried_out = state.space.carry_out(*assigned);
@@ -228,11 +245,6 @@ pub(crate) async fn write_superblock(
 
 fn damaged(what: impl Into<String>) -> PoolError {
     PoolError::Damaged { what: what.into() }
-}
-
-/// Returns the number of a pool that all its pages have.
-pub(crate) fn pool_number(identifier: &[u8; 16]) -> u64 {
-    u64::from_le_bytes(*identifier.first_chunk().expect("16 bytes have 8"))
 }
 
 /// Overwrites each place of the journal where a frame of an earlier pool could be found.
@@ -435,7 +447,7 @@ pub(crate) async fn find_devices(stores: Vec<Arc<dyn Store>>) -> Result<Found, P
     Ok(Found { devices, superblock: newest, behind, returning: came_back, absent })
 }
 
-fn shape_of(superblock: &Superblock) -> Result<Shape, PoolError> {
+pub(crate) fn shape_of(superblock: &Superblock) -> Result<Shape, PoolError> {
     let shape = Shape {
         chunk_shift: superblock.chunk_shift,
         slab_shift: superblock.slab_shift,
@@ -529,14 +541,14 @@ async fn read_rows(
     Err(problem)
 }
 
-/// Reads the journal of each device that has it, and returns the longest one.
-async fn read_journal(
+/// Reads the journal of each device that has it, and returns what it has since a checkpoint.
+pub(crate) async fn read_journal(
     devices: &Devices,
-    keepers: &[u8],
-    mut ring: Ring,
-) -> Result<(Vec<Record>, Ring), PoolError> {
+    superblock: &Superblock,
+) -> Result<(Replayed, Ring), PoolError> {
+    let mut ring = Ring::behind(superblock);
     let (mut rings, mut problem) = (Vec::new(), None);
-    for &device in keepers {
+    for device in superblock.keepers() {
         let Some(known) = devices.get(device) else { continue };
         let place = DevicePlace { device, offset: known.layout.journal };
         match devices.read_metadata(place, ring.length as usize).await {
@@ -549,8 +561,8 @@ async fn read_journal(
         return Err(problem.unwrap_or_else(missing));
     }
     // Each device that had the journal has all frames that were acknowledged.
-    let records = ring.replay(&rings).map_err(damaged)?;
-    Ok((records, ring))
+    let replayed = ring.replay(&rings).map_err(damaged)?;
+    Ok((replayed, ring))
 }
 
 impl Shared {

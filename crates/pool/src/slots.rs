@@ -369,15 +369,22 @@ impl Space {
         self.changed_rows.insert(number / ROWS as u32);
     }
 
-    /// Notes that an interruption may have left copies of a region different: the first complete one counts.
-    pub(crate) fn suspect(&mut self, number: u32, region: u8) {
+    /// Notes that copies of any slab may differ anywhere.
+    pub(crate) fn suspect_all(&mut self) {
+        for number in 1..self.slabs.len() as u32 {
+            self.suspect(number, self.shape.all_regions());
+        }
+    }
+
+    /// Notes that an interruption may have left copies of regions different: the first complete one counts.
+    pub(crate) fn suspect(&mut self, number: u32, regions: u64) {
         let Some(slab) = self.slab(number) else { return };
         let is_complete =
             |&(slot, is_stale): &(Slot, bool)| !is_stale && self.is_online(slot.device);
         let first = slab.copies.iter().find(is_complete).map(|(slot, _)| slot.device);
         let devices: Vec<u8> = slab.copies.iter().map(|(slot, _)| slot.device).collect();
         // A journal may be crafted.
-        let regions = 1 << region & self.shape.all_regions();
+        let regions = regions & self.shape.all_regions();
         self.doubt_checksums(number, regions);
         for device in devices.into_iter().filter(|&device| Some(device) != first) {
             self.lack(number, regions, device);

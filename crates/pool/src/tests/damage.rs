@@ -3,14 +3,18 @@
 use std::sync::Arc;
 
 use sarsen_block::{BlockSize, Buffer, Durability, Extent, Rng, Store as _};
+use zerocopy::FromBytes as _;
 
 use super::device::SimulatedDevice;
-use super::runner::{LocalTasks, run};
+use super::runner::{LocalTasks, end_all, run, run_until};
 use super::{is_clean, label, new_pool, stores, volume};
 use crate::format::{
-    BranchPage, CountsPage, LeafPage, PAGE, RowsPage, SUPERBLOCKS, Sealed, VolumesPage,
+    BranchPage, CountsPage, FRAME_MAGIC, FrameHeader, LeafPage, PAGE, RowsPage, SUPERBLOCKS,
+    Sealed, Superblock, VolumesPage,
 };
-use crate::{Pool, check};
+use crate::opening::{read_superblock, shape_of};
+use crate::shape::Layout;
+use crate::{Losses, Pool, PoolError, check};
 
 /// Creates a pool with volumes, snapshots and clones that share chunks, and returns its device.
 fn pool_with_everything() -> Arc<SimulatedDevice> {
@@ -72,8 +76,10 @@ fn use_damaged(device: &SimulatedDevice) {
 fn pages_in_use(device: &Arc<SimulatedDevice>) -> Vec<usize> {
     device.take_reads();
     run(std::slice::from_ref(device), is_clean(std::slice::from_ref(device)));
-    let reads = device.take_reads().into_iter().map(|(offset, _)| offset);
-    reads.filter(|&offset| !SUPERBLOCKS.contains(&(offset as u64))).collect()
+    // A check reads the whole journal at once.
+    let reads = device.take_reads().into_iter().filter(|(_, length)| *length == PAGE);
+    let offsets = reads.map(|(offset, _)| offset);
+    offsets.filter(|&offset| !SUPERBLOCKS.contains(&(offset as u64))).collect()
 }
 
 #[test]
@@ -181,4 +187,121 @@ fn every_contradiction_between_intact_pages_is_found() {
     }
     assert!(planted[1..].iter().all(|&count| count > 0), "{planted:?}");
     assert!(!is_found(&device));
+}
+
+const BLOCK: usize = 4096;
+/// Blocks that are written and flushed one after the other, and those after which there is a checkpoint.
+const WRITES: u64 = 30;
+const CHECKPOINTS: [u64; 2] = [9, 14];
+
+/// Returns a device whose pool was interrupted after durable writes and so many requests of a checkpoint.
+fn interrupted(requests: u64) -> Arc<SimulatedDevice> {
+    let devices = [SimulatedDevice::new(32 << 20, 5)];
+    let pool = run(&devices, async {
+        let pool = Pool::create(&new_pool(&devices, 16 << 10), LocalTasks::shared()).await;
+        let pool = pool.expect("a pool");
+        let new = volume("v", 16 << 20, BlockSize::B4096);
+        let id = pool.create_volume(&new).await.expect("created");
+        let store = pool.open_volume(id).await.expect("opened");
+        for number in 0..WRITES {
+            let data = Buffer::copy_of(&[1 + number as u8; BLOCK]).into();
+            // Each is in another leaf of the map in turn.
+            let extent = Extent::new(place_of(number), 1);
+            store.write(extent, data, Durability::Durable).wait().await.expect("written");
+            if CHECKPOINTS.contains(&number) {
+                pool.checkpoint().await.expect("written");
+            }
+        }
+        pool
+    });
+    run_until(&devices, requests, pool.checkpoint());
+    end_all(pool);
+    let [device] = devices;
+    device
+}
+
+const fn place_of(number: u64) -> u64 {
+    number % 3 * 1024 + number
+}
+
+/// Returns how many of the writes an opened pool has. Those that it has are the first ones.
+async fn writes_of(pool: &Pool) -> u64 {
+    let store = pool.open_volume(pool.volumes()[0].id).await.expect("opened");
+    let mut has = Vec::new();
+    for number in 0..WRITES {
+        let read = store.read(Extent::new(place_of(number), 1)).wait().await.expect("read");
+        let read = read.into_buffer();
+        let is_written = read[..] == [1 + number as u8; BLOCK];
+        assert!(is_written || read[..] == [0; BLOCK], "block {number} has something else");
+        has.push(is_written);
+    }
+    assert!(has.is_sorted_by(|before, after| before >= after), "{has:?}");
+    has.into_iter().filter(|&is_written| is_written).count() as u64
+}
+
+/// Returns the newest superblock of a device.
+fn newest(device: &Arc<SimulatedDevice>) -> Superblock {
+    let read = run(std::slice::from_ref(device), read_superblock(&**device));
+    *read.expect("a superblock").0
+}
+
+#[test]
+fn a_damaged_frame_does_not_hide_later_ones() {
+    let device = interrupted(0);
+    let superblock = newest(&device);
+    let shape = shape_of(&superblock).expect("sizes");
+    let start = Layout::of_slots(&shape, 0).journal as usize;
+    let mut frames = Vec::new();
+    device.edit(start, superblock.journal.get() as usize, |journal| {
+        for (page, bytes) in journal.chunks(PAGE).enumerate() {
+            let header = FrameHeader::read_from_prefix(bytes).expect("a page has a header").0;
+            if header.magic == FRAME_MAGIC && header.number >= superblock.frame {
+                frames.push(start + page * PAGE);
+            }
+        }
+    });
+    assert_eq!(frames.len() as u64, WRITES - 1 - CHECKPOINTS[1]);
+    let last = frames.pop().expect("a frame");
+    let mut rng = Rng::new(6);
+    for (number, frame) in (CHECKPOINTS[1] + 1..).zip(frames) {
+        let damaged = [device.copy(32 << 20)];
+        damaged[0].flip(frame + rng.below(60) as usize);
+        assert!(is_found(&damaged[0]), "write {number}");
+        run(&damaged, async {
+            let opened = Pool::open(stores(&damaged), LocalTasks::shared()).await;
+            assert!(matches!(opened, Err(PoolError::DamagedJournal { .. })), "write {number}");
+            let losses = Losses { journal: true };
+            let tasks = LocalTasks::shared();
+            let pool = Pool::open_with_losses(stores(&damaged), tasks, losses).await;
+            assert_eq!(writes_of(&pool.expect("opened")).await, number);
+        });
+        run(&damaged, is_clean(&damaged));
+    }
+    // The last one may not have been completed, and then nobody was told that it was.
+    device.flip(last);
+    let devices = [device];
+    run(&devices, async {
+        let pool = Pool::open(stores(&devices), LocalTasks::shared()).await.expect("opened");
+        assert_eq!(writes_of(&pool).await, WRITES - 1);
+    });
+}
+
+#[test]
+fn a_damaged_superblock_loses_nothing_silently() {
+    let mut refused = 0;
+    for requests in 0..24 {
+        let devices = [interrupted(requests)];
+        let generation = newest(&devices[0]).generation.get();
+        devices[0].flip(SUPERBLOCKS[(generation & 1) as usize] as usize + 100);
+        run(&devices, async {
+            match Pool::open(stores(&devices), LocalTasks::shared()).await {
+                Ok(pool) => assert_eq!(writes_of(&pool).await, WRITES, "after {requests}"),
+                Err(error) => {
+                    assert!(matches!(error, PoolError::Damaged { .. }), "{error}");
+                    refused += 1;
+                }
+            }
+        });
+    }
+    assert!((1..24).contains(&refused), "{refused} were refused");
 }
