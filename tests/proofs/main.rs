@@ -47,6 +47,7 @@ mod policy_in_force;
 mod pool_crash;
 mod pool_devices;
 mod pool_full;
+mod pool_losses;
 mod pool_tiers;
 mod pool_write_log;
 mod pools;

@@ -59,10 +59,16 @@ const EXAMPLES: &[(&str, &[Example])] = &[
     ),
     (
         "pool recover",
-        &[(
-            "Use the older data of a mirror whose other device is lost",
-            "sarsen pool recover tank",
-        )],
+        &[
+            (
+                "Use the older data of a mirror whose other device is lost",
+                "sarsen pool recover tank",
+            ),
+            (
+                "Go on without a lost disk that has the only copy of some volumes",
+                "sarsen pool recover tank --lose missing-devices",
+            ),
+        ],
     ),
     ("pool scrub", &[("Read everything, and repair copies", "sarsen pool scrub tank")]),
     (

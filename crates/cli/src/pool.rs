@@ -9,7 +9,7 @@ use sarsen_node::desired::Changed;
 use sarsen_node::model::{ByteSize, CacheMode, ObjectKind, Textual as _, Tier, render_rounded};
 use sarsen_node::schema::pools::{
     AddPoolDevice, ChangePoolDevice, CreatePool, NewPoolDevice, PoolContents, PoolDevice, PoolList,
-    PoolScrub, PoolStatus, PoolTier, StoredVolume,
+    PoolLoss, PoolScrub, PoolStatus, PoolTier, RecoverPool, StoredVolume,
 };
 use sarsen_node::stores::{PlannedDevice, PoolPlan, check_pool, create_pool};
 
@@ -95,11 +95,15 @@ pub(crate) enum Verb {
         #[command(flatten)]
         options: ServerOptions,
     },
-    /// Open a pool with the old data of devices that were left out. All writes since then are lost. Do this only if the
-    /// devices with the newer data are lost.
+    /// Open a pool that cannot be opened without a loss: `sarsen pool status` says of what. Do this only if the missing or
+    /// damaged devices cannot be had again.
     Recover {
         /// The name of the pool.
         name: String,
+        /// What may be lost: `newer-data`, all writes since the available devices were left out; `damaged-journal`, all writes
+        /// behind a damaged place of the journal; `missing-devices`, what is only on missing devices.
+        #[arg(long, value_name = "WHAT", value_parser = PoolLoss::parse, default_value = "newer-data")]
+        lose: PoolLoss,
         /// Do not ask for confirmation.
         #[arg(long)]
         destroy: bool,
@@ -237,14 +241,25 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             let path = format!("/pools/{}/devices", path_segment(&name));
             show(&on_a_core(async { Ok(client.patch(&path, &body).await?) })?, options.json)
         }
-        Verb::Recover { name, destroy, options } => {
+        Verb::Recover { name, lose, destroy, options } => {
             if !destroy {
-                let loss = "the available devices have old data; all writes since they were left out will be lost";
-                confirm_loss(loss, &format!("the newer data of pool {name}"))?;
+                let loss = match lose {
+                    PoolLoss::NewerData => {
+                        "the available devices have old data; all writes since they were left out will be lost"
+                    }
+                    PoolLoss::DamagedJournal => {
+                        "all writes behind the damaged place of the journal will be lost"
+                    }
+                    PoolLoss::MissingDevices => {
+                        "what is only on missing devices will be lost, even if they come back"
+                    }
+                };
+                confirm_loss(loss, &format!("this data of pool {name}"))?;
             }
             let client = options.client()?;
             let path = format!("/pools/{}/recover", path_segment(&name));
-            show(&on_a_core(async { Ok(client.post(&path, &()).await?) })?, options.json)
+            let body = RecoverPool { lose };
+            show(&on_a_core(async { Ok(client.post(&path, &body).await?) })?, options.json)
         }
         Verb::Scrub { name, stop, options } => {
             let client = options.client()?;
@@ -474,8 +489,15 @@ fn content_row(stored: &StoredVolume) -> [String; 7] {
         stored.copies.to_string(),
         utc(stored.created_unix_seconds),
         stored.origin.clone().unwrap_or_else(|| "-".to_owned()),
-        if stored.is_protected { "protected".to_owned() } else { String::new() },
+        notes(stored),
     ]
+}
+
+fn notes(stored: &StoredVolume) -> String {
+    let lost = stored.lost_bytes.filter(|&bytes| bytes > 0);
+    let lost = lost.map(|bytes| format!("{} lost", render_rounded(bytes)));
+    let protected = stored.is_protected.then(|| "protected".to_owned());
+    protected.into_iter().chain(lost).collect::<Vec<_>>().join(", ")
 }
 
 fn check(devices: &[PathBuf], json: bool) -> anyhow::Result<()> {

@@ -12,9 +12,10 @@ use crate::copies::Place;
 use crate::devices::{Devices, NOT_ONLINE};
 use crate::format::{CATALOGUE_HEIGHT, FAN_OUT, IS_SNAPSHOT, IS_VOLUME, PAGE, VOLUMES, unpadded};
 use crate::journal::Replayed;
-use crate::opening::{Found, find_devices, read_journal, read_state};
+use crate::opening::{Found, Losses, find_devices, read_journal, read_state};
 use crate::pages::Page;
 use crate::shape::{SlabKind, Unit};
+use crate::space::SlabPart;
 use crate::state::State;
 
 /// An inconsistency.
@@ -40,7 +41,7 @@ pub struct Checked {
 /// checkpoint is not checked: opening the pool carries it out.
 pub async fn check(stores: Vec<Arc<dyn Store>>) -> Result<Checked, PoolError> {
     let mut found = find_devices(stores).await?;
-    let (state, left_out) = match read_state(&mut found).await {
+    let (state, left_out) = match read_state(&mut found, Losses::default()).await {
         Ok(state) => state,
         Err(PoolError::Damaged { what }) => {
             return Ok(Checked { findings: vec![Finding(what)], left_out: Vec::new() });
@@ -243,6 +244,11 @@ impl Check<'_> {
                 }
             };
             for slab in self.state.space.slabs_of(kind) {
+                if self.state.space.slab(slab).is_some_and(SlabPart::is_lost) {
+                    // It has no counts.
+                    found.retain(|unit, _| unit.slab != slab);
+                    continue;
+                }
                 let kind = self.state.space.slab(slab).map_or(kind, |slab| slab.kind());
                 let mut counts = Vec::new();
                 for (number, place) in self.state.space.counts_places(slab).into_iter().enumerate()

@@ -21,7 +21,7 @@ use crate::format::{CHECKSUMS, ChecksumsPage, PAGE, PageHeader, PageKind, Sealed
 use crate::pages::Unsealed;
 use crate::shape::{Shape, SlabKind};
 use crate::shared::Shared;
-use crate::space::Space;
+use crate::space::{SlabPart, Space};
 
 /// log2 of the bytes that have one checksum.
 const BLOCK_SHIFT: u32 = PAGE.ilog2();
@@ -90,7 +90,8 @@ impl Space {
 
     /// Notes that data of regions of a slab may be newer than its checksums.
     pub(crate) fn doubt_checksums(&mut self, slab: u32, regions: u64) {
-        if self.slab(slab).is_some_and(|slab| slab.kind() == SlabKind::Checked) {
+        let has_checksums = |slab: &SlabPart| slab.kind() == SlabKind::Checked && !slab.is_lost();
+        if self.slab(slab).is_some_and(has_checksums) {
             *self.checksums.doubted.entry(slab).or_default() |= regions;
         }
     }
@@ -161,7 +162,7 @@ impl Shared {
     /// Reads data of a slab. It is what was written.
     #[inline]
     pub(crate) fn read_place(self: &Arc<Self>, place: Place, length: u64) -> Reply<Data> {
-        if !place.has_checksums {
+        if !place.has_checksums || place.is_lost() {
             return self.read_unchecked(place, length);
         }
         let shared = self.clone();

@@ -10,9 +10,7 @@ use crate::PoolError;
 use crate::copies::Standing;
 use crate::devices::TOGETHER;
 use crate::error::{Blocked, Load};
-use crate::format::{
-    ALL_STALE, CountsPage, KEEPER, LEFT_OUT, PAGE, PageHeader, Sealed as _, VERSION,
-};
+use crate::format::{ALL_STALE, CountsPage, KEEPER, LEFT_OUT, PAGE, PageHeader, Sealed as _};
 use crate::grace::Period;
 use crate::journal::Ring;
 use crate::pages::{Cached, Page, Unsealed};
@@ -195,7 +193,7 @@ impl Shared {
             records = std::mem::take(&mut state.records);
             was_unsaid = state.space.has_unsaid();
             state.generation += 1;
-            superblock.version = VERSION.into();
+            superblock.version = state.space.version().into();
             superblock.generation = generation.into();
             superblock.catalogue = state.catalogue().into();
             superblock.next_volume = state.next_object.into();
@@ -369,6 +367,9 @@ impl Shared {
             }
             Load::Checksums(slab, page) => self.load_checksums(slab, page).await,
             Load::Counts(slab) => {
+                if self.state.write().space.load_lost(slab) {
+                    return Ok(());
+                }
                 let (places, pool, evictions) = {
                     let state = self.state.read();
                     if state.space.has_counts(slab) {

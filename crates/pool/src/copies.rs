@@ -122,6 +122,11 @@ impl Place {
         is_usable.then_some(slot)
     }
 
+    /// Returns whether the only copy was given up with its device.
+    pub(crate) const fn is_lost(&self) -> bool {
+        self.copies.len() == 0
+    }
+
     pub(crate) const fn is_mirrored(&self) -> bool {
         self.copies.len() > 1
     }

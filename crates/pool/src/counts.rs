@@ -4,6 +4,9 @@ use std::collections::BTreeSet;
 
 use crate::shape::{Shape, SlabKind};
 
+/// References to each unit of a slab that is lost: what is added and removed keeps away from both ends.
+const LOST: u16 = 1 << 15;
+
 /// The reference counts of the units of a slab, and which of these are free.
 pub(crate) struct Counts {
     pub(crate) counts: Vec<u16>,
@@ -27,6 +30,14 @@ impl Counts {
         }
         let cursor = shape.first_unit(kind);
         Self { counts: vec![0; units as usize], held, changed: BTreeSet::new(), cursor, used: 0 }
+    }
+
+    /// Returns the counts of a slab that is lost: all units are shared, so none is ever overwritten or free.
+    pub(crate) fn of_lost(shape: &Shape, kind: SlabKind) -> Self {
+        let mut lost = Self::new(shape, kind);
+        let first = shape.first_unit(kind);
+        lost.counts[first as usize..].fill(LOST);
+        Self { used: shape.units(kind) - first, ..lost }
     }
 
     /// Returns its bytes in memory.

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::future::{Either, select};
 use parking_lot::RwLock;
-use sarsen_block::{BlockError, Buffer, Data, Durability, Extent, Payload, Reply, Store};
+use sarsen_block::{
+    BlockError, Buffer, Data, Durability, Extent, Lba, MediumProblem, Payload, Reply, Store,
+};
 use tokio::sync::watch;
 use zerocopy::IntoBytes as _;
 
@@ -86,6 +88,13 @@ pub(crate) const NOT_ONLINE: &str = "no device with this data is online";
 /// Returns the error of a request for data of which no copy can be reached.
 pub(crate) fn not_online() -> BlockError {
     BlockError::Unreachable(std::io::Error::other(NOT_ONLINE))
+}
+
+/// Returns the error of a request for data whose only copy was given up with its device.
+pub(crate) fn lost() -> BlockError {
+    let error =
+        std::io::Error::other("its only copy was on a device that the pool was recovered without");
+    BlockError::Medium { lba: Lba(0), problem: MediumProblem::Read(error) }
 }
 
 impl Devices {

@@ -1,4 +1,4 @@
-//! The layout of a pool on its devices, version 3. All numbers are little-endian. `docs/pool-format.md` describes it for
+//! The layout of a pool on its devices, version 4. All numbers are little-endian. `docs/pool-format.md` describes it for
 //! other programs.
 
 use zerocopy::little_endian::{U16, U32, U64};
@@ -34,7 +34,9 @@ pub(crate) const ROWS_OFFSET: u64 = 128 << 10;
 pub(crate) const NAME_MAX: usize = 127;
 
 pub(crate) const MAGIC: [u8; 8] = *b"sarsen\x1ap";
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
+/// The version of pools in which no slab is lost.
+pub(crate) const VERSION_WHOLE: u32 = 3;
 /// The oldest version that this program opens. It has no slabs with checksums.
 pub(crate) const VERSION_MIN: u32 = 2;
 

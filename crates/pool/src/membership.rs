@@ -327,7 +327,9 @@ impl Pool {
     /// Reads everything that is in use, and repairs copies that differ or cannot be read from good ones. `progress` gets the
     /// part that is done, and the whole. Ends early if it is dropped.
     pub async fn scrub(&self, mut progress: impl FnMut(u64, u64)) -> Result<Scrubbed, PoolError> {
-        self.shared.scrub(&mut progress).await
+        let scrubbed = self.shared.scrub(&mut progress).await?;
+        self.end_lost().await?;
+        Ok(scrubbed)
     }
 }
 

@@ -11,7 +11,7 @@ use sarsen_block::{BlockError, Buffer, Data, Durability, Io, Payload, Reply};
 
 use crate::PoolError;
 use crate::copies::{DevicePlace, Place, Slot, Standing};
-use crate::devices::{NOT_ONLINE, TOGETHER, not_online};
+use crate::devices::{NOT_ONLINE, TOGETHER, lost, not_online};
 use crate::format::{SUPERBLOCKS, Superblock};
 use crate::pages::Unsealed;
 use crate::records::Record;
@@ -42,7 +42,9 @@ impl Shared {
     }
 
     fn read_mirrored(self: &Arc<Self>, place: Place, length: u64) -> Reply<Data> {
-        let Some(first) = place.sources().next() else { return Io::Ready(Err(not_online())) };
+        let Some(first) = place.sources().next() else {
+            return Io::Ready(Err(if place.is_lost() { lost() } else { not_online() }));
+        };
         let read = self.devices.read_slot(first, place.offset, length);
         if !place.is_mirrored() || matches!(read, Io::Ready(Ok(_))) {
             return read;

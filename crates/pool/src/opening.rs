@@ -13,8 +13,8 @@ use crate::devices::{Device, Devices, TOGETHER};
 use crate::error::{Blocked, Load};
 use crate::format::{
     DEVICES_MAX, DeviceRow, KEEPER, LEFT_OUT, MAGIC, NAME_MAX, PAGE, PageHeader, PageKind, ROWS,
-    RowsPage, SUPERBLOCKS, Sealed as _, Superblock, VERSION, VERSION_MIN, bit, padded, pool_number,
-    unpadded,
+    RowsPage, SUPERBLOCKS, Sealed as _, Superblock, VERSION, VERSION_MIN, VERSION_WHOLE, bit,
+    padded, pool_number, unpadded,
 };
 use crate::journal::{Replayed, Ring};
 use crate::members::Member;
@@ -58,6 +58,8 @@ pub(crate) fn new_member(
 pub struct Losses {
     /// Changes behind a frame of the journal that is damaged.
     pub journal: bool,
+    /// What is only on devices that are missing. Their data does not come back with them.
+    pub devices: bool,
 }
 
 /// What a device says about itself.
@@ -103,7 +105,7 @@ impl Pool {
         let chunk_shift = new.chunk_size.ilog2() as u8;
         let shape = Shape::for_size(sizes().sum(), smallest, chunk_shift, new.has_tiers);
         let mut superblock = Box::new(Superblock::new_zeroed());
-        superblock.version = VERSION.into();
+        superblock.version = VERSION_WHOLE.into();
         superblock.magic = MAGIC;
         superblock.pool = new.identifier;
         superblock.chunk_shift = shape.chunk_shift;
@@ -167,7 +169,7 @@ impl Pool {
         losses: Losses,
     ) -> Result<Self, PoolError> {
         let mut found = find_devices(stores).await?;
-        let (state, reasons) = read_state(&mut found).await?;
+        let (state, reasons) = read_state(&mut found, losses).await?;
         let absent = std::mem::take(&mut found.absent).into_iter().next();
         match Self::open_found(found, (state, reasons), tasks, losses).await {
             // What the journal has may be only on a device that is missing.
@@ -221,8 +223,13 @@ impl Pool {
         shared.load_space().await?;
         shared.carry_out_again(&records).await?;
         shared.clear_doubted_checksums().await?;
-        if let Some(slab) = shared.state.read().space.lost_slab() {
-            return Err(damaged(format!("slab {slab} is only on devices that are missing")));
+        for slab in shared.state.read().space.missing_slabs() {
+            let mut state = shared.state.write();
+            if !losses.devices || !state.space.slab(slab).is_some_and(|slab| slab.kind().is_data())
+            {
+                return Err(damaged(format!("slab {slab} is only on devices that are missing")));
+            }
+            state.space.lose(slab);
         }
         shared.state.write().space.end_unreachable();
         shared.checkpoint(generation).await?;
@@ -464,7 +471,10 @@ pub(crate) fn shape_of(superblock: &Superblock) -> Result<Shape, PoolError> {
 }
 
 /// Reads the rows of all slabs, and leaves out the devices that are absent. Returns the reasons for that, too.
-pub(crate) async fn read_state(found: &mut Found) -> Result<(State, Vec<(u8, String)>), PoolError> {
+pub(crate) async fn read_state(
+    found: &mut Found,
+    losses: Losses,
+) -> Result<(State, Vec<(u8, String)>), PoolError> {
     let (superblock, devices) = (&found.superblock, &found.devices);
     let shape = shape_of(superblock)?;
     let pool = pool_number(&superblock.pool);
@@ -494,7 +504,9 @@ pub(crate) async fn read_state(found: &mut Found) -> Result<(State, Vec<(u8, Str
             continue;
         };
         if space.is_written(device) {
-            if !space.may_leave_out(device) {
+            let may_leave_out =
+                space.may_leave_out(device) || losses.devices && space.lose_device(device);
+            if !may_leave_out {
                 return Err(found.absent.swap_remove(at).1);
             }
             space.leave_out(device, generation);

@@ -15,6 +15,7 @@ use crate::error::{Blocked, Load};
 use crate::format::PAGE;
 use crate::shape::{SlabKind, Unit};
 use crate::shared::Shared;
+use crate::space::SlabPart;
 use crate::state::State;
 use crate::tasks::CopyReason;
 
@@ -318,7 +319,7 @@ impl Shared {
         for number in 1..count {
             progress(number.into(), count.into());
             let _copying = self.copying.take_patiently().await;
-            if self.state.read().space.slab(number).is_none() {
+            if self.state.read().space.slab(number).is_none_or(SlabPart::is_lost) {
                 continue;
             }
             {

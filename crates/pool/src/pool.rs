@@ -111,6 +111,8 @@ pub struct PoolSpace {
     pub size_bytes: u64,
     /// Bytes for data with one copy that nothing uses.
     pub free_bytes: u64,
+    /// Bytes of data that were given up with devices. Volumes and snapshots may still refer to them.
+    pub lost_bytes: u64,
     /// Whether objects are being deleted, whose bytes become free.
     pub is_deleting: bool,
 }
@@ -141,6 +143,7 @@ impl Pool {
         PoolSpace {
             size_bytes: state.space.chunks() << state.shape().chunk_shift,
             free_bytes: state.usable_chunks(Class::Data(1)) << state.shape().chunk_shift,
+            lost_bytes: (state.space.lost_slabs().len() as u64) << state.shape().slab_shift,
             is_deleting,
         }
     }

@@ -413,14 +413,33 @@ impl Space {
         })
     }
 
-    /// Returns a slab in use of which no complete copy is there.
-    pub(crate) fn lost_slab(&self) -> Option<u32> {
-        (1..self.slabs.len() as u32).find(|&number| {
+    /// Returns the slabs in use of which no complete copy is there, without those that were given up.
+    pub(crate) fn missing_slabs(&self) -> Vec<u32> {
+        let is_missing = |&number: &u32| {
             self.slab(number).is_some_and(|slab| {
                 slab.free < self.shape.usable(slab.kind())
+                    && !slab.is_lost()
                     && self.place_in(number, slab, 0).sources().next().is_none()
             })
-        })
+        };
+        (1..self.slabs.len() as u32).filter(is_missing).collect()
+    }
+
+    /// Gives up all data of which no other device has a complete copy, so that this one can be left out. Returns whether the pool
+    /// can go on then: its metadata is elsewhere.
+    pub(crate) fn lose_device(&mut self, device: u8) -> bool {
+        for number in 1..self.slabs.len() as u32 {
+            let is_only_there = self.slab(number).is_some_and(|slab| {
+                slab.kind().is_data()
+                    && slab.copies.has(device)
+                    && slab.free < self.shape.usable(slab.kind())
+                    && !self.is_elsewhere(number, device)
+            });
+            if is_only_there {
+                self.lose(number);
+            }
+        }
+        self.may_leave_out(device)
     }
 
     /// Returns whether one of some devices is online and has a complete copy of a slab. One that returns lacks what is written
@@ -461,9 +480,9 @@ impl Space {
     /// Ends the slabs that have no complete copy. Nothing uses them.
     pub(crate) fn end_unreachable(&mut self) {
         for number in 1..self.slabs.len() as u32 {
-            let is_unreachable = self
-                .slab(number)
-                .is_some_and(|slab| self.place_in(number, slab, 0).sources().next().is_none());
+            let is_unreachable = self.slab(number).is_some_and(|slab| {
+                !slab.is_lost() && self.place_in(number, slab, 0).sources().next().is_none()
+            });
             if is_unreachable {
                 self.current.retain(|_, slab| *slab != number);
                 self.unassign(number);
@@ -518,7 +537,8 @@ impl Space {
         self.end_complete_move();
         let mut blocked = None;
         let found = (1..self.slabs.len() as u32).find_map(|number| {
-            let slab = self.slab(number).filter(|slab| !slab.copies.is_full())?;
+            let slab =
+                self.slab(number).filter(|slab| !slab.copies.is_full() && !slab.is_lost())?;
             let staying =
                 slab.copies.iter().filter(|(slot, _)| self.stays(number, slot.device)).count();
             if staying >= usize::from(self.wanted(slab.class)) {

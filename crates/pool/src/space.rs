@@ -15,7 +15,7 @@ use crate::counts::Counts;
 use crate::error::Blocked;
 use crate::format::{
     COUNTS, CountsPage, PAGE, PageHeader, PageKind, ROW_PAGES_MAX, ROWS, RowsPage, Sealed as _,
-    SlabRow, SlotRow, VolumeRow, bit, flip,
+    SlabRow, SlotRow, VERSION, VERSION_WHOLE, VolumeRow, bit, flip,
 };
 use crate::grace::Freed;
 use crate::members::Member;
@@ -128,6 +128,8 @@ pub(crate) struct Space {
     pub(crate) returned: Arc<Mutex<Freed>>,
     /// Units that were given back, and are not free yet.
     pub(crate) waiting: [u64; CLASSES],
+    /// How often a map got a reference to data that was given up with a device.
+    pub(crate) lost_references: u64,
     contradiction: Option<String>,
     /// Units that one reference has alone since the last checkpoint, each with the number of this event. An interruption
     /// may bring the other reference back, and requests that began before may still use it, so nothing is overwritten in
@@ -179,6 +181,7 @@ impl Space {
             freed: Vec::new(),
             returned: Arc::default(),
             waiting: [0; CLASSES],
+            lost_references: 0,
             contradiction: None,
             contested: Default::default(),
             contests: 0,
@@ -202,11 +205,12 @@ impl Space {
             let usable = self.shape.usable(kind);
             let free = usable.checked_sub(row.used.get());
             let free = free.ok_or_else(|| format!("slab {number} uses more than it has"))?;
+            let is_lost = row.copies == 0 && kind.is_data() && free == 0 && row.stale == 0;
             let is_possible = number != 0
-                && (1..=COPIES_MAX as u8).contains(&row.copies)
+                && (is_lost || (1..=COPIES_MAX as u8).contains(&row.copies))
                 && (1..=MIRROR_MAX).contains(&row.wanted)
                 && row.stale >> row.copies == 0
-                && row.stale != (1 << row.copies) - 1
+                && (is_lost || row.stale != (1 << row.copies) - 1)
                 && (row.stale == 0) == (row.regions.get() == 0)
                 && row.regions.get() & !self.shape.all_regions() == 0;
             if !is_possible {
@@ -312,6 +316,45 @@ impl Space {
         Ok(())
     }
 
+    /// Returns the version of the format that this needs.
+    pub(crate) fn version(&self) -> u32 {
+        if self.lost_slabs().is_empty() { VERSION_WHOLE } else { VERSION }
+    }
+
+    /// Returns the slabs that were given up with devices.
+    pub(crate) fn lost_slabs(&self) -> Vec<u32> {
+        let is_lost = |&number: &u32| self.slab(number).is_some_and(SlabPart::is_lost);
+        (1..self.slabs.len() as u32).filter(is_lost).collect()
+    }
+
+    /// Adds the counts of a slab that is lost. Returns whether it is.
+    pub(crate) fn load_lost(&mut self, number: u32) -> bool {
+        let shape = self.shape;
+        let slab = self.slabs.get_mut(number as usize).and_then(Option::as_mut);
+        let Some(slab) = slab.filter(|slab| slab.part.is_lost()) else { return false };
+        if slab.counts.is_none() {
+            let counts = Counts::of_lost(&shape, slab.part.kind());
+            self.counts_bytes += counts.byte_count();
+            slab.counts = Some(counts);
+        }
+        true
+    }
+
+    /// Gives up a slab with data: its only complete copy is on a device that does not come back. Maps still refer to it.
+    pub(crate) fn lose(&mut self, number: u32) {
+        let Some(Some(slab)) = self.slabs.get_mut(number as usize) else { return };
+        let slots = std::mem::take(&mut slab.part.copies).iter().map(|(slot, _)| slot).collect();
+        let class = slab.part.class;
+        self.free_units[class.index()] -= u64::from(std::mem::take(&mut slab.part.free));
+        slab.part.regions = 0;
+        self.counts_bytes -= slab.counts.take().map_or(0, |counts| counts.byte_count());
+        self.checksums.remove(number);
+        self.current.retain(|_, slab| *slab != number);
+        self.unassigned.push((0, slots));
+        self.changed_rows.insert(number / ROWS as u32);
+        self.load_lost(number);
+    }
+
     /// Notes that a slab has ended, and its counts are no longer in memory.
     pub(crate) fn forget_counts(&mut self, slab: &Slab) {
         self.counts_bytes -= slab.counts.as_ref().map_or(0, Counts::byte_count);
@@ -382,7 +425,7 @@ impl Space {
     /// Adds one reference. The counts of the slab are in memory.
     pub(crate) fn add(&mut self, unit: Unit) {
         let Some((slab, counts)) = self.counted(unit) else { return };
-        let was_free = counts.is_free(unit.index);
+        let (was_free, is_lost) = (counts.is_free(unit.index), slab.is_lost());
         let count = &mut counts.counts[unit.index as usize];
         let Some(more) = count.checked_add(1) else { return self.contradict(unit) };
         *count = more;
@@ -393,6 +436,7 @@ impl Space {
             slab.free -= 1;
             self.free_units[slab.class.index()] -= 1;
         }
+        self.lost_references += u64::from(is_lost);
         self.changed_rows.insert(unit.slab / ROWS as u32);
     }
 
@@ -707,5 +751,10 @@ impl SlabPart {
     #[inline]
     pub(crate) const fn kind(&self) -> SlabKind {
         self.class.kind()
+    }
+
+    /// Returns whether its data was given up with a device.
+    pub(crate) const fn is_lost(&self) -> bool {
+        self.copies.len() == 0
     }
 }

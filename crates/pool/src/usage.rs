@@ -1,9 +1,9 @@
-//! What an object holds alone: the bytes that its deletion gives back.
+//! What an object holds alone: the bytes that its deletion gives back. And what it has lost with a device.
 //!
-//! The walk goes down only through pages that nothing else refers to. Below a page of two objects, all chunks stay when one
+//! The walk for the first one goes down only through pages that nothing else refers to. Below a page of two objects, all chunks stay when one
 //! of these objects is deleted. So the walk reads as much as a deletion would.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::hash::BuildHasherDefault;
 
 use futures_util::future::join_all;
@@ -12,6 +12,7 @@ use crate::error::{Blocked, Load};
 use crate::pages::{AddressHasher, Cached, Page};
 use crate::pool::live;
 use crate::shape::Unit;
+use crate::space::SlabPart;
 use crate::state::{State, Tree};
 use crate::tree::child_of;
 use crate::{Pool, PoolError, VolumeId};
@@ -26,13 +27,24 @@ const LOADS: usize = 16;
 /// Maximum number of chunks with several references that are remembered: about 10 MiB of memory.
 const REPEATED_MAX: usize = 1 << 18;
 
+/// What a walk counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Counted {
+    /// Chunks to which nothing else refers.
+    Own,
+    /// Chunks that were given up with a device.
+    Lost,
+}
+
 /// A walk through the map of an object.
-#[derive(Default)]
 struct Walk {
+    counted: Counted,
     /// The chunk of the volume that is next. It is the first one of a leaf.
     next: u64,
-    /// Chunks found so far to which nothing else refers.
+    /// Chunks found so far that count.
     chunks: u64,
+    /// The slabs of those that were given up with a device.
+    lost: BTreeSet<u32>,
     /// How often the object has referred so far to a chunk with several references.
     repeated: HashMap<u64, u16, BuildHasherDefault<AddressHasher>>,
 }
@@ -51,7 +63,54 @@ impl Pool {
     pub async fn reclaimable_bytes(&self, id: VolumeId) -> Result<u64, PoolError> {
         live(&self.shared.state.read(), id)?;
         self.complete_deletions().await?;
-        let mut walk = Walk::default();
+        self.walk(id, Counted::Own).await.map(|(bytes, _)| bytes)
+    }
+
+    /// Returns the bytes of the chunks of a volume or snapshot that were given up with a device ([`crate::Losses::devices`]). Its
+    /// whole map is read, unless the pool has lost nothing.
+    pub async fn lost_bytes(&self, id: VolumeId) -> Result<u64, PoolError> {
+        let has_lost = !self.shared.state.read().space.lost_slabs().is_empty();
+        let walked = if has_lost { self.walk(id, Counted::Lost).await?.0 } else { 0 };
+        Ok(walked)
+    }
+
+    /// Ends slabs that were given up with a device, if no map refers to them any more.
+    pub(crate) async fn end_lost(&self) -> Result<(), PoolError> {
+        if self.shared.state.read().space.lost_slabs().is_empty() {
+            return Ok(());
+        }
+        self.complete_deletions().await?;
+        let (lost, references, ids) = {
+            let state = self.shared.state.read();
+            let ids: Vec<_> = state.objects.keys().map(|&id| VolumeId(id)).collect();
+            (state.space.lost_slabs(), state.space.lost_references, ids)
+        };
+        let mut used = BTreeSet::new();
+        for id in ids {
+            match self.walk(id, Counted::Lost).await {
+                Ok((_, slabs)) => used.extend(slabs),
+                // Until it is deleted, it may refer to them.
+                Err(PoolError::NotFound) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        let mut state = self.shared.state.write();
+        // A map that was read before may have got a reference since.
+        let is_same = state.space.lost_references == references
+            && !state.objects.values().any(|object| object.is_deleting());
+        for slab in lost.into_iter().filter(|slab| is_same && !used.contains(slab)) {
+            state.space.unassign(slab);
+        }
+        Ok(())
+    }
+
+    /// Walks through the map of an object. Returns the bytes of what counts, and the slabs of those that were given up.
+    async fn walk(
+        &self,
+        id: VolumeId,
+        counted: Counted,
+    ) -> Result<(u64, BTreeSet<u32>), PoolError> {
+        let mut walk = Walk::new(counted);
         loop {
             let walked = {
                 let state = self.shared.state.read();
@@ -59,7 +118,7 @@ impl Pool {
                 let shift = state.shape().chunk_shift;
                 let tree = state.object(id.0).map(|object| object.tree());
                 match tree.and_then(|tree| state.walk(&tree, &mut walk)) {
-                    Ok(true) => return Ok(walk.chunks << shift),
+                    Ok(true) => return Ok((walk.chunks << shift, walk.lost)),
                     walked => walked,
                 }
             };
@@ -85,7 +144,7 @@ impl State {
             if steps >= STEPS {
                 return Ok(false);
             }
-            match self.own_leaf(tree, walk.next)? {
+            match self.walked_leaf(tree, walk)? {
                 Ok(leaf) => {
                     self.add_leaf(leaf, walk)?;
                     walk.next += 1 << 8;
@@ -101,23 +160,23 @@ impl State {
         Ok(true)
     }
 
-    /// Returns the leaf of a chunk if nothing else refers to it or to a page above it. Otherwise returns the level of the
-    /// highest page on the way that is missing or that others have, too.
-    fn own_leaf(&self, tree: &Tree, chunk: u64) -> Result<Result<&Page, u8>, Blocked> {
+    /// Returns the leaf of the next chunk, unless the walk passes over it. Then returns the level of the highest page on the way
+    /// that it passes over.
+    fn walked_leaf(&self, tree: &Tree, walk: &Walk) -> Result<Result<&Page, u8>, Blocked> {
         let (mut address, mut parent) = (tree.root, None);
         for level in (0..tree.height).rev() {
-            if address == 0 || self.is_shared(address) {
+            if self.passes_over(walk, address) {
                 return Ok(Err(level));
             }
             let Some(Cached { page, .. }) = self.pages.get(&address) else {
                 return Err(match parent {
                     None => self.missing_page(address),
-                    Some((branch, child)) => self.missing_children(branch, child),
+                    Some((branch, child)) => self.missing_children(walk, branch, child),
                 });
             };
             match page {
                 Page::Branch(branch) if level > 0 => {
-                    let child = child_of(chunk, level);
+                    let child = child_of(walk.next, level);
                     (address, parent) = (branch.children[child].get(), Some((page, child)));
                 }
                 Page::Leaf(_) if level == 0 => return Ok(Ok(page)),
@@ -130,17 +189,19 @@ impl State {
         Ok(Err(0))
     }
 
-    /// Returns whether several pages or objects refer to a page. The counts of pages are always in memory.
-    fn is_shared(&self, page: u64) -> bool {
-        self.space.count(Unit::of_page(page)).is_some_and(|count| count > 1)
+    /// Returns whether a walk passes over a page: there is none, or it has nothing that counts, because several pages or
+    /// objects refer to it. The counts of pages are always in memory.
+    fn passes_over(&self, walk: &Walk, page: u64) -> bool {
+        let is_shared = || self.space.count(Unit::of_page(page)).is_some_and(|count| count > 1);
+        page == 0 || walk.counted == Counted::Own && is_shared()
     }
 
     /// Returns the lack of a child of a branch, and of the next ones that will be needed.
-    fn missing_children(&self, branch: &Page, first: usize) -> Blocked {
+    fn missing_children(&self, walk: &Walk, branch: &Page, first: usize) -> Blocked {
         let Page::Branch(page) = branch else { return Blocked::Missing(Vec::new()) };
         let addresses = page.children[first..].iter().map(|child| child.get());
         let needed = addresses.filter(|address| {
-            *address != 0 && !self.is_shared(*address) && !self.pages.contains_key(address)
+            !self.passes_over(walk, *address) && !self.pages.contains_key(address)
         });
         let mut loads = Vec::with_capacity(LOADS);
         for address in needed.take(LOADS) {
@@ -154,6 +215,14 @@ impl State {
 
     /// Adds the chunks of a leaf. If this fails, nothing was added.
     fn add_leaf(&self, leaf: &Page, walk: &mut Walk) -> Result<(), Blocked> {
+        if walk.counted == Counted::Lost {
+            let slabs = leaf.chunks().map(|chunk| Unit::of_chunk(chunk).slab);
+            for slab in slabs.filter(|&slab| self.space.slab(slab).is_some_and(SlabPart::is_lost)) {
+                walk.lost.insert(slab);
+                walk.chunks += 1;
+            }
+            return Ok(());
+        }
         let (mut counted, mut missing) = (Vec::with_capacity(256), Vec::new());
         for chunk in leaf.chunks() {
             let unit = Unit::of_chunk(chunk);
@@ -182,6 +251,11 @@ impl State {
 }
 
 impl Walk {
+    fn new(counted: Counted) -> Self {
+        let (lost, repeated) = (BTreeSet::new(), HashMap::default());
+        Self { counted, next: 0, chunks: 0, lost, repeated }
+    }
+
     /// Notes a reference to a chunk with several ones. Returns whether the object has all of them.
     fn is_last_of(&mut self, chunk: u64, count: u16) -> bool {
         if !self.repeated.contains_key(&chunk) && self.repeated.len() >= REPEATED_MAX {
@@ -203,7 +277,7 @@ mod tests {
 
     #[test]
     fn only_so_many_chunks_are_remembered_until_all_of_their_references_are_found() {
-        let mut walk = Walk::default();
+        let mut walk = Walk::new(Counted::Own);
         assert!((0..REPEATED_MAX as u64).all(|chunk| !walk.is_last_of(chunk, 2)));
         assert!(!walk.is_last_of(u64::MAX, 2) && !walk.is_last_of(u64::MAX, 2), "no room");
         assert!(walk.is_last_of(7, 2));

@@ -22,7 +22,8 @@ use crate::config::PoolConfig;
 use crate::desired::{Change, ChangeRefused, Desired};
 use crate::model::{Objects, Textual as _};
 use crate::schema::pools::{
-    AddPoolDevice, ChangePoolDevice, PoolContents, PoolDevice, PoolScrub, PoolTier, ScrubResult,
+    AddPoolDevice, ChangePoolDevice, PoolContents, PoolDevice, PoolScrub, PoolTier, RecoverPool,
+    ScrubResult,
 };
 use crate::stores::{self, OpenPool, StoreError};
 
@@ -273,25 +274,29 @@ pub(super) async fn scrub(
     Ok(Json(contents_of(&api, &name)?))
 }
 
-/// Opens a pool with devices that have older data than the server has used, because the device with the newer data is lost.
+/// Opens a pool that cannot be opened without a loss.
 #[utoipa::path(
     post,
     tag = "server",
     path = "/v1/pools/{name}/recover",
+    request_body = RecoverPool,
     params(("name" = String, Path, description = "The name of the pool")),
     responses((status = 200, body = PoolContents), Failures)
 )]
 pub(super) async fn recover(
     State(api): State<Api>,
     Path(name): Path<String>,
+    body: Received,
 ) -> Answer<PoolContents> {
+    let RecoverPool { lose } = parse(body.bytes())?;
+    drop(body);
     let config = find_pool(&api, &name)?;
     api.check_trusted("pool: its recovery")?;
     if api.engine.pools.get(&name).is_some() {
         return Err(ApiError::conflict(format!("pool {name} is open: nothing is to be recovered")));
     }
     let pools = api.engine.pools.clone();
-    let recover = move || pools.recover(&config);
+    let recover = move || pools.recover(&config, lose);
     api.engine.run_on_pool(&name, recover).await.map_err(ChangeRefused::from)??;
     Ok(Json(contents_of(&api, &name)?))
 }

@@ -71,6 +71,7 @@ fn status(api: &Api, config: &PoolConfig) -> PoolStatus {
         size_bytes,
         used_bytes: size_bytes.saturating_sub(free_bytes),
         free_bytes,
+        lost_bytes: space.map_or(0, |space| space.lost_bytes),
         is_freeing: space.is_some_and(|space| space.is_deleting),
         provisioned_bytes: volumes().map(|one| one.size).sum(),
         volume_count: volumes().count(),
@@ -112,9 +113,12 @@ pub(super) async fn contents(
     let Counted { reclaimable } = parse_query(query)?;
     let (mut found, ids) = contents_with_ids(&api, &name)?;
     if reclaimable && let Some(open) = api.engine.pools.get(&name) {
-        let counted = open.reclaimable_bytes(ids).await?;
-        for (stored, counted) in found.contents.iter_mut().zip(counted) {
-            stored.reclaimable_bytes = counted;
+        let counted = open.reclaimable_bytes(ids.clone()).await?;
+        let lost = open.lost_bytes(ids).await?;
+        for (stored, (counted, lost)) in
+            found.contents.iter_mut().zip(counted.into_iter().zip(lost))
+        {
+            (stored.reclaimable_bytes, stored.lost_bytes) = (counted, lost);
         }
     }
     Ok(Json(found))
@@ -140,6 +144,7 @@ fn contents_with_ids(api: &Api, name: &str) -> Result<(PoolContents, Vec<VolumeI
             size_bytes: one.size,
             referenced_bytes: one.referenced_bytes,
             reclaimable_bytes: None,
+            lost_bytes: None,
             created_unix_seconds: one.label.created,
             origin: one.origin.and_then(|origin| names.get(&origin).cloned()),
             is_protected: one.is_protected,

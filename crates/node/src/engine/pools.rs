@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use sarsen_io::{threads, time};
+use sarsen_pool::Losses;
 use tracing::{error, info};
 
 use crate::config::PoolConfig;
 use crate::problem::MissingObject;
+use crate::schema::pools::PoolLoss;
 use crate::stores::{self, OpenPool, PoolCores, PoolMemory, StoreError};
 
 /// After a failed attempt, a pool is not opened again for this time: all of its volumes get the same answer.
@@ -127,6 +129,14 @@ impl Pools {
 
     /// Returns the pool, which is opened if it is not open. Blocks the thread, which must not be a core.
     pub(super) fn open(&self, config: &PoolConfig) -> Result<Arc<OpenPool>, StoreError> {
+        self.open_with_losses(config, Losses::default())
+    }
+
+    fn open_with_losses(
+        &self,
+        config: &PoolConfig,
+        losses: Losses,
+    ) -> Result<Arc<OpenPool>, StoreError> {
         let mut state = self.state();
         let devices = state.key(config);
         // Dropped without the lock: the last use of a device may wait for its disk.
@@ -155,7 +165,7 @@ impl Pools {
         drop(state);
         drop(stopped);
         let opening = Opening { pools: self, devices };
-        let opened = OpenPool::open(&self.cores, config, &self.memory);
+        let opened = OpenPool::open(&self.cores, config, &self.memory, losses);
         opening.end(match &opened {
             Ok(open) => Attempt::Open(Arc::downgrade(open)),
             Err(error) => {
@@ -168,9 +178,14 @@ impl Pools {
         opened
     }
 
-    /// Opens a pool even if its devices have older data than the server has used. Blocks the thread, which must not be a core.
-    pub(crate) fn recover(&self, config: &PoolConfig) -> Result<(), StoreError> {
-        stores::forget_pool(&self.cores, config, &self.memory)?;
+    /// Opens a pool even if it loses something. Blocks the thread, which must not be a core.
+    pub(crate) fn recover(&self, config: &PoolConfig, lose: PoolLoss) -> Result<(), StoreError> {
+        let mut losses = Losses::default();
+        match lose {
+            PoolLoss::NewerData => stores::forget_pool(&self.cores, config, &self.memory)?,
+            PoolLoss::DamagedJournal => losses.journal = true,
+            PoolLoss::MissingDevices => losses.devices = true,
+        }
         {
             let mut state = self.state();
             let devices = state.key(config);
@@ -179,7 +194,7 @@ impl Pools {
                 state.attempts.remove(&devices);
             }
         }
-        self.open(config).map(drop)
+        self.open_with_losses(config, losses).map(drop)
     }
 
     /// Returns a desired pool that is open.

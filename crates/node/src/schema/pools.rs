@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::model::document;
+use crate::model::{Words, document};
 
 /// `GET /v1/pools`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -35,6 +35,9 @@ pub struct PoolStatus {
     pub used_bytes: u64,
     /// Bytes that new data with one copy can use.
     pub free_bytes: u64,
+    /// Bytes of data that were given up with missing devices. Volumes and snapshots may refer to them, and a scrub after the
+    /// deletion of these ends them.
+    pub lost_bytes: u64,
     /// Whether more bytes become free by themselves: deleted objects are being removed.
     pub is_freeing: bool,
     /// The sum of the sizes of its volumes, which may be more than it has.
@@ -136,6 +139,9 @@ pub struct StoredVolume {
     /// Bytes of the chunks to which nothing else refers: the deletion of this object alone gives them back. Only if the
     /// request asked for them.
     pub reclaimable_bytes: Option<u64>,
+    /// Bytes of the chunks to which it refers that were given up with missing devices: reads of them fail. Only if the request
+    /// asked for bytes.
+    pub lost_bytes: Option<u64>,
     /// Its creation, in seconds since 1970.
     pub created_unix_seconds: u64,
     /// The volume of a snapshot, or the snapshot of a clone, if that exists.
@@ -167,6 +173,36 @@ pub struct VolumeUsage {
     pub reclaimable_bytes: u64,
     /// Number of its snapshots.
     pub snapshot_count: usize,
+}
+
+/// The body of `POST /v1/pools/{name}/recover`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RecoverPool {
+    /// What may be lost.
+    #[serde(default)]
+    pub lose: PoolLoss,
+}
+
+/// What a pool loses so that it can be opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PoolLoss {
+    /// Everything since devices were left out that are there again, because those with newer data are missing.
+    #[default]
+    NewerData,
+    /// What volumes wrote behind a damaged place of the journal.
+    DamagedJournal,
+    /// What is only on devices that are missing. It does not come back with them.
+    MissingDevices,
+}
+
+impl Words for PoolLoss {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("newer-data", Self::NewerData),
+        ("damaged-journal", Self::DamagedJournal),
+        ("missing-devices", Self::MissingDevices),
+    ];
 }
 
 /// The body of `POST /v1/pools`.

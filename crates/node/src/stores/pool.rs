@@ -20,7 +20,8 @@ use sarsen_block::Store;
 use sarsen_io::cores::Cores;
 use sarsen_io::{random, time};
 use sarsen_pool::{
-    DeviceState, Label, NewVolume, Pool, PoolError, PoolVolume, VolumeId, VolumeInfo, VolumeKind,
+    DeviceState, Label, Losses, NewVolume, Pool, PoolError, PoolVolume, VolumeId, VolumeInfo,
+    VolumeKind,
 };
 use sarsen_volume::VolumeHealth;
 use sha2::{Digest as _, Sha256};
@@ -91,6 +92,10 @@ fn failed(pool: &str, devices: &[PathBuf], error: PoolError) -> StoreError {
         PoolError::Device { source, .. } if devices.len() == 1 => {
             format!("{}: {source}", devices[0].display())
         }
+        error @ PoolError::DamagedJournal { .. } => format!(
+            "{error}. Restore the device from a backup, or go on with what was written before: `sarsen pool recover {pool} \
+             --lose damaged-journal`"
+        ),
         other => other.to_string(),
     };
     StoreError::pool(pool, problem)
@@ -202,6 +207,7 @@ impl OpenPool {
         cores: &PoolCores,
         config: &PoolConfig,
         memory: &PoolMemory,
+        losses: Losses,
     ) -> Result<Arc<Self>, StoreError> {
         let devices = NamedDevices::open_for(config)?;
         let given = devices.stores();
@@ -224,7 +230,7 @@ impl OpenPool {
             }
             let stores = parts.iter().map(|(_, store)| Arc::clone(store) as _).collect();
             let paths: Vec<_> = parts.iter().map(|(path, _)| path.clone()).collect();
-            let opened = Pool::open(stores, pacing).await;
+            let opened = Pool::open_with_losses(stores, pacing, losses).await;
             if let Ok(pool) = &opened {
                 if let Err(error) = pool.grow().await {
                     error!(pool = name, %error, "the bytes that devices have got are not in use");
@@ -241,7 +247,11 @@ impl OpenPool {
             // The devices that are there are not enough.
             Some(problem) => StoreError::pool(
                 &config.name,
-                format!("{problem}; some data has its only copy there, so the pool is not opened without it"),
+                format!(
+                    "{problem}; some data has its only copy there, so the pool is not opened without it. If it is lost for good, \
+                     go on without that data: `sarsen pool recover {} --lose missing-devices`",
+                    config.name
+                ),
             ),
             None => error,
         })?;
@@ -628,6 +638,7 @@ impl OpenPool {
                 render_rounded(space.size_bytes),
             )
         })
+        .or_else(|| self.lost_problem(space.lost_bytes))
     }
 }
 

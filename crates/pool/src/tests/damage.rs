@@ -270,7 +270,7 @@ fn a_damaged_frame_does_not_hide_later_ones() {
         run(&damaged, async {
             let opened = Pool::open(stores(&damaged), LocalTasks::shared()).await;
             assert!(matches!(opened, Err(PoolError::DamagedJournal { .. })), "write {number}");
-            let losses = Losses { journal: true };
+            let losses = Losses { journal: true, ..Losses::default() };
             let tasks = LocalTasks::shared();
             let pool = Pool::open_with_losses(stores(&damaged), tasks, losses).await;
             assert_eq!(writes_of(&pool.expect("opened")).await, number);

@@ -373,6 +373,18 @@ impl OpenPool {
         ))
     }
 
+    /// Returns the problem of data that was given up with missing devices, if there is any.
+    pub(super) fn lost_problem(&self, bytes: u64) -> Option<String> {
+        let name = self.config().name;
+        (bytes > 0).then(|| {
+            format!(
+                "has lost the data of devices without which it was recovered. Reads of it fail. `sarsen pool status {name} \
+                 --reclaimable` shows what each volume has lost: write it again from a backup, or delete the volume and its \
+                 snapshots. `sarsen pool scrub {name}` ends this message when nothing refers to lost data"
+            )
+        })
+    }
+
     /// Returns whether nothing watches the devices, and notes that something will.
     pub(crate) fn begin_watch(&self) -> bool {
         !self.is_watched.swap(true, Ordering::AcqRel)
