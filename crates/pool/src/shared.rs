@@ -63,6 +63,14 @@ pub(crate) struct Shared {
     pub(crate) left_out: Mutex<BTreeMap<u8, String>>,
 }
 
+/// How often an operation has waited for space that was given back. What was given back before the first time is free
+/// after the second time at the latest: a unit after a checkpoint, and the slots of a slab in which all units became
+/// free then after another one. More is no use: others give back pages as long as they write, and that would never end.
+#[derive(Debug, Default)]
+pub(crate) struct RoomWaits {
+    done: u8,
+}
+
 /// Parts of maps that are deleted without a pause for others.
 const PARTS: usize = 32;
 
@@ -107,6 +115,7 @@ impl Shared {
         mut change: impl FnMut(&mut State) -> Result<T, PoolError>,
         mut perform: impl FnMut(&mut State, T) -> Result<(), Blocked>,
     ) -> Result<u64, PoolError> {
+        let mut waits = RoomWaits::default();
         loop {
             let blocked = {
                 let mut state = self.state.write();
@@ -119,26 +128,55 @@ impl Shared {
                     Err(blocked) => blocked,
                 }
             };
-            self.resolve_or_make_room(blocked).await?;
+            self.resolve_or_make_room(blocked, &mut waits).await?;
         }
     }
 
-    /// Resolves a lack. If there is no space, waits for space that was given back.
+    /// Resolves a lack. If there is no space, waits for space that was given back before.
     pub(crate) async fn resolve_or_make_room(
         self: &Arc<Self>,
         blocked: Blocked,
+        waits: &mut RoomWaits,
     ) -> Result<(), PoolError> {
         match blocked {
-            Blocked::NoSpace if self.make_room().await? => Ok(()),
+            Blocked::NoSpace if self.make_room(waits).await? => Ok(()),
             blocked => self.resolve(blocked).await,
         }
     }
 
-    /// Makes space free that was given back, or that deleted objects have. Returns whether there was any. The caller holds
-    /// no period.
-    async fn make_room(self: &Arc<Self>) -> Result<bool, PoolError> {
-        let deleted = self.delete_parts().await?;
-        Ok(self.free_waiting().await? || deleted)
+    /// Makes space free that was given back, or that deleted objects have. Returns whether there may be any now. The caller
+    /// holds no period.
+    async fn make_room(self: &Arc<Self>, waits: &mut RoomWaits) -> Result<bool, PoolError> {
+        if self.delete_for_room().await? {
+            waits.done = 0;
+        }
+        let is_useful = {
+            let mut state = self.state.write();
+            state.space.reclaim();
+            match waits.done {
+                0 => state.space.is_waiting(),
+                1 => state.space.is_returning_slots(),
+                _ => false,
+            }
+        };
+        waits.done += 1;
+        if is_useful {
+            self.free_waiting().await?;
+        }
+        Ok(is_useful)
+    }
+
+    /// Deletes what is left of deleted objects until that gives data back. Returns whether there was anything.
+    async fn delete_for_room(self: &Arc<Self>) -> Result<bool, PoolError> {
+        let mut deleted = false;
+        while self.delete_parts().await? {
+            deleted = true;
+            if self.state.read().space.is_data_waiting() {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        Ok(deleted)
     }
 
     /// Makes units usable that wait for a checkpoint and the end of requests. Returns whether there were any.

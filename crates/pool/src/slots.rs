@@ -326,11 +326,13 @@ impl Space {
 
     /// Returns the slabs that ended since the last checkpoint, and the slots that copies left.
     pub(crate) fn take_unassigned(&mut self) -> Vec<(u32, Vec<Slot>)> {
+        self.is_reusing = !self.unassigned.is_empty();
         std::mem::take(&mut self.unassigned)
     }
 
     /// Makes the slots and numbers of ended slabs usable.
     pub(crate) fn reuse(&mut self, unassigned: Vec<(u32, Vec<Slot>)>) {
+        self.is_reusing = false;
         for (number, slots) in unassigned {
             if number != 0 {
                 self.free_numbers.insert(number);

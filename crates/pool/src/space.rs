@@ -119,6 +119,8 @@ pub(crate) struct Space {
     row_places: Vec<u8>,
     /// Slabs that ended, and copies that moved, since the last checkpoint: the number that is free then, and the slots.
     pub(crate) unassigned: Vec<(u32, Vec<Slot>)>,
+    /// The checkpoint that is being written makes such slots usable.
+    pub(crate) is_reusing: bool,
     /// The slab in which the search for a unit begins, by class and stripe.
     pub(crate) current: BTreeMap<(Class, u8), u32>,
     pub(crate) free_units: [u64; CLASSES],
@@ -176,6 +178,7 @@ impl Space {
             changed_rows: BTreeSet::new(),
             row_places: vec![0; ROW_PAGES_MAX / 8],
             unassigned: Vec::new(),
+            is_reusing: false,
             current: BTreeMap::new(),
             free_units: [0; CLASSES],
             freed: Vec::new(),
@@ -551,7 +554,18 @@ impl Space {
 
     /// Returns whether units or slots were given back that are not free yet.
     pub(crate) fn is_returning(&self) -> bool {
-        self.waiting != [0; CLASSES] || !self.unassigned.is_empty()
+        self.waiting != [0; CLASSES] || self.is_returning_slots()
+    }
+
+    /// Returns whether slots were given back that are not free yet.
+    pub(crate) const fn is_returning_slots(&self) -> bool {
+        !self.unassigned.is_empty() || self.is_reusing
+    }
+
+    /// Returns whether chunks were given back that are not free yet.
+    pub(crate) fn is_data_waiting(&self) -> bool {
+        let pages = Class::Pages.index();
+        self.waiting.iter().enumerate().any(|(class, &units)| class != pages && units > 0)
     }
 
     /// Returns whether a checkpoint makes units free, or units that can be overwritten.

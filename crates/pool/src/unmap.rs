@@ -7,7 +7,7 @@ use sarsen_block::{Allocation, BlockError, Buffer, StopCause};
 use crate::format::FAN_OUT;
 use crate::records::Record;
 use crate::request::Bytes;
-use crate::shared::Shared;
+use crate::shared::{RoomWaits, Shared};
 
 impl Shared {
     /// Deallocates bytes: whole pieces are removed, and the rest is overwritten with zeroes.
@@ -83,6 +83,7 @@ impl Shared {
         let _locked = self.locks.lock(bytes.volume, first..first + count).await;
         let within = bytes.start & ((1 << shape.chunk_shift) - 1);
         let is_whole = bytes.length() == count << shape.chunk_shift;
+        let mut waits = RoomWaits::default();
         loop {
             let blocked = {
                 let mut state = self.state.write();
@@ -110,7 +111,7 @@ impl Shared {
                     Err(blocked) => blocked,
                 }
             };
-            let resolved = self.resolve_or_make_room(blocked).await;
+            let resolved = self.resolve_or_make_room(blocked, &mut waits).await;
             resolved.map_err(|error| bytes.pool_error(error))?;
         }
         self.limit_records().await.map_err(|error| bytes.pool_error(error))

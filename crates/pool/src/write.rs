@@ -19,7 +19,7 @@ use crate::records::Record;
 use crate::regions::Region;
 use crate::request::{Bytes, Segment};
 use crate::shape::{SlabKind, Unit};
-use crate::shared::Shared;
+use crate::shared::{RoomWaits, Shared};
 use crate::space::Class;
 use crate::state::State;
 
@@ -149,7 +149,7 @@ impl Shared {
         let shift = self.state.read().shape().chunk_shift;
         let chunks = bytes.start >> shift..((bytes.end - 1) >> shift) + 1;
         let _locked = self.locks.lock(bytes.volume, chunks.clone()).await;
-        let mut fill_all = false;
+        let (mut fill_all, mut waits) = (false, RoomWaits::default());
         loop {
             // The period begins when the chunks are taken, so that nothing waits for space within one.
             let planned = {
@@ -176,7 +176,7 @@ impl Shared {
             let (parts, landing, period, mapping) = match planned {
                 Ok(planned) => planned,
                 Err(blocked) => {
-                    let resolved = self.resolve_or_make_room(blocked).await;
+                    let resolved = self.resolve_or_make_room(blocked, &mut waits).await;
                     resolved.map_err(|error| bytes.pool_error(error))?;
                     continue;
                 }
@@ -199,7 +199,7 @@ impl Shared {
                 if matches!(blocked, Blocked::NoBase) {
                     break;
                 }
-                let resolved = self.resolve_or_make_room(blocked).await;
+                let resolved = self.resolve_or_make_room(blocked, &mut waits).await;
                 if let Err(error) = resolved {
                     self.untake(bytes, &parts, done);
                     return Err(bytes.pool_error(error));

@@ -5,6 +5,7 @@ mod checksums;
 mod crashes;
 mod damage;
 mod device;
+mod full;
 mod lost;
 mod mirrors;
 mod ownership;
