@@ -341,7 +341,7 @@ async fn copy_changes(
         ))
         .into());
     };
-    let from = NbdDisk::open_with_changes(from, older).await?;
+    let from = NbdDisk::open_with_changes(from, older, options.reconnect_limit).await?;
     let to = to.open(options).await?;
     let (copy, sink) = (to.source(), to.sink());
     let source = &from;

@@ -3,6 +3,7 @@
 use std::io::{self, ErrorKind};
 use std::process::ExitCode;
 
+use sarsen_block::BlockError;
 use sarsen_initiator::nbd::{ClientError as NbdClientError, NbdError, ReplyCode};
 use sarsen_initiator::transfer::{ImageError, TransferError};
 use sarsen_initiator::{
@@ -166,6 +167,10 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
         return nbd(source);
     }
     match error.downcast_ref::<TransferError>() {
+        Some(TransferError::Export { source: BlockError::Unreachable(_), .. }) => {
+            let advice = "check the logs of the server and the network, and run it again";
+            return (UNREACHABLE, Some(advice));
+        }
         Some(TransferError::NoChanges { .. }) => {
             let advice = "name an older snapshot of the same volume (`sarsen snapshot list`), or a bitmap of QEMU";
             return (NOT_FOUND, Some(advice));

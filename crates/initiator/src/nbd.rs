@@ -29,8 +29,9 @@ pub use sarsen_proto::nbd::ClientError;
 pub use sarsen_proto::nbd::client::StatusExtent;
 pub use sarsen_wire::nbd::ReplyCode;
 
-/// Zeroes are written in pieces of this many bytes, so that one piece does not occupy a server for too long.
-const ZEROES_LENGTH: u64 = 1 << 30;
+/// Zeroes are written in pieces of this many bytes, so that one piece does not occupy a server for too long: a slow
+/// server without holes writes them within [`NbdStore::limit_waits`].
+const ZEROES_LENGTH: u64 = 64 << 20;
 /// The same for servers that receive zeroes as data.
 const WRITTEN_ZEROES_LENGTH: u64 = 1 << 20;
 
@@ -156,6 +157,13 @@ impl NbdStore {
             contexts,
             stopped: Arc::default(),
         })
+    }
+
+    /// Limits how long the server may leave requests without any progress, from now on: then the connection ends, and
+    /// all requests fail. NBD has no message that asks a server whether it still works. A flush may take ten times as
+    /// long. Errors name the server by `url`.
+    pub fn limit_waits(&self, limit: Duration, url: &NbdUrl) {
+        self.shared.limit_waits(limit, url.to_string());
     }
 
     /// Returns the server's description of the export.
@@ -343,7 +351,7 @@ struct Flushing {
 
 impl Flushing {
     async fn carry_out(self) -> Result<(), BlockError> {
-        match self.shared.request(client::Request::Flush).await {
+        match self.shared.flush().await {
             Ok(_) if self.stopped.load(Ordering::Acquire) => Err(StopCause::FlushFailed.into()),
             Ok(_) => Ok(()),
             Err(failure) => {

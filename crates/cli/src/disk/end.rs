@@ -51,7 +51,7 @@ impl EndUrl {
     pub(super) async fn open(&self, options: &SessionOptions) -> Result<End, TransferError> {
         Ok(match self {
             Self::Iscsi(url) => End::Iscsi(Box::new(Disk::open(url, options).await?)),
-            Self::Nbd(url) => End::Nbd(NbdDisk::open(url).await?),
+            Self::Nbd(url) => End::Nbd(NbdDisk::open(url, options.reconnect_limit).await?),
         })
     }
 }

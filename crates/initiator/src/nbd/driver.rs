@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use sarsen_block::Piece;
@@ -18,6 +19,8 @@ use crate::driver::SendProgress;
 const SCRATCH_LENGTH: usize = 64 * 1024;
 /// Maximum of pieces in one vectored send.
 const PIECE_LIMIT: usize = 256;
+/// A flush may take so many times the limit: it writes everything that the cache of the server holds.
+const FLUSH_FACTOR: u32 = 10;
 
 /// The reason why a request was not carried out.
 #[derive(Debug)]
@@ -43,6 +46,10 @@ pub(super) struct Shared {
 
 struct DriverState {
     client: Machine,
+    /// How long open requests may have no progress, and the name of the server for the error.
+    limit: Option<(Duration, String)>,
+    /// Number of flushes whose callers wait.
+    flushes: usize,
     /// No more requests are accepted.
     closing: bool,
     /// The disconnect request was sent.
@@ -54,7 +61,14 @@ struct DriverState {
 impl Shared {
     pub(super) fn new(client: Machine) -> Self {
         Self {
-            state: Mutex::new(DriverState { client, closing: false, left: false, over: None }),
+            state: Mutex::new(DriverState {
+                client,
+                limit: None,
+                flushes: 0,
+                closing: false,
+                left: false,
+                over: None,
+            }),
             wake: Notify::new(),
             ended: AtomicBool::new(false),
             end: Notify::new(),
@@ -63,6 +77,23 @@ impl Shared {
 
     fn state(&self) -> MutexGuard<'_, DriverState> {
         self.state.lock()
+    }
+
+    /// Ends the connection from now on if open requests have no progress for this time.
+    pub(super) fn limit_waits(&self, limit: Duration, place: String) {
+        self.state().limit = Some((limit, place));
+        self.wake.notify_one();
+    }
+
+    /// Sends a flush now; the future waits for the answer.
+    pub(super) fn flush(self: &Arc<Self>) -> impl Future<Output = Answer> + use<> {
+        self.state().flushes += 1;
+        let open = OpenFlush(self.clone());
+        let answer = self.request(Request::Flush);
+        async move {
+            let _open = open;
+            answer.await
+        }
     }
 
     /// Sends the request now; the future waits for the answer.
@@ -100,6 +131,15 @@ impl Shared {
         if !self.ended.load(Ordering::Acquire) {
             end.await;
         }
+    }
+}
+
+/// A flush whose caller waits.
+struct OpenFlush(Arc<Shared>);
+
+impl Drop for OpenFlush {
+    fn drop(&mut self) {
+        self.0.state().flushes -= 1;
     }
 }
 
@@ -143,11 +183,13 @@ impl Socket {
 pub(super) struct Link {
     socket: Socket,
     scratch: Vec<u8>,
+    /// Bytes that were sent and received.
+    moved: u64,
 }
 
 impl Link {
     pub(super) fn new(socket: Socket) -> Self {
-        Self { socket, scratch: vec![0; SCRATCH_LENGTH] }
+        Self { socket, scratch: vec![0; SCRATCH_LENGTH], moved: 0 }
     }
 
     /// Performs the handshake until an export is selected.
@@ -181,7 +223,7 @@ impl Link {
     }
 
     /// Sends the data that is ready.
-    fn send(&self, client: &mut Machine) -> Result<SendProgress, NbdError> {
+    fn send(&mut self, client: &mut Machine) -> Result<SendProgress, NbdError> {
         let output = client.output();
         while !output.is_empty() {
             let mut pieces = Vec::new();
@@ -189,7 +231,10 @@ impl Link {
             let result = self.socket.try_send(&pieces);
             drop(pieces);
             match result {
-                Ok(count) => output.sent(count),
+                Ok(count) => {
+                    output.sent(count);
+                    self.moved += count as u64;
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     return Ok(SendProgress::Blocked);
                 }
@@ -207,6 +252,7 @@ impl Link {
             match self.socket.try_receive(landing, &mut self.scratch) {
                 Ok(0) => return Err(lost(io::ErrorKind::UnexpectedEof.into())),
                 Ok(count) => {
+                    self.moved += count as u64;
                     let landed = count.min(wanted);
                     client.landed(landed);
                     client.handle_input(&self.scratch[..count - landed])?;
@@ -243,15 +289,49 @@ impl Link {
     }
 }
 
+/// The last progress of a connection.
+struct Progress {
+    moved: u64,
+    at: Instant,
+}
+
+impl Progress {
+    /// Returns when the open requests have waited too long, and the error.
+    fn deadline(&mut self, link: &Link, shared: &Shared) -> Option<(Instant, NbdError)> {
+        let state = shared.state();
+        let (limit, place) = state.limit.as_ref()?;
+        if link.moved != self.moved || state.client.open_requests() == 0 {
+            *self = Self { moved: link.moved, at: sarsen_io::time::now() };
+        }
+        if state.client.open_requests() == 0 {
+            return None;
+        }
+        let limit = if state.flushes > 0 { *limit * FLUSH_FACTOR } else { *limit };
+        Some((self.at + limit, NbdError::TimedOut { place: place.clone(), limit }))
+    }
+}
+
 /// Serves a connection until it ends.
 pub(super) async fn serve(mut link: Link, shared: Arc<Shared>) {
+    let mut last = Progress { moved: link.moved, at: sarsen_io::time::now() };
     let error = loop {
         match link.serve_once(&shared) {
             Ok(progress) => {
+                let deadline = last.deadline(&link, &shared);
+                let too_long = async {
+                    match deadline {
+                        Some((deadline, error)) => {
+                            sarsen_io::time::sleep_until(deadline).await;
+                            Err(error)
+                        }
+                        None => std::future::pending().await,
+                    }
+                };
                 let result = tokio::select! {
                     biased;
                     result = link.ready(progress) => result,
                     () = shared.wake.notified() => Ok(()),
+                    result = too_long => result,
                 };
                 if let Err(error) = result {
                     break error;

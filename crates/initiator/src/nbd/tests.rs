@@ -227,6 +227,40 @@ fn lost_connection_fails_open_and_later_requests() {
 }
 
 #[test]
+fn requests_of_a_silent_server_fail_after_the_limit() {
+    let limit = Duration::from_millis(20);
+    let silent = async |store: &NbdStore, peer: &mut Peer, reply: Reply<()>, limit: &str| {
+        // Half of an answer is progress, and no answer.
+        let serve = async {
+            let request = peer.request().await.unwrap();
+            let head = SimpleReply {
+                magic: SIMPLE_REPLY_MAGIC.into(),
+                error: ErrorCode::None.0.into(),
+                cookie: request.cookie,
+            };
+            peer.0.write_all(&head.as_bytes()[..8]).unwrap();
+        };
+        let (ended, ()) = tokio::join!(reply.wait(), serve);
+        let error = ended.unwrap_err();
+        assert!(matches!(error, BlockError::Unreachable(_)), "{error}");
+        assert!(error.to_string().contains(&format!("no answer within {limit}")), "{error}");
+        let later = store.read(Extent::new(0, 1)).wait().await.unwrap_err();
+        assert!(later.to_string().contains("no answer within"), "{later}");
+    };
+    let place = || NbdUrl { place: NbdPlace::Socket("/silent".into()), export: "x".into() };
+    connected(0, |store, mut peer| async move {
+        store.limit_waits(limit, &place());
+        let zeroed = store.write_zeroes(Extent::new(0, 1), Durability::Volatile);
+        silent(&store, &mut peer, zeroed, "20ms").await;
+    });
+    // A flush writes everything that the cache of the server holds.
+    connected(transmission::SEND_FLUSH, |store, mut peer| async move {
+        store.limit_waits(limit, &place());
+        silent(&store, &mut peer, store.flush(), "200ms").await;
+    });
+}
+
+#[test]
 fn disconnect_is_sent_after_open_requests_end() {
     connected(0, |store, mut peer| async move {
         let ended = Cell::new(false);

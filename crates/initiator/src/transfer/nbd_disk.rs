@@ -16,7 +16,7 @@ use super::{PIECE_LENGTH, TransferError};
 use crate::nbd::{NbdError, NbdStore, NbdUrl, StatusExtent};
 use crate::signature::{self, Occupied, Signature};
 
-/// How long a server may take to accept a connection, and to end it.
+/// How long a server may take to accept a connection with its handshake, and to end it.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(30);
 /// Maximum length of a range whose status is requested at once.
 const STATUS_LENGTH: u64 = 1 << 30;
@@ -43,19 +43,23 @@ pub(super) struct State {
 }
 
 impl NbdDisk {
-    /// Connects to the export.
-    pub async fn open(url: &NbdUrl) -> Result<Self, TransferError> {
-        Self::connect(url, &[]).await
+    /// Connects to the export. With a `limit`, requests fail when the server leaves them without progress for so long.
+    pub async fn open(url: &NbdUrl, limit: Option<Duration>) -> Result<Self, TransferError> {
+        Self::connect(url, &[], limit).await
     }
 
-    /// Connects to the export. It must have a dirty bitmap with the changes since `older`: a snapshot of the same volume,
+    /// Does the same. The export must have a dirty bitmap with the changes since `older`: a snapshot of the same volume,
     /// with or without the name of the volume before it, or the name of a bitmap.
-    pub async fn open_with_changes(url: &NbdUrl, older: &str) -> Result<Self, TransferError> {
+    pub async fn open_with_changes(
+        url: &NbdUrl,
+        older: &str,
+        limit: Option<Duration>,
+    ) -> Result<Self, TransferError> {
         // The name of a bitmap can contain any character: the whole name has precedence.
         let names = [Some(older), older.rsplit_once('@').map(|(_, name)| name)];
         let names: Vec<_> =
             names.into_iter().flatten().map(|name| format!("{QEMU_DIRTY_BITMAP}{name}")).collect();
-        let disk = Self::connect(url, &names).await?;
+        let disk = Self::connect(url, &names, limit).await?;
         if disk.bitmap.is_none() {
             let (place, older) = (disk.place, older.to_owned());
             return Err(TransferError::NoChanges { place, older });
@@ -63,7 +67,11 @@ impl NbdDisk {
         Ok(disk)
     }
 
-    async fn connect(url: &NbdUrl, bitmaps: &[String]) -> Result<Self, TransferError> {
+    async fn connect(
+        url: &NbdUrl,
+        bitmaps: &[String],
+        limit: Option<Duration>,
+    ) -> Result<Self, TransferError> {
         let contexts: Vec<_> =
             [BASE_ALLOCATION].into_iter().chain(bitmaps.iter().map(String::as_str)).collect();
         let store = NbdStore::connect_with_contexts(url, &contexts, CONNECTION_LIMIT).await;
@@ -73,6 +81,9 @@ impl NbdDisk {
             }
             source => TransferError::Nbd(source),
         })?;
+        if let Some(limit) = limit {
+            store.limit_waits(limit, url);
+        }
         let block_length = store.geometry().block_size.bytes() as u64;
         let limit = u64::from(store.export().maximum_payload).min(PIECE_LENGTH);
         let index = |fits: &dyn Fn(&str) -> bool| store.contexts().iter().position(|of| fits(of));
