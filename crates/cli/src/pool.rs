@@ -409,11 +409,11 @@ fn device_line(device: &PoolDevice) -> String {
     if device.is_fast {
         states.push("fast".to_owned());
     }
-    if device.is_online {
-        states.push(format!("{} in use", render_rounded(device.used_bytes)));
-    }
+    let used = render_rounded(device.used_bytes);
     if device.is_leaving {
-        states.push("is being removed: its data moves to others".to_owned());
+        states.push(format!("is being removed: {used} are still to be moved to others"));
+    } else if device.is_online {
+        states.push(format!("{used} in use"));
     }
     if device.stale_bytes > 0 {
         states.push(format!("{} to be copied to it", render_rounded(device.stale_bytes)));

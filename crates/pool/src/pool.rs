@@ -109,10 +109,13 @@ pub struct VolumeInfo {
 pub struct PoolSpace {
     /// Bytes of all chunks, if every slab had data.
     pub size_bytes: u64,
-    /// Bytes for data with one copy that nothing uses.
+    /// Bytes that nothing uses, where data with n copies takes n times its size. What is free in slabs with data is for volumes
+    /// with the same copies and checksums, until a whole slab is free.
     pub free_bytes: u64,
     /// Bytes of data that were given up with devices. Volumes and snapshots may still refer to them.
     pub lost_bytes: u64,
+    /// Whether new data of one of the volumes has no space, although data of others may have.
+    pub is_full: bool,
     /// Whether objects are being deleted, whose bytes become free.
     pub is_deleting: bool,
 }
@@ -140,10 +143,16 @@ impl Pool {
         let mut state = self.shared.state.write();
         state.space.reclaim();
         let is_deleting = state.objects.values().any(|object| object.is_deleting());
+        let plain = state.usable_chunks(Class::Data(1));
+        let free = plain + state.space.free_in_slabs_of_others(Class::Data(1));
+        let rows = state.objects.values().filter(|object| !object.is_deleting());
+        let volumes = rows.map(|object| object.row).filter(|row| row.kind == IS_VOLUME);
+        let classes: HashSet<Class> = volumes.map(|row| Class::of_volume(&row)).collect();
         PoolSpace {
             size_bytes: state.space.chunks() << state.shape().chunk_shift,
-            free_bytes: state.usable_chunks(Class::Data(1)) << state.shape().chunk_shift,
+            free_bytes: free << state.shape().chunk_shift,
             lost_bytes: (state.space.lost_slabs().len() as u64) << state.shape().slab_shift,
+            is_full: free == 0 || classes.iter().any(|class| state.usable_chunks(*class) == 0),
             is_deleting,
         }
     }

@@ -227,6 +227,18 @@ impl Space {
             + free.slabs(copies.into()) * u64::from(self.shape.usable(class.kind()))
     }
 
+    /// Returns the number of chunks that are free, or will be, in slabs of all other classes of data, each as often as it has
+    /// copies.
+    pub(crate) fn free_in_slabs_of_others(&self, class: Class) -> u64 {
+        let classes = (1..=MIRROR_MAX).flat_map(|copies| {
+            let count = |class: Class| (class, u64::from(copies));
+            [count(Class::Data(copies)), count(Class::Checked(copies))]
+        });
+        let others = classes.filter(|(other, _)| *other != class);
+        let free = |class: Class| self.free_units[class.index()] + self.waiting[class.index()];
+        others.map(|(other, copies)| free(other) * copies).sum()
+    }
+
     /// Assigns a slab to slots of different devices, all in one tier if one is given, if slots for `pages` pages stay.
     fn assign(&mut self, key: (Class, u8), pages: u64, tier: Option<Tier>) -> Option<Assigned> {
         let class = key.0;

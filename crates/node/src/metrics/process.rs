@@ -79,7 +79,7 @@ impl Collector for ProcessMetrics {
         of_each(&mut encoder, &pools, label, "sarsen_pool_size_bytes", help, |pool| {
             Some(pool.size)
         })?;
-        let help = "Bytes of a pool that new data can use";
+        let help = "Bytes of a pool that nothing uses: data with n copies takes n times its size";
         of_each(&mut encoder, &pools, label, "sarsen_pool_free_bytes", help, |pool| {
             Some(pool.free)
         })?;

@@ -33,7 +33,8 @@ pub struct PoolStatus {
     pub size_bytes: u64,
     /// Bytes of the chunks in use, and of metadata.
     pub used_bytes: u64,
-    /// Bytes that new data with one copy can use.
+    /// Bytes that nothing uses: data with n copies takes n times its size. Free bytes next to data are for volumes with the
+    /// same copies and checksums.
     pub free_bytes: u64,
     /// Bytes of data that were given up with missing devices. Volumes and snapshots may refer to them, and a scrub after the
     /// deletion of these ends them.
@@ -61,7 +62,8 @@ pub struct PoolDevice {
     pub is_leaving: bool,
     /// Whether it is one of the fast devices, to which data moves that is used most.
     pub is_fast: bool,
-    /// Bytes that are in use for volumes and metadata, in whole slabs of a maximum of 1 GiB.
+    /// Bytes that are in use for volumes and metadata, in whole slabs of a maximum of 1 GiB. Of a device that is removed or
+    /// replaced, this is what is still to be moved.
     pub used_bytes: u64,
     /// Bytes that must be copied to it at most, before it has everything.
     pub stale_bytes: u64,

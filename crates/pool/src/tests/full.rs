@@ -52,6 +52,37 @@ async fn change_without_pause(store: &PoolVolume, is_over: &Cell<bool>) {
 }
 
 #[test]
+fn free_bytes_include_those_next_to_data_with_checksums() {
+    let devices = [SimulatedDevice::new(32 << 20, 1)];
+    run(&devices, async {
+        let pool = Pool::create(&new_pool(&devices, CHUNK as u32), LocalTasks::shared()).await;
+        let pool = pool.expect("a pool");
+        let new = NewVolume { has_checksums: true, ..volume("checked", 64 << 20, BlockSize::B512) };
+        let id = pool.create_volume(&new).await.expect("created");
+        let store = pool.open_volume(id).await.expect("opened");
+        let filled = fill(&store).await;
+        pool.checkpoint().await.expect("written");
+        let full = pool.space();
+        assert!(full.is_full, "{full:?}");
+        // Some chunks of different slabs, so that none of them is free as a whole.
+        for chunk in (0..filled).step_by(32) {
+            let extent = Extent::new(chunk * CHUNK_BLOCKS, CHUNK_BLOCKS);
+            store.unmap(extent).wait().await.expect("unmapped");
+        }
+        let freed = filled.div_ceil(32) * CHUNK as u64;
+        let space = pool.space();
+        assert_eq!(space.free_bytes, full.free_bytes + freed, "{space:?} after {full:?}");
+        assert!(!space.is_full, "the only volume can use it");
+        // A volume without checksums cannot.
+        let plain = pool.create_volume(&volume("plain", 1 << 20, BlockSize::B512)).await;
+        let store = pool.open_volume(plain.expect("created")).await.expect("opened");
+        let refused = fill_chunk(&store, 0).await;
+        assert!(matches!(refused, Err(BlockError::NoSpace { .. })), "{refused:?}");
+        assert!(pool.space().is_full);
+    });
+}
+
+#[test]
 fn a_full_pool_says_so_after_two_checkpoints_while_others_write() {
     for seed in 0..8 {
         let devices = [SimulatedDevice::new(32 << 20, seed)];
