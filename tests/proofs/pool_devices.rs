@@ -215,16 +215,93 @@ fn devices_that_are_changed_at_the_same_time_are_all_in_the_state() -> Result<()
     server.kill()?;
     let server = start(folder.path())?;
     qemu_io(&server, "v", &["read -P 0x11 0 32M"])?;
-    // The kill may have come before the paths left the state: then they are named as no devices, and can be removed.
-    let removed = |server: &Managed| -> Result<Vec<String>> {
+    // The kill may have come before the paths left the state: then they leave it now.
+    wait_until(|| {
         let names = server.run(&["export"])?;
-        Ok(paths[..3].iter().filter(|path| names.contains(*path)).cloned().collect())
-    };
-    for path in removed(&server)? {
-        server.run(&["pool", "remove", "tank", &path])?;
-    }
-    ensure!(removed(&server)?.is_empty(), "their paths are in the state");
+        Ok(!paths[..3].iter().any(|path| names.contains(path)))
+    })?;
     wait_until(|| are_whole(&server, 3))?;
+    wait_until(|| Ok(status(&server)?["problem"] == Value::Null))?;
+    server.stop()
+}
+
+#[test]
+fn after_an_interruption_paths_of_no_device_leave_the_state_and_those_of_devices_stay() -> Result<()>
+{
+    let folder = tempfile::tempdir()?;
+    let server = start(folder.path())?;
+    let all: [PathBuf; 4] = files(folder.path());
+    let paths = all.each_ref().map(|path| path.display().to_string());
+    let away = folder.path().join("away");
+    create(&server, &all[..2], "2")?;
+    qemu_io(&server, "v", &["write -P 0x11 0 32M", "flush"])?;
+    // The state after an interrupted `pool add`: it names paths at which no device was written yet.
+    let document = server.run(&["export"])?;
+    let quoted = |path: &String| format!("{path:?}");
+    let both = [&paths[0], &paths[1]].map(quoted).join(", ");
+    let more = paths.each_ref().map(quoted).join(", ");
+    let named = document.replace(&both, &more);
+    ensure!(named != document, "{document}");
+    let name_all = |server: &Managed| server.applied(&named, &[]);
+    let named_now = |server: &Managed| -> Result<usize> {
+        let document = server.run(&["export"])?;
+        Ok(paths.iter().filter(|path| document.contains(*path)).count())
+    };
+    File::create(&all[3])?.set_len(128 << 20)?;
+    name_all(&server)?;
+    server.kill()?;
+    let server = start(folder.path())?;
+    wait_until(|| Ok(named_now(&server)? == 2))?;
+    let events = server.run(&["event", "list"])?;
+    ensure!(events.contains("no device of the pool") && events.contains("tank"), "{events}");
+    wait_until(|| Ok(are_whole(&server, 2)? && status(&server)?["problem"] == Value::Null))?;
+    // While a device is missing, each of them could be its path.
+    name_all(&server)?;
+    server.kill()?;
+    fs::rename(&all[1], &away)?;
+    let server = start(folder.path())?;
+    let problem = status(&server)?["problem"].as_str().context("a problem")?.to_owned();
+    let is_named = |path: &&String| problem.contains(*path);
+    ensure!(
+        problem.contains("is degraded") && paths[1..].iter().all(|path| is_named(&path)),
+        "{problem}"
+    );
+    ensure!(!problem.contains("pool add") && !is_named(&&paths[0]), "{problem}");
+    qemu_io(&server, "v", &["read -P 0x11 0 32M"])?;
+    server.run(&["snapshot", "create", "v@s"])?;
+    ensure!(
+        named_now(&server)? == 4,
+        "a path was dropped that could be that of the missing device"
+    );
+    server.stop()?;
+    let server = start(folder.path())?;
+    fs::rename(&away, &all[1])?;
+    wait_until(|| are_whole(&server, 2))?;
+    wait_until(|| Ok(named_now(&server)? == 2))?;
+    let document = server.run(&["export"])?;
+    ensure!(paths[..2].iter().all(|path| document.contains(path)), "{document}");
+    server.stop()
+}
+
+#[test]
+fn a_device_of_another_pool_at_a_new_path_does_not_keep_a_pool_closed() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = start(folder.path())?;
+    let all: [PathBuf; 2] = files(folder.path());
+    let paths = all.each_ref().map(|path| path.display().to_string());
+    server.run(&["pool", "create", "other", "--device", &device(&all[1])])?;
+    server.run(&["pool", "delete", "other"])?;
+    create(&server, &all[..1], "1")?;
+    qemu_io(&server, "v", &["write -P 0x11 0 8M", "flush"])?;
+    // The state after an interrupted `pool add --force`.
+    let document = server.run(&["export"])?;
+    let named =
+        document.replace(&format!("{:?}", paths[0]), &format!("{:?}, {:?}", paths[0], paths[1]));
+    server.applied(&named, &[])?;
+    server.kill()?;
+    let server = start(folder.path())?;
+    wait_until(|| Ok(!server.run(&["export"])?.contains(&paths[1])))?;
+    qemu_io(&server, "v", &["read -P 0x11 0 8M"])?;
     wait_until(|| Ok(status(&server)?["problem"] == Value::Null))?;
     server.stop()
 }
@@ -397,8 +474,37 @@ fn data_with_checksums_that_no_copy_has_is_not_returned() -> Result<()> {
     wait_until(|| Ok(status(&server)?["scrub"]["last"] != Value::Null))?;
     let last = status(&server)?["scrub"]["last"].clone();
     ensure!(last["lost_bytes"] == 4 * 4096, "{last}");
-    qemu_io(&server, "w", &["write -P 0x66 24k 4k", "read -P 0x66 24k 4k"])?;
-    server.stop()
+    qemu_io(&server, "w", &["write -P 0x66 24k 4k", "read -P 0x66 24k 4k", "flush"])?;
+    // The server remembers it: the other blocks are still lost.
+    server.stop()?;
+    let mut remembered = fs::read_dir(folder.path().join("state/pools"))?;
+    let is_lost = |entry: std::io::Result<fs::DirEntry>| {
+        entry.is_ok_and(|entry| entry.file_name().to_string_lossy().ends_with(".lost"))
+    };
+    ensure!(remembered.any(is_lost), "the state does not remember it");
+    let server = start(folder.path())?;
+    let scrubbed_lost = |server: &Managed| -> Result<Value> {
+        server.run(&["pool", "scrub", "tank"])?;
+        wait_until(|| Ok(status(server)?["scrub"]["is_running"] == false))?;
+        Ok(status(server)?["scrub"]["last"]["lost_bytes"].clone())
+    };
+    let has_problem = |server: &Managed| -> Result<bool> {
+        Ok(status(server)?["problem"].to_string().contains("has lost data"))
+    };
+    wait_until(|| Ok(status(&server)?["is_open"] == true))?;
+    ensure!(has_problem(&server)?, "{}", status(&server)?);
+    ensure!(scrubbed_lost(&server)? == 3 * 4096 && has_problem(&server)?);
+    qemu_io(&server, "w", &["write -P 0x77 0 8M", "flush"])?;
+    ensure!(has_problem(&server)?, "no scrub has found everything intact yet");
+    ensure!(scrubbed_lost(&server)? == 0, "{}", status(&server)?);
+    wait_until(|| Ok(!has_problem(&server)?))?;
+    ensure!(status(&server)?["scrub"]["percent"] == 100, "{}", status(&server)?);
+    server.stop()?;
+    for entry in fs::read_dir(folder.path().join("state/pools"))? {
+        let name = entry?.file_name();
+        ensure!(!name.to_string_lossy().ends_with(".lost"), "the loss is remembered: {name:?}");
+    }
+    Ok(())
 }
 
 #[test]

@@ -171,8 +171,8 @@ pub(super) async fn add(
         open.expect_device(&path);
         // The state names the path first: if the server stops in between, it reports a path that is no device. In the other
         // order, it would not find a device of the pool.
-        let is_stored = is_listed && (!is_fast || config.fast_devices.contains(&path));
-        if let Some(desired) = desired.as_ref().filter(|_| !is_stored) {
+        // If it does so already, this changes nothing, unless the path is being taken out as that of no device.
+        if let Some(desired) = desired.as_ref() {
             let add = |pool: &mut PoolConfig| pool.add_device(&path, is_fast);
             let change = |objects: &Objects| {
                 Ok::<_, ChangeRefused>(Change::of_pool_devices(objects, &pool, add, &author))

@@ -40,6 +40,7 @@ use crate::events::{EventLog, Occurrence};
 pub use crate::model::Invalid;
 use crate::model::{Key, Object, ObjectKind, Objects, Orphan, Revision, differences, referred};
 use crate::private::VOLUMES;
+use crate::stores::OpenPool;
 
 /// Maximum time for a look at a file that a change names.
 const LOOK_LIMIT: Duration = Duration::from_secs(30);
@@ -395,22 +396,43 @@ impl Desired {
         self.store_lengths();
     }
 
-    /// Removes the paths of devices that pools do not have any more.
+    /// Removes the paths of devices that pools do not have any more, and those of devices that they never had: the server was
+    /// interrupted before it added them, or after it removed them.
     pub(crate) async fn forget_removed_devices(&self) {
         let engine = self.document.lock().engine();
         for open in engine.pools.open_pools() {
-            let (removed, pool) = (open.removed_devices(), open.config().name);
-            if removed.is_empty() {
-                continue;
+            if !open.removed_devices().is_empty() {
+                // The pool knows that the device is removed before its superblocks do. Until they do, its path stays.
+                if let Err(error) = open.checkpoint().await {
+                    warn!(%error, "a device that was removed from its pool is still in the state");
+                    continue;
+                }
+                let author = "the server: a device was removed from the pool";
+                self.forget_paths(&open, author, OpenPool::removed_devices).await;
             }
-            let author = "the server: a device was removed from the pool";
-            let forget = |pool: &mut PoolConfig| pool.remove_devices(&removed);
-            let change = |objects: &Objects| {
-                Ok::<_, ChangeRefused>(Change::of_pool_devices(objects, &pool, forget, author))
-            };
-            if let Err(error) = self.change(change).await {
-                warn!(%error, "a device that was removed from its pool is still in the state");
+            if !open.leftover_paths().is_empty() {
+                let author = "the server: the path is no device of the pool";
+                self.forget_paths(&open, author, OpenPool::leftover_paths).await;
             }
+        }
+    }
+
+    /// Removes paths of a pool, which are determined with the change: a device may be added there meanwhile.
+    async fn forget_paths(
+        &self,
+        open: &OpenPool,
+        author: &str,
+        paths: impl Fn(&OpenPool) -> Vec<PathBuf>,
+    ) {
+        let pool = open.config().name;
+        let change = |objects: &Objects| {
+            let paths = paths(open);
+            warn!(pool, ?paths, author, "paths are removed from the devices of a pool");
+            let forget = |pool: &mut PoolConfig| pool.remove_devices(&paths);
+            Ok::<_, ChangeRefused>(Change::of_pool_devices(objects, &pool, forget, author))
+        };
+        if let Err(error) = self.change(change).await {
+            warn!(pool, %error, "a path that is no device of its pool is still in the state");
         }
     }
 

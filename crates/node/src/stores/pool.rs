@@ -3,6 +3,7 @@
 mod creation;
 mod devices;
 mod history;
+mod losses;
 mod memory;
 mod roll_back;
 mod scrub;
@@ -32,8 +33,9 @@ pub(crate) use self::creation::format;
 pub use self::creation::{PlannedDevice, PoolPlan, create};
 pub(crate) use self::devices::ReportedDevice;
 pub(crate) use self::devices::forget;
-use self::devices::{NamedDevices, Settling, identify_all, open_with, refuse_older};
+use self::devices::{NamedDevices, Settling, identify_all, open_with, pool_of, refuse_older};
 use self::history::SnapshotHistory;
+use self::losses::Losses;
 pub(crate) use self::memory::PoolMemory;
 use self::memory::Remembered;
 use self::roll_back::RollBacks;
@@ -140,6 +142,7 @@ pub(crate) struct OpenPool {
     devices: NamedDevices,
     memory: PoolMemory,
     remembered: Remembered,
+    losses: Losses,
     cores: PoolCores,
     tasks: Arc<PacedTasks>,
     balancing: Mutex<Balancing>,
@@ -216,13 +219,17 @@ impl OpenPool {
             Ok((given, identities))
         })?;
         refuse_older(config, memory, &identities)?;
+        let losses = Losses::remembered(config, memory, &identities)?;
         let name = config.name.clone();
         let tasks = Arc::<PacedTasks>::default();
         let pacing = tasks.clone();
+        let own_pool = pool_of(config, &identities);
         let (opened, identities) = cores.run(move || async move {
-            // A device of no pool is not given to it: the pool may do without.
+            // A device of no pool, or of another one, is not given to it: the pool may do without.
             let is_part = |path: &PathBuf| {
-                identities.iter().any(|(other, identity)| other == path && identity.is_ok())
+                let known = identities.iter().find(|(other, _)| other == path);
+                let identity = known.and_then(|(_, identity)| identity.as_ref().ok());
+                identity.is_some_and(|one| own_pool.is_none_or(|own| own == one.pool))
             };
             let mut parts: Vec<_> = given.iter().filter(|(path, _)| is_part(path)).collect();
             if parts.is_empty() {
@@ -242,17 +249,10 @@ impl OpenPool {
             }
             Ok((opened.map_err(|error| failed(&name, &paths, error)), identities))
         })?;
-        devices.identified(identities);
-        let pool = opened.map_err(|error| match devices.first_problem() {
+        devices.identified(identities, own_pool);
+        let pool = opened.map_err(|error| match devices.why_not_enough(&config.name) {
             // The devices that are there are not enough.
-            Some(problem) => StoreError::pool(
-                &config.name,
-                format!(
-                    "{problem}; some data has its only copy there, so the pool is not opened without it. If it is lost for good, \
-                     go on without that data: `sarsen pool recover {} --lose missing-devices`",
-                    config.name
-                ),
-            ),
+            Some(problem) => StoreError::pool(&config.name, problem),
             None => error,
         })?;
         info!(pool = config.name, "the pool is open");
@@ -271,6 +271,7 @@ impl OpenPool {
             is_watched: AtomicBool::new(false),
             memory: memory.clone(),
             remembered: Remembered::default(),
+            losses,
         };
         open.adopt(config);
         open.balancing.lock().balance(&open.pool, config, &open.devices);
@@ -604,7 +605,9 @@ impl OpenPool {
                     .to_owned(),
             );
         }
-        if let Some(problem) = self.device_problem() {
+        let space = self.pool.space();
+        if let Some(problem) = self.lost_problem(space.lost_bytes).or_else(|| self.device_problem())
+        {
             return Some(problem);
         }
         for device in self.files() {
@@ -617,14 +620,21 @@ impl OpenPool {
         if let Some(problem) = self.checksum_problem() {
             return Some(problem);
         }
-        let space = self.pool.space();
         let used = space.size_bytes.saturating_sub(space.free_bytes);
         let percent = used * 100 / space.size_bytes.max(1);
         let margin = if self.is_nearly_full.load(Ordering::Relaxed) { ALERT_MARGIN } else { 0 };
-        let is_nearly_full = percent + margin >= config.alert_percent();
+        let is_nearly_full = space.is_full || percent + margin >= config.alert_percent();
         self.is_nearly_full.store(is_nearly_full, Ordering::Relaxed);
         is_nearly_full.then(|| {
             // A problem whose text changes is not a new problem.
+            if space.is_full && space.free_bytes > 0 {
+                return format!(
+                    "is full for some of its volumes: the {} that are free lie next to data with other copies or checksums, or \
+                     on too few devices. Writes of new data to these volumes fail. Delete their snapshots, erase volumes, or add a device with \
+                     `sarsen pool add`",
+                    render_rounded(space.free_bytes)
+                );
+            }
             if space.free_bytes == 0 {
                 return format!(
                     "is full: {} are used. Writes of new data fail. Delete snapshots, erase volumes, or add a device with \
@@ -638,7 +648,6 @@ impl OpenPool {
                 render_rounded(space.size_bytes),
             )
         })
-        .or_else(|| self.lost_problem(space.lost_bytes))
     }
 }
 

@@ -1,5 +1,6 @@
 //! The devices of an open pool: where they are, and those that are missing, fail, come back, arrive and leave.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use sarsen_block::{BlockSize, Store as _};
 use sarsen_io::time;
-use sarsen_pool::{DeviceIdentity, DeviceInfo, DeviceState, PoolError, identify};
+use sarsen_pool::{DeviceIdentity, DeviceInfo, DeviceState, PoolError, PoolProblem, identify};
 use tokio::sync::oneshot::{self, error::TryRecvError};
 use tracing::{info, warn};
 
@@ -79,6 +80,10 @@ struct NamedDevice {
     is_expected: bool,
     /// It was a device of the pool, and was removed.
     is_removed: bool,
+    /// It was named when the pool was opened, perhaps by a change that an interruption ended half-way.
+    is_from_start: bool,
+    /// It is there, and certainly no device of the pool.
+    is_foreign: bool,
     retry_at: Instant,
     failed_tries: u32,
     /// The number of requests that had ended, and when it was seen first while others had not.
@@ -99,6 +104,8 @@ impl NamedDevice {
             is_out: false,
             is_expected: false,
             is_removed: false,
+            is_from_start: false,
+            is_foreign: false,
             retry_at: time::now() + FIRST_RETRY,
             failed_tries: 0,
             progress: None,
@@ -162,7 +169,10 @@ impl NamedDevices {
         {
             return Err(error);
         }
-        let named = opened.into_iter().map(|(path, opened)| NamedDevice::new(path, opened));
+        let named = opened.into_iter().map(|(path, opened)| NamedDevice {
+            is_from_start: true,
+            ..NamedDevice::new(path, opened)
+        });
         Ok(Self(Mutex::new(named.collect())))
     }
 
@@ -182,20 +192,41 @@ impl NamedDevices {
             .collect()
     }
 
-    /// Notes what the devices say about themselves.
-    pub(super) fn identified(&self, identities: Identities) {
+    /// Notes what the devices say about themselves. They are those of the pool with this identifier, if it is known.
+    pub(super) fn identified(&self, identities: Identities, pool: Option<[u8; 16]>) {
         let mut named = self.0.lock();
         for (path, identity) in identities {
             let Some(one) = named.iter_mut().find(|one| one.path == path) else { continue };
             match identity {
+                Ok(identity) if pool.is_some_and(|pool| pool != identity.pool) => {
+                    let problem = PoolProblem::Foreign.to_string();
+                    (one.file, one.problem, one.is_foreign) = (None, Some(problem), true);
+                }
                 Ok(identity) => one.identifier = Some(identity.device),
                 Err(problem) => (one.file, one.problem) = (None, Some(problem)),
             }
         }
     }
 
-    /// Returns the problem of the first path that cannot be used.
-    pub(super) fn first_problem(&self) -> Option<String> {
+    /// Returns why a pool cannot be opened without a device, if paths cannot be used.
+    pub(super) fn why_not_enough(&self, pool: &str) -> Option<String> {
+        let problems = self.problems();
+        let which = match problems.len() {
+            0 => return None,
+            1 => "some data has its only copy there, so the pool is not opened without it",
+            _ => {
+                "some data has its only copy on one of them, so the pool is not opened without it. Others of these paths \
+                 may be no devices of the pool"
+            }
+        };
+        Some(format!(
+            "{}; {which}. If they are lost for good, go on without their data: `sarsen pool recover {pool} --lose missing-devices`",
+            problems.join("; ")
+        ))
+    }
+
+    /// Returns the problems of the paths that may be devices of the pool, and cannot be used.
+    fn problems(&self) -> Vec<String> {
         let named = self.0.lock();
         let with_problem = |one: &NamedDevice| {
             let problem = one.problem.as_ref()?;
@@ -207,8 +238,20 @@ impl NamedDevices {
                 format!("{path} {problem}")
             })
         };
-        named.iter().find_map(with_problem)
+        named.iter().filter(|one| !one.is_foreign).filter_map(with_problem).collect()
     }
+}
+
+/// Returns the pool whose devices the paths of a configuration are, by what the devices say. If they are of different pools,
+/// it is the one with the configured name. An interrupted `sarsen pool add --force` leaves a path of another pool.
+pub(super) fn pool_of(config: &PoolConfig, identities: &Identities) -> Option<[u8; 16]> {
+    let known = || identities.iter().filter_map(|(_, identity)| identity.as_ref().ok());
+    let of = |is_meant: &dyn Fn(&DeviceIdentity) -> bool| {
+        let pools: BTreeSet<_> =
+            known().filter(|one| is_meant(one)).map(|identity| identity.pool).collect();
+        pools.first().copied().filter(|_| pools.len() == 1)
+    };
+    of(&|_| true).or_else(|| of(&|identity| identity.pool_name == config.name))
 }
 
 /// What devices say about themselves, or why not, by their paths.
@@ -222,7 +265,7 @@ pub(super) fn refuse_older(
     identities: &Identities,
 ) -> Result<(), StoreError> {
     let known = || identities.iter().filter_map(|(_, identity)| identity.as_ref().ok());
-    let Some(pool) = known().map(|identity| identity.pool).next() else { return Ok(()) };
+    let Some(pool) = pool_of(config, identities) else { return Ok(()) };
     let of_pool = known().filter(|identity| identity.pool == pool);
     let newest = of_pool.map(|identity| identity.checkpoint).max().unwrap_or(0);
     let least = memory.checkpoint(pool);
@@ -304,7 +347,11 @@ impl OpenPool {
             reported.push(ReportedDevice { path: Some(one.path.clone()), size, info, problem });
         }
         // A path that cannot be used is that of a device that is missing, if there is only one of both.
-        let mut unknown = reported.iter_mut().filter(|one| one.info.is_none());
+        let foreign: Vec<_> =
+            named.iter().filter(|one| one.is_foreign).map(|one| one.path.clone()).collect();
+        let is_foreign =
+            |one: &ReportedDevice| one.path.as_ref().is_some_and(|path| foreign.contains(path));
+        let mut unknown = reported.iter_mut().filter(|one| one.info.is_none() && !is_foreign(one));
         if let (Some(one), None, 1) = (unknown.next(), unknown.next(), infos.len()) {
             one.info = infos.pop();
         }
@@ -328,61 +375,35 @@ impl OpenPool {
             Some(format!("{name}: {problem}"))
         };
         let left_out: Vec<_> = reported.iter().filter_map(left_out).collect();
+        let strays = reported.iter().filter(|one| one.info.is_none());
+        let strays = strays.filter_map(|one| Some((one.path.as_ref()?, one.problem.as_ref()?)));
         if !left_out.is_empty() {
+            let has_unknown_path = |one: &ReportedDevice| one.info.is_some() && one.path.is_none();
+            let mut where_it_may_be = String::new();
+            if reported.iter().any(has_unknown_path) {
+                let paths = strays.map(|(path, problem)| format!("{} ({problem})", path.display()));
+                let paths = paths.collect::<Vec<_>>().join(", ");
+                if !paths.is_empty() {
+                    where_it_may_be = format!(
+                        " The path of a missing device is one of these, of which others may be no devices of the pool: {paths}."
+                    );
+                }
+            }
             return Some(format!(
-                "is degraded: it serves its volumes without {} ({}). Repair the device, or replace it with \
+                "is degraded: it serves its volumes without {} ({}).{where_it_may_be} Repair the device, or replace it with \
                  `sarsen pool replace {} OLD NEW`",
                 if left_out.len() == 1 { "a device" } else { "some of its devices" },
                 left_out.join("; "),
                 self.config().name
             ));
         }
-        let strays = reported.iter().filter(|one| one.info.is_none());
-        let (path, problem) =
-            strays.filter_map(|one| Some((one.path.as_ref()?, one.problem.as_ref()?))).next()?;
+        let (path, problem) = { strays }.next()?;
         let path = path.display();
         Some(format!(
             "does not use {path}: {problem}. Add it with `sarsen pool add`, or take it \
              out of devices with `sarsen pool remove {} {path}`",
             self.config().name
         ))
-    }
-
-    /// Returns the problem of data that did not have its checksum since the pool was opened, if there was any.
-    pub(super) fn checksum_problem(&self) -> Option<String> {
-        let found = |one: ReportedDevice| {
-            let info = one.info.filter(|info| info.checksum_errors > 0)?;
-            let number = || format!("device {}", info.number);
-            Some(one.path.map_or_else(number, |path| path.display().to_string()))
-        };
-        let devices: Vec<_> = self.reported_devices().into_iter().filter_map(found).collect();
-        if devices.is_empty() {
-            return None;
-        }
-        let devices = devices.join(", ");
-        let name = self.config().name;
-        if self.pool.checksum_errors().lost > 0 {
-            return Some(format!(
-                "has lost data: {devices} returned blocks without their checksum, and no other copy has them. Reads of \
-                 these blocks fail. Restore them from a backup; `sarsen pool scrub {name}` counts them. Replace the device"
-            ));
-        }
-        Some(format!(
-            "repaired data: {devices} returned blocks without their checksum. Another copy had them, and they were written \
-             again. Run `sarsen pool scrub {name}`, check the device, and replace it if that happens again"
-        ))
-    }
-
-    /// Returns the problem of data that was given up with missing devices, if there is any.
-    pub(super) fn lost_problem(&self, bytes: u64) -> Option<String> {
-        let name = self.config().name;
-        (bytes > 0).then(|| {
-            format!(
-                "has lost the data of devices without which it was recovered. Reads of it fail. `sarsen pool status {name} \
-                 --reclaimable` shows what each volume has lost: write it again from a backup, or delete the volume and its \
-                 snapshots. `sarsen pool scrub {name}` ends this message when nothing refers to lost data"
-            )
-        })
     }
 
     /// Returns whether nothing watches the devices, and notes that something will.
@@ -399,6 +420,7 @@ impl OpenPool {
 
     fn watch_once(self: &Arc<Self>) {
         self.remember_absences();
+        self.remember_losses();
         let (now, config) = (time::now(), self.config());
         self.balancing.lock().balance(&self.pool, &config, &self.devices);
         self.settle_regions(now);
@@ -542,6 +564,25 @@ impl OpenPool {
         let named = self.devices.0.lock();
         let removed = named.iter().filter(|one| one.is_removed && configured.contains(&one.path));
         removed.map(|one| one.path.clone()).collect()
+    }
+
+    /// Returns paths that the configuration has named since the pool was opened, and that are no devices of it: an interruption
+    /// ended their addition or removal half-way. There are none while a device is missing whose path is not known: each of them
+    /// could be its path.
+    pub(crate) fn leftover_paths(&self) -> Vec<PathBuf> {
+        let (configured, infos) = (self.config().devices, self.pool.devices());
+        let named = self.devices.0.lock();
+        let is_known = |info: &DeviceInfo| {
+            named.iter().any(|one| {
+                one.identifier == Some(info.identifier) && configured.contains(&one.path)
+            })
+        };
+        let is_complete = infos.iter().all(is_known);
+        let leftover = named.iter().filter(|one| {
+            let is_useless = is_complete || one.is_foreign;
+            one.is_from_start && one.identifier.is_none() && !one.is_expected && is_useless
+        });
+        leftover.map(|one| one.path.clone()).filter(|path| configured.contains(path)).collect()
     }
 
     /// Returns whether a path is that of no device of the pool.

@@ -1,5 +1,6 @@
 //! What the state has of each degraded pool: the number of the oldest checkpoint with which it may be opened. Devices that
-//! were left out have older ones. Without this number, the server could open them alone, and serve old data.
+//! were left out have older ones. Without this number, the server could open them alone, and serve old data. Of a pool
+//! that has lost data, it has that as well.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -33,6 +34,26 @@ impl PoolMemory {
     fn file(&self, pool: [u8; 16]) -> Option<AtomicFile> {
         let name = format!("{:032x}", u128::from_be_bytes(pool));
         Some(AtomicFile::new(self.folder.as_ref()?.join(name)))
+    }
+
+    /// The file of a pool that has lost data.
+    fn lost_file(&self, pool: [u8; 16]) -> Option<AtomicFile> {
+        let name = format!("{:032x}.lost", u128::from_be_bytes(pool));
+        Some(AtomicFile::new(self.folder.as_ref()?.join(name)))
+    }
+
+    /// Returns whether a pool has lost data, as far as that is known. Blocks the thread.
+    pub(super) fn has_lost(&self, pool: [u8; 16]) -> io::Result<bool> {
+        let Some(file) = self.lost_file(pool) else { return Ok(false) };
+        Ok(file.read_now(LENGTH_MAX)?.is_some())
+    }
+
+    /// Remembers durably whether a pool has lost data.
+    pub(super) async fn set_lost(&self, pool: [u8; 16], has_lost: bool) -> io::Result<()> {
+        let Some(file) = self.lost_file(pool) else { return Ok(()) };
+        let content =
+            has_lost.then(|| b"a scrub that finds nothing lost deletes this file\n".to_vec());
+        file.replace(content).wait().await
     }
 
     /// Returns the checkpoint that a pool must have at least. Blocks the thread.
@@ -129,5 +150,13 @@ mod tests {
         set(None);
         assert_eq!(memory.checkpoint([7; 16]).expect("read"), 0);
         assert_eq!(PoolMemory::within(None).checkpoint([7; 16]).expect("read"), 0);
+        for has_lost in [true, false] {
+            let of = memory.clone();
+            block_on(FileEngine::Pool, async move { of.set_lost([7; 16], has_lost).await })
+                .expect("a core")
+                .expect("written");
+            assert_eq!(memory.has_lost([7; 16]).expect("read"), has_lost);
+            assert!(!memory.has_lost([8; 16]).expect("read"), "another pool");
+        }
     }
 }

@@ -42,6 +42,7 @@ impl OpenPool {
         let open = self.clone();
         let ended = self.cores.begin(move || async move {
             let progress = |done, all| open.scrub.lock().done = (done, all);
+            let before = open.counted();
             let result = tokio::select! {
                 result = open.pool.scrub(progress) => Some(result),
                 _ = stop => None,
@@ -49,10 +50,14 @@ impl OpenPool {
             // One that was stopped has no result. Another one may have begun since.
             let Some(result) = result else { return };
             let name = open.config().name;
+            if let Ok(scrubbed) = &result {
+                open.note_scrub(before, scrubbed).await;
+            }
             let mut scrub = open.scrub.lock();
             scrub.stop = None;
             scrub.last = Some(match result {
                 Ok(scrubbed) => {
+                    scrub.done = (1, 1);
                     info!(pool = name, ?scrubbed, "the scrub is complete");
                     Ok((scrubbed, time::wall_clock()))
                 }
