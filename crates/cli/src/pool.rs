@@ -100,10 +100,10 @@ pub(crate) enum Verb {
     Recover {
         /// The name of the pool.
         name: String,
-        /// What may be lost: `newer-data`, all writes since the available devices were left out; `damaged-journal`, all writes
+        /// What may be lost, which can be given more than once: `newer-data`, all writes since the available devices were left out; `damaged-journal`, all writes
         /// behind a damaged place of the journal; `missing-devices`, what is only on missing devices.
         #[arg(long, value_name = "WHAT", value_parser = PoolLoss::parse, default_value = "newer-data")]
-        lose: PoolLoss,
+        lose: Vec<PoolLoss>,
         /// Do not ask for confirmation.
         #[arg(long)]
         destroy: bool,
@@ -243,7 +243,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
         }
         Verb::Recover { name, lose, destroy, options } => {
             if !destroy {
-                let loss = match lose {
+                let loss = |loss: &PoolLoss| match loss {
                     PoolLoss::NewerData => {
                         "the available devices have old data; all writes since they were left out will be lost"
                     }
@@ -254,6 +254,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
                         "what is only on missing devices will be lost, even if they come back"
                     }
                 };
+                let loss = &lose.iter().map(loss).collect::<Vec<_>>().join("; ");
                 confirm_loss(loss, &format!("this data of pool {name}"))?;
             }
             let client = options.client()?;

@@ -12,7 +12,7 @@ use crate::copies::Place;
 use crate::devices::{Devices, NOT_ONLINE};
 use crate::format::{CATALOGUE_HEIGHT, FAN_OUT, IS_SNAPSHOT, IS_VOLUME, PAGE, VOLUMES, unpadded};
 use crate::journal::Replayed;
-use crate::opening::{Found, Losses, find_devices, read_journal, read_state};
+use crate::opening::{AcceptedLosses, Found, find_devices, read_journal, read_state};
 use crate::pages::Page;
 use crate::shape::{SlabKind, Unit};
 use crate::space::SlabPart;
@@ -41,7 +41,7 @@ pub struct Checked {
 /// checkpoint is not checked: opening the pool carries it out.
 pub async fn check(stores: Vec<Arc<dyn Store>>) -> Result<Checked, PoolError> {
     let mut found = find_devices(stores).await?;
-    let (state, left_out) = match read_state(&mut found, Losses::default()).await {
+    let (state, left_out) = match read_state(&mut found, AcceptedLosses::default()).await {
         Ok(state) => state,
         Err(PoolError::Damaged { what }) => {
             return Ok(Checked { findings: vec![Finding(what)], left_out: Vec::new() });

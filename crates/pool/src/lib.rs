@@ -72,7 +72,7 @@ pub use check::{Checked, Finding, check};
 pub use checksums::ChecksumErrors;
 pub use error::{PoolError, PoolProblem};
 pub use membership::{DeviceInfo, DeviceState};
-pub use opening::{DeviceIdentity, Losses, identify};
+pub use opening::{AcceptedLosses, DeviceIdentity, identify};
 pub use parts::{PART_BYTES_MAX, PART_HEADER_BYTES, PartInfo, StreamProblem};
 pub use passes::Scrubbed;
 pub use pool::{Label, NewPool, NewVolume, Pool, PoolSpace, VolumeId, VolumeInfo, VolumeKind};

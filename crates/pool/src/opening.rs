@@ -55,7 +55,7 @@ pub(crate) fn new_member(
 
 /// What a pool may lose so that it can be opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Losses {
+pub struct AcceptedLosses {
     /// Changes behind a frame of the journal that is damaged.
     pub journal: bool,
     /// What is only on devices that are missing. Their data does not come back with them.
@@ -159,18 +159,19 @@ impl Pool {
         stores: Vec<Arc<dyn Store>>,
         tasks: Arc<dyn Tasks>,
     ) -> Result<Self, PoolError> {
-        Self::open_with_losses(stores, tasks, Losses::default()).await
+        Self::open_accepting(stores, tasks, AcceptedLosses::default()).await
     }
 
     /// Opens a pool like [`Self::open`], even if that loses data.
-    pub async fn open_with_losses(
+    pub async fn open_accepting(
         stores: Vec<Arc<dyn Store>>,
         tasks: Arc<dyn Tasks>,
-        losses: Losses,
+        losses: AcceptedLosses,
     ) -> Result<Self, PoolError> {
         let mut found = find_devices(stores).await?;
         let (state, reasons) = read_state(&mut found, losses).await?;
         let absent = std::mem::take(&mut found.absent).into_iter().next();
+        let absent = absent.filter(|_| !losses.devices);
         match Self::open_found(found, (state, reasons), tasks, losses).await {
             // What the journal has may be only on a device that is missing.
             Err(error @ (PoolError::Damaged { .. } | PoolError::DamagedJournal { .. })) => {
@@ -184,7 +185,7 @@ impl Pool {
         found: Found,
         (mut state, mut reasons): (State, Vec<(u8, String)>),
         tasks: Arc<dyn Tasks>,
-        losses: Losses,
+        losses: AcceptedLosses,
     ) -> Result<Self, PoolError> {
         let Found { devices, superblock, behind, .. } = found;
         for (device, free) in behind {
@@ -473,7 +474,7 @@ pub(crate) fn shape_of(superblock: &Superblock) -> Result<Shape, PoolError> {
 /// Reads the rows of all slabs, and leaves out the devices that are absent. Returns the reasons for that, too.
 pub(crate) async fn read_state(
     found: &mut Found,
-    losses: Losses,
+    losses: AcceptedLosses,
 ) -> Result<(State, Vec<(u8, String)>), PoolError> {
     let (superblock, devices) = (&found.superblock, &found.devices);
     let shape = shape_of(superblock)?;

@@ -66,7 +66,7 @@ impl Pool {
         self.walk(id, Counted::Own).await.map(|(bytes, _)| bytes)
     }
 
-    /// Returns the bytes of the chunks of a volume or snapshot that were given up with a device ([`crate::Losses::devices`]). Its
+    /// Returns the bytes of the chunks of a volume or snapshot that were given up with a device ([`crate::AcceptedLosses::devices`]). Its
     /// whole map is read, unless the pool has lost nothing.
     pub async fn lost_bytes(&self, id: VolumeId) -> Result<u64, PoolError> {
         let has_lost = !self.shared.state.read().space.lost_slabs().is_empty();

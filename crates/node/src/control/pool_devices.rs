@@ -296,7 +296,7 @@ pub(super) async fn recover(
         return Err(ApiError::conflict(format!("pool {name} is open: nothing is to be recovered")));
     }
     let pools = api.engine.pools.clone();
-    let recover = move || pools.recover(&config, lose);
+    let recover = move || pools.recover(&config, &lose);
     api.engine.run_on_pool(&name, recover).await.map_err(ChangeRefused::from)??;
     Ok(Json(contents_of(&api, &name)?))
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use sarsen_io::{threads, time};
-use sarsen_pool::Losses;
+use sarsen_pool::AcceptedLosses;
 use tracing::{error, info};
 
 use crate::config::PoolConfig;
@@ -129,13 +129,13 @@ impl Pools {
 
     /// Returns the pool, which is opened if it is not open. Blocks the thread, which must not be a core.
     pub(super) fn open(&self, config: &PoolConfig) -> Result<Arc<OpenPool>, StoreError> {
-        self.open_with_losses(config, Losses::default())
+        self.open_with_losses(config, AcceptedLosses::default())
     }
 
     fn open_with_losses(
         &self,
         config: &PoolConfig,
-        losses: Losses,
+        losses: AcceptedLosses,
     ) -> Result<Arc<OpenPool>, StoreError> {
         let mut state = self.state();
         let devices = state.key(config);
@@ -179,12 +179,14 @@ impl Pools {
     }
 
     /// Opens a pool even if it loses something. Blocks the thread, which must not be a core.
-    pub(crate) fn recover(&self, config: &PoolConfig, lose: PoolLoss) -> Result<(), StoreError> {
-        let mut losses = Losses::default();
-        match lose {
-            PoolLoss::NewerData => stores::forget_pool(&self.cores, config, &self.memory)?,
-            PoolLoss::DamagedJournal => losses.journal = true,
-            PoolLoss::MissingDevices => losses.devices = true,
+    pub(crate) fn recover(&self, config: &PoolConfig, lose: &[PoolLoss]) -> Result<(), StoreError> {
+        let mut losses = AcceptedLosses::default();
+        for loss in lose {
+            match loss {
+                PoolLoss::NewerData => stores::forget_pool(&self.cores, config, &self.memory)?,
+                PoolLoss::DamagedJournal => losses.journal = true,
+                PoolLoss::MissingDevices => losses.devices = true,
+            }
         }
         {
             let mut state = self.state();

@@ -182,16 +182,14 @@ pub struct VolumeUsage {
 #[serde(deny_unknown_fields)]
 pub struct RecoverPool {
     /// What may be lost.
-    #[serde(default)]
-    pub lose: PoolLoss,
+    pub lose: Vec<PoolLoss>,
 }
 
 /// What a pool loses so that it can be opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PoolLoss {
     /// Everything since devices were left out that are there again, because those with newer data are missing.
-    #[default]
     NewerData,
     /// What volumes wrote behind a damaged place of the journal.
     DamagedJournal,

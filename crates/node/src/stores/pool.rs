@@ -21,8 +21,8 @@ use sarsen_block::Store;
 use sarsen_io::cores::Cores;
 use sarsen_io::{random, time};
 use sarsen_pool::{
-    DeviceState, Label, Losses, NewVolume, Pool, PoolError, PoolVolume, VolumeId, VolumeInfo,
-    VolumeKind,
+    AcceptedLosses, DeviceState, Label, NewVolume, Pool, PoolError, PoolVolume, VolumeId,
+    VolumeInfo, VolumeKind,
 };
 use sarsen_volume::VolumeHealth;
 use sha2::{Digest as _, Sha256};
@@ -210,7 +210,7 @@ impl OpenPool {
         cores: &PoolCores,
         config: &PoolConfig,
         memory: &PoolMemory,
-        losses: Losses,
+        accepted: AcceptedLosses,
     ) -> Result<Arc<Self>, StoreError> {
         let devices = NamedDevices::open_for(config)?;
         let given = devices.stores();
@@ -237,7 +237,7 @@ impl OpenPool {
             }
             let stores = parts.iter().map(|(_, store)| Arc::clone(store) as _).collect();
             let paths: Vec<_> = parts.iter().map(|(path, _)| path.clone()).collect();
-            let opened = Pool::open_with_losses(stores, pacing, losses).await;
+            let opened = Pool::open_accepting(stores, pacing, accepted).await;
             if let Ok(pool) = &opened {
                 if let Err(error) = pool.grow().await {
                     error!(pool = name, %error, "the bytes that devices have got are not in use");

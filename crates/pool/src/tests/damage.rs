@@ -14,7 +14,7 @@ use crate::format::{
 };
 use crate::opening::{read_superblock, shape_of};
 use crate::shape::Layout;
-use crate::{Losses, Pool, PoolError, check};
+use crate::{AcceptedLosses, Pool, PoolError, check};
 
 /// Creates a pool with volumes, snapshots and clones that share chunks, and returns its device.
 fn pool_with_everything() -> Arc<SimulatedDevice> {
@@ -270,9 +270,9 @@ fn a_damaged_frame_does_not_hide_later_ones() {
         run(&damaged, async {
             let opened = Pool::open(stores(&damaged), LocalTasks::shared()).await;
             assert!(matches!(opened, Err(PoolError::DamagedJournal { .. })), "write {number}");
-            let losses = Losses { journal: true, ..Losses::default() };
+            let losses = AcceptedLosses { journal: true, ..AcceptedLosses::default() };
             let tasks = LocalTasks::shared();
-            let pool = Pool::open_with_losses(stores(&damaged), tasks, losses).await;
+            let pool = Pool::open_accepting(stores(&damaged), tasks, losses).await;
             assert_eq!(writes_of(&pool.expect("opened")).await, number);
         });
         run(&damaged, is_clean(&damaged));

@@ -9,11 +9,11 @@ use sarsen_block::{
 use super::device::SimulatedDevice;
 use super::runner::{LocalTasks, end_all, run};
 use super::{is_clean, label, new_pool, stores, volume};
-use crate::{DeviceState, Losses, NewVolume, Pool, PoolError, PoolVolume, VolumeId, check};
+use crate::{AcceptedLosses, DeviceState, NewVolume, Pool, PoolError, PoolVolume, VolumeId, check};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 512;
-const DEVICES: Losses = Losses { journal: false, devices: true };
+const DEVICES: AcceptedLosses = AcceptedLosses { journal: false, devices: true };
 
 /// What a block of a volume should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +75,7 @@ async fn pool_on(devices: &[Arc<SimulatedDevice>], has_checksums: bool) -> (Pool
 async fn recover(devices: &[Arc<SimulatedDevice>]) -> Pool {
     let refused = Pool::open(stores(devices), LocalTasks::shared()).await;
     assert!(matches!(refused, Err(PoolError::Unfit { .. })), "it has the only copy of something");
-    let pool = Pool::open_with_losses(stores(devices), LocalTasks::shared(), DEVICES).await;
+    let pool = Pool::open_accepting(stores(devices), LocalTasks::shared(), DEVICES).await;
     pool.expect("opened")
 }
 
