@@ -276,7 +276,7 @@ impl OpenPool {
         open.adopt(config);
         open.balancing.lock().balance(&open.pool, config, &open.devices);
         let open = Arc::new(open);
-        open.remember_absences();
+        open.remember_absences()?;
         Ok(open)
     }
 

@@ -419,7 +419,7 @@ impl OpenPool {
     }
 
     fn watch_once(self: &Arc<Self>) {
-        self.remember_absences();
+        self.begin_to_remember_absences();
         self.remember_losses();
         let (now, config) = (time::now(), self.config());
         self.balancing.lock().balance(&self.pool, &config, &self.devices);

@@ -14,6 +14,7 @@ use sarsen_pool::DeviceState;
 use tracing::error;
 
 use super::OpenPool;
+use crate::stores::StoreError;
 
 /// Maximum length of a file.
 const LENGTH_MAX: usize = 64;
@@ -89,36 +90,62 @@ pub(super) struct Remembered {
     has_failed: AtomicBool,
 }
 
+/// Devices that are left out, with the number of their absences, since a checkpoint of a pool.
+struct Absences {
+    pool: [u8; 16],
+    checkpoint: u64,
+    left_out: BTreeMap<[u8; 16], u16>,
+}
+
 impl OpenPool {
     /// Begins to remember the devices that are left out, unless that was done. It waits for no disk.
-    pub(super) fn remember_absences(self: &Arc<Self>) {
+    pub(super) fn begin_to_remember_absences(self: &Arc<Self>) {
+        if let Some(absences) = self.absences_to_remember() {
+            let open = self.clone();
+            drop(self.cores.begin(move || async move { open.remember(absences).await }));
+        }
+    }
+
+    /// Remembers the devices that are left out, before anything is written that they lack. Blocks the thread, which must not be
+    /// a core.
+    pub(super) fn remember_absences(self: &Arc<Self>) -> Result<(), StoreError> {
+        let Some(absences) = self.absences_to_remember() else { return Ok(()) };
+        let open = self.clone();
+        self.cores.run(move || async move {
+            open.remember(absences).await;
+            Ok(())
+        })
+    }
+
+    /// Returns the devices that are left out, unless they are remembered, or are being remembered from now on.
+    fn absences_to_remember(&self) -> Option<Absences> {
         let infos = self.pool.devices();
         let left_out = infos.iter().filter(|info| info.state != DeviceState::Online);
         let left_out: BTreeMap<_, _> =
             left_out.map(|info| (info.identifier, info.absences)).collect();
         if left_out.is_empty() || *self.remembered.left_out.lock() == left_out {
-            return;
+            return None;
         }
         // If a checkpoint is to name them first, it is tried again soon.
-        let Some((identifier, checkpoint)) = self.pool.last_checkpoint() else { return };
-        if self.remembered.is_writing.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let open = self.clone();
-        drop(self.cores.begin(move || async move {
-            let set = open.memory.set(identifier, Some(checkpoint)).await;
-            let remembered = &open.remembered;
-            let had_failed = remembered.has_failed.swap(set.is_err(), Ordering::AcqRel);
-            match set {
-                Ok(()) => *remembered.left_out.lock() = left_out,
-                Err(error) if !had_failed => {
-                    let pool = open.config().name;
-                    error!(pool, %error, "the server cannot remember which devices of the pool are left out");
-                }
-                Err(_) => {}
+        let (pool, checkpoint) = self.pool.last_checkpoint()?;
+        let is_writing = self.remembered.is_writing.swap(true, Ordering::AcqRel);
+        (!is_writing).then_some(Absences { pool, checkpoint, left_out })
+    }
+
+    async fn remember(&self, absences: Absences) {
+        let Absences { pool, checkpoint, left_out } = absences;
+        let set = self.memory.set(pool, Some(checkpoint)).await;
+        let remembered = &self.remembered;
+        let had_failed = remembered.has_failed.swap(set.is_err(), Ordering::AcqRel);
+        match set {
+            Ok(()) => *remembered.left_out.lock() = left_out,
+            Err(error) if !had_failed => {
+                let pool = self.config().name;
+                error!(pool, %error, "the server cannot remember which devices of the pool are left out");
             }
-            remembered.is_writing.store(false, Ordering::Release);
-        }));
+            Err(_) => {}
+        }
+        remembered.is_writing.store(false, Ordering::Release);
     }
 }
 
