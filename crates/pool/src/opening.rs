@@ -224,7 +224,8 @@ impl Pool {
         shared.load_space().await?;
         shared.carry_out_again(&records).await?;
         shared.clear_doubted_checksums().await?;
-        for slab in shared.state.read().space.missing_slabs() {
+        let missing = shared.state.read().space.missing_slabs();
+        for slab in missing {
             let mut state = shared.state.write();
             if !losses.devices || !state.space.slab(slab).is_some_and(|slab| slab.kind().is_data())
             {
