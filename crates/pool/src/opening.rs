@@ -203,18 +203,18 @@ impl Pool {
         }
         let (Replayed { records, damaged: lost }, mut ring) =
             read_journal(&devices, &superblock).await?;
-        if let Some(frame) = lost {
-            if !losses.journal {
-                return Err(PoolError::DamagedJournal { frame });
-            }
-            // The lost frames may name any region as being overwritten.
-            state.space.suspect_all();
+        if let Some(frame) = lost.filter(|_| !losses.journal) {
+            return Err(PoolError::DamagedJournal { frame });
         }
         for record in &records {
             if let Record::Assign(assigned) = record {
                 let carried_out = state.space.carry_out(*assigned);
                 carried_out.map_err(|blocked| damaged(format!("the journal: {blocked:?}")))?;
             }
+        }
+        if lost.is_some() {
+            // The lost frames may name any region as being overwritten.
+            state.space.suspect_all();
         }
         // From now on, frames have another run: those of the one before are carried out only once.
         ring.run = state.generation;
@@ -223,7 +223,6 @@ impl Pool {
         shared.left_out.lock().extend(reasons);
         shared.load_space().await?;
         shared.carry_out_again(&records).await?;
-        shared.clear_doubted_checksums().await?;
         let missing = shared.state.read().space.missing_slabs();
         for slab in missing {
             let mut state = shared.state.write();
@@ -233,6 +232,7 @@ impl Pool {
             }
             state.space.lose(slab);
         }
+        shared.clear_doubted_checksums().await?;
         shared.state.write().space.end_unreachable();
         shared.checkpoint(generation).await?;
         shared.work.notify_one();

@@ -383,9 +383,9 @@ impl Space {
         self.changed_rows.insert(number / ROWS as u32);
     }
 
-    /// Notes that copies of any slab may differ anywhere.
+    /// Notes that copies of data may differ anywhere.
     pub(crate) fn suspect_all(&mut self) {
-        for number in 1..self.slabs.len() as u32 {
+        for number in self.slabs_of(SlabKind::Data) {
             self.suspect(number, self.shape.all_regions());
         }
     }
@@ -444,9 +444,9 @@ impl Space {
     pub(crate) fn lose_device(&mut self, device: u8) -> bool {
         for number in 1..self.slabs.len() as u32 {
             let is_only_there = self.slab(number).is_some_and(|slab| {
+                // The journal may have references to one that has none in the last checkpoint.
                 slab.kind().is_data()
                     && slab.copies.has(device)
-                    && slab.free < self.shape.usable(slab.kind())
                     && !self.is_elsewhere(number, device)
             });
             if is_only_there {

@@ -80,10 +80,10 @@ impl Pool {
             return Ok(());
         }
         self.complete_deletions().await?;
-        let (lost, references, ids) = {
+        let (lost, before, ids) = {
             let state = self.shared.state.read();
             let ids: Vec<_> = state.objects.keys().map(|&id| VolumeId(id)).collect();
-            (state.space.lost_slabs(), state.space.lost_references, ids)
+            (state.space.lost_slabs(), (state.space.lost_references, state.next_object), ids)
         };
         let mut used = BTreeSet::new();
         for id in ids {
@@ -95,8 +95,8 @@ impl Pool {
             }
         }
         let mut state = self.shared.state.write();
-        // A map that was read before may have got a reference since.
-        let is_same = state.space.lost_references == references
+        // A map that was read before may have got a reference since, and a new object may have the map of another one.
+        let is_same = (state.space.lost_references, state.next_object) == before
             && !state.objects.values().any(|object| object.is_deleting());
         for slab in lost.into_iter().filter(|slab| is_same && !used.contains(slab)) {
             state.space.unassign(slab);

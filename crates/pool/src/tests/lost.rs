@@ -65,9 +65,9 @@ async fn pool_on(devices: &[Arc<SimulatedDevice>], has_checksums: bool) -> (Pool
             NewVolume { copies, stripes: 2, has_checksums, ..volume("v", size, BlockSize::B4096) };
         *id = pool.create_volume(&new).await.expect("created");
         let store = pool.open_volume(*id).await.expect("opened");
-        for block in 0..BLOCKS {
-            write(&store, block, 1).await.expect("written");
-        }
+        let data = Buffer::copy_of(&vec![1; BLOCK * BLOCKS as usize]);
+        let written = store.write(Extent::new(0, BLOCKS), data.into(), Durability::Durable);
+        written.wait().await.expect("written");
     }
     (pool, ids)
 }
@@ -88,8 +88,11 @@ fn what_has_another_copy_goes_on_without_a_lost_device() {
         let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
         let (ids, snapshot) = run(&devices, async {
             let (pool, ids) = pool_on(&devices, has_checksums).await;
-            let snapshot = pool.snapshot(&[(ids[0], label("s"))], false).await.expect("created")[0];
+            // Without them, only the journal has the slabs.
+            let mut snapshot = None;
             if has_checkpoint {
+                let created = pool.snapshot(&[(ids[0], label("s"))], false).await;
+                snapshot = Some(created.expect("created")[0]);
                 pool.checkpoint().await.expect("written");
             }
             (ids, snapshot)
@@ -102,8 +105,10 @@ fn what_has_another_copy_goes_on_without_a_lost_device() {
             let pool = recover(&rest).await;
             let lost = compare(&pool, ids[0], &now).await;
             assert!(lost > 100 && lost < 400, "about half of {BLOCKS} blocks: {lost}");
-            assert_eq!(compare(&pool, snapshot, &all).await, lost);
-            assert_eq!(pool.lost_bytes(snapshot).await.expect("read"), (lost * BLOCK) as u64);
+            if let Some(snapshot) = snapshot {
+                assert_eq!(compare(&pool, snapshot, &all).await, lost);
+                assert_eq!(pool.lost_bytes(snapshot).await.expect("read"), (lost * BLOCK) as u64);
+            }
             assert_eq!(pool.lost_bytes(ids[1]).await.expect("read"), 0);
             assert!(pool.space().lost_bytes >= (lost * BLOCK) as u64);
             let whole = vec![Expected::Value(1); BLOCKS as usize];
@@ -122,9 +127,11 @@ fn what_has_another_copy_goes_on_without_a_lost_device() {
             }
             store.flush().wait().await.expect("flushed");
             assert!(compare(&pool, ids[0], &now).await < lost);
-            assert_eq!(compare(&pool, snapshot, &all).await, lost);
             pool.scrub(|_, _| {}).await.expect("scrubbed");
-            assert_eq!(pool.lost_bytes(snapshot).await.expect("read"), (lost * BLOCK) as u64);
+            if let Some(snapshot) = snapshot {
+                assert_eq!(compare(&pool, snapshot, &all).await, lost);
+                assert_eq!(pool.lost_bytes(snapshot).await.expect("read"), (lost * BLOCK) as u64);
+            }
         });
         end_all(());
         run(&devices, async {
@@ -144,8 +151,10 @@ fn what_has_another_copy_goes_on_without_a_lost_device() {
             };
             assert!(is_online(&pool));
             let lost = compare(&pool, ids[0], &now).await;
-            assert!(compare(&pool, snapshot, &all).await > lost);
-            pool.delete(snapshot).await.expect("deleted");
+            if let Some(snapshot) = snapshot {
+                assert!(compare(&pool, snapshot, &all).await > lost);
+                pool.delete(snapshot).await.expect("deleted");
+            }
             pool.delete(ids[0]).await.expect("deleted");
             pool.maintain_once().await.expect("deleted");
             pool.checkpoint().await.expect("written");
