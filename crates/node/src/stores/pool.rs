@@ -252,8 +252,8 @@ impl OpenPool {
         devices.identified(identities, own_pool);
         let pool = opened.map_err(|error| match devices.why_not_enough(&config.name) {
             // The devices that are there are not enough.
-            Some(problem) => StoreError::pool(&config.name, problem),
-            None => error,
+            Some(problem) if !accepted.devices => StoreError::pool(&config.name, problem),
+            _ => error,
         })?;
         info!(pool = config.name, "the pool is open");
         let open = Self {
@@ -606,9 +606,10 @@ impl OpenPool {
             );
         }
         let space = self.pool.space();
-        if let Some(problem) = self.lost_problem(space.lost_bytes).or_else(|| self.device_problem())
-        {
-            return Some(problem);
+        match (self.device_problem(), self.lost_problem(space.lost_bytes)) {
+            (Some(device), Some(lost)) => return Some(format!("{device}. It also {lost}")),
+            (None, None) => {}
+            (device, lost) => return device.or(lost),
         }
         for device in self.files() {
             if let VolumeHealth::Degraded { reason } | VolumeHealth::OutOfService { reason } =

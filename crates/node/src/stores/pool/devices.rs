@@ -290,13 +290,12 @@ pub(crate) fn forget(
     memory: &PoolMemory,
 ) -> Result<(), StoreError> {
     let (given, memory) = (NamedDevices::open_for(config)?.stores(), memory.clone());
-    let name = config.name.clone();
+    let config = config.clone();
     cores.run(move || async move {
-        for (_, identity) in identify_all(&given).await {
-            if let Ok(identity) = identity {
-                let forgotten = memory.set(identity.pool, None).await;
-                forgotten.map_err(|error| StoreError::pool(&name, error.to_string()))?;
-            }
+        let identities = identify_all(&given).await;
+        if let Some(pool) = pool_of(&config, &identities) {
+            let forgotten = memory.set(pool, None).await;
+            forgotten.map_err(|error| StoreError::pool(&config.name, error.to_string()))?;
         }
         Ok(())
     })
@@ -577,11 +576,12 @@ impl OpenPool {
                 one.identifier == Some(info.identifier) && configured.contains(&one.path)
             })
         };
-        let is_complete = infos.iter().all(is_known);
-        let leftover = named.iter().filter(|one| {
-            let is_useless = is_complete || one.is_foreign;
-            one.is_from_start && one.identifier.is_none() && !one.is_expected && is_useless
-        });
+        if !infos.iter().all(is_known) {
+            return Vec::new();
+        }
+        let leftover = named
+            .iter()
+            .filter(|one| one.is_from_start && one.identifier.is_none() && !one.is_expected);
         leftover.map(|one| one.path.clone()).filter(|path| configured.contains(path)).collect()
     }
 
