@@ -238,14 +238,10 @@ impl OpenPool {
             let stores = parts.iter().map(|(_, store)| Arc::clone(store) as _).collect();
             let paths: Vec<_> = parts.iter().map(|(path, _)| path.clone()).collect();
             let opened = Pool::open_accepting(stores, pacing, accepted).await;
-            if let Ok(pool) = &opened {
-                if let Err(error) = pool.grow().await {
-                    error!(pool = name, %error, "the bytes that devices have got are not in use");
-                }
-                let name = name.clone();
-                tokio::task::spawn_local(pool.maintain(move |error| {
-                    error!(pool = name, %error, "the maintenance of the pool failed, and is tried again later");
-                }));
+            if let Ok(pool) = &opened
+                && let Err(error) = pool.grow().await
+            {
+                error!(pool = name, %error, "the bytes that devices have got are not in use");
             }
             Ok((opened.map_err(|error| failed(&name, &paths, error)), identities))
         })?;
@@ -277,6 +273,14 @@ impl OpenPool {
         open.balancing.lock().balance(&open.pool, config, &open.devices);
         let open = Arc::new(open);
         open.remember_absences()?;
+        // It writes checkpoints: the one to be remembered is known before.
+        let (pool, name) = (open.pool.clone(), config.name.clone());
+        cores.run(move || async move {
+            tokio::task::spawn_local(pool.maintain(move |error| {
+                error!(pool = name, %error, "the maintenance of the pool failed, and is tried again later");
+            }));
+            Ok(())
+        })?;
         Ok(open)
     }
 
