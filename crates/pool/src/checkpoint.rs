@@ -271,6 +271,8 @@ impl Shared {
         };
         journal.ring.used -= used;
         journal.keepers = keepers;
+        // One that failed meanwhile may lack a frame.
+        journal.keepers.retain(|&keeper| self.state.read().space.is_online(keeper));
         journal.is_behind &= goes_on;
         drop(journal);
         let mut state = self.state.write();

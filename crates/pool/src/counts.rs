@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use crate::shape::{Shape, SlabKind};
 
-/// References to each unit of a slab that is lost: what is added and removed keeps away from both ends.
-const LOST: u16 = 1 << 15;
+/// References to each unit of a slab that is lost: it is shared. They are not counted.
+const LOST: u16 = 2;
 
 /// The reference counts of the units of a slab, and which of these are free.
 pub(crate) struct Counts {

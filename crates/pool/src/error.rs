@@ -33,8 +33,8 @@ pub enum PoolError {
     },
     /// A frame of the journal is damaged, and later ones are not.
     #[error(
-        "frame {frame} of its journal is damaged on all devices that have it, and later frames are not: what volumes wrote \
-         since then would be lost"
+        "frame {frame} of its journal is damaged on all devices that are there, and later frames are not: all writes from this \
+         frame on would be lost"
     )]
     DamagedJournal {
         /// The number of the frame.

@@ -19,7 +19,8 @@
 //! * `pool`: operations on volumes and snapshots.
 //! * `membership`: operations on devices.
 //! * `changes`: the differences between two snapshots.
-//! * `usage`: what an object holds alone.
+//! * `usage`: what an object holds alone, or has lost.
+//! * `lost`: slabs that were given up with a device.
 //! * `parts`, `stream`: snapshots that are sent to another pool.
 //! * `check`: the check of a pool that is not in use.
 
@@ -38,6 +39,7 @@ mod format;
 mod grace;
 mod journal;
 mod locks;
+mod lost;
 mod members;
 mod membership;
 mod mirror;

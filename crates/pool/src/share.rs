@@ -11,7 +11,7 @@ use crate::pages::Mapping;
 use crate::records::Record;
 use crate::request::Bytes;
 use crate::shape::{SlabKind, Unit};
-use crate::shared::{RoomWaits, Shared};
+use crate::shared::Shared;
 use crate::space::Class;
 use crate::state::State;
 
@@ -68,7 +68,7 @@ impl Shared {
         from: Bytes,
         route: Route,
     ) -> Result<(u64, Vec<tokio::sync::oneshot::Receiver<()>>), BlockError> {
-        let (mut done, mut landed, mut waits) = (0, Vec::new(), RoomWaits::default());
+        let (mut done, mut landed) = (0, Vec::new());
         while done < route.count {
             let shared = {
                 let mut state = self.state.write();
@@ -87,7 +87,7 @@ impl Shared {
                 Ok(true) => tokio::task::yield_now().await,
                 Ok(false) | Err(Blocked::NoSpace | Blocked::NoBase) => break,
                 Err(blocked) => {
-                    let resolved = self.resolve_or_make_room(blocked, &mut waits).await;
+                    let resolved = self.resolve(blocked).await;
                     resolved.map_err(|error| from.pool_error(error))?;
                 }
             }

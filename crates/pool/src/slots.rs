@@ -427,35 +427,6 @@ impl Space {
         })
     }
 
-    /// Returns the slabs in use of which no complete copy is there, without those that were given up.
-    pub(crate) fn missing_slabs(&self) -> Vec<u32> {
-        let is_missing = |&number: &u32| {
-            self.slab(number).is_some_and(|slab| {
-                slab.free < self.shape.usable(slab.kind())
-                    && !slab.is_lost()
-                    && self.place_in(number, slab, 0).sources().next().is_none()
-            })
-        };
-        (1..self.slabs.len() as u32).filter(is_missing).collect()
-    }
-
-    /// Gives up all data of which no other device has a complete copy, so that this one can be left out. Returns whether the pool
-    /// can go on then: its metadata is elsewhere.
-    pub(crate) fn lose_device(&mut self, device: u8) -> bool {
-        for number in 1..self.slabs.len() as u32 {
-            let is_only_there = self.slab(number).is_some_and(|slab| {
-                // The journal may have references to one that has none in the last checkpoint.
-                slab.kind().is_data()
-                    && slab.copies.has(device)
-                    && !self.is_elsewhere(number, device)
-            });
-            if is_only_there {
-                self.lose(number);
-            }
-        }
-        self.may_leave_out(device)
-    }
-
     /// Returns whether one of some devices is online and has a complete copy of a slab. One that returns lacks what is written
     /// now: so its copy is stale soon.
     pub(crate) fn is_complete(&self, number: u32, devices: u32) -> bool {

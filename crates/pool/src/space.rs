@@ -15,7 +15,7 @@ use crate::counts::Counts;
 use crate::error::Blocked;
 use crate::format::{
     COUNTS, CountsPage, PAGE, PageHeader, PageKind, ROW_PAGES_MAX, ROWS, RowsPage, Sealed as _,
-    SlabRow, SlotRow, VERSION, VERSION_WHOLE, VolumeRow, bit, flip,
+    SlabRow, SlotRow, VolumeRow, bit, flip,
 };
 use crate::grace::Freed;
 use crate::members::Member;
@@ -31,7 +31,7 @@ pub(crate) type RowsWrite = (u64, Buffer);
 pub(crate) struct Slab {
     pub(crate) part: SlabPart,
     /// The reference counts, if they are in memory.
-    counts: Option<Counts>,
+    pub(crate) counts: Option<Counts>,
 }
 
 /// The part of a slab that is always in memory.
@@ -125,7 +125,7 @@ pub(crate) struct Space {
     pub(crate) current: BTreeMap<(Class, u8), u32>,
     pub(crate) free_units: [u64; CLASSES],
     /// Units that were given back since the last checkpoint.
-    freed: Vec<(SlabKind, Unit)>,
+    pub(crate) freed: Vec<(SlabKind, Unit)>,
     /// Units that are free when a checkpoint is complete and its period has ended.
     pub(crate) returned: Arc<Mutex<Freed>>,
     /// Units that were given back, and are not free yet.
@@ -319,45 +319,6 @@ impl Space {
         Ok(())
     }
 
-    /// Returns the version of the format that this needs.
-    pub(crate) fn version(&self) -> u32 {
-        if self.lost_slabs().is_empty() { VERSION_WHOLE } else { VERSION }
-    }
-
-    /// Returns the slabs that were given up with devices.
-    pub(crate) fn lost_slabs(&self) -> Vec<u32> {
-        let is_lost = |&number: &u32| self.slab(number).is_some_and(SlabPart::is_lost);
-        (1..self.slabs.len() as u32).filter(is_lost).collect()
-    }
-
-    /// Adds the counts of a slab that is lost. Returns whether it is.
-    pub(crate) fn load_lost(&mut self, number: u32) -> bool {
-        let shape = self.shape;
-        let slab = self.slabs.get_mut(number as usize).and_then(Option::as_mut);
-        let Some(slab) = slab.filter(|slab| slab.part.is_lost()) else { return false };
-        if slab.counts.is_none() {
-            let counts = Counts::of_lost(&shape, slab.part.kind());
-            self.counts_bytes += counts.byte_count();
-            slab.counts = Some(counts);
-        }
-        true
-    }
-
-    /// Gives up a slab with data: its only complete copy is on a device that does not come back. Maps still refer to it.
-    pub(crate) fn lose(&mut self, number: u32) {
-        let Some(Some(slab)) = self.slabs.get_mut(number as usize) else { return };
-        let slots = std::mem::take(&mut slab.part.copies).iter().map(|(slot, _)| slot).collect();
-        let class = slab.part.class;
-        self.free_units[class.index()] -= u64::from(std::mem::take(&mut slab.part.free));
-        slab.part.regions = 0;
-        self.counts_bytes -= slab.counts.take().map_or(0, |counts| counts.byte_count());
-        self.checksums.remove(number);
-        self.current.retain(|_, slab| *slab != number);
-        self.unassigned.push((0, slots));
-        self.changed_rows.insert(number / ROWS as u32);
-        self.load_lost(number);
-    }
-
     /// Notes that a slab has ended, and its counts are no longer in memory.
     pub(crate) fn forget_counts(&mut self, slab: &Slab) {
         self.counts_bytes -= slab.counts.as_ref().map_or(0, Counts::byte_count);
@@ -428,7 +389,11 @@ impl Space {
     /// Adds one reference. The counts of the slab are in memory.
     pub(crate) fn add(&mut self, unit: Unit) {
         let Some((slab, counts)) = self.counted(unit) else { return };
-        let (was_free, is_lost) = (counts.is_free(unit.index), slab.is_lost());
+        if slab.is_lost() {
+            self.lost_references += 1;
+            return;
+        }
+        let was_free = counts.is_free(unit.index);
         let count = &mut counts.counts[unit.index as usize];
         let Some(more) = count.checked_add(1) else { return self.contradict(unit) };
         *count = more;
@@ -439,13 +404,15 @@ impl Space {
             slab.free -= 1;
             self.free_units[slab.class.index()] -= 1;
         }
-        self.lost_references += u64::from(is_lost);
         self.changed_rows.insert(unit.slab / ROWS as u32);
     }
 
     /// Removes one reference. Returns whether it was the last one: then the unit is given back.
     pub(crate) fn remove(&mut self, unit: Unit) -> bool {
         let Some((slab, counts)) = self.counted(unit) else { return false };
+        if slab.is_lost() {
+            return false;
+        }
         let count = &mut counts.counts[unit.index as usize];
         let Some(fewer) = count.checked_sub(1) else {
             self.contradict(unit);

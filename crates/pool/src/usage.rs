@@ -1,7 +1,7 @@
-//! What an object holds alone: the bytes that its deletion gives back. And what it has lost with a device.
+//! Walks through the map of an object: what it holds alone, and what it has lost with a device.
 //!
-//! The walk for the first one goes down only through pages that nothing else refers to. Below a page of two objects, all chunks stay when one
-//! of these objects is deleted. So the walk reads as much as a deletion would.
+//! To find what an object holds alone, a walk goes down only through pages that nothing else refers to. Below a page of two
+//! objects, all chunks stay when one of these objects is deleted. So the walk reads as much as a deletion would.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::BuildHasherDefault;
@@ -29,7 +29,7 @@ const REPEATED_MAX: usize = 1 << 18;
 
 /// What a walk counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Counted {
+pub(crate) enum Counted {
     /// Chunks to which nothing else refers.
     Own,
     /// Chunks that were given up with a device.
@@ -66,46 +66,8 @@ impl Pool {
         self.walk(id, Counted::Own).await.map(|(bytes, _)| bytes)
     }
 
-    /// Returns the bytes of the chunks of a volume or snapshot that were given up with a device ([`crate::AcceptedLosses::devices`]). Its
-    /// whole map is read, unless the pool has lost nothing.
-    pub async fn lost_bytes(&self, id: VolumeId) -> Result<u64, PoolError> {
-        let has_lost = !self.shared.state.read().space.lost_slabs().is_empty();
-        let walked = if has_lost { self.walk(id, Counted::Lost).await?.0 } else { 0 };
-        Ok(walked)
-    }
-
-    /// Ends slabs that were given up with a device, if no map refers to them any more.
-    pub(crate) async fn end_lost(&self) -> Result<(), PoolError> {
-        if self.shared.state.read().space.lost_slabs().is_empty() {
-            return Ok(());
-        }
-        self.complete_deletions().await?;
-        let (lost, before, ids) = {
-            let state = self.shared.state.read();
-            let ids: Vec<_> = state.objects.keys().map(|&id| VolumeId(id)).collect();
-            (state.space.lost_slabs(), (state.space.lost_references, state.next_object), ids)
-        };
-        let mut used = BTreeSet::new();
-        for id in ids {
-            match self.walk(id, Counted::Lost).await {
-                Ok((_, slabs)) => used.extend(slabs),
-                // Until it is deleted, it may refer to them.
-                Err(PoolError::NotFound) => return Ok(()),
-                Err(error) => return Err(error),
-            }
-        }
-        let mut state = self.shared.state.write();
-        // A map that was read before may have got a reference since, and a new object may have the map of another one.
-        let is_same = (state.space.lost_references, state.next_object) == before
-            && !state.objects.values().any(|object| object.is_deleting());
-        for slab in lost.into_iter().filter(|slab| is_same && !used.contains(slab)) {
-            state.space.unassign(slab);
-        }
-        Ok(())
-    }
-
     /// Walks through the map of an object. Returns the bytes of what counts, and the slabs of those that were given up.
-    async fn walk(
+    pub(crate) async fn walk(
         &self,
         id: VolumeId,
         counted: Counted,

@@ -187,7 +187,8 @@ impl Shared {
                 self.untake(bytes, &parts, 0);
                 return Err(error);
             }
-            let mut done = 0;
+            // Its map needs pages now, which is another lack.
+            let (mut done, mut waits) = (0, RoomWaits::default());
             while done < parts.len() {
                 let blocked = {
                     let mut state = self.state.write();

@@ -277,7 +277,7 @@ fn a_damaged_frame_does_not_hide_later_ones() {
         });
         run(&damaged, is_clean(&damaged));
     }
-    // The last one may not have been completed, and then nobody was told that it was.
+    // A power failure can leave the last frame incomplete. Nothing in it was acknowledged then.
     device.flip(last);
     let devices = [device];
     run(&devices, async {
