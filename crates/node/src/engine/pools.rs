@@ -8,13 +8,12 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use sarsen_io::{threads, time};
-use sarsen_pool::AcceptedLosses;
 use tracing::{error, info};
 
 use crate::config::PoolConfig;
 use crate::problem::MissingObject;
 use crate::schema::pools::PoolLoss;
-use crate::stores::{self, OpenPool, PoolCores, PoolMemory, StoreError};
+use crate::stores::{OpenPool, PoolCores, PoolMemory, StoreError};
 
 /// After a failed attempt, a pool is not opened again for this time: all of its volumes get the same answer.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -129,13 +128,13 @@ impl Pools {
 
     /// Returns the pool, which is opened if it is not open. Blocks the thread, which must not be a core.
     pub(super) fn open(&self, config: &PoolConfig) -> Result<Arc<OpenPool>, StoreError> {
-        self.open_with_losses(config, AcceptedLosses::default())
+        self.open_with_losses(config, &[])
     }
 
     fn open_with_losses(
         &self,
         config: &PoolConfig,
-        losses: AcceptedLosses,
+        lose: &[PoolLoss],
     ) -> Result<Arc<OpenPool>, StoreError> {
         let mut state = self.state();
         let devices = state.key(config);
@@ -165,7 +164,7 @@ impl Pools {
         drop(state);
         drop(stopped);
         let opening = Opening { pools: self, devices };
-        let opened = OpenPool::open(&self.cores, config, &self.memory, losses);
+        let opened = OpenPool::open(&self.cores, config, &self.memory, lose);
         opening.end(match &opened {
             Ok(open) => Attempt::Open(Arc::downgrade(open)),
             Err(error) => {
@@ -180,14 +179,6 @@ impl Pools {
 
     /// Opens a pool even if it loses something. Blocks the thread, which must not be a core.
     pub(crate) fn recover(&self, config: &PoolConfig, lose: &[PoolLoss]) -> Result<(), StoreError> {
-        let mut losses = AcceptedLosses::default();
-        for loss in lose {
-            match loss {
-                PoolLoss::NewerData => stores::forget_pool(&self.cores, config, &self.memory)?,
-                PoolLoss::DamagedJournal => losses.journal = true,
-                PoolLoss::MissingDevices => losses.devices = true,
-            }
-        }
         {
             let mut state = self.state();
             let devices = state.key(config);
@@ -196,7 +187,7 @@ impl Pools {
                 state.attempts.remove(&devices);
             }
         }
-        self.open_with_losses(config, losses).map(drop)
+        self.open_with_losses(config, lose).map(drop)
     }
 
     /// Returns a desired pool that is open.

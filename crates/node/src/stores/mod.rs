@@ -30,7 +30,7 @@ pub use self::file::{FileOptions, FileStore};
 pub use self::null::NullStore;
 pub(crate) use self::pool::{
     NewPoolVolume, OpenPool, PendingRollBack, PoolBacking, PoolCores, PoolMemory, PoolRename,
-    ReportedDevice, RollBackEnd, forget as forget_pool, tier_use_of,
+    ReportedDevice, RollBackEnd, tier_use_of,
 };
 pub use self::pool::{PlannedDevice, PoolPlan, check as check_pool, create as create_pool};
 pub use self::ram::RamStore;

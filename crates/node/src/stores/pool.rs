@@ -32,8 +32,9 @@ use tracing::{error, info, warn};
 pub(crate) use self::creation::format;
 pub use self::creation::{PlannedDevice, PoolPlan, create};
 pub(crate) use self::devices::ReportedDevice;
-pub(crate) use self::devices::forget;
-use self::devices::{NamedDevices, Settling, identify_all, open_with, pool_of, refuse_older};
+use self::devices::{
+    NamedDevices, Settling, identify_all, open_with, pool_of, recovery, refuse_older,
+};
 use self::history::SnapshotHistory;
 use self::losses::Losses;
 pub(crate) use self::memory::PoolMemory;
@@ -48,6 +49,7 @@ use super::{OpenMode, StoreError};
 use crate::config::{CacheMode, PoolConfig, VolumeConfig, render_size};
 use crate::metrics::PoolUsage;
 use crate::model::{ByteSize, SnapshotName, render_rounded};
+use crate::schema::pools::PoolLoss;
 
 /// The end of a report of a pool that is nearly full: so many percent below the threshold.
 const ALERT_MARGIN: u64 = 2;
@@ -86,6 +88,16 @@ impl PoolCores {
 
 /// Returns the error of a pool, with the path of the device that it concerns.
 fn failed(pool: &str, devices: &[PathBuf], error: PoolError) -> StoreError {
+    failed_accepting(pool, devices, error, &[])
+}
+
+/// Returns the error of a pool that was to be opened with these losses, like [`failed`].
+fn failed_accepting(
+    pool: &str,
+    devices: &[PathBuf],
+    error: PoolError,
+    accepted: &[PoolLoss],
+) -> StoreError {
     let problem = match error {
         PoolError::Unfit { device, problem } => {
             let path = devices.get(device).map(|path| path.display().to_string());
@@ -95,8 +107,9 @@ fn failed(pool: &str, devices: &[PathBuf], error: PoolError) -> StoreError {
             format!("{}: {source}", devices[0].display())
         }
         error @ PoolError::DamagedJournal { .. } => format!(
-            "{error}. Restore the device from a backup, or go on with what was written before: `sarsen pool recover {pool} \
-             --lose damaged-journal`"
+            "{error}. A missing device may have the frame: connect it first. Otherwise restore the devices from a backup, or open \
+             the pool as it was before the damage: {}",
+            recovery(pool, accepted, PoolLoss::DamagedJournal)
         ),
         other => other.to_string(),
     };
@@ -210,7 +223,7 @@ impl OpenPool {
         cores: &PoolCores,
         config: &PoolConfig,
         memory: &PoolMemory,
-        accepted: AcceptedLosses,
+        accepted: &[PoolLoss],
     ) -> Result<Arc<Self>, StoreError> {
         let devices = NamedDevices::open_for(config)?;
         let given = devices.stores();
@@ -218,12 +231,17 @@ impl OpenPool {
             let identities = identify_all(&given).await;
             Ok((given, identities))
         })?;
-        refuse_older(config, memory, &identities)?;
+        refuse_older(config, memory, &identities, accepted)?;
         let losses = Losses::remembered(config, memory, &identities)?;
         let name = config.name.clone();
         let tasks = Arc::<PacedTasks>::default();
         let pacing = tasks.clone();
         let own_pool = pool_of(config, &identities);
+        let losses_of_pool = AcceptedLosses {
+            journal: accepted.contains(&PoolLoss::DamagedJournal),
+            devices: accepted.contains(&PoolLoss::MissingDevices),
+        };
+        let accepted_there = accepted.to_vec();
         let (opened, identities) = cores.run(move || async move {
             // A device of no pool, or of another one, is not given to it: the pool may do without.
             let is_part = |path: &PathBuf| {
@@ -237,20 +255,32 @@ impl OpenPool {
             }
             let stores = parts.iter().map(|(_, store)| Arc::clone(store) as _).collect();
             let paths: Vec<_> = parts.iter().map(|(path, _)| path.clone()).collect();
-            let opened = Pool::open_accepting(stores, pacing, accepted).await;
+            let opened = Pool::open_accepting(stores, pacing, losses_of_pool).await;
             if let Ok(pool) = &opened
                 && let Err(error) = pool.grow().await
             {
                 error!(pool = name, %error, "the bytes that devices have got are not in use");
             }
-            Ok((opened.map_err(|error| failed(&name, &paths, error)), identities))
+            let failed = |error| failed_accepting(&name, &paths, error, &accepted_there);
+            Ok((opened.map_err(failed), identities))
         })?;
         devices.identified(identities, own_pool);
-        let pool = opened.map_err(|error| match devices.why_not_enough(&config.name) {
-            // The devices that are there are not enough.
-            Some(problem) if !accepted.devices => StoreError::pool(&config.name, problem),
-            _ => error,
-        })?;
+        let pool =
+            opened.map_err(|error| match devices.why_not_enough(&config.name, accepted) {
+                // The devices that are there are not enough.
+                Some(problem) if !losses_of_pool.devices => StoreError::pool(&config.name, problem),
+                _ => error,
+            })?;
+        if accepted.contains(&PoolLoss::NewerData)
+            && let Some(pool) = own_pool
+        {
+            // What the server had used does not count any more.
+            let (memory, name) = (memory.clone(), config.name.clone());
+            cores.run(move || async move {
+                let forgotten = memory.set(pool, None).await;
+                forgotten.map_err(|error| StoreError::pool(&name, error.to_string()))
+            })?;
+        }
         info!(pool = config.name, "the pool is open");
         let open = Self {
             pool,

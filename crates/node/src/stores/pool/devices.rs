@@ -17,8 +17,10 @@ use tracing::{info, warn};
 use super::super::file::{FileOptions, FileStore};
 use super::super::{MarkRule, OpenMode, StoreError};
 use super::creation::{create_file, refuse_if_used};
-use super::{OpenPool, PoolCores, PoolMemory, failed, new_identifier};
+use super::{OpenPool, PoolMemory, failed, new_identifier};
 use crate::config::PoolConfig;
+use crate::model::Textual as _;
+use crate::schema::pools::PoolLoss;
 
 /// A device with requests of which none has ended for this time does not respond. A flush of much data takes some seconds.
 const SILENCE: Duration = Duration::from_secs(30);
@@ -209,7 +211,7 @@ impl NamedDevices {
     }
 
     /// Returns why a pool cannot be opened without a device, if paths cannot be used.
-    pub(super) fn why_not_enough(&self, pool: &str) -> Option<String> {
+    pub(super) fn why_not_enough(&self, pool: &str, accepted: &[PoolLoss]) -> Option<String> {
         let problems = self.problems();
         let which = match problems.len() {
             0 => return None,
@@ -219,9 +221,10 @@ impl NamedDevices {
                  may be no devices of the pool"
             }
         };
+        let command = recovery(pool, accepted, PoolLoss::MissingDevices);
+        let problems = problems.join("; ");
         Some(format!(
-            "{}; {which}. If they are lost for good, go on without their data: `sarsen pool recover {pool} --lose missing-devices`",
-            problems.join("; ")
+            "{problems}; {which}. If they are lost for good, go on without their data: {command}"
         ))
     }
 
@@ -254,6 +257,13 @@ pub(super) fn pool_of(config: &PoolConfig, identities: &Identities) -> Option<[u
     of(&|_| true).or_else(|| of(&|identity| identity.pool_name == config.name))
 }
 
+/// Returns the command that opens a pool with one more loss than those that were accepted.
+pub(super) fn recovery(pool: &str, accepted: &[PoolLoss], more: PoolLoss) -> String {
+    let losses = accepted.iter().filter(|&&loss| loss != more).chain([&more]);
+    let flags: String = losses.map(|loss| format!(" --lose {}", loss.render())).collect();
+    format!("`sarsen pool recover {pool}{flags}`")
+}
+
 /// What devices say about themselves, or why not, by their paths.
 pub(super) type Identities = Vec<(PathBuf, Result<DeviceIdentity, String>)>;
 
@@ -263,6 +273,7 @@ pub(super) fn refuse_older(
     config: &PoolConfig,
     memory: &PoolMemory,
     identities: &Identities,
+    accepted: &[PoolLoss],
 ) -> Result<(), StoreError> {
     let known = || identities.iter().filter_map(|(_, identity)| identity.as_ref().ok());
     let Some(pool) = pool_of(config, identities) else { return Ok(()) };
@@ -270,35 +281,15 @@ pub(super) fn refuse_older(
     let newest = of_pool.map(|identity| identity.checkpoint).max().unwrap_or(0);
     let least = memory.checkpoint(pool);
     let least = least.map_err(|error| StoreError::pool(&config.name, error.to_string()))?;
-    if newest >= least {
+    if newest >= least || accepted.contains(&PoolLoss::NewerData) {
         return Ok(());
     }
+    let command = recovery(&config.name, accepted, PoolLoss::NewerData);
     let problem = format!(
         "its devices have older data (checkpoint {newest}) than the server has used (checkpoint {least}): they were left out \
-         before, and a device with newer data is missing. Connect that device. If it is lost, use the older data: \
-         `sarsen pool recover {}`",
-        config.name
+         before, and a device with newer data is missing. Connect that device. If it is lost, use the older data: {command}"
     );
     Err(StoreError::pool(&config.name, problem))
-}
-
-/// Forgets which data of a pool the server has used, so that the pool can be opened with older data. Blocks the thread, which
-/// must not be a core.
-pub(crate) fn forget(
-    cores: &PoolCores,
-    config: &PoolConfig,
-    memory: &PoolMemory,
-) -> Result<(), StoreError> {
-    let (given, memory) = (NamedDevices::open_for(config)?.stores(), memory.clone());
-    let config = config.clone();
-    cores.run(move || async move {
-        let identities = identify_all(&given).await;
-        if let Some(pool) = pool_of(&config, &identities) {
-            let forgotten = memory.set(pool, None).await;
-            forgotten.map_err(|error| StoreError::pool(&config.name, error.to_string()))?;
-        }
-        Ok(())
-    })
 }
 
 /// Returns which of these devices belong to pools, and what they say.
