@@ -96,12 +96,12 @@ pub(crate) enum Verb {
         options: ServerOptions,
     },
     /// Open a pool that cannot be opened without a loss: `sarsen pool status` says of what. Do this only if the missing or
-    /// damaged devices cannot be had again.
+    /// damaged devices cannot be recovered.
     Recover {
         /// The name of the pool.
         name: String,
-        /// What may be lost, which can be given more than once: `newer-data`, all writes since the available devices were left out; `damaged-journal`, all writes
-        /// behind a damaged place of the journal; `missing-devices`, what is only on missing devices.
+        /// A loss to accept; can be repeated: `newer-data`, all writes since the available devices were left out; `damaged-journal`, all writes
+        /// after a damaged place of the journal; `missing-devices`, what is only on missing devices.
         #[arg(long, value_name = "WHAT", value_parser = PoolLoss::parse, default_value = "newer-data")]
         lose: Vec<PoolLoss>,
         /// Do not ask for confirmation.
@@ -248,7 +248,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
                         "the available devices have old data; all writes since they were left out will be lost"
                     }
                     PoolLoss::DamagedJournal => {
-                        "all writes behind the damaged place of the journal will be lost"
+                        "all writes after the damaged place of the journal will be lost"
                     }
                     PoolLoss::MissingDevices => {
                         "what is only on missing devices will be lost, even if they come back"

@@ -56,7 +56,7 @@ pub(crate) fn new_member(
 /// What a pool may lose so that it can be opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AcceptedLosses {
-    /// Changes behind a frame of the journal that is damaged.
+    /// Changes after a damaged frame of the journal.
     pub journal: bool,
     /// What is only on devices that are missing. Their data does not come back with them.
     pub devices: bool,

@@ -48,7 +48,7 @@ impl NbdDisk {
         Self::connect(url, &[], limit).await
     }
 
-    /// Does the same. The export must have a dirty bitmap with the changes since `older`: a snapshot of the same volume,
+    /// Connects like [`Self::open`]. The export must have a dirty bitmap with the changes since `older`: a snapshot of the same volume,
     /// with or without the name of the volume before it, or the name of a bitmap.
     pub async fn open_with_changes(
         url: &NbdUrl,

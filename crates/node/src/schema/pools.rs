@@ -191,7 +191,7 @@ pub struct RecoverPool {
 pub enum PoolLoss {
     /// Everything since devices were left out that are there again, because those with newer data are missing.
     NewerData,
-    /// What volumes wrote behind a damaged place of the journal.
+    /// What volumes wrote after a damaged place of the journal.
     DamagedJournal,
     /// What is only on devices that are missing. It does not come back with them.
     MissingDevices,
