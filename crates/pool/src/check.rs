@@ -41,7 +41,7 @@ pub struct Checked {
 /// checkpoint is not checked: opening the pool carries it out.
 pub async fn check(stores: Vec<Arc<dyn Store>>) -> Result<Checked, PoolError> {
     let mut found = find_devices(stores).await?;
-    let (state, left_out) = match read_state(&mut found, AcceptedLosses::default()).await {
+    let (state, left_out) = match read_state(&mut found, AcceptedLosses::default(), 0).await {
         Ok(state) => state,
         Err(PoolError::Damaged { what }) => {
             return Ok(Checked { findings: vec![Finding(what)], left_out: Vec::new() });

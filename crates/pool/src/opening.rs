@@ -30,6 +30,9 @@ use crate::{PoolError, PoolProblem};
 
 /// Minimum number of slabs of a pool: one for pages, one for data, and some that pages may need.
 const SLABS_MIN: u32 = 8;
+/// Number of generations by which the state that was opened is newer than its checkpoint: one more than a checkpoint that
+/// was interrupted.
+const SUPERSEDING: u64 = 2;
 /// Number of records whose metadata is loaded together.
 const AHEAD: usize = 4096;
 
@@ -169,7 +172,7 @@ impl Pool {
         losses: AcceptedLosses,
     ) -> Result<Self, PoolError> {
         let mut found = find_devices(stores).await?;
-        let (state, reasons) = read_state(&mut found, losses).await?;
+        let (state, reasons) = read_state(&mut found, losses, SUPERSEDING).await?;
         let absent = std::mem::take(&mut found.absent).into_iter().next();
         let absent = absent.filter(|_| !losses.devices);
         match Self::open_found(found, (state, reasons), tasks, losses).await {
@@ -234,9 +237,33 @@ impl Pool {
         }
         shared.clear_doubted_checksums().await?;
         shared.state.write().space.end_unreachable();
+        shared.supersede().await?;
         shared.checkpoint(generation).await?;
         shared.work.notify_one();
         Ok(Self { shared })
+    }
+}
+
+impl Shared {
+    /// Writes the superblock that was opened again, with higher generations, before anything else is written. A checkpoint
+    /// that was interrupted may be complete on a device that is not there now. When it comes back, it is older than this: the
+    /// next checkpoint overwrites the places of that one on the other devices.
+    async fn supersede(&self) -> Result<(), PoolError> {
+        let mut writer = self.writer.lock().await;
+        for _ in 0..SUPERSEDING {
+            let superblock = &mut writer.superblock;
+            superblock.generation += 1;
+            {
+                let members = &self.state.read().space.members;
+                for (member, row) in members.iter().zip(&mut superblock.devices) {
+                    let now = member.to_row();
+                    *row = DeviceRow { flags: now.flags | row.flags & KEEPER, ..now };
+                }
+            }
+            // The next checkpoint says whether another device has failed meanwhile.
+            self.write_superblocks(&writer.superblock).await?;
+        }
+        Ok(())
     }
 }
 
@@ -472,10 +499,12 @@ pub(crate) fn shape_of(superblock: &Superblock) -> Result<Shape, PoolError> {
     if is_valid { Ok(shape) } else { Err(damaged("the superblock has impossible sizes")) }
 }
 
-/// Reads the rows of all slabs, and leaves out the devices that are absent. Returns the reasons for that, too.
+/// Reads the rows of all slabs, and leaves out the devices that are absent. Returns the reasons for that, too. The next
+/// checkpoint skips so many generations.
 pub(crate) async fn read_state(
     found: &mut Found,
     losses: AcceptedLosses,
+    skipped: u64,
 ) -> Result<(State, Vec<(u8, String)>), PoolError> {
     let (superblock, devices) = (&found.superblock, &found.devices);
     let shape = shape_of(superblock)?;
@@ -493,7 +522,7 @@ pub(crate) async fn read_state(
         space.load_rows(page, &rows).map_err(damaged)?;
     }
     space.loaded_rows();
-    let generation = superblock.generation.get() + 1;
+    let generation = superblock.generation.get() + skipped + 1;
     let mut reasons = Vec::new();
     for device in 0..DEVICES_MAX as u8 {
         if space.member(device).is_some_and(|member| member.is_all_stale) {

@@ -126,6 +126,9 @@ impl Shared {
         }
         self.end_writes().await;
         let generation = {
+            // A checkpoint that is being written does not have them: if another device failed meanwhile, it would leave
+            // out both.
+            let _writer = self.writer.lock().await;
             let mut state = self.state.write();
             for device in returning {
                 let member = &mut state.space.members[usize::from(device)];
@@ -163,6 +166,9 @@ impl Shared {
                 return Ok(());
             }
         }
+        // A checkpoint that is being written calls the copies stale: if the device of the other copy failed meanwhile, it would
+        // leave none.
+        let _writer = self.writer.lock().await;
         let mut state = self.state.write();
         if state.space.mirrors.is_complete() {
             state.space.complete(number, targets);

@@ -9,6 +9,9 @@ use sarsen_block::{
 use super::device::SimulatedDevice;
 use super::runner::{LocalTasks, end_all, poll_once, run, run_until};
 use super::{is_clean, label, new_pool, stores, volume};
+use crate::format::{PAGE, SUPERBLOCKS};
+use crate::shape::SlabKind;
+use crate::space::SlabPart;
 use crate::{DeviceState, NewVolume, Pool, PoolError, PoolVolume, VolumeId, check};
 
 const SIZE: u64 = 4 << 20;
@@ -493,6 +496,150 @@ fn checkpoint_that_only_a_missing_device_has_does_not_replace_what_came_after_it
         assert_eq!((states(&pool), stale(&pool)), (vec![true, true], 0));
     });
     run(&both, async { is_clean(&both).await });
+}
+
+/// Returns devices of a mirror, of which the last one alone has the newest checkpoint: the power failed before the others had
+/// its superblock. It was added by this checkpoint, or it was there before.
+fn interrupted_checkpoint(is_added: bool) -> (Vec<Arc<SimulatedDevice>>, VolumeId) {
+    let devices = [1, 2, 3].map(|seed| SimulatedDevice::new(16 << 20, seed));
+    let members = if is_added { 2 } else { 3 };
+    let (id, newest) = run(&devices, async {
+        let (pool, id) = pool_with(&devices[..members], &mirrored(2, 1)).await;
+        let store = pool.open_volume(id).await.expect("opened");
+        write(&store, 0, 1 << 20, 1, Durability::Durable).await;
+        pool.snapshot(&[(id, label("s"))], false).await.expect("created");
+        pool.checkpoint().await.expect("written");
+        write(&store, 2 << 20, 1 << 20, 3, Durability::Volatile).await;
+        if is_added {
+            pool.add_device(devices[2].clone(), [9; 16]).await.expect("added");
+        } else {
+            pool.checkpoint().await.expect("written");
+        }
+        (id, pool.shared.state.read().completed)
+    });
+    end_all(());
+    for device in &devices[..2] {
+        let place = SUPERBLOCKS[(newest & 1) as usize] as usize;
+        device.edit(place, PAGE, |superblock| superblock.fill(0));
+    }
+    (devices.into(), id)
+}
+
+#[test]
+fn opening_without_the_device_that_has_the_newest_checkpoint_can_be_interrupted() {
+    for is_added in [false, true] {
+        let (before, id) = interrupted_checkpoint(is_added);
+        let mut requests = 1;
+        loop {
+            let devices: Vec<_> = before.iter().map(|device| device.copy(16 << 20)).collect();
+            let is_written = run_until(&devices[..2], requests, async {
+                let store = open(&devices[..2]).await.open_volume(id).await.expect("opened");
+                write(&store, 3 << 20, 1 << 20, 2, Durability::Durable).await;
+            });
+            end_all(());
+            let percent = [0, 50, 100][requests as usize % 3];
+            devices.iter().for_each(|device| device.crash_with(percent));
+            run(&devices, async {
+                let pool = open(&devices).await;
+                let store = pool.open_volume(id).await.expect("opened");
+                let last: &[u8] = if is_written.is_some() { &[2] } else { &[0, 2] };
+                for (at, allowed) in [(0, &[1][..]), (2 << 20, &[0, 3]), (3 << 20, last)] {
+                    let read = store.read(Extent::new(at >> 9, 2048)).wait().await.expect("read");
+                    let is_allowed = |byte: &u8| allowed.contains(byte);
+                    assert!(
+                        read.into_buffer().iter().all(is_allowed),
+                        "added: {is_added}, after {requests} requests, at {at}"
+                    );
+                }
+                drop(store);
+                pool.maintain_once().await.expect("it is back");
+                pool.checkpoint().await.expect("written");
+            });
+            run(&devices, async {
+                let members = if is_written.is_some() && is_added { 2 } else { 3 };
+                let checked = check(stores(&devices[..members])).await.expect("it can be checked");
+                let what = format!("added: {is_added}, after {requests} requests: {checked:#?}");
+                assert!(checked.findings.is_empty(), "{what}");
+            });
+            if is_written.is_some() {
+                assert!(requests > 20, "opened after {requests} requests");
+                break;
+            }
+            requests += 1;
+        }
+    }
+}
+
+/// A checkpoint is written while the second device gets what it lacks, and the first one fails. If `returns`, the second one was
+/// left out and lacks nothing.
+fn last_copy_changes_during_a_checkpoint(returns: bool) {
+    let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
+    let id = run(&devices, async {
+        let (pool, id) = pool_with(&devices, &mirrored(2, 1)).await;
+        fill(&pool.open_volume(id).await.expect("opened"), 1).await;
+        pool.checkpoint().await.expect("written");
+        id
+    });
+    let mut polls = 0;
+    loop {
+        let devices = devices.each_ref().map(|device| device.copy(32 << 20));
+        let was_complete = run_until(&devices, u64::MAX, async {
+            let pool = open(&devices).await;
+            let slab = pool.shared.state.read().space.slabs_of(SlabKind::Data)[0];
+            if returns {
+                pool.leave_out_device(1, "for a test").await.expect("left out");
+                pool.return_device(devices[1].clone()).await.expect("it is back");
+            } else {
+                pool.shared.state.write().space.lack(slab, 1, 1);
+            }
+            pool.checkpoint().await.expect("written");
+            let is_behind = || {
+                let state = pool.shared.state.read();
+                let is_stale = |slab: &SlabPart| slab.copies.stale() != 0;
+                !state.space.is_online(1) || state.space.slab(slab).is_some_and(is_stale)
+            };
+            let mut tending = Box::pin(pool.maintain_once());
+            for _ in 0..polls {
+                let _ended = poll_once(&mut tending);
+                tokio::task::yield_now().await;
+            }
+            let was_complete = !is_behind();
+            let mut written = Box::pin(pool.checkpoint());
+            let mut is_written = false;
+            while !is_written && (was_complete || is_behind()) {
+                is_written = poll_once(&mut written).is_ready();
+                let _ended = poll_once(&mut tending);
+                tokio::task::yield_now().await;
+            }
+            let failure = BlockError::Unreachable(std::io::Error::other("for a test"));
+            let stays = is_behind();
+            assert_eq!(pool.shared.exclude(0, failure).is_err(), stays);
+            // The power fails when the checkpoint is complete.
+            if !is_written {
+                drop(written.await);
+            }
+            end_all((tending, pool.clone()));
+            was_complete
+        });
+        end_all(());
+        devices.iter().for_each(|device| device.crash_with(100));
+        run(&devices, async { has_only(&open(&devices).await, id, 1).await });
+        if was_complete == Some(true) {
+            assert!(polls > 0, "it was complete after {polls} polls");
+            break;
+        }
+        polls += 1;
+    }
+}
+
+#[test]
+fn copy_that_is_completed_during_a_checkpoint_is_not_the_only_one_after_it() {
+    last_copy_changes_during_a_checkpoint(false);
+}
+
+#[test]
+fn device_that_is_back_during_a_checkpoint_is_not_the_only_one_after_it() {
+    last_copy_changes_during_a_checkpoint(true);
 }
 
 #[test]
