@@ -58,6 +58,15 @@ fn a_pool_goes_on_without_a_dead_disk_that_had_the_only_copy_of_something() -> R
     let dead = folder.path().join("dead");
     fs::rename(&second, &dead)?;
 
+    // What is left of it is not enough, and says what to do.
+    fs::copy(&dead, &second)?;
+    File::options().write(true).open(&second)?.set_len(64 << 20)?;
+    let server = start(folder.path())?;
+    let words = ["Restore its size", "recover tank --lose missing-devices"];
+    wait_for_problem(&server, &words)?;
+    server.kill()?;
+    fs::remove_file(&second)?;
+
     let server = start(folder.path())?;
     wait_for_problem(&server, &["recover tank --lose missing-devices"])?;
     let refused = server

@@ -275,6 +275,7 @@ impl Server {
             tokio::select! {
                 () = time::sleep_until(time::now() + RETRY_INTERVAL) => {}
                 () = changed => {}
+                () = self.engine.pools.recovered.notified() => {}
             }
             let (engine, desired) = (self.engine.clone(), self.desired.clone());
             let retry = async move {

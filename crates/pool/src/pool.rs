@@ -116,7 +116,8 @@ pub struct PoolSpace {
     pub lost_bytes: u64,
     /// Whether new data of one of the volumes has no space, although data of others may have.
     pub is_full: bool,
-    /// Whether objects are being deleted, whose bytes become free.
+    /// Whether objects are being deleted, whose bytes become free. Until it is durable that they are gone, the pool needs the
+    /// devices that have them.
     pub is_deleting: bool,
 }
 
@@ -142,7 +143,8 @@ impl Pool {
     pub fn space(&self) -> PoolSpace {
         let mut state = self.shared.state.write();
         state.space.reclaim();
-        let is_deleting = state.objects.values().any(|object| object.is_deleting());
+        let is_deleting = state.objects.values().any(|object| object.is_deleting())
+            || state.completed < state.deleted;
         let plain = state.usable_chunks(Class::Data(1));
         let free = plain + state.space.free_in_slabs_of_others(Class::Data(1));
         let rows = state.objects.values().filter(|object| !object.is_deleting());

@@ -222,6 +222,7 @@ impl Shared {
                 }
                 let deleting = state.objects.iter().find(|(_, object)| object.is_deleting());
                 let Some((&id, _)) = deleting else { return Ok(deleted) };
+                state.deleted = state.generation;
                 let mut parts = (0..PARTS).map(|_| state.delete_part(id));
                 match parts.find(|part| !matches!(part, Ok(false))) {
                     None | Some(Ok(_)) => return Ok(true),

@@ -72,6 +72,8 @@ pub(crate) struct State {
     pub(crate) generation: u64,
     /// Generation of the last checkpoint that is complete. The devices may not have the pages of a later one yet.
     pub(crate) completed: u64,
+    /// Generation of the checkpoint that will have the last part of a deletion.
+    pub(crate) deleted: u64,
     pub(crate) space: Space,
     pub(crate) pages: PageMap,
     /// Pages that were created in this generation. Some of them may have been removed.
@@ -123,6 +125,7 @@ impl State {
             pool,
             generation,
             completed: generation.saturating_sub(1),
+            deleted: 0,
             created_max: (bytes >> 18).clamp(128, 16 << 10) as usize,
             space,
             pages: PageMap::default(),

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use sarsen_io::{threads, time};
+use tokio::sync::Notify;
 use tracing::{error, info};
 
 use crate::config::PoolConfig;
@@ -28,6 +29,8 @@ pub(crate) struct Pools {
     state: Mutex<State>,
     /// An opening has ended.
     opened: Condvar,
+    /// A pool was recovered: its volumes can be opened now.
+    pub(crate) recovered: Notify,
 }
 
 #[derive(Default)]
@@ -119,7 +122,13 @@ impl Drop for Opening<'_> {
 
 impl Pools {
     pub(super) fn new(cores: PoolCores, memory: PoolMemory) -> Self {
-        Self { cores, memory, state: Mutex::default(), opened: Condvar::new() }
+        Self {
+            cores,
+            memory,
+            state: Mutex::default(),
+            opened: Condvar::new(),
+            recovered: Notify::new(),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -187,7 +196,9 @@ impl Pools {
                 state.attempts.remove(&devices);
             }
         }
-        self.open_with_losses(config, lose).map(drop)
+        drop(self.open_with_losses(config, lose)?);
+        self.recovered.notify_one();
+        Ok(())
     }
 
     /// Returns a desired pool that is open.

@@ -21,8 +21,8 @@ use sarsen_block::Store;
 use sarsen_io::cores::Cores;
 use sarsen_io::{random, time};
 use sarsen_pool::{
-    AcceptedLosses, DeviceState, Label, NewVolume, Pool, PoolError, PoolVolume, VolumeId,
-    VolumeInfo, VolumeKind,
+    AcceptedLosses, DeviceState, Label, NewVolume, Pool, PoolError, PoolProblem, PoolVolume,
+    VolumeId, VolumeInfo, VolumeKind,
 };
 use sarsen_volume::VolumeHealth;
 use sha2::{Digest as _, Sha256};
@@ -88,17 +88,11 @@ impl PoolCores {
 
 /// Returns the error of a pool, with the path of the device that it concerns.
 fn failed(pool: &str, devices: &[PathBuf], error: PoolError) -> StoreError {
-    failed_accepting(pool, devices, error, &[])
+    StoreError::pool(pool, problem_of(devices, error))
 }
 
-/// Returns the error of a pool that was to be opened with these losses, like [`failed`].
-fn failed_accepting(
-    pool: &str,
-    devices: &[PathBuf],
-    error: PoolError,
-    accepted: &[PoolLoss],
-) -> StoreError {
-    let problem = match error {
+fn problem_of(devices: &[PathBuf], error: PoolError) -> String {
+    match error {
         PoolError::Unfit { device, problem } => {
             let path = devices.get(device).map(|path| path.display().to_string());
             format!("{}: {problem}", path.unwrap_or_else(|| format!("device {device}")))
@@ -106,14 +100,25 @@ fn failed_accepting(
         PoolError::Device { source, .. } if devices.len() == 1 => {
             format!("{}: {source}", devices[0].display())
         }
-        error @ PoolError::DamagedJournal { .. } => format!(
-            "{error}. A missing device may have the frame: connect it first. Otherwise restore the devices from a backup, or open \
-             the pool as it was before the damage: {}",
-            recovery(pool, accepted, PoolLoss::DamagedJournal)
-        ),
         other => other.to_string(),
-    };
-    StoreError::pool(pool, problem)
+    }
+}
+
+/// Returns how a pool can be opened that could not be opened with these losses, if another loss lets it go on.
+fn remedy(pool: &str, error: &PoolError, accepted: &[PoolLoss]) -> String {
+    let recovery = |loss| recovery(pool, accepted, loss);
+    match error {
+        PoolError::DamagedJournal { .. } => format!(
+            ". A missing device may have the frame: connect it first. Otherwise restore the devices from a backup, or open the \
+             pool as it was before the damage: {}",
+            recovery(PoolLoss::DamagedJournal)
+        ),
+        PoolError::Unfit { problem: PoolProblem::Short { .. }, .. } => format!(
+            ". Restore its size. If that is not possible, go on without the data that is only there: {}",
+            recovery(PoolLoss::MissingDevices)
+        ),
+        _ => String::new(),
+    }
 }
 
 fn new_identifier() -> [u8; 16] {
@@ -261,7 +266,10 @@ impl OpenPool {
             {
                 error!(pool = name, %error, "the bytes that devices have got are not in use");
             }
-            let failed = |error| failed_accepting(&name, &paths, error, &accepted_there);
+            let failed = |error| {
+                let remedy = remedy(&name, &error, &accepted_there);
+                StoreError::pool(&name, problem_of(&paths, error) + &remedy)
+            };
             Ok((opened.map_err(failed), identities))
         })?;
         devices.identified(identities, own_pool);
