@@ -118,6 +118,7 @@ async fn open_pool() -> Result<Arc<dyn Store>, sarsen_pool::PoolError> {
         copies: 1,
         stripes: 1,
         has_checksums: false,
+        image_size: None,
     };
     let id = pool.create_volume(&new).await?;
     Ok(pool.open_volume(id).await?)

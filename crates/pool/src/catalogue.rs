@@ -8,8 +8,8 @@ use zerocopy::FromZeros as _;
 use crate::copies::{MIRROR_MAX, STRIPES_MAX};
 use crate::error::Blocked;
 use crate::format::{
-    CATALOGUE_HEIGHT, DELETING, FAN_OUT, IS_SNAPSHOT, IS_VOLUME, PROTECTED, RECEIVING, VOLUMES,
-    VolumeRow, VolumesPage,
+    CATALOGUE_HEIGHT, DELETING, FAN_OUT, FILLING, IS_SNAPSHOT, IS_VOLUME, PROTECTED, RECEIVING,
+    VOLUMES, VolumeRow, VolumesPage,
 };
 use crate::pages::{Cached, Mapping, Page};
 use crate::records::Record;
@@ -26,8 +26,9 @@ fn check_row(row: &VolumeRow) -> Result<(), Blocked> {
         && matches!(row.block_shift, 9 | 11 | 12)
         && row.id.get() < u32::MAX
         && matches!(row.kind, IS_VOLUME | IS_SNAPSHOT)
-        && row.flags & !(DELETING | PROTECTED | RECEIVING) == 0
+        && row.flags & !(DELETING | PROTECTED | RECEIVING | FILLING) == 0
         && (row.flags & RECEIVING == 0 || row.kind == IS_SNAPSHOT)
+        && (row.flags & FILLING == 0 || row.kind == IS_VOLUME)
         && (1..=MIRROR_MAX).contains(&row.copies)
         && (1..=STRIPES_MAX).contains(&row.stripes)
         && row.checksums <= 1;

@@ -10,7 +10,9 @@ use crate::PoolError;
 use crate::checkpoint::counts_page;
 use crate::copies::Place;
 use crate::devices::{Devices, NOT_ONLINE};
-use crate::format::{CATALOGUE_HEIGHT, FAN_OUT, IS_SNAPSHOT, IS_VOLUME, PAGE, VOLUMES, unpadded};
+use crate::format::{
+    CATALOGUE_HEIGHT, FAN_OUT, FILLING, IS_SNAPSHOT, IS_VOLUME, PAGE, VERSION, VOLUMES, unpadded,
+};
 use crate::journal::Replayed;
 use crate::opening::{AcceptedLosses, Found, find_devices, read_journal, read_state};
 use crate::pages::Page;
@@ -64,7 +66,8 @@ pub async fn check(stores: Vec<Arc<dyn Store>>) -> Result<Checked, PoolError> {
         Err(PoolError::Damaged { what }) => check.find(what),
         Err(error) => return Err(error),
     }
-    check.catalogue(superblock.catalogue.get(), superblock.next_volume.get()).await?;
+    let version = superblock.version.get();
+    check.catalogue(superblock.catalogue.get(), superblock.next_volume.get(), version).await?;
     check.counts().await?;
     Ok(Checked { findings: check.findings, left_out })
 }
@@ -135,7 +138,12 @@ impl Check<'_> {
         }
     }
 
-    async fn catalogue(&mut self, root: u64, next_volume: u32) -> Result<(), PoolError> {
+    async fn catalogue(
+        &mut self,
+        root: u64,
+        next_volume: u32,
+        version: u32,
+    ) -> Result<(), PoolError> {
         let mut rows = Vec::new();
         let mut waiting = vec![(root, CATALOGUE_HEIGHT - 1)];
         while let Some((address, level)) = waiting.pop() {
@@ -167,6 +175,12 @@ impl Check<'_> {
             }
             if !matches!(row.kind, IS_VOLUME | IS_SNAPSHOT) {
                 self.find(format!("volume {id} ({name}) has an unknown kind"));
+            }
+            if row.flags & FILLING != 0 && (row.kind != IS_VOLUME || version < VERSION) {
+                self.find(format!(
+                    "volume {id} ({name}) is being filled from an image, which its kind or the version of the format \
+                     does not permit"
+                ));
             }
             let is_live = row.flags & crate::format::DELETING == 0;
             let before = self.findings.len();

@@ -193,7 +193,7 @@ impl Shared {
             records = std::mem::take(&mut state.records);
             was_unsaid = state.space.has_unsaid();
             state.generation += 1;
-            superblock.version = state.space.version().into();
+            superblock.version = state.version().into();
             superblock.generation = generation.into();
             superblock.catalogue = state.catalogue().into();
             superblock.next_volume = state.next_object.into();

@@ -64,6 +64,11 @@ pub enum PoolError {
     /// It is a snapshot of which parts have not been received yet.
     #[error("the snapshot is not complete: receive the rest of it first")]
     Incomplete,
+    /// It is a volume that does not have all of its image yet.
+    #[error(
+        "it is still being filled from its image: wait until `sarsen volume list` shows no progress any more"
+    )]
+    Filling,
     /// A part of a stream does not fit.
     #[error(transparent)]
     Stream(#[from] StreamProblem),
@@ -156,6 +161,7 @@ impl From<PoolError> for BlockError {
             | PoolError::InUse
             | PoolError::Protected
             | PoolError::Incomplete
+            | PoolError::Filling
             | PoolError::Stream(_)
             | PoolError::Invalid(_) => StopCause::OutOfService.into(),
         }

@@ -1,4 +1,4 @@
-//! The layout of a pool on its devices, version 4. All numbers are little-endian. `docs/pool-format.md` describes it for
+//! The layout of a pool on its devices, version 5. All numbers are little-endian. `docs/pool-format.md` describes it for
 //! other programs.
 
 use zerocopy::little_endian::{U16, U32, U64};
@@ -34,8 +34,11 @@ pub(crate) const ROWS_OFFSET: u64 = 128 << 10;
 pub(crate) const NAME_MAX: usize = 127;
 
 pub(crate) const MAGIC: [u8; 8] = *b"sarsen\x1ap";
-pub(crate) const VERSION: u32 = 4;
-/// The version of pools in which no slab is lost.
+/// The version of pools in which a volume is being filled from an image.
+pub(crate) const VERSION: u32 = 5;
+/// The version of pools without such a volume in which a slab is lost.
+pub(crate) const VERSION_LOST: u32 = 4;
+/// The version of all other pools.
 pub(crate) const VERSION_WHOLE: u32 = 3;
 /// The oldest version that this program opens. It has no slabs with checksums.
 pub(crate) const VERSION_MIN: u32 = 2;
@@ -133,6 +136,7 @@ pub(crate) struct VolumeRow {
     /// 1: volume, 2: snapshot.
     pub(crate) kind: u8,
     /// Bit 0: it is being deleted. Bit 1: it is protected from deletion. Bit 2: it is a snapshot that is being received.
+    /// Bit 3: it is a volume that is being filled from an image.
     pub(crate) flags: u8,
     /// Levels of its map.
     pub(crate) height: u8,
@@ -161,7 +165,7 @@ pub(crate) struct VolumeRow {
     pub(crate) base: [u8; 16],
     /// The byte up to which it was received.
     pub(crate) received: U64,
-    /// And the size that it gets, in bytes.
+    /// And the size that it gets, in bytes. Of a volume that is being filled: the size of the disk in its image.
     pub(crate) size_to_be: U64,
     /// 1: its data has checksums.
     pub(crate) checksums: u8,
@@ -173,6 +177,7 @@ pub(crate) const IS_SNAPSHOT: u8 = 2;
 pub(crate) const DELETING: u8 = 1;
 pub(crate) const PROTECTED: u8 = 2;
 pub(crate) const RECEIVING: u8 = 4;
+pub(crate) const FILLING: u8 = 8;
 
 /// Reference counts of consecutive units of a slab.
 #[derive(Clone, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

@@ -18,6 +18,7 @@
 //! * `request`, `write`, `unmap`, `share`, `volume`: the requests of clients to a volume.
 //! * `pool`: operations on volumes and snapshots.
 //! * `membership`: operations on devices.
+//! * `filling`: volumes that are filled from an image while they are used.
 //! * `changes`: the differences between two snapshots.
 //! * `usage`: what an object holds alone, or has lost.
 //! * `lost`: slabs that were given up with a device.
@@ -35,6 +36,7 @@ mod copies;
 mod counts;
 mod devices;
 mod error;
+mod filling;
 mod format;
 mod grace;
 mod journal;
@@ -73,6 +75,7 @@ pub use changes::{Change, Changes};
 pub use check::{Checked, Finding, check};
 pub use checksums::ChecksumErrors;
 pub use error::{PoolError, PoolProblem};
+pub use filling::{FillError, FillingVolume, Image};
 pub use membership::{DeviceInfo, DeviceState};
 pub use opening::{AcceptedLosses, DeviceIdentity, identify};
 pub use parts::{PART_BYTES_MAX, PART_HEADER_BYTES, PartInfo, StreamProblem};

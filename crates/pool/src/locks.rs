@@ -1,4 +1,5 @@
-//! Locks of chunks, for requests that change their entries, and the turns of those that copy slabs or change devices.
+//! Locks of chunks, for requests that change their entries or give them contents of an image, and the turns of those that
+//! copy slabs or change devices.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use futures_util::future::select;
 use parking_lot::Mutex;
 use sarsen_block::LocalFuture;
-use tokio::sync::{MutexGuard, Notify, oneshot};
+use tokio::sync::{MutexGuard, Notify, RwLock, oneshot};
 
 /// The locked ranges of chunks, by volume and first chunk, with their ends and waiters.
 type Ranges = BTreeMap<(u32, u64), (u64, Vec<oneshot::Sender<()>>)>;
@@ -54,6 +55,15 @@ impl Drop for ChunkGuard {
         let released = self.locks.0.lock().remove(&self.key);
         drop(released);
     }
+}
+
+/// What the changes of a volume hold that is being filled from an image. A volume that was closed and opened again has the
+/// same: requests from before may not have ended.
+#[derive(Default)]
+pub(crate) struct FillGuards {
+    /// Held by each change of chunks that are not filled: after the end of the filling, others do not respect the locks.
+    pub(crate) changes: RwLock<()>,
+    pub(crate) locks: Arc<ChunkLocks>,
 }
 
 /// One at a time copies or compares slabs, or changes devices.

@@ -6,17 +6,12 @@
 use std::collections::BTreeSet;
 
 use crate::counts::Counts;
-use crate::format::{ROWS, VERSION, VERSION_WHOLE};
+use crate::format::ROWS;
 use crate::space::{SlabPart, Space};
 use crate::usage::Counted;
 use crate::{Pool, PoolError, VolumeId};
 
 impl Space {
-    /// Returns the version of the format that this needs.
-    pub(crate) fn version(&self) -> u32 {
-        if self.lost_slabs().is_empty() { VERSION_WHOLE } else { VERSION }
-    }
-
     /// Returns the slabs that were given up with devices.
     pub(crate) fn lost_slabs(&self) -> Vec<u32> {
         let is_lost = |&number: &u32| self.slab(number).is_some_and(SlabPart::is_lost);

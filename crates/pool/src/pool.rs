@@ -10,7 +10,8 @@ use zerocopy::FromZeros as _;
 
 use crate::copies::{MIRROR_MAX, STRIPES_MAX};
 use crate::format::{
-    DELETING, IS_SNAPSHOT, IS_VOLUME, NAME_MAX, PROTECTED, RECEIVING, VolumeRow, padded, unpadded,
+    DELETING, FILLING, IS_SNAPSHOT, IS_VOLUME, NAME_MAX, PROTECTED, RECEIVING, VolumeRow, padded,
+    unpadded,
 };
 use crate::grace::{Freed, Period};
 use crate::records::Record;
@@ -50,6 +51,9 @@ pub struct NewVolume {
     pub stripes: u8,
     /// Whether each 4 KiB of its data has a checksum, which every read verifies.
     pub has_checksums: bool,
+    /// The size in bytes of the disk in the image from which it is filled ([`Pool::open_filling`]), if it is. It is not
+    /// larger than the volume.
+    pub image_size: Option<u64>,
 }
 
 /// A pool to be created.
@@ -102,6 +106,8 @@ pub struct VolumeInfo {
     pub has_checksums: bool,
     /// The byte up to which it has been received, if it is a snapshot that is not complete yet.
     pub received: Option<u64>,
+    /// The size in bytes of the disk in its image, if it is a volume that does not have all of that yet.
+    pub image_size: Option<u64>,
 }
 
 /// The space of a pool.
@@ -190,6 +196,9 @@ impl Pool {
         if !(1..=MIRROR_MAX).contains(&new.copies) {
             return Err(PoolError::Invalid("a volume has 1 to 3 copies"));
         }
+        if new.image_size.is_some_and(|image| image > new.size) {
+            return Err(PoolError::Invalid("the volume is smaller than the disk in its image"));
+        }
         // Pages have as many copies as there are devices for, up to this number.
         if self.shared.state.read().space.page_copies() < new.copies {
             return Err(PoolError::Invalid(
@@ -201,7 +210,14 @@ impl Pool {
         row.checksums = new.has_checksums.into();
         row.block_shift = new.block_size.shift() as u8;
         row.size = new.size.into();
+        if let Some(image_size) = new.image_size {
+            (row.flags, row.size_to_be) = (FILLING, image_size.into());
+        }
         let ids = self.add_objects(&[(0, row)]).await?;
+        if new.image_size.is_some() {
+            // Programs of older versions must not open the pool from now on.
+            self.checkpoint().await?;
+        }
         Ok(ids[0])
     }
 
@@ -260,7 +276,7 @@ impl Pool {
                     row.height = state.shape().height(row.size.get());
                 } else {
                     let from = state.objects.get(source).filter(|from| !from.is_deleting());
-                    let from = from.ok_or(PoolError::NotFound)?.row;
+                    let from = filled(from.ok_or(PoolError::NotFound)?.row)?;
                     (row.size, row.block_shift) = (from.size, from.block_shift);
                     (row.copies, row.stripes) = (from.copies, from.stripes);
                     row.checksums = from.checksums;
@@ -301,7 +317,7 @@ impl Pool {
             if row.flags & PROTECTED != 0 {
                 return Err(PoolError::Protected);
             }
-            row.flags |= DELETING;
+            row.flags = row.flags & !FILLING | DELETING;
             row.name = [0; NAME_MAX + 1];
             Ok(row)
         };
@@ -371,7 +387,7 @@ impl Pool {
             let _ended = landing.await;
         }
         let wanted = |state: &mut State| {
-            let (to, from) = (self.closed(state, volume)?, complete(state, snapshot)?);
+            let (to, from) = (filled(self.closed(state, volume)?)?, complete(state, snapshot)?);
             if to.kind != IS_VOLUME || from.kind != IS_SNAPSHOT {
                 return Err(PoolError::Invalid("only a volume can be set back, to a snapshot"));
             }
@@ -391,7 +407,7 @@ impl Pool {
         Ok(())
     }
 
-    async fn change_row(
+    pub(crate) async fn change_row(
         &self,
         wanted: impl FnMut(&mut State) -> Result<VolumeRow, PoolError>,
     ) -> Result<(), PoolError> {
@@ -414,7 +430,7 @@ impl Pool {
 
     /// Opens a volume or a snapshot. All that are open have one status.
     pub async fn open_volume(&self, id: VolumeId) -> Result<Arc<PoolVolume>, PoolError> {
-        complete(&self.shared.state.read(), id)?;
+        filled(complete(&self.shared.state.read(), id)?)?;
         self.open_object(id).await
     }
 
@@ -540,6 +556,11 @@ pub(crate) fn complete(state: &State, id: VolumeId) -> Result<VolumeRow, PoolErr
     if row.flags & RECEIVING == 0 { Ok(row) } else { Err(PoolError::Incomplete) }
 }
 
+/// Returns the row of an object, unless it is a volume that is being filled from an image.
+pub(crate) fn filled(row: VolumeRow) -> Result<VolumeRow, PoolError> {
+    if row.flags & FILLING == 0 { Ok(row) } else { Err(PoolError::Filling) }
+}
+
 /// Returns whether a volume has a snapshot of this name.
 pub(crate) fn has_snapshot(state: &State, volume: u32, name: &[u8; NAME_MAX + 1]) -> bool {
     state.objects.values().any(|other| {
@@ -582,5 +603,6 @@ fn info(row: &VolumeRow, chunk_shift: u8) -> VolumeInfo {
         stripes: row.stripes,
         has_checksums: row.checksums != 0,
         received: (row.flags & RECEIVING != 0).then_some(row.received.get()),
+        image_size: (row.flags & FILLING != 0).then_some(row.size_to_be.get()),
     }
 }

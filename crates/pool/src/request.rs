@@ -28,7 +28,7 @@ impl Bytes {
         self.end - self.start
     }
 
-    const fn lba(self, at: u64) -> Lba {
+    pub(crate) const fn lba(self, at: u64) -> Lba {
         Lba(at >> self.block_shift)
     }
 

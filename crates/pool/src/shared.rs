@@ -17,7 +17,7 @@ use crate::error::Blocked;
 use crate::format::Superblock;
 use crate::grace::{Freed, Period};
 use crate::journal::Ring;
-use crate::locks::{ChunkLocks, Turns};
+use crate::locks::{ChunkLocks, FillGuards, Turns};
 use crate::state::State;
 use crate::tasks::Tasks;
 
@@ -53,6 +53,8 @@ pub(crate) struct Shared {
     pub(crate) work: Arc<Notify>,
     /// The status of each volume that is open or has requests.
     pub(crate) opened: Mutex<HashMap<u32, Weak<StoreStatus>>>,
+    /// The guards of each volume that is being filled, and is open or has requests.
+    pub(crate) fill_guards: Mutex<HashMap<u32, Weak<FillGuards>>>,
     /// Held while the size of a volume changes.
     pub(crate) resizing: tokio::sync::Mutex<()>,
     /// Held while copies are made or compared, or devices come and go.
@@ -95,6 +97,7 @@ impl Shared {
             tasks,
             work: Arc::default(),
             opened: Mutex::default(),
+            fill_guards: Mutex::default(),
             resizing: tokio::sync::Mutex::default(),
             copying: Turns::default(),
             receiving: tokio::sync::Mutex::default(),

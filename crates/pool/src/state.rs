@@ -6,8 +6,8 @@ use std::sync::{Arc, Weak};
 
 use crate::error::Blocked;
 use crate::format::{
-    BASES, CATALOGUE_HEIGHT, DELETING, FAN_OUT, IS_VOLUME, PAGE, PageKind, RECEIVING, VOLUMES,
-    VolumeRow,
+    BASES, CATALOGUE_HEIGHT, DELETING, FAN_OUT, FILLING, IS_VOLUME, PAGE, PageKind, RECEIVING,
+    VERSION, VERSION_LOST, VERSION_WHOLE, VOLUMES, VolumeRow,
 };
 use crate::grace::Period;
 use crate::pages::{Cached, Page, PageMap};
@@ -159,6 +159,17 @@ impl State {
 
     pub(crate) const fn catalogue(&self) -> u64 {
         self.catalogue.root
+    }
+
+    /// Returns the version of the format that this needs.
+    pub(crate) fn version(&self) -> u32 {
+        if self.objects.values().any(|object| object.row.flags & FILLING != 0) {
+            VERSION
+        } else if self.space.lost_slabs().is_empty() {
+            VERSION_WHOLE
+        } else {
+            VERSION_LOST
+        }
     }
 
     /// Returns the number of chunks that new data of a class can use, now or when units that were given back are free.

@@ -14,7 +14,7 @@ use crate::grace::{Freed, Period};
 use crate::parts::{
     DATA_MAX, LAST, NONE, Part, PartHeader, RANGES_MAX, Range, StreamProblem, encode,
 };
-use crate::pool::{Label, complete, has_snapshot, landing, live, row_of};
+use crate::pool::{Label, complete, filled, has_snapshot, landing, live, row_of};
 use crate::records::Record;
 use crate::state::State;
 use crate::{Change, Pool, PoolError, PoolVolume, VolumeId};
@@ -182,7 +182,7 @@ impl Pool {
         header: &PartHeader,
     ) -> Result<Found, PoolError> {
         let state = self.shared.state.read();
-        let of = live(&state, volume)?;
+        let of = filled(live(&state, volume)?)?;
         if of.kind != IS_VOLUME {
             return Err(PoolError::Invalid("only a volume receives snapshots"));
         }

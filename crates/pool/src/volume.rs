@@ -20,8 +20,8 @@ use crate::state::State;
 
 /// An open volume, or an open snapshot, which is read-only.
 pub struct PoolVolume {
-    shared: Arc<Shared>,
-    id: u32,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) id: u32,
     block_size: BlockSize,
     status: Arc<StoreStatus>,
     characteristics: Characteristics,
@@ -65,7 +65,7 @@ impl PoolVolume {
         Ok(Self { shared, id: row.id.get(), block_size, status, characteristics })
     }
 
-    fn bytes(&self, extent: Extent) -> Bytes {
+    pub(crate) fn bytes(&self, extent: Extent) -> Bytes {
         let start = extent.byte_offset(self.block_size);
         Bytes {
             volume: self.id,

@@ -568,7 +568,16 @@ impl OpenPool {
                 let (size, block_size) = (size.get(), config.block_size());
                 let (copies, stripes) = (config.mirror(), config.stripes());
                 let has_checksums = config.has_checksums();
-                let new = NewVolume { label, size, block_size, copies, stripes, has_checksums };
+                let image_size = None;
+                let new = NewVolume {
+                    label,
+                    size,
+                    block_size,
+                    copies,
+                    stripes,
+                    has_checksums,
+                    image_size,
+                };
                 self.pool.create_volume(&new).await
             }
             (None, None) => {

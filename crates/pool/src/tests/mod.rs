@@ -5,6 +5,7 @@ mod checksums;
 mod crashes;
 mod damage;
 mod device;
+mod filling;
 mod full;
 mod lost;
 mod mirrors;
@@ -48,7 +49,15 @@ fn stores(devices: &[Arc<SimulatedDevice>]) -> Vec<Arc<dyn Store>> {
 }
 
 fn volume(name: &str, size: u64, block_size: BlockSize) -> NewVolume {
-    NewVolume { label: label(name), size, block_size, copies: 1, stripes: 1, has_checksums: false }
+    NewVolume {
+        label: label(name),
+        size,
+        block_size,
+        copies: 1,
+        stripes: 1,
+        has_checksums: false,
+        image_size: None,
+    }
 }
 
 async fn is_clean(devices: &[Arc<SimulatedDevice>]) {
