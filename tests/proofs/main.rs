@@ -25,6 +25,7 @@ mod guide;
 mod handover;
 mod hostile;
 mod hung_disk;
+mod image_volumes;
 mod images;
 mod import;
 mod incremental_backup;

@@ -40,6 +40,10 @@ const EXAMPLES: &[(&str, &[Example])] = &[
                 "sarsen volume create vm2 100GiB --pool tank --mirror 2 --export",
             ),
             (
+                "Create a volume from an image, which fills it while it is used",
+                "sarsen volume create vm3 --pool tank --image /srv/images/debian.qcow2 --export",
+            ),
+            (
                 "Use a device of the server",
                 "sarsen volume create fast --path /dev/nvme0n1 --cache none",
             ),

@@ -385,13 +385,23 @@ fn list_volumes(
             size(own.map(|own| own.size_bytes)),
             size(own.and_then(|own| own.allocated_bytes)),
             size(own.and_then(|own| own.free_bytes)),
-            details(object),
+            own.and_then(filling)
+                .into_iter()
+                .chain([details(object)])
+                .collect::<Vec<_>>()
+                .join("; "),
         ]
     };
     let rows: Vec<[String; 5]> = objects.iter().map(row).collect();
     let lines = [table(["VOLUME", "SIZE", "ALLOCATED", "FREE", "SETTINGS"], &rows)].into_iter();
     let lines = lines.chain(problems.map(|problem| format!("! {problem}")));
     print_line(&lines.collect::<Vec<_>>().join("\n"))
+}
+
+/// Describes the filling of a volume from an image.
+fn filling(volume: &ServedVolume) -> Option<String> {
+    let filling = volume.filling.as_ref()?;
+    Some(format!("filling from {}, {} %", filling.image, filling.percent()))
 }
 
 /// Formats an object's keys, except its name, on one line.
@@ -426,7 +436,16 @@ fn show(kind: ObjectKind, name: &str, options: &ServerOptions) -> anyhow::Result
     if options.json {
         return print_line(&serde_json::to_string(&found)?);
     }
-    print_document(&toml::to_string(&Document::of([&found]))?)
+    let mut text = toml::to_string(&Document::of([&found]))?;
+    if kind == ObjectKind::Volume {
+        let client = options.client()?;
+        let VolumeList { volumes } = on_a_core(async { Ok(client.get("/volumes").await?) })?;
+        let own = volumes.iter().find(|volume| volume.name == name);
+        if let Some(filling) = own.and_then(filling) {
+            text.push_str(&format!("# {filling}\n"));
+        }
+    }
+    print_document(&text)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use sarsen_block::BlockSize;
+use sarsen_initiator::transfer::ImageFormat;
 use sarsen_node::config::{DEFAULT_TARGET_PREFIX, NamePattern, parse_size, render_size};
 use sarsen_node::control::path_segment;
 use sarsen_node::model::document::{Account, Luns, Rule, Target, Volume};
@@ -124,6 +125,13 @@ pub(crate) struct Create {
     /// With --pool: keep a checksum of each 4 KiB of the data, which every read verifies.
     #[arg(long)]
     checksums: bool,
+    /// With --pool: fill the volume from the disk in this image, while it is used. The image must not change until then.
+    /// Default size: that of the disk.
+    #[arg(long, value_name = "PATH", conflicts_with = "snapshot")]
+    image: Option<PathBuf>,
+    /// With --image: the format of the image, qcow2 or raw. Default: qcow2.
+    #[arg(long, value_name = "FORMAT", value_parser = ImageFormat::parse, requires = "image")]
+    image_format: Option<ImageFormat>,
     /// With --pool: serve this snapshot, read-only, instead of a volume of its own.
     #[arg(long, value_name = "VOLUME@NAME", conflicts_with = "size")]
     snapshot: Option<SnapshotName>,
@@ -387,6 +395,8 @@ impl Create {
             mirror: self.mirror,
             stripes: self.stripes,
             checksums: self.checksums.then_some(true),
+            image: self.image.as_deref().map(|path| absolute(path).into()),
+            image_format: self.image_format,
             path: self.path.as_deref().map(absolute),
             size: self.size,
             block_size: self.block_size,

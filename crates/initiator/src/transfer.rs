@@ -22,7 +22,8 @@ pub use disk::Disk;
 pub use ends::{DiskFile, Sink, Source};
 pub use error::TransferError;
 pub use images::{
-    Image, ImageError, ImageFormat, NewImage, References, check_format, create_qcow2, open_image,
+    Image, ImageError, ImageFormat, NewImage, OpenImage, References, check_format, create_qcow2,
+    open_image,
 };
 pub use nbd_disk::NbdDisk;
 pub use stream::Stream;

@@ -163,6 +163,27 @@ pub struct ServedVolume {
     /// of a RAM volume's limit. Missing if only its size limits it.
     #[serde(default)]
     pub free_bytes: Option<u64>,
+    /// Its filling from an image, until it is filled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filling: Option<FillProgress>,
+}
+
+/// The filling of a volume from an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FillProgress {
+    /// The path of the image.
+    pub image: String,
+    /// Bytes of the disk in the image that the filling has passed.
+    pub done_bytes: u64,
+    /// Size of the disk in the image in bytes.
+    pub image_bytes: u64,
+}
+
+impl FillProgress {
+    /// Returns the part that is filled, in percent.
+    pub fn percent(&self) -> u64 {
+        (u128::from(self.done_bytes) * 100 / u128::from(self.image_bytes.max(1))) as u64
+    }
 }
 
 /// The body of `POST /v1/volumes/{name}/reattach`.

@@ -254,6 +254,7 @@ impl Server {
             for _ in 0..HEALTH_SHOWN_EACH_LOOK {
                 time::sleep_until(time::now() + HEALTH_INTERVAL).await;
                 self.engine.pools.watch();
+                self.engine.fill_volumes();
                 self.engine.show_health();
             }
             if let Some(desired) = self.desired.clone() {

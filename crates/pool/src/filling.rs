@@ -31,6 +31,8 @@ use crate::{Pool, PoolError, PoolVolume, VolumeId};
 
 /// Maximum number of bytes that one step fills.
 const STEP: u64 = 1 << 20;
+/// After so many bytes, what was filled is made durable, so that an interruption loses no more of it.
+const FLUSHED: u64 = 256 << 20;
 
 /// The disk in an image, which does not change.
 pub trait Image: Send + Sync {
@@ -158,6 +160,10 @@ impl FillingVolume {
             let step = async move { filling.fill_chunks(&*image, chunk..end).await };
             let shared = &self.0.volume.shared;
             let copied = shared.finishing(step).wait().await?;
+            let flushed = FLUSHED >> self.0.shift;
+            if end / flushed > chunk / flushed {
+                self.0.volume.flush().wait().await.map_err(refused)?;
+            }
             self.0.reached.store(end, Ordering::Relaxed);
             shared.tasks.pause(CopyReason::Repair, copied).await;
             tokio::task::yield_now().await;

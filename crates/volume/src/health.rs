@@ -33,6 +33,8 @@ pub enum Aspect {
     Backing,
     /// Flushed data is on the disk. While this aspect has a problem, writes are stopped.
     Flush,
+    /// The volume is being filled from its image, without a problem.
+    Filling,
 }
 
 /// Returns what a store still carries out after a report.

@@ -23,6 +23,19 @@ pub struct DiskFile {
 }
 
 impl DiskFile {
+    /// Opens a regular file or a block device that is only read. Meanwhile, no program that respects its lock writes to it.
+    pub(super) fn open(path: &Path) -> Result<Self, TransferError> {
+        let place = path.display().to_string();
+        let failed = file_failed(&place, "open");
+        let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+        let file = File::open(path, options).map_err(&failed)?;
+        if !file.try_lock_shared().map_err(&failed)? {
+            return Err(TransferError::InUse { place });
+        }
+        let length = file.length().map_err(failed)?;
+        Ok(Self { file, place, length })
+    }
+
     fn failed(&self, verb: &'static str) -> impl Fn(io::Error) -> TransferError + use<> {
         file_failed(&self.place, verb)
     }
@@ -37,7 +50,7 @@ pub(super) fn file_failed(
 }
 
 /// Returns whether the file supports random access.
-fn is_disk_file(path: &Path) -> io::Result<bool> {
+pub(super) fn is_disk_file(path: &Path) -> io::Result<bool> {
     let kind = fs::metadata(path)?.file_type();
     Ok(kind.is_file() || kind.is_block_device())
 }
@@ -65,13 +78,7 @@ impl Source<'_> {
             let file = fs::File::open(path).map_err(failed)?;
             return Ok(Self::Stream(Stream::reading(file, &place)?));
         }
-        let options = OpenOptions { read_only: true, ..OpenOptions::default() };
-        let file = File::open(path, options).map_err(&failed)?;
-        if !file.try_lock_shared().map_err(&failed)? {
-            return Err(TransferError::InUse { place });
-        }
-        let length = file.length().map_err(failed)?;
-        Ok(Self::File(DiskFile { file, place, length }))
+        DiskFile::open(path).map(Self::File)
     }
 
     /// Returns its name in messages.

@@ -4,6 +4,7 @@
 //! socket ([`qemu`]). An image may name other files, such as a backing file. An image from an untrusted source could
 //! name any file of this machine, so they are only opened if the caller permits it.
 
+mod opened;
 mod qcow2;
 mod qemu;
 mod references;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 
 use sarsen_block::Buffer;
 
+pub use self::opened::OpenImage;
 use super::TransferError;
 use super::disk::check_room;
 use super::ends::{DiskFile, Sink, Source, file_failed};

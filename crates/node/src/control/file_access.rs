@@ -2,6 +2,7 @@
 //! that the server can open. So only the server's owner may name them, at the control socket or with the token.
 
 use std::ffi::OsStr;
+use std::path::Path;
 
 use serde_json::Value;
 
@@ -21,8 +22,12 @@ fn of_object(object: &Object) -> Named<'_> {
         Object::Pool(pool) => {
             return pool.devices.iter().map(|path| ("devices", path.as_os_str())).collect();
         }
-        Object::Volume(Volume { path, state, .. }) => {
-            vec![("path", value(path)), ("state", value(state))]
+        Object::Volume(Volume { path, state, image, .. }) => {
+            vec![
+                ("path", value(path)),
+                ("state", value(state)),
+                ("image", image.as_deref().map(Path::as_os_str)),
+            ]
         }
         Object::Account(Account { secret_file, secret_env, .. }) => {
             vec![("secret-file", value(secret_file)), ("secret-env", value(secret_env))]
@@ -45,7 +50,7 @@ fn of_object(object: &Object) -> Named<'_> {
 fn of_patch(kind: ObjectKind, patch: &Value) -> Named<'_> {
     let keys: &[&'static str] = match kind {
         ObjectKind::Pool => &["devices"],
-        ObjectKind::Volume => &["path", "state"],
+        ObjectKind::Volume => &["path", "state", "image"],
         ObjectKind::Account => &["secret-file", "secret-env"],
         ObjectKind::Portal => &["tls.certificate", "tls.key", "tls.client-ca"],
         ObjectKind::Host | ObjectKind::Target | ObjectKind::Discovery | ObjectKind::Limits => &[],
@@ -130,6 +135,7 @@ mod tests {
             ("path", json!({ "volume": [{ "name": "b", "path": "/etc/shadow" }] })),
             ("path", json!({ "volume": [{ "name": "a", "path": "/dev/sda" }] })),
             ("state", json!({ "volume": [{ "name": "b", "state": "/etc" }] })),
+            ("image", json!({ "volume": [{ "name": "b", "image": "/etc/shadow" }] })),
             ("devices", json!({ "pool": [{ "name": "p", "devices": ["/dev/a", "/dev/b"] }] })),
             ("secret-file", json!({ "account": [{ "name": "x", "secret-file": "/etc/u" }] })),
             ("secret-env", json!({ "account": [{ "name": "u", "secret-env": "HOME" }] })),

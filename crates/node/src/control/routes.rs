@@ -214,6 +214,7 @@ pub(super) async fn volumes(State(api): State<Api>) -> Json<VolumeList> {
             urls,
             allocated_bytes: usage.and_then(|usage| usage.allocated),
             free_bytes: usage.and_then(|usage| usage.free),
+            filling: usage.and_then(|usage| usage.filling.clone()),
             name,
         }
     };

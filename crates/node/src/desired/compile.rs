@@ -1,7 +1,7 @@
 //! Compiles objects into the configuration that a server runs. The functions that check a configuration file check them.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::config::{Config, PortalRequirement, check_volume_count};
 use crate::model::document::{Pool, Volume};
@@ -98,9 +98,13 @@ fn relative(path: &Path) -> String {
 
 /// Refuses relative paths.
 fn check_paths(volume: &Volume) -> Result<(), FieldError> {
-    let is_relative = |path: &&PathBuf| path.is_relative();
-    for (field, path) in [("path", &volume.path), ("state", &volume.state)] {
-        if let Some(path) = path.as_ref().filter(is_relative) {
+    let paths = [
+        ("path", volume.path.as_deref()),
+        ("state", volume.state.as_deref()),
+        ("image", volume.image.as_deref()),
+    ];
+    for (field, path) in paths {
+        if let Some(path) = path.filter(|path| path.is_relative()) {
             return Err(FieldError::new(field, relative(path)));
         }
     }

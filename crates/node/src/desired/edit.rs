@@ -222,6 +222,8 @@ fn keep_identity(volume: &mut Volume, before: &Volume) {
     keep(&mut volume.path, &before.path);
     keep(&mut volume.pool, &before.pool);
     keep(&mut volume.clone_of, &before.clone_of);
+    keep(&mut volume.image, &before.image);
+    keep(&mut volume.image_format, &before.image_format);
     keep(&mut volume.snapshot, &before.snapshot);
     keep(&mut volume.mirror, &before.mirror);
     keep(&mut volume.stripes, &before.stripes);

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sarsen_io::file::FileIdentity;
+use sarsen_io::time;
+use sarsen_pool::{Pool, PoolError, VolumeId};
 
 use super::{ChangeRefused, Plan, deleted, orphans};
 use crate::engine::{Erasure, Pools};
@@ -15,6 +17,8 @@ use crate::model::{Object, StoreKind, metadata_folder};
 
 /// Maximum time that another program may have a file that is to be erased.
 const ERASING_LIMIT: Duration = Duration::from_secs(30);
+/// The time between two attempts to delete a volume of a pool.
+const ERASING_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Plan {
     /// Returns the erasures of the data of deleted volumes, by volume: regular files that no other volume uses, and volumes
@@ -74,6 +78,20 @@ impl Plan {
     }
 }
 
+/// Deletes a volume of a pool. If it was being filled, the last step of that may not have ended.
+async fn delete(pool: &Pool, id: VolumeId) -> Result<(), PoolError> {
+    let deadline = time::now() + ERASING_LIMIT;
+    loop {
+        let is_filling = pool.find(|one| one.id == id).is_some_and(|one| one.image_size.is_some());
+        match pool.delete(id).await {
+            Err(PoolError::InUse) if is_filling && time::now() < deadline => {
+                time::sleep_until(time::now() + ERASING_INTERVAL).await;
+            }
+            deleted => return deleted,
+        }
+    }
+}
+
 /// Returns the erasure of a volume in a pool.
 fn erasure_in_pool(volume: &Volume, pool: &str, pools: &Pools) -> Result<Erasure, String> {
     let open = pools
@@ -96,7 +114,7 @@ fn erasure_in_pool(volume: &Volume, pool: &str, pools: &Pools) -> Result<Erasure
     let paths = state.iter().cloned().collect();
     let erase = Box::new(move |_| {
         if let Some(id) = id {
-            let deleted = open.run(move |pool| async move { pool.delete(id).await });
+            let deleted = open.run(move |pool| async move { delete(&pool, id).await });
             deleted.map_err(|error| error.to_string())?;
         }
         let Some(state) = state else { return Ok(()) };

@@ -44,8 +44,13 @@ pub(super) fn between(before: &Objects, after: &Objects) -> Vec<NewFile> {
 fn named(object: &Arc<Object>) -> Vec<(&'static str, &Path)> {
     match &**object {
         Object::Volume(volume) => {
-            let path = volume.path.as_deref().map(|path| ("path", path));
-            path.into_iter().chain(volume.state.as_deref().map(|path| ("state", path))).collect()
+            let paths = [
+                ("path", volume.path.as_deref()),
+                ("state", volume.state.as_deref()),
+                ("image", volume.image.as_deref()),
+            ];
+            let paths = paths.into_iter();
+            paths.filter_map(|(field, path)| Some((field, path?))).collect()
         }
         Object::Pool(pool) => pool.devices.iter().map(|path| ("devices", path.as_path())).collect(),
         _ => Vec::new(),

@@ -6,9 +6,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
-use sarsen_block::{Geometry, Io, Store as _};
+use sarsen_block::{Geometry, Io, Store};
 use sarsen_io::threads;
-use sarsen_pool::PoolVolume;
 use sarsen_scsi::LogicalUnit;
 use sarsen_volume::{Health, VolumeHealth};
 use tracing::warn;
@@ -18,7 +17,8 @@ use super::{Engine, Shown};
 use crate::config::render_size;
 use crate::model::render_rounded;
 use crate::problem::{MissingObject, Problem};
-use crate::stores::{BackingSpace, FileStore, RamStore};
+use crate::schema::FillProgress;
+use crate::stores::{BackingSpace, FileStore, RamStore, VolumeFilling};
 
 /// An open volume for reports. Does not keep the volume open.
 #[derive(Clone)]
@@ -27,32 +27,43 @@ pub(super) struct ShownVolume {
     health: Arc<Health>,
     file: Weak<FileStore>,
     memory: Weak<RamStore>,
-    pool: Weak<PoolVolume>,
+    pool: Option<Weak<dyn Store>>,
+    filling: Weak<VolumeFilling>,
     unit: Weak<LogicalUnit>,
 }
 
 impl ShownVolume {
     pub(super) fn of(volume: &Volume) -> Self {
         let Backing { memory, file, pool } = &volume.backing;
+        let filling = pool.as_ref().and_then(|pool| pool.filling.as_ref());
         Self {
             geometry: volume.store.geometry(),
             health: volume.unit.volume().health().clone(),
             file: file.as_ref().map(Arc::downgrade).unwrap_or_default(),
             memory: memory.as_ref().map(Arc::downgrade).unwrap_or_default(),
-            pool: pool.as_ref().map(|pool| Arc::downgrade(&pool.volume)).unwrap_or_default(),
+            pool: pool.as_ref().map(|pool| Arc::downgrade(&pool.volume)),
+            filling: filling.map(Arc::downgrade).unwrap_or_default(),
             unit: Arc::downgrade(&volume.unit),
         }
     }
 
     fn usage(&self) -> Usage {
         let file = self.file.upgrade().map(|file| file.room());
-        let pool = || self.pool.upgrade().and_then(|volume| space_in_pool(&volume));
+        let pool = || self.pool.as_ref()?.upgrade().and_then(|volume| space_in_pool(&*volume));
         let room = file.or_else(|| self.memory.upgrade().map(|memory| memory.room()));
         let room = room.or_else(pool);
         Usage {
             size: self.geometry.byte_count(),
             allocated: room.map(|room| room.allocated),
             free: room.and_then(|room| room.free),
+            filling: self.filling.upgrade().and_then(|filling| {
+                let (image, done, all) = filling.progress()?;
+                Some(FillProgress {
+                    image: image.display().to_string(),
+                    done_bytes: done,
+                    image_bytes: all,
+                })
+            }),
         }
     }
 
@@ -62,7 +73,7 @@ impl ShownVolume {
 }
 
 /// Returns the space of a volume in its pool.
-fn space_in_pool(volume: &PoolVolume) -> Option<BackingSpace> {
+fn space_in_pool(volume: &dyn Store) -> Option<BackingSpace> {
     let Io::Ready(Ok(space)) = volume.space() else { return None };
     let shift = volume.geometry().block_size.shift();
     Some(BackingSpace {
@@ -76,7 +87,7 @@ const SILENCE: &str = "does not respond: its disk has not ended a command for so
                        server that it is on; the volume is served again when the disk responds";
 
 /// The size of a volume and the space that it uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Usage {
     /// Bytes that initiators see.
     pub(crate) size: u64,
@@ -84,6 +95,8 @@ pub(crate) struct Usage {
     pub(crate) allocated: Option<u64>,
     /// Bytes that it may still allocate, where known. Others on its file system may use the same free bytes.
     pub(crate) free: Option<u64>,
+    /// Its filling from an image, until it is filled.
+    pub(crate) filling: Option<FillProgress>,
 }
 
 /// The place from which volumes take space.
@@ -117,13 +130,13 @@ impl SpaceReservation {
         match (file, pool) {
             (Some(file), _) => Self::of_file(file, size, is_new),
             (None, Some(pool)) => {
-                Self::of_pool(&pool.pool.config().name, &pool.volume, size, is_new)
+                Self::of_pool(&pool.pool.config().name, &*pool.volume, size, is_new)
             }
             (None, None) => None,
         }
     }
 
-    fn of_pool(pool: &str, volume: &PoolVolume, size: u64, is_new: bool) -> Option<Self> {
+    fn of_pool(pool: &str, volume: &dyn Store, size: u64, is_new: bool) -> Option<Self> {
         let BackingSpace { allocated, free } = space_in_pool(volume)?;
         Some(Self {
             source: SpaceSource::Pool(pool.to_owned()),
@@ -246,6 +259,15 @@ impl Engine {
         looks.begin(files.chain(devices));
     }
 
+    /// Begins to fill volumes from their images, or goes on with that.
+    pub(crate) fn fill_volumes(&self) {
+        for (name, volume) in &*self.shown().volumes {
+            if let Some(filling) = volume.filling.upgrade() {
+                filling.begin(name, &volume.health, &self.front.access.events);
+            }
+        }
+    }
+
     /// Returns the first volume that does not respond.
     pub(crate) fn silent_volume(&self) -> Option<String> {
         let volumes = self.shown().volumes;
@@ -271,7 +293,7 @@ impl Engine {
                 Some(file) => SpaceReservation::of_file(&file, size, true),
                 None => {
                     let pool = pool_of.get(name.as_str())?;
-                    SpaceReservation::of_pool(pool, &*volume.pool.upgrade()?, size, true)
+                    SpaceReservation::of_pool(pool, &*volume.pool.as_ref()?.upgrade()?, size, true)
                 }
             }
         }))

@@ -395,6 +395,8 @@ fn with_live_part_of(config: &VolumeConfig, other: &VolumeConfig) -> VolumeConfi
         name: other.name.clone(),
         pool: other.pool.clone(),
         clone_of: other.clone_of.clone(),
+        image: other.image.clone(),
+        image_format: other.image_format,
         snapshot_schedule: other.snapshot_schedule.clone(),
         mirror: other.mirror,
         stripes: other.stripes,

@@ -296,6 +296,10 @@ impl Engine {
             return Ok(());
         }
         let (pool, volume) = self.volume_in_pool(&config.name)?;
+        if volume.image_size.is_some() {
+            // Its schedule begins when it is filled.
+            return Ok(());
+        }
         let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let mut result = Ok(());
         for &(period, count) in config.snapshot_schedule.iter().flat_map(|schedule| &schedule.kept)

@@ -13,7 +13,7 @@ use crate::sessions::Login;
 use sarsen_volume::statistics::Failure;
 
 /// The kinds of events.
-pub(crate) const KINDS: [&str; 29] = [
+pub(crate) const KINDS: [&str; 30] = [
     "access_revoked",
     "api_token_refused",
     "api_tokens_refused",
@@ -42,6 +42,7 @@ pub(crate) const KINDS: [&str; 29] = [
     "target_drained",
     "target_in_service",
     "volume_error",
+    "volume_filled",
     "volume_rolled_back",
 ];
 /// Maximum number of objects that an event names. A change may affect thousands.
@@ -158,6 +159,10 @@ pub(crate) enum Occurrence {
         volume: String,
         snapshot: String,
     },
+    VolumeFilled {
+        volume: String,
+        image: String,
+    },
     ScheduledSnapshotFailed {
         volume: String,
         why: String,
@@ -254,6 +259,7 @@ impl Occurrence {
             Self::SnapshotsCreated { .. } => ("snapshots_created", Severity::Info),
             Self::SnapshotDeleted { .. } => ("snapshot_deleted", Severity::Info),
             Self::VolumeRolledBack { .. } => ("volume_rolled_back", Severity::Info),
+            Self::VolumeFilled { .. } => ("volume_filled", Severity::Info),
             Self::ScheduledSnapshotFailed { .. } => ("scheduled_snapshot_failed", Severity::Error),
             Self::ProblemFound(_) => ("problem", Severity::Error),
             Self::ProblemSolved(_) => ("problem_solved", Severity::Info),
@@ -339,6 +345,9 @@ impl Occurrence {
             }
             Self::VolumeRolledBack { volume, snapshot } => {
                 format!("volume {volume} was rolled back to snapshot {snapshot}")
+            }
+            Self::VolumeFilled { volume, image } => {
+                format!("volume {volume} is filled from {image}, which it does not need any more")
             }
             Self::ScheduledSnapshotFailed { volume, why } => {
                 format!("a scheduled snapshot of volume {volume} was not created: {why}")
@@ -506,7 +515,9 @@ impl Occurrence {
                 add("volume", Some(volume.clone()));
                 add("snapshot", Some(snapshot.clone()));
             }
-            Self::ScheduledSnapshotFailed { volume, .. } => add("volume", Some(volume.clone())),
+            Self::VolumeFilled { volume, .. } | Self::ScheduledSnapshotFailed { volume, .. } => {
+                add("volume", Some(volume.clone()));
+            }
             Self::SnapshotsCreated { names } => {
                 if let [name] = names.as_slice() {
                     add("snapshot", Some(name.clone()));

@@ -28,6 +28,7 @@
 use std::path::{Path, PathBuf};
 
 use sarsen_block::BlockSize;
+use sarsen_initiator::transfer::ImageFormat;
 use sarsen_scsi::{Designator, Naa, ProtectionType};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -83,6 +84,15 @@ pub struct Volume {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub clone_of: Option<Box<SnapshotName>>,
+    /// The image of a disk from which a new volume in a pool is filled while it is used. When it is filled, the image is
+    /// not needed any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub image: Option<Box<Path>>,
+    /// The format of the image: qcow2 or raw. Default: qcow2.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "words::option")]
+    #[schema(value_type = Option<String>)]
+    pub image_format: Option<ImageFormat>,
     /// The snapshot that the volume is, instead of a volume of its own: `VOLUME@NAME`. It is read-only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
@@ -323,6 +333,16 @@ impl Volume {
                 "clone-of: only a volume of its own in a pool is a clone; remove the key",
             ),
             (
+                "image",
+                self.image.is_some() && !has_own_layout,
+                "image: only a volume in a pool is filled from an image, and no clone or snapshot; remove the key",
+            ),
+            (
+                "image-format",
+                self.image_format.is_some() && self.image.is_none(),
+                "image-format: the volume has no image; add image, or remove the key",
+            ),
+            (
                 "snapshot",
                 self.snapshot.is_some() && (!is_in_pool || self.size.is_some()),
                 "snapshot: only a volume in a pool is a snapshot, with the size of that; remove one of the keys",
@@ -418,6 +438,11 @@ impl Volume {
             self.store = StoreKind::Pool;
         }
         self
+    }
+
+    /// Returns the format of the image from which it is filled.
+    pub(crate) fn image_format(&self) -> ImageFormat {
+        self.image_format.unwrap_or(ImageFormat::Qcow2)
     }
 
     /// Returns the number of copies of the data of a new volume in a pool.

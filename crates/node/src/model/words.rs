@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use sarsen_block::BlockSize;
+use sarsen_initiator::transfer::ImageFormat;
 use sarsen_io::cores::FileEngine;
 use sarsen_io::spin::Spin;
 use sarsen_pool::Tier;
@@ -60,6 +61,11 @@ impl Words for CacheMode {
         ("directsync", Self::DirectSync),
         ("unsafe", Self::Unsafe),
     ];
+}
+
+/// The formats of images from which volumes are filled.
+impl Words for ImageFormat {
+    const WORDS: &'static [(&'static str, Self)] = &[("qcow2", Self::Qcow2), ("raw", Self::Raw)];
 }
 
 /// A CD has blocks of another size, which no document writes.

@@ -30,7 +30,7 @@ pub use self::file::{FileOptions, FileStore};
 pub use self::null::NullStore;
 pub(crate) use self::pool::{
     NewPoolVolume, OpenPool, PendingRollBack, PoolBacking, PoolCores, PoolMemory, PoolRename,
-    ReportedDevice, RollBackEnd, tier_use_of,
+    ReportedDevice, RollBackEnd, VolumeFilling, tier_use_of,
 };
 pub use self::pool::{PlannedDevice, PoolPlan, check as check_pool, create as create_pool};
 pub use self::ram::RamStore;
@@ -168,6 +168,20 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
+    /// The image from which a volume is filled is missing.
+    #[error(
+        "{path} does not exist, and the volume is filled from this image: correct the path, or restore the image"
+    )]
+    NoImage {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The image from which a volume is filled cannot be used.
+    #[error("{problem}")]
+    Image {
+        /// The file, its problem and the remedy.
+        problem: String,
+    },
     /// The records of the volume cannot be used.
     #[error("{source}")]
     State {
@@ -265,7 +279,9 @@ impl StoreError {
     pub fn is_not_found(&self) -> bool {
         match self {
             Self::Device { source, .. } => source.is_not_found(),
-            other => matches!(other, Self::NotFound { .. } | Self::Gone { .. }),
+            other => {
+                matches!(other, Self::NotFound { .. } | Self::Gone { .. } | Self::NoImage { .. })
+            }
         }
     }
 }

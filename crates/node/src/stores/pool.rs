@@ -2,6 +2,7 @@
 
 mod creation;
 mod devices;
+mod filling;
 mod history;
 mod losses;
 mod memory;
@@ -21,8 +22,8 @@ use sarsen_block::Store;
 use sarsen_io::cores::Cores;
 use sarsen_io::{random, time};
 use sarsen_pool::{
-    AcceptedLosses, DeviceState, Label, NewVolume, Pool, PoolError, PoolProblem, PoolVolume,
-    VolumeId, VolumeInfo, VolumeKind,
+    AcceptedLosses, DeviceState, Image, Label, NewVolume, Pool, PoolError, PoolProblem, VolumeId,
+    VolumeInfo, VolumeKind,
 };
 use sarsen_volume::VolumeHealth;
 use sha2::{Digest as _, Sha256};
@@ -35,6 +36,7 @@ pub(crate) use self::devices::ReportedDevice;
 use self::devices::{
     NamedDevices, Settling, identify_all, open_with, pool_of, recovery, refuse_older,
 };
+pub(crate) use self::filling::VolumeFilling;
 use self::history::SnapshotHistory;
 use self::losses::Losses;
 pub(crate) use self::memory::PoolMemory;
@@ -176,8 +178,10 @@ pub(crate) struct OpenPool {
 /// An open volume of a pool.
 pub(crate) struct PoolBacking {
     pub(crate) pool: Arc<OpenPool>,
-    pub(crate) volume: Arc<PoolVolume>,
+    pub(crate) volume: Arc<dyn Store>,
     pub(crate) id: VolumeId,
+    /// Its filling from an image, if it is not filled yet.
+    pub(crate) filling: Option<Arc<VolumeFilling>>,
     /// What has changed in a snapshot since older ones.
     pub(crate) history: Option<Arc<SnapshotHistory>>,
     /// The volume, if it was created for this opening.
@@ -384,6 +388,9 @@ impl OpenPool {
                     PoolError::Incomplete => StoreError::PoolObjectInUse {
                         problem: format!("{object} is not complete: receive the rest of it first"),
                     },
+                    PoolError::Filling => StoreError::PoolObjectInUse {
+                        problem: format!("{object}: {}", PoolError::Filling),
+                    },
                     PoolError::Stream(problem) => StoreError::SnapshotStream { object, problem },
                     other => open.failed(other),
                 })
@@ -485,8 +492,9 @@ impl OpenPool {
         open_mode: OpenMode,
     ) -> Result<PoolBacking, StoreError> {
         let (config, origin, open) = (volume.clone(), origin.map(str::to_owned), self.clone());
+        let image = self.image_for(volume)?;
         let operation =
-            async move || open.open_or_create(&config, origin.as_deref(), open_mode).await;
+            async move || open.open_or_create(&config, origin.as_deref(), image, open_mode).await;
         self.cores.run(operation)
     }
 
@@ -494,6 +502,7 @@ impl OpenPool {
         self: &Arc<Self>,
         config: &VolumeConfig,
         origin: Option<&str>,
+        image: Option<Arc<dyn Image>>,
         open_mode: OpenMode,
     ) -> Result<PoolBacking, StoreError> {
         let is_known = matches!(open_mode, OpenMode::Existing { .. });
@@ -509,7 +518,7 @@ impl OpenPool {
                     )));
                 }
                 None => {
-                    let created = self.create(config, origin).await?;
+                    let created = self.create(config, origin, image.as_deref()).await?;
                     new = Some(NewPoolVolume { pool: self.clone(), id: Some(created.id) });
                     created
                 }
@@ -532,8 +541,7 @@ impl OpenPool {
             return Err(self.error(problem));
         }
         self.roll_back_now(name, found.id).await;
-        let opened = self.pool.open_volume(found.id).await;
-        let volume = opened.map_err(|error| self.failed(error))?;
+        let (volume, filling) = self.open_found(config, &found, image).await?;
         let (size, wanted) = (volume.geometry().byte_count(), config.size.map(ByteSize::get));
         match wanted {
             // The growth was stored and not carried out, or it is a new clone.
@@ -549,7 +557,7 @@ impl OpenPool {
             Some(_) | None => {}
         }
         let history = SnapshotHistory::of(&self.pool, &found).map(Arc::new);
-        Ok(PoolBacking { pool: self.clone(), volume, id: found.id, history, new })
+        Ok(PoolBacking { pool: self.clone(), volume, id: found.id, filling, history, new })
     }
 
     /// Creates a volume, empty or with the contents of a snapshot.
@@ -557,18 +565,20 @@ impl OpenPool {
         &self,
         config: &VolumeConfig,
         origin: Option<&str>,
+        image: Option<&dyn Image>,
     ) -> Result<VolumeInfo, StoreError> {
         let identifier = config.serial.as_deref().map_or_else(new_identifier, identifier_of);
         let label = label(config.name.clone(), identifier);
-        let created = match (&config.clone_of, config.size) {
+        let image_size = image.map(|image| image.size());
+        let size = self.size_of_new(config, image_size)?;
+        let created = match (&config.clone_of, size) {
             (Some(snapshot), _) => {
                 self.pool.clone_of(self.named_snapshot(snapshot, origin)?.id, &label).await
             }
             (None, Some(size)) => {
-                let (size, block_size) = (size.get(), config.block_size());
+                let block_size = config.block_size();
                 let (copies, stripes) = (config.mirror(), config.stripes());
                 let has_checksums = config.has_checksums();
-                let image_size = None;
                 let new = NewVolume {
                     label,
                     size,

@@ -14,7 +14,7 @@ use imago::qcow2::Qcow2;
 use imago::raw::Raw;
 use imago::{
     DenyImplicitOpenGate, FormatAccess, FormatCreateBuilder as _, FormatDriverBuilder as _,
-    Storage as _, StorageOpenOptions,
+    Mapping, Storage as _, StorageOpenOptions,
 };
 use sarsen_io::file::open_to_read;
 
@@ -53,6 +53,18 @@ impl Reader {
     /// Fills `into` with the bytes of the disk from `offset` on.
     pub(super) fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         self.0.read(into, offset)
+    }
+
+    /// Returns the first byte of the disk from `offset` on that the image does not only record as zero.
+    pub(super) fn next_data(&self, mut offset: u64) -> io::Result<Option<u64>> {
+        while offset < self.length() {
+            match self.0.get_mapping(offset, self.length() - offset)? {
+                (Mapping::Zero { .. }, length) if length > 0 => offset += length,
+                (Mapping::Zero { .. } | Mapping::Eof { .. }, _) => return Ok(None),
+                _ => return Ok(Some(offset)),
+            }
+        }
+        Ok(None)
     }
 }
 
