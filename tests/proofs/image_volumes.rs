@@ -6,11 +6,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use sarsen_block::Rng;
 use sarsen_proof::managed::Managed;
 use sarsen_proof::process;
 
 use crate::pools::{nbd_portal, qemu_io, start, wait_until};
-use crate::qemu;
 
 const CONFLICT: i32 = 4;
 const NOT_FOUND: i32 = 3;
@@ -35,13 +35,14 @@ impl Place {
     fn new() -> Result<Self> {
         let place = Self { folder: tempfile::tempdir()? };
         let raw = place.path("raw");
-        qemu::make_image(raw.as_ref(), IMAGE_BYTES, 0x5eed)?;
+        let mut bytes = vec![0; IMAGE_BYTES as usize];
+        Rng::new(0x5eed).fill(&mut bytes);
         // Some of it is zero.
-        let file = File::options().write(true).open(&raw)?;
-        file.write_all_at(&vec![0; 3 << 20], 20 * MIB + 4096)?;
+        bytes[20 << 20..23 << 20].fill(0);
+        bytes[40 << 20..][..4096].fill(0);
+        fs::write(&raw, &bytes)?;
         tool("qemu-img", &["convert", "-f", "raw", "-O", "qcow2", &raw, &place.path("a.qcow2")])?;
         fs::copy(&raw, place.path("expected"))?;
-        file.set_len(IMAGE_BYTES)?;
         File::options().write(true).open(place.path("expected"))?.set_len(VOLUME_BYTES)?;
         Ok(place)
     }
