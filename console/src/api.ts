@@ -19,6 +19,8 @@ export interface Volume extends Limits {
   pool?: string;
   /** The snapshot that the volume began with. */
   "clone-of"?: string;
+  /** The image from which the volume is or was filled. */
+  image?: string;
   /** The snapshot that the volume serves, read-only. */
   snapshot?: string;
   "snapshot-schedule"?: string;
@@ -292,6 +294,15 @@ export interface LiveVolume {
   /** Allocated bytes, and free bytes of its backing, where known. */
   allocated_bytes?: number | null;
   free_bytes?: number | null;
+  /** Its filling from an image, until it is filled. */
+  filling?: Filling;
+}
+
+/** The filling of a volume from an image. */
+export interface Filling {
+  image: string;
+  done_bytes: number;
+  image_bytes: number;
 }
 
 /** A portal that is open. One that is no object of the state is opened by the server's flags, its file or by default. */

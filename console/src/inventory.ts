@@ -1,7 +1,7 @@
 // Volumes as they are served, and as the state has them, put together.
 
 import { useEffect } from "preact/hooks";
-import { type ConfigState, type Document, type LiveVolume, type Refused, type Rule, type Target, type Volume, isUnmanaged, useResource } from "./api";
+import { type ConfigState, type Document, type Filling, type LiveVolume, type Refused, type Rule, type Target, type Volume, isUnmanaged, useResource } from "./api";
 import { useEntries } from "./live";
 
 export interface Shown {
@@ -14,6 +14,8 @@ export interface Shown {
   /** Allocated bytes, and free bytes of its backing; null where the server does not know them. */
   allocatedBytes: number | null;
   freeBytes: number | null;
+  /** Its filling from an image; null when it is filled. */
+  filling: Filling | null;
   config: Volume | null;
 }
 
@@ -34,6 +36,11 @@ const SHIFTS: Record<string, number> = { "": 0, K: 10, M: 20, G: 30, T: 40, P: 5
 export function parseSize(text: string | undefined): number | null {
   const parts = /^(\d+)(?:([KMGTP])i?B?)?$/.exec(text ?? "");
   return parts ? Number(parts[1]) * 2 ** SHIFTS[parts[2] ?? ""]! : null;
+}
+
+/** How far a volume is filled from its image. */
+export function describeFilling({ image, done_bytes, image_bytes }: Filling): string {
+  return `filling from ${image}, ${Math.floor((100 * done_bytes) / Math.max(image_bytes, 1))} %`;
 }
 
 /** Where a document has a volume. */
@@ -76,13 +83,14 @@ export function useInventory(): Inventory {
       urls: [],
       allocatedBytes: null,
       freeBytes: null,
+      filling: null,
       config: volume,
     });
   }
-  for (const { name, size_bytes, target, lun, urls, allocated_bytes = null, free_bytes = null } of live.data?.volumes ?? []) {
+  for (const { name, size_bytes, target, lun, urls, allocated_bytes = null, free_bytes = null, filling = null } of live.data?.volumes ?? []) {
     const known = volumes.get(name);
     volumes.set(name, {
-      store: null, config: null, ...known, name, sizeBytes: size_bytes, target, lun, urls, allocatedBytes: allocated_bytes, freeBytes: free_bytes,
+      store: null, config: null, ...known, name, sizeBytes: size_bytes, target, lun, urls, allocatedBytes: allocated_bytes, freeBytes: free_bytes, filling,
     });
   }
   const unmanaged = isUnmanaged(config.error);

@@ -321,6 +321,11 @@ fn pools() -> Result<()> {
                  sarsen snapshot create vm1@tuesday"
             ),
         );
+    fs::create_dir(reader.path("images"))?;
+    let image = reader.path("images/debian.qcow2");
+    reader.run(&format!(
+        "qemu-img create -f qcow2 {image} 8M; qemu-io -c 'write -P 5 1M 2M' {image}"
+    ))?;
     reader.follow("pools.md")?;
     reader.run("nbdcopy nbd://127.0.0.1/vm1-tuesday whole; cmp whole vm1.backup")?;
     reader.run("sarsen disk verify nbd://backup.example/vm1-copy whole")?;

@@ -3,7 +3,7 @@
 import { useState } from "preact/hooks";
 import { type Changed, type Edit, type PoolContents, type Volume, segment, useResource } from "../api";
 import * as format from "../format";
-import { type Inventory, type Shown, exportOf, useInventory } from "../inventory";
+import { type Inventory, type Shown, describeFilling, exportOf, useInventory } from "../inventory";
 import { type Point, useLive, useVolumePoints } from "../live";
 import { Copy, Field, Figure, Heading, Trouble } from "../parts/basics";
 import { ConfirmChange } from "../parts/change";
@@ -59,6 +59,7 @@ function Detail(props: { volume: Shown; inventory: Inventory }) {
           {config && <><dt>Store</dt><dd>{config.store}{config.encrypted && ", encrypted"}{(config["read-only"] || config.snapshot) && ", read-only"}</dd></>}
           {config?.pool && <><dt>Pool</dt><dd class="name"><a href={`/pools/${segment(config.pool)}`}>{config.pool}</a></dd></>}
           {config?.["clone-of"] && <><dt>Clone of</dt><dd class="name">{config["clone-of"]}</dd></>}
+          {config?.image && <><dt>Image</dt><dd class="name">{volume.filling ? describeFilling(volume.filling) : `filled from ${config.image}`}</dd></>}
           {config?.pool && <Layout config={config} pool={config.pool} />}
           {config?.snapshot && <><dt>Snapshot</dt><dd class="name">{config.snapshot}</dd></>}
           {config?.path && <><dt>File</dt><dd class="name">{config.path}</dd></>}

@@ -1,7 +1,7 @@
 // All volumes.
 
 import * as format from "../format";
-import { useInventory } from "../inventory";
+import { describeFilling, useInventory } from "../inventory";
 import { useLive } from "../live";
 import { Filter, Heading, Pages, Trouble, useFiltered } from "../parts/basics";
 import { Orphans } from "./orphans";
@@ -35,7 +35,7 @@ export function Volumes() {
                     <td class="number" data-label="Size">{volume.sizeBytes === null ? "–" : format.size(volume.sizeBytes)}</td>
                     <td class="number" data-label="Allocated">{volume.allocatedBytes === null ? "–" : format.size(volume.allocatedBytes)}</td>
                     <td class="number" data-label="Free">{volume.freeBytes === null ? "–" : format.size(volume.freeBytes)}</td>
-                    <td data-label="Store">{volume.config?.pool ? <a class="name" href={`/pools/${encodeURIComponent(volume.config.pool)}`}>pool {volume.config.pool}</a> : volume.store ?? "–"}</td>
+                    <td data-label="Store">{volume.config?.pool ? <a class="name" href={`/pools/${encodeURIComponent(volume.config.pool)}`}>pool {volume.config.pool}</a> : volume.store ?? "–"}{volume.filling && `, ${describeFilling(volume.filling)}`}</td>
                     <td class="name" data-label="Targets">{volume.target ? `${volume.target}, LUN ${volume.lun}` : <span class="quiet">not exported</span>}</td>
                     <td class="number" data-label="IOPS">{format.iops(rate(volume.name))}</td>
                   </tr>
