@@ -357,7 +357,7 @@ devices = ["FOLDER/tank.pool"]
 fast-devices = ["FOLDER/tank.pool"]
 new-data = "fast"
 move-rate = "8MiB"
-repair-rate = "8MiB"
+repair-rate = "1MiB"
 cache = "writethrough"
 memory = "64MiB"
 alert-percent = 90
@@ -370,6 +370,11 @@ snapshot-schedule = "daily=7"
 mirror = 1
 stripes = 2
 checksums = true
+[[volume]]
+name = "from-image"
+pool = "tank"
+image = "FOLDER/disk.raw"
+image-format = "raw"
 [[volume]]
 name = "b"
 store = "ram"
@@ -420,6 +425,8 @@ fn whole(shapes: Shapes) -> Result<Shapes> {
     let text = WHOLE.replace("FOLDER", &folder.display().to_string()).replace("TARGET", TARGET);
     fs::write(folder.join("whole.toml"), text)?;
     sarsen_proof::pool_in(folder, 48 << 20)?;
+    // It is still being filled when it is listed.
+    fs::write(folder.join("disk.raw"), vec![7; 8 << 20])?;
     // Limits files to 64 MiB, as on a full disk.
     let mut command = Command::new("sh");
     command.args(["-c", "trap '' XFSZ; ulimit -f 131072; exec \"$@\"", "sh"]).arg(program::path()?);
