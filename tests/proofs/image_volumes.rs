@@ -301,7 +301,10 @@ fn a_volume_that_is_deleted_while_it_is_filled_is_filled_anew() -> Result<()> {
     server.run(&["volume", "delete", "vm1", "--cascade"])?;
     let again = ["volume", "create", "vm1", "--pool", "tank", "--serial", &serial];
     let refused = server.refused(FAILED, &again)?;
-    ensure!(refused.contains("still being filled from an image: give it that again"), "{refused}");
+    ensure!(
+        refused.contains("still being filled from an image: set image to the path"),
+        "{refused}"
+    );
     let image = place.path("a.qcow2");
     server.run(&[&again[..], &["--image", &image, "--export"]].concat())?;
     place.compare(&server, "vm1")?;

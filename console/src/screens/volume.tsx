@@ -59,7 +59,7 @@ function Detail(props: { volume: Shown; inventory: Inventory }) {
           {config && <><dt>Store</dt><dd>{config.store}{config.encrypted && ", encrypted"}{(config["read-only"] || config.snapshot) && ", read-only"}</dd></>}
           {config?.pool && <><dt>Pool</dt><dd class="name"><a href={`/pools/${segment(config.pool)}`}>{config.pool}</a></dd></>}
           {config?.["clone-of"] && <><dt>Clone of</dt><dd class="name">{config["clone-of"]}</dd></>}
-          {config?.image && <><dt>Image</dt><dd class="name">{volume.filling ? describeFilling(volume.filling) : `filled from ${config.image}`}</dd></>}
+          {config?.image && <><dt>Image</dt><dd class="name">{volume.filling ? describeFilling(volume.filling) : config.image}</dd></>}
           {config?.pool && <Layout config={config} pool={config.pool} />}
           {config?.snapshot && <><dt>Snapshot</dt><dd class="name">{config.snapshot}</dd></>}
           {config?.path && <><dt>File</dt><dd class="name">{config.path}</dd></>}

@@ -125,8 +125,8 @@ pub(crate) struct Create {
     /// With --pool: keep a checksum of each 4 KiB of the data, which every read verifies.
     #[arg(long)]
     checksums: bool,
-    /// With --pool: fill the volume from the disk in this image, while it is used. The image must not change until then.
-    /// Default size: that of the disk.
+    /// With --pool: fill the volume from the disk in this image, while it is used. Do not change the image until the volume is
+    /// filled. Default size: that of the disk.
     #[arg(long, value_name = "PATH", conflicts_with = "snapshot")]
     image: Option<PathBuf>,
     /// With --image: the format of the image, qcow2 or raw. Default: qcow2.

@@ -66,7 +66,7 @@ pub enum PoolError {
     Incomplete,
     /// It is a volume that does not have all of its image yet.
     #[error(
-        "it is still being filled from its image: wait until `sarsen volume list` shows no progress any more"
+        "it is still being filled from its image: wait until `sarsen volume list` does not say so any more"
     )]
     Filling,
     /// A part of a stream does not fit.

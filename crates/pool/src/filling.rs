@@ -4,14 +4,15 @@
 //! pool reads from the image. So the map of the volume shows what is filled, and an interrupted filling goes on after the
 //! mapped chunks. For that, a chunk gets its first contents by one write of the whole chunk: one record maps all of it, and
 //! a record is durable only with all records before it. Until the end of the filling, nothing is removed from the map:
-//! zeroes are written. Chunks behind the image belong to the volume from the beginning.
+//! zeroes are written. Chunks after the end of the image belong to the volume from the beginning.
 //!
-//! Whoever gives a chunk its first contents holds its lock. What is there already is read and written without any.
+//! A request that gives a chunk its first contents holds the lock of the chunk. Requests to chunks that have contents take no
+//! lock.
 
 use std::any::Any;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -21,7 +22,7 @@ use sarsen_block::{
 };
 
 use crate::format::{FILLING, IS_VOLUME};
-use crate::locks::FillGuards;
+use crate::locks::FillLocks;
 use crate::pool::live;
 use crate::request::Bytes;
 use crate::shared::Shared;
@@ -31,6 +32,8 @@ use crate::{Pool, PoolError, PoolVolume, VolumeId};
 
 /// Maximum number of bytes that one step fills.
 const STEP: u64 = 1 << 20;
+/// Maximum number of chunks that are looked up together.
+const RUN_MAX: u64 = 1024;
 /// After so many bytes, what was filled is made durable, so that an interruption loses no more of it.
 const FLUSHED: u64 = 256 << 20;
 
@@ -57,7 +60,7 @@ pub enum FillError {
     Pool(#[from] PoolError),
 }
 
-fn refused(error: BlockError) -> FillError {
+fn pool_failed(error: BlockError) -> FillError {
     FillError::Pool(match error {
         BlockError::NoSpace { .. } => PoolError::NoSpace,
         source => PoolError::Volume { source },
@@ -89,8 +92,7 @@ impl Pool {
             chunks,
             size: image.size(),
             image: Mutex::new(Some(image)),
-            is_filled: AtomicBool::new(false),
-            guards: self.shared.fill_guards(id),
+            locks: self.shared.fill_locks(id),
             reached: AtomicU64::new(0),
         })))
     }
@@ -120,22 +122,21 @@ struct Filling {
     chunks: u64,
     /// Bytes of the disk in the image.
     size: u64,
-    /// `None` when the volume is filled.
+    /// It is closed when the volume is filled.
     image: Mutex<Option<Arc<dyn Image>>>,
-    is_filled: AtomicBool,
-    guards: Arc<FillGuards>,
+    locks: Arc<FillLocks>,
     /// The chunk that the filling has reached.
     reached: AtomicU64,
 }
 
 impl Shared {
-    fn fill_guards(&self, id: VolumeId) -> Arc<FillGuards> {
-        let mut known = self.fill_guards.lock();
-        known.retain(|_, guards| guards.strong_count() > 0);
+    fn fill_locks(&self, id: VolumeId) -> Arc<FillLocks> {
+        let mut known = self.fill_locks.lock();
+        known.retain(|_, locks| locks.strong_count() > 0);
         known.get(&id.0).and_then(Weak::upgrade).unwrap_or_else(|| {
-            let guards = Arc::default();
-            known.insert(id.0, Arc::downgrade(&guards));
-            guards
+            let locks = Arc::default();
+            known.insert(id.0, Arc::downgrade(&locks));
+            locks
         })
     }
 }
@@ -151,7 +152,8 @@ impl FillingVolume {
     /// an error, it can be called again. It is called once at a time.
     pub async fn fill_some(&self) -> Result<bool, FillError> {
         let Some(image) = self.0.image() else { return Ok(false) };
-        let mut chunk = self.0.reached.load(Ordering::Relaxed);
+        let from = self.0.reached.load(Ordering::Relaxed);
+        let mut chunk = from;
         let next = Filling::next_data(&*image, chunk << self.0.shift).await;
         if let Some(next) = next.map_err(FillError::Image)? {
             chunk = chunk.max(next >> self.0.shift);
@@ -161,22 +163,25 @@ impl FillingVolume {
             let shared = &self.0.volume.shared;
             let copied = shared.finishing(step).wait().await?;
             let flushed = FLUSHED >> self.0.shift;
-            if end / flushed > chunk / flushed {
-                self.0.volume.flush().wait().await.map_err(refused)?;
+            if end / flushed > from / flushed {
+                self.0.volume.flush().wait().await.map_err(pool_failed)?;
             }
             self.0.reached.store(end, Ordering::Relaxed);
             shared.tasks.pause(CopyReason::Repair, copied).await;
             tokio::task::yield_now().await;
             return Ok(true);
         }
-        self.0.volume.flush().wait().await.map_err(refused)?;
+        self.0.volume.flush().wait().await.map_err(pool_failed)?;
         {
-            let _changes = self.0.guards.changes.write().await;
-            self.0.volume.flush().wait().await.map_err(refused)?;
+            let _ending = self.0.locks.ending.write().await;
+            if self.0.is_filled() {
+                return Ok(false);
+            }
+            self.0.volume.flush().wait().await.map_err(pool_failed)?;
             self.0.pool.end_filling(self.0.id).await?;
-            self.0.is_filled.store(true, Ordering::Release);
-            *self.0.image.lock() = None;
+            self.0.locks.is_filled.store(true, Ordering::Release);
         }
+        *self.0.image.lock() = None;
         // Programs of older versions can open the pool from now on.
         self.0.pool.checkpoint().await?;
         Ok(false)
@@ -213,11 +218,13 @@ enum Change {
 
 impl Filling {
     fn is_filled(&self) -> bool {
-        self.is_filled.load(Ordering::Acquire)
+        self.locks.is_filled.load(Ordering::Acquire)
     }
 
+    /// Returns the image, if the volume is not filled. It is not filled as long as the caller holds the lock of the end.
     fn image(&self) -> Option<Arc<dyn Image>> {
-        self.image.lock().clone()
+        let image = self.image.lock().clone();
+        image.filter(|_| !self.is_filled())
     }
 
     /// Returns the chunks that a range touches.
@@ -253,11 +260,12 @@ impl Filling {
         }
     }
 
-    /// Returns the first chunks of a range, if it is not empty, that all belong to the volume, or all to the image.
+    /// Returns some of the first chunks of a range, which is not empty, that all belong to the volume, or all to the image.
     async fn run(&self, chunks: Range<u64>) -> Result<(Range<u64>, bool), BlockError> {
         let is_own = self.has(chunks.start).await?;
         let mut end = chunks.start + 1;
-        while end < chunks.end && self.has(end).await? == is_own {
+        let limit = chunks.end.min(chunks.start + RUN_MAX);
+        while end < limit && self.has(end).await? == is_own {
             end += 1;
         }
         Ok((chunks.start..end, is_own))
@@ -284,7 +292,7 @@ impl Filling {
     }
 
     async fn read(&self, extent: Extent) -> Result<Data, BlockError> {
-        // It is open until then, even if the filling ends meanwhile.
+        let _ending = self.locks.ending.read().await;
         let Some(image) = self.image() else { return self.volume.read(extent).wait().await };
         let bytes = self.volume.bytes(extent);
         let mut buffer = Buffer::zeroed(bytes.length() as usize);
@@ -319,13 +327,13 @@ impl Filling {
     async fn change(&self, extent: Extent, change: Change) -> Result<(), BlockError> {
         match change {
             Change::Write(data, durability) => {
-                let _changes = self.guards.changes.read().await;
+                let _ending = self.locks.ending.read().await;
                 let Some(image) = self.image() else {
                     return self.volume.write(extent, data, durability).wait().await;
                 };
                 let bytes = self.volume.bytes(extent);
                 let chunks = self.chunks_of(bytes);
-                let _locked = self.guards.locks.lock(self.id.0, chunks.clone()).await;
+                let _locked = self.locks.chunks.lock(self.id.0, chunks.clone()).await;
                 // Only the first and the last one may be written in part. The write maps each other one as a whole.
                 for chunk in [chunks.start, chunks.end - 1] {
                     let whole = self.bytes_of(chunk..chunk + 1);
@@ -358,11 +366,11 @@ impl Filling {
 
     /// Writes zeroes to a part of a chunk.
     async fn zero(&self, chunk: u64, part: Bytes) -> Result<(), BlockError> {
-        let _changes = self.guards.changes.read().await;
+        let _ending = self.locks.ending.read().await;
         let Some(image) = self.image() else {
             return self.volume.unmap(extent_of(part)).wait().await;
         };
-        let _locked = self.guards.locks.lock(self.id.0, chunk..chunk + 1).await;
+        let _locked = self.locks.chunks.lock(self.id.0, chunk..chunk + 1).await;
         if !self.has(chunk).await? {
             let next = Self::next_data(&*image, part.start).await.map_err(Self::failed(part))?;
             if next.is_none_or(|next| next >= part.end) {
@@ -378,18 +386,27 @@ impl Filling {
 
     /// Copies chunks that are not filled, and that are not zero in the image. Returns the number of bytes that were copied.
     async fn fill_chunks(&self, image: &dyn Image, chunks: Range<u64>) -> Result<u64, FillError> {
-        let _locked = self.guards.locks.lock(self.id.0, chunks.clone()).await;
+        let _ending = self.locks.ending.read().await;
+        let _locked = self.locks.chunks.lock(self.id.0, chunks.clone()).await;
         let (mut chunk, mut copied) = (chunks.start, 0);
+        if self.is_filled() {
+            return Ok(0);
+        }
         while chunk < chunks.end {
-            let (run, is_own) = self.run(chunk..chunks.end).await.map_err(refused)?;
+            let (run, is_own) = self.run(chunk..chunks.end).await.map_err(pool_failed)?;
             chunk = run.end;
             if is_own {
                 continue;
             }
             let bytes = self.bytes_of(run.clone());
             let data = Self::read_image(image, bytes).await.map_err(FillError::Image)?;
+            // The volume may grow meanwhile.
+            let part_of = |chunks: Range<u64>| {
+                let part = self.bytes_of(chunks);
+                Bytes { end: part.end.min(bytes.end), ..part }
+            };
             let content = |chunk: u64| {
-                let part = self.bytes_of(chunk..chunk + 1);
+                let part = part_of(chunk..chunk + 1);
                 &data[(part.start - bytes.start) as usize..(part.end - bytes.start) as usize]
             };
             let is_zero = |chunk: &u64| content(*chunk).iter().all(|&byte| byte == 0);
@@ -398,11 +415,11 @@ impl Filling {
                 if is_zero(&same[0]) {
                     continue;
                 }
-                let part = self.bytes_of(same[0]..same[0] + same.len() as u64);
+                let part = part_of(same[0]..same[0] + same.len() as u64);
                 let from = (part.start - bytes.start) as usize;
                 let data = Buffer::copy_of(&data[from..from + part.length() as usize]);
                 let written = self.volume.write(extent_of(part), data.into(), Durability::Volatile);
-                written.wait().await.map_err(refused)?;
+                written.wait().await.map_err(pool_failed)?;
                 copied += part.length();
             }
         }
@@ -412,6 +429,7 @@ impl Filling {
     async fn allocation(&self, extent: Extent) -> Result<AllocationRun, BlockError> {
         let bytes = self.volume.bytes(extent);
         let chunk = bytes.start >> self.shift;
+        let _ending = self.locks.ending.read().await;
         let image = self.image();
         let Some(image) = image.filter(|_| chunk < self.chunks) else {
             return self.volume.allocation(extent).wait().await;

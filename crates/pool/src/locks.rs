@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use futures_util::future::select;
 use parking_lot::Mutex;
@@ -57,13 +57,16 @@ impl Drop for ChunkGuard {
     }
 }
 
-/// What the changes of a volume hold that is being filled from an image. A volume that was closed and opened again has the
-/// same: requests from before may not have ended.
+/// The locks of a volume that is being filled from an image. A volume that was closed and opened again has the same: requests
+/// from before may not have ended.
 #[derive(Default)]
-pub(crate) struct FillGuards {
-    /// Held by each change of chunks that are not filled: after the end of the filling, others do not respect the locks.
-    pub(crate) changes: RwLock<()>,
-    pub(crate) locks: Arc<ChunkLocks>,
+pub(crate) struct FillLocks {
+    /// Requests that may need the image hold it shared. The end of the filling holds it exclusively, so that none of them uses
+    /// the image after it.
+    pub(crate) ending: RwLock<()>,
+    /// The filling has ended.
+    pub(crate) is_filled: AtomicBool,
+    pub(crate) chunks: Arc<ChunkLocks>,
 }
 
 /// One at a time copies or compares slabs, or changes devices.

@@ -17,7 +17,7 @@ use crate::error::Blocked;
 use crate::format::Superblock;
 use crate::grace::{Freed, Period};
 use crate::journal::Ring;
-use crate::locks::{ChunkLocks, FillGuards, Turns};
+use crate::locks::{ChunkLocks, FillLocks, Turns};
 use crate::state::State;
 use crate::tasks::Tasks;
 
@@ -53,8 +53,8 @@ pub(crate) struct Shared {
     pub(crate) work: Arc<Notify>,
     /// The status of each volume that is open or has requests.
     pub(crate) opened: Mutex<HashMap<u32, Weak<StoreStatus>>>,
-    /// The guards of each volume that is being filled, and is open or has requests.
-    pub(crate) fill_guards: Mutex<HashMap<u32, Weak<FillGuards>>>,
+    /// The locks of each volume that is being filled, and is open or has requests.
+    pub(crate) fill_locks: Mutex<HashMap<u32, Weak<FillLocks>>>,
     /// Held while the size of a volume changes.
     pub(crate) resizing: tokio::sync::Mutex<()>,
     /// Held while copies are made or compared, or devices come and go.
@@ -97,7 +97,7 @@ impl Shared {
             tasks,
             work: Arc::default(),
             opened: Mutex::default(),
-            fill_guards: Mutex::default(),
+            fill_locks: Mutex::default(),
             resizing: tokio::sync::Mutex::default(),
             copying: Turns::default(),
             receiving: tokio::sync::Mutex::default(),

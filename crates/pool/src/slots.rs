@@ -393,9 +393,11 @@ impl Space {
     /// Notes that an interruption may have left copies of regions different: the first complete one counts.
     pub(crate) fn suspect(&mut self, number: u32, regions: u64) {
         let Some(slab) = self.slab(number) else { return };
-        let is_complete =
-            |&(slot, is_stale): &(Slot, bool)| !is_stale && self.is_online(slot.device);
-        let first = slab.copies.iter().find(is_complete).map(|(slot, _)| slot.device);
+        let complete = || slab.copies.iter().filter(|&(_, is_stale)| !is_stale);
+        let online = complete().find(|(slot, _)| self.is_online(slot.device));
+        // One that is back counts if no other one is there: an opening without it may have been interrupted.
+        let first = online.or_else(|| complete().find(|(slot, _)| self.is_written(slot.device)));
+        let first = first.map(|(slot, _)| slot.device);
         let devices: Vec<u8> = slab.copies.iter().map(|(slot, _)| slot.device).collect();
         // A journal may be crafted.
         let regions = regions & self.shape.all_regions();

@@ -78,13 +78,12 @@ impl Plan {
     }
 }
 
-/// Deletes a volume of a pool. If it was being filled, the last step of that may not have ended.
+/// Deletes a volume of a pool. The last step of its filling may not have ended.
 async fn delete(pool: &Pool, id: VolumeId) -> Result<(), PoolError> {
     let deadline = time::now() + ERASING_LIMIT;
     loop {
-        let is_filling = pool.find(|one| one.id == id).is_some_and(|one| one.image_size.is_some());
         match pool.delete(id).await {
-            Err(PoolError::InUse) if is_filling && time::now() < deadline => {
+            Err(PoolError::InUse) if time::now() < deadline => {
                 time::sleep_until(time::now() + ERASING_INTERVAL).await;
             }
             deleted => return deleted,

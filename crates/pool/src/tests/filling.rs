@@ -247,13 +247,19 @@ async fn live(
             model.sectors[at] = Sector::of(value);
         }
     }
-    if rng.chance(30) {
-        let size = store.geometry().block_count + 1 + rng.below(200);
-        store.resize(size).wait().await.expect("grown");
-        model.borrow_mut().sectors.resize(size as usize, Sector::of(0));
-    }
     let is_filling = Cell::new(filling.is_some());
     let mut tasks: FuturesUnordered<LocalBoxFuture<'_, ()>> = FuturesUnordered::new();
+    if rng.chance(30) {
+        let (polls, size) = (rng.below(300), store.geometry().block_count + 1 + rng.below(200));
+        let (store, model) = (store.clone(), model.clone());
+        tasks.push(Box::pin(async move {
+            for _ in 0..polls {
+                tokio::task::yield_now().await;
+            }
+            store.resize(size).wait().await.expect("grown");
+            model.borrow_mut().sectors.resize(size as usize, Sector::of(0));
+        }));
+    }
     for _ in 0..3 {
         let steps = rng.below(150);
         let own = Rng::new(rng.below(u64::MAX));
@@ -474,4 +480,131 @@ fn filling_ends_after_the_changes_that_need_the_image() {
         let read = filling.read(Extent::new(130, 2)).wait().await.expect("read").into_buffer();
         assert_eq!(read[..], [[1; SECTOR], [2; SECTOR]].concat());
     });
+}
+
+#[test]
+fn filling_ends_after_the_reads_that_need_the_image() {
+    let devices = [SimulatedDevice::new(24 << 20, 1)];
+    // Its first chunk is zero, and stays in the image.
+    let values: Vec<u64> = (0..256).map(|at| if at < 128 { 0 } else { at }).collect();
+    let image = MemoryImage::new(&values);
+    run(&devices, async {
+        let (pool, id) = filling_volume(&devices, &image).await;
+        let filling = pool.open_filling(id, image.clone()).await.expect("opened");
+        assert!(filling.fill_some().await.expect("filled"), "it has not ended");
+        image.is_slow.store(true, Ordering::Relaxed);
+        let mut read = Box::pin(filling.read(Extent::new(0, 256)).wait());
+        assert!(poll_once(&mut read).is_pending(), "it waits for the image");
+        let mut end = Box::pin(filling.fill_some());
+        for _ in 0..100 {
+            assert!(poll_once(&mut read).is_pending());
+            // Otherwise what is removed from the second chunk meanwhile would be read from the image.
+            assert!(poll_once(&mut end).is_pending(), "it waits for the read");
+            tokio::task::yield_now().await;
+        }
+        image.is_slow.store(false, Ordering::Relaxed);
+        let (read, end) = futures_util::future::join(read, end).await;
+        assert_eq!(values_of(&read.expect("read").into_buffer()), values);
+        assert!(!end.expect("filled"));
+    });
+}
+
+#[test]
+fn volume_that_was_opened_before_the_end_of_its_filling_uses_the_image_no_more() {
+    let devices = [SimulatedDevice::new(24 << 20, 1)];
+    let values: Vec<u64> = (1..257).collect();
+    let image = MemoryImage::new(&values);
+    run(&devices, async {
+        let (pool, id) = filling_volume(&devices, &image).await;
+        let before = pool.open_filling(id, image.clone()).await.expect("opened");
+        let mut late = Box::pin(before.fill_some());
+        assert!(poll_once(&mut late).is_pending(), "it looks for data in the image");
+        let again = pool.open_filling(id, image.clone()).await.expect("opened");
+        fill(&again).await.expect("filled");
+        again.unmap(Extent::new(0, 256)).wait().await.expect("unmapped");
+        late.await.expect("nothing is left to do");
+        let data = Buffer::copy_of(&pattern(7));
+        before
+            .write(Extent::new(130, 1), data.into(), Durability::Volatile)
+            .wait()
+            .await
+            .expect("written");
+        for store in [&before, &again] {
+            let read = store.read(Extent::new(0, 256)).wait().await.expect("read").into_buffer();
+            let expected: Vec<u64> = (0..256).map(|at| if at == 130 { 7 } else { 0 }).collect();
+            assert_eq!(values_of(&read), expected);
+        }
+        assert_eq!((before.progress(), again.progress()), (None, None));
+    });
+}
+
+#[test]
+fn volume_may_grow_while_its_last_chunk_is_filled() {
+    let devices = [SimulatedDevice::new(24 << 20, 1)];
+    let values: Vec<u64> = (1..201).collect();
+    let image = MemoryImage::new(&values);
+    run(&devices, async {
+        let pool = Pool::create(&new_pool(&devices, 64 << 10), LocalTasks::shared()).await;
+        let pool = pool.expect("a pool");
+        let new = crate::NewVolume {
+            image_size: Some(image.size()),
+            ..volume("v", image.size(), BlockSize::B512)
+        };
+        let id = pool.create_volume(&new).await.expect("created");
+        let filling = pool.open_filling(id, image.clone()).await.expect("opened");
+        image.is_slow.store(true, Ordering::Relaxed);
+        let mut filled = Box::pin(fill(&filling));
+        for _ in 0..100 {
+            assert!(poll_once(&mut filled).is_pending(), "it reads the image");
+            tokio::task::yield_now().await;
+        }
+        filling.resize(256).wait().await.expect("grown");
+        image.is_slow.store(false, Ordering::Relaxed);
+        filled.await.expect("filled");
+        let read = filling.read(Extent::new(0, 256)).wait().await.expect("read").into_buffer();
+        assert_eq!(values_of(&read), [values, vec![0; 56]].concat());
+    });
+}
+
+#[test]
+fn full_pool_stops_the_filling_until_there_is_space() {
+    let devices = [SimulatedDevice::new(16 << 20, 1)];
+    let values: Vec<u64> = (1..4097).collect();
+    let image = MemoryImage::new(&values);
+    run(&devices, async {
+        let (pool, id) = filling_volume(&devices, &image).await;
+        let filling = pool.open_filling(id, image.clone()).await.expect("opened");
+        assert!(filling.fill_some().await.expect("filled"), "it has not ended");
+        let other = pool.create_volume(&volume("w", 16 << 20, BlockSize::B512)).await;
+        let other = other.expect("created");
+        let store = pool.open_volume(other).await.expect("opened");
+        let write = |store: &dyn Store, lba: u64, byte: u8| {
+            let data = Buffer::copy_of(&[byte; 64 << 10]);
+            store.write(Extent::new(lba, 128), data.into(), Durability::Volatile).wait()
+        };
+        let mut lba = 0;
+        while write(&*store, lba, 7).await.is_ok() {
+            lba += 128;
+        }
+        let full = fill(&filling).await;
+        assert!(matches!(full, Err(FillError::Pool(PoolError::NoSpace))), "{full:?}");
+        // The last one is not filled. A part of it is not there without the rest.
+        for (lba, is_there) in [(0, true), (4096 - 64, false)] {
+            let written = write(&filling, lba, 8).await;
+            assert_eq!(written.is_ok(), is_there, "{lba}: {written:?}");
+        }
+        let is_right = async || {
+            let read = filling.read(Extent::new(128, 4096 - 128)).wait().await.expect("read");
+            assert_eq!(values_of(&read.into_buffer()), values[128..]);
+        };
+        is_right().await;
+        drop(store);
+        pool.delete(other).await.expect("deleted");
+        pool.maintain_once().await.expect("deleted");
+        fill(&filling).await.expect("filled");
+        assert_eq!(filling.progress(), None);
+        is_right().await;
+        pool.checkpoint().await.expect("written");
+    });
+    run(&devices, is_clean(&devices));
 }

@@ -10,8 +10,9 @@ use parking_lot::Mutex;
 use sarsen_block::{Buffer, Data, Io, Store};
 use sarsen_initiator::transfer::{ImageError, OpenImage, TransferError};
 use sarsen_io::{threads, time};
-use sarsen_pool::{FillError, FillingVolume, Image, VolumeInfo};
+use sarsen_pool::{FillError, FillingVolume, Image, PoolError, VolumeInfo};
 use sarsen_volume::{Aspect, Health, VolumeHealth};
+use tokio::sync::Semaphore;
 use tracing::info;
 
 use super::{OpenPool, PoolCores};
@@ -23,22 +24,35 @@ use crate::stores::StoreError;
 /// The time until a filling that failed is tried again.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
 
+/// Maximum number of threads that read an image at the same time. If its disk hangs, no more of them hang.
+const THREADS_MAX: usize = 8;
+
 /// The file of an image. Threads that may wait read it.
-struct ImageFile(Arc<OpenImage>);
+struct ImageFile {
+    image: Arc<OpenImage>,
+    threads: Arc<Semaphore>,
+}
 
 impl ImageFile {
     fn on_a_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce(&OpenImage) -> std::io::Result<T> + Send + 'static,
     ) -> Io<std::io::Result<T>> {
-        let image = self.0.clone();
-        Io::pending(async move { threads::run_detached("image", move || work(&image)).await? })
+        let (image, threads) = (self.image.clone(), self.threads.clone());
+        Io::pending(async move {
+            let permit = threads.acquire_owned().await.map_err(std::io::Error::other)?;
+            let work = move || {
+                let _permit = permit;
+                work(&image)
+            };
+            threads::run_detached("image", work).await?
+        })
     }
 }
 
 impl Image for ImageFile {
     fn size(&self) -> u64 {
-        self.0.length()
+        self.image.length()
     }
 
     fn read(&self, offset: u64, length: usize) -> Io<std::io::Result<Data>> {
@@ -86,11 +100,12 @@ impl OpenPool {
         match &config.image {
             Some(path) if !is_filled => {
                 let image = OpenImage::open(path, config.image_format());
-                let image = image.map_err(|error| not_opened(path, error))?;
-                Ok(Some(Arc::new(ImageFile(Arc::new(image)))))
+                let image = Arc::new(image.map_err(|error| not_opened(path, error))?);
+                let threads = Arc::new(Semaphore::new(THREADS_MAX));
+                Ok(Some(Arc::new(ImageFile { image, threads })))
             }
             None if found.is_some() && !is_filled => Err(self.error(format!(
-                "volume {} is still being filled from an image: give it that again, as image",
+                "volume {} is still being filled from an image: set image to the path of that",
                 config.name
             ))),
             Some(_) | None => Ok(None),
@@ -226,13 +241,12 @@ impl VolumeFilling {
             FillError::Image(_) => {
                 "Blocks that are not filled yet cannot be read. Restore the image as it was, and run `sarsen volume reattach`"
             }
-            FillError::Pool(_) => {
-                "Delete snapshots, erase volumes, or add a device with `sarsen pool add`"
+            FillError::Pool(PoolError::NoSpace) => {
+                "Delete snapshots, erase volumes, or add a device with `sarsen pool add`: then it goes on by itself"
             }
+            FillError::Pool(_) => "See the problem of the pool with `sarsen pool status`",
         };
         let path = self.path.display();
-        format!(
-            "is not filled from {path} any further: {error}. {remedy}; the server tries again every ten seconds"
-        )
+        format!("is not filled from {path} any further: {error}. {remedy}")
     }
 }
