@@ -7,7 +7,7 @@ use sarsen_block::{
 };
 
 use super::device::SimulatedDevice;
-use super::runner::{LocalTasks, end_all, run};
+use super::runner::{LocalTasks, end_all, run, run_until};
 use super::{is_clean, label, new_pool, stores, volume};
 use crate::{AcceptedLosses, DeviceState, NewVolume, Pool, PoolError, PoolVolume, VolumeId, check};
 
@@ -167,5 +167,39 @@ fn what_has_another_copy_goes_on_without_a_lost_device() {
             let whole = vec![Expected::Value(1); BLOCKS as usize];
             compare(&pool, ids[1], &whole).await;
         });
+    }
+}
+
+#[test]
+fn device_is_used_again_if_the_recovery_without_it_was_interrupted() {
+    let all = vec![Expected::ValueOrLost(1); BLOCKS as usize];
+    for requests in 1.. {
+        let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
+        let ids = run(&devices, async {
+            let (pool, ids) = pool_on(&devices, true).await;
+            pool.checkpoint().await.expect("written");
+            // The journal names the regions that are overwritten.
+            let store = pool.open_volume(ids[0]).await.expect("opened");
+            for block in 0..16 {
+                write(&store, block, 1).await.expect("written");
+            }
+            ids
+        });
+        end_all(());
+        let rest = [devices[1].clone()];
+        let recovered = Pool::open_accepting(stores(&rest), LocalTasks::shared(), DEVICES);
+        let is_recovered = run_until(&rest, requests, async { recovered.await.is_ok() });
+        end_all(());
+        rest[0].crash_with([0, 50, 100][requests as usize % 3]);
+        run(&devices, async {
+            let pool = Pool::open(stores(&devices), LocalTasks::shared()).await;
+            let pool = pool.unwrap_or_else(|error| panic!("after {requests} requests: {error}"));
+            compare(&pool, ids[0], &all).await;
+        });
+        end_all(());
+        if is_recovered == Some(true) {
+            assert!(requests > 12, "recovered after {requests} requests");
+            return;
+        }
     }
 }
