@@ -34,7 +34,7 @@ use crate::{Pool, PoolError, PoolVolume, VolumeId};
 const STEP: u64 = 1 << 20;
 /// Maximum number of chunks that are looked up together.
 const RUN_MAX: u64 = 1024;
-/// After so many bytes, what was filled is made durable, so that an interruption loses no more of it.
+/// Number of bytes of the image after which the volume is flushed. An interruption loses no more of the filling.
 const FLUSHED: u64 = 256 << 20;
 
 /// The disk in an image, which does not change.
@@ -151,7 +151,10 @@ impl FillingVolume {
     /// Copies some of what the volume does not have yet. Returns whether there is more; otherwise, the filling has ended. After
     /// an error, it can be called again. It is called once at a time.
     pub async fn fill_some(&self) -> Result<bool, FillError> {
-        let Some(image) = self.0.image() else { return Ok(false) };
+        let Some(image) = self.0.image() else {
+            *self.0.image.lock() = None;
+            return Ok(false);
+        };
         let from = self.0.reached.load(Ordering::Relaxed);
         let mut chunk = from;
         let next = Filling::next_data(&*image, chunk << self.0.shift).await;
@@ -174,12 +177,11 @@ impl FillingVolume {
         self.0.volume.flush().wait().await.map_err(pool_failed)?;
         {
             let _ending = self.0.locks.ending.write().await;
-            if self.0.is_filled() {
-                return Ok(false);
+            if !self.0.is_filled() {
+                self.0.volume.flush().wait().await.map_err(pool_failed)?;
+                self.0.pool.end_filling(self.0.id).await?;
+                self.0.locks.is_filled.store(true, Ordering::Release);
             }
-            self.0.volume.flush().wait().await.map_err(pool_failed)?;
-            self.0.pool.end_filling(self.0.id).await?;
-            self.0.locks.is_filled.store(true, Ordering::Release);
         }
         *self.0.image.lock() = None;
         // Programs of older versions can open the pool from now on.
@@ -315,7 +317,7 @@ impl Filling {
     }
 
     /// Gives a chunk all of its contents, unless it has them. The caller holds its lock.
-    async fn complete(&self, image: &dyn Image, chunk: u64) -> Result<(), BlockError> {
+    async fn copy_from_image(&self, image: &dyn Image, chunk: u64) -> Result<(), BlockError> {
         if self.has(chunk).await? {
             return Ok(());
         }
@@ -338,7 +340,7 @@ impl Filling {
                 for chunk in [chunks.start, chunks.end - 1] {
                     let whole = self.bytes_of(chunk..chunk + 1);
                     if whole.start < bytes.start || whole.end > bytes.end {
-                        self.complete(&*image, chunk).await?;
+                        self.copy_from_image(&*image, chunk).await?;
                     }
                 }
                 self.volume.write(extent, data, durability).wait().await
@@ -377,7 +379,7 @@ impl Filling {
                 return Ok(());
             }
             if part.length() < self.bytes_of(chunk..chunk + 1).length() {
-                self.complete(&*image, chunk).await?;
+                self.copy_from_image(&*image, chunk).await?;
             }
         }
         let zeroes = Buffer::zeroed(part.length() as usize);

@@ -2,6 +2,7 @@
 
 mod creation;
 mod devices;
+mod failures;
 mod filling;
 mod history;
 mod losses;
@@ -22,8 +23,8 @@ use sarsen_block::Store;
 use sarsen_io::cores::Cores;
 use sarsen_io::{random, time};
 use sarsen_pool::{
-    AcceptedLosses, DeviceState, Image, Label, NewVolume, Pool, PoolError, PoolProblem, VolumeId,
-    VolumeInfo, VolumeKind,
+    AcceptedLosses, DeviceState, Image, Label, NewVolume, Pool, PoolError, VolumeId, VolumeInfo,
+    VolumeKind,
 };
 use sarsen_volume::VolumeHealth;
 use sha2::{Digest as _, Sha256};
@@ -33,9 +34,8 @@ use tracing::{error, info, warn};
 pub(crate) use self::creation::format;
 pub use self::creation::{PlannedDevice, PoolPlan, create};
 pub(crate) use self::devices::ReportedDevice;
-use self::devices::{
-    NamedDevices, Settling, identify_all, open_with, pool_of, recovery, refuse_older,
-};
+use self::devices::{NamedDevices, Settling, identify_all, open_with, pool_of, refuse_older};
+use self::failures::{failed, not_opened};
 pub(crate) use self::filling::VolumeFilling;
 use self::history::SnapshotHistory;
 use self::losses::Losses;
@@ -85,41 +85,6 @@ impl PoolCores {
         cores.spawn_on(0, move || async move { drop(done.send(operation().await)) });
         drop(cores);
         answer.recv().unwrap_or(Err(StoreError::ServerEnds))
-    }
-}
-
-/// Returns the error of a pool, with the path of the device that it concerns.
-fn failed(pool: &str, devices: &[PathBuf], error: PoolError) -> StoreError {
-    StoreError::pool(pool, problem_of(devices, error))
-}
-
-fn problem_of(devices: &[PathBuf], error: PoolError) -> String {
-    match error {
-        PoolError::Unfit { device, problem } => {
-            let path = devices.get(device).map(|path| path.display().to_string());
-            format!("{}: {problem}", path.unwrap_or_else(|| format!("device {device}")))
-        }
-        PoolError::Device { source, .. } if devices.len() == 1 => {
-            format!("{}: {source}", devices[0].display())
-        }
-        other => other.to_string(),
-    }
-}
-
-/// Returns how a pool can be opened that could not be opened with these losses, if another loss lets it go on.
-fn remedy(pool: &str, error: &PoolError, accepted: &[PoolLoss]) -> String {
-    let recovery = |loss| recovery(pool, accepted, loss);
-    match error {
-        PoolError::DamagedJournal { .. } => format!(
-            ". A missing device may have the frame: connect it first. Otherwise restore the devices from a backup, or open the \
-             pool as it was before the damage: {}",
-            recovery(PoolLoss::DamagedJournal)
-        ),
-        PoolError::Unfit { problem: PoolProblem::Short { .. }, .. } => format!(
-            ". Restore its size. If that is not possible, go on without the data that is only there: {}",
-            recovery(PoolLoss::MissingDevices)
-        ),
-        _ => String::new(),
     }
 }
 
@@ -270,10 +235,7 @@ impl OpenPool {
             {
                 error!(pool = name, %error, "the bytes that devices have got are not in use");
             }
-            let failed = |error| {
-                let remedy = remedy(&name, &error, &accepted_there);
-                StoreError::pool(&name, problem_of(&paths, error) + &remedy)
-            };
+            let failed = |error| not_opened(&name, &paths, error, &accepted_there);
             Ok((opened.map_err(failed), identities))
         })?;
         devices.identified(identities, own_pool);

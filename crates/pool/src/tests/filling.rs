@@ -42,7 +42,7 @@ impl MemoryImage {
         let fails = self.is_failing.load(Ordering::Relaxed);
         Io::Pending(Box::pin(async move {
             tokio::task::yield_now().await;
-            if fails { Err(io::Error::other("the image is away")) } else { Ok(value) }
+            if fails { Err(io::Error::other("the image cannot be read")) } else { Ok(value) }
         }))
     }
 }
@@ -363,12 +363,17 @@ fn filling_keeps_the_image_and_all_writes_across_power_failures() {
     }
 }
 
-async fn filling_volume(devices: &[Arc<SimulatedDevice>], image: &MemoryImage) -> (Pool, VolumeId) {
+/// Creates a volume that is larger than its image by so many bytes.
+async fn filling_volume(
+    devices: &[Arc<SimulatedDevice>],
+    image: &MemoryImage,
+    more: u64,
+) -> (Pool, VolumeId) {
     let pool = Pool::create(&new_pool(devices, 64 << 10), LocalTasks::shared()).await;
     let pool = pool.expect("a pool");
     let new = crate::NewVolume {
         image_size: Some(image.size()),
-        ..volume("v", image.size() + (1 << 20), BlockSize::B512)
+        ..volume("v", image.size() + more, BlockSize::B512)
     };
     let id = pool.create_volume(&new).await.expect("created");
     (pool, id)
@@ -379,7 +384,7 @@ fn volume_that_is_being_filled_is_used_in_no_other_way() {
     let devices = [SimulatedDevice::new(24 << 20, 1)];
     let image = MemoryImage::new(&(1..2049).collect::<Vec<_>>());
     run(&devices, async {
-        let (pool, id) = filling_volume(&devices, &image).await;
+        let (pool, id) = filling_volume(&devices, &image, 1 << 20).await;
         let version = async || read_superblock(&*devices[0]).await.expect("read").0.version.get();
         assert_eq!(version().await, VERSION, "older programs do not open the pool");
         is_clean(&devices).await;
@@ -417,7 +422,7 @@ fn image_that_cannot_be_read_stops_the_filling_and_only_reads_that_need_it() {
     let devices = [SimulatedDevice::new(24 << 20, 1)];
     let image = MemoryImage::new(&(1..2049).collect::<Vec<_>>());
     run(&devices, async {
-        let (pool, id) = filling_volume(&devices, &image).await;
+        let (pool, id) = filling_volume(&devices, &image, 1 << 20).await;
         let filling = pool.open_filling(id, image.clone()).await.expect("opened");
         image.is_failing.store(true, Ordering::Relaxed);
         let chunk = Extent::new(128, 128);
@@ -450,7 +455,7 @@ fn filling_ends_after_the_changes_that_need_the_image() {
     let values: Vec<u64> = (0..256).map(|at| if at < 128 { at + 1 } else { 0 }).collect();
     let image = MemoryImage::new(&values);
     run(&devices, async {
-        let (pool, id) = filling_volume(&devices, &image).await;
+        let (pool, id) = filling_volume(&devices, &image, 1 << 20).await;
         let filling = pool.open_filling(id, image.clone()).await.expect("opened");
         assert!(filling.fill_some().await.expect("filled"), "it has not ended");
         let write = |lba: u64, byte: u8| {
@@ -489,7 +494,7 @@ fn filling_ends_after_the_reads_that_need_the_image() {
     let values: Vec<u64> = (0..256).map(|at| if at < 128 { 0 } else { at }).collect();
     let image = MemoryImage::new(&values);
     run(&devices, async {
-        let (pool, id) = filling_volume(&devices, &image).await;
+        let (pool, id) = filling_volume(&devices, &image, 1 << 20).await;
         let filling = pool.open_filling(id, image.clone()).await.expect("opened");
         assert!(filling.fill_some().await.expect("filled"), "it has not ended");
         image.is_slow.store(true, Ordering::Relaxed);
@@ -515,7 +520,7 @@ fn volume_that_was_opened_before_the_end_of_its_filling_uses_the_image_no_more()
     let values: Vec<u64> = (1..257).collect();
     let image = MemoryImage::new(&values);
     run(&devices, async {
-        let (pool, id) = filling_volume(&devices, &image).await;
+        let (pool, id) = filling_volume(&devices, &image, 1 << 20).await;
         let before = pool.open_filling(id, image.clone()).await.expect("opened");
         let mut late = Box::pin(before.fill_some());
         assert!(poll_once(&mut late).is_pending(), "it looks for data in the image");
@@ -535,6 +540,8 @@ fn volume_that_was_opened_before_the_end_of_its_filling_uses_the_image_no_more()
             assert_eq!(values_of(&read), expected);
         }
         assert_eq!((before.progress(), again.progress()), (None, None));
+        assert!(!before.fill_some().await.expect("it is filled"));
+        assert_eq!(Arc::strong_count(&image), 1, "both have closed it");
     });
 }
 
@@ -544,13 +551,7 @@ fn volume_may_grow_while_its_last_chunk_is_filled() {
     let values: Vec<u64> = (1..201).collect();
     let image = MemoryImage::new(&values);
     run(&devices, async {
-        let pool = Pool::create(&new_pool(&devices, 64 << 10), LocalTasks::shared()).await;
-        let pool = pool.expect("a pool");
-        let new = crate::NewVolume {
-            image_size: Some(image.size()),
-            ..volume("v", image.size(), BlockSize::B512)
-        };
-        let id = pool.create_volume(&new).await.expect("created");
+        let (pool, id) = filling_volume(&devices, &image, 0).await;
         let filling = pool.open_filling(id, image.clone()).await.expect("opened");
         image.is_slow.store(true, Ordering::Relaxed);
         let mut filled = Box::pin(fill(&filling));
@@ -572,7 +573,7 @@ fn full_pool_stops_the_filling_until_there_is_space() {
     let values: Vec<u64> = (1..4097).collect();
     let image = MemoryImage::new(&values);
     run(&devices, async {
-        let (pool, id) = filling_volume(&devices, &image).await;
+        let (pool, id) = filling_volume(&devices, &image, 1 << 20).await;
         let filling = pool.open_filling(id, image.clone()).await.expect("opened");
         assert!(filling.fill_some().await.expect("filled"), "it has not ended");
         let other = pool.create_volume(&volume("w", 16 << 20, BlockSize::B512)).await;

@@ -17,9 +17,9 @@ use tracing::{info, warn};
 use super::super::file::{FileOptions, FileStore};
 use super::super::{MarkRule, OpenMode, StoreError};
 use super::creation::{create_file, refuse_if_used};
+use super::failures::recovery;
 use super::{OpenPool, PoolMemory, failed, new_identifier};
 use crate::config::PoolConfig;
-use crate::model::Textual as _;
 use crate::schema::pools::PoolLoss;
 
 /// A device with requests of which none has ended for this time does not respond. A flush of much data takes some seconds.
@@ -255,13 +255,6 @@ pub(super) fn pool_of(config: &PoolConfig, identities: &Identities) -> Option<[u
         pools.first().copied().filter(|_| pools.len() == 1)
     };
     of(&|_| true).or_else(|| of(&|identity| identity.pool_name == config.name))
-}
-
-/// Returns the command that opens a pool with one more loss than those that were accepted.
-pub(super) fn recovery(pool: &str, accepted: &[PoolLoss], more: PoolLoss) -> String {
-    let losses = accepted.iter().filter(|&&loss| loss != more).chain([&more]);
-    let flags: String = losses.map(|loss| format!(" --lose {}", loss.render())).collect();
-    format!("`sarsen pool recover {pool}{flags}`")
 }
 
 /// What devices say about themselves, or why not, by their paths.
