@@ -43,7 +43,8 @@ pub struct Checked {
 /// checkpoint is not checked: opening the pool carries it out.
 pub async fn check(stores: Vec<Arc<dyn Store>>) -> Result<Checked, PoolError> {
     let mut found = find_devices(stores).await?;
-    let (state, left_out) = match read_state(&mut found, AcceptedLosses::default(), 0).await {
+    let (mut state, mut left_out) = match read_state(&mut found, AcceptedLosses::default(), 0).await
+    {
         Ok(state) => state,
         Err(PoolError::Damaged { what }) => {
             return Ok(Checked { findings: vec![Finding(what)], left_out: Vec::new() });
@@ -51,21 +52,26 @@ pub async fn check(stores: Vec<Arc<dyn Store>>) -> Result<Checked, PoolError> {
         Err(error) => return Err(error),
     };
     let Found { devices, superblock, .. } = found;
+    let mut findings = Vec::new();
+    match read_journal(&devices, &superblock).await {
+        Ok((Replayed { damaged, records, .. }, _, outdated)) => {
+            let damaged = damaged.map(|frame| PoolError::DamagedJournal { frame }.to_string());
+            findings.extend(damaged.map(Finding));
+            for device in outdated {
+                let reason = state.leave_out_outdated(device, &records);
+                left_out.extend(reason.map(|reason| (device, reason)));
+            }
+        }
+        Err(PoolError::Damaged { what }) => findings.push(Finding(what)),
+        Err(error) => return Err(error),
+    }
     let mut check = Check {
         devices: &devices,
         state: &state,
-        findings: Vec::new(),
+        findings,
         pages: BTreeMap::new(),
         chunks: BTreeMap::new(),
     };
-    match read_journal(&devices, &superblock).await {
-        Ok((Replayed { damaged: Some(frame), .. }, _)) => {
-            check.find(PoolError::DamagedJournal { frame }.to_string());
-        }
-        Ok(_) => {}
-        Err(PoolError::Damaged { what }) => check.find(what),
-        Err(error) => return Err(error),
-    }
     let version = superblock.version.get();
     check.catalogue(superblock.catalogue.get(), superblock.next_volume.get(), version).await?;
     check.counts().await?;

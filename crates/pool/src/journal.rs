@@ -43,6 +43,8 @@ pub(crate) struct Replayed {
     pub(crate) records: Vec<Record>,
     /// The number of a frame that no copy has intact, although later ones were written. The records end before it.
     pub(crate) damaged: Option<u64>,
+    /// The copies that lack more than the last frame, which a power failure may have interrupted.
+    pub(crate) outdated: Vec<usize>,
 }
 
 impl Ring {
@@ -119,10 +121,17 @@ impl Ring {
         rings: &[R],
     ) -> Result<Replayed, String> {
         let mut records = Vec::new();
+        // The number behind the last frame of each copy.
+        let mut ends = vec![self.number; rings.len()];
         let rings = || rings.iter().map(|ring| &**ring);
-        while let Some((ring, offset, length)) =
-            rings().find_map(|ring| self.find(ring).map(|(offset, length)| (ring, offset, length)))
-        {
+        loop {
+            let mut found = None;
+            for (ring, end) in rings().zip(&mut ends) {
+                let Some((offset, length)) = self.find(ring) else { continue };
+                found = found.or(Some((ring, offset, length)));
+                *end = self.number + 1;
+            }
+            let Some((ring, offset, length)) = found else { break };
             let frame = &ring[offset as usize..];
             let mut rest = &frame[size_of::<FrameHeader>()..][..length];
             while !rest.is_empty() {
@@ -139,7 +148,8 @@ impl Ring {
         }
         // A frame is written when the one before it is durable.
         let is_damaged = rings().any(|ring| self.is_passed_by(ring));
-        Ok(Replayed { records, damaged: is_damaged.then_some(self.number) })
+        let outdated = (0..ends.len()).filter(|&at| ends[at] + 1 < self.number).collect();
+        Ok(Replayed { records, damaged: is_damaged.then_some(self.number), outdated })
     }
 
     /// Returns the offset of the next frame and the length of its records. It is behind the one before, or at the
@@ -200,16 +210,18 @@ mod tests {
         assert!({ ring }.last_frame(&[0; 1 << 10]).is_some(), "there is a reserve");
         assert!(ring.is_half_full());
         let mut again = start;
-        let all = Replayed { records: written, damaged: None };
-        let none = Replayed { records: Vec::new(), damaged: None };
+        let replayed = |records, damaged| Replayed { records, damaged, outdated: Vec::new() };
+        let (all, none) = (replayed(written, None), replayed(Vec::new(), None));
         assert_eq!(again.replay(&[&bytes[..]]).expect("known records"), all);
         assert_eq!(again, ring);
         // A frame that is damaged, or that another run wrote, ends the replay, unless another copy has it.
         let mut one = bytes.clone();
         one[108 << 10] ^= 1;
         let mut again = start;
-        let damaged = Replayed { records: Vec::new(), damaged: Some(7) };
-        assert_eq!(again.replay(&[&one[..]]).expect("known records"), damaged);
+        assert_eq!(
+            again.replay(&[&one[..]]).expect("known records"),
+            replayed(Vec::new(), Some(7))
+        );
         let mut other = Ring { run: 4, ..start };
         assert_eq!(other.replay(&[&bytes[..]]).expect("known records"), none);
         // The last frame may not have been completed.
@@ -218,6 +230,16 @@ mod tests {
         let mut again = start;
         let replayed = again.replay(&[&torn[..]]).expect("known records");
         assert_eq!((replayed.records.len(), replayed.damaged), (300 * 9, None));
+        // A copy that lacks more than the last one is older.
+        for (missing, outdated) in [(1, vec![]), (2, vec![0]), (3, vec![0])] {
+            let mut older = bytes.clone();
+            for number in 0..missing {
+                older[ring.offset as usize - 1 - (number * frame_length(16 * 300))] ^= 1;
+            }
+            let mut again = start;
+            let replayed = again.replay(&[&older[..], &bytes]).expect("known records");
+            assert_eq!((replayed.records.len(), replayed.outdated), (300 * 10, outdated));
+        }
         bytes[4 << 10] ^= 1;
         let mut again = start;
         assert_eq!(again.replay(&[one, bytes]).expect("known records"), all);

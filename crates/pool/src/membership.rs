@@ -229,6 +229,19 @@ impl Pool {
         self.shared.checkpoint(generation).await
     }
 
+    /// Leaves out a device whose data cannot be trusted any more: if it comes back, everything is copied to it. Fails if it
+    /// has the only copy of something.
+    pub async fn distrust_device(&self, number: u8, reason: &str) -> Result<(), PoolError> {
+        {
+            let mut state = self.shared.state.write();
+            // No checkpoint leaves it out and trusts it.
+            if state.space.member(number).is_some() && state.space.may_leave_out(number) {
+                state.space.lack_all(number);
+            }
+        }
+        self.leave_out_device(number, reason).await
+    }
+
     /// Returns the identifier of the pool, and the number of the last checkpoint, if that names all devices which are left out
     /// now, and none is being written. A device that is left out has an older one.
     pub fn last_checkpoint(&self) -> Option<([u8; 16], u64)> {

@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use sarsen_block::{Buffer, Durability, Extent, Store};
 use zerocopy::{FromBytes as _, FromZeros as _};
 
-use crate::copies::{DevicePlace, Standing};
+use crate::copies::{Copies, DevicePlace, Slot, Standing};
 use crate::devices::{Device, Devices, TOGETHER};
 use crate::error::{Blocked, Load};
 use crate::format::{
@@ -33,6 +33,9 @@ const SLABS_MIN: u32 = 8;
 /// Number of generations by which the state that was opened is newer than its checkpoint: one more than a checkpoint that
 /// was interrupted.
 const SUPERSEDING: u64 = 2;
+/// Number of generations by which a pool that accepted a loss is newer, too: no device with the lost data has had as many
+/// checkpoints since. It is even, so that the places of superblocks alternate.
+const RECOVERY: u64 = 1 << 32;
 /// Number of records whose metadata is loaded together.
 const AHEAD: usize = 4096;
 
@@ -63,6 +66,15 @@ pub struct AcceptedLosses {
     pub journal: bool,
     /// What is only on devices that are missing. Their data does not come back with them.
     pub devices: bool,
+    /// What missing devices have that were used without these. They are refused from then on.
+    pub newer: bool,
+}
+
+impl AcceptedLosses {
+    /// Returns the number of generations by which the state that is opened is newer than its checkpoint.
+    fn superseding(self) -> u64 {
+        if self == Self::default() { SUPERSEDING } else { RECOVERY + SUPERSEDING }
+    }
 }
 
 /// What a device says about itself.
@@ -172,7 +184,7 @@ impl Pool {
         losses: AcceptedLosses,
     ) -> Result<Self, PoolError> {
         let mut found = find_devices(stores).await?;
-        let (state, reasons) = read_state(&mut found, losses, SUPERSEDING).await?;
+        let (state, reasons) = read_state(&mut found, losses, losses.superseding()).await?;
         let absent = std::mem::take(&mut found.absent).into_iter().next();
         let absent = absent.filter(|_| !losses.devices);
         match Self::open_found(found, (state, reasons), tasks, losses).await {
@@ -204,8 +216,12 @@ impl Pool {
                 reasons.push((device, error.to_string()));
             }
         }
-        let (Replayed { records, damaged: lost }, mut ring) =
+        let (Replayed { records, damaged: lost, .. }, mut ring, outdated) =
             read_journal(&devices, &superblock).await?;
+        for device in outdated {
+            let reason = state.leave_out_outdated(device, &records);
+            reasons.extend(reason.map(|reason| (device, reason)));
+        }
         if let Some(frame) = lost.filter(|_| !losses.journal) {
             return Err(PoolError::DamagedJournal { frame });
         }
@@ -237,7 +253,7 @@ impl Pool {
         }
         shared.clear_doubted_checksums().await?;
         shared.state.write().space.end_unreachable();
-        shared.supersede().await?;
+        shared.supersede(losses.superseding()).await?;
         shared.checkpoint(generation).await?;
         shared.work.notify_one();
         Ok(Self { shared })
@@ -248,8 +264,9 @@ impl Shared {
     /// Writes the superblock that was opened again, with higher generations, before anything else is written. A checkpoint
     /// that was interrupted may be complete on a device that is not there now. When it comes back, it is older than this: the
     /// next checkpoint overwrites the places of that one on the other devices.
-    async fn supersede(&self) -> Result<(), PoolError> {
+    async fn supersede(&self, generations: u64) -> Result<(), PoolError> {
         let mut writer = self.writer.lock().await;
+        writer.superblock.generation += generations - SUPERSEDING;
         for _ in 0..SUPERSEDING {
             let superblock = &mut writer.superblock;
             superblock.generation += 1;
@@ -449,7 +466,7 @@ pub(crate) async fn find_devices(stores: Vec<Arc<dyn Store>>) -> Result<Found, P
             Some(PoolProblem::Short { expected, actual })
         } else if row.flags & LEFT_OUT != 0 {
             returning(&superblock, &newest, number).err()
-        } else if generation + 1 < last {
+        } else if generation + 1 < last && generation + 1 + RECOVERY != last {
             Some(PoolProblem::Stale { generation, newest: last })
         } else {
             None
@@ -584,18 +601,21 @@ async fn read_rows(
     Err(problem)
 }
 
-/// Reads the journal of each device that has it, and returns what it has since a checkpoint.
+/// Reads the journal of each device that has it, and returns what it has since a checkpoint, and the devices that are outdated.
 pub(crate) async fn read_journal(
     devices: &Devices,
     superblock: &Superblock,
-) -> Result<(Replayed, Ring), PoolError> {
+) -> Result<(Replayed, Ring, Vec<u8>), PoolError> {
     let mut ring = Ring::behind(superblock);
-    let (mut rings, mut problem) = (Vec::new(), None);
+    let (mut rings, mut readable, mut problem) = (Vec::new(), Vec::new(), None);
     for device in superblock.keepers() {
         let Some(known) = devices.get(device) else { continue };
         let place = DevicePlace { device, offset: known.layout.journal };
         match devices.read_metadata(place, ring.length as usize).await {
-            Ok(bytes) => rings.push(bytes),
+            Ok(bytes) => {
+                rings.push(bytes);
+                readable.push(device);
+            }
             Err(error) => problem = Some(error),
         }
     }
@@ -605,7 +625,39 @@ pub(crate) async fn read_journal(
     }
     // Each device that had the journal has all frames that were acknowledged.
     let replayed = ring.replay(&rings).map_err(damaged)?;
-    Ok((replayed, ring))
+    let outdated = replayed.outdated.iter().map(|&at| readable[at]).collect();
+    Ok((replayed, ring, outdated))
+}
+
+impl State {
+    /// Leaves out a device whose journal lacks frames, unless it has the only copy of something: it may lack any data that
+    /// was written since. These records are carried out later. Returns the reason.
+    pub(crate) fn leave_out_outdated(&mut self, device: u8, records: &[Record]) -> Option<String> {
+        let space = &self.space;
+        let is_only_there = |copies: &Copies| {
+            let is_elsewhere = |(slot, is_stale): (Slot, bool)| {
+                slot.device != device && !is_stale && space.is_online(slot.device)
+            };
+            copies.has(device) && !copies.iter().any(is_elsewhere)
+        };
+        // The records may use slabs that the checkpoint does not use.
+        let mut slabs = (1..space.slabs.len() as u32).filter_map(|number| space.slab(number));
+        let is_needed = slabs.any(|slab| is_only_there(&slab.copies))
+            || records.iter().any(|record| match record {
+                Record::Assign(assigned) => is_only_there(&assigned.copies),
+                _ => false,
+            });
+        if is_needed || !space.is_online(device) || !space.may_leave_out(device) {
+            return None;
+        }
+        let generation = self.generation;
+        self.space.leave_out(device, generation);
+        self.space.lack_all(device);
+        Some(
+            "it is older than the others: it was replaced by a copy of itself, or has lost what was written to it"
+                .into(),
+        )
+    }
 }
 
 impl Shared {

@@ -141,8 +141,9 @@ impl Space {
         self.reclaim();
         let class = key.0;
         let is_usable = |space: &Self, slab: &SlabPart| {
+            // A device that returns counts as lacking what is written now.
             let is_reached =
-                slab.copies.iter().any(|(slot, stale)| !stale && space.is_written(slot.device));
+                slab.copies.iter().any(|(slot, stale)| !stale && space.is_online(slot.device));
             slab.class == class && slab.free > 0 && is_reached
         };
         if let Some(&current) = self.current.get(&key)

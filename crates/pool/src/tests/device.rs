@@ -54,16 +54,17 @@ enum Waiting {
 
 impl SimulatedDevice {
     pub(super) fn new(bytes: usize, seed: u64) -> Arc<Self> {
-        Self::with(vec![0; bytes], seed)
+        // Two of them, which need no memory before they are written.
+        Self::with(vec![0; bytes], vec![0; bytes], seed)
     }
 
-    fn with(image: Vec<u8>, seed: u64) -> Arc<Self> {
+    fn with(image: Vec<u8>, lasting: Vec<u8>, seed: u64) -> Arc<Self> {
         Arc::new(Self {
             status: StoreStatus::new((image.len() / SECTOR) as u64),
             inner: Mutex::new(Inner {
                 rng: Rng::new(seed),
-                lasting: image.clone(),
                 image,
+                lasting,
                 cached: Vec::new(),
                 waiting: Vec::new(),
                 reads: Vec::new(),
@@ -77,7 +78,7 @@ impl SimulatedDevice {
     pub(super) fn copy(&self, bytes: usize) -> Arc<Self> {
         let mut image = self.inner.lock().image.clone();
         image.resize(bytes, 0);
-        Self::with(image, 0)
+        Self::with(image.clone(), image, 0)
     }
 
     /// Damages a byte.
@@ -90,9 +91,12 @@ impl SimulatedDevice {
         self.inner.lock().image.len()
     }
 
-    /// Changes bytes.
+    /// Changes bytes, which a power failure does not bring back.
     pub(super) fn edit(&self, offset: usize, length: usize, edit: impl FnOnce(&mut [u8])) {
-        edit(&mut self.inner.lock().image[offset..offset + length]);
+        let inner = &mut *self.inner.lock();
+        let range = offset..offset + length;
+        edit(&mut inner.image[range.clone()]);
+        inner.lasting[range.clone()].copy_from_slice(&inner.image[range]);
     }
 
     /// Returns the offsets and lengths of all reads since the last call.
@@ -178,15 +182,18 @@ impl SimulatedDevice {
             Waiting::Read { .. } | Waiting::Flush { .. } => None,
         });
         let cached: Vec<_> = inner.cached.drain(..).chain(waiting).collect();
-        for (offset, data, lasts) in cached {
+        for (offset, data, lasts) in &cached {
             for (number, sector) in data.chunks(SECTOR).enumerate() {
-                if lasts || inner.rng.chance(percent) {
+                if *lasts || inner.rng.chance(percent) {
                     let at = offset + number * SECTOR;
                     inner.lasting[at..at + SECTOR].copy_from_slice(sector);
                 }
             }
         }
-        inner.image.copy_from_slice(&inner.lasting);
+        for (offset, data, _) in &cached {
+            let range = *offset..offset + data.len();
+            inner.image[range.clone()].copy_from_slice(&inner.lasting[range]);
+        }
     }
 
     fn wait<T: 'static>(

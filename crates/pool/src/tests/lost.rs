@@ -13,7 +13,7 @@ use crate::{AcceptedLosses, DeviceState, NewVolume, Pool, PoolError, PoolVolume,
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 512;
-const DEVICES: AcceptedLosses = AcceptedLosses { journal: false, devices: true };
+const DEVICES: AcceptedLosses = AcceptedLosses { journal: false, devices: true, newer: false };
 
 /// What a block of a volume should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,50 +9,60 @@ use sarsen_block::{
 use super::device::SimulatedDevice;
 use super::runner::{LocalTasks, end_all, poll_once, run, run_until};
 use super::{is_clean, label, new_pool, stores, volume};
+use crate::copies::{Copies, Slot, Standing};
 use crate::format::{PAGE, SUPERBLOCKS};
 use crate::shape::SlabKind;
-use crate::space::SlabPart;
+use crate::space::{Class, SlabPart};
 use crate::{DeviceState, NewVolume, Pool, PoolError, PoolVolume, VolumeId, check};
 
 const SIZE: u64 = 4 << 20;
 
-fn mirrored(copies: u8, stripes: u8) -> NewVolume {
+pub(super) fn mirrored(copies: u8, stripes: u8) -> NewVolume {
     NewVolume { copies, stripes, ..volume("v", SIZE, BlockSize::B512) }
 }
 
-async fn pool_with(devices: &[Arc<SimulatedDevice>], new: &NewVolume) -> (Pool, VolumeId) {
+pub(super) async fn pool_with(
+    devices: &[Arc<SimulatedDevice>],
+    new: &NewVolume,
+) -> (Pool, VolumeId) {
     let pool = Pool::create(&new_pool(devices, 64 << 10), LocalTasks::shared()).await;
     let pool = pool.expect("a pool");
     let id = pool.create_volume(new).await.expect("created");
     (pool, id)
 }
 
-async fn open(devices: &[Arc<SimulatedDevice>]) -> Pool {
+pub(super) async fn open(devices: &[Arc<SimulatedDevice>]) -> Pool {
     Pool::open(stores(devices), LocalTasks::shared()).await.expect("opened")
 }
 
-async fn write(store: &PoolVolume, at: u64, length: usize, value: u8, durability: Durability) {
+pub(super) async fn write(
+    store: &PoolVolume,
+    at: u64,
+    length: usize,
+    value: u8,
+    durability: Durability,
+) {
     let data = Buffer::copy_of(&vec![value; length]);
     let extent = Extent::new(at >> 9, (length >> 9) as u64);
     store.write(extent, data.into(), durability).wait().await.expect("written");
 }
 
-async fn fill(store: &PoolVolume, value: u8) {
+pub(super) async fn fill(store: &PoolVolume, value: u8) {
     write(store, 0, SIZE as usize, value, Durability::Durable).await;
 }
 
 /// Reads everything, and compares it with one value.
-async fn has_only(pool: &Pool, id: VolumeId, value: u8) {
+pub(super) async fn has_only(pool: &Pool, id: VolumeId, value: u8) {
     let store = pool.open_volume(id).await.expect("opened");
     let read = store.read(Extent::new(0, SIZE >> 9)).wait().await.expect("read").into_buffer();
     assert!(read.iter().all(|&byte| byte == value));
 }
 
-fn states(pool: &Pool) -> Vec<bool> {
+pub(super) fn states(pool: &Pool) -> Vec<bool> {
     pool.devices().iter().map(|device| device.state == DeviceState::Online).collect()
 }
 
-fn stale(pool: &Pool) -> u64 {
+pub(super) fn stale(pool: &Pool) -> u64 {
     pool.devices().iter().map(|device| device.stale_bytes).sum()
 }
 
@@ -118,40 +128,6 @@ fn pool_starts_without_a_device_and_says_so() {
         let refused = Pool::open(stores(&devices[..1]), LocalTasks::shared()).await;
         let error = refused.map(drop).expect_err("refused").to_string();
         assert!(error.contains("one of 3 devices of the pool, and 1 were given"), "{error}");
-    });
-}
-
-#[test]
-fn devices_that_were_used_apart_are_not_mixed() {
-    let devices = [1, 2].map(|seed| SimulatedDevice::new(32 << 20, seed));
-    let id = run(&devices, async {
-        let (pool, id) = pool_with(&devices, &mirrored(2, 1)).await;
-        fill(&pool.open_volume(id).await.expect("opened"), 1).await;
-        id
-    });
-    for (alone, value) in [(0, 2), (1, 3), (1, 3)] {
-        run(&devices, async {
-            let pool = open(&devices[alone..=alone]).await;
-            fill(&pool.open_volume(id).await.expect("opened"), value).await;
-            pool.checkpoint().await.expect("written");
-        });
-    }
-    run(&devices, async {
-        let checked = check(stores(&devices)).await.expect("it can be checked");
-        assert!(checked.findings.is_empty(), "{checked:?}");
-        assert!(checked.left_out[0].1.contains("used without the other devices"), "{checked:?}");
-        let pool = open(&devices).await;
-        has_only(&pool, id, 3).await;
-        let refused = pool.return_device(devices[0].clone()).await;
-        assert!(refused.is_err_and(|error| error.to_string().contains("replace it")));
-        // As a new device it is of use.
-        pool.remove_device(0).await.expect_err("there is no room for the second copies");
-        let number = pool.add_device(devices[0].clone(), [9; 16]).await.expect("added");
-        pool.remove_device(0).await.expect("its copies go to the new one");
-        pool.maintain_once().await.expect("copied");
-        assert_eq!(pool.devices().iter().map(|one| one.number).collect::<Vec<_>>(), [1, number]);
-        assert_eq!((states(&pool), stale(&pool)), (vec![true, true], 0));
-        is_clean(&devices).await;
     });
 }
 
@@ -640,6 +616,29 @@ fn copy_that_is_completed_during_a_checkpoint_is_not_the_only_one_after_it() {
 #[test]
 fn device_that_is_back_during_a_checkpoint_is_not_the_only_one_after_it() {
     last_copy_changes_during_a_checkpoint(true);
+}
+
+#[test]
+fn new_data_goes_to_no_slab_that_only_returning_devices_have() {
+    let devices = [1, 2, 3].map(|seed| SimulatedDevice::new(16 << 20, seed));
+    run(&devices, async {
+        let (pool, id) = pool_with(&devices, &mirrored(2, 1)).await;
+        {
+            // Two devices were left out when the slab was not in use yet, and are back.
+            let space = &mut pool.shared.state.write().space;
+            let mut copies = Copies::default();
+            for device in [1, 2] {
+                let member = &mut space.members[usize::from(device)];
+                member.standing = Standing::Returning;
+                let number = member.free_slots.pop_last().expect("a free slot");
+                copies.push(Slot { device, number }, false);
+            }
+            let number = space.slabs.len() as u32;
+            space.insert_slab(number, Class::Data(2), copies);
+        }
+        fill(&pool.open_volume(id).await.expect("opened"), 1).await;
+        has_only(&pool, id, 1).await;
+    });
 }
 
 #[test]

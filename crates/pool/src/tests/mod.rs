@@ -1,5 +1,6 @@
 //! Tests of whole pools on simulated devices.
 
+mod apart;
 mod changes;
 mod checksums;
 mod crashes;
