@@ -23,8 +23,10 @@ pub(super) const FILE: &str = "no pool";
 pub(super) const POOL: &str = "pool";
 /// Every run begins with a volume without data.
 pub(super) const FIRST: &str = "pool, first writes";
-/// Every run begins with a new snapshot.
+/// Every run begins with a new snapshot of a volume whose chunks are its own.
 pub(super) const SNAPSHOT: &str = "pool, new snapshot";
+/// Every run begins with a new snapshot, and most chunks have pieces from before and after an earlier one.
+pub(super) const NEXT_SNAPSHOT: &str = "pool, next snapshot";
 /// The volume has many snapshots, each with data of its own.
 pub(super) const MANY: &str = "pool, 100 snapshots";
 /// Each 4 KiB of the volume has a checksum.
@@ -34,7 +36,7 @@ pub(super) const QCOW2: &str = "qcow2, qemu-storage-daemon";
 const VOLUME_BYTES: u64 = 256 << 20;
 /// A run of first writes must not fill the volume, and then overwrite it.
 const LARGE_BYTES: u64 = 1 << 30;
-const POOL_BYTES: u64 = 6 << 30;
+const POOL_BYTES: u64 = 8 << 30;
 const SNAPSHOTS: usize = 100;
 const LIMIT: Duration = Duration::from_secs(120);
 const BYTE: u8 = 0x5a;
@@ -59,10 +61,13 @@ pub(super) struct Preparation {
     kind: Kind,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
     Empty,
-    NewSnapshot,
+    /// The volume gets the contents of this file before its snapshot.
+    NewSnapshot {
+        rewrite: Option<String>,
+    },
 }
 
 impl Preparation {
@@ -73,12 +78,15 @@ impl Preparation {
             process::output(command.args(arguments).env("SARSEN_CONTROL", &self.socket), LIMIT)
         };
         let url = endpoint.to_string();
-        match self.kind {
+        match &self.kind {
             Kind::Empty => drop(sarsen(&["disk", "erase", "--unmap", "--destroy", &url])?),
-            Kind::NewSnapshot => {
+            Kind::NewSnapshot { rewrite } => {
                 let name = format!("{}@bench", self.volume);
                 if sarsen(&["snapshot", "list", &self.volume])?.contains(&name) {
                     sarsen(&["snapshot", "delete", &name])?;
+                }
+                if let Some(file) = rewrite {
+                    sarsen(&["disk", "write", "--destroy", file, &url])?;
                 }
                 // The work of an earlier run does not count.
                 loop {
@@ -192,6 +200,7 @@ pub(super) fn start(program: &Path, medium: Medium, options: &Options) -> Result
         ("checked", CHECKED, VOLUME_BYTES),
         ("first", FIRST, LARGE_BYTES),
         ("snapshot", SNAPSHOT, LARGE_BYTES),
+        ("next", NEXT_SNAPSHOT, LARGE_BYTES),
         ("many", MANY, VOLUME_BYTES),
     ];
     for (volume, name, bytes) in volumes {
@@ -203,7 +212,8 @@ pub(super) fn start(program: &Path, medium: Medium, options: &Options) -> Result
     for (volume, name, bytes) in volumes {
         let (kind, only) = match name {
             FIRST => (Some(Kind::Empty), Some(WRITES)),
-            SNAPSHOT => (Some(Kind::NewSnapshot), Some(WRITES)),
+            SNAPSHOT => (Some(Kind::NewSnapshot { rewrite: Some(large.clone()) }), Some(WRITES)),
+            NEXT_SNAPSHOT => (Some(Kind::NewSnapshot { rewrite: None }), Some(WRITES)),
             MANY => (None, Some(READS)),
             _ => (None, None),
         };

@@ -13,7 +13,7 @@ use super::points::{
     self, DEPTHS, Group, LARGE_READS, LARGE_WRITES, Point, READ_STREAM, READS, SINGLE_READS,
     STEADY, WITH_DIGESTS, WRITE_STREAM, WRITES, small_name,
 };
-use super::pools::{CHECKED, FILE, FIRST, MANY, POOL, QCOW2, SNAPSHOT};
+use super::pools::{CHECKED, FILE, FIRST, MANY, NEXT_SNAPSHOT, POOL, QCOW2, SNAPSHOT};
 use super::results::{CPU, Figure, IOPS, P99, Results, median, ratio};
 use super::start_up::Changes;
 use super::targets_under_test::{
@@ -304,6 +304,7 @@ fn of_pools<'a>() -> Vec<Requirement<'a>> {
         require("reads: IOPS × no pool", 0.95, READS, POOL, FILE);
         require("first writes: IOPS × no pool", 0.7, WRITES, FIRST, FILE);
         require("writes after a snapshot: IOPS × no pool", 0.6, WRITES, SNAPSHOT, FILE);
+        require("writes after the next snapshot: IOPS × no pool", 0.6, WRITES, NEXT_SNAPSHOT, FILE);
         require("reads with 100 snapshots: IOPS × none", 0.98, READS, MANY, POOL);
         require("overwrites with checksums: IOPS × without", 0.5, WRITES, CHECKED, POOL);
         require("reads with checksums: IOPS × without", 0.5, READS, CHECKED, POOL);
