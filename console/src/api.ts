@@ -21,6 +21,7 @@ export interface Volume extends Limits {
   "clone-of"?: string;
   /** The image from which the volume is or was filled. */
   image?: string;
+  "image-format"?: string;
   /** The snapshot that the volume serves, read-only. */
   snapshot?: string;
   "snapshot-schedule"?: string;

@@ -171,6 +171,33 @@ await withPage({ ignoreHTTPSErrors: true, viewport: { width: 1200, height: 900 }
   await heading("copy is there");
   assert.equal((await api(page, "/config/volume/copy")).object["clone-of"], "vm@first");
 
+  // A volume begins with an image, whose size it has.
+  await page.goto(`${base}/create?pool=tank`);
+  await heading("Create a volume");
+  await page.getByLabel("Name", { exact: true }).fill("imaged");
+  const image = page.getByLabel("Image", { exact: true });
+  await image.fill(`${FOLDER}/missing`);
+  assert.equal(await page.getByLabel("Size").inputValue(), "");
+  await page.getByLabel("Export it, so that clients can use it").uncheck();
+  const createImaged = page.getByRole("button", { name: "Create", exact: true });
+  await createImaged.click();
+  await alert("does not exist");
+  assert.equal(await focused(), "Image");
+  await image.fill(old);
+  await createImaged.click();
+  await alert("is no valid qcow2 image");
+  assert.equal(await focused(), "Image");
+  await page.getByLabel("Format of the image").selectOption("raw");
+  await picture(page, "create-image");
+  await createImaged.click();
+  await heading("imaged is there");
+  await page.getByRole("link", { name: "Go to volume" }).click();
+  await heading("imaged");
+  await page.getByRole("term").filter({ hasText: "Image" }).waitFor();
+  await until(page, "/volumes", ({ volumes, usage }) => volumes.some(({ name }) => name === "imaged") && usage.every(({ filling }) => !filling));
+  const imaged = (await api(page, "/config/volume/imaged")).object;
+  assert.deepEqual([imaged.size, imaged.image, imaged["image-format"]], [undefined, old, "raw"]);
+
   // The snapshot itself is served, read-only.
   await toVolume("vm");
   await row(/^vm@first/).getByRole("link", { name: "copy" }).waitFor();
@@ -271,7 +298,7 @@ await withPage({ ignoreHTTPSErrors: true, viewport: { width: 1200, height: 900 }
   await dialog.getByRole("button", { name: "Cancel" }).click();
 
   // A volume is deleted, and its data stays until the orphan is removed.
-  for (const [name, text] of [["copy", "stay in pool tank"], ["backup", "vm@first stays in pool tank"]]) {
+  for (const [name, text] of [["copy", "stay in pool tank"], ["imaged", "stay in pool tank"], ["backup", "vm@first stays in pool tank"]]) {
     await toVolume(name);
     await page.getByRole("button", { name: "Delete this volume" }).click();
     await dialog.getByText(text).waitFor();

@@ -12,12 +12,15 @@ import { Unmanaged } from "./volumes";
 
 interface Form {
   name: string;
-  size: string;
+  /** As the reader wrote it; else a usual one, or that of the image. */
+  size: string | null;
   store: string;
   pool: string;
   mirror: string;
   stripes: string;
   checksums: boolean;
+  image: string;
+  imageFormat: string;
   exported: boolean;
   /** As the reader wrote it; else it follows the volume's name. */
   target: string | null;
@@ -37,8 +40,13 @@ interface Made {
 }
 
 const EMPTY: Form = {
-  name: "", size: "10GiB", store: "file", pool: "", mirror: "1", stripes: "1", checksums: false, exported: true, target: null, chap: true, account: null, initiators: "", hosts: [], portal: "",
+  name: "", size: null, store: "file", pool: "", mirror: "1", stripes: "1", checksums: false, image: "", imageFormat: "qcow2", exported: true, target: null, chap: true, account: null, initiators: "", hosts: [], portal: "",
 };
+
+/** Returns the image whose disk a new volume begins with. */
+const imageOf = ({ store, image }: Form) => (store === "pool" ? image.trim() : "");
+
+const sizeOf = (form: Form) => form.size ?? (imageOf(form) ? "" : "10GiB");
 
 /** The snapshot whose data a new volume gets, or which it serves. */
 interface Source {
@@ -69,11 +77,13 @@ function layout(key: "mirror" | "stripes", text: string): { mirror?: number; str
 /** The volume that a form asks for. */
 function volumeOf(form: Form, source: Source | null): Volume {
   const { store, pool } = form;
+  const [image, size] = [imageOf(form), sizeOf(form).trim()];
   return {
     name: form.name.trim(),
     store,
-    ...(source ? { [source.key]: source.snapshot } : { size: form.size.trim() }),
+    ...(source ? { [source.key]: source.snapshot } : (!image || size !== "") && { size }),
     ...(store === "pool" && { pool }),
+    ...(!source && image && { image, ...(form.imageFormat !== "qcow2" && { "image-format": form.imageFormat }) }),
     // A clone has the copies and stripes of its snapshot.
     ...(store === "pool" && !source && { ...layout("mirror", form.mirror), ...layout("stripes", form.stripes), ...(form.checksums && { checksums: true }) }),
   };
@@ -106,7 +116,8 @@ function fieldOf(error: Refused | null, document: Document | null): keyof Form |
   const target = document.target?.[0]?.name;
   if (field.startsWith("volume/")) {
     if (/\.(clone-of|snapshot)$/.test(field)) return null;
-    return (["size", "store", "pool", "mirror", "stripes"] as const).find((key) => field.endsWith(`.${key}`)) ?? "name";
+    if (field.endsWith(".image-format")) return "imageFormat";
+    return (["size", "store", "pool", "mirror", "stripes", "image"] as const).find((key) => field.endsWith(`.${key}`)) ?? "name";
   }
   if (field.startsWith("account/")) return "account";
   if (field.startsWith("portal/")) return "portal";
@@ -171,8 +182,8 @@ export function Create() {
       </Field>
       {!source && (
         <>
-          <Field label="Size" error={at("size")} hint="Such as 500MiB, 10GiB or 2TiB. The volume can grow later.">
-            {(attributes) => <input {...attributes} name="size" autocomplete="off" value={form.size} onInput={(event) => set({ size: event.currentTarget.value })} />}
+          <Field label="Size" error={at("size")} hint={`Such as 500MiB, 10GiB or 2TiB. The volume can grow later.${imageOf(form) && " Empty: that of the disk in the image."}`}>
+            {(attributes) => <input {...attributes} name="size" autocomplete="off" value={sizeOf(form)} onInput={(event) => set({ size: event.currentTarget.value })} />}
           </Field>
           <Field label="Storage" error={at("store")}>
             {(attributes) => (
@@ -208,6 +219,19 @@ export function Create() {
             <input type="checkbox" name="checksums" checked={form.checksums} onChange={(event) => set({ checksums: event.currentTarget.checked })} />
             Keep checksums of the data, which every read verifies
           </label>
+          <Field label="Image" error={at("image")} hint="Path on the server of an image whose disk the volume begins with. Do not change the image until the volume is filled. Empty: the volume begins empty.">
+            {(attributes) => <input {...attributes} name="image" autocomplete="off" spellcheck={false} value={form.image} onInput={(event) => set({ image: event.currentTarget.value })} />}
+          </Field>
+          {form.image.trim() !== "" && (
+            <Field label="Format of the image" error={at("imageFormat")}>
+              {(attributes) => (
+                <select {...attributes} name="image-format" value={form.imageFormat} onChange={(event) => set({ imageFormat: event.currentTarget.value })}>
+                  <option value="qcow2">qcow2</option>
+                  <option value="raw">raw</option>
+                </select>
+              )}
+            </Field>
+          )}
         </div>
       )}
       <label class="check">
@@ -273,13 +297,14 @@ export function Create() {
   );
 }
 
-/** The server names no field in errors about the names of new objects, nor about the devices of a pool. */
+/** The server names no field in errors about the names of new objects, about the devices of a pool, nor about images. */
 function guess(error: Refused | null): keyof Form | null {
   if (!error || error.field) return null;
   if (error.message.startsWith("volume name") || /^there is a volume /.test(error.message)) return "name";
   if (error.message.endsWith("fewer devices than the volume has copies")) return "mirror";
   if (/^there is a target /.test(error.message)) return "target";
   if (/^there is a portal /.test(error.message)) return "portal";
+  if (/\bimage\b/.test(error.message)) return "image";
   return null;
 }
 
