@@ -145,6 +145,27 @@ fn is_refused(url: &str) -> Result<String> {
 }
 
 #[test]
+fn volumes_are_created_together_while_others_are_used() -> Result<()> {
+    let fixture = Fixture::start()?;
+    let fixture = &fixture;
+    let create = |thread: usize| -> Result<()> {
+        let mut sessions = Vec::new();
+        for number in 0..12 {
+            let name = format!("v{thread}-{number}");
+            fixture
+                .server
+                .run(&["volume", "create", &name, "1MiB", "--store", "ram", "--export"])?;
+            sessions.push(fixture.opened(&name)?);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..6).map(|thread| scope.spawn(move || create(thread))).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().expect("it does not panic"))
+    })
+}
+
+#[test]
 fn libnbd_sees_what_a_volume_can_do() -> Result<()> {
     let fixture = Fixture::with(&[&["data", "64MiB"], &["ro", "64MiB", "--block-size", "4096"]])?;
     let info = nbdinfo(&fixture.nbd("data")?)?;

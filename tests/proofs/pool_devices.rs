@@ -129,6 +129,68 @@ fn a_device_that_was_left_out_is_not_taken_for_the_pool() -> Result<()> {
     server.stop()?;
     let server = start(folder.path())?;
     qemu_io(&server, "v", &["read -P 0x22 0 8M"])?;
+    qemu_io(&server, "v", &["write -P 0x44 0 4M", "flush"])?;
+    server.stop()?;
+    // It is found again, and what was written without it counts.
+    fs::rename(&one, &first)?;
+    let server = start(folder.path())?;
+    qemu_io(&server, "v", &["read -P 0x44 0 4M", "read -P 0x22 4M 4M"])?;
+    let problem = status(&server)?["problem"].as_str().context("a problem")?.to_owned();
+    ensure!(problem.contains("used without the other devices"), "{problem}");
+    server.stop()
+}
+
+#[test]
+fn a_file_that_takes_the_place_of_a_device_is_not_used_as_it_is() -> Result<()> {
+    for replaced in [0, 1] {
+        let folder = tempfile::tempdir()?;
+        let server = start(folder.path())?;
+        let files: [PathBuf; 2] = files(folder.path());
+        create(&server, &files, "2")?;
+        qemu_io(&server, "v", &["write -P 0x11 0 32M", "flush"])?;
+        let moved = folder.path().join("moved");
+        fs::rename(&files[replaced], &moved)?;
+        fs::copy(&moved, &files[replaced])?;
+        // No later change says that this device lacks something.
+        qemu_io(&server, "v", &["write -P 0x22 0 16M", "flush"])?;
+        wait_until(|| {
+            Ok(server.run(&["event", "list"])?.contains("moved, deleted, truncated or"))
+        })?;
+        qemu_io(&server, "v", &["write -P 0x33 0 8M", "flush"])?;
+        server.kill()?;
+        let server = start(folder.path())?;
+        let expected = ["read -P 0x33 0 8M", "read -P 0x22 8M 8M", "read -P 0x11 16M 16M"];
+        qemu_io(&server, "v", &expected)?;
+        // The copy is used as one that lacks everything, or refused as older than the last checkpoint.
+        let [old, other] = [replaced, 1 - replaced].map(|at| files[at].display().to_string());
+        let new = device(&folder.path().join("new"));
+        server.run(&["pool", "replace", "tank", &old, &new])?;
+        wait_until(|| are_whole(&server, 2))?;
+        server.stop()?;
+        // The new device has all of it by itself.
+        fs::remove_file(other)?;
+        let server = start(folder.path())?;
+        qemu_io(&server, "v", &expected)?;
+        server.stop()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn nothing_is_written_while_the_only_device_is_at_another_place() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = start(folder.path())?;
+    let [first] = files(folder.path());
+    create(&server, std::slice::from_ref(&first), "1")?;
+    qemu_io(&server, "v", &["write -P 0x11 0 32M", "flush"])?;
+    let moved = folder.path().join("moved");
+    fs::rename(&first, &moved)?;
+    wait_until(|| Ok(qemu_io(&server, "v", &["write -P 0x22 0 8M"]).is_err()))?;
+    let problem = status(&server)?["problem"].as_str().context("a problem")?.to_owned();
+    ensure!(problem.contains("is out of service: there is no"), "{problem}");
+    fs::rename(&moved, &first)?;
+    wait_until(|| Ok(qemu_io(&server, "v", &["write -P 0x33 0 8M", "flush"]).is_ok()))?;
+    qemu_io(&server, "v", &["read -P 0x33 0 8M", "read -P 0x11 8M 24M"])?;
     server.stop()
 }
 

@@ -105,6 +105,42 @@ fn a_pool_goes_on_without_a_dead_disk_that_had_the_only_copy_of_something() -> R
     is_clean(&[&first, &second])
 }
 
+#[test]
+fn a_pool_is_recovered_without_a_server_before_another_one_imports_it() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let [first, second] = ["first", "second"].map(|name| folder.path().join(name));
+    let [one, other] = [&first, &second].map(|path| path.display().to_string());
+    let before = tempfile::tempdir()?;
+    let server = start(before.path())?;
+    let [with_size, and_other] = [&one, &other].map(|path| format!("{path},size=128MiB"));
+    server.run(&["pool", "create", "tank", "--device", &with_size, "--device", &and_other])?;
+    let create = ["volume", "create", "--export", "--pool", "tank"];
+    server.run(&[&create[..], &["striped", "32MiB", "--stripes", "2"]].concat())?;
+    server.run(&[&create[..], &["mirrored", "32MiB", "--mirror", "2"]].concat())?;
+    for volume in ["striped", "mirrored"] {
+        qemu_io(&server, volume, &["write -P 0x11 0 32M", "flush"])?;
+    }
+    server.kill()?;
+    fs::remove_file(&second)?;
+
+    let server = start(folder.path())?;
+    let import = ["pool", "import", "tank", "--device", &one];
+    let refused = server.refused(FAILED, &import)?;
+    ensure!(refused.contains("pool recover tank --lose missing-devices"), "{refused}");
+    ensure!(refused.contains("with --offline and --device"), "{refused}");
+    let recover = ["pool", "recover", "tank", "--offline", "--device", &one, "--destroy"];
+    let refused = server.refused(FAILED, &recover)?;
+    ensure!(refused.contains("--lose missing-devices"), "nothing was accepted: {refused}");
+    server.run(&[&recover[..], &["--lose", "missing-devices"]].concat())?;
+    // The server remembers a failed attempt for some seconds.
+    wait_until(|| Ok(server.run(&import).is_ok()))?;
+    let refused = server.refused(FAILED, &recover)?;
+    ensure!(refused.contains("in use"), "the server has it: {refused}");
+    ensure!(lost(&server, "striped")? > 0 && lost(&server, "mirrored")? == 0);
+    server.stop()?;
+    is_clean(&[&first])
+}
+
 fn is_clean(devices: &[&Path]) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = start(folder.path())?;

@@ -72,6 +72,10 @@ const EXAMPLES: &[(&str, &[Example])] = &[
                 "Go on without a lost disk that has the only copy of some volumes",
                 "sarsen pool recover tank --lose missing-devices",
             ),
+            (
+                "The same for a pool that no server with a state has",
+                "sarsen pool recover tank --lose missing-devices --offline --device /dev/sdb",
+            ),
         ],
     ),
     ("pool scrub", &[("Read everything, and repair copies", "sarsen pool scrub tank")]),

@@ -11,7 +11,7 @@ use sarsen_node::schema::pools::{
     AddPoolDevice, ChangePoolDevice, CreatePool, NewPoolDevice, PoolContents, PoolDevice, PoolList,
     PoolLoss, PoolScrub, PoolStatus, PoolTier, RecoverPool, StoredVolume,
 };
-use sarsen_node::stores::{PlannedDevice, PoolPlan, check_pool, create_pool};
+use sarsen_node::stores::{PlannedDevice, PoolPlan, check_pool, create_pool, recover_pool};
 
 use crate::control::{ServerOptions, table, utc};
 use crate::disk::{confirm_loss, on_a_core};
@@ -104,6 +104,13 @@ pub(crate) enum Verb {
         /// after a damaged place of the journal; `missing-devices`, what is only on missing devices.
         #[arg(long, value_name = "WHAT", value_parser = PoolLoss::parse, default_value = "newer-data")]
         lose: Vec<PoolLoss>,
+        /// Recover the pool without a server, from the devices that are left: for a server that runs by a configuration file or
+        /// flags, or before `sarsen pool import`.
+        #[arg(long, requires = "devices")]
+        offline: bool,
+        /// With --offline: a device that is left. Several may be given.
+        #[arg(long = "device", value_name = "PATH", requires = "offline")]
+        devices: Vec<PathBuf>,
         /// Do not ask for confirmation.
         #[arg(long)]
         destroy: bool,
@@ -241,7 +248,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             let path = format!("/pools/{}/devices", path_segment(&name));
             show(&on_a_core(async { Ok(client.patch(&path, &body).await?) })?, options.json)
         }
-        Verb::Recover { name, lose, destroy, options } => {
+        Verb::Recover { name, lose, offline, devices, destroy, options } => {
             if !destroy {
                 let loss = |loss: &PoolLoss| match loss {
                     PoolLoss::NewerData => {
@@ -256,6 +263,11 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
                 };
                 let loss = &lose.iter().map(loss).collect::<Vec<_>>().join("; ");
                 confirm_loss(loss, &format!("this data of pool {name}"))?;
+            }
+            if offline {
+                let devices: Vec<_> = devices.iter().map(|path| absolute(path)).collect();
+                recover_pool(&name, &devices, &lose)?;
+                return print_line(&format!("recovered pool {name}"));
             }
             let client = options.client()?;
             let path = format!("/pools/{}/recover", path_segment(&name));

@@ -6,8 +6,8 @@ use clap::Subcommand;
 use sarsen_node::control::path_segment;
 use sarsen_node::model::{SnapshotName, render_rounded};
 use sarsen_node::schema::pools::{
-    ChangeSnapshot, ChangedRange, CreateSnapshots, RollBack, RolledBack, Snapshot, SnapshotChanges,
-    SnapshotList,
+    ChangeSnapshot, ChangedRange, CreateSnapshots, PoolList, RollBack, RolledBack, Snapshot,
+    SnapshotChanges, SnapshotList,
 };
 
 use crate::control::{ServerOptions, table, utc};
@@ -229,7 +229,28 @@ fn notes(one: &Snapshot) -> String {
     notes.join(", ")
 }
 
+/// Lists snapshots. Fails after the list if it lacks those of pools that are not open.
 fn list(volume: Option<&str>, reclaimable: bool, options: &ServerOptions) -> anyhow::Result<()> {
+    list_known(volume, reclaimable, options)?;
+    if volume.is_some() {
+        return Ok(());
+    }
+    let client = options.client()?;
+    let pools: PoolList = on_a_core(async { Ok(client.get("/pools").await?) })?;
+    let closed = pools.pools.iter().filter(|pool| !pool.is_open);
+    let closed: Vec<_> = closed.map(|pool| pool.name.as_str()).collect();
+    if closed.is_empty() {
+        return Ok(());
+    }
+    let pools = closed.join(", ");
+    Err(PartialError(format!("pools are not open, whose snapshots are not known: {pools}")).into())
+}
+
+fn list_known(
+    volume: Option<&str>,
+    reclaimable: bool,
+    options: &ServerOptions,
+) -> anyhow::Result<()> {
     let client = options.client()?;
     let volume = volume.map(|name| format!("volume={}", path_segment(name)));
     let counted = reclaimable.then(|| "reclaimable=true".to_owned());

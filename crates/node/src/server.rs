@@ -255,6 +255,7 @@ impl Server {
                 time::sleep_until(time::now() + HEALTH_INTERVAL).await;
                 self.engine.pools.watch();
                 self.engine.fill_volumes();
+                self.engine.report_pools();
                 self.engine.show_health();
             }
             if let Some(desired) = self.desired.clone() {

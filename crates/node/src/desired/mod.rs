@@ -569,6 +569,10 @@ impl Desired {
         }
         let mut prepared = engine.prepare(plan.config.clone(), Cause::Edit)?;
         let interrupts = prepared.interrupts();
+        if !interrupts.is_empty() && self.has_changed_since(plan.before.revision) {
+            // What is in force may be newer than the plan, which does not remove that.
+            return Err(ChangeError::UnderWay.into());
+        }
         changed.interrupts = interrupts.iter().map(Interruption::of).collect();
         let sessions = interrupts.iter().flat_map(|interruption| &interruption.sessions);
         changed.interrupted_sessions =

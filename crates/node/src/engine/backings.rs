@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use sarsen_block::{Geometry, Io, Store};
 use sarsen_io::threads;
 use sarsen_scsi::LogicalUnit;
-use sarsen_volume::{Health, VolumeHealth};
+use sarsen_volume::{Aspect, Health, VolumeHealth};
 use tracing::warn;
 
 use super::volumes::{Backing, Volume};
@@ -18,7 +18,7 @@ use crate::config::render_size;
 use crate::model::render_rounded;
 use crate::problem::{MissingObject, Problem};
 use crate::schema::FillProgress;
-use crate::stores::{BackingSpace, FileStore, RamStore, VolumeFilling};
+use crate::stores::{BackingSpace, FileStore, OpenPool, RamStore, VolumeFilling};
 
 /// An open volume for reports. Does not keep the volume open.
 #[derive(Clone)]
@@ -28,6 +28,7 @@ pub(super) struct ShownVolume {
     file: Weak<FileStore>,
     memory: Weak<RamStore>,
     pool: Option<Weak<dyn Store>>,
+    open_pool: Weak<OpenPool>,
     filling: Weak<VolumeFilling>,
     unit: Weak<LogicalUnit>,
 }
@@ -42,6 +43,7 @@ impl ShownVolume {
             file: file.as_ref().map(Arc::downgrade).unwrap_or_default(),
             memory: memory.as_ref().map(Arc::downgrade).unwrap_or_default(),
             pool: pool.as_ref().map(|pool| Arc::downgrade(&pool.volume)),
+            open_pool: pool.as_ref().map(|pool| Arc::downgrade(&pool.pool)).unwrap_or_default(),
             filling: filling.map(Arc::downgrade).unwrap_or_default(),
             unit: Arc::downgrade(&volume.unit),
         }
@@ -257,6 +259,15 @@ impl Engine {
         let files = volumes.values().filter_map(|volume| volume.file.upgrade());
         let devices = pools.iter().flat_map(|pool| pool.files());
         looks.begin(files.chain(devices));
+    }
+
+    /// Reports the health of pools to their volumes.
+    pub(crate) fn report_pools(&self) {
+        for volume in self.shown().volumes.values() {
+            if let Some(pool) = volume.open_pool.upgrade() {
+                volume.health.report(Aspect::Backing, pool.backing_health());
+            }
+        }
     }
 
     /// Begins to fill volumes from their images, or goes on with that.

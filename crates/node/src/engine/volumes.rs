@@ -124,9 +124,23 @@ impl Volume {
     ) -> impl FnOnce() -> Result<(), ChangeError> + Send + 'static {
         let (config, had) = (self.config.clone(), self.file_length().unwrap_or(0));
         let is_deleted = self.backing.file.as_ref().is_some_and(|file| file.is_deleted());
+        // A pool may be closed with its last volume.
+        let devices = self.backing.pool.iter().flat_map(|pool| pool.pool.files());
+        let deleted = devices.filter(|file| file.is_deleted());
+        let deleted: Vec<(PathBuf, u64)> =
+            deleted.map(|file| (file.path().to_owned(), file.geometry().byte_count())).collect();
         move || {
-            let Some(path) = config.file() else { return Ok(()) };
             let refuse = |why| Err(ChangeError::impossible(&config.name, why));
+            for (path, had) in deleted {
+                if !fs::metadata(&path).is_ok_and(|found| found.is_file() && found.len() >= had) {
+                    return refuse(format!(
+                        "cannot be re-attached: its pool could not be opened again. Bring {} back first: only the server \
+                         still has its data",
+                        path.display()
+                    ));
+                }
+            }
+            let Some(path) = config.file() else { return Ok(()) };
             match fs::metadata(path) {
                 Err(error) => refuse(format!(
                     "cannot be re-attached: {}: {error}; bring its file back first",

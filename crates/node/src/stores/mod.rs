@@ -32,7 +32,9 @@ pub(crate) use self::pool::{
     NewPoolVolume, OpenPool, PendingRollBack, PoolBacking, PoolCores, PoolMemory, PoolRename,
     ReportedDevice, RollBackEnd, VolumeFilling, tier_use_of,
 };
-pub use self::pool::{PlannedDevice, PoolPlan, check as check_pool, create as create_pool};
+pub use self::pool::{
+    PlannedDevice, PoolPlan, check as check_pool, create as create_pool, recover as recover_pool,
+};
 pub use self::ram::RamStore;
 pub use self::slow::SlowStore;
 pub use crate::config::CacheMode;

@@ -7,6 +7,7 @@ mod filling;
 mod history;
 mod losses;
 mod memory;
+mod offline;
 mod roll_back;
 mod scrub;
 mod tiers;
@@ -32,21 +33,21 @@ use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 
 pub(crate) use self::creation::format;
-pub use self::creation::{PlannedDevice, PoolPlan, create};
+pub use self::creation::{PlannedDevice, PoolPlan};
 pub(crate) use self::devices::ReportedDevice;
-use self::devices::{NamedDevices, Settling, identify_all, open_with, pool_of, refuse_older};
+use self::devices::{NamedDevices, Settling, identify_all, pool_of, refuse_older};
 use self::failures::{failed, not_opened};
 pub(crate) use self::filling::VolumeFilling;
 use self::history::SnapshotHistory;
 use self::losses::Losses;
 pub(crate) use self::memory::PoolMemory;
 use self::memory::Remembered;
+pub use self::offline::{check, create, recover};
 use self::roll_back::RollBacks;
 pub(crate) use self::roll_back::{PendingRollBack, RollBackEnd};
 use self::scrub::Scrub;
 pub(crate) use self::tiers::use_of as tier_use_of;
 use self::tiers::{Balancing, PacedTasks};
-use super::file::FileStore;
 use super::{OpenMode, StoreError};
 use crate::config::{CacheMode, PoolConfig, VolumeConfig, render_size};
 use crate::metrics::PoolUsage;
@@ -135,6 +136,8 @@ pub(crate) struct OpenPool {
     pub(crate) scrub: Mutex<Scrub>,
     /// A thread watches the devices.
     is_watched: AtomicBool,
+    /// Why nothing is served: a device cannot be left out, and its open file is not the one at its path.
+    needed_and_gone: Mutex<Option<String>>,
     /// Its use was above the threshold, and has not been clearly below it since.
     is_nearly_full: AtomicBool,
     roll_backs: RollBacks,
@@ -205,7 +208,7 @@ impl OpenPool {
             let identities = identify_all(&given).await;
             Ok((given, identities))
         })?;
-        refuse_older(config, memory, &identities, accepted)?;
+        let loses_newer_data = refuse_older(config, memory, &identities, accepted)?;
         let losses = Losses::remembered(config, memory, &identities)?;
         let name = config.name.clone();
         let tasks = Arc::<PacedTasks>::default();
@@ -214,8 +217,12 @@ impl OpenPool {
         let losses_of_pool = AcceptedLosses {
             journal: accepted.contains(&PoolLoss::DamagedJournal),
             devices: accepted.contains(&PoolLoss::MissingDevices),
+            newer: accepted.contains(&PoolLoss::NewerData),
         };
-        let accepted_there = accepted.to_vec();
+        // A message repeats only the losses that are necessary.
+        let mut necessary = accepted.to_vec();
+        necessary.retain(|loss| *loss != PoolLoss::NewerData || loses_newer_data);
+        let necessary_there = necessary.clone();
         let (opened, identities) = cores.run(move || async move {
             // A device of no pool, or of another one, is not given to it: the pool may do without.
             let is_part = |path: &PathBuf| {
@@ -235,14 +242,16 @@ impl OpenPool {
             {
                 error!(pool = name, %error, "the bytes that devices have got are not in use");
             }
-            let failed = |error| not_opened(&name, &paths, error, &accepted_there);
+            let failed = |error| not_opened(&name, &paths, error, &necessary_there);
             Ok((opened.map_err(failed), identities))
         })?;
         devices.identified(identities, own_pool);
         let pool =
-            opened.map_err(|error| match devices.why_not_enough(&config.name, accepted) {
+            opened.map_err(|error| match devices.why_not_enough(&config.name, &necessary) {
                 // The devices that are there are not enough.
-                Some(problem) if !losses_of_pool.devices => StoreError::pool(&config.name, problem),
+                Some(problem) if !losses_of_pool.devices && own_pool.is_some() => {
+                    StoreError::pool(&config.name, problem)
+                }
                 _ => error,
             })?;
         if accepted.contains(&PoolLoss::NewerData)
@@ -269,6 +278,7 @@ impl OpenPool {
             roll_backs: RollBacks::default(),
             scrub: Mutex::default(),
             is_watched: AtomicBool::new(false),
+            needed_and_gone: Mutex::default(),
             memory: memory.clone(),
             remembered: Remembered::default(),
             losses,
@@ -628,6 +638,9 @@ impl OpenPool {
                     .to_owned(),
             );
         }
+        if let VolumeHealth::OutOfService { reason } = self.backing_health() {
+            return Some(reason);
+        }
         let space = self.pool.space();
         match (self.device_problem(), self.lost_problem(space.lost_bytes)) {
             (Some(device), Some(lost)) => return Some(format!("{device}. It also {lost}")),
@@ -635,9 +648,8 @@ impl OpenPool {
             (device, lost) => return device.or(lost),
         }
         for device in self.files() {
-            if let VolumeHealth::Degraded { reason } | VolumeHealth::OutOfService { reason } =
-                device.health().current()
-            {
+            // One that is out of service is left out, or needed.
+            if let VolumeHealth::Degraded { reason } = device.health().current() {
                 return Some(reason);
             }
         }
@@ -673,35 +685,4 @@ impl OpenPool {
             )
         })
     }
-}
-
-/// The result of the check of a pool.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct CheckedPool {
-    /// What is inconsistent.
-    pub findings: Vec<String>,
-    /// The devices without which the pool can be used.
-    pub left_out: Vec<String>,
-}
-
-/// Checks a pool that no server uses. Blocks the thread, which must not be a core.
-pub fn check(paths: &[PathBuf]) -> Result<CheckedPool, StoreError> {
-    let config = PoolConfig { devices: paths.to_vec(), ..PoolConfig::default() };
-    let open = |path: &PathBuf| -> Result<Arc<dyn Store>, StoreError> {
-        Ok(open_with(&config, path, true, FileStore::open)?)
-    };
-    let stores = paths.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    let checked = sarsen_io::cores::block_on(sarsen_io::cores::FileEngine::Pool, async move {
-        sarsen_pool::check(stores).await
-    });
-    let checked = checked.map_err(StoreError::system(&paths[0], "read it"))?;
-    let checked = checked.map_err(|error| failed("", paths, error))?;
-    Ok(CheckedPool {
-        findings: checked.findings.iter().map(ToString::to_string).collect(),
-        left_out: checked
-            .left_out
-            .iter()
-            .map(|(device, reason)| format!("device {device} is not in use: {reason}"))
-            .collect(),
-    })
 }

@@ -1,15 +1,12 @@
 //! The creation of pools. Only a command does this: a configuration with a wrong path must not overwrite a disk.
 
 use std::fs;
-use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sarsen_block::{BlockError, Buffer, Durability, Extent, Store as _};
-use sarsen_io::cores::{Cores, FileEngine};
 use sarsen_io::file::File;
-use sarsen_io::spin::Spin;
 use sarsen_pool::{NewPool, Pool, PoolError};
 use tracing::warn;
 
@@ -222,12 +219,4 @@ async fn wipe(device: &FileStore) -> Result<(), BlockError> {
         (EMPTY_ENDS >> device.geometry().block_size.shift()).min(device.geometry().block_count);
     let zeroes = Buffer::zeroed((blocks << device.geometry().block_size.shift()) as usize);
     device.write(Extent::new(0, blocks), zeroes.into(), Durability::Durable).wait().await
-}
-
-/// Creates a pool without a server. Blocks the thread, which must not be a core.
-pub fn create(plan: &PoolPlan, force: bool) -> Result<(), StoreError> {
-    let cores = Cores::start(NonZeroUsize::new(1), FileEngine::Pool, Spin::Never);
-    let not_started = StoreError::system(&plan.config.devices[0], "start a thread to write it");
-    let cores = Arc::new(cores.map_err(not_started)?);
-    format(&PoolCores(Arc::downgrade(&cores)), plan, force).map(drop)
 }

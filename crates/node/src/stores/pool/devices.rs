@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use sarsen_block::{BlockSize, Store as _};
 use sarsen_io::time;
 use sarsen_pool::{DeviceIdentity, DeviceInfo, DeviceState, PoolError, PoolProblem, identify};
+use sarsen_volume::{Aspect, VolumeHealth};
 use tokio::sync::oneshot::{self, error::TryRecvError};
 use tracing::{info, warn};
 
@@ -127,6 +128,14 @@ impl NamedDevice {
         self.retry_at = now + wait.min(LONGEST_RETRY);
     }
 
+    /// Returns why its open file is not the one at its path, or not complete, if that is so.
+    fn why_gone(&self) -> Option<String> {
+        match self.file.as_ref()?.health().of(Aspect::Backing) {
+            VolumeHealth::OutOfService { reason } => Some(reason),
+            VolumeHealth::Online | VolumeHealth::Degraded { .. } => None,
+        }
+    }
+
     /// Returns whether it has requests of which none has ended for some time.
     fn is_silent(&mut self, info: &DeviceInfo, now: Instant) -> bool {
         match self.progress {
@@ -224,7 +233,8 @@ impl NamedDevices {
         let command = recovery(pool, accepted, PoolLoss::MissingDevices);
         let problems = problems.join("; ");
         Some(format!(
-            "{problems}; {which}. If they are lost for good, go on without their data: {command}"
+            "{problems}; {which}. If its device has another path now, set that: `sarsen pool set {pool} devices=…`. If it is \
+             lost for good, go on without its data: {command}"
         ))
     }
 
@@ -238,7 +248,7 @@ impl NamedDevices {
             Some(if problem.contains(&path) {
                 problem.clone()
             } else {
-                format!("{path} {problem}")
+                format!("{path}: {problem}")
             })
         };
         named.iter().filter(|one| !one.is_foreign).filter_map(with_problem).collect()
@@ -261,21 +271,21 @@ pub(super) fn pool_of(config: &PoolConfig, identities: &Identities) -> Option<[u
 pub(super) type Identities = Vec<(PathBuf, Result<DeviceIdentity, String>)>;
 
 /// Refuses devices that have an older state of their pool than the server has used: they were left out, and the device with
-/// the newer one is missing. Blocks the thread.
+/// the newer one is missing. Returns whether that was accepted. Blocks the thread.
 pub(super) fn refuse_older(
     config: &PoolConfig,
     memory: &PoolMemory,
     identities: &Identities,
     accepted: &[PoolLoss],
-) -> Result<(), StoreError> {
+) -> Result<bool, StoreError> {
     let known = || identities.iter().filter_map(|(_, identity)| identity.as_ref().ok());
-    let Some(pool) = pool_of(config, identities) else { return Ok(()) };
+    let Some(pool) = pool_of(config, identities) else { return Ok(false) };
     let of_pool = known().filter(|identity| identity.pool == pool);
     let newest = of_pool.map(|identity| identity.checkpoint).max().unwrap_or(0);
     let least = memory.checkpoint(pool);
     let least = least.map_err(|error| StoreError::pool(&config.name, error.to_string()))?;
     if newest >= least || accepted.contains(&PoolLoss::NewerData) {
-        return Ok(());
+        return Ok(newest < least);
     }
     let command = recovery(&config.name, accepted, PoolLoss::NewerData);
     let problem = format!(
@@ -326,7 +336,8 @@ impl OpenPool {
             let at = infos.iter().position(|info| Some(info.identifier) == one.identifier);
             let info = at.map(|at| infos.remove(at));
             let size = one.file.as_ref().map(|file| file.geometry().byte_count());
-            let problem = info.as_ref().and_then(reason).or_else(|| one.problem.clone());
+            // The last attempt to use it says more than why it was left out.
+            let problem = one.problem.clone().or_else(|| info.as_ref().and_then(reason));
             reported.push(ReportedDevice { path: Some(one.path.clone()), size, info, problem });
         }
         // A path that cannot be used is that of a device that is missing, if there is only one of both.
@@ -408,7 +419,7 @@ impl OpenPool {
         self.balancing.lock().balance(&self.pool, &config, &self.devices);
         self.settle_regions(now);
         let infos = self.pool.devices();
-        let (mut silent, mut due) = (Vec::new(), Vec::new());
+        let (mut silent, mut due, mut gone) = (Vec::new(), Vec::new(), Vec::new());
         {
             let mut named = self.devices.0.lock();
             for path in &config.devices {
@@ -424,6 +435,7 @@ impl OpenPool {
                         if one.is_silent(info, now) {
                             silent.push(info.number);
                         }
+                        gone.extend(one.why_gone().map(|reason| (info.number, reason)));
                         continue;
                     }
                     Some(_) if !one.is_out => {
@@ -451,6 +463,7 @@ impl OpenPool {
                 warn!(pool = config.name, number, %error, "a device does not respond, and is needed");
             }
         }
+        self.leave_out_gone(gone);
         for (path, number) in due {
             let tried = self.try_again(&config, &path, number);
             let mut named = self.devices.0.lock();
@@ -465,6 +478,30 @@ impl OpenPool {
                     one.wait(now);
                 }
             }
+        }
+    }
+
+    /// Leaves out devices whose files are not at their paths any more: the next start of the server would open what is there
+    /// now. What it finds there may lack anything. While a device is needed, nothing of the pool is served.
+    fn leave_out_gone(&self, gone: Vec<(u8, String)>) {
+        let mut needed = None;
+        for (number, reason) in gone {
+            let left = self.run(move |pool| async move {
+                pool.distrust_device(number, "its file was moved, deleted, truncated or replaced")
+                    .await
+            });
+            if left.is_err() {
+                needed.get_or_insert(reason);
+            }
+        }
+        *self.needed_and_gone.lock() = needed;
+    }
+
+    /// Returns the health of the devices, as far as it concerns all volumes.
+    pub(crate) fn backing_health(&self) -> VolumeHealth {
+        match &*self.needed_and_gone.lock() {
+            Some(reason) => VolumeHealth::OutOfService { reason: reason.clone() },
+            None => VolumeHealth::Online,
         }
     }
 

@@ -39,6 +39,10 @@ fn remedy(pool: &str, error: &PoolError, accepted: &[PoolLoss]) -> String {
             ". Restore its size. If that is not possible, go on without the data that is only there: {}",
             recovery(PoolLoss::MissingDevices)
         ),
+        PoolError::Unfit { problem: PoolProblem::Missing { .. }, .. } => format!(
+            ". If the others are lost for good, go on without the data that is only there: {}",
+            recovery(PoolLoss::MissingDevices)
+        ),
         _ => String::new(),
     }
 }
@@ -54,9 +58,12 @@ pub(super) fn not_opened(
     StoreError::pool(pool, problem_of(devices, error) + &remedy)
 }
 
-/// Returns the command that opens a pool with one more loss than those that were accepted.
+/// Returns how to open a pool with one more loss than those that were accepted.
 pub(super) fn recovery(pool: &str, accepted: &[PoolLoss], more: PoolLoss) -> String {
     let losses = accepted.iter().filter(|&&loss| loss != more).chain([&more]);
     let flags: String = losses.map(|loss| format!(" --lose {}", loss.render())).collect();
-    format!("`sarsen pool recover {pool}{flags}`")
+    format!(
+        "`sarsen pool recover {pool}{flags}` (if no server with a state has the pool: with --offline and --device PATH for each \
+         device that is left)"
+    )
 }
