@@ -194,7 +194,7 @@ await withPage({ ignoreHTTPSErrors: true, viewport: { width: 1200, height: 900 }
   await page.getByRole("link", { name: "Go to volume" }).click();
   await heading("imaged");
   await page.getByRole("term").filter({ hasText: "Image" }).waitFor();
-  await until(page, "/volumes", ({ volumes, usage }) => volumes.some(({ name }) => name === "imaged") && usage.every(({ filling }) => !filling));
+  await until(page, "/volumes", ({ volumes }) => volumes.some(({ name, filling }) => name === "imaged" && !filling));
   const imaged = (await api(page, "/config/volume/imaged")).object;
   assert.deepEqual([imaged.size, imaged.image, imaged["image-format"]], [undefined, old, "raw"]);
 
@@ -325,7 +325,7 @@ await withPage({ ignoreHTTPSErrors: true, viewport: { width: 1200, height: 900 }
   await heading("Volumes");
   await open(page, "Pools");
   await row(/^tank/).getByRole("link", { name: "tank" }).click();
-  await page.getByRole("link", { name: "an orphan" }).waitFor();
+  await page.getByRole("link", { name: "an orphan" }).first().waitFor();
   await page.getByRole("button", { name: "Delete this pool" }).click();
   await dialog.getByText(`${FOLDER}/one.pool`).waitFor();
   await dialog.getByRole("button", { name: "Delete", exact: true }).click();
